@@ -1,0 +1,31 @@
+"""Errors of the core.
+
+    ModelServeError
+    ├── InvalidInput        the user's document, flag or file is wrong: the CLI exits 2, the operator writes a condition
+    │   └── UnsupportedModel    a well-formed config.json of a model this release cannot serve
+    └── DoesNotFit          valid input, but no accelerator given can hold it: the CLI exits 3
+"""
+
+
+class ModelServeError(Exception):
+    """Root of every error the core raises on purpose; the text says what was wrong, the value, the limit, the remedy."""
+
+
+class InvalidInput(ModelServeError):
+    """The user's input is wrong. `field` is a dotted path into the document when one is known."""
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class UnsupportedModel(InvalidInput):
+    """A config.json was read, but it describes a model this release does not serve."""
+
+
+class DoesNotFit(ModelServeError):
+    """No offered accelerator can hold the model under the given limits. `shortfall_bytes` is per GPU."""
+
+    def __init__(self, message: str, *, shortfall_bytes: int) -> None:
+        super().__init__(message)
+        self.shortfall_bytes = shortfall_bytes

@@ -1,0 +1,1 @@
+"""The modelserve operator: gather, plan, build manifests, apply, report status."""

@@ -1,0 +1,88 @@
+"""A request on its way through the engine: what was asked, what was produced, why it ended. Torch-free."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class FinishReason(StrEnum):
+    """Why a request ended. STOP and LENGTH are OpenAI's words; ABORT means nobody waits for it any more."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is drawn. Validated by the server's protocol models; ranges are OpenAI's and vLLM's.
+
+    temperature 0 is greedy. top_k 0 is off; top_p 1.0 and min_p 0.0 are off; repetition_penalty 1.0 is off.
+    `seed` is always set (drawn by the server when the client gave none): random numbers are keyed by (seed, position),
+    so a preempted and recomputed request says the same.
+    `logprobs`: number of top alternatives to report per token; None reports nothing; 0 reports the chosen token only.
+    `stop_token_ids` end the request like EOS does; EOS ids come from the model unless ignore_eos.
+    Stop *strings* are the detokenizer's business and are not here.
+    """
+
+    seed: int
+    max_tokens: int
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural-log probabilities of one sampled position, before temperature and penalties."""
+
+    logprob: float
+    rank: int  # 1 = the most likely token
+    top: tuple[tuple[int, float], ...]  # (token id, logprob), most likely first
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(slots=True)
+class Request:
+    """One sequence (n > 1 is n requests). Written by the scheduler alone once it has been added."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    arrival_s: float = field(default_factory=time.monotonic)
+    output_token_ids: list[int] = field(default_factory=list)
+    num_computed_tokens: int = 0  # positions whose rows are (or will be, after the steps in flight) in the cache
+    num_preemptions: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens: prompt and sampled; a token still in flight on the device is not counted."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """What one engine step produced for one request. `finish_reason` set: nothing follows."""
+
+    request_id: str
+    tokens: tuple[SampledToken, ...]
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None  # the EOS or stop id that ended it; it is the last of `tokens`
+    error: str | None = None
