@@ -1,0 +1,51 @@
+"""How a worker or an inspect Job tells the operator, through Kubernetes alone, why it ended for good.
+
+A container that exits with TERMINAL_EXIT_CODE will fail again in the same way: the operator stops it and keeps the reason.
+The text lies in the container's termination message (kubelet limit 4,096 bytes).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+TERMINAL_EXIT_CODE = 78  # EX_CONFIG of sysexits.h; no signal and no Python traceback uses it
+TERMINATION_MESSAGE_PATH = "/dev/termination-log"
+MESSAGE_LIMIT_BYTES = 4096
+
+
+class TerminationReason(StrEnum):
+    """CamelCase, stable: the operator copies it into the Stalled condition."""
+
+    InvalidCheckpoint = "InvalidCheckpoint"  # missing, broken or mismatching safetensors, config.json or tokenizer
+    UnsupportedModel = "UnsupportedModel"  # a valid config.json of a model this release does not serve
+    InsufficientMemory = "InsufficientMemory"  # the pool is below what minModelLen needs
+    InvalidEngineArgs = "InvalidEngineArgs"  # the EngineArgs file or a flag is wrong
+    AcceleratorMismatch = "AcceleratorMismatch"  # asked for CUDA, or for a KV dtype, that this device lacks
+    LoadStalled = "LoadStalled"  # no progress for 300 s while loading
+
+
+class TerminationMessage(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    reason: TerminationReason
+    message: str = Field(description="What was wrong, the value, the limit, the remedy.")
+    shortfallBytes: int | None = Field(default=None, description="Bytes missing per GPU, for InsufficientMemory.")
+
+    def encode(self) -> str:
+        """JSON of at most MESSAGE_LIMIT_BYTES bytes; a longer `message` is cut at its end."""
+        text = self.model_dump_json(exclude_none=True)
+        excess = len(text.encode()) - MESSAGE_LIMIT_BYTES
+        if excess <= 0:
+            return text
+        kept = self.message.encode()[: -excess - 3].decode(errors="ignore") + "..."
+        return self.model_copy(update={"message": kept}).encode()
+
+
+def write_termination(message: TerminationMessage, path: str = TERMINATION_MESSAGE_PATH) -> None:
+    """Write the message where the kubelet reads it; outside a container the file does not exist and nothing is written."""
+    target = Path(path)
+    if target.exists():
+        target.write_text(message.encode())
