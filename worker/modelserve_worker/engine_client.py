@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any, Protocol
 
 from modelserve_worker.request import Request, RequestOutput
@@ -15,7 +15,7 @@ class EngineDead(Exception):
 class EngineClient(Protocol):
     max_model_len: int
 
-    def generate(self, request: Request) -> AsyncIterator[RequestOutput]:
+    def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
         """Stream the outputs of one request until one carries a finish_reason.
 
         Closing the iterator early aborts the request: its pages are free at the next step. Raises EngineDead.
