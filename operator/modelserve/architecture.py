@@ -177,7 +177,9 @@ def _fields(text: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any
     k_eq_v = bool(text.get("attention_k_eq_v"))
     kv_heads = text["num_key_value_heads"]
     global_heads = text.get("num_global_key_value_heads") if k_eq_v else None
-    dtype = config.get("dtype") or config.get("torch_dtype") or text.get("dtype") or text.get("torch_dtype") or "bfloat16"
+    dtype = (
+        config.get("dtype") or config.get("torch_dtype") or text.get("dtype") or text.get("torch_dtype") or "bfloat16"
+    )
     fields: dict[str, Any] = {
         "full_attention_layers": tuple(i for i, t in enumerate(layer_types) if t == LayerKind.GLOBAL.value),
         "num_key_value_heads": kv_heads,

@@ -22,13 +22,17 @@ class EngineArgs(BaseModel):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "bfloat16", "float32"] = Field(default="auto", description="auto: the checkpoint's dtype.")
     tensor_parallel_size: int = Field(default=1, ge=1, le=64)
-    max_model_len: int | Literal["auto"] = Field(default="auto", description="Most tokens (prompt + output) of a request.")
+    max_model_len: int | Literal["auto"] = Field(
+        default="auto", description="Most tokens (prompt + output) of a request."
+    )
     min_model_len: int = Field(default=1, ge=1, description="Serve less than max_model_len down to this, else stop.")
     kv_cache_dtype: KVCacheDtype | Literal["auto"] = Field(default="auto", description="auto: the weights' dtype.")
     kv_cache_layout: KVCacheLayout | Literal["auto"] = Field(default="auto", description="auto: v_only where exact.")
     gpu_memory_utilization: float = Field(default=0.9, gt=0.0, le=0.99)
     cpu_memory_bytes: int | None = Field(default=None, ge=1, description="CPU: bytes the worker may use in all.")
-    max_num_batched_tokens: int = Field(default=2048, ge=1, le=1 << 20, description="Most tokens of one step (the chunk).")
+    max_num_batched_tokens: int = Field(
+        default=2048, ge=1, le=1 << 20, description="Most tokens of one step (the chunk)."
+    )
     max_num_seqs: int = Field(default=64, ge=1, le=4096, description="Most requests of one step.")
     load_format: Literal["auto", "dummy"] = "auto"
     prefix_caching: Literal[False] = Field(default=False, description="Not in this release.")

@@ -1,9 +1,9 @@
 """Errors of the core.
 
-    ModelServeError
-    ├── InvalidInput        the user's document, flag or file is wrong: the CLI exits 2, the operator writes a condition
-    │   └── UnsupportedModel    a well-formed config.json of a model this release cannot serve
-    └── DoesNotFit          valid input, but no accelerator given can hold it: the CLI exits 3
+ModelServeError
+├── InvalidInput        the user's document, flag or file is wrong: the CLI exits 2, the operator writes a condition
+│   └── UnsupportedModel    a well-formed config.json of a model this release cannot serve
+└── DoesNotFit          valid input, but no accelerator given can hold it: the CLI exits 3
 """
 
 

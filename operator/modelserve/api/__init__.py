@@ -1,0 +1,55 @@
+"""The ModelServe resource as pydantic models; the CRD is generated from them."""
+
+from modelserve.api.modelserve import (
+    API_VERSION,
+    CATEGORIES,
+    GROUP,
+    KIND,
+    PLURAL,
+    SHORT_NAMES,
+    SINGULAR,
+    VERSION,
+    ModelServe,
+    ObjectMeta,
+)
+from modelserve.api.pod import PodOverrides
+from modelserve.api.spec import ModelServeSpec
+from modelserve.api.status import (
+    Calibration,
+    Candidate,
+    Concurrency,
+    Condition,
+    GpuMemory,
+    KVCachePlan,
+    ModelServeStatus,
+    NodeSelectorRequirement,
+    NodeSelectorTerm,
+    PlanStatus,
+    RequestBytes,
+)
+
+__all__ = [
+    "API_VERSION",
+    "CATEGORIES",
+    "GROUP",
+    "KIND",
+    "PLURAL",
+    "SHORT_NAMES",
+    "SINGULAR",
+    "VERSION",
+    "Calibration",
+    "Candidate",
+    "Concurrency",
+    "Condition",
+    "GpuMemory",
+    "KVCachePlan",
+    "ModelServe",
+    "ModelServeSpec",
+    "ModelServeStatus",
+    "NodeSelectorRequirement",
+    "NodeSelectorTerm",
+    "ObjectMeta",
+    "PlanStatus",
+    "PodOverrides",
+    "RequestBytes",
+]

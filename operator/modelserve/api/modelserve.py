@@ -1,0 +1,87 @@
+"""The ModelServe object itself: names of the kind, and parsing with messages for people."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from modelserve.api.schema_types import ApiModel, Generation, camel
+from modelserve.api.spec import ModelServeSpec
+from modelserve.api.status import ModelServeStatus
+from modelserve.errors import InvalidInput
+
+GROUP = "serving.modelserve.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+KIND = "ModelServe"
+PLURAL = "modelserves"
+SINGULAR = "modelserve"
+SHORT_NAMES = ("ms",)
+CATEGORIES = ("serving",)
+
+MAX_NAME_LENGTH = 40  # a Service name is a DNS label of 63; children are NAME-HASH, pods add 17 more, Jobs a suffix
+NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
+NAME_MESSAGE = (
+    f"metadata.name must be at most {MAX_NAME_LENGTH} characters, start with a letter and hold only "
+    "lower-case letters, digits and '-': it names a Service"
+)
+
+
+class ObjectMeta(BaseModel):
+    """The part of metadata that is read; everything else of metadata is Kubernetes' own."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=camel, validate_by_name=True)
+
+    name: str
+    namespace: str = "default"
+    uid: str = ""
+    generation: Generation = 1
+    labels: dict[str, str] = Field(default_factory=dict)
+    annotations: dict[str, str] = Field(default_factory=dict)
+    deletion_timestamp: str | None = None
+
+    @field_validator("name")
+    @classmethod
+    def _service_name(cls, name: str) -> str:
+        if len(name) > MAX_NAME_LENGTH or not re.fullmatch(NAME_PATTERN, name):
+            raise ValueError(f"{NAME_MESSAGE}; got {name!r}")
+        return name
+
+
+class ModelServe(ApiModel):
+    """A Gemma 4 model served from this cluster."""
+
+    api_version: Literal["serving.modelserve.dev/v1alpha1"]
+    kind: Literal["ModelServe"]
+    metadata: ObjectMeta
+    spec: ModelServeSpec
+    status: ModelServeStatus | None = None
+
+    @classmethod
+    def parse(cls, document: object, *, file_uri: bool = False) -> Self:
+        """Validate one parsed document. `file_uri` also admits file://DIR model addresses (the command line).
+
+        Raises InvalidInput that names the first wrong field, the value and the limit.
+        """
+        if not isinstance(document, dict):
+            raise InvalidInput(f"a ModelServe must be an object, not {type(document).__name__}")
+        try:
+            return cls.model_validate(document, context={"file_uri": file_uri}, by_alias=True, by_name=False)
+        except ValidationError as error:
+            raise _invalid(error) from error
+
+
+def _invalid(error: ValidationError) -> InvalidInput:
+    details = error.errors(include_url=False)
+    field = ".".join(str(part) for part in details[0]["loc"])
+    more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
+    return InvalidInput(
+        f"{field}: {details[0]['msg'].removeprefix('Value error, ')}{_given(details[0]['input'])}{more}", field=field
+    )
+
+
+def _given(value: Any) -> str:
+    text = repr(value)
+    return f"; got {text}" if isinstance(value, str | int | float) and len(text) <= 100 else ""

@@ -1,0 +1,302 @@
+"""`spec` of a ModelServe: what to serve. A field left out is the operator's to choose."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, ValidationInfo, model_validator
+
+from modelserve.api.pod import PodOverrides
+from modelserve.api.schema_types import (
+    ApiModel,
+    Count,
+    DecimalString,
+    DnsName,
+    LabelKey,
+    LabelValue,
+    Product,
+    Tokens,
+)
+from modelserve.sizing.pages import KVCacheLayout
+
+HF_URI_PATTERN = r"hf://[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*"
+PVC_URI_PATTERN = r"pvc://[a-z0-9]([a-z0-9.-]*[a-z0-9])?(/[A-Za-z0-9_][A-Za-z0-9._-]*)*"
+MODEL_URI_PATTERN = f"^({HF_URI_PATTERN}|{PVC_URI_PATTERN})$"
+FILE_URI_CONTEXT = {"file_uri": True}  # validation context of the command line, which also takes file://DIR
+
+Objective = Literal["Latency", "Throughput", "MaxContext", "Cost"]
+ServableKVCacheDtype = Literal["bfloat16", "int8", "fp8_e4m3", "fp8_e5m2"]
+PathSegments = Annotated[
+    str, StringConstraints(max_length=512, pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*$")
+]
+CelRules = list[dict[str, str]]
+
+
+def _model_uri(uri: str, info: ValidationInfo) -> str:
+    if re.fullmatch(MODEL_URI_PATTERN, uri):
+        return uri
+    if uri.startswith("file://"):
+        if info.context and info.context.get("file_uri"):
+            return uri
+        raise ValueError("file:// is for the command line only; use hf://OWNER/NAME or pvc://CLAIM/PATH")
+    raise ValueError(f"{uri!r} is not a model address; use hf://OWNER/NAME or pvc://CLAIM/PATH")
+
+
+def _rules(*rules: tuple[str, str]) -> ConfigDict:
+    """CEL rules (expression, message) that the CRD carries beside the model; a model_validator states the same."""
+    checks: CelRules = [{"rule": rule, "message": message} for rule, message in rules]
+    schema: dict[str, Any] = {"x-kubernetes-validations": checks}
+    return ConfigDict(json_schema_extra=schema)
+
+
+ModelUri = Annotated[
+    str,
+    Field(min_length=1, max_length=512, json_schema_extra={"pattern": MODEL_URI_PATTERN}),
+    AfterValidator(_model_uri),
+]
+
+
+class SecretKeyRef(ApiModel):
+    """One key of a Secret of the same namespace."""
+
+    name: DnsName = Field(description="Name of the Secret.")
+    key: str = Field(
+        default="token", min_length=1, max_length=253, pattern=r"^[-._A-Za-z0-9]+$", description="Key in the Secret."
+    )
+
+
+class ModelSource(ApiModel):
+    """The checkpoint to serve."""
+
+    uri: ModelUri = Field(
+        description="Address of the checkpoint: hf://OWNER/NAME (Hugging Face hub) or pvc://CLAIM/PATH (a directory "
+        "on a PersistentVolumeClaim of the same namespace)."
+    )
+    served_name: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=128,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$",
+        description="Model name in the HTTP API; left out: the last part of uri.",
+    )
+    revision: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=128,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$",
+        description="Branch, tag or commit of an hf:// checkpoint; left out: main.",
+    )
+    auth_secret_ref: SecretKeyRef | None = Field(
+        default=None, description="Secret with the access token for hf://; only the download container sees it."
+    )
+
+
+class DrafterSource(ApiModel):
+    """A drafter for speculative decoding. Accepted by the schema; this release reports that it does not run it."""
+
+    uri: ModelUri = Field(description="Address of the drafter: hf://OWNER/NAME or pvc://CLAIM/PATH.")
+    num_speculative_tokens: int | None = Field(default=None, ge=1, le=16, description="Tokens drafted per step.")
+
+
+_MIN_OVER_MAX = "minModelLen must be at most maxModelLen"
+
+
+class ContextSpec(ApiModel):
+    """Context length, in tokens of prompt and output together."""
+
+    model_config = _rules(
+        ("!has(self.minModelLen) || !has(self.maxModelLen) || self.minModelLen <= self.maxModelLen", _MIN_OVER_MAX)
+    )
+
+    max_model_len: Tokens | None = Field(
+        default=None, description="Most tokens of one request; left out: the most that the model and the pool allow."
+    )
+    min_model_len: Tokens | None = Field(
+        default=None,
+        description="Fewest tokens that are still worth serving, when a GPU has less memory than planned; "
+        "left out: maxModelLen when that is given, else 1.",
+    )
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.min_model_len and self.max_model_len and self.min_model_len > self.max_model_len:
+            raise ValueError(f"{_MIN_OVER_MAX}: {self.min_model_len} > {self.max_model_len}")
+        return self
+
+
+class WorkloadSpec(ApiModel):
+    """The traffic expected of one replica; it steers the choice, it limits nothing."""
+
+    input_tokens: Tokens | None = Field(default=None, description="Typical prompt length in tokens.")
+    output_tokens: Tokens | None = Field(default=None, description="Typical output length in tokens.")
+    concurrency: int | None = Field(default=None, ge=1, le=4096, description="Requests in progress at once.")
+
+
+class ParallelismSpec(ApiModel):
+    """How a replica is spread over the GPUs of its node."""
+
+    tensor: int | None = Field(
+        default=None, ge=1, le=64, description="Tensor-parallel size = GPUs of a replica; left out: planned."
+    )
+
+
+_SEQS_OVER_TOKENS = "maxNumSeqs must be at most maxNumBatchedTokens: each request takes at least one token of a step"
+
+
+class EngineSpec(ApiModel):
+    """Settings of the scheduler."""
+
+    model_config = _rules(
+        (
+            "!has(self.maxNumSeqs) || !has(self.maxNumBatchedTokens) || self.maxNumSeqs <= self.maxNumBatchedTokens",
+            _SEQS_OVER_TOKENS,
+        )
+    )
+
+    max_num_batched_tokens: int | None = Field(
+        default=None, ge=16, le=1 << 17, description="Most tokens of one step: the prefill chunk and all decodes."
+    )
+    max_num_seqs: int | None = Field(default=None, ge=1, le=4096, description="Most requests of one step.")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.max_num_seqs and self.max_num_batched_tokens and self.max_num_seqs > self.max_num_batched_tokens:
+            raise ValueError(f"{_SEQS_OVER_TOKENS}: {self.max_num_seqs} > {self.max_num_batched_tokens}")
+        return self
+
+
+_UTILIZATION_RULE = (
+    "!has(self.gpuMemoryUtilization) || "
+    "(double(self.gpuMemoryUtilization) > 0.0 && double(self.gpuMemoryUtilization) <= 0.99)"
+)
+_UTILIZATION = "gpuMemoryUtilization must be above 0 and at most 0.99"
+
+
+class KVCacheSpec(ApiModel):
+    """The key/value cache."""
+
+    model_config = _rules(
+        (_UTILIZATION_RULE, _UTILIZATION),
+    )
+
+    dtype: ServableKVCacheDtype | None = Field(
+        default=None,
+        description="Storage type of cache rows; left out: bfloat16, or int8 where only that holds maxModelLen. "
+        "fp8_e4m3 needs compute capability 8.9.",
+    )
+    layout: KVCacheLayout | None = Field(
+        default=None,
+        description="Rows of global layers: kv (K and V), v_only (V; K is derived exactly), folded (not in this "
+        "release). Left out: v_only where the model allows it.",
+    )
+    gpu_memory_utilization: DecimalString | None = Field(
+        default=None, description="Share of GPU memory the worker may use, as a decimal string; left out: 0.9."
+    )
+
+    @model_validator(mode="after")
+    def _share(self) -> Self:
+        share = self.gpu_memory_utilization
+        if share is not None and not Decimal(0) < Decimal(share) <= Decimal("0.99"):
+            raise ValueError(f"{_UTILIZATION}: {share}")
+        return self
+
+
+class AcceleratorsSpec(ApiModel):
+    """Which accelerators may be used."""
+
+    products: tuple[Product, ...] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=16,
+        description="Values of the node label nvidia.com/gpu.product that may be used, or CPU. Left out: every GPU "
+        "product of the cluster; the CPU is used only where it is named here.",
+    )
+    node_selector: dict[LabelKey, LabelValue] = Field(
+        default_factory=dict, max_length=16, description="Labels a node must have."
+    )
+    max_per_replica: int | None = Field(
+        default=None, ge=1, le=64, description="Most GPUs of one replica; left out: as many as one node has, up to 8."
+    )
+    cost_per_hour: dict[LabelValue, DecimalString] = Field(
+        default_factory=dict,
+        max_length=16,
+        description="Price of one GPU-hour by product, in any one currency, for objective Cost.",
+    )
+
+
+class StorageSpec(ApiModel):
+    """Where downloads of hf:// checkpoints are kept."""
+
+    pvc_name: DnsName = Field(description="PersistentVolumeClaim of the same namespace.")
+    sub_path: PathSegments | None = Field(default=None, description="Directory inside the claim; left out: its root.")
+
+
+class PlanSpec(ApiModel):
+    """What happens with a plan."""
+
+    mode: Literal["Automatic", "Manual", "PreviewOnly"] = Field(
+        default="Automatic",
+        description="Automatic: a new plan is applied. Manual: it waits in status.proposedPlan for approval. "
+        "PreviewOnly: planned and shown, nothing runs.",
+    )
+
+
+class RolloutSpec(ApiModel):
+    """How a new revision replaces the old one."""
+
+    max_surge: int = Field(default=1, ge=0, le=64, description="Pods of the new revision above replicas.")
+    allow_downtime: bool = Field(
+        default=False, description="True: the old revision may stop first when both do not fit the cluster together."
+    )
+    drain_seconds: int = Field(
+        default=60, ge=0, le=3600, description="Seconds a stopping pod may take to finish its requests."
+    )
+
+
+_TENSOR_RULE = (
+    "!has(self.parallelism) || !has(self.parallelism.tensor) || !has(self.accelerators) || "
+    "!has(self.accelerators.maxPerReplica) || self.parallelism.tensor <= self.accelerators.maxPerReplica"
+)
+_TENSOR_OVER_MAX = "parallelism.tensor must be at most accelerators.maxPerReplica"
+
+
+class ModelServeSpec(ApiModel):
+    """What to serve, and limits on how. Only model.uri is required."""
+
+    model_config = _rules(
+        (_TENSOR_RULE, _TENSOR_OVER_MAX),
+    )
+
+    model: ModelSource = Field(description="The checkpoint to serve.")
+    drafter: DrafterSource | None = Field(default=None, description="Drafter for speculative decoding.")
+    replicas: Count = Field(
+        default=1, description="Pods; each is a whole model on one node. Leave it out when an autoscaler owns it."
+    )
+    image: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=512,
+        pattern=r"^[a-z0-9][A-Za-z0-9._:/@-]*$",
+        description="Worker image; left out: the operator's own release.",
+    )
+    context: ContextSpec | None = Field(default=None, description="Context length.")
+    workload: WorkloadSpec | None = Field(default=None, description="Expected traffic of one replica.")
+    objective: Objective | None = Field(default=None, description="What the plan optimises; left out: Throughput.")
+    parallelism: ParallelismSpec | None = Field(default=None, description="Spread over GPUs.")
+    engine: EngineSpec | None = Field(default=None, description="Scheduler settings.")
+    kv_cache: KVCacheSpec | None = Field(default=None, description="Key/value cache settings.")
+    accelerators: AcceleratorsSpec | None = Field(default=None, description="Accelerators that may be used.")
+    storage: StorageSpec | None = Field(default=None, description="Cache of hf:// downloads.")
+    plan: PlanSpec = Field(default=PlanSpec(), description="What happens with a plan.")
+    rollout: RolloutSpec = Field(default=RolloutSpec(), description="How a new revision replaces the old one.")
+    pod: PodOverrides = Field(default=PodOverrides(), description="Additions to the worker pods.")
+
+    @model_validator(mode="after")
+    def _gpus(self) -> Self:
+        tensor = self.parallelism.tensor if self.parallelism else None
+        limit = self.accelerators.max_per_replica if self.accelerators else None
+        if tensor and limit and tensor > limit:
+            raise ValueError(f"{_TENSOR_OVER_MAX}: {tensor} > {limit}")
+        return self

@@ -1,0 +1,230 @@
+"""`status` of a ModelServe: conditions, the plan with its arithmetic, and predicted beside measured memory.
+
+Byte figures are integers whose names end in Bytes and are per GPU; concurrency and money are decimal strings.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints
+
+from modelserve.api.schema_types import (
+    ApiModel,
+    Bytes,
+    Count,
+    DecimalString,
+    Generation,
+    GpuCount,
+    LabelKey,
+    LabelValue,
+    Message,
+    Product,
+    SignedDecimalString,
+    Tokens,
+)
+from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
+
+CONDITION_TYPES = (
+    "Ready", "Available", "Accepted", "Planned", "CapacityAvailable", "WeightsLoaded", "WorkersReady",
+    "Reconciling", "Stalled",
+)  # fmt: skip
+MAX_CANDIDATES = 16
+
+Verdict = Literal["Chosen", "Fits", "Refused"]
+LimitedBy = Literal[
+    "Memory", "ContextLength", "TensorParallel", "GPUsPerNode", "ComputeCapability", "Layout", "Dtype", "Concurrency"
+]
+Timestamp = Annotated[str, StringConstraints(max_length=32), Field(json_schema_extra={"format": "date-time"})]
+
+
+class Condition(ApiModel):
+    """A condition in the form of metav1.Condition."""
+
+    type: str = Field(min_length=1, max_length=316, pattern=r"^[A-Za-z][A-Za-z0-9]*$", description="Kind of condition.")
+    status: Literal["True", "False", "Unknown"] = Field(description="Whether it holds.")
+    observed_generation: Generation | None = Field(
+        default=None, description="metadata.generation that this condition was computed from."
+    )
+    last_transition_time: Timestamp = Field(description="When status last changed.")
+    reason: str = Field(
+        min_length=1,
+        max_length=1024,
+        pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$",
+        description="CamelCase reason.",
+    )
+    message: str = Field(max_length=32768, description="What happened, in a sentence for people.")
+
+
+UNOBSERVED = Condition(
+    type="Ready",
+    status="Unknown",
+    reason="Pending",
+    message="Waiting for the operator.",
+    last_transition_time="1970-01-01T00:00:00Z",
+)
+
+
+class NodeSelectorRequirement(ApiModel):
+    """One expression over a node label (core/v1)."""
+
+    key: LabelKey = Field(description="Node label.")
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"] = Field(description="How it is compared.")
+    values: tuple[LabelValue, ...] | None = Field(default=None, max_length=64, description="Values to compare with.")
+
+
+class NodeSelectorTerm(ApiModel):
+    """Expressions that must all hold; terms are alternatives, one per pool."""
+
+    match_expressions: tuple[NodeSelectorRequirement, ...] = Field(
+        min_length=1, max_length=16, description="Expressions that must all hold."
+    )
+
+
+class KVCachePlan(ApiModel):
+    """Storage of the key/value cache."""
+
+    dtype: KVCacheDtype = Field(description="Storage type of cache rows.")
+    layout: KVCacheLayout = Field(description="Rows of global layers.")
+
+
+class GpuMemory(ApiModel):
+    """Where the usable memory of one GPU goes. On the CPU: where the container's memory goes."""
+
+    weights_bytes: Bytes = Field(description="Weights of this rank.")
+    activation_bytes: Bytes = Field(description="Static workspace of one step.")
+    overhead_bytes: Bytes = Field(description="Device context, libraries, communication and graphs.")
+    kv_pool_bytes: Bytes = Field(description="Pool of key/value pages.")
+
+
+class RequestBytes(ApiModel):
+    """Pool bytes per GPU that one request holds at a context length; lengths above maxModelLen are left out."""
+
+    at8k_bytes: Bytes | None = Field(default=None, description="At 8,192 tokens.")
+    at32k_bytes: Bytes | None = Field(default=None, description="At 32,768 tokens.")
+    at128k_bytes: Bytes | None = Field(default=None, description="At 131,072 tokens.")
+    at_max_bytes: Bytes = Field(description="At maxModelLen tokens.")
+
+
+class Concurrency(ApiModel):
+    """Requests the pool holds at once: pool bytes over bytes of one request, rounded down to two decimals."""
+
+    at8k: DecimalString | None = Field(default=None, description="Of 8,192 tokens each.")
+    at32k: DecimalString | None = Field(default=None, description="Of 32,768 tokens each.")
+    at128k: DecimalString | None = Field(default=None, description="Of 131,072 tokens each.")
+    at_max: DecimalString = Field(description="Of maxModelLen tokens each.")
+
+
+class Candidate(ApiModel):
+    """One accelerator and number of GPUs that was considered, with its arithmetic and verdict."""
+
+    accelerator: Product = Field(description="Accelerator product, or CPU.")
+    gpus_per_replica: GpuCount = Field(description="GPUs of one replica; 0 on the CPU.")
+    tensor_parallel: GpuCount = Field(description="Tensor-parallel size.")
+    verdict: Verdict = Field(description="Chosen, Fits (but another is better) or Refused.")
+    limited_by: LimitedBy | None = Field(
+        default=None, description="What refuses it, or what keeps maxModelLen below the model's own limit."
+    )
+    shortfall_bytes: Bytes | None = Field(default=None, description="Bytes missing per GPU, where memory refuses it.")
+    message: Message | None = Field(default=None, description="The verdict in a sentence.")
+    remedy: Message | None = Field(default=None, description="A change that was itself planned and fits.")
+    max_model_len: Tokens | None = Field(default=None, description="Most tokens of one request.")
+    kv_cache: KVCachePlan | None = Field(default=None, description="Storage of the key/value cache.")
+    per_gpu: GpuMemory | None = Field(default=None, description="Where the memory of one GPU goes.")
+    concurrency: Concurrency | None = Field(default=None, description="Requests at once.")
+    cost_per_hour: DecimalString | None = Field(default=None, description="Price of one replica-hour.")
+
+
+class EnginePlan(ApiModel):
+    """Settings of the engine that sizing depends on."""
+
+    max_num_batched_tokens: Tokens = Field(description="Most tokens of one step.")
+    max_num_seqs: Tokens = Field(description="Most requests of one step.")
+    min_model_len: Tokens = Field(description="Fewest tokens the worker may fall back to.")
+    gpu_memory_utilization: DecimalString = Field(description="Share of accelerator memory the worker may use.")
+
+
+class PlanStatus(ApiModel):
+    """A plan. Only `candidates` and `message` are present when nothing fits."""
+
+    hash: str | None = Field(
+        default=None,
+        pattern=r"^[0-9a-f]{10}$",
+        max_length=10,
+        description="Names the revision: a digest of all that the engine depends on.",
+    )
+    accelerator: Product | None = Field(default=None, description="Accelerator product, or CPU.")
+    resource_name: LabelKey | None = Field(
+        default=None, description="Extended resource that the pod asks for; absent on the CPU."
+    )
+    gpus_per_replica: GpuCount | None = Field(default=None, description="GPUs of one replica; 0 on the CPU.")
+    node_selector_terms: tuple[NodeSelectorTerm, ...] | None = Field(
+        default=None, max_length=64, description="Where the pods may run; terms are alternatives, one per pool."
+    )
+    tensor_parallel: GpuCount | None = Field(default=None, description="Tensor-parallel size.")
+    max_model_len: Tokens | None = Field(default=None, description="Most tokens of one request.")
+    container_memory_bytes: Bytes | None = Field(
+        default=None, description="Memory limit of the worker container that the plan divides; on the CPU only."
+    )
+    kv_cache: KVCachePlan | None = Field(default=None, description="Storage of the key/value cache.")
+    engine: EnginePlan | None = Field(default=None, description="Settings of the engine that sizing depends on.")
+    per_gpu: GpuMemory | None = Field(default=None, description="Where the memory of one GPU goes.")
+    per_request: RequestBytes | None = Field(default=None, description="Bytes one request holds.")
+    concurrency: Concurrency | None = Field(default=None, description="Requests at once.")
+    message: Message | None = Field(default=None, description="The plan in a sentence, with its reasons.")
+    candidates: tuple[Candidate, ...] = Field(
+        default=(),
+        max_length=MAX_CANDIDATES,
+        json_schema_extra={
+            "x-kubernetes-list-type": "map",
+            "x-kubernetes-list-map-keys": ["accelerator", "gpusPerReplica"],
+        },
+        description="What was considered, the best of each product.",
+    )
+
+    @property
+    def fits(self) -> bool:
+        """True when a candidate was chosen, and with it every field above `candidates` is set (but CPU-only ones)."""
+        return self.accelerator is not None
+
+
+class Calibration(ApiModel):
+    """Predicted beside measured memory of one GPU, over the ready workers the worst."""
+
+    predicted: GpuMemory | None = Field(default=None, description="What the plan said.")
+    measured: GpuMemory | None = Field(default=None, description="What a worker reports.")
+    error_percent: SignedDecimalString | None = Field(
+        default=None, description="(measured - predicted) / predicted of kvPoolBytes, in percent."
+    )
+
+
+class ModelServeStatus(ApiModel):
+    """What the operator found and did; written by the operator only."""
+
+    observed_generation: Generation | None = Field(
+        default=None, description="metadata.generation that this status was computed from."
+    )
+    conditions: tuple[Condition, ...] = Field(
+        default=(UNOBSERVED,),
+        max_length=16,
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+        description="Ready: this generation's plan is fully rolled out. Available: some revision serves. Accepted, "
+        "Planned, CapacityAvailable, WeightsLoaded, WorkersReady: the steps on the way. Reconciling and Stalled exist "
+        "while true.",
+    )
+    phase: str | None = Field(
+        default=None,
+        max_length=32,
+        pattern=r"^[A-Z][A-Za-z]*$",
+        description="One word for people; scripts use conditions.",
+    )
+    url: str | None = Field(default=None, max_length=512, description="Base address of the OpenAI API in the cluster.")
+    replicas: Count | None = Field(default=None, description="Pods of the current revision.")
+    ready_replicas: Count | None = Field(default=None, description="Pods that take requests.")
+    selector: str | None = Field(default=None, max_length=1024, description="Label selector of the pods, for /scale.")
+    max_model_len: Tokens | None = Field(
+        default=None, description="Most tokens of one request, the smallest over the ready workers."
+    )
+    plan: PlanStatus | None = Field(default=None, description="The committed plan, or why there is none.")
+    proposed_plan: PlanStatus | None = Field(default=None, description="A newer plan that waits for approval.")
+    calibration: Calibration | None = Field(default=None, description="Predicted beside measured memory.")
