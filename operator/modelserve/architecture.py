@@ -25,7 +25,7 @@ class LayerKind(StrEnum):
 
 
 class ModelArchitecture(BaseModel):
-    """Text-model geometry. Sizes are element counts, not bytes; heads are whole-model counts before tensor parallelism."""
+    """Text-model geometry. Sizes are element counts, not bytes; heads count the whole model, not one rank."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -142,7 +142,8 @@ class ModelArchitecture(BaseModel):
         model_type = config.get("model_type")
         if model_type not in MODEL_TYPES:
             raise UnsupportedModel(
-                f"model_type {model_type!r} is not served; this release serves Gemma 4 text models ({', '.join(MODEL_TYPES)})"
+                f"model_type {model_type!r} is not served; this release serves Gemma 4 text models "
+                f"({', '.join(MODEL_TYPES)})"
             )
         text = config.get("text_config", config)
         if not isinstance(text, Mapping):

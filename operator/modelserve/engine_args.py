@@ -1,4 +1,4 @@
-"""EngineArgs: the one document the operator writes and the worker reads. Command-line flags of the worker win over it."""
+"""EngineArgs: the one document the operator writes and the worker reads. Flags of the worker win over it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class EngineArgs(BaseModel):
 
     model: str = Field(description="Directory that holds config.json, the tokenizer and the safetensors files.")
     served_model_name: str | None = Field(default=None, description="Name in the API; default: the directory's name.")
-    host: str = "0.0.0.0"
+    host: str = "0.0.0.0"  # noqa: S104 - a pod serves on its own address
     port: int = Field(default=8000, ge=0, le=65535)
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "bfloat16", "float32"] = Field(default="auto", description="auto: the checkpoint's dtype.")
     tensor_parallel_size: int = Field(default=1, ge=1, le=64)
     max_model_len: int | Literal["auto"] = Field(
-        default="auto", description="Most tokens (prompt + output) of a request."
+        default="auto", description="Most tokens, prompt + output, of a request."
     )
     min_model_len: int = Field(default=1, ge=1, description="Serve less than max_model_len down to this, else stop.")
     kv_cache_dtype: KVCacheDtype | Literal["auto"] = Field(default="auto", description="auto: the weights' dtype.")
@@ -31,7 +31,7 @@ class EngineArgs(BaseModel):
     gpu_memory_utilization: float = Field(default=0.9, gt=0.0, le=0.99)
     cpu_memory_bytes: int | None = Field(default=None, ge=1, description="CPU: bytes the worker may use in all.")
     max_num_batched_tokens: int = Field(
-        default=2048, ge=1, le=1 << 20, description="Most tokens of one step (the chunk)."
+        default=2048, ge=1, le=1 << 20, description="Most tokens of one step, the chunk."
     )
     max_num_seqs: int = Field(default=64, ge=1, le=4096, description="Most requests of one step.")
     load_format: Literal["auto", "dummy"] = "auto"

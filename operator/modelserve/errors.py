@@ -8,10 +8,10 @@ ModelServeError
 
 
 class ModelServeError(Exception):
-    """Root of every error the core raises on purpose; the text says what was wrong, the value, the limit, the remedy."""
+    """Root of every error raised on purpose; the text says what was wrong, the value, the limit, the remedy."""
 
 
-class InvalidInput(ModelServeError):
+class InvalidInput(ModelServeError):  # noqa: N818 - reads as the reason it states
     """The user's input is wrong. `field` is a dotted path into the document when one is known."""
 
     def __init__(self, message: str, *, field: str | None = None) -> None:
@@ -23,7 +23,7 @@ class UnsupportedModel(InvalidInput):
     """A config.json was read, but it describes a model this release does not serve."""
 
 
-class DoesNotFit(ModelServeError):
+class DoesNotFit(ModelServeError):  # noqa: N818 - reads as the reason it states
     """No offered accelerator can hold the model under the given limits. `shortfall_bytes` is per GPU."""
 
     def __init__(self, message: str, *, shortfall_bytes: int) -> None:

@@ -1,6 +1,6 @@
 """How a worker or an inspect Job tells the operator, through Kubernetes alone, why it ended for good.
 
-A container that exits with TERMINAL_EXIT_CODE will fail again in the same way: the operator stops it and keeps the reason.
+A container that exits with TERMINAL_EXIT_CODE will fail again in the same way: the operator stops it for good.
 The text lies in the container's termination message (kubelet limit 4,096 bytes).
 """
 
@@ -32,7 +32,9 @@ class TerminationMessage(BaseModel):
 
     reason: TerminationReason
     message: str = Field(description="What was wrong, the value, the limit, the remedy.")
-    shortfallBytes: int | None = Field(default=None, description="Bytes missing per GPU, for InsufficientMemory.")
+    shortfallBytes: int | None = Field(  # noqa: N815 - the JSON name
+        default=None, description="Bytes missing per GPU, for InsufficientMemory."
+    )
 
     def encode(self) -> str:
         """JSON of at most MESSAGE_LIMIT_BYTES bytes; a longer `message` is cut at its end."""
@@ -45,7 +47,7 @@ class TerminationMessage(BaseModel):
 
 
 def write_termination(message: TerminationMessage, path: str = TERMINATION_MESSAGE_PATH) -> None:
-    """Write the message where the kubelet reads it; outside a container the file does not exist and nothing is written."""
+    """Write the message where the kubelet reads it; outside a container there is no such file: nothing is written."""
     target = Path(path)
     if target.exists():
         target.write_text(message.encode())

@@ -1,1 +1,1 @@
-"""Byte arithmetic of the hybrid KV cache and of everything else on the GPU. The worker allocates with these functions."""
+"""Byte arithmetic of the hybrid KV cache and of all else on the GPU. The worker allocates with these functions."""

@@ -37,7 +37,7 @@ class KVCacheDtype(StrEnum):
 
 
 class KVCacheLayout(StrEnum):
-    """Row layout of global layers: K and V; V and the rotated columns of K; V alone. Sliding layers always hold K and V."""
+    """Row layout of global layers: K and V; V and the rotated columns of K; V alone. Sliding layers hold K and V."""
 
     KV = "kv"
     FOLDED = "folded"

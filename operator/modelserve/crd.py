@@ -1,0 +1,166 @@
+"""The CustomResourceDefinition, generated from the pydantic models: `python -m modelserve.crd [DIRECTORY]`.
+
+pydantic emits JSON Schema 2020-12; the API server takes a structural subset of OpenAPI 3.0. The differences are
+rewritten here: references are inlined, optional fields lose their null alternative, maps state their value type only.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from modelserve.api import CATEGORIES, GROUP, KIND, PLURAL, SHORT_NAMES, SINGULAR, VERSION
+from modelserve.api.modelserve import MAX_NAME_LENGTH, NAME_PATTERN
+from modelserve.api.spec import ModelServeSpec
+from modelserve.api.status import UNOBSERVED, ModelServeStatus
+
+CRD_NAME = f"{PLURAL}.{GROUP}"
+FILE_NAME = f"{GROUP}_{PLURAL}.yaml"
+_HEADER = "# Generated from operator/modelserve/api by `make crds`; edit the models, not this file.\n"
+_READY = '.status.conditions[?(@.type=="Ready")]'
+_COLUMNS = (  # name, type, JSONPath, priority (1 = only with -o wide), description
+    ("Model", "string", ".spec.model.uri", 0, "The checkpoint."),
+    ("GPU", "string", ".status.plan.accelerator", 0, "Accelerator product of the plan."),
+    ("TP", "integer", ".status.plan.tensorParallel", 0, "GPUs of one replica."),
+    ("MaxLen", "integer", ".status.maxModelLen", 0, "Most tokens of one request, over the ready workers."),
+    ("KV", "string", ".status.plan.kvCache.dtype", 0, "Storage type of the key/value cache."),
+    ("Pods", "integer", ".status.readyReplicas", 0, "Pods that take requests."),
+    ("Ready", "string", f"{_READY}.status", 0, "The plan of this generation is fully rolled out."),
+    ("Reason", "string", f"{_READY}.reason", 0, "Why it is ready or not."),
+    ("Age", "date", ".metadata.creationTimestamp", 0, "Time since creation."),
+    ("Desired", "integer", ".spec.replicas", 1, "Pods wanted."),
+    ("Plan", "string", ".status.plan.hash", 1, "The revision."),
+    ("Layout", "string", ".status.plan.kvCache.layout", 1, "Row layout of the key/value cache."),
+    ("URL", "string", ".status.url", 1, "Base address of the OpenAI API."),
+)
+
+
+def custom_resource_definition() -> dict[str, Any]:
+    """The whole CRD as a JSON document."""
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": CRD_NAME},
+        "spec": {
+            "group": GROUP,
+            "scope": "Namespaced",
+            "names": {
+                "kind": KIND,
+                "listKind": f"{KIND}List",
+                "plural": PLURAL,
+                "singular": SINGULAR,
+                "shortNames": list(SHORT_NAMES),
+                "categories": list(CATEGORIES),
+            },
+            "versions": [
+                {
+                    "name": VERSION,
+                    "served": True,
+                    "storage": True,
+                    "additionalPrinterColumns": [_column(*column) for column in _COLUMNS],
+                    "subresources": {
+                        "status": {},
+                        "scale": {
+                            "specReplicasPath": ".spec.replicas",
+                            "statusReplicasPath": ".status.replicas",
+                            "labelSelectorPath": ".status.selector",
+                        },
+                    },
+                    "schema": {"openAPIV3Schema": _object_schema()},
+                }
+            ],
+        },
+    }
+
+
+def crd_yaml() -> str:
+    """The text of the CRD file."""
+    return _HEADER + yaml.safe_dump(custom_resource_definition(), sort_keys=False, width=120)
+
+
+def write_crd(directory: Path) -> Path:
+    """Write the CRD file into `directory`, which is made when missing, and return its path."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / FILE_NAME
+    path.write_text(crd_yaml())
+    return path
+
+
+def _column(name: str, kind: str, path: str, priority: int, description: str) -> dict[str, Any]:
+    return {"name": name, "type": kind, "jsonPath": path, "priority": priority, "description": description}
+
+
+def _object_schema() -> dict[str, Any]:
+    status = structural(ModelServeStatus.model_json_schema(by_alias=True))
+    # At the level of status too: a new object has none, and would otherwise show no condition at all.
+    status["default"] = {"conditions": [UNOBSERVED.to_json()]}
+    return {
+        "type": "object",
+        "description": "A Gemma 4 model served from this cluster: spec says what, the operator works out how it fits.",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string", "description": f"{GROUP}/{VERSION}"},
+            "kind": {"type": "string", "description": KIND},
+            "metadata": {
+                "type": "object",
+                "properties": {"name": {"type": "string", "maxLength": MAX_NAME_LENGTH, "pattern": NAME_PATTERN}},
+            },
+            "spec": structural(ModelServeSpec.model_json_schema(by_alias=True)),
+            "status": status,
+        },
+    }
+
+
+def structural(schema: dict[str, Any]) -> dict[str, Any]:
+    """Rewrite a pydantic JSON schema into the structural form of apiextensions.k8s.io/v1."""
+    return _structural(schema, schema.get("$defs", {}))
+
+
+def _structural(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    node = dict(schema)
+    for dropped in ("$defs", "title", "propertyNames"):
+        node.pop(dropped, None)
+    if node.get("additionalProperties") is False:  # a structural schema prunes or refuses unknown fields by itself
+        del node["additionalProperties"]
+    if "$ref" in node:
+        target = definitions[node.pop("$ref").rsplit("/", 1)[1]]
+        return _structural({**target, **node}, definitions)
+    if "anyOf" in node:
+        (value,) = (option for option in node.pop("anyOf") if option.get("type") != "null")
+        return _structural({**value, **node}, definitions)
+    if node.get("x-kubernetes-int-or-string"):
+        del node["type"]
+        node["anyOf"] = [{"type": "integer"}, {"type": "string"}]
+    if "patternProperties" in node:
+        (node["additionalProperties"],) = node.pop("patternProperties").values()
+    if "const" in node:
+        node["enum"] = [node.pop("const")]
+    _default(node)
+    if "properties" in node:
+        node["properties"] = {name: _structural(child, definitions) for name, child in node["properties"].items()}
+    for key in ("items", "additionalProperties"):
+        if key in node:
+            node[key] = _structural(node[key], definitions)
+    return node
+
+
+def _default(node: dict[str, Any]) -> None:
+    """Keep real defaults: none for null or empty lists; {} for an object, whose own fields have theirs."""
+    if "default" not in node:
+        return
+    if node["default"] in (None, []):
+        del node["default"]
+    elif isinstance(node["default"], dict):
+        node["default"] = {}
+
+
+def main() -> None:
+    """Entry point of `python -m modelserve.crd [DIRECTORY]`; the directory defaults to `crds`."""
+    print(write_crd(Path(sys.argv[1] if len(sys.argv) > 1 else "crds")))
+
+
+if __name__ == "__main__":
+    main()
