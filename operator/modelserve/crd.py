@@ -6,6 +6,7 @@ rewritten here: references are inlined, optional fields lose their null alternat
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,8 @@ def custom_resource_definition() -> dict[str, Any]:
 
 def crd_yaml() -> str:
     """The text of the CRD file."""
-    return _HEADER + yaml.safe_dump(custom_resource_definition(), sort_keys=False, width=120)
+    document = json.loads(json.dumps(custom_resource_definition()))  # a shared object would become a YAML anchor
+    return _HEADER + yaml.safe_dump(document, sort_keys=False, width=120)
 
 
 def write_crd(directory: Path) -> Path:
@@ -95,8 +97,10 @@ def _column(name: str, kind: str, path: str, priority: int, description: str) ->
 
 def _object_schema() -> dict[str, Any]:
     status = structural(ModelServeStatus.model_json_schema(by_alias=True))
-    # At the level of status too: a new object has none, and would otherwise show no condition at all.
-    status["default"] = {"conditions": [UNOBSERVED.to_json()]}
+    # At both levels: a new object has no status at all, a partly written one has no conditions.
+    unobserved = [UNOBSERVED.to_json()]
+    status["default"] = {"conditions": unobserved}
+    status["properties"]["conditions"]["default"] = unobserved
     return {
         "type": "object",
         "description": "A Gemma 4 model served from this cluster: spec says what, the operator works out how it fits.",

@@ -40,8 +40,8 @@ LabelKey = Annotated[str, StringConstraints(min_length=1, max_length=317, patter
 Product = Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=LABEL_VALUE_PATTERN)]
 Quantity = Annotated[
     str,
-    BeforeValidator(_quantity_text),
     StringConstraints(min_length=1, max_length=32, pattern=QUANTITY_PATTERN),
+    BeforeValidator(_quantity_text),
     Field(json_schema_extra={"x-kubernetes-int-or-string": True}),
 ]
 Bytes = Annotated[int, Field(ge=0, le=MAX_BYTES, json_schema_extra={"format": "int64"})]

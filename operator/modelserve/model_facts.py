@@ -1,0 +1,22 @@
+"""What a plan must know of a checkpoint: its geometry, its size on disk and its storage format."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+from modelserve.architecture import ModelArchitecture
+
+CheckpointFormat = Literal["bfloat16", "float32"]
+
+
+class ModelFacts(BaseModel):
+    """Facts of one checkpoint; as JSON it is what an inspect Job reports."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, validate_by_name=True)
+
+    architecture: ModelArchitecture
+    weight_bytes: int = Field(ge=1, description="Bytes of the safetensors files, for download and start-up budgets.")
+    format: CheckpointFormat = Field(description="Storage type of the text weights.")
