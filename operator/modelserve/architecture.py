@@ -5,7 +5,7 @@ Nothing here is specific to one published size: a small config of the same archi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from functools import cached_property
 from typing import Any, Literal
@@ -177,7 +177,8 @@ def _fields(text: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any
     eos = config.get("eos_token_id", text.get("eos_token_id", 1))
     k_eq_v = bool(text.get("attention_k_eq_v"))
     kv_heads = text["num_key_value_heads"]
-    global_heads = text.get("num_global_key_value_heads") if k_eq_v else None
+    overrides = _global_overrides(text, layer_types)
+    global_heads = overrides.get("num_key_value_heads", text.get("num_global_key_value_heads")) if k_eq_v else None
     dtype = (
         config.get("dtype") or config.get("torch_dtype") or text.get("dtype") or text.get("torch_dtype") or "bfloat16"
     )
@@ -185,7 +186,7 @@ def _fields(text: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any
         "full_attention_layers": tuple(i for i, t in enumerate(layer_types) if t == LayerKind.GLOBAL.value),
         "num_key_value_heads": kv_heads,
         "num_global_key_value_heads": global_heads or kv_heads,
-        "global_head_dim": text.get("global_head_dim") or text["head_dim"],
+        "global_head_dim": overrides.get("head_dim") or text.get("global_head_dim") or text["head_dim"],
         "attention_k_eq_v": k_eq_v,
         "num_kv_shared_layers": int(text.get("num_kv_shared_layers") or 0),
         "use_double_wide_mlp": bool(text.get("use_double_wide_mlp")),
@@ -213,3 +214,22 @@ def _fields(text: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any
         if value is not None:
             fields[name] = value
     return fields
+
+
+def _global_overrides(text: Mapping[str, Any], layer_types: Sequence[str]) -> Mapping[str, Any]:
+    """What `per_layer_config` says of the global layers, alike for all of them.
+
+    Configs saved by transformers >= 5.20 give head_dim and num_key_value_heads of global layers there, by layer index,
+    in place of global_head_dim and num_global_key_value_heads.
+    """
+    per_layer = text.get("per_layer_config") or {}
+    wanted = {str(i) for i, kind in enumerate(layer_types) if kind == LayerKind.GLOBAL.value}
+    if not per_layer:
+        return {}
+    overrides = [dict(override) for override in per_layer.values()]
+    supported = {"head_dim", "num_key_value_heads"}
+    if {str(i) for i in per_layer} != wanted or any(o != overrides[0] or not o.keys() <= supported for o in overrides):
+        raise ValueError(
+            "per_layer_config must give the same head_dim and num_key_value_heads to every full_attention layer"
+        )
+    return overrides[0]
