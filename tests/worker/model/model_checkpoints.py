@@ -1,0 +1,121 @@
+"""Small Gemma 4 checkpoints with every tensor random, and the reference's logits for them.
+
+`make_checkpoint` writes what transformers' own `save_pretrained` writes. transformers initialises norm weights, layer
+scalars and expert scales to one, which would hide a dropped multiplication: here all of them are random.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import Gemma4ForCausalLM, Gemma4TextConfig
+
+WINDOW = 9
+S, F = "sliding_attention", "full_attention"
+
+COMMON: dict[str, Any] = {
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": WINDOW,
+    "max_position_embeddings": 4096,
+    "final_logit_softcapping": 30.0,
+    "hidden_size_per_layer_input": 0,
+    "rope_parameters": {
+        S: {"rope_type": "default", "rope_theta": 10_000.0},
+        F: {"rope_type": "proportional", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.25},
+    },
+}
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "E2B": {
+        "layer_types": [S, S, F, S, F, S, S, F],
+        "num_key_value_heads": 1,
+        "num_kv_shared_layers": 3,
+        "use_double_wide_mlp": True,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": 256,
+    },
+    "E4B": {
+        "layer_types": [S, S, F, S, S, F, S, F],
+        "num_key_value_heads": 2,
+        "num_kv_shared_layers": 2,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": 256,
+    },
+    "12B": {
+        "layer_types": [S, S, F, S, S, F],
+        "num_key_value_heads": 2,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+    },
+    "26B-A4B": {
+        "layer_types": [S, S, F, S, F],
+        "num_key_value_heads": 2,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "enable_moe_block": True,
+        "num_experts": 16,
+        "top_k_experts": 3,
+        "moe_intermediate_size": 32,
+    },
+    "31B": {
+        "layer_types": [S, S, F, S, S, F],
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "num_global_key_value_heads": 2,
+        "attention_k_eq_v": True,
+    },
+}
+
+
+def make_checkpoint(variant: str, directory: Path, *, seed: int, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
+    """Write config.json and model.safetensors of a small `variant` (a key of VARIANTS); return the config as a dict."""
+    config = Gemma4TextConfig(
+        **COMMON | VARIANTS[variant] | {"num_hidden_layers": len(VARIANTS[variant]["layer_types"])}
+    )
+    model = Gemma4ForCausalLM(config)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, tensor in sorted(model.state_dict().items()):
+            tensor.copy_(_random(name, tensor, generator))
+    model.to(dtype).save_pretrained(directory)
+    return config.to_dict()
+
+
+def _random(name: str, tensor: Tensor, generator: torch.Generator) -> Tensor:
+    """Attention scores of variance 1 (q_norm * k_norm ~ 1 / sqrt(d)), matrices of unit gain, the rest 1 +- 0.2."""
+    noise = torch.randn(tensor.shape, generator=generator)
+    if tensor.dim() > 1:
+        return noise * tensor.shape[-1] ** -0.5
+    scale = tensor.shape[0] ** -0.25 if name.endswith(("q_norm.weight", "k_norm.weight")) else 1.0
+    return (1.0 + 0.2 * noise) * scale
+
+
+def rewrite(directory: Path, *, rename: dict[str, str] | None = None, add: dict[str, Tensor] | None = None) -> None:
+    """Change the single file of a checkpoint: replace name prefixes (old -> new), then add tensors."""
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    for old, new in (rename or {}).items():
+        tensors = {name.replace(old, new, 1) if name.startswith(old) else name: t for name, t in tensors.items()}
+    save_file(tensors | (add or {}), path, metadata={"format": "pt"})
+
+
+def reference_logits(directory: Path, token_ids: list[int]) -> Tensor:
+    """float32 [len(token_ids), vocab]: transformers' logits of every position, in one pass without a cache."""
+    model = Gemma4ForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
+    with torch.no_grad():
+        logits: Tensor = model(input_ids=torch.tensor([token_ids]), use_cache=False).logits
+    return logits[0].float()
+
+
+def random_tokens(count: int, *, seed: int, vocab_size: int = 256) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(3, vocab_size, (count,), generator=generator).tolist()

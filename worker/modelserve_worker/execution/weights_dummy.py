@@ -1,0 +1,50 @@
+"""Random weights of a model's own shapes, generated on its device: for benchmarks and tests without a checkpoint.
+
+Scales keep activations and attention scores of ordinary size, so that a run does the work of a real one:
+matrices are N(0, 1 / fan-in), the products q.k of normed heads have variance 1 (q_norm * k_norm ~ 1 / sqrt(d)), every
+other norm weight and scalar is 1 +- 0.1. Values depend on (seed, tensor name, row) alone, so every tensor-parallel size
+gets shares of the same tensors.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+
+import torch
+from torch import Tensor
+
+from modelserve_worker.models.gemma4_checkpoint import WeightSource
+
+BLOCK_ELEMENTS = 1 << 25
+SPREAD = 0.1
+
+
+class DummyWeights:
+    """Reader of tensors that do not exist anywhere."""
+
+    def __init__(self, *, seed: int, device: torch.device, dtype: torch.dtype) -> None:
+        self.seed = seed
+        self.dtype = dtype
+        self.generator = torch.Generator(device=device)
+
+    def read(self, source: WeightSource, *, start: int, count: int) -> Tensor:
+        """Rows [start, start + count) of the first dimension, on the device, in the model's dtype."""
+        columns = math.prod(source.shape[1:])
+        block_rows = max(1, BLOCK_ELEMENTS // columns)
+        first, last = start // block_rows, (start + count - 1) // block_rows
+        blocks = [self._block(source, block, min(block_rows, source.shape[0])) for block in range(first, last + 1)]
+        rows = blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+        return rows.narrow(0, start - first * block_rows, count)
+
+    def _block(self, source: WeightSource, block: int, rows: int) -> Tensor:
+        self.generator.manual_seed(zlib.crc32(f"{self.seed}/{source.name}/{block}".encode()))
+        noise = torch.randn(
+            (rows, *source.shape[1:]), generator=self.generator, device=self.generator.device, dtype=self.dtype
+        )
+        if len(source.shape) > 1:
+            return noise.mul_(source.shape[-1] ** -0.5)
+        noise.mul_(SPREAD).add_(1.0)
+        if source.name.endswith((".q_norm.weight", ".k_norm.weight")):
+            noise.mul_(source.shape[0] ** -0.25)
+        return noise

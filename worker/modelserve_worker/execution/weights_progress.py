@@ -1,0 +1,78 @@
+"""Progress of loading, and the watchdog that ends a worker whose storage has stopped answering."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+from modelserve.termination import TERMINAL_EXIT_CODE, TerminationMessage, TerminationReason, write_termination
+
+STALL_LIMIT_S = 300.0
+
+ProgressCallback = Callable[[int, int], None]
+"""Called with (bytes done, bytes in all) of this rank; the first never falls."""
+
+
+def exit_stalled(message: str) -> None:
+    """End the process with reason LoadStalled. A thread blocked on storage cannot be interrupted in any gentler way."""
+    write_termination(TerminationMessage(reason=TerminationReason.LoadStalled, message=message))
+    sys.stderr.write(f"{message}\n")
+    sys.stderr.flush()
+    os._exit(TERMINAL_EXIT_CODE)
+
+
+class LoadProgress:
+    """Counts bytes for a callback; as a context manager it also watches that they keep coming."""
+
+    def __init__(
+        self,
+        total_bytes: int,
+        *,
+        callback: ProgressCallback | None = None,
+        stall_limit_s: float = STALL_LIMIT_S,
+        on_stall: Callable[[str], None] = exit_stalled,
+    ) -> None:
+        self.total_bytes = total_bytes
+        self.done_bytes = 0
+        self._callback = callback
+        self._stall_limit_s = stall_limit_s
+        self._on_stall = on_stall
+        self._what = "the first tensor"
+        self._last_s = time.monotonic()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="load-watchdog", daemon=True)
+
+    def reading(self, what: str) -> None:
+        """Say what is read next, for the message of a stall."""
+        self._what = what
+
+    def advance(self, count: int) -> None:
+        self.done_bytes += count
+        self._last_s = time.monotonic()
+        if self._callback is not None:
+            self._callback(self.done_bytes, self.total_bytes)
+
+    def __enter__(self) -> LoadProgress:
+        self._last_s = time.monotonic()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(self._stall_limit_s / 20):
+            idle_s = time.monotonic() - self._last_s
+            if idle_s >= self._stall_limit_s:
+                self._on_stall(
+                    f"loading stalled: no byte for {idle_s:.0f} s (limit {self._stall_limit_s:.0f} s) at "
+                    f"{self.done_bytes} of {self.total_bytes} bytes, reading {self._what}: check the model's storage"
+                )
+                return

@@ -1,0 +1,96 @@
+"""Token embeddings split over the vocabulary, the output head on the same split, and per-layer embeddings."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from modelserve.architecture import ModelArchitecture
+from modelserve_worker.layers.linear import ReplicatedLinear
+from modelserve_worker.layers.norm import RMSNorm
+from modelserve_worker.layers.parallel import TensorParallel
+
+
+class VocabParallelEmbedding(nn.Module):
+    """Rows [vocab / size, width] of a table; lookups of other ranks' rows come through an all-reduce.
+
+    Rows are multiplied by sqrt(`scale_of`), rounded to the table's dtype first, as Gemma was trained.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        width: int,
+        *,
+        scale_of: int,
+        what: str,
+        parallel: TensorParallel,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__()
+        self.parallel = parallel
+        self.shard = parallel.shard(vocab_size, what=what)
+        self.scale = torch.tensor(scale_of**0.5).to(dtype).item()
+        self.weight = nn.Parameter(
+            torch.empty((self.shard.size, width), device=device, dtype=dtype), requires_grad=False
+        )
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """int64 [T] -> [T, width]."""
+        if self.parallel.size == 1:
+            return functional.embedding(input_ids, self.weight) * self.scale
+        local = input_ids - self.shard.start
+        mine = (local >= 0) & (local < self.shard.size)
+        rows = functional.embedding(local * mine, self.weight) * mine.unsqueeze(-1)
+        return self.parallel.all_reduce(rows) * self.scale
+
+
+class OutputHead(nn.Module):
+    """Untied output projection, [vocab / size, hidden]; tied models use the embedding's weight instead."""
+
+    def __init__(
+        self, vocab_size: int, hidden_size: int, *, parallel: TensorParallel, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        super().__init__()
+        self.shard = parallel.shard(vocab_size, what="vocab_size")
+        self.weight = nn.Parameter(
+            torch.empty((self.shard.size, hidden_size), device=device, dtype=dtype), requires_grad=False
+        )
+
+
+class PerLayerEmbedding(nn.Module):
+    """What each layer of a PLE model adds about the token itself (gemma4.md section 2, step 2).
+
+    ple = (RMS_w(W_proj x0 / sqrt(H)) + E_ple[id] sqrt(P)) / sqrt(2), with P = hidden_size_per_layer_input.
+    The table is split over its vocabulary; the projection, a few tens of MB, is held whole.
+    """
+
+    def __init__(
+        self, architecture: ModelArchitecture, *, parallel: TensorParallel, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        super().__init__()
+        self.layers = architecture.num_hidden_layers
+        self.width = architecture.hidden_size_per_layer_input
+        self.projection_scale = architecture.hidden_size**-0.5
+        self.table = VocabParallelEmbedding(
+            architecture.vocab_size_per_layer_input,
+            self.layers * self.width,
+            scale_of=self.width,
+            what="vocab_size_per_layer_input",
+            parallel=parallel,
+            device=device,
+            dtype=dtype,
+        )
+        self.projection = ReplicatedLinear(
+            architecture.hidden_size, self.layers * self.width, device=device, dtype=dtype
+        )
+        self.norm = RMSNorm(self.width, eps=architecture.rms_norm_eps, device=device, dtype=dtype)
+
+    def forward(self, input_ids: Tensor, embedded: Tensor) -> Tensor:
+        """int64 [T] and scaled token embeddings [T, H] -> [T, layers, P]."""
+        shape = (-1, self.layers, self.width)
+        context = self.norm((self.projection(embedded) * self.projection_scale).view(shape))
+        added: Tensor = (context + self.table(input_ids).view(shape)) * 2.0**-0.5
+        return added
