@@ -30,14 +30,6 @@ def published_uris() -> tuple[str, ...]:
     return tuple(f"hf://google/gemma-4-{variant}{form}" for variant in _data()["variants"] for form in ("", "-it"))
 
 
-def parameter_count(uri: str) -> int:
-    """Text parameters, the tied embedding counted once. Raises KeyError for an address that is not published."""
-    match = _NAME.fullmatch(uri)
-    if match is None:
-        raise KeyError(uri)
-    return int(_data()["variants"][match["variant"]]["parameters"])
-
-
 @cache
 def _data() -> dict[str, Any]:
     data: dict[str, Any] = json.loads(files("modelserve").joinpath("data/gemma4.json").read_text())
