@@ -1,0 +1,72 @@
+"""The checkpoint's Jinja2 chat template, rendered in a sandbox."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError, TemplateSyntaxError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from modelserve.errors import InvalidInput
+
+
+class ChatTemplateError(InvalidInput):
+    """The template refused these messages, or could not render them."""
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise ChatTemplateError(message)
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    """JSON as the model was trained on: no HTML escapes, unlike Jinja2's own filter."""
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now(UTC).strftime(pattern)
+
+
+class ChatTemplate:
+    """A compiled template. Raises InvalidInput when the source is not valid Jinja2."""
+
+    def __init__(self, source: str, *, special_tokens: Mapping[str, str]) -> None:
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+        self._special_tokens = dict(special_tokens)
+        try:
+            self._template = environment.from_string(source)
+        except TemplateSyntaxError as error:
+            raise InvalidInput(f"chat template, line {error.lineno}: {error.message}", field="chat_template") from error
+
+    @property
+    def reserved_names(self) -> frozenset[str]:
+        """Variables that callers may not set."""
+        return frozenset({"messages", "add_generation_prompt", *self._special_tokens})
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt text, special tokens written out. Raises ChatTemplateError."""
+        context = {
+            **(variables or {}),
+            **self._special_tokens,
+            "messages": list(messages),
+            "add_generation_prompt": add_generation_prompt,
+        }
+        try:
+            return self._template.render(context)
+        except ChatTemplateError:
+            raise
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+            raise ChatTemplateError(f"{type(error).__name__}: {error}") from error
