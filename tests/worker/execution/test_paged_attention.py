@@ -1,0 +1,257 @@
+"""Paged attention equals dense attention, whatever the pages, the chunks, the batch and the storage format."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from modelserve.architecture import LayerKind
+from modelserve.errors import InvalidInput
+from modelserve.sizing.pages import KVCacheDtype
+from modelserve_worker.batch import SlidingTable
+from modelserve_worker.execution import paged_attention
+from modelserve_worker.execution.input_batch import pack
+from modelserve_worker.execution.kv_cache import KVCache
+from modelserve_worker.execution.paged_attention import PagedAttention, scratch_bytes
+from modelserve_worker.execution.staging import StagingBuffer
+from modelserve_worker.kernels.row_codec import decode_rows, encode_rows
+from modelserve_worker.layers.rotary import RotaryEmbedding, rotate
+
+CPU = torch.device("cpu")
+POOL = 1 << 24
+
+
+class Projections:
+    """Random q, k, v of every layer and position of some requests, and the attention they must give."""
+
+    def __init__(self, architecture, lengths: dict[str, int], *, seed: int = 0) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.architecture = architecture
+        self.rope = RotaryEmbedding(architecture, device=CPU)
+        self.norm = torch.rand(architecture.global_head_dim, generator=generator) + 0.5
+        self.rows: dict[tuple[str, int], tuple[torch.Tensor, ...]] = {}
+        for name, length in lengths.items():
+            for layer in range(architecture.num_hidden_layers):
+                width, kv_heads = architecture.layer_head_dim(layer), architecture.layer_kv_heads(layer)
+                q = torch.randn(length, architecture.num_attention_heads, width, generator=generator)
+                v = torch.randn(length, kv_heads, width, generator=generator)
+                k = torch.randn(length, kv_heads, width, generator=generator) / width**0.5
+                if architecture.k_from_v(layer):
+                    k = self.derive(layer, v.transpose(0, 1)[None], torch.arange(length))[0].transpose(0, 1)
+                self.rows[name, layer] = (q, k, v)
+
+    def derive(self, layer: int, values: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        cos, sin = self.rope.cos_sin(LayerKind.GLOBAL, positions)
+        scaled = values * self.norm / values.shape[-1] ** 0.5
+        flat = rotate(scaled.permute(2, 0, 1, 3).flatten(1, 2), cos, sin)
+        return flat.unflatten(1, values.shape[:2]).permute(1, 2, 0, 3)
+
+    def stored(self, name: str, layer: int, dtype: KVCacheDtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of a layer as any reader must see them."""
+        _, k, v = self.rows[name, self.architecture.producer(layer)]
+        k, v = (decode_rows(encode_rows(rows, dtype), dtype, torch.float32) for rows in (k, v))
+        return k, v
+
+    def dense(self, name: str, layer: int, dtype: KVCacheDtype = KVCacheDtype.FLOAT32, *, derived: bool = False):
+        q = self.rows[name, layer][0].double()
+        k, v = self.stored(name, layer, dtype)
+        if derived and self.architecture.k_from_v(layer):
+            k = self.derive(layer, v.transpose(0, 1)[None], torch.arange(v.shape[0]))[0].transpose(0, 1)
+        group = q.shape[1] // k.shape[1]
+        k, v = (rows.double().repeat_interleave(group, dim=1) for rows in (k, v))
+        distance = torch.arange(q.shape[0])[:, None] - torch.arange(q.shape[0])
+        mask = distance >= 0
+        if self.architecture.kind(layer) is LayerKind.SLIDING:
+            mask &= distance < self.architecture.sliding_window
+        scores = torch.einsum("qhd,khd->hqk", q, k).masked_fill(~mask, -torch.inf)
+        return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v)
+
+
+def run_steps(projections, cache, driver, steps: list[list[tuple[str, int]]]):
+    """Push the chunks of every step through the cache, layer by layer: outputs per (request, layer)."""
+    architecture = projections.architecture
+    outputs: dict[tuple[str, int], list[torch.Tensor]] = {key: [] for key in projections.rows}
+    staging = StagingBuffer(16, CPU)  # small on purpose: it must grow
+    for step in steps:
+        batch = driver.batch(*(driver.share(name, [5] * count) for name, count in step))
+        packed = pack(batch, cache, staging, vocab_size=512, eos_token_ids=(1,))
+        attention = PagedAttention(
+            packed, cache=cache, architecture=architecture, derive_keys=projections.derive
+        )  # fmt: skip
+        for layer in range(architecture.num_hidden_layers):
+            spans = [(r.request_id, slice(r.start, r.end)) for r in batch.requests]
+            q, k, v = (torch.cat([projections.rows[n, layer][i][s] for n, s in spans]) for i in range(3))
+            owns = architecture.owns_cache(layer)
+            attended = attention.attend(layer, q, k if owns else None, v if owns else None)
+            for (name, span), part in zip(spans, attended.split([s.stop - s.start for _, s in spans]), strict=True):
+                outputs[name, layer].append(part)
+    return {key: torch.cat(parts) for key, parts in outputs.items() if parts}
+
+
+def random_steps(lengths: dict[str, int], rng: random.Random, *, most: int) -> list[list[tuple[str, int]]]:
+    left, steps = dict(lengths), []
+    while any(left.values()):
+        step = []
+        for name in rng.sample(sorted(left), k=rng.randint(1, len(left))):
+            if left[name]:
+                count = min(left[name], rng.choice([1, 1, rng.randint(1, most)]))
+                step.append((name, count))
+                left[name] -= count
+        if step:
+            steps.append(step)
+    return steps
+
+
+def poisoned_cache(geometry, *, stamps: bool = True) -> KVCache:
+    """A cache whose unwritten bytes are NaN in every floating format."""
+    cache = KVCache(geometry, POOL, device=CPU, debug_stamps=stamps)
+    cache.arena.fill_(0xFF)
+    return cache
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    variant=st.sampled_from(["31b", "26b-a4b", "12b", "e4b", "e2b"]),
+    layout=st.sampled_from([None, "kv"]),
+    window=st.sampled_from([1, 2, 9, 31, 32, 33, 64, 100]),
+    lengths=st.lists(st.integers(1, 210), min_size=1, max_size=4),
+    seed=st.integers(0, 1 << 20),
+)
+def test_paged_equals_dense(
+    small_architecture, geometry_of, driver_for, variant, layout, window, lengths, seed
+) -> None:
+    architecture = small_architecture(variant, sliding_window=window)
+    wanted = {f"r{i}": length for i, length in enumerate(lengths)}
+    projections = Projections(architecture, wanted, seed=seed)
+    geometry = geometry_of(architecture, layout=layout)
+    driver = driver_for(geometry, POOL, seed=seed)
+    steps = random_steps(wanted, random.Random(seed), most=120)
+    outputs = run_steps(projections, poisoned_cache(geometry), driver, steps)
+    for (name, layer), output in outputs.items():
+        torch.testing.assert_close(output.double(), projections.dense(name, layer), atol=1e-5, rtol=0)
+
+
+def test_sliding_pages_are_reused_in_place(small_architecture, geometry_of, driver_for) -> None:
+    """The fixture does exercise the dangerous case: a write table that holds a page of the read table."""
+    architecture = small_architecture("e4b", sliding_window=40)
+    projections = Projections(architecture, {"a": 300})
+    geometry = geometry_of(architecture)
+    driver = driver_for(geometry, POOL)
+    outputs = run_steps(projections, poisoned_cache(geometry), driver, [[("a", n)] for n in [50, 1, 90, 1, 70, 88]])
+    assert driver.reused_in_place >= 4
+    for (name, layer), output in outputs.items():
+        torch.testing.assert_close(output.double(), projections.dense(name, layer), atol=1e-5, rtol=0)
+
+
+def test_many_passes_give_the_same(small_architecture, geometry_of, driver_for, monkeypatch) -> None:
+    """Small pass limits: keys in several passes, queries in several blocks, decodes in several groups."""
+    monkeypatch.setattr(paged_attention, "KEYS_PER_PASS", 128)
+    monkeypatch.setattr(paged_attention, "SCORES_PER_PASS", 4096)
+    architecture = small_architecture("12b", sliding_window=20)
+    lengths = {f"r{i}": 150 + 37 * i for i in range(5)}
+    projections = Projections(architecture, lengths)
+    geometry = geometry_of(architecture)
+    steps = [[(n, length - 3) for n, length in lengths.items()]] + [[(n, 1) for n in lengths]] * 3
+    outputs = run_steps(projections, poisoned_cache(geometry), driver_for(geometry, POOL), steps)
+    for (name, layer), output in outputs.items():
+        torch.testing.assert_close(output.double(), projections.dense(name, layer), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "dtype", [KVCacheDtype.BFLOAT16, KVCacheDtype.INT8, KVCacheDtype.FP8_E4M3, KVCacheDtype.FP8_E5M2]
+)
+@pytest.mark.parametrize(("variant", "layout"), [("31b", "v_only"), ("31b", "kv"), ("e4b", "kv")])
+def test_quantised_rows_read_the_same_from_chunk_and_page(
+    small_architecture, geometry_of, driver_for, dtype, variant, layout
+) -> None:
+    """Attention over stored values, however the prompt is cut; the dense reference quantises each row once."""
+    architecture = small_architecture(variant, sliding_window=40)
+    projections = Projections(architecture, {"a": 130})
+    geometry = geometry_of(architecture, dtype, layout)
+    for cuts in ([130], [1] * 130, [50, 1, 79]):
+        cache, driver = poisoned_cache(geometry), driver_for(geometry, POOL)
+        outputs = run_steps(projections, cache, driver, [[("a", n)] for n in cuts])
+        for (name, layer), output in outputs.items():
+            expected = projections.dense(name, layer, dtype, derived=layout == "v_only")
+            torch.testing.assert_close(output.double(), expected, atol=1e-5, rtol=0)
+
+
+def test_stamps_catch_a_wrong_page(small_architecture, geometry_of, driver_for) -> None:
+    architecture = small_architecture("31b", sliding_window=40)
+    projections = Projections(architecture, {"a": 100, "b": 100})
+    geometry = geometry_of(architecture)
+    cache, driver = poisoned_cache(geometry), driver_for(geometry, POOL)
+    run_steps(projections, cache, driver, [[("a", 90), ("b", 90)]])
+    a, b = driver.tables["a"], driver.tables["b"]
+    a.global_pages[0], b.global_pages[0] = b.global_pages[0], a.global_pages[0]
+    with pytest.raises(AssertionError, match=r"position 90 of request #\d+ read 91 rows .* of request #"):
+        run_steps(projections, cache, driver, [[("a", 1)]])
+
+
+def test_stamps_catch_an_early_overwrite(small_architecture, geometry_of, driver_for, monkeypatch) -> None:
+    """A producer that writes its sliding rows before the layers that share them have read."""
+    architecture = small_architecture("e4b", sliding_window=40)
+    projections = Projections(architecture, {"a": 200})
+    geometry = geometry_of(architecture)
+    original = PagedAttention.__init__
+
+    def eager(self, *args, **kwargs) -> None:
+        original(self, *args, **kwargs)
+        self._last_reader = {producer: producer for producer in self._last_reader}
+        self._fresh = KeepingDict()
+
+    class KeepingDict(dict):
+        def __delitem__(self, key) -> None:
+            """Keep the fresh rows for the sharing layers: only the time of the write is wrong."""
+
+    monkeypatch.setattr(PagedAttention, "__init__", eager)
+    with pytest.raises(AssertionError, match="may read positions"):
+        run_steps(projections, poisoned_cache(geometry), driver_for(geometry, POOL), [[("a", 90)], [("a", 90)]])
+
+
+@pytest.mark.parametrize("shift", [-1, 1])
+@pytest.mark.parametrize("last", [1, 60])
+def test_stamps_catch_a_wrong_window(small_architecture, geometry_of, driver_for, monkeypatch, shift, last) -> None:
+    architecture = small_architecture("31b", sliding_window=40)
+    projections = Projections(architecture, {"a": 200})
+    geometry = geometry_of(architecture)
+    original = PagedAttention.__init__
+
+    def shifted(self, *args, **kwargs) -> None:
+        original(self, *args, **kwargs)
+        self._window = geometry.window + shift
+
+    monkeypatch.setattr(PagedAttention, "__init__", shifted)
+    with pytest.raises(AssertionError, match=r"may read positions \d+\.\."):
+        run_steps(projections, poisoned_cache(geometry), driver_for(geometry, POOL), [[("a", 90)], [("a", last)]])
+
+
+def test_a_batch_that_breaks_the_contract_is_refused(small_architecture, geometry_of, driver_for) -> None:
+    architecture = small_architecture("31b", sliding_window=40)
+    geometry = geometry_of(architecture)
+    cache, driver, staging = poisoned_cache(geometry), driver_for(geometry, POOL), StagingBuffer(16, CPU)
+    good = driver.share("a", [5] * 70)
+    broken = {
+        "global pages do not cover 70": {"global_pages": good.global_pages[:1]},
+        "sliding_write does not cover": {"sliding_write": SlidingTable(2, good.sliding_write.pages[:1])},
+        "token id outside 0..511": {"token_ids": (512,) * 70},
+        "outside the arena": {"global_pages": (0, 1 << 30)},
+    }
+    for message, change in broken.items():
+        with pytest.raises(InvalidInput, match=message):
+            pack(driver.batch(dataclasses.replace(good, **change)), cache, staging, vocab_size=512, eos_token_ids=(1,))
+
+
+def test_scratch_is_bounded_whatever_the_context(small_architecture, geometry_of) -> None:
+    """The bound depends on the step and the window, not on how long a request is."""
+    architecture = small_architecture("31b")
+    small, large = (
+        scratch_bytes(architecture, geometry_of(architecture), max_num_batched_tokens=n, query_heads=4)
+        for n in (512, 8192)
+    )
+    assert small < large < 2 << 30

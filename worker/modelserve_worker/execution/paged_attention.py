@@ -1,0 +1,276 @@
+"""Attention of one step through the paged cache, in plain PyTorch: correct on the CPU and on a GPU.
+
+Global layers write the step's rows first, then read pages. Sliding layers read the old window from pages and the step's
+own rows from the projections, and write the rows that outlive the step after the last layer that reads them: the page
+that takes a new row may be the one whose old rows are being read. Decode rows are one padded batch; prefill chunks run
+request by request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from modelserve.architecture import LayerKind, ModelArchitecture
+from modelserve.sizing.pages import CacheGeometry
+from modelserve_worker.execution.input_batch import InputBatch, PrefillChunk
+from modelserve_worker.execution.kv_cache import KVCache
+from modelserve_worker.execution.kv_stamps import ReadAudit, stamp
+from modelserve_worker.kernels.block_attention import SoftmaxAccumulator
+from modelserve_worker.kernels.row_codec import StoredRows
+
+KEYS_PER_PASS = 16_384
+SCORES_PER_PASS = 1 << 25  # float32 scores of one matrix product: 128 MiB
+
+DeriveKeys = Callable[[int, Tensor, Tensor], Tensor]
+"""(layer, V [B, heads, K, D], positions [K]) -> K of the same shape and dtype: rope(k_norm.weight * V)."""
+
+
+def scratch_bytes(
+    architecture: ModelArchitecture, geometry: CacheGeometry, *, max_num_batched_tokens: int, query_heads: int
+) -> int:
+    """Most bytes that one call of `attend` holds beside its inputs and output; `query_heads` are those of one rank.
+
+    Per key of a pass: V, K and two float32 temporaries of decoding and rotation. Per query row of the step: the
+    float32 numerator, its decay product and the packed query. Then the scores and their copy in the compute dtype.
+    """
+    width = max(architecture.global_head_dim, architecture.head_dim)
+    kv_heads = max(spec.planes[0].heads for spec in (geometry.global_page, geometry.sliding_page))
+    sliding_keys = geometry.window + max_num_batched_tokens
+    keys = max(KEYS_PER_PASS, sliding_keys) * kv_heads * width * 16
+    queries = max_num_batched_tokens * query_heads * width * 12
+    return keys + queries + 2 * SCORES_PER_PASS * 4
+
+
+class PagedAttention:
+    """The attention backend of one step; build one per step, call `attend` once per layer in model order."""
+
+    def __init__(
+        self, batch: InputBatch, *, cache: KVCache, architecture: ModelArchitecture, derive_keys: DeriveKeys
+    ) -> None:
+        self._batch = batch
+        self._cache = cache
+        self._architecture = architecture
+        self._derive_keys = derive_keys
+        self._window = cache.geometry.window
+        self._last_reader = {architecture.producer(i): i for i in range(architecture.num_hidden_layers)}
+        # Rows of the step that sliding layers read before they are in a page: stored, and decoded K and V [T, H, D].
+        self._fresh: dict[int, tuple[dict[str, StoredRows], Tensor, Tensor]] = {}
+
+    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+        """q [T, Hq, D]; k, v [T, Hkv, D] of the rank's heads, or None on KV-shared layers. Returns [T, Hq, D].
+
+        Raises AssertionError in debug mode when a query read any row but those it may.
+        """
+        if self._architecture.kind(layer) is LayerKind.GLOBAL:
+            return self._attend_global(layer, q, k, v)
+        return self._attend_sliding(layer, q, k, v)
+
+    def _attend_global(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+        producer = self._architecture.producer(layer)
+        if k is not None and v is not None:
+            fresh = {"k": k, "v": v}
+            rows = {name: self._cache.encode(fresh[name]) for name in self._cache.planes(layer)}
+            self._write(layer, self._batch.global_slots, rows, tokens=None)
+        output = torch.empty_like(q)
+        for rows_of, attended in self._global_decodes(layer, producer, q):
+            output[rows_of] = attended
+        for chunk in self._batch.chunks:
+            span = slice(chunk.offset, chunk.offset + chunk.end - chunk.start)
+            output[span] = self._global_chunk(layer, producer, chunk, q[span])
+        return output
+
+    def _attend_sliding(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+        producer = self._architecture.producer(layer)
+        if k is not None and v is not None:
+            stored = {"k": self._cache.encode(k), "v": self._cache.encode(v)}
+            decoded = [self._cache.decode(stored[name], q.dtype) for name in ("k", "v")]
+            self._fresh[layer] = (stored, decoded[0], decoded[1])
+        stored, keys, values = self._fresh[producer]
+        output = torch.empty_like(q)
+        for rows_of, attended in self._sliding_decodes(layer, producer, q, keys, values):
+            output[rows_of] = attended
+        for chunk in self._batch.chunks:
+            span = slice(chunk.offset, chunk.offset + chunk.end - chunk.start)
+            output[span] = self._sliding_chunk(layer, producer, chunk, q[span], keys[span], values[span])
+        if layer == self._last_reader[producer]:
+            del self._fresh[producer]
+            tokens = self._batch.sliding_tokens
+            kept = {
+                name: StoredRows(rows.values[tokens], None if rows.scale is None else rows.scale[tokens])
+                for name, rows in stored.items()
+            }
+            self._write(producer, self._batch.sliding_slots, kept, tokens=tokens)
+        return output
+
+    def _global_decodes(self, layer: int, producer: int, q: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Groups of decode rows, so many pages of each at a time that a pass gathers at most KEYS_PER_PASS keys."""
+        decode, page = self._batch.decode, self._cache.geometry.global_page
+        pages_per_pass = KEYS_PER_PASS // page.page_tokens
+        for start in range(0, decode.count, pages_per_pass):
+            rows = slice(start, min(decode.count, start + pages_per_pass))
+            ends = decode.positions[rows] + 1
+            most_pages = max(page.pages(end) for end in decode.ends[rows])
+            step = max(1, pages_per_pass // (rows.stop - rows.start))
+            softmax = SoftmaxAccumulator(q[rows, None], kv_heads=page.planes[0].heads)
+            audits = self._audits(layer, producer, rows, window=None)
+            for first in range(0, most_pages, step):
+                table = decode.global_rows[rows, first : min(most_pages, first + step)]
+                positions = self._positions(first, table.shape[1], page.page_tokens)
+                readable = positions < ends[:, None]
+                keys, values = self._read_global(producer, table, positions, readable, q.dtype)
+                softmax.add(keys, values, readable[:, None])
+                for index, audit in enumerate(audits):
+                    audit.observe(self._stamps(producer, table[index]), readable[None, index])
+            for audit in audits:
+                audit.check()
+            yield rows, softmax.result(q.dtype)[:, 0]
+
+    def _global_chunk(self, layer: int, producer: int, chunk: PrefillChunk, q: Tensor) -> Tensor:
+        """Keys in passes, expanded once each; within a pass the queries in blocks of bounded scores."""
+        page = self._cache.geometry.global_page
+        step = KEYS_PER_PASS // page.page_tokens
+        own = torch.arange(chunk.start, chunk.end, device=q.device)
+        keys_per_pass = min(KEYS_PER_PASS, chunk.global_rows.numel() * page.page_tokens)
+        rows = max(1, SCORES_PER_PASS // (q.shape[1] * keys_per_pass))
+        blocks = [slice(i, min(i + rows, q.shape[0])) for i in range(0, q.shape[0], rows)]
+        softmaxes = [SoftmaxAccumulator(q[None, block], kv_heads=page.planes[0].heads) for block in blocks]
+        audits = [self._audit(layer, producer, chunk.offset, own[block], window=None) for block in blocks]
+        for first in range(0, chunk.global_rows.numel(), step):
+            table = chunk.global_rows[None, first : first + step]
+            positions = self._positions(first, table.shape[1], page.page_tokens)
+            written = positions < chunk.end
+            keys, values = self._read_global(producer, table, positions, written[None], q.dtype)
+            for block, softmax, audit in zip(blocks, softmaxes, audits, strict=True):
+                if chunk.start + block.stop <= first * page.page_tokens:
+                    continue  # all of these keys lie after all of these queries
+                mask = positions <= own[block, None]
+                softmax.add(keys, values, mask[None])
+                if audit is not None:
+                    audit.observe(self._stamps(producer, table[0]), mask)
+        for audit in audits:
+            if audit is not None:
+                audit.check()
+        return torch.cat([softmax.result(q.dtype)[0] for softmax in softmaxes])
+
+    def _read_global(
+        self, producer: int, table: Tensor, positions: Tensor, readable: Tensor, compute: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """K and V [B, H, K, D] of pages [B, P]; V is 0 where nobody may read, since those bytes may be NaN."""
+        values = self._cache.read_pages(producer, "v", table, compute)
+        values.masked_fill_(~readable[:, None, :, None], 0.0)
+        if "k" in self._cache.planes(producer):
+            return self._cache.read_pages(producer, "k", table, compute), values
+        return self._derive_keys(producer, values, positions), values
+
+    def _sliding_decodes(
+        self, layer: int, producer: int, q: Tensor, own_keys: Tensor, own_values: Tensor
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """Groups of decode rows: the old window of each from its pages, then its own row."""
+        decode, page = self._batch.decode, self._cache.geometry.sliding_page
+        keys_per_row = decode.sliding_rows.shape[1] * page.page_tokens + 1
+        group = max(1, KEYS_PER_PASS // keys_per_row)
+        for start in range(0, decode.count, group):
+            rows = slice(start, min(decode.count, start + group))
+            table, at = decode.sliding_rows[rows], decode.positions[rows, None]
+            positions = decode.sliding_first[rows, None] * page.page_tokens + self._positions(
+                0, table.shape[1], page.page_tokens
+            )
+            readable = (positions > at - self._window) & (positions < at)
+            mask = torch.cat((readable, torch.ones_like(at, dtype=torch.bool)), dim=1)
+            keys = self._cache.read_pages(producer, "k", table, q.dtype)
+            values = self._cache.read_pages(producer, "v", table, q.dtype)
+            values.masked_fill_(~readable[:, None, :, None], 0.0)
+            softmax = SoftmaxAccumulator(q[rows, None], kv_heads=page.planes[0].heads)
+            softmax.add(
+                torch.cat((keys, own_keys[rows, :, None]), dim=2),
+                torch.cat((values, own_values[rows, :, None]), dim=2),
+                mask[:, None],
+            )
+            for index, audit in enumerate(
+                self._audits(layer, producer, rows, window=self._architecture.sliding_window)
+            ):
+                own = self._own_stamps(producer, slice(start + index, start + index + 1))
+                audit.observe(torch.cat((self._stamps(producer, table[index]), own)), mask[None, index])
+                audit.check()
+            yield rows, softmax.result(q.dtype)[:, 0]
+
+    def _sliding_chunk(
+        self, layer: int, producer: int, chunk: PrefillChunk, q: Tensor, own_keys: Tensor, own_values: Tensor
+    ) -> Tensor:
+        """Blocks of queries, each over the band of keys (old window, then own rows) that any of them may read."""
+        page, window, length = self._cache.geometry.sliding_page, self._window, q.shape[0]
+        base = max(0, chunk.start - window + 1)
+        skip = base - chunk.sliding_first * page.page_tokens
+        old = slice(skip, skip + chunk.start - base)
+        # [H, old rows + own rows, D]: row i holds position base + i.
+        keys, values = (
+            torch.cat(
+                (
+                    self._cache.read_pages(producer, name, chunk.sliding_rows[None], q.dtype)[0, :, old],
+                    own.transpose(0, 1),
+                ),
+                dim=1,
+            )
+            for name, own in (("k", own_keys), ("v", own_values))
+        )
+        rows = _band_rows(q.shape[1], window, length)
+        outputs = []
+        for first in range(0, length, rows):
+            block = slice(first, min(first + rows, length))
+            at = torch.arange(chunk.start + block.start, chunk.start + block.stop, device=q.device)
+            band = slice(max(0, chunk.start + block.start - window + 1 - base), chunk.start + block.stop - base)
+            distance = at[:, None] - torch.arange(base + band.start, base + band.stop, device=q.device)
+            mask = (distance >= 0) & (distance < self._window)
+            softmax = SoftmaxAccumulator(q[None, block], kv_heads=page.planes[0].heads)
+            softmax.add(keys[None, :, band], values[None, :, band], mask[None])
+            outputs.append(softmax.result(q.dtype)[0])
+            audit = self._audit(layer, producer, chunk.offset, at, window=self._architecture.sliding_window)
+            if audit is not None:
+                own_rows = self._own_stamps(producer, slice(chunk.offset, chunk.offset + length))
+                read = torch.cat((self._stamps(producer, chunk.sliding_rows)[old], own_rows))
+                audit.observe(read[band], mask)
+                audit.check()
+        return torch.cat(outputs)
+
+    def _write(self, layer: int, slots: Tensor, rows: dict[str, StoredRows], *, tokens: Tensor | None) -> None:
+        self._cache.write_rows(layer, slots, rows)
+        if self._cache.stamps is not None:
+            stamps = self._own_stamps(layer, slice(None))
+            self._cache.stamps.write(layer, slots, stamps if tokens is None else stamps[tokens.cpu()])
+
+    def _positions(self, first_page: int, pages: int, page_tokens: int) -> Tensor:
+        """Positions [pages * page_tokens] of consecutive logical pages."""
+        return torch.arange(
+            first_page * page_tokens, (first_page + pages) * page_tokens, device=self._cache.arena.device
+        )
+
+    def _stamps(self, layer: int, page_rows: Tensor) -> Tensor:
+        assert self._cache.stamps is not None
+        return self._cache.stamps.read_pages(layer, page_rows)
+
+    def _own_stamps(self, layer: int, tokens: slice) -> Tensor:
+        assert self._batch.owners is not None
+        return stamp(self._batch.owners[tokens], layer, self._batch.positions[tokens].cpu())
+
+    def _audit(self, layer: int, producer: int, token: int, at: Tensor, *, window: int | None) -> ReadAudit | None:
+        """The check of one request's queries at positions `at`; None outside debug mode."""
+        if self._batch.owners is None:
+            return None
+        return ReadAudit(int(self._batch.owners[token]), layer, producer, at.cpu(), window)
+
+    def _audits(self, layer: int, producer: int, rows: slice, *, window: int | None) -> list[ReadAudit]:
+        """One check per decode row; empty outside debug mode."""
+        tokens = range(rows.start, rows.stop)
+        found = [self._audit(layer, producer, t, self._batch.positions[t : t + 1], window=window) for t in tokens]
+        return [audit for audit in found if audit is not None]
+
+
+def _band_rows(query_heads: int, window: int, length: int) -> int:
+    """Query rows r of one band with r * (window + r) * heads scores within SCORES_PER_PASS, at most `length`."""
+    rows = length
+    while rows > 1 and rows * (window + rows) * query_heads > SCORES_PER_PASS:
+        rows = (rows + 1) // 2
+    return rows
