@@ -1,4 +1,4 @@
-"""Attention by the definition, over one whole sequence at once: no pages, no cache, nothing shared with the product's."""
+"""Attention by the definition, over one whole sequence at once, without pages or cache."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from modelserve.architecture import LayerKind, ModelArchitecture
+from modelserve_worker.layers.rotary import rotate
+from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 
 
 class DenseAttention:
@@ -31,3 +33,27 @@ class DenseAttention:
             allowed &= key > query - self.window
         scores = torch.einsum("qhd,khd->hqk", q.float(), k.float()).masked_fill(~allowed, float("-inf"))
         return torch.einsum("hqk,khd->qhd", scores.softmax(dim=-1), v.float()).to(q.dtype)
+
+
+class DerivedKeyAttention(DenseAttention):
+    """Keeps V alone where the model allows it, and derives K = rope(k_norm.weight * V) as a V-only cache does."""
+
+    def __init__(self, model: Gemma4ForCausalLM) -> None:
+        super().__init__(model.architecture)
+        self.model = model
+
+    def k_norm_weight(self, layer: int) -> Tensor:
+        return self.model.k_norm_weight(layer)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+        if self.architecture.k_from_v(layer) and v is not None:
+            cos, sin = self.model.rope.cos_sin(LayerKind.GLOBAL, torch.arange(v.shape[0]))
+            k = rotate(v * self.k_norm_weight(layer), cos, sin)
+        return super().attend(layer, q, k, v)
+
+
+def dense_logits(model: Gemma4ForCausalLM, token_ids: list[int], attention: DenseAttention | None = None) -> Tensor:
+    """float32 [len(token_ids), vocab] of one whole sequence in one step."""
+    positions = torch.arange(len(token_ids))
+    backend = attention or DenseAttention(model.architecture)
+    return model.compute_logits(model(torch.tensor(token_ids), positions, backend))

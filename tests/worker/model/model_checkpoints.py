@@ -6,6 +6,7 @@ scalars and expert scales to one, which would hide a dropped multiplication: her
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import Gemma4ForCausalLM, Gemma4TextConfig
+
+from modelserve.architecture import ModelArchitecture
+from modelserve_worker.execution.loader import load_model
+from modelserve_worker.execution.parallel import TensorParallel
+from modelserve_worker.models.gemma4 import Gemma4ForCausalLM as Gemma4
 
 WINDOW = 9
 S, F = "sliding_attention", "full_attention"
@@ -108,9 +114,9 @@ def rewrite(directory: Path, *, rename: dict[str, str] | None = None, add: dict[
     save_file(tensors | (add or {}), path, metadata={"format": "pt"})
 
 
-def reference_logits(directory: Path, token_ids: list[int]) -> Tensor:
+def reference_logits(directory: Path, token_ids: list[int], *, dtype: torch.dtype = torch.float32) -> Tensor:
     """float32 [len(token_ids), vocab]: transformers' logits of every position, in one pass without a cache."""
-    model = Gemma4ForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
+    model = Gemma4ForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation="eager").eval()
     with torch.no_grad():
         logits: Tensor = model(input_ids=torch.tensor([token_ids]), use_cache=False).logits
     return logits[0].float()
@@ -119,3 +125,20 @@ def reference_logits(directory: Path, token_ids: list[int]) -> Tensor:
 def random_tokens(count: int, *, seed: int, vocab_size: int = 256) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(3, vocab_size, (count,), generator=generator).tolist()
+
+
+def read_architecture(directory: Path) -> ModelArchitecture:
+    return ModelArchitecture.from_config(json.loads((directory / "config.json").read_text()))
+
+
+def load_checkpoint(
+    directory: Path, *, parallel: TensorParallel | None = None, dtype: torch.dtype = torch.float32
+) -> Gemma4:
+    """The product's model with the weights of `directory`, on the CPU."""
+    return load_model(
+        read_architecture(directory),
+        directory,
+        parallel=parallel or TensorParallel(),
+        device=torch.device("cpu"),
+        dtype=dtype,
+    )

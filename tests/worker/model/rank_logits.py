@@ -1,0 +1,41 @@
+"""Logits of a tensor-parallel model whose ranks are processes of this machine, joined by gloo."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+
+import torch
+from dense_attention import dense_logits
+from model_checkpoints import load_checkpoint
+from torch import Tensor
+
+from modelserve_worker.execution.parallel import join_tensor_parallel
+
+Case = tuple[Path, list[int]]
+
+
+def tensor_parallel_logits(
+    cases: list[Case], *, size: int, scratch: Path, timeout_s: float = 240.0
+) -> list[list[Tensor]]:
+    """Logits of every case (checkpoint directory, token ids), as each rank computed them: [rank][case]."""
+    context = multiprocessing.get_context("spawn")
+    ranks = [context.Process(target=_rank, args=(rank, size, cases, scratch)) for rank in range(size)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(timeout_s)
+        process.kill()  # of no effect on a process that ended
+        process.join()
+    assert [process.exitcode for process in ranks] == [0] * size
+    return [torch.load(scratch / f"rank{rank}.pt") for rank in range(size)]
+
+
+def _rank(rank: int, size: int, cases: list[Case], scratch: Path) -> None:
+    torch.set_num_threads(1)
+    parallel = join_tensor_parallel(
+        rank=rank, size=size, init_method=f"file://{scratch}/rendezvous", device=torch.device("cpu"), timeout_s=120.0
+    )
+    models = {directory: load_checkpoint(directory, parallel=parallel) for directory in dict(cases)}
+    torch.save([dense_logits(models[directory], ids) for directory, ids in cases], scratch / f"rank{rank}.pt")
+    torch.distributed.destroy_process_group()
