@@ -220,15 +220,15 @@ def _global_overrides(text: Mapping[str, Any], layer_types: Sequence[str]) -> Ma
     """What `per_layer_config` says of the global layers, alike for all of them.
 
     Configs saved by transformers >= 5.20 give head_dim and num_key_value_heads of global layers there, by layer index,
-    in place of global_head_dim and num_global_key_value_heads.
+    in place of global_head_dim and num_global_key_value_heads. The index may be padded with zeros.
     """
     per_layer = text.get("per_layer_config") or {}
-    wanted = {str(i) for i, kind in enumerate(layer_types) if kind == LayerKind.GLOBAL.value}
+    wanted = {i for i, kind in enumerate(layer_types) if kind == LayerKind.GLOBAL.value}
     if not per_layer:
         return {}
     overrides = [dict(override) for override in per_layer.values()]
     supported = {"head_dim", "num_key_value_heads"}
-    if {str(i) for i in per_layer} != wanted or any(o != overrides[0] or not o.keys() <= supported for o in overrides):
+    if {int(i) for i in per_layer} != wanted or any(o != overrides[0] or not o.keys() <= supported for o in overrides):
         raise ValueError(
             "per_layer_config must give the same head_dim and num_key_value_heads to every full_attention layer"
         )
