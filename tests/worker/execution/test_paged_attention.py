@@ -88,7 +88,7 @@ def run_steps(projections, cache, driver, steps: list[list[tuple[str, int]]]):
             q, k, v = (torch.cat([projections.rows[n, layer][i][s] for n, s in spans]) for i in range(3))
             owns = architecture.owns_cache(layer)
             attended = attention.attend(layer, q, k if owns else None, v if owns else None)
-            for (name, span), part in zip(spans, attended.split([s.stop - s.start for _, s in spans]), strict=True):
+            for (name, _), part in zip(spans, attended.split([s.stop - s.start for _, s in spans]), strict=True):
                 outputs[name, layer].append(part)
     return {key: torch.cat(parts) for key, parts in outputs.items() if parts}
 

@@ -1,0 +1,31 @@
+"""What the memory of one rank really went to: the measured side of /v1/plan. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from modelserve.architecture import LayerKind
+from modelserve.sizing.pages import CacheGeometry
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryReport:
+    """Bytes of one rank; over ranks, the pool is the smallest and the other terms are the largest.
+
+    budget = weights + activation + overhead + pool + slack below one alignment unit, unless another rank had less room.
+    """
+
+    device: str  # "cpu", or the GPU's product name
+    total_bytes: int  # memory of the device, or of the container on the CPU
+    budget_bytes: int  # the share of it that the worker may use
+    weights_bytes: int
+    activation_bytes: int  # peak of one step of max_num_batched_tokens tokens
+    overhead_bytes: int  # everything else: context, libraries, communicators, interpreter
+    pool_bytes: int
+    geometry: CacheGeometry
+    max_model_len: int  # what is served: the asked length, or less when the pool is smaller
+
+    def num_pages(self, kind: LayerKind) -> int:
+        """Pages of one kind that the whole pool would hold; 0 when no layer of that kind owns a cache."""
+        page_bytes = self.geometry.page(kind).page_bytes
+        return self.pool_bytes // page_bytes if page_bytes else 0
