@@ -159,7 +159,8 @@ def compare(variant: str, *, layers: int, length: int, chunk: int, seed: int) ->
     their_agree = float((theirs.argmax(-1) == exact.argmax(-1)).float().mean())
     print(
         f"{variant:8} layers {layers:3} tokens {length:5} | mean |delta| ours {our_error:.4e} "
-        f"transformers {their_error:.4e} ratio {ratio:.3f} | top-1 equal to float32: ours {agree:.3f} transformers {their_agree:.3f} | "
+        f"transformers {their_error:.4e} ratio {ratio:.3f} | "
+        f"top-1 equal to float32: ours {agree:.3f} transformers {their_agree:.3f} | "
         f"rms logit {float(exact.square().mean().sqrt()):.2f} | {how}",
         flush=True,
     )
