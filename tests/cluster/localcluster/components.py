@@ -1,0 +1,217 @@
+"""Configuration files and command lines of the cluster's programs. Pure but for the files written below the state folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from localcluster.settings import (
+    API_PORT,
+    CGROUP,
+    KUBERNETES_SERVICE_ADDRESS,
+    NODE_ADDRESS,
+    NODE_NAME,
+    OPERATOR_USER,
+    PAUSE_IMAGE,
+    POD_RANGE,
+    SERVICE_RANGE,
+    StateFolder,
+)
+from localcluster.certificates import CertificateAuthority
+
+API_SERVER_URL = f"https://{NODE_ADDRESS}:{API_PORT}"
+_ETCD_URL = "http://127.0.0.1:2379"
+_CLIENTS = {  # certificate: (user, group)
+    "admin": ("admin", "system:masters"),
+    "kubelet": (f"system:node:{NODE_NAME}", "system:nodes"),
+    "controller-manager": ("system:kube-controller-manager", None),
+    "scheduler": ("system:kube-scheduler", None),
+    "proxy": ("system:kube-proxy", None),
+    "operator": (OPERATOR_USER, None),
+}
+
+
+def write_certificates(state: StateFolder) -> None:
+    authority = CertificateAuthority.create(state.certificates)
+    authority.issue_key_pair("service-accounts")
+    service = [f"kubernetes{suffix}" for suffix in ("", ".default", ".default.svc", ".default.svc.cluster.local")]
+    authority.issue_server("apiserver", [NODE_ADDRESS, KUBERNETES_SERVICE_ADDRESS, "127.0.0.1", *service])
+    state.config.mkdir(parents=True, exist_ok=True)
+    special = {"admin": state.admin_kubeconfig, "operator": state.operator_kubeconfig}
+    for client, (user, group) in _CLIENTS.items():
+        authority.issue_client(client, user=user, group=group)
+        path = special.get(client, state.config / f"{client}.kubeconfig")
+        authority.write_kubeconfig(path, client=client, server=API_SERVER_URL)
+
+
+def write_configuration(state: StateFolder, *, cni_folder: Path, runtime_spec: dict[str, Any]) -> None:
+    folder = state.config
+    (folder / "cni").mkdir(parents=True, exist_ok=True)
+    (folder / "runtime-spec.json").write_text(json.dumps(runtime_spec))
+    (folder / "containerd.toml").write_text(_containerd(state, cni_folder))
+    (folder / "cni" / "10-modelserve.conflist").write_text(json.dumps(_cni(state)))
+    for name, document in (("kubelet", _kubelet(state)), ("proxy", _proxy(state)), ("audit", _AUDIT_POLICY)):
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(document))
+
+
+def _containerd(state: StateFolder, cni_folder: Path) -> str:
+    cri = 'plugins."io.containerd.grpc.v1.cri"'
+    return f"""version = 2
+root = "{state.path}/containerd"
+state = "/run/containerd/state"
+[grpc]
+address = "{state.containerd_socket}"
+[{cri}]
+sandbox_image = "{PAUSE_IMAGE}"
+# Lowering a score needs CAP_SYS_RESOURCE, which sandboxes withhold; without this every pod fails there.
+restrict_oom_score_adj = true
+[{cri}.cni]
+bin_dir = "{cni_folder}"
+conf_dir = "{state.config}/cni"
+[{cri}.containerd]
+# Images are a few empty folders: a copy costs nothing, and works on any file system, overlayfs included.
+snapshotter = "native"
+[{cri}.containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+base_runtime_spec = "{state.config}/runtime-spec.json"
+"""
+
+
+def _cni(state: StateFolder) -> dict[str, Any]:
+    return {
+        "cniVersion": "1.0.0",
+        "name": "modelserve",
+        "plugins": [
+            {
+                "type": "bridge",
+                "bridge": "cni0",
+                "isGateway": True,
+                "ipMasq": True,
+                "hairpinMode": True,
+                "ipam": {
+                    "type": "host-local",
+                    "dataDir": f"{state.path}/cni",
+                    "ranges": [[{"subnet": POD_RANGE}]],
+                    "routes": [{"dst": "0.0.0.0/0"}],
+                },
+            },
+            {"type": "portmap", "capabilities": {"portMappings": True}},
+        ],
+    }
+
+
+def _kubelet(state: StateFolder) -> dict[str, Any]:
+    return {
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "authentication": {
+            "x509": {"clientCAFile": f"{state.certificates}/ca.crt"},
+            "webhook": {"enabled": True},
+            "anonymous": {"enabled": False},
+        },
+        "authorization": {"mode": "Webhook"},
+        "cgroupDriver": "cgroupfs",
+        "cgroupRoot": f"/{CGROUP}",
+        "containerRuntimeEndpoint": f"unix://{state.containerd_socket}",
+        "clusterDNS": ["10.96.0.10"],
+        "clusterDomain": "cluster.local",
+        "failCgroupV1": False,
+        "failSwapOn": False,
+        "imageGCHighThresholdPercent": 100,
+        "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
+        "resolvConf": "",
+        "volumePluginDir": f"{state.path}/kubelet-plugins",
+        "staticPodPath": "",
+        "nodeStatusUpdateFrequency": "10s",
+        "logging": {"verbosity": 1},
+    }
+
+
+def _proxy(state: StateFolder) -> dict[str, Any]:
+    return {
+        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+        "kind": "KubeProxyConfiguration",
+        "mode": "iptables",
+        "clusterCIDR": POD_RANGE,
+        "hostnameOverride": NODE_NAME,
+        "clientConnection": {"kubeconfig": f"{state.config}/proxy.kubeconfig"},
+        # The table of connections is the host's: its size is not ours to change.
+        "conntrack": {"maxPerCore": 0, "min": 0},
+    }
+
+
+_AUDIT_POLICY: dict[str, Any] = {
+    # Writes are recorded by user, kind and name, without bodies. Leases are heartbeats and would drown the rest.
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived"],
+    "rules": [
+        {"level": "None", "resources": [{"group": "coordination.k8s.io", "resources": ["leases"]}]},
+        {"level": "Metadata", "verbs": ["create", "update", "patch", "delete", "deletecollection"]},
+        {"level": "None"},
+    ],
+}
+
+
+def commands(state: StateFolder, programs: dict[str, Path]) -> dict[str, list[str]]:
+    """Command line of each program, in the order in which they are started."""
+    certificates, config = state.certificates, state.config
+    kubeconfigs = {
+        name: f"--kubeconfig={config}/{name}.kubeconfig" for name in ("controller-manager", "scheduler", "kubelet")
+    }
+    return {
+        "containerd": ["containerd", f"--config={config}/containerd.toml"],
+        "etcd": [
+            str(programs["etcd"]),
+            f"--data-dir={state.path}/etcd",
+            f"--listen-client-urls={_ETCD_URL}",
+            f"--advertise-client-urls={_ETCD_URL}",
+            "--listen-peer-urls=http://127.0.0.1:2380",
+            "--unsafe-no-fsync",
+            "--log-level=warn",
+        ],
+        "kube-apiserver": [
+            str(programs["kube-apiserver"]),
+            f"--etcd-servers={_ETCD_URL}",
+            f"--advertise-address={NODE_ADDRESS}",
+            f"--secure-port={API_PORT}",
+            f"--cert-dir={certificates}",
+            f"--tls-cert-file={certificates}/apiserver.crt",
+            f"--tls-private-key-file={certificates}/apiserver.key",
+            f"--client-ca-file={certificates}/ca.crt",
+            f"--kubelet-client-certificate={certificates}/admin.crt",
+            f"--kubelet-client-key={certificates}/admin.key",
+            "--kubelet-preferred-address-types=InternalIP",
+            f"--service-cluster-ip-range={SERVICE_RANGE}",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            f"--service-account-key-file={certificates}/service-accounts.pub",
+            f"--service-account-signing-key-file={certificates}/service-accounts.key",
+            "--authorization-mode=Node,RBAC",
+            "--enable-admission-plugins=NodeRestriction",
+            f"--audit-policy-file={config}/audit.yaml",
+            f"--audit-log-path={state.audit_log}",
+            "--event-ttl=1h",
+        ],
+        "kube-controller-manager": [
+            str(programs["kube-controller-manager"]),
+            kubeconfigs["controller-manager"],
+            "--use-service-account-credentials",
+            "--leader-elect=false",
+            f"--root-ca-file={certificates}/ca.crt",
+            f"--service-account-private-key-file={certificates}/service-accounts.key",
+        ],
+        "kube-scheduler": [str(programs["kube-scheduler"]), kubeconfigs["scheduler"], "--leader-elect=false"],
+        "kubelet": [
+            str(programs["kubelet"]),
+            kubeconfigs["kubelet"],
+            f"--config={config}/kubelet.yaml",
+            f"--root-dir={state.path}/kubelet",
+            f"--cert-dir={state.path}/kubelet-pki",
+            f"--hostname-override={NODE_NAME}",
+            f"--node-ip={NODE_ADDRESS}",
+        ],
+        "kube-proxy": [str(programs["kube-proxy"]), f"--config={config}/proxy.yaml"],
+    }

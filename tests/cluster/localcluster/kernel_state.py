@@ -1,0 +1,70 @@
+"""What the kubelet changes in the kernel outside any namespace: the cgroups of pods, and a few global settings."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from localcluster.settings import CGROUP, ClusterError
+
+_CGROUPS = Path("/sys/fs/cgroup")
+_SETTINGS = (  # the kubelet sets these on start-up, in pkg/kubelet/cm
+    "vm/overcommit_memory",
+    "vm/panic_on_oom",
+    "kernel/panic",
+    "kernel/panic_on_oops",
+    "kernel/keys/root_maxkeys",
+    "kernel/keys/root_maxbytes",
+)
+
+
+def read_settings() -> dict[str, str]:
+    """The present values, by path below /proc/sys."""
+    paths = {name: Path("/proc/sys") / name for name in _SETTINGS}
+    return {name: path.read_text().strip() for name, path in paths.items() if path.exists()}
+
+
+def restore_settings(settings: dict[str, str]) -> None:
+    for name, value in settings.items():
+        path = Path("/proc/sys") / name
+        if path.read_text().strip() != value:
+            path.write_text(value)
+
+
+def cgroup_folders() -> list[Path]:
+    """The cluster's cgroup in the unified hierarchy (cgroup v2), or in each controller's (v1)."""
+    if (_CGROUPS / "cgroup.controllers").exists():
+        return [_CGROUPS / CGROUP]
+    hierarchies = (folder for folder in _CGROUPS.iterdir() if folder.is_dir() and not folder.is_symlink())
+    return [folder / CGROUP for folder in hierarchies if (folder / "cgroup.procs").exists()]
+
+
+def create_cgroups() -> None:
+    """Make the cgroup below which the kubelet keeps all pods. Raises ClusterError when the kernel refuses."""
+    try:
+        if (_CGROUPS / "cgroup.controllers").exists():
+            wanted = [f"+{name}" for name in ("cpuset", "cpu", "memory", "pids", "hugetlb")]
+            offered = {f"+{name}" for name in (_CGROUPS / "cgroup.controllers").read_text().split()}
+            (_CGROUPS / "cgroup.subtree_control").write_text(" ".join(name for name in wanted if name in offered))
+        for folder in cgroup_folders():
+            folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise ClusterError(
+            f"cannot make the cgroup {CGROUP!r} below {_CGROUPS} ({error.strerror}): it must be mounted writable, and "
+            "in cgroup v2 the root must hold no processes of its own"
+        ) from error
+
+
+def remove_cgroups(*, timeout_s: float = 20.0) -> None:
+    """Remove the cluster's cgroups, children first. The kernel needs a moment after the last process has ended."""
+    deadline = time.monotonic() + timeout_s
+    for root in cgroup_folders():
+        while root.exists():
+            try:
+                for folder in sorted(root.rglob("*/"), key=lambda path: len(path.parts), reverse=True):
+                    folder.rmdir()
+                root.rmdir()
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise ClusterError(f"cgroup {error.filename} is still in use: {error.strerror}") from error
+                time.sleep(0.05)

@@ -1,0 +1,189 @@
+"""Start, inspect and end the local single-node cluster."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from localcluster import components, kernel_state, node_namespaces
+from localcluster.binaries import Progress, cni_folder, require_packages, require_programs
+from localcluster.images import runtime_spec, write_images
+from localcluster.node_namespaces import Process
+from localcluster.record import Record
+from localcluster.settings import NODE_NAME, OPERATOR_USER, ClusterError, StateFolder, cache_dir, state_folder
+
+
+def obstacles() -> list[str]:
+    """Why this machine cannot run the local cluster; empty when nothing is known to be in the way."""
+    found = []
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        found.append(f"it needs Linux on x86-64, this is {platform.system()} on {platform.machine()}")
+    elif os.geteuid() != 0:
+        found.append("it needs root (namespaces, mounts, cgroups), this is an ordinary user")
+    if shutil.which("unshare") is None:
+        found.append("it needs the program unshare (package util-linux)")
+    return found
+
+
+@contextmanager
+def _exclusive() -> Iterator[None]:
+    """One `up` or `down` at a time; a second waits."""
+    cache_dir().mkdir(parents=True, exist_ok=True)
+    with (cache_dir() / "cluster.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def up(progress: Progress) -> StateFolder:
+    """Start the cluster, or return at once when it runs. Raises ClusterError with the cause and where the logs are."""
+    if blocking := obstacles():
+        raise ClusterError("the local cluster cannot run here: " + "; ".join(blocking))
+    with _exclusive():
+        state = state_folder()
+        record = Record.load(state)
+        if record is not None and record.healthy:
+            return state
+        if record is not None or state.path.exists():
+            progress("removing what is left of an earlier cluster")
+            _remove(state)
+        require_packages(progress)
+        programs = require_programs(progress)
+        try:
+            _start(state, programs, progress)
+        except BaseException:
+            progress(f"starting the cluster failed; its logs stay in {state.logs} until the next start or removal")
+            _stop(state)
+            raise
+        return state
+
+
+def down() -> bool:
+    """Remove the cluster and everything it made. False when there was none."""
+    with _exclusive():
+        state = state_folder()
+        if not state.path.exists():
+            return False
+        _remove(state)
+    (cache_dir() / "cluster.lock").unlink(missing_ok=True)
+    return True
+
+
+def _start(state: StateFolder, programs: dict[str, Path], progress: Progress) -> None:
+    for folder in (state.logs, state.weights, state.path / "pod-logs"):
+        folder.mkdir(parents=True)
+    state.weights.chmod(0o755)
+    progress("making certificates and configuration")
+    components.write_certificates(state)
+    default = subprocess.run(["ctr", "oci", "spec"], capture_output=True, check=True).stdout
+    folder = cni_folder()
+    assert folder is not None, "require_packages checked it"
+    components.write_configuration(state, cni_folder=folder, runtime_spec=runtime_spec(json.loads(default)))
+    missing = () if node_namespaces.CNI_CACHE.exists() else (str(node_namespaces.CNI_CACHE),)
+    record = Record.new(state, settings=kernel_state.read_settings(), created_folders=missing)
+    for name in missing:
+        Path(name).mkdir(parents=True)
+    kernel_state.create_cgroups()
+    node = node_namespaces.create(pause=programs["pause"], logs=state.path / "pod-logs")
+    record = record.with_process("node", node)
+    node_namespaces.connect(node)
+    lines = components.commands(state, programs)
+    inside = node_namespaces.enter(node)
+
+    def start(*names: str) -> None:
+        nonlocal record
+        for name in names:
+            record = record.with_process(name, _spawn([*inside, *lines[name]], state.logs / f"{name}.log"))
+
+    kubectl = [str(programs["kubectl"]), f"--kubeconfig={state.admin_kubeconfig}"]
+    progress("starting containerd, etcd and the API server")
+    start("containerd", "etcd", "kube-apiserver")
+    _wait("the API server", lambda: _succeeds([*kubectl, "get", "--raw", "/readyz"]), record, state)
+    progress("starting the controller manager, the scheduler, the kubelet and kube-proxy")
+    ctr = [*inside, "ctr", f"--address={state.containerd_socket}", "--namespace=k8s.io"]
+    _wait("containerd", lambda: _succeeds([*ctr, "version"]), record, state)
+    for archive in write_images(state.path / "images", pause=programs["pause"]):
+        _check([*ctr, "images", "import", "--snapshotter=native", str(archive)])
+    start("kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy")
+    _check([*kubectl, "create", "clusterrolebinding", OPERATOR_USER, "--clusterrole=cluster-admin", f"--user={OPERATOR_USER}"])
+    progress("waiting for the node")
+    ready = 'jsonpath={.status.conditions[?(@.type=="Ready")].status}'
+    _wait(
+        "the node",
+        lambda: _output([*kubectl, "get", "node", NODE_NAME, "-o", ready]) == "True",
+        record,
+        state,
+    )
+    # Pods are refused until the controller manager has made this account.
+    _wait(
+        "the default service account",
+        lambda: _succeeds([*kubectl, "get", "serviceaccount", "default", "-n", "default"]),
+        record,
+        state,
+    )
+
+
+def _spawn(command: list[str], log: Path) -> Process:
+    with log.open("ab") as output:
+        started = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, cwd="/"
+        )
+    return Process.of(started.pid)
+
+
+def _wait(
+    what: str, ready: Callable[[], bool], record: Record, state: StateFolder, *, timeout_s: float = 90.0
+) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not ready():
+        if dead := record.dead:
+            log = state.logs / f"{dead[0]}.log"
+            tail = "\n".join(log.read_text(errors="replace").splitlines()[-8:]) if log.exists() else ""
+            raise ClusterError(f"{dead[0]} ended while {what} was starting; the end of {log}:\n{tail}")
+        if time.monotonic() > deadline:
+            raise ClusterError(f"{what} was not ready within {timeout_s:.0f} s; logs are in {state.logs}")
+        time.sleep(0.2)
+
+
+def _succeeds(command: list[str]) -> bool:
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def _output(command: list[str]) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def _check(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ClusterError(f"{' '.join(command[-6:])} failed: {done.stderr.strip()}")
+
+
+def _stop(state: StateFolder) -> None:
+    """End every process; mounts, interfaces and packet filter rules go with the namespaces."""
+    record = Record.load(state)
+    if record is not None:
+        for name in sorted(record.processes, key=lambda name: name != "node"):
+            record.processes[name].kill()
+        kernel_state.restore_settings(record.settings)
+        for created in record.created_folders:
+            with suppress(FileNotFoundError):
+                Path(created).rmdir()
+    node_namespaces.disconnect()
+    kernel_state.remove_cgroups()
+
+
+def _remove(state: StateFolder) -> None:
+    _stop(state)
+    mounted = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    inside = [path for path in mounted if Path(path).is_relative_to(state.path)]
+    if inside:
+        raise ClusterError(f"not removing {state.path}: {inside[0]} is a mount point; unmount it first")
+    shutil.rmtree(state.path)
