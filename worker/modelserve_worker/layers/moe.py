@@ -8,11 +8,10 @@ from torch.nn import functional
 
 from modelserve.architecture import ModelArchitecture
 from modelserve.errors import InvalidInput
+from modelserve.sizing.weights import EXPERT_WIDTH_MULTIPLE
 from modelserve_worker.layers.mlp import gated_gelu
 from modelserve_worker.layers.norm import rms_normalize
 from modelserve_worker.layers.parallel import TensorParallel
-
-GROUPED_MM_MULTIPLE = 8  # grouped matrix products need rows of a multiple of 16 bytes: 8 bfloat16 elements
 
 
 class Router(nn.Module):
@@ -52,10 +51,10 @@ class Experts(nn.Module):
         super().__init__()
         self.parallel = parallel
         self.shard = parallel.shard(architecture.moe_intermediate_size, what="moe_intermediate_size")
-        widths = {"moe_intermediate_size per rank": self.shard.size, "hidden_size": architecture.hidden_size}
-        for what, width in widths.items():
-            if width % GROUPED_MM_MULTIPLE:
-                raise InvalidInput(f"{what} {width} is not a multiple of {GROUPED_MM_MULTIPLE}, which experts need")
+        if architecture.hidden_size % EXPERT_WIDTH_MULTIPLE:
+            raise InvalidInput(
+                f"hidden_size {architecture.hidden_size} is not a multiple of {EXPERT_WIDTH_MULTIPLE}, as experts need"
+            )
         experts, hidden = architecture.num_experts, architecture.hidden_size
         self.gate_up = nn.Parameter(
             torch.empty((experts, 2 * self.shard.size, hidden), device=device, dtype=dtype), requires_grad=False

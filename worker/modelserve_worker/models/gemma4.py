@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.errors import InvalidInput
+from modelserve.sizing.weights import tensor_parallel_problem
 from modelserve_worker.layers.attention import Attention, AttentionBackend
 from modelserve_worker.layers.embedding import OutputHead, PerLayerEmbedding, VocabParallelEmbedding
 from modelserve_worker.layers.linear import ReplicatedLinear
@@ -125,6 +126,8 @@ class Gemma4ForCausalLM(nn.Module):
         dtype: torch.dtype,
     ) -> None:
         super().__init__()
+        if problem := tensor_parallel_problem(architecture, parallel.size):
+            raise InvalidInput(problem, field="tensorParallelSize")
         vocab, hidden = architecture.vocab_size, architecture.hidden_size
         if architecture.hidden_size_per_layer_input and architecture.vocab_size_per_layer_input < vocab:
             raise InvalidInput(

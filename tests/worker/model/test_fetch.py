@@ -1,0 +1,178 @@
+"""Downloads through a Hub that is a stand-in: what is asked for, what is refused, what is done twice."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import huggingface_hub
+import pytest
+from huggingface_hub import errors
+
+from modelserve.errors import InvalidInput
+from modelserve.termination import TERMINAL_EXIT_CODE
+from modelserve_worker import fetch as module
+from modelserve_worker.fetch import DownloadError, fetch, main
+
+URI = "hf://google/gemma-4-E2B-it"
+
+
+@dataclass
+class Hub:
+    """The two calls of HfApi that a download makes."""
+
+    files: dict[str, int] = field(
+        default_factory=lambda: {
+            "config.json": 10,
+            "tokenizer.json": 20,
+            "chat_template.jinja": 5,
+            "model-00001-of-00002.safetensors": 100,
+            "model-00002-of-00002.safetensors": 50,
+            "model.gguf": 999,
+            "original/consolidated.safetensors": 999,
+            ".gitattributes": 1,
+        }
+    )
+    fault: Exception | None = None
+    lost: frozenset[str] = frozenset()
+    tokens: list[Any] = field(default_factory=list)
+    downloads: list[tuple[str, list[str]]] = field(default_factory=list)
+
+    def __call__(self, *, token: Any) -> Hub:
+        self.tokens.append(token)
+        return self
+
+    def model_info(self, repository: str, *, revision: str, files_metadata: bool) -> Any:
+        assert files_metadata
+        if self.fault is not None:
+            raise self.fault
+        siblings = [SimpleNamespace(rfilename=name, size=size) for name, size in self.files.items()]
+        return SimpleNamespace(sha="c0ffee", siblings=siblings)
+
+    def snapshot_download(self, repository: str, *, revision: str, local_dir: Path, allow_patterns: list[str]) -> str:
+        self.downloads.append((revision, sorted(allow_patterns)))
+        for name in allow_patterns:
+            (local_dir / name).write_bytes(b"x" * (self.files[name] - (name in self.lost)))
+        return str(local_dir)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
+    stand_in = Hub()
+    monkeypatch.setattr(huggingface_hub, "HfApi", stand_in)
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    return stand_in
+
+
+METADATA = ["chat_template.jinja", "config.json", "tokenizer.json"]
+WEIGHTS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+EVERYTHING = sorted(METADATA + WEIGHTS)
+
+
+def test_weights_and_metadata_of_the_top_folder_are_downloaded_once(hub: Hub, tmp_path: Path) -> None:
+    fetch(URI, "main", tmp_path / "model")
+    fetch(URI, "main", tmp_path / "model")
+    assert hub.downloads == [("c0ffee", EVERYTHING)]
+    assert hub.tokens == [False]
+
+
+def test_metadata_only_leaves_the_weights_and_does_not_pass_for_complete(hub: Hub, tmp_path: Path) -> None:
+    fetch(URI, "main", tmp_path, metadata_only=True)
+    assert hub.downloads == [("c0ffee", METADATA)]
+    fetch(URI, "main", tmp_path)
+    fetch(URI, "main", tmp_path, metadata_only=True)
+    assert hub.downloads[1:] == [("c0ffee", EVERYTHING)]
+
+
+def test_the_token_comes_from_the_environment(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    fetch(URI, "main", tmp_path)
+    assert hub.tokens == ["secret"]
+
+
+def test_a_short_file_is_not_marked_complete(hub: Hub, tmp_path: Path) -> None:
+    hub.lost = frozenset({WEIGHTS[1]})
+    with pytest.raises(DownloadError, match=r"00002-of-00002.* has 49 bytes, the Hub says 50"):
+        fetch(URI, "main", tmp_path)
+    hub.lost = frozenset()
+    fetch(URI, "main", tmp_path)
+    assert len(hub.downloads) == 2
+
+
+def test_a_marker_cut_short_means_incomplete(hub: Hub, tmp_path: Path) -> None:
+    (tmp_path / module.MARKER).write_text('{"uri": "hf:')
+    fetch(URI, "main", tmp_path)
+    assert len(hub.downloads) == 1
+
+
+def test_a_directory_keeps_one_model(hub: Hub, tmp_path: Path) -> None:
+    fetch(URI, "main", tmp_path)
+    with pytest.raises(InvalidInput, match=r"holds hf://google/gemma-4-E2B-it at main, not .* at v2.*storage\.subPath"):
+        fetch(URI, "v2", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "uri", ["hf://../x", "google/gemma", "hf://google", "hf://a/b/c", "hf://a b/c", "s3://a/b", "hf://../x/y"]
+)
+def test_malformed_addresses_are_refused(uri: str, hub: Hub, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="hf://OWNER/NAME"):
+        fetch(uri, "main", tmp_path)
+
+
+def test_a_repository_without_safetensors_is_refused(hub: Hub, tmp_path: Path) -> None:
+    hub.files = {"config.json": 1, "model.gguf": 5}
+    with pytest.raises(InvalidInput, match=r"no \*\.safetensors"):
+        fetch(URI, "main", tmp_path)
+
+
+def response(status: int) -> httpx.Response:
+    return httpx.Response(status, request=httpx.Request("GET", "https://hub.test"))
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "said"),
+    [
+        (errors.GatedRepoError("no", response=response(403)), TERMINAL_EXIT_CODE, "no token was given"),
+        (errors.RepositoryNotFoundError("no", response=response(404)), TERMINAL_EXIT_CODE, "does not exist"),
+        (errors.RevisionNotFoundError("no", response=response(404)), TERMINAL_EXIT_CODE, "no revision 'main'"),
+        (errors.HfHubHTTPError("down", response=response(503)), 1, "the next try continues it"),
+        (errors.OfflineModeIsEnabled("offline"), 1, "OfflineModeIsEnabled"),
+        (ConnectionError("unreachable"), 1, "unreachable"),
+        (OSError(28, "No space left on device"), 1, "No space left"),
+    ],
+)
+def test_faults_of_the_hub(
+    fault: Exception, code: int, said: str, hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.fault = fault
+    assert main(["--uri", URI, "--dest", str(tmp_path)]) == code
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / module.MARKER).exists()
+
+
+def test_a_directory_that_cannot_be_written(hub: Hub, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidInput, match="cannot be written"):
+        fetch(URI, "main", tmp_path / "file" / "model")
+
+
+def test_two_pods_download_once(hub: Hub, tmp_path: Path) -> None:
+    """The second waits for the first one's lock, then finds the work done."""
+    with module._locked(tmp_path / module.LOCK):
+        waiting = threading.Thread(target=fetch, args=(URI, "main", tmp_path))
+        waiting.start()
+        waiting.join(0.3)
+        assert waiting.is_alive()
+        assert hub.downloads == []
+    waiting.join(10)
+    assert not waiting.is_alive()
+    assert len(hub.downloads) == 1
+
+
+def test_command_line(hub: Hub, tmp_path: Path) -> None:
+    assert main(["--uri", URI, "--revision", "v1", "--dest", str(tmp_path), "--metadata-only"]) == 0
+    assert hub.downloads == [("c0ffee", METADATA)]
