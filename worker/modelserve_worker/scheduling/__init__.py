@@ -1,0 +1,1 @@
+"""Which request computes which tokens in which pages, step by step. Torch-free."""

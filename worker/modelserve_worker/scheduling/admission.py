@@ -1,0 +1,74 @@
+"""What may enter: the limits of an engine, the refusal of what can never run, and the bytes an admission commits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from modelserve.errors import InvalidInput
+from modelserve.sizing.pages import CacheGeometry
+from modelserve_worker.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """Token and request limits of one engine. `eos_token_ids` end a request unless it ignores them."""
+
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+
+    @property
+    def max_running(self) -> int:
+        """Requests that run at once. Never more than a step has tokens: see the fairness argument of the scheduler."""
+        return min(self.max_num_seqs, self.max_num_batched_tokens)
+
+    def most_cached_tokens(self, request: Request) -> int:
+        """Most positions of a request that are ever computed: all but the last token, whose row nobody reads."""
+        return min(len(request.prompt_token_ids) + request.sampling.max_tokens, self.max_model_len) - 1
+
+
+class Admission:
+    """Decides over one pool of `pool_bytes` bytes per rank."""
+
+    def __init__(self, limits: SchedulerLimits, geometry: CacheGeometry, pool_bytes: int) -> None:
+        self._limits = limits
+        self._geometry = geometry
+        self._pool_bytes = pool_bytes
+
+    def validate(self, request: Request) -> None:
+        """Raise InvalidInput if the request could never run, even alone. Callable from any thread."""
+        prompt, limit = len(request.prompt_token_ids), self._limits.max_model_len
+        if not prompt:
+            raise InvalidInput("the prompt has no tokens; send at least 1", field="prompt")
+        if request.sampling.max_tokens < 1:
+            raise InvalidInput(
+                f"max_tokens is {request.sampling.max_tokens}; it must be at least 1", field="max_tokens"
+            )
+        if prompt >= limit:
+            raise InvalidInput(
+                f"the prompt has {prompt} tokens and needs room for at least 1 more, but the model's context is "
+                f"{limit} tokens; shorten the prompt by {prompt - limit + 1}",
+                field="prompt",
+            )
+        tokens = self._limits.most_cached_tokens(request)
+        need = self._geometry.held_bytes(tokens)
+        if need > self._pool_bytes:
+            geometry = self._geometry
+            raise InvalidInput(
+                f"{prompt} prompt tokens and up to {request.sampling.max_tokens} new ones hold {need} bytes of cache "
+                f"({geometry.global_pages(tokens)} global pages of {geometry.global_page.page_bytes} bytes and "
+                f"{geometry.sliding_pages(tokens)} sliding pages of {geometry.sliding_page.page_bytes}), but the pool "
+                f"has {self._pool_bytes}; keep prompt and max_tokens within "
+                f"{geometry.longest_request(self._pool_bytes) + 1} tokens together",
+                field="max_tokens",
+            )
+
+    def committed_bytes(self, request: Request, tokens: int) -> int:
+        """Bytes kept for a request of `tokens` tokens: what they hold, and as watermark one global page's growth.
+
+        The watermark ends where the request does, so requests of known length are charged their final size and no more:
+        n of them run together without preemption exactly when n <= geometry.requests(pool, length).
+        """
+        growth = self._geometry.global_page.page_tokens
+        return self._geometry.held_bytes(min(tokens + growth, self._limits.most_cached_tokens(request)))

@@ -1,0 +1,165 @@
+"""The two-ended page arena: one pool of bytes, sliding pages from the bottom, global pages from the top.
+
+Sliding page s lies at [s * Ps, (s + 1) * Ps), global page g at [total - (g + 1) * Pg, total - g * Pg). Each kind hands
+out its lowest free number, so the free bytes gather in the middle and either kind may grow into them. When one kind is
+short and the free bytes lie behind the other kind's edge, pages at that edge move into lower free numbers of their own
+kind. After all such moves each kind fills exactly 0..held-1, so an allocation succeeds whenever
+total - held_s * Ps - held_g * Pg covers it: there are no slabs and nothing is rounded.
+
+Why a move is safe while a step is in flight. Moves travel with the next step and are copied on the device's stream
+before that step reads or writes, hence after all earlier steps. An earlier step still in flight reads and writes the
+source under its old number; the copy sees what it wrote. The destination, and the bytes that the source leaves, were
+free when the move was decided: their last user is an earlier step as well, and whoever is given them next uses them in
+this step or later. The moves of one step are copied in the order given, since a later one may start where an earlier
+one ended.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from modelserve.architecture import LayerKind
+from modelserve.sizing.pages import CacheGeometry
+from modelserve_worker.batch import PageMove
+
+
+class OutOfPagesError(Exception):
+    """The pool has fewer free bytes than one page of the kind asked for."""
+
+
+class Page:
+    """A held page. Its number may change with any allocation, so holders keep the page and read `number` last."""
+
+    __slots__ = ("kind", "number")
+
+    def __init__(self, kind: LayerKind, number: int) -> None:
+        self.kind = kind
+        self.number = number
+
+
+class _End:
+    """The pages of one kind. `pages[i]` is the page numbered i, None where free; its length is the kind's edge.
+
+    The last entry is never None. `holes` has each free number below the edge once; numbers that the edge has since
+    sunk below may linger in it, but only behind the valid ones, and growth, which happens without holes, clears them.
+    """
+
+    def __init__(self, kind: LayerKind, page_bytes: int) -> None:
+        self.kind = kind
+        self.page_bytes = page_bytes
+        self.pages: list[Page | None] = []
+        self.holes: list[int] = []
+        self.held = 0
+
+    @property
+    def num_holes(self) -> int:
+        return len(self.pages) - self.held
+
+    @property
+    def edge_bytes(self) -> int:
+        return len(self.pages) * self.page_bytes
+
+    def take(self) -> Page:
+        """Hold the lowest free number, past the edge if there is no hole."""
+        if self.num_holes:
+            page = Page(self.kind, heapq.heappop(self.holes))
+            self.pages[page.number] = page
+        else:
+            self.holes.clear()
+            page = Page(self.kind, len(self.pages))
+            self.pages.append(page)
+        self.held += 1
+        return page
+
+    def release(self, page: Page) -> None:
+        assert self.pages[page.number] is page, "a page is released once"
+        self.held -= 1
+        self._vacate(page.number)
+        page.number = -1  # a stale holder fails at once instead of naming another's page
+
+    def move_edge(self) -> PageMove:
+        """Renumber the page at the edge to the lowest hole. Needs a hole."""
+        page = self.pages[-1]
+        assert page is not None
+        move = PageMove(self.kind, page.number, heapq.heappop(self.holes))
+        page.number = move.destination
+        self.pages[move.destination] = page
+        self._vacate(move.source)
+        return move
+
+    def _vacate(self, number: int) -> None:
+        self.pages[number] = None
+        if number < len(self.pages) - 1:
+            heapq.heappush(self.holes, number)
+        while self.pages and self.pages[-1] is None:  # paid for by the growth that raised the edge
+            self.pages.pop()
+
+
+class PageArena:
+    """Pages of both kinds in `pool_bytes` bytes per rank. Allocation and release cost O(log pages), amortised.
+
+    Every page has one owner, which gives it back with `release`. `moves_made` counts the moves so far: page numbers
+    read before it changed are stale.
+    """
+
+    def __init__(self, geometry: CacheGeometry, pool_bytes: int) -> None:
+        self.pool_bytes = pool_bytes
+        self.moves_made = 0
+        self._ends = {
+            kind: _End(kind, geometry.page(kind).page_bytes) for kind in (LayerKind.SLIDING, LayerKind.GLOBAL)
+        }
+        self._moves: list[PageMove] = []
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(end.held * end.page_bytes for end in self._ends.values())
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes that pages of either kind can still be made of."""
+        return self.pool_bytes - self.held_bytes
+
+    def held_pages(self, kind: LayerKind) -> int:
+        return self._ends[kind].held
+
+    def allocate(self, kind: LayerKind) -> Page:
+        """Hold one page. Succeeds exactly when free_bytes covers it, and raises OutOfPagesError otherwise."""
+        end = self._ends[kind]
+        if end.page_bytes > self.free_bytes:
+            raise OutOfPagesError(
+                f"a {kind.value} page needs {end.page_bytes} bytes; {self.free_bytes} of the pool's "
+                f"{self.pool_bytes} are free"
+            )
+        if not end.num_holes:
+            self._make_room(end)
+        return end.take()
+
+    def release(self, page: Page) -> None:
+        self._ends[page.kind].release(page)
+
+    def take_moves(self) -> tuple[PageMove, ...]:
+        """Moves decided since the last call, in order. They must run before any step that uses newer page numbers."""
+        moves, self._moves = tuple(self._moves), []
+        return moves
+
+    def check_integrity(self) -> None:
+        """Recount everything from the page lists. Raises AssertionError on the first broken invariant."""
+        free = self.pool_bytes
+        for end in self._ends.values():
+            held = [page for page in end.pages if page is not None]
+            holes = {number for number, page in enumerate(end.pages) if page is None}
+            assert all(page.number == number for number, page in enumerate(end.pages) if page), "numbers match places"
+            assert len(held) == end.held, f"{end.kind}: {len(held)} pages held, {end.held} counted"
+            assert sorted(n for n in end.holes if n < len(end.pages)) == sorted(holes), f"{end.kind}: holes differ"
+            assert not end.pages or end.pages[-1] is not None, f"{end.kind}: the edge is free"
+            free -= end.edge_bytes
+        assert free >= 0, f"the two ends overlap by {-free} bytes"
+        free += sum(end.num_holes * end.page_bytes for end in self._ends.values())
+        assert free + self.held_bytes == self.pool_bytes, f"{free} free + {self.held_bytes} held bytes"
+
+    def _make_room(self, end: _End) -> None:
+        """Let `end` grow by one page: move the other kind's edge out of the way while it is in it."""
+        (other,) = (e for e in self._ends.values() if e is not end)
+        while end.edge_bytes + end.page_bytes + other.edge_bytes > self.pool_bytes:
+            self._moves.append(other.move_edge())
+            self.moves_made += 1

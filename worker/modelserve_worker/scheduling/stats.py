@@ -1,0 +1,32 @@
+"""What the engine is doing, as one consistent snapshot for metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Gauges at the end of a step, and counters since the start. Bytes and pages are per rank.
+
+    A kind's `_total` is the pages it would have if it took every free byte now: the kinds share one pool.
+    """
+
+    num_running: int = 0
+    num_waiting: int = 0
+    global_pages_used: int = 0
+    global_pages_total: int = 0
+    sliding_pages_used: int = 0
+    sliding_pages_total: int = 0
+    pool_bytes: int = 0
+    held_bytes: int = 0
+    page_moves_total: int = 0
+    preemptions_total: int = 0
+    prompt_tokens_total: int = 0  # of requests whose first token was sampled; recomputed tokens are not counted again
+    generation_tokens_total: int = 0
+    failed_steps_total: int = 0
+
+    @property
+    def kv_cache_usage(self) -> float:
+        """Held over pool bytes, 0.0 to 1.0."""
+        return self.held_bytes / self.pool_bytes if self.pool_bytes else 0.0
