@@ -186,7 +186,9 @@ def _mlp_bytes(architecture: ModelArchitecture, *, tokens: int, tensor_parallel_
 
 
 def _sampling_bytes(architecture: ModelArchitecture, *, sequences: int) -> int:
-    """Logits in e and float32, five float32 temporaries of penalties; a sort holds values, 8-byte indices, running sums,
-    a mask and as much again of its own, for at most ROWS_PER_SORT rows at a time."""
+    """Logits in e and float32, five float32 temporaries of penalties, then a sort of ROWS_PER_SORT rows at a time.
+
+    A sorted row holds values, 8-byte indices, running sums, a mask, and as much again of the sort's own.
+    """
     e, vocabulary = element_bytes(architecture), architecture.vocab_size
     return sequences * vocabulary * (2 * e + 6 * FLOAT32) + min(sequences, ROWS_PER_SORT) * vocabulary * 48

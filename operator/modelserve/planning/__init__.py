@@ -1,0 +1,15 @@
+"""Plans: which accelerator, how many, how long a context, in what cache format, and the arithmetic of each candidate."""
+
+from modelserve.planning.offers import AcceleratorOffer, offers_from_nodes
+from modelserve.planning.planner import plan
+from modelserve.planning.revision import ENGINE_VERSION, engine_args_for, plan_hash, served_name
+
+__all__ = [
+    "ENGINE_VERSION",
+    "AcceleratorOffer",
+    "engine_args_for",
+    "offers_from_nodes",
+    "plan",
+    "plan_hash",
+    "served_name",
+]

@@ -1,0 +1,148 @@
+"""Does the model fit one accelerator in one number? The arithmetic of a single candidate, with nothing chosen yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from modelserve.api.status import LimitedBy
+from modelserve.architecture import ModelArchitecture
+from modelserve.hardware import Accelerator
+from modelserve.planning.wishes import Wishes
+from modelserve.sizing.memory import MemoryPlan, memory_plan
+from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, cache_geometry
+from modelserve.sizing.weights import tensor_parallel_problem
+
+FP8_E4M3_CAPABILITY = (8, 9)
+LEAST_CAPABILITY = (7, 5)
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A candidate that holds the model and at least one request of `max_model_len` tokens."""
+
+    accelerator: Accelerator
+    gpus: int  # 0 on the CPU
+    tensor_parallel: int
+    memory: MemoryPlan
+    geometry: CacheGeometry
+    max_model_len: int
+    limited_by: LimitedBy | None  # what keeps max_model_len below the model's own limit, or below what was asked
+    shortened: bool  # below the maxModelLen that was asked, at or above minModelLen
+    downgraded: bool  # int8 cache although nobody asked: only so does the asked length fit
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A candidate that cannot serve, and why; `shortfall_bytes` is per GPU, where memory refuses it."""
+
+    accelerator: Accelerator
+    gpus: int
+    tensor_parallel: int
+    limited_by: LimitedBy
+    message: str
+    shortfall_bytes: int | None = None
+    memory: MemoryPlan | None = None
+
+
+Evaluation = Fit | Refusal
+
+
+def evaluate(wishes: Wishes, architecture: ModelArchitecture, accelerator: Accelerator, *, gpus: int) -> Evaluation:
+    """Size one candidate. `gpus` is 0 on the CPU; each GPU of a replica is one tensor-parallel rank.
+
+    Tried in this order, the first that holds one request wins: the asked length in the weights' dtype, the asked length
+    in int8 (only when the dtype is open and a length was asked), then the longest length at or above the least.
+    """
+    tensor_parallel = max(1, gpus)
+
+    def refuse(
+        limited_by: LimitedBy, message: str, *, shortfall_bytes: int | None = None, memory: MemoryPlan | None = None
+    ) -> Refusal:
+        return Refusal(accelerator, gpus, tensor_parallel, limited_by, message, shortfall_bytes, memory)
+
+    problem = _unservable(wishes, architecture, accelerator, tensor_parallel)
+    if problem:
+        return refuse(*problem)
+    memory = memory_plan(
+        architecture,
+        total_bytes=wishes.container_memory_bytes if accelerator.is_cpu else accelerator.visible_bytes,
+        utilization=wishes.utilization,
+        tensor_parallel_size=tensor_parallel,
+        max_num_batched_tokens=wishes.chunk(accelerator),
+        max_num_seqs=wishes.sequences(accelerator),
+        on_cpu=accelerator.is_cpu,
+    )
+    longest = architecture.max_position_embeddings
+    asked, least = wishes.max_model_len or longest, wishes.least_model_len(longest)
+    own_dtype = wishes.kv_dtype or KVCacheDtype(architecture.dtype)
+    layout = wishes.kv_layout or (KVCacheLayout.V_ONLY if architecture.attention_k_eq_v else KVCacheLayout.KV)
+    dtypes = [own_dtype]
+    if wishes.kv_dtype is None and (wishes.max_model_len or wishes.min_model_len):
+        dtypes.append(KVCacheDtype.INT8)
+    geometries = [_geometry(architecture, dtype, layout, tensor_parallel) for dtype in dtypes]
+    lengths = [min(asked, geometry.longest_request(memory.kv_pool_bytes)) for geometry in geometries]
+    for enough in (asked if wishes.max_model_len else least, least):
+        for geometry, length in zip(geometries, lengths, strict=True):
+            if length >= enough:
+                return Fit(
+                    accelerator=accelerator,
+                    gpus=gpus,
+                    tensor_parallel=tensor_parallel,
+                    memory=memory,
+                    geometry=geometry,
+                    max_model_len=length,
+                    limited_by="Memory" if length < asked else None,
+                    shortened=bool(wishes.max_model_len) and length < asked,
+                    downgraded=geometry.dtype is not own_dtype,
+                )
+    smallest = min(geometry.held_bytes(least) for geometry in geometries)
+    shortfall = max(1, smallest - memory.available_bytes)
+    return refuse(
+        "Memory", _memory_message(memory, smallest, least, accelerator), shortfall_bytes=shortfall, memory=memory
+    )
+
+
+def _unservable(
+    wishes: Wishes, architecture: ModelArchitecture, accelerator: Accelerator, tensor_parallel: int
+) -> tuple[LimitedBy, str] | None:
+    """Why no amount of memory would help."""
+    longest = architecture.max_position_embeddings
+    for name, length in (("maxModelLen", wishes.max_model_len), ("minModelLen", wishes.min_model_len)):
+        if length and length > longest:
+            return "ContextLength", f"{name} {length:,} is above the {longest:,} tokens that the model supports"
+    problem = tensor_parallel_problem(architecture, tensor_parallel)
+    if problem:
+        return "TensorParallel", problem
+    if wishes.kv_layout is KVCacheLayout.FOLDED:
+        return "Layout", "kvCache.layout folded is not in this release"
+    if wishes.kv_layout is KVCacheLayout.V_ONLY and not architecture.attention_k_eq_v:
+        return "Layout", "kvCache.layout v_only needs a model that derives K from V; this model stores both"
+    if accelerator.is_cpu:
+        return None
+    capability = accelerator.compute_capability
+    shown = ".".join(map(str, capability))
+    if (0, 0) < capability < LEAST_CAPABILITY:
+        return "ComputeCapability", f"compute capability {shown} is below 7.5, the least that the engine runs on"
+    if wishes.kv_dtype is KVCacheDtype.FP8_E4M3 and capability < FP8_E4M3_CAPABILITY:
+        return "ComputeCapability", f"fp8_e4m3 needs compute capability 8.9; this accelerator has {shown}"
+    return None
+
+
+def _memory_message(memory: MemoryPlan, request_bytes: int, length: int, accelerator: Accelerator) -> str:
+    needed = memory.weights_bytes + memory.activation_bytes + memory.overhead_bytes + request_bytes
+    where = "of the container" if accelerator.is_cpu else "per GPU"
+    return (
+        f"needs {needed / GIB:.2f} GiB {where} (weights {memory.weights_bytes / GIB:.2f}, workspace "
+        f"{memory.activation_bytes / GIB:.2f}, overhead {memory.overhead_bytes / GIB:.2f}, one request of {length:,} "
+        f"tokens {request_bytes / GIB:.2f}), has {memory.budget_bytes / GIB:.2f}: "
+        f"{(needed - memory.budget_bytes) / GIB:.2f} GiB missing"
+    )
+
+
+@lru_cache(maxsize=256)
+def _geometry(
+    architecture: ModelArchitecture, dtype: KVCacheDtype, layout: KVCacheLayout, tensor_parallel: int
+) -> CacheGeometry:
+    return cache_geometry(architecture, dtype=dtype, layout=layout, tensor_parallel_size=tensor_parallel)

@@ -1,0 +1,146 @@
+"""From a spec, a model's geometry and a cluster's accelerators to an explained plan. Pure and deterministic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+
+from modelserve.api.spec import ModelServeSpec
+from modelserve.api.status import MAX_CANDIDATES, Candidate, PlanStatus, Verdict
+from modelserve.architecture import ModelArchitecture
+from modelserve.hardware import CPU_PRODUCT, Accelerator
+from modelserve.planning import report
+from modelserve.planning.evaluation import Evaluation, Fit, Refusal, evaluate
+from modelserve.planning.offers import CPU_OFFER, AcceleratorOffer
+from modelserve.planning.ranking import RankKey, rank_key
+from modelserve.planning.remedies import remedies, remedy_text
+from modelserve.planning.revision import ENGINE_VERSION, plan_hash
+from modelserve.planning.wishes import GPU_COUNTS, Wishes, wishes
+
+
+@dataclass(frozen=True)
+class Considered:
+    """A candidate after evaluation; `rank` is None when it was refused."""
+
+    evaluation: Evaluation
+    rank: RankKey | None
+
+
+def plan(
+    spec: ModelServeSpec,
+    architecture: ModelArchitecture,
+    accelerators: Sequence[AcceleratorOffer],
+    *,
+    engine_version: str = ENGINE_VERSION,
+) -> PlanStatus:
+    """The best plan, with the best candidate of each product (16 at most). `plan.fits` is False when none fits."""
+    wished, considered = wishes(spec), consider(spec, architecture, accelerators)
+    best = considered[0].evaluation if considered else None
+    shown = _best_per_product(considered)[:MAX_CANDIDATES]
+    candidates = candidate_list(shown, spec, architecture)
+    if not isinstance(best, Fit):
+        return PlanStatus(candidates=candidates, message=report.no_plan(candidates, spec))
+    offers = [offer for offer in _allowed(spec, accelerators) if offer.accelerator.product == best.accelerator.product]
+    chosen = report.chosen_plan(
+        best,
+        architecture=architecture,
+        wishes=wished,
+        spec=spec,
+        terms=report.placement(best, offers, spec),
+        candidates=candidates,
+    )
+    return chosen.model_copy(update={"hash": plan_hash(chosen, spec, engine_version=engine_version)})
+
+
+def consider(
+    spec: ModelServeSpec, architecture: ModelArchitecture, accelerators: Sequence[AcceleratorOffer]
+) -> tuple[Considered, ...]:
+    """Every product and number of GPUs that the spec allows: those that fit first, the best before the others."""
+    wished, costs = wishes(spec), _costs(spec)
+    found = []
+    for accelerator, gpus, node_count in _combinations(wished, _allowed(spec, accelerators)):
+        result = _placed(evaluate(wished, architecture, accelerator, gpus=gpus), wished, node_count=node_count)
+        rank = rank_key(result, architecture, wished, costs=costs) if isinstance(result, Fit) else None
+        found.append(Considered(result, rank))
+    fits = sorted((c for c in found if c.rank is not None), key=lambda c: c.rank or ())
+    refused = sorted((c for c in found if c.rank is None), key=lambda c: _refusal_key(c.evaluation))
+    return (*fits, *refused)
+
+
+def candidate_list(
+    considered: Iterable[Considered], spec: ModelServeSpec, architecture: ModelArchitecture
+) -> tuple[Candidate, ...]:
+    """Candidates as status shows them; the first is Chosen when it fits. Refusals get remedies that were evaluated."""
+    wished, costs = wishes(spec), _costs(spec)
+    rows = []
+    for index, entry in enumerate(considered):
+        if isinstance(entry.evaluation, Fit):
+            verdict: Verdict = "Fits" if index else "Chosen"
+            rows.append(report.fitting_candidate(entry.evaluation, verdict=verdict, wishes=wished, costs=costs))
+        else:
+            remedy = remedy_text(remedies(entry.evaluation, architecture, wished))
+            rows.append(report.refused_candidate(entry.evaluation, remedy=remedy))
+    return tuple(rows)
+
+
+def _allowed(spec: ModelServeSpec, accelerators: Sequence[AcceleratorOffer]) -> list[AcceleratorOffer]:
+    """Offers of the products named, or of every GPU; the CPU only where it is named, and then without being offered."""
+    products = spec.accelerators.products if spec.accelerators else None
+    gpus = [offer for offer in accelerators if not offer.accelerator.is_cpu]
+    if products is None:
+        return gpus
+    cpu = next((offer for offer in accelerators if offer.accelerator.is_cpu), CPU_OFFER)
+    return [offer for offer in gpus if offer.accelerator.product in products] + [cpu] * (CPU_PRODUCT in products)
+
+
+def _combinations(wished: Wishes, offers: Sequence[AcceleratorOffer]) -> Iterable[tuple[Accelerator, int, int]]:
+    """(accelerator, GPUs of a replica, GPUs of the largest node) to consider, in a fixed order.
+
+    Pools of one product count as the one with the least memory, so that a plan holds on each of them.
+    """
+    by_product: dict[str, list[AcceleratorOffer]] = {}
+    for offer in sorted(offers, key=lambda o: (o.accelerator.product, o.count)):
+        by_product.setdefault(offer.accelerator.product, []).append(offer)
+    for pools in by_product.values():
+        largest = max(pool.count for pool in pools)
+        if pools[0].accelerator.is_cpu:
+            counts: tuple[int, ...] = (0,)
+        elif wished.tensor_parallel:
+            counts = (wished.tensor_parallel,)
+        else:
+            counts = tuple(n for n in GPU_COUNTS if n <= min(largest, wished.max_per_replica)) or (1,)
+        for gpus in counts:
+            holding = [pool.accelerator for pool in pools if pool.count >= gpus] or [pools[-1].accelerator]
+            yield min(holding, key=lambda record: record.visible_bytes), gpus, largest
+
+
+def _placed(result: Evaluation, wished: Wishes, *, node_count: int) -> Evaluation:
+    """Refuse what fits the GPUs but no node: a replica is one pod on one node."""
+    if isinstance(result, Refusal) or result.gpus <= node_count:
+        return result
+    return Refusal(
+        result.accelerator,
+        result.gpus,
+        result.tensor_parallel,
+        "GPUsPerNode",
+        f"parallelism.tensor {wished.tensor_parallel} needs {result.gpus} GPUs on one node; nodes have {node_count}",
+    )
+
+
+def _refusal_key(evaluation: Evaluation) -> tuple[int, int, str, int]:
+    """Nearest to fitting first: other reasons before memory, then the least bytes missing."""
+    shortfall = evaluation.shortfall_bytes if isinstance(evaluation, Refusal) else None
+    return (int(shortfall is not None), shortfall or 0, evaluation.accelerator.product, evaluation.gpus)
+
+
+def _best_per_product(considered: Iterable[Considered]) -> list[Considered]:
+    best: dict[str, Considered] = {}
+    for entry in considered:
+        best.setdefault(entry.evaluation.accelerator.product, entry)
+    return list(best.values())
+
+
+def _costs(spec: ModelServeSpec) -> Mapping[str, Decimal]:
+    prices = spec.accelerators.cost_per_hour if spec.accelerators else {}
+    return {product: Decimal(price) for product, price in prices.items()}

@@ -1,0 +1,195 @@
+"""Evaluations as status shows them: integers in bytes, decimal strings, and sentences with the numbers in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+
+from modelserve.api.spec import ModelServeSpec
+from modelserve.api.status import (
+    Candidate,
+    Concurrency,
+    EnginePlan,
+    GpuMemory,
+    KVCachePlan,
+    NodeSelectorRequirement,
+    NodeSelectorTerm,
+    PlanStatus,
+    RequestBytes,
+    Verdict,
+)
+from modelserve.architecture import ModelArchitecture
+from modelserve.hardware import GPU_RESOURCE
+from modelserve.planning.evaluation import GIB, Fit, Refusal
+from modelserve.planning.offers import PRODUCT_LABEL, AcceleratorOffer
+from modelserve.planning.ranking import replica_cost
+from modelserve.planning.wishes import Wishes
+from modelserve.sizing.memory import MemoryPlan
+
+LENGTHS = {"at8k": 8_192, "at32k": 32_768, "at128k": 131_072}
+
+
+def chosen_plan(
+    fit: Fit,
+    *,
+    architecture: ModelArchitecture,
+    wishes: Wishes,
+    spec: ModelServeSpec,
+    terms: tuple[NodeSelectorTerm, ...] | None,
+    candidates: tuple[Candidate, ...],
+) -> PlanStatus:
+    """The whole plan but its hash."""
+    least = wishes.least_model_len(architecture.max_position_embeddings)
+    on_cpu = fit.accelerator.is_cpu
+    return PlanStatus(
+        accelerator=fit.accelerator.product,
+        resource_name=None if on_cpu else GPU_RESOURCE,
+        gpus_per_replica=fit.gpus,
+        node_selector_terms=terms,
+        tensor_parallel=fit.tensor_parallel,
+        max_model_len=fit.max_model_len,
+        container_memory_bytes=fit.memory.total_bytes if on_cpu else None,
+        kv_cache=KVCachePlan(dtype=fit.geometry.dtype, layout=fit.geometry.layout),
+        engine=EnginePlan(
+            max_num_batched_tokens=wishes.chunk(fit.accelerator),
+            max_num_seqs=wishes.sequences(fit.accelerator),
+            min_model_len=min(least, fit.max_model_len),
+            gpu_memory_utilization=f"{wishes.utilization:f}",
+        ),
+        per_gpu=gpu_memory(fit.memory),
+        per_request=request_bytes(fit),
+        concurrency=concurrency(fit),
+        message=_plan_message(fit, architecture, wishes, spec),
+        candidates=candidates,
+    )
+
+
+def fitting_candidate(fit: Fit, *, verdict: Verdict, wishes: Wishes, costs: Mapping[str, Decimal]) -> Candidate:
+    """A candidate that fits, with its arithmetic."""
+    cost = replica_cost(fit, costs)
+    return Candidate(
+        accelerator=fit.accelerator.product,
+        gpus_per_replica=fit.gpus,
+        tensor_parallel=fit.tensor_parallel,
+        verdict=verdict,
+        limited_by=fit.limited_by,
+        message=_reservations(fit, wishes) or None,
+        max_model_len=fit.max_model_len,
+        kv_cache=KVCachePlan(dtype=fit.geometry.dtype, layout=fit.geometry.layout),
+        per_gpu=gpu_memory(fit.memory),
+        concurrency=concurrency(fit),
+        cost_per_hour=None if cost is None else f"{cost:.2f}",
+    )
+
+
+def refused_candidate(refusal: Refusal, *, remedy: str | None) -> Candidate:
+    """A candidate that cannot serve, with what is missing and what would help."""
+    return Candidate(
+        accelerator=refusal.accelerator.product,
+        gpus_per_replica=refusal.gpus,
+        tensor_parallel=refusal.tensor_parallel,
+        verdict="Refused",
+        limited_by=refusal.limited_by,
+        shortfall_bytes=refusal.shortfall_bytes,
+        message=refusal.message,
+        remedy=remedy,
+        per_gpu=gpu_memory(refusal.memory) if refusal.memory else None,
+    )
+
+
+def no_plan(candidates: Sequence[Candidate], spec: ModelServeSpec) -> str:
+    """Why nothing fits, by the candidate that came nearest."""
+    if not candidates:
+        named = spec.accelerators.products if spec.accelerators else None
+        wanted = f"of the products {', '.join(named)} " if named else ""
+        return f"no accelerator {wanted}is offered; the CPU is used only where accelerators.products names CPU"
+    nearest = candidates[0]
+    sentence = (
+        f"no candidate fits; nearest is {_label(nearest.accelerator, nearest.gpus_per_replica)}: {nearest.message}"
+    )
+    return sentence + (f"; {nearest.remedy}" if nearest.remedy else "")
+
+
+def placement(
+    fit: Fit, offers: Sequence[AcceleratorOffer], spec: ModelServeSpec
+) -> tuple[NodeSelectorTerm, ...] | None:
+    """One term per pool that holds the replica, each with the spec's own node selector; None when anywhere will do."""
+    selector = spec.accelerators.node_selector if spec.accelerators else {}
+    own = tuple(
+        NodeSelectorRequirement(key=key, operator="In", values=(value,)) for key, value in sorted(selector.items())
+    )
+    if fit.accelerator.is_cpu:
+        return (NodeSelectorTerm(match_expressions=own),) if own else None
+    product = NodeSelectorRequirement(key=PRODUCT_LABEL, operator="In", values=(fit.accelerator.product,))
+    pools: dict[tuple[NodeSelectorRequirement, ...], None] = {}
+    for offer in offers:
+        if offer.count >= fit.gpus:
+            for expressions in [term.match_expressions for term in offer.node_selector_terms] or [(product,)]:
+                pools[(*expressions, *(each for each in own if each not in expressions))] = None
+    return tuple(NodeSelectorTerm(match_expressions=expressions) for expressions in pools)
+
+
+def gpu_memory(memory: MemoryPlan) -> GpuMemory:
+    """The terms of a memory plan."""
+    return GpuMemory(
+        weights_bytes=memory.weights_bytes,
+        activation_bytes=memory.activation_bytes,
+        overhead_bytes=memory.overhead_bytes,
+        kv_pool_bytes=memory.kv_pool_bytes,
+    )
+
+
+def request_bytes(fit: Fit) -> RequestBytes:
+    """Bytes of one request at each length up to maxModelLen."""
+    held = {
+        f"{name}_bytes": fit.geometry.held_bytes(length)
+        for name, length in LENGTHS.items()
+        if length <= fit.max_model_len
+    }
+    return RequestBytes(at_max_bytes=fit.geometry.held_bytes(fit.max_model_len), **held)
+
+
+def concurrency(fit: Fit) -> Concurrency:
+    """Requests at once at each length up to maxModelLen."""
+    at = {name: _requests(fit, length) for name, length in LENGTHS.items() if length <= fit.max_model_len}
+    return Concurrency(at_max=_requests(fit, fit.max_model_len), **at)
+
+
+def _requests(fit: Fit, length: int) -> str:
+    return f"{fit.geometry.concurrency(fit.memory.kv_pool_bytes, length):.2f}"
+
+
+def _label(product: str, gpus: int) -> str:
+    return f"{gpus} x {product}" if gpus else product
+
+
+def _plan_message(fit: Fit, architecture: ModelArchitecture, wishes: Wishes, spec: ModelServeSpec) -> str:
+    memory = fit.memory
+    where = "the container" if fit.accelerator.is_cpu else "each GPU"
+    arithmetic = (
+        f"{_label(fit.accelerator.product, fit.gpus)}: of {memory.budget_bytes / GIB:.2f} GiB usable in {where}, "
+        f"weights take {memory.weights_bytes / GIB:.2f}, workspace {memory.activation_bytes / GIB:.2f}, overhead "
+        f"{memory.overhead_bytes / GIB:.2f}; the pool of {memory.kv_pool_bytes / GIB:.2f} GiB holds "
+        f"{_requests(fit, fit.max_model_len)} requests of {fit.max_model_len:,} tokens at once"
+    )
+    sentences = [arithmetic, _reservations(fit, wishes)]
+    if fit.limited_by is None and wishes.max_model_len is None:
+        sentences.append(f"maxModelLen is the model's own limit of {architecture.max_position_embeddings:,} tokens")
+    if spec.drafter is not None:
+        sentences.append("the drafter is not used: speculative decoding is not in this release")
+    return "; ".join(sentence for sentence in sentences if sentence)
+
+
+def _reservations(fit: Fit, wishes: Wishes) -> str:
+    """Where the candidate gives less than was asked, or than the model could."""
+    notes = []
+    if fit.downgraded:
+        asked = wishes.max_model_len or wishes.min_model_len or 0
+        notes.append(f"int8 cache, because {asked:,} tokens do not fit in the weights' dtype")
+    if fit.shortened:
+        notes.append(
+            f"maxModelLen is {fit.max_model_len:,} instead of {wishes.max_model_len:,}: the pool holds no more"
+        )
+    elif fit.limited_by == "Memory":
+        notes.append(f"the pool bounds a request at {fit.max_model_len:,} tokens")
+    return "; ".join(notes)

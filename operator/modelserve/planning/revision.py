@@ -1,0 +1,70 @@
+"""From a plan to the worker's settings, and to the hash that names the revision."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from modelserve import __version__
+from modelserve.api.spec import ModelServeSpec
+from modelserve.api.status import PlanStatus
+from modelserve.engine_args import EngineArgs
+from modelserve.hardware import CPU_PRODUCT
+
+ENGINE_VERSION = __version__
+HASH_LENGTH = 10
+
+
+def engine_args_for(plan: PlanStatus, spec: ModelServeSpec, *, model_directory: str) -> EngineArgs:
+    """The worker's settings under a plan that fits; `model_directory` is where the checkpoint is mounted.
+
+    Raises ValueError when the plan has no choice in it.
+    """
+    if plan.accelerator is None or plan.kv_cache is None or plan.engine is None or plan.max_model_len is None:
+        raise ValueError("the plan has no candidate that fits, so there are no engine settings")
+    return EngineArgs(
+        model=model_directory,
+        served_model_name=served_name(spec),
+        device="cpu" if plan.accelerator == CPU_PRODUCT else "cuda",
+        tensor_parallel_size=plan.tensor_parallel or 1,
+        max_model_len=plan.max_model_len,
+        min_model_len=min(plan.engine.min_model_len, plan.max_model_len),
+        kv_cache_dtype=plan.kv_cache.dtype,
+        kv_cache_layout=plan.kv_cache.layout,
+        gpu_memory_utilization=float(plan.engine.gpu_memory_utilization),
+        cpu_memory_bytes=plan.container_memory_bytes,
+        max_num_batched_tokens=plan.engine.max_num_batched_tokens,
+        max_num_seqs=plan.engine.max_num_seqs,
+        drain_seconds=spec.rollout.drain_seconds,
+    )
+
+
+def served_name(spec: ModelServeSpec) -> str:
+    """Name of the model in the HTTP API: as asked, else the last part of its address."""
+    return spec.model.served_name or spec.model.uri.rstrip("/").rsplit("/", 1)[1]
+
+
+def plan_hash(plan: PlanStatus, spec: ModelServeSpec, *, engine_version: str = ENGINE_VERSION) -> str:
+    """Ten hex digits over all that the running engine depends on: settings, checkpoint, image, accelerator, version.
+
+    Candidates, capacity figures, placement, replicas and pod additions are no part of it.
+    """
+    settings = engine_args_for(plan, spec, model_directory="/").model_dump(mode="json", by_alias=True)
+    return _digest(
+        {
+            "engineArgs": settings,
+            "engineVersion": engine_version,
+            "model": spec.model.uri,
+            "revision": spec.model.revision,
+            "image": spec.image,
+            "accelerator": plan.accelerator,
+            "gpusPerReplica": plan.gpus_per_replica,
+        }
+    )
+
+
+def _digest(document: Mapping[str, Any]) -> str:
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:HASH_LENGTH]

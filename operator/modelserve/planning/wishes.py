@@ -1,0 +1,83 @@
+"""What a spec asks of a plan, with the defaults of everything it leaves open."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+
+from modelserve.api.schema_types import quantity_value
+from modelserve.api.spec import ModelServeSpec, Objective
+from modelserve.hardware import Accelerator
+from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
+
+DEFAULT_UTILIZATION = Decimal("0.9")
+DEFAULT_MIN_MODEL_LEN = 2048  # a context shorter than this is not worth serving unless it is asked for
+DEFAULT_CONTAINER_MEMORY_BYTES = 4 << 30
+MAX_GPUS_PER_REPLICA = 8
+GPU_COUNTS = (1, 2, 4, 8)
+LARGE_GPU_BYTES = 70 << 30
+CHUNK_CPU, CHUNK_SMALL_GPU, CHUNK_LARGE_GPU = 512, 2048, 8192
+DEFAULT_MAX_NUM_SEQS = 64
+DEFAULT_INPUT_TOKENS, DEFAULT_OUTPUT_TOKENS = 2048, 256
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """None means that the planner chooses. Lengths are tokens; memory is bytes."""
+
+    tensor_parallel: int | None = None
+    max_per_replica: int = MAX_GPUS_PER_REPLICA
+    max_model_len: int | None = None
+    min_model_len: int | None = None
+    kv_dtype: KVCacheDtype | None = None
+    kv_layout: KVCacheLayout | None = None
+    utilization: Decimal = DEFAULT_UTILIZATION
+    max_num_batched_tokens: int | None = None
+    max_num_seqs: int | None = None
+    container_memory_bytes: int = DEFAULT_CONTAINER_MEMORY_BYTES
+    objective: Objective = "Throughput"
+    input_tokens: int = DEFAULT_INPUT_TOKENS
+    output_tokens: int = DEFAULT_OUTPUT_TOKENS
+    concurrency: int | None = None
+
+    def chunk(self, accelerator: Accelerator) -> int:
+        """Most tokens of one step: as asked, else by the size of the accelerator."""
+        if self.max_num_batched_tokens:
+            return self.max_num_batched_tokens
+        if accelerator.is_cpu:
+            return CHUNK_CPU
+        return CHUNK_LARGE_GPU if accelerator.visible_bytes >= LARGE_GPU_BYTES else CHUNK_SMALL_GPU
+
+    def sequences(self, accelerator: Accelerator) -> int:
+        """Most requests of one step: as asked, else 64 or the expected concurrency, never above the step's tokens."""
+        asked = self.max_num_seqs or max(DEFAULT_MAX_NUM_SEQS, self.concurrency or 0)
+        return min(asked, self.chunk(accelerator))
+
+    def least_model_len(self, longest: int) -> int:
+        """Shortest context worth a plan: minModelLen, else maxModelLen, else 2,048 tokens or the model's own limit."""
+        return self.min_model_len or self.max_model_len or min(DEFAULT_MIN_MODEL_LEN, longest)
+
+
+def wishes(spec: ModelServeSpec) -> Wishes:
+    """Read the parts of a spec that sizing depends on."""
+    context, cache, engine, workload = spec.context, spec.kv_cache, spec.engine, spec.workload
+    accelerators, resources = spec.accelerators, spec.pod.resources
+    memory = resources.limits.get("memory") if resources else None
+    return Wishes(
+        tensor_parallel=spec.parallelism.tensor if spec.parallelism else None,
+        max_per_replica=(accelerators.max_per_replica if accelerators else None) or MAX_GPUS_PER_REPLICA,
+        max_model_len=context.max_model_len if context else None,
+        min_model_len=context.min_model_len if context else None,
+        kv_dtype=KVCacheDtype(cache.dtype) if cache and cache.dtype else None,
+        kv_layout=cache.layout if cache else None,
+        utilization=Decimal(cache.gpu_memory_utilization)
+        if cache and cache.gpu_memory_utilization
+        else DEFAULT_UTILIZATION,
+        max_num_batched_tokens=engine.max_num_batched_tokens if engine else None,
+        max_num_seqs=engine.max_num_seqs if engine else None,
+        container_memory_bytes=int(quantity_value(memory)) if memory else DEFAULT_CONTAINER_MEMORY_BYTES,
+        objective=spec.objective or "Throughput",
+        input_tokens=(workload.input_tokens if workload else None) or DEFAULT_INPUT_TOKENS,
+        output_tokens=(workload.output_tokens if workload else None) or DEFAULT_OUTPUT_TOKENS,
+        concurrency=workload.concurrency if workload else None,
+    )
