@@ -1,4 +1,7 @@
-"""A real single-node Kubernetes for the demo and the tests: `python tests/cluster/cluster.py up|down|status|kubeconfig`."""
+"""A real single-node Kubernetes for the demo and the tests.
+
+`python tests/cluster/cluster.py up|down|status|kubeconfig`
+"""
 
 from __future__ import annotations
 

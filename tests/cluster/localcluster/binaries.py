@@ -1,4 +1,4 @@
-"""Finds the programs of the cluster: Kubernetes and etcd built once from pinned Go modules, the rest from Debian packages."""
+"""The programs of the cluster: Kubernetes and etcd built once from pinned Go modules, the rest from Debian packages."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _build(progress: Progress) -> None:
         command = [go, "build", "-trimpath", "-ldflags", flags, "-o", str(built), package]
         done = subprocess.run(command, cwd=GO_MODULE, check=False)
         if done.returncode:
-            raise ClusterError(f"building {output} failed with exit status {done.returncode}; the compiler's words are above")
+            raise ClusterError(f"building {output} failed with exit status {done.returncode}; the reason is above")
         built.rename(folder / output)
     for name in PROGRAMS:
         (folder / name).unlink(missing_ok=True)
@@ -85,6 +85,7 @@ def _build(progress: Progress) -> None:
 
 
 def cni_folder() -> Path | None:
+    """Folder of the CNI plugins, wherever the distribution puts them; None when they are not installed."""
     return next((folder for folder in CNI_FOLDERS if (folder / "bridge").exists()), None)
 
 

@@ -1,4 +1,4 @@
-"""Configuration files and command lines of the cluster's programs. Pure but for the files written below the state folder."""
+"""Configuration files and command lines of the cluster's programs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from localcluster.certificates import CertificateAuthority
 from localcluster.settings import (
     API_PORT,
     CGROUP,
@@ -20,7 +21,6 @@ from localcluster.settings import (
     SERVICE_RANGE,
     StateFolder,
 )
-from localcluster.certificates import CertificateAuthority
 
 API_SERVER_URL = f"https://{NODE_ADDRESS}:{API_PORT}"
 _ETCD_URL = "http://127.0.0.1:2379"

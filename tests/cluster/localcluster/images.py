@@ -43,8 +43,9 @@ def lent_folders() -> list[Path]:
 
 def runtime_spec(default: dict[str, Any]) -> dict[str, Any]:
     """The OCI runtime specification that containerd starts from: its own default plus the lent folders."""
+    options = ["rbind", "ro", "nosuid", "nodev"]
     mounts = [
-        {"destination": str(folder), "source": str(folder), "type": "bind", "options": ["rbind", "ro", "nosuid", "nodev"]}
+        {"destination": str(folder), "source": str(folder), "type": "bind", "options": options}
         for folder in lent_folders()
     ]
     # Without CAP_SYS_RESOURCE a limit may not be raised above the runtime's own, so containers inherit that.

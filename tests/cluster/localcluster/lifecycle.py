@@ -83,9 +83,9 @@ def _start(state: StateFolder, programs: dict[str, Path], progress: Progress) ->
     progress("making certificates and configuration")
     components.write_certificates(state)
     default = subprocess.run(["ctr", "oci", "spec"], capture_output=True, check=True).stdout
-    folder = cni_folder()
-    assert folder is not None, "require_packages checked it"
-    components.write_configuration(state, cni_folder=folder, runtime_spec=runtime_spec(json.loads(default)))
+    plugins = cni_folder()
+    assert plugins is not None, "require_packages checked it"
+    components.write_configuration(state, cni_folder=plugins, runtime_spec=runtime_spec(json.loads(default)))
     missing = () if node_namespaces.CNI_CACHE.exists() else (str(node_namespaces.CNI_CACHE),)
     record = Record.new(state, settings=kernel_state.read_settings(), created_folders=missing)
     for name in missing:
@@ -112,7 +112,8 @@ def _start(state: StateFolder, programs: dict[str, Path], progress: Progress) ->
     for archive in write_images(state.path / "images", pause=programs["pause"]):
         _check([*ctr, "images", "import", "--snapshotter=native", str(archive)])
     start("kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy")
-    _check([*kubectl, "create", "clusterrolebinding", OPERATOR_USER, "--clusterrole=cluster-admin", f"--user={OPERATOR_USER}"])
+    grant = ["--clusterrole=cluster-admin", f"--user={OPERATOR_USER}"]
+    _check([*kubectl, "create", "clusterrolebinding", OPERATOR_USER, *grant])
     progress("waiting for the node")
     ready = 'jsonpath={.status.conditions[?(@.type=="Ready")].status}'
     _wait(
@@ -138,9 +139,7 @@ def _spawn(command: list[str], log: Path) -> Process:
     return Process.of(started.pid)
 
 
-def _wait(
-    what: str, ready: Callable[[], bool], record: Record, state: StateFolder, *, timeout_s: float = 90.0
-) -> None:
+def _wait(what: str, ready: Callable[[], bool], record: Record, state: StateFolder, *, timeout_s: float = 90.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not ready():
         if dead := record.dead:

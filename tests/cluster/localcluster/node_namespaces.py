@@ -26,7 +26,7 @@ from localcluster.settings import (
 )
 
 # Run inside the new namespaces. /run (sockets, network namespaces, runc), /var/log (pod logs) and the folder where
-# containerd caches CNI results become private; shared propagation lets containers see what the kubelet mounts. The hierarchy of cgroups stays the host's.
+# containerd caches CNI results become private. Shared propagation lets containers see what the kubelet mounts.
 _SETUP = """set -eu
 mount --make-rshared /
 mount -t tmpfs -o mode=755 tmpfs /run
@@ -55,15 +55,27 @@ class Process:
     def alive(self) -> bool:
         return self.start_ticks != 0 and _start_ticks(self.pid) == self.start_ticks
 
+    def terminate(self, *, timeout_s: float) -> None:
+        """SIGTERM, and SIGKILL when it still runs after `timeout_s`."""
+        if self.alive:
+            os.kill(self.pid, signal.SIGTERM)
+        if not self._gone_within(timeout_s):
+            self.kill()
+
     def kill(self, *, timeout_s: float = 20.0) -> None:
         """SIGKILL, then wait until it is gone. Raises ClusterError when it stays."""
         if self.alive:
             os.kill(self.pid, signal.SIGKILL)
+        if not self._gone_within(timeout_s):
+            raise ClusterError(f"process {self.pid} did not end within {timeout_s:.0f} s of SIGKILL")
+
+    def _gone_within(self, timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
         while self.alive:
             if time.monotonic() > deadline:
-                raise ClusterError(f"process {self.pid} did not end within {timeout_s:.0f} s of SIGKILL")
+                return False
             time.sleep(0.05)
+        return True
 
 
 def _start_ticks(pid: int) -> int | None:
@@ -89,7 +101,7 @@ def create(*, pause: Path, logs: Path) -> Process:
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline and launcher.poll() is None:
         listed = children.read_text().split()
-        if listed and Path(os.readlink(f"/proc/{listed[0]}/exe")).name == pause.name:
+        if listed and Path(f"/proc/{listed[0]}/exe").readlink().name == pause.name:
             return Process.of(int(listed[0]))
         time.sleep(0.02)
     launcher.kill()

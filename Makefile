@@ -1,0 +1,41 @@
+# Commands for people and for CI. `make` alone lists them.
+.DEFAULT_GOAL := help
+.PHONY: help install demo demo-down test check crds
+
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/installed.stamp
+UV_VERSION := 0.13.9
+
+help: ## List the commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(STAMP) ## Make .venv with everything, from pinned requirements
+
+$(STAMP): requirements.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else \
+	  "error: Python 3.11 or newer is needed, %s is %d.%d; name another one: make PYTHON=python3.12" % (sys.executable, v[0], v[1]))'
+	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv || { echo "error: $(PYTHON) -m venv failed; on Debian and Ubuntu: apt install python3-venv"; rm -rf .venv; exit 1; }
+	@test -x $(BIN)/uv || $(BIN)/pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements.txt
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -e .
+	@touch $@
+
+demo: install ## Start a real Kubernetes, deploy a small Gemma 4, show its plan, chat with it
+	@$(BIN)/python tests/cluster/demo.py up
+
+demo-down: ## Remove the demo, its cluster and everything they created
+	@if test -x $(BIN)/python; then $(BIN)/python tests/cluster/demo.py down; else echo "nothing is installed here"; fi
+
+test: install ## Run every test, the end-to-end ones on the real Kubernetes
+	$(BIN)/pytest
+
+check: install ## Run ruff, mypy and the import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/mypy --explicit-package-bases tests/cluster
+	$(BIN)/lint-imports
+
+crds: install ## Write crds/ from the API models
+	$(BIN)/python -m modelserve.crd crds

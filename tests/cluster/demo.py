@@ -1,0 +1,144 @@
+"""The demo: a real Kubernetes, the operator, a small Gemma 4, its plan, and a chat with it.
+
+`python tests/cluster/demo.py up` runs it and may be repeated; `down` removes everything that `up` made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from typing import Any
+
+import openai
+import yaml
+
+from localcluster import lifecycle, operator_process, target, weights_volume
+from localcluster.kubectl import condition, wait_for
+from localcluster.plan_text import describe_plan
+from localcluster.service_access import service_url
+from localcluster.settings import REPOSITORY, ClusterError, state_folder
+from localcluster.target import Target
+
+NAMESPACE = "modelserve-demo"
+CRDS = REPOSITORY / "crds"
+EXAMPLE = REPOSITORY / "docs" / "examples" / "tiny.yaml"
+READY_TIMEOUT_S = 300.0
+
+
+def _step(line: str) -> None:
+    print(f"[{time.strftime('%H:%M:%S')}] {line}", flush=True)
+
+
+def install_crds(cluster: Target) -> None:
+    """Apply crds/ and wait until the API server serves them."""
+    cluster.kubectl.run("apply", "--server-side", "-f", str(CRDS))
+    cluster.kubectl.run("wait", "--for=condition=Established", "--timeout=30s", "-f", str(CRDS))
+
+
+def _wait_until_ready(cluster: Target, name: str) -> None:
+    """Print every condition as it changes until Ready is True. Raises ClusterError when the ModelServe stalls."""
+    kubectl = cluster.kubectl
+    shown: dict[str, tuple[str, str]] = {}
+
+    def ready() -> bool:
+        resource = kubectl.get("modelserve", name, "-n", NAMESPACE)
+        for entry in (resource.get("status") or {}).get("conditions") or ():
+            now = (entry["status"], entry["reason"])
+            if shown.get(entry["type"]) != now:
+                shown[entry["type"]] = now
+                _step(f"  {entry['type']:18} {entry['status']:8} {entry['reason']:24} {entry['message']}")
+        if (stalled := condition(resource, "Stalled")).get("status") == "True":
+            raise ClusterError(f"ModelServe {name} stalled: {stalled['reason']}: {stalled['message']}")
+        state = condition(resource, "Ready")
+        current = resource["metadata"]["generation"] == (resource.get("status") or {}).get("observedGeneration")
+        return state.get("status") == "True" and current
+
+    wait_for(f"ModelServe {name} Ready", ready, timeout_s=READY_TIMEOUT_S, interval_s=0.5)
+
+
+def _chat(cluster: Target, name: str) -> None:
+    with service_url(cluster, NAMESPACE, name) as url:
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=60)
+        model = client.models.list().data[0].id
+        _step(f"chatting with {model!r} at {url} (random weights: do not expect sense)")
+        question = "What is a page table?"
+        print(f"\n  you:   {question}\n  model: ", end="")
+        stream = client.chat.completions.create(
+            model=model, messages=[{"role": "user", "content": question}], max_tokens=48, stream=True
+        )
+        for chunk in stream:
+            if chunk.choices and (text := chunk.choices[0].delta.content):
+                print(text.encode("unicode_escape").decode(), end="", flush=True)
+        print("\n")
+
+
+def _next_steps(cluster: Target, name: str) -> str:
+    path = cluster.kubectl.kubeconfig
+    return f"""Try next:
+  export KUBECONFIG={path}
+  export PATH={cluster.kubectl.program.parent}:$PATH
+  kubectl config set-context --current --namespace={NAMESPACE}
+  kubectl get ms -o wide
+  kubectl describe ms {name}
+  kubectl explain modelserve.spec
+  kubectl edit ms {name}            # change context.maxModelLen: a new revision takes over without a gap
+  kubectl scale ms {name} --replicas=2
+  tail -f {operator_process.log_file()}
+  make demo-down                   # removes all of it"""
+
+
+def up() -> None:
+    cluster = target.find(_step)
+    _step("applying the CRD")
+    install_crds(cluster)
+    _step("starting the operator")
+    operator_process.start(cluster)
+    _step(f"making a small Gemma 4 checkpoint on the volume of namespace {NAMESPACE}")
+    weights_volume.create_namespace(cluster, NAMESPACE)
+    weights_volume.write_checkpoint(cluster, NAMESPACE)
+    example: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
+    name = example["metadata"]["name"]
+    _step(f"kubectl apply -n {NAMESPACE} -f {EXAMPLE.relative_to(REPOSITORY)}")
+    cluster.kubectl.run("apply", "-n", NAMESPACE, "-f", str(EXAMPLE))
+    _wait_until_ready(cluster, name)
+    status = cluster.kubectl.get("modelserve", name, "-n", NAMESPACE)["status"]
+    print(f"\n{describe_plan(status['plan'])}\n")
+    _chat(cluster, name)
+    print(_next_steps(cluster, name))
+
+
+def down() -> None:
+    stopped = operator_process.stop()
+    if target.user_kubeconfig() is None:
+        removed = lifecycle.down()
+        _step("the operator and the cluster are gone" if stopped or removed else "nothing of the demo is running")
+        return
+    cluster = target.find(_step)
+    weights_volume.delete_namespace(cluster, NAMESPACE)
+    _step(f"the operator and namespace {NAMESPACE} are gone; the CRD stays, for it may hold other ModelServes")
+
+
+def _diagnose() -> str:
+    lines = [f"operator's log: {operator_process.log_file()}"]
+    if target.user_kubeconfig() is None:
+        lines.append(f"cluster's logs: {state_folder().logs}")
+    lines.append(f"pods:           kubectl get pods,events -n {NAMESPACE}")
+    lines.append("start over:     make demo-down demo")
+    return "\n".join(f"  {line}" for line in lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="demo.py", description=__doc__)
+    parser.add_argument("command", choices=["up", "down"])
+    command = parser.parse_args().command
+    try:
+        up() if command == "up" else down()
+    except (ClusterError, openai.OpenAIError) as error:
+        print(f"\nerror: {error}\n{_diagnose()}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

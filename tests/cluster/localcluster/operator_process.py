@@ -1,0 +1,109 @@
+"""The operator as a background process of this machine, with its own identity in the cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from localcluster.node_namespaces import Process
+from localcluster.settings import ClusterError, cache_dir
+from localcluster.target import Target
+
+
+def _folder() -> Path:
+    return cache_dir() / "operator"
+
+
+def log_file() -> Path:
+    return _folder() / "operator.log"
+
+
+@dataclass(frozen=True)
+class OperatorProcess:
+    """A started operator; `port` serves its /metrics and /healthz on 127.0.0.1."""
+
+    process: Process
+    port: int
+
+    @classmethod
+    def running(cls) -> OperatorProcess | None:
+        try:
+            document = json.loads((_folder() / "record.json").read_text())
+        except FileNotFoundError:
+            return None
+        found = cls(Process(**document["process"]), document["port"])
+        return found if found.process.alive else None
+
+    def stop(self) -> None:
+        """SIGTERM, then SIGKILL after 10 s."""
+        self.process.terminate(timeout_s=10)
+        (_folder() / "record.json").unlink(missing_ok=True)
+
+
+def start(target: Target, *, timeout_s: float = 30.0) -> OperatorProcess:
+    """Start the operator unless it runs, and wait until it answers. Raises ClusterError with the end of its log."""
+    if (found := OperatorProcess.running()) is not None:
+        return found
+    _folder().mkdir(parents=True, exist_ok=True)
+    port = _free_port()
+    # An unknown MODELSERVE_ variable stops the operator, and this program has variables of its own.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MODELSERVE_")}
+    environment |= {
+        "KUBECONFIG": str(target.operator_kubeconfig),
+        "MODELSERVE_WORKER_IMAGE": target.worker_image,
+        "MODELSERVE_IMAGE_PULL_POLICY": "IfNotPresent" if target.state is None else "Never",
+        "MODELSERVE_WORKER_ACCESS": "api-proxy" if target.state is None else "pod-ip",
+        "MODELSERVE_METRICS_HOST": "127.0.0.1",
+        "MODELSERVE_METRICS_PORT": str(port),
+    }
+    with log_file().open("ab") as log:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "modelserve_operator"],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    started = OperatorProcess(Process.of(child.pid), port)
+    (_folder() / "record.json").write_text(json.dumps({"process": asdict(started.process), "port": port}))
+    deadline = time.monotonic() + timeout_s
+    while not _answers(port):
+        if child.poll() is not None or time.monotonic() > deadline:
+            started.stop()
+            tail = "\n".join(log_file().read_text(errors="replace").splitlines()[-15:])
+            raise ClusterError(f"the operator did not start; the end of {log_file()}:\n{tail}")
+        time.sleep(0.1)
+    return started
+
+
+def stop() -> bool:
+    """End the operator and remove its files. False when there was none."""
+    found = OperatorProcess.running()
+    if found is not None:
+        found.stop()
+    shutil.rmtree(_folder(), ignore_errors=True)
+    return found is not None
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def _answers(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=2) as response:
+            return bool(response.status == 200)
+    except OSError:
+        return False

@@ -1,0 +1,43 @@
+"""status.plan of a ModelServe as text for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def _size(count: int) -> str:
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= size:
+            return f"{count / size:,.2f} {unit}"
+    return f"{count} B"
+
+
+def describe_plan(plan: Mapping[str, Any]) -> str:
+    """A table of the chosen plan and of every candidate's verdict. Figures are those of status.plan, per GPU."""
+    gpus = plan.get("gpusPerReplica") or 0
+    device = plan["accelerator"] if not gpus else f"{gpus} x {plan['accelerator']}"
+    cache = plan["kvCache"]
+    rows = [
+        ("Plan", f"{plan['hash']}: {device}, tensor parallel {plan['tensorParallel']}"),
+        ("Context", f"{plan['maxModelLen']:,} tokens, KV cache {cache['dtype']} {cache['layout']}"),
+        *((_words(name), _size(size)) for name, size in plan["perGpu"].items()),
+    ]
+    for name, size in plan["perRequest"].items():
+        at = name.removesuffix("Bytes")
+        rows.append((f"Request {_length(at)}", f"{_size(size)} each, {plan['concurrency'][at]} at once"))
+    for candidate in plan.get("candidates", ()):
+        reason = candidate.get("message") or candidate.get("limitedBy") or ""
+        remedy = f" Remedy: {candidate['remedy']}" if candidate.get("remedy") else ""
+        rows.append((f"  {candidate['accelerator']}", f"{candidate['verdict']}. {reason}{remedy}"))
+    return "\n".join(f"{name:20} {value}" for name, value in rows)
+
+
+def _words(name: str) -> str:
+    known = {"weights": "Weights", "activation": "Workspace", "overhead": "Overhead", "kvPool": "KV pool"}
+    stem = name.removesuffix("Bytes")
+    return known.get(stem, stem)
+
+
+def _length(at: str) -> str:
+    return "at maxModelLen" if at == "atMax" else f"of {at.removeprefix('at').removesuffix('k')}k"
