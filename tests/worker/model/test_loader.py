@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +19,7 @@ from model_checkpoints import load_checkpoint, random_tokens, read_architecture,
 from safetensors.torch import load_file, save_file
 
 from modelserve.errors import InvalidInput
-from modelserve.termination import TerminationReason
+from modelserve.termination import TERMINAL_EXIT_CODE, TerminationReason
 from modelserve_worker.execution import loader
 from modelserve_worker.execution.loader import load_model
 from modelserve_worker.execution.parallel import TensorParallel
@@ -268,7 +271,8 @@ def test_the_watchdog_speaks_when_no_byte_comes() -> None:
         said.append(message)
         stalled.set()
 
-    with LoadProgress(100, stall_limit_s=0.1, on_stall=on_stall) as progress:
+    with LoadProgress(stall_limit_s=0.1, on_stall=on_stall) as progress:
+        progress.expect(100)
         progress.reading("tensor 'x' of y.safetensors")
         progress.advance(40)
         assert stalled.wait(10)
@@ -279,9 +283,29 @@ def test_the_watchdog_speaks_when_no_byte_comes() -> None:
 def test_the_watchdog_is_silent_while_bytes_come() -> None:
     said: list[str] = []
     pause = threading.Event()
-    with LoadProgress(100, stall_limit_s=5.0, on_stall=said.append) as progress:
+    with LoadProgress(stall_limit_s=5.0, on_stall=said.append) as progress:
+        progress.expect(100)
         for _ in range(5):
             pause.wait(0.02)
             progress.advance(20)
     assert said == []
     assert progress.done_bytes == 100
+
+
+def test_stalled_storage_ends_the_process_with_its_reason(tmp_path: Path) -> None:
+    """A pipe nobody writes to is a file whose bytes never come."""
+    os.mkfifo(tmp_path / "model.safetensors")
+    code = (
+        "from pathlib import Path\n"
+        "from modelserve_worker.execution.weights import CheckpointFiles\n"
+        "from modelserve_worker.execution.weights_progress import LoadProgress\n"
+        "with LoadProgress(stall_limit_s=0.3) as progress:\n"
+        f"    CheckpointFiles(Path({str(tmp_path)!r}), opening=lambda file: progress.reading(str(file)))\n"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == TERMINAL_EXIT_CODE, done.stderr
+    assert "loading stalled" in done.stderr
+    assert f"reading {tmp_path}/model.safetensors" in done.stderr

@@ -49,11 +49,11 @@ def load_model(
     """
     if load_format == "dummy":
         return _dummy_model(architecture, parallel=parallel, device=device, dtype=dtype, seed=seed, progress=progress)
-    files = CheckpointFiles(directory)
-    model = Gemma4ForCausalLM(architecture, parallel=parallel, device=device, dtype=dtype)
-    matched = _match(model, files)
-    total = sum(_share_bytes(source, tensor.element_bytes) for source, tensor in matched)
-    with LoadProgress(total, callback=progress) as counted:
+    with LoadProgress(callback=progress) as counted:
+        files = CheckpointFiles(directory, opening=lambda file: counted.reading(f"the header of {file}"))
+        model = Gemma4ForCausalLM(architecture, parallel=parallel, device=device, dtype=dtype)
+        matched = _match(model, files)
+        counted.expect(sum(_share_bytes(source, tensor.element_bytes) for source, tensor in matched))
         for source, tensor in matched:
             counted.reading(f"tensor {tensor.name!r} of {tensor.file}")
             _fill(source, partial(files.read, tensor), element_bytes=tensor.element_bytes, progress=counted)
@@ -71,7 +71,8 @@ def _dummy_model(
 ) -> Gemma4ForCausalLM:
     model = Gemma4ForCausalLM(architecture, parallel=parallel, device=device, dtype=dtype)
     weights = DummyWeights(seed=seed, device=device, dtype=dtype)
-    counted = LoadProgress(model.parameter_bytes(), callback=progress)
+    counted = LoadProgress(callback=progress)
+    counted.expect(model.parameter_bytes())
     for source in weight_sources(model):
         _fill(source, partial(weights.read, source), element_bytes=dtype.itemsize, progress=counted)
     return model

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from modelserve.errors import InvalidInput
 from modelserve.termination import TerminationReason
 
 INDEX = "model.safetensors.index.json"
+LONGEST_HEADER_BYTES = 100_000_000  # limit of the safetensors format
 FLOAT_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
 
 
@@ -50,9 +51,10 @@ class CheckpointFiles:
     Raises InvalidCheckpoint when there are no files, when one is broken or absent, or when the index does not match.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, opening: Callable[[Path], None]) -> None:
+        """`opening` is told of each file before its header is read."""
         self.directory = directory
-        self.tensors: Mapping[str, CheckpointTensor] = _scan(directory)
+        self.tensors: Mapping[str, CheckpointTensor] = _scan(directory, opening)
         self._open: tuple[Path, Any] | None = None
 
     def read(self, tensor: CheckpointTensor, *, start: int, count: int) -> Tensor:
@@ -66,13 +68,14 @@ class CheckpointFiles:
             raise InvalidCheckpoint(f"{tensor.file}: tensor {tensor.name!r} cannot be read: {error}") from error
 
 
-def _scan(directory: Path) -> dict[str, CheckpointTensor]:
+def _scan(directory: Path, opening: Callable[[Path], None]) -> dict[str, CheckpointTensor]:
     index = _index(directory)
     files = sorted({directory / name for name in index.values()}) if index else sorted(directory.glob("*.safetensors"))
     if not files:
         raise InvalidCheckpoint(f"{directory} holds no *.safetensors file: download the checkpoint or correct the path")
     tensors: dict[str, CheckpointTensor] = {}
     for file in files:
+        opening(file)
         for tensor in _header(file):
             if index and index.get(tensor.name) != file.name:
                 continue  # a stale shard beside the indexed ones, or a tensor that the index takes from another file
@@ -106,6 +109,7 @@ def _index(directory: Path) -> dict[str, str]:
 def _header(file: Path) -> list[CheckpointTensor]:
     """Tensors in the order in which they lie in the file."""
     try:
+        _read_ahead(file)
         with safe_open(file, framework="pt") as opened:
             tensors = []
             for name in opened.offset_keys():
@@ -114,3 +118,9 @@ def _header(file: Path) -> list[CheckpointTensor]:
             return tensors
     except (OSError, SafetensorError) as error:
         raise InvalidCheckpoint(f"{file} is not a readable safetensors file: {error}: download it again") from error
+
+
+def _read_ahead(file: Path) -> None:
+    """Bring the header into the page cache: safe_open would hold the interpreter's lock while storage is slow."""
+    with file.open("rb") as stream:
+        stream.read(min(int.from_bytes(stream.read(8), "little"), LONGEST_HEADER_BYTES))

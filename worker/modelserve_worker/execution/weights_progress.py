@@ -30,25 +30,29 @@ class LoadProgress:
 
     def __init__(
         self,
-        total_bytes: int,
         *,
         callback: ProgressCallback | None = None,
         stall_limit_s: float = STALL_LIMIT_S,
         on_stall: Callable[[str], None] = exit_stalled,
     ) -> None:
-        self.total_bytes = total_bytes
+        self.total_bytes = 0
         self.done_bytes = 0
         self._callback = callback
         self._stall_limit_s = stall_limit_s
         self._on_stall = on_stall
-        self._what = "the first tensor"
+        self._what = "nothing yet"
         self._last_s = time.monotonic()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="load-watchdog", daemon=True)
 
+    def expect(self, total_bytes: int) -> None:
+        """Set what `advance` will add up to."""
+        self.total_bytes = total_bytes
+
     def reading(self, what: str) -> None:
-        """Say what is read next, for the message of a stall."""
+        """Say what is read next, for the message of a stall; getting here is progress."""
         self._what = what
+        self._last_s = time.monotonic()
 
     def advance(self, count: int) -> None:
         self.done_bytes += count

@@ -68,9 +68,9 @@ class TensorParallel:
         return x
 
     def all_gather(self, x: Tensor) -> Tensor:
-        """Concatenate the last dimension over ranks: [..., n] -> [..., n * size], in rank order."""
+        """Concatenate the last dimension over ranks: [N, n] -> [N, n * size], in rank order."""
         if self.size == 1:
             return x
         shares = torch.empty((self.size, *x.shape), dtype=x.dtype, device=x.device)
-        dist.all_gather_into_tensor(shares.flatten(0, 1) if x.dim() else shares, x.contiguous(), group=self.group)
+        dist.all_gather_into_tensor(shares.flatten(0, 1), x.contiguous(), group=self.group)
         return torch.cat(shares.unbind(0), dim=-1)
