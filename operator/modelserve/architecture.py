@@ -134,7 +134,7 @@ class ModelArchitecture(BaseModel):
     def from_config(cls, config: Mapping[str, Any]) -> ModelArchitecture:
         """Read a parsed config.json (multimodal wrapper or bare text config).
 
-        Raises UnsupportedModel for another architecture, InvalidInput for a Gemma 4 config with missing or
+        Raises UnsupportedModel for another architecture or quantised weights, InvalidInput for a Gemma 4 config with missing or
         contradictory fields.
         """
         if not isinstance(config, Mapping):
@@ -144,6 +144,12 @@ class ModelArchitecture(BaseModel):
             raise UnsupportedModel(
                 f"model_type {model_type!r} is not served; this release serves Gemma 4 text models "
                 f"({', '.join(MODEL_TYPES)})"
+            )
+        if quantisation := config.get("quantization_config"):
+            method = quantisation.get("quant_method") if isinstance(quantisation, Mapping) else quantisation
+            raise UnsupportedModel(
+                f"the checkpoint is quantised ({method}), which this release does not serve: use the bfloat16 checkpoint",
+                field="quantization_config",
             )
         text = config.get("text_config", config)
         if not isinstance(text, Mapping):

@@ -18,7 +18,7 @@ from dense_attention import dense_logits
 from model_checkpoints import load_checkpoint, random_tokens, read_architecture, reference_logits, rewrite
 from safetensors.torch import load_file, save_file
 
-from modelserve.errors import InvalidInput
+from modelserve.errors import InvalidInput, UnsupportedModel
 from modelserve.termination import TERMINAL_EXIT_CODE, TerminationReason
 from modelserve_worker.execution import loader
 from modelserve_worker.execution.loader import load_model
@@ -309,3 +309,13 @@ def test_stalled_storage_ends_the_process_with_its_reason(tmp_path: Path) -> Non
     assert done.returncode == TERMINAL_EXIT_CODE, done.stderr
     assert "loading stalled" in done.stderr
     assert f"reading {tmp_path}/model.safetensors" in done.stderr
+
+
+def test_a_quantised_checkpoint_is_refused_from_its_config_alone(copy: Callable[[str], Path]) -> None:
+    directory = copy("31B")
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(
+        json.dumps(config | {"quantization_config": {"quant_method": "compressed-tensors"}})
+    )
+    with pytest.raises(UnsupportedModel, match=r"quantised \(compressed-tensors\).*bfloat16"):
+        read_architecture(directory)
