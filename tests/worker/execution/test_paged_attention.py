@@ -17,7 +17,7 @@ from modelserve_worker.batch import SlidingTable
 from modelserve_worker.execution import paged_attention
 from modelserve_worker.execution.input_batch import pack
 from modelserve_worker.execution.kv_cache import KVCache
-from modelserve_worker.execution.paged_attention import PagedAttention, scratch_bytes
+from modelserve_worker.execution.paged_attention import PagedAttention
 from modelserve_worker.execution.staging import StagingBuffer
 from modelserve_worker.kernels.row_codec import decode_rows, encode_rows
 from modelserve_worker.layers.rotary import RotaryEmbedding, rotate
@@ -245,13 +245,3 @@ def test_a_batch_that_breaks_the_contract_is_refused(small_architecture, geometr
     for message, change in broken.items():
         with pytest.raises(InvalidInput, match=message):
             pack(driver.batch(dataclasses.replace(good, **change)), cache, staging, vocab_size=512, eos_token_ids=(1,))
-
-
-def test_scratch_is_bounded_whatever_the_context(small_architecture, geometry_of) -> None:
-    """The bound depends on the step and the window, not on how long a request is."""
-    architecture = small_architecture("31b")
-    small, large = (
-        scratch_bytes(architecture, geometry_of(architecture), max_num_batched_tokens=n, query_heads=4)
-        for n in (512, 8192)
-    )
-    assert small < large < 2 << 30

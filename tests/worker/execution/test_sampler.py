@@ -1,4 +1,4 @@
-"""The sampler against naive code: order of the filters, penalties, and that a draw depends on (seed, position) alone."""
+"""The sampler against naive code: order of the filters, penalties, draws that depend on (seed, position) alone."""
 
 from __future__ import annotations
 
@@ -66,12 +66,14 @@ def test_draws_follow_the_softmax(temperature) -> None:
 def test_neighbouring_seeds_and_positions_are_independent() -> None:
     """Joint draws of (seed, seed + 1) and (position, position + 1) fill a 4 x 4 table evenly."""
     logits = torch.zeros(4)
-    for step in ({"seed": 1}, {"position": 1}):
+    for seed_step, position_step in ((1, 0), (0, 1)):
         pairs = [
-            [_request(_params(seed=2 * i + j * step.get("seed", 0)), slot=i, position=2 * i + j * step.get("position", 0))
-             for i in range(4000)]
+            [
+                _request(_params(seed=2 * i + j * seed_step), slot=i, position=2 * i + j * position_step)
+                for i in range(4000)
+            ]
             for j in range(2)
-        ]  # fmt: skip
+        ]
         first, second = (_sample(logits.expand(4000, -1), side).tokens.numpy() for side in pairs)
         assert _chi_square(np.bincount(first * 4 + second, minlength=16), np.full(16, 1 / 16)) < CHI2_P_1E_4[15]
 

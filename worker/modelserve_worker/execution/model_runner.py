@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from modelserve.architecture import LayerKind, ModelArchitecture
+from modelserve.errors import InvalidInput
 from modelserve_worker.batch import IN_FLIGHT, PendingStep, SampledTokens, ScheduledBatch
 from modelserve_worker.execution.input_batch import InputBatch, pack, staging_words
 from modelserve_worker.execution.kv_cache import KVCache
@@ -62,6 +63,8 @@ class GPUModelRunner:
         """Launch one step. An error of the launch is raised by the returned step's `result`, not here."""
         try:
             return self._launch(batch)
+        except InvalidInput as error:  # from packing, which is the same on every rank
+            return FailedStep(error, before_collectives=True)
         except Exception as error:
             return FailedStep(error)
 
@@ -86,6 +89,18 @@ class GPUModelRunner:
     def teacher_forced_logits(self, batch: ScheduledBatch) -> Tensor:
         """Run one step without sampling and return the logits of every token, float32 [T, vocab]."""
         return self.model.compute_logits(self.forward_hidden(batch)[1])
+
+    @torch.inference_mode()
+    def profile(self, batch: ScheduledBatch, *, rows: int) -> None:
+        """Run a step for its memory: all of `batch` through the model, then logits and sampling of `rows` rows.
+
+        Every row samples like the batch's one request; the state of all slots is reset afterwards.
+        """
+        packed, hidden = self.forward_hidden(batch)
+        assert packed.sampling is not None, "a profile step samples"
+        every = packed.sampling.repeated(rows)
+        self._sampler.sample(self.model.compute_logits(hidden[every.token_rows]), every)
+        self._sampler.reset()
 
     def shutdown(self) -> None:
         """Nothing to end: the device's memory is freed with the runner."""
@@ -112,10 +127,11 @@ class GPUModelRunner:
 
 
 class FailedStep:
-    """A step that could not be launched."""
+    """A step that could not be launched. `before_collectives`: every rank of the group failed it in the same way."""
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: Exception, *, before_collectives: bool = False) -> None:
         self._error = error
+        self.before_collectives = before_collectives
 
     def result(self) -> SampledTokens:
         raise self._error

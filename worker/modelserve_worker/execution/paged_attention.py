@@ -3,7 +3,8 @@
 Global layers write the step's rows first, then read pages. Sliding layers read the old window from pages and the step's
 own rows from the projections, and write the rows that outlive the step after the last layer that reads them: the page
 that takes a new row may be the one whose old rows are being read. Decode rows are one padded batch; prefill chunks run
-request by request.
+request by request. Scratch is bounded by KEYS_PER_PASS gathered keys and SCORES_PER_PASS scores at a time, whatever the
+context; its bytes are the attention phase of `modelserve.sizing.memory.activation_terms`.
 """
 
 from __future__ import annotations
@@ -14,34 +15,15 @@ import torch
 from torch import Tensor
 
 from modelserve.architecture import LayerKind, ModelArchitecture
-from modelserve.sizing.pages import CacheGeometry
+from modelserve.sizing.memory import KEYS_PER_PASS, SCORES_PER_PASS
 from modelserve_worker.execution.input_batch import InputBatch, PrefillChunk
 from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.kv_stamps import ReadAudit, stamp
 from modelserve_worker.kernels.block_attention import SoftmaxAccumulator
 from modelserve_worker.kernels.row_codec import StoredRows
 
-KEYS_PER_PASS = 16_384
-SCORES_PER_PASS = 1 << 25  # float32 scores of one matrix product: 128 MiB
-
 DeriveKeys = Callable[[int, Tensor, Tensor], Tensor]
 """(layer, V [B, heads, K, D], positions [K]) -> K of the same shape and dtype: rope(k_norm.weight * V)."""
-
-
-def scratch_bytes(
-    architecture: ModelArchitecture, geometry: CacheGeometry, *, max_num_batched_tokens: int, query_heads: int
-) -> int:
-    """Most bytes that one call of `attend` holds beside its inputs and output; `query_heads` are those of one rank.
-
-    Per key of a pass: V, K and two float32 temporaries of decoding and rotation. Per query row of the step: the
-    float32 numerator, its decay product and the packed query. Then the scores and their copy in the compute dtype.
-    """
-    width = max(architecture.global_head_dim, architecture.head_dim)
-    kv_heads = max(spec.planes[0].heads for spec in (geometry.global_page, geometry.sliding_page))
-    sliding_keys = geometry.window + max_num_batched_tokens
-    keys = max(KEYS_PER_PASS, sliding_keys) * kv_heads * width * 16
-    queries = max_num_batched_tokens * query_heads * width * 12
-    return keys + queries + 2 * SCORES_PER_PASS * 4
 
 
 class PagedAttention:

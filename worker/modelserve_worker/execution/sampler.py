@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from modelserve.sizing.memory import ROWS_PER_SORT
 from modelserve_worker.execution.sampling_batch import SamplingBatch, SlotHistory
 from modelserve_worker.kernels.counter_random import gumbel_noise
 
-ROWS_PER_SORT = 32  # rows of [rows, vocab] that are sorted or filled with noise at a time
 MIN_TEMPERATURE = 1e-5  # below it the draw is the argmax anyway, and the division would overflow
 _IN_PROMPT = 1 << 30  # bit of a penalty count that says: the token is in the prompt
 
@@ -41,6 +41,10 @@ class Sampler:
 
     def __init__(self, *, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
         self._seen = torch.zeros(max_num_seqs, vocab_size, dtype=torch.int32, device=device)
+
+    def reset(self) -> None:
+        """Forget what every slot has seen."""
+        self._seen.zero_()
 
     def rebuild(self, history: SlotHistory) -> None:
         """Set a slot's state from scratch: a request is new in it, or back after preemption."""

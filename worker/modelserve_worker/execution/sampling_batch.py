@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -54,6 +55,15 @@ class SamplingBatch:
     def most_logprobs(self) -> int | None:
         """The largest number of alternatives anyone wants; None when nobody wants log probabilities."""
         return max((n for n in self.logprobs if n is not None), default=None)
+
+    def repeated(self, rows: int) -> SamplingBatch:
+        """The first request's parameters `rows` times, without biased or banned tokens: a full batch to measure."""
+        first: dict[str, Any] = {
+            f.name: value[:1].expand(rows)
+            for f in fields(self)
+            if isinstance(value := getattr(self, f.name), Tensor) and value.numel()
+        }
+        return replace(self, request_ids=self.request_ids * rows, logprobs=self.logprobs[:1] * rows, **first)
 
 
 @dataclass(frozen=True)

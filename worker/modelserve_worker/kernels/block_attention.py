@@ -43,7 +43,7 @@ class SoftmaxAccumulator:
         weights = scores.sub_(reference).exp_()
         decay = torch.exp(self._maximum - reference)
         self._denominator.mul_(decay).add_(weights.sum(dim=-1, keepdim=True))
-        self._numerator.mul_(decay).add_(_matmul_float32(weights.to(values.dtype), values))
+        self._numerator.mul_(decay).add_(_matmul_float32(weights, values))
         self._maximum = maximum
 
     def result(self, dtype: torch.dtype) -> Tensor:
@@ -54,8 +54,11 @@ class SoftmaxAccumulator:
 
 
 def _matmul_float32(left: Tensor, right: Tensor) -> Tensor:
-    """left @ right over [B, H, M, K] x [B, H, K, N] with float32 sums and a float32 result."""
-    if left.device.type == "cuda" and left.dtype != torch.float32:
-        product: Tensor = torch.bmm(left.flatten(0, 1), right.flatten(0, 1), out_dtype=torch.float32)
+    """left @ right over [B, H, M, K] x [B, H, K, N] with float32 sums and a float32 result.
+
+    On a GPU the left side is rounded to the right side's dtype first, which is what matrix units multiply.
+    """
+    if left.device.type == "cuda" and right.dtype != torch.float32:
+        product: Tensor = torch.bmm(left.to(right.dtype).flatten(0, 1), right.flatten(0, 1), out_dtype=torch.float32)
         return product.view(*left.shape[:-1], right.shape[-1])
     return left.float() @ right.float()

@@ -1,0 +1,81 @@
+"""From EngineArgs to a device and to dtypes, with an exact reason where this machine cannot do what was asked."""
+
+from __future__ import annotations
+
+import torch
+
+from modelserve.architecture import ModelArchitecture
+from modelserve.engine_args import EngineArgs
+from modelserve.errors import InvalidInput
+from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, cache_geometry
+from modelserve.termination import TerminationReason
+
+_BFLOAT16_CAPABILITY = (8, 0)
+_FP8_E4M3_CAPABILITY = (8, 9)
+
+
+class AcceleratorMismatch(InvalidInput):
+    """This machine lacks the device, or the device lacks the format, that EngineArgs ask for."""
+
+    reason = TerminationReason.AcceleratorMismatch
+
+
+def select_device(args: EngineArgs, *, rank: int) -> torch.device:
+    """Device of one rank: GPU number `rank`, or the CPU. `auto` takes GPUs where there are any.
+
+    Raises AcceleratorMismatch when GPUs are asked for and there are none, or fewer than ranks.
+    """
+    count = torch.cuda.device_count() if args.device != "cpu" else 0
+    if args.device == "cpu" or (args.device == "auto" and count == 0):
+        return torch.device("cpu")
+    if count < args.tensor_parallel_size:
+        raise AcceleratorMismatch(
+            f"tensorParallelSize {args.tensor_parallel_size} needs as many CUDA devices and {count} can be seen; "
+            "lower it, give the container more GPUs, or set device to cpu",
+            field="device",
+        )
+    return torch.device("cuda", rank)
+
+
+def with_compute_dtype(architecture: ModelArchitecture, args: EngineArgs) -> ModelArchitecture:
+    """The architecture with `dtype` as it will be computed in: the checkpoint's, unless EngineArgs say otherwise."""
+    return architecture if args.dtype == "auto" else architecture.model_copy(update={"dtype": args.dtype})
+
+
+def compute_dtype(architecture: ModelArchitecture) -> torch.dtype:
+    return torch.float32 if architecture.dtype == "float32" else torch.bfloat16
+
+
+def select_geometry(architecture: ModelArchitecture, args: EngineArgs) -> CacheGeometry:
+    """Page geometry of one rank. dtype `auto` is the weights', layout `auto` is v_only where it is exact.
+
+    Raises InvalidInput for a layout that the model or this release does not have.
+    """
+    layout = args.kv_cache_layout
+    if layout is KVCacheLayout.FOLDED:
+        raise InvalidInput(
+            "kvCacheLayout folded is not served by this release; use v_only or kv", field="kvCacheLayout"
+        )
+    if layout == "auto":
+        layout = KVCacheLayout.V_ONLY if architecture.attention_k_eq_v else KVCacheLayout.KV
+    dtype = KVCacheDtype(architecture.dtype) if args.kv_cache_dtype == "auto" else args.kv_cache_dtype
+    return cache_geometry(
+        architecture, dtype=dtype, layout=KVCacheLayout(layout), tensor_parallel_size=args.tensor_parallel_size
+    )
+
+
+def check_formats(device: torch.device, architecture: ModelArchitecture, geometry: CacheGeometry) -> None:
+    """Raise AcceleratorMismatch for a format that this GPU does not compute with. The CPU converts all of them."""
+    if device.type != "cuda":
+        return
+    capability = torch.cuda.get_device_capability(device)
+    for needed, used, remedy in (
+        (_BFLOAT16_CAPABILITY, architecture.dtype == "bfloat16", "dtype float32"),
+        (_FP8_E4M3_CAPABILITY, geometry.dtype is KVCacheDtype.FP8_E4M3, "kvCacheDtype int8 or fp8_e5m2"),
+    ):
+        if used and capability < needed:
+            raise AcceleratorMismatch(
+                f"{torch.cuda.get_device_name(device)} has compute capability {capability[0]}.{capability[1]}; "
+                f"{'bfloat16' if needed == _BFLOAT16_CAPABILITY else 'fp8_e4m3'} needs {needed[0]}.{needed[1]}: "
+                f"use {remedy}"
+            )

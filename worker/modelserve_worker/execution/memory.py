@@ -1,0 +1,136 @@
+"""How large the cache pool of a rank may be, and the longest request that fits in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+
+import torch
+
+from modelserve.architecture import ModelArchitecture
+from modelserve.engine_args import EngineArgs
+from modelserve.errors import DoesNotFit, InvalidInput
+from modelserve.sizing.memory import memory_plan
+from modelserve.sizing.pages import LAYER_ALIGNMENT_BYTES, CacheGeometry
+from modelserve.termination import TerminationReason
+
+UNLIMITED_CPU_SHARE = Decimal("0.5")  # of available memory, where neither EngineArgs nor a cgroup sets a limit
+_CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+class InsufficientMemory(DoesNotFit):
+    """The pool cannot hold one request of min_model_len tokens; `shortfall_bytes` more per rank would do."""
+
+    reason = TerminationReason.InsufficientMemory
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Bytes of one rank before its pool exists."""
+
+    total_bytes: int
+    budget_bytes: int
+    weights_bytes: int
+    activation_bytes: int
+    overhead_bytes: int
+
+    @property
+    def left_bytes(self) -> int:
+        """Budget less all terms, rounded down to the arena's alignment; negative when they alone do not fit."""
+        left = self.budget_bytes - self.weights_bytes - self.activation_bytes - self.overhead_bytes
+        return left // LAYER_ALIGNMENT_BYTES * LAYER_ALIGNMENT_BYTES
+
+
+class GPUMemoryProbe:
+    """Measures one rank on its GPU: create it when only weights are allocated, `measure` after the profile step."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+        self._weights = torch.cuda.memory_reserved(device)
+
+    def measure(self, utilization: float) -> MemoryUse:
+        """Activation is the peak that torch reserved over the weights; overhead is all of the device that torch
+        does not hold: the context, libraries, NCCL, and other processes."""
+        torch.cuda.synchronize(self._device)
+        peak = torch.cuda.max_memory_reserved(self._device)
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(self._device)
+        return MemoryUse(
+            total_bytes=total,
+            budget_bytes=int(total * utilization),
+            weights_bytes=self._weights,
+            activation_bytes=peak - self._weights,
+            overhead_bytes=total - free - torch.cuda.memory_reserved(self._device),
+        )
+
+
+def cpu_memory_use(architecture: ModelArchitecture, args: EngineArgs, *, weights_bytes: int) -> MemoryUse:
+    """The core's plan for this rank's share of the memory limit, with the weights that were really loaded.
+
+    A process cannot measure its own peak on the CPU without the page cache of the files it mapped, so activation and
+    overhead are the planned figures.
+    """
+    total = cpu_limit_bytes(args) // args.tensor_parallel_size
+    plan = memory_plan(
+        architecture,
+        total_bytes=total,
+        utilization=Decimal(1),
+        tensor_parallel_size=args.tensor_parallel_size,
+        max_num_batched_tokens=args.max_num_batched_tokens,
+        max_num_seqs=args.max_num_seqs,
+        on_cpu=True,
+    )
+    return MemoryUse(total, plan.budget_bytes, weights_bytes, plan.activation_bytes, plan.overhead_bytes)
+
+
+def cpu_limit_bytes(args: EngineArgs, *, cgroup_limits: tuple[Path, ...] = _CGROUP_LIMITS) -> int:
+    """Bytes all ranks may use on the CPU: cpu_memory_bytes, else the container's limit, else half of what is free."""
+    if args.cpu_memory_bytes is not None:
+        return args.cpu_memory_bytes
+    machine = _meminfo_bytes("MemTotal")
+    for path in cgroup_limits:
+        text = path.read_text().strip() if path.exists() else "max"
+        if text != "max" and int(text) < machine:  # cgroup v1 says "no limit" with a huge number
+            return int(text)
+    return int(_meminfo_bytes("MemAvailable") * UNLIMITED_CPU_SHARE)
+
+
+def negotiate_model_len(
+    architecture: ModelArchitecture, geometry: CacheGeometry, args: EngineArgs, *, pool_bytes: int
+) -> int:
+    """Tokens of the longest request to serve: what is asked, or what the pool holds when that is less.
+
+    Raises InvalidInput when more is asked than the model can do, InsufficientMemory when the pool holds less than
+    min_model_len.
+    """
+    longest = architecture.max_position_embeddings
+    asked = longest if args.max_model_len == "auto" else args.max_model_len
+    if asked > longest:
+        raise InvalidInput(
+            f"maxModelLen {asked} exceeds the model's {longest} positions; lower it", field="maxModelLen"
+        )
+    if args.min_model_len > asked:
+        raise InvalidInput(
+            f"minModelLen {args.min_model_len} exceeds maxModelLen {asked}; lower it", field="minModelLen"
+        )  # fmt: skip
+    possible = min(asked, geometry.longest_request(max(0, pool_bytes)))
+    if possible < args.min_model_len:
+        needed = geometry.held_bytes(args.min_model_len)
+        raise InsufficientMemory(
+            f"{max(0, pool_bytes)} bytes are left for the KV cache and one request of minModelLen {args.min_model_len} "
+            f"tokens holds {needed}: {needed - pool_bytes} bytes are missing per device; lower minModelLen or "
+            "maxNumBatchedTokens, choose an 8-bit KV cache, or give the worker more memory or devices",
+            shortfall_bytes=needed - pool_bytes,
+        )
+    return possible
+
+
+def _meminfo_bytes(name: str) -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        key, _, value = line.partition(":")
+        if key == name:
+            return int(value.split()[0]) * 1024
+    raise InvalidInput(f"/proc/meminfo lacks {name}; set cpuMemoryBytes", field="cpuMemoryBytes")

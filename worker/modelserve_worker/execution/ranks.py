@@ -1,0 +1,285 @@
+"""A replica of one or more tensor-parallel ranks behind one ModelRunner.
+
+Rank 0 lives in the engine's process and owns the scheduler; ranks 1..n-1 are child processes. Each gets every
+ScheduledBatch through a pipe and runs it in step with rank 0; sampling is the same on all ranks, so no token is sent.
+When one rank dies, or fails a step that others have entered, no collective of the group can complete: all of them end
+within seconds and every later step fails with RankDiedError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import multiprocessing
+import os
+import queue
+import signal
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import torch.distributed as dist
+
+from modelserve.architecture import ModelArchitecture
+from modelserve.engine_args import EngineArgs
+from modelserve.errors import InvalidInput, ModelServeError
+from modelserve.sizing.pages import CacheGeometry
+from modelserve_worker.batch import ModelRunner, PendingStep, SampledTokens, ScheduledBatch
+from modelserve_worker.execution.memory_report import MemoryReport
+from modelserve_worker.execution.model_runner import FailedStep, NonFiniteLogitsError
+from modelserve_worker.execution.startup import StartedRank, start_rank
+from modelserve_worker.execution.weights_progress import ProgressCallback
+
+_GRACE_S = 3.0  # from a failed collective or a stop to the verdict that a rank is dead
+
+logger = logging.getLogger(__name__)
+
+
+class RankDiedError(RuntimeError):
+    """A rank of the replica ended or failed in the middle of a step; the replica cannot go on and must be restarted."""
+
+
+@dataclass(frozen=True)
+class LaunchedReplica:
+    """What the engine needs of a started replica. `memory` says where the bytes of a rank went."""
+
+    runner: ModelRunner
+    architecture: ModelArchitecture
+    geometry: CacheGeometry
+    pool_bytes: int
+    max_model_len: int
+    memory: MemoryReport
+
+
+def launch(args: EngineArgs, *, progress: ProgressCallback | None = None) -> LaunchedReplica:
+    """Start all ranks: load weights, measure memory, size and allocate the pool, run a profile step.
+
+    `progress` hears of rank 0's loading. Raises InvalidInput (InvalidCheckpoint, AcceleratorMismatch among them),
+    InsufficientMemory, or RankDiedError when another rank ends before it is ready.
+    """
+    if args.tensor_parallel_size == 1:
+        started = start_rank(args, rank=0, init_method="", progress=progress)
+        return _replica(started, started.runner)
+    # One node, so gloo's ranks meet on the loopback, which every pod has.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    workers = WorkerRanks(args)
+    try:
+        started = workers.start_beside(
+            lambda: start_rank(args, rank=0, init_method=workers.init_method, progress=progress)
+        )
+    except BaseException:
+        workers.stop()
+        raise
+    return _replica(started, MultiRankRunner(started.runner, workers))
+
+
+def worker_loop(runner: ModelRunner, batches: Connection) -> None:
+    """Run batches of rank 0 in order until it sends None or goes away.
+
+    Raises what a step failed with, unless it failed before any collective, as it then did on every rank.
+    """
+    while True:
+        try:
+            batch: ScheduledBatch | None = batches.recv()
+        except EOFError:
+            return
+        if batch is None:
+            return
+        step = runner.execute(batch)
+        if isinstance(step, FailedStep) and not step.before_collectives:
+            step.result()
+
+
+class WorkerRanks:
+    """The child processes of ranks 1..n-1, and a thread that notices the first death among them."""
+
+    def __init__(self, args: EngineArgs) -> None:
+        """Spawn the processes; they start like rank 0 and wait for it at `init_method`."""
+        self._folder = tempfile.TemporaryDirectory(prefix="modelserve-ranks-")
+        self.init_method = f"file://{Path(self._folder.name) / 'rendezvous'}"
+        context = multiprocessing.get_context("spawn")
+        self._processes: list[BaseProcess] = []
+        self._pipes: list[Connection] = []
+        for rank in range(1, args.tensor_parallel_size):
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=_worker_main,
+                args=(args, rank, self.init_method, theirs),
+                name=f"modelserve-rank-{rank}",
+                daemon=True,
+            )
+            process.start()
+            theirs.close()  # so that our end of the pipe sees the child's death
+            self._processes.append(process)
+            self._pipes.append(ours)
+        self._stopping = False
+        self._last_words: list[str] = []
+        self._died = threading.Event()
+        threading.Thread(target=self._watch, name="rank-watcher", daemon=True).start()
+
+    def start_beside(self, start: Callable[[], StartedRank]) -> StartedRank:
+        """Run `start` for rank 0 in a thread of its own: its collectives would wait for ever on a rank that is gone.
+
+        Raises what rank 0 raised, or RankDiedError.
+        """
+        outcome: queue.SimpleQueue[StartedRank | BaseException] = queue.SimpleQueue()
+
+        def run() -> None:
+            try:
+                outcome.put(start())
+            except BaseException as error:
+                outcome.put(error)
+
+        threading.Thread(target=run, name="rank-0-start", daemon=True).start()
+        result = self._first(outcome)
+        if not isinstance(result, BaseException):
+            return result
+        # Rank 0's own verdict on the user's input is the better message; a broken collective is only an echo.
+        if not isinstance(result, ModelServeError) and self.has_died(within_s=_GRACE_S):
+            raise self.failure("before it was ready") from result
+        raise result
+
+    def _first(self, outcome: queue.SimpleQueue[StartedRank | BaseException]) -> StartedRank | BaseException:
+        """What rank 0 came to, or the failure of another rank and nothing from rank 0 for a while after."""
+        while not self.has_died():
+            with contextlib.suppress(queue.Empty):
+                return outcome.get(timeout=0.1)
+        try:
+            return outcome.get(timeout=_GRACE_S)
+        except queue.Empty:
+            return self.failure("before it was ready")
+
+    def send(self, batch: ScheduledBatch | None) -> None:
+        """Hand a step to every rank. Raises RankDiedError when one is gone."""
+        for pipe in self._pipes:
+            try:
+                pipe.send(batch)
+            except OSError as error:
+                self._died.wait(_GRACE_S)
+                raise self.failure("between steps") from error
+
+    def has_died(self, *, within_s: float = 0.0) -> bool:
+        return self._died.wait(within_s)
+
+    def failure(self, when: str) -> RankDiedError:
+        """The dead ranks with their exit codes, and what they said."""
+        ended = [f"{p.name} (exit code {p.exitcode})" for p in self._processes if p.exitcode is not None]
+        for pipe in self._pipes:
+            with contextlib.suppress(EOFError, OSError):
+                if pipe.poll():
+                    self._last_words.append(str(pipe.recv()))
+        words = f": {'; '.join(self._last_words)}" if self._last_words else ""
+        return RankDiedError(f"{', '.join(ended) or 'a rank'} ended {when}{words}. The replica must be restarted")
+
+    def abort(self) -> None:
+        """Kill all ranks at once; `has_died` is true from here on."""
+        self._died.set()
+        for process in self._processes:
+            process.kill()
+
+    def stop(self) -> None:
+        """End all ranks: ask, wait, then kill."""
+        self._stopping = True
+        for pipe in self._pipes:
+            with contextlib.suppress(OSError):  # already gone
+                pipe.send(None)
+        for process in self._processes:
+            process.join(_GRACE_S)
+            process.kill()
+            process.join()
+        self._folder.cleanup()
+
+    def _watch(self) -> None:
+        wait([process.sentinel for process in self._processes])
+        if self._stopping:
+            return
+        logger.error("a tensor-parallel rank ended; the replica cannot go on")
+        self.abort()
+        # Collectives on a GPU wait for the dead rank inside a kernel; aborting the group ends them. gloo notices.
+        if dist.is_initialized() and dist.get_backend() == "nccl":
+            group = dist.group.WORLD
+            assert group is not None
+            group.abort()
+
+
+class MultiRankRunner:
+    """ModelRunner of rank 0 that has every other rank run the same steps."""
+
+    def __init__(self, local: ModelRunner, workers: WorkerRanks) -> None:
+        self._local = local
+        self._workers = workers
+
+    def execute(self, batch: ScheduledBatch) -> PendingStep:
+        """Launch one step on all ranks; a dead rank fails this step and all that follow."""
+        if self._workers.has_died():
+            return FailedStep(self._workers.failure("in a step before"))
+        try:
+            self._workers.send(batch)
+        except Exception as error:
+            return FailedStep(error)
+        step = self._local.execute(batch)
+        if isinstance(step, FailedStep) and not step.before_collectives:
+            # The other ranks have entered collectives that this one will never join.
+            self._workers.abort()
+        return _RankedStep(step, self._workers)
+
+    def shutdown(self) -> None:
+        self._workers.stop()
+        self._local.shutdown()
+        if dist.is_initialized() and not self._workers.has_died():
+            dist.destroy_process_group()
+
+
+class _RankedStep:
+    """Rank 0's step; a failure that comes from a dead rank is told as such."""
+
+    def __init__(self, step: PendingStep, workers: WorkerRanks) -> None:
+        self._step = step
+        self._workers = workers
+
+    def result(self) -> SampledTokens:
+        """Tokens of the step. Raises RankDiedError when a rank is gone, else what the step failed with."""
+        try:
+            return self._step.result()
+        except (InvalidInput, NonFiniteLogitsError):
+            raise  # of this step alone, and the same on every rank
+        except Exception as error:
+            if self._workers.has_died(within_s=_GRACE_S):
+                raise self._workers.failure(f"during a step ({error})") from error
+            raise
+
+
+def _worker_main(args: EngineArgs, rank: int, init_method: str, batches: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; rank 0 decides when to end
+    threading.Thread(target=_end_with_parent, name="parent-watcher", daemon=True).start()
+    try:
+        started = start_rank(args, rank=rank, init_method=init_method)
+        worker_loop(started.runner, batches)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            batches.send(f"rank {rank}: {type(error).__name__}: {error}")
+        # Not a normal exit: a thread of a broken communicator could hold it up for minutes.
+        os._exit(1)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "a rank is always a child process"
+    wait([parent.sentinel])
+    os._exit(1)
+
+
+def _replica(started: StartedRank, runner: ModelRunner) -> LaunchedReplica:
+    memory = started.memory
+    return LaunchedReplica(
+        runner=runner,
+        architecture=started.architecture,
+        geometry=memory.geometry,
+        pool_bytes=memory.pool_bytes,
+        max_model_len=memory.max_model_len,
+        memory=memory,
+    )

@@ -1,0 +1,167 @@
+"""Start-up of one rank, in order: read the config, load the weights, profile one step, size the pool, allocate it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from modelserve.architecture import ModelArchitecture
+from modelserve.engine_args import EngineArgs
+from modelserve.sizing.memory import KEYS_PER_PASS
+from modelserve.sizing.pages import CacheGeometry
+from modelserve_worker.batch import ScheduledBatch, ScheduledRequest, SlidingTable
+from modelserve_worker.execution.device import (
+    check_formats,
+    compute_dtype,
+    select_device,
+    select_geometry,
+    with_compute_dtype,
+)
+from modelserve_worker.execution.kv_cache import KVCache
+from modelserve_worker.execution.loader import load_model
+from modelserve_worker.execution.memory import GPUMemoryProbe, MemoryUse, cpu_memory_use, negotiate_model_len
+from modelserve_worker.execution.memory_report import MemoryReport
+from modelserve_worker.execution.model_runner import GPUModelRunner
+from modelserve_worker.execution.parallel import TensorParallel, join_tensor_parallel
+from modelserve_worker.execution.weights import InvalidCheckpoint
+from modelserve_worker.execution.weights_progress import ProgressCallback
+from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
+from modelserve_worker.request import SamplingParams
+
+_CPU_PROFILE_TOKENS = 64  # nothing is measured on the CPU: the step shows that the model runs
+# Every filter and penalty on, so that the profile step holds every temporary of sampling.
+_PROFILE_SAMPLING = SamplingParams(
+    seed=0, max_tokens=1, top_k=2, top_p=0.5, min_p=0.1, repetition_penalty=1.1, presence_penalty=0.1,
+    frequency_penalty=0.1, logprobs=20,
+)  # fmt: skip
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class StartedRank:
+    """A rank that is ready for its first step."""
+
+    runner: GPUModelRunner
+    architecture: ModelArchitecture
+    memory: MemoryReport
+
+
+def read_architecture(directory: Path) -> ModelArchitecture:
+    """Geometry from DIRECTORY/config.json. Raises InvalidCheckpoint when it cannot be read, else as `from_config`."""
+    path = directory / "config.json"
+    try:
+        config = json.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise InvalidCheckpoint(f"{path} cannot be read: {error}; point `model` at a checkpoint directory") from error
+    return ModelArchitecture.from_config(config)
+
+
+def start_rank(
+    args: EngineArgs, *, rank: int, init_method: str, progress: ProgressCallback | None = None
+) -> StartedRank:
+    """Start one rank; all ranks of a group call this with the same `args` and meet in its collectives.
+
+    Raises InvalidInput (and its subclasses for checkpoint and device) and InsufficientMemory.
+    """
+    device = select_device(args, rank=rank)
+    directory = Path(args.model)
+    architecture = with_compute_dtype(read_architecture(directory), args)
+    geometry = select_geometry(architecture, args)
+    check_formats(device, architecture, geometry)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    elif args.tensor_parallel_size > 1:  # ranks share the cores
+        torch.set_num_threads(max(1, torch.get_num_threads() // args.tensor_parallel_size))
+    parallel = join_tensor_parallel(
+        rank=rank, size=args.tensor_parallel_size, init_method=init_method, device=device
+    )  # fmt: skip
+    dtype = compute_dtype(architecture)
+    model = load_model(
+        architecture,
+        directory,
+        parallel=parallel,
+        device=device,
+        dtype=dtype,
+        load_format=args.load_format,
+        seed=args.seed,
+        progress=progress,
+    )
+    runner, use = _profile(model, args, geometry, device)
+    use, pool_bytes = _agree(use, parallel, device)
+    max_model_len = negotiate_model_len(architecture, geometry, args, pool_bytes=pool_bytes)
+    runner.cache = KVCache(geometry, pool_bytes, device=device, debug_stamps=args.debug_kv_stamps)
+    memory = MemoryReport(
+        device="cpu" if device.type == "cpu" else torch.cuda.get_device_name(device),
+        total_bytes=use.total_bytes,
+        budget_bytes=use.budget_bytes,
+        weights_bytes=use.weights_bytes,
+        activation_bytes=use.activation_bytes,
+        overhead_bytes=use.overhead_bytes,
+        pool_bytes=pool_bytes,
+        geometry=geometry,
+        max_model_len=max_model_len,
+    )
+    logger.info("rank %d of %d is ready: %s", rank, args.tensor_parallel_size, memory)
+    return StartedRank(runner, architecture, memory)
+
+
+def _profile(
+    model: Gemma4ForCausalLM, args: EngineArgs, geometry: CacheGeometry, device: torch.device
+) -> tuple[GPUModelRunner, MemoryUse]:
+    """Run the heaviest step over a cache of one page per kind, which every page table entry names."""
+    on_gpu = device.type == "cuda"
+    probe = GPUMemoryProbe(device) if on_gpu else None
+    longest = model.architecture.max_position_embeddings
+    page_bytes = geometry.global_page.page_bytes + geometry.sliding_page.page_bytes
+    scratch = KVCache(geometry, page_bytes, device=device)
+    scratch.arena.zero_()
+    runner = GPUModelRunner(
+        model,
+        scratch,
+        max_num_batched_tokens=args.max_num_batched_tokens,
+        max_num_seqs=args.max_num_seqs,
+        max_model_len=longest,
+    )
+    tokens = min(args.max_num_batched_tokens if on_gpu else _CPU_PROFILE_TOKENS, longest)
+    start = min(KEYS_PER_PASS, longest - tokens) if on_gpu else 0
+    runner.profile(profile_batch(geometry, start=start, tokens=tokens), rows=args.max_num_seqs if on_gpu else 1)
+    if probe is not None:
+        return runner, probe.measure(args.gpu_memory_utilization)
+    return runner, cpu_memory_use(model.architecture, args, weights_bytes=model.parameter_bytes())
+
+
+def profile_batch(geometry: CacheGeometry, *, start: int, tokens: int) -> ScheduledBatch:
+    """One prefill chunk at positions [start, start + tokens) whose tables name page 0 of each kind throughout."""
+    end, window, page = start + tokens, geometry.window, geometry.sliding_page.page_tokens
+    oldest, kept = max(0, start - window + 1), max(0, end - window + 1)
+    request = ScheduledRequest(
+        request_id="profile",
+        slot=0,
+        sampling=_PROFILE_SAMPLING,
+        start=start,
+        token_ids=(0,) * tokens,
+        global_pages=(0,) * geometry.global_pages(end),
+        sliding_read=SlidingTable(oldest // page, (0,) * (-(-start // page) - oldest // page)),
+        sliding_write=SlidingTable(kept // page, (0,) * (-(-end // page) - kept // page)),
+        samples=True,
+        num_output_tokens=0,
+        first_in_slot=True,
+    )
+    return ScheduledBatch(step=0, requests=(request,))
+
+
+def _agree(use: MemoryUse, parallel: TensorParallel, device: torch.device) -> tuple[MemoryUse, int]:
+    """The smallest pool over ranks, so that page numbers mean the same on all, and the largest of the other terms."""
+    if parallel.size == 1:
+        return use, use.left_bytes
+    terms = (-use.left_bytes, use.weights_bytes, use.activation_bytes, use.overhead_bytes)
+    agreed = torch.tensor(terms, dtype=torch.int64, device=device)
+    dist.all_reduce(agreed, op=dist.ReduceOp.MAX, group=parallel.group)
+    negated_pool, weights, activation, overhead = agreed.tolist()
+    return MemoryUse(use.total_bytes, use.budget_bytes, weights, activation, overhead), -negated_pool
