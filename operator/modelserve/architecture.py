@@ -134,8 +134,8 @@ class ModelArchitecture(BaseModel):
     def from_config(cls, config: Mapping[str, Any]) -> ModelArchitecture:
         """Read a parsed config.json (multimodal wrapper or bare text config).
 
-        Raises UnsupportedModel for another architecture or quantised weights, InvalidInput for a Gemma 4 config with missing or
-        contradictory fields.
+        Raises UnsupportedModel for another architecture or quantised weights, InvalidInput for a Gemma 4 config with
+        missing, contradictory or unsupported fields.
         """
         if not isinstance(config, Mapping):
             raise InvalidInput(f"config.json must hold a JSON object, not {type(config).__name__}")
@@ -148,7 +148,7 @@ class ModelArchitecture(BaseModel):
         if quantisation := config.get("quantization_config"):
             method = quantisation.get("quant_method") if isinstance(quantisation, Mapping) else quantisation
             raise UnsupportedModel(
-                f"the checkpoint is quantised ({method}), which this release does not serve: use the bfloat16 checkpoint",
+                f"the checkpoint is quantised ({method}); this release serves unquantised ones: use the bfloat16 one",
                 field="quantization_config",
             )
         text = config.get("text_config", config)
@@ -173,11 +173,19 @@ def _fields(text: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any
     unknown = set(layer_types) - {kind.value for kind in LayerKind}
     if unknown:
         raise ValueError(f"unknown layer type {sorted(map(str, unknown))[0]!r}")
-    if text.get("hidden_activation", "gelu_pytorch_tanh") != "gelu_pytorch_tanh":
-        raise ValueError(f"hidden_activation {text['hidden_activation']!r} is not supported (gelu_pytorch_tanh is)")
     rope = text.get("rope_parameters") or {}
     sliding_rope = rope.get(LayerKind.SLIDING.value) or {}
     global_rope = rope.get(LayerKind.GLOBAL.value) or {}
+    for name, value, served in (
+        ("hidden_activation", text.get("hidden_activation", "gelu_pytorch_tanh"), ("gelu_pytorch_tanh",)),
+        ("attention_bias", text.get("attention_bias", False), (False,)),
+        ("use_bidirectional_attention", text.get("use_bidirectional_attention"), (None, "vision")),
+        ("rope_type of sliding layers", sliding_rope.get("rope_type", "default"), ("default",)),
+        ("rope_type of global layers", global_rope.get("rope_type", "proportional"), ("proportional",)),
+        ("rope factor of global layers", global_rope.get("factor", 1.0), (1.0,)),
+    ):
+        if value not in served:
+            raise ValueError(f"{name} {value!r} is not supported ({', '.join(map(str, served))} is)")
     moe = bool(text.get("enable_moe_block"))
     ple = int(text.get("hidden_size_per_layer_input") or 0)
     eos = config.get("eos_token_id", text.get("eos_token_id", 1))

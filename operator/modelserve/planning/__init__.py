@@ -1,4 +1,4 @@
-"""Plans: which accelerator, how many, how long a context, in what cache format, and the arithmetic of each candidate."""
+"""Plans: which accelerator, how many, how long a context, in what cache format; the arithmetic of each candidate."""
 
 from modelserve.planning.offers import AcceleratorOffer, offers_from_nodes
 from modelserve.planning.planner import plan

@@ -55,10 +55,8 @@ def _decode_seconds(fit: Fit, architecture: ModelArchitecture, *, batch: int, le
     read = _weights_read(architecture, batch=batch, tensor_parallel=tp) * e
     read += batch * length * _token_bytes(architecture, fit.geometry.global_page)
     read += batch * window * _token_bytes(architecture, fit.geometry.sliding_page)
-    attended = sum(
-        architecture.layer_head_dim(layer) * (length if architecture.kind(layer) is LayerKind.GLOBAL else window)
-        for layer in range(architecture.num_hidden_layers)
-    )
+    attended = architecture.global_head_dim * _readers(architecture, LayerKind.GLOBAL) * length
+    attended += architecture.head_dim * _readers(architecture, LayerKind.SLIDING) * window
     flop = batch * (2 * _token_parameters(architecture) + 4 * architecture.num_attention_heads * attended) / tp
     device = fit.accelerator
     seconds = max(read / (device.bandwidth * ACHIEVABLE_BANDWIDTH), flop / (device.flops * ACHIEVABLE_FLOPS))
@@ -67,8 +65,13 @@ def _decode_seconds(fit: Fit, architecture: ModelArchitecture, *, batch: int, le
 
 def _token_bytes(architecture: ModelArchitecture, page: PageSpec) -> float:
     """Cache bytes of one token that all layers of a kind read, KV-shared layers counted like owners."""
-    readers = sum(architecture.kind(layer) is page.kind for layer in range(architecture.num_hidden_layers))
-    return page.layer_bytes * readers / page.page_tokens
+    return page.layer_bytes * _readers(architecture, page.kind) / page.page_tokens
+
+
+def _readers(architecture: ModelArchitecture, kind: LayerKind) -> int:
+    """Layers of a kind, with or without a cache of their own."""
+    full = len(architecture.full_attention_layers)
+    return full if kind is LayerKind.GLOBAL else architecture.num_hidden_layers - full
 
 
 def _table_parameters(architecture: ModelArchitecture) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import lru_cache
 
 from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.sizing.pages import LAYER_ALIGNMENT_BYTES
@@ -105,6 +106,7 @@ def overhead_terms(*, tensor_parallel_size: int, total_bytes: int, on_cpu: bool)
     return terms
 
 
+@lru_cache(maxsize=256)  # a plan asks for each size many times
 def activation_bytes(
     architecture: ModelArchitecture, *, tensor_parallel_size: int, max_num_batched_tokens: int, max_num_seqs: int
 ) -> int:

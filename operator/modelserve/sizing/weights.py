@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from modelserve.architecture import ModelArchitecture
 from modelserve.errors import InvalidInput
 
@@ -24,6 +26,7 @@ def weight_bytes(architecture: ModelArchitecture, *, tensor_parallel_size: int) 
     return parameters_per_rank(architecture, tensor_parallel_size=tensor_parallel_size) * element_bytes(architecture)
 
 
+@lru_cache(maxsize=64)  # a plan asks for each size many times
 def parameters_per_rank(architecture: ModelArchitecture, *, tensor_parallel_size: int) -> int:
     """Elements of one rank's weights. Raises InvalidInput when the size does not divide the model."""
     problem = tensor_parallel_problem(architecture, tensor_parallel_size)
