@@ -18,6 +18,7 @@ from dense_attention import dense_logits
 from model_checkpoints import load_checkpoint, random_tokens, read_architecture, reference_logits, rewrite
 from safetensors.torch import load_file, save_file
 
+from modelserve.architecture import ModelArchitecture
 from modelserve.errors import InvalidInput, UnsupportedModel
 from modelserve.termination import TERMINAL_EXIT_CODE, TerminationReason
 from modelserve_worker.execution import loader
@@ -319,3 +320,22 @@ def test_a_quantised_checkpoint_is_refused_from_its_config_alone(copy: Callable[
     )
     with pytest.raises(UnsupportedModel, match=r"quantised \(compressed-tensors\).*bfloat16"):
         read_architecture(directory)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"attention_bias": True}, "attention_bias True"),
+        ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention 'all'"),
+        ({"hidden_activation": "silu"}, "hidden_activation 'silu'"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope_type of global layers 'default'"),
+        ({"rope_parameters": {"full_attention": {"factor": 8.0}}}, "rope factor of global layers 8.0"),
+    ],
+)
+def test_what_the_decoder_does_not_compute_is_refused(
+    change: dict[str, object], said: str, checkpoint: Callable[[str], Path]
+) -> None:
+    """Each of these would load and answer wrongly."""
+    config = json.loads((checkpoint("31B") / "config.json").read_text())
+    with pytest.raises(InvalidInput, match=said):
+        ModelArchitecture.from_config(config | change)
