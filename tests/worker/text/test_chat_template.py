@@ -1,4 +1,4 @@
-"""The template of the small checkpoint follows Gemma 4's chat format; broken templates and checkpoints say what is wrong."""
+"""The small checkpoint's template follows Gemma 4's chat format; broken templates and files say what is wrong."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from modelserve_worker.text.checkpoint_text import SamplingDefaults, load_checkp
 from modelserve_worker.tiny.__main__ import chat_template
 from modelserve_worker.tiny.tokenizer_files import write_tokenizer
 
+CALL = {"name": "now", "arguments": {"zone": "CET", "n": 1}}
 USER = {"role": "user", "content": " Hi "}
 TOOL = {
     "type": "function",
@@ -62,9 +63,9 @@ def test_system_parts_and_old_thoughts() -> None:
 def test_tool_declarations_calls_and_responses_share_the_model_turn() -> None:
     messages = [
         USER,
-        {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "now", "arguments": {"zone": "CET", "n": 1}}}]},
+        {"role": "assistant", "content": None, "tool_calls": [{"function": CALL}]},
         {"role": "tool", "name": "now", "content": "12:00"},
-    ]  # fmt: skip
+    ]
     assert _render(messages, tools=[TOOL]) == (
         '<bos><|turn>system\n<|tool>declaration:now{description:<|"|>The time<|"|>,parameters:{properties:'
         '{exact:{type:<|"|>BOOLEAN<|"|>},zone:{type:<|"|>STRING<|"|>}},required:[<|"|>zone<|"|>],type:<|"|>OBJECT<|"|>}}'

@@ -1,0 +1,145 @@
+"""A real server on a loopback port, with an engine that answers with the prompt's own tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import socket
+import threading
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+
+from modelserve_worker.engine_client import EngineDead
+from modelserve_worker.metrics import WorkerMetrics
+from modelserve_worker.request import FinishReason, Request, RequestOutput, SampledToken, TokenLogprobs
+from modelserve_worker.scheduling.stats import EngineStats
+from modelserve_worker.server.app import create_app
+from modelserve_worker.server.state import ServedModel, ServerState
+from modelserve_worker.text.checkpoint_text import load_checkpoint_text
+from modelserve_worker.tiny.__main__ import chat_template
+from modelserve_worker.tiny.tokenizer_files import write_tokenizer
+
+EOS = 106
+
+
+class EchoEngine:
+    """Says the prompt's byte tokens again, then EOS. One token per step; `gate` holds all steps while it is cleared."""
+
+    def __init__(self, max_model_len: int = 512) -> None:
+        self.max_model_len = max_model_len
+        self.requests: list[Request] = []
+        self.running: set[str] = set()
+        self.steps: dict[str, int] = {}
+        self.aborted: list[str] = []
+        self.dead: str | None = None
+        self.fail_after: int | None = None
+        self.step_seconds = 0.0
+
+    async def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
+        if self.dead:
+            raise EngineDead(self.dead)
+        self.requests.append(request)
+        self.running.add(request.request_id)
+        finished = False
+        try:
+            reply = [token_id for token_id in request.prompt_token_ids if token_id >= 238] + [EOS]
+            for position in range(request.sampling.max_tokens):
+                await asyncio.sleep(self.step_seconds)
+                if self.fail_after is not None and position >= self.fail_after:
+                    finished = True
+                    yield RequestOutput(request.request_id, (), FinishReason.ERROR, error="the step failed: overheated")
+                    return
+                self.steps[request.request_id] = position + 1
+                token_id = reply[min(position, len(reply) - 1)]
+                ends = token_id == EOS and not request.sampling.ignore_eos
+                last = position + 1 == request.sampling.max_tokens
+                finished = ends or last
+                yield RequestOutput(
+                    request.request_id,
+                    (SampledToken(token_id, self._logprobs(token_id, request.sampling.logprobs)),),
+                    FinishReason.STOP if ends else FinishReason.LENGTH if last else None,
+                    stop_token_id=token_id if ends else None,
+                )
+                if finished:
+                    return
+        finally:
+            self.running.discard(request.request_id)
+            if not finished:
+                self.aborted.append(request.request_id)
+
+    @staticmethod
+    def _logprobs(token_id: int, count: int | None) -> TokenLogprobs | None:
+        if count is None:
+            return None
+        top = [(token_id, math.log(0.5)), *((i, math.log(0.1)) for i in range(300, 300 + count))][:count]
+        return TokenLogprobs(math.log(0.5), 1, tuple(top))
+
+    async def abort(self, request_id: str) -> None:
+        self.aborted.append(request_id)
+
+    def is_alive(self) -> bool:
+        return self.dead is None
+
+    def plan_report(self) -> dict[str, Any]:
+        return {"maxModelLen": self.max_model_len}
+
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            num_running=len(self.running), num_waiting=3, global_pages_used=5, global_pages_total=10,
+            sliding_pages_used=7, sliding_pages_total=20, pool_bytes=1000, held_bytes=250,
+            prompt_tokens_total=11, generation_tokens_total=12, preemptions_total=2,
+        )  # fmt: skip
+
+
+class LiveServer:
+    """What a test sees of a running server."""
+
+    def __init__(self, state: ServerState, engine: EchoEngine, metrics: WorkerMetrics, port: int) -> None:
+        self.state = state
+        self.engine = engine
+        self.metrics = metrics
+        self.port = port
+        self.url = f"http://127.0.0.1:{port}"
+
+
+@contextmanager
+def serve(state: ServerState, engine: EchoEngine) -> Iterator[LiveServer]:
+    metrics = WorkerMetrics(state.model.name)
+    metrics.observe_engine(engine.stats, cache_config={"block_size": "64", "num_gpu_blocks": "10"})
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(create_app(state, metrics), log_level="warning", lifespan="off"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        yield LiveServer(state, engine, metrics, listener.getsockname()[1])
+    finally:
+        server.should_exit = True
+        thread.join(timeout=20)
+        listener.close()
+    assert not thread.is_alive()
+
+
+@pytest.fixture(scope="session")
+def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("text")
+    write_tokenizer(directory, chat_template=chat_template("e4b"))
+    return directory
+
+
+@pytest.fixture
+def served_model(model_directory: Path) -> ServedModel:
+    return ServedModel("tiny", load_checkpoint_text(model_directory), vocab_size=512)
+
+
+@pytest.fixture
+def server(served_model: ServedModel) -> Iterator[LiveServer]:
+    engine = EchoEngine()
+    state = ServerState(served_model)
+    state.mark_ready(engine)
+    with serve(state, engine) as live:
+        yield live

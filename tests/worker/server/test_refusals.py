@@ -1,0 +1,145 @@
+"""Bad requests get OpenAI's error shape with the field, the value and the limit; nothing unknown is ignored."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from modelserve_worker.server import admission
+from modelserve_worker.server.state import ServedModel, ServerState
+from modelserve_worker.text.checkpoint_text import load_checkpoint_text
+
+CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+TEXT: dict[str, Any] = {"model": "tiny", "prompt": "hi"}
+
+
+@pytest.fixture
+def http(server: Any) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url) as client:
+        yield client
+
+
+def _error(response: httpx.Response, status: int = 400) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "message"),
+    [
+        (CHAT | {"tools": [{"type": "function"}]}, "tools", "field 'tools' is not supported: tool calls are"),
+        (CHAT | {"response_format": {"type": "json_object"}}, "response_format.type", "Input should be 'text'"),
+        (CHAT | {"modalities": ["text", "audio"]}, "modalities.1", "Input should be 'text', not 'audio'"),
+        (CHAT | {"audio": {"voice": "alloy"}}, "audio", "text only"),
+        (CHAT | {"temprature": 1}, "temprature", "check its spelling"),
+        (CHAT | {"store": True}, "store", "Input should be False"),
+        (CHAT | {"top_logprobs": 2}, None, "only with logprobs=true"),
+        (CHAT | {"stream_options": {"include_usage": True}}, None, "only with stream=true"),
+        (CHAT | {"temperature": 2.5}, "temperature", "less than or equal to 2, not 2.5"),
+        (CHAT | {"temperature": "1"}, "temperature", "valid number, not '1'"),
+        (CHAT | {"n": 0}, "n", "greater than or equal to 1, not 0"),
+        (CHAT | {"n": 129}, "n", "less than or equal to 128, not 129"),
+        (CHAT | {"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
+        (CHAT | {"min_tokens": 9, "max_tokens": 8}, "min_tokens", "min_tokens 9 exceeds max_tokens 8"),
+        (CHAT | {"logit_bias": {"x": 1}}, "logit_bias", "keys are token ids, not 'x'"),
+        (CHAT | {"logit_bias": {"512": 1}}, "logit_bias", "512 is outside the vocabulary; ids go from 0 to 511"),
+        (CHAT | {"stop_token_ids": [-1]}, "stop_token_ids.0", "greater than or equal to 0"),
+        (CHAT | {"stop": [""]}, "stop.0", "at least 1 character"),
+        (CHAT | {"stop": ["x"] * 17}, "stop", "at most 16 items"),
+        (CHAT | {"messages": []}, "messages", "at least 1 item"),
+        (CHAT | {"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role", "'assistant', not 'tool'"),
+        (CHAT | {"messages": [{"role": "user"}]}, "messages.0.content", "required"),
+        (
+            CHAT | {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "messages.0.content", "content part 'image_url' is not supported: this server reads text only",
+        ),
+        (
+            CHAT | {"messages": [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]},
+            "messages", "system message must be the first message",
+        ),
+        (CHAT | {"chat_template_kwargs": {"bos_token": "x"}}, "chat_template_kwargs.bos_token", "set by the server"),
+        (CHAT | {"messages": [{"role": "user", "content": "\ud800"}]}, "messages", "half of a surrogate pair"),
+        (TEXT | {"prompt": ""}, "prompt", "must not be empty"),
+        (TEXT | {"prompt": []}, "prompt", "must not be empty"),
+        (TEXT | {"prompt": [[1], []]}, "prompt", "must not be empty"),
+        (TEXT | {"prompt": 5}, "prompt", "a prompt is a string"),
+        (TEXT | {"prompt": [512]}, "prompt", "token id 512 is outside the vocabulary"),
+        (TEXT | {"prompt": [1, True]}, "prompt", "integers only, not 'True'"),
+        (TEXT | {"prompt": ["a"] * 600, "n": 2}, "n", "1200 answers; the limit is 1024"),
+        (TEXT | {"best_of": 2}, "best_of", "use n"),
+        (TEXT | {"echo": True, "logprobs": 1}, None, "echo with logprobs is not supported"),
+        (TEXT | {"logprobs": 21}, "logprobs", "less than or equal to 20"),
+        ({"prompt": "hi"}, "model", "required"),
+    ],
+)  # fmt: skip
+def test_bad_fields_are_named(http: httpx.Client, body: dict[str, Any], param: str | None, message: str) -> None:
+    route = "/v1/completions" if "prompt" in body else "/v1/chat/completions"
+    response = http.post(route, content=json.dumps(body), headers={"content-type": "application/json"})
+    error = _error(response)
+    assert message in error["message"]
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == param
+
+
+def test_null_and_no_op_fields_are_accepted(http: httpx.Client) -> None:
+    body = CHAT | {
+        "tools": None, "user": "me", "metadata": {"a": "b"}, "store": False, "service_tier": "auto",
+        "parallel_tool_calls": True, "response_format": {"type": "text"}, "modalities": ["text"],
+        "chat_template_kwargs": {"enable_thinking": True},
+    }  # fmt: skip
+    response = http.post("/v1/chat/completions", json=body)
+    assert response.status_code == 200
+    assert response.json()["choices"][0]["message"]["content"].startswith("system\n")
+
+
+def test_the_context_limit_is_explained(http: httpx.Client) -> None:
+    long = http.post("/v1/completions", json=TEXT | {"prompt": "x" * 512})
+    assert "the prompt has 513 tokens and 1 are asked for, together 514; the limit is 512" in _error(long)["message"]
+    asked = _error(http.post("/v1/completions", json=TEXT | {"max_tokens": 510}))
+    assert (asked["param"], asked["code"]) == ("max_tokens", "context_length_exceeded")
+    assert "ask for at most 509" in asked["message"]
+    assert http.post("/v1/completions", json=TEXT | {"max_tokens": 509}).status_code == 200
+
+
+def test_another_model_is_not_found(server: Any, http: httpx.Client) -> None:
+    error = _error(http.post("/v1/completions", json=TEXT | {"model": "big"}), 404)
+    assert (error["code"], error["param"]) == ("model_not_found", "model")
+    with (
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+        pytest.raises(openai.NotFoundError, match="serves 'tiny'"),
+    ):
+        client.models.retrieve("big")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff", b'{"model": NaN}', b"[" * 100_000])
+def test_bodies_that_are_not_json_objects(http: httpx.Client, content: bytes) -> None:
+    assert _error(http.post("/v1/completions", content=content))["code"] == "invalid_json"
+
+
+def test_large_bodies_are_refused(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "MAX_BODY_BYTES", 100)
+    assert _error(http.post("/v1/completions", json=TEXT | {"prompt": "x" * 100}), 413)["code"] == "body_too_large"
+
+
+def test_unknown_routes_and_methods(http: httpx.Client) -> None:
+    assert "no such route: GET /v2" in _error(http.get("/v2"), 404)["message"]
+    assert "does not answer that method" in _error(http.get("/v1/completions"), 405)["message"]
+
+
+def test_a_checkpoint_without_chat_template(
+    server: Any, http: httpx.Client, tmp_path: Path, model_directory: Path
+) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((model_directory / "tokenizer.json").read_bytes())
+    state: ServerState = server.state
+    state.model = ServedModel("tiny", load_checkpoint_text(tmp_path), vocab_size=512)
+    error = _error(http.post("/v1/chat/completions", json=CHAT))
+    assert (error["code"], "use /v1/completions" in error["message"]) == ("no_chat_template", True)
+    assert http.post("/v1/completions", json=TEXT).status_code == 200

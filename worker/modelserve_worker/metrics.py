@@ -1,0 +1,149 @@
+"""Prometheus metrics under vLLM's names, which dashboards, autoscalers and endpoint pickers read; pages per kind."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from modelserve_worker.request import FinishReason
+from modelserve_worker.scheduling.stats import EngineStats
+
+_FIRST_TOKEN_SECONDS = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
+)  # fmt: skip
+_TOKEN_SECONDS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+_REQUEST_SECONDS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+_TOKEN_COUNTS = tuple(1 << power for power in range(19))
+
+
+class WorkerMetrics:
+    """One registry per server; request latencies are observed by the server, the rest is read from the engine."""
+
+    def __init__(self, model_name: str) -> None:
+        self.registry = CollectorRegistry()
+        self._model_name = model_name
+        self.first_token = self._histogram(
+            "vllm:time_to_first_token_seconds", "From arrival to the first token.", _FIRST_TOKEN_SECONDS
+        )
+        self.inter_token = self._histogram(
+            "vllm:inter_token_latency_seconds", "Between two tokens of one answer.", _TOKEN_SECONDS
+        )
+        self.time_per_output_token = self._histogram(
+            "vllm:request_time_per_output_token_seconds", "Mean time per token after the first.", _TOKEN_SECONDS
+        )
+        self.request_latency = self._histogram(
+            "vllm:e2e_request_latency_seconds", "From arrival to the last token.", _REQUEST_SECONDS
+        )
+        self.prompt_lengths = self._histogram("vllm:request_prompt_tokens", "Tokens of a prompt.", _TOKEN_COUNTS)
+        self.answer_lengths = self._histogram("vllm:request_generation_tokens", "Tokens of an answer.", _TOKEN_COUNTS)
+        self._success = Counter(
+            "vllm:request_success",
+            "Finished requests, by reason.",
+            ["model_name", "finished_reason"],
+            registry=self.registry,
+        )
+        for reason in FinishReason:
+            self._success.labels(model_name, reason.value)  # every series exists from the start
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        histogram = Histogram(name, text, ["model_name"], buckets=buckets, registry=self.registry)
+        return histogram.labels(self._model_name)
+
+    def observe_engine(self, stats: Callable[[], EngineStats], *, cache_config: Mapping[str, str]) -> None:
+        """Report the engine from now on. `cache_config` becomes the labels of vllm:cache_config_info."""
+        self.registry.register(_EngineCollector(stats, self._model_name, cache_config))
+
+    def start_request(self, prompt_tokens: int, *, arrival_s: float) -> RequestTimer:
+        """Time one sequence that arrived at `arrival_s` of time.monotonic()."""
+        return RequestTimer(self, prompt_tokens, arrival_s=arrival_s)
+
+    def count_finished(self, reason: FinishReason) -> None:
+        self._success.labels(self._model_name, reason.value).inc()
+
+
+class RequestTimer:
+    """Latencies of one sequence. One that was aborted or failed counts by its reason only."""
+
+    def __init__(self, metrics: WorkerMetrics, prompt_tokens: int, *, arrival_s: float) -> None:
+        self._metrics = metrics
+        self._prompt_tokens = prompt_tokens
+        self._arrival_s = arrival_s
+        self._first_s = self._last_s = arrival_s
+        self._num_tokens = 0
+
+    def tokens(self, count: int) -> None:
+        """`count` tokens came now, in one step."""
+        if not count:
+            return
+        now = time.monotonic()
+        if self._num_tokens:
+            for _ in range(count):
+                self._metrics.inter_token.observe((now - self._last_s) / count)
+        else:
+            self._metrics.first_token.observe(now - self._arrival_s)
+            self._first_s = now
+        self._last_s = now
+        self._num_tokens += count
+
+    def finish(self, reason: FinishReason) -> None:
+        self._metrics.count_finished(reason)
+        if reason not in (FinishReason.STOP, FinishReason.LENGTH):
+            return
+        self._metrics.request_latency.observe(self._last_s - self._arrival_s)
+        self._metrics.prompt_lengths.observe(self._prompt_tokens)
+        self._metrics.answer_lengths.observe(self._num_tokens)
+        if self._num_tokens > 1:
+            mean = (self._last_s - self._first_s) / (self._num_tokens - 1)
+            self._metrics.time_per_output_token.observe(mean)
+
+
+class _EngineCollector(Collector):
+    """Reads one consistent snapshot of the engine per scrape."""
+
+    def __init__(self, stats: Callable[[], EngineStats], model_name: str, cache_config: Mapping[str, str]) -> None:
+        self._stats = stats
+        self._model_name = model_name
+        self._cache_config = dict(cache_config)
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._stats()
+        for name, text, value in (
+            ("vllm:num_requests_running", "Requests in the running batch.", stats.num_running),
+            ("vllm:num_requests_waiting", "Requests waiting to be admitted.", stats.num_waiting),
+            ("vllm:kv_cache_usage_perc", "Held bytes of the KV pool, 1.0 is all.", stats.kv_cache_usage),
+            ("modelserve_kv_pool_bytes", "Bytes of the KV pool of one GPU.", stats.pool_bytes),
+            ("modelserve_kv_held_bytes", "Bytes of the KV pool in use.", stats.held_bytes),
+        ):
+            gauge = GaugeMetricFamily(name, text, labels=["model_name"])
+            gauge.add_metric([self._model_name], value)
+            yield gauge
+        yield self._pages("modelserve_pages_used", "Pages in use.", stats.global_pages_used, stats.sliding_pages_used)
+        yield self._pages(
+            "modelserve_pages_total",
+            "Pages in use, and those the free bytes would make if this kind took them all.",
+            stats.global_pages_total,
+            stats.sliding_pages_total,
+        )
+        for name, text, value in (
+            ("vllm:prompt_tokens", "Prompt tokens computed.", stats.prompt_tokens_total),
+            ("vllm:generation_tokens", "Tokens generated.", stats.generation_tokens_total),
+            ("vllm:num_preemptions", "Requests preempted for lack of pages.", stats.preemptions_total),
+            ("modelserve_page_moves", "Pages moved inside the pool.", stats.page_moves_total),
+            ("modelserve_failed_steps", "Engine steps that raised.", stats.failed_steps_total),
+        ):
+            counter = CounterMetricFamily(name, text, labels=["model_name"])
+            counter.add_metric([self._model_name], value)
+            yield counter
+        info = InfoMetricFamily("vllm:cache_config", "Configuration of the KV cache.")
+        info.add_metric([], {"model_name": self._model_name, **self._cache_config})
+        yield info
+
+    def _pages(self, name: str, text: str, global_pages: int, sliding_pages: int) -> Metric:
+        gauge = GaugeMetricFamily(name, text, labels=["model_name", "kind"])
+        gauge.add_metric([self._model_name, "global"], global_pages)
+        gauge.add_metric([self._model_name, "sliding"], sliding_pages)
+        return gauge

@@ -1,0 +1,182 @@
+"""The routes, and how a body becomes an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Any, NoReturn, TypeVar
+
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import BaseModel, ValidationError
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from modelserve.errors import InvalidInput
+from modelserve_worker.engine_client import EngineDead
+from modelserve_worker.metrics import WorkerMetrics
+from modelserve_worker.server.admission import Admission
+from modelserve_worker.server.chat import ChatAnswer
+from modelserve_worker.server.completions import CompletionAnswer
+from modelserve_worker.server.errors import ApiError, from_validation, unavailable
+from modelserve_worker.server.health import health, plan, ready, show_version
+from modelserve_worker.server.protocol import ChatCompletionRequest, CompletionRequest
+from modelserve_worker.server.sequences import GenerationError, SequenceRunner
+from modelserve_worker.server.state import ServerState
+from modelserve_worker.server.streaming import (
+    DONE,
+    ClientDisconnectError,
+    EventStreamResponse,
+    event,
+    run_until_disconnect,
+    to_json,
+)
+
+log = logging.getLogger(__name__)
+Body = TypeVar("Body", bound=BaseModel)
+_FAILURES = (ApiError, InvalidInput, GenerationError, EngineDead)
+
+
+def create_app(state: ServerState, metrics: WorkerMetrics) -> Starlette:
+    """The application. It may be served while the engine is still loading: `state` says so."""
+    routes = [
+        Route("/v1/models", list_models),
+        Route("/v1/models/{name:path}", show_model),
+        Route("/v1/completions", completions, methods=["POST"]),
+        Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+        Route("/v1/plan", plan),
+        Route("/health", health),
+        Route("/ready", ready),
+        Route("/metrics", show_metrics),
+        Route("/version", show_version),
+    ]
+    app = Starlette(
+        routes=routes,
+        middleware=[Middleware(Admission, state=state)],
+        exception_handlers={ApiError: _api_error, HTTPException: _http_error, Exception: _unexpected_error},
+    )
+    app.state.server = state
+    app.state.metrics = metrics
+    return app
+
+
+async def completions(request: Request) -> Response | EventStreamResponse:
+    return await _answer(request, CompletionRequest, CompletionAnswer)
+
+
+async def chat_completions(request: Request) -> Response | EventStreamResponse:
+    return await _answer(request, ChatCompletionRequest, ChatAnswer)
+
+
+async def _answer(
+    request: Request,
+    body_type: type[CompletionRequest] | type[ChatCompletionRequest],
+    answer_type: Callable[..., CompletionAnswer | ChatAnswer],
+) -> Response | EventStreamResponse:
+    state: ServerState = request.app.state.server
+    body = await _read(request, body_type)
+    model = state.require_model(body.model)
+    engine = state.serving_engine()
+    # Rendering and encoding a long prompt takes tens of milliseconds: not on the loop that streams other answers.
+    answer = await asyncio.to_thread(answer_type, body, model, max_model_len=engine.max_model_len)
+    runner = SequenceRunner(engine, model.text.vocabulary, request.app.state.metrics)
+    if body.stream:
+        return EventStreamResponse(_events(answer.events(runner)))
+    try:
+        document = await run_until_disconnect(request.receive, answer.whole(runner))
+    except ClientDisconnectError:
+        return Response(status_code=499)  # nobody reads it; the access log shows why the request ended
+    except _FAILURES as error:
+        raise _as_api_error(error) from error
+    return Response(to_json(document), media_type="application/json")
+
+
+async def _events(answer: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """The stream of an answer with its end: [DONE], after an error event where it failed."""
+    try:
+        async with aclosing(answer) as events:
+            async for chunk in events:
+                yield chunk
+    except _FAILURES as error:
+        yield event(_as_api_error(error).body())
+    except Exception:
+        log.exception("a stream failed")
+        yield event(_internal_error().body())
+    yield DONE
+
+
+async def _read(request: Request, body_type: type[Body]) -> Body:
+    data = await request.body()
+    try:
+        document = json.loads(data, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise ApiError(f"the body is not valid JSON: {error}", code="invalid_json") from error
+    if not isinstance(document, dict):
+        raise ApiError(f"the body must be a JSON object, not {type(document).__name__}", code="invalid_json")
+    try:
+        return body_type.model_validate(document)
+    except ValidationError as error:
+        raise from_validation(error) from error
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _as_api_error(error: Exception) -> ApiError:
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, InvalidInput):
+        return ApiError(str(error), param=error.field, code="invalid_value")
+    if isinstance(error, EngineDead):
+        return unavailable(f"the engine has stopped: {error}")
+    return ApiError(str(error), status=500, code="generation_failed")
+
+
+def _internal_error() -> ApiError:
+    return ApiError("the server failed; its log says why", status=500, code="internal_error")
+
+
+async def list_models(request: Request) -> Response:
+    return JSONResponse({"object": "list", "data": [_model_card(request.app.state.server)]})
+
+
+async def show_model(request: Request) -> Response:
+    state: ServerState = request.app.state.server
+    state.require_model(request.path_params["name"])
+    return JSONResponse(_model_card(state))
+
+
+def _model_card(state: ServerState) -> dict[str, Any]:
+    return {
+        "id": state.model.name,
+        "object": "model",
+        "created": state.model.created,
+        "owned_by": "modelserve",
+        "max_model_len": state.serving_engine().max_model_len,
+    }
+
+
+async def show_metrics(request: Request) -> Response:
+    metrics: WorkerMetrics = request.app.state.metrics
+    return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+async def _api_error(_: Request, error: Exception) -> Response:
+    return _as_api_error(error).response()
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    text = {404: "no such route", 405: "this route does not answer that method"}.get(status, "the request failed")
+    return ApiError(f"{text}: {request.method} {request.url.path}", status=status).response()
+
+
+async def _unexpected_error(_: Request, __: Exception) -> Response:
+    return _internal_error().response()

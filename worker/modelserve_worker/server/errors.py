@@ -1,0 +1,79 @@
+"""Errors in OpenAI's shape: {"error": {"message", "type", "param", "code"}}."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+from starlette.responses import Response
+
+RETRY_AFTER_SECONDS = 2
+
+# Fields of other servers that clients send, and what they can do here instead.
+_REMEDIES = {
+    "tools": "tool calls are not parsed in this release; describe tools in the prompt",
+    "tool_choice": "tool calls are not parsed in this release; describe tools in the prompt",
+    "functions": "tool calls are not parsed in this release; describe tools in the prompt",
+    "function_call": "tool calls are not parsed in this release; describe tools in the prompt",
+    "tool_calls": "tool calls are not parsed in this release; leave them out of the history",
+    "audio": "this server reads and writes text only",
+    "best_of": "use n and choose among the answers",
+    "suffix": "insertion is not supported; put everything into the prompt",
+    "prompt_logprobs": "logprobs reports the generated tokens only",
+    "chat_template": "the checkpoint's own chat template is used; chat_template_kwargs sets its variables",
+    "reasoning_effort": 'use chat_template_kwargs {"enable_thinking": true}',
+    "guided_json": "structured output is not supported in this release",
+    "structured_outputs": "structured output is not supported in this release",
+}
+
+
+class ApiError(Exception):
+    """An answer other than 200, with OpenAI's fields. `param` is the request field at fault."""
+
+    def __init__(self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+        self.param = param
+        self.code = code
+
+    @property
+    def type(self) -> str:
+        if self.status >= 500:
+            return "server_error"
+        return "not_found_error" if self.status == 404 else "invalid_request_error"
+
+    def body(self) -> dict[str, Any]:
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+    def response(self) -> Response:
+        headers: Mapping[str, str] = {"retry-after": str(RETRY_AFTER_SECONDS)} if self.status == 503 else {}
+        # ASCII: a message quotes the client's input, which may hold characters that UTF-8 cannot carry.
+        return Response(
+            json.dumps(self.body()), status_code=self.status, media_type="application/json", headers=headers
+        )
+
+
+def unavailable(message: str) -> ApiError:
+    """503 with Retry-After: another replica, or this one later, can answer."""
+    return ApiError(message, status=503, code="unavailable")
+
+
+def from_validation(error: ValidationError) -> ApiError:
+    """The first fault of a request body, by field name."""
+    first = error.errors(include_url=False)[0]
+    # Branches of a union add their own names to the location; the field is what precedes them.
+    param = ".".join(str(part) for part in first["loc"]) or None
+    name = str(first["loc"][-1]) if first["loc"] else "body"
+    if first["type"] == "extra_forbidden":
+        remedy = _REMEDIES.get(name, "remove it, or check its spelling")
+        return ApiError(f"field {param!r} is not supported: {remedy}", param=param, code="unsupported_field")
+    if first["type"] == "missing":
+        return ApiError(f"field {param!r} is required", param=param, code="missing_field")
+    if first["type"] == "value_error":
+        return ApiError(f"{param}: {first['ctx']['error']}", param=param, code="invalid_value")
+    given = repr(first["input"])
+    shown = given if len(given) <= 80 else given[:77] + "..."
+    return ApiError(f"{param}: {first['msg']}, not {shown}", param=param, code="invalid_value")

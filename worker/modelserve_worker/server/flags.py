@@ -1,0 +1,73 @@
+"""EngineArgs from a YAML file and from flags: one flag per field, and flags win."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import yaml
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from modelserve.engine_args import EngineArgs
+from modelserve.errors import InvalidInput
+
+_SWITCHES = (bool, Literal[False])
+
+
+class FlagParser(argparse.ArgumentParser):
+    """Reports a wrong command line as InvalidInput, so that it ends like every other wrong setting."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InvalidInput(f"{message}; `{self.prog} --help` lists the flags")
+
+
+def add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    """Add --config and `--max-model-len` for `max_model_len`, and so on. A flag not given sets nothing."""
+    parser.add_argument("--config", type=Path, metavar="FILE", help="EngineArgs as YAML; flags win over it")
+    for name, field in EngineArgs.model_fields.items():
+        flag = f"--{name.replace('_', '-')}"
+        if field.annotation in _SWITCHES:
+            parser.add_argument(
+                flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=field.description
+            )
+        else:
+            parser.add_argument(flag, default=argparse.SUPPRESS, metavar="VALUE", help=_help(field))
+
+
+def _help(field: FieldInfo) -> str:
+    default = "" if field.is_required() or field.default is None else f" (default {field.default})"
+    return f"{field.description or ''}{default}".strip().replace("%", "%%")
+
+
+def engine_args(flags: Mapping[str, Any], config: Path | None) -> EngineArgs:
+    """`flags` by field name, over the document in `config`. Raises InvalidInput that names the field."""
+    aliases = {name: field.alias or name for name, field in EngineArgs.model_fields.items()}
+    document = _document(config) if config is not None else {}
+    # One spelling per field, or a snake_case name in the file would stand beside the flag that replaces it.
+    merged = {aliases.get(name, name): value for name, value in document.items()}
+    merged |= {aliases[name]: value for name, value in flags.items()}
+    if "model" not in merged:
+        raise InvalidInput("no model given: use --model DIR, or `model: DIR` in the --config file", field="model")
+    try:
+        return EngineArgs.model_validate(merged)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = str(first["loc"][0])
+        if first["type"] == "extra_forbidden":
+            raise InvalidInput(
+                f"{field}: no such setting; known are {', '.join(aliases.values())}", field=field
+            ) from error
+        raise InvalidInput(f"{field}: {first['msg']}, not {first['input']!r}", field=field) from error
+
+
+def _document(path: Path) -> dict[str, Any]:
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InvalidInput(f"--config {path} cannot be read: {error}", field="config") from error
+    if not isinstance(document, dict) or not all(isinstance(name, str) for name in document):
+        raise InvalidInput(f"--config {path} must hold a YAML mapping of EngineArgs", field="config")
+    return document

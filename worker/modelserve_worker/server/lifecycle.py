@@ -1,0 +1,112 @@
+"""The life of the server: it listens at once, waits for the model, serves, and drains on SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Awaitable, Iterator
+
+import uvicorn
+from starlette.applications import Starlette
+
+from modelserve_worker.server.state import Phase, ServerState
+
+log = logging.getLogger(__name__)
+
+_LOG_INTERVAL_S = 5.0
+_ALIVE_INTERVAL_S = 0.5
+_CLOSE_SECONDS = 5  # for connections that are still open once the drain time is over
+_KEEP_ALIVE_SECONDS = 75  # longer than load balancers and clients keep idle connections
+
+
+class EngineStopped(RuntimeError):  # noqa: N818 - an outcome, like EngineDead
+    """The engine stopped while the server was serving; the process should be replaced."""
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without signal handlers: draining comes before its own shutdown."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes a free one. Raises OSError with the address."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise OSError(f"cannot listen on {host}:{port}: {error}; choose another --host or --port") from error
+
+
+async def run_server(
+    app: Starlette, state: ServerState, listener: socket.socket, *, drain_seconds: float, starting: Awaitable[None]
+) -> None:
+    """Serve until SIGTERM or SIGINT, then finish open requests for at most `drain_seconds`.
+
+    `starting` brings the engine up and marks `state` ready; what it raises ends the server and is raised here. On a
+    signal before that, this returns without waiting for it. Raises EngineStopped.
+    """
+    config = uvicorn.Config(
+        app,
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=_CLOSE_SECONDS,
+    )
+    server = _Server(config)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    log.info("listening on %s:%d", *listener.getsockname()[:2])
+    stop = _stop_on_signals()
+    started = asyncio.ensure_future(starting)
+    stopped = asyncio.create_task(stop.wait())
+    logging_progress = asyncio.create_task(_log_progress(state))
+    try:
+        await asyncio.wait({started, stopped, serving}, return_when=asyncio.FIRST_COMPLETED)
+        if started.done():
+            started.result()
+            await _serve_until_stopped(state, stopped, serving)
+        state.start_draining()
+        log.info("draining %d open requests for at most %g s", state.open_requests, drain_seconds)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(drain_seconds):
+                await state.idle.wait()
+    finally:
+        for task in (started, stopped, logging_progress):
+            task.cancel()
+        server.should_exit = True
+        await serving
+
+
+async def _serve_until_stopped(state: ServerState, stopped: asyncio.Task[bool], serving: asyncio.Task[None]) -> None:
+    alive = asyncio.create_task(_until_dead(state))
+    try:
+        await asyncio.wait({stopped, serving, alive}, return_when=asyncio.FIRST_COMPLETED)
+        if alive.done():
+            raise EngineStopped("the engine stopped; its last error is in the log")
+    finally:
+        alive.cancel()
+
+
+async def _until_dead(state: ServerState) -> None:
+    while state.alive():
+        await asyncio.sleep(_ALIVE_INTERVAL_S)
+
+
+async def _log_progress(state: ServerState) -> None:
+    while state.phase is Phase.LOADING:
+        log.info("loading: %s", state.detail)
+        await asyncio.sleep(_LOG_INTERVAL_S)
+
+
+def _stop_on_signals() -> asyncio.Event:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    return stop

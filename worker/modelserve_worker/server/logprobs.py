@@ -1,0 +1,51 @@
+"""Log probabilities in the two shapes of the API."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from modelserve_worker.request import SampledToken
+from modelserve_worker.text.vocabulary import Vocabulary
+
+
+def _entry(token_id: int, logprob: float, vocabulary: Vocabulary) -> dict[str, Any]:
+    data = vocabulary.bytes_of(token_id)
+    return {"token": data.decode(errors="replace"), "logprob": logprob, "bytes": list(data)}
+
+
+def chat_logprobs(tokens: Iterable[SampledToken], vocabulary: Vocabulary) -> dict[str, Any]:
+    """{"content": [{token, logprob, bytes, top_logprobs}]}; `bytes` are exact where a token is part of a character."""
+    content = []
+    for token in tokens:
+        if token.logprobs is not None:
+            top = [_entry(token_id, logprob, vocabulary) for token_id, logprob in token.logprobs.top]
+            entry = _entry(token.token_id, token.logprobs.logprob, vocabulary)
+            content.append({**entry, "top_logprobs": top})
+    return {"content": content, "refusal": None}
+
+
+class CompletionLogprobs:
+    """{"tokens", "token_logprobs", "top_logprobs", "text_offset"} of one choice; offsets go on from call to call."""
+
+    def __init__(self, vocabulary: Vocabulary, *, first_offset: int = 0) -> None:
+        self._vocabulary = vocabulary
+        self._offset = first_offset
+
+    def take(self, tokens: Iterable[SampledToken]) -> dict[str, Any]:
+        texts, values, tops, offsets = [], [], [], []
+        for token in tokens:
+            if token.logprobs is None:
+                continue
+            text = self._text(token.token_id)
+            texts.append(text)
+            values.append(token.logprobs.logprob)
+            # The chosen token is always listed, as clients look it up by its text.
+            top = {self._text(token_id): logprob for token_id, logprob in token.logprobs.top}
+            tops.append({text: token.logprobs.logprob} | top if top else None)
+            offsets.append(self._offset)
+            self._offset += len(text)
+        return {"tokens": texts, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
+
+    def _text(self, token_id: int) -> str:
+        return self._vocabulary.bytes_of(token_id).decode(errors="replace")

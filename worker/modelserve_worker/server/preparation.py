@@ -1,0 +1,175 @@
+"""From a validated body to sequences for the engine: tokens, limits, sampling parameters with the model's defaults."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+
+from modelserve_worker.request import SamplingParams
+from modelserve_worker.server.errors import ApiError
+from modelserve_worker.server.protocol import MAX_PROMPTS, ChatCompletionRequest, CompletionRequest, SamplingFields
+from modelserve_worker.server.state import ServedModel
+from modelserve_worker.text.chat_template import ChatTemplateError
+
+DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
+_SEEDS = 1 << 63
+
+
+@dataclass(frozen=True)
+class SequenceSpec:
+    """One answer to generate: choice `index` of the response."""
+
+    index: int
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    stop: tuple[str, ...]
+    include_stop: bool
+    skip_special_tokens: bool
+
+
+def completion_prompts(body: CompletionRequest, model: ServedModel) -> list[tuple[int, ...]]:
+    """Token ids of every prompt. Raises ApiError."""
+    prompts = []
+    for prompt in body.prompt:
+        if isinstance(prompt, str):
+            prompts.append(_encode(prompt, model, param="prompt", add_special_tokens=body.add_special_tokens))
+        else:
+            _require_in_vocabulary(prompt, model, param="prompt")
+            prompts.append(tuple(prompt))
+    return prompts
+
+
+def chat_prompt(body: ChatCompletionRequest, model: ServedModel) -> tuple[int, ...]:
+    """Token ids of the rendered conversation. Raises ApiError."""
+    template = model.text.chat_template
+    if template is None:
+        raise ApiError(
+            f"the checkpoint of {model.name!r} has no chat template; use /v1/completions, "
+            "or add chat_template.jinja to the checkpoint",
+            param="messages", code="no_chat_template",
+        )  # fmt: skip
+    reserved = sorted(template.reserved_names & set(body.chat_template_kwargs))
+    if reserved:
+        param = f"chat_template_kwargs.{reserved[0]}"
+        raise ApiError(f"{param} is set by the server; remove it", param=param, code="invalid_value")
+    messages = [message.model_dump(exclude_none=True) for message in body.messages]
+    try:
+        text = template.render(
+            messages, add_generation_prompt=body.add_generation_prompt, variables=body.chat_template_kwargs
+        )
+    except ChatTemplateError as error:
+        raise ApiError(f"the chat template refused the messages: {error}", param="messages") from error
+    return _encode(text, model, param="messages", add_special_tokens=body.add_special_tokens)
+
+
+def completion_sequences(body: CompletionRequest, model: ServedModel, *, max_model_len: int) -> list[SequenceSpec]:
+    prompts = completion_prompts(body, model)
+    if len(prompts) * body.n > MAX_PROMPTS:
+        raise ApiError(
+            f"{len(prompts)} prompts times n={body.n} are {len(prompts) * body.n} answers; the limit is {MAX_PROMPTS}",
+            param="n", code="invalid_value",
+        )  # fmt: skip
+    specs: list[SequenceSpec] = []
+    for prompt in prompts:
+        room = _room(prompt, model_len=max_model_len, asked=body.max_tokens, param="max_tokens")
+        max_tokens = body.max_tokens or min(DEFAULT_COMPLETION_TOKENS, room)
+        specs += _choices(body, prompt, model, max_tokens=max_tokens, logprobs=body.logprobs, first_index=len(specs))
+    return specs
+
+
+def chat_sequences(body: ChatCompletionRequest, model: ServedModel, *, max_model_len: int) -> list[SequenceSpec]:
+    prompt = chat_prompt(body, model)
+    asked = body.max_completion_tokens or body.max_tokens
+    param = "max_completion_tokens" if body.max_completion_tokens else "max_tokens"
+    room = _room(prompt, model_len=max_model_len, asked=asked, param=param)
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    return _choices(body, prompt, model, max_tokens=asked or room, logprobs=logprobs, first_index=0)
+
+
+def _choices(
+    body: SamplingFields,
+    prompt: tuple[int, ...],
+    model: ServedModel,
+    *,
+    max_tokens: int,
+    logprobs: int | None,
+    first_index: int,
+) -> list[SequenceSpec]:
+    """The n answers to one prompt. With a seed, answer i of a prompt is the same whatever else is in the body."""
+    if body.min_tokens > max_tokens:
+        raise ApiError(f"min_tokens {body.min_tokens} exceeds max_tokens {max_tokens}", param="min_tokens")
+    seed = secrets.randbelow(_SEEDS) if body.seed is None else body.seed
+    return [
+        SequenceSpec(
+            index=first_index + choice,
+            prompt_token_ids=prompt,
+            sampling=_sampling(body, model, seed=(seed + choice) % _SEEDS, max_tokens=max_tokens, logprobs=logprobs),
+            stop=tuple(body.stop),
+            include_stop=body.include_stop_str_in_output,
+            skip_special_tokens=body.skip_special_tokens,
+        )
+        for choice in range(body.n)
+    ]
+
+
+def _sampling(
+    body: SamplingFields, model: ServedModel, *, seed: int, max_tokens: int, logprobs: int | None
+) -> SamplingParams:
+    logit_bias = tuple((int(key), bias) for key, bias in body.logit_bias.items())
+    _require_in_vocabulary([token_id for token_id, _ in logit_bias], model, param="logit_bias")
+    _require_in_vocabulary(body.stop_token_ids, model, param="stop_token_ids")
+    defaults = model.text.defaults
+    top_k = defaults.top_k if body.top_k is None else body.top_k
+    return SamplingParams(
+        seed=seed,
+        max_tokens=max_tokens,
+        temperature=defaults.temperature if body.temperature is None else body.temperature,
+        top_k=max(0, top_k),
+        top_p=defaults.top_p if body.top_p is None else body.top_p,
+        min_p=defaults.min_p if body.min_p is None else body.min_p,
+        repetition_penalty=(
+            defaults.repetition_penalty if body.repetition_penalty is None else body.repetition_penalty
+        ),
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        logit_bias=logit_bias,
+        min_tokens=body.min_tokens,
+        ignore_eos=body.ignore_eos,
+        stop_token_ids=tuple(body.stop_token_ids),
+        logprobs=logprobs,
+    )
+
+
+def _encode(text: str, model: ServedModel, *, param: str, add_special_tokens: bool) -> tuple[int, ...]:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ApiError(
+            f"{param} holds half of a surrogate pair at character {error.start}; send valid Unicode", param=param
+        ) from error
+    token_ids = model.text.encode(text, add_special_tokens=add_special_tokens)
+    if not token_ids:
+        raise ApiError(f"{param} is empty; it needs at least one token", param=param)
+    return token_ids
+
+
+def _require_in_vocabulary(token_ids: list[int], model: ServedModel, *, param: str) -> None:
+    largest = max(token_ids, default=0)
+    if largest >= model.vocab_size:
+        raise ApiError(
+            f"token id {largest} is outside the vocabulary; ids go from 0 to {model.vocab_size - 1}", param=param
+        )
+
+
+def _room(prompt: tuple[int, ...], *, model_len: int, asked: int | None, param: str) -> int:
+    """Tokens that may still follow the prompt. Raises ApiError with the numbers when `asked` exceeds it."""
+    room = model_len - len(prompt)
+    wanted = 1 if asked is None else asked
+    if wanted > room:
+        raise ApiError(
+            f"the prompt has {len(prompt)} tokens and {wanted} are asked for, together {len(prompt) + wanted}; "
+            f"the limit is {model_len} tokens. Shorten the prompt"
+            + (f", or ask for at most {room}" if asked is not None and room > 0 else ""),
+            param=param if room > 0 else None, code="context_length_exceeded",
+        )  # fmt: skip
+    return room

@@ -1,0 +1,173 @@
+"""Request bodies of the API. A field that is not here is refused by name; null means that a field was left out."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+MAX_CHOICES = 128
+MAX_STOP_STRINGS = 16
+MAX_STOP_LENGTH = 256
+MAX_PROMPTS = 1024
+MAX_TOP_LOGPROBS = 20
+
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+
+
+class RequestModel(BaseModel):
+    """Exact types (no "5" for 5), no unknown fields, no NaN."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_absent(cls, body: Any) -> Any:
+        return {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
+
+
+class StreamOptions(RequestModel):
+    include_usage: bool = False
+
+
+class SamplingFields(RequestModel):
+    """What completions and chat completions share. Defaults left None come from generation_config.json."""
+
+    model: str
+    n: int = Field(default=1, ge=1, le=MAX_CHOICES)
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = Field(default=None, ge=1)
+    min_tokens: int = Field(default=0, ge=0)
+    temperature: float | None = Field(default=None, ge=0.0, le=2.0)
+    top_p: float | None = Field(default=None, gt=0.0, le=1.0)
+    top_k: int | None = Field(default=None, ge=-1, description="-1 and 0 switch it off")
+    min_p: float | None = Field(default=None, ge=0.0, le=1.0)
+    repetition_penalty: float | None = Field(default=None, gt=0.0, le=10.0)
+    presence_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
+    frequency_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
+    logit_bias: dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]] = Field(default_factory=dict, max_length=1024)
+    seed: int | None = Field(default=None, ge=-(1 << 63), lt=1 << 63)
+    stop: list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]] = Field(
+        default_factory=list, max_length=MAX_STOP_STRINGS
+    )
+    stop_token_ids: list[TokenId] = Field(default_factory=list, max_length=256)
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+
+    # Accepted because clients send them; they change nothing here.
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: Literal[False] | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_stop_string(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
+    @field_validator("logit_bias", mode="after")
+    @classmethod
+    def _token_id_keys(cls, value: dict[str, float]) -> dict[str, float]:
+        for key in value:
+            if not (key.isascii() and key.isdigit()):
+                raise ValueError(f"keys are token ids, not {key[:40]!r}")
+        return value
+
+    @model_validator(mode="after")
+    def _options_of_streams(self) -> SamplingFields:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options is allowed only with stream=true")
+        return self
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class CompletionRequest(SamplingFields):
+    """POST /v1/completions."""
+
+    prompt: list[str | list[TokenId]] = Field(min_length=1, max_length=MAX_PROMPTS)
+    echo: bool = False
+    logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    add_special_tokens: bool = True
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _list_of_prompts(cls, value: Any) -> Any:
+        """One text, several texts, one list of token ids or several of them: all become a list of prompts."""
+        if isinstance(value, str):
+            prompts: list[Any] = [value]
+        elif not isinstance(value, list):
+            raise ValueError("a prompt is a string, a list of strings, a list of token ids, or a list of such lists")
+        else:
+            prompts = [value] if value and isinstance(value[0], int) else value
+        for prompt in prompts:
+            if not isinstance(prompt, str | list):
+                raise ValueError(f"a prompt is a string or a list of token ids, not {str(prompt)[:40]!r}")
+            if not prompt:
+                raise ValueError("a prompt must not be empty; it needs at least one character or token id")
+            wrong = [] if isinstance(prompt, str) else [entry for entry in prompt if type(entry) is not int]
+            if wrong:
+                raise ValueError(f"a list of token ids holds integers only, not {str(wrong[0])[:40]!r}")
+        if not prompts:
+            raise ValueError("the list of prompts must not be empty")
+        return prompts
+
+    @model_validator(mode="after")
+    def _echo_without_logprobs(self) -> CompletionRequest:
+        if self.echo and self.logprobs is not None:
+            raise ValueError("echo with logprobs is not supported: log probabilities of the prompt are not computed")
+        return self
+
+
+class Message(RequestModel):
+    """One turn of a conversation. `content` is text, or a list of {"type": "text", "text": ...} parts."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[dict[str, str]]
+    name: str | None = None
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _text_parts_only(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return value
+        if not isinstance(value, list):
+            raise ValueError("content is a string or a list of text parts")
+        for part in value:
+            kind = part.get("type") if isinstance(part, dict) else part
+            if kind != "text":
+                raise ValueError(f"content part {str(kind)[:40]!r} is not supported: this server reads text only")
+            if set(part) != {"type", "text"} or not isinstance(part["text"], str):
+                raise ValueError('a text part is {"type": "text", "text": "..."}')
+        return value
+
+
+class ResponseFormat(RequestModel):
+    type: Literal["text"]
+
+
+class ChatCompletionRequest(SamplingFields):
+    """POST /v1/chat/completions."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    logprobs: bool = False
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    response_format: ResponseFormat | None = None
+    modalities: list[Literal["text"]] | None = None
+    parallel_tool_calls: bool | None = None  # without tools it changes nothing
+    add_generation_prompt: bool = True
+    add_special_tokens: bool = False  # chat templates write the beginning-of-sequence token themselves
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _alternatives_need_logprobs(self) -> ChatCompletionRequest:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs is allowed only with logprobs=true")
+        return self

@@ -1,0 +1,135 @@
+"""Running sequences: engine outputs in, text chunks out; stop strings end a sequence and free its pages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from modelserve_worker.engine_client import EngineClient
+from modelserve_worker.metrics import WorkerMetrics
+from modelserve_worker.request import FinishReason, Request, RequestOutput, SampledToken
+from modelserve_worker.server.preparation import SequenceSpec
+from modelserve_worker.text.detokenizer import IncrementalDetokenizer
+from modelserve_worker.text.vocabulary import Vocabulary
+
+
+class GenerationError(Exception):
+    """The engine ended a sequence that its client still waits for."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What one engine output added to a choice. `finish_reason` is "stop" or "length" on its last chunk."""
+
+    index: int
+    text: str
+    tokens: tuple[SampledToken, ...]
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None  # the stop string, or the stop token other than EOS
+
+
+@dataclass
+class Choice:
+    """A whole answer, put together from its chunks."""
+
+    text: str = ""
+    tokens: list[SampledToken] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    def add(self, chunk: Chunk) -> None:
+        self.text += chunk.text
+        self.tokens += chunk.tokens
+        if chunk.finish_reason is not None:
+            self.finish_reason, self.stop_reason = chunk.finish_reason, chunk.stop_reason
+
+
+class SequenceRunner:
+    """Runs the sequences of one HTTP request. Raises GenerationError and EngineDead from its generators."""
+
+    def __init__(self, engine: EngineClient, vocabulary: Vocabulary, metrics: WorkerMetrics) -> None:
+        self._engine = engine
+        self._vocabulary = vocabulary
+        self._metrics = metrics
+
+    async def collect(self, response_id: str, specs: Sequence[SequenceSpec]) -> list[Choice]:
+        """All answers, by index."""
+        choices = [Choice() for _ in specs]
+        async with aclosing(self.stream(response_id, specs)) as chunks:
+            async for chunk in chunks:
+                choices[chunk.index].add(chunk)
+        return choices
+
+    async def stream(self, response_id: str, specs: Sequence[SequenceSpec]) -> AsyncGenerator[Chunk, None]:
+        """Chunks of all sequences as they come. Closing the generator aborts those that still run."""
+        queue: asyncio.Queue[Chunk | Exception] = asyncio.Queue()
+
+        async def pump(spec: SequenceSpec) -> None:
+            try:
+                async with aclosing(self._run(f"{response_id}-{spec.index}", spec)) as chunks:
+                    async for chunk in chunks:
+                        queue.put_nowait(chunk)
+            except Exception as error:  # travels to the consumer, which closes the other sequences
+                queue.put_nowait(error)
+
+        tasks = [asyncio.create_task(pump(spec)) for spec in specs]
+        try:
+            running = len(tasks)
+            while running:
+                item = await queue.get()
+                if isinstance(item, Exception):
+                    raise item
+                running -= item.finish_reason is not None
+                yield item
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(self, request_id: str, spec: SequenceSpec) -> AsyncGenerator[Chunk, None]:
+        request = Request(request_id, spec.prompt_token_ids, spec.sampling)
+        detokenizer = IncrementalDetokenizer(
+            self._vocabulary,
+            stop=spec.stop,
+            include_stop=spec.include_stop,
+            skip_special_tokens=spec.skip_special_tokens,
+            min_tokens=spec.sampling.min_tokens,
+        )
+        timer = self._metrics.start_request(len(spec.prompt_token_ids), arrival_s=request.arrival_s)
+        reason = FinishReason.ABORT
+        try:
+            async with aclosing(self._engine.generate(request)) as outputs:
+                async for output in outputs:
+                    if output.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
+                        reason = output.finish_reason
+                        raise GenerationError(output.error or "the server ended the request before it was complete")
+                    chunk = _chunk(spec, output, detokenizer)
+                    timer.tokens(len(chunk.tokens))
+                    if chunk.finish_reason is not None:
+                        reason = FinishReason(chunk.finish_reason)
+                    yield chunk
+                    if chunk.finish_reason is not None:
+                        return
+        finally:
+            timer.finish(reason)
+        raise GenerationError("the engine ended the stream without a reason")
+
+
+def _chunk(spec: SequenceSpec, output: RequestOutput, detokenizer: IncrementalDetokenizer) -> Chunk:
+    text = ""
+    for position, token in enumerate(output.tokens):
+        ends = output.stop_token_id is not None and position == len(output.tokens) - 1
+        if ends and not spec.include_stop:
+            break  # the token that ended the answer is not part of its text
+        text += detokenizer.push(token.token_id)
+        if detokenizer.stop_string is not None:
+            return Chunk(spec.index, text, output.tokens[: position + 1], "stop", detokenizer.stop_string)
+    if output.finish_reason is None:
+        return Chunk(spec.index, text, output.tokens)
+    text += detokenizer.finish()
+    if detokenizer.stop_string is not None:
+        return Chunk(spec.index, text, output.tokens, "stop", detokenizer.stop_string)
+    named = output.stop_token_id if output.stop_token_id in spec.sampling.stop_token_ids else None
+    return Chunk(spec.index, text, output.tokens, output.finish_reason.value, named)

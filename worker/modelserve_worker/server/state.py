@@ -1,0 +1,81 @@
+"""What the server is doing: loading, ready, draining or failed. The composition root writes it, the routes read it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from modelserve_worker.engine_client import EngineClient
+from modelserve_worker.server.errors import ApiError, unavailable
+from modelserve_worker.text.checkpoint_text import CheckpointText
+
+
+class Phase(StrEnum):
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"  # SIGTERM came: open requests finish, new ones get a 503
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """The model under its public name. `vocab_size` counts the rows of the embedding, padding included."""
+
+    name: str
+    text: CheckpointText
+    vocab_size: int
+    created: int = field(default_factory=lambda: int(time.time()))
+
+
+@dataclass
+class ServerState:
+    model: ServedModel
+    phase: Phase = Phase.LOADING
+    detail: str = "starting"  # progress while loading, the reason once failed
+    engine: EngineClient | None = None
+    open_requests: int = 0
+    idle: asyncio.Event = field(default_factory=asyncio.Event)  # set while draining and no request is open
+
+    def mark_ready(self, engine: EngineClient) -> None:
+        self.engine, self.phase, self.detail = engine, Phase.READY, "ready"
+
+    def start_draining(self) -> None:
+        self.phase, self.detail = Phase.DRAINING, "draining"
+        self._notice_idle()
+
+    def request_opened(self) -> None:
+        self.open_requests += 1
+
+    def request_closed(self) -> None:
+        self.open_requests -= 1
+        self._notice_idle()
+
+    def _notice_idle(self) -> None:
+        if self.phase is Phase.DRAINING and self.open_requests == 0:
+            self.idle.set()
+
+    def alive(self) -> bool:
+        """False once the process can only be replaced."""
+        return self.phase is not Phase.FAILED and (self.engine is None or self.engine.is_alive())
+
+    def ready(self) -> bool:
+        return self.phase is Phase.READY and self.alive()
+
+    def serving_engine(self) -> EngineClient:
+        """The engine, for a request that was admitted. Raises ApiError 503 when it is not there or has stopped."""
+        if self.engine is None:
+            raise unavailable(f"the model {self.model.name!r} is {self.phase.value} ({self.detail}); try again later")
+        if not self.engine.is_alive():
+            raise unavailable("the engine has stopped; this replica is about to be replaced")
+        return self.engine
+
+    def require_model(self, name: str) -> ServedModel:
+        """Raises ApiError 404 for another name than the served one."""
+        if name != self.model.name:
+            raise ApiError(
+                f"the model {name!r} does not exist; this server serves {self.model.name!r}",
+                status=404, param="model", code="model_not_found",
+            )  # fmt: skip
+        return self.model
