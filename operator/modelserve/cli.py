@@ -1,0 +1,95 @@
+"""The command line: `modelserve plan`, `modelserve inspect`, `modelserve crd`. Needs no cluster, network or torch."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from modelserve import __version__
+from modelserve.crd import crd_yaml
+from modelserve.errors import InvalidInput, UnsupportedModel
+from modelserve.inspection import inspect_checkpoint
+from modelserve.plan_command import EXIT_BAD_INPUT, run_plan
+from modelserve.termination import (
+    MESSAGE_LIMIT_BYTES,
+    TERMINAL_EXIT_CODE,
+    TerminationMessage,
+    TerminationReason,
+    write_termination,
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit code. Bad input is one line on stderr, never a traceback."""
+    arguments = _parser().parse_args(argv)
+    try:
+        if arguments.command == "plan":
+            text, code = run_plan(
+                file=arguments.file,
+                accelerators=arguments.accelerator,
+                nodes=arguments.nodes,
+                output=arguments.output,
+            )
+            print(text)
+            return code
+        if arguments.command == "inspect":
+            return _inspect(Path(arguments.directory), arguments.output)
+        print(crd_yaml(), end="")
+    except InvalidInput as error:
+        print(f"modelserve: {error}", file=sys.stderr)
+        return EXIT_BAD_INPUT
+    except BrokenPipeError:  # the reader went away; nothing is left to say, and the exit must not try to flush
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _inspect(directory: Path, output: str | None) -> int:
+    """Print the facts of a checkpoint, into `output` where given; a failure leaves a termination message instead."""
+    try:
+        text = inspect_checkpoint(directory).model_dump_json(by_alias=True)
+        if len(text.encode()) > MESSAGE_LIMIT_BYTES:
+            raise InvalidInput(f"the facts take {len(text.encode())} bytes, above the {MESSAGE_LIMIT_BYTES} that fit")
+    except (InvalidInput, OSError) as error:
+        unsupported = isinstance(error, UnsupportedModel)
+        reason = TerminationReason.UnsupportedModel if unsupported else TerminationReason.InvalidCheckpoint
+        message = TerminationMessage(reason=reason, message=str(error))
+        if output is None:
+            write_termination(message)
+        else:
+            Path(output).write_text(message.encode())
+        print(f"modelserve: {error}", file=sys.stderr)
+        return TERMINAL_EXIT_CODE
+    if output is None:
+        print(text)
+    else:
+        Path(output).write_text(text)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="modelserve", description="Plan and inspect Gemma 4 deployments.")
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    plan = commands.add_parser("plan", help="show the plan of each ModelServe in a file (exit 0 fits, 3 does not)")
+    plan.add_argument("-f", "--file", required=True, help="YAML file with ModelServes, - for standard input")
+    plan.add_argument(
+        "--accelerator",
+        action="append",
+        default=[],
+        metavar="PRODUCT[:COUNT]",
+        help="a GPU product and how many one node has (1); may be repeated; default: every known product, 8 per node",
+    )
+    plan.add_argument("--nodes", metavar="FILE", help="Node objects to read GPUs from (kubectl get nodes -o yaml)")
+    plan.add_argument("-o", "--output", choices=("table", "json", "yaml"), default="table", help="form of the output")
+    inspect = commands.add_parser("inspect", help="print geometry, size and format of a checkpoint as JSON")
+    inspect.add_argument("directory", help="directory with config.json and safetensors files")
+    inspect.add_argument("--output", metavar="FILE", help="write there instead of to standard output")
+    commands.add_parser("crd", help="print the CustomResourceDefinition")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
