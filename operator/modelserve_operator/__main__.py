@@ -1,0 +1,90 @@
+"""Composition root: settings, the cluster, the queue and kopf, put together and run until a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+
+import kopf
+
+from modelserve.errors import InvalidInput
+from modelserve_operator import endpoint
+from modelserve_operator.apply import Applier
+from modelserve_operator.gather import Gatherer
+from modelserve_operator.handlers import build_registry, build_settings
+from modelserve_operator.kube import ClusterKube, KubeError
+from modelserve_operator.reconcile import Reconciler
+from modelserve_operator.settings import Settings, WorkerAccess, from_environment
+from modelserve_operator.store import Store
+from modelserve_operator.watchdog import Watchdog, WatchFrozenError
+from modelserve_operator.work_queue import WorkQueue
+
+logger = logging.getLogger("modelserve_operator")
+
+
+async def run(settings: Settings) -> None:
+    """Run the operator until SIGTERM or SIGINT. Raises WatchFrozenError, KubeError when it cannot go on."""
+    store, queue = Store(), WorkQueue()
+    async with ClusterKube(through_api_proxy=settings.worker_access is WorkerAccess.API_PROXY) as kube:
+        gatherer = Gatherer(kube, store, namespaces=settings.watch_namespaces)
+        reconciler = Reconciler(gatherer, Applier(kube, store), settings)
+        watchdog = Watchdog(gatherer, queue, interval=settings.watchdog_seconds, resync=settings.resync_seconds)
+        async with endpoint.serve(host=settings.metrics_host, port=settings.metrics_port, alive=watchdog.alive):
+            await gatherer.relist()  # before the first reconcile: no decision on half a picture
+            for key in gatherer.known_keys():
+                queue.add(key)
+            stop = asyncio.Event()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                asyncio.get_running_loop().add_signal_handler(number, stop.set)
+            watching = kopf.operator(
+                registry=build_registry(gatherer, queue),
+                settings=build_settings(),
+                standalone=True,  # one replica, Recreate: peering would write objects of its own
+                clusterwide=not settings.watch_namespaces,
+                namespaces=settings.watch_namespaces,
+                stop_flag=stop,
+            )
+            await _until_first_ends(
+                asyncio.create_task(watching, name="watches"),
+                asyncio.create_task(queue.run(reconciler.reconcile, workers=settings.reconcile_workers), name="queue"),
+                asyncio.create_task(watchdog.run(), name="watchdog"),
+            )
+
+
+async def _until_first_ends(*tasks: asyncio.Task[None]) -> None:
+    """None of these ends by itself but the watches, on a signal; what one raises ends the operator."""
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()
+
+
+def main() -> None:
+    """Console script. Exit code 2: a setting is wrong; 1: the operator could not go on and should be restarted."""
+    try:
+        settings = from_environment(os.environ)
+    except InvalidInput as error:
+        sys.exit(_explain(error, code=2))
+    logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("kopf").setLevel(logging.WARNING)  # it logs every event of every object
+    logger.info("settings: %s", settings.model_dump_json())
+    try:
+        asyncio.run(run(settings))
+    except (WatchFrozenError, KubeError, OSError) as error:
+        sys.exit(_explain(error, code=1))
+
+
+def _explain(error: Exception, *, code: int) -> int:
+    sys.stderr.write(f"modelserve-operator: {error}\n")
+    return code
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""The only writer. Every write follows a diff, is counted, and its answer goes into the store."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from modelserve_operator import diff, labels, metrics
+from modelserve_operator.kinds import EVENT, MODEL_SERVE, ResourceKind
+from modelserve_operator.kube import Kube, KubeError
+from modelserve_operator.observed import Transition
+from modelserve_operator.store import Store, key_of
+
+logger = logging.getLogger(__name__)
+Body = Mapping[str, Any]
+
+
+class NameTakenError(Exception):
+    """An object that we would create exists and is not ours."""
+
+    def __init__(self, kind: ResourceKind, namespace: str, name: str) -> None:
+        super().__init__(
+            f"{kind.kind} {namespace}/{name} exists and is not owned by this ModelServe; delete or rename one of them"
+        )
+
+
+class Applier:
+    """Server-side apply of children and status, deletes, and Kubernetes Events."""
+
+    def __init__(self, kube: Kube, store: Store) -> None:
+        self._kube = kube
+        self._store = store
+        self._applied_status: dict[str, str] = {}  # uid -> hash of the last status we applied
+
+    async def apply(self, kind: ResourceKind, body: Body) -> None:
+        """Create the child or change it to `body`, unless it is so already. Raises NameTakenError, KubeError."""
+        desired = diff.with_applied_hash(body)
+        namespace, name = key_of(body)
+        live = self._store.get(kind, namespace, name)
+        if live is None:
+            live = await self._kube.get(kind, namespace=namespace, name=name)
+        if live is not None:
+            if not _same_owner(live, body):
+                raise NameTakenError(kind, namespace, name)
+            if diff.covers(live, desired):
+                self._store.put(kind, live)
+                return
+        self._store.put(kind, await self._kube.apply(kind, desired))
+        metrics.WRITES.labels("apply", kind.kind).inc()
+        logger.info("applied %s %s/%s", kind.kind, namespace, name)
+
+    async def delete(self, kind: ResourceKind, body: Body) -> None:
+        """Delete a child in the background, unless it is being deleted already."""
+        if body["metadata"].get("deletionTimestamp"):
+            return
+        namespace, name = key_of(body)
+        await self._kube.delete(kind, namespace=namespace, name=name, uid=body["metadata"]["uid"])
+        self._store.remove(kind, body)
+        metrics.WRITES.labels("delete", kind.kind).inc()
+        logger.info("deleted %s %s/%s", kind.kind, namespace, name)
+
+    async def apply_status(self, model_serve: Body, status: Body) -> bool:
+        """One apply of the whole status when it differs; says whether it was written.
+
+        A field of the status that somebody else added cannot be removed by us: when our last apply was this very
+        status and the live one still covers it, nothing is written.
+        """
+        metadata = model_serve["metadata"]
+        live = model_serve.get("status") or {}
+        digest = labels.short_hash(status)
+        if live == status or (self._applied_status.get(metadata["uid"]) == digest and diff.covers(live, status)):
+            return False
+        identity = {key: metadata[key] for key in ("namespace", "name", "uid")}
+        try:
+            stored = await self._kube.apply(MODEL_SERVE, {"metadata": identity, "status": status}, subresource="status")
+        except KubeError as error:
+            if error.status in (404, 409):  # deleted, or deleted and made anew: its own event brings us back
+                return False
+            raise
+        self._store.put(MODEL_SERVE, stored)
+        self._applied_status[metadata["uid"]] = digest
+        metrics.WRITES.labels("apply", "ModelServe/status").inc()
+        return True
+
+    def forget(self, uid: str) -> None:
+        """The ModelServe is gone."""
+        self._applied_status.pop(uid, None)
+
+    async def announce(self, model_serve: Body, transition: Transition) -> None:
+        """Record a change of state as a Kubernetes Event. Events are best effort: a refusal is logged, not retried."""
+        metadata = model_serve["metadata"]
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        event = {
+            "metadata": {"generateName": f"{metadata['name']}.", "namespace": metadata["namespace"]},
+            "involvedObject": {
+                "apiVersion": MODEL_SERVE.api_version,
+                "kind": MODEL_SERVE.kind,
+                **{key: metadata[key] for key in ("namespace", "name", "uid")},
+            },
+            "type": "Warning" if transition.warning else "Normal",
+            "reason": transition.reason,
+            "message": transition.message[:1024],
+            "source": {"component": labels.FIELD_MANAGER},
+            "reportingComponent": labels.GROUP,
+            "reportingInstance": labels.FIELD_MANAGER,
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+        }
+        try:
+            await self._kube.create(EVENT, event)
+            metrics.WRITES.labels("create", "Event").inc()
+        except KubeError as error:
+            logger.warning("event %s of %s was not recorded: %s", transition.reason, metadata["name"], error)
+
+
+def _same_owner(live: Body, desired: Body) -> bool:
+    wanted = {reference["uid"] for reference in desired["metadata"]["ownerReferences"]}
+    return any(reference.get("uid") in wanted for reference in live["metadata"].get("ownerReferences") or ())

@@ -1,0 +1,158 @@
+"""The conditions of a ModelServe, one function per type, from what was decided and observed. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from modelserve_operator.observed import Observed, Pod
+from modelserve_operator.plan import Decision, Finding
+from modelserve_operator.reasons import ConditionType, Reason
+from modelserve_operator.rollout import RunningRevision, Step
+
+
+@dataclass(frozen=True)
+class View:
+    """Everything the status is computed from, of one moment."""
+
+    observed: Observed
+    decision: Decision
+    step: Step
+    running: dict[str, RunningRevision]
+    replicas: int
+
+    @property
+    def target(self) -> RunningRevision | None:
+        """The wanted revision as it runs now; None without a committed plan."""
+        if self.decision.target is None:
+            return None
+        plan_hash = self.decision.target.hash
+        return self.running.get(plan_hash, RunningRevision(plan_hash, 0))
+
+    @property
+    def target_pods(self) -> tuple[Pod, ...]:
+        return self.observed.pods_of(self.decision.target.hash) if self.decision.target else ()
+
+    @property
+    def serving_ready(self) -> int:
+        """Ready pods behind the Service."""
+        revision = self.running.get(self.step.serve) if self.step.serve else None
+        return revision.ready if revision else 0
+
+
+def conditions(view: View) -> Iterator[tuple[ConditionType, Finding]]:
+    """All conditions that exist now, in a fixed order; Reconciling and Stalled only while true."""
+    stalled = _stalled(view)
+    capacity = _capacity(view)
+    workers = _workers(view)
+    ready = _ready(view, stalled=stalled, workers=workers, capacity=capacity)
+    yield ConditionType.READY, ready
+    yield ConditionType.AVAILABLE, _available(view)
+    yield ConditionType.ACCEPTED, view.decision.accepted
+    yield ConditionType.PLANNED, view.decision.planned
+    yield ConditionType.CAPACITY_AVAILABLE, capacity
+    yield ConditionType.WEIGHTS_LOADED, _weights(view)
+    yield ConditionType.WORKERS_READY, workers
+    if stalled is not None:
+        yield ConditionType.STALLED, stalled
+    elif not ready.ok and not _at_rest(view):
+        yield ConditionType.RECONCILING, Finding(True, ready.reason, ready.message)
+
+
+def _at_rest(view: View) -> bool:
+    """Nothing runs and nothing will until the user says so: a preview, or a plan that waits for approval."""
+    return view.decision.planned.reason in (Reason.PLAN_PREVIEWED, Reason.WAITING_FOR_APPROVAL)
+
+
+def _stalled(view: View) -> Finding | None:
+    if view.decision.stalled is not None:
+        return Finding(True, view.decision.stalled.reason, view.decision.stalled.message)
+    target = view.target
+    if target is None or target.failure is None:
+        return None
+    name = f"{view.observed.name}-{target.hash}"
+    remedy = f"Revision {name} was stopped; change the spec, or put it right and delete Deployment {name}."
+    message = f"{target.failure.message} {remedy}"
+    return Finding(True, target.failure.reason, message)
+
+
+def _capacity(view: View) -> Finding:
+    target = view.target
+    if target is None or view.decision.stop:
+        reason = view.decision.planned.reason if view.decision.planned.ok is False else Reason.NOT_REQUESTED
+        lacking = reason in (Reason.DOES_NOT_FIT, Reason.NO_ACCELERATORS)
+        return Finding(False if lacking else None, reason, view.decision.planned.message)
+    if view.step.blocked:
+        return Finding(False, Reason.NO_SURGE_CAPACITY, _blocked_message(view))
+    pending = [pod for pod in view.target_pods if pod.unschedulable is not None]
+    if pending:
+        product = view.decision.target.plan.accelerator if view.decision.target else ""
+        message = f"{len(pending)} of {view.replicas} pods wait for a node with {product}: {pending[0].unschedulable}"
+        return Finding(False, Reason.WAITING_FOR_NODES, message)
+    return Finding(True, Reason.CAPACITY_SUFFICIENT, "Every pod that should run has a node.")
+
+
+def _blocked_message(view: View) -> str:
+    pending = next((pod.unschedulable for pod in view.target_pods if pod.unschedulable), None)
+    why = pending or "rollout.maxSurge is 0 and rollout.allowDowntime is false"
+    remedy = "add room for one more pod, or set rollout.allowDowntime to true"
+    if pending is None:
+        remedy = "set rollout.maxSurge to 1 or more, or rollout.allowDowntime to true"
+    return f"The old revision {view.step.serve} stays: {why}; {remedy}."
+
+
+def _weights(view: View) -> Finding:
+    idle = _idle(view)
+    if idle is not None:
+        return idle
+    # A worker that was once asked for its plan has loaded; readiness may come and go afterwards.
+    loaded = sum(pod.ready or pod.uid in view.observed.reports for pod in view.target_pods)
+    if loaded >= view.replicas:
+        return Finding(True, Reason.LOADED, f"{loaded} workers have loaded the model.")
+    return Finding(False, Reason.LOADING, f"{loaded} of {view.replicas} workers have loaded the model.")
+
+
+def _workers(view: View) -> Finding:
+    idle = _idle(view)
+    if idle is not None:
+        return idle
+    ready = sum(pod.ready for pod in view.target_pods)
+    if ready >= view.replicas:
+        return Finding(True, Reason.ALL_READY, f"{ready} of {view.replicas} workers are ready.")
+    trouble = next((f" Pod {pod.name}, {pod.trouble}" for pod in view.target_pods if pod.trouble), "")
+    return Finding(False, Reason.STARTING, f"{ready} of {view.replicas} workers are ready.{trouble}")
+
+
+def _idle(view: View) -> Finding | None:
+    """Why there are no workers to speak of."""
+    target = view.target
+    if target is None or view.decision.stop:
+        return Finding(None, Reason.NOT_REQUESTED, "No plan is committed, so no worker is wanted.")
+    if target.failure is not None:
+        return Finding(False, Reason.STOPPED, target.failure.message)
+    if view.replicas == 0:
+        return Finding(True, Reason.SCALED_TO_ZERO, "spec.replicas is 0.")
+    return None
+
+
+def _available(view: View) -> Finding:
+    ready = view.serving_ready
+    if ready:
+        return Finding(True, Reason.SERVING, f"{ready} workers of revision {view.step.serve} take requests.")
+    reason = Reason.SCALED_TO_ZERO if view.replicas == 0 else Reason.NOT_SERVING
+    return Finding(False, reason, "No worker takes requests.")
+
+
+def _ready(view: View, *, stalled: Finding | None, workers: Finding, capacity: Finding) -> Finding:
+    planned = view.decision.planned
+    if stalled is not None:
+        return Finding(False, stalled.reason, stalled.message)
+    if not planned.ok or view.decision.stop:
+        return Finding(False, planned.reason, planned.message)
+    if view.step.complete:
+        plan_hash = view.decision.target.hash if view.decision.target else ""
+        reason = Reason.SCALED_TO_ZERO if view.replicas == 0 else Reason.ROLLED_OUT
+        return Finding(True, reason, f"Plan {plan_hash} is rolled out: {workers.message}")
+    if capacity.ok is False:
+        return Finding(False, capacity.reason, capacity.message)
+    return Finding(False, Reason.ROLLING_OUT, workers.message)

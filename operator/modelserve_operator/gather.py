@@ -1,0 +1,165 @@
+"""The only reader: the store, the nodes, claims and workers, brought together as one Observed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic import ValidationError
+
+from modelserve.api import GpuMemory
+from modelserve_operator import labels, sources
+from modelserve_operator.inventory import Inventory
+from modelserve_operator.kinds import (
+    CHILDREN,
+    CLAIM,
+    CONFIG_MAP,
+    DEPLOYMENT,
+    DISRUPTION_BUDGET,
+    JOB,
+    MODEL_SERVE,
+    NODE,
+    POD,
+    SERVICE,
+    WATCHED,
+    ResourceKind,
+)
+from modelserve_operator.kube import Kube, WorkerUnreachableError
+from modelserve_operator.observed import Observed, Pod, WorkerReport
+from modelserve_operator.store import Store, version_of
+from modelserve_operator.work_queue import Key
+
+logger = logging.getLogger(__name__)
+Body = Mapping[str, Any]
+
+
+class Gatherer:
+    """Hears events, answers `observe`. Nothing here writes to the cluster."""
+
+    def __init__(self, kube: Kube, store: Store, *, namespaces: tuple[str, ...] = ()) -> None:
+        self._kube = kube
+        self._store = store
+        self._namespaces = namespaces
+        self._inventory = Inventory()
+        self._reports: dict[str, WorkerReport] = {}  # pod uid -> report; read once per pod
+        self.heard_version: dict[ResourceKind, int] = {}  # newest resourceVersion that a watch event brought
+
+    async def relist(self) -> tuple[set[Key], dict[ResourceKind, int]]:
+        """LIST everything into the store. Returns the keys of ModelServes whose objects differed, and newest versions.
+
+        Called before the first reconcile, so that no decision is made on half a picture, and by the watchdog.
+        """
+        concerned: set[Key] = set()
+        newest: dict[ResourceKind, int] = {}
+        for kind in WATCHED:
+            found: list[dict[str, Any]] = []
+            for namespace in (self._namespaces if kind.namespaced else ()) or (None,):
+                found += (await self._kube.list(kind, namespace=namespace)).items
+            listed = {body["metadata"]["uid"] for body in found}
+            newest[kind] = max(map(version_of, found), default=0)
+            for body in tuple(self._store.all(kind)):
+                if body["metadata"]["uid"] not in listed:
+                    concerned |= self.note(kind, body, deleted=True)
+            for body in found:
+                concerned |= self.note(kind, body, deleted=False)
+        return concerned, newest
+
+    def known_keys(self) -> set[Key]:
+        """Every ModelServe that is known."""
+        return {self._key(body) for body in self._store.all(MODEL_SERVE)}
+
+    def hear(self, kind: ResourceKind, body: Body, *, deleted: bool) -> set[Key]:
+        """Note one watch event. Returns the ModelServes that it may concern; none for a heartbeat or an echo."""
+        self.heard_version[kind] = max(self.heard_version.get(kind, 0), version_of(body))
+        return self.note(kind, body, deleted=deleted)
+
+    def note(self, kind: ResourceKind, body: Body, *, deleted: bool) -> set[Key]:
+        """Keep one object's state. Returns the ModelServes that it may concern."""
+        if kind is NODE:  # of nodes only their pools are kept
+            return self._on_accelerators() if self._inventory.hear(body, deleted=deleted) else set()
+        if deleted:
+            self._store.remove(kind, body)
+            if kind is POD:
+                self._reports.pop(body["metadata"]["uid"], None)
+        elif not self._store.put(kind, body):
+            return set()
+        if kind is MODEL_SERVE:
+            return {self._key(body)}
+        owner = labels.label_of(body, labels.NAME)
+        return {Key(body["metadata"]["namespace"], owner)} if owner else set()
+
+    async def observe(self, key: Key) -> Observed | None:
+        """Everything that bears on one ModelServe; None when it is gone. Raises KubeError."""
+        body = self._store.get(MODEL_SERVE, key.namespace, key.name)
+        if body is None:
+            return None
+        uid = body["metadata"]["uid"]
+        children = {
+            kind: tuple(
+                child
+                for child in self._store.children(kind, namespace=key.namespace, owner=key.name)
+                if kind is POD or _owned_by(child, uid)
+            )
+            for kind in CHILDREN
+        }
+        pods = children[POD]
+        return Observed(
+            model_serve=body,
+            deployments=children[DEPLOYMENT],
+            config_maps=children[CONFIG_MAP],
+            jobs=children[JOB],
+            pods=tuple(map(Pod.from_body, pods)),
+            service=next(iter(children[SERVICE]), None),
+            disruption_budget=next(iter(children[DISRUPTION_BUDGET]), None),
+            pools=self._inventory.pools(),
+            claim_modes={name: await self._claim_modes(key.namespace, name) for name in sources.claims(body)},
+            reports=await self._read_reports(pods),
+            now=datetime.now(UTC),
+        )
+
+    async def _claim_modes(self, namespace: str, name: str) -> tuple[str, ...] | None:
+        claim = await self._kube.get(CLAIM, namespace=namespace, name=name)
+        if claim is None:
+            return None
+        bound = (claim.get("status") or {}).get("accessModes")
+        return tuple(bound or claim["spec"].get("accessModes") or ())
+
+    async def _read_reports(self, pods: Iterable[Body]) -> dict[str, WorkerReport]:
+        """Reports of the ready workers; a worker is asked once, when it has turned Ready."""
+        reports = {}
+        for body in pods:
+            pod = Pod.from_body(body)
+            if pod.plan_hash is None or not pod.ready or pod.terminating:
+                continue
+            if pod.uid not in self._reports:
+                try:
+                    self._reports[pod.uid] = _report(await self._kube.read_worker(body, "/v1/plan"))
+                except (WorkerUnreachableError, ValidationError, KeyError, TypeError) as error:
+                    logger.warning("worker %s did not report its plan: %s", pod.name, error)
+                    continue
+            reports[pod.uid] = self._reports[pod.uid]
+        return reports
+
+    def _on_accelerators(self) -> set[Key]:
+        """ModelServes whose plan may depend on nodes: all but those that allow only the CPU."""
+        return {self._key(body) for body in self._store.all(MODEL_SERVE) if not sources.cpu_only(body)}
+
+    @staticmethod
+    def _key(body: Body) -> Key:
+        return Key(body["metadata"]["namespace"], body["metadata"]["name"])
+
+
+def _report(document: Mapping[str, Any]) -> WorkerReport:
+    """Read the body of a worker's /v1/plan. Raises KeyError, TypeError or ValidationError for another shape."""
+    predicted, measured = document.get("perGpu"), document.get("allocated")
+    return WorkerReport(
+        max_model_len=int(document["maxModelLen"]),
+        predicted=GpuMemory.model_validate(predicted) if predicted else None,
+        measured=GpuMemory.model_validate(measured) if measured else None,
+    )
+
+
+def _owned_by(body: Body, uid: str) -> bool:
+    return any(reference.get("uid") == uid for reference in body["metadata"].get("ownerReferences") or ())

@@ -1,0 +1,44 @@
+"""Every kopf handler. Each one tells the store what it heard, and puts the keys it concerns into the queue."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import kopf
+
+from modelserve_operator import labels, metrics
+from modelserve_operator.gather import Gatherer
+from modelserve_operator.kinds import CHILDREN, MODEL_SERVE, NODE, ResourceKind
+from modelserve_operator.work_queue import WorkQueue
+
+
+def build_registry(gatherer: Gatherer, queue: WorkQueue) -> kopf.OperatorRegistry:
+    """Handlers of raw events only: no create, update or delete handler, no timer, no daemon (docs/decisions/0002)."""
+    registry = kopf.OperatorRegistry()
+
+    @kopf.on.login(registry=registry)
+    def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
+        return kopf.login_via_client(**kwargs)
+
+    def register(kind: ResourceKind) -> None:
+        async def heard(type: str | None, body: kopf.Body, **_: Any) -> None:  # noqa: A002 - kopf passes it by this name
+            metrics.WATCH_EVENTS.labels(kind.kind).inc()
+            for key in gatherer.hear(kind, dict(body), deleted=type == "DELETED"):
+                queue.add(key)
+
+        kopf.on.event(kind.group, kind.version, kind.plural, id=f"heard-{kind.plural}", registry=registry)(heard)
+
+    for kind in (MODEL_SERVE, NODE, *CHILDREN):
+        register(kind)
+    return registry
+
+
+def build_settings() -> kopf.OperatorSettings:
+    """kopf's own settings: children are filtered by the API server, and kopf writes nothing, events included."""
+    configured = kopf.OperatorSettings()
+    configured.posting.enabled = False
+    configured.watching.chunk_size = 500  # pages of the first LIST, so that its peak in memory is bounded
+    configured.networking.error_backoffs = (1, 2, 3, 5, 8, 13)
+    for kind in CHILDREN:
+        configured.watching.label_selectors[kind.group, kind.version, kind.plural] = labels.WATCH_SELECTOR
+    return configured

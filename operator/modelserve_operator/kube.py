@@ -1,0 +1,180 @@
+"""The one door to the Kubernetes API, and its implementation over the asyncio half of the kubernetes client."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import aiohttp
+from kubernetes.aio import client, config
+
+from modelserve_operator import labels, metrics
+from modelserve_operator.kinds import POD, ResourceKind
+
+Body = Mapping[str, Any]
+
+PAGE_SIZE = 500
+READ_TIMEOUT_SECONDS = 60.0
+WORKER_TIMEOUT_SECONDS = 5.0
+
+
+class KubeError(Exception):
+    """The API server (or the way to it) refused a request; `status` is the HTTP status, 0 when there was no answer."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"{status}: {message}" if status else message)
+        self.status = status
+
+
+class WorkerUnreachableError(Exception):
+    """A worker pod did not answer; it may well do so later."""
+
+
+@dataclass(frozen=True)
+class Listing:
+    items: tuple[dict[str, Any], ...]
+    resource_version: str
+
+
+class Kube(Protocol):
+    """What gather and apply need of a cluster. Every call raises KubeError when the API server refuses it."""
+
+    async def list(self, kind: ResourceKind, *, namespace: str | None = None) -> Listing:
+        """All objects of a kind, in one namespace or in all; of owned kinds only those that carry our labels."""
+
+    async def get(self, kind: ResourceKind, *, namespace: str, name: str) -> dict[str, Any] | None:
+        """One object, or None."""
+
+    async def apply(self, kind: ResourceKind, body: Body, *, subresource: str | None = None) -> dict[str, Any]:
+        """Server-side apply as field manager `modelserve`, with force; returns the stored object."""
+
+    async def create(self, kind: ResourceKind, body: Body) -> None:
+        """POST, for Events only: everything else is applied."""
+
+    async def delete(self, kind: ResourceKind, *, namespace: str, name: str, uid: str) -> None:
+        """Delete in the background if the object still has this uid; one that is gone is fine."""
+
+    async def read_worker(self, pod: Body, path: str) -> dict[str, Any]:
+        """GET `path` from a worker pod's http port. Raises WorkerUnreachableError."""
+
+
+class ClusterKube:
+    """Kube over HTTP. Use as an asynchronous context manager."""
+
+    def __init__(self, *, through_api_proxy: bool) -> None:
+        self._through_api_proxy = through_api_proxy
+        self._client: client.ApiClient
+        self._workers: aiohttp.ClientSession
+
+    async def __aenter__(self) -> ClusterKube:
+        configuration = client.Configuration()
+        if "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ:
+            config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+        else:
+            await config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+        self._client = client.ApiClient(configuration)
+        self._client.user_agent = "modelserve-operator"
+        self._workers = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=WORKER_TIMEOUT_SECONDS))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.close()  # type: ignore[no-untyped-call]
+        await self._workers.close()
+
+    async def list(self, kind: ResourceKind, *, namespace: str | None = None) -> Listing:
+        query = [("limit", str(PAGE_SIZE))]
+        if kind.owned:
+            query.append(("labelSelector", labels.WATCH_SELECTOR))
+        items: list[dict[str, Any]] = []
+        token = ""
+        while True:
+            page = await self._request("GET", kind, kind.path(namespace), query=[*query, ("continue", token)])
+            items += page.get("items") or []
+            token = page["metadata"].get("continue") or ""
+            if not token:
+                return Listing(tuple(items), page["metadata"].get("resourceVersion") or "")
+
+    async def get(self, kind: ResourceKind, *, namespace: str, name: str) -> dict[str, Any] | None:
+        try:
+            return await self._request("GET", kind, kind.path(namespace, name))
+        except KubeError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def apply(self, kind: ResourceKind, body: Body, *, subresource: str | None = None) -> dict[str, Any]:
+        metadata = body["metadata"]
+        return await self._request(
+            "PATCH",
+            kind,
+            kind.path(metadata["namespace"], metadata["name"], subresource=subresource),
+            query=[("fieldManager", labels.FIELD_MANAGER), ("force", "true")],
+            body={"apiVersion": kind.api_version, "kind": kind.kind, **body},
+            content_type="application/apply-patch+yaml",
+        )
+
+    async def create(self, kind: ResourceKind, body: Body) -> None:
+        document = {"apiVersion": kind.api_version, "kind": kind.kind, **body}
+        await self._request("POST", kind, kind.path(body["metadata"]["namespace"]), body=document)
+
+    async def delete(self, kind: ResourceKind, *, namespace: str, name: str, uid: str) -> None:
+        options = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
+        try:
+            await self._request("DELETE", kind, kind.path(namespace, name), body=options)
+        except KubeError as error:
+            if error.status not in (404, 409):  # 409: a namesake with another uid, so ours is gone
+                raise
+
+    async def read_worker(self, pod: Body, path: str) -> dict[str, Any]:
+        metadata, port = pod["metadata"], 8000
+        try:
+            if self._through_api_proxy:
+                name = f"{metadata['name']}:{port}"
+                proxy = POD.path(metadata["namespace"], name, subresource="proxy")
+                return await self._request("GET", POD, proxy + path)
+            async with self._workers.get(f"http://{pod['status']['podIP']}:{port}{path}") as response:
+                response.raise_for_status()
+                document: dict[str, Any] = await response.json()
+                return document
+        except (KubeError, aiohttp.ClientError, TimeoutError, ValueError, KeyError) as error:
+            raise WorkerUnreachableError(f"{metadata['name']}{path}: {error!r}") from error
+
+    async def _request(
+        self,
+        method: str,
+        kind: ResourceKind,
+        path: str,
+        *,
+        query: Sequence[tuple[str, str]] = (),
+        body: Body | None = None,
+        content_type: str = "application/json",
+    ) -> dict[str, Any]:
+        metrics.API_REQUESTS.labels(method, kind.kind).inc()
+        headers = {"Accept": "application/json", "Content-Type": content_type}
+        parameters = [(key, value) for key, value in query if value]
+        request = await self._client.param_serialize(
+            method, path, query_params=parameters, header_params=headers, body=body, auth_settings=["BearerToken"]
+        )
+        method, url, headers, document, _ = request
+        try:
+            response = await self._client.call_api(
+                method, url, headers, document, _request_timeout=READ_TIMEOUT_SECONDS
+            )
+            text: bytes = await response.read()  # type: ignore[no-untyped-call]
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise KubeError(0, f"{method} {path}: no answer from the API server: {error!r}") from error
+        if response.status >= 400:
+            raise KubeError(response.status, f"{method} {path}: {_status_message(text)}")
+        answer: dict[str, Any] = json.loads(text)
+        return answer
+
+
+def _status_message(text: bytes) -> str:
+    """The message of a metav1.Status, else the first 300 characters of what came instead."""
+    try:
+        return str(json.loads(text)["message"])
+    except (ValueError, KeyError, TypeError):
+        return text[:300].decode(errors="replace")

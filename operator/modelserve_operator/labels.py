@@ -1,0 +1,69 @@
+"""Names, labels and annotations of everything the operator owns."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+GROUP = "serving.modelserve.dev"
+FIELD_MANAGER = "modelserve"
+
+MANAGED_BY = "app.kubernetes.io/managed-by"
+APP_NAME = "app.kubernetes.io/name"
+COMPONENT = "app.kubernetes.io/component"
+NAME = f"{GROUP}/name"
+PLAN_HASH = f"{GROUP}/plan-hash"
+SPEC_HASH = f"{GROUP}/spec-hash"
+
+APPROVE_PLAN = f"{GROUP}/approve-plan"  # on the ModelServe, by the user: the hash of the proposed plan to commit
+APPLIED_HASH = f"{GROUP}/applied-hash"  # on every child: hash of what was applied, so that dropped fields are noticed
+TERMINAL_FAILURE = f"{GROUP}/terminal-failure"  # on a Deployment: the JSON termination message that stopped it
+
+WATCH_SELECTOR = f"{MANAGED_BY}={FIELD_MANAGER}"
+
+WORKER = "worker"
+INSPECTION = "inspection"
+REVISION = "revision"
+MODEL_FACTS = "model-facts"
+
+
+def short_hash(document: Any) -> str:
+    """10 hex characters of the SHA-256 over canonical JSON: the order of keys does not matter."""
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+def selector(name: str) -> dict[str, str]:
+    """Labels that all worker pods of a ModelServe share, whatever their revision."""
+    return {NAME: name, COMPONENT: WORKER}
+
+
+def selector_text(name: str) -> str:
+    return ",".join(f"{key}={value}" for key, value in sorted(selector(name).items()))
+
+
+def child(name: str, component: str, **extra: str) -> dict[str, str]:
+    """Labels of a child object; the watches and the store find children by them."""
+    return {APP_NAME: "modelserve", MANAGED_BY: FIELD_MANAGER, NAME: name, COMPONENT: component, **extra}
+
+
+def revision_name(name: str, plan_hash: str) -> str:
+    return f"{name}-{plan_hash}"
+
+
+def inspection_name(name: str, source_hash: str) -> str:
+    return f"{name}-inspect-{source_hash}"
+
+
+def model_facts_name(name: str, source_hash: str) -> str:
+    return f"{name}-model-{source_hash}"
+
+
+def label_of(body: Mapping[str, Any], key: str) -> str | None:
+    return (body["metadata"].get("labels") or {}).get(key)
+
+
+def annotation_of(body: Mapping[str, Any], key: str) -> str | None:
+    return (body["metadata"].get("annotations") or {}).get(key)

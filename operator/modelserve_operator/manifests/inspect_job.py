@@ -1,0 +1,56 @@
+"""The Job that reads an unknown model's config.json and safetensors headers, and answers in its termination message."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from modelserve.api import ModelServeSpec
+from modelserve.termination import TERMINAL_EXIT_CODE, TERMINATION_MESSAGE_PATH
+from modelserve_operator import labels
+from modelserve_operator.manifests.metadata import child_metadata
+from modelserve_operator.manifests.restricted_pod import container, fetch_container, pod_spec
+from modelserve_operator.observed import Body
+from modelserve_operator.sources import ModelSource
+
+RETRIES = 3
+
+
+def inspect_job(
+    model_serve: Body, spec: ModelServeSpec, *, source: ModelSource, image: str, pull_policy: str
+) -> dict[str, Any]:
+    """A Job without GPUs. Exit code TERMINAL_EXIT_CODE fails it at once; other failures are tried RETRIES times again.
+
+    Of an hf:// checkpoint only the metadata is fetched, into scratch space: the storage claim is left alone.
+    """
+    name = labels.inspection_name(model_serve["metadata"]["name"], source.hash)
+    metadata = child_metadata(model_serve, name=name, component=labels.INSPECTION)
+    if source.downloaded:
+        source = replace(source, claim=None)
+    inspect = container(
+        name="inspect",
+        image=image,
+        pull_policy=pull_policy,
+        command=["modelserve", "inspect", source.directory, "--output", TERMINATION_MESSAGE_PATH],
+    )
+    inspect["resources"] = {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}}
+    pod: dict[str, Any] = {**pod_spec(source), "restartPolicy": "Never", "containers": [inspect]}
+    if source.downloaded:
+        fetch = fetch_container(source, image=image, pull_policy=pull_policy, metadata_only=True)
+        pod["initContainers"] = [{**fetch, "resources": inspect["resources"]}]
+    options = spec.pod.to_json()
+    for option in ("tolerations", "serviceAccountName", "imagePullSecrets", "priorityClassName"):
+        if options.get(option):
+            pod[option] = options[option]
+    on_terminal_exit = {
+        "action": "FailJob",
+        "onExitCodes": {"operator": "In", "values": [TERMINAL_EXIT_CODE]},
+    }
+    return {
+        "metadata": metadata,
+        "spec": {
+            "backoffLimit": RETRIES,
+            "podFailurePolicy": {"rules": [on_terminal_exit]},
+            "template": {"metadata": {"labels": metadata["labels"]}, "spec": pod},
+        },
+    }

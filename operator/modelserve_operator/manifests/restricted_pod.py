@@ -1,0 +1,86 @@
+"""What every pod of the product has in common: Pod Security `restricted`, scratch space, and the way to the weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from modelserve_operator.sources import MODELS_PATH, ModelSource
+
+USER_ID = 65532
+SCRATCH_ENVIRONMENT = [
+    {"name": "HOME", "value": "/tmp"},  # noqa: S108 - an emptyDir of the pod
+    {"name": "XDG_CACHE_HOME", "value": "/tmp/cache"},  # noqa: S108
+    {"name": "TRITON_CACHE_DIR", "value": "/tmp/triton"},  # noqa: S108
+    {"name": "TORCHINDUCTOR_CACHE_DIR", "value": "/tmp/inductor"},  # noqa: S108
+]
+CONTAINER_SECURITY = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "readOnlyRootFilesystem": True,
+}
+_SCRATCH_MOUNT = {"name": "tmp", "mountPath": "/tmp"}  # noqa: S108
+
+
+def pod_spec(source: ModelSource) -> dict[str, Any]:
+    """Pod-level fields and volumes; containers are added by the caller."""
+    weights: dict[str, Any] = {"name": "weights"}
+    if source.claim is None:
+        weights["emptyDir"] = {}
+    else:
+        weights["persistentVolumeClaim"] = {"claimName": source.claim}
+        if not source.downloaded:
+            weights["persistentVolumeClaim"]["readOnly"] = True
+    return {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER_ID,
+            "runAsGroup": USER_ID,
+            "fsGroup": USER_ID,
+            # Weights are many files on a shared volume: do not walk them at every mount.
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "volumes": [{"name": "tmp", "emptyDir": {}}, weights],
+    }
+
+
+def container(*, name: str, image: str, pull_policy: str, command: list[str]) -> dict[str, Any]:
+    """A container that reads the weights and writes to /tmp only."""
+    return {
+        "name": name,
+        "image": image,
+        "imagePullPolicy": pull_policy,
+        "command": command,
+        "env": list(SCRATCH_ENVIRONMENT),
+        "securityContext": CONTAINER_SECURITY,
+        "terminationMessagePolicy": "File",
+        "volumeMounts": [_SCRATCH_MOUNT, {"name": "weights", "mountPath": MODELS_PATH, "readOnly": True}],
+    }
+
+
+def fetch_container(source: ModelSource, *, image: str, pull_policy: str, metadata_only: bool) -> dict[str, Any]:
+    """The download of an hf:// checkpoint; the only container that sees the token and may write the weights."""
+    assert source.revision is not None, "only hf:// checkpoints are downloaded"
+    command = [
+        "modelserve-worker",
+        "fetch",
+        "--uri",
+        source.uri,
+        "--revision",
+        source.revision,
+        "--dest",
+        source.directory,
+    ]
+    built = container(
+        name="fetch",
+        image=image,
+        pull_policy=pull_policy,
+        command=[*command, "--metadata-only"] if metadata_only else command,
+    )
+    built["volumeMounts"] = [_SCRATCH_MOUNT, {"name": "weights", "mountPath": MODELS_PATH}]
+    if source.token is not None:
+        name, key = source.token
+        built["env"].append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": name, "key": key}}})
+    return built

@@ -1,0 +1,139 @@
+"""The pod template of a revision: one worker, all GPUs of its tensor-parallel group, nothing it does not need."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from modelserve.api import ModelServeSpec, PlanStatus
+from modelserve.hardware import GPU_RESOURCE
+from modelserve_operator import labels
+from modelserve_operator.manifests.restricted_pod import container, fetch_container, pod_spec
+from modelserve_operator.sources import ModelSource
+
+PORT = 8000
+CONFIG_PATH = "/etc/modelserve"
+ENGINE_FILE = "engine.yaml"
+
+PRE_STOP_SECONDS = 10  # endpoints of the Service forget the pod before it stops accepting requests
+EXIT_SECONDS = 15  # for the process to end once its last request has
+LOAD_BYTES_PER_SECOND = 25_000_000  # a slow network volume
+LEAST_STARTUP_SECONDS = 1800
+STARTUP_PERIOD_SECONDS = 10
+NODE_SECONDS = 900  # a provisioner's new node and the pull of the image
+
+
+def startup_seconds(weight_bytes: int) -> int:
+    """Time a worker may take to load: max(30 min, bytes at 25 MB/s), and twice the reading when it downloads first."""
+    return max(LEAST_STARTUP_SECONDS, math.ceil(weight_bytes / LOAD_BYTES_PER_SECOND))
+
+
+def progress_deadline_seconds(weight_bytes: int) -> int:
+    """Deployment deadline: node, image, download and load together."""
+    return NODE_SECONDS + 2 * startup_seconds(weight_bytes)
+
+
+def worker_template(
+    spec: ModelServeSpec,
+    plan: PlanStatus,
+    *,
+    name: str,
+    plan_hash: str,
+    source: ModelSource,
+    weight_bytes: int,
+    image: str,
+    pull_policy: str,
+) -> dict[str, Any]:
+    """PodTemplateSpec. What the user adds in spec.pod goes in first; what the operator sets wins."""
+    extra = spec.pod.to_json()
+    own_labels = labels.child(name, labels.WORKER, **{labels.PLAN_HASH: plan_hash})
+    pod: dict[str, Any] = pod_spec(source)
+    worker = container(
+        name="worker",
+        image=image,
+        pull_policy=pull_policy,
+        command=["modelserve-worker", "serve", "--config", f"{CONFIG_PATH}/{ENGINE_FILE}"],
+    )
+    worker["ports"] = [{"name": "http", "containerPort": PORT, "protocol": "TCP"}]
+    worker["env"] = _environment(extra.get("env") or [], [*worker["env"], {"name": "HF_HUB_OFFLINE", "value": "1"}])
+    worker["volumeMounts"].append({"name": "engine", "mountPath": CONFIG_PATH, "readOnly": True})
+    worker["resources"] = _resources(extra.get("resources") or {}, plan)
+    worker["lifecycle"] = {"preStop": {"sleep": {"seconds": PRE_STOP_SECONDS}}}
+    worker.update(_probes(weight_bytes))
+    engine_items = [{"key": ENGINE_FILE, "path": ENGINE_FILE}]
+    revision = labels.revision_name(name, plan_hash)
+    pod["volumes"].append({"name": "engine", "configMap": {"name": revision, "items": engine_items}})
+    if (plan.tensor_parallel or 1) > 1:
+        pod["volumes"].append({"name": "shm", "emptyDir": {"medium": "Memory"}})  # NCCL overflows the default 64 MiB
+        worker["volumeMounts"].append({"name": "shm", "mountPath": "/dev/shm"})  # noqa: S108 - where NCCL looks
+    pod["containers"] = [worker]
+    if source.downloaded:
+        pod["initContainers"] = [fetch_container(source, image=image, pull_policy=pull_policy, metadata_only=False)]
+    pod.update(_placement(spec, plan, name=name, plan_hash=plan_hash))
+    for option in ("serviceAccountName", "imagePullSecrets", "priorityClassName", "runtimeClassName"):
+        if extra.get(option):
+            pod[option] = extra[option]
+    pod["terminationGracePeriodSeconds"] = PRE_STOP_SECONDS + spec.rollout.drain_seconds + EXIT_SECONDS
+    metadata: dict[str, Any] = {"labels": {**extra.get("labels", {}), **own_labels}}
+    if extra.get("annotations"):
+        metadata["annotations"] = extra["annotations"]
+    return {"metadata": metadata, "spec": pod}
+
+
+def _environment(users: list[dict[str, Any]], own: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    taken = {variable["name"] for variable in own}
+    return [*(variable for variable in users if variable["name"] not in taken), *own]
+
+
+def _resources(users: dict[str, Any], plan: PlanStatus) -> dict[str, Any]:
+    """GPUs from the plan; on the CPU the memory that the plan divides. The rest is the user's."""
+    requests, limits = dict(users.get("requests") or {}), dict(users.get("limits") or {})
+    for resources in (requests, limits):
+        resources.pop(GPU_RESOURCE, None)
+    if plan.resource_name and plan.gpus_per_replica:
+        limits[plan.resource_name] = str(plan.gpus_per_replica)
+    if plan.container_memory_bytes:
+        limits["memory"] = str(plan.container_memory_bytes)
+    return {field: values for field, values in (("requests", requests), ("limits", limits)) if values}
+
+
+def _probes(weight_bytes: int) -> dict[str, Any]:
+    health, ready = ({"httpGet": {"path": path, "port": "http"}} for path in ("/health", "/ready"))
+    return {
+        "startupProbe": {
+            **health,
+            "periodSeconds": STARTUP_PERIOD_SECONDS,
+            "timeoutSeconds": 5,
+            "failureThreshold": math.ceil(startup_seconds(weight_bytes) / STARTUP_PERIOD_SECONDS),
+        },
+        "readinessProbe": {**ready, "periodSeconds": 2, "timeoutSeconds": 5, "failureThreshold": 3},
+        "livenessProbe": {**health, "periodSeconds": 30, "timeoutSeconds": 10, "failureThreshold": 4},
+    }
+
+
+def _placement(spec: ModelServeSpec, plan: PlanStatus, *, name: str, plan_hash: str) -> dict[str, Any]:
+    """One node selector term per pool (with the user's selector in each, by the plan), tolerations, a soft spread."""
+    placement: dict[str, Any] = {}
+    terms = [term.to_json() for term in plan.node_selector_terms or ()]
+    if terms:
+        required = {"nodeSelectorTerms": terms}
+        placement["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+    tolerations = [toleration.to_json() for toleration in spec.pod.tolerations]
+    if plan.resource_name:
+        tolerations.append(GPU_TOLERATION)
+    if tolerations:
+        placement["tolerations"] = tolerations
+    same_revision = {labels.NAME: name, labels.PLAN_HASH: plan_hash}
+    placement["topologySpreadConstraints"] = [
+        {
+            "maxSkew": 1,
+            "topologyKey": "kubernetes.io/hostname",
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": same_revision},
+        }
+    ]
+    return placement
+
+
+GPU_TOLERATION = {"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"}
+"""The taint that GPU nodes usually carry; pods that ask for GPUs tolerate it without being told."""

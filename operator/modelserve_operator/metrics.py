@@ -1,0 +1,21 @@
+"""The operator's own metrics, in its own registry."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+REGISTRY = CollectorRegistry()
+
+RECONCILES = Counter(
+    "modelserve_operator_reconciles", "Reconciles of a ModelServe.", ["outcome"], registry=REGISTRY
+)  # outcome: ok | error
+RECONCILE_SECONDS = Histogram("modelserve_operator_reconcile_seconds", "Duration of one reconcile.", registry=REGISTRY)
+QUEUE_DEPTH = Gauge("modelserve_operator_queue_depth", "Keys waiting for a reconcile.", registry=REGISTRY)
+WRITES = Counter("modelserve_operator_writes", "Objects written.", ["verb", "kind"], registry=REGISTRY)
+API_REQUESTS = Counter(
+    "modelserve_operator_api_requests", "Requests to the API server.", ["method", "kind"], registry=REGISTRY
+)
+WATCH_EVENTS = Counter("modelserve_operator_watch_events", "Watch events received.", ["kind"], registry=REGISTRY)
+SIZING_ERROR = Gauge(
+    "modelserve_sizing_error_percent", "Measured against predicted KV pool.", ["namespace", "name"], registry=REGISTRY
+)

@@ -1,0 +1,170 @@
+"""The frozen snapshot that one reconcile decides on. Everything in it was read by `gather`; nothing here does I/O."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from pydantic import ValidationError
+
+from modelserve.api.status import GpuMemory
+from modelserve.termination import TERMINAL_EXIT_CODE, TerminationMessage
+from modelserve_operator import labels
+from modelserve_operator.inventory import Pool
+
+Body = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Transition:
+    """A change worth a Kubernetes Event."""
+
+    reason: str
+    message: str
+    warning: bool
+
+
+@dataclass(frozen=True)
+class WorkerReport:
+    """What a worker says of itself on /v1/plan. Bytes are per GPU."""
+
+    max_model_len: int
+    predicted: GpuMemory | None
+    measured: GpuMemory | None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a container ended for good."""
+
+    reason: str
+    message: str
+
+    def to_json(self) -> str:
+        return json.dumps({"reason": self.reason, "message": self.message}, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Failure:
+        """Read what `to_json` wrote; anything else (edited by hand) becomes the message."""
+        try:
+            document = json.loads(text)
+            return cls(str(document["reason"]), str(document["message"]))
+        except (ValueError, KeyError, TypeError):
+            return cls("WorkerFailed", text)
+
+    @classmethod
+    def from_termination(cls, text: str) -> Failure:
+        """Read a container's termination message."""
+        try:
+            message = TerminationMessage.model_validate_json(text)
+        except ValidationError:
+            return cls("WorkerFailed", text.strip()[-1000:] or f"exit code {TERMINAL_EXIT_CODE} without a message")
+        return cls(message.reason.value, message.message)
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A worker or inspect pod, reduced to what decisions need."""
+
+    name: str
+    uid: str
+    plan_hash: str | None
+    job: str | None
+    ready: bool
+    terminating: bool
+    unschedulable: str | None  # the scheduler's message
+    trouble: str | None  # why a container waits or restarts, in words
+    failure: Failure | None  # a container ended with the terminal exit code
+    report: str | None  # termination message of a container that ended well (inspect Job)
+
+    @classmethod
+    def from_body(cls, body: Body) -> Pod:
+        status = body.get("status") or {}
+        conditions = {c["type"]: c for c in status.get("conditions") or ()}
+        scheduled = conditions.get("PodScheduled") or {}
+        containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+        succeeded = status.get("phase") == "Succeeded"
+        return cls(
+            name=body["metadata"]["name"],
+            uid=body["metadata"]["uid"],
+            plan_hash=labels.label_of(body, labels.PLAN_HASH),
+            job=labels.label_of(body, "batch.kubernetes.io/job-name"),
+            ready=(conditions.get("Ready") or {}).get("status") == "True",
+            terminating=bool(body["metadata"].get("deletionTimestamp")),
+            unschedulable=scheduled.get("message", "") if scheduled.get("reason") == "Unschedulable" else None,
+            trouble=next(filter(None, map(_trouble, containers)), None),
+            failure=next(filter(None, map(_failure, containers)), None),
+            report=_report(status) if succeeded else None,
+        )
+
+
+def _ends(container: Body) -> list[Body]:
+    """Terminated states of a container, the newest first."""
+    states = (container.get("state") or {}, container.get("lastState") or {})
+    return [state["terminated"] for state in states if "terminated" in state]
+
+
+def _failure(container: Body) -> Failure | None:
+    for end in _ends(container):
+        if end.get("exitCode") == TERMINAL_EXIT_CODE:
+            return Failure.from_termination(end.get("message") or "")
+    return None
+
+
+def _trouble(container: Body) -> str | None:
+    waiting = (container.get("state") or {}).get("waiting") or {}
+    ends = [end for end in _ends(container) if end.get("exitCode")]
+    quiet = waiting.get("reason") in (None, "ContainerCreating", "PodInitializing")
+    if quiet and not ends:
+        return None
+    words = [] if quiet else [f"{waiting['reason']}: {waiting.get('message') or ''}".rstrip(": ")]
+    if ends:
+        tail = (ends[0].get("message") or ends[0].get("reason") or "").strip()[-500:]
+        words.append(f"last exit code {ends[0]['exitCode']}: {tail}")
+    return f"container {container['name']}: {'; '.join(words)}"
+
+
+def _report(status: Body) -> str | None:
+    for container in status.get("containerStatuses") or ():
+        for end in _ends(container):
+            if end.get("message"):
+                return str(end["message"])
+    return None
+
+
+@dataclass(frozen=True)
+class Observed:
+    """One ModelServe and everything that bears on it."""
+
+    model_serve: Body
+    deployments: tuple[Body, ...] = ()
+    config_maps: tuple[Body, ...] = ()
+    jobs: tuple[Body, ...] = ()
+    pods: tuple[Pod, ...] = ()
+    service: Body | None = None
+    disruption_budget: Body | None = None
+    pools: tuple[Pool, ...] = ()
+    claim_modes: Mapping[str, tuple[str, ...] | None] = field(
+        default_factory=dict
+    )  # claim -> access modes; None: absent
+    reports: Mapping[str, WorkerReport] = field(default_factory=dict)  # pod uid -> report
+    now: datetime = field(default=datetime.min)
+
+    @property
+    def name(self) -> str:
+        return str(self.model_serve["metadata"]["name"])
+
+    @property
+    def namespace(self) -> str:
+        return str(self.model_serve["metadata"]["namespace"])
+
+    @property
+    def generation(self) -> int:
+        return int(self.model_serve["metadata"].get("generation") or 1)
+
+    def pods_of(self, plan_hash: str) -> tuple[Pod, ...]:
+        """Pods of one revision that are not on their way out."""
+        return tuple(pod for pod in self.pods if pod.plan_hash == plan_hash and not pod.terminating)

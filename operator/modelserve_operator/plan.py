@@ -1,0 +1,213 @@
+"""What to do about one ModelServe: is the spec acceptable, what is the model, which revision is wanted. Pure.
+
+A committed plan never changes: later inventories, calibrations and operator releases only produce a proposal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from pydantic import ValidationError
+
+from modelserve.api import ModelServe, ModelServeSpec, PlanStatus
+from modelserve.errors import InvalidInput
+from modelserve.model_facts import ModelFacts
+from modelserve.published import published_model
+from modelserve_operator import labels
+from modelserve_operator.manifests.serving_objects import FACTS_KEY
+from modelserve_operator.observed import Failure, Observed
+from modelserve_operator.proposal import build_revision, plan_for
+from modelserve_operator.reasons import Reason
+from modelserve_operator.revision import Revision, spec_hash
+from modelserve_operator.settings import Settings
+from modelserve_operator.sources import ModelSource, model_source
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One answer, as a condition tells it. `ok` None means that it is not known yet."""
+
+    ok: bool | None
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What was found about the spec, and what is wanted. Fields stay None where an earlier answer is missing."""
+
+    accepted: Finding
+    planned: Finding
+    spec: ModelServeSpec | None = None
+    source: ModelSource | None = None
+    facts: ModelFacts | None = None
+    inspect: bool = False  # the inspect Job should exist
+    plan: PlanStatus | None = None  # for status.plan
+    proposed: PlanStatus | None = None  # for status.proposedPlan
+    target: Revision | None = None
+    stop: bool = False  # nothing may run (PreviewOnly)
+    stalled: Finding | None = None
+
+
+NOT_PLANNED = Finding(None, Reason.BLOCKED, "The spec was not accepted.")
+
+
+def decide(observed: Observed, settings: Settings) -> Decision:
+    """The whole decision. Raises nothing: every fault of the input is a Finding."""
+    document = {key: value for key, value in observed.model_serve.items() if key != "status"}
+    try:
+        spec = ModelServe.parse(document).spec
+    except InvalidInput as error:
+        return _refused(Finding(False, Reason.INVALID_SPEC, str(error)))
+    source = model_source(spec)
+    accepted = _acceptable(spec, observed)
+    if not accepted.ok:
+        return _refused(accepted)
+    decision = Decision(accepted, NOT_PLANNED, spec=spec, source=source)
+    facts = _known_facts(observed, source)
+    if facts is None:
+        return _inspecting(decision, observed, source)
+    return _planned(replace(decision, facts=facts), observed, settings)
+
+
+def _refused(accepted: Finding) -> Decision:
+    return Decision(accepted, NOT_PLANNED, stalled=accepted)
+
+
+def _acceptable(spec: ModelServeSpec, observed: Observed) -> Finding:
+    if spec.drafter is not None:
+        message = f"drafter.uri {spec.drafter.uri}: this release does not run speculative decoding; remove spec.drafter"
+        return Finding(False, Reason.UNSUPPORTED_FEATURE, message)
+    pods = spec.replicas + spec.rollout.max_surge
+    for claim, modes in observed.claim_modes.items():
+        shareable = modes is None or {"ReadOnlyMany", "ReadWriteMany"} & set(modes)
+        if pods > 1 and not shareable:
+            message = (
+                f"claim {claim} is {', '.join(modes or ())}, but replicas {spec.replicas} and rollout.maxSurge "
+                f"{spec.rollout.max_surge} need it in {pods} pods at a time; use a ReadOnlyMany or ReadWriteMany "
+                "claim, or replicas 1 with rollout {maxSurge: 0, allowDowntime: true}"
+            )
+            return Finding(False, Reason.VOLUME_NOT_SHAREABLE, message)
+    return Finding(True, Reason.VALID, "The spec is valid.")
+
+
+def _known_facts(observed: Observed, source: ModelSource) -> ModelFacts | None:
+    """Shipped facts of a published name, else what an earlier inspection stored, else what its Job says just now."""
+    known = published_model(source.uri)
+    if known is not None:
+        return known
+    name = labels.model_facts_name(observed.name, source.hash)
+    stored = next((body for body in observed.config_maps if body["metadata"]["name"] == name), None)
+    if stored is not None:
+        return _parse_facts((stored.get("data") or {}).get(FACTS_KEY, ""))
+    job = labels.inspection_name(observed.name, source.hash)
+    reports = (pod.report for pod in observed.pods if pod.job == job and pod.report)
+    return next(filter(None, map(_parse_facts, reports)), None)
+
+
+def _parse_facts(text: str) -> ModelFacts | None:
+    try:
+        return ModelFacts.model_validate_json(text)
+    except ValidationError:
+        return None
+
+
+def _inspecting(decision: Decision, observed: Observed, source: ModelSource) -> Decision:
+    name = labels.inspection_name(observed.name, source.hash)
+    failure = _inspection_failure(observed, name)
+    if failure is None:
+        pods = [pod for pod in observed.pods if pod.job == name]
+        waits = next((pod.unschedulable or pod.trouble for pod in pods if pod.unschedulable or pod.trouble), None)
+        message = f"Job {name} reads the model at {source.uri}" + (f"; {waits}" if waits else ".")
+        return replace(decision, planned=Finding(None, Reason.INSPECTING_MODEL, message), inspect=True)
+    finding = Finding(
+        False,
+        failure.reason,
+        f"{failure.message} To try again, put it right and delete Job {name}, or change spec.model.",
+    )
+    return replace(decision, planned=finding, stalled=finding, inspect=True)
+
+
+def _inspection_failure(observed: Observed, name: str) -> Failure | None:
+    job = next((job for job in observed.jobs if job["metadata"]["name"] == name), None)
+    if job is None:
+        return None
+    ends = {c["type"]: c for c in (job.get("status") or {}).get("conditions") or () if c.get("status") == "True"}
+    if "Failed" not in ends and "FailureTarget" not in ends:
+        return None
+    pods = [pod for pod in observed.pods if pod.job == name]
+    for pod in pods:
+        if pod.failure is not None:
+            return pod.failure
+    trouble = next((pod.trouble for pod in pods if pod.trouble), None)
+    end = ends.get("Failed") or ends["FailureTarget"]
+    return Failure(Reason.INSPECTION_FAILED, f"{trouble or end.get('message') or 'the Job failed'}.")
+
+
+def _planned(decision: Decision, observed: Observed, settings: Settings) -> Decision:
+    assert decision.spec is not None
+    assert decision.source is not None
+    assert decision.facts is not None
+    spec, mode = decision.spec, decision.spec.plan.mode
+    committed = _committed(observed, spec)
+    try:
+        fresh_plan = plan_for(spec, decision.facts, observed.pools)
+    except InvalidInput as error:
+        finding = Finding(False, Reason.INVALID_SPEC, str(error))
+        return replace(decision, accepted=finding, planned=NOT_PLANNED, stalled=finding)
+    fresh = None
+    if fresh_plan.fits:
+        fresh = build_revision(
+            spec, fresh_plan, name=observed.name, source=decision.source, facts=decision.facts, settings=settings
+        )
+    if mode == "PreviewOnly":
+        return _previewed(decision, fresh_plan, fresh)
+    approved = labels.annotation_of(observed.model_serve, labels.APPROVE_PLAN)
+    if fresh is not None and (fresh.hash == approved or (committed is None and mode == "Automatic")):
+        committed = fresh if committed is None or committed.hash != fresh.hash else committed
+    if committed is not None:
+        return _committed_decision(decision, committed, fresh)
+    if fresh is not None:
+        command = f"kubectl annotate modelserve {observed.name} --overwrite {labels.APPROVE_PLAN}={fresh.hash}"
+        message = f"Plan {fresh.hash} waits for approval: {command}"
+        return replace(decision, planned=Finding(False, Reason.WAITING_FOR_APPROVAL, message), proposed=fresh.plan)
+    return _impossible(decision, fresh_plan)
+
+
+def _committed(observed: Observed, spec: ModelServeSpec) -> Revision | None:
+    """The newest revision that was committed for this very spec."""
+    wanted = spec_hash(spec)
+    revisions = filter(None, map(Revision.from_config_map, observed.config_maps))
+    fitting = [revision for revision in revisions if revision.spec_hash == wanted]
+    return max(fitting, key=lambda revision: (revision.created, revision.hash), default=None)
+
+
+def _committed_decision(decision: Decision, committed: Revision, fresh: Revision | None) -> Decision:
+    drifted = fresh is not None and fresh.hash != committed.hash
+    return replace(
+        decision,
+        planned=Finding(True, Reason.PLAN_COMMITTED, committed.plan.message or f"Plan {committed.hash} is committed."),
+        plan=committed.plan,
+        proposed=fresh.plan if fresh is not None and drifted else None,
+        target=committed,
+    )
+
+
+def _previewed(decision: Decision, plan: PlanStatus, fresh: Revision | None) -> Decision:
+    if fresh is None:
+        return replace(_impossible(decision, plan), stop=True)
+    finding = Finding(
+        True, Reason.PLAN_PREVIEWED, fresh.plan.message or "Previewed; plan.mode PreviewOnly runs nothing."
+    )
+    return replace(decision, planned=finding, plan=fresh.plan, stop=True)
+
+
+def _impossible(decision: Decision, plan: PlanStatus) -> Decision:
+    if not plan.candidates:
+        message = (
+            "No node has a GPU that its labels name (nvidia.com/gpu.product), or none that the spec allows; add GPU "
+            "nodes, or name products of the catalogue in spec.accelerators.products"
+        )
+        return replace(decision, planned=Finding(False, Reason.NO_ACCELERATORS, message), plan=plan)
+    finding = Finding(False, Reason.DOES_NOT_FIT, plan.message or "No accelerator can hold the model.")
+    return replace(decision, planned=finding, plan=plan, stalled=finding)

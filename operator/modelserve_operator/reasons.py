@@ -1,0 +1,68 @@
+"""Condition types and reasons. Both are API: CamelCase, stable, documented here and nowhere else."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class ConditionType(StrEnum):
+    READY = "Ready"  # this generation's plan is fully rolled out
+    AVAILABLE = "Available"  # some revision serves requests
+    ACCEPTED = "Accepted"  # the spec is valid and can be acted on
+    PLANNED = "Planned"  # a plan exists for the spec
+    CAPACITY_AVAILABLE = "CapacityAvailable"  # every wanted pod has a node
+    WEIGHTS_LOADED = "WeightsLoaded"  # every wanted pod of the planned revision has loaded its weights
+    WORKERS_READY = "WorkersReady"  # every wanted pod of the planned revision is Ready
+    RECONCILING = "Reconciling"  # the operator or the cluster is still working towards the spec; absent when not
+    STALLED = "Stalled"  # nothing more will happen until the spec, the cluster or the model changes; absent when not
+
+
+class Reason(StrEnum):
+    # Accepted
+    VALID = "Valid"
+    INVALID_SPEC = "InvalidSpec"  # the spec contradicts itself; the message names the field and the limit
+    UNSUPPORTED_FEATURE = "UnsupportedFeature"  # well-formed, but this release cannot do it
+    VOLUME_NOT_SHAREABLE = "VolumeNotShareable"  # a ReadWriteOnce claim with more than one pod at a time
+    NAME_CONFLICT = "NameConflict"  # an object of a name that the operator needs belongs to somebody else
+
+    # Planned
+    INSPECTING_MODEL = "InspectingModel"  # a Job reads the model's config.json and safetensors headers
+    INSPECTION_FAILED = "InspectionFailed"  # that Job failed without a reason of its own
+    PLAN_COMMITTED = "PlanCommitted"
+    PLAN_PREVIEWED = "PlanPreviewed"  # plan.mode PreviewOnly: a plan, no workloads
+    WAITING_FOR_APPROVAL = "WaitingForApproval"  # plan.mode Manual: annotate with approve-plan
+    NO_ACCELERATORS = "NoAccelerators"  # no node has a known accelerator and the spec declares none
+    DOES_NOT_FIT = "DoesNotFit"  # no pool, existing or declared, can hold the model
+
+    # CapacityAvailable
+    CAPACITY_SUFFICIENT = "CapacitySufficient"
+    WAITING_FOR_NODES = "WaitingForNodes"  # pods are pending; the message is the scheduler's
+    NO_SURGE_CAPACITY = "NoSurgeCapacity"  # the new revision has no room beside the old one, which stays
+    NOT_REQUESTED = "NotRequested"  # nothing asks for capacity (no plan, or zero replicas)
+
+    # WeightsLoaded, WorkersReady
+    LOADING = "Loading"
+    LOADED = "Loaded"
+    ALL_READY = "AllReady"
+    STARTING = "Starting"
+    STOPPED = "Stopped"  # a terminal failure: the revision was scaled to zero
+    SCALED_TO_ZERO = "ScaledToZero"
+
+    # Available, Ready
+    SERVING = "Serving"
+    NOT_SERVING = "NotServing"
+    ROLLED_OUT = "RolledOut"
+    ROLLING_OUT = "RollingOut"
+    DRAINING = "Draining"  # the new revision serves; pods of the old one finish their requests
+    BLOCKED = "Blocked"  # see Stalled
+
+
+class Phase(StrEnum):
+    """One word for a table column; never the contract."""
+
+    PENDING = "Pending"
+    INSPECTING = "Inspecting"
+    PLANNED = "Planned"
+    PROGRESSING = "Progressing"
+    READY = "Ready"
+    STALLED = "Stalled"

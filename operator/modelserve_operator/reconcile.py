@@ -1,0 +1,188 @@
+"""The heartbeat of the operator: gather, decide, build, apply, report. One function, safe to run at any moment."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from modelserve_operator import labels
+from modelserve_operator.apply import Applier, NameTakenError
+from modelserve_operator.conditions import View
+from modelserve_operator.gather import Gatherer
+from modelserve_operator.kinds import CONFIG_MAP, DEPLOYMENT, DISRUPTION_BUDGET, JOB, SERVICE
+from modelserve_operator.manifests.inspect_job import inspect_job
+from modelserve_operator.manifests.revision_objects import deployment, revision_config_map
+from modelserve_operator.manifests.serving_objects import disruption_budget, model_facts_config_map, service
+from modelserve_operator.observed import Failure, Observed
+from modelserve_operator.plan import Decision, Finding, decide
+from modelserve_operator.reasons import Reason
+from modelserve_operator.revision import Revision
+from modelserve_operator.rollout import RunningRevision, Step, next_step
+from modelserve_operator.settings import Settings
+from modelserve_operator.status import summarise, transitions
+from modelserve_operator.work_queue import Key
+
+logger = logging.getLogger(__name__)
+
+ASK_WORKER_AGAIN_SECONDS = 5.0
+NAME_TAKEN_SECONDS = 30.0
+
+
+class Reconciler:
+    """Holds the doors; every call of `reconcile` starts from what is observed, not from what an earlier call knew."""
+
+    def __init__(self, gatherer: Gatherer, applier: Applier, settings: Settings) -> None:
+        self._gatherer = gatherer
+        self._applier = applier
+        self._settings = settings
+
+    async def reconcile(self, key: Key) -> float | None:
+        """Bring one ModelServe a step nearer to its spec. Raises KubeError for the queue to retry.
+
+        1. gather: the object, its children, the pools, the workers' reports
+        2. decide: is the spec acceptable, what is the model, which revision is wanted
+        3. next_step: which revisions run with how many replicas, which one serves
+        4. apply: children first, the Service before an old revision goes, the status last
+        """
+        observed = await self._gatherer.observe(key)
+        if observed is None or observed.model_serve["metadata"].get("deletionTimestamp"):
+            return None  # the garbage collector deletes the children
+        decision = decide(observed, self._settings)
+        running = running_revisions(observed)
+        step = _step(observed, decision, running)
+        delay = None
+        try:
+            await self._apply(observed, decision, step, running)
+        except NameTakenError as error:
+            taken = Finding(False, Reason.NAME_CONFLICT, str(error))
+            decision = replace(decision, accepted=taken, stalled=taken)
+            delay = NAME_TAKEN_SECONDS  # the other object carries no label of ours, so no event will tell
+        view = View(observed, decision, step, running, replicas=_replicas(decision))
+        status = summarise(view)
+        if await self._applier.apply_status(observed.model_serve, status):
+            for transition in transitions(observed.model_serve.get("status") or {}, status):
+                await self._applier.announce(observed.model_serve, transition)
+        unheard = any(pod.ready and pod.plan_hash and pod.uid not in observed.reports for pod in observed.pods)
+        return ASK_WORKER_AGAIN_SECONDS if unheard else delay
+
+    async def _apply(
+        self, observed: Observed, decision: Decision, step: Step, running: dict[str, RunningRevision]
+    ) -> None:
+        await self._apply_inspection(observed, decision)
+        await self._apply_revisions(observed, decision, step, running)
+        if step.serve is not None and not decision.stop:
+            await self._applier.apply(DISRUPTION_BUDGET, disruption_budget(observed.model_serve))
+            await self._applier.apply(SERVICE, service(observed.model_serve, plan_hash=step.serve))
+        await self._prune(observed, decision, step)
+
+    async def _apply_inspection(self, observed: Observed, decision: Decision) -> None:
+        """Run the inspect Job, or store what it found and remove it."""
+        if decision.spec is None or decision.source is None:
+            return
+        if decision.inspect:
+            job = inspect_job(
+                observed.model_serve,
+                decision.spec,
+                source=decision.source,
+                image=decision.spec.image or self._settings.worker_image,
+                pull_policy=self._settings.image_pull_policy,
+            )
+            await self._applier.apply(JOB, job)
+        elif decision.facts is not None:
+            name = labels.inspection_name(observed.name, decision.source.hash)
+            job_body = next((job for job in observed.jobs if job["metadata"]["name"] == name), None)
+            if job_body is not None:
+                config_map = model_facts_config_map(observed.model_serve, source=decision.source, facts=decision.facts)
+                await self._applier.apply(CONFIG_MAP, config_map)
+                await self._applier.delete(JOB, job_body)
+
+    async def _apply_revisions(
+        self, observed: Observed, decision: Decision, step: Step, running: dict[str, RunningRevision]
+    ) -> None:
+        revisions = known_revisions(observed)
+        if decision.target is not None:
+            revisions[decision.target.hash] = decision.target
+            await self._applier.apply(CONFIG_MAP, revision_config_map(observed.model_serve, decision.target))
+
+        # What shrinks goes first: it makes the room for what grows.
+        def growth(plan_hash: str) -> int:
+            return step.replicas[plan_hash] - (running[plan_hash].replicas if plan_hash in running else 0)
+
+        for plan_hash in sorted(step.replicas, key=growth):
+            if plan_hash in revisions:
+                failure = running[plan_hash].failure if plan_hash in running else None
+                body = deployment(
+                    observed.model_serve, revisions[plan_hash], replicas=step.replicas[plan_hash], failure=failure
+                )
+                await self._applier.apply(DEPLOYMENT, body)
+
+    async def _prune(self, observed: Observed, decision: Decision, step: Step) -> None:
+        """Delete revisions that are over, and inspections of models that the spec no longer names."""
+        for body in observed.deployments:
+            if labels.label_of(body, labels.PLAN_HASH) in step.delete:
+                await self._applier.delete(DEPLOYMENT, body)
+        kept = {*step.replicas, step.serve, decision.target.hash if decision.target else None}
+        current = decision.source.hash if decision.source else None
+        if decision.spec is None or current is None:
+            return
+        wanted = {labels.inspection_name(observed.name, current), labels.model_facts_name(observed.name, current)}
+        for body in observed.config_maps:
+            plan_hash = labels.label_of(body, labels.PLAN_HASH)
+            stale_revision = plan_hash is not None and plan_hash not in kept and step.complete
+            stale_facts = plan_hash is None and body["metadata"]["name"] not in wanted
+            if stale_revision or stale_facts:
+                await self._applier.delete(CONFIG_MAP, body)
+        for body in observed.jobs:
+            if body["metadata"]["name"] not in wanted:
+                await self._applier.delete(JOB, body)
+        if decision.stop:
+            for kind, shared in ((SERVICE, observed.service), (DISRUPTION_BUDGET, observed.disruption_budget)):
+                if shared is not None:
+                    await self._applier.delete(kind, shared)
+
+
+def known_revisions(observed: Observed) -> dict[str, Revision]:
+    """Committed revisions by hash."""
+    revisions = filter(None, map(Revision.from_config_map, observed.config_maps))
+    return {revision.hash: revision for revision in revisions}
+
+
+def running_revisions(observed: Observed) -> dict[str, RunningRevision]:
+    """Revisions with a Deployment, by hash. A terminal failure is read from the Deployment, or from a pod just now."""
+    running = {}
+    for body in observed.deployments:
+        plan_hash = labels.label_of(body, labels.PLAN_HASH)
+        if plan_hash is None or body["metadata"].get("deletionTimestamp"):
+            continue
+        pods = observed.pods_of(plan_hash)
+        noted = labels.annotation_of(body, labels.TERMINAL_FAILURE)
+        seen = next((pod.failure for pod in pods if pod.failure), None)
+        running[plan_hash] = RunningRevision(
+            hash=plan_hash,
+            replicas=int(body["spec"].get("replicas", 1)),
+            pods=len(pods),
+            ready=sum(pod.ready for pod in pods),
+            unschedulable=sum(pod.unschedulable is not None for pod in pods),
+            failure=Failure.from_json(noted) if noted else seen,
+        )
+    return running
+
+
+def _replicas(decision: Decision) -> int:
+    return decision.spec.replicas if decision.spec else 0
+
+
+def _step(observed: Observed, decision: Decision, running: dict[str, RunningRevision]) -> Step:
+    selector = ((observed.service or {}).get("spec") or {}).get("selector") or {}
+    serving = selector.get(labels.PLAN_HASH)
+    if decision.spec is None:
+        return Step(serve=serving if serving in running else None)  # what runs stays as it is
+    if decision.stop:
+        return Step(delete=tuple(sorted(running)))
+    return next_step(
+        target=decision.target.hash if decision.target else None,
+        running=running,
+        serving=serving,
+        replicas=decision.spec.replicas,
+        rollout=decision.spec.rollout,
+    )

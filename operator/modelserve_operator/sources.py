@@ -1,0 +1,65 @@
+"""Where a model comes from, and where its files lie inside a pod. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from modelserve.api import ModelServeSpec
+from modelserve.hardware import CPU_PRODUCT
+from modelserve_operator import labels
+
+MODELS_PATH = "/models"
+HF_PREFIX = "hf://"
+PVC_PREFIX = "pvc://"
+
+Body = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """`model` of a spec, resolved. `claim` is None where an hf:// download goes into the pod's own scratch space."""
+
+    uri: str
+    revision: str | None  # of an hf:// checkpoint
+    claim: str | None
+    directory: str  # inside the worker and inspect containers
+    token: tuple[str, str] | None  # Secret name and key, for the download container alone
+
+    @property
+    def downloaded(self) -> bool:
+        return self.uri.startswith(HF_PREFIX)
+
+    @property
+    def hash(self) -> str:
+        """Names what an inspection found: the address and the revision."""
+        return labels.short_hash([self.uri, self.revision])
+
+
+def model_source(spec: ModelServeSpec) -> ModelSource:
+    """Resolve model.uri: a directory of a claim, or a download into the storage claim or into scratch space."""
+    model, storage = spec.model, spec.storage
+    if model.uri.startswith(PVC_PREFIX):
+        claim, _, path = model.uri.removeprefix(PVC_PREFIX).partition("/")
+        return ModelSource(model.uri, None, claim, "/".join(filter(None, (MODELS_PATH, path))), None)
+    revision = model.revision or "main"
+    parts = (MODELS_PATH, storage.sub_path if storage else None, model.uri.removeprefix(HF_PREFIX), revision)
+    token = (model.auth_secret_ref.name, model.auth_secret_ref.key) if model.auth_secret_ref else None
+    return ModelSource(model.uri, revision, storage.pvc_name if storage else None, "/".join(filter(None, parts)), token)
+
+
+def claims(model_serve: Body) -> tuple[str, ...]:
+    """Names of the PersistentVolumeClaims that an (unvalidated) ModelServe uses."""
+    spec = model_serve.get("spec") or {}
+    uri = str((spec.get("model") or {}).get("uri") or "")
+    if uri.startswith(PVC_PREFIX):
+        return (uri.removeprefix(PVC_PREFIX).partition("/")[0],)
+    name = (spec.get("storage") or {}).get("pvcName")
+    return (str(name),) if name else ()
+
+
+def cpu_only(model_serve: Body) -> bool:
+    """Whether an (unvalidated) ModelServe allows no accelerator but the CPU, so that no node can change its plan."""
+    products = ((model_serve.get("spec") or {}).get("accelerators") or {}).get("products") or ()
+    return set(products) == {CPU_PRODUCT}

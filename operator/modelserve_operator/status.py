@@ -1,0 +1,119 @@
+"""The whole status of a ModelServe from one View, and the transitions worth an Event. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+
+from modelserve.api import Calibration, PlanStatus
+from modelserve_operator import labels
+from modelserve_operator.conditions import View, conditions
+from modelserve_operator.observed import Body, Transition, WorkerReport
+from modelserve_operator.plan import Finding
+from modelserve_operator.reasons import ConditionType, Phase, Reason
+
+MESSAGE_LIMIT = 2048
+_TEXT = {True: "True", False: "False", None: "Unknown"}
+
+
+def summarise(view: View) -> dict[str, Any]:
+    """`status` in full: what is not in it is not true. Conditions keep their transition time until they flip."""
+    observed, decision = view.observed, view.decision
+    found = dict(conditions(view))
+    serving = [pod for pod in observed.pods_of(view.step.serve or "") if pod.ready]
+    reports = [observed.reports[pod.uid] for pod in serving if pod.uid in observed.reports]
+    status: dict[str, Any] = {
+        "observedGeneration": observed.generation,
+        "conditions": _merge(found, observed.model_serve, generation=observed.generation, now=observed.now),
+        "phase": _phase(found, decision.planned).value,
+        "replicas": len(observed.pods_of(view.step.serve or "")),
+        "readyReplicas": len(serving),
+        "selector": labels.selector_text(observed.name),
+    }
+    if view.step.serve is not None and not decision.stop:
+        status["url"] = f"http://{observed.name}.{observed.namespace}.svc/v1"
+    if reports:
+        status["maxModelLen"] = min(report.max_model_len for report in reports)
+    if decision.plan is not None:
+        status["plan"] = decision.plan.to_json()
+    if decision.proposed is not None:
+        status["proposedPlan"] = decision.proposed.to_json()
+    calibration = _calibration(reports, decision.plan)
+    if calibration is not None:
+        status["calibration"] = calibration.to_json()
+    return status
+
+
+def _merge(
+    found: Mapping[ConditionType, Finding], model_serve: Body, *, generation: int, now: datetime
+) -> list[dict[str, Any]]:
+    before = {c.get("type"): c for c in (model_serve.get("status") or {}).get("conditions") or ()}
+    merged = []
+    for kind, finding in found.items():
+        text = _TEXT[finding.ok]
+        last = before.get(kind.value) or {}
+        since = last.get("lastTransitionTime") if last.get("status") == text else None
+        merged.append(
+            {
+                "type": kind.value,
+                "status": text,
+                "observedGeneration": generation,
+                "lastTransitionTime": since or now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+                "reason": str(finding.reason),
+                "message": finding.message[:MESSAGE_LIMIT],
+            }
+        )
+    return merged
+
+
+def _phase(found: Mapping[ConditionType, Finding], planned: Finding) -> Phase:
+    if ConditionType.STALLED in found:
+        return Phase.STALLED
+    if found[ConditionType.READY].ok:
+        return Phase.READY
+    if planned.reason == Reason.INSPECTING_MODEL:
+        return Phase.INSPECTING
+    if planned.reason in (Reason.PLAN_PREVIEWED, Reason.WAITING_FOR_APPROVAL):
+        return Phase.PLANNED
+    return Phase.PROGRESSING if planned.ok else Phase.PENDING
+
+
+def _calibration(reports: Iterable[WorkerReport], plan: PlanStatus | None) -> Calibration | None:
+    """Predicted beside measured of the worker whose pool fell shortest of its prediction."""
+    measured = [report for report in reports if report.measured is not None]
+    if not measured:
+        return None
+    worst = min(measured, key=_error_percent)
+    predicted = worst.predicted or (plan.per_gpu if plan else None)
+    return Calibration(predicted=predicted, measured=worst.measured, error_percent=f"{_error_percent(worst):.2f}")
+
+
+def _error_percent(report: WorkerReport) -> Decimal:
+    """(measured - predicted) / predicted of the pool, in percent; 0 when nothing was predicted."""
+    if report.predicted is None or report.measured is None or not report.predicted.kv_pool_bytes:
+        return Decimal(0)
+    difference = report.measured.kv_pool_bytes - report.predicted.kv_pool_bytes
+    return Decimal(100 * difference) / report.predicted.kv_pool_bytes
+
+
+_ANNOUNCED = {
+    # condition type, status -> whether it is a warning
+    (ConditionType.PLANNED, "True"): False,
+    (ConditionType.READY, "True"): False,
+    (ConditionType.CAPACITY_AVAILABLE, "False"): True,
+    (ConditionType.STALLED, "True"): True,
+}
+
+
+def transitions(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Transition]:
+    """Conditions of _ANNOUNCED that came true (or changed their reason) between two statuses."""
+    known = {(c["type"], c["status"], c["reason"]) for c in before.get("conditions") or ()}
+    changed = (c for c in after["conditions"] if (c["type"], c["status"], c["reason"]) not in known)
+    announced = {(kind.value, status): warning for (kind, status), warning in _ANNOUNCED.items()}
+    return [
+        Transition(c["reason"], c["message"], announced[c["type"], c["status"]])
+        for c in changed
+        if (c["type"], c["status"]) in announced
+    ]

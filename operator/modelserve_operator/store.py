@@ -1,0 +1,82 @@
+"""What the cluster looked like when last heard of: one in-memory copy of every watched object.
+
+Fed by the first LIST, by watch events and by the answers to our own writes (so that a reconcile sees what the previous
+one wrote). Only `gather` reads it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from modelserve_operator import labels
+from modelserve_operator.kinds import ResourceKind
+
+Body = Mapping[str, Any]
+ObjectKey = tuple[str, str]  # namespace ("" for cluster-scoped), name
+
+
+def key_of(body: Body) -> ObjectKey:
+    metadata = body["metadata"]
+    return metadata.get("namespace") or "", metadata["name"]
+
+
+def version_of(body: Body) -> int:
+    """resourceVersion as a number; the API server's versions of one kind grow."""
+    text = str(body["metadata"].get("resourceVersion") or "0")
+    return int(text) if text.isdigit() else 0
+
+
+class Store:
+    """Objects by kind, namespace and name, and children by the name label of their ModelServe."""
+
+    def __init__(self) -> None:
+        self._objects: dict[ResourceKind, dict[ObjectKey, Body]] = defaultdict(dict)
+        self._children: dict[tuple[ResourceKind, ObjectKey], set[ObjectKey]] = defaultdict(set)
+
+    def put(self, kind: ResourceKind, body: Body) -> bool:
+        """Keep `body` unless the same object is already known at this or a later version. Says whether it was kept."""
+        key = key_of(body)
+        known = self._objects[kind].get(key)
+        if known is not None and known["metadata"].get("uid") == body["metadata"].get("uid"):
+            if version_of(known) >= version_of(body) > 0:
+                return False
+            self._unlink(kind, known)
+        self._objects[kind][key] = _without_managed_fields(body)
+        if owner := labels.label_of(body, labels.NAME):
+            self._children[kind, (key[0], owner)].add(key)
+        return True
+
+    def remove(self, kind: ResourceKind, body: Body) -> None:
+        """Forget an object; a namesake with another uid (made since) is kept."""
+        key = key_of(body)
+        known = self._objects[kind].get(key)
+        if known is None or known["metadata"].get("uid") != body["metadata"].get("uid"):
+            return
+        self._unlink(kind, known)
+        del self._objects[kind][key]
+
+    def get(self, kind: ResourceKind, namespace: str, name: str) -> Body | None:
+        return self._objects[kind].get((namespace, name))
+
+    def all(self, kind: ResourceKind) -> Iterator[Body]:
+        yield from tuple(self._objects[kind].values())
+
+    def children(self, kind: ResourceKind, *, namespace: str, owner: str) -> tuple[Body, ...]:
+        """Objects labelled as children of the ModelServe `owner`, in order of their names."""
+        return tuple(self._objects[kind][key] for key in sorted(self._children.get((kind, (namespace, owner)), ())))
+
+    def _unlink(self, kind: ResourceKind, body: Body) -> None:
+        key = key_of(body)
+        if owner := labels.label_of(body, labels.NAME):
+            children = self._children[kind, (key[0], owner)]
+            children.discard(key)
+            if not children:
+                del self._children[kind, (key[0], owner)]
+
+
+def _without_managed_fields(body: Body) -> Body:
+    """managedFields is the largest part of most objects, and nothing here reads it."""
+    metadata = {key: value for key, value in body["metadata"].items() if key != "managedFields"}
+    return {**body, "metadata": metadata}

@@ -1,0 +1,66 @@
+"""Finds watches that have frozen, and heals what they missed.
+
+A LIST shows the newest resourceVersion of every kind. A live watch brings an event of that version or a later one
+within seconds; a frozen one never does. A frozen operator is worse than one that restarts: the watchdog raises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from modelserve_operator.gather import Gatherer
+from modelserve_operator.kinds import ResourceKind
+from modelserve_operator.kube import KubeError
+from modelserve_operator.work_queue import WorkQueue
+
+logger = logging.getLogger(__name__)
+
+GRACE_SECONDS = 20.0
+
+
+class WatchFrozenError(Exception):
+    """A watch does not deliver what a LIST shows."""
+
+
+class Watchdog:
+    """`last_round_trip` is the monotonic time of the last good answer of the API server, for the liveness probe."""
+
+    def __init__(self, gatherer: Gatherer, queue: WorkQueue, *, interval: float, resync: float) -> None:
+        self._gatherer = gatherer
+        self._queue = queue
+        self._interval = interval
+        self._resync = resync
+        self.last_round_trip = time.monotonic()
+
+    def alive(self) -> bool:
+        """False when the API server has not answered for five intervals: a restart may find another way to it."""
+        return time.monotonic() - self.last_round_trip < 5 * self._interval + GRACE_SECONDS
+
+    async def run(self) -> None:
+        """Check for ever. Raises WatchFrozenError."""
+        resynced = time.monotonic()
+        while True:
+            await asyncio.sleep(self._interval)
+            try:
+                concerned, newest = await self._gatherer.relist()
+            except KubeError as error:
+                logger.warning("watchdog: %s", error)
+                continue
+            self.last_round_trip = time.monotonic()
+            if time.monotonic() - resynced >= self._resync:
+                concerned, resynced = self._gatherer.known_keys(), time.monotonic()
+            for key in concerned:
+                self._queue.add(key)
+            await self._expect(newest)
+
+    async def _expect(self, newest: dict[ResourceKind, int]) -> None:
+        await asyncio.sleep(GRACE_SECONDS)
+        frozen = [kind for kind, version in newest.items() if self._gatherer.heard_version.get(kind, 0) < version]
+        if frozen:
+            behind = ", ".join(
+                f"{kind.plural} (listed {newest[kind]}, heard {self._gatherer.heard_version.get(kind, 0)})"
+                for kind in frozen
+            )
+            raise WatchFrozenError(f"no watch event within {GRACE_SECONDS:.0f} s of what a LIST shows: {behind}")
