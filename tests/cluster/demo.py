@@ -17,9 +17,10 @@ from localcluster import lifecycle, operator_process, target, weights_volume
 from localcluster.kubectl import condition, wait_for
 from localcluster.plan_text import describe_plan
 from localcluster.service_access import service_url
-from localcluster.settings import REPOSITORY, ClusterError, state_folder
+from localcluster.settings import REPOSITORY, ClusterError, Layout
 from localcluster.target import Target
 
+LAYOUT = Layout("demo")
 NAMESPACE = "modelserve-demo"
 CRDS = REPOSITORY / "crds"
 EXAMPLE = REPOSITORY / "docs" / "examples" / "tiny.yaml"
@@ -84,12 +85,12 @@ def _next_steps(cluster: Target, name: str) -> str:
   kubectl explain modelserve.spec
   kubectl edit ms {name}            # change context.maxModelLen: a new revision takes over without a gap
   kubectl scale ms {name} --replicas=2
-  tail -f {operator_process.log_file()}
+  tail -f {LAYOUT.operator_folder / "operator.log"}
   make demo-down                   # removes all of it"""
 
 
 def up() -> None:
-    cluster = target.find(_step)
+    cluster = target.find(LAYOUT, _step)
     _step("applying the CRD")
     install_crds(cluster)
     _step("starting the operator")
@@ -109,20 +110,20 @@ def up() -> None:
 
 
 def down() -> None:
-    stopped = operator_process.stop()
+    stopped = operator_process.stop(LAYOUT.operator_folder)
     if target.user_kubeconfig() is None:
-        removed = lifecycle.down()
+        removed = lifecycle.down(LAYOUT)
         _step("the operator and the cluster are gone" if stopped or removed else "nothing of the demo is running")
         return
-    cluster = target.find(_step)
+    cluster = target.find(LAYOUT, _step)
     weights_volume.delete_namespace(cluster, NAMESPACE)
     _step(f"the operator and namespace {NAMESPACE} are gone; the CRD stays, for it may hold other ModelServes")
 
 
 def _diagnose() -> str:
-    lines = [f"operator's log: {operator_process.log_file()}"]
+    lines = [f"operator's log: {LAYOUT.operator_folder / 'operator.log'}"]
     if target.user_kubeconfig() is None:
-        lines.append(f"cluster's logs: {state_folder().logs}")
+        lines.append(f"cluster's logs: {LAYOUT.logs}")
     lines.append(f"pods:           kubectl get pods,events -n {NAMESPACE}")
     lines.append("start over:     make demo-down demo")
     return "\n".join(f"  {line}" for line in lines)

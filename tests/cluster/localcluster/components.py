@@ -9,20 +9,8 @@ from typing import Any
 import yaml
 
 from localcluster.certificates import CertificateAuthority
-from localcluster.settings import (
-    API_PORT,
-    CGROUP,
-    KUBERNETES_SERVICE_ADDRESS,
-    NODE_ADDRESS,
-    NODE_NAME,
-    OPERATOR_USER,
-    PAUSE_IMAGE,
-    POD_RANGE,
-    SERVICE_RANGE,
-    StateFolder,
-)
+from localcluster.settings import API_PORT, NODE_NAME, OPERATOR_USER, PAUSE_IMAGE, Layout
 
-API_SERVER_URL = f"https://{NODE_ADDRESS}:{API_PORT}"
 _ETCD_URL = "http://127.0.0.1:2379"
 _CLIENTS = {  # certificate: (user, group)
     "admin": ("admin", "system:masters"),
@@ -34,53 +22,53 @@ _CLIENTS = {  # certificate: (user, group)
 }
 
 
-def write_certificates(state: StateFolder) -> None:
-    authority = CertificateAuthority.create(state.certificates)
+def write_certificates(layout: Layout) -> None:
+    authority = CertificateAuthority.create(layout.certificates)
     authority.issue_key_pair("service-accounts")
     service = [f"kubernetes{suffix}" for suffix in ("", ".default", ".default.svc", ".default.svc.cluster.local")]
-    authority.issue_server("apiserver", [NODE_ADDRESS, KUBERNETES_SERVICE_ADDRESS, "127.0.0.1", *service])
-    state.config.mkdir(parents=True, exist_ok=True)
-    special = {"admin": state.admin_kubeconfig, "operator": state.operator_kubeconfig}
+    authority.issue_server("apiserver", [layout.node_address, layout.kubernetes_service_address, "127.0.0.1", *service])
+    layout.config.mkdir(parents=True, exist_ok=True)
+    special = {"admin": layout.admin_kubeconfig, "operator": layout.operator_kubeconfig}
     for client, (user, group) in _CLIENTS.items():
         authority.issue_client(client, user=user, group=group)
-        path = special.get(client, state.config / f"{client}.kubeconfig")
-        authority.write_kubeconfig(path, client=client, server=API_SERVER_URL)
+        path = special.get(client, layout.config / f"{client}.kubeconfig")
+        authority.write_kubeconfig(path, client=client, server=layout.api_server_url)
 
 
-def write_configuration(state: StateFolder, *, cni_folder: Path, runtime_spec: dict[str, Any]) -> None:
-    folder = state.config
+def write_configuration(layout: Layout, *, cni_folder: Path, runtime_spec: dict[str, Any]) -> None:
+    folder = layout.config
     (folder / "cni").mkdir(parents=True, exist_ok=True)
     (folder / "runtime-spec.json").write_text(json.dumps(runtime_spec))
-    (folder / "containerd.toml").write_text(_containerd(state, cni_folder))
-    (folder / "cni" / "10-modelserve.conflist").write_text(json.dumps(_cni(state)))
-    for name, document in (("kubelet", _kubelet(state)), ("proxy", _proxy(state)), ("audit", _AUDIT_POLICY)):
+    (folder / "containerd.toml").write_text(_containerd(layout, cni_folder))
+    (folder / "cni" / "10-modelserve.conflist").write_text(json.dumps(_cni(layout)))
+    for name, document in (("kubelet", _kubelet(layout)), ("proxy", _proxy(layout)), ("audit", _AUDIT_POLICY)):
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(document))
 
 
-def _containerd(state: StateFolder, cni_folder: Path) -> str:
+def _containerd(layout: Layout, cni_folder: Path) -> str:
     cri = 'plugins."io.containerd.grpc.v1.cri"'
     return f"""version = 2
-root = "{state.path}/containerd"
+root = "{layout.path}/containerd"
 state = "/run/containerd/state"
 [grpc]
-address = "{state.containerd_socket}"
+address = "{layout.containerd_socket}"
 [{cri}]
 sandbox_image = "{PAUSE_IMAGE}"
 # Lowering a score needs CAP_SYS_RESOURCE, which sandboxes withhold; without this every pod fails there.
 restrict_oom_score_adj = true
 [{cri}.cni]
 bin_dir = "{cni_folder}"
-conf_dir = "{state.config}/cni"
+conf_dir = "{layout.config}/cni"
 [{cri}.containerd]
 # Images are a few empty folders: a copy costs nothing, and works on any file system, overlayfs included.
 snapshotter = "native"
 [{cri}.containerd.runtimes.runc]
 runtime_type = "io.containerd.runc.v2"
-base_runtime_spec = "{state.config}/runtime-spec.json"
+base_runtime_spec = "{layout.config}/runtime-spec.json"
 """
 
 
-def _cni(state: StateFolder) -> dict[str, Any]:
+def _cni(layout: Layout) -> dict[str, Any]:
     return {
         "cniVersion": "1.0.0",
         "name": "modelserve",
@@ -93,8 +81,8 @@ def _cni(state: StateFolder) -> dict[str, Any]:
                 "hairpinMode": True,
                 "ipam": {
                     "type": "host-local",
-                    "dataDir": f"{state.path}/cni",
-                    "ranges": [[{"subnet": POD_RANGE}]],
+                    "dataDir": f"{layout.path}/cni",
+                    "ranges": [[{"subnet": layout.pod_range}]],
                     "routes": [{"dst": "0.0.0.0/0"}],
                 },
             },
@@ -103,19 +91,19 @@ def _cni(state: StateFolder) -> dict[str, Any]:
     }
 
 
-def _kubelet(state: StateFolder) -> dict[str, Any]:
+def _kubelet(layout: Layout) -> dict[str, Any]:
     return {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
         "authentication": {
-            "x509": {"clientCAFile": f"{state.certificates}/ca.crt"},
+            "x509": {"clientCAFile": f"{layout.certificates}/ca.crt"},
             "webhook": {"enabled": True},
             "anonymous": {"enabled": False},
         },
         "authorization": {"mode": "Webhook"},
         "cgroupDriver": "cgroupfs",
-        "cgroupRoot": f"/{CGROUP}",
-        "containerRuntimeEndpoint": f"unix://{state.containerd_socket}",
+        "cgroupRoot": f"/{layout.cgroup}",
+        "containerRuntimeEndpoint": f"unix://{layout.containerd_socket}",
         "clusterDNS": ["10.96.0.10"],
         "clusterDomain": "cluster.local",
         "failCgroupV1": False,
@@ -123,21 +111,21 @@ def _kubelet(state: StateFolder) -> dict[str, Any]:
         "imageGCHighThresholdPercent": 100,
         "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
         "resolvConf": "",
-        "volumePluginDir": f"{state.path}/kubelet-plugins",
+        "volumePluginDir": f"{layout.path}/kubelet-plugins",
         "staticPodPath": "",
         "nodeStatusUpdateFrequency": "10s",
         "logging": {"verbosity": 1},
     }
 
 
-def _proxy(state: StateFolder) -> dict[str, Any]:
+def _proxy(layout: Layout) -> dict[str, Any]:
     return {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
         "mode": "iptables",
-        "clusterCIDR": POD_RANGE,
+        "clusterCIDR": layout.pod_range,
         "hostnameOverride": NODE_NAME,
-        "clientConnection": {"kubeconfig": f"{state.config}/proxy.kubeconfig"},
+        "clientConnection": {"kubeconfig": f"{layout.config}/proxy.kubeconfig"},
         # The table of connections is the host's: its size is not ours to change.
         "conntrack": {"maxPerCore": 0, "min": 0},
     }
@@ -156,9 +144,9 @@ _AUDIT_POLICY: dict[str, Any] = {
 }
 
 
-def commands(state: StateFolder, programs: dict[str, Path]) -> dict[str, list[str]]:
+def commands(layout: Layout, programs: dict[str, Path]) -> dict[str, list[str]]:
     """Command line of each program, in the order in which they are started."""
-    certificates, config = state.certificates, state.config
+    certificates, config = layout.certificates, layout.config
     kubeconfigs = {
         name: f"--kubeconfig={config}/{name}.kubeconfig" for name in ("controller-manager", "scheduler", "kubelet")
     }
@@ -166,7 +154,7 @@ def commands(state: StateFolder, programs: dict[str, Path]) -> dict[str, list[st
         "containerd": ["containerd", f"--config={config}/containerd.toml"],
         "etcd": [
             str(programs["etcd"]),
-            f"--data-dir={state.path}/etcd",
+            f"--data-dir={layout.path}/etcd",
             f"--listen-client-urls={_ETCD_URL}",
             f"--advertise-client-urls={_ETCD_URL}",
             "--listen-peer-urls=http://127.0.0.1:2380",
@@ -176,7 +164,7 @@ def commands(state: StateFolder, programs: dict[str, Path]) -> dict[str, list[st
         "kube-apiserver": [
             str(programs["kube-apiserver"]),
             f"--etcd-servers={_ETCD_URL}",
-            f"--advertise-address={NODE_ADDRESS}",
+            f"--advertise-address={layout.node_address}",
             f"--secure-port={API_PORT}",
             f"--cert-dir={certificates}",
             f"--tls-cert-file={certificates}/apiserver.crt",
@@ -185,14 +173,14 @@ def commands(state: StateFolder, programs: dict[str, Path]) -> dict[str, list[st
             f"--kubelet-client-certificate={certificates}/admin.crt",
             f"--kubelet-client-key={certificates}/admin.key",
             "--kubelet-preferred-address-types=InternalIP",
-            f"--service-cluster-ip-range={SERVICE_RANGE}",
+            f"--service-cluster-ip-range={layout.service_range}",
             "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-account-key-file={certificates}/service-accounts.pub",
             f"--service-account-signing-key-file={certificates}/service-accounts.key",
             "--authorization-mode=Node,RBAC",
             "--enable-admission-plugins=NodeRestriction",
             f"--audit-policy-file={config}/audit.yaml",
-            f"--audit-log-path={state.audit_log}",
+            f"--audit-log-path={layout.audit_log}",
             "--event-ttl=1h",
         ],
         "kube-controller-manager": [
@@ -208,10 +196,10 @@ def commands(state: StateFolder, programs: dict[str, Path]) -> dict[str, list[st
             str(programs["kubelet"]),
             kubeconfigs["kubelet"],
             f"--config={config}/kubelet.yaml",
-            f"--root-dir={state.path}/kubelet",
-            f"--cert-dir={state.path}/kubelet-pki",
+            f"--root-dir={layout.path}/kubelet",
+            f"--cert-dir={layout.path}/kubelet-pki",
             f"--hostname-override={NODE_NAME}",
-            f"--node-ip={NODE_ADDRESS}",
+            f"--node-ip={layout.node_address}",
         ],
         "kube-proxy": [str(programs["kube-proxy"]), f"--config={config}/proxy.yaml"],
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from localcluster.settings import CGROUP, ClusterError
+from localcluster.settings import ClusterError
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _SETTINGS = (  # the kubelet sets these on start-up, in pkg/kubelet/cm
@@ -31,34 +31,34 @@ def restore_settings(settings: dict[str, str]) -> None:
             path.write_text(value)
 
 
-def cgroup_folders() -> list[Path]:
+def cgroup_folders(name: str) -> list[Path]:
     """The cluster's cgroup in the unified hierarchy (cgroup v2), or in each controller's (v1)."""
     if (_CGROUPS / "cgroup.controllers").exists():
-        return [_CGROUPS / CGROUP]
+        return [_CGROUPS / name]
     hierarchies = (folder for folder in _CGROUPS.iterdir() if folder.is_dir() and not folder.is_symlink())
-    return [folder / CGROUP for folder in hierarchies if (folder / "cgroup.procs").exists()]
+    return [folder / name for folder in hierarchies if (folder / "cgroup.procs").exists()]
 
 
-def create_cgroups() -> None:
+def create_cgroups(name: str) -> None:
     """Make the cgroup below which the kubelet keeps all pods. Raises ClusterError when the kernel refuses."""
     try:
         if (_CGROUPS / "cgroup.controllers").exists():
-            wanted = [f"+{name}" for name in ("cpuset", "cpu", "memory", "pids", "hugetlb")]
-            offered = {f"+{name}" for name in (_CGROUPS / "cgroup.controllers").read_text().split()}
-            (_CGROUPS / "cgroup.subtree_control").write_text(" ".join(name for name in wanted if name in offered))
-        for folder in cgroup_folders():
+            wanted = [f"+{controller}" for controller in ("cpuset", "cpu", "memory", "pids", "hugetlb")]
+            offered = {f"+{controller}" for controller in (_CGROUPS / "cgroup.controllers").read_text().split()}
+            (_CGROUPS / "cgroup.subtree_control").write_text(" ".join(c for c in wanted if c in offered))
+        for folder in cgroup_folders(name):
             folder.mkdir(exist_ok=True)
     except OSError as error:
         raise ClusterError(
-            f"cannot make the cgroup {CGROUP!r} below {_CGROUPS} ({error.strerror}): it must be mounted writable, and "
+            f"cannot make the cgroup {name!r} below {_CGROUPS} ({error.strerror}): it must be mounted writable, and "
             "in cgroup v2 the root must hold no processes of its own"
         ) from error
 
 
-def remove_cgroups(*, timeout_s: float = 20.0) -> None:
+def remove_cgroups(name: str, *, timeout_s: float = 20.0) -> None:
     """Remove the cluster's cgroups, children first. The kernel needs a moment after the last process has ended."""
     deadline = time.monotonic() + timeout_s
-    for root in cgroup_folders():
+    for root in cgroup_folders(name):
         while root.exists():
             try:
                 for folder in sorted(root.rglob("*/"), key=lambda path: len(path.parts), reverse=True):

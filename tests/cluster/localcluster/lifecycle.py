@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from localcluster import components, kernel_state, node_namespaces
@@ -18,7 +18,7 @@ from localcluster.binaries import Progress, cni_folder, require_packages, requir
 from localcluster.images import runtime_spec, write_images
 from localcluster.node_namespaces import Process
 from localcluster.record import Record
-from localcluster.settings import NODE_NAME, OPERATOR_USER, ClusterError, StateFolder, cache_dir, state_folder
+from localcluster.settings import NODE_NAME, OPERATOR_USER, ClusterError, Layout, cache_dir
 
 
 def obstacles() -> list[str]:
@@ -33,83 +33,81 @@ def obstacles() -> list[str]:
     return found
 
 
+def _lock_file(layout: Layout) -> Path:
+    return layout.path.with_suffix(".lock")
+
+
 @contextmanager
-def _exclusive() -> Iterator[None]:
+def _exclusive(layout: Layout) -> Iterator[None]:
     """One `up` or `down` at a time; a second waits."""
     cache_dir().mkdir(parents=True, exist_ok=True)
-    with (cache_dir() / "cluster.lock").open("w") as lock:
+    with _lock_file(layout).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def up(progress: Progress) -> StateFolder:
+def up(layout: Layout, progress: Progress) -> None:
     """Start the cluster, or return at once when it runs. Raises ClusterError with the cause and where the logs are."""
     if blocking := obstacles():
         raise ClusterError("the local cluster cannot run here: " + "; ".join(blocking))
-    with _exclusive():
-        state = state_folder()
-        record = Record.load(state)
+    with _exclusive(layout):
+        record = Record.load(layout)
         if record is not None and record.healthy:
-            return state
-        if record is not None or state.path.exists():
+            return
+        if record is not None or layout.path.exists():
             progress("removing what is left of an earlier cluster")
-            _remove(state)
+            _remove(layout)
         require_packages(progress)
         programs = require_programs(progress)
         try:
-            _start(state, programs, progress)
+            _start(layout, programs, progress)
         except BaseException:
-            progress(f"starting the cluster failed; its logs stay in {state.logs} until the next start or removal")
-            _stop(state)
+            progress(f"starting the cluster failed; its logs stay in {layout.logs} until the next start or removal")
+            _stop(layout)
             raise
-        return state
 
 
-def down() -> bool:
+def down(layout: Layout) -> bool:
     """Remove the cluster and everything it made. False when there was none."""
-    with _exclusive():
-        state = state_folder()
-        if not state.path.exists():
+    with _exclusive(layout):
+        if not layout.path.exists():
             return False
-        _remove(state)
-    (cache_dir() / "cluster.lock").unlink(missing_ok=True)
+        _remove(layout)
+    _lock_file(layout).unlink(missing_ok=True)
     return True
 
 
-def _start(state: StateFolder, programs: dict[str, Path], progress: Progress) -> None:
-    for folder in (state.logs, state.weights, state.path / "pod-logs"):
+def _start(layout: Layout, programs: dict[str, Path], progress: Progress) -> None:
+    for folder in (layout.logs, layout.weights, layout.path / "pod-logs"):
         folder.mkdir(parents=True)
-    state.weights.chmod(0o755)
+    layout.weights.chmod(0o755)
     progress("making certificates and configuration")
-    components.write_certificates(state)
+    components.write_certificates(layout)
     default = subprocess.run(["ctr", "oci", "spec"], capture_output=True, check=True).stdout
     plugins = cni_folder()
     assert plugins is not None, "require_packages checked it"
-    components.write_configuration(state, cni_folder=plugins, runtime_spec=runtime_spec(json.loads(default)))
-    missing = () if node_namespaces.CNI_CACHE.exists() else (str(node_namespaces.CNI_CACHE),)
-    record = Record.new(state, settings=kernel_state.read_settings(), created_folders=missing)
-    for name in missing:
-        Path(name).mkdir(parents=True)
-    kernel_state.create_cgroups()
-    node = node_namespaces.create(pause=programs["pause"], logs=state.path / "pod-logs")
+    components.write_configuration(layout, cni_folder=plugins, runtime_spec=runtime_spec(json.loads(default)))
+    record = Record.new(layout, settings=kernel_state.read_settings())
+    kernel_state.create_cgroups(layout.cgroup)
+    node = node_namespaces.create(pause=programs["pause"], logs=layout.path / "pod-logs")
     record = record.with_process("node", node)
-    node_namespaces.connect(node)
-    lines = components.commands(state, programs)
+    node_namespaces.connect(node, layout)
+    lines = components.commands(layout, programs)
     inside = node_namespaces.enter(node)
 
     def start(*names: str) -> None:
         nonlocal record
         for name in names:
-            record = record.with_process(name, _spawn([*inside, *lines[name]], state.logs / f"{name}.log"))
+            record = record.with_process(name, _spawn([*inside, *lines[name]], layout.logs / f"{name}.log"))
 
-    kubectl = [str(programs["kubectl"]), f"--kubeconfig={state.admin_kubeconfig}"]
+    kubectl = [str(programs["kubectl"]), f"--kubeconfig={layout.admin_kubeconfig}"]
     progress("starting containerd, etcd and the API server")
     start("containerd", "etcd", "kube-apiserver")
-    _wait("the API server", lambda: _succeeds([*kubectl, "get", "--raw", "/readyz"]), record, state)
+    _wait("the API server", lambda: _succeeds([*kubectl, "get", "--raw", "/readyz"]), record, layout)
     progress("starting the controller manager, the scheduler, the kubelet and kube-proxy")
-    ctr = [*inside, "ctr", f"--address={state.containerd_socket}", "--namespace=k8s.io"]
-    _wait("containerd", lambda: _succeeds([*ctr, "version"]), record, state)
-    for archive in write_images(state.path / "images", pause=programs["pause"]):
+    ctr = [*inside, "ctr", f"--address={layout.containerd_socket}", "--namespace=k8s.io"]
+    _wait("containerd", lambda: _succeeds([*ctr, "version"]), record, layout)
+    for archive in write_images(layout.path / "images", pause=programs["pause"]):
         _check([*ctr, "images", "import", "--snapshotter=native", str(archive)])
     start("kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy")
     grant = ["--clusterrole=cluster-admin", f"--user={OPERATOR_USER}"]
@@ -120,14 +118,14 @@ def _start(state: StateFolder, programs: dict[str, Path], progress: Progress) ->
         "the node",
         lambda: _output([*kubectl, "get", "node", NODE_NAME, "-o", ready]) == "True",
         record,
-        state,
+        layout,
     )
     # Pods are refused until the controller manager has made this account.
     _wait(
         "the default service account",
         lambda: _succeeds([*kubectl, "get", "serviceaccount", "default", "-n", "default"]),
         record,
-        state,
+        layout,
     )
 
 
@@ -139,15 +137,15 @@ def _spawn(command: list[str], log: Path) -> Process:
     return Process.of(started.pid)
 
 
-def _wait(what: str, ready: Callable[[], bool], record: Record, state: StateFolder, *, timeout_s: float = 90.0) -> None:
+def _wait(what: str, ready: Callable[[], bool], record: Record, layout: Layout, *, timeout_s: float = 90.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not ready():
         if dead := record.dead:
-            log = state.logs / f"{dead[0]}.log"
+            log = layout.logs / f"{dead[0]}.log"
             tail = "\n".join(log.read_text(errors="replace").splitlines()[-8:]) if log.exists() else ""
             raise ClusterError(f"{dead[0]} ended while {what} was starting; the end of {log}:\n{tail}")
         if time.monotonic() > deadline:
-            raise ClusterError(f"{what} was not ready within {timeout_s:.0f} s; logs are in {state.logs}")
+            raise ClusterError(f"{what} was not ready within {timeout_s:.0f} s; logs are in {layout.logs}")
         time.sleep(0.2)
 
 
@@ -165,24 +163,21 @@ def _check(command: list[str]) -> None:
         raise ClusterError(f"{' '.join(command[-6:])} failed: {done.stderr.strip()}")
 
 
-def _stop(state: StateFolder) -> None:
+def _stop(layout: Layout) -> None:
     """End every process; mounts, interfaces and packet filter rules go with the namespaces."""
-    record = Record.load(state)
+    record = Record.load(layout)
     if record is not None:
         for name in sorted(record.processes, key=lambda name: name != "node"):
             record.processes[name].kill()
         kernel_state.restore_settings(record.settings)
-        for created in record.created_folders:
-            with suppress(FileNotFoundError):
-                Path(created).rmdir()
-    node_namespaces.disconnect()
-    kernel_state.remove_cgroups()
+    node_namespaces.disconnect(layout)
+    kernel_state.remove_cgroups(layout.cgroup)
 
 
-def _remove(state: StateFolder) -> None:
-    _stop(state)
+def _remove(layout: Layout) -> None:
+    _stop(layout)
     mounted = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
-    inside = [path for path in mounted if Path(path).is_relative_to(state.path)]
+    inside = [path for path in mounted if Path(path).is_relative_to(layout.path)]
     if inside:
-        raise ClusterError(f"not removing {state.path}: {inside[0]} is a mount point; unmount it first")
-    shutil.rmtree(state.path)
+        raise ClusterError(f"not removing {layout.path}: {inside[0]} is a mount point; unmount it first")
+    shutil.rmtree(layout.path)

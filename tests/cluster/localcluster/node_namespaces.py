@@ -15,29 +15,27 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from localcluster.settings import (
-    HOST_ADDRESS,
-    HOST_INTERFACE,
-    LINK_PREFIX,
-    NODE_ADDRESS,
-    POD_RANGE,
-    SERVICE_RANGE,
-    ClusterError,
-)
+from localcluster.settings import ClusterError, Layout
 
-# Run inside the new namespaces. /run (sockets, network namespaces, runc), /var/log (pod logs) and the folder where
-# containerd caches CNI results become private. Shared propagation lets containers see what the kubelet mounts.
+# Run inside the new namespaces. /run (sockets, network namespaces, runc), /var/log (pod logs) and /var/lib/cni (where
+# containerd caches CNI results) become private; the rest of /var/lib stays visible, since a checkout may lie there.
+# Shared propagation lets containers see what the kubelet mounts.
 _SETUP = """set -eu
+logs=$1 first=$2
 mount --make-rshared /
 mount -t tmpfs -o mode=755 tmpfs /run
-mkdir -p /run/netns
-mount -t tmpfs tmpfs "$3"
-mount --bind "$1" /var/log
-exec "$2"
+mkdir -p /run/netns /run/host-var-lib
+mount --bind "$logs" /var/log
+mount --rbind /var/lib /run/host-var-lib
+mount -t tmpfs -o mode=755 tmpfs /var/lib
+for folder in /run/host-var-lib/*/; do
+  name=$(basename "$folder")
+  test "$name" = cni && continue
+  mkdir "/var/lib/$name"
+  mount --rbind "$folder" "/var/lib/$name"
+done
+exec "$first"
 """
-
-
-CNI_CACHE = Path("/var/lib/cni")  # containerd offers no setting for it
 
 
 @dataclass(frozen=True)
@@ -91,7 +89,7 @@ def create(*, pause: Path, logs: Path) -> Process:
     """Start the node's first process in namespaces of its own and return it, as the host numbers it."""
     command = ["unshare", "--mount", "--net", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc"]
     launcher = subprocess.Popen(
-        [*command, "sh", "-c", _SETUP, "sh", str(logs), str(pause), str(CNI_CACHE)],
+        [*command, "sh", "-c", _SETUP, "sh", str(logs), str(pause)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -114,18 +112,22 @@ def enter(node: Process) -> list[str]:
     return ["nsenter", f"--target={node.pid}", "--mount", "--net", "--uts", "--ipc", "--pid", "--"]
 
 
-def connect(node: Process) -> None:
+def connect(node: Process, layout: Layout) -> None:
     """Lay a veth cable from the host to the node, with routes to pods and Services. It goes when the node goes."""
     inside = enter(node)
+    interface = layout.host_interface
     commands = [
-        ["ip", "link", "add", HOST_INTERFACE, "type", "veth", "peer", "name", "eth0", "netns", str(node.pid)],
-        ["ip", "address", "add", f"{HOST_ADDRESS}/{LINK_PREFIX}", "dev", HOST_INTERFACE],
-        ["ip", "link", "set", HOST_INTERFACE, "up"],
+        ["ip", "link", "add", interface, "type", "veth", "peer", "name", "eth0", "netns", str(node.pid)],
+        ["ip", "address", "add", f"{layout.host_address}/30", "dev", interface],
+        ["ip", "link", "set", interface, "up"],
         [*inside, "ip", "link", "set", "lo", "up"],
-        [*inside, "ip", "address", "add", f"{NODE_ADDRESS}/{LINK_PREFIX}", "dev", "eth0"],
+        [*inside, "ip", "address", "add", f"{layout.node_address}/30", "dev", "eth0"],
         [*inside, "ip", "link", "set", "eth0", "up"],
-        [*inside, "ip", "route", "add", "default", "via", HOST_ADDRESS],
-        *(["ip", "route", "add", network, "via", NODE_ADDRESS] for network in (POD_RANGE, SERVICE_RANGE)),
+        [*inside, "ip", "route", "add", "default", "via", layout.host_address],
+        *(
+            ["ip", "route", "add", network, "via", layout.node_address]
+            for network in (layout.pod_range, layout.service_range)
+        ),
     ]
     for command in commands:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -133,7 +135,7 @@ def connect(node: Process) -> None:
             raise ClusterError(f"{' '.join(command)}: {done.stderr.strip()}")
 
 
-def disconnect() -> None:
+def disconnect(layout: Layout) -> None:
     """Remove the host's end of the cable where it is still there: the kernel removes it some time after the node."""
-    if Path(f"/sys/class/net/{HOST_INTERFACE}").exists() and shutil.which("ip"):
-        subprocess.run(["ip", "link", "delete", HOST_INTERFACE], capture_output=True, check=False)
+    if Path(f"/sys/class/net/{layout.host_interface}").exists() and shutil.which("ip"):
+        subprocess.run(["ip", "link", "delete", layout.host_interface], capture_output=True, check=False)

@@ -14,57 +14,55 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from localcluster.node_namespaces import Process
-from localcluster.settings import ClusterError, cache_dir
+from localcluster.settings import ClusterError
 from localcluster.target import Target
-
-
-def _folder() -> Path:
-    return cache_dir() / "operator"
-
-
-def log_file() -> Path:
-    return _folder() / "operator.log"
 
 
 @dataclass(frozen=True)
 class OperatorProcess:
     """A started operator; `port` serves its /metrics and /healthz on 127.0.0.1."""
 
+    folder: Path
     process: Process
     port: int
 
+    @property
+    def log(self) -> Path:
+        return self.folder / "operator.log"
+
     @classmethod
-    def running(cls) -> OperatorProcess | None:
+    def running(cls, folder: Path) -> OperatorProcess | None:
         try:
-            document = json.loads((_folder() / "record.json").read_text())
+            document = json.loads((folder / "record.json").read_text())
         except FileNotFoundError:
             return None
-        found = cls(Process(**document["process"]), document["port"])
+        found = cls(folder, Process(**document["process"]), document["port"])
         return found if found.process.alive else None
 
     def stop(self) -> None:
         """SIGTERM, then SIGKILL after 10 s."""
         self.process.terminate(timeout_s=10)
-        (_folder() / "record.json").unlink(missing_ok=True)
+        (self.folder / "record.json").unlink(missing_ok=True)
 
 
 def start(target: Target, *, timeout_s: float = 30.0) -> OperatorProcess:
     """Start the operator unless it runs, and wait until it answers. Raises ClusterError with the end of its log."""
-    if (found := OperatorProcess.running()) is not None:
+    if (found := OperatorProcess.running(target.operator_folder)) is not None:
         return found
-    _folder().mkdir(parents=True, exist_ok=True)
+    folder = target.operator_folder
+    folder.mkdir(parents=True, exist_ok=True)
     port = _free_port()
     # An unknown MODELSERVE_ variable stops the operator, and this program has variables of its own.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MODELSERVE_")}
     environment |= {
         "KUBECONFIG": str(target.operator_kubeconfig),
         "MODELSERVE_WORKER_IMAGE": target.worker_image,
-        "MODELSERVE_IMAGE_PULL_POLICY": "IfNotPresent" if target.state is None else "Never",
-        "MODELSERVE_WORKER_ACCESS": "api-proxy" if target.state is None else "pod-ip",
+        "MODELSERVE_IMAGE_PULL_POLICY": "IfNotPresent" if target.local is None else "Never",
+        "MODELSERVE_WORKER_ACCESS": "api-proxy" if target.local is None else "pod-ip",
         "MODELSERVE_METRICS_HOST": "127.0.0.1",
         "MODELSERVE_METRICS_PORT": str(port),
     }
-    with log_file().open("ab") as log:
+    with (folder / "operator.log").open("ab") as log:
         child = subprocess.Popen(
             [sys.executable, "-m", "modelserve_operator"],
             env=environment,
@@ -73,24 +71,24 @@ def start(target: Target, *, timeout_s: float = 30.0) -> OperatorProcess:
             stderr=log,
             start_new_session=True,
         )
-    started = OperatorProcess(Process.of(child.pid), port)
-    (_folder() / "record.json").write_text(json.dumps({"process": asdict(started.process), "port": port}))
+    started = OperatorProcess(folder, Process.of(child.pid), port)
+    (folder / "record.json").write_text(json.dumps({"process": asdict(started.process), "port": port}))
     deadline = time.monotonic() + timeout_s
     while not _answers(port):
         if child.poll() is not None or time.monotonic() > deadline:
             started.stop()
-            tail = "\n".join(log_file().read_text(errors="replace").splitlines()[-15:])
-            raise ClusterError(f"the operator did not start; the end of {log_file()}:\n{tail}")
+            tail = "\n".join(started.log.read_text(errors="replace").splitlines()[-15:])
+            raise ClusterError(f"the operator did not start; the end of {started.log}:\n{tail}")
         time.sleep(0.1)
     return started
 
 
-def stop() -> bool:
+def stop(folder: Path) -> bool:
     """End the operator and remove its files. False when there was none."""
-    found = OperatorProcess.running()
+    found = OperatorProcess.running(folder)
     if found is not None:
         found.stop()
-    shutil.rmtree(_folder(), ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
     return found is not None
 
 

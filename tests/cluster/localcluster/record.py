@@ -6,28 +6,27 @@ import json
 from dataclasses import asdict, dataclass, replace
 
 from localcluster.node_namespaces import Process
-from localcluster.settings import StateFolder
+from localcluster.settings import Layout
 
 
 @dataclass(frozen=True)
 class Record:
-    state: StateFolder
+    layout: Layout
     processes: dict[str, Process]
     settings: dict[str, str]
-    created_folders: tuple[str, ...] = ()  # mount points that had to be made outside the state folder
 
     @classmethod
-    def new(cls, state: StateFolder, *, settings: dict[str, str], created_folders: tuple[str, ...]) -> Record:
-        return cls(state, {}, settings, created_folders)._saved()
+    def new(cls, layout: Layout, *, settings: dict[str, str]) -> Record:
+        return cls(layout, {}, settings)._saved()
 
     @classmethod
-    def load(cls, state: StateFolder) -> Record | None:
+    def load(cls, layout: Layout) -> Record | None:
         try:
-            document = json.loads(state.record.read_text())
+            document = json.loads(layout.record.read_text())
         except FileNotFoundError:
             return None
         processes = {name: Process(**values) for name, values in document["processes"].items()}
-        return cls(state, processes, document["settings"], tuple(document["created_folders"]))
+        return cls(layout, processes, document["settings"])
 
     def with_process(self, name: str, process: Process) -> Record:
         """The record with one more process, written to disk at once so that a crash leaves nothing unrecorded."""
@@ -46,9 +45,8 @@ class Record:
         document = {
             "processes": {name: asdict(process) for name, process in self.processes.items()},
             "settings": self.settings,
-            "created_folders": self.created_folders,
         }
-        partial = self.state.record.with_suffix(".new")
+        partial = self.layout.record.with_suffix(".new")
         partial.write_text(json.dumps(document, indent=1))
-        partial.rename(self.state.record)
+        partial.rename(self.layout.record)
         return self

@@ -15,7 +15,7 @@ from localcluster.target import Target
 def service_url(target: Target, namespace: str, service: str) -> Iterator[str]:
     """The base address `http://HOST[:PORT]` of a Service's port 80 while the context lasts."""
     kubectl = target.kubectl
-    if target.state is not None:
+    if target.local is not None:
         yield f"http://{kubectl.get('service', service, '-n', namespace)['spec']['clusterIP']}"
         return
     command = [

@@ -8,15 +8,8 @@ from pathlib import Path
 
 KUBERNETES_VERSION = "1.34.4"
 NODE_NAME = "modelserve-node"
-HOST_ADDRESS = "10.255.0.1"  # the host's end of the cable to the node
-NODE_ADDRESS = "10.255.0.2"
-LINK_PREFIX = 30
-POD_RANGE = "10.244.0.0/24"
-SERVICE_RANGE = "10.96.0.0/24"
-KUBERNETES_SERVICE_ADDRESS = "10.96.0.1"
 API_PORT = 6443
-HOST_INTERFACE = "modelserve0"
-CGROUP = "modelserve"
+CLUSTERS = ("demo", "test", "scratch")  # may run side by side: addresses and names carry the index
 OPERATOR_USER = "modelserve-operator"
 PAUSE_IMAGE = "docker.io/library/modelserve-pause:local"
 WORKER_IMAGE = "docker.io/library/modelserve-worker:local"
@@ -35,10 +28,61 @@ def cache_dir() -> Path:
 
 
 @dataclass(frozen=True)
-class StateFolder:
-    """Everything the running cluster writes lies below `path`; `down` removes it."""
+class Layout:
+    """Names, addresses and files of one local cluster. Everything it writes lies below `path`; `down` removes it."""
 
-    path: Path
+    name: str
+
+    def __post_init__(self) -> None:
+        if self.name not in CLUSTERS:
+            raise ClusterError(f"there is no local cluster {self.name!r}; choose one of {', '.join(CLUSTERS)}")
+
+    @property
+    def index(self) -> int:
+        return CLUSTERS.index(self.name)
+
+    @property
+    def path(self) -> Path:
+        return cache_dir() / f"cluster-{self.name}"
+
+    @property
+    def operator_folder(self) -> Path:
+        """Pid and log of the operator that runs beside the cluster."""
+        return cache_dir() / f"operator-{self.name}"
+
+    @property
+    def host_address(self) -> str:
+        """The host's end of the cable to the node."""
+        return f"10.255.{self.index}.1"
+
+    @property
+    def node_address(self) -> str:
+        return f"10.255.{self.index}.2"
+
+    @property
+    def pod_range(self) -> str:
+        return f"10.244.{self.index}.0/24"
+
+    @property
+    def service_range(self) -> str:
+        return f"10.96.{self.index}.0/24"
+
+    @property
+    def kubernetes_service_address(self) -> str:
+        """The first address of the Service range; the API server takes it for itself."""
+        return f"10.96.{self.index}.1"
+
+    @property
+    def api_server_url(self) -> str:
+        return f"https://{self.node_address}:{API_PORT}"
+
+    @property
+    def host_interface(self) -> str:
+        return f"modelserve{self.index}"
+
+    @property
+    def cgroup(self) -> str:
+        return f"modelserve-{self.name}"
 
     @property
     def record(self) -> Path:
@@ -77,7 +121,3 @@ class StateFolder:
     def containerd_socket(self) -> Path:
         """Lies in the node's own /run, so that its length does not depend on where the state folder is."""
         return Path("/run/containerd/containerd.sock")
-
-
-def state_folder() -> StateFolder:
-    return StateFolder(cache_dir() / "cluster")

@@ -10,43 +10,50 @@ from pathlib import Path
 from localcluster import lifecycle
 from localcluster.binaries import Progress, program
 from localcluster.kubectl import Kubectl, KubectlError
-from localcluster.settings import WORKER_IMAGE, ClusterError, StateFolder, state_folder
+from localcluster.settings import CLUSTERS, WORKER_IMAGE, ClusterError, Layout
 
 
 @dataclass(frozen=True)
 class Target:
-    """`state` is set for the local cluster only: there, pods and Services are reachable from this machine."""
+    """`local` is set for a local cluster only: there, pods and Services are reachable from this machine."""
 
     kubectl: Kubectl
     operator_kubeconfig: Path
     worker_image: str
-    state: StateFolder | None
+    local: Layout | None
+    operator_folder: Path
 
 
 def user_kubeconfig() -> Path | None:
-    """The KUBECONFIG that the user set, unless it is the local cluster's own."""
+    """The KUBECONFIG that the user set, unless it is a local cluster's own."""
     text = os.environ.get("KUBECONFIG")
     if not text:
         return None
     path = Path(text).expanduser().resolve()
-    return None if path == state_folder().admin_kubeconfig else path
+    return None if path in {Layout(name).admin_kubeconfig for name in CLUSTERS} else path
 
 
-def find(progress: Progress) -> Target:
-    """The user's cluster where KUBECONFIG names one, else the local one, started if need be. Raises ClusterError."""
+def find(layout: Layout, progress: Progress) -> Target:
+    """The user's cluster where KUBECONFIG names one, else `layout`, started if need be. Raises ClusterError."""
     kubeconfig = user_kubeconfig()
     if kubeconfig is not None:
-        return _users(kubeconfig)
+        return _users(kubeconfig, layout)
     try:
-        state = lifecycle.up(progress)
+        lifecycle.up(layout, progress)
     except ClusterError as error:
         raise ClusterError(f"{error}\nTo use a cluster of your own instead, set KUBECONFIG.") from error
     kubectl = program("kubectl")
     assert kubectl is not None, "up built it"
-    return Target(Kubectl(kubectl, state.admin_kubeconfig), state.operator_kubeconfig, WORKER_IMAGE, state)
+    return Target(
+        Kubectl(kubectl, layout.admin_kubeconfig),
+        layout.operator_kubeconfig,
+        WORKER_IMAGE,
+        layout,
+        layout.operator_folder,
+    )
 
 
-def _users(kubeconfig: Path) -> Target:
+def _users(kubeconfig: Path, layout: Layout) -> Target:
     kubectl = shutil.which("kubectl") or program("kubectl")
     image = os.environ.get("MODELSERVE_WORKER_IMAGE")
     if kubectl is None:
@@ -56,7 +63,7 @@ def _users(kubeconfig: Path) -> Target:
             f"KUBECONFIG is {kubeconfig}: set MODELSERVE_WORKER_IMAGE to an image with modelserve[worker] installed "
             "that this cluster can pull, or unset KUBECONFIG to use a local cluster"
         )
-    target = Target(Kubectl(Path(kubectl), kubeconfig), kubeconfig, image, None)
+    target = Target(Kubectl(Path(kubectl), kubeconfig), kubeconfig, image, None, layout.operator_folder)
     try:
         target.kubectl.run("get", "--raw", "/readyz", "--request-timeout=10s")
     except KubectlError as error:

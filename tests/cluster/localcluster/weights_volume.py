@@ -13,7 +13,7 @@ _SIZE = "10Gi"
 
 
 def create_namespace(target: Target, namespace: str) -> None:
-    """Create the namespace and its claim. On the local cluster the claim is bound to a folder of the state folder."""
+    """Create the namespace and its claim. On the local cluster the claim is bound to a folder of its state."""
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     target.kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": labels}})
     claim: dict[str, Any] = {
@@ -22,11 +22,11 @@ def create_namespace(target: Target, namespace: str) -> None:
         "metadata": {"name": CLAIM, "namespace": namespace},
         "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": _SIZE}}},
     }
-    if target.state is None:
+    if target.local is None:
         if not target.kubectl.exists("persistentvolumeclaim", CLAIM, "-n", namespace):
             target.kubectl.apply(claim)
         return
-    folder = target.state.weights / namespace
+    folder = target.local.weights / namespace
     folder.mkdir(exist_ok=True)
     folder.chmod(0o777)
     volume_name = f"{CLAIM}-{namespace}"
@@ -51,7 +51,7 @@ def create_namespace(target: Target, namespace: str) -> None:
 
 def delete_namespace(target: Target, namespace: str) -> None:
     target.kubectl.delete("namespace", namespace)
-    if target.state is not None:
+    if target.local is not None:
         target.kubectl.delete("persistentvolume", f"{CLAIM}-{namespace}")
 
 
