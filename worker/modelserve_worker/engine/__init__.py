@@ -1,0 +1,1 @@
+"""The engine loop and its asynchronous door for the server. Torch-free."""

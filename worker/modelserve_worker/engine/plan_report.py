@@ -1,0 +1,71 @@
+"""The body of /v1/plan: what sizing predicts for these settings beside what this worker really allocated."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+from modelserve.api.status import Concurrency, EnginePlan, GpuMemory, KVCachePlan, PlanStatus, RequestBytes
+from modelserve.architecture import ModelArchitecture
+from modelserve.engine_args import EngineArgs
+from modelserve.planning.report import LENGTHS, gpu_memory
+from modelserve.sizing.memory import memory_plan
+from modelserve.sizing.pages import CacheGeometry
+from modelserve_worker.execution.memory_report import MemoryReport
+
+
+def plan_report(args: EngineArgs, architecture: ModelArchitecture, memory: MemoryReport) -> dict[str, Any]:
+    """JSON in the shape of status.plan, all terms per GPU.
+
+    `perGpu` and `concurrency` are predicted from the device's memory, `allocated` and `allocatedConcurrency` are what
+    came of it, `maxModelLen` is what is served. A plan that names no length sizes for the served one.
+    """
+    on_cpu = memory.device == "cpu"
+    utilization = Decimal(str(args.gpu_memory_utilization))
+    predicted = memory_plan(
+        architecture,
+        total_bytes=memory.total_bytes,
+        utilization=utilization,
+        tensor_parallel_size=args.tensor_parallel_size,
+        max_num_batched_tokens=args.max_num_batched_tokens,
+        max_num_seqs=args.max_num_seqs,
+        on_cpu=on_cpu,
+    )
+    geometry, length = memory.geometry, memory.max_model_len
+    plan = PlanStatus(
+        accelerator="CPU" if on_cpu else memory.device.replace(" ", "-"),  # as the node label spells it
+        gpus_per_replica=0 if on_cpu else args.tensor_parallel_size,
+        tensor_parallel=args.tensor_parallel_size,
+        max_model_len=length,
+        container_memory_bytes=memory.total_bytes if on_cpu else None,
+        kv_cache=KVCachePlan(dtype=geometry.dtype, layout=geometry.layout),
+        engine=EnginePlan(
+            max_num_batched_tokens=args.max_num_batched_tokens,
+            max_num_seqs=args.max_num_seqs,
+            min_model_len=args.min_model_len,
+            gpu_memory_utilization=f"{utilization:f}",
+        ),
+        per_gpu=gpu_memory(predicted),
+        per_request=_request_bytes(geometry, length),
+        concurrency=_concurrency(geometry, predicted.kv_pool_bytes, length),
+    )
+    allocated = GpuMemory(
+        weights_bytes=memory.weights_bytes,
+        activation_bytes=memory.activation_bytes,
+        overhead_bytes=memory.overhead_bytes,
+        kv_pool_bytes=memory.pool_bytes,
+    )
+    return plan.to_json() | {
+        "allocated": allocated.to_json(),
+        "allocatedConcurrency": _concurrency(geometry, memory.pool_bytes, length).to_json(),
+    }
+
+
+def _request_bytes(geometry: CacheGeometry, max_model_len: int) -> RequestBytes:
+    held = {f"{name}_bytes": geometry.held_bytes(at) for name, at in LENGTHS.items() if at <= max_model_len}
+    return RequestBytes(at_max_bytes=geometry.held_bytes(max_model_len), **held)
+
+
+def _concurrency(geometry: CacheGeometry, pool_bytes: int, max_model_len: int) -> Concurrency:
+    at = {name: f"{geometry.concurrency(pool_bytes, n):.2f}" for name, n in LENGTHS.items() if n <= max_model_len}
+    return Concurrency(at_max=f"{geometry.concurrency(pool_bytes, max_model_len):.2f}", **at)
