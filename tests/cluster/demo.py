@@ -85,7 +85,7 @@ def _next_steps(cluster: Target, name: str) -> str:
   kubectl explain modelserve.spec
   kubectl edit ms {name}            # change context.maxModelLen: a new revision takes over without a gap
   kubectl scale ms {name} --replicas=2
-  tail -f {LAYOUT.operator_folder / "operator.log"}
+  tail -f {LAYOUT.operator_log}
   make demo-down                   # removes all of it"""
 
 
@@ -121,7 +121,7 @@ def down() -> None:
 
 
 def _diagnose() -> str:
-    lines = [f"operator's log: {LAYOUT.operator_folder / 'operator.log'}"]
+    lines = [f"operator's log: {LAYOUT.operator_log}"]
     if target.user_kubeconfig() is None:
         lines.append(f"cluster's logs: {LAYOUT.logs}")
     lines.append(f"pods:           kubectl get pods,events -n {NAMESPACE}")

@@ -51,6 +51,10 @@ class Layout:
         return cache_dir() / f"operator-{self.name}"
 
     @property
+    def operator_log(self) -> Path:
+        return self.operator_folder / "operator.log"
+
+    @property
     def host_address(self) -> str:
         """The host's end of the cable to the node."""
         return f"10.255.{self.index}.1"
