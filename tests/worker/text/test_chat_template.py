@@ -111,12 +111,14 @@ def test_defaults_and_template_of_the_configuration_files(tmp_path: Path) -> Non
     write_tokenizer(tmp_path, chat_template="from the file")
     settings = {"chat_template": [{"name": "default", "template": "{{ bos_token }}"}], "bos_token": {"content": "<b>"}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    (tmp_path / "generation_config.json").write_text(json.dumps({"top_k": 64, "top_p": 0.95, "temperature": None}))
+    (tmp_path / "generation_config.json").write_text(
+        json.dumps({"top_k": 64, "top_p": 0.95, "temperature": None, "eos_token_id": [1, 106]})
+    )
     (tmp_path / "chat_template.jinja").unlink()
     text = load_checkpoint_text(tmp_path)
     assert text.chat_template is not None
     assert text.chat_template.render([USER]) == "<b>"
-    assert text.defaults == SamplingDefaults(top_k=64, top_p=0.95)
+    assert (text.defaults, text.eos_token_ids) == (SamplingDefaults(top_k=64, top_p=0.95), (1, 106))
 
 
 @pytest.mark.parametrize(
@@ -126,6 +128,7 @@ def test_defaults_and_template_of_the_configuration_files(tmp_path: Path) -> Non
         ("tokenizer_config.json", "[1]", "must hold a JSON object"),
         ("generation_config.json", "{", "generation_config.json"),
         ("generation_config.json", '{"top_k": "64"}', "top_k must be a number"),
+        ("generation_config.json", '{"eos_token_id": ["1"]}', "eos_token_id must be a token id"),
     ],
 )
 def test_broken_files_are_named(tmp_path: Path, name: str, content: str, message: str) -> None:

@@ -84,18 +84,13 @@ async def run_server(
 
 
 async def _serve_until_stopped(state: ServerState, stopped: asyncio.Task[bool], serving: asyncio.Task[None]) -> None:
-    alive = asyncio.create_task(_until_dead(state))
-    try:
-        await asyncio.wait({stopped, serving, alive}, return_when=asyncio.FIRST_COMPLETED)
-        if alive.done():
-            raise EngineStopped("the engine stopped; its last error is in the log")
-    finally:
-        alive.cancel()
-
-
-async def _until_dead(state: ServerState) -> None:
     while state.alive():
-        await asyncio.sleep(_ALIVE_INTERVAL_S)
+        ended, _ = await asyncio.wait(
+            {stopped, serving}, timeout=_ALIVE_INTERVAL_S, return_when=asyncio.FIRST_COMPLETED
+        )
+        if ended:
+            return
+    raise EngineStopped("the engine stopped; its last error is in the log")
 
 
 async def _log_progress(state: ServerState) -> None:

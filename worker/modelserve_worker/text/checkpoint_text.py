@@ -35,6 +35,7 @@ class CheckpointText:
     vocabulary: Vocabulary
     chat_template: ChatTemplate | None
     defaults: SamplingDefaults
+    eos_token_ids: tuple[int, ...] = ()  # of generation_config.json; config.json may name more
 
     def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         """Token ids; `add_special_tokens` puts the beginning-of-sequence token in front (a chat prompt has its own)."""
@@ -54,11 +55,13 @@ def load_checkpoint_text(directory: Path) -> CheckpointText:
     except Exception as error:  # the library raises plain Exception for every fault of the file
         raise InvalidInput(f"{path}: {error}", field="tokenizer.json") from error
     settings = _json_object(directory / "tokenizer_config.json")
+    generation = directory / "generation_config.json"
     return CheckpointText(
         tokenizer=tokenizer,
         vocabulary=Vocabulary.from_tokenizer(tokenizer),
         chat_template=_chat_template(directory, settings),
-        defaults=_defaults(directory / "generation_config.json"),
+        defaults=_defaults(generation),
+        eos_token_ids=_eos_token_ids(generation),
     )
 
 
@@ -107,3 +110,11 @@ def _defaults(path: Path) -> SamplingDefaults:
     if document.get("do_sample") is False:
         given["temperature"] = 0.0
     return SamplingDefaults(**given)
+
+
+def _eos_token_ids(path: Path) -> tuple[int, ...]:
+    eos = _json_object(path).get("eos_token_id")
+    token_ids = [] if eos is None else eos if isinstance(eos, list) else [eos]
+    if not all(type(token_id) is int and token_id >= 0 for token_id in token_ids):
+        raise InvalidInput(f"{path}: eos_token_id must be a token id or a list of them, not {eos!r}", field=path.name)
+    return tuple(token_ids)
