@@ -33,8 +33,12 @@ def _step(line: str) -> None:
 
 def install_crds(cluster: Target) -> None:
     """Apply crds/ and wait until the API server serves them."""
-    cluster.kubectl.run("apply", "--server-side", "-f", str(CRDS))
-    cluster.kubectl.run("wait", "--for=condition=Established", "--timeout=30s", "-f", str(CRDS))
+    names = cluster.kubectl.run("apply", "--server-side", "-f", str(CRDS), "-o", "name").split()
+
+    def established() -> bool:
+        return all(condition(cluster.kubectl.get(name), "Established").get("status") == "True" for name in names)
+
+    wait_for("the CRD Established", established, timeout_s=30)
 
 
 def _wait_until_ready(cluster: Target, name: str) -> None:
@@ -110,7 +114,7 @@ def up() -> None:
 
 
 def down() -> None:
-    stopped = operator_process.stop(LAYOUT.operator_folder)
+    stopped = operator_process.stop(LAYOUT)
     if target.user_kubeconfig() is None:
         removed = lifecycle.down(LAYOUT)
         _step("the operator and the cluster are gone" if stopped or removed else "nothing of the demo is running")

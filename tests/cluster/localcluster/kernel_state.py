@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -18,17 +19,21 @@ _SETTINGS = (  # the kubelet sets these on start-up, in pkg/kubelet/cm
 )
 
 
-def read_settings() -> dict[str, str]:
-    """The present values, by path below /proc/sys."""
-    paths = {name: Path("/proc/sys") / name for name in _SETTINGS}
-    return {name: path.read_text().strip() for name, path in paths.items() if path.exists()}
+def save_settings(file: Path) -> None:
+    """Write the present values to `file`, unless an earlier cluster's start has written it and changed them since."""
+    if not file.exists():
+        paths = {name: Path("/proc/sys") / name for name in _SETTINGS}
+        file.write_text(json.dumps({name: path.read_text().strip() for name, path in paths.items() if path.exists()}))
 
 
-def restore_settings(settings: dict[str, str]) -> None:
-    for name, value in settings.items():
-        path = Path("/proc/sys") / name
-        if path.read_text().strip() != value:
-            path.write_text(value)
+def restore_settings(file: Path) -> None:
+    """Set what save_settings found, and remove `file`."""
+    if file.exists():
+        for name, value in json.loads(file.read_text()).items():
+            path = Path("/proc/sys") / name
+            if path.read_text().strip() != value:
+                path.write_text(value)
+        file.unlink()
 
 
 def cgroup_folders(name: str) -> list[Path]:

@@ -18,7 +18,7 @@ from localcluster.binaries import Progress, cni_folder, require_packages, requir
 from localcluster.images import runtime_spec, write_images
 from localcluster.node_namespaces import Process
 from localcluster.record import Record
-from localcluster.settings import NODE_NAME, OPERATOR_USER, ClusterError, Layout, cache_dir
+from localcluster.settings import CLUSTERS, NODE_NAME, OPERATOR_USER, ClusterError, Layout, cache_dir
 
 
 def obstacles() -> list[str]:
@@ -33,15 +33,20 @@ def obstacles() -> list[str]:
     return found
 
 
-def _lock_file(layout: Layout) -> Path:
-    return layout.path.with_suffix(".lock")
+def _lock_file() -> Path:
+    return cache_dir() / "cluster.lock"
+
+
+def _kernel_settings() -> Path:
+    """Values of kernel settings before the first of the clusters that run now."""
+    return cache_dir() / "kernel-settings.json"
 
 
 @contextmanager
-def _exclusive(layout: Layout) -> Iterator[None]:
-    """One `up` or `down` at a time; a second waits."""
+def _exclusive() -> Iterator[None]:
+    """One `up` or `down` at a time, whatever the cluster: they share the build and kernel settings."""
     cache_dir().mkdir(parents=True, exist_ok=True)
-    with _lock_file(layout).open("w") as lock:
+    with _lock_file().open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -50,7 +55,7 @@ def up(layout: Layout, progress: Progress) -> None:
     """Start the cluster, or return at once when it runs. Raises ClusterError with the cause and where the logs are."""
     if blocking := obstacles():
         raise ClusterError("the local cluster cannot run here: " + "; ".join(blocking))
-    with _exclusive(layout):
+    with _exclusive():
         record = Record.load(layout)
         if record is not None and record.healthy:
             return
@@ -69,11 +74,11 @@ def up(layout: Layout, progress: Progress) -> None:
 
 def down(layout: Layout) -> bool:
     """Remove the cluster and everything it made. False when there was none."""
-    with _exclusive(layout):
+    with _exclusive():
         if not layout.path.exists():
             return False
         _remove(layout)
-    _lock_file(layout).unlink(missing_ok=True)
+    _lock_file().unlink(missing_ok=True)
     return True
 
 
@@ -87,7 +92,8 @@ def _start(layout: Layout, programs: dict[str, Path], progress: Progress) -> Non
     plugins = cni_folder()
     assert plugins is not None, "require_packages checked it"
     components.write_configuration(layout, cni_folder=plugins, runtime_spec=runtime_spec(json.loads(default)))
-    record = Record.new(layout, settings=kernel_state.read_settings())
+    record = Record.new(layout)
+    kernel_state.save_settings(_kernel_settings())
     kernel_state.create_cgroups(layout.cgroup)
     node = node_namespaces.create(pause=programs["pause"], logs=layout.path / "pod-logs")
     record = record.with_process("node", node)
@@ -169,9 +175,11 @@ def _stop(layout: Layout) -> None:
     if record is not None:
         for name in sorted(record.processes, key=lambda name: name != "node"):
             record.processes[name].kill()
-        kernel_state.restore_settings(record.settings)
     node_namespaces.disconnect(layout)
     kernel_state.remove_cgroups(layout.cgroup)
+    others = (Record.load(Layout(name)) for name in CLUSTERS if name != layout.name)
+    if all(other is None for other in others):
+        kernel_state.restore_settings(_kernel_settings())
 
 
 def _remove(layout: Layout) -> None:

@@ -11,10 +11,9 @@ import sys
 import time
 import urllib.request
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from localcluster.node_namespaces import Process
-from localcluster.settings import ClusterError
+from localcluster.settings import ClusterError, Layout
 from localcluster.target import Target
 
 
@@ -22,35 +21,31 @@ from localcluster.target import Target
 class OperatorProcess:
     """A started operator; `port` serves its /metrics and /healthz on 127.0.0.1."""
 
-    folder: Path
+    layout: Layout
     process: Process
     port: int
 
-    @property
-    def log(self) -> Path:
-        return self.folder / "operator.log"
-
     @classmethod
-    def running(cls, folder: Path) -> OperatorProcess | None:
+    def running(cls, layout: Layout) -> OperatorProcess | None:
         try:
-            document = json.loads((folder / "record.json").read_text())
+            document = json.loads((layout.operator_folder / "record.json").read_text())
         except FileNotFoundError:
             return None
-        found = cls(folder, Process(**document["process"]), document["port"])
+        found = cls(layout, Process(**document["process"]), document["port"])
         return found if found.process.alive else None
 
     def stop(self) -> None:
         """SIGTERM, then SIGKILL after 10 s."""
         self.process.terminate(timeout_s=10)
-        (self.folder / "record.json").unlink(missing_ok=True)
+        (self.layout.operator_folder / "record.json").unlink(missing_ok=True)
 
 
 def start(target: Target, *, timeout_s: float = 30.0) -> OperatorProcess:
     """Start the operator unless it runs, and wait until it answers. Raises ClusterError with the end of its log."""
-    if (found := OperatorProcess.running(target.operator_folder)) is not None:
+    if (found := OperatorProcess.running(target.layout)) is not None:
         return found
-    folder = target.operator_folder
-    folder.mkdir(parents=True, exist_ok=True)
+    layout = target.layout
+    layout.operator_folder.mkdir(parents=True, exist_ok=True)
     port = _free_port()
     # An unknown MODELSERVE_ variable stops the operator, and this program has variables of its own.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MODELSERVE_")}
@@ -62,7 +57,7 @@ def start(target: Target, *, timeout_s: float = 30.0) -> OperatorProcess:
         "MODELSERVE_METRICS_HOST": "127.0.0.1",
         "MODELSERVE_METRICS_PORT": str(port),
     }
-    with (folder / "operator.log").open("ab") as log:
+    with layout.operator_log.open("ab") as log:
         child = subprocess.Popen(
             [sys.executable, "-m", "modelserve_operator"],
             env=environment,
@@ -71,24 +66,24 @@ def start(target: Target, *, timeout_s: float = 30.0) -> OperatorProcess:
             stderr=log,
             start_new_session=True,
         )
-    started = OperatorProcess(folder, Process.of(child.pid), port)
-    (folder / "record.json").write_text(json.dumps({"process": asdict(started.process), "port": port}))
+    started = OperatorProcess(layout, Process.of(child.pid), port)
+    (layout.operator_folder / "record.json").write_text(json.dumps({"process": asdict(started.process), "port": port}))
     deadline = time.monotonic() + timeout_s
     while not _answers(port):
         if child.poll() is not None or time.monotonic() > deadline:
             started.stop()
-            tail = "\n".join(started.log.read_text(errors="replace").splitlines()[-15:])
-            raise ClusterError(f"the operator did not start; the end of {started.log}:\n{tail}")
+            tail = "\n".join(layout.operator_log.read_text(errors="replace").splitlines()[-15:])
+            raise ClusterError(f"the operator did not start; the end of {layout.operator_log}:\n{tail}")
         time.sleep(0.1)
     return started
 
 
-def stop(folder: Path) -> bool:
+def stop(layout: Layout) -> bool:
     """End the operator and remove its files. False when there was none."""
-    found = OperatorProcess.running(folder)
+    found = OperatorProcess.running(layout)
     if found is not None:
         found.stop()
-    shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(layout.operator_folder, ignore_errors=True)
     return found is not None
 
 

@@ -1,4 +1,4 @@
-"""The record of a running cluster: its processes, and kernel settings as they were before it."""
+"""The record of a running cluster's processes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from localcluster.settings import Layout
 class Record:
     layout: Layout
     processes: dict[str, Process]
-    settings: dict[str, str]
 
     @classmethod
-    def new(cls, layout: Layout, *, settings: dict[str, str]) -> Record:
-        return cls(layout, {}, settings)._saved()
+    def new(cls, layout: Layout) -> Record:
+        return cls(layout, {})._saved()
 
     @classmethod
     def load(cls, layout: Layout) -> Record | None:
@@ -26,7 +25,7 @@ class Record:
         except FileNotFoundError:
             return None
         processes = {name: Process(**values) for name, values in document["processes"].items()}
-        return cls(layout, processes, document["settings"])
+        return cls(layout, processes)
 
     def with_process(self, name: str, process: Process) -> Record:
         """The record with one more process, written to disk at once so that a crash leaves nothing unrecorded."""
@@ -44,7 +43,6 @@ class Record:
     def _saved(self) -> Record:
         document = {
             "processes": {name: asdict(process) for name, process in self.processes.items()},
-            "settings": self.settings,
         }
         partial = self.layout.record.with_suffix(".new")
         partial.write_text(json.dumps(document, indent=1))

@@ -21,7 +21,7 @@ class Target:
     operator_kubeconfig: Path
     worker_image: str
     local: Layout | None
-    operator_folder: Path
+    layout: Layout
 
 
 def user_kubeconfig() -> Path | None:
@@ -44,13 +44,7 @@ def find(layout: Layout, progress: Progress) -> Target:
         raise ClusterError(f"{error}\nTo use a cluster of your own instead, set KUBECONFIG.") from error
     kubectl = program("kubectl")
     assert kubectl is not None, "up built it"
-    return Target(
-        Kubectl(kubectl, layout.admin_kubeconfig),
-        layout.operator_kubeconfig,
-        WORKER_IMAGE,
-        layout,
-        layout.operator_folder,
-    )
+    return Target(Kubectl(kubectl, layout.admin_kubeconfig), layout.operator_kubeconfig, WORKER_IMAGE, layout, layout)
 
 
 def _users(kubeconfig: Path, layout: Layout) -> Target:
@@ -63,7 +57,7 @@ def _users(kubeconfig: Path, layout: Layout) -> Target:
             f"KUBECONFIG is {kubeconfig}: set MODELSERVE_WORKER_IMAGE to an image with modelserve[worker] installed "
             "that this cluster can pull, or unset KUBECONFIG to use a local cluster"
         )
-    target = Target(Kubectl(Path(kubectl), kubeconfig), kubeconfig, image, None, layout.operator_folder)
+    target = Target(Kubectl(Path(kubectl), kubeconfig), kubeconfig, image, None, layout)
     try:
         target.kubectl.run("get", "--raw", "/readyz", "--request-timeout=10s")
     except KubectlError as error:
