@@ -1,0 +1,140 @@
+"""Two ranks on the CPU: same logits as one, and a rank that dies ends the replica within seconds."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from model_checkpoints import make_checkpoint, random_tokens
+
+from modelserve.engine_args import EngineArgs
+from modelserve.errors import InvalidInput
+from modelserve_worker.execution.memory import InsufficientMemory
+from modelserve_worker.execution.ranks import LaunchedReplica, RankDiedError, WorkerRanks, launch
+from modelserve_worker.request import SamplingParams
+
+SAMPLED = SamplingParams(seed=3, max_tokens=1, temperature=1.0, top_p=0.9)
+
+
+def _args(directory: Path, **changes) -> EngineArgs:
+    return EngineArgs(
+        model=str(directory), device="cpu", cpu_memory_bytes=3 << 30, debug_kv_stamps=True, max_num_batched_tokens=256
+    ).model_copy(update=changes)
+
+
+def _tokens(replica: LaunchedReplica, driver_for, steps: int) -> list[int]:
+    """A prompt, then sampled tokens one by one."""
+    driver = driver_for(replica.geometry, min(replica.pool_bytes, 1 << 24))
+    ids, outputs = random_tokens(40, seed=4), []
+    for step in range(steps):
+        share = driver.share("r", ids, samples=True, sampling=SAMPLED, num_output_tokens=step)
+        outputs.append(replica.runner.execute(driver.batch(share)).result().tokens["r"].token_id)
+        ids = [outputs[-1]]
+    return outputs
+
+
+@pytest.mark.parametrize("variant", ["31B", "E4B"])
+def test_two_ranks_say_what_one_says(tmp_path, driver_for, variant) -> None:
+    make_checkpoint(variant, tmp_path, seed=6)
+    alone = _tokens(launch(_args(tmp_path)), driver_for, 12)
+    replica = launch(_args(tmp_path, tensor_parallel_size=2))
+    try:
+        assert replica.pool_bytes == replica.memory.pool_bytes > 0
+        assert _tokens(replica, driver_for, 12) == alone
+        # A step refused before any collective is refused on both ranks, and the next one works.
+        driver = driver_for(replica.geometry, 1 << 24)
+        with pytest.raises(InvalidInput, match="token id outside"):
+            replica.runner.execute(driver.batch(driver.share("x", [1 << 20, 2]))).result()
+        assert _tokens(replica, driver_for, 3) == alone[:3]
+    finally:
+        replica.runner.shutdown()
+    assert multiprocessing.active_children() == []
+    assert not torch.distributed.is_initialized()
+
+
+def test_a_killed_rank_fails_the_step_and_all_that_follow(tmp_path, driver_for) -> None:
+    make_checkpoint("31B", tmp_path, seed=6)
+    replica = launch(_args(tmp_path, tensor_parallel_size=2))
+    try:
+        assert len(_tokens(replica, driver_for, 2)) == 2
+        (child,) = multiprocessing.active_children()
+        assert child.pid is not None
+        os.kill(child.pid, signal.SIGKILL)
+        started = time.monotonic()
+        for _ in range(2):
+            with pytest.raises(RankDiedError, match=r"modelserve-rank-1 \(exit code -9\)"):
+                _tokens(replica, driver_for, 1)
+        assert time.monotonic() - started < 5
+    finally:
+        replica.runner.shutdown()
+
+
+def test_a_rank_that_ends_before_it_is_ready_says_why(tmp_path) -> None:
+    """Rank 0 would wait for it for ever; what the rank said is in the error."""
+    workers = WorkerRanks(_args(tmp_path / "absent", tensor_parallel_size=2))
+    try:
+        with pytest.raises(RankDiedError, match=r"exit code 1\) ended before it was ready: rank 1: InvalidCheckpoint"):
+            workers.start_beside(lambda: time.sleep(60))
+    finally:
+        workers.stop()
+
+
+def test_ranks_end_when_rank_0_is_killed(tmp_path) -> None:
+    make_checkpoint("31B", tmp_path, seed=6)
+    code = (
+        "import multiprocessing, sys, time\n"
+        "from modelserve.engine_args import EngineArgs\n"
+        "from modelserve_worker.execution.ranks import launch\n"
+        "if __name__ == '__main__':\n"
+        "    launch(EngineArgs.model_validate_json(sys.argv[1]))\n"
+        "    print(multiprocessing.active_children()[0].pid, flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    script = tmp_path / "rank0.py"
+    script.write_text(code)
+    args = _args(tmp_path, tensor_parallel_size=2).model_dump_json()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    with subprocess.Popen(
+        [sys.executable, str(script), args], stdout=subprocess.PIPE, text=True, env=environment
+    ) as root:
+        assert root.stdout is not None
+        child = int(root.stdout.readline())
+        root.kill()
+    deadline = time.monotonic() + 5
+    while _is_running(child) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not _is_running(child)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in {"Z", "X"}
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "error", "message"),
+    [
+        ({"num_attention_heads": 3}, {}, InvalidInput, "num_attention_heads"),
+        ({}, {"cpu_memory_bytes": 1 << 20}, InsufficientMemory, "bytes are missing per device"),
+    ],
+)
+def test_bad_input_is_rank_0s_verdict_not_a_dead_rank(tmp_path, config, changes, error, message) -> None:
+    """In a process of its own: a failed launch leaves a half-joined group, and the worker exits after it."""
+    make_checkpoint("31B", tmp_path, seed=6)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | config))
+    with pytest.raises(error, match=message):
+        launch(_args(tmp_path, tensor_parallel_size=2, **changes))
+    assert multiprocessing.active_children() == []
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
