@@ -1,0 +1,177 @@
+"""The real worker as a process, on the CPU: load, serve the stock client, drain on SIGTERM, say why it cannot start."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from modelserve.termination import TERMINAL_EXIT_CODE
+from modelserve_worker.tiny.__main__ import write_checkpoint
+
+MESSAGES = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("tiny")
+    write_checkpoint(directory)
+    return directory
+
+
+def _command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "modelserve_worker", *arguments]
+
+
+@contextmanager
+def _worker(config: Path, port: int) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        _command("serve", "--config", str(config), "--port", str(port)),
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    lines: list[str] = []
+    reader = threading.Thread(target=lambda: lines.extend(process.stderr or ()))
+    reader.start()
+    try:
+        deadline = time.monotonic() + 120
+        while True:
+            assert process.poll() is None, "".join(lines)
+            assert time.monotonic() < deadline, "".join(lines)
+            try:
+                if httpx.get(f"http://127.0.0.1:{port}/ready").status_code == 200:
+                    break
+            except httpx.TransportError:
+                pass
+            time.sleep(0.1)
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        reader.join()
+        process.stderr.close()
+
+
+@pytest.fixture
+def config(checkpoint: Path, tmp_path: Path) -> Path:
+    path = tmp_path / "engine.yaml"
+    settings = {
+        "model": str(checkpoint), "servedModelName": "tiny", "device": "cpu", "host": "127.0.0.1",
+        "maxModelLen": 2048, "cpuMemoryBytes": 3_000_000_000, "maxNumSeqs": 64, "drainSeconds": 60,
+    }  # fmt: skip
+    path.write_text(json.dumps(settings))  # JSON is YAML
+    return path
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def _metric(port: int, name: str) -> float:
+    lines = httpx.get(f"http://127.0.0.1:{port}/metrics").text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(name + "{"))
+
+
+def test_concurrent_clients_a_killed_one_and_a_drain(config: Path) -> None:
+    port = _free_port()
+    base_url = f"http://127.0.0.1:{port}/v1"
+    with _worker(config, port) as worker, openai.OpenAI(base_url=base_url, api_key="none", max_retries=0) as client:
+
+        def ask(number: int) -> int:
+            answer = client.chat.completions.create(
+                model="tiny", messages=MESSAGES, seed=number, max_tokens=8, extra_body={"ignore_eos": True}
+            )
+            assert answer.usage is not None
+            return answer.usage.completion_tokens
+
+        with httpx.stream(
+            "POST", f"{base_url}/chat/completions",
+            json={"model": "tiny", "messages": MESSAGES, "stream": True, "ignore_eos": True, "max_tokens": 1500},
+        ) as killed, ThreadPoolExecutor(64) as pool:  # fmt: skip
+            assert next(killed.iter_lines()).startswith("data: ")
+            answers = pool.map(ask, range(64))
+            killed.close()
+            assert list(answers) == [8] * 64
+        deadline = time.monotonic() + 10
+        while _metric(port, "modelserve_pages_used") or _metric(port, "vllm:num_requests_running"):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert _metric(port, "vllm:num_preemptions_total") == 0
+
+        stream = client.chat.completions.create(
+            model="tiny", messages=MESSAGES, stream=True, max_tokens=40, extra_body={"ignore_eos": True}
+        )
+        next(stream)
+        worker.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + 10
+        while httpx.get(f"http://127.0.0.1:{port}/ready").json()["status"] != "draining":
+            assert time.monotonic() < deadline
+        with pytest.raises(openai.InternalServerError, match="draining"):
+            ask(0)
+        assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
+        assert worker.wait(timeout=30) == 0
+
+
+def test_the_same_seed_says_the_same_alone_and_in_company(config: Path) -> None:
+    port = _free_port()
+    base_url = f"http://127.0.0.1:{port}/v1"
+    with _worker(config, port), openai.OpenAI(base_url=base_url, api_key="none", max_retries=0) as client:
+
+        def ask(seed: int) -> str:
+            answer = client.completions.create(
+                model="tiny", prompt="once upon", seed=seed, max_tokens=24, extra_body={"skip_special_tokens": False}
+            )
+            return answer.choices[0].text
+
+        alone = [ask(seed) for seed in range(6)]
+        with ThreadPoolExecutor(6) as pool:
+            assert list(pool.map(ask, range(6))) == alone
+        assert len(set(alone)) == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--model", "{checkpoint}", "--port", "x"], "InvalidEngineArgs: port: "),
+        (["--model", "{checkpoint}", "--prefix-caching"], "InvalidEngineArgs: prefixCaching: "),
+        (["--model", "{checkpoint}", "--no-such-flag"], "InvalidEngineArgs: unrecognized arguments: --no-such-flag"),
+        (["--config", "{checkpoint}/tokenizer.json"], "InvalidEngineArgs: "),
+        (["--model", "{checkpoint}/nowhere"], "InvalidCheckpoint: "),
+        (
+            ["--model", "{checkpoint}", "--port", "0", "--device", "cpu", "--cpu-memory-bytes", "1000000"],
+            "InsufficientMemory: ",
+        ),
+    ],
+)
+def test_what_no_restart_can_help_ends_with_its_reason(checkpoint: Path, arguments: list[str], reason: str) -> None:
+    filled = [argument.format(checkpoint=checkpoint) for argument in arguments]
+    done = subprocess.run(_command("serve", *filled), capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == TERMINAL_EXIT_CODE
+    assert reason in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_broken_weights_end_with_their_reason(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path)
+    with (tmp_path / "model.safetensors").open("r+b") as weights:
+        weights.truncate(10_000)
+    command = _command("serve", "--model", str(tmp_path), "--port", "0", "--device", "cpu")
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, "InvalidCheckpoint: " in done.stderr) == (TERMINAL_EXIT_CODE, True), done.stderr
