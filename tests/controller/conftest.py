@@ -1,0 +1,355 @@
+"""An in-memory cluster for the operator: enough of the API server, the workload controllers and the kubelet to be honest.
+
+It applies server-side (fields that an apply drops are gone), bumps resource versions only on change, sends an event for each
+change, collects children of deleted owners, and runs pods only when a test says what becomes of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import itertools
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from modelserve.architecture import ModelArchitecture
+from modelserve.model_facts import ModelFacts
+from modelserve_operator import labels
+from modelserve_operator.apply import Applier
+from modelserve_operator.gather import Gatherer
+from modelserve_operator.kinds import CLAIM, DEPLOYMENT, JOB, MODEL_SERVE, NODE, POD, SERVICE, WATCHED, ResourceKind
+from modelserve_operator.kube import KubeError, Listing, WorkerUnreachableError
+from modelserve_operator.reconcile import Reconciler
+from modelserve_operator.settings import Settings
+from modelserve_operator.store import Store, key_of
+from modelserve_operator.work_queue import Key
+
+Body = dict[str, Any]
+
+
+class FakeCluster:
+    """Implements `Kube`. `writes` records what came through it; changes made with `put` are somebody else's."""
+
+    def __init__(self) -> None:
+        self.objects: dict[tuple[ResourceKind, str, str], Body] = {}
+        self.writes: list[tuple[str, str, str]] = []
+        self.events: list[Body] = []
+        self.worker_plans: dict[str, Body] = {}
+        self.listener: Callable[[ResourceKind, Body, bool], None] | None = None
+        self._numbers = itertools.count(1)
+
+    # --- the door that the operator uses -------------------------------------------------------------------------
+
+    async def list(self, kind: ResourceKind, *, namespace: str | None = None) -> Listing:
+        items = [
+            copy.deepcopy(body)
+            for (each, space, _), body in self.objects.items()
+            if each is kind and namespace in (None, space) and (not kind.owned or _ours(body))
+        ]
+        return Listing(tuple(items), str(next(self._numbers)))
+
+    async def get(self, kind: ResourceKind, *, namespace: str, name: str) -> Body | None:
+        return copy.deepcopy(self.objects.get((kind, namespace, name)))
+
+    async def apply(self, kind: ResourceKind, body: Mapping[str, Any], *, subresource: str | None = None) -> Body:
+        document = json.loads(json.dumps(body))  # as the wire would carry it
+        space, name = key_of(document)
+        self.writes.append((f"apply{'/' + subresource if subresource else ''}", kind.kind, name))
+        before = self.objects.get((kind, space, name))
+        if subresource == "status":
+            if before is None:
+                raise KubeError(404, f"{name} not found")
+            return copy.deepcopy(self._store(kind, {**before, "status": document["status"]}))
+        kept = {field: before[field] for field in ("status",) if before and field in before}
+        metadata = {**(_server_metadata(before) if before else {}), **document["metadata"]}
+        return copy.deepcopy(self._store(kind, {**document, **kept, "metadata": metadata}))
+
+    async def create(self, kind: ResourceKind, body: Mapping[str, Any]) -> None:
+        self.writes.append(("create", kind.kind, str(body["reason"])))
+        self.events.append(dict(body))
+
+    async def delete(self, kind: ResourceKind, *, namespace: str, name: str, uid: str) -> None:
+        self.writes.append(("delete", kind.kind, name))
+        if self.objects.get((kind, namespace, name), {}).get("metadata", {}).get("uid") == uid:
+            self.remove(kind, namespace, name)
+
+    async def read_worker(self, pod: Mapping[str, Any], path: str) -> Body:
+        try:
+            return self.worker_plans[pod["metadata"]["name"]]
+        except KeyError:
+            raise WorkerUnreachableError(f"{pod['metadata']['name']}{path}") from None
+
+    # --- what users, controllers and kubelets do ------------------------------------------------------------------
+
+    def put(self, kind: ResourceKind, body: Mapping[str, Any]) -> Body:
+        """Create or replace an object; the generation grows with the spec."""
+        return self._store(kind, json.loads(json.dumps(body)))
+
+    def change(self, kind: ResourceKind, name: str, change: Callable[[Body], None], *, namespace: str = "ml") -> None:
+        body = copy.deepcopy(self.objects[kind, namespace if kind.namespaced else "", name])
+        change(body)
+        self._store(kind, body)
+
+    def remove(self, kind: ResourceKind, namespace: str, name: str) -> None:
+        """Delete an object and, as the garbage collector does, its children."""
+        body = self.objects.pop((kind, namespace, name))
+        uid = body["metadata"]["uid"]
+        self._tell(kind, body, deleted=True)
+        for (child_kind, space, child), other in tuple(self.objects.items()):
+            if any(reference["uid"] == uid for reference in other["metadata"].get("ownerReferences") or ()):
+                self.remove(child_kind, space, child)
+
+    def of(self, kind: ResourceKind) -> list[Body]:
+        return [
+            body for (each, _, _), body in sorted(self.objects.items(), key=lambda item: item[0][2]) if each is kind
+        ]
+
+    def run_controllers(self) -> None:
+        """Give Deployments and Jobs the pods they ask for; the pods have no state yet."""
+        for deployment in self.of(DEPLOYMENT):
+            wanted = deployment["spec"]["replicas"]
+            pods = self.pods_of(deployment)
+            for pod in pods[wanted:]:
+                self.remove(POD, *key_of(pod))
+            for _ in range(wanted - len(pods)):
+                self._make_pod(deployment, {})
+        for job in self.of(JOB):
+            if not self.pods_of(job):
+                self._make_pod(job, {"batch.kubernetes.io/job-name": job["metadata"]["name"]})
+
+    def pods_of(self, owner: Body) -> list[Body]:
+        uid = owner["metadata"]["uid"]
+        return [pod for pod in self.of(POD) if pod["metadata"]["ownerReferences"][0]["uid"] == uid]
+
+    def set_pod(self, pod: Body, **status: Any) -> None:
+        self.change(POD, pod["metadata"]["name"], lambda body: body.update(status=status))
+
+    def make_ready(self, deployment: Body, *, max_model_len: int = 2048) -> None:
+        """All pods of a Deployment turn Ready and answer /v1/plan as the plan predicts."""
+        for pod in self.pods_of(deployment):
+            memory = {"weightsBytes": 1, "activationBytes": 1, "overheadBytes": 1, "kvPoolBytes": 1000}
+            self.worker_plans[pod["metadata"]["name"]] = {
+                "maxModelLen": max_model_len,
+                "perGpu": memory,
+                "allocated": {**memory, "kvPoolBytes": 990},
+            }
+            self.set_pod(pod, phase="Running", podIP="10.0.0.1", conditions=[{"type": "Ready", "status": "True"}])
+
+    def end_job(self, *, message: str, exit_code: int = 0) -> None:
+        """The inspect pod ends; with another exit code than 0 its Job fails."""
+        (job,) = self.of(JOB)
+        (pod,) = self.pods_of(job)
+        ended = {"terminated": {"exitCode": exit_code, "message": message}}
+        phase = "Failed" if exit_code else "Succeeded"
+        self.set_pod(pod, phase=phase, containerStatuses=[{"name": "inspect", "state": ended}])
+        condition = {"type": "Failed" if exit_code else "Complete", "status": "True", "message": "ended"}
+        self.change(JOB, job["metadata"]["name"], lambda body: body.update(status={"conditions": [condition]}))
+
+    def _make_pod(self, owner: Body, extra: Mapping[str, str]) -> None:
+        name = f"{owner['metadata']['name']}-{next(self._numbers)}"
+        template = owner["spec"]["template"]
+        metadata = {
+            "name": name,
+            "namespace": owner["metadata"]["namespace"],
+            "labels": {**template["metadata"]["labels"], **extra},
+            "ownerReferences": [{"uid": owner["metadata"]["uid"], "name": owner["metadata"]["name"]}],
+        }
+        self.put(POD, {"metadata": metadata, "spec": template["spec"], "status": {"phase": "Pending"}})
+
+    def _store(self, kind: ResourceKind, body: Body) -> Body:
+        space, name = key_of(body)
+        before = self.objects.get((kind, space, name))
+        metadata = body["metadata"]
+        if before is None:
+            metadata["uid"] = f"uid-{next(self._numbers)}"
+            metadata["generation"] = 1
+            metadata["creationTimestamp"] = f"2026-01-01T00:00:{next(self._numbers):06d}Z"
+        else:
+            metadata.update({**_server_metadata(before), "resourceVersion": before["metadata"]["resourceVersion"]})
+            if body == before:
+                return before
+            metadata["generation"] += before.get("spec") != body.get("spec")
+        metadata["resourceVersion"] = str(next(self._numbers))
+        self.objects[kind, space, name] = body
+        self._tell(kind, body, deleted=False)
+        return body
+
+    def _tell(self, kind: ResourceKind, body: Body, *, deleted: bool) -> None:
+        if self.listener is not None and (not kind.owned or _ours(body)):
+            self.listener(kind, copy.deepcopy(body), deleted)
+
+
+def _ours(body: Body) -> bool:
+    return labels.label_of(body, labels.MANAGED_BY) == labels.FIELD_MANAGER
+
+
+def _server_metadata(body: Body) -> Body:
+    fields = ("uid", "generation", "creationTimestamp", "resourceVersion")
+    return {field: body["metadata"][field] for field in fields}
+
+
+class World:
+    """A cluster with an operator in it that reacts to every event until nothing is left to do."""
+
+    def __init__(self) -> None:
+        self.cluster = FakeCluster()
+        self.settings = Settings(worker_image="worker:test")
+        self.pending: set[Key] = set()
+        self.restart_operator()
+
+    def restart_operator(self) -> None:
+        """A new operator process: it knows nothing but what it lists."""
+        store = Store()
+        self.gatherer = Gatherer(self.cluster, store)
+        self.reconciler = Reconciler(self.gatherer, Applier(self.cluster, store), self.settings)
+        self.cluster.listener = self._heard
+        asyncio.run(self.gatherer.relist())
+        self.pending = self.gatherer.known_keys()
+
+    def _heard(self, kind: ResourceKind, body: Body, deleted: bool) -> None:
+        if kind in WATCHED:
+            self.pending |= self.gatherer.hear(kind, body, deleted=deleted)
+
+    def settle(self) -> None:
+        """Reconcile and run the controllers until both rest."""
+
+        async def work() -> None:
+            for _ in range(60):
+                if not self.pending:
+                    return
+                key = min(self.pending)
+                self.pending.discard(key)
+                await self.reconciler.reconcile(key)
+                self.cluster.run_controllers()
+            raise AssertionError(f"the operator does not come to rest: {self.cluster.writes[-10:]}")
+
+        asyncio.run(work())
+
+    # --- shorthands for tests -------------------------------------------------------------------------------------
+
+    def create(self, spec: Mapping[str, Any], *, name: str = "tiny", **metadata: Any) -> None:
+        body = {
+            "apiVersion": "serving.modelserve.dev/v1alpha1",
+            "kind": "ModelServe",
+            "metadata": {"name": name, "namespace": "ml", **metadata},
+            "spec": dict(spec),
+        }
+        self.cluster.put(MODEL_SERVE, body)
+        self.settle()
+
+    def edit(self, name: str = "tiny", **fields: Any) -> None:
+        """Change top-level fields of the spec, as kubectl edit would; None removes one."""
+
+        def change(body: Body) -> None:
+            body["spec"] = {key: value for key, value in {**body["spec"], **fields}.items() if value is not None}
+
+        self.cluster.change(MODEL_SERVE, name, change)
+        self.settle()
+
+    def status(self, name: str = "tiny") -> Body:
+        status: Body = self.cluster.objects[MODEL_SERVE, "ml", name]["status"]
+        return status
+
+    def condition(self, kind: str, name: str = "tiny") -> tuple[str, str] | None:
+        found = {c["type"]: (c["status"], c["reason"]) for c in self.status(name)["conditions"]}
+        return found.get(kind)
+
+    def message(self, kind: str, name: str = "tiny") -> str:
+        return str(next(c["message"] for c in self.status(name)["conditions"] if c["type"] == kind))
+
+    def deployments(self) -> dict[str, int]:
+        """Replicas by plan hash."""
+        return {
+            str(labels.label_of(body, labels.PLAN_HASH)): body["spec"]["replicas"]
+            for body in self.cluster.of(DEPLOYMENT)
+        }
+
+    def deployment(self, plan_hash: str) -> Body:
+        return next(
+            body for body in self.cluster.of(DEPLOYMENT) if labels.label_of(body, labels.PLAN_HASH) == plan_hash
+        )
+
+    def served_hash(self) -> str:
+        (service,) = self.cluster.of(SERVICE)
+        return str(service["spec"]["selector"][labels.PLAN_HASH])
+
+    def make_ready(self) -> None:
+        for deployment in self.cluster.of(DEPLOYMENT):
+            self.cluster.make_ready(deployment)
+        self.settle()
+
+    def add_node(self, name: str, *, product: str, memory_mib: int, gpus: int) -> None:
+        node_labels = {
+            "kubernetes.io/hostname": name,
+            "nvidia.com/gpu.product": product,
+            "nvidia.com/gpu.memory": str(memory_mib),
+            "nvidia.com/gpu.count": str(gpus),
+        }
+        body = {
+            "metadata": {"name": name, "labels": node_labels},
+            "status": {"allocatable": {"nvidia.com/gpu": str(gpus)}},
+        }
+        self.cluster.put(NODE, body)
+        self.settle()
+
+    def rest(self) -> list[tuple[str, str, str]]:
+        """Forget the writes so far; returns them."""
+        done, self.cluster.writes = self.cluster.writes, []
+        return done
+
+
+@pytest.fixture
+def world() -> World:
+    made = World()
+    modes = ["ReadOnlyMany"]
+    made.cluster.put(
+        CLAIM, {"metadata": {"name": "weights", "namespace": "ml"}, "spec": {"accessModes": modes}, "status": {}}
+    )
+    return made
+
+
+TINY_SPEC = {
+    "model": {"uri": "pvc://weights/tiny"},
+    "context": {"maxModelLen": 2048},
+    "accelerators": {"products": ["CPU"]},
+    "pod": {"resources": {"requests": {"cpu": "0.5"}, "limits": {"memory": "3Gi"}}},
+}
+
+
+@pytest.fixture
+def tiny_spec() -> dict[str, Any]:
+    return copy.deepcopy(TINY_SPEC)
+
+
+@pytest.fixture
+def tiny_facts() -> ModelFacts:
+    architecture = ModelArchitecture(
+        num_hidden_layers=6,
+        full_attention_layers=(2, 5),
+        hidden_size=64,
+        intermediate_size=128,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_global_key_value_heads=1,
+        head_dim=16,
+        global_head_dim=32,
+        attention_k_eq_v=True,
+        sliding_window=64,
+        max_position_embeddings=4096,
+        vocab_size=512,
+    )
+    return ModelFacts(architecture=architecture, weight_bytes=1_000_000, format="bfloat16")
+
+
+@pytest.fixture
+def ready_world(world: World, tiny_spec: dict[str, Any], tiny_facts: ModelFacts) -> World:
+    """`tiny` is inspected, planned and Ready on the CPU."""
+    world.create(tiny_spec)
+    world.cluster.end_job(message=tiny_facts.model_dump_json(by_alias=True))
+    world.settle()
+    world.make_ready()
+    assert world.condition("Ready") == ("True", "RolledOut")
+    return world

@@ -1,0 +1,199 @@
+"""The parts around the reconcile: queue, store, diff, settings, watchdog, endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import aiohttp
+import pytest
+
+from modelserve.errors import InvalidInput
+from modelserve_operator import diff, endpoint, watchdog
+from modelserve_operator.kinds import CONFIG_MAP, DEPLOYMENT, MODEL_SERVE, POD
+from modelserve_operator.settings import from_environment
+from modelserve_operator.store import Store
+from modelserve_operator.watchdog import Watchdog, WatchFrozenError
+from modelserve_operator.work_queue import Key, WorkQueue
+
+A, B = Key("ml", "a"), Key("ml", "b")
+
+
+async def test_the_queue_runs_a_key_once_however_often_it_is_added() -> None:
+    seen: list[Key] = []
+
+    async def reconcile(key: Key) -> None:
+        seen.append(key)
+
+    queue = WorkQueue()
+    for key in (A, A, B, A):
+        queue.add(key)
+    await _run_for(queue, reconcile, 0.05)
+    assert seen == [A, B]
+
+
+async def test_a_key_is_never_reconciled_twice_at_a_time_and_runs_again_when_added_meanwhile() -> None:
+    running, most, runs = 0, 0, 0
+    queue = WorkQueue()
+
+    async def reconcile(_: Key) -> None:
+        nonlocal running, most, runs
+        running, runs = running + 1, runs + 1
+        most = max(most, running)
+        if runs == 1:
+            queue.add(A)
+            queue.add(A)
+        await asyncio.sleep(0.01)
+        running -= 1
+
+    queue.add(A)
+    await _run_for(queue, reconcile, 0.1)
+    assert (most, runs) == (1, 2)
+
+
+async def test_a_failing_key_backs_off_and_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
+    tries: list[Key] = []
+
+    async def reconcile(key: Key) -> None:
+        tries.append(key)
+        if key is A and tries.count(A) < 3:
+            raise RuntimeError("the API server said no")
+
+    queue = WorkQueue(first_delay=0.01)
+    queue.add(A)
+    queue.add(B)
+    await _run_for(queue, reconcile, 0.3)
+    assert (tries.count(A), tries.count(B)) == (3, 1)
+    assert "2 in a row" in caplog.text
+
+
+async def test_a_reconcile_may_ask_to_run_again() -> None:
+    runs = 0
+
+    async def reconcile(_: Key) -> float | None:
+        nonlocal runs
+        runs += 1
+        return 0.01 if runs < 3 else None
+
+    queue = WorkQueue()
+    queue.add(A)
+    await _run_for(queue, reconcile, 0.2)
+    assert runs == 3
+
+
+async def _run_for(queue: WorkQueue, reconcile: Any, seconds: float) -> None:
+    task = asyncio.create_task(queue.run(reconcile, workers=4))
+    await asyncio.sleep(seconds)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def _body(version: int, *, uid: str = "u", owner: str = "tiny") -> dict[str, Any]:
+    labels = {"serving.modelserve.dev/name": owner}
+    return {"metadata": {"name": "x", "namespace": "ml", "uid": uid, "resourceVersion": str(version), "labels": labels}}
+
+
+def test_the_store_keeps_the_newest_version_and_forgets_no_namesake() -> None:
+    store = Store()
+    assert store.put(CONFIG_MAP, _body(5))
+    assert not store.put(CONFIG_MAP, _body(5)), "an echo of our own write"
+    assert not store.put(CONFIG_MAP, _body(4)), "an event that was overtaken"
+    assert store.put(CONFIG_MAP, _body(2, uid="v")), "deleted and made anew"
+    store.remove(CONFIG_MAP, _body(5))
+    assert store.get(CONFIG_MAP, "ml", "x") is not None
+    store.remove(CONFIG_MAP, _body(2, uid="v"))
+    assert store.get(CONFIG_MAP, "ml", "x") is None
+    assert store.children(CONFIG_MAP, namespace="ml", owner="tiny") == ()
+
+
+def test_the_store_finds_children_by_their_present_label() -> None:
+    store = Store()
+    store.put(POD, _body(1))
+    store.put(POD, _body(2, owner="other"))
+    assert store.children(POD, namespace="ml", owner="tiny") == ()
+    assert len(store.children(POD, namespace="ml", owner="other")) == 1
+
+
+@pytest.mark.parametrize(
+    ("live", "desired", "covered"),
+    [
+        ({"a": 1, "b": 2}, {"a": 1}, True),
+        ({"a": 1}, {"a": 1, "b": 2}, False),
+        ({"c": [{"name": "w", "image": "i", "x": 0}, {"name": "sidecar"}]}, {"c": [{"name": "w", "image": "i"}]}, True),
+        ({"c": [{"name": "w", "image": "j"}]}, {"c": [{"name": "w", "image": "i"}]}, False),
+        ({"c": []}, {"c": [{"name": "w"}]}, False),
+        ({"args": ["a", "b"]}, {"args": ["a"]}, False),
+        ({"limits": {"cpu": "500m"}}, {"limits": {"cpu": "0.5"}}, True),
+        ({"limits": {"memory": "3Gi"}}, {"limits": {"memory": "3221225472"}}, True),
+        ({"limits": {"memory": "3G"}}, {"limits": {"memory": "3Gi"}}, False),
+        ({"x": "500m"}, {"x": "0.5"}, False),
+    ],
+)
+def test_diff_compares_only_what_is_ours(live: Any, desired: Any, covered: bool) -> None:
+    assert diff.covers(live, desired) is covered
+
+
+def test_a_dropped_field_shows_in_the_applied_hash() -> None:
+    before = diff.with_applied_hash({"metadata": {"name": "x"}, "spec": {"a": 1, "b": 2}})
+    after = diff.with_applied_hash({"metadata": {"name": "x"}, "spec": {"a": 1}})
+    assert not diff.covers(before, after)
+
+
+def test_settings_come_from_the_environment_and_unknown_ones_are_errors() -> None:
+    read = from_environment({"MODELSERVE_WATCH_NAMESPACES": "a,b", "MODELSERVE_RESYNC_SECONDS": "30", "PATH": "/bin"})
+    assert read.watch_namespaces == ("a", "b")
+    assert read.resync_seconds == 30
+    with pytest.raises(InvalidInput, match=r"MODELSERVE_WORKER_IMAG='x'; known settings: MODELSERVE_WORKER_IMAGE"):
+        from_environment({"MODELSERVE_WORKER_IMAG": "x"})
+    with pytest.raises(InvalidInput, match="MODELSERVE_METRICS_PORT='70000'"):
+        from_environment({"MODELSERVE_METRICS_PORT": "70000"})
+
+
+async def test_the_watchdog_raises_when_a_watch_brings_nothing(world, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "GRACE_SECONDS", 0.01)
+    world.cluster.listener = None
+    world.cluster.put(
+        DEPLOYMENT,
+        {"metadata": {"name": "d", "namespace": "ml", "labels": {"app.kubernetes.io/managed-by": "modelserve"}}},
+    )
+    queue = WorkQueue()
+    dog = Watchdog(world.gatherer, queue, interval=0.01, resync=100)
+    with pytest.raises(WatchFrozenError, match="deployments"):
+        await asyncio.wait_for(dog.run(), 2)
+
+
+async def test_the_watchdog_is_content_with_live_watches_and_queues_what_they_missed(
+    world, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchdog, "GRACE_SECONDS", 0.01)
+    body = {"metadata": {"name": "m", "namespace": "ml"}, "spec": {"model": {"uri": "pvc://weights/x"}}}
+    world.cluster.listener = None
+    stored = world.cluster.put(MODEL_SERVE, body)
+    world.gatherer.heard_version[MODEL_SERVE] = int(stored["metadata"]["resourceVersion"])
+    queue = WorkQueue()
+    dog = Watchdog(world.gatherer, queue, interval=0.01, resync=100)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(dog.run(), 0.1)
+    assert dog.alive()
+    seen: list[Key] = []
+
+    async def reconcile(key: Key) -> None:
+        seen.append(key)
+
+    await _run_for(queue, reconcile, 0.02)
+    assert seen == [Key("ml", "m")]
+
+
+async def test_the_endpoint_serves_metrics_and_liveness() -> None:
+    healthy = True
+    async with (
+        endpoint.serve(host="127.0.0.1", port=0, alive=lambda: healthy) as port,
+        aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session,
+    ):
+        async with session.get("/metrics") as response:
+            assert "modelserve_operator_queue_depth" in await response.text()
+        async with session.get("/healthz") as response:
+            assert response.status == 200
+        healthy = False
+        async with session.get("/healthz") as response:
+            assert response.status == 503

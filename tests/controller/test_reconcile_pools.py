@@ -1,0 +1,185 @@
+"""What nodes do to plans: placement, proposals, waiting and the impossible."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from modelserve_operator import labels
+from modelserve_operator.kinds import CONFIG_MAP, DEPLOYMENT, MODEL_SERVE, NODE, POD, SERVICE
+
+MODEL = {"uri": "hf://google/gemma-4-31B-it"}
+H200 = {"product": "NVIDIA-H200", "memory_mib": 143_771, "gpus": 8}
+L4 = {"product": "NVIDIA-L4", "memory_mib": 23_034, "gpus": 1}
+
+
+def _terms(world) -> list[Any]:
+    (deployment,) = world.cluster.of(DEPLOYMENT)
+    affinity = deployment["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
+    terms: list[Any] = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    return terms
+
+
+def test_a_published_model_needs_no_inspection_and_lands_on_its_pool(world) -> None:
+    world.add_node("a", **H200)
+    world.create({"model": MODEL}, name="big")
+    plan = world.status("big")["plan"]
+    assert plan["accelerator"] == "NVIDIA-H200"
+    (deployment,) = world.cluster.of(DEPLOYMENT)
+    worker = deployment["spec"]["template"]["spec"]["containers"][0]
+    assert worker["resources"]["limits"] == {"nvidia.com/gpu": str(plan["gpusPerReplica"])}
+    assert _terms(world) == [
+        {"matchExpressions": [{"key": "nvidia.com/gpu.product", "operator": "In", "values": ["NVIDIA-H200"]}]}
+    ]
+    world.make_ready()
+    assert world.condition("Ready", "big") == ("True", "RolledOut")
+
+
+def test_relabelled_nodes_only_propose(world) -> None:
+    world.add_node("a", **H200)
+    world.create({"model": MODEL}, name="big")
+    world.make_ready()
+    committed, pods = world.status("big")["plan"], {pod["metadata"]["uid"] for pod in world.cluster.of(POD)}
+    world.rest()
+    world.add_node("a", product="NVIDIA-H100-80GB-HBM3", memory_mib=81_559, gpus=8)
+    status = world.status("big")
+    assert status["plan"] == committed
+    assert status["proposedPlan"]["accelerator"] == "NVIDIA-H100-80GB-HBM3"
+    assert {pod["metadata"]["uid"] for pod in world.cluster.of(POD)} == pods
+    assert world.rest() == [("apply/status", "ModelServe", "big")]
+    world.add_node("a", **H200)
+    assert "proposedPlan" not in world.status("big")
+
+
+def test_heartbeats_and_unrelated_nodes_cause_nothing(world, tiny_spec: dict[str, Any]) -> None:
+    world.add_node("a", **H200)
+    world.create({"model": MODEL}, name="big")
+    world.make_ready()
+    world.rest()
+
+    def heartbeat(node: dict[str, Any]) -> None:
+        node["status"]["conditions"] = [
+            {"type": "Ready", "status": "False", "lastHeartbeatTime": "2026-01-01T00:00:09Z"}
+        ]
+        node["spec"] = {
+            "unschedulable": True,
+            "taints": [{"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}],
+        }
+
+    world.cluster.change(NODE, "a", heartbeat)
+    assert world.pending == set()
+    world.cluster.put(NODE, {"metadata": {"name": "cpu", "labels": {"zone": "1"}}})
+    assert world.pending == set()
+
+
+def test_the_impossible_stalls_with_the_missing_bytes_and_new_nodes_clear_it(world) -> None:
+    world.add_node("small", **L4)
+    world.create({"model": MODEL}, name="big")
+    assert world.condition("Stalled", "big") == ("True", "DoesNotFit")
+    assert world.condition("Ready", "big") == ("False", "DoesNotFit")
+    assert world.condition("Reconciling", "big") is None
+    assert world.condition("Accepted", "big") == ("True", "Valid")
+    assert "GiB" in world.message("Stalled", "big")
+    (candidate,) = world.status("big")["plan"]["candidates"]
+    assert candidate["verdict"] == "Refused"
+    assert candidate["shortfallBytes"] > 0
+    assert candidate["remedy"]
+    assert world.cluster.of(DEPLOYMENT) == world.cluster.of(SERVICE) == []
+
+    world.add_node("large", **H200)
+    assert world.condition("Stalled", "big") is None
+    assert world.condition("Planned", "big") == ("True", "PlanCommitted")
+    assert world.status("big")["plan"]["accelerator"] == "NVIDIA-H200"
+
+
+def test_pending_pods_are_explained_in_the_schedulers_words(world) -> None:
+    world.create({"model": MODEL, "accelerators": {"products": ["NVIDIA-H200"]}}, name="big")
+    assert world.condition("Planned", "big") == ("True", "PlanCommitted"), "a declared product may grow from nothing"
+    (deployment,) = world.cluster.of(DEPLOYMENT)
+    (pod,) = world.cluster.pods_of(deployment)
+    scheduled = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": "0/3 nodes are available",
+    }
+    world.cluster.set_pod(pod, phase="Pending", conditions=[scheduled])
+    world.settle()
+    assert world.condition("CapacityAvailable", "big") == ("False", "WaitingForNodes")
+    assert world.condition("Reconciling", "big") == ("True", "WaitingForNodes")
+    assert world.condition("Stalled", "big") is None
+    assert "0/3 nodes are available" in world.message("CapacityAvailable", "big")
+
+
+def test_without_any_accelerator_it_waits(world) -> None:
+    world.create({"model": MODEL}, name="big")
+    assert world.condition("Planned", "big") == ("False", "NoAccelerators")
+    assert world.condition("Reconciling", "big") == ("True", "NoAccelerators")
+    assert world.condition("Stalled", "big") is None
+    world.add_node("a", **H200)
+    assert world.condition("Planned", "big") == ("True", "PlanCommitted")
+
+
+def test_no_room_for_a_surge_keeps_the_old_revision(world) -> None:
+    world.add_node("a", **H200)
+    world.create({"model": MODEL}, name="big")
+    world.make_ready()
+    old = world.status("big")["plan"]["hash"]
+    world.edit("big", context={"maxModelLen": 4096})
+    new = world.status("big")["plan"]["hash"]
+    (pod,) = world.cluster.pods_of(world.deployment(new))
+    scheduled = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": "Insufficient nvidia.com/gpu",
+    }
+    world.cluster.set_pod(pod, phase="Pending", conditions=[scheduled])
+    world.settle()
+    assert world.condition("CapacityAvailable", "big") == ("False", "NoSurgeCapacity")
+    assert world.condition("Available", "big") == ("True", "Serving")
+    assert world.deployments() == {old: 1, new: 1}
+    world.edit("big", rollout={"allowDowntime": True})
+    assert world.deployments() == {old: 0, new: 1}, "the old revision makes room"
+
+
+def test_manual_plans_wait_for_approval(world) -> None:
+    world.add_node("a", **H200)
+    world.create({"model": MODEL, "plan": {"mode": "Manual"}}, name="big")
+    assert world.condition("Planned", "big") == ("False", "WaitingForApproval")
+    assert world.condition("Reconciling", "big") is None
+    assert world.cluster.of(DEPLOYMENT) == world.cluster.of(CONFIG_MAP) == []
+    proposed = world.status("big")["proposedPlan"]["hash"]
+    assert proposed in world.message("Planned", "big")
+
+    def approve(body: dict[str, Any]) -> None:
+        body["metadata"]["annotations"] = {labels.APPROVE_PLAN: proposed}
+
+    world.cluster.change(MODEL_SERVE, "big", approve)
+    world.settle()
+    assert world.deployments() == {proposed: 1}
+
+
+def test_a_preview_plans_and_runs_nothing(world) -> None:
+    world.add_node("a", **H200)
+    world.create({"model": MODEL, "plan": {"mode": "PreviewOnly"}}, name="big")
+    assert world.condition("Planned", "big") == ("True", "PlanPreviewed")
+    assert world.status("big")["plan"]["accelerator"] == "NVIDIA-H200"
+    assert world.cluster.of(DEPLOYMENT) == world.cluster.of(CONFIG_MAP) == []
+    world.edit("big", plan={"mode": "Automatic"})
+    world.make_ready()
+    assert world.condition("Ready", "big") == ("True", "RolledOut")
+    world.edit("big", plan={"mode": "PreviewOnly"})
+    assert world.cluster.of(DEPLOYMENT) == world.cluster.of(SERVICE) == []
+
+
+def test_pools_are_named_in_labels_their_provisioner_knows(world) -> None:
+    world.add_node("a", **H200)
+    instance = {"node.kubernetes.io/instance-type": "p5en"}
+    world.cluster.change(NODE, "a", lambda body: body["metadata"]["labels"].update(instance))
+    world.create({"model": MODEL}, name="big")
+    (term,) = _terms(world)
+    assert term["matchExpressions"][0] == {
+        "key": "node.kubernetes.io/instance-type",
+        "operator": "In",
+        "values": ["p5en"],
+    }
