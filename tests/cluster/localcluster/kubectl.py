@@ -6,7 +6,7 @@ import json
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,19 @@ class KubectlError(ClusterError):
 
 @dataclass(frozen=True)
 class Kubectl:
-    """Runs kubectl with a kubeconfig and a default namespace."""
+    """Runs kubectl with a kubeconfig, in `namespace` unless an argument or a document names another."""
 
     program: Path
     kubeconfig: Path
-    namespace: str = "default"
+    namespace: str | None = None
+
+    def within(self, namespace: str) -> Kubectl:
+        return replace(self, namespace=namespace)
 
     def run(self, *arguments: str, document: str | None = None, timeout_s: float = 120.0) -> str:
         """Standard output of kubectl. Raises KubectlError with standard error."""
-        command = [str(self.program), f"--kubeconfig={self.kubeconfig}", f"--namespace={self.namespace}", *arguments]
+        scope = [] if self.namespace is None else [f"--namespace={self.namespace}"]
+        command = [str(self.program), f"--kubeconfig={self.kubeconfig}", *scope, *arguments]
         try:
             done = subprocess.run(
                 command, input=document, capture_output=True, text=True, timeout=timeout_s, check=False
