@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import signal
 import socket
 import sys
 import threading
@@ -49,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         from modelserve_worker import fetch  # the Hub's client is not needed to serve
 
         return fetch.main(arguments[1:])
+    # As process 1 of a container, a process ignores every signal it has no handler for; the server sets its own later.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         return serve(_parse(arguments))
@@ -116,13 +119,18 @@ async def _serve(args: EngineArgs, state: ServerState, listener: socket.socket) 
         state.mark_ready(started)
         log.info("ready after %.1f s, contexts up to %d tokens", time.monotonic() - began, started.max_model_len)
 
-    try:
-        await run_server(
-            create_app(state, metrics), state, listener, drain_seconds=args.drain_seconds, starting=start()
-        )
-    finally:
+    async def stop_engine() -> None:
         if engine is not None:
             await engine.shutdown()
+
+    await run_server(
+        create_app(state, metrics),
+        state,
+        listener,
+        drain_seconds=args.drain_seconds,
+        starting=start(),
+        stop_engine=stop_engine,
+    )
 
 
 def _start_engine(args: EngineArgs, state: ServerState) -> tuple[AsyncEngine, dict[str, str]]:

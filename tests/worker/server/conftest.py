@@ -28,7 +28,7 @@ EOS = 106
 
 
 class EchoEngine:
-    """Says the prompt's byte tokens again, then EOS. One token per step; `gate` holds all steps while it is cleared."""
+    """Says the prompt's byte tokens again, then EOS. One token per step of `step_seconds`."""
 
     def __init__(self, max_model_len: int = 512) -> None:
         self.max_model_len = max_model_len
@@ -50,6 +50,8 @@ class EchoEngine:
             reply = [token_id for token_id in request.prompt_token_ids if token_id >= 238] + [EOS]
             for position in range(request.sampling.max_tokens):
                 await asyncio.sleep(self.step_seconds)
+                if self.dead:
+                    raise EngineDead(self.dead)
                 if self.fail_after is not None and position >= self.fail_after:
                     finished = True
                     yield RequestOutput(request.request_id, (), FinishReason.ERROR, error="the step failed: overheated")
@@ -137,9 +139,13 @@ def served_model(model_directory: Path) -> ServedModel:
 
 
 @pytest.fixture
-def server(served_model: ServedModel) -> Iterator[LiveServer]:
-    engine = EchoEngine()
+def echo_engine() -> EchoEngine:
+    return EchoEngine()
+
+
+@pytest.fixture
+def server(served_model: ServedModel, echo_engine: EchoEngine) -> Iterator[LiveServer]:
     state = ServerState(served_model)
-    state.mark_ready(engine)
-    with serve(state, engine) as live:
+    state.mark_ready(echo_engine)
+    with serve(state, echo_engine) as live:
         yield live

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 import uvicorn
 from starlette.applications import Starlette
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 _LOG_INTERVAL_S = 5.0
 _ALIVE_INTERVAL_S = 0.5
-_CLOSE_SECONDS = 5  # for connections that are still open once the drain time is over
+_CLOSE_SECONDS = 5  # for the last answers to reach slow clients
 _KEEP_ALIVE_SECONDS = 75  # longer than load balancers and clients keep idle connections
 
 
@@ -44,12 +44,20 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 async def run_server(
-    app: Starlette, state: ServerState, listener: socket.socket, *, drain_seconds: float, starting: Awaitable[None]
+    app: Starlette,
+    state: ServerState,
+    listener: socket.socket,
+    *,
+    drain_seconds: float,
+    starting: Awaitable[None],
+    stop_engine: Callable[[], Awaitable[None]],
 ) -> None:
     """Serve until SIGTERM or SIGINT, then finish open requests for at most `drain_seconds`.
 
     `starting` brings the engine up and marks `state` ready; what it raises ends the server and is raised here. On a
-    signal before that, this returns without waiting for it. Raises EngineStopped.
+    signal before that, this returns without waiting for it. `stop_engine` is awaited before connections are closed:
+    requests that are still open then fail with EngineDead, so that their clients get an error, not a broken stream.
+    Raises EngineStopped.
     """
     config = uvicorn.Config(
         app,
@@ -79,6 +87,7 @@ async def run_server(
     finally:
         for task in (started, stopped, logging_progress):
             task.cancel()
+        await stop_engine()
         server.should_exit = True
         await serving
 

@@ -1,4 +1,4 @@
-"""What the server is doing: loading, ready, draining or failed. The composition root writes it, the routes read it."""
+"""What the server is doing: loading, ready or draining. The composition root writes it, the routes read it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ class Phase(StrEnum):
     LOADING = "loading"
     READY = "ready"
     DRAINING = "draining"  # SIGTERM came: open requests finish, new ones get a 503
-    FAILED = "failed"
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class ServedModel:
 class ServerState:
     model: ServedModel
     phase: Phase = Phase.LOADING
-    detail: str = "starting"  # progress while loading, the reason once failed
+    detail: str = "starting"  # how far loading is
     engine: EngineClient | None = None
     open_requests: int = 0
     idle: asyncio.Event = field(default_factory=asyncio.Event)  # set while draining and no request is open
@@ -58,7 +57,7 @@ class ServerState:
 
     def alive(self) -> bool:
         """False once the process can only be replaced."""
-        return self.phase is not Phase.FAILED and (self.engine is None or self.engine.is_alive())
+        return self.engine is None or self.engine.is_alive()
 
     def ready(self) -> bool:
         return self.phase is Phase.READY and self.alive()
