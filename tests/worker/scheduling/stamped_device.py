@@ -19,6 +19,7 @@ from modelserve_worker.batch import IN_FLIGHT, SampledTokens, ScheduledBatch, Sc
 from modelserve_worker.request import SampledToken
 
 POSITION_BITS, LAYER_BITS = 16, 6
+NONSENSE = -2  # what a request says after a failed step
 
 
 @dataclass(frozen=True)
@@ -197,7 +198,8 @@ class _Share:
         return {p for i, p in enumerate(read.pages, read.first) if write.first <= i < write.first + len(write.pages)}
 
     def sample(self) -> SampledToken:
-        self.slot.last_token = self.device.token_at(self.request.request_id, self.request.end)
+        text = self.device.token_at(self.request.request_id, self.request.end)
+        self.slot.last_token = NONSENSE if self.slot.lost else text
         return SampledToken(self.slot.last_token)
 
     def write_global(self, layer: int) -> None:

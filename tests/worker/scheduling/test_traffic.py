@@ -225,8 +225,8 @@ def test_attention_reads_exactly_its_rows_and_no_byte_is_lost() -> None:
     run(Traffic, examples=400)
     assert Traffic.steps >= STEPS
     # The traffic is worth its name only if it went through every mechanism.
-    assert Traffic.preemptions > 500
-    assert Traffic.moves > 300
+    assert Traffic.preemptions > 200
+    assert Traffic.moves > 30
     assert Traffic.reuses > 10_000
     assert Traffic.rows_read > 1_000_000
 

@@ -1,0 +1,51 @@
+"""The number that sizing promises is the number that runs."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stamped_device import StampedModel
+
+from modelserve.architecture import LayerKind
+from modelserve_worker.batch import SampledTokens
+from modelserve_worker.request import Request, SampledToken, SamplingParams
+from modelserve_worker.scheduling.admission import SchedulerLimits
+from modelserve_worker.scheduling.scheduler import Scheduler
+
+S, G = LayerKind.SLIDING, LayerKind.GLOBAL
+
+
+@given(
+    window=st.integers(1, 12),
+    tokens=st.tuples(st.integers(1, 5), st.integers(1, 5)),
+    rows=st.tuples(st.integers(1, 5), st.integers(1, 5)),
+    length=st.integers(2, 40),
+    prompt=st.integers(1, 40),
+    fits=st.integers(1, 5),
+    slack=st.integers(0, 99),
+    overload=st.booleans(),
+)
+@settings(max_examples=300, deadline=None)
+def test_requests_of_known_length_run_together_exactly_when_sizing_says(
+    window: int, tokens: tuple[int, int], rows: tuple[int, int], length: int, prompt: int, fits: int, slack: int,
+    overload: bool,
+) -> None:  # fmt: skip
+    """`length` positions each, all of which end in the cache; the answer's last token needs no row."""
+    geometry = StampedModel((S, G)).geometry(
+        window=window, global_tokens=tokens[0], sliding_tokens=tokens[1], global_row=rows[0], sliding_row=rows[1]
+    )
+    prompt = min(prompt, length)
+    pool = geometry.held_bytes(length) * (100 * fits + slack) // 100
+    assert geometry.requests(pool, length) == fits
+    count = fits + overload
+    scheduler = Scheduler(SchedulerLimits(1000, count, length + 1, ()), geometry, pool)
+    for i in range(count):
+        sampling = SamplingParams(seed=0, max_tokens=length + 1 - prompt)
+        scheduler.add(Request(f"r{i}", (5,) * prompt, sampling))
+    together = True
+    while batch := scheduler.schedule():
+        together &= len(batch.requests) == count
+        sampled = {share.request_id: SampledToken(5) for share in batch.requests if share.samples}
+        scheduler.update(SampledTokens(batch.step, sampled))
+    assert not scheduler.has_requests
+    assert (together and not scheduler.stats().preemptions_total) == (not overload)
