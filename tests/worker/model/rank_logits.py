@@ -1,8 +1,10 @@
-"""Logits of a tensor-parallel model whose ranks are processes of this machine, joined by gloo."""
+"""The same work on every rank of a tensor-parallel model; ranks are processes of this machine, joined by gloo."""
 
 from __future__ import annotations
 
 import multiprocessing
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,16 +13,16 @@ from model_checkpoints import load_checkpoint
 from torch import Tensor
 
 from modelserve_worker.execution.parallel import join_tensor_parallel
+from modelserve_worker.layers.parallel import TensorParallel
 
 Case = tuple[Path, list[int]]
+Work = Callable[[TensorParallel], list[Tensor]]
 
 
-def tensor_parallel_logits(
-    cases: list[Case], *, size: int, scratch: Path, timeout_s: float = 240.0
-) -> list[list[Tensor]]:
-    """Logits of every case (checkpoint directory, token ids), as each rank computed them: [rank][case]."""
+def on_every_rank(work: Work, *, size: int, scratch: Path, timeout_s: float = 240.0) -> list[list[Tensor]]:
+    """What `work` (picklable) returned on each rank: [rank][item]."""
     context = multiprocessing.get_context("spawn")
-    ranks = [context.Process(target=_rank, args=(rank, size, cases, scratch)) for rank in range(size)]
+    ranks = [context.Process(target=_rank, args=(rank, size, work, scratch)) for rank in range(size)]
     for process in ranks:
         process.start()
     for process in ranks:
@@ -31,11 +33,20 @@ def tensor_parallel_logits(
     return [torch.load(scratch / f"rank{rank}.pt") for rank in range(size)]
 
 
-def _rank(rank: int, size: int, cases: list[Case], scratch: Path) -> None:
+def tensor_parallel_logits(cases: list[Case], *, size: int, scratch: Path) -> list[list[Tensor]]:
+    """Logits of every case (checkpoint directory, token ids), as each rank computed them: [rank][case]."""
+    return on_every_rank(partial(_dense, cases), size=size, scratch=scratch)
+
+
+def _dense(cases: list[Case], parallel: TensorParallel) -> list[Tensor]:
+    models = {directory: load_checkpoint(directory, parallel=parallel) for directory in dict(cases)}
+    return [dense_logits(models[directory], ids) for directory, ids in cases]
+
+
+def _rank(rank: int, size: int, work: Work, scratch: Path) -> None:
     torch.set_num_threads(1)
     parallel = join_tensor_parallel(
         rank=rank, size=size, init_method=f"file://{scratch}/rendezvous", device=torch.device("cpu"), timeout_s=120.0
     )
-    models = {directory: load_checkpoint(directory, parallel=parallel) for directory in dict(cases)}
-    torch.save([dense_logits(models[directory], ids) for directory, ids in cases], scratch / f"rank{rank}.pt")
+    torch.save(work(parallel), scratch / f"rank{rank}.pt")
     torch.distributed.destroy_process_group()

@@ -1,0 +1,159 @@
+"""Teacher forcing through the real scheduler, page tables and paged cache: logits of every computed position."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from model_checkpoints import WINDOW, load_checkpoint, random_tokens
+from torch import Tensor
+
+from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, cache_geometry
+from modelserve_worker.batch import SampledTokens, ScheduledBatch
+from modelserve_worker.execution.kv_cache import KVCache
+from modelserve_worker.execution.model_runner import GPUModelRunner
+from modelserve_worker.layers.parallel import TensorParallel
+from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
+from modelserve_worker.request import Request, SampledToken, SamplingParams
+from modelserve_worker.scheduling.admission import SchedulerLimits
+from modelserve_worker.scheduling.scheduler import Scheduler
+
+CPU = torch.device("cpu")
+# 70 and 140 cross global pages and reuse sliding ones.
+LENGTHS = (WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW + 5, 70, 140)
+
+
+@dataclass(frozen=True)
+class Forced:
+    """One request: `token_ids` are its prompt (the first `prompt` of them) and the tokens it is made to sample."""
+
+    token_ids: tuple[int, ...]
+    prompt: int
+    arrives: int = 0  # step before which it is added
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Requests and the limits they run under. `pool_bytes` None: enough for all of them at once."""
+
+    requests: tuple[Forced, ...]
+    chunk: int = 512
+    max_num_seqs: int = 8
+    steps_in_flight: int = 1
+    pool_bytes: int | None = None
+
+
+@dataclass
+class Replay:
+    """Logits [len(token_ids) - 1, vocab] per request; a position computed again is compared with its last value."""
+
+    logits: list[Tensor]
+    preemptions: int
+    recomputed: int
+    largest_disagreement: float  # between two computations of one position
+
+
+def geometry_of(model: Gemma4ForCausalLM) -> CacheGeometry:
+    architecture = model.architecture
+    layout = KVCacheLayout.V_ONLY if architecture.attention_k_eq_v else KVCacheLayout.KV
+    return cache_geometry(
+        architecture, dtype=KVCacheDtype.FLOAT32, layout=layout, tensor_parallel_size=model.parallel.size
+    )
+
+
+def replay(model: Gemma4ForCausalLM, traffic: Traffic) -> Replay:
+    """Run `traffic` to its end with stamps on, forcing each sampled token."""
+    return _Replayer(model, traffic).run()
+
+
+class _Replayer:
+    def __init__(self, model: Gemma4ForCausalLM, traffic: Traffic) -> None:
+        geometry = geometry_of(model)
+        longest = max(len(r.token_ids) for r in traffic.requests)
+        pool_bytes = traffic.pool_bytes or sum(geometry.held_bytes(len(r.token_ids)) for r in traffic.requests)
+        cache = KVCache(geometry, pool_bytes, device=CPU, debug_stamps=True)
+        limits = SchedulerLimits(traffic.chunk, traffic.max_num_seqs, longest + 1, ())
+        self.traffic = traffic
+        self.scheduler = Scheduler(limits, geometry, pool_bytes)
+        self.runner = GPUModelRunner(
+            model,
+            cache,
+            max_num_batched_tokens=traffic.chunk,
+            max_num_seqs=traffic.max_num_seqs,
+            max_model_len=longest + 1,
+        )
+        self.seen: list[dict[int, Tensor]] = [{} for _ in traffic.requests]
+        self.recomputed = 0
+        self.disagreement = 0.0
+
+    def run(self) -> Replay:
+        waiting = sorted(range(len(self.seen)), key=lambda i: self.traffic.requests[i].arrives)
+        pending: deque[SampledTokens] = deque()
+        step = 0
+        while waiting or pending or self.scheduler.has_requests:
+            while waiting and self.traffic.requests[waiting[0]].arrives <= step:
+                self._add(waiting.pop(0))
+            batch = self.scheduler.schedule()
+            if batch is not None:
+                pending.append(self._compute(batch))
+            if pending and (batch is None or len(pending) >= self.traffic.steps_in_flight):
+                self.scheduler.update(pending.popleft())
+            self.scheduler.check_integrity()
+            step += 1
+            assert step < 100_000, "the traffic makes no progress"
+        assert self.scheduler.arena.held_bytes == 0
+        return Replay(
+            [torch.stack([rows[p] for p in sorted(rows)]) for rows in self.seen],
+            self.scheduler.stats().preemptions_total,
+            self.recomputed,
+            self.disagreement,
+        )
+
+    def _add(self, index: int) -> None:
+        forced = self.traffic.requests[index]
+        sampling = SamplingParams(seed=0, max_tokens=len(forced.token_ids) - forced.prompt)
+        self.scheduler.add(Request(str(index), forced.token_ids[: forced.prompt], sampling))
+
+    def _compute(self, batch: ScheduledBatch) -> SampledTokens:
+        rows = iter(self.runner.teacher_forced_logits(batch))
+        tokens = {}
+        for scheduled in batch.requests:
+            index = int(scheduled.request_id)
+            seen = self.seen[index]
+            for position in range(scheduled.start, scheduled.end):
+                row = next(rows).clone()
+                if position in seen:
+                    self.recomputed += 1
+                    self.disagreement = max(self.disagreement, float((row - seen[position]).abs().max()))
+                seen[position] = row
+            if scheduled.samples:
+                token = self.traffic.requests[index].token_ids[scheduled.end]
+                self.runner._last_tokens[scheduled.slot] = token
+                tokens[scheduled.request_id] = SampledToken(token)
+        return SampledTokens(batch.step, tokens)
+
+
+def sequences() -> list[tuple[int, ...]]:
+    return [tuple(random_tokens(length, seed=length)) for length in LENGTHS]
+
+
+def scarce(model: Gemma4ForCausalLM) -> Traffic:
+    """Two long requests that both start and cannot both end: the older one takes its last page from the younger."""
+    ids = [tuple(random_tokens(length, seed=length)) for length in (140, 139, WINDOW, 3 * WINDOW + 5)]
+    geometry = geometry_of(model)
+    pool = 2 * (geometry.held_bytes(140) - geometry.global_page.page_bytes)
+    requests = tuple(Forced(one, min(4, len(one) - 1), arrives=i) for i, one in enumerate(ids))
+    return Traffic(requests, chunk=24, steps_in_flight=2, pool_bytes=pool)
+
+
+def scarce_logits(directories: list[Path], parallel: TensorParallel) -> list[Tensor]:
+    """Logits of the scarce traffic on one rank, for every checkpoint in turn."""
+    logits: list[Tensor] = []
+    for directory in directories:
+        model = load_checkpoint(directory, parallel=parallel)
+        done = replay(model, scarce(model))
+        assert done.preemptions > 0
+        logits += done.logits
+    return logits
