@@ -33,11 +33,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                 nodes=arguments.nodes,
                 output=arguments.output,
             )
-            print(text)
+            print(text, flush=True)
             return code
         if arguments.command == "inspect":
             return _inspect(Path(arguments.directory), arguments.output)
-        print(crd_yaml(), end="")
+        print(crd_yaml(), end="", flush=True)
     except InvalidInput as error:
         print(f"modelserve: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT

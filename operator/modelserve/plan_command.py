@@ -92,7 +92,7 @@ def _documents(file: str) -> Iterator[Any]:
     except OSError as error:
         raise InvalidInput(f"cannot read {file}: {error.strerror}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise InvalidInput(f"{_shown(file)} is not YAML: {error}") from error
+        raise InvalidInput(f"{_shown(file)} is not YAML: {' '.join(str(error).split())}") from error
     for document in documents:
         if isinstance(document, dict) and str(document.get("kind", "")).endswith("List"):
             items = document.get("items")

@@ -62,7 +62,7 @@ def test_json_has_camel_case_and_no_nulls() -> None:
     ],
 )
 def test_a_wrong_field_is_named(spec: dict[str, Any], field: str, says: str) -> None:
-    with pytest.raises(InvalidInput, match=".*") as raised:
+    with pytest.raises(InvalidInput) as raised:
         ModelServe.parse(_document(**spec))
     assert raised.value.field == field
     assert says in str(raised.value)
@@ -126,10 +126,9 @@ def test_nonsense_in_any_place_is_accepted_or_refused(path: tuple[Any, ...], val
     target[path[-1]] = value
     try:
         parsed = ModelServe.parse(document)
-    except InvalidInput as error:
-        assert str(error)  # refused with words
-    else:
-        assert ModelServe.parse(parsed.to_json()) == parsed
+    except InvalidInput:
+        return  # refused in words; any other exception fails the test
+    assert ModelServe.parse(parsed.to_json()) == parsed
 
 
 @pytest.mark.parametrize(

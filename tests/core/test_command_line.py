@@ -1,0 +1,165 @@
+"""`modelserve` as scripts use it: exit codes, forms of output, and no torch, network or traceback."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from modelserve.api import PlanStatus
+from modelserve.cli import main
+from modelserve.crd import crd_yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "docs" / "examples" / "gemma4-31b.yaml"
+# torch and kopf are made impossible to import, and no socket can be opened.
+GUARD = """
+import socket, sys
+sys.modules.update({"torch": None, "kopf": None, "kubernetes": None})
+def refuse(*args, **kwargs): raise AssertionError("the command line opened a socket")
+socket.socket = refuse
+from modelserve.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def _run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", GUARD, *arguments], input=stdin, capture_output=True, text=True, check=False, cwd=ROOT
+    )
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "code", "verdict"),
+    [
+        ("NVIDIA-H200", 0, "Chosen"),
+        ("NVIDIA-L4", 3, "Refused"),
+        ("NVIDIA-GeForce-RTX-3090:2", 3, "Refused"),
+        ("NVIDIA-GeForce-RTX-3090:4", 0, "Chosen"),
+    ],
+)
+def test_31b_on_named_accelerators(accelerator: str, code: int, verdict: str) -> None:
+    done = _run("plan", "-f", str(EXAMPLE), "--accelerator", accelerator, "-o", "json")
+    assert (done.returncode, done.stderr) == (code, "")
+    (entry,) = json.loads(done.stdout)
+    assert set(entry) == {"name", "plan"}
+    planned = PlanStatus.model_validate(entry["plan"], by_alias=True, by_name=False)
+    assert planned.candidates[0].verdict == verdict
+    if code:
+        assert planned.candidates[0].shortfall_bytes
+        assert (planned.candidates[0].remedy or "").startswith("fits on 4 x NVIDIA-")
+
+
+def test_bad_input_exits_2_with_one_line_on_stderr() -> None:
+    for arguments, says in (
+        (("plan", "-f", "/nonexistent.yaml"), "No such file"),
+        (("plan", "-f", "-"), "holds no ModelServe"),
+        (("plan", "-f", str(EXAMPLE), "--accelerator", "H200"), "NVIDIA-H200"),
+        (("plan", "-f", str(EXAMPLE), "--accelerator", "NVIDIA-H200:0"), "1 to 64"),
+        (("plan", "-f", str(EXAMPLE), "--nodes", str(EXAMPLE)), "holds no Node"),
+        (("plan", "-f", str(ROOT / "docs/examples/tiny.yaml")), "file://DIR"),
+    ):
+        done = _run(*arguments)
+        assert (done.returncode, done.stdout) == (2, ""), arguments
+        assert says in done.stderr, arguments
+        assert len(done.stderr.splitlines()) == 1, arguments
+
+
+def _plan(document: object, *arguments: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> tuple[int, str]:
+    text = document if isinstance(document, str) else yaml.safe_dump(document)
+    (tmp_path / "serve.yaml").write_text(text)
+    code = main(["plan", "-f", str(tmp_path / "serve.yaml"), *arguments])
+    captured = capsys.readouterr()
+    return code, captured.out + captured.err
+
+
+def _serve(name: str, **spec: Any) -> dict[str, Any]:
+    spec.setdefault("model", {"uri": "hf://google/gemma-4-31B-it"})
+    return {
+        "apiVersion": "serving.modelserve.dev/v1alpha1",
+        "kind": "ModelServe",
+        "metadata": {"name": name},
+        "spec": spec,
+    }
+
+
+@pytest.mark.parametrize("text", ["{", "a: b: c", "\t", "- [", "!!python/object:os.system {}", "\x00"])
+def test_what_is_not_yaml_is_refused(text: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, output = _plan(text, capsys=capsys, tmp_path=tmp_path)
+    assert (code, len(output.splitlines())) == (2, 1)
+
+
+def test_every_document_gets_an_entry_and_one_that_does_not_fit_decides(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    small = _serve("small", model={"uri": "hf://google/gemma-4-E2B-it"})
+    listed = {"apiVersion": "v1", "kind": "List", "items": [small, {"apiVersion": "v1", "kind": "Secret"}]}
+    text = yaml.safe_dump_all([_serve("large"), None, {"kind": "ConfigMap"}, listed])
+    code, output = _plan(text, "--accelerator", "NVIDIA-L4", "-o", "yaml", capsys=capsys, tmp_path=tmp_path)
+    entries = yaml.safe_load(output)
+    assert (code, [entry["name"] for entry in entries]) == (3, ["large", "small"])
+    assert ["hash" in entry["plan"] for entry in entries] == [False, True]
+
+
+def test_a_wrong_field_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, output = _plan(_serve("gemma", context={"maxModelLen": 0}), capsys=capsys, tmp_path=tmp_path)
+    assert (code, "spec.context.maxModelLen" in output) == (2, True)
+
+
+def test_nodes_are_read_with_their_labels(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    node = {
+        "kind": "Node",
+        "metadata": {
+            "name": "a",
+            "labels": {"nvidia.com/gpu.product": "NVIDIA-L40S", "nvidia.com/gpu.memory": "46068"},
+        },
+        "status": {"allocatable": {"nvidia.com/gpu": "4"}},
+    }
+    (tmp_path / "nodes.yaml").write_text(yaml.safe_dump({"kind": "NodeList", "items": [node]}))
+    nodes = ("--nodes", str(tmp_path / "nodes.yaml"))
+    code, output = _plan(_serve("gemma"), *nodes, "-o", "json", capsys=capsys, tmp_path=tmp_path)
+    assert code == 0
+    (entry,) = json.loads(output)
+    assert (entry["plan"]["accelerator"], entry["plan"]["gpusPerReplica"]) == ("NVIDIA-L40S", 4)
+
+
+def test_a_directory_stands_for_a_checkpoint(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    config = {
+        "model_type": "gemma4_text", "num_hidden_layers": 1, "layer_types": ["full_attention"], "hidden_size": 16,
+        "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "sliding_window": 8,
+        "max_position_embeddings": 128, "vocab_size": 64,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    serve = _serve("local", model={"uri": f"file://{tmp_path}"}, accelerators={"products": ["CPU"]})
+    code, output = _plan(serve, "-o", "json", capsys=capsys, tmp_path=tmp_path)
+    assert (code, json.loads(output)[0]["plan"]["maxModelLen"]) == (0, 128)
+    serve["spec"]["model"]["uri"] = "file:///nonexistent"
+    code, output = _plan(serve, capsys=capsys, tmp_path=tmp_path)
+    assert (code, "/nonexistent/config.json" in output) == (2, True)
+
+
+def test_the_table_shows_every_candidate(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, output = _plan(_serve("gemma"), "--accelerator", "NVIDIA-H200:8", capsys=capsys, tmp_path=tmp_path)
+    assert code == 0
+    rows = [line.split()[:3] for line in output.splitlines() if line.startswith("NVIDIA-H200 ")]
+    assert [row[1] for row in rows] == ["1", "2", "4", "8"]
+    assert [row[2] for row in rows] == ["Chosen", "Fits", "Fits", "Fits"]
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    program = [sys.executable, "-c", GUARD, "plan", "-f", str(EXAMPLE), "-o", "json"]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        running.stdout.close()
+        assert running.stderr.read() == b""
+
+
+def test_the_crd_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["crd"]) == 0
+    assert capsys.readouterr().out == crd_yaml()
