@@ -8,13 +8,14 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import openai
-import yaml
 
 from localcluster import lifecycle, operator_process, target, weights_volume
-from localcluster.kubectl import condition, wait_for
+from localcluster.crds import install_crds
+from localcluster.deployment import EXAMPLE, apply_example
 from localcluster.plan_text import describe_plan
 from localcluster.service_access import service_url
 from localcluster.settings import REPOSITORY, ClusterError, Layout
@@ -22,44 +23,24 @@ from localcluster.target import Target
 
 LAYOUT = Layout("demo")
 NAMESPACE = "modelserve-demo"
-CRDS = REPOSITORY / "crds"
-EXAMPLE = REPOSITORY / "docs" / "examples" / "tiny.yaml"
-READY_TIMEOUT_S = 300.0
 
 
 def _step(line: str) -> None:
     print(f"[{time.strftime('%H:%M:%S')}] {line}", flush=True)
 
 
-def install_crds(cluster: Target) -> None:
-    """Apply crds/ and wait until the API server serves them."""
-    names = cluster.kubectl.run("apply", "--server-side", "-f", str(CRDS), "-o", "name").split()
-
-    def established() -> bool:
-        return all(condition(cluster.kubectl.get(name), "Established").get("status") == "True" for name in names)
-
-    wait_for("the CRD Established", established, timeout_s=30)
-
-
-def _wait_until_ready(cluster: Target, name: str) -> None:
-    """Print every condition as it changes until Ready is True. Raises ClusterError when the ModelServe stalls."""
-    kubectl = cluster.kubectl
+def _print_conditions() -> Callable[[dict[str, Any]], None]:
+    """A callback that prints every condition as it changes."""
     shown: dict[str, tuple[str, str]] = {}
 
-    def ready() -> bool:
-        resource = kubectl.get("modelserve", name, "-n", NAMESPACE)
+    def seen(resource: dict[str, Any]) -> None:
         for entry in (resource.get("status") or {}).get("conditions") or ():
             now = (entry["status"], entry["reason"])
             if shown.get(entry["type"]) != now:
                 shown[entry["type"]] = now
                 _step(f"  {entry['type']:18} {entry['status']:8} {entry['reason']:24} {entry['message']}")
-        if (stalled := condition(resource, "Stalled")).get("status") == "True":
-            raise ClusterError(f"ModelServe {name} stalled: {stalled['reason']}: {stalled['message']}")
-        state = condition(resource, "Ready")
-        current = resource["metadata"]["generation"] == (resource.get("status") or {}).get("observedGeneration")
-        return state.get("status") == "True" and current
 
-    wait_for(f"ModelServe {name} Ready", ready, timeout_s=READY_TIMEOUT_S, interval_s=0.5)
+    return seen
 
 
 def _chat(cluster: Target, name: str) -> None:
@@ -74,7 +55,7 @@ def _chat(cluster: Target, name: str) -> None:
         )
         for chunk in stream:
             if chunk.choices and (text := chunk.choices[0].delta.content):
-                print(text.encode("unicode_escape").decode(), end="", flush=True)
+                print("".join(c if c.isprintable() else "." for c in text), end="", flush=True)
         print("\n")
 
 
@@ -102,15 +83,12 @@ def up() -> None:
     _step(f"making a small Gemma 4 checkpoint on the volume of namespace {NAMESPACE}")
     weights_volume.create_namespace(cluster, NAMESPACE)
     weights_volume.write_checkpoint(cluster, NAMESPACE)
-    example: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
-    name = example["metadata"]["name"]
     _step(f"kubectl apply -n {NAMESPACE} -f {EXAMPLE.relative_to(REPOSITORY)}")
-    cluster.kubectl.run("apply", "-n", NAMESPACE, "-f", str(EXAMPLE))
-    _wait_until_ready(cluster, name)
-    status = cluster.kubectl.get("modelserve", name, "-n", NAMESPACE)["status"]
-    print(f"\n{describe_plan(status['plan'])}\n")
-    _chat(cluster, name)
-    print(_next_steps(cluster, name))
+    served = apply_example(cluster, NAMESPACE)
+    served.wait_ready(seen=_print_conditions())
+    print(f"\n{describe_plan(served.status()['plan'])}\n")
+    _chat(cluster, served.name)
+    print(_next_steps(cluster, served.name))
 
 
 def down() -> None:

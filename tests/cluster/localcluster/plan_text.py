@@ -5,6 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+_TERMS = {
+    "weightsBytes": "Weights",
+    "activationBytes": "Workspace",
+    "overheadBytes": "Overhead",
+    "kvPoolBytes": "KV pool",
+}
+
 
 def _size(count: int) -> str:
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
@@ -21,22 +28,16 @@ def describe_plan(plan: Mapping[str, Any]) -> str:
     rows = [
         ("Plan", f"{plan['hash']}: {device}, tensor parallel {plan['tensorParallel']}"),
         ("Context", f"{plan['maxModelLen']:,} tokens, KV cache {cache['dtype']} {cache['layout']}"),
-        *((_words(name), _size(size)) for name, size in plan["perGpu"].items()),
+        *((label, _size(plan["perGpu"][name])) for name, label in _TERMS.items()),
     ]
-    for name, size in plan["perRequest"].items():
+    for name, size in sorted(plan["perRequest"].items()):
         at = name.removesuffix("Bytes")
         rows.append((f"Request {_length(at)}", f"{_size(size)} each, {plan['concurrency'][at]} at once"))
     for candidate in plan.get("candidates", ()):
         reason = candidate.get("message") or candidate.get("limitedBy") or ""
         remedy = f" Remedy: {candidate['remedy']}" if candidate.get("remedy") else ""
         rows.append((f"  {candidate['accelerator']}", f"{candidate['verdict']}. {reason}{remedy}"))
-    return "\n".join(f"{name:20} {value}" for name, value in rows)
-
-
-def _words(name: str) -> str:
-    known = {"weights": "Weights", "activation": "Workspace", "overhead": "Overhead", "kvPool": "KV pool"}
-    stem = name.removesuffix("Bytes")
-    return known.get(stem, stem)
+    return "\n".join(f"{name:24}{value}" for name, value in rows)
 
 
 def _length(at: str) -> str:

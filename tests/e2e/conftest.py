@@ -1,0 +1,81 @@
+"""One real cluster for all end-to-end tests: the user's (KUBECONFIG) or a local one that ends with the session."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from localcluster import lifecycle, operator_process, weights_volume
+from localcluster.crds import install_crds
+from localcluster.deployment import Deployed, apply_example
+from localcluster.kubectl import KubectlError
+from localcluster.settings import Layout
+from localcluster.target import Target, find, user_kubeconfig
+
+LAYOUT = Layout("test")
+NAMESPACE = "modelserve-e2e"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "/e2e/" in item.path.as_posix():
+            item.add_marker(pytest.mark.e2e)
+            item.add_marker(pytest.mark.xdist_group("e2e"))  # one process: there is one cluster
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """A failure shows the end of the operator's log and what is in the namespace."""
+    outcome = yield
+    report = outcome.get_result()  # type: ignore[attr-defined]
+    cluster = getattr(item, "funcargs", {}).get("cluster")
+    if report.failed and isinstance(cluster, Target):
+        if LAYOUT.operator_log.exists():
+            report.sections.append(("operator", "\n".join(LAYOUT.operator_log.read_text().splitlines()[-40:])))
+        try:
+            listed = cluster.kubectl.run("get", "modelserves,pods,jobs,events", "-n", NAMESPACE, "-o", "wide")
+        except KubectlError as error:
+            listed = str(error)
+        report.sections.append(("cluster", listed))
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Target]:
+    """The cluster with the CRD, and a namespace that enforces `restricted` and has a small checkpoint on a claim."""
+    local = user_kubeconfig() is None
+    if local and (obstacles := lifecycle.obstacles()):
+        pytest.skip("no KUBECONFIG, and the local cluster cannot run here: " + "; ".join(obstacles))
+    if local:
+        operator_process.stop(LAYOUT)
+        lifecycle.down(LAYOUT)
+    target = find(LAYOUT, print)
+    install_crds(target)
+    weights_volume.create_namespace(target, NAMESPACE)
+    weights_volume.write_checkpoint(target, NAMESPACE)
+    yield target
+    operator_process.stop(LAYOUT)
+    if not local:
+        weights_volume.delete_namespace(target, NAMESPACE)
+    elif "MODELSERVE_KEEP_CLUSTER" not in os.environ:
+        lifecycle.down(LAYOUT)
+
+
+@pytest.fixture
+def operator(cluster: Target) -> operator_process.OperatorProcess:
+    """A running operator; a test that stops it leaves it to the next one to start it again."""
+    return operator_process.start(cluster)
+
+
+@pytest.fixture(scope="session")
+def _tiny(cluster: Target) -> Deployed:
+    operator_process.start(cluster)
+    return apply_example(cluster, NAMESPACE, "tiny")
+
+
+@pytest.fixture
+def tiny(_tiny: Deployed, operator: operator_process.OperatorProcess) -> Deployed:
+    """docs/examples/tiny.yaml, Ready. Tests leave it as they found it."""
+    _tiny.wait_ready()
+    return _tiny
