@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -112,7 +112,10 @@ async def _events(answer: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, 
 
 
 async def _read(request: Request, body_type: type[Body]) -> Body:
-    data = await request.body()
+    try:
+        data = await request.body()
+    except ClientDisconnect as error:
+        raise ApiError("the client left before its request was complete", status=499) from error
     try:
         document = json.loads(data, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:

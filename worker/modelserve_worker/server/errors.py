@@ -64,7 +64,6 @@ def unavailable(message: str) -> ApiError:
 def from_validation(error: ValidationError) -> ApiError:
     """The first fault of a request body, by field name."""
     first = error.errors(include_url=False)[0]
-    # Branches of a union add their own names to the location; the field is what precedes them.
     param = ".".join(str(part) for part in first["loc"]) or None
     name = str(first["loc"][-1]) if first["loc"] else "body"
     if first["type"] == "extra_forbidden":

@@ -8,10 +8,12 @@ from typing import Any
 from modelserve_worker.request import SampledToken
 from modelserve_worker.text.vocabulary import Vocabulary
 
+_LEAST = -9999.0  # stands for minus infinity, which JSON cannot say
+
 
 def _entry(token_id: int, logprob: float, vocabulary: Vocabulary) -> dict[str, Any]:
     data = vocabulary.bytes_of(token_id)
-    return {"token": data.decode(errors="replace"), "logprob": logprob, "bytes": list(data)}
+    return {"token": data.decode(errors="replace"), "logprob": max(logprob, _LEAST), "bytes": list(data)}
 
 
 def chat_logprobs(tokens: Iterable[SampledToken], vocabulary: Vocabulary) -> dict[str, Any]:
@@ -39,10 +41,11 @@ class CompletionLogprobs:
                 continue
             text = self._text(token.token_id)
             texts.append(text)
-            values.append(token.logprobs.logprob)
+            value = max(token.logprobs.logprob, _LEAST)
+            values.append(value)
             # The chosen token is always listed, as clients look it up by its text.
-            top = {self._text(token_id): logprob for token_id, logprob in token.logprobs.top}
-            tops.append({text: token.logprobs.logprob} | top if top else None)
+            top = {self._text(token_id): max(logprob, _LEAST) for token_id, logprob in token.logprobs.top}
+            tops.append({text: value} | top if top else None)
             offsets.append(self._offset)
             self._offset += len(text)
         return {"tokens": texts, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}

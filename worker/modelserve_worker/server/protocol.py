@@ -91,7 +91,7 @@ class SamplingFields(RequestModel):
 class CompletionRequest(SamplingFields):
     """POST /v1/completions."""
 
-    prompt: list[str | list[TokenId]] = Field(min_length=1, max_length=MAX_PROMPTS)
+    prompt: list[str | list[int]] = Field(min_length=1, max_length=MAX_PROMPTS)
     echo: bool = False
     logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     add_special_tokens: bool = True
@@ -111,9 +111,9 @@ class CompletionRequest(SamplingFields):
                 raise ValueError(f"a prompt is a string or a list of token ids, not {str(prompt)[:40]!r}")
             if not prompt:
                 raise ValueError("a prompt must not be empty; it needs at least one character or token id")
-            wrong = [] if isinstance(prompt, str) else [entry for entry in prompt if type(entry) is not int]
+            wrong = [] if isinstance(prompt, str) else [i for i in prompt if type(i) is not int or i < 0]
             if wrong:
-                raise ValueError(f"a list of token ids holds integers only, not {str(wrong[0])[:40]!r}")
+                raise ValueError(f"token ids are integers from 0 on, not {str(wrong[0])[:40]!r}")
         if not prompts:
             raise ValueError("the list of prompts must not be empty")
         return prompts
