@@ -17,6 +17,10 @@ NAME_LABEL = "serving.modelserve.dev/name"
 READY_TIMEOUT_S = 240.0
 
 
+class Stalled(ClusterError):
+    """The operator gave up on a ModelServe until something changes; the text is its reason."""
+
+
 @dataclass(frozen=True)
 class Deployed:
     """`kubectl` is bound to the namespace."""
@@ -47,7 +51,7 @@ class Deployed:
     ) -> float:
         """Wait until Ready is True for the present generation; `seen` gets every state on the way.
 
-        Returns seconds. Raises ClusterError when it stalls.
+        Returns seconds. Raises ClusterError with the reason when it stalls or takes too long.
         """
 
         def ready() -> bool:
@@ -55,12 +59,18 @@ class Deployed:
             seen(resource)
             stalled = condition(resource, "Stalled")
             if stalled.get("status") == "True":
-                raise ClusterError(f"ModelServe {self.name} stalled: {stalled['reason']}: {stalled['message']}")
+                raise Stalled(f"ModelServe {self.name} stalled: {stalled['reason']}: {stalled['message']}")
             state = condition(resource, "Ready")
             current = state.get("observedGeneration") == resource["metadata"]["generation"]
             return current and state.get("status") == "True"
 
-        return wait_for(f"ModelServe {self.name} Ready", ready, timeout_s=timeout_s, interval_s=0.5)
+        try:
+            return wait_for(f"ModelServe {self.name} Ready", ready, timeout_s=timeout_s, interval_s=0.5)
+        except Stalled:
+            raise
+        except ClusterError as error:
+            last = self.condition("Ready")
+            raise ClusterError(f"{error}; Ready is {last.get('reason')}: {last.get('message')}") from error
 
 
 def example(name: str | None = None, **spec: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from localcluster import components, kernel_state, node_namespaces
 from localcluster.binaries import Progress, cni_folder, require_packages, require_programs
 from localcluster.images import runtime_spec, write_images
-from localcluster.node_namespaces import Process
+from localcluster.processes import spawn
 from localcluster.record import Record
 from localcluster.settings import CLUSTERS, NODE_NAME, OPERATOR_USER, ClusterError, Layout, cache_dir
 
@@ -95,7 +95,9 @@ def _start(layout: Layout, programs: dict[str, Path], progress: Progress) -> Non
     record = Record.new(layout)
     kernel_state.save_settings(_kernel_settings())
     kernel_state.create_cgroups(layout.cgroup)
-    node = node_namespaces.create(pause=programs["pause"], logs=layout.path / "pod-logs")
+    node = node_namespaces.create(
+        pause=programs["pause"], pod_logs=layout.path / "pod-logs", log=layout.logs / "node.log"
+    )
     record = record.with_process("node", node)
     node_namespaces.connect(node, layout)
     lines = components.commands(layout, programs)
@@ -104,7 +106,7 @@ def _start(layout: Layout, programs: dict[str, Path], progress: Progress) -> Non
     def start(*names: str) -> None:
         nonlocal record
         for name in names:
-            record = record.with_process(name, _spawn([*inside, *lines[name]], layout.logs / f"{name}.log"))
+            record = record.with_process(name, spawn([*inside, *lines[name]], log=layout.logs / f"{name}.log"))
 
     kubectl = [str(programs["kubectl"]), f"--kubeconfig={layout.admin_kubeconfig}"]
     progress("starting containerd, etcd and the API server")
@@ -133,14 +135,6 @@ def _start(layout: Layout, programs: dict[str, Path], progress: Progress) -> Non
         record,
         layout,
     )
-
-
-def _spawn(command: list[str], log: Path) -> Process:
-    with log.open("ab") as output:
-        started = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, cwd="/"
-        )
-    return Process.of(started.pid)
 
 
 def _wait(what: str, ready: Callable[[], bool], record: Record, layout: Layout, *, timeout_s: float = 90.0) -> None:

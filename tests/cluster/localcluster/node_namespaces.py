@@ -7,14 +7,12 @@ tidying, after a crash too.
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 import subprocess
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
+from localcluster.processes import Process, spawn
 from localcluster.settings import ClusterError, Layout
 
 # Run inside the new namespaces. /run (sockets, network namespaces, runc), /var/log (pod logs) and /var/lib/cni (where
@@ -38,73 +36,20 @@ exec "$first"
 """
 
 
-@dataclass(frozen=True)
-class Process:
-    """A process that outlives this program. The start time tells it from a later one with the same number."""
-
-    pid: int
-    start_ticks: int
-
-    @classmethod
-    def of(cls, pid: int) -> Process:
-        return cls(pid, _start_ticks(pid) or 0)
-
-    @property
-    def alive(self) -> bool:
-        return self.start_ticks != 0 and _start_ticks(self.pid) == self.start_ticks
-
-    def terminate(self, *, timeout_s: float) -> None:
-        """SIGTERM, and SIGKILL when it still runs after `timeout_s`."""
-        if self.alive:
-            os.kill(self.pid, signal.SIGTERM)
-        if not self._gone_within(timeout_s):
-            self.kill()
-
-    def kill(self, *, timeout_s: float = 20.0) -> None:
-        """SIGKILL, then wait until it is gone. Raises ClusterError when it stays."""
-        if self.alive:
-            os.kill(self.pid, signal.SIGKILL)
-        if not self._gone_within(timeout_s):
-            raise ClusterError(f"process {self.pid} did not end within {timeout_s:.0f} s of SIGKILL")
-
-    def _gone_within(self, timeout_s: float) -> bool:
-        deadline = time.monotonic() + timeout_s
-        while self.alive:
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.05)
-        return True
-
-
-def _start_ticks(pid: int) -> int | None:
-    """Field 22 of /proc/PID/stat; None for a process that is gone or only waits to be reaped."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else int(fields[19])
-
-
-def create(*, pause: Path, logs: Path) -> Process:
+def create(pause: Path, *, pod_logs: Path, log: Path) -> Process:
     """Start the node's first process in namespaces of its own and return it, as the host numbers it."""
     command = ["unshare", "--mount", "--net", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc"]
-    launcher = subprocess.Popen(
-        [*command, "sh", "-c", _SETUP, "sh", str(logs), str(pause)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
+    launcher = spawn([*command, "sh", "-c", _SETUP, "sh", str(pod_logs), str(pause)], log=log)
     children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children")
     deadline = time.monotonic() + 10
-    while time.monotonic() < deadline and launcher.poll() is None:
+    while time.monotonic() < deadline and launcher.alive:
         listed = children.read_text().split()
         if listed and Path(f"/proc/{listed[0]}/exe").readlink().name == pause.name:
             return Process.of(int(listed[0]))
         time.sleep(0.02)
     launcher.kill()
-    reason = launcher.stderr.read().decode().strip() if launcher.stderr else ""
-    raise ClusterError(f"the node's namespaces could not be made (CAP_SYS_ADMIN is needed): {reason or 'timed out'}")
+    reason = log.read_text(errors="replace").strip() or "timed out"
+    raise ClusterError(f"the node's namespaces could not be made (CAP_SYS_ADMIN is needed): {reason}")
 
 
 def enter(node: Process) -> list[str]:

@@ -6,13 +6,12 @@ import json
 import os
 import shutil
 import socket
-import subprocess
 import sys
 import time
 import urllib.request
 from dataclasses import asdict, dataclass
 
-from localcluster.node_namespaces import Process
+from localcluster.processes import Process, spawn
 from localcluster.settings import ClusterError, Layout
 from localcluster.target import Target
 
@@ -57,20 +56,12 @@ def start(target: Target, *, timeout_s: float = 30.0) -> OperatorProcess:
         "MODELSERVE_METRICS_HOST": "127.0.0.1",
         "MODELSERVE_METRICS_PORT": str(port),
     }
-    with layout.operator_log.open("ab") as log:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "modelserve_operator"],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-    started = OperatorProcess(layout, Process.of(child.pid), port)
+    process = spawn([sys.executable, "-m", "modelserve_operator"], log=layout.operator_log, environment=environment)
+    started = OperatorProcess(layout, process, port)
     (layout.operator_folder / "record.json").write_text(json.dumps({"process": asdict(started.process), "port": port}))
     deadline = time.monotonic() + timeout_s
     while not _answers(port):
-        if child.poll() is not None or time.monotonic() > deadline:
+        if not process.alive or time.monotonic() > deadline:
             started.stop()
             tail = "\n".join(layout.operator_log.read_text(errors="replace").splitlines()[-15:])
             raise ClusterError(f"the operator did not start; the end of {layout.operator_log}:\n{tail}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, replace
 
-from localcluster.node_namespaces import Process
+from localcluster.processes import Process
 from localcluster.settings import Layout
 
 

@@ -1,0 +1,196 @@
+"""docs/examples/tiny.yaml on the real cluster: columns, scale, eviction, a rollout under load, restarts, deletion."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import openai
+import pytest
+
+from localcluster import operator_process
+from localcluster.deployment import NAME_LABEL, Deployed, apply_example
+from localcluster.kubectl import KubectlError, wait_for
+from localcluster.operator_process import OperatorProcess
+from localcluster.service_access import service_url
+from localcluster.target import Target
+
+NAMESPACE = "modelserve-e2e"
+API = f"/apis/serving.modelserve.dev/v1alpha1/namespaces/{NAMESPACE}/modelserves"
+
+
+def _pods(served: Deployed) -> dict[str, int]:
+    """Worker pods that are not on their way out: uid and container restarts."""
+    return {
+        pod["metadata"]["uid"]: sum(c["restartCount"] for c in pod["status"].get("containerStatuses", ()))
+        for pod in served.owned("pods")
+        if "deletionTimestamp" not in pod["metadata"] and "job-name" not in pod["metadata"]["labels"]
+    }
+
+
+def test_wait_and_columns_tell_the_state(tiny: Deployed) -> None:
+    tiny.kubectl.run("wait", "--for=condition=Ready", "modelserve/tiny", "--timeout=5s")
+    header, row = (line.split() for line in tiny.kubectl.run("get", "ms", "tiny").splitlines())
+    shown = dict(zip(header, row, strict=True))
+    assert shown["MODEL"] == "pvc://weights/tiny"
+    assert (shown["GPU"], shown["TP"], shown["MAXLEN"], shown["READY"]) == ("CPU", "1", "2048", "True")
+    wide = tiny.kubectl.run("get", "ms", "tiny", "-o", "wide")
+    status = tiny.status()
+    assert status["plan"]["hash"] in wide
+    assert status["url"] == f"http://tiny.{NAMESPACE}.svc/v1"
+    assert status["url"] in wide
+    assert "maxModelLen" in tiny.kubectl.run("explain", "modelserve.spec.context")
+
+
+def test_predicted_memory_is_what_the_worker_measured(tiny: Deployed) -> None:
+    wait_for("calibration", lambda: "calibration" in tiny.status(), timeout_s=30)
+    calibration = tiny.status()["calibration"]
+    assert calibration["predicted"] == tiny.status()["plan"]["perGpu"]
+    assert abs(float(calibration["errorPercent"])) < 5.0
+    assert calibration["measured"]["kvPoolBytes"] > 0
+
+
+def test_scale_subresource_works_without_replicas_in_the_manifest(tiny: Deployed) -> None:
+    scale = json.loads(tiny.kubectl.run("get", "--raw", f"{API}/tiny/scale"))
+    assert (scale["spec"]["replicas"], scale["status"]["replicas"]) == (1, 1)
+    selected = tiny.kubectl.items("pods", "-l", scale["status"]["selector"])
+    assert {pod["metadata"]["uid"] for pod in selected} == set(_pods(tiny))
+    first = set(_pods(tiny))
+    revision = tiny.status()["plan"]["hash"]
+    try:
+        tiny.kubectl.run("scale", "modelserve/tiny", "--replicas=2")
+        wait_for("two ready workers", lambda: tiny.status().get("readyReplicas") == 2, timeout_s=120)
+        assert first < set(_pods(tiny)), "the first worker keeps running"
+        assert tiny.status()["plan"]["hash"] == revision
+        _evictions_leave_one_worker(tiny)
+    finally:
+        tiny.kubectl.run("scale", "modelserve/tiny", "--replicas=1")
+    wait_for("one worker", lambda: len(_pods(tiny)) == 1 and tiny.status()["replicas"] == 1, timeout_s=120)
+    tiny.wait_ready()
+
+
+def _evictions_leave_one_worker(served: Deployed) -> None:
+    """The disruption budget lets a drain take one of two workers, not both."""
+    names = [pod["metadata"]["name"] for pod in served.owned("pods") if "deletionTimestamp" not in pod["metadata"]]
+    answers = []
+    for name in names:
+        eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": NAMESPACE}}
+        path = f"/api/v1/namespaces/{NAMESPACE}/pods/{name}/eviction"
+        try:
+            answers.append(served.kubectl.run("create", "--raw", path, "-f", "-", document=json.dumps(eviction)))
+        except KubectlError as error:
+            answers.append(str(error))
+    refused = [answer for answer in answers if "disruption budget" in answer]
+    assert (len(answers), len(refused)) == (2, 1), answers
+
+
+@dataclass
+class Traffic:
+    """A client that asks again and again; every failure is kept."""
+
+    url: str
+    model: str
+    answered: int = 0
+    errors: list[str] = field(default_factory=list)
+    stopped: threading.Event = field(default_factory=threading.Event)
+
+    def run(self) -> None:
+        client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
+        while not self.stopped.is_set():
+            try:
+                answer = client.completions.create(model=self.model, prompt="page", max_tokens=4, temperature=0)
+                assert answer.usage is not None
+                self.answered += 1
+            except Exception as error:
+                self.errors.append(f"{type(error).__name__}: {error}")
+            time.sleep(0.05)
+
+
+@contextmanager
+def _traffic(served: Deployed) -> Iterator[Traffic]:
+    with service_url(served.target, NAMESPACE, served.name) as url:
+        traffic = Traffic(url, served.name)
+        thread = threading.Thread(target=traffic.run)
+        thread.start()
+        try:
+            yield traffic
+        finally:
+            traffic.stopped.set()
+            thread.join()
+
+
+def _models(url: str) -> list[dict[str, Any]]:
+    with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as answer:
+        models: list[dict[str, Any]] = json.load(answer)["data"]
+    return models
+
+
+def test_a_new_max_model_len_takes_over_without_an_error(cluster: Target, operator: OperatorProcess) -> None:
+    served = apply_example(cluster, NAMESPACE, "rolling")
+    served.wait_ready()
+    before = served.status()["plan"]["hash"]
+    with _traffic(served) as traffic:
+        wait_for("first answers", lambda: traffic.answered > 3, timeout_s=60)
+        served.patch({"context": {"maxModelLen": 1024}})
+        served.wait_ready()
+        after = served.status()["plan"]["hash"]
+        assert after != before
+        wait_for("the old revision is gone", lambda: len(served.owned("deployments")) == 1, timeout_s=180)
+        answered = traffic.answered
+        wait_for("answers by the new revision", lambda: traffic.answered > answered + 3, timeout_s=60)
+        assert [model["max_model_len"] for model in _models(traffic.url)] == [1024]
+    assert traffic.errors == []
+    assert served.status()["maxModelLen"] == 1024
+    served.kubectl.delete("modelserve", "rolling")
+
+
+@pytest.fixture
+def relabelled_node(cluster: Target) -> Iterator[str]:
+    node = cluster.kubectl.items("nodes")[0]["metadata"]["name"]
+    cluster.kubectl.run("label", "node", node, "example.com/rack=7", "topology.kubernetes.io/zone=z1", "--overwrite")
+    yield node
+    cluster.kubectl.run("label", "node", node, "example.com/rack-", "topology.kubernetes.io/zone-")
+
+
+def _wipe_status(served: Deployed) -> None:
+    removal = '[{"op": "remove", "path": "/status"}]'
+    served.kubectl.run("patch", "ms", served.name, "--subresource=status", "--type=json", "-p", removal)
+
+
+def test_nothing_but_a_changed_spec_restarts_a_pod(
+    cluster: Target, tiny: Deployed, relabelled_node: str, operator: OperatorProcess
+) -> None:
+    before = _pods(tiny)
+    revision = tiny.status()["plan"]["hash"]
+    assert len(before) == 1
+    operator.stop()
+    _wipe_status(tiny)
+    assert "plan" not in tiny.status()
+    operator_process.start(cluster)
+    tiny.wait_ready(timeout_s=60)
+    cluster.kubectl.run("label", "node", relabelled_node, "example.com/rack=8", "--overwrite")
+    _wipe_status(tiny)
+    wait_for("status is back", lambda: "plan" in tiny.status(), timeout_s=30)
+    tiny.wait_ready(timeout_s=60)
+    assert _pods(tiny) == before
+    assert tiny.status()["plan"]["hash"] == revision
+
+
+def test_deletion_needs_no_operator(cluster: Target, operator: OperatorProcess) -> None:
+    """Owner references only: the garbage collector does it all, and no finalizer holds anything back."""
+    served = apply_example(cluster, NAMESPACE, "mayfly")
+    served.wait_ready()
+    kinds = "deployments,replicasets,pods,services,configmaps,poddisruptionbudgets,jobs"
+    assert len(served.owned(kinds)) >= 6
+    operator.stop()
+    assert served.resource()["metadata"].get("finalizers", []) == []
+    served.kubectl.run("delete", "modelserve", "mayfly", "--wait=false")
+    selector = f"{NAME_LABEL}=mayfly"
+    wait_for("all children collected", lambda: served.kubectl.items(kinds, "-l", selector) == [], timeout_s=120)
+    assert not served.kubectl.exists("modelserve", "mayfly")
