@@ -112,20 +112,26 @@ class AsyncEngine:
                 finished = output.finish_reason is not None
                 yield output
         finally:
-            del self._streams[request.request_id]
-            if not self._streams:
-                self._no_streams.set()
-            if not finished:
+            if self._streams.get(request.request_id) is outputs:  # its last output has not come
                 self._inbox.put(lambda: self._engine.scheduler.abort(request.request_id))
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
+        """Hand out one step's outputs. An id stays in use until its last output, so streams never mix."""
         for output in outputs:
-            if stream := self._streams.get(output.request_id):
-                stream.put_nowait(output)
+            self._streams[output.request_id].put_nowait(output)
+            if output.finish_reason is not None:
+                del self._streams[output.request_id]
+        self._note_streams()
 
     def _fail_streams(self) -> None:
         for stream in self._streams.values():
             stream.put_nowait(None)
+        self._streams.clear()
+        self._note_streams()
+
+    def _note_streams(self) -> None:
+        if not self._streams:
+            self._no_streams.set()
 
     def _run(self) -> None:
         """The engine's thread."""
@@ -157,7 +163,7 @@ class AsyncEngine:
                 outputs.append(output)
 
     def _publish(self, outputs: list[RequestOutput]) -> None:
-        self._stats = self._engine.scheduler.stats()
+        self._stats = self._engine.scheduler.stats()  # first: whoever has its last token sees its pages returned
         if outputs:
             self._post(lambda: self._deliver(outputs))
 

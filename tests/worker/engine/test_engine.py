@@ -1,0 +1,69 @@
+"""The loop: one step ahead of the results, and what a failed step costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from modelserve_worker.engine.engine import Engine
+from modelserve_worker.engine_client import EngineDead
+from modelserve_worker.request import FinishReason, Request, RequestOutput, SamplingParams
+
+
+def request(name: str, prompt: int = 4, max_tokens: int = 5) -> Request:
+    return Request(name, tuple(range(10, 10 + prompt)), SamplingParams(seed=0, max_tokens=max_tokens))
+
+
+def run(engine: Engine) -> dict[str, list[RequestOutput]]:
+    outputs: dict[str, list[RequestOutput]] = {}
+    while engine.has_work:
+        for output in engine.step():
+            outputs.setdefault(output.request_id, []).append(output)
+    engine.scheduler.check_integrity()
+    return outputs
+
+
+def test_steps_overlap_and_say_the_same(build_engine: Callable[..., Engine], runner) -> None:
+    engine = build_engine(budget=6)
+    engine.scheduler.add(request("a"))
+    engine.scheduler.add(request("b", prompt=7, max_tokens=2))
+    outputs = run(engine)
+    assert [token.token_id for output in outputs["a"] for token in output.tokens] == [104, 105, 106, 107, 108]
+    assert [token.token_id for output in outputs["b"] for token in output.tokens] == [107, 108]
+    assert all(outputs[name][-1].finish_reason is FinishReason.LENGTH for name in "ab")
+    assert runner.most_in_flight == 2
+    assert len(runner.batches) == 5, "no step is launched only to be discarded"
+
+
+@pytest.mark.parametrize("where", ["launch_errors", "result_errors"])
+def test_a_failed_step_fails_its_requests_only(build_engine: Callable[..., Engine], runner, where: str) -> None:
+    getattr(runner, where)[2] = ValueError("cold solder")
+    engine = build_engine(budget=4)
+    engine.scheduler.add(request("a"))
+    engine.scheduler.add(request("b", max_tokens=3))
+    engine.scheduler.add(request("c", max_tokens=3))
+    outputs = run(engine)
+    assert [output.finish_reason for output in outputs["a"]] == [None, FinishReason.ERROR]
+    assert outputs["a"][-1].error == outputs["b"][-1].error == "the step failed: ValueError: cold solder"
+    assert [token.token_id for output in outputs["c"] for token in output.tokens] == [104, 105, 106]
+    assert engine.scheduler.stats().held_bytes == 0
+
+
+def test_failures_in_a_row_end_the_engine(build_engine: Callable[..., Engine], runner) -> None:
+    runner.result_errors.update(dict.fromkeys(range(3, 10), RuntimeError("illegal address")))
+    engine = build_engine(budget=4)
+    for i in range(8):
+        engine.scheduler.add(request(f"r{i}"))
+    with pytest.raises(EngineDead, match=r"3 steps failed in a row; the last: .*illegal address"):
+        run(engine)
+
+
+def test_a_success_between_failures_forgives_them(build_engine: Callable[..., Engine], runner) -> None:
+    runner.result_errors.update(dict.fromkeys((1, 2, 4, 5), RuntimeError("loose contact")))
+    engine = build_engine(budget=4)
+    for i in range(8):
+        engine.scheduler.add(request(f"r{i}", max_tokens=2))
+    reasons = {name: outputs[-1].finish_reason for name, outputs in run(engine).items()}
+    assert set(reasons.values()) == {FinishReason.ERROR, FinishReason.LENGTH}
+    assert len(reasons) == 8

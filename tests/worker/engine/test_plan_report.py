@@ -1,0 +1,80 @@
+"""/v1/plan: the operator reads back what it planned, beside what came of it."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from modelserve.api.status import GpuMemory, PlanStatus
+from modelserve.architecture import ModelArchitecture
+from modelserve.engine_args import EngineArgs
+from modelserve.sizing.memory import memory_plan
+from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
+from modelserve_worker.engine.plan_report import plan_report
+from modelserve_worker.execution.memory_report import MemoryReport
+
+GIB = 1 << 30
+ARCHITECTURE = ModelArchitecture(
+    num_hidden_layers=6,
+    full_attention_layers=(5,),
+    hidden_size=256,
+    intermediate_size=512,
+    num_attention_heads=8,
+    num_key_value_heads=4,
+    num_global_key_value_heads=2,
+    head_dim=32,
+    global_head_dim=64,
+    attention_k_eq_v=True,
+    sliding_window=1024,
+    max_position_embeddings=131072,
+    vocab_size=512,
+)
+
+
+def report(
+    device: str, *, total_bytes: int = 4 * GIB, max_model_len: int = 40_000
+) -> tuple[dict[str, Any], EngineArgs]:
+    args = EngineArgs(model="/models/tiny", max_model_len=max_model_len, max_num_batched_tokens=512, max_num_seqs=8)
+    geometry = cache_geometry(
+        ARCHITECTURE, dtype=KVCacheDtype.BFLOAT16, layout=KVCacheLayout.V_ONLY, tensor_parallel_size=1
+    )
+    memory = MemoryReport(
+        device=device,
+        total_bytes=total_bytes,
+        budget_bytes=total_bytes,
+        weights_bytes=11,
+        activation_bytes=22,
+        overhead_bytes=33,
+        pool_bytes=1 << 30,
+        geometry=geometry,
+        max_model_len=max_model_len,
+    )
+    return plan_report(args, ARCHITECTURE, memory), args
+
+
+@pytest.mark.parametrize(("device", "product", "gpus"), [("cpu", "CPU", 0), ("NVIDIA H200", "NVIDIA-H200", 1)])
+def test_predicted_beside_allocated(device: str, product: str, gpus: int) -> None:
+    body, args = report(device)
+    allocated, capacity = body.pop("allocated"), body.pop("allocatedConcurrency")
+    plan = PlanStatus.model_validate(body)
+    predicted = memory_plan(
+        ARCHITECTURE,
+        total_bytes=4 * GIB,
+        utilization=Decimal("0.9"),
+        tensor_parallel_size=1,
+        max_num_batched_tokens=args.max_num_batched_tokens,
+        max_num_seqs=args.max_num_seqs,
+        on_cpu=device == "cpu",
+    )
+    assert (plan.accelerator, plan.gpus_per_replica, plan.max_model_len) == (product, gpus, 40_000)
+    assert plan.per_gpu is not None
+    assert plan.per_gpu.kv_pool_bytes == predicted.kv_pool_bytes > 0
+    measured = GpuMemory.model_validate(allocated)
+    assert (measured.weights_bytes, measured.activation_bytes, measured.overhead_bytes) == (11, 22, 33)
+    assert measured.kv_pool_bytes == 1 << 30
+    assert set(capacity) == {"at8k", "at32k", "atMax"}, "lengths above maxModelLen are left out"
+    held = body["perRequest"]["atMaxBytes"]
+    assert capacity["atMax"] == f"{Decimal((1 << 30) * 100 // held) / 100:.2f}"
+    assert (plan.container_memory_bytes == 4 * GIB) == (device == "cpu")
