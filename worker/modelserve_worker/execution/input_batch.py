@@ -80,19 +80,22 @@ def pack(
     lengths = [len(r.token_ids) for r in requests]
     slots = staging.put_ints(np.repeat([r.slot for r in requests], lengths))
     positions = staging.put_ints(np.concatenate([np.arange(r.start, r.end) for r in requests]))
-    global_slots = staging.put_ints(np.concatenate([_global_slots(r, cache) for r in requests]))
+    global_rows = [_global_rows(r, cache) for r in requests]
+    global_slots = staging.put_ints(
+        np.concatenate([_global_slots(r, rows, geometry) for r, rows in zip(requests, global_rows, strict=True)])
+    )
     kept_tokens, kept_slots = _sliding_writes(requests, cache)
     sliding_tokens, sliding_slots = staging.put_ints(kept_tokens), staging.put_ints(kept_slots)
-    global_table = _padded([_global_rows(r, cache) for r in decodes])
+    global_table = _padded(global_rows[:num_decodes])
     sliding_table = _padded([cache.page_rows(LayerKind.SLIDING, r.sliding_read.pages) for r in decodes])
     decode_global, decode_sliding = staging.put_ints(global_table), staging.put_ints(sliding_table)
     decode_first = staging.put_ints([r.sliding_read.first for r in decodes])
     tables = [
         (
-            staging.put_ints(_global_rows(r, cache)),
+            staging.put_ints(rows),
             staging.put_ints(cache.page_rows(LayerKind.SLIDING, r.sliding_read.pages)),
         )
-        for r in prefills
+        for r, rows in zip(prefills, global_rows[num_decodes:], strict=True)
     ]
     sampling = pack_sampling(batch, staging, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
     staging.send()
@@ -160,12 +163,13 @@ def _global_rows(request: ScheduledRequest, cache: KVCache) -> np.ndarray:
     return cache.page_rows(LayerKind.GLOBAL, request.global_pages[: cache.geometry.global_pages(request.end)])
 
 
-def _global_slots(request: ScheduledRequest, cache: KVCache) -> np.ndarray:
-    if not cache.geometry.global_page.layers:
+def _global_slots(request: ScheduledRequest, rows: np.ndarray, geometry: CacheGeometry) -> np.ndarray:
+    """Token slots of the request's new rows; zeros when no global layer owns a cache and nobody reads them."""
+    if not geometry.global_page.layers:
         return np.zeros(len(request.token_ids), dtype=np.int64)
-    tokens = cache.geometry.global_page.page_tokens
+    tokens = geometry.global_page.page_tokens
     positions = np.arange(request.start, request.end)
-    slots: np.ndarray = _global_rows(request, cache)[positions // tokens] * tokens + positions % tokens
+    slots: np.ndarray = rows[positions // tokens] * tokens + positions % tokens
     return slots
 
 

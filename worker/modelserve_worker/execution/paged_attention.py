@@ -126,12 +126,13 @@ class PagedAttention:
             written = positions < chunk.end
             keys, values = self._read_global(producer, table, positions, written[None], q.dtype)
             for block, softmax, audit in zip(blocks, softmaxes, audits, strict=True):
-                if chunk.start + block.stop <= first * page.page_tokens:
-                    continue  # all of these keys lie after all of these queries
-                mask = positions <= own[block, None]
-                softmax.add(keys, values, mask[None])
+                seen = chunk.start + block.stop - first * page.page_tokens  # keys up to the block's last query
+                if seen <= 0:
+                    continue
+                mask = positions[:seen] <= own[block, None]
+                softmax.add(keys[:, :, :seen], values[:, :, :seen], mask[None])
                 if audit is not None:
-                    audit.observe(self._stamps(producer, table[0]), mask)
+                    audit.observe(self._stamps(producer, table[0])[:seen], mask)
         for audit in audits:
             if audit is not None:
                 audit.check()

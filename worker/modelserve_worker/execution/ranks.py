@@ -244,13 +244,16 @@ class _RankedStep:
     def result(self) -> SampledTokens:
         """Tokens of the step. Raises RankDiedError when a rank is gone, else what the step failed with."""
         try:
-            return self._step.result()
+            tokens = self._step.result()
         except (InvalidInput, NonFiniteLogitsError):
             raise  # of this step alone, and the same on every rank
         except Exception as error:
             if self._workers.has_died(within_s=_GRACE_S):
                 raise self._workers.failure(f"during a step ({error})") from error
             raise
+        if self._workers.has_died():  # an aborted collective may end a kernel without an error, and with any content
+            raise self._workers.failure("during a step")
+        return tokens
 
 
 def _worker_main(args: EngineArgs, rank: int, init_method: str, batches: Connection) -> None:

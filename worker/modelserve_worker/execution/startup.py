@@ -6,6 +6,7 @@ import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -53,13 +54,22 @@ class StartedRank:
 
 
 def read_architecture(directory: Path) -> ModelArchitecture:
-    """Geometry from DIRECTORY/config.json. Raises InvalidCheckpoint when it cannot be read, else as `from_config`."""
-    path = directory / "config.json"
+    """Geometry from DIRECTORY/config.json, EOS ids from it and from generation_config.json where there is one.
+
+    Raises InvalidCheckpoint when a file cannot be read, else as `ModelArchitecture.from_config`.
+    """
+    architecture = ModelArchitecture.from_config(_read_json(directory / "config.json"))
+    generation = directory / "generation_config.json"
+    eos = _read_json(generation).get("eos_token_id") if generation.exists() else None
+    named = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    return architecture.model_copy(update={"eos_token_ids": tuple(sorted({*architecture.eos_token_ids, *named}))})
+
+
+def _read_json(path: Path) -> Any:
     try:
-        config = json.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise InvalidCheckpoint(f"{path} cannot be read: {error}; point `model` at a checkpoint directory") from error
-    return ModelArchitecture.from_config(config)
 
 
 def start_rank(
