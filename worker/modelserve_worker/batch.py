@@ -1,7 +1,8 @@
 """What the scheduler hands to the model runner for one step, and what comes back. Torch-free and picklable.
 
 Rules of one step, in order:
-1. `page_moves` are copied (whole pages, on the device's stream), before anything else reads or writes pages.
+1. `page_moves` are copied in the order given (whole pages, on the device's stream), before anything else reads or
+   writes pages.
 2. Every layer attends, then writes. Global layers may write the chunk's rows first, since a global page is never reused
    within a step. Sliding layers read the old window through `sliding_read` and the chunk's own rows from the step's
    projections; only after its attention (for a KV producer: after the attention of the last layer that shares it) does
@@ -32,7 +33,7 @@ class PageMove:
 
 @dataclass(frozen=True, slots=True)
 class SlidingTable:
-    """Physical pages of consecutive logical pages `first`, `first`+1, ...; logical page i holds positions [32i, 32i+32)."""
+    """Physical pages of the logical pages `first`, `first`+1, ...; logical page i holds positions [32i, 32i+32)."""
 
     first: int
     pages: tuple[int, ...]
