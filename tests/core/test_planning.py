@@ -149,6 +149,28 @@ def test_the_cpu_is_used_only_where_it_is_named() -> None:
     assert refused.remedy == "fits with pod.resources.limits.memory 11Gi"
 
 
+def test_the_cpu_runs_one_rank() -> None:
+    uri = "hf://google/gemma-4-E2B-it"
+    pod = {"resources": {"limits": {"memory": "16Gi"}}}
+    spec = _spec(uri, parallelism={"tensor": 2}, accelerators={"products": ["CPU"]}, pod=pod)
+    (candidate,) = plan(spec, _architecture(uri), []).candidates
+    assert (candidate.limited_by, candidate.remedy) == ("TensorParallel", "fits with parallelism.tensor left out")
+
+
+def test_a_correction_that_is_not_enough_says_what_more_it_takes() -> None:
+    (candidate,) = plan(_spec(kvCache={"layout": "folded"}), _architecture(), [_offer("NVIDIA-L4")]).candidates
+    assert (candidate.remedy or "").startswith("fits with kvCache.layout left out and on 4 x NVIDIA-L4 of one node, or")
+    enough = plan(_spec(kvCache={"layout": "folded"}), _architecture(), [_offer("NVIDIA-H200")]).candidates[0]
+    assert enough.remedy == "fits with kvCache.layout left out"
+    too_long = _spec(context={"maxModelLen": 300_000}, kvCache={"dtype": "bfloat16"})
+    tight = replace(CATALOGUE["NVIDIA-H100-80GB-HBM3"], visible_bytes=76 << 30)
+    (longest,) = plan(too_long, _architecture(), [AcceleratorOffer(tight, 1)]).candidates
+    assert longest.remedy == (
+        "fits at 262,144 tokens and with int8 KV cache, or at 153,000 tokens, "
+        "or at 262,144 tokens and on 2 x NVIDIA-H100-80GB-HBM3 of one node"
+    )
+
+
 def test_a_float32_checkpoint_keeps_its_cache_in_float32() -> None:
     uri = "hf://google/gemma-4-E2B-it"
     architecture = _architecture(uri).model_copy(update={"dtype": "float32"})
@@ -255,14 +277,14 @@ def test_placement_has_one_term_per_pool_that_holds_the_replica() -> None:
     assert sorted(keys) == (wanted if result.gpus_per_replica == 4 else wanted[:1])
 
 
-def test_a_drafter_is_accepted_and_said_to_be_unused() -> None:
+def test_a_drafter_is_planned_around_and_named() -> None:
     spec = _spec(drafter={"uri": "hf://google/gemma-4-31B-it-assistant"})
-    assert "drafter is not used" in (plan(spec, _architecture(), [_offer("NVIDIA-H200")]).message or "")
+    assert "spec.drafter is not in this release" in (plan(spec, _architecture(), [_offer("NVIDIA-H200")]).message or "")
 
 
 _WISHES = st.builds(
     Wishes,
-    tensor_parallel=st.none(),
+    tensor_parallel=st.none() | st.sampled_from([2, 4]),
     max_model_len=st.none() | st.integers(1, 300_000),
     kv_dtype=st.none() | st.sampled_from([KVCacheDtype.BFLOAT16, KVCacheDtype.INT8, KVCacheDtype.FP8_E4M3]),
     kv_layout=st.none() | st.sampled_from(KVCacheLayout),

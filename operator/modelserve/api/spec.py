@@ -116,7 +116,7 @@ class ContextSpec(ApiModel):
     min_model_len: Tokens | None = Field(
         default=None,
         description="Fewest tokens that are still worth serving, when a GPU has less memory than planned; "
-        "left out: maxModelLen when that is given, else 1.",
+        "left out: maxModelLen when that is given, else 2,048 or the limit of the model.",
     )
 
     @model_validator(mode="after")

@@ -120,7 +120,7 @@ def _unservable(
     if wishes.kv_layout is KVCacheLayout.V_ONLY and not architecture.attention_k_eq_v:
         return "Layout", "kvCache.layout v_only needs a model that derives K from V; this model stores both"
     if accelerator.is_cpu:
-        return None
+        return _one_rank_only(wishes)
     capability = accelerator.compute_capability
     shown = ".".join(map(str, capability))
     if (0, 0) < capability < LEAST_CAPABILITY:
@@ -128,6 +128,13 @@ def _unservable(
     if wishes.kv_dtype is KVCacheDtype.FP8_E4M3 and capability < FP8_E4M3_CAPABILITY:
         return "ComputeCapability", f"fp8_e4m3 needs compute capability 8.9; this accelerator has {shown}"
     return None
+
+
+def _one_rank_only(wishes: Wishes) -> tuple[LimitedBy, str] | None:
+    """A CPU replica is one process."""
+    if wishes.tensor_parallel in (None, 1):
+        return None
+    return "TensorParallel", f"parallelism.tensor {wishes.tensor_parallel} needs GPUs; the CPU runs one rank"
 
 
 def _memory_message(memory: MemoryPlan, request_bytes: int, length: int, accelerator: Accelerator) -> str:

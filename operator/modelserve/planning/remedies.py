@@ -46,20 +46,40 @@ def _evaluated(remedy: Remedy, architecture: ModelArchitecture) -> Evaluation:
 
 
 def _proposals(refusal: Refusal, architecture: ModelArchitecture, wishes: Wishes) -> Iterator[Remedy]:
+    """Least change first. A setting that nothing can satisfy is corrected; what more it takes is said with it."""
     device, gpus = refusal.accelerator, refusal.gpus
+    corrected, wishes = _corrected(refusal, architecture, wishes)
+    if corrected:
+        yield Remedy(corrected, wishes, device, gpus)
+        if isinstance(evaluate(wishes, architecture, device, gpus=gpus), Fit):
+            return
+    for remedy in _resources(refusal, architecture, wishes):
+        shorter = remedy.wishes.max_model_len != wishes.max_model_len  # corrects a length by itself
+        alone = not corrected or (refusal.limited_by == "ContextLength" and shorter)
+        yield remedy if alone else replace(remedy, text=f"{corrected} and {remedy.text}")
+
+
+def _corrected(refusal: Refusal, architecture: ModelArchitecture, wishes: Wishes) -> tuple[str, Wishes]:
+    """(change, wishes after it) for a refusal that no amount of memory lifts; ("", the same wishes) for others."""
     if refusal.limited_by == "Layout":
-        wishes = replace(wishes, kv_layout=None)
-        yield Remedy("with kvCache.layout left out", wishes, device, gpus)
+        return "with kvCache.layout left out", replace(wishes, kv_layout=None)
     if refusal.limited_by == "ContextLength":
         longest = architecture.max_position_embeddings
-        wishes = replace(wishes, max_model_len=longest, min_model_len=None)
-        yield Remedy(f"at {longest:,} tokens", wishes, device, gpus)
-    if refusal.limited_by in ("Memory", "ComputeCapability"):
+        return f"at {longest:,} tokens", replace(wishes, max_model_len=longest, min_model_len=None)
+    if refusal.limited_by == "TensorParallel" and refusal.accelerator.is_cpu:
+        return "with parallelism.tensor left out", replace(wishes, tensor_parallel=None)
+    return "", wishes
+
+
+def _resources(refusal: Refusal, architecture: ModelArchitecture, wishes: Wishes) -> Iterator[Remedy]:
+    """A smaller cache, a shorter context, more memory, more GPUs, another product."""
+    device, gpus = refusal.accelerator, refusal.gpus
+    if refusal.limited_by not in ("TensorParallel", "GPUsPerNode"):
         if wishes.kv_dtype is not KVCacheDtype.INT8:
             yield Remedy("with int8 KV cache", replace(wishes, kv_dtype=KVCacheDtype.INT8), device, gpus)
         yield from _shorter(refusal, architecture, wishes)
     if device.is_cpu:
-        yield from _more_container_memory(refusal, wishes)
+        yield from _more_container_memory(refusal, architecture, wishes)
         return
     counts = _other_counts(refusal)
     yield from _first_fit(((device, count) for count in counts), architecture, wishes)
@@ -68,9 +88,10 @@ def _proposals(refusal: Refusal, architecture: ModelArchitecture, wishes: Wishes
 
 
 def _other_counts(refusal: Refusal) -> list[int]:
-    """More GPUs where memory is short; where the number itself is wrong, the nearest below first."""
+    """More GPUs; where the number itself is wrong, the nearest below first."""
     more = [count for count in GPU_COUNTS if count > refusal.gpus]
-    return more if refusal.limited_by == "Memory" else [n for n in reversed(GPU_COUNTS) if n < refusal.gpus] + more
+    fewer = [count for count in reversed(GPU_COUNTS) if count < refusal.gpus]
+    return fewer + more if refusal.limited_by in ("TensorParallel", "GPUsPerNode") else more
 
 
 def _first_fit(
@@ -95,11 +116,11 @@ def _shorter(refusal: Refusal, architecture: ModelArchitecture, wishes: Wishes) 
         yield Remedy(f"at {length:,} tokens", shorter, refusal.accelerator, refusal.gpus)
 
 
-def _more_container_memory(refusal: Refusal, wishes: Wishes) -> Iterator[Remedy]:
+def _more_container_memory(refusal: Refusal, architecture: ModelArchitecture, wishes: Wishes) -> Iterator[Remedy]:
     """The headroom is a share of the limit, so the limit must grow by a little more than what is missing."""
-    if refusal.shortfall_bytes is None:
-        return
-    needed = wishes.container_memory_bytes + refusal.shortfall_bytes * 100 // 94
-    gib = -(-needed // GIB)
-    larger = replace(wishes, container_memory_bytes=gib * GIB)
-    yield Remedy(f"with pod.resources.limits.memory {gib}Gi", larger, refusal.accelerator, refusal.gpus)
+    found = evaluate(wishes, architecture, refusal.accelerator, gpus=refusal.gpus)
+    if isinstance(found, Refusal) and found.shortfall_bytes is not None:
+        needed = wishes.container_memory_bytes + found.shortfall_bytes * 100 // 94
+        gib = -(-needed // GIB)
+        larger = replace(wishes, container_memory_bytes=gib * GIB)
+        yield Remedy(f"with pod.resources.limits.memory {gib}Gi", larger, refusal.accelerator, refusal.gpus)

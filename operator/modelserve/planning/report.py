@@ -176,7 +176,7 @@ def _plan_message(fit: Fit, architecture: ModelArchitecture, wishes: Wishes, spe
     if fit.limited_by is None and wishes.max_model_len is None:
         sentences.append(f"maxModelLen is the model's own limit of {architecture.max_position_embeddings:,} tokens")
     if spec.drafter is not None:
-        sentences.append("the drafter is not used: speculative decoding is not in this release")
+        sentences.append("spec.drafter is not in this release and keeps the plan from being applied: remove it")
     return "; ".join(sentence for sentence in sentences if sentence)
 
 
