@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import sys
 
 import kopf
 
+from modelserve.api import GROUP, PLURAL
 from modelserve.errors import InvalidInput
 from modelserve_operator import endpoint
 from modelserve_operator.apply import Applier
@@ -33,19 +33,15 @@ async def run(settings: Settings) -> None:
         reconciler = Reconciler(gatherer, Applier(kube, store), settings)
         watchdog = Watchdog(gatherer, queue, interval=settings.watchdog_seconds, resync=settings.resync_seconds)
         async with endpoint.serve(host=settings.metrics_host, port=settings.metrics_port, alive=watchdog.alive):
-            await gatherer.relist()  # before the first reconcile: no decision on half a picture
+            await _first_list(gatherer)
             for key in gatherer.known_keys():
                 queue.add(key)
-            stop = asyncio.Event()
-            for number in (signal.SIGTERM, signal.SIGINT):
-                asyncio.get_running_loop().add_signal_handler(number, stop.set)
             watching = kopf.operator(
                 registry=build_registry(gatherer, queue),
                 settings=build_settings(),
                 standalone=True,  # one replica, Recreate: peering would write objects of its own
                 clusterwide=not settings.watch_namespaces,
                 namespaces=settings.watch_namespaces,
-                stop_flag=stop,
             )
             await _until_first_ends(
                 asyncio.create_task(watching, name="watches"),
@@ -54,8 +50,20 @@ async def run(settings: Settings) -> None:
             )
 
 
+async def _first_list(gatherer: Gatherer) -> None:
+    """Before the first reconcile, so that no decision is made on half a picture."""
+    try:
+        await gatherer.relist()
+    except KubeError as error:
+        if error.status == 404:
+            raise KubeError(
+                404, f"the CRD {PLURAL}.{GROUP} is not installed: kubectl apply -f crds/ ({error})"
+            ) from error
+        raise
+
+
 async def _until_first_ends(*tasks: asyncio.Task[None]) -> None:
-    """None of these ends by itself but the watches, on a signal; what one raises ends the operator."""
+    """None of these ends by itself but the watches: kopf listens for signals. What one raises ends the operator."""
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -77,6 +85,7 @@ def main() -> None:
     logger.info("settings: %s", settings.model_dump_json())
     try:
         asyncio.run(run(settings))
+        logger.info("stopped")
     except (WatchFrozenError, KubeError, OSError) as error:
         sys.exit(_explain(error, code=1))
 

@@ -72,7 +72,7 @@ def _stalled(view: View) -> Finding | None:
         return None
     name = f"{view.observed.name}-{target.hash}"
     remedy = f"Revision {name} was stopped; change the spec, or put it right and delete Deployment {name}."
-    message = f"{target.failure.message} {remedy}"
+    message = f"{target.failure.message.rstrip('.')}. {remedy}"
     return Finding(True, target.failure.reason, message)
 
 

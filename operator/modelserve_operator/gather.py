@@ -43,7 +43,7 @@ class Gatherer:
         self._store = store
         self._namespaces = namespaces
         self._inventory = Inventory()
-        self._reports: dict[str, WorkerReport] = {}  # pod uid -> report; read once per pod
+        self._reports: dict[str, tuple[int, WorkerReport]] = {}  # pod uid -> restarts, report
         self.heard_version: dict[ResourceKind, int] = {}  # newest resourceVersion that a watch event brought
 
     async def relist(self) -> tuple[set[Key], dict[ResourceKind, int]]:
@@ -127,19 +127,20 @@ class Gatherer:
         return tuple(bound or claim["spec"].get("accessModes") or ())
 
     async def _read_reports(self, pods: Iterable[Body]) -> dict[str, WorkerReport]:
-        """Reports of the ready workers; a worker is asked once, when it has turned Ready."""
+        """Reports of the ready workers; a worker is asked when it has turned Ready, and after a restart."""
         reports = {}
         for body in pods:
             pod = Pod.from_body(body)
             if pod.plan_hash is None or not pod.ready or pod.terminating:
                 continue
-            if pod.uid not in self._reports:
+            if self._reports.get(pod.uid, (-1,))[0] != pod.restarts:
                 try:
-                    self._reports[pod.uid] = _report(await self._kube.read_worker(body, "/v1/plan"))
+                    answer = _report(await self._kube.read_worker(body, "/v1/plan"))
                 except (WorkerUnreachableError, ValidationError, KeyError, TypeError) as error:
                     logger.warning("worker %s did not report its plan: %s", pod.name, error)
                     continue
-            reports[pod.uid] = self._reports[pod.uid]
+                self._reports[pod.uid] = (pod.restarts, answer)
+            reports[pod.uid] = self._reports[pod.uid][1]
         return reports
 
     def _on_accelerators(self) -> set[Key]:

@@ -39,6 +39,8 @@ def build_settings() -> kopf.OperatorSettings:
     configured.posting.enabled = False
     configured.watching.chunk_size = 500  # pages of the first LIST, so that its peak in memory is bounded
     configured.networking.error_backoffs = (1, 2, 3, 5, 8, 13)
+    configured.queueing.idle_timeout = 1.0  # nothing waits per object: the next event starts afresh
+    configured.queueing.exit_timeout = 0.5
     for kind in CHILDREN:
         configured.watching.label_selectors[kind.group, kind.version, kind.plural] = labels.WATCH_SELECTOR
     return configured

@@ -16,6 +16,3 @@ API_REQUESTS = Counter(
     "modelserve_operator_api_requests", "Requests to the API server.", ["method", "kind"], registry=REGISTRY
 )
 WATCH_EVENTS = Counter("modelserve_operator_watch_events", "Watch events received.", ["kind"], registry=REGISTRY)
-SIZING_ERROR = Gauge(
-    "modelserve_sizing_error_percent", "Measured against predicted KV pool.", ["namespace", "name"], registry=REGISTRY
-)

@@ -73,6 +73,7 @@ class Pod:
     uid: str
     plan_hash: str | None
     job: str | None
+    restarts: int  # of all containers
     ready: bool
     terminating: bool
     unschedulable: str | None  # the scheduler's message
@@ -92,6 +93,7 @@ class Pod:
             uid=body["metadata"]["uid"],
             plan_hash=labels.label_of(body, labels.PLAN_HASH),
             job=labels.label_of(body, "batch.kubernetes.io/job-name"),
+            restarts=sum(int(container.get("restartCount") or 0) for container in containers),
             ready=(conditions.get("Ready") or {}).get("status") == "True",
             terminating=bool(body["metadata"].get("deletionTimestamp")),
             unschedulable=scheduled.get("message", "") if scheduled.get("reason") == "Unschedulable" else None,

@@ -123,7 +123,7 @@ def _inspecting(decision: Decision, observed: Observed, source: ModelSource) -> 
     finding = Finding(
         False,
         failure.reason,
-        f"{failure.message} To try again, put it right and delete Job {name}, or change spec.model.",
+        f"{failure.message.rstrip('.')}. To try again, put it right and delete Job {name}, or change spec.model.",
     )
     return replace(decision, planned=finding, stalled=finding, inspect=True)
 

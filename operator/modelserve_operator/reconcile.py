@@ -79,7 +79,9 @@ class Reconciler:
         """Run the inspect Job, or store what it found and remove it."""
         if decision.spec is None or decision.source is None:
             return
-        if decision.inspect:
+        name = labels.inspection_name(observed.name, decision.source.hash)
+        running = next((job for job in observed.jobs if job["metadata"]["name"] == name), None)
+        if decision.inspect and running is None:  # the template of a Job cannot be changed, so it is not applied again
             job = inspect_job(
                 observed.model_serve,
                 decision.spec,
@@ -88,19 +90,16 @@ class Reconciler:
                 pull_policy=self._settings.image_pull_policy,
             )
             await self._applier.apply(JOB, job)
-        elif decision.facts is not None:
-            name = labels.inspection_name(observed.name, decision.source.hash)
-            job_body = next((job for job in observed.jobs if job["metadata"]["name"] == name), None)
-            if job_body is not None:
-                config_map = model_facts_config_map(observed.model_serve, source=decision.source, facts=decision.facts)
-                await self._applier.apply(CONFIG_MAP, config_map)
-                await self._applier.delete(JOB, job_body)
+        elif decision.facts is not None and running is not None:
+            config_map = model_facts_config_map(observed.model_serve, source=decision.source, facts=decision.facts)
+            await self._applier.apply(CONFIG_MAP, config_map)
+            await self._applier.delete(JOB, running)
 
     async def _apply_revisions(
         self, observed: Observed, decision: Decision, step: Step, running: dict[str, RunningRevision]
     ) -> None:
         revisions = known_revisions(observed)
-        if decision.target is not None:
+        if decision.target is not None and decision.target.hash not in revisions:
             revisions[decision.target.hash] = decision.target
             await self._applier.apply(CONFIG_MAP, revision_config_map(observed.model_serve, decision.target))
 

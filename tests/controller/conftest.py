@@ -1,7 +1,7 @@
-"""An in-memory cluster for the operator: enough of the API server, the workload controllers and the kubelet to be honest.
+"""An in-memory cluster: enough of the API server, the workload controllers and the kubelet to be honest.
 
-It applies server-side (fields that an apply drops are gone), bumps resource versions only on change, sends an event for each
-change, collects children of deleted owners, and runs pods only when a test says what becomes of them.
+It applies server-side (fields that an apply drops are gone), bumps resource versions only on change, sends an event
+for each change, collects children of deleted owners, and runs pods only when a test says what becomes of them.
 """
 
 from __future__ import annotations
