@@ -117,7 +117,17 @@ def start_rank(
         geometry=geometry,
         max_model_len=max_model_len,
     )
-    logger.info("rank %d of %d is ready: %s", rank, args.tensor_parallel_size, memory)
+    logger.info(
+        "rank %d of %d on %s: weights %.3f, activation %.3f, overhead %.3f, KV pool %.3f GiB; contexts to %d tokens%s",
+        rank,
+        args.tensor_parallel_size,
+        memory.device,
+        *(term / (1 << 30) for term in (use.weights_bytes, use.activation_bytes, use.overhead_bytes, pool_bytes)),
+        max_model_len,
+        ""
+        if args.max_model_len in ("auto", max_model_len)
+        else f" (asked for {args.max_model_len}: the pool is smaller)",
+    )
     return StartedRank(runner, architecture, memory)
 
 

@@ -1,0 +1,61 @@
+"""The same runner on a GPU: near the reference, and no step waits for the device before its result is asked for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from model_checkpoints import make_checkpoint, random_tokens, reference_logits
+
+from modelserve.engine_args import EngineArgs
+from modelserve_worker.batch import IN_FLIGHT
+from modelserve_worker.execution.ranks import launch
+from modelserve_worker.request import SamplingParams
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+@pytest.mark.parametrize("variant", ["31B", "E4B"])
+@pytest.mark.parametrize(("dtype", "kv_dtype", "limit"), [
+    ("float32", "auto", 1e-3), ("bfloat16", "auto", 0.1), ("bfloat16", "int8", 0.2), ("bfloat16", "fp8_e4m3", 0.5),
+])  # fmt: skip
+def test_logits_are_near_the_reference(tmp_path, driver_for, variant, dtype, kv_dtype, limit) -> None:
+    make_checkpoint(variant, tmp_path, seed=2)
+    args = EngineArgs(
+        model=str(tmp_path), device="cuda", dtype=dtype, kv_cache_dtype=kv_dtype, gpu_memory_utilization=0.2
+    )
+    replica = launch(args)
+    driver, prompt, done, parts = driver_for(replica.geometry, 1 << 24), random_tokens(300, seed=3), 0, []
+    for count in (130, 1, 1, 100, 68):
+        batch = driver.batch(driver.share("r", prompt[done : done + count]))
+        parts.append(replica.runner.teacher_forced_logits(batch).cpu())
+        done += count
+    assert (torch.cat(parts) - reference_logits(tmp_path, prompt)).abs().mean() < limit
+
+
+@pytest.mark.parametrize("variant", ["31B", "E4B"])
+def test_steps_are_launched_without_waiting(tmp_path, driver_for, variant) -> None:
+    make_checkpoint(variant, tmp_path, seed=2)
+    replica = launch(EngineArgs(model=str(tmp_path), device="cuda", gpu_memory_utilization=0.2))
+    sampling = SamplingParams(
+        seed=5, max_tokens=9, top_p=0.9, top_k=50, min_p=0.01, repetition_penalty=1.2, logprobs=2,
+        logit_bias=((7, 1.0),), min_tokens=3,
+    )  # fmt: skip
+    prompt = random_tokens(100, seed=3)
+
+    def tokens(*, overlap: bool) -> list[int]:
+        driver, ids, pending, found = driver_for(replica.geometry, 1 << 24), prompt, [], []
+        for step in range(12):
+            share = driver.share(
+                "r", ids, samples=True, slot=1, sampling=sampling, prompt=tuple(prompt), num_output_tokens=step
+            )
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                pending.append(replica.runner.execute(driver.batch(share)))
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+            if len(pending) > 1 or not overlap:
+                found.append(pending.pop(0).result().tokens["r"].token_id)
+            ids = [IN_FLIGHT] if overlap else [found[-1]]
+        return found + [step.result().tokens["r"].token_id for step in pending]
+
+    assert tokens(overlap=True) == tokens(overlap=False)

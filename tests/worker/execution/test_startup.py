@@ -1,0 +1,53 @@
+"""What a rank reads and runs before it is ready."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from model_checkpoints import load_checkpoint, make_checkpoint
+
+from modelserve_worker.execution.kv_cache import KVCache
+from modelserve_worker.execution.model_runner import GPUModelRunner
+from modelserve_worker.execution.startup import profile_batch, read_architecture
+from modelserve_worker.execution.weights import InvalidCheckpoint
+from modelserve_worker.tiny.variants import config_json
+
+
+def test_eos_ids_come_from_both_files(tmp_path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config_json("31b") | {"eos_token_id": [1, 50]}))
+    assert read_architecture(tmp_path).eos_token_ids == (1, 50)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [106, 1]}))
+    assert read_architecture(tmp_path).eos_token_ids == (1, 50, 106)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 7}))
+    assert read_architecture(tmp_path).eos_token_ids == (1, 7, 50)
+
+
+@pytest.mark.parametrize("content", [None, "{", "\xff"])
+def test_a_config_that_cannot_be_read_names_the_file(tmp_path, content) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content, encoding="latin-1")
+    with pytest.raises(InvalidCheckpoint, match=r"config\.json cannot be read"):
+        read_architecture(tmp_path)
+
+
+@pytest.mark.parametrize("variant", ["31B", "E4B", "26B-A4B"])
+@pytest.mark.parametrize(("start", "tokens"), [(0, 64), (1000, 70), (0, 1)])
+def test_the_profile_step_needs_two_pages_whatever_the_context(
+    tmp_path, geometry_of, monkeypatch, variant, start, tokens
+) -> None:
+    """Every table entry names the same page; a full batch samples, and no slot remembers it."""
+    make_checkpoint(variant, tmp_path, seed=1)
+    model = load_checkpoint(tmp_path)
+    geometry = geometry_of(model.architecture)
+    pool = geometry.global_page.page_bytes + geometry.sliding_page.page_bytes
+    cache = KVCache(geometry, pool, device=torch.device("cpu"))
+    cache.arena.zero_()
+    runner = GPUModelRunner(model, cache, max_num_batched_tokens=tokens, max_num_seqs=8, max_model_len=2000)
+    rows: list[int] = []
+    compute_logits = model.compute_logits
+    monkeypatch.setattr(model, "compute_logits", lambda hidden: rows.append(len(hidden)) or compute_logits(hidden))
+    runner.profile(profile_batch(geometry, start=start, tokens=tokens), rows=8)
+    assert rows == [8]
+    assert not runner._sampler._seen.any()
