@@ -43,10 +43,11 @@ async def run(settings: Settings) -> None:
                 clusterwide=not settings.watch_namespaces,
                 namespaces=settings.watch_namespaces,
             )
+            # kopf comes last: on a signal it waits for every task that was started after itself.
             await _until_first_ends(
-                asyncio.create_task(watching, name="watches"),
                 asyncio.create_task(queue.run(reconciler.reconcile, workers=settings.reconcile_workers), name="queue"),
                 asyncio.create_task(watchdog.run(), name="watchdog"),
+                asyncio.create_task(watching, name="watches"),
             )
 
 
