@@ -112,10 +112,16 @@ class Traffic:
             time.sleep(0.05)
 
 
+def _models(url: str) -> list[dict[str, Any]]:
+    with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as answer:
+        models: list[dict[str, Any]] = json.load(answer)["data"]
+    return models
+
+
 @contextmanager
 def _traffic(served: Deployed) -> Iterator[Traffic]:
     with service_url(served.target, NAMESPACE, served.name) as url:
-        traffic = Traffic(url, served.name)
+        traffic = Traffic(url, _models(url)[0]["id"])
         thread = threading.Thread(target=traffic.run)
         thread.start()
         try:
@@ -125,18 +131,12 @@ def _traffic(served: Deployed) -> Iterator[Traffic]:
             thread.join()
 
 
-def _models(url: str) -> list[dict[str, Any]]:
-    with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as answer:
-        models: list[dict[str, Any]] = json.load(answer)["data"]
-    return models
-
-
 def test_a_new_max_model_len_takes_over_without_an_error(cluster: Target, operator: OperatorProcess) -> None:
     served = apply_example(cluster, NAMESPACE, "rolling")
     served.wait_ready()
     before = served.status()["plan"]["hash"]
     with _traffic(served) as traffic:
-        wait_for("first answers", lambda: traffic.answered > 3, timeout_s=60)
+        wait_for("first answers", lambda: traffic.answered > 3 or bool(traffic.errors), timeout_s=60)
         served.patch({"context": {"maxModelLen": 1024}})
         served.wait_ready()
         after = served.status()["plan"]["hash"]
