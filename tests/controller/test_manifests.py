@@ -1,0 +1,191 @@
+"""What the operator applies: Pod Security `restricted`, who sees the token, budgets, and whose field wins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from modelserve.api import ModelServe, ModelServeSpec
+from modelserve.engine_args import EngineArgs
+from modelserve.model_facts import ModelFacts
+from modelserve_operator import labels
+from modelserve_operator.inventory import Pool
+from modelserve_operator.kinds import CLUSTER_RULES, NAMESPACED_RULES, WATCHED
+from modelserve_operator.manifests.inspect_job import inspect_job
+from modelserve_operator.manifests.worker_template import progress_deadline_seconds, startup_seconds
+from modelserve_operator.proposal import build_revision, plan_for
+from modelserve_operator.revision import Revision
+from modelserve_operator.settings import Settings
+from modelserve_operator.sources import model_source
+
+SETTINGS = Settings(worker_image="worker:test")
+HF = {"uri": "hf://example/small", "revision": "v1", "authSecretRef": {"name": "hf", "key": "token"}}
+H200 = Pool("NVIDIA-H200", 8, 143_771, (9, 0), (("nvidia.com/gpu.product", "NVIDIA-H200"),), ())
+OWNER = {"metadata": {"name": "m", "namespace": "ml", "uid": "u"}}
+
+
+def _spec(**fields: Any) -> ModelServeSpec:
+    document = {
+        "apiVersion": "serving.modelserve.dev/v1alpha1",
+        "kind": "ModelServe",
+        "metadata": {"name": "m", "namespace": "ml"},
+        "spec": {"model": {"uri": "pvc://weights/sub/dir"}, "accelerators": {"products": ["CPU"]}, **fields},
+    }
+    return ModelServe.parse(document).spec
+
+
+def _revision(spec: ModelServeSpec, facts: ModelFacts) -> Revision:
+    plan = plan_for(spec, facts, [H200])
+    return build_revision(spec, plan, name="m", source=model_source(spec), facts=facts, settings=SETTINGS)
+
+
+def _pod(spec: ModelServeSpec, facts: ModelFacts) -> dict[str, Any]:
+    return dict(_revision(spec, facts).template["spec"])
+
+
+def _job_pod(spec: ModelServeSpec) -> dict[str, Any]:
+    job = inspect_job(OWNER, spec, source=model_source(spec), image="i", pull_policy="Always")
+    pod: dict[str, Any] = job["spec"]["template"]["spec"]
+    return pod
+
+
+@pytest.mark.parametrize("model", [{"uri": "pvc://weights/x"}, HF])
+@pytest.mark.parametrize("kind", ["worker", "inspect"])
+def test_pods_meet_pod_security_restricted(tiny_facts: ModelFacts, model: dict[str, Any], kind: str) -> None:
+    spec = _spec(model=model)
+    pod = _pod(spec, tiny_facts) if kind == "worker" else _job_pod(spec)
+    security = pod["securityContext"]
+    assert security["runAsNonRoot"] is True
+    assert (security["runAsUser"], security["runAsGroup"], security["fsGroup"]) == (65532, 65532, 65532)
+    assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["enableServiceLinks"] is False
+    allowed = {"configMap", "emptyDir", "persistentVolumeClaim"}
+    assert all(set(volume) - {"name"} <= allowed for volume in pod["volumes"]), "no hostPath anywhere"
+    containers = [*pod["containers"], *pod.get("initContainers", [])]
+    assert len(containers) == (2 if model is HF else 1)
+    for container in containers:
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+        }
+        assert container["terminationMessagePolicy"] == "File"
+        mounted = {mount["name"] for mount in container["volumeMounts"]}
+        assert mounted <= {volume["name"] for volume in pod["volumes"]}
+
+
+@pytest.mark.parametrize("kind", ["worker", "inspect"])
+def test_only_the_download_sees_the_token_and_may_write(tiny_facts: ModelFacts, kind: str) -> None:
+    spec = _spec(model=HF, storage={"pvcName": "cache", "subPath": "gemma"})
+    pod = _pod(spec, tiny_facts) if kind == "worker" else _job_pod(spec)
+    (fetch,), (main,) = pod["initContainers"], pod["containers"]
+    token = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token"}}}
+    assert token in fetch["env"]
+    assert "HF_TOKEN" not in {variable["name"] for variable in main["env"]}
+    weights = {c["name"]: mount for c in (fetch, main) for mount in c["volumeMounts"] if mount["name"] == "weights"}
+    assert "readOnly" not in weights["fetch"]
+    assert weights[main["name"]]["readOnly"] is True
+    assert fetch["command"][:8] == [
+        "modelserve-worker", "fetch", "--uri", "hf://example/small", "--revision", "v1",
+        "--dest", "/models/gemma/example/small/v1",
+    ]  # fmt: skip
+    assert ("--metadata-only" in fetch["command"]) is (kind == "inspect")
+    (volume,) = [volume for volume in pod["volumes"] if volume["name"] == "weights"]
+    expected = {"persistentVolumeClaim": {"claimName": "cache"}} if kind == "worker" else {"emptyDir": {}}
+    assert volume == {"name": "weights", **expected}
+
+
+def test_the_mounted_settings_are_those_of_the_plan(tiny_facts: ModelFacts) -> None:
+    revision = _revision(_spec(context={"maxModelLen": 1024}, rollout={"drainSeconds": 7}), tiny_facts)
+    arguments = EngineArgs.model_validate(yaml.safe_load(revision.engine_yaml))
+    assert (arguments.model, arguments.device, arguments.max_model_len) == ("/models/sub/dir", "cpu", 1024)
+    assert arguments.drain_seconds == 7
+    assert arguments.served_model_name == "dir"
+    (worker,) = revision.template["spec"]["containers"]
+    assert worker["command"] == ["modelserve-worker", "serve", "--config", "/etc/modelserve/engine.yaml"]
+    grace = revision.template["spec"]["terminationGracePeriodSeconds"]
+    assert grace > worker["lifecycle"]["preStop"]["sleep"]["seconds"] + arguments.drain_seconds
+
+
+def test_the_cpu_gets_the_memory_that_was_planned_and_no_gpu(tiny_facts: ModelFacts) -> None:
+    resources = {"requests": {"cpu": "1", "nvidia.com/gpu": "1"}, "limits": {"memory": "3Gi"}}
+    pod = _pod(_spec(pod={"resources": resources}), tiny_facts)
+    assert pod["containers"][0]["resources"] == {"requests": {"cpu": "1"}, "limits": {"memory": str(3 << 30)}}
+    assert "affinity" not in pod
+    assert "tolerations" not in pod
+
+
+def test_tensor_parallel_pods_get_shared_memory_and_tolerate_the_gpu_taint(tiny_facts: ModelFacts) -> None:
+    spec = _spec(accelerators={"nodeSelector": {"zone": "a"}}, parallelism={"tensor": 2})
+    pool = Pool("NVIDIA-H200", 8, 143_771, (9, 0), (("zone", "a"),), ())
+    plan = plan_for(spec, tiny_facts, [pool])
+    revision = build_revision(spec, plan, name="m", source=model_source(spec), facts=tiny_facts, settings=SETTINGS)
+    pod = revision.template["spec"]
+    assert {"name": "shm", "emptyDir": {"medium": "Memory"}} in pod["volumes"]
+    assert pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "2"
+    assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in pod["tolerations"]
+    terms = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert {"key": "zone", "operator": "In", "values": ["a"]} in terms[0]["matchExpressions"]
+
+
+def test_what_the_operator_sets_wins_over_the_users_additions(tiny_facts: ModelFacts) -> None:
+    additions = {
+        "labels": {"team": "a", labels.PLAN_HASH: "mine"},
+        "env": [{"name": "HF_HUB_OFFLINE", "value": "0"}, {"name": "OMP_NUM_THREADS", "value": "4"}],
+    }
+    revision = _revision(_spec(pod=additions), tiny_facts)
+    assert revision.template["metadata"]["labels"]["team"] == "a"
+    assert revision.template["metadata"]["labels"][labels.PLAN_HASH] == revision.hash
+    env = revision.template["spec"]["containers"][0]["env"]
+    assert [variable["value"] for variable in env if variable["name"] == "HF_HUB_OFFLINE"] == ["1"]
+    assert {"name": "OMP_NUM_THREADS", "value": "4"} in env
+
+
+def test_start_up_budgets_grow_with_the_bytes() -> None:
+    assert startup_seconds(1) == 1800
+    assert startup_seconds(62_500_000_000) == 2500
+    assert progress_deadline_seconds(62_500_000_000) > 2 * 2500
+
+
+def test_a_revision_reads_back_what_it_wrote(tiny_facts: ModelFacts) -> None:
+    revision = _revision(_spec(), tiny_facts)
+    written = labels.child(
+        "m", labels.REVISION, **{labels.PLAN_HASH: revision.hash, labels.SPEC_HASH: revision.spec_hash}
+    )
+    body = {"metadata": {"name": "x", "labels": written}, "data": revision.to_data()}
+    assert Revision.from_config_map(body) == revision
+    assert Revision.from_config_map({**body, "data": {}}) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        ({"replicas": 7}, True),
+        ({"rollout": {"maxSurge": 2, "allowDowntime": True}}, True),
+        ({"plan": {"mode": "Manual"}}, True),
+        ({"rollout": {"drainSeconds": 5}}, False),
+        ({"pod": {"labels": {"a": "b"}}}, False),
+        ({"image": "other:1"}, False),
+        ({"context": {"maxModelLen": 512}}, False),
+    ],
+)
+def test_the_hash_covers_what_shapes_the_pods_and_nothing_else(
+    tiny_facts: ModelFacts, change: dict[str, Any], same: bool
+) -> None:
+    assert (_revision(_spec(**change), tiny_facts).hash == _revision(_spec(), tiny_facts).hash) is same
+
+
+def test_the_rbac_rules_cover_every_watched_kind() -> None:
+    granted = {
+        (group, resource): set(rule["verbs"])
+        for rule in (*NAMESPACED_RULES, *CLUSTER_RULES)
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+    for kind in WATCHED:
+        assert {"get", "list", "watch"} <= granted[kind.group, kind.plural]
+    assert granted["serving.modelserve.dev", "modelserves"] == {"get", "list", "watch"}, "the spec is never written"
+    assert ("", "secrets") not in granted

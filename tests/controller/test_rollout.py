@@ -1,0 +1,123 @@
+"""The rollout as a whole: random clusters step until they rest, and never serve less than they must."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from modelserve.api.spec import RolloutSpec
+from modelserve_operator.observed import Failure
+from modelserve_operator.rollout import RunningRevision, Step, next_step
+
+OLD, NEW = "old0000000", "new0000000"
+
+
+def _simulate(
+    *, replicas: int, surge: int, allow_downtime: bool, capacity: int, start: dict[str, RunningRevision]
+) -> tuple[list[dict[str, RunningRevision]], Step, str]:
+    """Apply steps and let the cluster follow (as far as `capacity` pods have room) until nothing changes."""
+    rollout = RolloutSpec(max_surge=surge, allow_downtime=allow_downtime)
+    running, serving, history = dict(start), OLD, [dict(start)]
+    for _ in range(100):
+        step = next_step(target=NEW, running=running, serving=serving, replicas=replicas, rollout=rollout)
+        after = {key: revision for key, revision in running.items() if key not in step.delete}
+        for plan_hash, wanted in step.replicas.items():
+            revision = after.get(plan_hash, RunningRevision(plan_hash, 0))
+            after[plan_hash] = replace(
+                revision, replicas=wanted, pods=min(revision.pods, wanted), ready=min(revision.ready, wanted)
+            )
+        for plan_hash in sorted(after, reverse=True):  # pods that run keep their room; one more pod starts per round
+            revision = after[plan_hash]
+            used = sum(each.pods - each.unschedulable for each in after.values() if each.hash != plan_hash)
+            room = max(0, capacity - used)
+            pods = revision.replicas
+            after[plan_hash] = replace(
+                revision,
+                pods=pods,
+                ready=min(pods, room, revision.ready + 1),
+                unschedulable=max(0, pods - room),
+            )
+        serving = step.serve or serving
+        history.append(after)
+        if after == running and step.serve == serving:
+            return history, step, serving
+        running = after
+    raise AssertionError(f"no rest: {history[-3:]}")
+
+
+@given(replicas=st.integers(1, 6), surge=st.integers(1, 6), old_ready=st.booleans())
+def test_a_rollout_with_room_to_surge_ends_and_never_drops_below_replicas(
+    replicas: int, surge: int, old_ready: bool
+) -> None:
+    start = {OLD: RunningRevision(OLD, replicas, pods=replicas, ready=replicas if old_ready else 0)}
+    history, step, serving = _simulate(
+        replicas=replicas, surge=surge, allow_downtime=False, capacity=replicas + surge, start=start
+    )
+    assert step.complete
+    assert serving == NEW
+    assert set(history[-1]) == {NEW}
+    for state in history:
+        assert sum(revision.pods for revision in state.values()) <= replicas + surge
+        if old_ready:
+            assert sum(revision.ready for revision in state.values()) >= replicas
+
+
+@given(replicas=st.integers(1, 4), surge=st.integers(1, 4))
+def test_without_room_the_old_revision_stays_whole(replicas: int, surge: int) -> None:
+    start = {OLD: RunningRevision(OLD, replicas, pods=replicas, ready=replicas)}
+    history, step, serving = _simulate(
+        replicas=replicas, surge=surge, allow_downtime=False, capacity=replicas, start=start
+    )
+    assert (serving, step.blocked, step.complete) == (OLD, True, False)
+    assert all(state[OLD].ready == replicas for state in history)
+
+
+@given(replicas=st.integers(1, 4), surge=st.integers(0, 4))
+def test_with_leave_for_downtime_it_ends_without_room(replicas: int, surge: int) -> None:
+    start = {OLD: RunningRevision(OLD, replicas, pods=replicas, ready=replicas)}
+    _, step, serving = _simulate(replicas=replicas, surge=surge, allow_downtime=True, capacity=replicas, start=start)
+    assert step.complete
+    assert serving == NEW
+
+
+def test_no_surge_and_no_downtime_changes_nothing() -> None:
+    running = {OLD: RunningRevision(OLD, 2, pods=2, ready=2)}
+    step = next_step(target=NEW, running=running, serving=OLD, replicas=2, rollout=RolloutSpec(max_surge=0))
+    assert step == Step({OLD: 2, NEW: 0}, OLD, blocked=True)
+
+
+@pytest.mark.parametrize("old_ready", [0, 2])
+def test_a_failed_revision_stops_and_the_old_one_stays(old_ready: int) -> None:
+    running = {
+        OLD: RunningRevision(OLD, 2, pods=2, ready=old_ready),
+        NEW: RunningRevision(NEW, 2, pods=2, failure=Failure("InvalidCheckpoint", "broken")),
+    }
+    step = next_step(target=NEW, running=running, serving=OLD, replicas=2, rollout=RolloutSpec())
+    assert step == Step({OLD: 2, NEW: 0}, OLD)
+
+
+def test_a_revision_that_was_superseded_before_it_was_ready_goes() -> None:
+    running = {
+        OLD: RunningRevision(OLD, 1, pods=1, ready=1),
+        "mid0000000": RunningRevision("mid0000000", 1, pods=1),
+    }
+    step = next_step(target=NEW, running=running, serving=OLD, replicas=1, rollout=RolloutSpec())
+    assert step.delete == ("mid0000000",)
+    assert step.serve == OLD
+
+
+def test_without_a_plan_what_serves_stays_and_follows_replicas() -> None:
+    running = {OLD: RunningRevision(OLD, 1, pods=1, ready=1)}
+    step = next_step(target=None, running=running, serving=OLD, replicas=3, rollout=RolloutSpec())
+    assert step == Step({OLD: 3}, OLD)
+
+
+def test_the_service_stays_with_the_new_revision_while_it_has_any_ready_pod() -> None:
+    running = {OLD: RunningRevision(OLD, 2, pods=2, ready=2), NEW: RunningRevision(NEW, 3, pods=3, ready=1)}
+    rollout = RolloutSpec(max_surge=1)
+    assert next_step(target=NEW, running=running, serving=NEW, replicas=3, rollout=rollout).serve == NEW
+    running[NEW] = replace(running[NEW], ready=0)
+    assert next_step(target=NEW, running=running, serving=NEW, replicas=3, rollout=rollout).serve == OLD
