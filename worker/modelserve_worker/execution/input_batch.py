@@ -46,7 +46,6 @@ class PrefillChunk:
 class InputBatch:
     """Device tensors of one step of T tokens."""
 
-    step: int
     token_ids: Tensor  # [T] int64; IN_FLIGHT where the token is in the slot's last_tokens entry
     token_slots: Tensor  # [T] int64
     positions: Tensor  # [T] int64
@@ -57,10 +56,6 @@ class InputBatch:
     chunks: tuple[PrefillChunk, ...]
     sampling: SamplingBatch | None  # None when no request samples
     owners: Tensor | None  # debug: [T] int64 request numbers, on the CPU
-
-    @property
-    def num_tokens(self) -> int:
-        return self.token_ids.numel()
 
 
 def pack(
@@ -101,7 +96,6 @@ def pack(
     staging.send()
     offsets = np.cumsum([0, *lengths]).tolist()[num_decodes:]
     return InputBatch(
-        step=batch.step,
         token_ids=staging.ints(tokens),
         token_slots=staging.ints(slots),
         positions=staging.ints(positions),
