@@ -37,7 +37,7 @@ def _simulate(
             after[plan_hash] = replace(
                 revision,
                 pods=pods,
-                ready=min(pods, room, revision.ready + 1),
+                ready=min(revision.pods, room, revision.ready + 1),  # a pod is ready a round after it was made
                 unschedulable=max(0, pods - room),
             )
         serving = step.serve or serving
