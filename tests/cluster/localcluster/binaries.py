@@ -37,51 +37,55 @@ def build_folder() -> Path:
     return cache_dir() / f"kube-{KUBERNETES_VERSION}"
 
 
-def program(name: str) -> Path | None:
-    """The program from KUBEBUILDER_ASSETS or the cache folder; None when neither has it."""
+def _has(folder: Path, *names: str) -> bool:
+    return all(os.access(folder / name, os.X_OK) for name in names)
+
+
+def programs_folder() -> Path | None:
+    """KUBEBUILDER_ASSETS or the cache folder, the first that holds all of PROGRAMS: versions must not be mixed."""
     assets = os.environ.get("KUBEBUILDER_ASSETS")
-    for folder in ([Path(assets)] if assets else []) + [build_folder()]:
-        if os.access(folder / name, os.X_OK):
-            return (folder / name).absolute()
-    return None
+    folders = ([Path(assets).absolute()] if assets else []) + [build_folder()]
+    return next((folder for folder in folders if _has(folder, *PROGRAMS)), None)
 
 
 def require_programs(progress: Progress) -> dict[str, Path]:
     """Paths of PROGRAMS and `pause`, built first where missing. Raises ClusterError when they cannot be built."""
-    if any(program(name) is None for name in (*PROGRAMS, "pause")):
-        _build(progress)
-    return {name: path for name in (*PROGRAMS, "pause") if (path := program(name))}
+    if not _has(build_folder(), "pause"):
+        _build("./pause", "pause")
+    folder = programs_folder()
+    if folder is None:
+        progress(f"building Kubernetes {KUBERNETES_VERSION} from source, once: about five minutes on two cores")
+        _build(".", "kube")
+        for name in PROGRAMS:
+            (build_folder() / name).unlink(missing_ok=True)
+            (build_folder() / name).symlink_to("kube")
+        folder = build_folder()
+    return {name: folder / name for name in PROGRAMS} | {"pause": build_folder() / "pause"}
 
 
-def _build(progress: Progress) -> None:
+def _build(package: str, output: str) -> None:
     go = shutil.which("go") or "/usr/local/go/bin/go"
     if not Path(go).exists():
         raise ClusterError(
             "Go is not installed, and neither KUBEBUILDER_ASSETS nor the cache folder "
-            f"{build_folder()} holds {', '.join(PROGRAMS)}: install Go 1.25 or newer and put it on PATH"
+            f"{build_folder()} holds {', '.join((*PROGRAMS, 'pause'))}: install Go 1.25 or newer and put it on PATH"
         )
-    folder = build_folder()
-    folder.mkdir(parents=True, exist_ok=True)
+    build_folder().mkdir(parents=True, exist_ok=True)
     version = f"v{KUBERNETES_VERSION}"
     major, minor, _ = KUBERNETES_VERSION.split(".")
-    stamps = {
+    stamps = {  # without them the server reports v0.0.0 and clients misbehave
         "k8s.io/component-base/version.gitVersion": version,
         "k8s.io/component-base/version.gitMajor": major,
         "k8s.io/component-base/version.gitMinor": minor,
         "k8s.io/client-go/pkg/version.gitVersion": version,
     }
     flags = " ".join(["-s", "-w", *(f"-X {name}={value}" for name, value in stamps.items())])
-    progress(f"building Kubernetes {KUBERNETES_VERSION} from source, once: about five minutes on two cores")
-    for package, output in (("./pause", "pause"), (".", "kube")):
-        built = folder / f"{output}.new"
-        command = [go, "build", "-trimpath", "-ldflags", flags, "-o", str(built), package]
-        done = subprocess.run(command, cwd=GO_MODULE, check=False)
-        if done.returncode:
-            raise ClusterError(f"building {output} failed with exit status {done.returncode}; the reason is above")
-        built.rename(folder / output)
-    for name in PROGRAMS:
-        (folder / name).unlink(missing_ok=True)
-        (folder / name).symlink_to("kube")
+    built = build_folder() / f"{output}.new"
+    command = [go, "build", "-trimpath", "-buildvcs=false", "-ldflags", flags, "-o", str(built), package]
+    done = subprocess.run(command, cwd=GO_MODULE, check=False)
+    if done.returncode:
+        raise ClusterError(f"building {output} failed with exit status {done.returncode}; the reason is above")
+    built.rename(build_folder() / output)
 
 
 def cni_folder() -> Path | None:

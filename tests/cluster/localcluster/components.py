@@ -178,7 +178,8 @@ def commands(layout: Layout, programs: dict[str, Path]) -> dict[str, list[str]]:
             f"--service-account-key-file={certificates}/service-accounts.pub",
             f"--service-account-signing-key-file={certificates}/service-accounts.key",
             "--authorization-mode=Node,RBAC",
-            "--enable-admission-plugins=NodeRestriction",
+            # The second is what stricter distributions add: it admits blockOwnerDeletion only to those who may set it.
+            "--enable-admission-plugins=NodeRestriction,OwnerReferencesPermissionEnforcement",
             f"--audit-policy-file={config}/audit.yaml",
             f"--audit-log-path={layout.audit_log}",
             "--event-ttl=1h",

@@ -11,42 +11,60 @@ import hashlib
 import io
 import json
 import sys
+import sysconfig
 import tarfile
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
 from localcluster.settings import PAUSE_IMAGE, REPOSITORY, WORKER_IMAGE
 
+LENT = Path("/opt/modelserve")
 _PASSWD = "root:x:0:0:root:/root:/bin/sh\nworker:x:65532:65532:worker:/tmp:/bin/sh\n"
 _GROUP = "root:x:0:\nworker:x:65532:\n"
 _SYSTEM_FOLDERS = ("bin", "sbin", "lib", "lib64")
 
 
-def _python_folders() -> list[Path]:
-    """The virtual environment this program runs in, and the Python installation below it."""
-    return [Path(sys.prefix), Path(sys.base_prefix).resolve()]
+def _python() -> Path:
+    """The interpreter below this program's virtual environment, as a container sees it."""
+    interpreter = Path(sys.executable).resolve()
+    prefix = Path(sys.base_prefix).resolve()
+    return interpreter if prefix.is_relative_to("/usr") else LENT / "python" / interpreter.relative_to(prefix)
 
 
-def lent_folders() -> list[Path]:
-    """Host folders that every container sees, read-only, under the same path.
+def _lent_folders(programs: Path) -> dict[Path, Path]:
+    """Folders that every container sees, read-only: path in the container to path on the host.
 
-    The packages are installed in editable mode, so the repository's source folders belong to the environment.
+    The product's come under LENT and not under their own paths, since a checkout may lie below a folder that pods mount
+    over, such as /tmp.
     """
-    folders = [Path("/usr"), *(Path("/") / name for name in _SYSTEM_FOLDERS if not (Path("/") / name).is_symlink())]
-    folders += [*_python_folders(), REPOSITORY / "operator", REPOSITORY / "worker"]
-    kept: list[Path] = []
-    for folder in folders:
-        if folder.is_dir() and not any(folder.is_relative_to(other) for other in kept):
-            kept.append(folder)
-    return kept
+    lent = {Path("/usr"): Path("/usr")}
+    lent |= {path: path for name in _SYSTEM_FOLDERS if (path := Path("/") / name).is_dir() and not path.is_symlink()}
+    if (prefix := Path(sys.base_prefix).resolve()) and not prefix.is_relative_to("/usr"):
+        lent[LENT / "python"] = prefix
+    lent[LENT / "site-packages"] = Path(sysconfig.get_path("purelib"))
+    return lent | {LENT / name: REPOSITORY / name for name in ("operator", "worker")} | {LENT / "bin": programs}
 
 
-def runtime_spec(default: dict[str, Any]) -> dict[str, Any]:
+def write_programs(folder: Path) -> None:
+    """Write what `pip install` would put into bin/ of an image: python, and the console scripts of modelserve."""
+    folder.mkdir(parents=True)
+    for name in ("python", "python3"):
+        (folder / name).symlink_to(_python())
+    for script in distribution("modelserve").entry_points.select(group="console_scripts"):
+        path = folder / script.name
+        path.write_text(
+            f"#!{_python()}\nimport sys\nfrom {script.module} import {script.attr}\nsys.exit({script.attr}())\n"
+        )
+        path.chmod(0o755)
+
+
+def runtime_spec(default: dict[str, Any], *, programs: Path) -> dict[str, Any]:
     """The OCI runtime specification that containerd starts from: its own default plus the lent folders."""
     options = ["rbind", "ro", "nosuid", "nodev"]
     mounts = [
-        {"destination": str(folder), "source": str(folder), "type": "bind", "options": options}
-        for folder in lent_folders()
+        {"destination": str(inside), "source": str(outside), "type": "bind", "options": options}
+        for inside, outside in _lent_folders(programs).items()
     ]
     # Without CAP_SYS_RESOURCE a limit may not be raised above the runtime's own, so containers inherit that.
     process = {name: value for name, value in default["process"].items() if name != "rlimits"}
@@ -68,7 +86,7 @@ def _file(archive: tarfile.TarFile, name: str, content: bytes, mode: int = 0o644
 def _worker_layer() -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for name in ("etc", "root", "proc", "sys", "dev", "usr", "run", "var", "models"):
+        for name in ("etc", "root", "proc", "sys", "dev", "usr", "run", "var", "opt", "models"):
             _folder(archive, name, 0o755)
         _folder(archive, "tmp", 0o1777)
         _file(archive, "etc/passwd", _PASSWD.encode())
@@ -110,11 +128,11 @@ def _write_archive(path: Path, *, image: str, layer: bytes, config: dict[str, An
 def write_images(folder: Path, *, pause: Path) -> list[Path]:
     """Write the worker's and the pause image as docker-archives and return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    search = [str(Path(prefix) / "bin") for prefix in _python_folders()]
-    path = ":".join([*search, "/usr/local/bin", "/usr/bin", "/bin"])
+    modules = ":".join(str(LENT / name) for name in ("operator", "worker", "site-packages"))
+    environment = [f"PATH={LENT}/bin:/usr/local/bin:/usr/bin:/bin", f"PYTHONPATH={modules}"]
+    if sysconfig.get_config_var("Py_ENABLE_SHARED"):
+        environment.append(f"LD_LIBRARY_PATH={LENT}/python/lib")
     worker, sandbox = folder / "worker.tar", folder / "pause.tar"
-    _write_archive(
-        worker, image=WORKER_IMAGE, layer=_worker_layer(), config={"Env": [f"PATH={path}"], "WorkingDir": "/tmp"}
-    )
+    _write_archive(worker, image=WORKER_IMAGE, layer=_worker_layer(), config={"Env": environment, "WorkingDir": "/tmp"})
     _write_archive(sandbox, image=PAUSE_IMAGE, layer=_pause_layer(pause), config={"Entrypoint": ["/pause"]})
     return [sandbox, worker]

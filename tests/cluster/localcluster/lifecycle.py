@@ -15,10 +15,10 @@ from pathlib import Path
 
 from localcluster import components, kernel_state, node_namespaces
 from localcluster.binaries import Progress, cni_folder, require_packages, require_programs
-from localcluster.images import runtime_spec, write_images
+from localcluster.images import runtime_spec, write_images, write_programs
 from localcluster.processes import spawn
 from localcluster.record import Record
-from localcluster.settings import CLUSTERS, NODE_NAME, OPERATOR_USER, ClusterError, Layout, cache_dir
+from localcluster.settings import CLUSTERS, NODE_NAME, ClusterError, Layout, cache_dir
 
 
 def obstacles() -> list[str]:
@@ -91,7 +91,9 @@ def _start(layout: Layout, programs: dict[str, Path], progress: Progress) -> Non
     default = subprocess.run(["ctr", "oci", "spec"], capture_output=True, check=True).stdout
     plugins = cni_folder()
     assert plugins is not None, "require_packages checked it"
-    components.write_configuration(layout, cni_folder=plugins, runtime_spec=runtime_spec(json.loads(default)))
+    write_programs(layout.path / "bin")
+    spec = runtime_spec(json.loads(default), programs=layout.path / "bin")
+    components.write_configuration(layout, cni_folder=plugins, runtime_spec=spec)
     record = Record.new(layout)
     kernel_state.save_settings(_kernel_settings())
     kernel_state.create_cgroups(layout.cgroup)
@@ -118,8 +120,6 @@ def _start(layout: Layout, programs: dict[str, Path], progress: Progress) -> Non
     for archive in write_images(layout.path / "images", pause=programs["pause"]):
         _check([*ctr, "images", "import", "--snapshotter=native", str(archive)])
     start("kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy")
-    grant = ["--clusterrole=cluster-admin", f"--user={OPERATOR_USER}"]
-    _check([*kubectl, "create", "clusterrolebinding", OPERATOR_USER, *grant])
     progress("waiting for the node")
     ready = 'jsonpath={.status.conditions[?(@.type=="Ready")].status}'
     _wait(

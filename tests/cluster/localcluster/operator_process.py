@@ -12,8 +12,9 @@ import urllib.request
 from dataclasses import asdict, dataclass
 
 from localcluster.processes import Process, spawn
-from localcluster.settings import ClusterError, Layout
+from localcluster.settings import OPERATOR_USER, ClusterError, Layout
 from localcluster.target import Target
+from modelserve_operator.kinds import CLUSTER_RULES, NAMESPACED_RULES
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,8 @@ def start(target: Target, *, timeout_s: float = 30.0) -> OperatorProcess:
     """Start the operator unless it runs, and wait until it answers. Raises ClusterError with the end of its log."""
     if (found := OperatorProcess.running(target.layout)) is not None:
         return found
+    if target.local is not None:
+        _grant(target)
     layout = target.layout
     layout.operator_folder.mkdir(parents=True, exist_ok=True)
     port = _free_port()
@@ -67,6 +70,24 @@ def start(target: Target, *, timeout_s: float = 30.0) -> OperatorProcess:
             raise ClusterError(f"the operator did not start; the end of {layout.operator_log}:\n{tail}")
         time.sleep(0.1)
     return started
+
+
+def _grant(target: Target) -> None:
+    """Give the operator's user exactly the rules that the operator states."""
+    role = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRole",
+        "metadata": {"name": OPERATOR_USER},
+        "rules": [*NAMESPACED_RULES, *CLUSTER_RULES],
+    }
+    binding = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": {"name": OPERATOR_USER},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": OPERATOR_USER},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": OPERATOR_USER}],
+    }
+    target.kubectl.apply(role, binding)
 
 
 def stop(layout: Layout) -> bool:

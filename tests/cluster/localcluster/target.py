@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localcluster import lifecycle
-from localcluster.binaries import Progress, program
+from localcluster.binaries import Progress, programs_folder
 from localcluster.kubectl import Kubectl, KubectlError
 from localcluster.settings import CLUSTERS, WORKER_IMAGE, ClusterError, Layout
 
@@ -42,13 +42,16 @@ def find(layout: Layout, progress: Progress) -> Target:
         lifecycle.up(layout, progress)
     except ClusterError as error:
         raise ClusterError(f"{error}\nTo use a cluster of your own instead, set KUBECONFIG.") from error
-    kubectl = program("kubectl")
-    assert kubectl is not None, "up built it"
-    return Target(Kubectl(kubectl, layout.admin_kubeconfig), layout.operator_kubeconfig, WORKER_IMAGE, layout, layout)
+    programs = programs_folder()
+    assert programs is not None, "up built them"
+    return Target(
+        Kubectl(programs / "kubectl", layout.admin_kubeconfig), layout.operator_kubeconfig, WORKER_IMAGE, layout, layout
+    )
 
 
 def _users(kubeconfig: Path, layout: Layout) -> Target:
-    kubectl = shutil.which("kubectl") or program("kubectl")
+    built = programs_folder()
+    kubectl = shutil.which("kubectl") or (built / "kubectl" if built else None)
     image = os.environ.get("MODELSERVE_WORKER_IMAGE")
     if kubectl is None:
         raise ClusterError(f"KUBECONFIG is {kubeconfig}, but there is no kubectl on PATH: install it")

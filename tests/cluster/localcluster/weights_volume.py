@@ -79,6 +79,7 @@ def run_job(target: Target, namespace: str, *, name: str, command: list[str], ti
             "runAsNonRoot": True,
             "runAsUser": 65532,
             "runAsGroup": 65532,
+            "fsGroup": 65532,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [container],
