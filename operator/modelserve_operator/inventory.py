@@ -14,6 +14,7 @@ from modelserve.hardware import GPU_RESOURCE
 from modelserve.planning.offers import COMPUTE_LABELS, COUNT_LABEL, MEMORY_LABEL, PRODUCT_LABEL
 
 HOSTNAME_LABEL = "kubernetes.io/hostname"
+_PER_NODE_LABELS = frozenset({HOSTNAME_LABEL, "nvidia.com/gfd.timestamp"})  # would make a pool of every node
 
 PROVISIONER_LABELS = (
     "cloud.google.com/gke-accelerator",
@@ -87,7 +88,7 @@ def pool_of(node: Body) -> Pool | None:
         gpus_per_node=count,
         memory_mib=_number(labels.get(MEMORY_LABEL)),
         compute_capability=(_number(labels.get(COMPUTE_LABELS[0])), _number(labels.get(COMPUTE_LABELS[1]))),
-        labels=tuple(sorted((key, value) for key, value in labels.items() if key != HOSTNAME_LABEL)),
+        labels=tuple(sorted((key, value) for key, value in labels.items() if key not in _PER_NODE_LABELS)),
         taints=tuple(sorted(taints)),
     )
 
@@ -102,6 +103,7 @@ class Inventory:
 
     def __init__(self) -> None:
         self._pool_of_node: dict[str, Pool] = {}
+        self._pools: tuple[Pool, ...] | None = ()  # None: to be worked out again
 
     def hear(self, node: Body, *, deleted: bool) -> bool:
         """Note a node's state. True when its pool changed, that is when a plan might; heartbeats change nothing."""
@@ -112,11 +114,15 @@ class Inventory:
             self._pool_of_node.pop(name, None)
         else:
             self._pool_of_node[name] = after
+        if before != after:
+            self._pools = None
         return before != after
 
     def pools(self) -> tuple[Pool, ...]:
         """The distinct pools, in a fixed order."""
-        return tuple(sorted(set(self._pool_of_node.values())))
+        if self._pools is None:
+            self._pools = tuple(sorted(set(self._pool_of_node.values())))
+        return self._pools
 
 
 def node_selector_terms(pools: Iterable[Pool], *, all_pools: Iterable[Pool]) -> list[dict[str, Any]]:
@@ -124,7 +130,11 @@ def node_selector_terms(pools: Iterable[Pool], *, all_pools: Iterable[Pool]) -> 
 
     The GPU product is added where nodes with other GPUs carry the same provisioner label.
     """
-    everything = tuple(all_pools)
+    products: dict[tuple[str, str], set[str]] = {}  # by provisioner label: the products of the nodes that carry it
+    for pool in all_pools:
+        for label in pool.labels:
+            if label[0] in PROVISIONER_LABELS:
+                products.setdefault(label, set()).add(pool.product)
     terms: dict[tuple[tuple[str, str], ...], None] = {}
     for pool in sorted(pools):
         labels = dict(pool.labels)
@@ -132,7 +142,7 @@ def node_selector_terms(pools: Iterable[Pool], *, all_pools: Iterable[Pool]) -> 
         product = (PRODUCT_LABEL, pool.product)
         if known is None:
             term: tuple[tuple[str, str], ...] = (product,)
-        elif any(known in other.labels and other.product != pool.product for other in everything):
+        elif len(products[known]) > 1:
             term = (known, product)
         else:
             term = (known,)

@@ -53,7 +53,6 @@ class Reason(StrEnum):
     NOT_SERVING = "NotServing"
     ROLLED_OUT = "RolledOut"
     ROLLING_OUT = "RollingOut"
-    DRAINING = "Draining"  # the new revision serves; pods of the old one finish their requests
     BLOCKED = "Blocked"  # see Stalled
 
 
