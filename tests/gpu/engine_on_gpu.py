@@ -1,0 +1,159 @@
+"""The engine on real GPUs, published geometry, random weights: memory predicted and measured, then requests through it.
+
+    python tests/gpu/engine_on_gpu.py --variant E4B [--tensor-parallel-size 2] [--max-model-len 32768] [--fill]
+
+Prints one line per memory term, the time to ready, TTFT and TPOT of one request, and (--fill) how many requests of
+maxModelLen ran together without preemption. Lines start with the variant, so that several runs can be read together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from modelserve.architecture import LayerKind, ModelArchitecture
+from modelserve.engine_args import EngineArgs
+from modelserve.published import published_model
+from modelserve_worker.engine.engine import Engine
+from modelserve_worker.engine.plan_report import plan_report
+from modelserve_worker.execution.ranks import LaunchedReplica, launch
+from modelserve_worker.request import Request, SamplingParams
+from modelserve_worker.scheduling.admission import SchedulerLimits
+from modelserve_worker.scheduling.scheduler import Scheduler
+
+MIB = 1 << 20
+
+
+def config_json(architecture: ModelArchitecture) -> dict[str, Any]:
+    """A config.json of `architecture`, in the shape of the published ones."""
+    a = architecture
+    text: dict[str, Any] = {
+        name: getattr(a, name)
+        for name in (
+            "num_hidden_layers", "hidden_size", "intermediate_size", "use_double_wide_mlp", "num_attention_heads",
+            "num_key_value_heads", "head_dim", "global_head_dim", "attention_k_eq_v", "num_kv_shared_layers",
+            "sliding_window", "max_position_embeddings", "vocab_size", "hidden_size_per_layer_input",
+            "vocab_size_per_layer_input", "rms_norm_eps", "final_logit_softcapping",
+        )
+    }  # fmt: skip
+    text |= {
+        "num_global_key_value_heads": a.num_global_key_value_heads if a.attention_k_eq_v else None,
+        "layer_types": [a.kind(layer).value for layer in range(a.num_hidden_layers)],
+        "rope_parameters": {
+            LayerKind.SLIDING.value: {"rope_type": "default", "rope_theta": a.sliding_rope_theta},
+            LayerKind.GLOBAL.value: {
+                "rope_type": "proportional",
+                "rope_theta": a.global_rope_theta,
+                "partial_rotary_factor": a.global_partial_rotary_factor,
+            },
+        },
+    }
+    if a.num_experts:
+        text |= {
+            "enable_moe_block": True,
+            "num_experts": a.num_experts,
+            "top_k_experts": a.top_k_experts,
+            "moe_intermediate_size": a.moe_intermediate_size,
+        }
+    return {"model_type": "gemma4", "dtype": "bfloat16", "eos_token_id": [1], "text_config": text}
+
+
+class Bench:
+    """A launched replica behind the synchronous engine loop; requests are random token ids and ignore EOS."""
+
+    def __init__(self, replica: LaunchedReplica, args: EngineArgs) -> None:
+        limits = SchedulerLimits(args.max_num_batched_tokens, args.max_num_seqs, replica.max_model_len, ())
+        self.scheduler = Scheduler(limits, replica.geometry, replica.pool_bytes)
+        self.engine = Engine(self.scheduler, replica.runner)
+        self.vocab = replica.architecture.vocab_size
+        self.random = random.Random(1)
+        self.count = 0
+
+    def request(self, prompt: int, output: int) -> Request:
+        self.count += 1
+        ids = tuple(self.random.randrange(3, self.vocab) for _ in range(prompt))
+        sampling = SamplingParams(seed=self.count, max_tokens=output, ignore_eos=True)
+        return Request(f"r{self.count}", ids, sampling)
+
+    def run(self, requests: list[Request]) -> tuple[dict[str, list[float]], int]:
+        """Seconds from the start at which each request got its tokens, and the preemptions."""
+        before = self.scheduler.stats().preemptions_total
+        arrivals: dict[str, list[float]] = {r.request_id: [] for r in requests}
+        began = time.perf_counter()
+        for request in requests:
+            self.scheduler.add(request)
+        while self.engine.has_work:
+            for output in self.engine.step():
+                assert output.error is None, output.error
+                arrivals[output.request_id] += [time.perf_counter() - began] * len(output.tokens)
+        assert self.scheduler.stats().held_bytes == 0
+        return arrivals, self.scheduler.stats().preemptions_total - before
+
+
+def memory_lines(name: str, report: dict[str, Any], total: int) -> None:
+    for term, predicted in report["perGpu"].items():
+        measured = report["allocated"][term]
+        error = 100 * (predicted - measured) / total
+        print(
+            f"{name} memory {term:16} predicted {predicted / MIB:10.0f} MiB measured {measured / MIB:10.0f} MiB "
+            f"difference {error:+.2f} % of the GPU"
+        )
+    print(f"{name} concurrency predicted {report['concurrency']} allocated {report['allocatedConcurrency']}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--variant", required=True)
+    parser.add_argument("--tensor-parallel-size", type=int, default=1)
+    parser.add_argument("--max-model-len", type=int, default=32768)
+    parser.add_argument("--max-num-batched-tokens", type=int, default=8192)
+    parser.add_argument("--kv-cache-dtype", default="auto")
+    parser.add_argument("--prompt", type=int, default=8192)
+    parser.add_argument("--output", type=int, default=32)
+    parser.add_argument("--fill", action="store_true", help="run the planned concurrency at --max-model-len")
+    options = parser.parse_args()
+    facts = published_model(f"hf://google/gemma-4-{options.variant}")
+    assert facts is not None
+    with tempfile.TemporaryDirectory() as directory:
+        (Path(directory) / "config.json").write_text(json.dumps(config_json(facts.architecture)))
+        args = EngineArgs(
+            model=directory,
+            load_format="dummy",
+            device="cuda",
+            tensor_parallel_size=options.tensor_parallel_size,
+            max_model_len=options.max_model_len,
+            max_num_batched_tokens=options.max_num_batched_tokens,
+            kv_cache_dtype=options.kv_cache_dtype,
+        )
+        began = time.perf_counter()
+        replica = launch(args)
+        name = f"{options.variant} TP{options.tensor_parallel_size} {replica.geometry.dtype.value}"
+        print(f"{name} ready after {time.perf_counter() - began:.1f} s, pool {replica.pool_bytes / 2**30:.2f} GiB")
+    try:
+        memory_lines(name, plan_report(args, replica.architecture, replica.memory), replica.memory.total_bytes)
+        bench = Bench(replica, args)
+        bench.run([bench.request(64, 4)])
+        ((times,), _) = bench.run([bench.request(options.prompt, options.output)])[0].values(), None
+        tpot = (times[-1] - times[0]) / (len(times) - 1)
+        print(f"{name} {options.prompt}/{options.output} c=1: TTFT {1e3 * times[0]:.0f} ms, TPOT {1e3 * tpot:.2f} ms")
+        if options.fill:
+            fits = replica.geometry.requests(replica.pool_bytes, replica.max_model_len - 1)
+            requests = [bench.request(replica.max_model_len - 4, 4) for _ in range(fits)]
+            began = time.perf_counter()
+            arrivals, preemptions = bench.run(requests)
+            assert all(len(times) == 4 for times in arrivals.values())
+            print(
+                f"{name} {fits} requests of {replica.max_model_len} tokens at once: {preemptions} preemptions, "
+                f"{time.perf_counter() - began:.1f} s"
+            )
+    finally:
+        replica.runner.shutdown()
+
+
+if __name__ == "__main__":
+    main()
