@@ -28,13 +28,14 @@ demo-down: ## Remove the demo, its cluster and everything they created
 	@if test -x $(BIN)/python; then $(BIN)/python tests/cluster/demo.py down; else echo "nothing is installed here"; fi
 
 test: install ## Run every test, the end-to-end ones on the real Kubernetes
+	@$(BIN)/python tests/cluster/cluster.py build
 	$(BIN)/pytest
 
 check: install ## Run ruff, mypy and the import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy --explicit-package-bases tests/cluster
+	$(BIN)/mypy --explicit-package-bases tests/cluster tests/e2e
 	$(BIN)/lint-imports
 
 crds: install ## Write crds/ from the API models

@@ -1,6 +1,6 @@
 """A real single-node Kubernetes for the demo and the tests.
 
-`python tests/cluster/cluster.py up|down|status|kubeconfig [demo|test|scratch]`
+`python tests/cluster/cluster.py build|up|down|status|kubeconfig [demo|test|scratch]`
 """
 
 from __future__ import annotations
@@ -29,9 +29,17 @@ def _status(layout: Layout) -> int:
     return 0 if record.healthy else 1
 
 
+def _build() -> None:
+    """Prepare all that `up` needs, where the cluster can run at all: tests skip it with the same words elsewhere."""
+    if obstacles := lifecycle.obstacles():
+        _progress("the local cluster cannot run here: " + "; ".join(obstacles))
+    else:
+        lifecycle.prepare(_progress)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="cluster.py", description=__doc__)
-    parser.add_argument("command", choices=["up", "down", "status", "kubeconfig"])
+    parser.add_argument("command", choices=["build", "up", "down", "status", "kubeconfig"])
     parser.add_argument("name", choices=CLUSTERS, nargs="?", default="demo", help="default: demo")
     arguments = parser.parse_args()
     command, layout = arguments.command, Layout(arguments.name)
@@ -40,6 +48,8 @@ def main() -> int:
             return _status(layout)
         if command == "kubeconfig":
             print(layout.admin_kubeconfig)
+        elif command == "build":
+            _build()
         elif command == "up":
             started = time.monotonic()
             lifecycle.up(layout, _progress)
@@ -50,6 +60,8 @@ def main() -> int:
     except ClusterError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 

@@ -120,6 +120,9 @@ def main() -> int:
     except (ClusterError, openai.OpenAIError) as error:
         print(f"\nerror: {error}\n{_diagnose()}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("\ninterrupted; make demo-down removes what was started", file=sys.stderr)
+        return 130
     return 0
 
 

@@ -23,6 +23,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "/e2e/" in item.path.as_posix():
             item.add_marker(pytest.mark.e2e)
             item.add_marker(pytest.mark.xdist_group("e2e"))  # one process: there is one cluster
+            item.add_marker(pytest.mark.timeout(1800))  # the first may have to build Kubernetes
 
 
 @pytest.hookimpl(hookwrapper=True)

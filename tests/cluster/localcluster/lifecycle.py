@@ -51,6 +51,13 @@ def _exclusive() -> Iterator[None]:
         yield
 
 
+def prepare(progress: Progress) -> None:
+    """Install and build what is missing. Raises ClusterError."""
+    with _exclusive():
+        require_packages(progress)
+        require_programs(progress)
+
+
 def up(layout: Layout, progress: Progress) -> None:
     """Start the cluster, or return at once when it runs. Raises ClusterError with the cause and where the logs are."""
     if blocking := obstacles():
@@ -97,9 +104,7 @@ def _start(layout: Layout, programs: dict[str, Path], progress: Progress) -> Non
     record = Record.new(layout)
     kernel_state.save_settings(_kernel_settings())
     kernel_state.create_cgroups(layout.cgroup)
-    node = node_namespaces.create(
-        pause=programs["pause"], pod_logs=layout.path / "pod-logs", log=layout.logs / "node.log"
-    )
+    node = node_namespaces.create(programs["pause"], pod_logs=layout.path / "pod-logs", log=layout.logs / "node.log")
     record = record.with_process("node", node)
     node_namespaces.connect(node, layout)
     lines = components.commands(layout, programs)
