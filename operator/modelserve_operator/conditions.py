@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from modelserve_operator import labels
 from modelserve_operator.observed import Observed, Pod
 from modelserve_operator.plan import Decision, Finding
 from modelserve_operator.reasons import ConditionType, Reason
@@ -68,9 +69,13 @@ def _stalled(view: View) -> Finding | None:
     if view.decision.stalled is not None:
         return Finding(True, view.decision.stalled.reason, view.decision.stalled.message)
     target = view.target
-    if target is None or target.failure is None:
+    if target is None:
         return None
-    name = f"{view.observed.name}-{target.hash}"
+    if target.overdue and not target.unschedulable and target.ready < view.replicas:
+        return Finding(True, Reason.PROGRESS_DEADLINE_EXCEEDED, _workers(view).message)
+    if target.failure is None:
+        return None
+    name = labels.revision_name(view.observed.name, target.hash)
     remedy = f"Revision {name} was stopped; change the spec, or put it right and delete Deployment {name}."
     message = f"{target.failure.message.rstrip('.')}. {remedy}"
     return Finding(True, target.failure.reason, message)

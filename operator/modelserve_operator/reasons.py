@@ -48,6 +48,8 @@ class Reason(StrEnum):
     STOPPED = "Stopped"  # a terminal failure: the revision was scaled to zero
     SCALED_TO_ZERO = "ScaledToZero"
 
+    PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"  # workers have a node, but keep failing or never get ready
+
     # Available, Ready
     SERVING = "Serving"
     NOT_SERVING = "NotServing"

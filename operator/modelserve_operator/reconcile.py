@@ -155,6 +155,7 @@ def running_revisions(observed: Observed) -> dict[str, RunningRevision]:
             continue
         pods = observed.pods_of(plan_hash)
         noted = labels.annotation_of(body, labels.TERMINAL_FAILURE)
+        states = (body.get("status") or {}).get("conditions") or ()
         seen = next((pod.failure for pod in pods if pod.failure), None)
         running[plan_hash] = RunningRevision(
             hash=plan_hash,
@@ -162,6 +163,7 @@ def running_revisions(observed: Observed) -> dict[str, RunningRevision]:
             pods=len(pods),
             ready=sum(pod.ready for pod in pods),
             unschedulable=sum(pod.unschedulable is not None for pod in pods),
+            overdue=any(state.get("reason") == "ProgressDeadlineExceeded" for state in states),
             failure=Failure.from_json(noted) if noted else seen,
         )
     return running

@@ -23,6 +23,7 @@ class RunningRevision:
     pods: int = 0
     ready: int = 0
     unschedulable: int = 0
+    overdue: bool = False  # the Deployment's progress deadline has passed
     failure: Failure | None = None
 
 

@@ -186,6 +186,30 @@ def test_deleting_the_stopped_deployment_tries_again(ready_world) -> None:
     assert ready_world.condition("Stalled") is None
 
 
+def test_workers_that_never_get_ready_stall_at_the_deadline_and_recover(
+    world, tiny_spec: dict[str, Any], tiny_facts: ModelFacts
+) -> None:
+    world.create(tiny_spec)
+    world.cluster.end_job(message=tiny_facts.model_dump_json(by_alias=True))
+    world.settle()
+    (deployment,) = world.cluster.of(DEPLOYMENT)
+    (pod,) = world.cluster.pods_of(deployment)
+    state = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
+    world.cluster.set_pod(pod, phase="Pending", containerStatuses=[{"name": "worker", "state": state}])
+    world.settle()
+    assert world.condition("Reconciling") == ("True", "RollingOut")
+    assert "no such image" in world.message("Ready")
+    deadline = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}
+    name = deployment["metadata"]["name"]
+    world.cluster.change(DEPLOYMENT, name, lambda body: body.update(status={"conditions": [deadline]}))
+    world.settle()
+    assert world.condition("Stalled") == ("True", "ProgressDeadlineExceeded")
+    assert "no such image" in world.message("Stalled")
+    world.make_ready()
+    assert world.condition("Ready") == ("True", "RolledOut")
+    assert world.condition("Stalled") is None
+
+
 def test_deleted_children_come_back(ready_world) -> None:
     for kind in (SERVICE, DISRUPTION_BUDGET):
         ready_world.rest()
