@@ -128,7 +128,8 @@ class Reconciler:
         for body in observed.config_maps:
             plan_hash = labels.label_of(body, labels.PLAN_HASH)
             stale_revision = plan_hash is not None and plan_hash not in kept and step.complete
-            stale_facts = plan_hash is None and body["metadata"]["name"] not in wanted
+            # Facts that are stored and yet looked for were written by a release that this one does not understand.
+            stale_facts = plan_hash is None and (decision.inspect or body["metadata"]["name"] not in wanted)
             if stale_revision or stale_facts:
                 await self._applier.delete(CONFIG_MAP, body)
         for body in observed.jobs:

@@ -126,6 +126,20 @@ def test_a_changed_model_address_is_inspected_again(ready_world, tiny_facts: Mod
     assert len(ready_world.deployments()) == 2
 
 
+def test_facts_of_another_release_are_looked_for_again(ready_world, tiny_facts: ModelFacts) -> None:
+    name = next(
+        body["metadata"]["name"] for body in ready_world.cluster.of(CONFIG_MAP) if "-model-" in body["metadata"]["name"]
+    )
+    ready_world.cluster.change(CONFIG_MAP, name, lambda body: body.update(data={"model.json": '{"layers": 6}'}))
+    before = ready_world.deployments()
+    ready_world.settle()
+    assert len(ready_world.cluster.of(JOB)) == 1
+    ready_world.cluster.end_job(message=tiny_facts.model_dump_json(by_alias=True))
+    ready_world.settle()
+    assert ready_world.condition("Ready") == ("True", "RolledOut")
+    assert ready_world.deployments() == before
+
+
 def test_a_failed_inspection_stalls_with_the_reason_it_gave(world, tiny_spec: dict[str, Any]) -> None:
     world.create(tiny_spec)
     message = TerminationMessage(
