@@ -104,8 +104,10 @@ def _start(layout: Layout, programs: dict[str, Path], progress: Progress) -> Non
     record = Record.new(layout)
     kernel_state.save_settings(_kernel_settings())
     kernel_state.create_cgroups(layout.cgroup)
-    node = node_namespaces.create(programs["pause"], pod_logs=layout.path / "pod-logs", log=layout.logs / "node.log")
-    record = record.with_process("node", node)
+    launcher, node = node_namespaces.create(
+        programs["pause"], pod_logs=layout.path / "pod-logs", log=layout.logs / "node.log"
+    )
+    record = record.with_process("launcher", launcher).with_process("node", node)
     node_namespaces.connect(node, layout)
     lines = components.commands(layout, programs)
     inside = node_namespaces.enter(node)
@@ -172,8 +174,12 @@ def _stop(layout: Layout) -> None:
     """End every process; mounts, interfaces and packet filter rules go with the namespaces."""
     record = Record.load(layout)
     if record is not None:
-        for name in sorted(record.processes, key=lambda name: name != "node"):
-            record.processes[name].kill()
+        if "node" in record.processes:
+            record.processes["node"].kill()
+        for process in record.processes.values():
+            # Each of these waits for a process of the node: killed before that, it would leave a zombie to the host.
+            if not process.ended_within(10):
+                process.kill()
     node_namespaces.disconnect(layout)
     kernel_state.remove_cgroups(layout.cgroup)
     others = (Record.load(Layout(name)) for name in CLUSTERS if name != layout.name)

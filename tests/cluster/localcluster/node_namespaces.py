@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from localcluster.processes import Process, spawn
@@ -36,16 +37,17 @@ exec "$first"
 """
 
 
-def create(pause: Path, *, pod_logs: Path, log: Path) -> Process:
-    """Start the node's first process in namespaces of its own and return it, as the host numbers it."""
+def create(pause: Path, *, pod_logs: Path, log: Path) -> tuple[Process, Process]:
+    """Start the node's first process in namespaces of its own; return the launcher, which ends after all, and it."""
     command = ["unshare", "--mount", "--net", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc"]
     launcher = spawn([*command, "sh", "-c", _SETUP, "sh", str(pod_logs), str(pause)], log=log)
     children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children")
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline and launcher.alive:
-        listed = children.read_text().split()
-        if listed and Path(f"/proc/{listed[0]}/exe").readlink().name == pause.name:
-            return Process.of(int(listed[0]))
+        with suppress(OSError, IndexError):  # not there yet, or it has just failed and its log says why
+            first = int(children.read_text().split()[0])
+            if Path(f"/proc/{first}/exe").readlink().name == pause.name:
+                return launcher, Process.of(first)
         time.sleep(0.02)
     launcher.kill()
     reason = log.read_text(errors="replace").strip() or "timed out"

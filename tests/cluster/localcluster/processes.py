@@ -7,6 +7,7 @@ import shutil
 import signal
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,23 +27,26 @@ class Process:
 
     @property
     def alive(self) -> bool:
+        with suppress(ChildProcessError):  # a child of this very program stays a zombie until it is asked for
+            os.waitpid(self.pid, os.WNOHANG)
         return self.start_ticks != 0 and _start_ticks(self.pid) == self.start_ticks
 
     def terminate(self, *, timeout_s: float) -> None:
         """SIGTERM, and SIGKILL when it still runs after `timeout_s`."""
         if self.alive:
             os.kill(self.pid, signal.SIGTERM)
-        if not self._gone_within(timeout_s):
+        if not self.ended_within(timeout_s):
             self.kill()
 
     def kill(self, *, timeout_s: float = 20.0) -> None:
         """SIGKILL, then wait until it is gone. Raises ClusterError when it stays."""
         if self.alive:
             os.kill(self.pid, signal.SIGKILL)
-        if not self._gone_within(timeout_s):
+        if not self.ended_within(timeout_s):
             raise ClusterError(f"process {self.pid} did not end within {timeout_s:.0f} s of SIGKILL")
 
-    def _gone_within(self, timeout_s: float) -> bool:
+    def ended_within(self, timeout_s: float) -> bool:
+        """Wait until it has ended; False when it still runs after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while self.alive:
             if time.monotonic() > deadline:
