@@ -82,6 +82,10 @@ class SampledTokens:
 class PendingStep(Protocol):
     """A step that was launched. `result` waits for the device and may raise what the step failed with."""
 
+    def done(self) -> bool:
+        """True when `result` will not wait: the device is idle, or the step has failed."""
+        ...
+
     def result(self) -> SampledTokens: ...
 
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from modelserve_worker.request import Request, RequestOutput
 
 
-class EngineDead(Exception):
+class EngineDead(Exception):  # noqa: N818 - a state of the engine that callers name, as in "raises EngineDead"
     """The engine stopped; the text says why. Every open request gets it, and /health answers 503."""
 
 

@@ -101,7 +101,7 @@ def _probes(weight_bytes: int) -> dict[str, Any]:
     health, ready = ({"httpGet": {"path": path, "port": "http"}} for path in ("/health", "/ready"))
     return {
         "startupProbe": {
-            **health,
+            **ready,  # /health answers from the first second; the budget is for the weights
             "periodSeconds": STARTUP_PERIOD_SECONDS,
             "timeoutSeconds": 5,
             "failureThreshold": math.ceil(startup_seconds(weight_bytes) / STARTUP_PERIOD_SECONDS),

@@ -39,6 +39,7 @@ class CountingRunner:
     in_flight: int = 0
     most_in_flight: int = 0
     shut_down: bool = False
+    synchronous: bool = False  # a launch is the whole step, as on the CPU
     gate: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
@@ -60,6 +61,9 @@ class CountingRunner:
 class _Pending:
     runner: CountingRunner
     batch: ScheduledBatch
+
+    def done(self) -> bool:
+        return self.runner.synchronous
 
     def result(self) -> SampledTokens:
         self.runner.gate.wait(timeout=30)

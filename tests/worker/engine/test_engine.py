@@ -36,6 +36,19 @@ def test_steps_overlap_and_say_the_same(build_engine: Callable[..., Engine], run
     assert len(runner.batches) == 5, "no step is launched only to be discarded"
 
 
+def test_a_step_that_is_done_is_answered_before_the_next_is_launched(
+    build_engine: Callable[..., Engine], runner
+) -> None:
+    runner.synchronous = True
+    engine = build_engine()
+    engine.scheduler.add(request("a", max_tokens=2))
+    assert engine.step() == []
+    assert [token.token_id for output in engine.step() for token in output.tokens] == [104]
+    assert len(runner.batches) == 1
+    assert len(run(engine)["a"]) == 1
+    assert runner.most_in_flight == 1
+
+
 @pytest.mark.parametrize("where", ["launch_errors", "result_errors"])
 def test_a_failed_step_fails_its_requests_only(build_engine: Callable[..., Engine], runner, where: str) -> None:
     getattr(runner, where)[2] = ValueError("cold solder")

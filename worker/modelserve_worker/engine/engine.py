@@ -21,6 +21,9 @@ class _FailedLaunch:
 
     error: Exception
 
+    def done(self) -> bool:
+        return True
+
     def result(self) -> SampledTokens:
         raise self.error
 
@@ -41,14 +44,18 @@ class Engine:
     def step(self) -> list[RequestOutput]:
         """Launch the next step, then wait for the one before it and return what that one produced.
 
+        A step that is already done is answered first, and nothing is launched: running ahead of a device that waits for
+        us gains nothing, and on the CPU, where a launch is the whole step, it would hold every token back by one step.
         Raises EngineDead when MAX_FAILURES_IN_A_ROW steps failed one after the other; fewer fail their requests only.
         """
-        previous = self._pending
+        previous, self._pending = self._pending, None
+        if previous is not None and previous[1].done():
+            return self._take(*previous)
         batch = self.scheduler.schedule()
         self._pending = (batch, self._launch(batch)) if batch else None
-        if previous is None:
-            return []
-        batch, pending = previous
+        return self._take(*previous) if previous is not None else []
+
+    def _take(self, batch: ScheduledBatch, pending: PendingStep) -> list[RequestOutput]:
         try:
             sampled = pending.result()
         except Exception as error:

@@ -133,6 +133,9 @@ class FailedStep:
         self._error = error
         self.before_collectives = before_collectives
 
+    def done(self) -> bool:
+        return True
+
     def result(self) -> SampledTokens:
         raise self._error
 
@@ -161,6 +164,9 @@ class LaunchedStep:
         if sampled.tokens.is_cuda:
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
+
+    def done(self) -> bool:
+        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
 
     def result(self) -> SampledTokens:
         """Wait for the device. Raises NonFiniteLogitsError, or what the device failed with."""

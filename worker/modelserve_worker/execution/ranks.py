@@ -241,6 +241,9 @@ class _RankedStep:
         self._step = step
         self._workers = workers
 
+    def done(self) -> bool:
+        return self._step.done()
+
     def result(self) -> SampledTokens:
         """Tokens of the step. Raises RankDiedError when a rank is gone, else what the step failed with."""
         try:

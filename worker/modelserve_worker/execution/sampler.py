@@ -41,6 +41,7 @@ class Sampler:
 
     def __init__(self, *, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
         self._seen = torch.zeros(max_num_seqs, vocab_size, dtype=torch.int32, device=device)
+        self._never = torch.full((), -torch.inf, device=device)  # a Python scalar would be copied, and waited for
 
     def reset(self) -> None:
         """Forget what every slot has seen."""
@@ -65,7 +66,7 @@ class Sampler:
 
     def _penalised(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
         adjusted = logits.index_put((batch.bias_rows, batch.bias_tokens), batch.bias_values, accumulate=True)
-        adjusted[batch.banned_rows, batch.banned_tokens] = -torch.inf
+        adjusted.index_put_((batch.banned_rows, batch.banned_tokens), self._never)
         if not batch.any_penalty:
             return adjusted
         seen = self._seen[batch.slots]
