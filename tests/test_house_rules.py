@@ -1,4 +1,4 @@
-"""The rules of the house that no linter states: sizes of modules, the folder named operator, and what must stay torch-free."""
+"""The rules of the house that no linter states: sizes of modules, the folder named operator, what stays torch-free."""
 
 from __future__ import annotations
 
