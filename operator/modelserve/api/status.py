@@ -5,6 +5,7 @@ Byte figures are integers whose names end in Bytes and are per GPU; concurrency 
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
@@ -35,6 +36,7 @@ Verdict = Literal["Chosen", "Fits", "Refused"]
 LimitedBy = Literal[
     "Memory", "ContextLength", "TensorParallel", "GPUsPerNode", "ComputeCapability", "Layout", "Dtype", "Concurrency"
 ]
+PageCount = Annotated[int, Field(ge=0, le=1 << 40, json_schema_extra={"format": "int64"})]
 Timestamp = Annotated[str, StringConstraints(max_length=32), Field(json_schema_extra={"format": "date-time"})]
 
 
@@ -188,9 +190,57 @@ class PlanStatus(ApiModel):
         return self.accelerator is not None
 
 
+class CalibrationTerm(ApiModel):
+    """One named term of memory, predicted beside measured."""
+
+    name: str = Field(
+        min_length=1,
+        max_length=32,
+        pattern=r"^[a-z][A-Za-z0-9_]*$",
+        description="weights, activation, context, nccl, pool; on the CPU process and headroom for context.",
+    )
+    predicted_bytes: Bytes = Field(description="What sizing says for this device and these settings.")
+    measured_bytes: Bytes = Field(description="What the worker found.")
+    error_percent: SignedDecimalString | None = Field(
+        default=None, description="(measured - predicted) / predicted, in percent; absent where 0 was predicted."
+    )
+
+    @classmethod
+    def compare(cls, name: str, *, predicted_bytes: int, measured_bytes: int) -> CalibrationTerm:
+        """The term with its error, to two decimals."""
+        error = Decimal(100 * (measured_bytes - predicted_bytes)) / predicted_bytes if predicted_bytes else None
+        return cls(
+            name=name,
+            predicted_bytes=predicted_bytes,
+            measured_bytes=measured_bytes,
+            error_percent=None if error is None else f"{error:.2f}",
+        )
+
+
+class CalibrationPages(ApiModel):
+    """Pages of one kind that the whole pool holds."""
+
+    kind: Literal["global", "sliding"] = Field(description="Which layers own the pages.")
+    page_bytes: Bytes = Field(description="Bytes of one page over all layers of the kind; 0 when none owns a cache.")
+    predicted: PageCount = Field(description="Pages in the predicted pool.")
+    measured: PageCount = Field(description="Pages in the pool that was allocated.")
+
+
 class Calibration(ApiModel):
     """Predicted beside measured memory of one GPU, over the ready workers the worst."""
 
+    terms: tuple[CalibrationTerm, ...] = Field(
+        default=(),
+        max_length=16,
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+        description="Every term by name.",
+    )
+    pages: tuple[CalibrationPages, ...] = Field(
+        default=(),
+        max_length=2,
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["kind"]},
+        description="Pages of each kind.",
+    )
     predicted: GpuMemory | None = Field(default=None, description="What the plan said.")
     measured: GpuMemory | None = Field(default=None, description="What a worker reports.")
     error_percent: SignedDecimalString | None = Field(
