@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from modelserve.errors import InvalidInput, UnsupportedModel
+from modelserve.weight_format import quantised_format
 
 MODEL_TYPES = ("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text")
 
@@ -131,10 +132,11 @@ class ModelArchitecture(BaseModel):
         return int(self.global_partial_rotary_factor * self.global_head_dim // 2)
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> ModelArchitecture:
+    def from_config(cls, config: Mapping[str, Any], *, servable_only: bool = True) -> ModelArchitecture:
         """Read a parsed config.json (multimodal wrapper or bare text config).
 
-        Raises UnsupportedModel for another architecture or quantised weights, InvalidInput for a Gemma 4 config with
+        `servable_only=False` also reads checkpoints whose weight format can be planned for but not loaded yet.
+        Raises UnsupportedModel for another architecture or weight format, InvalidInput for a Gemma 4 config with
         missing, contradictory or unsupported fields.
         """
         if not isinstance(config, Mapping):
@@ -145,10 +147,10 @@ class ModelArchitecture(BaseModel):
                 f"model_type {model_type!r} is not served; this release serves Gemma 4 text models "
                 f"({', '.join(MODEL_TYPES)})"
             )
-        if quantisation := config.get("quantization_config"):
-            method = quantisation.get("quant_method") if isinstance(quantisation, Mapping) else quantisation
+        stored = quantised_format(config)
+        if stored is not None and servable_only:
             raise UnsupportedModel(
-                f"the checkpoint is quantised ({method}); this release serves unquantised ones: use the bfloat16 one",
+                f"the checkpoint is quantised ({stored}); this release serves unquantised ones: use the bfloat16 one",
                 field="quantization_config",
             )
         text = config.get("text_config", config)

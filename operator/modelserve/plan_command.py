@@ -16,10 +16,11 @@ from modelserve.api import KIND, Candidate, ModelServe, ModelServeSpec, PlanStat
 from modelserve.architecture import ModelArchitecture
 from modelserve.errors import InvalidInput
 from modelserve.hardware import CATALOGUE
-from modelserve.inspection import read_architecture
+from modelserve.inspection import read_architecture, read_weight_format
 from modelserve.planning.offers import AcceleratorOffer, offers_from_nodes
 from modelserve.planning.planner import candidate_list, consider, plan
 from modelserve.published import published_model, published_uris
+from modelserve.weight_format import WeightFormat
 
 EXIT_FITS, EXIT_BAD_INPUT, EXIT_NO_PLAN = 0, 2, 3
 GPUS_PER_NODE = 8  # of the catalogue's products, when no accelerator is given
@@ -55,22 +56,29 @@ def run_plan(*, file: str, accelerators: Sequence[str], nodes: str | None, outpu
 
 
 def _planned(serve: ModelServe, offers: Sequence[AcceleratorOffer]) -> PlannedServe:
-    name, architecture = serve.metadata.name, _architecture(serve.spec)
-    everything = candidate_list(consider(serve.spec, architecture, offers), serve.spec, architecture)
-    return PlannedServe(name, plan(serve.spec, architecture, offers), everything)
+    spec = serve.spec
+    architecture, stored = _model(spec)
+    considered = consider(spec, architecture, offers, weight_format=stored)
+    return PlannedServe(
+        serve.metadata.name,
+        plan(spec, architecture, offers, weight_format=stored),
+        candidate_list(considered, spec, architecture, weight_format=stored),
+    )
 
 
-def _architecture(spec: ModelServeSpec) -> ModelArchitecture:
+def _model(spec: ModelServeSpec) -> tuple[ModelArchitecture, WeightFormat]:
+    """Geometry and weight format of a published model, or of a directory of this machine."""
     uri = spec.model.uri
     if uri.startswith(_FILE_PREFIX):
-        return read_architecture(Path(uri.removeprefix(_FILE_PREFIX)))
+        directory = Path(uri.removeprefix(_FILE_PREFIX))
+        return read_architecture(directory), read_weight_format(directory)
     facts = published_model(uri)
     if facts is None:
         raise InvalidInput(
             f"spec.model.uri: {uri} cannot be looked into from here; give its directory as file://DIR, or one of "
             f"{', '.join(published_uris())}"
         )
-    return facts.architecture
+    return facts.architecture, facts.format
 
 
 def _model_serves(file: str) -> list[ModelServe]:

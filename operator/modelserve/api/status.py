@@ -117,6 +117,15 @@ class Concurrency(ApiModel):
     at_max: DecimalString = Field(description="Of maxModelLen tokens each.")
 
 
+class ExpectedSpeed(ApiModel):
+    """What the roofline expects under spec.workload: it ranks candidates and promises nothing."""
+
+    concurrency: Tokens = Field(description="Requests decoded together.")
+    time_to_first_token_ms: DecimalString = Field(description="Prefill of one prompt with nothing else running.")
+    time_per_output_token_ms: DecimalString = Field(description="One decode step of all those requests.")
+    output_tokens_per_second: DecimalString = Field(description="Of one replica, prefill of the prompts included.")
+
+
 class Candidate(ApiModel):
     """One accelerator and number of GPUs that was considered, with its arithmetic and verdict."""
 
@@ -134,7 +143,11 @@ class Candidate(ApiModel):
     kv_cache: KVCachePlan | None = Field(default=None, description="Storage of the key/value cache.")
     per_gpu: GpuMemory | None = Field(default=None, description="Where the memory of one GPU goes.")
     concurrency: Concurrency | None = Field(default=None, description="Requests at once.")
+    speed: ExpectedSpeed | None = Field(default=None, description="Expected rates, from the roofline.")
     cost_per_hour: DecimalString | None = Field(default=None, description="Price of one replica-hour.")
+    cost_per_million_tokens: DecimalString | None = Field(
+        default=None, description="Price of a million output tokens at the expected rate."
+    )
 
 
 class EnginePlan(ApiModel):
@@ -199,7 +212,9 @@ class CalibrationTerm(ApiModel):
         pattern=r"^[a-z][A-Za-z0-9_]*$",
         description="weights, activation, context, nccl, pool; on the CPU process and headroom for context.",
     )
-    predicted_bytes: Bytes = Field(description="What sizing says for this device and these settings.")
+    predicted_bytes: Bytes = Field(
+        description="What the formulas say for this device and these settings, before any calibration."
+    )
     measured_bytes: Bytes = Field(description="What the worker found.")
     error_percent: SignedDecimalString | None = Field(
         default=None, description="(measured - predicted) / predicted, in percent; absent where 0 was predicted."

@@ -12,11 +12,13 @@ from modelserve.architecture import ModelArchitecture
 from modelserve.hardware import CPU_PRODUCT, Accelerator
 from modelserve.planning import report
 from modelserve.planning.evaluation import Evaluation, Fit, Refusal, evaluate
+from modelserve.planning.learned import LearnedTerms, nothing_learned
 from modelserve.planning.offers import CPU_OFFER, AcceleratorOffer
 from modelserve.planning.ranking import RankKey, rank_key
 from modelserve.planning.remedies import remedies, remedy_text
 from modelserve.planning.revision import ENGINE_VERSION, plan_hash
 from modelserve.planning.wishes import GPU_COUNTS, Wishes, wishes
+from modelserve.weight_format import WeightFormat
 
 
 @dataclass(frozen=True)
@@ -33,12 +35,18 @@ def plan(
     accelerators: Sequence[AcceleratorOffer],
     *,
     engine_version: str = ENGINE_VERSION,
+    learned: LearnedTerms = nothing_learned,
+    weight_format: WeightFormat | None = None,
 ) -> PlanStatus:
-    """The best plan, with the best candidate of each product (16 at most). `plan.fits` is False when none fits."""
-    wished, considered = wishes(spec), consider(spec, architecture, accelerators)
+    """The best plan, with the best candidate of each product (16 at most). `plan.fits` is False when none fits.
+
+    `weight_format` is the checkpoint's; left out, the architecture's dtype.
+    """
+    wished = wishes(spec, learned=learned, weight_format=weight_format)
+    considered = consider(spec, architecture, accelerators, learned=learned, weight_format=weight_format)
     best = considered[0].evaluation if considered else None
     shown = _best_per_product(considered)[:MAX_CANDIDATES]
-    candidates = candidate_list(shown, spec, architecture)
+    candidates = candidate_list(shown, spec, architecture, learned=learned, weight_format=weight_format)
     if not isinstance(best, Fit):
         return PlanStatus(candidates=candidates, message=report.no_plan(candidates, spec))
     offers = [offer for offer in _allowed(spec, accelerators) if offer.accelerator.product == best.accelerator.product]
@@ -54,10 +62,15 @@ def plan(
 
 
 def consider(
-    spec: ModelServeSpec, architecture: ModelArchitecture, accelerators: Sequence[AcceleratorOffer]
+    spec: ModelServeSpec,
+    architecture: ModelArchitecture,
+    accelerators: Sequence[AcceleratorOffer],
+    *,
+    learned: LearnedTerms = nothing_learned,
+    weight_format: WeightFormat | None = None,
 ) -> tuple[Considered, ...]:
     """Every product and number of GPUs that the spec allows: those that fit first, the best before the others."""
-    wished, costs = wishes(spec), _costs(spec)
+    wished, costs = wishes(spec, learned=learned, weight_format=weight_format), _costs(spec)
     found = []
     for accelerator, gpus, node_count in _combinations(wished, _allowed(spec, accelerators)):
         result = _placed(evaluate(wished, architecture, accelerator, gpus=gpus), wished, node_count=node_count)
@@ -69,15 +82,24 @@ def consider(
 
 
 def candidate_list(
-    considered: Iterable[Considered], spec: ModelServeSpec, architecture: ModelArchitecture
+    considered: Iterable[Considered],
+    spec: ModelServeSpec,
+    architecture: ModelArchitecture,
+    *,
+    learned: LearnedTerms = nothing_learned,
+    weight_format: WeightFormat | None = None,
 ) -> tuple[Candidate, ...]:
     """Candidates as status shows them; the first is Chosen when it fits. Refusals get remedies that were evaluated."""
-    wished, costs = wishes(spec), _costs(spec)
+    wished, costs = wishes(spec, learned=learned, weight_format=weight_format), _costs(spec)
     rows = []
     for index, entry in enumerate(considered):
         if isinstance(entry.evaluation, Fit):
             verdict: Verdict = "Fits" if index else "Chosen"
-            rows.append(report.fitting_candidate(entry.evaluation, verdict=verdict, wishes=wished, costs=costs))
+            rows.append(
+                report.fitting_candidate(
+                    entry.evaluation, verdict=verdict, architecture=architecture, wishes=wished, costs=costs
+                )
+            )
         else:
             remedy = remedy_text(remedies(entry.evaluation, architecture, wished))
             rows.append(report.refused_candidate(entry.evaluation, remedy=remedy))
