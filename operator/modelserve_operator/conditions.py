@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from modelserve_operator import labels
 from modelserve_operator.observed import Observed, Pod
 from modelserve_operator.plan import Decision, Finding
 from modelserve_operator.reasons import ConditionType, Reason
+from modelserve_operator.revision import Revision
 from modelserve_operator.rollout import RunningRevision, Step
 
 
@@ -21,6 +22,7 @@ class View:
     step: Step
     running: dict[str, RunningRevision]
     replicas: int
+    revisions: Mapping[str, Revision] = field(default_factory=dict)  # committed, by hash
 
     @property
     def target(self) -> RunningRevision | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from modelserve.api import GpuMemory
+from modelserve.api import CalibrationPages, CalibrationTerm, GpuMemory
 from modelserve_operator import labels, sources
 from modelserve_operator.inventory import Inventory
 from modelserve_operator.kinds import (
@@ -26,8 +26,9 @@ from modelserve_operator.kinds import (
     WATCHED,
     ResourceKind,
 )
-from modelserve_operator.kube import Kube, WorkerUnreachableError
+from modelserve_operator.kube import Kube, KubeError, WorkerUnreachableError
 from modelserve_operator.observed import Observed, Pod, WorkerReport
+from modelserve_operator.shared_config import SharedConfig
 from modelserve_operator.store import Store, version_of
 from modelserve_operator.work_queue import Key
 
@@ -38,9 +39,10 @@ Body = Mapping[str, Any]
 class Gatherer:
     """Hears events, answers `observe`. Nothing here writes to the cluster."""
 
-    def __init__(self, kube: Kube, store: Store, *, namespaces: tuple[str, ...] = ()) -> None:
+    def __init__(self, kube: Kube, store: Store, shared: SharedConfig, *, namespaces: tuple[str, ...] = ()) -> None:
         self._kube = kube
         self._store = store
+        self._shared = shared
         self._namespaces = namespaces
         self._inventory = Inventory()
         self._reports: dict[str, tuple[int, WorkerReport]] = {}  # pod uid -> restarts, report
@@ -64,6 +66,9 @@ class Gatherer:
                     concerned |= self.note(kind, body, deleted=True)
             for body in found:
                 concerned |= self.note(kind, body, deleted=False)
+        for name in self._shared.names:
+            if self._shared.note(name, await self._shared_config_map(name)):
+                concerned |= self._on_accelerators()
         return concerned, newest
 
     def known_keys(self) -> set[Key]:
@@ -79,6 +84,9 @@ class Gatherer:
         """Keep one object's state. Returns the ModelServes that it may concern."""
         if kind is NODE:  # of nodes only their pools are kept
             return self._on_accelerators() if self._inventory.hear(body, deleted=deleted) else set()
+        if self._shared.concerns(kind, body):
+            changed = self._shared.note(body["metadata"]["name"], None if deleted else body)
+            return self._on_accelerators() if changed else set()
         if deleted:
             self._store.remove(kind, body)
             if kind is POD:
@@ -116,8 +124,19 @@ class Gatherer:
             pools=self._inventory.pools(),
             claim_modes={name: await self._claim_modes(key.namespace, name) for name in sources.claims(body)},
             reports=await self._read_reports(pods),
+            learned=self._shared.learned,
             now=datetime.now(UTC),
         )
+
+    async def _shared_config_map(self, name: str) -> Body | None:
+        """One of the operator's own ConfigMaps; a namespace that it may not read, or that is not there, has none."""
+        try:
+            return await self._kube.get(CONFIG_MAP, namespace=self._shared.namespace, name=name)
+        except KubeError as error:
+            if error.status != 403:
+                raise
+            logger.warning("ConfigMap %s/%s cannot be read: %s", self._shared.namespace, name, error)
+            return None
 
     async def _claim_modes(self, namespace: str, name: str) -> tuple[str, ...] | None:
         claim = await self._kube.get(CLAIM, namespace=namespace, name=name)
@@ -159,6 +178,9 @@ def _report(document: Mapping[str, Any]) -> WorkerReport:
         max_model_len=int(document["maxModelLen"]),
         predicted=GpuMemory.model_validate(predicted) if predicted else None,
         measured=GpuMemory.model_validate(measured) if measured else None,
+        engine_version=str(document.get("engineVersion") or ""),
+        terms=tuple(map(CalibrationTerm.model_validate, document.get("terms") or ())),
+        pages=tuple(map(CalibrationPages.model_validate, document.get("pages") or ())),
     )
 
 

@@ -10,10 +10,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from modelserve.api.status import GpuMemory
+from modelserve.api import CalibrationPages, CalibrationTerm, GpuMemory
 from modelserve.termination import TERMINAL_EXIT_CODE, TerminationMessage
 from modelserve_operator import labels
 from modelserve_operator.inventory import Pool
+from modelserve_operator.learned_memory import LearnedMemory
 
 Body = Mapping[str, Any]
 
@@ -34,6 +35,9 @@ class WorkerReport:
     max_model_len: int
     predicted: GpuMemory | None
     measured: GpuMemory | None
+    engine_version: str = ""
+    terms: tuple[CalibrationTerm, ...] = ()
+    pages: tuple[CalibrationPages, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -153,6 +157,7 @@ class Observed:
         default_factory=dict
     )  # claim -> access modes; None: absent
     reports: Mapping[str, WorkerReport] = field(default_factory=dict)  # pod uid -> report
+    learned: LearnedMemory = field(default_factory=LearnedMemory)
     now: datetime = field(default=datetime.min)
 
     @property

@@ -151,7 +151,7 @@ def _planned(decision: Decision, observed: Observed, settings: Settings) -> Deci
     spec, mode = decision.spec, decision.spec.plan.mode
     committed = _committed(observed, spec)
     try:
-        fresh_plan = plan_for(spec, decision.facts, observed.pools)
+        fresh_plan = plan_for(spec, decision.facts, observed.pools, learned=observed.learned)
     except InvalidInput as error:
         finding = Finding(False, Reason.INVALID_SPEC, str(error))
         return replace(decision, accepted=finding, planned=NOT_PLANNED, stalled=finding)

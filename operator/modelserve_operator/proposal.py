@@ -10,28 +10,33 @@ import yaml
 from modelserve.api import ModelServeSpec, NodeSelectorTerm, PlanStatus
 from modelserve.hardware import CATALOGUE, CPU_PRODUCT, accelerator_from_labels
 from modelserve.model_facts import ModelFacts
-from modelserve.planning import AcceleratorOffer, engine_args_for, plan
+from modelserve.planning import ENGINE_VERSION, AcceleratorOffer, engine_args_for, plan
 from modelserve.planning.wishes import MAX_GPUS_PER_REPLICA
 from modelserve_operator import labels
 from modelserve_operator.inventory import Pool, node_selector_terms
+from modelserve_operator.learned_memory import LearnedMemory
 from modelserve_operator.manifests.worker_template import GPU_TOLERATION, worker_template
 from modelserve_operator.revision import Revision, spec_hash
 from modelserve_operator.settings import Settings
 from modelserve_operator.sources import ModelSource
 
 
-def plan_for(spec: ModelServeSpec, facts: ModelFacts, pools: Iterable[Pool]) -> PlanStatus:
+def plan_for(spec: ModelServeSpec, facts: ModelFacts, pools: Iterable[Pool], *, learned: LearnedMemory) -> PlanStatus:
     """Plan on the pools that exist; where none fits, also on products that the spec names and no node has yet.
 
-    A product that some node has is taken as its nodes are: bigger nodes of it are not made up. Raises InvalidInput for
-    settings that contradict the model.
+    Terms that were measured before take the place of predicted ones. A product that some node has is taken as its nodes
+    are: bigger nodes of it are not made up. Raises InvalidInput for settings that contradict the model.
     """
     existing = offers(spec, tuple(pools))
-    result = plan(spec, facts.architecture, existing)
+    terms = learned.terms_for(facts, engine_version=ENGINE_VERSION)
+    result = plan(spec, facts.architecture, existing, learned=terms, weight_format=facts.format)
     if result.fits:
         return result
     declared = declared_offers(spec, existing)
-    return plan(spec, facts.architecture, [*existing, *declared]) if declared else result
+    if not declared:
+        return result
+    every = [*existing, *declared]
+    return plan(spec, facts.architecture, every, learned=terms, weight_format=facts.format)
 
 
 def offers(spec: ModelServeSpec, pools: tuple[Pool, ...]) -> list[AcceleratorOffer]:

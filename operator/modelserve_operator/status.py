@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
-from decimal import Decimal
 from typing import Any
 
-from modelserve.api import Calibration, PlanStatus
+from modelserve.api import PlanStatus
 from modelserve_operator import labels
+from modelserve_operator.calibration import calibration
 from modelserve_operator.conditions import View, conditions
-from modelserve_operator.observed import Body, Transition, WorkerReport
+from modelserve_operator.observed import Body, Transition
 from modelserve_operator.plan import Finding
 from modelserve_operator.reasons import ConditionType, Phase, Reason
 
@@ -40,10 +40,16 @@ def summarise(view: View) -> dict[str, Any]:
         status["plan"] = decision.plan.to_json()
     if decision.proposed is not None:
         status["proposedPlan"] = decision.proposed.to_json()
-    calibration = _calibration(reports, decision.plan)
-    if calibration is not None:
-        status["calibration"] = calibration.to_json()
+    found_memory = calibration(reports, _serving_plan(view))
+    if found_memory is not None:
+        status["calibration"] = found_memory.to_json()
     return status
+
+
+def _serving_plan(view: View) -> PlanStatus | None:
+    """The plan of the revision behind the Service: what its workers were promised."""
+    revision = view.revisions.get(view.step.serve or "")
+    return revision.plan if revision else None
 
 
 def _merge(
@@ -78,24 +84,6 @@ def _phase(found: Mapping[ConditionType, Finding], planned: Finding) -> Phase:
     if planned.reason in (Reason.PLAN_PREVIEWED, Reason.WAITING_FOR_APPROVAL):
         return Phase.PLANNED
     return Phase.PROGRESSING if planned.ok else Phase.PENDING
-
-
-def _calibration(reports: Iterable[WorkerReport], plan: PlanStatus | None) -> Calibration | None:
-    """Predicted beside measured of the worker whose pool fell shortest of its prediction."""
-    measured = [report for report in reports if report.measured is not None]
-    if not measured:
-        return None
-    worst = min(measured, key=_error_percent)
-    predicted = worst.predicted or (plan.per_gpu if plan else None)
-    return Calibration(predicted=predicted, measured=worst.measured, error_percent=f"{_error_percent(worst):.2f}")
-
-
-def _error_percent(report: WorkerReport) -> Decimal:
-    """(measured - predicted) / predicted of the pool, in percent; 0 when nothing was predicted."""
-    if report.predicted is None or report.measured is None or not report.predicted.kv_pool_bytes:
-        return Decimal(0)
-    difference = report.measured.kv_pool_bytes - report.predicted.kv_pool_bytes
-    return Decimal(100 * difference) / report.predicted.kv_pool_bytes
 
 
 _ANNOUNCED = {

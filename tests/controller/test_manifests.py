@@ -13,6 +13,7 @@ from modelserve.model_facts import ModelFacts
 from modelserve_operator import labels
 from modelserve_operator.inventory import Pool
 from modelserve_operator.kinds import CLUSTER_RULES, NAMESPACED_RULES, WATCHED
+from modelserve_operator.learned_memory import LearnedMemory
 from modelserve_operator.manifests.inspect_job import inspect_job
 from modelserve_operator.manifests.worker_template import progress_deadline_seconds, startup_seconds
 from modelserve_operator.proposal import build_revision, plan_for
@@ -37,7 +38,7 @@ def _spec(**fields: Any) -> ModelServeSpec:
 
 
 def _revision(spec: ModelServeSpec, facts: ModelFacts) -> Revision:
-    plan = plan_for(spec, facts, [H200])
+    plan = plan_for(spec, facts, [H200], learned=LearnedMemory())
     return build_revision(spec, plan, name="m", source=model_source(spec), facts=facts, settings=SETTINGS)
 
 
@@ -121,7 +122,7 @@ def test_the_cpu_gets_the_memory_that_was_planned_and_no_gpu(tiny_facts: ModelFa
 def test_tensor_parallel_pods_get_shared_memory_and_tolerate_the_gpu_taint(tiny_facts: ModelFacts) -> None:
     spec = _spec(accelerators={"nodeSelector": {"zone": "a"}}, parallelism={"tensor": 2})
     pool = Pool("NVIDIA-H200", 8, 143_771, (9, 0), (("zone", "a"),), ())
-    plan = plan_for(spec, tiny_facts, [pool])
+    plan = plan_for(spec, tiny_facts, [pool], learned=LearnedMemory())
     revision = build_revision(spec, plan, name="m", source=model_source(spec), facts=tiny_facts, settings=SETTINGS)
     pod = revision.template["spec"]
     assert {"name": "shm", "emptyDir": {"medium": "Memory"}} in pod["volumes"]

@@ -41,7 +41,9 @@ def report(
         tensor_parallel_size=1 if device == "cpu" else 2,
     )  # fmt: skip
     geometry = cache_geometry(
-        ARCHITECTURE, dtype=KVCacheDtype.BFLOAT16, layout=KVCacheLayout.V_ONLY,
+        ARCHITECTURE,
+        dtype=KVCacheDtype.BFLOAT16,
+        layout=KVCacheLayout.V_ONLY,
         tensor_parallel_size=args.tensor_parallel_size,
     )
     memory = MemoryReport(

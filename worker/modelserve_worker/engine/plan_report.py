@@ -19,7 +19,7 @@ from modelserve.api.status import (
 from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.engine_args import EngineArgs
 from modelserve.planning.report import LENGTHS, gpu_memory
-from modelserve.sizing.memory import MemoryPlan, memory_plan, overhead_terms
+from modelserve.sizing.memory import MemoryPlan, memory_plan
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.execution.memory_report import MemoryReport
 
@@ -70,23 +70,21 @@ def plan_report(args: EngineArgs, architecture: ModelArchitecture, memory: Memor
         "allocated": allocated.to_json(),
         "allocatedConcurrency": _concurrency(geometry, memory.pool_bytes, length).to_json(),
         "engineVersion": __version__,
-        "terms": [term.to_json() for term in _terms(predicted, args, memory)],
+        "terms": [term.to_json() for term in _terms(predicted, memory)],
         "pages": [pages.to_json() for pages in _pages(predicted, memory)],
     }
 
 
-def _terms(predicted: MemoryPlan, args: EngineArgs, memory: MemoryReport) -> list[CalibrationTerm]:
+def _terms(predicted: MemoryPlan, memory: MemoryReport) -> list[CalibrationTerm]:
     """Every measured term beside its prediction.
 
     What is predicted but cannot be measured by itself (library handles, graphs) is in what the driver holds outside of
     the engine's tensors, which is the term `context`.
     """
     overhead = dict.fromkeys(memory.overhead, 0)
-    parts = overhead_terms(
-        tensor_parallel_size=args.tensor_parallel_size, total_bytes=memory.total_bytes, on_cpu=memory.device == "cpu"
-    )
-    for name, size in parts.items():
-        overhead[name if name in overhead else "context"] += size
+    for term in predicted.terms:
+        if term.group == "overhead":
+            overhead[term.name if term.name in overhead else "context"] += term.bytes
     sides = {
         "weights": (predicted.weights_bytes, memory.weights_bytes),
         "activation": (predicted.activation_bytes, memory.activation_bytes),
