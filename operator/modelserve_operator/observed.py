@@ -66,7 +66,9 @@ class Failure:
             message = TerminationMessage.model_validate_json(text)
         except ValidationError:
             return cls("WorkerFailed", text.strip()[-1000:] or f"exit code {TERMINAL_EXIT_CODE} without a message")
-        return cls(message.reason.value, message.message)
+        missing = message.shortfallBytes
+        numbers = f" ({missing:,} bytes are missing per GPU)" if missing is not None else ""
+        return cls(message.reason.value, message.message.rstrip(".") + numbers)
 
 
 @dataclass(frozen=True)

@@ -44,10 +44,12 @@ class Reason(StrEnum):
     LOADING = "Loading"
     LOADED = "Loaded"
     ALL_READY = "AllReady"
+    CONTEXT_REDUCED = "ContextReduced"  # ready, with a shorter context than planned: the pool came out smaller
     STARTING = "Starting"
     STOPPED = "Stopped"  # a terminal failure: the revision was scaled to zero
     SCALED_TO_ZERO = "ScaledToZero"
 
+    # Stalled, beside the reasons above and those of modelserve.termination.TerminationReason
     PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"  # workers have a node, but keep failing or never get ready
 
     # Available, Ready

@@ -95,13 +95,18 @@ _ANNOUNCED = {
 }
 
 
+_ANNOUNCED_REASONS = {Reason.CONTEXT_REDUCED.value: True}  # reason -> whether it is a warning
+
+
 def transitions(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Transition]:
-    """Conditions of _ANNOUNCED that came true (or changed their reason) between two statuses."""
+    """Announced conditions and reasons that came true (a condition also by a new reason) between two statuses."""
     known = {(c["type"], c["status"], c["reason"]) for c in before.get("conditions") or ()}
     changed = (c for c in after["conditions"] if (c["type"], c["status"], c["reason"]) not in known)
-    announced = {(kind.value, status): warning for (kind, status), warning in _ANNOUNCED.items()}
-    return [
-        Transition(c["reason"], c["message"], announced[c["type"], c["status"]])
-        for c in changed
-        if (c["type"], c["status"]) in announced
-    ]
+    found = []
+    for condition in changed:
+        warning = _ANNOUNCED_REASONS.get(condition["reason"])
+        if warning is None:
+            warning = _ANNOUNCED.get((ConditionType(condition["type"]), condition["status"]))
+        if warning is not None:
+            found.append(Transition(condition["reason"], condition["message"], warning))
+    return found
