@@ -13,6 +13,7 @@ from modelserve.api import ModelServe, ModelServeSpec, PlanStatus
 from modelserve.errors import InvalidInput
 from modelserve.model_facts import ModelFacts
 from modelserve.published import published_model
+from modelserve.weight_format import WeightFormat
 from modelserve_operator import labels
 from modelserve_operator.manifests.serving_objects import FACTS_KEY
 from modelserve_operator.observed import Failure, Observed
@@ -160,6 +161,8 @@ def _planned(decision: Decision, observed: Observed, settings: Settings) -> Deci
         fresh = build_revision(
             spec, fresh_plan, name=observed.name, source=decision.source, facts=decision.facts, settings=settings
         )
+    if not decision.facts.servable:
+        return _not_servable(decision, fresh_plan)
     if mode == "PreviewOnly":
         return _previewed(decision, fresh_plan, fresh)
     approved = labels.annotation_of(observed.model_serve, labels.APPROVE_PLAN)
@@ -172,6 +175,18 @@ def _planned(decision: Decision, observed: Observed, settings: Settings) -> Deci
         message = f"Plan {fresh.hash} waits for approval: {command}"
         return replace(decision, planned=Finding(False, Reason.WAITING_FOR_APPROVAL, message), proposed=fresh.plan)
     return _impossible(decision, fresh_plan)
+
+
+def _not_servable(decision: Decision, plan: PlanStatus) -> Decision:
+    """The plan is worth seeing; nothing of it is committed, and what already runs stays as it is."""
+    assert decision.facts is not None
+    servable = ", ".join(each for each in WeightFormat if each.servable)
+    message = (
+        f"the weights are stored as {decision.facts.format}, which this release plans for but does not serve; "
+        f"use a checkpoint in {servable}. What it would take is in status.plan"
+    )
+    finding = Finding(False, Reason.UNSUPPORTED_WEIGHT_FORMAT, message)
+    return replace(decision, accepted=finding, planned=NOT_PLANNED, plan=plan, stalled=finding)
 
 
 def _committed(observed: Observed, spec: ModelServeSpec) -> Revision | None:

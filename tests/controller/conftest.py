@@ -136,7 +136,7 @@ class FakeCluster:
 
     def pods_of(self, owner: Body) -> list[Body]:
         uid = owner["metadata"]["uid"]
-        return [pod for pod in self.of(POD) if pod["metadata"]["ownerReferences"][0]["uid"] == uid]
+        return [pod for pod in self.of(POD) if _owner_uid(pod) == uid]
 
     def set_pod(self, pod: Body, **status: Any) -> None:
         self.change(POD, pod["metadata"]["name"], lambda body: body.update(status=status))
@@ -227,6 +227,10 @@ def _ours(body: Body) -> bool:
     return labels.label_of(body, labels.MANAGED_BY) == labels.FIELD_MANAGER
 
 
+def _owner_uid(body: Body) -> str | None:
+    return next((reference["uid"] for reference in body["metadata"].get("ownerReferences") or ()), None)
+
+
 def _server_metadata(body: Body) -> Body:
     fields = ("uid", "generation", "creationTimestamp", "resourceVersion")
     return {field: body["metadata"][field] for field in fields}
@@ -313,6 +317,11 @@ class World:
         return next(
             body for body in self.cluster.of(DEPLOYMENT) if labels.label_of(body, labels.PLAN_HASH) == plan_hash
         )
+
+    def deployment_of(self, name: str) -> Body:
+        """The only Deployment of a ModelServe."""
+        (found,) = [body for body in self.cluster.of(DEPLOYMENT) if labels.label_of(body, labels.NAME) == name]
+        return found
 
     def served_hash(self) -> str:
         (service,) = self.cluster.of(SERVICE)

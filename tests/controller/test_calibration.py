@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from modelserve_operator import labels
-from modelserve_operator.kinds import CONFIG_MAP, DEPLOYMENT, MODEL_SERVE, POD
+from modelserve_operator.kinds import CONFIG_MAP, MODEL_SERVE, POD
 from modelserve_operator.kube import KubeError
 from modelserve_operator.learned_memory import MAX_ENTRIES, Entry, LearnedMemory
 from modelserve_operator.metrics import REGISTRY
@@ -26,8 +25,7 @@ def _learned(world) -> dict[str, Any] | None:
 
 
 def _measure(world, name: str, **surplus: int) -> None:
-    (deployment,) = [body for body in world.cluster.of(DEPLOYMENT) if labels.label_of(body, labels.NAME) == name]
-    world.cluster.make_ready(deployment, surplus=surplus)
+    world.cluster.make_ready(world.deployment_of(name), surplus=surplus)
     world.settle()
 
 
