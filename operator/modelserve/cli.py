@@ -32,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     file=arguments.file,
                     accelerators=tuple(arguments.accelerator),
                     nodes=arguments.nodes,
+                    catalogue=arguments.catalogue,
                     output=arguments.output,
                     compare=arguments.compare,
                     pool=arguments.pool,
@@ -87,7 +88,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PRODUCT[:COUNT]",
         help="a GPU product and how many one node has (1); may be repeated; default: every known product, 8 per node",
     )
-    plan.add_argument("--nodes", metavar="FILE", help="Node objects to read GPUs from (kubectl get nodes -o yaml)")
+    plan.add_argument("--nodes", metavar="FILE", help="Node and Karpenter NodePool objects (kubectl get -o yaml)")
+    plan.add_argument("--catalogue", metavar="FILE", help="further products: a ConfigMap, or its data alone")
     plan.add_argument("-o", "--output", choices=("table", "json", "yaml"), default="table", help="form of the output")
     plan.add_argument(
         "--compare",

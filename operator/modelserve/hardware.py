@@ -7,6 +7,7 @@ and the T4's is float16, since it has no bfloat16 units. A product that is not l
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 CPU_PRODUCT = "CPU"
@@ -96,7 +97,11 @@ CATALOGUE = {record.product: record for record in (*_PRODUCTS, CPU)}
 
 
 def accelerator_from_labels(
-    product: str, *, memory_mib: int | None = None, compute_capability: tuple[int, int] | None = None
+    product: str,
+    *,
+    memory_mib: int | None = None,
+    compute_capability: tuple[int, int] | None = None,
+    catalogue: Mapping[str, Accelerator] = CATALOGUE,
 ) -> Accelerator | None:
     """Facts of the product a node's labels name; None when it is unknown and its memory is not labelled.
 
@@ -104,15 +109,18 @@ def accelerator_from_labels(
     over it. The rates of an unlisted product are those of the listed one nearest in memory, of the same generation
     where there is one; they rank candidates, they never decide whether something fits.
     """
-    known = CATALOGUE.get(product)
+    known = catalogue.get(product)
     if known is not None and (memory_mib is None or abs(memory_mib - known.memory_mib) * 50 <= known.memory_mib):
         return known
     if memory_mib is None:
         return None
+    listed = [record for record in catalogue.values() if not record.is_cpu]
     same_generation = [
-        record for record in _PRODUCTS if compute_capability and record.compute_capability[0] == compute_capability[0]
+        record for record in listed if compute_capability and record.compute_capability[0] == compute_capability[0]
     ]
-    nearest = known or min(same_generation or _PRODUCTS, key=lambda record: abs(record.memory_mib - memory_mib))
+    nearest = known or min(
+        same_generation or listed or _PRODUCTS, key=lambda record: abs(record.memory_mib - memory_mib)
+    )
     return replace(
         nearest,
         product=product,

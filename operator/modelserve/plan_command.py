@@ -6,7 +6,7 @@ import difflib
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,12 +16,15 @@ import yaml
 from modelserve.api import KIND, ModelServe, ModelServeSpec, PlanStatus
 from modelserve.api.schema_types import QUANTITY_PATTERN, quantity_value
 from modelserve.architecture import ModelArchitecture
+from modelserve.catalogue import declared_pools, user_catalogue
 from modelserve.comparison import ComparedPool, compare, compared_pool, compared_versions, comparison_text
 from modelserve.errors import InvalidInput
-from modelserve.hardware import CATALOGUE
+from modelserve.hardware import CATALOGUE, Accelerator
 from modelserve.inspection import read_architecture, read_weight_format
 from modelserve.plan_text import ShownCandidate, plan_text
 from modelserve.planning.learned import LearnedTerms
+from modelserve.planning.node_labels import whole
+from modelserve.planning.node_pools import offers_from_node_pool
 from modelserve.planning.offers import AcceleratorOffer, offers_from_nodes
 from modelserve.planning.planner import candidate_list, consider, plan
 from modelserve.published import published_model, published_uris
@@ -41,6 +44,7 @@ class PlanOptions:
     file: str
     accelerators: tuple[str, ...] = ()
     nodes: str | None = None
+    catalogue: str | None = None  # file with further products
     output: OutputForm = "table"
     compare: str | None = None  # vllm or vllm:VERSION
     pool: str | None = None  # a quantity that takes the place of the planned pool in the comparison
@@ -71,7 +75,7 @@ def run_plan(options: PlanOptions) -> tuple[str, int]:
 
     Raises InvalidInput for anything wrong in the documents, flags or node file.
     """
-    offers = _offers(options.accelerators, options.nodes)
+    offers = _offers(options)
     assumed = _assumed(options.assume)
     planned = [_planned(serve, offers, options, assumed) for serve in _model_serves(options.file)]
     entries = [entry.to_json() for entry in planned]
@@ -167,28 +171,45 @@ def _documents(file: str) -> Iterator[Any]:
             yield document
 
 
-def _offers(accelerators: Sequence[str], nodes: str | None) -> tuple[AcceleratorOffer, ...]:
-    """Accelerators of the flags and the node file; without either, every product of the catalogue."""
-    offers = [_offer(text) for text in accelerators]
-    if nodes is not None:
-        bodies = [body for body in _documents(nodes) if isinstance(body, dict) and body.get("kind", "Node") == "Node"]
-        if not bodies:
-            raise InvalidInput(f"{_shown(nodes)} holds no Node")
-        offers.extend(offers_from_nodes(bodies))
+def _catalogue(file: str | None) -> tuple[Mapping[str, Accelerator], tuple[AcceleratorOffer, ...]]:
+    """The shipped products with those of the file (a ConfigMap, or its data alone), and the pools it declares."""
+    if file is None:
+        return CATALOGUE, ()
+    documents = [document for document in _documents(file) if isinstance(document, dict)]
+    if len(documents) != 1:
+        raise InvalidInput(f"{_shown(file)} must hold one mapping of products or one ConfigMap, not {len(documents)}")
+    data = documents[0].get("data") if "kind" in documents[0] else documents[0]
+    if not isinstance(data, dict):
+        raise InvalidInput(f"{_shown(file)} has no data with one entry per product")
+    return {**CATALOGUE, **user_catalogue(data)}, declared_pools(data)
+
+
+def _offers(options: PlanOptions) -> tuple[AcceleratorOffer, ...]:
+    """Accelerators of the flags, the node file and the catalogue file; without any, every product known."""
+    catalogue, declared = _catalogue(options.catalogue)
+    offers = [*(_offer(text, catalogue) for text in options.accelerators), *declared]
+    if options.nodes is not None:
+        bodies = [body for body in _documents(options.nodes) if isinstance(body, dict)]
+        nodes = [body for body in bodies if body.get("kind", "Node") == "Node"]
+        pools = [body for body in bodies if body.get("kind") == "NodePool"]
+        if not nodes and not pools:
+            raise InvalidInput(f"{_shown(options.nodes)} holds no Node and no NodePool")
+        offers.extend(offers_from_nodes(nodes, catalogue))
+        offers.extend(offer for body in pools for offer in offers_from_node_pool(body, catalogue))
     elif not offers:
-        offers = [AcceleratorOffer(record, GPUS_PER_NODE) for record in CATALOGUE.values() if not record.is_cpu]
+        offers = [AcceleratorOffer(record, GPUS_PER_NODE) for record in catalogue.values() if not record.is_cpu]
     return tuple(offers)
 
 
-def _offer(text: str) -> AcceleratorOffer:
+def _offer(text: str, catalogue: Mapping[str, Accelerator]) -> AcceleratorOffer:
     product, separator, number = text.partition(":")
-    if product not in CATALOGUE:
-        near = difflib.get_close_matches(product, CATALOGUE, n=3, cutoff=0.3)
-        raise InvalidInput(f"--accelerator {product!r} is not known; nearest are {', '.join(near or CATALOGUE)}")
-    if separator and not (number.isdecimal() and 1 <= int(number) <= 64):
-        raise InvalidInput(f"--accelerator {text!r}: the count behind ':' must be 1 to 64 GPUs per node")
-    accelerator = CATALOGUE[product]
-    return AcceleratorOffer(accelerator, 0 if accelerator.is_cpu else int(number or 1))
+    if product not in catalogue:
+        near = difflib.get_close_matches(product, catalogue, n=3, cutoff=0.3)
+        raise InvalidInput(f"--accelerator {product[:64]!r} is not known; nearest are {', '.join(near or catalogue)}")
+    if separator and not 1 <= whole(number) <= 64:
+        raise InvalidInput(f"--accelerator {text[:64]!r}: the count behind ':' must be 1 to 64 GPUs per node")
+    accelerator = catalogue[product]
+    return AcceleratorOffer(accelerator, 0 if accelerator.is_cpu else whole(number) or 1)
 
 
 def _shown(file: str) -> str:

@@ -34,7 +34,15 @@ MAX_CANDIDATES = 16
 
 Verdict = Literal["Chosen", "Fits", "Refused"]
 LimitedBy = Literal[
-    "Memory", "ContextLength", "TensorParallel", "GPUsPerNode", "ComputeCapability", "Layout", "Dtype", "Concurrency"
+    "Memory",
+    "ContextLength",
+    "TensorParallel",
+    "GPUsPerNode",
+    "ComputeCapability",
+    "Layout",
+    "Dtype",
+    "Concurrency",
+    "Sharing",
 ]
 PageCount = Annotated[int, Field(ge=0, le=1 << 40, json_schema_extra={"format": "int64"})]
 Timestamp = Annotated[str, StringConstraints(max_length=32), Field(json_schema_extra={"format": "date-time"})]

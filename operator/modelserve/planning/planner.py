@@ -9,7 +9,7 @@ from decimal import Decimal
 from modelserve.api.spec import ModelServeSpec
 from modelserve.api.status import MAX_CANDIDATES, Candidate, PlanStatus, Verdict
 from modelserve.architecture import ModelArchitecture
-from modelserve.hardware import CPU_PRODUCT, Accelerator
+from modelserve.hardware import CPU_PRODUCT, GPU_RESOURCE, Accelerator
 from modelserve.planning import report
 from modelserve.planning.evaluation import Evaluation, Fit, Refusal, evaluate
 from modelserve.planning.learned import LearnedTerms, nothing_learned
@@ -49,13 +49,18 @@ def plan(
     candidates = candidate_list(shown, spec, architecture, learned=learned, weight_format=weight_format)
     if not isinstance(best, Fit):
         return PlanStatus(candidates=candidates, message=report.no_plan(candidates, spec))
-    offers = [offer for offer in _allowed(spec, accelerators) if offer.accelerator.product == best.accelerator.product]
+    offers = [
+        offer
+        for offer in _allowed(spec, accelerators)
+        if offer.accelerator.product == best.accelerator.product and not offer.refused
+    ]
     chosen = report.chosen_plan(
         best,
         architecture=architecture,
         wishes=wished,
         spec=spec,
         terms=report.placement(best, offers, spec),
+        resource_name=_resource_name(best, offers),
         candidates=candidates,
     )
     return chosen.model_copy(update={"hash": plan_hash(chosen, spec, engine_version=engine_version)})
@@ -72,10 +77,12 @@ def consider(
     """Every product and number of GPUs that the spec allows: those that fit first, the best before the others."""
     wished, costs = wishes(spec, learned=learned, weight_format=weight_format), _costs(spec)
     found = []
-    for accelerator, gpus, node_count in _combinations(wished, _allowed(spec, accelerators)):
+    allowed = _allowed(spec, accelerators)
+    for accelerator, gpus, node_count in _combinations(wished, [offer for offer in allowed if not offer.refused]):
         result = _placed(evaluate(wished, architecture, accelerator, gpus=gpus), wished, node_count=node_count)
         rank = rank_key(result, architecture, wished, costs=costs) if isinstance(result, Fit) else None
         found.append(Considered(result, rank))
+    found += [Considered(_shared(offer), None) for offer in allowed if offer.refused]
     fits = sorted((c for c in found if c.rank is not None), key=lambda c: c.rank or ())
     refused = sorted((c for c in found if c.rank is None), key=lambda c: _refusal_key(c.evaluation))
     return (*fits, *refused)
@@ -106,6 +113,12 @@ def candidate_list(
     return tuple(rows)
 
 
+def _resource_name(best: Fit, offers: Sequence[AcceleratorOffer]) -> str | None:
+    """What the pods ask for; where pools of a product differ in that, the plan is for the first."""
+    names = sorted(offer.resource_name for offer in offers if offer.largest_replica >= best.gpus)
+    return None if best.accelerator.is_cpu else (names or [GPU_RESOURCE])[0]
+
+
 def _allowed(spec: ModelServeSpec, accelerators: Sequence[AcceleratorOffer]) -> list[AcceleratorOffer]:
     """Offers of the products named, or of every GPU; the CPU only where it is named, and then without being offered."""
     products = spec.accelerators.products if spec.accelerators else None
@@ -125,7 +138,7 @@ def _combinations(wished: Wishes, offers: Sequence[AcceleratorOffer]) -> Iterabl
     for offer in sorted(offers, key=lambda o: (o.accelerator.product, o.count)):
         by_product.setdefault(offer.accelerator.product, []).append(offer)
     for pools in by_product.values():
-        largest = max(pool.count for pool in pools)
+        largest = max(pool.largest_replica for pool in pools)
         if pools[0].accelerator.is_cpu:
             counts: tuple[int, ...] = (0,)
         elif wished.tensor_parallel:
@@ -133,8 +146,13 @@ def _combinations(wished: Wishes, offers: Sequence[AcceleratorOffer]) -> Iterabl
         else:
             counts = tuple(n for n in GPU_COUNTS if n <= min(largest, wished.max_per_replica)) or (1,)
         for gpus in counts:
-            holding = [pool.accelerator for pool in pools if pool.count >= gpus] or [pools[-1].accelerator]
+            holding = [pool.accelerator for pool in pools if pool.largest_replica >= gpus] or [pools[-1].accelerator]
             yield min(holding, key=lambda record: record.visible_bytes), gpus, largest
+
+
+def _shared(offer: AcceleratorOffer) -> Refusal:
+    """A pool that no replica can be planned on."""
+    return Refusal(offer.accelerator, 1, 1, "Sharing", offer.refused or "")
 
 
 def _placed(result: Evaluation, wished: Wishes, *, node_count: int) -> Evaluation:

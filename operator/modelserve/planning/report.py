@@ -20,7 +20,6 @@ from modelserve.api.status import (
     Verdict,
 )
 from modelserve.architecture import ModelArchitecture
-from modelserve.hardware import GPU_RESOURCE
 from modelserve.planning.evaluation import GIB, Fit, Refusal
 from modelserve.planning.offers import PRODUCT_LABEL, AcceleratorOffer
 from modelserve.planning.ranking import replica_cost, token_cost
@@ -38,6 +37,7 @@ def chosen_plan(
     wishes: Wishes,
     spec: ModelServeSpec,
     terms: tuple[NodeSelectorTerm, ...] | None,
+    resource_name: str | None,
     candidates: tuple[Candidate, ...],
 ) -> PlanStatus:
     """The whole plan but its hash."""
@@ -45,7 +45,7 @@ def chosen_plan(
     on_cpu = fit.accelerator.is_cpu
     return PlanStatus(
         accelerator=fit.accelerator.product,
-        resource_name=None if on_cpu else GPU_RESOURCE,
+        resource_name=resource_name,
         gpus_per_replica=fit.gpus,
         node_selector_terms=terms,
         tensor_parallel=fit.tensor_parallel,
@@ -135,7 +135,7 @@ def placement(
     product = NodeSelectorRequirement(key=PRODUCT_LABEL, operator="In", values=(fit.accelerator.product,))
     pools: dict[tuple[NodeSelectorRequirement, ...], None] = {}
     for offer in offers:
-        if offer.count >= fit.gpus:
+        if offer.largest_replica >= fit.gpus:
             for expressions in [term.match_expressions for term in offer.node_selector_terms] or [(product,)]:
                 pools[(*expressions, *(each for each in own if each not in expressions))] = None
     return tuple(NodeSelectorTerm(match_expressions=expressions) for expressions in pools)
