@@ -37,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     compare=arguments.compare,
                     pool=arguments.pool,
                     assume=tuple(arguments.assume),
+                    plot=arguments.plot,
                 )
             )
             print(text, flush=True)
@@ -100,6 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument(
         "--assume", action="append", default=[], metavar="TERM=QUANTITY", help="bytes of a memory term (context=512Mi)"
     )
+    plan.add_argument("--plot", metavar="FILE.png", help="draw concurrency against context (needs modelserve[plot])")
     inspect = commands.add_parser("inspect", help="print geometry, size and format of a checkpoint as JSON")
     inspect.add_argument("directory", help="directory with config.json and safetensors files")
     inspect.add_argument("--output", metavar="FILE", help="write there instead of to standard output")

@@ -22,11 +22,13 @@ from modelserve.errors import InvalidInput
 from modelserve.hardware import CATALOGUE, Accelerator
 from modelserve.inspection import read_architecture, read_weight_format
 from modelserve.plan_text import ShownCandidate, plan_text
+from modelserve.planning.evaluation import Fit
 from modelserve.planning.learned import LearnedTerms
 from modelserve.planning.node_labels import whole
 from modelserve.planning.node_pools import offers_from_node_pool
 from modelserve.planning.offers import AcceleratorOffer, offers_from_nodes
 from modelserve.planning.planner import candidate_list, consider, plan
+from modelserve.plot import plot_concurrency
 from modelserve.published import published_model, published_uris
 from modelserve.sizing.memory import check_overrides
 from modelserve.weight_format import WeightFormat
@@ -49,6 +51,7 @@ class PlanOptions:
     compare: str | None = None  # vllm or vllm:VERSION
     pool: str | None = None  # a quantity that takes the place of the planned pool in the comparison
     assume: tuple[str, ...] = ()  # TERM=QUANTITY
+    plot: str | None = None  # PNG file of concurrency against context
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,8 @@ def run_plan(options: PlanOptions) -> tuple[str, int]:
     offers = _offers(options)
     assumed = _assumed(options.assume)
     planned = [_planned(serve, offers, options, assumed) for serve in _model_serves(options.file)]
+    if options.plot is not None:
+        _plot(planned, options.plot)
     entries = [entry.to_json() for entry in planned]
     if options.output == "json":
         text = json.dumps(entries, indent=2)
@@ -105,6 +110,14 @@ def _planned(
     if pool is None:
         raise InvalidInput(f"{serve.metadata.name}: nothing fits, so there is no pool to compare; give one with --pool")
     return PlannedServe(serve.metadata.name, made, shown, pool, compare(architecture, pool, versions))
+
+
+def _plot(planned: Sequence[PlannedServe], file: str) -> None:
+    if len(planned) != 1:
+        raise InvalidInput(f"--plot draws one {KIND}; the file holds {len(planned)}")
+    (entry,) = planned
+    fits = [each.evaluation for each in entry.shown if isinstance(each.evaluation, Fit)]
+    plot_concurrency(fits, Path(file), title=f"{entry.name}: requests at once against context")
 
 
 def _assumed(texts: Sequence[str]) -> LearnedTerms:
