@@ -34,6 +34,8 @@ from localcluster.node_profile import NodeProfile
 from localcluster.plan_text import describe_plan
 from localcluster.settings import ClusterError, Layout, cache_dir
 from localcluster.target import Target
+from modelserve_operator.labels import FIELD_MANAGER, MANAGED_BY
+from modelserve_operator.settings import DEFAULT_NAMESPACE
 
 LAYOUT = Layout("gpu")
 NAMESPACE = "modelserve-gpu"
@@ -134,6 +136,8 @@ def show_served(cluster: Target, options: Options, transcript: Transcript) -> No
         transcript.block(f"the plan's terms together, in MiB: {predicted / (1 << 20):.0f}")
     wait_for("status.calibration", lambda: "calibration" in served.status(), timeout_s=30)
     transcript.block(yaml.safe_dump({"calibration": served.status()["calibration"]}, sort_keys=False))
+    learned = ("get", "configmaps", "-n", DEFAULT_NAMESPACE, "-l", f"{MANAGED_BY}={FIELD_MANAGER}")
+    transcript.kubectl(cluster.kubectl, *learned, "-o", "jsonpath={.items[*].data}")
     transcript.stage("Events and the worker's log")
     columns = "custom-columns=REASON:.reason,KIND:.involvedObject.kind,MESSAGE:.message"
     transcript.kubectl(kubectl, "get", "events", "--sort-by=.metadata.creationTimestamp", "-o", columns)
