@@ -13,8 +13,7 @@ from pydantic import ValidationError
 from modelserve.api import CalibrationPages, CalibrationTerm, GpuMemory
 from modelserve.termination import TERMINAL_EXIT_CODE, TerminationMessage
 from modelserve_operator import labels
-from modelserve_operator.inventory import Pool
-from modelserve_operator.learned_memory import LearnedMemory
+from modelserve_operator.supply import Supply
 
 Body = Mapping[str, Any]
 
@@ -154,12 +153,11 @@ class Observed:
     pods: tuple[Pod, ...] = ()
     service: Body | None = None
     disruption_budget: Body | None = None
-    pools: tuple[Pool, ...] = ()
+    supply: Supply = field(default_factory=Supply)
     claim_modes: Mapping[str, tuple[str, ...] | None] = field(
         default_factory=dict
     )  # claim -> access modes; None: absent
     reports: Mapping[str, WorkerReport] = field(default_factory=dict)  # pod uid -> report
-    learned: LearnedMemory = field(default_factory=LearnedMemory)
     now: datetime = field(default=datetime.min)
 
     @property

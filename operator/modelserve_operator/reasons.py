@@ -35,6 +35,8 @@ class Reason(StrEnum):
     NO_ACCELERATORS = "NoAccelerators"  # no node has a known accelerator and the spec declares none
     DOES_NOT_FIT = "DoesNotFit"  # no pool, existing or declared, can hold the model
 
+    CATALOGUE_ENTRY_IGNORED = "CatalogueEntryIgnored"  # of an Event: an entry of modelserve-accelerators is wrong
+
     # CapacityAvailable
     CAPACITY_SUFFICIENT = "CapacitySufficient"
     WAITING_FOR_NODES = "WaitingForNodes"  # pods are pending; the message is the scheduler's

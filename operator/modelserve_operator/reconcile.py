@@ -72,7 +72,7 @@ class Reconciler:
         _measure(observed, status)
         await self._learn(observed, decision)
         if await self._applier.apply_status(observed.model_serve, status):
-            for transition in transitions(observed.model_serve.get("status") or {}, status):
+            for transition in transitions(observed.model_serve.get("status") or {}, status, warnings=decision.warnings):
                 await self._applier.announce(observed.model_serve, transition)
         unheard = any(pod.ready and pod.plan_hash and pod.uid not in observed.reports for pod in observed.pods)
         return ASK_WORKER_AGAIN_SECONDS if unheard else delay

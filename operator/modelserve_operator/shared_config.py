@@ -1,10 +1,12 @@
-"""The ConfigMaps of the operator's own namespace as they were last heard of: what was learned about memory."""
+"""The ConfigMaps of the operator's own namespace as they were last heard of: what was learned about memory, and the
+cluster's own accelerators."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from modelserve_operator import labels
+from modelserve_operator.catalogue import CATALOGUE_NAME, Catalogue
 from modelserve_operator.kinds import CONFIG_MAP, ResourceKind
 from modelserve_operator.learned_memory import LearnedMemory
 from modelserve_operator.store import Body, version_of
@@ -17,8 +19,9 @@ class SharedConfig:
 
     def __init__(self, namespace: str) -> None:
         self.namespace = namespace
-        self.names = (CALIBRATION_NAME,)
+        self.names = (CALIBRATION_NAME, CATALOGUE_NAME)
         self.learned = LearnedMemory()
+        self.catalogue = Catalogue()
         self._heard: dict[str, tuple[int, object]] = {}  # by name: resourceVersion and data of the newest body
 
     def concerns(self, kind: ResourceKind, body: Body) -> bool:
@@ -35,7 +38,10 @@ class SharedConfig:
         self._heard[name] = (version, data)
         if data == known_data:
             return False
-        self.learned = LearnedMemory.from_data(data or {})
+        if name == CALIBRATION_NAME:
+            self.learned = LearnedMemory.from_data(data or {})
+        else:
+            self.catalogue = Catalogue.from_data(data or {})
         return True
 
     def calibration_config_map(self, learned: LearnedMemory) -> dict[str, Any]:

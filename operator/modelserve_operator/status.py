@@ -98,11 +98,17 @@ _ANNOUNCED = {
 _ANNOUNCED_REASONS = {Reason.CONTEXT_REDUCED.value: True}  # reason -> whether it is a warning
 
 
-def transitions(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Transition]:
-    """Announced conditions and reasons that came true (a condition also by a new reason) between two statuses."""
+def transitions(
+    before: Mapping[str, Any], after: Mapping[str, Any], *, warnings: tuple[str, ...] = ()
+) -> list[Transition]:
+    """Announced conditions and reasons that came true (a condition also by a new reason) between two statuses.
+
+    A warning is announced when the Planned message has it for the first time.
+    """
     known = {(c["type"], c["status"], c["reason"]) for c in before.get("conditions") or ()}
     changed = (c for c in after["conditions"] if (c["type"], c["status"], c["reason"]) not in known)
-    found = []
+    told = "".join(c["message"] for c in before.get("conditions") or () if c["type"] == ConditionType.PLANNED)
+    found = [Transition(Reason.CATALOGUE_ENTRY_IGNORED, warning, True) for warning in warnings if warning not in told]
     for condition in changed:
         warning = _ANNOUNCED_REASONS.get(condition["reason"])
         if warning is None:

@@ -29,6 +29,7 @@ from modelserve_operator.kinds import (
     JOB,
     MODEL_SERVE,
     NODE,
+    OPTIONAL,
     POD,
     SERVICE,
     WATCHED,
@@ -52,12 +53,15 @@ class FakeCluster:
         self.writes: list[tuple[str, str, str]] = []
         self.events: list[Body] = []
         self.worker_plans: dict[str, Body] = {}
+        self.refused_kinds: dict[ResourceKind, int] = dict.fromkeys(OPTIONAL, 404)  # kind -> status of its LIST
         self.listener: Callable[[ResourceKind, Body, bool], None] | None = None
         self._numbers = itertools.count(1)
 
     # --- the door that the operator uses -------------------------------------------------------------------------
 
     async def list(self, kind: ResourceKind, *, namespace: str | None = None) -> Listing:
+        if kind in self.refused_kinds:
+            raise KubeError(self.refused_kinds[kind], f"GET {kind.path()}")
         items = [
             copy.deepcopy(body)
             for (each, space, _), body in self.objects.items()
@@ -256,7 +260,7 @@ class World:
         self.pending = self.gatherer.known_keys()
 
     def _heard(self, kind: ResourceKind, body: Body, deleted: bool) -> None:
-        if kind in WATCHED:
+        if kind in (*WATCHED, *OPTIONAL):
             self.pending |= self.gatherer.hear(kind, body, deleted=deleted)
 
     def settle(self) -> None:
