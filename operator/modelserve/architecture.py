@@ -17,6 +17,8 @@ from modelserve.weight_format import quantised_format
 
 MODEL_TYPES = ("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text")
 
+MAX_PARAMETERS = 1 << 46  # byte counts of a larger model would not fit the resource's integers
+
 
 class LayerKind(StrEnum):
     """Attention kind of a layer; the values are those of `layer_types` in config.json."""
@@ -32,24 +34,24 @@ class ModelArchitecture(BaseModel):
 
     num_hidden_layers: int = Field(ge=1, le=1024)
     full_attention_layers: tuple[int, ...]
-    hidden_size: int = Field(ge=1)
-    intermediate_size: int = Field(ge=1)
+    hidden_size: int = Field(ge=1, le=1 << 18)
+    intermediate_size: int = Field(ge=1, le=1 << 20)
     use_double_wide_mlp: bool = False
-    num_attention_heads: int = Field(ge=1)
-    num_key_value_heads: int = Field(ge=1)
-    num_global_key_value_heads: int = Field(ge=1)
-    head_dim: int = Field(ge=2)
-    global_head_dim: int = Field(ge=2)
+    num_attention_heads: int = Field(ge=1, le=1 << 12)
+    num_key_value_heads: int = Field(ge=1, le=1 << 12)
+    num_global_key_value_heads: int = Field(ge=1, le=1 << 12)
+    head_dim: int = Field(ge=2, le=1 << 14)
+    global_head_dim: int = Field(ge=2, le=1 << 14)
     attention_k_eq_v: bool = False
     num_kv_shared_layers: int = Field(default=0, ge=0)
-    sliding_window: int = Field(ge=1)
-    max_position_embeddings: int = Field(ge=1)
-    vocab_size: int = Field(ge=1)
-    hidden_size_per_layer_input: int = Field(default=0, ge=0)
-    vocab_size_per_layer_input: int = Field(default=0, ge=0)
-    num_experts: int = Field(default=0, ge=0)
-    top_k_experts: int = Field(default=0, ge=0)
-    moe_intermediate_size: int = Field(default=0, ge=0)
+    sliding_window: int = Field(ge=1, le=1 << 24)
+    max_position_embeddings: int = Field(ge=1, le=1 << 24)
+    vocab_size: int = Field(ge=1, le=1 << 24)
+    hidden_size_per_layer_input: int = Field(default=0, ge=0, le=1 << 14)
+    vocab_size_per_layer_input: int = Field(default=0, ge=0, le=1 << 24)
+    num_experts: int = Field(default=0, ge=0, le=1 << 12)
+    top_k_experts: int = Field(default=0, ge=0, le=1 << 12)
+    moe_intermediate_size: int = Field(default=0, ge=0, le=1 << 20)
     rms_norm_eps: float = 1e-6
     final_logit_softcapping: float | None = 30.0
     sliding_rope_theta: float = 10_000.0
@@ -63,6 +65,10 @@ class ModelArchitecture(BaseModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> ModelArchitecture:
+        wide = self.intermediate_size + self.num_experts * self.moe_intermediate_size
+        tables = self.num_hidden_layers * self.hidden_size_per_layer_input * self.vocab_size_per_layer_input
+        if 3 * self.num_hidden_layers * self.hidden_size * wide + tables > MAX_PARAMETERS:
+            raise ValueError(f"the geometry has more than {MAX_PARAMETERS:,} parameters")
         if any(not 0 <= i < self.num_hidden_layers for i in self.full_attention_layers):
             raise ValueError(f"full_attention layer index outside 0..{self.num_hidden_layers - 1}")
         if self.num_kv_shared_layers >= self.num_hidden_layers:

@@ -6,7 +6,9 @@ step, S sequences, H hidden size, e bytes of an element, V vocabulary, P per-lay
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
+from types import MappingProxyType
 
 from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.sizing.pages import GLOBAL_PAGE_TOKENS
@@ -22,7 +24,6 @@ CUBLAS_WORKSPACE_BYTES = 64 * MIB  # cuBLAS and cuBLASLt, 32 MiB each on Hopper,
 PHASES = ("embedding", "attention", "mlp", "sampling")
 
 
-@lru_cache(maxsize=256)  # a plan asks for each size many times
 def activation_bytes(
     architecture: ModelArchitecture, *, tensor_parallel_size: int, max_num_batched_tokens: int, max_num_seqs: int
 ) -> int:
@@ -36,7 +37,7 @@ def activation_bytes(
     return sum(always.values()) + sum(phases[name] for name in largest_phase(phases))
 
 
-def largest_phase(phases: dict[str, int]) -> tuple[str, ...]:
+def largest_phase(phases: Mapping[str, int]) -> tuple[str, ...]:
     """Names of the phases that set the peak: `embedding`, `sampling`, or `attention` and `mlp` together.
 
     Only one phase lives at a time. But attention and MLP alternate layer by layer in blocks of different sizes, and
@@ -46,9 +47,10 @@ def largest_phase(phases: dict[str, int]) -> tuple[str, ...]:
     return max(groups, key=lambda names: sum(phases[name] for name in names))
 
 
+@lru_cache(maxsize=256)  # a plan asks for each size many times
 def activation_terms(
     architecture: ModelArchitecture, *, tensor_parallel_size: int, max_num_batched_tokens: int, max_num_seqs: int
-) -> tuple[dict[str, int], dict[str, int]]:
+) -> tuple[Mapping[str, int], Mapping[str, int]]:
     """(terms that live throughout a step, terms of its phases), in bytes of one rank.
 
     The residual stream and the normed input of the current sub-layer live throughout.
@@ -75,7 +77,7 @@ def activation_terms(
         "mlp": _mlp_bytes(architecture, tokens=tokens, tensor_parallel_size=tensor_parallel_size),
         "sampling": _sampling_bytes(architecture, sequences=max_num_seqs),
     }
-    return always, phases
+    return MappingProxyType(always), MappingProxyType(phases)
 
 
 def _attention_bytes(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import cached_property, lru_cache
 from typing import Literal
 
 from modelserve.architecture import ModelArchitecture
@@ -96,19 +97,19 @@ class MemoryPlan:
     def group_bytes(self, group: MemoryGroup) -> int:
         return sum(term.bytes for term in self.terms if term.group == group)
 
-    @property
+    @cached_property
     def weights_bytes(self) -> int:
         return self.group_bytes("weights")
 
-    @property
+    @cached_property
     def activation_bytes(self) -> int:
         return self.group_bytes("activation")
 
-    @property
+    @cached_property
     def overhead_bytes(self) -> int:
         return self.group_bytes("overhead")
 
-    @property
+    @cached_property
     def available_bytes(self) -> int:
         """Budget less all terms; negative when they alone do not fit."""
         return self.budget_bytes - sum(term.bytes for term in self.terms)
@@ -139,9 +140,37 @@ def memory_plan(
     or of a whole group (`TERM_NAMES`); a group's figure wins over those of its terms.
     Raises InvalidInput when the tensor-parallel size does not divide the model, or an override names nothing.
     """
-    tp = tensor_parallel_size
     learned = learned or {}
     check_overrides(learned)
+    return MemoryPlan(
+        total_bytes=total_bytes,
+        budget_bytes=total_bytes if on_cpu else int(total_bytes * utilization),
+        terms=_all_terms(
+            architecture,
+            container_bytes=total_bytes if on_cpu else None,
+            tensor_parallel_size=tensor_parallel_size,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+            weight_format=weight_format,
+            drafter_bytes=drafter_bytes,
+            learned=tuple(learned.items()),
+        ),
+    )
+
+
+@lru_cache(maxsize=512)  # products differ in memory, not in these
+def _all_terms(
+    architecture: ModelArchitecture,
+    *,
+    container_bytes: int | None,  # None on a GPU
+    tensor_parallel_size: int,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+    weight_format: WeightFormat | None,
+    drafter_bytes: int,
+    learned: tuple[tuple[str, int], ...],
+) -> tuple[MemoryTerm, ...]:
+    tp, on_cpu, given = tensor_parallel_size, container_bytes is not None, dict(learned)
     weights = {"parameters": weight_bytes(architecture, tensor_parallel_size=tp, weight_format=weight_format)}
     if not on_cpu:
         weights["allocator"] = segment_rounding_bytes(
@@ -149,25 +178,20 @@ def memory_plan(
         )
     if drafter_bytes:
         weights["drafter"] = drafter_bytes
-    always, phases = activation_terms(
+    always, predicted_phases = activation_terms(
         architecture,
         tensor_parallel_size=tp,
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=max_num_seqs,
     )
-    phases |= {name: learned[name] for name in PHASES if name in learned}
-    if on_cpu:
-        del always["cublas"]
+    phases = {**predicted_phases, **{name: given[name] for name in PHASES if name in given}}
+    throughout = {name: size for name, size in always.items() if not (on_cpu and name == "cublas")}
     predicted: tuple[tuple[MemoryGroup, dict[str, int]], ...] = (
         ("weights", weights),
-        ("activation", always | {name: phases[name] for name in largest_phase(phases)}),
-        ("overhead", overhead_terms(tensor_parallel_size=tp, total_bytes=total_bytes, on_cpu=on_cpu)),
+        ("activation", throughout | {name: phases[name] for name in largest_phase(phases)}),
+        ("overhead", overhead_terms(tensor_parallel_size=tp, total_bytes=container_bytes or 0, on_cpu=on_cpu)),
     )
-    return MemoryPlan(
-        total_bytes=total_bytes,
-        budget_bytes=total_bytes if on_cpu else int(total_bytes * utilization),
-        terms=tuple(term for group, terms in predicted for term in _terms(group, terms, learned)),
-    )
+    return tuple(term for group, terms in predicted for term in _terms(group, terms, given))
 
 
 def check_overrides(learned: Mapping[str, int]) -> None:
