@@ -49,18 +49,22 @@ class Applier:
         metrics.WRITES.labels("apply", kind.kind).inc()
         logger.info("applied %s %s/%s", kind.kind, namespace, name)
 
-    async def apply_shared(self, kind: ResourceKind, body: Body) -> None:
-        """Apply an object that no ModelServe owns. Raises KubeError; NameTakenError when it lacks our label."""
+    async def apply_shared(self, kind: ResourceKind, body: Body) -> Body:
+        """Apply an object that no ModelServe owns, unless it is so already; returns it as it is stored.
+
+        Raises KubeError, and NameTakenError when it exists without our label.
+        """
         namespace, name = key_of(body)
         live = await self._kube.get(kind, namespace=namespace, name=name)
         if live is not None and labels.label_of(live, labels.MANAGED_BY) != labels.FIELD_MANAGER:
             raise NameTakenError(kind, namespace, name)
         desired = diff.with_applied_hash(body)
         if live is not None and diff.covers(live, desired):
-            return
-        await self._kube.apply(kind, desired)
+            return live
+        stored = await self._kube.apply(kind, desired)
         metrics.WRITES.labels("apply", kind.kind).inc()
         logger.info("applied %s %s/%s", kind.kind, namespace, name)
+        return stored
 
     async def delete(self, kind: ResourceKind, body: Body) -> None:
         """Delete a child in the background, unless it is being deleted already."""

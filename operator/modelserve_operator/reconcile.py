@@ -91,7 +91,8 @@ class Reconciler:
                 return
             self._shared.learned = learned
             try:
-                await self._applier.apply_shared(CONFIG_MAP, self._shared.calibration_config_map(learned))
+                body = self._shared.calibration_config_map(learned)
+                self._shared.wrote(await self._applier.apply_shared(CONFIG_MAP, body))
             except (KubeError, NameTakenError) as error:
                 logger.warning("what was measured is kept in memory only, until the next start: %s", error)
 

@@ -44,6 +44,12 @@ class SharedConfig:
             self.catalogue = Catalogue.from_data(data or {})
         return True
 
+    def wrote(self, body: Body) -> None:
+        """Our own write: events of earlier versions are overtaken by it."""
+        name = body["metadata"]["name"]
+        version, data = self._heard.get(name, (0, None))
+        self._heard[name] = (max(version, version_of(body)), data)
+
     def calibration_config_map(self, learned: LearnedMemory) -> dict[str, Any]:
         """The ConfigMap that keeps `learned`. Deleting it, or an entry of it, makes the operator measure anew."""
         own = {

@@ -11,7 +11,7 @@ from modelserve_operator.kinds import CONFIG_MAP, MODEL_SERVE, POD
 from modelserve_operator.kube import KubeError
 from modelserve_operator.learned_memory import MAX_ENTRIES, Entry, LearnedMemory
 from modelserve_operator.metrics import REGISTRY
-from modelserve_operator.shared_config import CALIBRATION_NAME
+from modelserve_operator.shared_config import CALIBRATION_NAME, SharedConfig
 
 MIB = 1 << 20
 MODEL = {"uri": "hf://google/gemma-4-31B-it"}
@@ -185,6 +185,25 @@ def test_the_config_map_stays_bounded_and_drops_the_oldest() -> None:
         "GPU-0"
     }
     assert sum(map(len, grown.to_data().values())) < 1 << 20
+
+
+def test_an_event_that_our_own_write_overtook_takes_nothing_back() -> None:
+    shared = SharedConfig("home")
+
+    def body(version: int, learned: LearnedMemory) -> dict[str, Any]:
+        made = shared.calibration_config_map(learned)
+        return {**made, "metadata": {**made["metadata"], "resourceVersion": str(version)}}
+
+    one = LearnedMemory().including([_entry(1, weights=5)])
+    both = one.including([_entry(2, weights=5)])
+    shared.learned = both
+    shared.wrote(body(11, both))
+    assert not shared.note(CALIBRATION_NAME, body(10, one))
+    assert shared.learned == both
+    assert shared.note(CALIBRATION_NAME, body(11, both)), "others are told once the cluster has it"
+    assert not shared.note(CALIBRATION_NAME, body(11, both))
+    assert shared.note(CALIBRATION_NAME, None)
+    assert shared.learned == LearnedMemory()
 
 
 def test_a_figure_only_grows_and_broken_values_are_dropped() -> None:
