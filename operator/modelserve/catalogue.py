@@ -22,7 +22,7 @@ from pydantic.alias_generators import to_camel
 from modelserve.api.schema_types import LabelKey, LabelValue, Product
 from modelserve.api.status import NodeSelectorRequirement, NodeSelectorTerm
 from modelserve.errors import InvalidInput
-from modelserve.hardware import CPU_PRODUCT, Accelerator, visible_bytes
+from modelserve.hardware import CPU_PRODUCT, PCIE_LINK, Accelerator, visible_bytes
 from modelserve.planning.offers import AcceleratorOffer
 
 MAX_ENTRIES = 256
@@ -38,6 +38,7 @@ class CatalogueEntry(BaseModel):
     visible_mib: int | None = Field(default=None, alias="visibleMiB", ge=512, le=1 << 22)
     bandwidth: float = Field(alias="bandwidthGBps", gt=0, le=1e6)
     flops: float = Field(alias="bfloat16TFLOPS", gt=0, le=1e6)
+    link: float | None = Field(default=None, alias="linkGBps", gt=0, le=1e5, description="To the other GPUs, one way.")
     compute_capability: str = Field(pattern=r"^[0-9]{1,2}\.[0-9]$")
     gpus_per_node: int | None = Field(default=None, ge=1, le=64)
     node_selector: dict[LabelKey, LabelValue] = Field(default_factory=dict, max_length=16)
@@ -105,4 +106,5 @@ def _accelerator(product: str, entry: CatalogueEntry) -> Accelerator:
         bandwidth=entry.bandwidth * 1e9,
         flops=entry.flops * 1e12,
         compute_capability=(int(major), int(minor)),
+        link=entry.link * 1e9 if entry.link else PCIE_LINK,
     )

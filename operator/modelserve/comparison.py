@@ -77,7 +77,7 @@ def comparison_text(pool: ComparedPool, rows: list[dict[str, Any]]) -> str:
         f"{pool.pool_bytes / GIB:.2f} GiB of pool per GPU, TP {pool.tensor_parallel}, requests of "
         f"{pool.max_model_len:,} tokens, chunk {pool.max_num_batched_tokens:,}"
     )
-    cells = [("ENGINE", "KV", "REQUEST", "AT ONCE", "ROWS ALONE", "HOW")]
+    cells = [("ENGINE", "KV", "REQUEST", "AT ONCE", "ROWS", "HOW")]
     for row in rows:
         request = f"{row['requestBytes'] / GIB:.2f} GiB" if "requestBytes" in row else "-"
         cells.append(

@@ -21,6 +21,9 @@ ACHIEVABLE_FLOPS = 0.8
 ACHIEVABLE_ATTENTION_FLOPS = 0.33
 
 
+PCIE_LINK = 25e9  # bytes/s that PCIe 4.0 x16 reaches; NVLink figures are the datasheets', one way
+
+
 @dataclass(frozen=True)
 class Accelerator:
     """One GPU (or the CPU of a node, which brings no memory of its own: the container's limit counts)."""
@@ -31,6 +34,7 @@ class Accelerator:
     bandwidth: float  # bytes/s, datasheet
     flops: float  # dense bfloat16 FLOP/s, datasheet
     compute_capability: tuple[int, int]
+    link: float = PCIE_LINK  # bytes/s to the other GPUs of a node, one way
 
     @property
     def is_cpu(self) -> bool:
@@ -53,6 +57,7 @@ def _gpu(
     capability: str,
     *,
     visible_gib: float = 0.0,
+    nvlink: float = 0.0,
 ) -> Accelerator:
     major, minor = capability.split(".")
     return Accelerator(
@@ -62,6 +67,7 @@ def _gpu(
         bandwidth=gigabytes_per_s * 1e9,
         flops=teraflops * 1e12,
         compute_capability=(int(major), int(minor)),
+        link=nvlink * 1e9 or PCIE_LINK,
     )
 
 
@@ -72,9 +78,9 @@ _PRODUCTS = (
     _gpu("NVIDIA-A30", 24_576, 933, 165, "8.0"),
     _gpu("NVIDIA-A40", 46_068, 696, 150, "8.6"),
     _gpu("NVIDIA-A100-PCIE-40GB", 40_960, 1555, 312, "8.0"),
-    _gpu("NVIDIA-A100-SXM4-40GB", 40_960, 1555, 312, "8.0"),
+    _gpu("NVIDIA-A100-SXM4-40GB", 40_960, 1555, 312, "8.0", nvlink=300),
     _gpu("NVIDIA-A100-80GB-PCIe", 81_920, 1935, 312, "8.0"),
-    _gpu("NVIDIA-A100-SXM4-80GB", 81_920, 2039, 312, "8.0"),
+    _gpu("NVIDIA-A100-SXM4-80GB", 81_920, 2039, 312, "8.0", nvlink=300),
     _gpu("NVIDIA-L4", 23_034, 300, 121, "8.9"),
     _gpu("NVIDIA-L40", 46_068, 864, 181, "8.9"),
     _gpu("NVIDIA-L40S", 46_068, 864, 362, "8.9"),
@@ -85,11 +91,11 @@ _PRODUCTS = (
     _gpu("NVIDIA-RTX-6000-Ada-Generation", 49_140, 960, 364, "8.9"),
     _gpu("NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition", 97_887, 1597, 503, "12.0"),
     _gpu("NVIDIA-H100-PCIe", 81_559, 2039, 756, "9.0", visible_gib=79.19),
-    _gpu("NVIDIA-H100-80GB-HBM3", 81_559, 3350, 989, "9.0", visible_gib=79.19),
-    _gpu("NVIDIA-H100-NVL", 95_830, 3938, 835, "9.0"),
-    _gpu("NVIDIA-GH200-480GB", 97_871, 4000, 989, "9.0"),
-    _gpu("NVIDIA-H200", 143_771, 4800, 989, "9.0", visible_gib=139.8),
-    _gpu("NVIDIA-B200", 183_359, 8000, 2250, "10.0"),
+    _gpu("NVIDIA-H100-80GB-HBM3", 81_559, 3350, 989, "9.0", visible_gib=79.19, nvlink=450),
+    _gpu("NVIDIA-H100-NVL", 95_830, 3938, 835, "9.0", nvlink=300),
+    _gpu("NVIDIA-GH200-480GB", 97_871, 4000, 989, "9.0", nvlink=450),
+    _gpu("NVIDIA-H200", 143_771, 4800, 989, "9.0", visible_gib=139.8, nvlink=450),
+    _gpu("NVIDIA-B200", 183_359, 8000, 2250, "10.0", nvlink=900),
 )
 # Two channels of DDR4 and eight AVX2 cores: only the order of magnitude matters, to explain that decode is slow.
 CPU = Accelerator(CPU_PRODUCT, memory_mib=0, visible_bytes=0, bandwidth=40e9, flops=0.5e12, compute_capability=(0, 0))

@@ -119,7 +119,9 @@ def _memory_rows(shown: Sequence[ShownCandidate]) -> list[tuple[str, ...]]:
 
 def _term_lines(memory: MemoryPlan) -> list[str]:
     width = max(len(term.name) for term in memory.terms)
-    rows: list[tuple[str, str, str, str]] = [(t.group, t.name, f"{t.bytes / MIB:,.0f}", t.source) for t in memory.terms]
+    rows: list[tuple[str, str, str, str]] = [
+        (t.group, t.name, f"{t.bytes / MIB:,.0f}", t.source) for t in memory.terms if t.bytes or t.group != "activation"
+    ]
     rows.append(("pool", "kv_pool", f"{memory.kv_pool_bytes / MIB:,.0f}", "what the budget leaves"))
     return [f"  {group:<10}  {name:<{width}}  {size:>9}  {source}" for group, name, size, source in rows]
 

@@ -29,7 +29,6 @@ from modelserve.sizing.weights import element_bytes, parameters_per_rank, weight
 from modelserve.weight_format import WeightFormat
 
 ALL_REDUCE_SECONDS = 20e-6  # of one small message between GPUs of a node, without NVLink multicast
-ALL_REDUCE_BANDWIDTH = 25e9  # bytes/s of a large one; PCIe 4.0 x16, the slowest link that is common
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ def _decode_seconds(
     attended = _attended_columns(architecture, global_keys=length, sliding_keys=window)
     flop = batch * (2 * _token_parameters(architecture) + 4 * architecture.num_attention_heads * attended) / tp
     seconds = max(read / (device.bandwidth * ACHIEVABLE_BANDWIDTH), flop / (device.flops * ACHIEVABLE_FLOPS))
-    return seconds + _all_reduce_seconds(architecture, tokens=batch, tensor_parallel=tp)
+    return seconds + _all_reduce_seconds(architecture, tokens=batch, tensor_parallel=tp, link=device.link)
 
 
 def _prefill_seconds(fit: Fit, architecture: ModelArchitecture, *, length: int) -> float:
@@ -80,15 +79,15 @@ def _prefill_seconds(fit: Fit, architecture: ModelArchitecture, *, length: int) 
     )
     attention = 4 * architecture.num_attention_heads * scores
     seconds = (linear / (rate * ACHIEVABLE_FLOPS) + attention / (rate * ACHIEVABLE_ATTENTION_FLOPS)) / tp
-    return seconds + _all_reduce_seconds(architecture, tokens=length, tensor_parallel=tp)
+    return seconds + _all_reduce_seconds(architecture, tokens=length, tensor_parallel=tp, link=fit.accelerator.link)
 
 
-def _all_reduce_seconds(architecture: ModelArchitecture, *, tokens: int, tensor_parallel: int) -> float:
+def _all_reduce_seconds(architecture: ModelArchitecture, *, tokens: int, tensor_parallel: int, link: float) -> float:
     """Two of [tokens, H] per layer: a fixed latency, and the bytes of a ring, 2 (TP - 1) / TP of the message."""
     if tensor_parallel == 1:
         return 0.0
     message = tokens * architecture.hidden_size * element_bytes(architecture)
-    ring = 2 * (tensor_parallel - 1) / tensor_parallel * message / ALL_REDUCE_BANDWIDTH
+    ring = 2 * (tensor_parallel - 1) / tensor_parallel * message / link
     return 2 * architecture.num_hidden_layers * (ALL_REDUCE_SECONDS + ring)
 
 
