@@ -14,7 +14,7 @@ from modelserve.planning import AcceleratorOffer
 CATALOGUE_NAME = "modelserve-accelerators"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # one object per state of the ConfigMap, so that offers can be kept by it
 class Catalogue:
     """`accelerators` by product; `declared` pools may be empty now; `faults` says of an entry why it is ignored."""
 

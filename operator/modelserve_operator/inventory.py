@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from modelserve.api import NodeSelectorRequirement, NodeSelectorTerm
-from modelserve.hardware import GPU_RESOURCE, Accelerator
+from modelserve.hardware import GPU_RESOURCE
 from modelserve.planning import AcceleratorOffer, offers_from_nodes
 from modelserve.planning.node_labels import INSTANCE_TYPE, PRODUCT_LABEL, node_gpus
+from modelserve_operator.catalogue import Catalogue
 
 HOSTNAME_LABEL = "kubernetes.io/hostname"
 _PER_NODE_LABELS = frozenset({HOSTNAME_LABEL, "nvidia.com/gfd.timestamp"})  # would make a pool of every node
@@ -68,10 +70,12 @@ class Pool:
             taint.tolerated(allowed) for taint in self.taints
         )
 
-    def offers(self, catalogue: Mapping[str, Accelerator]) -> tuple[AcceleratorOffer, ...]:
-        """What one node of the pool offers; several with mixed MIG, none for an unknown product without memory."""
-        node = {"metadata": {"labels": dict(self.labels)}, "status": {"allocatable": dict(self.resources)}}
-        return offers_from_nodes([node], catalogue)
+
+@lru_cache(maxsize=8192)  # every reconcile asks for every pool
+def pool_offers(pool: Pool, catalogue: Catalogue) -> tuple[AcceleratorOffer, ...]:
+    """What one node of the pool offers; several with mixed MIG, none for an unknown product without memory."""
+    node = {"metadata": {"labels": dict(pool.labels)}, "status": {"allocatable": dict(pool.resources)}}
+    return offers_from_nodes([node], catalogue.accelerators)
 
 
 def pool_of(node: Body) -> Pool | None:
@@ -131,15 +135,17 @@ def placement_terms(
     with other GPUs carry the same ones.
     """
     everywhere = [dict(pool.labels) for pool in all_pools]
+    products: dict[frozenset[tuple[str, str]], set[str | None]] = {}  # by provisioner labels: what nodes with them have
     terms: dict[NodeSelectorTerm, None] = {}
     for pool, offer in offered:
         labels = dict(pool.labels)
         known = named_labels(offer)
         if not known and INSTANCE_TYPE in labels:
             known = {INSTANCE_TYPE: labels[INSTANCE_TYPE]}
-        product = labels.get(PRODUCT_LABEL)
-        alike = {other.get(PRODUCT_LABEL) for other in everywhere if known.items() <= other.items()}
-        if product is not None and len(alike | {product}) > 1:
+        product, ways = labels.get(PRODUCT_LABEL), frozenset(known.items())
+        if ways not in products:
+            products[ways] = {other.get(PRODUCT_LABEL) for other in everywhere if ways <= other.items()}
+        if product is not None and len(products[ways]) > 1:
             known = {**known, PRODUCT_LABEL: product}
         terms[_term(known or {PRODUCT_LABEL: offer.accelerator.product})] = None
     return tuple(terms)

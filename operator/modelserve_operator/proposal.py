@@ -14,7 +14,7 @@ from modelserve.planning import ENGINE_VERSION, AcceleratorOffer, engine_args_fo
 from modelserve_operator import labels
 from modelserve_operator.catalogue import Catalogue
 from modelserve_operator.declared_pools import declared_offers, named_offers
-from modelserve_operator.inventory import Pool, placement_terms
+from modelserve_operator.inventory import Pool, placement_terms, pool_offers
 from modelserve_operator.manifests.worker_template import GPU_TOLERATION, worker_template
 from modelserve_operator.revision import Revision, spec_hash
 from modelserve_operator.settings import Settings
@@ -50,7 +50,7 @@ def existing_offers(
     grouped: dict[AcceleratorOffer, list[tuple[Pool, AcceleratorOffer]]] = {}
     for pool in pools:
         if pool.accepts(node_selector=node_selector, tolerations=allowed):
-            for offer in pool.offers(catalogue.accelerators):
+            for offer in pool_offers(pool, catalogue):
                 grouped.setdefault(replace(offer, node_selector_terms=()), []).append((pool, offer))
     return [
         replace(offer, node_selector_terms=placement_terms(members, all_pools=pools))

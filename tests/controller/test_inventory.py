@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from modelserve.hardware import CATALOGUE
-from modelserve_operator.inventory import Inventory, Pool, Taint, placement_terms, pool_of
+from modelserve_operator.catalogue import Catalogue
+from modelserve_operator.inventory import Inventory, Pool, Taint, placement_terms, pool_of, pool_offers
 
 
 def _node(name: str = "a", *, product: str = "NVIDIA-L4", gpus: str = "2", **labels: str) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def test_like_nodes_are_one_pool_and_heartbeats_change_nothing() -> None:
     )
     assert not inventory.hear(_node("c", product=""), deleted=False)
     (pool,) = inventory.pools()
-    (offer,) = pool.offers(CATALOGUE)
+    (offer,) = pool_offers(pool, Catalogue())
     assert (offer.accelerator.product, offer.count, offer.accelerator.memory_mib) == ("NVIDIA-L4", 2, 23034)
     assert inventory.hear(_node("a"), deleted=True)
     assert len(inventory.pools()) == 1
@@ -86,7 +86,7 @@ def test_the_product_is_added_where_a_provisioner_label_is_ambiguous() -> None:
     everything = [shared, whole, other, bare, cloud]
 
     def keys(*pools: Pool) -> list[list[str]]:
-        offered = [(pool, offer) for pool in pools for offer in pool.offers(CATALOGUE)]
+        offered = [(pool, offer) for pool in pools for offer in pool_offers(pool, Catalogue())]
         terms = placement_terms(offered, all_pools=everything)
         return [[expression.key.split("/")[1] for expression in term.match_expressions] for term in terms]
 
@@ -110,7 +110,7 @@ def test_mig_slices_are_offers_of_their_own_resource() -> None:
     node["status"]["allocatable"]["nvidia.com/mig-3g.40gb"] = "2"
     pool = pool_of(node)
     assert pool is not None
-    offers = {offer.resource_name: offer for offer in pool.offers(CATALOGUE)}
+    offers = {offer.resource_name: offer for offer in pool_offers(pool, Catalogue())}
     assert set(offers) == {"nvidia.com/gpu", "nvidia.com/mig-3g.40gb"}
     assert (offers["nvidia.com/mig-3g.40gb"].count, offers["nvidia.com/mig-3g.40gb"].accelerator.memory_mib) == (
         2,
