@@ -44,10 +44,15 @@ def _pool_error(predicted: GpuMemory | None, measured: GpuMemory) -> str | None:
 def measurement(
     report: WorkerReport, plan: PlanStatus, facts: ModelFacts, *, model_uri: str, now: datetime
 ) -> Entry | None:
-    """What one worker's report teaches about the ranks of its plan. On the CPU nothing is measured: None."""
+    """What one worker's report teaches about the ranks of its plan. On the CPU nothing is measured: None.
+
+    An activation counts only where it exceeds its formula: a smaller one was measured with one cache format, while the
+    formula holds for all of them.
+    """
     if plan.accelerator in (None, CPU_PRODUCT) or plan.engine is None or not report.engine_version:
         return None
     measured = {term.name: term.measured_bytes for term in report.terms}
+    exceeding = {term.name for term in report.terms if term.measured_bytes > term.predicted_bytes}
     if not {"weights", "activation", "context"} <= measured.keys():
         return None
     step = step_shape(plan.engine.max_num_batched_tokens, plan.engine.max_num_seqs)
@@ -59,6 +64,6 @@ def measurement(
         dtype=str(facts.format),
         tensor_parallel=plan.tensor_parallel or 1,
         terms={name: measured[name] for name in STEADY_TERMS if name in measured},
-        activation={step: measured["activation"]},
+        activation={step: measured["activation"]} if "activation" in exceeding else {},
         measured_at=now.strftime("%Y-%m-%dT%H:%M:%SZ"),
     )

@@ -38,7 +38,7 @@ def test_the_second_of_the_same_shape_is_planned_with_what_the_first_measured(wo
     world.add_node("a", **H200)
     world.create(SPEC, name="first")
     assert _learned(world) is None, "created when there is something to say"
-    _measure(world, "first", weights=700 * MIB)
+    _measure(world, "first", weights=700 * MIB, activation=4000 * MIB)
     first = world.status("first")
     measured = {term["name"]: term["measuredBytes"] for term in first["calibration"]["terms"]}
     assert measured["weights"] == first["plan"]["perGpu"]["weightsBytes"] + 700 * MIB
@@ -56,6 +56,17 @@ def test_the_second_of_the_same_shape_is_planned_with_what_the_first_measured(wo
     assert chunk["weightsBytes"] == measured["weights"]
     world.create({"model": {"uri": "hf://google/gemma-4-E4B-it"}}, name="other")
     assert world.status("other")["plan"]["perGpu"]["weightsBytes"] != measured["weights"]
+
+
+def test_an_activation_below_its_formula_is_of_one_cache_format_and_not_taken_over(world) -> None:
+    world.add_node("a", **H200)
+    world.create(SPEC, name="first")
+    _measure(world, "first")
+    predicted = world.status("first")["plan"]["perGpu"]
+    world.create(SPEC, name="second")
+    second = world.status("second")["plan"]["perGpu"]
+    assert second["activationBytes"] == predicted["activationBytes"]
+    assert second["overheadBytes"] < predicted["overheadBytes"], "other terms are taken as measured"
 
 
 def test_a_running_plan_is_never_changed_only_proposed(world) -> None:
