@@ -208,6 +208,41 @@ def test_the_comparison_shows_both_sides(capsys: pytest.CaptureFixture[str], tmp
     assert "logs 25,200 tokens" in table
 
 
+@pytest.mark.parametrize(
+    ("size", "version", "dtype", "length", "chunk", "pool", "tokens", "requests"),
+    [
+        ("31B", "0.20", "bfloat16", 131_072, 2048, "50Gi", 54_608, "4.05"),
+        ("31B", "0.21", "bfloat16", 131_072, 2048, "50Gi", 530_400, "4.05"),
+        ("31B", "0.21", "bfloat16", 131_072, 8192, "64.58Gi", 496_669, "3.79"),
+        ("E4B", "0.21", "bfloat16", 32_768, 8192, "105.33Gi", 4_142_295, "126.41"),
+        ("31B", "0.33", "bfloat16", 131_072, 8192, "64.27Gi", 361_632, "2.76"),
+        ("31B", "0.33", "fp8_e4m3", 131_072, 8192, "59.85Gi", 672_477, "5.13"),
+        ("31B", "0.33", "int8", 131_072, 8192, "63.21Gi", 490_013, "3.74"),
+        ("31B", "0.33", "bfloat16", 131_072, 8192, "102.17Gi", 574_911, "4.39"),
+        ("E4B", "0.33", "bfloat16", 32_768, 8192, "104.57Gi", 2_990_671, "91.27"),
+        ("26B-A4B", "0.20", "fp8_e4m3", 262_144, 16_384, "8.956Gi", 78_256, "2.15"),
+    ],
+)
+def test_the_comparison_prints_what_vllm_logged(
+    size: str, version: str, dtype: str, length: int, chunk: int, pool: str, tokens: int, requests: str,
+    capsys: pytest.CaptureFixture[str], tmp_path: Path,
+) -> None:  # fmt: skip
+    """Pools are known to 0.01 GiB, which is 0.02 % of the logged tokens and nothing of the two decimals."""
+    serve = _serve(
+        "gemma",
+        model={"uri": f"hf://google/gemma-4-{size}-it"},
+        context={"maxModelLen": length},
+        engine={"maxNumBatchedTokens": chunk},
+        kvCache={"dtype": dtype},
+    )
+    flags = ("--accelerator", "NVIDIA-H200", "--compare", f"vllm:{version}", "--pool", pool, "-o", "json")
+    _, output = _plan(serve, *flags, capsys=capsys, tmp_path=tmp_path)
+    peer = json.loads(output)[0]["comparison"][0]
+    assert peer["engine"] == f"vllm {version}"
+    assert peer["loggedTokens"] == pytest.approx(tokens, rel=2e-4)
+    assert peer["concurrency"] == requests
+
+
 def test_a_reader_that_goes_away_is_no_error() -> None:
     program = [sys.executable, "-c", GUARD, "plan", "-f", str(EXAMPLE), "-o", "json"]
     with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as running:
