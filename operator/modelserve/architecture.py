@@ -170,7 +170,7 @@ class ModelArchitecture(BaseModel):
             first = error.errors()[0]
             field = ".".join(str(part) for part in first["loc"])
             raise InvalidInput(f"config.json: {field or 'geometry'}: {first['msg']}", field=field or None) from error
-        except (TypeError, ValueError, AttributeError) as error:
+        except (TypeError, ValueError, AttributeError, OverflowError) as error:
             raise InvalidInput(f"config.json: {error}") from error
 
 

@@ -21,7 +21,7 @@ from modelserve.comparison import ComparedPool, compare, compared_pool, compared
 from modelserve.errors import InvalidInput
 from modelserve.hardware import CATALOGUE, Accelerator
 from modelserve.inspection import read_architecture, read_weight_format
-from modelserve.plan_text import ShownCandidate, plan_text
+from modelserve.plan_text import ShownCandidate, plan_text, pools_text
 from modelserve.planning.evaluation import Fit
 from modelserve.planning.learned import LearnedTerms
 from modelserve.planning.node_labels import whole
@@ -89,7 +89,8 @@ def run_plan(options: PlanOptions) -> tuple[str, int]:
     elif options.output == "yaml":
         text = yaml.safe_dump(entries, sort_keys=False, width=120).rstrip("\n")
     else:
-        text = "\n\n".join(entry.to_text() for entry in planned)
+        pools = [pools_text(offers)] if options.nodes is not None and offers else []
+        text = "\n\n".join([*pools, *(entry.to_text() for entry in planned)])
     return text, EXIT_FITS if all(entry.plan.fits for entry in planned) else EXIT_NO_PLAN
 
 

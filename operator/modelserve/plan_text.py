@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from modelserve.api import Candidate, PlanStatus
 from modelserve.planning.evaluation import Evaluation, Fit
+from modelserve.planning.node_labels import PRODUCT_LABEL
+from modelserve.planning.offers import AcceleratorOffer
 from modelserve.sizing.memory import MemoryPlan
 
 GIB = 1 << 30
@@ -39,6 +41,22 @@ def plan_text(name: str, plan: PlanStatus, shown: Sequence[ShownCandidate]) -> s
         parts += _term_lines(chosen.memory)
     notes = [_note(each.candidate) for each in shown if each.candidate.message or each.candidate.remedy]
     return "\n".join([*parts, *(["", "Notes", *notes] if notes else [])])
+
+
+def pools_text(offers: Sequence[AcceleratorOffer]) -> str:
+    """The pools that were found: GPUs per node, the labels that name them, taints a pod must tolerate."""
+    lines = ["Pools"]
+    for offer in offers:
+        labels = [
+            f"{each.key}={'|'.join(each.values or ())}"
+            for term in offer.node_selector_terms
+            for each in term.match_expressions
+        ] or [f"{PRODUCT_LABEL}={offer.accelerator.product}"]
+        parts = [f"{offer.count} x {offer.accelerator.product} a node", f"named by {', '.join(labels)}"]
+        parts += [f"taints {', '.join(offer.taints)}"] if offer.taints else []
+        parts += ["may grow from nothing"] if offer.declared else []
+        lines.append(_wrapped("; ".join(parts), indent="  "))
+    return "\n".join(lines)
 
 
 def _grouped(shown: Sequence[ShownCandidate], rows: Sequence[Sequence[str]]) -> list[str]:
