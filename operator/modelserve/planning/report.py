@@ -188,9 +188,9 @@ def _plan_message(fit: Fit, architecture: ModelArchitecture, wishes: Wishes, spe
     if fit.limited_by is None and wishes.max_model_len is None:
         sentences.append(f"maxModelLen is the model's own limit of {architecture.max_position_embeddings:,} tokens")
     if spec.drafter is not None:
-        counted = "its weights are counted; " if wishes.drafter_bytes else ""
+        counted = "" if wishes.drafter_bytes else "no published one, so its weights are not counted, and "
         sentences.append(
-            f"{counted}spec.drafter is not in this release and keeps the plan from being applied: remove it"
+            f"spec.drafter is {counted}not in this release and keeps the plan from being applied: remove it"
         )
     if wishes.weight_format is not None and not wishes.weight_format.servable:
         sentences.append(
