@@ -9,6 +9,9 @@
         attention = 4 heads (D_g n_g L^2 / 2 + D_s n_s (L w - w^2 / 2)) / TP, with w = min(L, window)
         time      = linear / rate + attention / attention rate + all-reduces
 
+This release's engine is behind that: no step is shorter than its launches take, and prefill reaches a share of the
+roofline. Both constants are measured, and go up as kernels land.
+
 W weight bytes read (embedding tables of inputs not, of experts the share that B tokens touch), P parameters a token
 uses, E those of the output head, D head width, n layers of a kind, g and s cache bytes per token over all global and
 sliding layers; layers without a cache of their own read their producer's. A quantised linear layer is read in its
@@ -28,6 +31,10 @@ from modelserve.sizing.pages import PageSpec
 from modelserve.sizing.weights import element_bytes, parameters_per_rank, weight_terms
 from modelserve.weight_format import WeightFormat
 
+# Of 0.1.0, whose layers are plain PyTorch, on an H200 (docs/benchmarks.md): the 60 layers of 31B decode a token in 98 to
+# 110 ms; 8,192 tokens are prefilled in 1.87 to 2.05 s, 0.71 s by the roofline below. The 42 layers of E4B take 112 ms.
+LAUNCH_SECONDS_PER_LAYER = 1.75e-3
+PREFILL_SHARE = 0.36
 ALL_REDUCE_SECONDS = 20e-6  # of one small message between GPUs of a node, without NVLink multicast
 
 
@@ -66,7 +73,8 @@ def _decode_seconds(
     attended = _attended_columns(architecture, global_keys=length, sliding_keys=window)
     flop = batch * (2 * _token_parameters(architecture) + 4 * architecture.num_attention_heads * attended) / tp
     seconds = max(read / (device.bandwidth * ACHIEVABLE_BANDWIDTH), flop / (device.flops * ACHIEVABLE_FLOPS))
-    return seconds + _all_reduce_seconds(architecture, tokens=batch, tensor_parallel=tp, link=device.link)
+    seconds += _all_reduce_seconds(architecture, tokens=batch, tensor_parallel=tp, link=device.link)
+    return max(seconds, architecture.num_hidden_layers * LAUNCH_SECONDS_PER_LAYER)
 
 
 def _prefill_seconds(fit: Fit, architecture: ModelArchitecture, *, length: int) -> float:
@@ -79,7 +87,9 @@ def _prefill_seconds(fit: Fit, architecture: ModelArchitecture, *, length: int) 
     )
     attention = 4 * architecture.num_attention_heads * scores
     seconds = (linear / (rate * ACHIEVABLE_FLOPS) + attention / (rate * ACHIEVABLE_ATTENTION_FLOPS)) / tp
-    return seconds + _all_reduce_seconds(architecture, tokens=length, tensor_parallel=tp, link=fit.accelerator.link)
+    seconds = seconds / PREFILL_SHARE
+    seconds += _all_reduce_seconds(architecture, tokens=length, tensor_parallel=tp, link=fit.accelerator.link)
+    return max(seconds, architecture.num_hidden_layers * LAUNCH_SECONDS_PER_LAYER)
 
 
 def _all_reduce_seconds(architecture: ModelArchitecture, *, tokens: int, tensor_parallel: int, link: float) -> float:
