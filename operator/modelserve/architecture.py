@@ -13,8 +13,11 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from modelserve.errors import InvalidInput, UnsupportedModel
+from modelserve.weight_format import quantised_format
 
 MODEL_TYPES = ("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text")
+
+MAX_PARAMETERS = 1 << 46  # byte counts of a larger model would not fit the resource's integers
 
 
 class LayerKind(StrEnum):
@@ -31,24 +34,24 @@ class ModelArchitecture(BaseModel):
 
     num_hidden_layers: int = Field(ge=1, le=1024)
     full_attention_layers: tuple[int, ...]
-    hidden_size: int = Field(ge=1)
-    intermediate_size: int = Field(ge=1)
+    hidden_size: int = Field(ge=1, le=1 << 18)
+    intermediate_size: int = Field(ge=1, le=1 << 20)
     use_double_wide_mlp: bool = False
-    num_attention_heads: int = Field(ge=1)
-    num_key_value_heads: int = Field(ge=1)
-    num_global_key_value_heads: int = Field(ge=1)
-    head_dim: int = Field(ge=2)
-    global_head_dim: int = Field(ge=2)
+    num_attention_heads: int = Field(ge=1, le=1 << 12)
+    num_key_value_heads: int = Field(ge=1, le=1 << 12)
+    num_global_key_value_heads: int = Field(ge=1, le=1 << 12)
+    head_dim: int = Field(ge=2, le=1 << 14)
+    global_head_dim: int = Field(ge=2, le=1 << 14)
     attention_k_eq_v: bool = False
     num_kv_shared_layers: int = Field(default=0, ge=0)
-    sliding_window: int = Field(ge=1)
-    max_position_embeddings: int = Field(ge=1)
-    vocab_size: int = Field(ge=1)
-    hidden_size_per_layer_input: int = Field(default=0, ge=0)
-    vocab_size_per_layer_input: int = Field(default=0, ge=0)
-    num_experts: int = Field(default=0, ge=0)
-    top_k_experts: int = Field(default=0, ge=0)
-    moe_intermediate_size: int = Field(default=0, ge=0)
+    sliding_window: int = Field(ge=1, le=1 << 24)
+    max_position_embeddings: int = Field(ge=1, le=1 << 24)
+    vocab_size: int = Field(ge=1, le=1 << 24)
+    hidden_size_per_layer_input: int = Field(default=0, ge=0, le=1 << 14)
+    vocab_size_per_layer_input: int = Field(default=0, ge=0, le=1 << 24)
+    num_experts: int = Field(default=0, ge=0, le=1 << 12)
+    top_k_experts: int = Field(default=0, ge=0, le=1 << 12)
+    moe_intermediate_size: int = Field(default=0, ge=0, le=1 << 20)
     rms_norm_eps: float = 1e-6
     final_logit_softcapping: float | None = 30.0
     sliding_rope_theta: float = 10_000.0
@@ -62,6 +65,10 @@ class ModelArchitecture(BaseModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> ModelArchitecture:
+        wide = self.intermediate_size + self.num_experts * self.moe_intermediate_size
+        tables = self.num_hidden_layers * self.hidden_size_per_layer_input * self.vocab_size_per_layer_input
+        if 3 * self.num_hidden_layers * self.hidden_size * wide + tables > MAX_PARAMETERS:
+            raise ValueError(f"the geometry has more than {MAX_PARAMETERS:,} parameters")
         if any(not 0 <= i < self.num_hidden_layers for i in self.full_attention_layers):
             raise ValueError(f"full_attention layer index outside 0..{self.num_hidden_layers - 1}")
         if self.num_kv_shared_layers >= self.num_hidden_layers:
@@ -131,10 +138,11 @@ class ModelArchitecture(BaseModel):
         return int(self.global_partial_rotary_factor * self.global_head_dim // 2)
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> ModelArchitecture:
+    def from_config(cls, config: Mapping[str, Any], *, servable_only: bool = True) -> ModelArchitecture:
         """Read a parsed config.json (multimodal wrapper or bare text config).
 
-        Raises UnsupportedModel for another architecture or quantised weights, InvalidInput for a Gemma 4 config with
+        `servable_only=False` also reads checkpoints whose weight format can be planned for but not loaded yet.
+        Raises UnsupportedModel for another architecture or weight format, InvalidInput for a Gemma 4 config with
         missing, contradictory or unsupported fields.
         """
         if not isinstance(config, Mapping):
@@ -145,10 +153,10 @@ class ModelArchitecture(BaseModel):
                 f"model_type {model_type!r} is not served; this release serves Gemma 4 text models "
                 f"({', '.join(MODEL_TYPES)})"
             )
-        if quantisation := config.get("quantization_config"):
-            method = quantisation.get("quant_method") if isinstance(quantisation, Mapping) else quantisation
+        stored = quantised_format(config)
+        if stored is not None and servable_only:
             raise UnsupportedModel(
-                f"the checkpoint is quantised ({method}); this release serves unquantised ones: use the bfloat16 one",
+                f"the checkpoint is quantised ({stored}); this release serves unquantised ones: use the bfloat16 one",
                 field="quantization_config",
             )
         text = config.get("text_config", config)
@@ -162,7 +170,7 @@ class ModelArchitecture(BaseModel):
             first = error.errors()[0]
             field = ".".join(str(part) for part in first["loc"])
             raise InvalidInput(f"config.json: {field or 'geometry'}: {first['msg']}", field=field or None) from error
-        except (TypeError, ValueError, AttributeError) as error:
+        except (TypeError, ValueError, AttributeError, OverflowError) as error:
             raise InvalidInput(f"config.json: {error}") from error
 
 

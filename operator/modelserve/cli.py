@@ -12,7 +12,7 @@ from modelserve import __version__
 from modelserve.crd import crd_yaml
 from modelserve.errors import InvalidInput, UnsupportedModel
 from modelserve.inspection import inspect_checkpoint
-from modelserve.plan_command import EXIT_BAD_INPUT, run_plan
+from modelserve.plan_command import EXIT_BAD_INPUT, PlanOptions, run_plan
 from modelserve.termination import (
     MESSAGE_LIMIT_BYTES,
     TERMINAL_EXIT_CODE,
@@ -28,10 +28,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments.command == "plan":
             text, code = run_plan(
-                file=arguments.file,
-                accelerators=arguments.accelerator,
-                nodes=arguments.nodes,
-                output=arguments.output,
+                PlanOptions(
+                    file=arguments.file,
+                    accelerators=tuple(arguments.accelerator),
+                    nodes=arguments.nodes,
+                    catalogue=arguments.catalogue,
+                    output=arguments.output,
+                    compare=arguments.compare,
+                    pool=arguments.pool,
+                    assume=tuple(arguments.assume),
+                    plot=arguments.plot,
+                )
             )
             print(text, flush=True)
             return code
@@ -82,8 +89,19 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PRODUCT[:COUNT]",
         help="a GPU product and how many one node has (1); may be repeated; default: every known product, 8 per node",
     )
-    plan.add_argument("--nodes", metavar="FILE", help="Node objects to read GPUs from (kubectl get nodes -o yaml)")
+    plan.add_argument("--nodes", metavar="FILE", help="Node and Karpenter NodePool objects (kubectl get -o yaml)")
+    plan.add_argument("--catalogue", metavar="FILE", help="further products: a ConfigMap, or its data alone")
     plan.add_argument("-o", "--output", choices=("table", "json", "yaml"), default="table", help="form of the output")
+    plan.add_argument(
+        "--compare",
+        metavar="vllm[:VERSION]",
+        help="show the arithmetic of vLLM 0.19 to 0.33 for the same pool beside ours",
+    )
+    plan.add_argument("--pool", metavar="QUANTITY", help="with --compare: pool per GPU in place of the planned one")
+    plan.add_argument(
+        "--assume", action="append", default=[], metavar="TERM=QUANTITY", help="bytes of a memory term (context=512Mi)"
+    )
+    plan.add_argument("--plot", metavar="FILE.png", help="draw concurrency against context (needs modelserve[plot])")
     inspect = commands.add_parser("inspect", help="print geometry, size and format of a checkpoint as JSON")
     inspect.add_argument("directory", help="directory with config.json and safetensors files")
     inspect.add_argument("--output", metavar="FILE", help="write there instead of to standard output")

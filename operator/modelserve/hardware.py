@@ -7,15 +7,21 @@ and the T4's is float16, since it has no bfloat16 units. A product that is not l
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 CPU_PRODUCT = "CPU"
 GPU_RESOURCE = "nvidia.com/gpu"
 _MIB = 1 << 20
 
-# What a kernel reaches of the datasheet figures: 4.3 of 4.8 TB/s and 790 of 989 TFLOP/s, measured on an H200.
+# What kernels reach of the datasheet figures, measured on an H200: 4.3 of 4.8 TB/s; 790 of 989 TFLOP/s in large matrix
+# products; about 330 of 989 TFLOP/s in attention over heads of 512, whose tiles do not fit the matrix units well.
 ACHIEVABLE_BANDWIDTH = 0.9
 ACHIEVABLE_FLOPS = 0.8
+ACHIEVABLE_ATTENTION_FLOPS = 0.33
+
+
+PCIE_LINK = 25e9  # bytes/s that PCIe 4.0 x16 reaches; NVLink figures are the datasheets', one way
 
 
 @dataclass(frozen=True)
@@ -28,6 +34,7 @@ class Accelerator:
     bandwidth: float  # bytes/s, datasheet
     flops: float  # dense bfloat16 FLOP/s, datasheet
     compute_capability: tuple[int, int]
+    link: float = PCIE_LINK  # bytes/s to the other GPUs of a node, one way
 
     @property
     def is_cpu(self) -> bool:
@@ -50,6 +57,7 @@ def _gpu(
     capability: str,
     *,
     visible_gib: float = 0.0,
+    nvlink: float = 0.0,
 ) -> Accelerator:
     major, minor = capability.split(".")
     return Accelerator(
@@ -59,6 +67,7 @@ def _gpu(
         bandwidth=gigabytes_per_s * 1e9,
         flops=teraflops * 1e12,
         compute_capability=(int(major), int(minor)),
+        link=nvlink * 1e9 or PCIE_LINK,
     )
 
 
@@ -69,9 +78,9 @@ _PRODUCTS = (
     _gpu("NVIDIA-A30", 24_576, 933, 165, "8.0"),
     _gpu("NVIDIA-A40", 46_068, 696, 150, "8.6"),
     _gpu("NVIDIA-A100-PCIE-40GB", 40_960, 1555, 312, "8.0"),
-    _gpu("NVIDIA-A100-SXM4-40GB", 40_960, 1555, 312, "8.0"),
+    _gpu("NVIDIA-A100-SXM4-40GB", 40_960, 1555, 312, "8.0", nvlink=300),
     _gpu("NVIDIA-A100-80GB-PCIe", 81_920, 1935, 312, "8.0"),
-    _gpu("NVIDIA-A100-SXM4-80GB", 81_920, 2039, 312, "8.0"),
+    _gpu("NVIDIA-A100-SXM4-80GB", 81_920, 2039, 312, "8.0", nvlink=300),
     _gpu("NVIDIA-L4", 23_034, 300, 121, "8.9"),
     _gpu("NVIDIA-L40", 46_068, 864, 181, "8.9"),
     _gpu("NVIDIA-L40S", 46_068, 864, 362, "8.9"),
@@ -82,11 +91,11 @@ _PRODUCTS = (
     _gpu("NVIDIA-RTX-6000-Ada-Generation", 49_140, 960, 364, "8.9"),
     _gpu("NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition", 97_887, 1597, 503, "12.0"),
     _gpu("NVIDIA-H100-PCIe", 81_559, 2039, 756, "9.0", visible_gib=79.19),
-    _gpu("NVIDIA-H100-80GB-HBM3", 81_559, 3350, 989, "9.0", visible_gib=79.19),
-    _gpu("NVIDIA-H100-NVL", 95_830, 3938, 835, "9.0"),
-    _gpu("NVIDIA-GH200-480GB", 97_871, 4000, 989, "9.0"),
-    _gpu("NVIDIA-H200", 143_771, 4800, 989, "9.0", visible_gib=139.8),
-    _gpu("NVIDIA-B200", 183_359, 8000, 2250, "10.0"),
+    _gpu("NVIDIA-H100-80GB-HBM3", 81_559, 3350, 989, "9.0", visible_gib=79.19, nvlink=450),
+    _gpu("NVIDIA-H100-NVL", 95_830, 3938, 835, "9.0", nvlink=300),
+    _gpu("NVIDIA-GH200-480GB", 97_871, 4000, 989, "9.0", nvlink=450),
+    _gpu("NVIDIA-H200", 143_771, 4800, 989, "9.0", visible_gib=139.8, nvlink=450),
+    _gpu("NVIDIA-B200", 183_359, 8000, 2250, "10.0", nvlink=900),
 )
 # Two channels of DDR4 and eight AVX2 cores: only the order of magnitude matters, to explain that decode is slow.
 CPU = Accelerator(CPU_PRODUCT, memory_mib=0, visible_bytes=0, bandwidth=40e9, flops=0.5e12, compute_capability=(0, 0))
@@ -94,7 +103,11 @@ CATALOGUE = {record.product: record for record in (*_PRODUCTS, CPU)}
 
 
 def accelerator_from_labels(
-    product: str, *, memory_mib: int | None = None, compute_capability: tuple[int, int] | None = None
+    product: str,
+    *,
+    memory_mib: int | None = None,
+    compute_capability: tuple[int, int] | None = None,
+    catalogue: Mapping[str, Accelerator] = CATALOGUE,
 ) -> Accelerator | None:
     """Facts of the product a node's labels name; None when it is unknown and its memory is not labelled.
 
@@ -102,15 +115,18 @@ def accelerator_from_labels(
     over it. The rates of an unlisted product are those of the listed one nearest in memory, of the same generation
     where there is one; they rank candidates, they never decide whether something fits.
     """
-    known = CATALOGUE.get(product)
+    known = catalogue.get(product)
     if known is not None and (memory_mib is None or abs(memory_mib - known.memory_mib) * 50 <= known.memory_mib):
         return known
     if memory_mib is None:
         return None
+    listed = [record for record in catalogue.values() if not record.is_cpu]
     same_generation = [
-        record for record in _PRODUCTS if compute_capability and record.compute_capability[0] == compute_capability[0]
+        record for record in listed if compute_capability and record.compute_capability[0] == compute_capability[0]
     ]
-    nearest = known or min(same_generation or _PRODUCTS, key=lambda record: abs(record.memory_mib - memory_mib))
+    nearest = known or min(
+        same_generation or listed or _PRODUCTS, key=lambda record: abs(record.memory_mib - memory_mib)
+    )
     return replace(
         nearest,
         product=product,

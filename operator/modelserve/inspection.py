@@ -14,23 +14,32 @@ from typing import Any
 
 from modelserve.architecture import ModelArchitecture
 from modelserve.errors import InvalidInput, UnsupportedModel
-from modelserve.model_facts import CheckpointFormat, ModelFacts
+from modelserve.model_facts import ModelFacts
+from modelserve.weight_format import WeightFormat, quantised_format
 
 CONFIG_FILE = "config.json"
 INDEX_FILE = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 100_000_000
 EMBEDDING_SUFFIX = "embed_tokens.weight"
 _LENGTH_BYTES = 8
-_FORMATS: dict[str, CheckpointFormat] = {"BF16": "bfloat16", "F32": "float32"}
+_FORMATS = {"BF16": WeightFormat.BFLOAT16, "F32": WeightFormat.FLOAT32}
+_QUANTISED_DTYPES = {WeightFormat.INT4_G32: "I32", WeightFormat.FP8_CHANNEL: "F8_E4M3"}  # of the packed weights
 _TOWERS = ("vision_tower", "audio_tower", "embed_vision", "embed_audio", "vision_embedder")
 
 
 def read_architecture(directory: Path) -> ModelArchitecture:
-    """Geometry from `directory`/config.json. Raises InvalidInput or UnsupportedModel."""
+    """Geometry from `directory`/config.json, of formats that are only planned for too.
+
+    Raises InvalidInput or UnsupportedModel.
+    """
+    return ModelArchitecture.from_config(_read_json(directory / CONFIG_FILE), servable_only=False)
+
+
+def read_weight_format(directory: Path) -> WeightFormat:
+    """Storage format as `directory`/config.json states it. Raises InvalidInput or UnsupportedModel."""
     config = _read_json(directory / CONFIG_FILE)
-    if config.get("quantization_config"):
-        raise UnsupportedModel(f"{CONFIG_FILE} has a quantization_config; this release serves bfloat16 and float32")
-    return ModelArchitecture.from_config(config)
+    stated = quantised_format(config)
+    return stated or WeightFormat(ModelArchitecture.from_config(config).dtype)
 
 
 def inspect_checkpoint(directory: Path) -> ModelFacts:
@@ -47,7 +56,7 @@ def inspect_checkpoint(directory: Path) -> ModelFacts:
     return ModelFacts(
         architecture=architecture,
         weight_bytes=sum(path.stat().st_size for path in files),
-        format=_storage_format(tensors),
+        format=_storage_format(tensors, quantised_format(_read_json(directory / CONFIG_FILE))),
     )
 
 
@@ -109,12 +118,17 @@ def _check_embedding(tensors: Mapping[str, Mapping[str, Any]], architecture: Mod
         raise InvalidInput(f"{found} has shape {tensors[found]['shape']}; {CONFIG_FILE} says {expected}")
 
 
-def _storage_format(tensors: Mapping[str, Mapping[str, Any]]) -> CheckpointFormat:
-    """The dtype that most bytes of the text tensors have."""
+def _storage_format(tensors: Mapping[str, Mapping[str, Any]], stated: WeightFormat | None) -> WeightFormat:
+    """The dtype that most bytes of the text tensors have; a quantised checkpoint must hold what its config states."""
     held: Counter[str] = Counter()
     for name, entry in tensors.items():
         if not any(tower in name for tower in _TOWERS):
             held[entry["dtype"]] += entry["data_offsets"][1] - entry["data_offsets"][0]
+    if stated is not None:
+        packed = _QUANTISED_DTYPES[stated]
+        if not held[packed]:
+            raise InvalidInput(f"{CONFIG_FILE} states {stated} weights, but the files hold no {packed} tensor")
+        return stated
     dtype = held.most_common(1)[0][0]
     if dtype not in _FORMATS:
         raise UnsupportedModel(f"the weights are stored as {dtype}; this release serves {', '.join(_FORMATS)}")

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from modelserve.architecture import ModelArchitecture
-
-CheckpointFormat = Literal["bfloat16", "float32"]
+from modelserve.weight_format import WeightFormat
 
 
 class ModelFacts(BaseModel):
@@ -19,4 +16,9 @@ class ModelFacts(BaseModel):
 
     architecture: ModelArchitecture
     weight_bytes: int = Field(ge=1, description="Bytes of the safetensors files, for download and start-up budgets.")
-    format: CheckpointFormat = Field(description="Storage type of the text weights.")
+    format: WeightFormat = Field(description="Storage type of the text weights.")
+
+    @property
+    def servable(self) -> bool:
+        """Whether this release's engine loads the format; a plan can be made either way."""
+        return self.format.servable

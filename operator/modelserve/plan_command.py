@@ -4,28 +4,54 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
-from modelserve.api import KIND, Candidate, ModelServe, ModelServeSpec, PlanStatus
+from modelserve.api import KIND, ModelServe, ModelServeSpec, PlanStatus
+from modelserve.api.schema_types import QUANTITY_PATTERN, quantity_value
 from modelserve.architecture import ModelArchitecture
+from modelserve.catalogue import declared_pools, user_catalogue
+from modelserve.comparison import ComparedPool, compare, compared_pool, compared_versions, comparison_text
 from modelserve.errors import InvalidInput
-from modelserve.hardware import CATALOGUE
-from modelserve.inspection import read_architecture
+from modelserve.hardware import CATALOGUE, Accelerator
+from modelserve.inspection import read_architecture, read_weight_format
+from modelserve.plan_text import ShownCandidate, plan_text, pools_text
+from modelserve.planning.evaluation import Fit
+from modelserve.planning.learned import LearnedTerms
+from modelserve.planning.node_labels import whole
+from modelserve.planning.node_pools import offers_from_node_pool
 from modelserve.planning.offers import AcceleratorOffer, offers_from_nodes
 from modelserve.planning.planner import candidate_list, consider, plan
+from modelserve.plot import plot_concurrency
 from modelserve.published import published_model, published_uris
+from modelserve.sizing.memory import check_overrides
+from modelserve.weight_format import WeightFormat
 
 EXIT_FITS, EXIT_BAD_INPUT, EXIT_NO_PLAN = 0, 2, 3
 GPUS_PER_NODE = 8  # of the catalogue's products, when no accelerator is given
 OutputForm = Literal["table", "json", "yaml"]
 _FILE_PREFIX = "file://"
-_HEADINGS = ("ACCELERATOR", "GPUS", "VERDICT", "MAXLEN", "KV", "POOL/GPU", "@8K", "@32K", "@128K", "@MAX", "LIMITED BY")
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """The flags of `modelserve plan`."""
+
+    file: str
+    accelerators: tuple[str, ...] = ()
+    nodes: str | None = None
+    catalogue: str | None = None  # file with further products
+    output: OutputForm = "table"
+    compare: str | None = None  # vllm or vllm:VERSION
+    pool: str | None = None  # a quantity that takes the place of the planned pool in the comparison
+    assume: tuple[str, ...] = ()  # TERM=QUANTITY
+    plot: str | None = None  # PNG file of concurrency against context
 
 
 @dataclass(frozen=True)
@@ -34,43 +60,101 @@ class PlannedServe:
 
     name: str
     plan: PlanStatus
-    candidates: tuple[Candidate, ...]
+    shown: tuple[ShownCandidate, ...]
+    compared: ComparedPool | None
+    comparison: list[dict[str, Any]]
+
+    def to_json(self) -> dict[str, Any]:
+        entry: dict[str, Any] = {"name": self.name, "plan": self.plan.to_json()}
+        return entry | ({"comparison": self.comparison} if self.comparison else {})
+
+    def to_text(self) -> str:
+        page = plan_text(self.name, self.plan, self.shown)
+        return f"{page}\n\n{comparison_text(self.compared, self.comparison)}" if self.compared else page
 
 
-def run_plan(*, file: str, accelerators: Sequence[str], nodes: str | None, output: OutputForm) -> tuple[str, int]:
+def run_plan(options: PlanOptions) -> tuple[str, int]:
     """The output, one entry per ModelServe, and the exit code: 0 all have a plan that fits, 3 one has none.
 
     Raises InvalidInput for anything wrong in the documents, flags or node file.
     """
-    offers = _offers(accelerators, nodes)
-    planned = [_planned(serve, offers) for serve in _model_serves(file)]
-    entries = [{"name": entry.name, "plan": entry.plan.to_json()} for entry in planned]
-    if output == "json":
+    offers = _offers(options)
+    assumed = _assumed(options.assume)
+    planned = [_planned(serve, offers, options, assumed) for serve in _model_serves(options.file)]
+    if options.plot is not None:
+        _plot(planned, options.plot)
+    entries = [entry.to_json() for entry in planned]
+    if options.output == "json":
         text = json.dumps(entries, indent=2)
-    elif output == "yaml":
+    elif options.output == "yaml":
         text = yaml.safe_dump(entries, sort_keys=False, width=120).rstrip("\n")
     else:
-        text = "\n\n".join(_table(entry) for entry in planned)
+        pools = [pools_text(offers)] if options.nodes is not None and offers else []
+        text = "\n\n".join([*pools, *(entry.to_text() for entry in planned)])
     return text, EXIT_FITS if all(entry.plan.fits for entry in planned) else EXIT_NO_PLAN
 
 
-def _planned(serve: ModelServe, offers: Sequence[AcceleratorOffer]) -> PlannedServe:
-    name, architecture = serve.metadata.name, _architecture(serve.spec)
-    everything = candidate_list(consider(serve.spec, architecture, offers), serve.spec, architecture)
-    return PlannedServe(name, plan(serve.spec, architecture, offers), everything)
+def _planned(
+    serve: ModelServe, offers: Sequence[AcceleratorOffer], options: PlanOptions, assumed: LearnedTerms
+) -> PlannedServe:
+    spec = serve.spec
+    architecture, stored = _model(spec)
+    considered = consider(spec, architecture, offers, learned=assumed, weight_format=stored)
+    candidates = candidate_list(considered, spec, architecture, learned=assumed, weight_format=stored)
+    shown = tuple(ShownCandidate(c, each.evaluation) for c, each in zip(candidates, considered, strict=True))
+    made = plan(spec, architecture, offers, learned=assumed, weight_format=stored)
+    if options.compare is None:
+        return PlannedServe(serve.metadata.name, made, shown, None, [])
+    versions = compared_versions(options.compare)
+    pool_bytes = _bytes("--pool", options.pool) if options.pool else None
+    pool = compared_pool(spec, made, architecture, pool_bytes=pool_bytes)
+    if pool is None:
+        raise InvalidInput(f"{serve.metadata.name}: nothing fits, so there is no pool to compare; give one with --pool")
+    return PlannedServe(serve.metadata.name, made, shown, pool, compare(architecture, pool, versions))
 
 
-def _architecture(spec: ModelServeSpec) -> ModelArchitecture:
+def _plot(planned: Sequence[PlannedServe], file: str) -> None:
+    if len(planned) != 1:
+        raise InvalidInput(f"--plot draws one {KIND}; the file holds {len(planned)}")
+    (entry,) = planned
+    fits = [each.evaluation for each in entry.shown if isinstance(each.evaluation, Fit)]
+    plot_concurrency(fits, Path(file), title=f"{entry.name}: requests at once against context")
+
+
+def _assumed(texts: Sequence[str]) -> LearnedTerms:
+    """`--assume TERM=QUANTITY` as the terms every rank is planned with."""
+    terms: dict[str, int] = {}
+    for text in texts:
+        name, separator, quantity = text.partition("=")
+        if not separator:
+            raise InvalidInput(f"--assume {text[:64]!r} is not TERM=QUANTITY, such as context=512Mi")
+        terms[name] = _bytes(f"--assume {name}", quantity)
+    check_overrides(terms)
+    return lambda *_, **__: terms
+
+
+def _bytes(flag: str, quantity: str) -> int:
+    if len(quantity) > 32 or not re.fullmatch(QUANTITY_PATTERN, quantity):
+        raise InvalidInput(f"{flag}: {quantity[:32]!r} is not a quantity of bytes, such as 11.54Gi")
+    value = int(quantity_value(quantity))
+    if not 0 <= value < 1 << 50:
+        raise InvalidInput(f"{flag}: {quantity} is out of range; it must be below 1 PiB")
+    return value
+
+
+def _model(spec: ModelServeSpec) -> tuple[ModelArchitecture, WeightFormat]:
+    """Geometry and weight format of a published model, or of a directory of this machine."""
     uri = spec.model.uri
     if uri.startswith(_FILE_PREFIX):
-        return read_architecture(Path(uri.removeprefix(_FILE_PREFIX)))
+        directory = Path(uri.removeprefix(_FILE_PREFIX))
+        return read_architecture(directory), read_weight_format(directory)
     facts = published_model(uri)
     if facts is None:
         raise InvalidInput(
             f"spec.model.uri: {uri} cannot be looked into from here; give its directory as file://DIR, or one of "
             f"{', '.join(published_uris())}"
         )
-    return facts.architecture
+    return facts.architecture, facts.format
 
 
 def _model_serves(file: str) -> list[ModelServe]:
@@ -101,56 +185,45 @@ def _documents(file: str) -> Iterator[Any]:
             yield document
 
 
-def _offers(accelerators: Sequence[str], nodes: str | None) -> tuple[AcceleratorOffer, ...]:
-    """Accelerators of the flags and the node file; without either, every product of the catalogue."""
-    offers = [_offer(text) for text in accelerators]
-    if nodes is not None:
-        bodies = [body for body in _documents(nodes) if isinstance(body, dict) and body.get("kind", "Node") == "Node"]
-        if not bodies:
-            raise InvalidInput(f"{_shown(nodes)} holds no Node")
-        offers.extend(offers_from_nodes(bodies))
+def _catalogue(file: str | None) -> tuple[Mapping[str, Accelerator], tuple[AcceleratorOffer, ...]]:
+    """The shipped products with those of the file (a ConfigMap, or its data alone), and the pools it declares."""
+    if file is None:
+        return CATALOGUE, ()
+    documents = [document for document in _documents(file) if isinstance(document, dict)]
+    if len(documents) != 1:
+        raise InvalidInput(f"{_shown(file)} must hold one mapping of products or one ConfigMap, not {len(documents)}")
+    data = documents[0].get("data") if "kind" in documents[0] else documents[0]
+    if not isinstance(data, dict):
+        raise InvalidInput(f"{_shown(file)} has no data with one entry per product")
+    return {**CATALOGUE, **user_catalogue(data)}, declared_pools(data)
+
+
+def _offers(options: PlanOptions) -> tuple[AcceleratorOffer, ...]:
+    """Accelerators of the flags, the node file and the catalogue file; without any, every product known."""
+    catalogue, declared = _catalogue(options.catalogue)
+    offers = [*(_offer(text, catalogue) for text in options.accelerators), *declared]
+    if options.nodes is not None:
+        bodies = [body for body in _documents(options.nodes) if isinstance(body, dict)]
+        nodes = [body for body in bodies if body.get("kind", "Node") == "Node"]
+        pools = [body for body in bodies if body.get("kind") == "NodePool"]
+        if not nodes and not pools:
+            raise InvalidInput(f"{_shown(options.nodes)} holds no Node and no NodePool")
+        offers.extend(offers_from_nodes(nodes, catalogue))
+        offers.extend(offer for body in pools for offer in offers_from_node_pool(body, catalogue))
     elif not offers:
-        offers = [AcceleratorOffer(record, GPUS_PER_NODE) for record in CATALOGUE.values() if not record.is_cpu]
+        offers = [AcceleratorOffer(record, GPUS_PER_NODE) for record in catalogue.values() if not record.is_cpu]
     return tuple(offers)
 
 
-def _offer(text: str) -> AcceleratorOffer:
+def _offer(text: str, catalogue: Mapping[str, Accelerator]) -> AcceleratorOffer:
     product, separator, number = text.partition(":")
-    if product not in CATALOGUE:
-        near = difflib.get_close_matches(product, CATALOGUE, n=3, cutoff=0.3)
-        raise InvalidInput(f"--accelerator {product!r} is not known; nearest are {', '.join(near or CATALOGUE)}")
-    if separator and not (number.isdecimal() and 1 <= int(number) <= 64):
-        raise InvalidInput(f"--accelerator {text!r}: the count behind ':' must be 1 to 64 GPUs per node")
-    accelerator = CATALOGUE[product]
-    return AcceleratorOffer(accelerator, 0 if accelerator.is_cpu else int(number or 1))
-
-
-def _table(entry: PlannedServe) -> str:
-    rows = [_HEADINGS, *(_row(candidate) for candidate in entry.candidates)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    head = f"{entry.name}: " + (f"plan {entry.plan.hash}" if entry.plan.fits else "no plan")
-    notes = [f"{c.accelerator} x {c.gpus_per_replica}: {_note(c)}" for c in entry.candidates if _note(c)]
-    return "\n".join([head, f"  {entry.plan.message}", *lines, *notes])
-
-
-def _row(candidate: Candidate) -> tuple[str, ...]:
-    cache, memory, at = candidate.kv_cache, candidate.per_gpu, candidate.concurrency
-    counts = (at.at8k, at.at32k, at.at128k, at.at_max) if at else (None,) * 4
-    return (
-        candidate.accelerator,
-        str(candidate.gpus_per_replica),
-        candidate.verdict,
-        str(candidate.max_model_len or "-"),
-        f"{cache.dtype}/{cache.layout}" if cache else "-",
-        f"{memory.kv_pool_bytes / (1 << 30):.2f}Gi" if memory else "-",
-        *(count or "-" for count in counts),
-        candidate.limited_by or "-",
-    )
-
-
-def _note(candidate: Candidate) -> str:
-    return "; ".join(text for text in (candidate.message, candidate.remedy) if text)
+    if product not in catalogue:
+        near = difflib.get_close_matches(product, catalogue, n=3, cutoff=0.3)
+        raise InvalidInput(f"--accelerator {product[:64]!r} is not known; nearest are {', '.join(near or catalogue)}")
+    if separator and not 1 <= whole(number) <= 64:
+        raise InvalidInput(f"--accelerator {text[:64]!r}: the count behind ':' must be 1 to 64 GPUs per node")
+    accelerator = catalogue[product]
+    return AcceleratorOffer(accelerator, 0 if accelerator.is_cpu else whole(number) or 1)
 
 
 def _shown(file: str) -> str:

@@ -1,4 +1,7 @@
-"""The published Gemma 4 checkpoints `hf://google/gemma-4-{E2B,E4B,12B,26B-A4B,31B}` and their `-it` forms, by name.
+"""The published Gemma 4 checkpoints, by name.
+
+`hf://google/gemma-4-{E2B,E4B,12B,26B-A4B,31B}` and their `-it` forms in bfloat16, `-it-qat-w4a16-ct` in INT4 (not of
+26B-A4B), and the drafters `-it-assistant`.
 
 Their facts ship with the package, so that a plan for them needs neither network nor an inspect Job.
 """
@@ -13,8 +16,12 @@ from typing import Any
 
 from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.model_facts import ModelFacts
+from modelserve.sizing.weights import weight_terms
+from modelserve.weight_format import WeightFormat
 
-_NAME = re.compile(r"hf://google/gemma-4-(?P<variant>[A-Z0-9-]+?)(?P<it>-it)?")
+_NAME = re.compile(r"hf://google/gemma-4-(?P<variant>[A-Z0-9-]+?)(?P<form>-it|-it-qat-w4a16-ct)?")
+_QAT_FORM = "-it-qat-w4a16-ct"
+_DRAFTER_NAME = re.compile(r"hf://google/gemma-4-(?P<variant>[A-Z0-9-]+?)-it-assistant")
 
 
 def published_model(uri: str) -> ModelFacts | None:
@@ -22,12 +29,27 @@ def published_model(uri: str) -> ModelFacts | None:
     match = _NAME.fullmatch(uri)
     if match is None or match["variant"] not in _data()["variants"]:
         return None
-    return _facts(match["variant"], "it" if match["it"] else "base")
+    facts = _facts(match["variant"], "it" if match["form"] else "base")
+    if match["form"] != _QAT_FORM:
+        return facts
+    return _quantised(match["variant"], facts) if _data()["variants"][match["variant"]]["qat_int4"] else None
+
+
+def published_drafter_bytes(uri: str) -> int | None:
+    """Bytes of a published drafter's weights (bfloat16), or None when the address is not one of them."""
+    match = _DRAFTER_NAME.fullmatch(uri)
+    entry = _data()["variants"].get(match["variant"]) if match else None
+    return int(entry["assistant_bytes"]) if entry else None
 
 
 def published_uris() -> tuple[str, ...]:
     """Every address that `published_model` knows."""
-    return tuple(f"hf://google/gemma-4-{variant}{form}" for variant in _data()["variants"] for form in ("", "-it"))
+    variants = _data()["variants"].items()
+    return tuple(
+        f"hf://google/gemma-4-{variant}{form}"
+        for variant, entry in variants
+        for form in ("", "-it", *([_QAT_FORM] if entry["qat_int4"] else []))
+    )
 
 
 @cache
@@ -50,5 +72,16 @@ def _facts(variant: str, form: str) -> ModelFacts:
         "text_config": text,
     }
     return ModelFacts(
-        architecture=ModelArchitecture.from_config(config), weight_bytes=entry["checkpoint_bytes"], format="bfloat16"
+        architecture=ModelArchitecture.from_config(config),
+        weight_bytes=entry["checkpoint_bytes"],
+        format=WeightFormat.BFLOAT16,
     )
+
+
+def _quantised(variant: str, facts: ModelFacts) -> ModelFacts:
+    """The INT4 form: towers stay bfloat16; the files may hold the embedding twice, so the budget counts it twice."""
+    entry, int4 = _data()["variants"][variant], WeightFormat.INT4_G32
+    text = weight_terms(facts.architecture, tensor_parallel_size=1, weight_format=int4)
+    towers = entry["checkpoint_bytes"] - 2 * entry["parameters"]
+    stored = towers + sum(text.values()) + text["embedding"]
+    return facts.model_copy(update={"weight_bytes": stored, "format": int4})

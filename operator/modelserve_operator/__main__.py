@@ -18,6 +18,7 @@ from modelserve_operator.handlers import build_registry, build_settings
 from modelserve_operator.kube import ClusterKube, KubeError
 from modelserve_operator.reconcile import Reconciler
 from modelserve_operator.settings import Settings, WorkerAccess, from_environment
+from modelserve_operator.shared_config import SharedConfig
 from modelserve_operator.store import Store
 from modelserve_operator.watchdog import Watchdog, WatchFrozenError
 from modelserve_operator.work_queue import WorkQueue
@@ -29,8 +30,9 @@ async def run(settings: Settings) -> None:
     """Run the operator until SIGTERM or SIGINT. Raises WatchFrozenError, KubeError when it cannot go on."""
     store, queue = Store(), WorkQueue()
     async with ClusterKube(through_api_proxy=settings.worker_access is WorkerAccess.API_PROXY) as kube:
-        gatherer = Gatherer(kube, store, namespaces=settings.watch_namespaces)
-        reconciler = Reconciler(gatherer, Applier(kube, store), settings)
+        shared = SharedConfig(settings.namespace)
+        gatherer = Gatherer(kube, store, shared, namespaces=settings.watch_namespaces)
+        reconciler = Reconciler(gatherer, Applier(kube, store), shared, settings)
         watchdog = Watchdog(gatherer, queue, interval=settings.watchdog_seconds, resync=settings.resync_seconds)
         async with endpoint.serve(host=settings.metrics_host, port=settings.metrics_port, alive=watchdog.alive):
             await _first_list(gatherer)

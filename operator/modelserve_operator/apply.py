@@ -21,9 +21,7 @@ class NameTakenError(Exception):
     """An object that we would create exists and is not ours."""
 
     def __init__(self, kind: ResourceKind, namespace: str, name: str) -> None:
-        super().__init__(
-            f"{kind.kind} {namespace}/{name} exists and is not owned by this ModelServe; delete or rename one of them"
-        )
+        super().__init__(f"{kind.kind} {namespace}/{name} exists and is not ours; delete or rename one of them")
 
 
 class Applier:
@@ -50,6 +48,23 @@ class Applier:
         self._store.put(kind, await self._kube.apply(kind, desired))
         metrics.WRITES.labels("apply", kind.kind).inc()
         logger.info("applied %s %s/%s", kind.kind, namespace, name)
+
+    async def apply_shared(self, kind: ResourceKind, body: Body) -> Body:
+        """Apply an object that no ModelServe owns, unless it is so already; returns it as it is stored.
+
+        Raises KubeError, and NameTakenError when it exists without our label.
+        """
+        namespace, name = key_of(body)
+        live = await self._kube.get(kind, namespace=namespace, name=name)
+        if live is not None and labels.label_of(live, labels.MANAGED_BY) != labels.FIELD_MANAGER:
+            raise NameTakenError(kind, namespace, name)
+        desired = diff.with_applied_hash(body)
+        if live is not None and diff.covers(live, desired):
+            return live
+        stored = await self._kube.apply(kind, desired)
+        metrics.WRITES.labels("apply", kind.kind).inc()
+        logger.info("applied %s %s/%s", kind.kind, namespace, name)
+        return stored
 
     async def delete(self, kind: ResourceKind, body: Body) -> None:
         """Delete a child in the background, unless it is being deleted already."""

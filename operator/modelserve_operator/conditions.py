@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
+from modelserve.planning.evaluation import GIB
 from modelserve_operator import labels
 from modelserve_operator.observed import Observed, Pod
 from modelserve_operator.plan import Decision, Finding
 from modelserve_operator.reasons import ConditionType, Reason
+from modelserve_operator.revision import Revision
 from modelserve_operator.rollout import RunningRevision, Step
 
 
@@ -21,6 +23,7 @@ class View:
     step: Step
     running: dict[str, RunningRevision]
     replicas: int
+    revisions: Mapping[str, Revision] = field(default_factory=dict)  # committed, by hash
 
     @property
     def target(self) -> RunningRevision | None:
@@ -123,9 +126,29 @@ def _workers(view: View) -> Finding:
         return idle
     ready = sum(pod.ready for pod in view.target_pods)
     if ready >= view.replicas:
-        return Finding(True, Reason.ALL_READY, f"{ready} of {view.replicas} workers are ready.")
+        reduced = _reduced_context(view)
+        reason = Reason.CONTEXT_REDUCED if reduced else Reason.ALL_READY
+        return Finding(True, reason, f"{ready} of {view.replicas} workers are ready.{reduced}")
     trouble = next((f" Pod {pod.name}, {pod.trouble}" for pod in view.target_pods if pod.trouble), "")
     return Finding(False, Reason.STARTING, f"{ready} of {view.replicas} workers are ready.{trouble}")
+
+
+def _reduced_context(view: View) -> str:
+    """What is lost where a ready worker serves a shorter context than planned; empty where none does."""
+    plan = view.decision.target.plan if view.decision.target else None
+    reports = [view.observed.reports[pod.uid] for pod in view.target_pods if pod.uid in view.observed.reports]
+    shortest = min(reports, key=lambda report: report.max_model_len, default=None)
+    if plan is None or plan.max_model_len is None or shortest is None or shortest.max_model_len >= plan.max_model_len:
+        return ""
+    pool = ""
+    if shortest.measured is not None and plan.per_gpu is not None:
+        missing = plan.per_gpu.kv_pool_bytes - shortest.measured.kv_pool_bytes
+        pool = f", because the KV pool is {missing / GIB:.2f} GiB per GPU smaller than planned"
+    least = plan.engine.min_model_len if plan.engine else 1
+    return (
+        f" They serve {shortest.max_model_len:,} tokens instead of the planned {plan.max_model_len:,}{pool}; "
+        f"context.minModelLen allows down to {least:,}."
+    )
 
 
 def _idle(view: View) -> Finding | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from modelserve.api import GpuMemory
+from modelserve.api import CalibrationPages, CalibrationTerm, GpuMemory
 from modelserve_operator import labels, sources
 from modelserve_operator.inventory import Inventory
 from modelserve_operator.kinds import (
@@ -21,14 +21,18 @@ from modelserve_operator.kinds import (
     JOB,
     MODEL_SERVE,
     NODE,
+    NODE_POOL,
+    OPTIONAL,
     POD,
     SERVICE,
     WATCHED,
     ResourceKind,
 )
-from modelserve_operator.kube import Kube, WorkerUnreachableError
+from modelserve_operator.kube import Kube, KubeError, WorkerUnreachableError
 from modelserve_operator.observed import Observed, Pod, WorkerReport
-from modelserve_operator.store import Store, version_of
+from modelserve_operator.shared_config import SharedConfig
+from modelserve_operator.store import Store, key_of, version_of
+from modelserve_operator.supply import Supply
 from modelserve_operator.work_queue import Key
 
 logger = logging.getLogger(__name__)
@@ -38,11 +42,13 @@ Body = Mapping[str, Any]
 class Gatherer:
     """Hears events, answers `observe`. Nothing here writes to the cluster."""
 
-    def __init__(self, kube: Kube, store: Store, *, namespaces: tuple[str, ...] = ()) -> None:
+    def __init__(self, kube: Kube, store: Store, shared: SharedConfig, *, namespaces: tuple[str, ...] = ()) -> None:
         self._kube = kube
         self._store = store
+        self._shared = shared
         self._namespaces = namespaces
         self._inventory = Inventory()
+        self.absent: set[ResourceKind] = set(OPTIONAL)  # optional kinds that the last LIST did not find
         self._reports: dict[str, tuple[int, WorkerReport]] = {}  # pod uid -> restarts, report
         self.heard_version: dict[ResourceKind, int] = {}  # newest resourceVersion that a watch event brought
 
@@ -53,18 +59,36 @@ class Gatherer:
         """
         concerned: set[Key] = set()
         newest: dict[ResourceKind, int] = {}
-        for kind in WATCHED:
-            found: list[dict[str, Any]] = []
-            for namespace in (self._namespaces if kind.namespaced else ()) or (None,):
-                found += (await self._kube.list(kind, namespace=namespace)).items
+        for kind in (*WATCHED, *OPTIONAL):
+            found = await self._list(kind)
             listed = {body["metadata"]["uid"] for body in found}
-            newest[kind] = max(map(version_of, found), default=0)
+            if kind not in OPTIONAL:  # those are watched only where they existed when the operator started
+                newest[kind] = max(map(version_of, found), default=0)
             for body in tuple(self._store.all(kind)):
                 if body["metadata"]["uid"] not in listed:
                     concerned |= self.note(kind, body, deleted=True)
             for body in found:
                 concerned |= self.note(kind, body, deleted=False)
+        for name in self._shared.names:
+            if self._shared.note(name, await self._shared_config_map(name)):
+                concerned |= self._on_accelerators()
         return concerned, newest
+
+    async def _list(self, kind: ResourceKind) -> list[dict[str, Any]]:
+        """All objects of a kind in the watched namespaces; of an optional kind that cannot be listed, none."""
+        found: list[dict[str, Any]] = []
+        try:
+            for namespace in (self._namespaces if kind.namespaced else ()) or (None,):
+                found += (await self._kube.list(kind, namespace=namespace)).items
+        except KubeError as error:
+            if kind not in OPTIONAL or error.status not in (403, 404):
+                raise
+            if kind not in self.absent:
+                logger.warning("%s can no longer be listed: %s", kind.plural, error)
+            self.absent.add(kind)
+            return []
+        self.absent.discard(kind)
+        return found
 
     def known_keys(self) -> set[Key]:
         """Every ModelServe that is known."""
@@ -79,6 +103,16 @@ class Gatherer:
         """Keep one object's state. Returns the ModelServes that it may concern."""
         if kind is NODE:  # of nodes only their pools are kept
             return self._on_accelerators() if self._inventory.hear(body, deleted=deleted) else set()
+        if kind is NODE_POOL:  # its status tells what runs; a plan depends on what may
+            before = self._store.get(kind, "", body["metadata"]["name"])
+            kept = not deleted and self._store.put(kind, body)
+            if deleted:
+                self._store.remove(kind, body)
+            unchanged = before is not None and kept and before.get("spec") == body.get("spec")
+            return self._on_accelerators() if (deleted or kept) and not unchanged else set()
+        if self._shared.concerns(kind, body):
+            changed = self._shared.note(body["metadata"]["name"], None if deleted else body)
+            return self._on_accelerators() if changed else set()
         if deleted:
             self._store.remove(kind, body)
             if kind is POD:
@@ -113,11 +147,26 @@ class Gatherer:
             pods=tuple(map(Pod.from_body, pods)),
             service=next(iter(children[SERVICE]), None),
             disruption_budget=next(iter(children[DISRUPTION_BUDGET]), None),
-            pools=self._inventory.pools(),
+            supply=Supply(
+                pools=self._inventory.pools(),
+                node_pools=tuple(sorted(self._store.all(NODE_POOL), key=key_of)),
+                catalogue=self._shared.catalogue,
+                learned=self._shared.learned,
+            ),
             claim_modes={name: await self._claim_modes(key.namespace, name) for name in sources.claims(body)},
             reports=await self._read_reports(pods),
             now=datetime.now(UTC),
         )
+
+    async def _shared_config_map(self, name: str) -> Body | None:
+        """One of the operator's own ConfigMaps; a namespace that it may not read, or that is not there, has none."""
+        try:
+            return await self._kube.get(CONFIG_MAP, namespace=self._shared.namespace, name=name)
+        except KubeError as error:
+            if error.status != 403:
+                raise
+            logger.warning("ConfigMap %s/%s cannot be read: %s", self._shared.namespace, name, error)
+            return None
 
     async def _claim_modes(self, namespace: str, name: str) -> tuple[str, ...] | None:
         claim = await self._kube.get(CLAIM, namespace=namespace, name=name)
@@ -159,6 +208,9 @@ def _report(document: Mapping[str, Any]) -> WorkerReport:
         max_model_len=int(document["maxModelLen"]),
         predicted=GpuMemory.model_validate(predicted) if predicted else None,
         measured=GpuMemory.model_validate(measured) if measured else None,
+        engine_version=str(document.get("engineVersion") or ""),
+        terms=tuple(map(CalibrationTerm.model_validate, document.get("terms") or ())),
+        pages=tuple(map(CalibrationPages.model_validate, document.get("pages") or ())),
     )
 
 

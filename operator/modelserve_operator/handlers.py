@@ -8,7 +8,7 @@ import kopf
 
 from modelserve_operator import labels, metrics
 from modelserve_operator.gather import Gatherer
-from modelserve_operator.kinds import CHILDREN, MODEL_SERVE, NODE, ResourceKind
+from modelserve_operator.kinds import CHILDREN, MODEL_SERVE, NODE, OPTIONAL, ResourceKind
 from modelserve_operator.work_queue import WorkQueue
 
 
@@ -28,7 +28,9 @@ def build_registry(gatherer: Gatherer, queue: WorkQueue) -> kopf.OperatorRegistr
 
         kopf.on.event(kind.group, kind.version, kind.plural, id=f"heard-{kind.plural}", registry=registry)(heard)
 
-    for kind in (MODEL_SERVE, NODE, *CHILDREN):
+    # A watch of what is not there would only fail: such kinds are listed from time to time (see Watchdog).
+    there = [kind for kind in OPTIONAL if kind not in gatherer.absent]
+    for kind in (MODEL_SERVE, NODE, *CHILDREN, *there):
         register(kind)
     return registry
 

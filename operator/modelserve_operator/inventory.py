@@ -1,29 +1,25 @@
-"""GPU pools as their nodes' labels describe them. Pure.
+"""GPU pools: sets of nodes that are alike in everything a plan may depend on. Pure.
 
-A pool is a set of nodes that are alike in everything a plan may depend on. Readiness, cordons and free capacity are no
-part of it: a plan must not change because a node restarts or because our own pods moved in.
+Readiness, cordons and free capacity are no part of a pool: a plan must not change because a node restarts or because
+our own pods moved in. What labels mean is the core's business (`modelserve.planning.node_labels`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
+from modelserve.api import NodeSelectorRequirement, NodeSelectorTerm
 from modelserve.hardware import GPU_RESOURCE
-from modelserve.planning.offers import COMPUTE_LABELS, COUNT_LABEL, MEMORY_LABEL, PRODUCT_LABEL
+from modelserve.planning import AcceleratorOffer, offers_from_nodes
+from modelserve.planning.node_labels import INSTANCE_TYPE, PRODUCT_LABEL, node_gpus
+from modelserve_operator.catalogue import Catalogue
 
 HOSTNAME_LABEL = "kubernetes.io/hostname"
 _PER_NODE_LABELS = frozenset({HOSTNAME_LABEL, "nvidia.com/gfd.timestamp"})  # would make a pool of every node
-
-PROVISIONER_LABELS = (
-    "cloud.google.com/gke-accelerator",
-    "karpenter.k8s.aws/instance-gpu-name",
-    "eks.amazonaws.com/instance-gpu-name",
-    "node.kubernetes.io/instance-type",
-)
-"""Labels that a node provisioner knows before a node exists, the most specific first."""
-
+_GPU_VENDOR = GPU_RESOURCE.partition("/")[0] + "/"
 _LIFECYCLE_TAINTS = "node.kubernetes.io/"  # not-ready, unreachable, unschedulable, pressure: they come and go
 
 Body = Mapping[str, Any]
@@ -46,16 +42,24 @@ class Taint:
         return False
 
 
+def lasting_taints(spec: Body) -> tuple[Taint, ...]:
+    """Taints of a node (or of a NodePool's template) that keep pods away for as long as it lives."""
+    return tuple(
+        sorted(
+            Taint(taint["key"], taint.get("value") or "", taint["effect"])
+            for taint in spec.get("taints") or ()
+            if taint["effect"] != "PreferNoSchedule" and not taint["key"].startswith(_LIFECYCLE_TAINTS)
+        )
+    )
+
+
 @dataclass(frozen=True, order=True)
 class Pool:
-    """Nodes with the same GPUs, labels and taints. Memory and compute capability are 0 where no label says."""
+    """Nodes with the same labels, taints and GPU resources (by name: whole GPUs and MIG slices)."""
 
-    product: str
-    gpus_per_node: int
-    memory_mib: int
-    compute_capability: tuple[int, int]
     labels: tuple[tuple[str, str], ...]
-    taints: tuple[Taint, ...]
+    taints: tuple[Taint, ...] = ()
+    resources: tuple[tuple[str, str], ...] = ()
 
     def accepts(self, *, node_selector: Mapping[str, str], tolerations: Iterable[Body]) -> bool:
         """Whether pods with this selector and these tolerations may run here; host names are left to the scheduler."""
@@ -67,35 +71,26 @@ class Pool:
         )
 
 
+@lru_cache(maxsize=8192)  # every reconcile asks for every pool
+def pool_offers(pool: Pool, catalogue: Catalogue) -> tuple[AcceleratorOffer, ...]:
+    """What one node of the pool offers; several with mixed MIG, none for an unknown product without memory."""
+    node = {"metadata": {"labels": dict(pool.labels)}, "status": {"allocatable": dict(pool.resources)}}
+    return offers_from_nodes([node], catalogue.accelerators)
+
+
 def pool_of(node: Body) -> Pool | None:
     """The pool a node belongs to; None for a node without a GPU that its labels name."""
     labels = node["metadata"].get("labels") or {}
-    product = labels.get(PRODUCT_LABEL)
-    if not product:
-        return None
     allocatable = (node.get("status") or {}).get("allocatable") or {}
-    # A device plugin that has not registered yet leaves no resource; the label says what will come.
-    count = _number(allocatable.get(GPU_RESOURCE, labels.get(COUNT_LABEL)))
-    if count < 1:
+    if not any(gpus.count for gpus in node_gpus(labels, allocatable)):
         return None
-    taints = (
-        Taint(taint["key"], taint.get("value") or "", taint["effect"])
-        for taint in (node.get("spec") or {}).get("taints") or ()
-        if taint["effect"] != "PreferNoSchedule" and not taint["key"].startswith(_LIFECYCLE_TAINTS)
-    )
     return Pool(
-        product=product,
-        gpus_per_node=count,
-        memory_mib=_number(labels.get(MEMORY_LABEL)),
-        compute_capability=(_number(labels.get(COMPUTE_LABELS[0])), _number(labels.get(COMPUTE_LABELS[1]))),
         labels=tuple(sorted((key, value) for key, value in labels.items() if key not in _PER_NODE_LABELS)),
-        taints=tuple(sorted(taints)),
+        taints=lasting_taints(node.get("spec") or {}),
+        resources=tuple(
+            sorted((name, str(count)) for name, count in allocatable.items() if name.startswith(_GPU_VENDOR))
+        ),
     )
-
-
-def _number(text: object) -> int:
-    """A label's or resource's whole number; 0 when there is none, or something else stands there."""
-    return int(str(text)) if str(text).isdecimal() else 0
 
 
 class Inventory:
@@ -125,29 +120,40 @@ class Inventory:
         return self._pools
 
 
-def node_selector_terms(pools: Iterable[Pool], *, all_pools: Iterable[Pool]) -> list[dict[str, Any]]:
+def named_labels(offer: AcceleratorOffer) -> dict[str, str]:
+    """Labels by which an offer of a single pool names it."""
+    expressions = (each for term in offer.node_selector_terms for each in term.match_expressions)
+    return {each.key: each.values[0] for each in expressions if each.values}
+
+
+def placement_terms(
+    offered: Iterable[tuple[Pool, AcceleratorOffer]], *, all_pools: Iterable[Pool]
+) -> tuple[NodeSelectorTerm, ...]:
     """One term per way to name the pools, in labels that an empty pool's provisioner knows where there are any.
 
-    The GPU product is added where nodes with other GPUs carry the same provisioner label.
+    Those are the cloud's own GPU labels (in the offer), else the instance type. The GPU product is added where nodes
+    with other GPUs carry the same ones.
     """
-    products: dict[tuple[str, str], set[str]] = {}  # by provisioner label: the products of the nodes that carry it
-    for pool in all_pools:
-        for label in pool.labels:
-            if label[0] in PROVISIONER_LABELS:
-                products.setdefault(label, set()).add(pool.product)
-    terms: dict[tuple[tuple[str, str], ...], None] = {}
-    for pool in sorted(pools):
+    everywhere = [dict(pool.labels) for pool in all_pools]
+    products: dict[frozenset[tuple[str, str]], set[str | None]] = {}  # by provisioner labels: what nodes with them have
+    terms: dict[NodeSelectorTerm, None] = {}
+    for pool, offer in offered:
         labels = dict(pool.labels)
-        known = next(((key, labels[key]) for key in PROVISIONER_LABELS if key in labels), None)
-        product = (PRODUCT_LABEL, pool.product)
-        if known is None:
-            term: tuple[tuple[str, str], ...] = (product,)
-        elif len(products[known]) > 1:
-            term = (known, product)
-        else:
-            term = (known,)
-        terms[term] = None
-    return [
-        {"matchExpressions": [{"key": key, "operator": "In", "values": [value]} for key, value in term]}
-        for term in terms
-    ]
+        known = named_labels(offer)
+        if not known and INSTANCE_TYPE in labels:
+            known = {INSTANCE_TYPE: labels[INSTANCE_TYPE]}
+        product, ways = labels.get(PRODUCT_LABEL), frozenset(known.items())
+        if ways not in products:
+            products[ways] = {other.get(PRODUCT_LABEL) for other in everywhere if ways <= other.items()}
+        if product is not None and len(products[ways]) > 1:
+            known = {**known, PRODUCT_LABEL: product}
+        terms[_term(known or {PRODUCT_LABEL: offer.accelerator.product})] = None
+    return tuple(terms)
+
+
+def _term(labels: Mapping[str, str]) -> NodeSelectorTerm:
+    return NodeSelectorTerm(
+        match_expressions=tuple(
+            NodeSelectorRequirement(key=key, operator="In", values=(value,)) for key, value in labels.items()
+        )
+    )

@@ -43,9 +43,12 @@ JOB = ResourceKind("batch", "v1", "jobs", "Job")
 POD = ResourceKind("", "v1", "pods", "Pod")
 CLAIM = ResourceKind("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim", owned=False)
 EVENT = ResourceKind("", "v1", "events", "Event", owned=False)
+NODE_POOL = ResourceKind("karpenter.sh", "v1", "nodepools", "NodePool", namespaced=False, owned=False)
 
 CHILDREN = (DEPLOYMENT, SERVICE, CONFIG_MAP, DISRUPTION_BUDGET, JOB, POD)
 WATCHED = (*CHILDREN, NODE, MODEL_SERVE)  # listed in this order: a ModelServe is known only after all of its children
+
+OPTIONAL = (NODE_POOL,)  # not every cluster has the kind, nor has every operator leave to read it
 
 _READ = ("get", "list", "watch")
 _WRITE = (*_READ, "create", "patch", "delete")
@@ -69,6 +72,10 @@ NAMESPACED_RULES: tuple[dict[str, Any], ...] = (
 CLUSTER_RULES: tuple[dict[str, Any], ...] = (
     {"apiGroups": [""], "resources": ["nodes"], "verbs": list(_READ)},
     {"apiGroups": [""], "resources": ["namespaces"], "verbs": list(_READ)},
+    {"apiGroups": [NODE_POOL.group], "resources": [NODE_POOL.plural], "verbs": list(_READ)},
     {"apiGroups": ["apiextensions.k8s.io"], "resources": ["customresourcedefinitions"], "verbs": list(_READ)},
 )
-"""RBAC rules that only a ClusterRole can give; namespaces and definitions are what kopf itself looks at."""
+"""RBAC rules that only a ClusterRole can give; namespaces and definitions are what kopf itself looks at.
+
+Without the rule for NodePools, pools that have no node yet are unknown; nothing else is lost.
+"""

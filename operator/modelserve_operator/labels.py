@@ -27,6 +27,7 @@ WORKER = "worker"
 INSPECTION = "inspection"
 REVISION = "revision"
 MODEL_FACTS = "model-facts"
+CALIBRATION = "calibration"
 
 
 def short_hash(document: Any) -> str:

@@ -10,10 +10,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from modelserve.api.status import GpuMemory
+from modelserve.api import CalibrationPages, CalibrationTerm, GpuMemory
 from modelserve.termination import TERMINAL_EXIT_CODE, TerminationMessage
 from modelserve_operator import labels
-from modelserve_operator.inventory import Pool
+from modelserve_operator.supply import Supply
 
 Body = Mapping[str, Any]
 
@@ -34,6 +34,9 @@ class WorkerReport:
     max_model_len: int
     predicted: GpuMemory | None
     measured: GpuMemory | None
+    engine_version: str = ""
+    terms: tuple[CalibrationTerm, ...] = ()
+    pages: tuple[CalibrationPages, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,9 @@ class Failure:
             message = TerminationMessage.model_validate_json(text)
         except ValidationError:
             return cls("WorkerFailed", text.strip()[-1000:] or f"exit code {TERMINAL_EXIT_CODE} without a message")
-        return cls(message.reason.value, message.message)
+        missing = message.shortfallBytes
+        numbers = f" ({missing:,} bytes are missing per GPU)" if missing is not None else ""
+        return cls(message.reason.value, message.message.rstrip(".") + numbers)
 
 
 @dataclass(frozen=True)
@@ -148,7 +153,7 @@ class Observed:
     pods: tuple[Pod, ...] = ()
     service: Body | None = None
     disruption_budget: Body | None = None
-    pools: tuple[Pool, ...] = ()
+    supply: Supply = field(default_factory=Supply)
     claim_modes: Mapping[str, tuple[str, ...] | None] = field(
         default_factory=dict
     )  # claim -> access modes; None: absent

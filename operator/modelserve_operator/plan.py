@@ -6,6 +6,7 @@ A committed plan never changes: later inventories, calibrations and operator rel
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from pydantic import ValidationError
 
@@ -13,7 +14,9 @@ from modelserve.api import ModelServe, ModelServeSpec, PlanStatus
 from modelserve.errors import InvalidInput
 from modelserve.model_facts import ModelFacts
 from modelserve.published import published_model
+from modelserve.weight_format import WeightFormat
 from modelserve_operator import labels
+from modelserve_operator.catalogue import CATALOGUE_NAME, Catalogue
 from modelserve_operator.manifests.serving_objects import FACTS_KEY
 from modelserve_operator.observed import Failure, Observed
 from modelserve_operator.proposal import build_revision, plan_for
@@ -21,6 +24,8 @@ from modelserve_operator.reasons import Reason
 from modelserve_operator.revision import Revision, spec_hash
 from modelserve_operator.settings import Settings
 from modelserve_operator.sources import ModelSource, model_source
+
+MOST_FAULTS, FAULT_LIMIT = 3, 300  # of catalogue entries: how many are told, and characters of each
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,7 @@ class Decision:
     proposed: PlanStatus | None = None  # for status.proposedPlan
     target: Revision | None = None
     stop: bool = False  # nothing may run (PreviewOnly)
+    warnings: tuple[str, ...] = ()  # what is amiss beside the spec, at the head of the Planned message
     stalled: Finding | None = None
 
 
@@ -67,7 +73,20 @@ def decide(observed: Observed, settings: Settings) -> Decision:
     facts = _known_facts(observed, source)
     if facts is None:
         return _inspecting(decision, observed, source)
-    return _planned(replace(decision, facts=facts), observed, settings)
+    warnings = _catalogue_faults(spec, observed.supply.catalogue)
+    planned = _planned(replace(decision, facts=facts, warnings=warnings), observed, settings)
+    told = replace(planned.planned, message=" ".join([*warnings, planned.planned.message]))
+    return replace(planned, planned=told)
+
+
+def _catalogue_faults(spec: ModelServeSpec, catalogue: Catalogue) -> tuple[str, ...]:
+    """Entries that this spec would use, were they right; the first few say enough."""
+    named = spec.accelerators.products if spec.accelerators else None
+    faults = (fault for product, fault in catalogue.faults.items() if named is None or product in named)
+    return tuple(
+        f"ConfigMap {CATALOGUE_NAME}: {fault[:FAULT_LIMIT]}; the entry is ignored."
+        for fault in islice(faults, MOST_FAULTS)
+    )
 
 
 def _refused(accepted: Finding) -> Decision:
@@ -151,7 +170,7 @@ def _planned(decision: Decision, observed: Observed, settings: Settings) -> Deci
     spec, mode = decision.spec, decision.spec.plan.mode
     committed = _committed(observed, spec)
     try:
-        fresh_plan = plan_for(spec, decision.facts, observed.pools)
+        fresh_plan = plan_for(spec, decision.facts, observed.supply)
     except InvalidInput as error:
         finding = Finding(False, Reason.INVALID_SPEC, str(error))
         return replace(decision, accepted=finding, planned=NOT_PLANNED, stalled=finding)
@@ -160,6 +179,8 @@ def _planned(decision: Decision, observed: Observed, settings: Settings) -> Deci
         fresh = build_revision(
             spec, fresh_plan, name=observed.name, source=decision.source, facts=decision.facts, settings=settings
         )
+    if not decision.facts.servable:
+        return _not_servable(decision, fresh_plan)
     if mode == "PreviewOnly":
         return _previewed(decision, fresh_plan, fresh)
     approved = labels.annotation_of(observed.model_serve, labels.APPROVE_PLAN)
@@ -172,6 +193,18 @@ def _planned(decision: Decision, observed: Observed, settings: Settings) -> Deci
         message = f"Plan {fresh.hash} waits for approval: {command}"
         return replace(decision, planned=Finding(False, Reason.WAITING_FOR_APPROVAL, message), proposed=fresh.plan)
     return _impossible(decision, fresh_plan)
+
+
+def _not_servable(decision: Decision, plan: PlanStatus) -> Decision:
+    """The plan is worth seeing; nothing of it is committed, and what already runs stays as it is."""
+    assert decision.facts is not None
+    servable = ", ".join(each for each in WeightFormat if each.servable)
+    message = (
+        f"the weights are stored as {decision.facts.format}, which this release plans for but does not serve; "
+        f"use a checkpoint in {servable}. What it would take is in status.plan"
+    )
+    finding = Finding(False, Reason.UNSUPPORTED_WEIGHT_FORMAT, message)
+    return replace(decision, accepted=finding, planned=NOT_PLANNED, plan=plan, stalled=finding)
 
 
 def _committed(observed: Observed, spec: ModelServeSpec) -> Revision | None:

@@ -2,72 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import yaml
 
-from modelserve.api import ModelServeSpec, NodeSelectorTerm, PlanStatus
-from modelserve.hardware import CATALOGUE, CPU_PRODUCT, accelerator_from_labels
+from modelserve.api import ModelServeSpec, PlanStatus
 from modelserve.model_facts import ModelFacts
-from modelserve.planning import AcceleratorOffer, engine_args_for, plan
-from modelserve.planning.wishes import MAX_GPUS_PER_REPLICA
+from modelserve.planning import ENGINE_VERSION, AcceleratorOffer, engine_args_for, plan
 from modelserve_operator import labels
-from modelserve_operator.inventory import Pool, node_selector_terms
+from modelserve_operator.catalogue import Catalogue
+from modelserve_operator.declared_pools import declared_offers, named_offers
+from modelserve_operator.inventory import Pool, placement_terms, pool_offers
 from modelserve_operator.manifests.worker_template import GPU_TOLERATION, worker_template
 from modelserve_operator.revision import Revision, spec_hash
 from modelserve_operator.settings import Settings
 from modelserve_operator.sources import ModelSource
+from modelserve_operator.supply import Supply
 
 
-def plan_for(spec: ModelServeSpec, facts: ModelFacts, pools: Iterable[Pool]) -> PlanStatus:
-    """Plan on the pools that exist; where none fits, also on products that the spec names and no node has yet.
+def plan_for(spec: ModelServeSpec, facts: ModelFacts, supply: Supply) -> PlanStatus:
+    """Plan on the pools that exist and those that are declared; where none fits, also on products that the spec names.
 
-    A product that some node has is taken as its nodes are: bigger nodes of it are not made up. Raises InvalidInput for
-    settings that contradict the model.
+    A declared pool counts whether or not it has nodes now, so that a plan does not change with them. Terms that were
+    measured before take the place of predicted ones. Raises InvalidInput for settings that contradict the model.
     """
-    existing = offers(spec, tuple(pools))
-    result = plan(spec, facts.architecture, existing)
-    if result.fits:
-        return result
-    declared = declared_offers(spec, existing)
-    return plan(spec, facts.architecture, [*existing, *declared]) if declared else result
-
-
-def offers(spec: ModelServeSpec, pools: tuple[Pool, ...]) -> list[AcceleratorOffer]:
-    """One offer per accelerator and number of GPUs per node, of the pools where the pods may run."""
-    node_selector = spec.accelerators.node_selector if spec.accelerators else {}
     tolerations = [GPU_TOLERATION, *(toleration.to_json() for toleration in spec.pod.tolerations)]
-    grouped: dict[AcceleratorOffer, list[Pool]] = {}
+    there = [
+        *existing_offers(spec, supply.pools, supply.catalogue, tolerations=tolerations),
+        *declared_offers(spec, supply.catalogue, supply.node_pools, tolerations=tolerations),
+    ]
+    terms = supply.learned.terms_for(facts, engine_version=ENGINE_VERSION)
+    result = plan(spec, facts.architecture, there, learned=terms, weight_format=facts.format)
+    named = [] if result.fits else named_offers(spec, supply.catalogue, there)
+    if not named:
+        return result
+    return plan(spec, facts.architecture, [*there, *named], learned=terms, weight_format=facts.format)
+
+
+def existing_offers(
+    spec: ModelServeSpec, pools: tuple[Pool, ...], catalogue: Catalogue, *, tolerations: Iterable[Mapping[str, Any]]
+) -> list[AcceleratorOffer]:
+    """One offer per accelerator, resource and number per node, of the pools where the pods may run."""
+    node_selector = spec.accelerators.node_selector if spec.accelerators else {}
+    allowed = tuple(tolerations)
+    grouped: dict[AcceleratorOffer, list[tuple[Pool, AcceleratorOffer]]] = {}
     for pool in pools:
-        accelerator = accelerator_from_labels(
-            pool.product,
-            memory_mib=pool.memory_mib or None,
-            compute_capability=pool.compute_capability if pool.compute_capability[0] else None,
-        )
-        if accelerator is not None and pool.accepts(node_selector=node_selector, tolerations=tolerations):
-            grouped.setdefault(AcceleratorOffer(accelerator, pool.gpus_per_node), []).append(pool)
+        if pool.accepts(node_selector=node_selector, tolerations=allowed):
+            for offer in pool_offers(pool, catalogue):
+                grouped.setdefault(replace(offer, node_selector_terms=()), []).append((pool, offer))
     return [
-        replace(offer, node_selector_terms=_terms(node_selector_terms(members, all_pools=pools)))
+        replace(offer, node_selector_terms=placement_terms(members, all_pools=pools))
         for offer, members in grouped.items()
     ]
-
-
-def declared_offers(spec: ModelServeSpec, existing: Iterable[AcceleratorOffer]) -> list[AcceleratorOffer]:
-    """Products of the catalogue that the spec names and no node has: pools that may grow from nothing."""
-    if spec.accelerators is None or spec.accelerators.products is None:
-        return []
-    present = {offer.accelerator.product for offer in existing}
-    count = spec.accelerators.max_per_replica or MAX_GPUS_PER_REPLICA
-    return [
-        AcceleratorOffer(CATALOGUE[product], count)
-        for product in spec.accelerators.products
-        if product in CATALOGUE and product not in present and product != CPU_PRODUCT
-    ]
-
-
-def _terms(documents: list[dict[str, object]]) -> tuple[NodeSelectorTerm, ...]:
-    return tuple(NodeSelectorTerm.model_validate(document) for document in documents)
 
 
 def build_revision(

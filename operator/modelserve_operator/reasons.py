@@ -22,6 +22,7 @@ class Reason(StrEnum):
     VALID = "Valid"
     INVALID_SPEC = "InvalidSpec"  # the spec contradicts itself; the message names the field and the limit
     UNSUPPORTED_FEATURE = "UnsupportedFeature"  # well-formed, but this release cannot do it
+    UNSUPPORTED_WEIGHT_FORMAT = "UnsupportedWeightFormat"  # the plan is shown, but the engine cannot load the weights
     VOLUME_NOT_SHAREABLE = "VolumeNotShareable"  # a ReadWriteOnce claim with more than one pod at a time
     NAME_CONFLICT = "NameConflict"  # an object of a name that the operator needs belongs to somebody else
 
@@ -34,6 +35,8 @@ class Reason(StrEnum):
     NO_ACCELERATORS = "NoAccelerators"  # no node has a known accelerator and the spec declares none
     DOES_NOT_FIT = "DoesNotFit"  # no pool, existing or declared, can hold the model
 
+    CATALOGUE_ENTRY_IGNORED = "CatalogueEntryIgnored"  # of an Event: an entry of modelserve-accelerators is wrong
+
     # CapacityAvailable
     CAPACITY_SUFFICIENT = "CapacitySufficient"
     WAITING_FOR_NODES = "WaitingForNodes"  # pods are pending; the message is the scheduler's
@@ -44,10 +47,12 @@ class Reason(StrEnum):
     LOADING = "Loading"
     LOADED = "Loaded"
     ALL_READY = "AllReady"
+    CONTEXT_REDUCED = "ContextReduced"  # ready, with a shorter context than planned: the pool came out smaller
     STARTING = "Starting"
     STOPPED = "Stopped"  # a terminal failure: the revision was scaled to zero
     SCALED_TO_ZERO = "ScaledToZero"
 
+    # Stalled, beside the reasons above and those of modelserve.termination.TerminationReason
     PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"  # workers have a node, but keep failing or never get ready
 
     # Available, Ready

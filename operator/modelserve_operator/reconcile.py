@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
-from modelserve_operator import labels
+from modelserve_operator import labels, metrics
 from modelserve_operator.apply import Applier, NameTakenError
+from modelserve_operator.calibration import measurement
 from modelserve_operator.conditions import View
 from modelserve_operator.gather import Gatherer
 from modelserve_operator.kinds import CONFIG_MAP, DEPLOYMENT, DISRUPTION_BUDGET, JOB, SERVICE
+from modelserve_operator.kube import KubeError
 from modelserve_operator.manifests.inspect_job import inspect_job
 from modelserve_operator.manifests.revision_objects import deployment, revision_config_map
 from modelserve_operator.manifests.serving_objects import disruption_budget, model_facts_config_map, service
@@ -19,6 +24,7 @@ from modelserve_operator.reasons import Reason
 from modelserve_operator.revision import Revision
 from modelserve_operator.rollout import RunningRevision, Step, next_step
 from modelserve_operator.settings import Settings
+from modelserve_operator.shared_config import SharedConfig
 from modelserve_operator.status import summarise, transitions
 from modelserve_operator.work_queue import Key
 
@@ -31,10 +37,12 @@ NAME_TAKEN_SECONDS = 30.0
 class Reconciler:
     """Holds the doors; every call of `reconcile` starts from what is observed, not from what an earlier call knew."""
 
-    def __init__(self, gatherer: Gatherer, applier: Applier, settings: Settings) -> None:
+    def __init__(self, gatherer: Gatherer, applier: Applier, shared: SharedConfig, settings: Settings) -> None:
         self._gatherer = gatherer
         self._applier = applier
+        self._shared = shared
         self._settings = settings
+        self._learning = asyncio.Lock()  # what is learned is one object for all ModelServes
 
     async def reconcile(self, key: Key) -> float | None:
         """Bring one ModelServe a step nearer to its spec. Raises KubeError for the queue to retry.
@@ -46,6 +54,7 @@ class Reconciler:
         """
         observed = await self._gatherer.observe(key)
         if observed is None or observed.model_serve["metadata"].get("deletionTimestamp"):
+            metrics.SIZING_ERROR.remove_by_labels({"namespace": key.namespace, "name": key.name})
             return None  # the garbage collector deletes the children
         decision = decide(observed, self._settings)
         running = running_revisions(observed)
@@ -57,13 +66,35 @@ class Reconciler:
             taken = Finding(False, Reason.NAME_CONFLICT, str(error))
             decision = replace(decision, accepted=taken, stalled=taken)
             delay = NAME_TAKEN_SECONDS  # the other object carries no label of ours, so no event will tell
-        view = View(observed, decision, step, running, replicas=_replicas(decision))
+        revisions = known_revisions(observed)
+        view = View(observed, decision, step, running, replicas=_replicas(decision), revisions=revisions)
         status = summarise(view)
+        _measure(observed, status)
+        await self._learn(observed, decision)
         if await self._applier.apply_status(observed.model_serve, status):
-            for transition in transitions(observed.model_serve.get("status") or {}, status):
+            for transition in transitions(observed.model_serve.get("status") or {}, status, warnings=decision.warnings):
                 await self._applier.announce(observed.model_serve, transition)
         unheard = any(pod.ready and pod.plan_hash and pod.uid not in observed.reports for pod in observed.pods)
         return ASK_WORKER_AGAIN_SECONDS if unheard else delay
+
+    async def _learn(self, observed: Observed, decision: Decision) -> None:
+        """Remember what the workers of the wanted revision measured. A failure to store it stops nothing else."""
+        target, facts = decision.target, decision.facts
+        if target is None or facts is None or decision.source is None:
+            return
+        reports = [observed.reports[pod.uid] for pod in observed.pods_of(target.hash) if pod.uid in observed.reports]
+        uri, now = decision.source.uri, observed.now
+        entries = [measurement(report, target.plan, facts, model_uri=uri, now=now) for report in reports]
+        async with self._learning:
+            learned = self._shared.learned.including(filter(None, entries))
+            if learned is self._shared.learned:
+                return
+            self._shared.learned = learned
+            try:
+                body = self._shared.calibration_config_map(learned)
+                self._shared.wrote(await self._applier.apply_shared(CONFIG_MAP, body))
+            except (KubeError, NameTakenError) as error:
+                logger.warning("what was measured is kept in memory only, until the next start: %s", error)
 
     async def _apply(
         self, observed: Observed, decision: Decision, step: Step, running: dict[str, RunningRevision]
@@ -139,6 +170,17 @@ class Reconciler:
             for kind, shared in ((SERVICE, observed.service), (DISRUPTION_BUDGET, observed.disruption_budget)):
                 if shared is not None:
                     await self._applier.delete(kind, shared)
+
+
+def _measure(observed: Observed, status: Mapping[str, Any]) -> None:
+    """Set the gauges of the sizing error to what the status says; terms that are gone are removed."""
+    who = {"namespace": observed.namespace, "name": observed.name}
+    metrics.SIZING_ERROR.remove_by_labels(who)
+    accelerator = (status.get("plan") or {}).get("accelerator") or ""
+    for term in (status.get("calibration") or {}).get("terms") or ():
+        if "errorPercent" in term:
+            gauge = metrics.SIZING_ERROR.labels(**who, accelerator=accelerator, term=term["name"])
+            gauge.set(float(term["errorPercent"]) / 100)
 
 
 def known_revisions(observed: Observed) -> dict[str, Revision]:

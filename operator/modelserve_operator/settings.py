@@ -11,6 +11,7 @@ from modelserve import __version__
 from modelserve.errors import InvalidInput
 
 PREFIX = "MODELSERVE_"
+DEFAULT_NAMESPACE = "modelserve-system"
 
 
 class WorkerAccess(StrEnum):
@@ -30,6 +31,12 @@ class Settings(BaseModel):
     )
     image_pull_policy: str = Field(default="IfNotPresent", pattern="^(Always|IfNotPresent|Never)$")
     watch_namespaces: tuple[str, ...] = Field(default=(), description="Comma-separated; empty: all namespaces.")
+    namespace: str = Field(
+        default=DEFAULT_NAMESPACE,
+        max_length=63,
+        pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$",
+        description="The operator's own: its ConfigMaps are read and written there.",
+    )
     worker_access: WorkerAccess = WorkerAccess.POD_IP
     metrics_port: int = Field(default=9090, ge=0, le=65535, description="/metrics and /healthz; 0: any free port.")
     metrics_host: str = "0.0.0.0"  # noqa: S104 - a pod's probes and Prometheus come from outside it

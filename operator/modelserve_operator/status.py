@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
-from decimal import Decimal
 from typing import Any
 
-from modelserve.api import Calibration, PlanStatus
+from modelserve.api import PlanStatus
 from modelserve_operator import labels
+from modelserve_operator.calibration import calibration
 from modelserve_operator.conditions import View, conditions
-from modelserve_operator.observed import Body, Transition, WorkerReport
+from modelserve_operator.observed import Body, Transition
 from modelserve_operator.plan import Finding
 from modelserve_operator.reasons import ConditionType, Phase, Reason
 
@@ -40,10 +40,16 @@ def summarise(view: View) -> dict[str, Any]:
         status["plan"] = decision.plan.to_json()
     if decision.proposed is not None:
         status["proposedPlan"] = decision.proposed.to_json()
-    calibration = _calibration(reports, decision.plan)
-    if calibration is not None:
-        status["calibration"] = calibration.to_json()
+    found_memory = calibration(reports, _serving_plan(view))
+    if found_memory is not None:
+        status["calibration"] = found_memory.to_json()
     return status
+
+
+def _serving_plan(view: View) -> PlanStatus | None:
+    """The plan of the revision behind the Service: what its workers were promised."""
+    revision = view.revisions.get(view.step.serve or "")
+    return revision.plan if revision else None
 
 
 def _merge(
@@ -80,24 +86,6 @@ def _phase(found: Mapping[ConditionType, Finding], planned: Finding) -> Phase:
     return Phase.PROGRESSING if planned.ok else Phase.PENDING
 
 
-def _calibration(reports: Iterable[WorkerReport], plan: PlanStatus | None) -> Calibration | None:
-    """Predicted beside measured of the worker whose pool fell shortest of its prediction."""
-    measured = [report for report in reports if report.measured is not None]
-    if not measured:
-        return None
-    worst = min(measured, key=_error_percent)
-    predicted = worst.predicted or (plan.per_gpu if plan else None)
-    return Calibration(predicted=predicted, measured=worst.measured, error_percent=f"{_error_percent(worst):.2f}")
-
-
-def _error_percent(report: WorkerReport) -> Decimal:
-    """(measured - predicted) / predicted of the pool, in percent; 0 when nothing was predicted."""
-    if report.predicted is None or report.measured is None or not report.predicted.kv_pool_bytes:
-        return Decimal(0)
-    difference = report.measured.kv_pool_bytes - report.predicted.kv_pool_bytes
-    return Decimal(100 * difference) / report.predicted.kv_pool_bytes
-
-
 _ANNOUNCED = {
     # condition type, status -> whether it is a warning
     (ConditionType.PLANNED, "True"): False,
@@ -107,13 +95,24 @@ _ANNOUNCED = {
 }
 
 
-def transitions(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Transition]:
-    """Conditions of _ANNOUNCED that came true (or changed their reason) between two statuses."""
+_ANNOUNCED_REASONS = {Reason.CONTEXT_REDUCED.value: True}  # reason -> whether it is a warning
+
+
+def transitions(
+    before: Mapping[str, Any], after: Mapping[str, Any], *, warnings: tuple[str, ...] = ()
+) -> list[Transition]:
+    """Announced conditions and reasons that came true (a condition also by a new reason) between two statuses.
+
+    A warning is announced when the Planned message has it for the first time.
+    """
     known = {(c["type"], c["status"], c["reason"]) for c in before.get("conditions") or ()}
     changed = (c for c in after["conditions"] if (c["type"], c["status"], c["reason"]) not in known)
-    announced = {(kind.value, status): warning for (kind, status), warning in _ANNOUNCED.items()}
-    return [
-        Transition(c["reason"], c["message"], announced[c["type"], c["status"]])
-        for c in changed
-        if (c["type"], c["status"]) in announced
-    ]
+    told = "".join(c["message"] for c in before.get("conditions") or () if c["type"] == ConditionType.PLANNED)
+    found = [Transition(Reason.CATALOGUE_ENTRY_IGNORED, warning, True) for warning in warnings if warning not in told]
+    for condition in changed:
+        warning = _ANNOUNCED_REASONS.get(condition["reason"])
+        if warning is None:
+            warning = _ANNOUNCED.get((ConditionType(condition["type"]), condition["status"]))
+        if warning is not None:
+            found.append(Transition(condition["reason"], condition["message"], warning))
+    return found

@@ -1,6 +1,6 @@
 """A real single-node Kubernetes for the demo and the tests.
 
-`python tests/cluster/cluster.py build|up|down|status|kubeconfig [demo|test|scratch]`
+`python tests/cluster/cluster.py build|up|down|status|kubeconfig [demo|test|scratch|gpu]`
 """
 
 from __future__ import annotations

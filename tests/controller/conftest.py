@@ -15,15 +15,30 @@ from typing import Any
 
 import pytest
 
+from modelserve.api import CalibrationTerm
 from modelserve.architecture import ModelArchitecture
 from modelserve.model_facts import ModelFacts
+from modelserve.planning import ENGINE_VERSION
 from modelserve_operator import labels
 from modelserve_operator.apply import Applier
 from modelserve_operator.gather import Gatherer
-from modelserve_operator.kinds import CLAIM, DEPLOYMENT, JOB, MODEL_SERVE, NODE, POD, SERVICE, WATCHED, ResourceKind
+from modelserve_operator.kinds import (
+    CLAIM,
+    CONFIG_MAP,
+    DEPLOYMENT,
+    JOB,
+    MODEL_SERVE,
+    NODE,
+    OPTIONAL,
+    POD,
+    SERVICE,
+    WATCHED,
+    ResourceKind,
+)
 from modelserve_operator.kube import KubeError, Listing, WorkerUnreachableError
 from modelserve_operator.reconcile import Reconciler
 from modelserve_operator.settings import Settings
+from modelserve_operator.shared_config import SharedConfig
 from modelserve_operator.store import Store, key_of
 from modelserve_operator.work_queue import Key
 
@@ -38,12 +53,15 @@ class FakeCluster:
         self.writes: list[tuple[str, str, str]] = []
         self.events: list[Body] = []
         self.worker_plans: dict[str, Body] = {}
+        self.refused_kinds: dict[ResourceKind, int] = dict.fromkeys(OPTIONAL, 404)  # kind -> status of its LIST
         self.listener: Callable[[ResourceKind, Body, bool], None] | None = None
         self._numbers = itertools.count(1)
 
     # --- the door that the operator uses -------------------------------------------------------------------------
 
     async def list(self, kind: ResourceKind, *, namespace: str | None = None) -> Listing:
+        if kind in self.refused_kinds:
+            raise KubeError(self.refused_kinds[kind], f"GET {kind.path()}")
         items = [
             copy.deepcopy(body)
             for (each, space, _), body in self.objects.items()
@@ -122,21 +140,48 @@ class FakeCluster:
 
     def pods_of(self, owner: Body) -> list[Body]:
         uid = owner["metadata"]["uid"]
-        return [pod for pod in self.of(POD) if pod["metadata"]["ownerReferences"][0]["uid"] == uid]
+        return [pod for pod in self.of(POD) if _owner_uid(pod) == uid]
 
     def set_pod(self, pod: Body, **status: Any) -> None:
         self.change(POD, pod["metadata"]["name"], lambda body: body.update(status=status))
 
-    def make_ready(self, deployment: Body, *, max_model_len: int = 2048) -> None:
-        """All pods of a Deployment turn Ready and answer /v1/plan as the plan predicts."""
+    def make_ready(
+        self, deployment: Body, *, max_model_len: int | None = None, surplus: Mapping[str, int] | None = None
+    ) -> None:
+        """All pods of a Deployment turn Ready and answer /v1/plan.
+
+        Weights take the planned bytes, activation and context half of theirs; `surplus` adds bytes to terms. The pool
+        is what is left of the plan's budget. Less of a pool does not shorten the context unless the test says so.
+        """
+        plan = self.committed_plan(deployment)
+        predicted = plan["perGpu"]
+        terms = {
+            "weights": predicted["weightsBytes"],
+            "activation": predicted["activationBytes"] // 2,
+            "context": predicted["overheadBytes"] // 2,
+        }
+        terms = {name: size + (surplus or {}).get(name, 0) for name, size in terms.items()}
+        pool = sum(predicted.values()) - sum(terms.values())
+        names = ("weightsBytes", "activationBytes", "overheadBytes", "kvPoolBytes")
+        before = dict(zip((*terms, "pool"), (predicted[name] for name in names), strict=True))
         for pod in self.pods_of(deployment):
-            memory = {"weightsBytes": 1, "activationBytes": 1, "overheadBytes": 1, "kvPoolBytes": 1000}
             self.worker_plans[pod["metadata"]["name"]] = {
-                "maxModelLen": max_model_len,
-                "perGpu": memory,
-                "allocated": {**memory, "kvPoolBytes": 990},
+                "maxModelLen": max_model_len or plan["maxModelLen"],
+                "perGpu": predicted,
+                "allocated": dict(zip(names, (*terms.values(), pool), strict=True)),
+                "engineVersion": ENGINE_VERSION,
+                "terms": [
+                    CalibrationTerm.compare(name, predicted_bytes=before[name], measured_bytes=size).to_json()
+                    for name, size in (*terms.items(), ("pool", pool))
+                ],
             }
             self.set_pod(pod, phase="Running", podIP="10.0.0.1", conditions=[{"type": "Ready", "status": "True"}])
+
+    def committed_plan(self, deployment: Body) -> Body:
+        """The plan in the ConfigMap of a Deployment's revision."""
+        config_map = self.objects[CONFIG_MAP, deployment["metadata"]["namespace"], deployment["metadata"]["name"]]
+        plan: Body = json.loads(config_map["data"]["plan.json"])
+        return plan
 
     def end_job(self, *, message: str, exit_code: int = 0) -> None:
         """The inspect pod ends; with another exit code than 0 its Job fails."""
@@ -186,6 +231,10 @@ def _ours(body: Body) -> bool:
     return labels.label_of(body, labels.MANAGED_BY) == labels.FIELD_MANAGER
 
 
+def _owner_uid(body: Body) -> str | None:
+    return next((reference["uid"] for reference in body["metadata"].get("ownerReferences") or ()), None)
+
+
 def _server_metadata(body: Body) -> Body:
     fields = ("uid", "generation", "creationTimestamp", "resourceVersion")
     return {field: body["metadata"][field] for field in fields}
@@ -203,14 +252,15 @@ class World:
     def restart_operator(self) -> None:
         """A new operator process: it knows nothing but what it lists."""
         store = Store()
-        self.gatherer = Gatherer(self.cluster, store)
-        self.reconciler = Reconciler(self.gatherer, Applier(self.cluster, store), self.settings)
+        shared = SharedConfig(self.settings.namespace)
+        self.gatherer = Gatherer(self.cluster, store, shared)
+        self.reconciler = Reconciler(self.gatherer, Applier(self.cluster, store), shared, self.settings)
         self.cluster.listener = self._heard
         asyncio.run(self.gatherer.relist())
         self.pending = self.gatherer.known_keys()
 
     def _heard(self, kind: ResourceKind, body: Body, deleted: bool) -> None:
-        if kind in WATCHED:
+        if kind in (*WATCHED, *OPTIONAL):
             self.pending |= self.gatherer.hear(kind, body, deleted=deleted)
 
     def settle(self) -> None:
@@ -271,6 +321,11 @@ class World:
         return next(
             body for body in self.cluster.of(DEPLOYMENT) if labels.label_of(body, labels.PLAN_HASH) == plan_hash
         )
+
+    def deployment_of(self, name: str) -> Body:
+        """The only Deployment of a ModelServe."""
+        (found,) = [body for body in self.cluster.of(DEPLOYMENT) if labels.label_of(body, labels.NAME) == name]
+        return found
 
     def served_hash(self) -> str:
         (service,) = self.cluster.of(SERVICE)

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from modelserve_operator.inventory import Inventory, Pool, Taint, node_selector_terms, pool_of
+from modelserve_operator.catalogue import Catalogue
+from modelserve_operator.inventory import Inventory, Pool, Taint, placement_terms, pool_of, pool_offers
 
 
 def _node(name: str = "a", *, product: str = "NVIDIA-L4", gpus: str = "2", **labels: str) -> dict[str, Any]:
@@ -27,11 +28,12 @@ def test_like_nodes_are_one_pool_and_heartbeats_change_nothing() -> None:
     )
     assert not inventory.hear(_node("c", product=""), deleted=False)
     (pool,) = inventory.pools()
-    assert (pool.product, pool.gpus_per_node, pool.memory_mib) == ("NVIDIA-L4", 2, 23034)
+    (offer,) = pool_offers(pool, Catalogue())
+    assert (offer.accelerator.product, offer.count, offer.accelerator.memory_mib) == ("NVIDIA-L4", 2, 23034)
     assert inventory.hear(_node("a"), deleted=True)
     assert len(inventory.pools()) == 1
     assert inventory.hear(_node("b", product="NVIDIA-H200"), deleted=False)
-    assert [pool.product for pool in inventory.pools()] == ["NVIDIA-H200"]
+    assert [dict(pool.labels)["nvidia.com/gpu.product"] for pool in inventory.pools()] == ["NVIDIA-H200"]
 
 
 def test_cordons_and_lifecycle_taints_are_no_part_of_a_pool() -> None:
@@ -72,18 +74,49 @@ def test_a_selector_and_taints_decide_where_pods_may_run() -> None:
 
 
 def test_the_product_is_added_where_a_provisioner_label_is_ambiguous() -> None:
-    def pool(product: str, instance: str | None) -> Pool:
-        labels = (("node.kubernetes.io/instance-type", instance),) if instance else ()
-        return Pool(product, 8, 0, (0, 0), labels, ())
+    def pool(product: str, **labels: str) -> Pool:
+        made = pool_of(_node(product=product, **{key.replace("_", "/"): value for key, value in labels.items()}))
+        assert made is not None
+        return made
 
-    slice_, whole, other, bare = pool("A-MIG", "p4"), pool("A", "p4"), pool("B", "p5"), pool("C", None)
-    everything = [slice_, whole, other, bare]
+    instance = "node.kubernetes.io_instance-type"
+    shared, whole = pool("NVIDIA-L4", **{instance: "p4"}), pool("NVIDIA-A30", **{instance: "p4"})
+    other, bare = pool("NVIDIA-L40", **{instance: "p5"}), pool("NVIDIA-L40S")
+    cloud = pool("NVIDIA-H100-NVL", **{"karpenter.k8s.aws_instance-gpu-name": "h100", instance: "p5"})
+    everything = [shared, whole, other, bare, cloud]
 
     def keys(*pools: Pool) -> list[list[str]]:
-        terms = node_selector_terms(pools, all_pools=everything)
-        return [[expression["key"] for expression in term["matchExpressions"]] for term in terms]
+        offered = [(pool, offer) for pool in pools for offer in pool_offers(pool, Catalogue())]
+        terms = placement_terms(offered, all_pools=everything)
+        return [[expression.key.split("/")[1] for expression in term.match_expressions] for term in terms]
 
-    assert keys(whole) == [["node.kubernetes.io/instance-type", "nvidia.com/gpu.product"]]
-    assert keys(other) == [["node.kubernetes.io/instance-type"]]
-    assert keys(bare) == [["nvidia.com/gpu.product"]]
-    assert len(keys(other, bare)) == 2
+    assert keys(whole) == [["instance-type", "gpu.product"]]
+    assert keys(cloud) == [["instance-gpu-name"]], "the cloud's own GPU label says more than the instance type"
+    assert keys(other) == [["instance-type", "gpu.product"]]
+    assert keys(bare) == [["gpu.product"]]
+    assert len(keys(whole, bare)) == 2
+
+
+def test_mig_slices_are_offers_of_their_own_resource() -> None:
+    node = _node(
+        product="NVIDIA-A100-SXM4-80GB",
+        gpus="4",
+        **{
+            "nvidia.com/mig-3g.40gb.count": "2",
+            "nvidia.com/mig-3g.40gb.memory": "40192",
+            "nvidia.com/gpu.memory": "81920",
+        },
+    )
+    node["status"]["allocatable"]["nvidia.com/mig-3g.40gb"] = "2"
+    pool = pool_of(node)
+    assert pool is not None
+    offers = {offer.resource_name: offer for offer in pool_offers(pool, Catalogue())}
+    assert set(offers) == {"nvidia.com/gpu", "nvidia.com/mig-3g.40gb"}
+    assert (offers["nvidia.com/mig-3g.40gb"].count, offers["nvidia.com/mig-3g.40gb"].accelerator.memory_mib) == (
+        2,
+        40192,
+    )
+    node["status"]["allocatable"]["cpu"] = "96"
+    assert pool_of(node) == pool, "other resources are no part of a pool"
+    node["status"]["allocatable"]["nvidia.com/mig-3g.40gb"] = "1"
+    assert pool_of(node) != pool

@@ -12,17 +12,18 @@ from modelserve.engine_args import EngineArgs
 from modelserve.model_facts import ModelFacts
 from modelserve_operator import labels
 from modelserve_operator.inventory import Pool
-from modelserve_operator.kinds import CLUSTER_RULES, NAMESPACED_RULES, WATCHED
+from modelserve_operator.kinds import CLUSTER_RULES, NAMESPACED_RULES, OPTIONAL, WATCHED
 from modelserve_operator.manifests.inspect_job import inspect_job
 from modelserve_operator.manifests.worker_template import progress_deadline_seconds, startup_seconds
 from modelserve_operator.proposal import build_revision, plan_for
 from modelserve_operator.revision import Revision
 from modelserve_operator.settings import Settings
 from modelserve_operator.sources import model_source
+from modelserve_operator.supply import Supply
 
 SETTINGS = Settings(worker_image="worker:test")
 HF = {"uri": "hf://example/small", "revision": "v1", "authSecretRef": {"name": "hf", "key": "token"}}
-H200 = Pool("NVIDIA-H200", 8, 143_771, (9, 0), (("nvidia.com/gpu.product", "NVIDIA-H200"),), ())
+H200 = Pool((("nvidia.com/gpu.product", "NVIDIA-H200"),), resources=(("nvidia.com/gpu", "8"),))
 OWNER = {"metadata": {"name": "m", "namespace": "ml", "uid": "u"}}
 
 
@@ -37,7 +38,7 @@ def _spec(**fields: Any) -> ModelServeSpec:
 
 
 def _revision(spec: ModelServeSpec, facts: ModelFacts) -> Revision:
-    plan = plan_for(spec, facts, [H200])
+    plan = plan_for(spec, facts, Supply(pools=(H200,)))
     return build_revision(spec, plan, name="m", source=model_source(spec), facts=facts, settings=SETTINGS)
 
 
@@ -120,8 +121,8 @@ def test_the_cpu_gets_the_memory_that_was_planned_and_no_gpu(tiny_facts: ModelFa
 
 def test_tensor_parallel_pods_get_shared_memory_and_tolerate_the_gpu_taint(tiny_facts: ModelFacts) -> None:
     spec = _spec(accelerators={"nodeSelector": {"zone": "a"}}, parallelism={"tensor": 2})
-    pool = Pool("NVIDIA-H200", 8, 143_771, (9, 0), (("zone", "a"),), ())
-    plan = plan_for(spec, tiny_facts, [pool])
+    pool = Pool((*H200.labels, ("zone", "a")), resources=H200.resources)
+    plan = plan_for(spec, tiny_facts, Supply(pools=(pool,)))
     revision = build_revision(spec, plan, name="m", source=model_source(spec), facts=tiny_facts, settings=SETTINGS)
     pod = revision.template["spec"]
     assert {"name": "shm", "emptyDir": {"medium": "Memory"}} in pod["volumes"]
@@ -185,7 +186,7 @@ def test_the_rbac_rules_cover_every_watched_kind() -> None:
         for group in rule["apiGroups"]
         for resource in rule["resources"]
     }
-    for kind in WATCHED:
+    for kind in (*WATCHED, *OPTIONAL):
         assert {"get", "list", "watch"} <= granted[kind.group, kind.plural]
     assert granted["serving.modelserve.dev", "modelserves"] == {"get", "list", "watch"}, "the spec is never written"
     assert ("", "secrets") not in granted

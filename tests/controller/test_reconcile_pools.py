@@ -183,3 +183,65 @@ def test_pools_are_named_in_labels_their_provisioner_knows(world) -> None:
         "operator": "In",
         "values": ["p5en"],
     }
+
+
+def test_weights_that_cannot_be_served_are_planned_but_not_accepted(world) -> None:
+    world.add_node("a", **H200)
+    world.create({"model": MODEL}, name="big")
+    world.make_ready()
+    serving = world.deployments()
+    world.edit("big", model={"uri": "hf://google/gemma-4-31B-it-qat-w4a16-ct"})
+    assert world.condition("Accepted", "big") == ("False", "UnsupportedWeightFormat")
+    assert world.condition("Stalled", "big") == ("True", "UnsupportedWeightFormat")
+    assert "int4_g32" in world.message("Accepted", "big")
+    assert "bfloat16" in world.message("Accepted", "big")
+    plan = world.status("big")["plan"]
+    assert plan["candidates"][0]["perGpu"]["weightsBytes"] < 25 << 30, "what it would take is shown"
+    assert world.deployments() == serving, "what serves is left alone"
+    assert world.condition("Available", "big") == ("True", "Serving")
+    world.edit("big", model=MODEL)
+    assert world.condition("Accepted", "big") == ("True", "Valid")
+    assert world.deployments() == serving
+
+
+def test_pods_that_use_every_gpu_change_no_plan(world) -> None:
+    """Free capacity is the scheduler's business: a full node makes pods wait, never another plan."""
+    world.add_node("a", **H200)
+    world.create({"model": MODEL}, name="before")
+    planned = world.status("before")["plan"]
+
+    def fill(node: dict[str, Any]) -> None:
+        node["status"] = {"capacity": {"nvidia.com/gpu": "8"}, "allocatable": {"nvidia.com/gpu": "8"}, "phase": "full"}
+
+    world.cluster.change(NODE, "a", fill)
+    for number in range(8):
+        container = {"name": "c", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
+        body = {"metadata": {"name": f"job-{number}", "namespace": "batch"}, "spec": {"nodeName": "a"}}
+        world.cluster.put(POD, {**body, "spec": {**body["spec"], "containers": [container]}})
+    assert world.pending == set()
+    world.create({"model": MODEL}, name="after")
+    assert world.status("after")["plan"] == planned
+    (pod,) = world.cluster.pods_of(world.deployment_of("after"))
+    full = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "Insufficient GPUs"}
+    world.cluster.set_pod(pod, phase="Pending", conditions=[full])
+    world.settle()
+    assert world.condition("CapacityAvailable", "after") == ("False", "WaitingForNodes")
+    assert world.status("after")["plan"]["hash"] == planned["hash"]
+    assert world.condition("Stalled", "after") is None
+
+
+def test_of_mixed_pools_the_one_that_fits_is_chosen_and_the_other_explained(world) -> None:
+    for number in range(3):
+        world.add_node(f"l4-{number}", **L4)
+    world.add_node("h200", **H200)
+    world.create({"model": MODEL}, name="big")
+    plan = world.status("big")["plan"]
+    verdicts = {candidate["accelerator"]: candidate["verdict"] for candidate in plan["candidates"]}
+    assert verdicts == {"NVIDIA-H200": "Chosen", "NVIDIA-L4": "Refused"}
+    assert [e["values"] for term in _terms(world) for e in term["matchExpressions"]] == [["NVIDIA-H200"]]
+    pods = {pod["metadata"]["uid"] for pod in world.cluster.of(POD)}
+    world.cluster.remove(NODE, "", "h200")
+    world.settle()
+    assert world.status("big")["plan"]["accelerator"] == "NVIDIA-H200", "a committed plan outlives its nodes"
+    assert {pod["metadata"]["uid"] for pod in world.cluster.of(POD)} == pods
+    assert "proposedPlan" not in world.status("big"), "and nothing that is left fits"

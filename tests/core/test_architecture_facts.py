@@ -70,7 +70,7 @@ def test_experts_need_aligned_shares() -> None:
 
 
 def test_published_names() -> None:
-    assert len(published_uris()) == 10
+    assert len(published_uris()) == 14  # five sizes in two forms, and INT4 of all but 26B-A4B
     for name in ("hf://google/gemma-4-31B-it-assistant", "hf://google/gemma-3-27b-it", "hf://me/gemma-4-31B-it", "x"):
         assert published_model(name) is None
     base, tuned = (published_model(f"hf://google/gemma-4-31B{form}") for form in ("", "-it"))

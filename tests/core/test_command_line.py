@@ -146,9 +146,101 @@ def test_a_directory_stands_for_a_checkpoint(capsys: pytest.CaptureFixture[str],
 def test_the_table_shows_every_candidate(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, output = _plan(_serve("gemma"), "--accelerator", "NVIDIA-H200:8", capsys=capsys, tmp_path=tmp_path)
     assert code == 0
-    rows = [line.split()[:3] for line in output.splitlines() if line.startswith("NVIDIA-H200 ")]
-    assert [row[1] for row in rows] == ["1", "2", "4", "8"]
-    assert [row[2] for row in rows] == ["Chosen", "Fits", "Fits", "Fits"]
+    rows = [line.split()[:2] for line in output.splitlines() if line.startswith("  ") and "v_only" in line]
+    assert rows == [["1", "Chosen"], ["2", "Fits"], ["4", "Fits"], ["8", "Fits"]]
+    assert max(map(len, output.splitlines())) <= 100
+    for word in ("parameters", "allocator", "context", "kv_pool", "NCCL", "REQUEST", "TPOT"):
+        assert word in output, word
+
+
+def test_an_assumed_term_takes_the_place_of_the_prediction(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    overheads = []
+    for extra in ((), ("--assume", "context=1Gi", "--assume", "graphs=512Mi")):
+        flags = ("--accelerator", "NVIDIA-H200", "-o", "json", *extra)
+        _, output = _plan(_serve("gemma"), *flags, capsys=capsys, tmp_path=tmp_path)
+        overheads.append(json.loads(output)[0]["plan"]["perGpu"]["overheadBytes"])
+    assert (overheads[0] < overheads[1], overheads[1]) == (True, 1536 << 20)
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--assume", "context"), "TERM=QUANTITY"),
+        (("--assume", "heap=1Gi"), "not a memory term"),
+        (("--assume", "context=-1Gi"), "not a quantity"),
+        (("--assume", "context=9999999999Ei"), "1 PiB"),
+        (("--compare", "sglang"), "only vllm"),
+        (("--compare", "vllm:0.1"), "known are 0.19"),
+        (("--compare", "vllm", "--pool", "much"), "not a quantity"),
+        (("--compare", "vllm", "--accelerator", "NVIDIA-L4"), "nothing fits"),
+    ],
+)
+def test_flags_that_mean_nothing(
+    flags: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    code, output = _plan(_serve("gemma"), *flags, capsys=capsys, tmp_path=tmp_path)
+    assert (code, says in output) == (2, True), output
+
+
+def test_the_comparison_shows_both_sides(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """31B INT4 on two 24 GB GPUs with 11.54 GiB of pool: 25,200 and 244,817 tokens in vLLM's logs, 1.87 requests."""
+    serve = _serve(
+        "gemma",
+        model={"uri": "hf://google/gemma-4-31B-it-qat-w4a16-ct"},
+        parallelism={"tensor": 2},
+        context={"maxModelLen": 131_072},
+        engine={"maxNumBatchedTokens": 2048},
+        kvCache={"dtype": "bfloat16"},
+    )
+    flags = ("--accelerator", "NVIDIA-GeForce-RTX-3090:2", "--compare", "vllm", "--pool", "11.54Gi")
+    _, output = _plan(serve, *flags, "-o", "json", capsys=capsys, tmp_path=tmp_path)
+    rows = {(row["engine"], row["kv"]): row for row in json.loads(output)[0]["comparison"]}
+    logged = {engine: row["loggedTokens"] for (engine, _), row in rows.items() if "loggedTokens" in row}
+    assert logged == {"vllm 0.19": 25_200, "vllm 0.21": 244_817, "vllm 0.26": 217_334, "vllm 0.33": 217_334}
+    assert [rows["vllm 0.21", "bfloat16/kv"]["concurrency"], rows["vllm 0.33", "bfloat16/kv"]["concurrency"]] == [
+        "1.87",
+        "1.66",
+    ]
+    assert float(rows["modelserve", "bfloat16/v_only"]["concurrency"]) >= 3.85
+    assert float(rows["modelserve", "int8/v_only"]["concurrency"]) >= 7.5
+    assert rows["modelserve", "bfloat16/v_only"]["resident"] == "3.99"
+    _, table = _plan(serve, *flags, capsys=capsys, tmp_path=tmp_path)
+    assert "logs 25,200 tokens" in table
+
+
+@pytest.mark.parametrize(
+    ("size", "version", "dtype", "length", "chunk", "pool", "tokens", "requests"),
+    [
+        ("31B", "0.20", "bfloat16", 131_072, 2048, "50Gi", 54_608, "4.05"),
+        ("31B", "0.21", "bfloat16", 131_072, 2048, "50Gi", 530_400, "4.05"),
+        ("31B", "0.21", "bfloat16", 131_072, 8192, "64.58Gi", 496_669, "3.79"),
+        ("E4B", "0.21", "bfloat16", 32_768, 8192, "105.33Gi", 4_142_295, "126.41"),
+        ("31B", "0.33", "bfloat16", 131_072, 8192, "64.27Gi", 361_632, "2.76"),
+        ("31B", "0.33", "fp8_e4m3", 131_072, 8192, "59.85Gi", 672_477, "5.13"),
+        ("31B", "0.33", "int8", 131_072, 8192, "63.21Gi", 490_013, "3.74"),
+        ("31B", "0.33", "bfloat16", 131_072, 8192, "102.17Gi", 574_911, "4.39"),
+        ("E4B", "0.33", "bfloat16", 32_768, 8192, "104.57Gi", 2_990_671, "91.27"),
+        ("26B-A4B", "0.20", "fp8_e4m3", 262_144, 16_384, "8.956Gi", 78_256, "2.15"),
+    ],
+)
+def test_the_comparison_prints_what_vllm_logged(
+    size: str, version: str, dtype: str, length: int, chunk: int, pool: str, tokens: int, requests: str,
+    capsys: pytest.CaptureFixture[str], tmp_path: Path,
+) -> None:  # fmt: skip
+    """Pools are known to 0.01 GiB, which is 0.02 % of the logged tokens and nothing of the two decimals."""
+    serve = _serve(
+        "gemma",
+        model={"uri": f"hf://google/gemma-4-{size}-it"},
+        context={"maxModelLen": length},
+        engine={"maxNumBatchedTokens": chunk},
+        kvCache={"dtype": dtype},
+    )
+    flags = ("--accelerator", "NVIDIA-H200", "--compare", f"vllm:{version}", "--pool", pool, "-o", "json")
+    _, output = _plan(serve, *flags, capsys=capsys, tmp_path=tmp_path)
+    peer = json.loads(output)[0]["comparison"][0]
+    assert peer["engine"] == f"vllm {version}"
+    assert peer["loggedTokens"] == pytest.approx(tokens, rel=2e-4)
+    assert peer["concurrency"] == requests
 
 
 def test_a_reader_that_goes_away_is_no_error() -> None:

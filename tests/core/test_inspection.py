@@ -20,6 +20,7 @@ from modelserve.termination import (
     TerminationMessage,
     TerminationReason,
 )
+from modelserve.weight_format import WeightFormat
 
 VOCAB, HIDDEN = 64, 16
 CONFIG: dict[str, Any] = {
@@ -96,6 +97,21 @@ def test_other_formats_are_unsupported(tmp_path: Path) -> None:
         inspect_checkpoint(checkpoint(tmp_path, dtype="I32"))
     with pytest.raises(UnsupportedModel, match="quantization_config"):
         inspect_checkpoint(checkpoint(tmp_path, quantization_config={"quant_method": "compressed-tensors"}))
+
+
+def test_int4_weights_are_recognised_and_left_to_the_plan(tmp_path: Path) -> None:
+    weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True}
+    stated = {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights}}}
+    checkpoint(tmp_path, quantization_config=stated)
+    with pytest.raises(InvalidInput, match="no I32 tensor"):
+        inspect_checkpoint(tmp_path)
+    packed = "model.language_model.layers.0.mlp.up_proj.weight_packed"
+    write_safetensors(
+        tmp_path / "model.safetensors", {EMBEDDING: ("BF16", [VOCAB, HIDDEN]), packed: ("I32", [HIDDEN, 4])}
+    )
+    facts = inspect_checkpoint(tmp_path)
+    assert (facts.format, facts.servable) == (WeightFormat.INT4_G32, False)
+    assert ModelFacts.model_validate_json(facts.model_dump_json(by_alias=True)) == facts
 
 
 def test_a_config_of_another_checkpoint(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.engine_args import EngineArgs
 from modelserve.published import published_model
@@ -74,10 +76,11 @@ class Bench:
         self.random = random.Random(1)
         self.count = 0
 
-    def request(self, prompt: int, output: int) -> Request:
+    def request(self, prompt: int, output: int, **sampling_options: float) -> Request:
         self.count += 1
         ids = tuple(self.random.randrange(3, self.vocab) for _ in range(prompt))
-        sampling = SamplingParams(seed=self.count, max_tokens=output, ignore_eos=True)
+        options: dict[str, Any] = {"seed": self.count, "max_tokens": output, "ignore_eos": True, **sampling_options}
+        sampling = SamplingParams(**options)
         return Request(f"r{self.count}", ids, sampling)
 
     def run(self, requests: list[Request]) -> tuple[dict[str, list[float]], int]:
@@ -93,6 +96,26 @@ class Bench:
                 arrivals[output.request_id] += [time.perf_counter() - began] * len(output.tokens)
         assert self.scheduler.stats().held_bytes == 0
         return arrivals, self.scheduler.stats().preemptions_total - before
+
+
+def driver_line(name: str, bench: Bench, replica: LaunchedReplica, args: EngineArgs, report: dict[str, Any]) -> None:
+    """The pool the plan promised against utilisation x total less what the driver says that everything else took.
+
+    The allocator gives nothing back to the driver, so what the driver calls used after the heaviest steps is the peak:
+    full chunks behind a long context, then every sequence sampled with every filter on.
+    """
+    filters = {"top_k": 50, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.1, "logprobs": 20}
+    chunk = args.max_num_batched_tokens
+    bench.run([bench.request(min(2 * chunk, replica.max_model_len - 4), 2)])
+    bench.run([bench.request(16, 4, **filters) for _ in range(args.max_num_seqs)])
+    free, total = torch.cuda.mem_get_info(0)
+    rest = total - free - replica.pool_bytes
+    left = int(args.gpu_memory_utilization * total) - rest
+    promised = report["perGpu"]["kvPoolBytes"]
+    print(
+        f"{name} memory driver: everything but the pool {rest / MIB:.0f} MiB, so {left / MIB:.0f} MiB of pool were "
+        f"possible, {promised / MIB:.0f} promised: {100 * (promised - left) / total:+.2f} % of the GPU"
+    )
 
 
 def memory_lines(name: str, report: dict[str, Any], total: int) -> None:
@@ -115,6 +138,7 @@ def main() -> None:
     parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--prompt", type=int, default=8192)
     parser.add_argument("--output", type=int, default=32)
+    parser.add_argument("--memory-only", action="store_true", help="stop after the memory lines")
     parser.add_argument("--fill", action="store_true", help="run the planned concurrency at --max-model-len")
     options = parser.parse_args()
     facts = published_model(f"hf://google/gemma-4-{options.variant}")
@@ -135,9 +159,13 @@ def main() -> None:
         name = f"{options.variant} TP{options.tensor_parallel_size} {replica.geometry.dtype.value}"
         print(f"{name} ready after {time.perf_counter() - began:.1f} s, pool {replica.pool_bytes / 2**30:.2f} GiB")
     try:
-        memory_lines(name, plan_report(args, replica.architecture, replica.memory), replica.memory.total_bytes)
+        report = plan_report(args, replica.architecture, replica.memory)
+        memory_lines(name, report, replica.memory.total_bytes)
         bench = Bench(replica, args)
         bench.run([bench.request(64, 4)])
+        driver_line(name, bench, replica, args, report)
+        if options.memory_only:
+            return
         ((times,), _) = bench.run([bench.request(options.prompt, options.output)])[0].values(), None
         tpot = (times[-1] - times[0]) / (len(times) - 1)
         print(f"{name} {options.prompt}/{options.output} c=1: TTFT {1e3 * times[0]:.0f} ms, TPOT {1e3 * tpot:.2f} ms")

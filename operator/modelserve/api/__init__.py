@@ -16,6 +16,8 @@ from modelserve.api.pod import PodOverrides
 from modelserve.api.spec import ModelServeSpec
 from modelserve.api.status import (
     Calibration,
+    CalibrationPages,
+    CalibrationTerm,
     Candidate,
     Concurrency,
     Condition,
@@ -38,6 +40,8 @@ __all__ = [
     "SINGULAR",
     "VERSION",
     "Calibration",
+    "CalibrationPages",
+    "CalibrationTerm",
     "Candidate",
     "Concurrency",
     "Condition",

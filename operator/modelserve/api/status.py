@@ -5,6 +5,7 @@ Byte figures are integers whose names end in Bytes and are per GPU; concurrency 
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
@@ -33,8 +34,17 @@ MAX_CANDIDATES = 16
 
 Verdict = Literal["Chosen", "Fits", "Refused"]
 LimitedBy = Literal[
-    "Memory", "ContextLength", "TensorParallel", "GPUsPerNode", "ComputeCapability", "Layout", "Dtype", "Concurrency"
+    "Memory",
+    "ContextLength",
+    "TensorParallel",
+    "GPUsPerNode",
+    "ComputeCapability",
+    "Layout",
+    "Dtype",
+    "Concurrency",
+    "Sharing",
 ]
+PageCount = Annotated[int, Field(ge=0, le=1 << 40, json_schema_extra={"format": "int64"})]
 Timestamp = Annotated[str, StringConstraints(max_length=32), Field(json_schema_extra={"format": "date-time"})]
 
 
@@ -115,6 +125,15 @@ class Concurrency(ApiModel):
     at_max: DecimalString = Field(description="Of maxModelLen tokens each.")
 
 
+class ExpectedSpeed(ApiModel):
+    """What the roofline expects under spec.workload: it ranks candidates and promises nothing."""
+
+    concurrency: Tokens = Field(description="Requests decoded together.")
+    time_to_first_token_ms: DecimalString = Field(description="Prefill of one prompt with nothing else running.")
+    time_per_output_token_ms: DecimalString = Field(description="One decode step of all those requests.")
+    output_tokens_per_second: DecimalString = Field(description="Of one replica, prefill of the prompts included.")
+
+
 class Candidate(ApiModel):
     """One accelerator and number of GPUs that was considered, with its arithmetic and verdict."""
 
@@ -132,7 +151,11 @@ class Candidate(ApiModel):
     kv_cache: KVCachePlan | None = Field(default=None, description="Storage of the key/value cache.")
     per_gpu: GpuMemory | None = Field(default=None, description="Where the memory of one GPU goes.")
     concurrency: Concurrency | None = Field(default=None, description="Requests at once.")
+    speed: ExpectedSpeed | None = Field(default=None, description="Expected rates, from the roofline.")
     cost_per_hour: DecimalString | None = Field(default=None, description="Price of one replica-hour.")
+    cost_per_million_tokens: DecimalString | None = Field(
+        default=None, description="Price of a million output tokens at the expected rate."
+    )
 
 
 class EnginePlan(ApiModel):
@@ -188,9 +211,59 @@ class PlanStatus(ApiModel):
         return self.accelerator is not None
 
 
+class CalibrationTerm(ApiModel):
+    """One named term of memory, predicted beside measured."""
+
+    name: str = Field(
+        min_length=1,
+        max_length=32,
+        pattern=r"^[a-z][A-Za-z0-9_]*$",
+        description="weights, activation, context, nccl, pool; on the CPU process and headroom for context.",
+    )
+    predicted_bytes: Bytes = Field(
+        description="What the formulas say for this device and these settings, before any calibration."
+    )
+    measured_bytes: Bytes = Field(description="What the worker found.")
+    error_percent: SignedDecimalString | None = Field(
+        default=None, description="(measured - predicted) / predicted, in percent; absent where 0 was predicted."
+    )
+
+    @classmethod
+    def compare(cls, name: str, *, predicted_bytes: int, measured_bytes: int) -> CalibrationTerm:
+        """The term with its error, to two decimals."""
+        error = Decimal(100 * (measured_bytes - predicted_bytes)) / predicted_bytes if predicted_bytes else None
+        return cls(
+            name=name,
+            predicted_bytes=predicted_bytes,
+            measured_bytes=measured_bytes,
+            error_percent=None if error is None else f"{error:.2f}",
+        )
+
+
+class CalibrationPages(ApiModel):
+    """Pages of one kind that the whole pool holds."""
+
+    kind: Literal["global", "sliding"] = Field(description="Which layers own the pages.")
+    page_bytes: Bytes = Field(description="Bytes of one page over all layers of the kind; 0 when none owns a cache.")
+    predicted: PageCount = Field(description="Pages in the predicted pool.")
+    measured: PageCount = Field(description="Pages in the pool that was allocated.")
+
+
 class Calibration(ApiModel):
     """Predicted beside measured memory of one GPU, over the ready workers the worst."""
 
+    terms: tuple[CalibrationTerm, ...] = Field(
+        default=(),
+        max_length=16,
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+        description="Every term by name.",
+    )
+    pages: tuple[CalibrationPages, ...] = Field(
+        default=(),
+        max_length=2,
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["kind"]},
+        description="Pages of each kind.",
+    )
     predicted: GpuMemory | None = Field(default=None, description="What the plan said.")
     measured: GpuMemory | None = Field(default=None, description="What a worker reports.")
     error_percent: SignedDecimalString | None = Field(

@@ -1,5 +1,6 @@
 """Plans: which accelerator, how many, how long a context, in what cache format; the arithmetic of each candidate."""
 
+from modelserve.planning.node_pools import offers_from_node_pool
 from modelserve.planning.offers import AcceleratorOffer, offers_from_nodes
 from modelserve.planning.planner import plan
 from modelserve.planning.revision import ENGINE_VERSION, engine_args_for, plan_hash, served_name
@@ -8,6 +9,7 @@ __all__ = [
     "ENGINE_VERSION",
     "AcceleratorOffer",
     "engine_args_for",
+    "offers_from_node_pool",
     "offers_from_nodes",
     "plan",
     "plan_hash",

@@ -73,6 +73,14 @@ def evaluate(wishes: Wishes, architecture: ModelArchitecture, accelerator: Accel
         max_num_batched_tokens=wishes.chunk(accelerator),
         max_num_seqs=wishes.sequences(accelerator),
         on_cpu=accelerator.is_cpu,
+        weight_format=wishes.weight_format,
+        drafter_bytes=wishes.drafter_bytes,
+        learned=wishes.learned(
+            accelerator.product,
+            tensor_parallel_size=tensor_parallel,
+            max_num_batched_tokens=wishes.chunk(accelerator),
+            max_num_seqs=wishes.sequences(accelerator),
+        ),
     )
     longest = architecture.max_position_embeddings
     asked, least = wishes.max_model_len or longest, wishes.least_model_len(longest)
@@ -112,7 +120,7 @@ def _unservable(
     for name, length in (("maxModelLen", wishes.max_model_len), ("minModelLen", wishes.min_model_len)):
         if length and length > longest:
             return "ContextLength", f"{name} {length:,} is above the {longest:,} tokens that the model supports"
-    problem = tensor_parallel_problem(architecture, tensor_parallel)
+    problem = tensor_parallel_problem(architecture, tensor_parallel, weight_format=wishes.weight_format)
     if problem:
         return "TensorParallel", problem
     if wishes.kv_layout is KVCacheLayout.FOLDED:

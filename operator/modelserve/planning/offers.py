@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from modelserve.api.status import NodeSelectorTerm
-from modelserve.hardware import CPU, GPU_RESOURCE, Accelerator, accelerator_from_labels
+from modelserve.api.schema_types import LABEL_KEY_PATTERN, LABEL_VALUE_PATTERN
+from modelserve.api.status import NodeSelectorRequirement, NodeSelectorTerm
+from modelserve.hardware import CATALOGUE, CPU, GPU_RESOURCE, Accelerator, accelerator_from_labels
+from modelserve.planning.node_labels import (
+    COMPUTE_LABELS,
+    COUNT_LABEL,
+    MEMORY_LABEL,
+    PRODUCT_LABEL,
+    NodeGpus,
+    is_mig_slice,
+    node_gpus,
+)
 
-PRODUCT_LABEL = "nvidia.com/gpu.product"
-MEMORY_LABEL = "nvidia.com/gpu.memory"  # MiB
-COUNT_LABEL = "nvidia.com/gpu.count"
-COMPUTE_LABELS = ("nvidia.com/gpu.compute.major", "nvidia.com/gpu.compute.minor")
+__all__ = [
+    "COMPUTE_LABELS",
+    "COUNT_LABEL",
+    "CPU_OFFER",
+    "MEMORY_LABEL",
+    "PRODUCT_LABEL",
+    "AcceleratorOffer",
+    "offers_from_nodes",
+    "taint_texts",
+]
+
+MAX_PRODUCT = 63
+MIG_COMPUTE_SLICES = 7  # of a whole GPU
+_MIG_PROFILE = re.compile(r"-MIG-(?P<slices>[0-9]+)g\.(?P<memory>[0-9]+)gb")
 
 
 @dataclass(frozen=True)
@@ -25,32 +46,92 @@ class AcceleratorOffer:
     accelerator: Accelerator
     count: int
     node_selector_terms: tuple[NodeSelectorTerm, ...] = ()
+    resource_name: str = GPU_RESOURCE  # what a pod asks for
+    refused: str | None = None  # why nothing can be planned here, such as time-slicing
+    declared: bool = False  # the pool may have no node yet
+    taints: tuple[str, ...] = ()  # KEY=VALUE:EFFECT that a pod must tolerate
+
+    @property
+    def largest_replica(self) -> int:
+        """GPUs that one replica may have here: MIG slices cannot talk to each other, so one of those."""
+        return min(self.count, 1) if is_mig_slice(self.accelerator.product) else self.count
 
 
 CPU_OFFER = AcceleratorOffer(CPU, count=0)
 
 
-def offers_from_nodes(nodes: Iterable[Mapping[str, Any]]) -> tuple[AcceleratorOffer, ...]:
-    """Offers of Node objects: one for each product and GPUs per node, from the labels of GPU feature discovery.
+def offers_from_nodes(
+    nodes: Iterable[Mapping[str, Any]], catalogue: Mapping[str, Accelerator] = CATALOGUE
+) -> tuple[AcceleratorOffer, ...]:
+    """Offers of Node objects: one for each product, GPUs per node, way to name the pool, and set of taints.
 
-    Nodes without a product label, and unknown products without a memory label, offer nothing.
+    Nodes whose labels name no GPU, and unknown products without a memory label, offer nothing.
     """
     found: dict[AcceleratorOffer, None] = {}
     for node in nodes:
-        labels = node.get("metadata", {}).get("labels") or {}
-        allocatable = node.get("status", {}).get("allocatable") or {}
-        count = _whole(allocatable.get(GPU_RESOURCE, labels.get(COUNT_LABEL)))
-        product = labels.get(PRODUCT_LABEL)
-        major, minor = (_whole(labels.get(label)) for label in COMPUTE_LABELS)
-        accelerator = accelerator_from_labels(
-            str(product),
-            memory_mib=_whole(labels.get(MEMORY_LABEL)) or None,
-            compute_capability=(major, minor) if major else None,
-        )
-        if product and count and accelerator:
-            found[AcceleratorOffer(accelerator, count)] = None
-    return tuple(sorted(found, key=lambda offer: (offer.accelerator.product, offer.count)))
+        labels = _labels(_mapping(node.get("metadata")).get("labels"))
+        allocatable = _mapping(_mapping(node.get("status")).get("allocatable"))
+        taints = taint_texts(_mapping(node.get("spec")).get("taints"))
+        for gpus in node_gpus(labels, allocatable):
+            accelerator = _accelerator(gpus, catalogue)
+            if accelerator is None or not gpus.count:
+                continue
+            found[
+                AcceleratorOffer(accelerator, gpus.count, _terms(gpus), gpus.resource_name, gpus.refused, taints=taints)
+            ] = None
+    return tuple(sorted(found, key=lambda offer: (offer.accelerator.product, offer.count, str(offer))))
 
 
-def _whole(text: object) -> int:
-    return int(str(text)) if str(text).isdecimal() else 0
+def taint_texts(taints: object) -> tuple[str, ...]:
+    """Taints that keep a pod away, as kubectl writes them; those that come and go with a node's health left out."""
+    found = []
+    for taint in taints if isinstance(taints, list) else ():
+        if not isinstance(taint, Mapping) or taint.get("effect") not in ("NoSchedule", "NoExecute"):
+            continue
+        key, value = str(taint.get("key")), str(taint.get("value") or "")
+        if not key.startswith("node.kubernetes.io/"):
+            found.append(f"{key}{'=' if value else ''}{value}:{taint['effect']}")
+    return tuple(sorted(found))
+
+
+def _accelerator(gpus: NodeGpus, catalogue: Mapping[str, Accelerator]) -> Accelerator | None:
+    product = gpus.product[:MAX_PRODUCT].rstrip("-._")
+    capability = gpus.compute_capability if gpus.compute_capability[0] else None
+    profile = _MIG_PROFILE.search(product)
+    parent = catalogue.get(product.removesuffix("-SHARED").split("-MIG-")[0])
+    if profile is None:
+        memory = gpus.memory_mib or (parent.memory_mib if parent and product not in catalogue else 0)
+    else:  # where no label says, the profile's name does; it rounds up, by 5 % at most
+        memory = gpus.memory_mib or int(profile["memory"]) * 1024 * 95 // 100
+    if capability is None and parent is not None:
+        capability = parent.compute_capability
+    made = accelerator_from_labels(
+        product, memory_mib=memory or None, compute_capability=capability, catalogue=catalogue
+    )
+    if made is None or parent is None or profile is None:
+        return made
+    share = min(1.0, memory / parent.memory_mib)
+    compute = min(1.0, int(profile["slices"]) / MIG_COMPUTE_SLICES)
+    return replace(made, bandwidth=parent.bandwidth * share, flops=parent.flops * compute)
+
+
+def _terms(gpus: NodeGpus) -> tuple[NodeSelectorTerm, ...]:
+    """The pool in its provisioner's labels; empty where the product label is all there is."""
+    expressions = tuple(
+        NodeSelectorRequirement(key=key, operator="In", values=(value,)) for key, value in gpus.selector
+    )
+    return (NodeSelectorTerm(match_expressions=expressions),) if expressions else ()
+
+
+def _labels(value: object) -> dict[str, str]:
+    """The labels that are label-like: text a selector may name."""
+    return {
+        key: text
+        for key, text in _mapping(value).items()
+        if isinstance(key, str) and isinstance(text, str) and len(key) <= 317 and len(text) <= MAX_PRODUCT
+        and re.fullmatch(LABEL_KEY_PATTERN, key) and re.fullmatch(LABEL_VALUE_PATTERN, text)
+    }  # fmt: skip
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

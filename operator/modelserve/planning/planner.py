@@ -9,14 +9,16 @@ from decimal import Decimal
 from modelserve.api.spec import ModelServeSpec
 from modelserve.api.status import MAX_CANDIDATES, Candidate, PlanStatus, Verdict
 from modelserve.architecture import ModelArchitecture
-from modelserve.hardware import CPU_PRODUCT, Accelerator
+from modelserve.hardware import CPU_PRODUCT, GPU_RESOURCE, Accelerator
 from modelserve.planning import report
 from modelserve.planning.evaluation import Evaluation, Fit, Refusal, evaluate
+from modelserve.planning.learned import LearnedTerms, nothing_learned
 from modelserve.planning.offers import CPU_OFFER, AcceleratorOffer
 from modelserve.planning.ranking import RankKey, rank_key
 from modelserve.planning.remedies import remedies, remedy_text
 from modelserve.planning.revision import ENGINE_VERSION, plan_hash
 from modelserve.planning.wishes import GPU_COUNTS, Wishes, wishes
+from modelserve.weight_format import WeightFormat
 
 
 @dataclass(frozen=True)
@@ -33,55 +35,88 @@ def plan(
     accelerators: Sequence[AcceleratorOffer],
     *,
     engine_version: str = ENGINE_VERSION,
+    learned: LearnedTerms = nothing_learned,
+    weight_format: WeightFormat | None = None,
 ) -> PlanStatus:
-    """The best plan, with the best candidate of each product (16 at most). `plan.fits` is False when none fits."""
-    wished, considered = wishes(spec), consider(spec, architecture, accelerators)
+    """The best plan, with the best candidate of each product (16 at most). `plan.fits` is False when none fits.
+
+    `weight_format` is the checkpoint's; left out, the architecture's dtype.
+    """
+    wished = wishes(spec, learned=learned, weight_format=weight_format)
+    considered = consider(spec, architecture, accelerators, learned=learned, weight_format=weight_format)
     best = considered[0].evaluation if considered else None
     shown = _best_per_product(considered)[:MAX_CANDIDATES]
-    candidates = candidate_list(shown, spec, architecture)
+    candidates = candidate_list(shown, spec, architecture, learned=learned, weight_format=weight_format)
     if not isinstance(best, Fit):
         return PlanStatus(candidates=candidates, message=report.no_plan(candidates, spec))
-    offers = [offer for offer in _allowed(spec, accelerators) if offer.accelerator.product == best.accelerator.product]
+    offers = [
+        offer
+        for offer in _allowed(spec, accelerators)
+        if offer.accelerator.product == best.accelerator.product and not offer.refused
+    ]
     chosen = report.chosen_plan(
         best,
         architecture=architecture,
         wishes=wished,
         spec=spec,
         terms=report.placement(best, offers, spec),
+        resource_name=_resource_name(best, offers),
         candidates=candidates,
     )
     return chosen.model_copy(update={"hash": plan_hash(chosen, spec, engine_version=engine_version)})
 
 
 def consider(
-    spec: ModelServeSpec, architecture: ModelArchitecture, accelerators: Sequence[AcceleratorOffer]
+    spec: ModelServeSpec,
+    architecture: ModelArchitecture,
+    accelerators: Sequence[AcceleratorOffer],
+    *,
+    learned: LearnedTerms = nothing_learned,
+    weight_format: WeightFormat | None = None,
 ) -> tuple[Considered, ...]:
     """Every product and number of GPUs that the spec allows: those that fit first, the best before the others."""
-    wished, costs = wishes(spec), _costs(spec)
+    wished, costs = wishes(spec, learned=learned, weight_format=weight_format), _costs(spec)
     found = []
-    for accelerator, gpus, node_count in _combinations(wished, _allowed(spec, accelerators)):
+    allowed = _allowed(spec, accelerators)
+    for accelerator, gpus, node_count in _combinations(wished, [offer for offer in allowed if not offer.refused]):
         result = _placed(evaluate(wished, architecture, accelerator, gpus=gpus), wished, node_count=node_count)
         rank = rank_key(result, architecture, wished, costs=costs) if isinstance(result, Fit) else None
         found.append(Considered(result, rank))
+    found += [Considered(_shared(offer), None) for offer in allowed if offer.refused]
     fits = sorted((c for c in found if c.rank is not None), key=lambda c: c.rank or ())
     refused = sorted((c for c in found if c.rank is None), key=lambda c: _refusal_key(c.evaluation))
     return (*fits, *refused)
 
 
 def candidate_list(
-    considered: Iterable[Considered], spec: ModelServeSpec, architecture: ModelArchitecture
+    considered: Iterable[Considered],
+    spec: ModelServeSpec,
+    architecture: ModelArchitecture,
+    *,
+    learned: LearnedTerms = nothing_learned,
+    weight_format: WeightFormat | None = None,
 ) -> tuple[Candidate, ...]:
     """Candidates as status shows them; the first is Chosen when it fits. Refusals get remedies that were evaluated."""
-    wished, costs = wishes(spec), _costs(spec)
+    wished, costs = wishes(spec, learned=learned, weight_format=weight_format), _costs(spec)
     rows = []
     for index, entry in enumerate(considered):
         if isinstance(entry.evaluation, Fit):
             verdict: Verdict = "Fits" if index else "Chosen"
-            rows.append(report.fitting_candidate(entry.evaluation, verdict=verdict, wishes=wished, costs=costs))
+            rows.append(
+                report.fitting_candidate(
+                    entry.evaluation, verdict=verdict, architecture=architecture, wishes=wished, costs=costs
+                )
+            )
         else:
             remedy = remedy_text(remedies(entry.evaluation, architecture, wished))
             rows.append(report.refused_candidate(entry.evaluation, remedy=remedy))
     return tuple(rows)
+
+
+def _resource_name(best: Fit, offers: Sequence[AcceleratorOffer]) -> str | None:
+    """What the pods ask for; where pools of a product differ in that, the plan is for the first."""
+    names = sorted(offer.resource_name for offer in offers if offer.largest_replica >= best.gpus)
+    return None if best.accelerator.is_cpu else (names or [GPU_RESOURCE])[0]
 
 
 def _allowed(spec: ModelServeSpec, accelerators: Sequence[AcceleratorOffer]) -> list[AcceleratorOffer]:
@@ -103,7 +138,7 @@ def _combinations(wished: Wishes, offers: Sequence[AcceleratorOffer]) -> Iterabl
     for offer in sorted(offers, key=lambda o: (o.accelerator.product, o.count)):
         by_product.setdefault(offer.accelerator.product, []).append(offer)
     for pools in by_product.values():
-        largest = max(pool.count for pool in pools)
+        largest = max(pool.largest_replica for pool in pools)
         if pools[0].accelerator.is_cpu:
             counts: tuple[int, ...] = (0,)
         elif wished.tensor_parallel:
@@ -111,8 +146,13 @@ def _combinations(wished: Wishes, offers: Sequence[AcceleratorOffer]) -> Iterabl
         else:
             counts = tuple(n for n in GPU_COUNTS if n <= min(largest, wished.max_per_replica)) or (1,)
         for gpus in counts:
-            holding = [pool.accelerator for pool in pools if pool.count >= gpus] or [pools[-1].accelerator]
+            holding = [pool.accelerator for pool in pools if pool.largest_replica >= gpus] or [pools[-1].accelerator]
             yield min(holding, key=lambda record: record.visible_bytes), gpus, largest
+
+
+def _shared(offer: AcceleratorOffer) -> Refusal:
+    """A pool that no replica can be planned on."""
+    return Refusal(offer.accelerator, 1, 1, "Sharing", offer.refused or "")
 
 
 def _placed(result: Evaluation, wished: Wishes, *, node_count: int) -> Evaluation:

@@ -36,9 +36,14 @@ def replica_cost(fit: Fit, costs: Mapping[str, Decimal]) -> Decimal | None:
     return None if price is None else price * max(1, fit.gpus)
 
 
+def token_cost(replica_hour: Decimal, expected: Speed) -> Decimal:
+    """Price of a million output tokens at the expected rate."""
+    return replica_hour * 1_000_000 / 3600 / Decimal(expected.output_tokens_per_s)
+
+
 def _objective_key(fit: Fit, expected: Speed, wishes: Wishes, *, costs: Mapping[str, Decimal]) -> tuple[float, ...]:
     if wishes.objective == "Latency":
-        return (expected.step_seconds,)
+        return (expected.step_seconds, expected.prefill_seconds)
     if wishes.objective == "MaxContext":
         return (-fit.max_model_len, -fit.memory.kv_pool_bytes / fit.geometry.held_bytes(fit.max_model_len))
     if wishes.objective == "Cost":

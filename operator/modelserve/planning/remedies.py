@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from modelserve.architecture import ModelArchitecture
 from modelserve.hardware import CATALOGUE, Accelerator
 from modelserve.planning.evaluation import GIB, Evaluation, Fit, Refusal, evaluate
+from modelserve.planning.node_labels import is_mig_slice
 from modelserve.planning.wishes import GPU_COUNTS, Wishes
 from modelserve.sizing.pages import KVCacheDtype
 
@@ -74,6 +75,9 @@ def _corrected(refusal: Refusal, architecture: ModelArchitecture, wishes: Wishes
 def _resources(refusal: Refusal, architecture: ModelArchitecture, wishes: Wishes) -> Iterator[Remedy]:
     """A smaller cache, a shorter context, more memory, more GPUs, another product."""
     device, gpus = refusal.accelerator, refusal.gpus
+    if refusal.limited_by == "Sharing":
+        yield from _first_fit(_listed_places(), architecture, wishes)
+        return
     if refusal.limited_by not in ("TensorParallel", "GPUsPerNode"):
         if wishes.kv_dtype is not KVCacheDtype.INT8:
             yield Remedy("with int8 KV cache", replace(wishes, kv_dtype=KVCacheDtype.INT8), device, gpus)
@@ -81,10 +85,15 @@ def _resources(refusal: Refusal, architecture: ModelArchitecture, wishes: Wishes
     if device.is_cpu:
         yield from _more_container_memory(refusal, architecture, wishes)
         return
-    counts = _other_counts(refusal)
-    yield from _first_fit(((device, count) for count in counts), architecture, wishes)
+    if not is_mig_slice(device.product):
+        yield from _first_fit(((device, count) for count in _other_counts(refusal)), architecture, wishes)
+    yield from _first_fit(_listed_places(), architecture, wishes)
+
+
+def _listed_places() -> Iterator[tuple[Accelerator, int]]:
+    """Every product of the catalogue, the fewest and smallest GPUs first."""
     records = sorted((r for r in CATALOGUE.values() if not r.is_cpu), key=lambda r: (r.memory_mib, r.product))
-    yield from _first_fit(((record, count) for count in GPU_COUNTS for record in records), architecture, wishes)
+    return ((record, count) for count in GPU_COUNTS for record in records)
 
 
 def _other_counts(refusal: Refusal) -> list[int]:

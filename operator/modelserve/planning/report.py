@@ -10,6 +10,7 @@ from modelserve.api.status import (
     Candidate,
     Concurrency,
     EnginePlan,
+    ExpectedSpeed,
     GpuMemory,
     KVCachePlan,
     NodeSelectorRequirement,
@@ -19,10 +20,10 @@ from modelserve.api.status import (
     Verdict,
 )
 from modelserve.architecture import ModelArchitecture
-from modelserve.hardware import GPU_RESOURCE
 from modelserve.planning.evaluation import GIB, Fit, Refusal
 from modelserve.planning.offers import PRODUCT_LABEL, AcceleratorOffer
-from modelserve.planning.ranking import replica_cost
+from modelserve.planning.ranking import replica_cost, token_cost
+from modelserve.planning.roofline import speed
 from modelserve.planning.wishes import Wishes
 from modelserve.sizing.memory import MemoryPlan
 
@@ -36,6 +37,7 @@ def chosen_plan(
     wishes: Wishes,
     spec: ModelServeSpec,
     terms: tuple[NodeSelectorTerm, ...] | None,
+    resource_name: str | None,
     candidates: tuple[Candidate, ...],
 ) -> PlanStatus:
     """The whole plan but its hash."""
@@ -43,7 +45,7 @@ def chosen_plan(
     on_cpu = fit.accelerator.is_cpu
     return PlanStatus(
         accelerator=fit.accelerator.product,
-        resource_name=None if on_cpu else GPU_RESOURCE,
+        resource_name=resource_name,
         gpus_per_replica=fit.gpus,
         node_selector_terms=terms,
         tensor_parallel=fit.tensor_parallel,
@@ -64,9 +66,12 @@ def chosen_plan(
     )
 
 
-def fitting_candidate(fit: Fit, *, verdict: Verdict, wishes: Wishes, costs: Mapping[str, Decimal]) -> Candidate:
+def fitting_candidate(
+    fit: Fit, *, verdict: Verdict, architecture: ModelArchitecture, wishes: Wishes, costs: Mapping[str, Decimal]
+) -> Candidate:
     """A candidate that fits, with its arithmetic."""
-    cost = replica_cost(fit, costs)
+    cost, expected = replica_cost(fit, costs), speed(fit, architecture, wishes)
+    per_million = None if cost is None else token_cost(cost, expected)
     return Candidate(
         accelerator=fit.accelerator.product,
         gpus_per_replica=fit.gpus,
@@ -78,7 +83,14 @@ def fitting_candidate(fit: Fit, *, verdict: Verdict, wishes: Wishes, costs: Mapp
         kv_cache=KVCachePlan(dtype=fit.geometry.dtype, layout=fit.geometry.layout),
         per_gpu=gpu_memory(fit.memory),
         concurrency=concurrency(fit),
+        speed=ExpectedSpeed(
+            concurrency=expected.concurrency,
+            time_to_first_token_ms=f"{expected.prefill_seconds * 1e3:.1f}",
+            time_per_output_token_ms=f"{expected.step_seconds * 1e3:.2f}",
+            output_tokens_per_second=f"{expected.output_tokens_per_s:.1f}",
+        ),
         cost_per_hour=None if cost is None else f"{cost:.2f}",
+        cost_per_million_tokens=None if per_million is None else f"{per_million:.2f}",
     )
 
 
@@ -123,7 +135,7 @@ def placement(
     product = NodeSelectorRequirement(key=PRODUCT_LABEL, operator="In", values=(fit.accelerator.product,))
     pools: dict[tuple[NodeSelectorRequirement, ...], None] = {}
     for offer in offers:
-        if offer.count >= fit.gpus:
+        if offer.largest_replica >= fit.gpus:
             for expressions in [term.match_expressions for term in offer.node_selector_terms] or [(product,)]:
                 pools[(*expressions, *(each for each in own if each not in expressions))] = None
     return tuple(NodeSelectorTerm(match_expressions=expressions) for expressions in pools)
@@ -176,7 +188,14 @@ def _plan_message(fit: Fit, architecture: ModelArchitecture, wishes: Wishes, spe
     if fit.limited_by is None and wishes.max_model_len is None:
         sentences.append(f"maxModelLen is the model's own limit of {architecture.max_position_embeddings:,} tokens")
     if spec.drafter is not None:
-        sentences.append("spec.drafter is not in this release and keeps the plan from being applied: remove it")
+        counted = "" if wishes.drafter_bytes else "no published one, so its weights are not counted, and "
+        sentences.append(
+            f"spec.drafter is {counted}not in this release and keeps the plan from being applied: remove it"
+        )
+    if wishes.weight_format is not None and not wishes.weight_format.servable:
+        sentences.append(
+            f"this release plans {wishes.weight_format} weights but does not serve them yet: use the bfloat16 model"
+        )
     return "; ".join(sentence for sentence in sentences if sentence)
 
 

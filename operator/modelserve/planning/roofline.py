@@ -1,37 +1,51 @@
 """How fast a candidate would be: the larger of the time its bytes and its arithmetic take. For ranking, not promises.
 
     decode step of B requests at length L, per rank:
-        bytes = W + B * (g * L + s * min(L, window))
-        FLOP  = B * (2 * P + 4 * heads * (D_g * n_g * L + D_s * n_s * min(L, window)))
-        time  = max(bytes / bandwidth, FLOP / flops) + 2 * layers * all-reduce latency when there is more than one rank
-    prefill of L tokens: 2 * P * L FLOP, attention left out
+        bytes = W + B (g L + s min(L, window))
+        FLOP  = B (2 P + 4 heads (D_g n_g L + D_s n_s min(L, window))) / TP
+        time  = max(bytes / bandwidth, FLOP / rate) + all-reduces
+    prefill of a prompt of L tokens, per rank:
+        linear    = (2 (P - E) L + 2 E) / TP
+        attention = 4 heads (D_g n_g L^2 / 2 + D_s n_s (L w - w^2 / 2)) / TP, with w = min(L, window)
+        time      = linear / rate + attention / attention rate + all-reduces
+
+This release's engine is behind that: no step is shorter than its launches take, and prefill reaches a share of the
+roofline. Both constants are measured, and go up as kernels land.
 
 W weight bytes read (embedding tables of inputs not, of experts the share that B tokens touch), P parameters a token
-uses, g and s cache bytes per token over all global and sliding layers; layers without a cache of their own read their
-producer's. Bandwidth and flops are what kernels reach (see hardware).
+uses, E those of the output head, D head width, n layers of a kind, g and s cache bytes per token over all global and
+sliding layers; layers without a cache of their own read their producer's. A quantised linear layer is read in its
+format and multiplied in bfloat16. Bandwidth and rates are what kernels reach (see hardware).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from modelserve.architecture import LayerKind, ModelArchitecture
-from modelserve.hardware import ACHIEVABLE_BANDWIDTH, ACHIEVABLE_FLOPS
+from modelserve.hardware import ACHIEVABLE_ATTENTION_FLOPS, ACHIEVABLE_BANDWIDTH, ACHIEVABLE_FLOPS
 from modelserve.planning.evaluation import Fit
 from modelserve.planning.wishes import Wishes
 from modelserve.sizing.pages import PageSpec
-from modelserve.sizing.weights import element_bytes, parameters_per_rank
+from modelserve.sizing.weights import element_bytes, parameters_per_rank, weight_terms
+from modelserve.weight_format import WeightFormat
 
+# Of 0.1.0, whose layers are plain PyTorch, on an H200 (docs/benchmarks.md): the 60 layers of 31B decode a token in 98
+# to 110 ms; 8,192 tokens are prefilled in 1.87 to 2.05 s, 0.71 s by the roofline below. E4B's 42 layers take 112 ms.
+LAUNCH_SECONDS_PER_LAYER = 1.75e-3
+PREFILL_SHARE = 0.36
 ALL_REDUCE_SECONDS = 20e-6  # of one small message between GPUs of a node, without NVLink multicast
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Expected decode of one candidate under the expected workload."""
+    """Expected rates of one candidate under the expected workload."""
 
     concurrency: int  # requests decoded together
     meets_concurrency: bool  # the pool holds the expected number of requests at the expected length
     step_seconds: float  # time per output token of each of them
+    prefill_seconds: float  # time to the first token of one prompt, when nothing else runs
     output_tokens_per_s: float  # of one replica, prefill of the prompts included
 
 
@@ -41,26 +55,56 @@ def speed(fit: Fit, architecture: ModelArchitecture, wishes: Wishes) -> Speed:
     held = fit.geometry.requests(fit.memory.kv_pool_bytes, length)
     wanted = wishes.concurrency or (1 if wishes.objective == "Latency" else wishes.sequences(fit.accelerator))
     batch = max(1, min(held, wanted, wishes.sequences(fit.accelerator)))
-    step = _decode_seconds(fit, architecture, batch=batch, length=length)
-    flops = fit.accelerator.flops * ACHIEVABLE_FLOPS * fit.tensor_parallel
-    prefill = 2 * _token_parameters(architecture) * min(wishes.input_tokens, length) / flops
+    step = _decode_seconds(fit, architecture, wishes.weight_format, batch=batch, length=length)
+    prefill = _prefill_seconds(fit, architecture, length=min(wishes.input_tokens, length))
     seconds = wishes.output_tokens * step + batch * prefill
     meets = held >= (wishes.concurrency or 1) and length == wishes.input_tokens + wishes.output_tokens
-    return Speed(batch, meets, step, batch * wishes.output_tokens / seconds)
+    return Speed(batch, meets, step, prefill, batch * wishes.output_tokens / seconds)
 
 
-def _decode_seconds(fit: Fit, architecture: ModelArchitecture, *, batch: int, length: int) -> float:
-    tp, e = fit.tensor_parallel, element_bytes(architecture)
+def _decode_seconds(
+    fit: Fit, architecture: ModelArchitecture, weight_format: WeightFormat | None, *, batch: int, length: int
+) -> float:
+    tp, device = fit.tensor_parallel, fit.accelerator
     window = min(length, architecture.sliding_window)
-    read = _weights_read(architecture, batch=batch, tensor_parallel=tp) * e
+    read = _weight_bytes_read(architecture, weight_format, batch=batch, tensor_parallel=tp)
     read += batch * length * _token_bytes(architecture, fit.geometry.global_page)
     read += batch * window * _token_bytes(architecture, fit.geometry.sliding_page)
-    attended = architecture.global_head_dim * _readers(architecture, LayerKind.GLOBAL) * length
-    attended += architecture.head_dim * _readers(architecture, LayerKind.SLIDING) * window
+    attended = _attended_columns(architecture, global_keys=length, sliding_keys=window)
     flop = batch * (2 * _token_parameters(architecture) + 4 * architecture.num_attention_heads * attended) / tp
-    device = fit.accelerator
     seconds = max(read / (device.bandwidth * ACHIEVABLE_BANDWIDTH), flop / (device.flops * ACHIEVABLE_FLOPS))
-    return seconds + (2 * architecture.num_hidden_layers * ALL_REDUCE_SECONDS if tp > 1 else 0.0)
+    seconds += _all_reduce_seconds(architecture, tokens=batch, tensor_parallel=tp, link=device.link)
+    return max(seconds, architecture.num_hidden_layers * LAUNCH_SECONDS_PER_LAYER)
+
+
+def _prefill_seconds(fit: Fit, architecture: ModelArchitecture, *, length: int) -> float:
+    tp, rate = fit.tensor_parallel, fit.accelerator.flops
+    head = architecture.vocab_size * architecture.hidden_size
+    linear = 2 * (_token_parameters(architecture) - head) * length + 2 * head
+    window = min(length, architecture.sliding_window)
+    scores = _attended_columns(
+        architecture, global_keys=length * length / 2, sliding_keys=length * window - window * window / 2
+    )
+    attention = 4 * architecture.num_attention_heads * scores
+    seconds = (linear / (rate * ACHIEVABLE_FLOPS) + attention / (rate * ACHIEVABLE_ATTENTION_FLOPS)) / tp
+    seconds = seconds / PREFILL_SHARE
+    seconds += _all_reduce_seconds(architecture, tokens=length, tensor_parallel=tp, link=fit.accelerator.link)
+    return max(seconds, architecture.num_hidden_layers * LAUNCH_SECONDS_PER_LAYER)
+
+
+def _all_reduce_seconds(architecture: ModelArchitecture, *, tokens: int, tensor_parallel: int, link: float) -> float:
+    """Two of [tokens, H] per layer: a fixed latency, and the bytes of a ring, 2 (TP - 1) / TP of the message."""
+    if tensor_parallel == 1:
+        return 0.0
+    message = tokens * architecture.hidden_size * element_bytes(architecture)
+    ring = 2 * (tensor_parallel - 1) / tensor_parallel * message / link
+    return 2 * architecture.num_hidden_layers * (ALL_REDUCE_SECONDS + ring)
+
+
+def _attended_columns(architecture: ModelArchitecture, *, global_keys: float, sliding_keys: float) -> float:
+    """Head columns times keys, over all layers, of one query head."""
+    attended = architecture.global_head_dim * _readers(architecture, LayerKind.GLOBAL) * global_keys
+    return attended + architecture.head_dim * _readers(architecture, LayerKind.SLIDING) * sliding_keys
 
 
 def _token_bytes(architecture: ModelArchitecture, page: PageSpec) -> float:
@@ -74,31 +118,28 @@ def _readers(architecture: ModelArchitecture, kind: LayerKind) -> int:
     return full if kind is LayerKind.GLOBAL else architecture.num_hidden_layers - full
 
 
-def _table_parameters(architecture: ModelArchitecture) -> int:
-    """Elements of the per-layer embedding table, of which a token reads one row."""
-    columns = architecture.num_hidden_layers * architecture.hidden_size_per_layer_input
-    return columns * architecture.vocab_size_per_layer_input
+def _idle_share(architecture: ModelArchitecture, *, batch: int) -> float:
+    """Expected share of experts that no token of `batch` chose, experts drawn evenly."""
+    if not architecture.num_experts:
+        return 0.0
+    return float((1 - architecture.top_k_experts / architecture.num_experts) ** batch)
 
 
-def _expert_parameters(architecture: ModelArchitecture) -> int:
-    per_expert = 3 * architecture.hidden_size * architecture.moe_intermediate_size
-    return architecture.num_hidden_layers * architecture.num_experts * per_expert
-
-
+@lru_cache(maxsize=64)
 def _token_parameters(architecture: ModelArchitecture) -> float:
     """Parameters that one token is multiplied with."""
-    total = parameters_per_rank(architecture, tensor_parallel_size=1) - _table_parameters(architecture)
-    if not architecture.num_experts:
-        return total
-    idle = 1 - architecture.top_k_experts / architecture.num_experts
-    return total - idle * _expert_parameters(architecture)
+    table = architecture.num_hidden_layers * architecture.hidden_size_per_layer_input
+    experts = architecture.num_hidden_layers * architecture.num_experts
+    per_expert = 3 * architecture.hidden_size * architecture.moe_intermediate_size
+    total = parameters_per_rank(architecture, tensor_parallel_size=1)
+    total -= table * architecture.vocab_size_per_layer_input
+    return total - _idle_share(architecture, batch=1) * experts * per_expert
 
 
-def _weights_read(architecture: ModelArchitecture, *, batch: int, tensor_parallel: int) -> float:
-    """Elements of one rank's weights that a step of `batch` tokens reads, experts drawn evenly."""
-    total = parameters_per_rank(architecture, tensor_parallel_size=tensor_parallel)
-    total -= _table_parameters(architecture) // tensor_parallel
-    if not architecture.num_experts:
-        return total
-    untouched = (1 - architecture.top_k_experts / architecture.num_experts) ** batch
-    return total - untouched * _expert_parameters(architecture) / tensor_parallel
+def _weight_bytes_read(
+    architecture: ModelArchitecture, weight_format: WeightFormat | None, *, batch: int, tensor_parallel: int
+) -> float:
+    """Bytes of one rank's weights that a step of `batch` tokens reads; of the per-layer table a row per token."""
+    terms = weight_terms(architecture, tensor_parallel_size=tensor_parallel, weight_format=weight_format)
+    terms.pop("per_layer_embedding", None)
+    return sum(terms.values()) - _idle_share(architecture, batch=batch) * terms.get("experts", 0)

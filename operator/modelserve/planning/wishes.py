@@ -8,7 +8,10 @@ from decimal import Decimal
 from modelserve.api.schema_types import quantity_value
 from modelserve.api.spec import ModelServeSpec, Objective
 from modelserve.hardware import Accelerator
+from modelserve.planning.learned import LearnedTerms, nothing_learned
+from modelserve.published import published_drafter_bytes
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
+from modelserve.weight_format import WeightFormat
 
 DEFAULT_UTILIZATION = Decimal("0.9")
 DEFAULT_MIN_MODEL_LEN = 2048  # a context shorter than this is not worth serving unless it is asked for
@@ -39,6 +42,9 @@ class Wishes:
     input_tokens: int = DEFAULT_INPUT_TOKENS
     output_tokens: int = DEFAULT_OUTPUT_TOKENS
     concurrency: int | None = None
+    learned: LearnedTerms = nothing_learned
+    weight_format: WeightFormat | None = None  # None: the architecture's dtype
+    drafter_bytes: int = 0  # of a published drafter, whole on every rank
 
     def chunk(self, accelerator: Accelerator) -> int:
         """Most tokens of one step: as asked, else by the size of the accelerator."""
@@ -58,8 +64,10 @@ class Wishes:
         return self.min_model_len or self.max_model_len or min(DEFAULT_MIN_MODEL_LEN, longest)
 
 
-def wishes(spec: ModelServeSpec) -> Wishes:
-    """Read the parts of a spec that sizing depends on."""
+def wishes(
+    spec: ModelServeSpec, *, learned: LearnedTerms = nothing_learned, weight_format: WeightFormat | None = None
+) -> Wishes:
+    """Read the parts of a spec that sizing depends on; `learned` terms take the place of predicted ones."""
     context, cache, engine, workload = spec.context, spec.kv_cache, spec.engine, spec.workload
     accelerators, resources = spec.accelerators, spec.pod.resources
     memory = resources.limits.get("memory") if resources else None
@@ -80,4 +88,7 @@ def wishes(spec: ModelServeSpec) -> Wishes:
         input_tokens=(workload.input_tokens if workload else None) or DEFAULT_INPUT_TOKENS,
         output_tokens=(workload.output_tokens if workload else None) or DEFAULT_OUTPUT_TOKENS,
         concurrency=workload.concurrency if workload else None,
+        learned=learned,
+        weight_format=weight_format,
+        drafter_bytes=(published_drafter_bytes(spec.drafter.uri) if spec.drafter else None) or 0,
     )

@@ -1,40 +1,89 @@
 """Where the memory of one GPU (or of a CPU worker's container) goes: weights, workspace, overhead, and the KV pool.
 
-Every term is named and stated as a formula, so that a plan can be read and a measurement compared with it.
+Every term has a name, its bytes and the source of the figure, and every one can be replaced by a better figure: one
+the user assumes, or one that was measured on the same product before.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from typing import Literal
 
-from modelserve.architecture import LayerKind, ModelArchitecture
+from modelserve.architecture import ModelArchitecture
+from modelserve.errors import InvalidInput
+from modelserve.sizing.activation import (
+    KEYS_PER_PASS,
+    MIB,
+    PHASES,
+    ROWS_PER_SORT,
+    SCORES_PER_PASS,
+    activation_bytes,
+    activation_terms,
+    largest_phase,
+)
 from modelserve.sizing.pages import LAYER_ALIGNMENT_BYTES
-from modelserve.sizing.weights import element_bytes, weight_bytes
+from modelserve.sizing.weights import segment_rounding_bytes, weight_bytes
+from modelserve.weight_format import WeightFormat
 
 __all__ = [
+    "KEYS_PER_PASS",
+    "ROWS_PER_SORT",
+    "SCORES_PER_PASS",
+    "TERM_NAMES",
     "MemoryPlan",
+    "MemoryTerm",
     "activation_bytes",
     "activation_terms",
     "memory_plan",
-    "overhead_bytes",
     "overhead_terms",
     "weight_bytes",
 ]
 
-MIB = 1 << 20
-KEYS_PER_PASS = 16_384  # keys of global layers that are read (and, for v_only, expanded) at a time in prefill
-SCORES_PER_PASS = 1 << 25  # attention scores of one matrix product
-ROWS_PER_SORT = 32  # rows of logits that are sorted at a time
-FLOAT32 = 4
-
-CUDA_CONTEXT_BYTES = 512 * MIB  # context, kernels and libraries of one process; measured on H100 and H200
-CUBLAS_WORKSPACE_BYTES = 64 * MIB  # two handles of 32 MiB, the library's default on Hopper
-CUDA_GRAPHS_BYTES = 300 * MIB  # 0.24 to 0.29 GiB measured for the decode graphs of 31B
-NCCL_BYTES = 1638 * MIB  # beside the context, 2.1 GiB outside of torch at two or more ranks, measured on H100
+# Measured on an H200 with E4B and rounded up to 64 MiB: 689 MiB outside of PyTorch's allocator with one rank (context,
+# kernels, libraries), and 838 MiB more with two (NCCL's buffers and channels).
+CUDA_CONTEXT_BYTES = 704 * MIB
+NCCL_BYTES = 896 * MIB
+CUDA_GRAPHS_BYTES = 0  # the engine captures none yet
 CPU_PROCESS_BYTES = 614 * MIB  # resident set of the interpreter with torch and the HTTP stack: 0.6 GiB
 CPU_HEADROOM = Decimal("0.05")  # of the container's limit: heap growth, and page cache while weights load
+
+MemoryGroup = Literal["weights", "activation", "overhead"]
+MEMORY_GROUPS: tuple[MemoryGroup, ...] = ("weights", "activation", "overhead")
+_SOURCES = {
+    "parameters": "tensor shapes x storage format",
+    "allocator": "2 MiB segments of PyTorch's allocator",
+    "drafter": "published size, whole on every rank",
+    "residual": "2 T H e",
+    "per_layer_inputs": "T P e",
+    "rope": "T (D + D_global) e",
+    "penalties": "4 S V",
+    "block_tables": "8 S pages",
+    "cublas": "library default on Hopper",
+    "embedding": "8 T P",
+    "attention": "projections, one pass of keys, scores",
+    "mlp": "4 T I e",
+    "sampling": "logits, penalties, one sort",
+    "context": "measured on H200",
+    "graphs": "none are captured",
+    "nccl": "measured on 2 x H200",
+    "process": "measured",
+    "headroom": "5 % of the container's limit",
+}
+TERM_NAMES: tuple[str, ...] = (*MEMORY_GROUPS, *_SOURCES)
+"""What an override may name: a term, or a whole group."""
+
+
+@dataclass(frozen=True)
+class MemoryTerm:
+    """One named part of a rank's memory."""
+
+    group: MemoryGroup
+    name: str
+    bytes: int
+    source: str
 
 
 @dataclass(frozen=True)
@@ -43,14 +92,27 @@ class MemoryPlan:
 
     total_bytes: int
     budget_bytes: int
-    weights_bytes: int
-    activation_bytes: int
-    overhead_bytes: int
+    terms: tuple[MemoryTerm, ...]
 
-    @property
+    def group_bytes(self, group: MemoryGroup) -> int:
+        return sum(term.bytes for term in self.terms if term.group == group)
+
+    @cached_property
+    def weights_bytes(self) -> int:
+        return self.group_bytes("weights")
+
+    @cached_property
+    def activation_bytes(self) -> int:
+        return self.group_bytes("activation")
+
+    @cached_property
+    def overhead_bytes(self) -> int:
+        return self.group_bytes("overhead")
+
+    @cached_property
     def available_bytes(self) -> int:
-        """Budget less all fixed terms; negative when they alone do not fit."""
-        return self.budget_bytes - self.weights_bytes - self.activation_bytes - self.overhead_bytes
+        """Budget less all terms; negative when they alone do not fit."""
+        return self.budget_bytes - sum(term.bytes for term in self.terms)
 
     @property
     def kv_pool_bytes(self) -> int:
@@ -66,131 +128,95 @@ def memory_plan(
     max_num_batched_tokens: int,
     max_num_seqs: int,
     on_cpu: bool,
+    weight_format: WeightFormat | None = None,
+    drafter_bytes: int = 0,
+    learned: Mapping[str, int] | None = None,
 ) -> MemoryPlan:
     """Divide the memory of one rank.
 
     `total_bytes` is device memory as a process sees it, or the container's memory limit. On a GPU the budget is
     `utilization` of it; on the CPU it is all of it, since the headroom is a term of its own there.
-    Raises InvalidInput when the tensor-parallel size does not divide the model.
+    `weight_format` left out is the architecture's dtype. `learned` replaces predictions by bytes, by the name of a term
+    or of a whole group (`TERM_NAMES`); a group's figure wins over those of its terms.
+    Raises InvalidInput when the tensor-parallel size does not divide the model, or an override names nothing.
     """
+    learned = learned or {}
+    check_overrides(learned)
     return MemoryPlan(
         total_bytes=total_bytes,
         budget_bytes=total_bytes if on_cpu else int(total_bytes * utilization),
-        weights_bytes=weight_bytes(architecture, tensor_parallel_size=tensor_parallel_size),
-        activation_bytes=activation_bytes(
+        terms=_all_terms(
             architecture,
+            container_bytes=total_bytes if on_cpu else None,
             tensor_parallel_size=tensor_parallel_size,
             max_num_batched_tokens=max_num_batched_tokens,
             max_num_seqs=max_num_seqs,
-        ),
-        overhead_bytes=overhead_bytes(
-            tensor_parallel_size=tensor_parallel_size, total_bytes=total_bytes, on_cpu=on_cpu
+            weight_format=weight_format,
+            drafter_bytes=drafter_bytes,
+            learned=tuple(learned.items()),
         ),
     )
 
 
-def overhead_bytes(*, tensor_parallel_size: int, total_bytes: int, on_cpu: bool) -> int:
-    """Sum of `overhead_terms`."""
-    return sum(
-        overhead_terms(tensor_parallel_size=tensor_parallel_size, total_bytes=total_bytes, on_cpu=on_cpu).values()
+@lru_cache(maxsize=512)  # products differ in memory, not in these
+def _all_terms(
+    architecture: ModelArchitecture,
+    *,
+    container_bytes: int | None,  # None on a GPU
+    tensor_parallel_size: int,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+    weight_format: WeightFormat | None,
+    drafter_bytes: int,
+    learned: tuple[tuple[str, int], ...],
+) -> tuple[MemoryTerm, ...]:
+    tp, on_cpu, given = tensor_parallel_size, container_bytes is not None, dict(learned)
+    weights = {"parameters": weight_bytes(architecture, tensor_parallel_size=tp, weight_format=weight_format)}
+    if not on_cpu:
+        weights["allocator"] = segment_rounding_bytes(
+            architecture, tensor_parallel_size=tp, weight_format=weight_format
+        )
+    if drafter_bytes:
+        weights["drafter"] = drafter_bytes
+    always, predicted_phases = activation_terms(
+        architecture,
+        tensor_parallel_size=tp,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_seqs=max_num_seqs,
     )
+    phases = {**predicted_phases, **{name: given[name] for name in PHASES if name in given}}
+    throughout = {name: size for name, size in always.items() if not (on_cpu and name == "cublas")}
+    predicted: tuple[tuple[MemoryGroup, dict[str, int]], ...] = (
+        ("weights", weights),
+        ("activation", throughout | {name: phases[name] for name in largest_phase(phases)}),
+        ("overhead", overhead_terms(tensor_parallel_size=tp, total_bytes=container_bytes or 0, on_cpu=on_cpu)),
+    )
+    return tuple(term for group, terms in predicted for term in _terms(group, terms, given))
+
+
+def check_overrides(learned: Mapping[str, int]) -> None:
+    """Raises InvalidInput for a name that is no term, or a figure that is no number of bytes."""
+    for name, value in learned.items():
+        if name not in TERM_NAMES:
+            raise InvalidInput(f"{name!r} is not a memory term; terms are {', '.join(TERM_NAMES)}")
+        if not 0 <= value < 1 << 50:
+            raise InvalidInput(f"memory term {name} of {value} bytes: it must be 0 or more and below 1 PiB")
+
+
+def _terms(group: MemoryGroup, predicted: dict[str, int], learned: Mapping[str, int]) -> list[MemoryTerm]:
+    if group in learned:
+        return [MemoryTerm(group, group, learned[group], "given")]
+    return [
+        MemoryTerm(group, name, learned.get(name, size), "given" if name in learned else _SOURCES[name])
+        for name, size in predicted.items()
+    ]
 
 
 def overhead_terms(*, tensor_parallel_size: int, total_bytes: int, on_cpu: bool) -> dict[str, int]:
     """Bytes of one process that no tensor of the engine accounts for, by name."""
     if on_cpu:
         return {"process": CPU_PROCESS_BYTES, "headroom": int(total_bytes * CPU_HEADROOM)}
-    terms = {"context": CUDA_CONTEXT_BYTES, "cublas": CUBLAS_WORKSPACE_BYTES, "graphs": CUDA_GRAPHS_BYTES}
+    terms = {"context": CUDA_CONTEXT_BYTES, "graphs": CUDA_GRAPHS_BYTES}
     if tensor_parallel_size > 1:
         terms["nccl"] = NCCL_BYTES
     return terms
-
-
-@lru_cache(maxsize=256)  # a plan asks for each size many times
-def activation_bytes(
-    architecture: ModelArchitecture, *, tensor_parallel_size: int, max_num_batched_tokens: int, max_num_seqs: int
-) -> int:
-    """Static workspace of one rank: what lives all the time, plus the largest phase of a step."""
-    always, phases = activation_terms(
-        architecture,
-        tensor_parallel_size=tensor_parallel_size,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_num_seqs=max_num_seqs,
-    )
-    return sum(always.values()) + max(phases.values())
-
-
-def activation_terms(
-    architecture: ModelArchitecture, *, tensor_parallel_size: int, max_num_batched_tokens: int, max_num_seqs: int
-) -> tuple[dict[str, int], dict[str, int]]:
-    """(terms that live throughout a step, terms of which only one lives at a time), in bytes of one rank.
-
-    T tokens of a step, S sequences, H hidden size, e bytes of an element, V vocabulary. Norms hold three float32
-    temporaries of their input. The residual stream, the current sub-layer's input and its output live throughout.
-    """
-    tokens, e = max_num_batched_tokens, element_bytes(architecture)
-    hidden, per_layer = architecture.hidden_size, architecture.hidden_size_per_layer_input
-    per_layer_columns = architecture.num_hidden_layers * per_layer
-    rope_columns = architecture.head_dim + architecture.global_head_dim  # cos and sin of half a head, both kinds
-    pages = -(-architecture.max_position_embeddings // 64)
-    always = {
-        "residual": tokens * hidden * (3 * e + 3 * FLOAT32),
-        "per_layer_inputs": tokens * per_layer_columns * e,
-        "rope": tokens * rope_columns * (e + FLOAT32),
-        "penalties": max_num_seqs * architecture.vocab_size * 4,  # int32 counts
-        "block_tables": max_num_seqs * pages * 8,  # int64 page numbers
-    }
-    phases = {
-        "embedding": tokens * per_layer_columns * (2 * e + 3 * FLOAT32),
-        "attention": max(
-            _attention_bytes(architecture, kind, tokens=tokens, tensor_parallel_size=tensor_parallel_size)
-            for kind in LayerKind
-        ),
-        "mlp": _mlp_bytes(architecture, tokens=tokens, tensor_parallel_size=tensor_parallel_size),
-        "sampling": _sampling_bytes(architecture, sequences=max_num_seqs),
-    }
-    return always, phases
-
-
-def _attention_bytes(
-    architecture: ModelArchitecture, kind: LayerKind, *, tokens: int, tensor_parallel_size: int
-) -> int:
-    """Projections, then the larger of normalising the queries and attending.
-
-    Attending holds float32 numerators and their decayed product beside the packed queries, one pass of keys and values
-    (expanded keys take four float32 temporaries), and the scores with their copy in the compute type.
-    """
-    e = element_bytes(architecture)
-    width = architecture.global_head_dim if kind is LayerKind.GLOBAL else architecture.head_dim
-    heads = architecture.num_attention_heads // tensor_parallel_size
-    kv_heads = architecture.kv_heads_per_rank(kind, tensor_parallel_size)
-    query = tokens * heads * width
-    projections = query * e + 2 * tokens * kv_heads * width * e
-    normalising = query * (3 * FLOAT32 + 2 * e)
-    longest = architecture.max_position_embeddings
-    keys = (
-        min(KEYS_PER_PASS, longest) if kind is LayerKind.GLOBAL else min(architecture.sliding_window + tokens, longest)
-    )
-    scores = min(SCORES_PER_PASS, tokens * heads * keys)
-    attending = query * (2 * FLOAT32 + 3 * e) + keys * kv_heads * width * (4 * FLOAT32 + 2 * e) + scores * (FLOAT32 + e)
-    return projections + max(normalising, attending)
-
-
-def _mlp_bytes(architecture: ModelArchitecture, *, tokens: int, tensor_parallel_size: int) -> int:
-    """Gate and up, the activated gate, their product. Experts hold the same per (token, expert) and sum in float32."""
-    e, hidden = element_bytes(architecture), architecture.hidden_size
-    widest = max(architecture.layer_intermediate_size(layer) for layer in range(architecture.num_hidden_layers))
-    dense = tokens * (widest // tensor_parallel_size) * 4 * e
-    routed = tokens * architecture.top_k_experts
-    width = architecture.moe_intermediate_size // tensor_parallel_size
-    experts = routed * (width * 4 * e + hidden * (2 * e + 2 * FLOAT32))
-    return max(dense, experts)
-
-
-def _sampling_bytes(architecture: ModelArchitecture, *, sequences: int) -> int:
-    """Logits in e and float32, five float32 temporaries of penalties, then a sort of ROWS_PER_SORT rows at a time.
-
-    A sorted row holds values, 8-byte indices, running sums, a mask, and as much again of the sort's own.
-    """
-    e, vocabulary = element_bytes(architecture), architecture.vocab_size
-    return sequences * vocabulary * (2 * e + 6 * FLOAT32) + min(sequences, ROWS_PER_SORT) * vocabulary * 48

@@ -120,8 +120,13 @@ class CacheGeometry:
     def longest_request(self, pool_bytes: int) -> int:
         """Most tokens one request can hold in `pool_bytes` alone; 0 when not even one page of each kind fits.
 
-        Growth past the window is by global pages only, so the answer is found by bisection on held_bytes.
+        Growth past the window is by global pages only; below it the answer is found by bisection on held_bytes.
         """
+        if self.global_page.page_bytes:
+            held = self.sliding_page.pages(self.window - 1) + 1 if self.sliding_page.layers else 0
+            grown = (pool_bytes - held * self.sliding_page.page_bytes) // self.global_page.page_bytes
+            if grown > 0 and grown * self.global_page.page_tokens >= held * self.sliding_page.page_tokens:
+                return grown * self.global_page.page_tokens
         if self.held_bytes(1) > pool_bytes:
             return 0
         low, high = 1, 2

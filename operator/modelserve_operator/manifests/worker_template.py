@@ -12,6 +12,7 @@ from modelserve_operator.manifests.restricted_pod import container, fetch_contai
 from modelserve_operator.sources import ModelSource
 
 PORT = 8000
+GPU_VENDOR = GPU_RESOURCE.partition("/")[0] + "/"
 CONFIG_PATH = "/etc/modelserve"
 ENGINE_FILE = "engine.yaml"
 
@@ -89,7 +90,8 @@ def _resources(users: dict[str, Any], plan: PlanStatus) -> dict[str, Any]:
     """GPUs from the plan; on the CPU the memory that the plan divides. The rest is the user's."""
     requests, limits = dict(users.get("requests") or {}), dict(users.get("limits") or {})
     for resources in (requests, limits):
-        resources.pop(GPU_RESOURCE, None)
+        for name in [name for name in resources if name.startswith(GPU_VENDOR)]:  # whole GPUs and slices alike
+            del resources[name]
     if plan.resource_name and plan.gpus_per_replica:
         limits[plan.resource_name] = str(plan.gpus_per_replica)
     if plan.container_memory_bytes:

@@ -22,13 +22,10 @@ PROGRAMS = (
 PACKAGES = {  # command: the Debian package that brings it
     "containerd": "containerd",
     "runc": "runc",
-    "iptables": "iptables",
-    "conntrack": "conntrack",
-    "ethtool": "ethtool",
-    "socat": "socat",
     "ip": "iproute2",
     "nsenter": "util-linux",
 }
+SERVICE_PACKAGES = {"iptables": "iptables", "conntrack": "conntrack", "ethtool": "ethtool", "socat": "socat"}
 CNI_FOLDERS = (Path("/usr/lib/cni"), Path("/opt/cni/bin"))
 Progress = Callable[[str], None]
 
@@ -89,20 +86,26 @@ def _build(package: str, output: str) -> None:
 
 
 def cni_folder() -> Path | None:
-    """Folder of the CNI plugins, wherever the distribution puts them; None when they are not installed."""
-    return next((folder for folder in CNI_FOLDERS if (folder / "bridge").exists()), None)
+    """Folder of the CNI plugins: CNI_PATH, else wherever the distribution puts them; None when there are none."""
+    named = os.environ.get("CNI_PATH")
+    folders = (Path(named), *CNI_FOLDERS) if named else CNI_FOLDERS
+    return next((folder for folder in folders if (folder / "bridge").exists()), None)
 
 
-def _missing_packages() -> list[str]:
-    missing = {package for command, package in PACKAGES.items() if shutil.which(command) is None}
+def _missing_packages(packages: dict[str, str]) -> list[str]:
+    missing = {package for command, package in packages.items() if shutil.which(command) is None}
     if cni_folder() is None:
         missing.add("containernetworking-plugins")
     return sorted(missing)
 
 
-def require_packages(progress: Progress) -> None:
-    """Install the Debian packages whose commands are missing. Raises ClusterError when they cannot be installed."""
-    missing = _missing_packages()
+def require_packages(progress: Progress, *, services: bool) -> None:
+    """Install the Debian packages whose commands are missing. Raises ClusterError when they cannot be installed.
+
+    Without `services` what kube-proxy and masquerading need is not asked for.
+    """
+    packages = PACKAGES | (SERVICE_PACKAGES if services else {})
+    missing = _missing_packages(packages)
     if not missing:
         return
     if shutil.which("apt-get") is None:
@@ -116,5 +119,5 @@ def require_packages(progress: Progress) -> None:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
             raise ClusterError(f"{' '.join(command)} failed:\n{done.stderr.strip() or done.stdout.strip()}")
-    if still := _missing_packages():
+    if still := _missing_packages(packages):
         raise ClusterError(f"packages were installed, but their programs are not on PATH: {', '.join(still)}")

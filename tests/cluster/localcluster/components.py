@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from localcluster.certificates import CertificateAuthority
+from localcluster.node_profile import NodeProfile
 from localcluster.settings import API_PORT, NODE_NAME, OPERATOR_USER, PAUSE_IMAGE, Layout
 
 _ETCD_URL = "http://127.0.0.1:2379"
@@ -35,13 +36,15 @@ def write_certificates(layout: Layout) -> None:
         authority.write_kubeconfig(path, client=client, server=layout.api_server_url)
 
 
-def write_configuration(layout: Layout, *, cni_folder: Path, runtime_spec: dict[str, Any]) -> None:
+def write_configuration(
+    layout: Layout, *, cni_folder: Path, runtime_spec: dict[str, Any], profile: NodeProfile
+) -> None:
     folder = layout.config
     (folder / "cni").mkdir(parents=True, exist_ok=True)
     (folder / "runtime-spec.json").write_text(json.dumps(runtime_spec))
     (folder / "containerd.toml").write_text(_containerd(layout, cni_folder))
-    (folder / "cni" / "10-modelserve.conflist").write_text(json.dumps(_cni(layout)))
-    for name, document in (("kubelet", _kubelet(layout)), ("proxy", _proxy(layout)), ("audit", _AUDIT_POLICY)):
+    (folder / "cni" / "10-modelserve.conflist").write_text(json.dumps(_cni(layout, profile)))
+    for name, document in (("kubelet", _kubelet(layout, profile)), ("proxy", _proxy(layout)), ("audit", _AUDIT_POLICY)):
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(document))
 
 
@@ -68,30 +71,26 @@ base_runtime_spec = "{layout.config}/runtime-spec.json"
 """
 
 
-def _cni(layout: Layout) -> dict[str, Any]:
-    return {
-        "cniVersion": "1.0.0",
-        "name": "modelserve",
-        "plugins": [
-            {
-                "type": "bridge",
-                "bridge": "cni0",
-                "isGateway": True,
-                "ipMasq": True,
-                "hairpinMode": True,
-                "ipam": {
-                    "type": "host-local",
-                    "dataDir": f"{layout.path}/cni",
-                    "ranges": [[{"subnet": layout.pod_range}]],
-                    "routes": [{"dst": "0.0.0.0/0"}],
-                },
-            },
-            {"type": "portmap", "capabilities": {"portMappings": True}},
-        ],
+def _cni(layout: Layout, profile: NodeProfile) -> dict[str, Any]:
+    bridge = {
+        "type": "bridge",
+        "bridge": "cni0",
+        "isGateway": True,
+        "ipMasq": profile.services,
+        "hairpinMode": True,
+        "ipam": {
+            "type": "host-local",
+            "dataDir": f"{layout.path}/cni",
+            "ranges": [[{"subnet": layout.pod_range}]],
+            "routes": [{"dst": "0.0.0.0/0"}],
+        },
     }
+    portmap = {"type": "portmap", "capabilities": {"portMappings": True}}
+    plugins = [bridge, portmap] if profile.services else [bridge]
+    return {"cniVersion": "1.0.0", "name": "modelserve", "plugins": plugins}
 
 
-def _kubelet(layout: Layout) -> dict[str, Any]:
+def _kubelet(layout: Layout, profile: NodeProfile) -> dict[str, Any]:
     return {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -109,7 +108,12 @@ def _kubelet(layout: Layout) -> dict[str, Any]:
         "failCgroupV1": False,
         "failSwapOn": False,
         "imageGCHighThresholdPercent": 100,
-        "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
+        "enforceNodeAllocatable": ["pods" if profile.fixed_memory else "none"],
+        "evictionHard": {
+            "memory.available": "100Mi" if profile.fixed_memory else "0%",
+            "nodefs.available": "1%",
+            "imagefs.available": "1%",
+        },
         "resolvConf": "",
         "volumePluginDir": f"{layout.path}/kubelet-plugins",
         "staticPodPath": "",

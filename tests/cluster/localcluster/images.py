@@ -13,10 +13,11 @@ import json
 import sys
 import sysconfig
 import tarfile
-from importlib.metadata import distribution
+import tomllib
 from pathlib import Path
 from typing import Any
 
+from localcluster.node_profile import NodeProfile, linux_devices
 from localcluster.settings import PAUSE_IMAGE, REPOSITORY, WORKER_IMAGE
 
 LENT = Path("/opt/modelserve")
@@ -32,7 +33,7 @@ def _python() -> Path:
     return interpreter if prefix.is_relative_to("/usr") else LENT / "python" / interpreter.relative_to(prefix)
 
 
-def _lent_folders(programs: Path) -> dict[Path, Path]:
+def _lent_folders(programs: Path, profile: NodeProfile) -> dict[Path, Path]:
     """Folders that every container sees, read-only: path in the container to path on the host.
 
     The product's come under LENT and not under their own paths, since a checkout may lie below a folder that pods mount
@@ -42,6 +43,8 @@ def _lent_folders(programs: Path) -> dict[Path, Path]:
     lent |= {path: path for name in _SYSTEM_FOLDERS if (path := Path("/") / name).is_dir() and not path.is_symlink()}
     if (prefix := Path(sys.base_prefix).resolve()) and not prefix.is_relative_to("/usr"):
         lent[LENT / "python"] = prefix
+    if profile.site is not None:
+        lent[LENT / "site"] = profile.site
     lent[LENT / "site-packages"] = Path(sysconfig.get_path("purelib"))
     return lent | {LENT / name: REPOSITORY / name for name in ("operator", "worker")} | {LENT / "bin": programs}
 
@@ -51,24 +54,25 @@ def write_programs(folder: Path) -> None:
     folder.mkdir(parents=True)
     for name in ("python", "python3"):
         (folder / name).symlink_to(_python())
-    for script in distribution("modelserve").entry_points.select(group="console_scripts"):
-        path = folder / script.name
-        path.write_text(
-            f"#!{_python()}\nimport sys\nfrom {script.module} import {script.attr}\nsys.exit({script.attr}())\n"
-        )
+    scripts: dict[str, str] = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["scripts"]
+    for name, entry_point in scripts.items():
+        module, _, function = entry_point.partition(":")
+        path = folder / name
+        path.write_text(f"#!{_python()}\nimport sys\nfrom {module} import {function}\nsys.exit({function}())\n")
         path.chmod(0o755)
 
 
-def runtime_spec(default: dict[str, Any], *, programs: Path) -> dict[str, Any]:
-    """The OCI runtime specification that containerd starts from: its own default plus the lent folders."""
+def runtime_spec(default: dict[str, Any], *, programs: Path, profile: NodeProfile) -> dict[str, Any]:
+    """The OCI runtime specification that containerd starts from: its own default plus the lent folders and devices."""
     options = ["rbind", "ro", "nosuid", "nodev"]
     mounts = [
         {"destination": str(inside), "source": str(outside), "type": "bind", "options": options}
-        for inside, outside in _lent_folders(programs).items()
+        for inside, outside in _lent_folders(programs, profile).items()
     ]
     # Without CAP_SYS_RESOURCE a limit may not be raised above the runtime's own, so containers inherit that.
     process = {name: value for name, value in default["process"].items() if name != "rlimits"}
-    return default | {"process": process, "mounts": [*default["mounts"], *mounts]}
+    linux = linux_devices(default["linux"], profile.devices)
+    return default | {"process": process, "linux": linux, "mounts": [*default["mounts"], *mounts]}
 
 
 def _folder(archive: tarfile.TarFile, name: str, mode: int) -> None:
@@ -125,14 +129,24 @@ def _write_archive(path: Path, *, image: str, layer: bytes, config: dict[str, An
         _file(archive, "manifest.json", json.dumps(manifest).encode())
 
 
-def write_images(folder: Path, *, pause: Path) -> list[Path]:
+def _environment(profile: NodeProfile) -> list[str]:
+    site = () if profile.site is None else ("site",)
+    libraries = [*profile.libraries]
+    if sysconfig.get_config_var("Py_ENABLE_SHARED"):
+        libraries.append(LENT / "python" / "lib")
+    searched: dict[str, list[Path]] = {
+        "PATH": [LENT / "bin", *profile.programs, *map(Path, ("/usr/local/bin", "/usr/bin", "/bin"))],
+        "PYTHONPATH": [LENT / name for name in ("operator", "worker", *site, "site-packages")],
+        "LD_LIBRARY_PATH": libraries,
+    }
+    return [f"{name}={':'.join(map(str, folders))}" for name, folders in searched.items() if folders]
+
+
+def write_images(folder: Path, *, pause: Path, profile: NodeProfile) -> list[Path]:
     """Write the worker's and the pause image as docker-archives and return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    modules = ":".join(str(LENT / name) for name in ("operator", "worker", "site-packages"))
-    environment = [f"PATH={LENT}/bin:/usr/local/bin:/usr/bin:/bin", f"PYTHONPATH={modules}"]
-    if sysconfig.get_config_var("Py_ENABLE_SHARED"):
-        environment.append(f"LD_LIBRARY_PATH={LENT}/python/lib")
     worker, sandbox = folder / "worker.tar", folder / "pause.tar"
-    _write_archive(worker, image=WORKER_IMAGE, layer=_worker_layer(), config={"Env": environment, "WorkingDir": "/tmp"})
+    config = {"Env": _environment(profile), "WorkingDir": "/tmp"}
+    _write_archive(worker, image=WORKER_IMAGE, layer=_worker_layer(), config=config)
     _write_archive(sandbox, image=PAUSE_IMAGE, layer=_pause_layer(pause), config={"Entrypoint": ["/pause"]})
     return [sandbox, worker]

@@ -16,6 +16,7 @@ from pathlib import Path
 from localcluster import components, kernel_state, node_namespaces
 from localcluster.binaries import Progress, cni_folder, require_packages, require_programs
 from localcluster.images import runtime_spec, write_images, write_programs
+from localcluster.node_profile import PLAIN, NodeProfile
 from localcluster.processes import spawn
 from localcluster.record import Record
 from localcluster.settings import CLUSTERS, NODE_NAME, ClusterError, Layout, cache_dir
@@ -54,11 +55,11 @@ def _exclusive() -> Iterator[None]:
 def prepare(progress: Progress) -> None:
     """Install and build what is missing. Raises ClusterError."""
     with _exclusive():
-        require_packages(progress)
+        require_packages(progress, services=True)
         require_programs(progress)
 
 
-def up(layout: Layout, progress: Progress) -> None:
+def up(layout: Layout, progress: Progress, profile: NodeProfile = PLAIN) -> None:
     """Start the cluster, or return at once when it runs. Raises ClusterError with the cause and where the logs are."""
     if blocking := obstacles():
         raise ClusterError("the local cluster cannot run here: " + "; ".join(blocking))
@@ -69,10 +70,10 @@ def up(layout: Layout, progress: Progress) -> None:
         if record is not None or layout.path.exists():
             progress("removing what is left of an earlier cluster")
             _remove(layout)
-        require_packages(progress)
+        require_packages(progress, services=profile.services)
         programs = require_programs(progress)
         try:
-            _start(layout, programs, progress)
+            _start(layout, programs, progress, profile)
         except BaseException:
             progress(f"starting the cluster failed; its logs stay in {layout.logs} until the next start or removal")
             _stop(layout)
@@ -89,7 +90,7 @@ def down(layout: Layout) -> bool:
     return True
 
 
-def _start(layout: Layout, programs: dict[str, Path], progress: Progress) -> None:
+def _start(layout: Layout, programs: dict[str, Path], progress: Progress, profile: NodeProfile) -> None:
     for folder in (layout.logs, layout.weights, layout.path / "pod-logs"):
         folder.mkdir(parents=True)
     layout.weights.chmod(0o755)
@@ -99,8 +100,8 @@ def _start(layout: Layout, programs: dict[str, Path], progress: Progress) -> Non
     plugins = cni_folder()
     assert plugins is not None, "require_packages checked it"
     write_programs(layout.path / "bin")
-    spec = runtime_spec(json.loads(default), programs=layout.path / "bin")
-    components.write_configuration(layout, cni_folder=plugins, runtime_spec=spec)
+    spec = runtime_spec(json.loads(default), programs=layout.path / "bin", profile=profile)
+    components.write_configuration(layout, cni_folder=plugins, runtime_spec=spec, profile=profile)
     record = Record.new(layout)
     kernel_state.save_settings(_kernel_settings())
     kernel_state.create_cgroups(layout.cgroup)
@@ -121,12 +122,12 @@ def _start(layout: Layout, programs: dict[str, Path], progress: Progress) -> Non
     progress("starting containerd, etcd and the API server")
     start("containerd", "etcd", "kube-apiserver")
     _wait("the API server", lambda: _succeeds([*kubectl, "get", "--raw", "/readyz"]), record, layout)
-    progress("starting the controller manager, the scheduler, the kubelet and kube-proxy")
+    progress("starting the controller manager, the scheduler and the kubelet" + " and kube-proxy" * profile.services)
     ctr = [*inside, "ctr", f"--address={layout.containerd_socket}", "--namespace=k8s.io"]
     _wait("containerd", lambda: _succeeds([*ctr, "version"]), record, layout)
-    for archive in write_images(layout.path / "images", pause=programs["pause"]):
+    for archive in write_images(layout.path / "images", pause=programs["pause"], profile=profile):
         _check([*ctr, "images", "import", "--snapshotter=native", str(archive)])
-    start("kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy")
+    start("kube-controller-manager", "kube-scheduler", "kubelet", *(["kube-proxy"] if profile.services else []))
     progress("waiting for the node")
     ready = 'jsonpath={.status.conditions[?(@.type=="Ready")].status}'
     _wait(

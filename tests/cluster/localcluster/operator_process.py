@@ -15,6 +15,7 @@ from localcluster.processes import Process, spawn
 from localcluster.settings import OPERATOR_USER, ClusterError, Layout
 from localcluster.target import Target
 from modelserve_operator.kinds import CLUSTER_RULES, NAMESPACED_RULES
+from modelserve_operator.settings import DEFAULT_NAMESPACE
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,8 @@ def start(target: Target, *, timeout_s: float = 30.0) -> OperatorProcess:
 
 
 def _grant(target: Target) -> None:
-    """Give the operator's user exactly the rules that the operator states."""
+    """Give the operator's user exactly the rules that the operator states, and the operator its namespace."""
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": DEFAULT_NAMESPACE}}
     role = {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "ClusterRole",
@@ -87,7 +89,7 @@ def _grant(target: Target) -> None:
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": OPERATOR_USER},
         "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": OPERATOR_USER}],
     }
-    target.kubectl.apply(role, binding)
+    target.kubectl.apply(namespace, role, binding)
 
 
 def stop(layout: Layout) -> bool:

@@ -38,7 +38,7 @@ class Record:
 
     @property
     def healthy(self) -> bool:
-        return "kube-proxy" in self.processes and not self.dead
+        return "kubelet" in self.processes and not self.dead
 
     def _saved(self) -> Record:
         document = {

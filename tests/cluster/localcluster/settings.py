@@ -9,7 +9,7 @@ from pathlib import Path
 KUBERNETES_VERSION = "1.34.4"
 NODE_NAME = "modelserve-node"
 API_PORT = 6443
-CLUSTERS = ("demo", "test", "scratch")  # may run side by side: addresses and names carry the index
+CLUSTERS = ("demo", "test", "scratch", "gpu")  # may run side by side: addresses and names carry the index
 OPERATOR_USER = "modelserve-operator"
 PAUSE_IMAGE = "docker.io/library/modelserve-pause:local"
 WORKER_IMAGE = "docker.io/library/modelserve-worker:local"

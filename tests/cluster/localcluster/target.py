@@ -10,6 +10,7 @@ from pathlib import Path
 from localcluster import lifecycle
 from localcluster.binaries import Progress, programs_folder
 from localcluster.kubectl import Kubectl, KubectlError
+from localcluster.node_profile import PLAIN, NodeProfile
 from localcluster.settings import CLUSTERS, WORKER_IMAGE, ClusterError, Layout
 
 
@@ -39,9 +40,14 @@ def find(layout: Layout, progress: Progress) -> Target:
     if kubeconfig is not None:
         return _users(kubeconfig, layout)
     try:
-        lifecycle.up(layout, progress)
+        return local(layout, progress)
     except ClusterError as error:
         raise ClusterError(f"{error}\nTo use a cluster of your own instead, set KUBECONFIG.") from error
+
+
+def local(layout: Layout, progress: Progress, profile: NodeProfile = PLAIN) -> Target:
+    """The local cluster, started unless it runs. Raises ClusterError."""
+    lifecycle.up(layout, progress, profile)
     programs = programs_folder()
     assert programs is not None, "up built them"
     return Target(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from localcluster.kubectl import condition, wait_for
@@ -12,8 +13,8 @@ CLAIM = "weights"
 _SIZE = "10Gi"
 
 
-def create_namespace(target: Target, namespace: str) -> None:
-    """Create the namespace and its claim. On the local cluster the claim is bound to a folder of its state."""
+def create_namespace(target: Target, namespace: str, *, folder: Path | None = None) -> None:
+    """Create the namespace and its claim. On the local cluster the claim is bound to `folder`, or one of its state."""
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     target.kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": labels}})
     claim: dict[str, Any] = {
@@ -26,9 +27,10 @@ def create_namespace(target: Target, namespace: str) -> None:
         if not target.kubectl.exists("persistentvolumeclaim", CLAIM, "-n", namespace):
             target.kubectl.apply(claim)
         return
-    folder = target.local.weights / namespace
-    folder.mkdir(exist_ok=True)
-    folder.chmod(0o777)
+    if folder is None:
+        folder = target.local.weights / namespace
+        folder.mkdir(exist_ok=True)
+        folder.chmod(0o777)
     volume_name = f"{CLAIM}-{namespace}"
     on_the_node = {"key": "kubernetes.io/hostname", "operator": "In", "values": [NODE_NAME]}
     volume = {

@@ -36,9 +36,15 @@ ARCHITECTURE = ModelArchitecture(
 def report(
     device: str, *, total_bytes: int = 4 * GIB, max_model_len: int = 40_000
 ) -> tuple[dict[str, Any], EngineArgs]:
-    args = EngineArgs(model="/models/tiny", max_model_len=max_model_len, max_num_batched_tokens=512, max_num_seqs=8)
+    args = EngineArgs(
+        model="/models/tiny", max_model_len=max_model_len, max_num_batched_tokens=512, max_num_seqs=8,
+        tensor_parallel_size=1 if device == "cpu" else 2,
+    )  # fmt: skip
     geometry = cache_geometry(
-        ARCHITECTURE, dtype=KVCacheDtype.BFLOAT16, layout=KVCacheLayout.V_ONLY, tensor_parallel_size=1
+        ARCHITECTURE,
+        dtype=KVCacheDtype.BFLOAT16,
+        layout=KVCacheLayout.V_ONLY,
+        tensor_parallel_size=args.tensor_parallel_size,
     )
     memory = MemoryReport(
         device=device,
@@ -46,7 +52,7 @@ def report(
         budget_bytes=total_bytes,
         weights_bytes=11,
         activation_bytes=22,
-        overhead_bytes=33,
+        overhead={"process": 30, "headroom": 3} if device == "cpu" else {"context": 21, "nccl": 12},
         pool_bytes=1 << 30,
         geometry=geometry,
         max_model_len=max_model_len,
@@ -54,16 +60,18 @@ def report(
     return plan_report(args, ARCHITECTURE, memory), args
 
 
-@pytest.mark.parametrize(("device", "product", "gpus"), [("cpu", "CPU", 0), ("NVIDIA H200", "NVIDIA-H200", 1)])
+@pytest.mark.parametrize(("device", "product", "gpus"), [("cpu", "CPU", 0), ("NVIDIA H200", "NVIDIA-H200", 2)])
 def test_predicted_beside_allocated(device: str, product: str, gpus: int) -> None:
     body, args = report(device)
     allocated, capacity = body.pop("allocated"), body.pop("allocatedConcurrency")
+    for addition in ("terms", "pages", "engineVersion"):
+        body.pop(addition)
     plan = PlanStatus.model_validate(body)
     predicted = memory_plan(
         ARCHITECTURE,
         total_bytes=4 * GIB,
         utilization=Decimal("0.9"),
-        tensor_parallel_size=1,
+        tensor_parallel_size=args.tensor_parallel_size,
         max_num_batched_tokens=args.max_num_batched_tokens,
         max_num_seqs=args.max_num_seqs,
         on_cpu=device == "cpu",
@@ -78,3 +86,25 @@ def test_predicted_beside_allocated(device: str, product: str, gpus: int) -> Non
     held = body["perRequest"]["atMaxBytes"]
     assert capacity["atMax"] == f"{Decimal((1 << 30) * 100 // held) / 100:.2f}"
     assert (plan.container_memory_bytes == 4 * GIB) == (device == "cpu")
+
+
+@pytest.mark.parametrize("device", ["cpu", "NVIDIA H200"])
+def test_every_term_is_named_and_both_sides_add_up_to_the_budget(device: str) -> None:
+    body, _ = report(device)
+    terms = {term["name"]: term for term in body["terms"]}
+    outside = {"process", "headroom"} if device == "cpu" else {"context", "nccl"}
+    assert set(terms) == {"weights", "activation", "pool", *outside}
+    predicted = {name: term["predictedBytes"] for name, term in terms.items()}
+    assert sum(predicted[name] for name in outside) == body["perGpu"]["overheadBytes"], "no predicted part is lost"
+    budget = 4 * GIB if device == "cpu" else int(4 * GIB * Decimal("0.9"))
+    assert 0 <= budget - sum(predicted.values()) < 128
+    assert (terms["weights"]["measuredBytes"], terms["activation"]["measuredBytes"]) == (11, 22)
+    assert sum(terms[name]["measuredBytes"] for name in outside) == 33
+    pool = terms["pool"]
+    error = Decimal(100 * ((1 << 30) - pool["predictedBytes"])) / pool["predictedBytes"]
+    assert pool["errorPercent"] == f"{error:.2f}"
+    assert body["engineVersion"]
+    for pages in body["pages"]:
+        assert pages["measured"] == (1 << 30) // pages["pageBytes"]
+        assert pages["predicted"] == pool["predictedBytes"] // pages["pageBytes"]
+    assert [pages["kind"] for pages in body["pages"]] == ["sliding", "global"]

@@ -5,11 +5,21 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import Any
 
-from modelserve.api.status import Concurrency, EnginePlan, GpuMemory, KVCachePlan, PlanStatus, RequestBytes
-from modelserve.architecture import ModelArchitecture
+from modelserve import __version__
+from modelserve.api.status import (
+    CalibrationPages,
+    CalibrationTerm,
+    Concurrency,
+    EnginePlan,
+    GpuMemory,
+    KVCachePlan,
+    PlanStatus,
+    RequestBytes,
+)
+from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.engine_args import EngineArgs
 from modelserve.planning.report import LENGTHS, gpu_memory
-from modelserve.sizing.memory import memory_plan
+from modelserve.sizing.memory import MemoryPlan, memory_plan
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.execution.memory_report import MemoryReport
 
@@ -18,7 +28,8 @@ def plan_report(args: EngineArgs, architecture: ModelArchitecture, memory: Memor
     """JSON in the shape of status.plan, all terms per GPU.
 
     `perGpu` and `concurrency` are predicted from the device's memory, `allocated` and `allocatedConcurrency` are what
-    came of it, `maxModelLen` is what is served. A plan that names no length sizes for the served one.
+    came of it, `maxModelLen` is what is served. A plan that names no length sizes for the served one. `terms` and
+    `pages` hold both sides of every named term and page kind; `engineVersion` is the release that measured them.
     """
     on_cpu = memory.device == "cpu"
     utilization = Decimal(str(args.gpu_memory_utilization))
@@ -58,7 +69,48 @@ def plan_report(args: EngineArgs, architecture: ModelArchitecture, memory: Memor
     return plan.to_json() | {
         "allocated": allocated.to_json(),
         "allocatedConcurrency": _concurrency(geometry, memory.pool_bytes, length).to_json(),
+        "engineVersion": __version__,
+        "terms": [term.to_json() for term in _terms(predicted, memory)],
+        "pages": [pages.to_json() for pages in _pages(predicted, memory)],
     }
+
+
+def _terms(predicted: MemoryPlan, memory: MemoryReport) -> list[CalibrationTerm]:
+    """Every measured term beside its prediction.
+
+    What is predicted but cannot be measured by itself (library handles, graphs) is in what the driver holds outside of
+    the engine's tensors, which is the term `context`.
+    """
+    overhead = dict.fromkeys(memory.overhead, 0)
+    for term in predicted.terms:
+        if term.group == "overhead":
+            overhead[term.name if term.name in overhead else "context"] += term.bytes
+    sides = {
+        "weights": (predicted.weights_bytes, memory.weights_bytes),
+        "activation": (predicted.activation_bytes, memory.activation_bytes),
+        **{name: (overhead[name], memory.overhead[name]) for name in overhead},
+        "pool": (predicted.kv_pool_bytes, memory.pool_bytes),
+    }
+    return [
+        CalibrationTerm.compare(name, predicted_bytes=before, measured_bytes=after)
+        for name, (before, after) in sides.items()
+    ]
+
+
+def _pages(predicted: MemoryPlan, memory: MemoryReport) -> list[CalibrationPages]:
+    """Pages of each kind, were the whole pool of that kind."""
+    found = []
+    for kind in LayerKind:
+        page_bytes = memory.geometry.page(kind).page_bytes
+        found.append(
+            CalibrationPages(
+                kind="global" if kind is LayerKind.GLOBAL else "sliding",
+                page_bytes=page_bytes,
+                predicted=predicted.kv_pool_bytes // page_bytes if page_bytes else 0,
+                measured=memory.num_pages(kind),
+            )
+        )
+    return found
 
 
 def _request_bytes(geometry: CacheGeometry, max_model_len: int) -> RequestBytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 from modelserve.architecture import ModelArchitecture
 from modelserve.engine_args import EngineArgs
 from modelserve.errors import DoesNotFit, InvalidInput
-from modelserve.sizing.memory import memory_plan
+from modelserve.sizing.memory import memory_plan, overhead_terms
 from modelserve.sizing.pages import LAYER_ALIGNMENT_BYTES, CacheGeometry
 from modelserve.termination import TerminationReason
 
@@ -27,13 +28,18 @@ class InsufficientMemory(DoesNotFit):
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """Bytes of one rank before its pool exists."""
+    """Bytes of one rank before its pool exists; `overhead` by name, all of it outside the engine's own tensors."""
 
     total_bytes: int
     budget_bytes: int
     weights_bytes: int
     activation_bytes: int
-    overhead_bytes: int
+    overhead: Mapping[str, int]
+
+    @property
+    def overhead_bytes(self) -> int:
+        """Sum of `overhead`."""
+        return sum(self.overhead.values())
 
     @property
     def left_bytes(self) -> int:
@@ -43,28 +49,48 @@ class MemoryUse:
 
 
 class GPUMemoryProbe:
-    """Measures one rank on its GPU: create it when only weights are allocated, `measure` after the profile step."""
+    """Measures one rank on its GPU. Call in this order: create it before the rank joins its group, `joined` after,
+    `loaded` when only the weights are allocated, `measure` after the profile step."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        torch.empty(1, device=device)  # creates the context, which is then told apart from the communicator
+        self._alone = self._outside_bytes()
+        self._communicator: int | None = None
+        self._weights = 0
+
+    def joined(self) -> None:
+        """Whatever the driver has handed out since the probe was created belongs to the communicator."""
+        self._communicator = max(0, self._outside_bytes() - self._alone)
+
+    def loaded(self) -> None:
+        """What torch has reserved now, the rounding of its blocks included, is the weights."""
         torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
-        self._weights = torch.cuda.memory_reserved(device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        self._weights = torch.cuda.memory_reserved(self._device)
 
     def measure(self, utilization: float) -> MemoryUse:
-        """Activation is the peak that torch reserved over the weights; overhead is all of the device that torch
-        does not hold: the context, libraries, NCCL, and other processes."""
+        """Activation is the peak that torch reserved over the weights; overhead is all of the device that torch does
+        not hold: the communicator and, as `context`, the rest (context, kernels, libraries, other processes)."""
         torch.cuda.synchronize(self._device)
         peak = torch.cuda.max_memory_reserved(self._device)
         torch.cuda.empty_cache()
-        free, total = torch.cuda.mem_get_info(self._device)
+        total = torch.cuda.mem_get_info(self._device)[1]
+        overhead = {"context": self._outside_bytes() - (self._communicator or 0)}
+        if self._communicator is not None:  # on every rank of a group, so that all ranks name the same terms
+            overhead["nccl"] = self._communicator
         return MemoryUse(
             total_bytes=total,
             budget_bytes=int(total * utilization),
             weights_bytes=self._weights,
             activation_bytes=peak - self._weights,
-            overhead_bytes=total - free - torch.cuda.memory_reserved(self._device),
+            overhead=overhead,
         )
+
+    def _outside_bytes(self) -> int:
+        """Bytes of the device that are neither free nor torch's."""
+        free, total = torch.cuda.mem_get_info(self._device)
+        return total - free - torch.cuda.memory_reserved(self._device)
 
 
 def cpu_memory_use(architecture: ModelArchitecture, args: EngineArgs, *, weights_bytes: int) -> MemoryUse:
@@ -83,7 +109,8 @@ def cpu_memory_use(architecture: ModelArchitecture, args: EngineArgs, *, weights
         max_num_seqs=args.max_num_seqs,
         on_cpu=True,
     )
-    return MemoryUse(total, plan.budget_bytes, weights_bytes, plan.activation_bytes, plan.overhead_bytes)
+    overhead = overhead_terms(tensor_parallel_size=args.tensor_parallel_size, total_bytes=total, on_cpu=True)
+    return MemoryUse(total, plan.budget_bytes, weights_bytes, plan.activation_bytes, overhead)
 
 
 def cpu_limit_bytes(args: EngineArgs, *, cgroup_limits: tuple[Path, ...] = _CGROUP_LIMITS) -> int:

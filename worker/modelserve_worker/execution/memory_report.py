@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from modelserve.architecture import LayerKind
@@ -20,10 +21,15 @@ class MemoryReport:
     budget_bytes: int  # the share of it that the worker may use
     weights_bytes: int
     activation_bytes: int  # peak of one step of max_num_batched_tokens tokens
-    overhead_bytes: int  # everything else: context, libraries, communicators, interpreter
+    overhead: Mapping[str, int]  # everything else, by name: context, nccl; process and headroom on the CPU
     pool_bytes: int
     geometry: CacheGeometry
     max_model_len: int  # what is served: the asked length, or less when the pool is smaller
+
+    @property
+    def overhead_bytes(self) -> int:
+        """Sum of `overhead`."""
+        return sum(self.overhead.values())
 
     def num_pages(self, kind: LayerKind) -> int:
         """Pages of one kind that the whole pool would hold; 0 when no layer of that kind owns a cache."""

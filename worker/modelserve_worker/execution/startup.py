@@ -88,10 +88,18 @@ def start_rank(
         torch.cuda.set_device(device)
     elif args.tensor_parallel_size > 1:  # ranks share the cores
         torch.set_num_threads(max(1, torch.get_num_threads() // args.tensor_parallel_size))
+    probe = GPUMemoryProbe(device) if device.type == "cuda" else None
     parallel = join_tensor_parallel(
         rank=rank, size=args.tensor_parallel_size, init_method=init_method, device=device
     )  # fmt: skip
     dtype = compute_dtype(architecture)
+    if probe is not None and parallel.size > 1:
+        # The channels of a communicator are made by its first collective, so a step's largest one comes first.
+        residual = torch.zeros(args.max_num_batched_tokens, architecture.hidden_size, dtype=dtype, device=device)
+        parallel.all_reduce(residual)
+        torch.cuda.synchronize(device)
+        probe.joined()
+        del residual
     model = load_model(
         architecture,
         directory,
@@ -102,7 +110,7 @@ def start_rank(
         seed=args.seed,
         progress=progress,
     )
-    runner, use = _profile(model, args, geometry, device)
+    runner, use = _profile(model, args, geometry, device, probe)
     use, pool_bytes = _agree(use, parallel, device)
     max_model_len = negotiate_model_len(architecture, geometry, args, pool_bytes=pool_bytes)
     runner.cache = KVCache(geometry, pool_bytes, device=device, debug_stamps=args.debug_kv_stamps)
@@ -112,7 +120,7 @@ def start_rank(
         budget_bytes=use.budget_bytes,
         weights_bytes=use.weights_bytes,
         activation_bytes=use.activation_bytes,
-        overhead_bytes=use.overhead_bytes,
+        overhead=use.overhead,
         pool_bytes=pool_bytes,
         geometry=geometry,
         max_model_len=max_model_len,
@@ -132,11 +140,16 @@ def start_rank(
 
 
 def _profile(
-    model: Gemma4ForCausalLM, args: EngineArgs, geometry: CacheGeometry, device: torch.device
+    model: Gemma4ForCausalLM,
+    args: EngineArgs,
+    geometry: CacheGeometry,
+    device: torch.device,
+    probe: GPUMemoryProbe | None,
 ) -> tuple[GPUModelRunner, MemoryUse]:
     """Run the heaviest step over a cache of one page per kind, which every page table entry names."""
-    on_gpu = device.type == "cuda"
-    probe = GPUMemoryProbe(device) if on_gpu else None
+    on_gpu = probe is not None
+    if probe is not None:
+        probe.loaded()
     longest = model.architecture.max_position_embeddings
     page_bytes = geometry.global_page.page_bytes + geometry.sliding_page.page_bytes
     scratch = KVCache(geometry, page_bytes, device=device)
@@ -180,8 +193,10 @@ def _agree(use: MemoryUse, parallel: TensorParallel, device: torch.device) -> tu
     """The smallest pool over ranks, so that page numbers mean the same on all, and the largest of the other terms."""
     if parallel.size == 1:
         return use, use.left_bytes
-    terms = (-use.left_bytes, use.weights_bytes, use.activation_bytes, use.overhead_bytes)
+    names = sorted(use.overhead)
+    terms = (-use.left_bytes, use.weights_bytes, use.activation_bytes, *(use.overhead[name] for name in names))
     agreed = torch.tensor(terms, dtype=torch.int64, device=device)
     dist.all_reduce(agreed, op=dist.ReduceOp.MAX, group=parallel.group)
-    negated_pool, weights, activation, overhead = agreed.tolist()
-    return MemoryUse(use.total_bytes, use.budget_bytes, weights, activation, overhead), -negated_pool
+    negated_pool, weights, activation, *overhead = agreed.tolist()
+    largest = dict(zip(names, overhead, strict=True))
+    return MemoryUse(use.total_bytes, use.budget_bytes, weights, activation, largest), -negated_pool

@@ -1,0 +1,158 @@
+"""The table form of `modelserve plan`: every candidate with its arithmetic, set for a terminal of 100 columns."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from modelserve.api import Candidate, PlanStatus
+from modelserve.planning.evaluation import Evaluation, Fit
+from modelserve.planning.node_labels import PRODUCT_LABEL
+from modelserve.planning.offers import AcceleratorOffer
+from modelserve.sizing.memory import MemoryPlan
+
+GIB = 1 << 30
+MIB = 1 << 20
+WIDTH = 100
+_RIGHT = frozenset({"GPUS", "MAX LEN", "8K", "32K", "128K", "MAX", "TTFT", "TPOT", "$/H", "$/1M"})
+
+
+@dataclass(frozen=True)
+class ShownCandidate:
+    """A candidate as status has it, with the evaluation that its memory terms come from."""
+
+    candidate: Candidate
+    evaluation: Evaluation
+
+
+def plan_text(name: str, plan: PlanStatus, shown: Sequence[ShownCandidate]) -> str:
+    """The whole page of one ModelServe."""
+    head = f"{name}: " + (f"plan {plan.hash}" if plan.fits else "no plan")
+    parts = [head, _wrapped(plan.message or "", indent="  ")]
+    if shown:
+        parts += ["", "Requests at once by context length; expected milliseconds to the first and per output token"]
+        parts += _grouped(shown, _choice_rows(shown))
+        parts += ["", "Memory of one GPU, GiB: the pool is what the terms leave of the budget"]
+        parts += _grouped(shown, _memory_rows(shown))
+    chosen = next((each.evaluation for each in shown if each.candidate.verdict == "Chosen"), None)
+    if isinstance(chosen, Fit):
+        parts += ["", f"Terms of the chosen plan, MiB of each {'container' if chosen.gpus == 0 else 'GPU'}"]
+        parts += _term_lines(chosen.memory)
+    notes = [_note(each.candidate) for each in shown if each.candidate.message or each.candidate.remedy]
+    return "\n".join([*parts, *(["", "Notes", *notes] if notes else [])])
+
+
+def pools_text(offers: Sequence[AcceleratorOffer]) -> str:
+    """The pools that were found: GPUs per node, the labels that name them, taints a pod must tolerate."""
+    lines = ["Pools"]
+    for offer in offers:
+        labels = [
+            f"{each.key}={'|'.join(each.values or ())}"
+            for term in offer.node_selector_terms
+            for each in term.match_expressions
+        ] or [f"{PRODUCT_LABEL}={offer.accelerator.product}"]
+        parts = [f"{offer.count} x {offer.accelerator.product} a node", f"named by {', '.join(labels)}"]
+        parts += [f"taints {', '.join(offer.taints)}"] if offer.taints else []
+        parts += ["may grow from nothing"] if offer.declared else []
+        lines.append(_wrapped("; ".join(parts), indent="  "))
+    return "\n".join(lines)
+
+
+def _grouped(shown: Sequence[ShownCandidate], rows: Sequence[Sequence[str]]) -> list[str]:
+    """`rows` (headings first) under a line with their product, products in the order of their best candidate."""
+    headings, *cells = rows
+    kept = [c for c in range(len(headings)) if any(row[c] != "-" for row in cells)]
+    widths = {c: max(len(row[c]) for row in rows) for c in kept}
+
+    def line(row: Sequence[str]) -> str:
+        return "  ".join(
+            row[c].rjust(widths[c]) if headings[c] in _RIGHT or headings[0] == "GPUS*" else row[c].ljust(widths[c])
+            for c in kept
+        ).rstrip()
+
+    lines = ["  " + line(headings).replace("GPUS*", "GPUS ")]
+    products = dict.fromkeys(each.candidate.accelerator for each in shown)
+    for product in products:
+        lines.append(product)
+        of_product = [
+            (each.candidate.gpus_per_replica, row)
+            for each, row in zip(shown, cells, strict=True)
+            if each.candidate.accelerator == product
+        ]
+        lines += ["  " + line(row) for _, row in sorted(of_product, key=lambda entry: entry[0])]
+    return lines
+
+
+def _choice_rows(shown: Iterable[ShownCandidate]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [
+        ("GPUS", "VERDICT", "KV CACHE", "MAX LEN", "8K", "32K", "128K", "MAX", "TTFT", "TPOT", "$/H", "$/1M", "LIMIT")
+    ]
+    for each in shown:
+        candidate = each.candidate
+        cache, at, speed = candidate.kv_cache, candidate.concurrency, candidate.speed
+        rows.append(
+            (
+                str(candidate.gpus_per_replica),
+                candidate.verdict,
+                f"{cache.dtype} {cache.layout}" if cache else "-",
+                f"{candidate.max_model_len:,}" if candidate.max_model_len else "-",
+                *((value or "-") for value in ((at.at8k, at.at32k, at.at128k, at.at_max) if at else (None,) * 4)),
+                f"{float(speed.time_to_first_token_ms):,.0f}" if speed else "-",
+                f"{float(speed.time_per_output_token_ms):,.1f}" if speed else "-",
+                candidate.cost_per_hour or "-",
+                candidate.cost_per_million_tokens or "-",
+                candidate.limited_by or "-",
+            )
+        )
+    return rows
+
+
+def _memory_rows(shown: Sequence[ShownCandidate]) -> list[tuple[str, ...]]:
+    """Columns of the groups, with the terms that are not of the workspace named one by one."""
+    columns = ("parameters", "allocator", "drafter", "weights", "workspace", "context", "process", "headroom", "graphs",
+               "nccl", "overhead")  # fmt: skip
+    rows: list[tuple[str, ...]] = [("GPUS*", "BUDGET", *(name.upper() for name in columns), "POOL", "REQUEST", "SHORT")]
+    for each in shown:
+        memory, short = each.evaluation.memory, each.candidate.shortfall_bytes
+        if memory is None:
+            rows.append((str(each.candidate.gpus_per_replica), *("-",) * (len(columns) + 4)))
+            continue
+        sizes = {term.name: term.bytes for term in memory.terms} | {"workspace": memory.activation_bytes}
+        request = None
+        if isinstance(each.evaluation, Fit):
+            request = each.evaluation.geometry.held_bytes(each.evaluation.max_model_len)
+        rows.append(
+            (
+                str(each.candidate.gpus_per_replica),
+                _gib(memory.budget_bytes),
+                *(_gib(sizes[name]) if sizes.get(name) else "-" for name in columns),
+                _gib(memory.kv_pool_bytes),
+                _gib(request) if request else "-",
+                _gib(short) if short else "-",
+            )
+        )
+    return rows
+
+
+def _term_lines(memory: MemoryPlan) -> list[str]:
+    width = max(len(term.name) for term in memory.terms)
+    rows: list[tuple[str, str, str, str]] = [
+        (t.group, t.name, f"{t.bytes / MIB:,.0f}", t.source) for t in memory.terms if t.bytes or t.group != "activation"
+    ]
+    rows.append(("pool", "kv_pool", f"{memory.kv_pool_bytes / MIB:,.0f}", "what the budget leaves"))
+    return [f"  {group:<10}  {name:<{width}}  {size:>9}  {source}" for group, name, size, source in rows]
+
+
+def _note(candidate: Candidate) -> str:
+    label = f"{candidate.gpus_per_replica} x {candidate.accelerator}" if candidate.gpus_per_replica else "CPU"
+    texts = "; ".join(filter(None, (candidate.message, candidate.remedy)))
+    return _wrapped(f"{label}: {texts}", indent="  ")
+
+
+def _wrapped(text: str, *, indent: str) -> str:
+    return textwrap.fill(text, WIDTH, initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False)
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.2f}"

@@ -1,0 +1,101 @@
+"""Pools that Karpenter may grow, from the requirements of NodePool objects (karpenter.sh/v1).
+
+Read are `In`, `Gt` and `Lt` requirements, and template labels, that name GPUs: instance-gpu-name, instance-gpu-count
+and instance-gpu-memory under karpenter.k8s.aws or eks.amazonaws.com, cloud.google.com/gke-accelerator, and
+nvidia.com/gpu.product. A NodePool that does not name its GPUs declares nothing: what it would bring is not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from modelserve.api.status import NodeSelectorRequirement, NodeSelectorTerm
+from modelserve.hardware import CATALOGUE, Accelerator
+from modelserve.planning.node_labels import (
+    AWS_PREFIXES,
+    GKE_COUNT,
+    GKE_PRODUCT,
+    GKE_PRODUCTS,
+    PRODUCT_LABEL,
+    aws_product,
+    whole,
+)
+from modelserve.planning.offers import AcceleratorOffer, taint_texts
+
+NODE_POOL_LABEL = "karpenter.sh/nodepool"
+LARGEST_NODE = 8  # GPUs of the largest node a pool may bring, where no requirement bounds them
+
+
+def offers_from_node_pool(
+    node_pool: Mapping[str, Any], catalogue: Mapping[str, Accelerator] = CATALOGUE
+) -> tuple[AcceleratorOffer, ...]:
+    """One declared offer for each product that the pool's requirements name; empty for other pools and odd bodies."""
+    template = _mapping(_mapping(node_pool.get("spec")).get("template"))
+    labels = _mapping(_mapping(template.get("metadata")).get("labels"))
+    spec = _mapping(template.get("spec"))
+    stated = spec.get("requirements")
+    requirements = [each for each in stated if isinstance(each, dict)] if isinstance(stated, list) else []
+    name = str(_mapping(node_pool.get("metadata")).get("name") or "")
+    count = _largest_count(requirements)
+    limit = whole(_mapping(_mapping(node_pool.get("spec")).get("limits")).get("nvidia.com/gpu"))
+    found: dict[str, AcceleratorOffer] = {}
+    for product, key, value in _named_products(requirements, labels):
+        accelerator = catalogue.get(product)
+        if accelerator is None or product in found:
+            continue
+        pairs = [(key, value), *([(NODE_POOL_LABEL, name)] if name else [])]
+        expressions = tuple(NodeSelectorRequirement(key=k, operator="In", values=(v,)) for k, v in pairs)
+        found[product] = AcceleratorOffer(
+            accelerator,
+            min(count, limit) if limit else count,
+            (NodeSelectorTerm(match_expressions=expressions),),
+            declared=True,
+            taints=taint_texts(spec.get("taints")),
+        )
+    return tuple(found[product] for product in sorted(found))
+
+
+def _named_products(requirements: list[dict[str, Any]], labels: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """(product, label, value) of every GPU named, in whichever provisioner's words."""
+    memory = max((bound for each in requirements for bound in _memory_bounds(each)), default=0)
+    values = [(str(each.get("key")), value) for each in requirements for value in _in_values(each)]
+    values += [(str(key), str(value)) for key, value in labels.items()]
+    for key, value in values:
+        if key in {f"{prefix}name" for prefix in AWS_PREFIXES}:
+            yield aws_product(value, memory_mib=memory), key, value
+        elif key == GKE_PRODUCT:
+            yield GKE_PRODUCTS.get(value, value), key, value
+        elif key == PRODUCT_LABEL:
+            yield value, key, value
+
+
+def _memory_bounds(requirement: Mapping[str, Any]) -> list[int]:
+    named = requirement.get("key") in {f"{prefix}memory" for prefix in AWS_PREFIXES}
+    return [whole(value) for value in _values(requirement)] if named and requirement.get("operator") != "Lt" else []
+
+
+def _largest_count(requirements: list[dict[str, Any]]) -> int:
+    """GPUs of the largest node that the requirements allow."""
+    keys = {f"{prefix}count" for prefix in AWS_PREFIXES} | {GKE_COUNT}
+    largest = LARGEST_NODE
+    for each in requirements:
+        numbers = [whole(value) for value in _values(each)] if each.get("key") in keys else []
+        if numbers and each.get("operator") == "In":
+            largest = max(numbers)
+        elif numbers and each.get("operator") == "Lt":
+            largest = min(largest, numbers[0] - 1)
+    return max(1, min(largest, 64))
+
+
+def _in_values(requirement: Mapping[str, Any]) -> list[str]:
+    return _values(requirement) if requirement.get("operator", "In") == "In" else []
+
+
+def _values(requirement: Mapping[str, Any]) -> list[str]:
+    values = requirement.get("values")
+    return [str(value)[:63] for value in values[:64]] if isinstance(values, list) else []
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,69 @@
+"""Predicted beside measured memory: what the status shows of it, and what is learned from it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from decimal import Decimal
+
+from modelserve.api import Calibration, GpuMemory, PlanStatus
+from modelserve.hardware import CPU_PRODUCT
+from modelserve.model_facts import ModelFacts
+from modelserve_operator.learned_memory import STEADY_TERMS, Entry, geometry_digest, step_shape
+from modelserve_operator.observed import WorkerReport
+
+
+def calibration(reports: Iterable[WorkerReport], plan: PlanStatus | None) -> Calibration | None:
+    """What the committed plan promised beside what came of it, of the worker whose pool fell shortest.
+
+    `terms` and `pages` are the worker's own comparison: with the formulas alone, before anything was learned.
+    """
+    promised = plan.per_gpu if plan is not None else None
+    measured = [(report, report.measured) for report in reports if report.measured is not None]
+    if not measured:
+        return None
+    worst, memory = min(measured, key=lambda pair: pair[1].kv_pool_bytes)
+    predicted = promised or worst.predicted
+    return Calibration(
+        terms=worst.terms,
+        pages=worst.pages,
+        predicted=predicted,
+        measured=memory,
+        error_percent=_pool_error(predicted, memory),
+    )
+
+
+def _pool_error(predicted: GpuMemory | None, measured: GpuMemory) -> str | None:
+    """(measured - predicted) / predicted of the pool, in percent to two decimals; None when nothing was predicted."""
+    if predicted is None or not predicted.kv_pool_bytes:
+        return None
+    difference = measured.kv_pool_bytes - predicted.kv_pool_bytes
+    return f"{Decimal(100 * difference) / predicted.kv_pool_bytes:.2f}"
+
+
+def measurement(
+    report: WorkerReport, plan: PlanStatus, facts: ModelFacts, *, model_uri: str, now: datetime
+) -> Entry | None:
+    """What one worker's report teaches about the ranks of its plan. On the CPU nothing is measured: None.
+
+    An activation counts only where it exceeds its formula: a smaller one was measured with one cache format, while the
+    formula holds for all of them.
+    """
+    if plan.accelerator in (None, CPU_PRODUCT) or plan.engine is None or not report.engine_version:
+        return None
+    measured = {term.name: term.measured_bytes for term in report.terms}
+    exceeding = {term.name for term in report.terms if term.measured_bytes > term.predicted_bytes}
+    if not {"weights", "activation", "context"} <= measured.keys():
+        return None
+    step = step_shape(plan.engine.max_num_batched_tokens, plan.engine.max_num_seqs)
+    return Entry(
+        product=plan.accelerator,
+        engine_version=report.engine_version,
+        model=geometry_digest(facts),
+        model_uri=model_uri,
+        dtype=str(facts.format),
+        tensor_parallel=plan.tensor_parallel or 1,
+        terms={name: measured[name] for name in STEADY_TERMS if name in measured},
+        activation={step: measured["activation"]} if "activation" in exceeding else {},
+        measured_at=now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+    )

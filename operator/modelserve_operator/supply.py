@@ -1,0 +1,21 @@
+"""What the cluster brings to a plan, at one moment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from modelserve_operator.catalogue import Catalogue
+from modelserve_operator.inventory import Pool
+from modelserve_operator.learned_memory import LearnedMemory
+
+
+@dataclass(frozen=True)
+class Supply:
+    """Pools that exist, pools that may grow, the known products, and what was measured on them."""
+
+    pools: tuple[Pool, ...] = ()
+    node_pools: tuple[Mapping[str, Any], ...] = ()  # of Karpenter, in the order of their names
+    catalogue: Catalogue = field(default_factory=Catalogue)
+    learned: LearnedMemory = field(default_factory=LearnedMemory)

@@ -1,0 +1,228 @@
+"""Measured memory from a worker's report to the status, the metric, the ConfigMap and the next plan."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from modelserve_operator.kinds import CONFIG_MAP, MODEL_SERVE, POD
+from modelserve_operator.kube import KubeError
+from modelserve_operator.learned_memory import MAX_ENTRIES, Entry, LearnedMemory
+from modelserve_operator.metrics import REGISTRY
+from modelserve_operator.shared_config import CALIBRATION_NAME, SharedConfig
+
+MIB = 1 << 20
+MODEL = {"uri": "hf://google/gemma-4-31B-it"}
+H200 = {"product": "NVIDIA-H200", "memory_mib": 143_771, "gpus": 1}
+SPEC: dict[str, Any] = {"model": MODEL}
+
+
+def _learned(world) -> dict[str, Any] | None:
+    body = world.cluster.objects.get((CONFIG_MAP, "modelserve-system", CALIBRATION_NAME))
+    return body["data"] if body else None
+
+
+def _measure(world, name: str, **surplus: int) -> None:
+    world.cluster.make_ready(world.deployment_of(name), surplus=surplus)
+    world.settle()
+
+
+def _gauge(name: str, term: str) -> float | None:
+    found = {"namespace": "ml", "name": name, "accelerator": "NVIDIA-H200", "term": term}
+    return REGISTRY.get_sample_value("modelserve_sizing_error_ratio", found)
+
+
+def test_the_second_of_the_same_shape_is_planned_with_what_the_first_measured(world) -> None:
+    world.add_node("a", **H200)
+    world.create(SPEC, name="first")
+    assert _learned(world) is None, "created when there is something to say"
+    _measure(world, "first", weights=700 * MIB, activation=4000 * MIB)
+    first = world.status("first")
+    measured = {term["name"]: term["measuredBytes"] for term in first["calibration"]["terms"]}
+    assert measured["weights"] == first["plan"]["perGpu"]["weightsBytes"] + 700 * MIB
+
+    world.create(SPEC, name="second")
+    second = world.status("second")["plan"]
+    assert second["perGpu"]["weightsBytes"] == measured["weights"]
+    assert second["perGpu"]["activationBytes"] == measured["activation"]
+    assert second["perGpu"]["overheadBytes"] == measured["context"]
+    assert second["perGpu"]["kvPoolBytes"] != first["plan"]["perGpu"]["kvPoolBytes"]
+
+    world.create({**SPEC, "engine": {"maxNumBatchedTokens": 2048}}, name="chunk")
+    chunk = world.status("chunk")["plan"]["perGpu"]
+    assert chunk["activationBytes"] != measured["activation"], "the workspace of another step is not the same"
+    assert chunk["weightsBytes"] == measured["weights"]
+    world.create({"model": {"uri": "hf://google/gemma-4-E4B-it"}}, name="other")
+    assert world.status("other")["plan"]["perGpu"]["weightsBytes"] != measured["weights"]
+
+
+def test_an_activation_below_its_formula_is_of_one_cache_format_and_not_taken_over(world) -> None:
+    world.add_node("a", **H200)
+    world.create(SPEC, name="first")
+    _measure(world, "first")
+    predicted = world.status("first")["plan"]["perGpu"]
+    world.create(SPEC, name="second")
+    second = world.status("second")["plan"]["perGpu"]
+    assert second["activationBytes"] == predicted["activationBytes"]
+    assert second["overheadBytes"] < predicted["overheadBytes"], "other terms are taken as measured"
+
+
+def test_a_running_plan_is_never_changed_only_proposed(world) -> None:
+    world.add_node("a", product="NVIDIA-H100-80GB-HBM3", memory_mib=81_559, gpus=1)
+    world.create({**SPEC, "kvCache": {"dtype": "bfloat16", "layout": "kv"}}, name="first")
+    before = world.status("first")["plan"]
+    assert before["candidates"][0]["limitedBy"] == "Memory", "so that what is learned changes the length"
+    pods = {pod["metadata"]["uid"] for pod in world.cluster.of(POD)}
+    _measure(world, "first", weights=2000 * MIB, activation=8000 * MIB)
+    after = world.status("first")
+    assert after["plan"] == before
+    assert after["proposedPlan"]["maxModelLen"] < before["maxModelLen"]
+    assert {pod["metadata"]["uid"] for pod in world.cluster.of(POD)} == pods
+    assert world.condition("Ready", "first") == ("True", "RolledOut")
+
+
+def test_others_hear_of_what_one_learned(world) -> None:
+    world.add_node("a", **H200)
+    spec = {**SPEC, "kvCache": {"layout": "kv"}, "plan": {"mode": "PreviewOnly"}}
+    world.create(spec, name="preview")
+    before = world.status("preview")["plan"]["perGpu"]["kvPoolBytes"]
+    world.create(SPEC, name="first")
+    _measure(world, "first", weights=500 * MIB)
+    assert world.status("preview")["plan"]["perGpu"]["kvPoolBytes"] != before
+
+
+def test_nothing_is_written_at_rest_nor_for_less_than_a_mebibyte(world) -> None:
+    world.add_node("a", **H200)
+    world.create(SPEC, name="first")
+    _measure(world, "first")
+    stored = _learned(world)
+    world.rest()
+    for restart in (False, True):
+        if restart:
+            world.restart_operator()
+        world.pending = world.gatherer.known_keys()
+        world.settle()
+    assert world.rest() == []
+    world.create(SPEC, name="second")
+    _measure(world, "second", weights=MIB)
+    assert _learned(world) == stored, "1 MiB more is not worth a write, and less is no news"
+    _measure(world, "second")
+    world.rest()
+    world.cluster.worker_plans.clear()
+    for pod in world.cluster.of(POD):
+        world.cluster.remove(POD, "ml", pod["metadata"]["name"])
+    world.settle()
+    _measure(world, "second", weights=2 * MIB)
+    assert _learned(world) != stored
+
+
+def test_what_was_learned_survives_a_restart_and_its_deletion_measures_anew(world) -> None:
+    world.add_node("a", **H200)
+    world.create(SPEC, name="first")
+    _measure(world, "first", weights=700 * MIB)
+    stored = _learned(world)
+    world.restart_operator()
+    assert world.gatherer._shared.learned.to_data() == stored
+    world.cluster.remove(CONFIG_MAP, "modelserve-system", CALIBRATION_NAME)
+    world.settle()
+    assert _learned(world) is not None
+    (entry,) = LearnedMemory.from_data(_learned(world) or {}).entries.values()
+    (before,) = LearnedMemory.from_data(stored or {}).entries.values()
+    assert entry.terms == before.terms
+
+
+@pytest.mark.parametrize("status", [403, 404])
+def test_a_namespace_that_cannot_be_written_stops_nothing(world, monkeypatch, caplog, status: int) -> None:
+    apply = world.cluster.apply
+
+    async def refuse(kind, body, **kwargs):
+        if body["metadata"]["name"] == CALIBRATION_NAME:
+            raise KubeError(status, "no")
+        return await apply(kind, body, **kwargs)
+
+    monkeypatch.setattr(world.cluster, "apply", refuse)
+    world.add_node("a", **H200)
+    world.create(SPEC, name="first")
+    _measure(world, "first", weights=700 * MIB)
+    assert world.condition("Ready", "first") == ("True", "RolledOut")
+    assert "kept in memory only" in caplog.text
+    world.create(SPEC, name="second")
+    first, second = (world.status(name)["plan"]["perGpu"] for name in ("first", "second"))
+    assert second["weightsBytes"] == first["weightsBytes"] + 700 * MIB
+
+
+def test_a_foreign_config_map_of_that_name_is_left_alone(world, caplog) -> None:
+    foreign = {"metadata": {"name": CALIBRATION_NAME, "namespace": "modelserve-system"}, "data": {"x": "theirs"}}
+    world.cluster.put(CONFIG_MAP, foreign)
+    world.add_node("a", **H200)
+    world.create(SPEC, name="first")
+    _measure(world, "first")
+    assert _learned(world) == {"x": "theirs"}
+    assert "exists and is not ours" in caplog.text
+
+
+def test_the_metric_follows_the_status_and_goes_with_the_object(world) -> None:
+    world.add_node("a", **H200)
+    world.create(SPEC, name="first")
+    assert _gauge("first", "weights") is None
+    _measure(world, "first", weights=700 * MIB)
+    weights = world.status("first")["plan"]["perGpu"]["weightsBytes"]
+    assert _gauge("first", "weights") == pytest.approx(700 * MIB / weights, abs=1e-4)
+    assert _gauge("first", "activation") == pytest.approx(-0.5, abs=1e-4)
+    world.cluster.remove(MODEL_SERVE, "ml", "first")
+    world.settle()
+    assert _gauge("first", "weights") is None
+
+
+def test_the_cpu_measures_nothing_and_teaches_nothing(ready_world) -> None:
+    assert _learned(ready_world) is None
+
+
+def _entry(number: int, **terms: int) -> Entry:
+    at = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=number)
+    return Entry(
+        product=f"GPU-{number}", engine_version="1", model="m", model_uri="hf://a/b", dtype="bfloat16",
+        tensor_parallel=1, terms=terms, activation={}, measured_at=at.isoformat(),
+    )  # fmt: skip
+
+
+def test_the_config_map_stays_bounded_and_drops_the_oldest() -> None:
+    learned = LearnedMemory().including(_entry(n, weights=5) for n in range(MAX_ENTRIES))
+    grown = learned.including([_entry(MAX_ENTRIES, weights=5)])
+    assert len(grown.entries) == MAX_ENTRIES
+    assert {entry.product for entry in learned.entries.values()} - {e.product for e in grown.entries.values()} == {
+        "GPU-0"
+    }
+    assert sum(map(len, grown.to_data().values())) < 1 << 20
+
+
+def test_an_event_that_our_own_write_overtook_takes_nothing_back() -> None:
+    shared = SharedConfig("home")
+
+    def body(version: int, learned: LearnedMemory) -> dict[str, Any]:
+        made = shared.calibration_config_map(learned)
+        return {**made, "metadata": {**made["metadata"], "resourceVersion": str(version)}}
+
+    one = LearnedMemory().including([_entry(1, weights=5)])
+    both = one.including([_entry(2, weights=5)])
+    shared.learned = both
+    shared.wrote(body(11, both))
+    assert not shared.note(CALIBRATION_NAME, body(10, one))
+    assert shared.learned == both
+    assert shared.note(CALIBRATION_NAME, body(11, both)), "others are told once the cluster has it"
+    assert not shared.note(CALIBRATION_NAME, body(11, both))
+    assert shared.note(CALIBRATION_NAME, None)
+    assert shared.learned == LearnedMemory()
+
+
+def test_a_figure_only_grows_and_broken_values_are_dropped() -> None:
+    learned = LearnedMemory().including([_entry(1, weights=50 * MIB)])
+    assert learned.including([_entry(1, weights=20 * MIB)]) is learned
+    grown = learned.including([_entry(1, weights=60 * MIB, nccl=3)])
+    (entry,) = grown.entries.values()
+    assert entry.terms == {"weights": 60 * MIB, "nccl": 3}
+    data = grown.to_data()
+    broken = {"a": "{", "b": '{"product": "x"}', "c": next(iter(data.values())).replace(str(60 * MIB), "-1")}
+    assert LearnedMemory.from_data({**data, **broken}) == grown

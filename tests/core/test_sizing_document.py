@@ -1,0 +1,77 @@
+"""docs/sizing.md: its printed plans are what the commands print, and its hand arithmetic is right."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from modelserve.cli import main
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENT = (ROOT / "docs" / "sizing.md").read_text()
+BLOCKS = re.findall(r"```console\n\$ modelserve (plan [^\n]*)\n(.*?)\n```", DOCUMENT, flags=re.DOTALL)
+GIB = 1 << 30
+
+
+def test_the_document_has_its_plans() -> None:
+    for product in ("NVIDIA-GeForce-RTX-3090", "NVIDIA-A100-SXM4-80GB", "NVIDIA-L4", "NVIDIA-L40S", "nodes/h100-l4"):
+        assert any(product in command for command, _ in BLOCKS), product
+
+
+@pytest.mark.parametrize(("command", "printed"), BLOCKS, ids=[command[:60] for command, _ in BLOCKS])
+def test_a_printed_plan_is_what_the_command_prints(
+    command: str, printed: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    assert main(shlex.split(command)) == 0
+    assert capsys.readouterr().out.rstrip() == printed
+    assert max(map(len, printed.splitlines())) <= 100
+
+
+def _json(command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+    monkeypatch.chdir(ROOT)
+    assert main([*shlex.split(command), "-o", "json"]) == 0
+    entry: dict[str, object] = json.loads(capsys.readouterr().out)[0]
+    return entry
+
+
+def test_two_rtx_3090_by_hand(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 11.54 GiB of pool: at least 3.85 requests of 131,072 tokens in bfloat16, at least 7.5 in int8."""
+    entry = _json(BLOCKS[0][0], capsys, monkeypatch)
+    global_page, sliding_page = 10 * 64 * 2 * 512 * 2, 50 * 32 * 8 * 256 * 2 * 2
+    request = 2048 * global_page + 33 * sliding_page
+    assert request == 3_116_892_160
+    small = 2048 * (10 * 64 * 2 * 514) + 33 * (50 * 32 * 8 * 258 * 2)
+    rows = {(row["engine"], row["kv"]): row for row in entry["comparison"]}  # type: ignore[attr-defined]
+    for kv, size, least in (("bfloat16/v_only", request, 3.85), ("int8/v_only", small, 7.5)):
+        assert rows["modelserve", kv]["requestBytes"] == size
+        assert float(rows["modelserve", kv]["concurrency"]) == int(11.54 * GIB / size * 100) / 100 >= least
+    plan: dict[str, dict[str, int]] = entry["plan"]  # type: ignore[assignment]
+    assert plan["perRequest"]["atMaxBytes"] == request
+    linear_and_embedding = 19_292_356_608 // 2
+    assert 0 < plan["perGpu"]["weightsBytes"] - linear_and_embedding < 260 << 20  # norms and segments
+    pool = plan["perGpu"]["kvPoolBytes"]
+    assert float(plan["concurrency"]["atMax"]) == int(pool / request * 100) / 100  # type: ignore[arg-type]
+
+
+def test_a100_mixed_and_l4_by_hand(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    mixed = _json(BLOCKS[3][0], capsys, monkeypatch)["plan"]
+    assert isinstance(mixed, dict)
+    request = 4096 * (10 * 64 * 2 * 512 * 2) + 33 * (50 * 32 * 8 * 256 * 2 * 2)
+    assert (mixed["accelerator"], mixed["gpusPerReplica"]) == ("NVIDIA-H100-80GB-HBM3", 2)
+    assert mixed["perRequest"]["atMaxBytes"] == request
+    assert mixed["concurrency"]["atMax"] == f"{int(mixed['perGpu']['kvPoolBytes'] / request * 100) / 100:.2f}"
+    refused = {c["accelerator"]: c for c in mixed["candidates"] if c["verdict"] == "Refused"}
+    assert refused["NVIDIA-L4"]["shortfallBytes"] / GIB == pytest.approx(40.65, abs=0.01)
+    cheap = _json(BLOCKS[2][0], capsys, monkeypatch)["plan"]
+    assert isinstance(cheap, dict)
+    held = 512 * (4 * 64 * 2 * 512 * 2 * 2) + 17 * (20 * 32 * 2 * 256 * 2 * 2)
+    assert (cheap["accelerator"], cheap["perRequest"]["atMaxBytes"], held) == (
+        "NVIDIA-L4",
+        held,
+        int(533.25 * (1 << 20)),
+    )
