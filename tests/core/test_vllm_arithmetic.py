@@ -51,6 +51,9 @@ def _cache(
         (_cache("31B", "0.33.0", dtype=INT8), "63.21", 490_013, "3.74"),
         (_cache("31B", "0.33.0"), "102.17", 574_911, "4.39"),
         (_cache("E4B", "0.33.0", length=32_768), "104.57", 2_990_671, "91.27"),
+        # configiq issue 112, observed on one H200; the version has one batch in flight, which it had up to 0.25.
+        (_cache("31B", "0.21", length=262_144), "64.68", 626_949, "2.39"),
+        (_cache("31B", "0.21", length=262_144), "103.92", 1_007_303, "3.84"),
         (_cache("26B-A4B", "0.20", length=262_144, chunk=16_384, dtype=FP8), "8.96", 78_256, "2.15"),
     ],
 )
