@@ -61,7 +61,7 @@ class OutputHead(nn.Module):
 
 
 class PerLayerEmbedding(nn.Module):
-    """What each layer of a PLE model adds about the token itself (gemma4.md section 2, step 2).
+    """What each layer of a PLE model adds about the token itself (as transformers 5.x computes it).
 
     ple = (RMS_w(W_proj x0 / sqrt(H)) + E_ple[id] sqrt(P)) / sqrt(2), with P = hidden_size_per_layer_input.
     The table is split over its vocabulary; the projection, a few tens of MB, is held whole.
