@@ -101,7 +101,7 @@ class ModelArchitecture(BaseModel):
         return layer < self.first_shared_layer
 
     def producer(self, layer: int) -> int:
-        """Layer whose K and V this layer reads: itself, or the last owning layer of the same kind (as in transformers)."""
+        """Layer whose K and V this layer reads: itself, or the last owning layer of the same kind."""
         if self.owns_cache(layer):
             return layer
         kind = self.kind(layer)
