@@ -136,6 +136,7 @@ def main() -> None:
     parser.add_argument("--max-model-len", type=int, default=32768)
     parser.add_argument("--max-num-batched-tokens", type=int, default=8192)
     parser.add_argument("--kv-cache-dtype", default="auto")
+    parser.add_argument("--gpu-memory-utilization", type=float, default=0.9)
     parser.add_argument("--prompt", type=int, default=8192)
     parser.add_argument("--output", type=int, default=32)
     parser.add_argument("--memory-only", action="store_true", help="stop after the memory lines")
@@ -153,6 +154,7 @@ def main() -> None:
             max_model_len=options.max_model_len,
             max_num_batched_tokens=options.max_num_batched_tokens,
             kv_cache_dtype=options.kv_cache_dtype,
+            gpu_memory_utilization=options.gpu_memory_utilization,
         )
         began = time.perf_counter()
         replica = launch(args)
@@ -170,13 +172,15 @@ def main() -> None:
         tpot = (times[-1] - times[0]) / (len(times) - 1)
         print(f"{name} {options.prompt}/{options.output} c=1: TTFT {1e3 * times[0]:.0f} ms, TPOT {1e3 * tpot:.2f} ms")
         if options.fill:
+            planned = replica.geometry.requests(report["perGpu"]["kvPoolBytes"], replica.max_model_len - 1)
             fits = replica.geometry.requests(replica.pool_bytes, replica.max_model_len - 1)
             requests = [bench.request(replica.max_model_len - 4, 4) for _ in range(fits)]
             began = time.perf_counter()
             arrivals, preemptions = bench.run(requests)
             assert all(len(times) == 4 for times in arrivals.values())
             print(
-                f"{name} {fits} requests of {replica.max_model_len} tokens at once: {preemptions} preemptions, "
+                f"{name} {fits} requests of {replica.max_model_len} tokens at once ({planned} planned): "
+                f"{preemptions} preemptions, "
                 f"{time.perf_counter() - began:.1f} s"
             )
     finally:
