@@ -315,10 +315,14 @@ def test_stalled_storage_ends_the_process_with_its_reason(tmp_path: Path) -> Non
 def test_a_quantised_checkpoint_is_refused_from_its_config_alone(copy: Callable[[str], Path]) -> None:
     directory = copy("31B")
     config = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(
-        json.dumps(config | {"quantization_config": {"quant_method": "compressed-tensors"}})
-    )
-    with pytest.raises(UnsupportedModel, match=r"quantised \(compressed-tensors\).*bfloat16"):
+    weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
+    quantised = {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+    }
+    (directory / "config.json").write_text(json.dumps(config | {"quantization_config": quantised}))
+    with pytest.raises(UnsupportedModel, match=r"quantised \(int4_g32\).*bfloat16"):
         read_architecture(directory)
 
 
