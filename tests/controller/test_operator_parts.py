@@ -127,6 +127,19 @@ def test_the_store_finds_children_by_their_present_label() -> None:
         ({"limits": {"memory": "3Gi"}}, {"limits": {"memory": "3221225472"}}, True),
         ({"limits": {"memory": "3G"}}, {"limits": {"memory": "3Gi"}}, False),
         ({"x": "500m"}, {"x": "0.5"}, False),
+        ({"requests": {"cpu": "1m"}}, {"requests": {"cpu": "0.0005"}}, True),
+        ({"env": [{"name": "A"}]}, {"env": [{"name": "A", "value": ""}]}, True),
+        ({"env": [{"name": "A", "value": "x"}]}, {"env": [{"name": "A", "value": ""}]}, False),
+        (
+            {"t": [{"key": "gpu", "effect": "NoSchedule"}, {"key": "gpu", "effect": "NoExecute"}]},
+            {"t": [{"key": "gpu", "effect": "NoSchedule"}, {"key": "gpu", "effect": "NoExecute"}]},
+            True,
+        ),
+        (
+            {"t": [{"key": "gpu", "effect": "NoSchedule"}, {"key": "gpu", "effect": "NoExecute"}]},
+            {"t": [{"key": "gpu", "effect": "NoExecute"}]},
+            False,
+        ),
     ],
 )
 def test_diff_compares_only_what_is_ours(live: Any, desired: Any, covered: bool) -> None:
