@@ -45,6 +45,7 @@ def _error(response: httpx.Response, status: int = 400) -> dict[str, Any]:
         (CHAT | {"stream_options": {"include_usage": True}}, None, "only with stream=true"),
         (CHAT | {"temperature": 2.5}, "temperature", "less than or equal to 2, not 2.5"),
         (CHAT | {"temperature": "1"}, "temperature", "valid number, not '1'"),
+        (CHAT | {"top_k": 1 << 70}, "top_k", "less than or equal to 2147483647"),
         (CHAT | {"n": 0}, "n", "greater than or equal to 1, not 0"),
         (CHAT | {"n": 129}, "n", "less than or equal to 128, not 129"),
         (CHAT | {"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),

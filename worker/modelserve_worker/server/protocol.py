@@ -12,6 +12,8 @@ MAX_STOP_LENGTH = 256
 MAX_PROMPTS = 1024
 MAX_TOP_LOGPROBS = 20
 
+LARGEST_TOP_K = (1 << 31) - 1  # a larger one would overflow the step's arrays and fail every request of the step
+
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 
 
@@ -41,7 +43,7 @@ class SamplingFields(RequestModel):
     min_tokens: int = Field(default=0, ge=0)
     temperature: float | None = Field(default=None, ge=0.0, le=2.0)
     top_p: float | None = Field(default=None, gt=0.0, le=1.0)
-    top_k: int | None = Field(default=None, ge=-1, description="-1 and 0 switch it off")
+    top_k: int | None = Field(default=None, ge=-1, le=LARGEST_TOP_K, description="-1 and 0 switch it off")
     min_p: float | None = Field(default=None, ge=0.0, le=1.0)
     repetition_penalty: float | None = Field(default=None, gt=0.0, le=10.0)
     presence_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
