@@ -10,7 +10,8 @@ import pytest
 
 from modelserve.errors import InvalidInput
 from modelserve_operator import diff, endpoint, watchdog
-from modelserve_operator.kinds import CONFIG_MAP, DEPLOYMENT, MODEL_SERVE, POD
+from modelserve_operator.kinds import CONFIG_MAP, DEPLOYMENT, MODEL_SERVE, NODE, POD, ResourceKind
+from modelserve_operator.kube import Listing
 from modelserve_operator.settings import from_environment
 from modelserve_operator.store import Store
 from modelserve_operator.watchdog import Watchdog, WatchFrozenError
@@ -195,6 +196,35 @@ async def test_the_watchdog_is_content_with_live_watches_and_queues_what_they_mi
 
     await _run_for(queue, reconcile, 0.02)
     assert seen == [Key("ml", "m")]
+
+
+async def test_a_listing_is_older_than_the_events_heard_meanwhile(world, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = {"metadata": {"name": "gone", "namespace": "ml"}, "spec": {"model": {"uri": "pvc://weights/x"}}}
+    world.cluster.put(MODEL_SERVE, body)
+    answer = world.cluster.list
+
+    async def overtaken(kind: ResourceKind, *, namespace: str | None = None) -> Listing:
+        listing = await answer(kind, namespace=namespace)
+        if kind is MODEL_SERVE:
+            world.cluster.put(MODEL_SERVE, {**body, "metadata": {"name": "made", "namespace": "ml"}})
+            world.cluster.remove(MODEL_SERVE, "ml", "gone")
+        return listing
+
+    monkeypatch.setattr(world.cluster, "list", overtaken)
+    await world.gatherer.relist()
+    assert world.gatherer.known_keys() == {Key("ml", "made")}
+
+
+async def test_a_listing_finds_out_that_a_node_is_gone(world) -> None:
+    node_labels = {"nvidia.com/gpu.product": "NVIDIA-H200", "nvidia.com/gpu.count": "8"}
+    world.cluster.put(NODE, {"metadata": {"name": "a", "labels": node_labels}, "status": {}})
+    world.cluster.put(MODEL_SERVE, {"metadata": {"name": "m", "namespace": "ml"}, "spec": {}})
+    world.cluster.listener = None  # the watch was away
+    world.cluster.remove(NODE, "", "a")
+    concerned, _ = await world.gatherer.relist()
+    assert concerned == {Key("ml", "m")}
+    observed = await world.gatherer.observe(Key("ml", "m"))
+    assert observed.supply.pools == ()
 
 
 async def test_the_endpoint_serves_metrics_and_liveness() -> None:
