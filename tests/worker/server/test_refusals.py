@@ -51,6 +51,7 @@ def _error(response: httpx.Response, status: int = 400) -> dict[str, Any]:
         (CHAT | {"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
         (CHAT | {"min_tokens": 9, "max_tokens": 8}, "min_tokens", "min_tokens 9 exceeds max_tokens 8"),
         (CHAT | {"logit_bias": {"x": 1}}, "logit_bias", "keys are token ids, not 'x'"),
+        (CHAT | {"logit_bias": {"1" * 5000: 1}}, "logit_bias", "keys are token ids, not '1111"),
         (CHAT | {"logit_bias": {"512": 1}}, "logit_bias", "512 is outside the vocabulary; ids go from 0 to 511"),
         (CHAT | {"stop_token_ids": [-1]}, "stop_token_ids.0", "greater than or equal to 0"),
         (CHAT | {"stop": [""]}, "stop.0", "at least 1 character"),

@@ -11,6 +11,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 256
 MAX_PROMPTS = 1024
 MAX_TOP_LOGPROBS = 20
+MAX_ID_DIGITS = 10  # of a token id written as text; Python refuses to read a number of thousands of digits
 
 LARGEST_TOP_K = (1 << 31) - 1  # a larger one would overflow the step's arrays and fail every request of the step
 
@@ -75,7 +76,7 @@ class SamplingFields(RequestModel):
     @classmethod
     def _token_id_keys(cls, value: dict[str, float]) -> dict[str, float]:
         for key in value:
-            if not (key.isascii() and key.isdigit()):
+            if not (key.isascii() and key.isdigit() and len(key) <= MAX_ID_DIGITS):
                 raise ValueError(f"keys are token ids, not {key[:40]!r}")
         return value
 
