@@ -148,3 +148,13 @@ def test_a_checkpoint_without_chat_template(
     error = _error(http.post("/v1/chat/completions", json=CHAT))
     assert (error["code"], "use /v1/completions" in error["message"]) == ("no_chat_template", True)
     assert http.post("/v1/completions", json=TEXT).status_code == 200
+
+
+def test_a_tokenizer_larger_than_the_model(server: Any, http: httpx.Client) -> None:
+    """Ids that the model has no embedding for never reach a step, which would fail for everyone in it."""
+    state: ServerState = server.state
+    state.model = ServedModel("tiny", state.model.text, vocab_size=300)
+    assert http.post("/v1/completions", json=TEXT | {"prompt": "!"}).status_code == 200
+    error = _error(http.post("/v1/completions", json=TEXT | {"prompt": "z"}))
+    assert (error["param"], "is outside the vocabulary; ids go from 0 to 299" in error["message"]) == ("prompt", True)
+    assert _error(http.post("/v1/chat/completions", json=CHAT | {"messages": [{"role": "user", "content": "z"}]}))
