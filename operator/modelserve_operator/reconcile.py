@@ -205,6 +205,7 @@ def running_revisions(observed: Observed) -> dict[str, RunningRevision]:
             replicas=int(body["spec"].get("replicas", 1)),
             pods=len(pods),
             ready=sum(pod.ready for pod in pods),
+            loaded=sum(pod.started for pod in pods),
             unschedulable=sum(pod.unschedulable is not None for pod in pods),
             overdue=any(state.get("reason") == "ProgressDeadlineExceeded" for state in states),
             failure=Failure.from_json(noted) if noted else seen,

@@ -227,6 +227,23 @@ def test_workers_that_never_get_ready_stall_at_the_deadline_and_recover(
     assert world.condition("Stalled") is None
 
 
+def test_a_spec_that_is_put_right_takes_the_room_of_pods_that_never_loaded(
+    world, tiny_spec: dict[str, Any], tiny_facts: ModelFacts
+) -> None:
+    world.create(tiny_spec)
+    world.cluster.end_job(message=tiny_facts.model_dump_json(by_alias=True))
+    world.settle()
+    (wrong,) = world.deployments()
+    world.edit(image="registry.example/worker:right")
+    (right,) = set(world.deployments()) - {wrong}
+    (pod,) = world.cluster.pods_of(world.deployment(right))
+    full = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
+    world.cluster.set_pod(pod, phase="Pending", conditions=[full])
+    world.settle()
+    assert world.deployments() == {wrong: 0, right: 1}
+    assert world.condition("CapacityAvailable") == ("False", "WaitingForNodes")
+
+
 def test_deleted_children_come_back(ready_world) -> None:
     for kind in (SERVICE, DISRUPTION_BUDGET):
         ready_world.rest()
