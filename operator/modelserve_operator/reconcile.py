@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 ASK_WORKER_AGAIN_SECONDS = 5.0
 NAME_TAKEN_SECONDS = 30.0
+REFUSED_SECONDS = 60.0
+INVALID_STATUSES = (400, 422)  # the API server found an object invalid, and would find it so again
 
 
 class Reconciler:
@@ -46,6 +48,8 @@ class Reconciler:
 
     async def reconcile(self, key: Key) -> float | None:
         """Bring one ModelServe a step nearer to its spec. Raises KubeError for the queue to retry.
+
+        An object that the API server finds invalid is the spec's fault, and said in the status.
 
         1. gather: the object, its children, the pools, the workers' reports
         2. decide: is the spec acceptable, what is the model, which revision is wanted
@@ -66,6 +70,12 @@ class Reconciler:
             taken = Finding(False, Reason.NAME_CONFLICT, str(error))
             decision = replace(decision, accepted=taken, stalled=taken)
             delay = NAME_TAKEN_SECONDS  # the other object carries no label of ours, so no event will tell
+        except KubeError as error:
+            if error.status not in INVALID_STATUSES:
+                raise
+            refused = Finding(False, Reason.INVALID_SPEC, f"the API server refuses what the spec leads to: {error}")
+            decision = replace(decision, accepted=refused, stalled=refused)
+            delay = REFUSED_SECONDS  # unless the spec changes before
         revisions = known_revisions(observed)
         view = View(observed, decision, step, running, replicas=_replicas(decision), revisions=revisions)
         status = summarise(view)

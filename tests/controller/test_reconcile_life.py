@@ -5,6 +5,8 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import Any
 
+import pytest
+
 from modelserve.model_facts import ModelFacts
 from modelserve.termination import TERMINAL_EXIT_CODE, TerminationMessage, TerminationReason
 from modelserve_operator import labels
@@ -18,7 +20,9 @@ from modelserve_operator.kinds import (
     MODEL_SERVE,
     POD,
     SERVICE,
+    ResourceKind,
 )
+from modelserve_operator.kube import KubeError
 
 
 def test_an_unknown_model_is_inspected_planned_and_served(
@@ -323,6 +327,32 @@ def test_a_foreign_object_of_the_same_name_is_left_alone(
     assert world.condition("Accepted") == ("False", "NameConflict")
     assert "Service ml/tiny exists" in world.message("Stalled")
     assert world.cluster.of(SERVICE)[0]["spec"] == {"clusterIP": "10.1.2.3"}
+
+
+def test_what_the_api_server_finds_invalid_is_said_and_not_retried_at_once(
+    world, tiny_spec: dict[str, Any], tiny_facts: ModelFacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply = world.cluster.apply
+
+    async def strict(kind: ResourceKind, body: dict[str, Any], *, subresource: str | None = None) -> dict[str, Any]:
+        if kind is DEPLOYMENT:
+            resources = body["spec"]["template"]["spec"]["containers"][0]["resources"]
+            if resources["requests"].get("memory") == "9Gi":
+                raise KubeError(422, "requests: Invalid value: must be less than or equal to memory limit of 3Gi")
+        stored: dict[str, Any] = await apply(kind, body, subresource=subresource)
+        return stored
+
+    monkeypatch.setattr(world.cluster, "apply", strict)
+    resources = {"requests": {"cpu": "0.5", "memory": "9Gi"}, "limits": {"memory": "3Gi"}}
+    world.create({**tiny_spec, "pod": {"resources": resources}})
+    world.cluster.end_job(message=tiny_facts.model_dump_json(by_alias=True))
+    world.settle()
+    assert world.condition("Accepted") == ("False", "InvalidSpec")
+    assert world.condition("Ready") == ("False", "InvalidSpec")
+    assert "memory limit of 3Gi" in world.message("Stalled")
+    world.edit(pod=tiny_spec["pod"])
+    world.make_ready()
+    assert world.condition("Ready") == ("True", "RolledOut")
 
 
 def test_an_invalid_spec_names_the_field_and_leaves_the_workers(ready_world) -> None:
