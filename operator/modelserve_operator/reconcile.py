@@ -131,6 +131,8 @@ class Reconciler:
                 pull_policy=self._settings.image_pull_policy,
             )
             await self._applier.apply(JOB, job)
+        elif decision.inspect and running is not None and _answer_lost(running, observed):
+            await self._applier.delete(JOB, running)  # its event brings a new one
         elif decision.facts is not None and running is not None:
             config_map = model_facts_config_map(observed.model_serve, source=decision.source, facts=decision.facts)
             await self._applier.apply(CONFIG_MAP, config_map)
@@ -180,6 +182,13 @@ class Reconciler:
             for kind, shared in ((SERVICE, observed.service), (DISRUPTION_BUDGET, observed.disruption_budget)):
                 if shared is not None:
                     await self._applier.delete(kind, shared)
+
+
+def _answer_lost(job: Mapping[str, Any], observed: Observed) -> bool:
+    """Whether the Job has ended well, but the pod that held its answer went before it was read."""
+    conditions = (job.get("status") or {}).get("conditions") or ()
+    complete = any(each["type"] == "Complete" and each.get("status") == "True" for each in conditions)
+    return complete and all(pod.job != job["metadata"]["name"] for pod in observed.pods)
 
 
 def _measure(observed: Observed, status: Mapping[str, Any]) -> None:

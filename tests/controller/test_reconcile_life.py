@@ -175,6 +175,31 @@ def _fail(world, plan_hash: str) -> None:
     world.settle()
 
 
+def test_an_answer_that_went_with_its_pod_is_asked_for_again(
+    world, tiny_spec: dict[str, Any], tiny_facts: ModelFacts
+) -> None:
+    world.create(tiny_spec)
+    (job,) = world.cluster.of(JOB)
+    (pod,) = world.cluster.pods_of(job)
+    world.cluster.remove(POD, "ml", pod["metadata"]["name"])
+    complete = {"conditions": [{"type": "Complete", "status": "True"}]}
+    world.cluster.change(JOB, job["metadata"]["name"], lambda body: body.update(status=complete))
+    world.settle()
+    (again,) = world.cluster.of(JOB)
+    assert again["metadata"]["uid"] != job["metadata"]["uid"]
+    world.cluster.end_job(message=tiny_facts.model_dump_json(by_alias=True))
+    world.settle()
+    assert world.condition("Planned") == ("True", "PlanCommitted")
+
+
+def test_an_answer_that_cannot_be_read_stalls(world, tiny_spec: dict[str, Any]) -> None:
+    world.create(tiny_spec)
+    world.cluster.end_job(message="something else")
+    world.settle()
+    assert world.condition("Stalled") == ("True", "InspectionFailed")
+    assert "spec.image" in world.message("Stalled")
+
+
 def test_a_terminal_failure_stops_the_revision_and_stays_known_over_restarts(ready_world) -> None:
     old = ready_world.served_hash()
     ready_world.edit(context={"maxModelLen": 1024})
