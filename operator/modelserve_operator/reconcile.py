@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from modelserve_operator import labels, metrics
-from modelserve_operator.apply import Applier, NameTakenError
+from modelserve_operator.apply import Applier, NameTakenError, PredecessorError
 from modelserve_operator.calibration import measurement
 from modelserve_operator.conditions import View
 from modelserve_operator.gather import Gatherer
@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 ASK_WORKER_AGAIN_SECONDS = 5.0
 NAME_TAKEN_SECONDS = 30.0
+PREDECESSOR_SECONDS = 2.0
 REFUSED_SECONDS = 60.0
 INVALID_STATUSES = (400, 422)  # the API server found an object invalid, and would find it so again
 
@@ -66,6 +67,9 @@ class Reconciler:
         delay = None
         try:
             await self._apply(observed, decision, step, running)
+        except PredecessorError as error:
+            logger.info("%s/%s waits for the garbage collector: %s", *key, error)
+            return PREDECESSOR_SECONDS
         except NameTakenError as error:
             taken = Finding(False, Reason.NAME_CONFLICT, str(error))
             decision = replace(decision, accepted=taken, stalled=taken)

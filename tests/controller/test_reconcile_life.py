@@ -354,6 +354,26 @@ def test_a_foreign_object_of_the_same_name_is_left_alone(
     assert world.cluster.of(SERVICE)[0]["spec"] == {"clusterIP": "10.1.2.3"}
 
 
+def test_a_successor_of_the_same_name_waits_for_the_collector(ready_world, tiny_spec: dict[str, Any]) -> None:
+    cluster = ready_world.cluster
+    children = (SERVICE, DISRUPTION_BUDGET, DEPLOYMENT, CONFIG_MAP)
+    left = {key: body for key, body in cluster.objects.items() if key[0] in children}
+    facts = next(body for body in left.values() if "model.json" in body.get("data", {}))["data"]["model.json"]
+    cluster.remove(MODEL_SERVE, "ml", "tiny")
+    cluster.objects.update(left)  # the collector has not been here yet
+    ready_world.restart_operator()
+    ready_world.create(tiny_spec)
+    cluster.end_job(message=facts)
+    ready_world.settle()
+    conditions = cluster.objects[MODEL_SERVE, "ml", "tiny"].get("status", {}).get("conditions", [])
+    assert "NameConflict" not in [each["reason"] for each in conditions]
+    for kind, namespace, name in left:
+        cluster.remove(kind, namespace, name)
+    ready_world.settle()
+    ready_world.make_ready()
+    assert ready_world.condition("Ready") == ("True", "RolledOut")
+
+
 def test_what_the_api_server_finds_invalid_is_said_and_not_retried_at_once(
     world, tiny_spec: dict[str, Any], tiny_facts: ModelFacts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
