@@ -259,3 +259,12 @@ def test_labels_that_name_no_gpu_propose_nothing(world) -> None:
         world.settle()
         assert "proposedPlan" not in world.status()
         world.cluster.change(NODE, name, lambda body: body["metadata"]["labels"].pop("a.example/team"))
+
+
+def test_the_longest_node_selector_fits_beside_the_labels_of_the_pool(world) -> None:
+    wanted = {f"example.com/l{index}": "x" for index in range(16)}
+    world.add_node("a", **H200)
+    world.cluster.change(NODE, "a", lambda body: body["metadata"]["labels"].update(wanted))
+    world.create({"model": MODEL, "accelerators": {"nodeSelector": wanted}})
+    (term,) = _terms(world)
+    assert len(term["matchExpressions"]) == 17
