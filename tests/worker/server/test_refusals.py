@@ -49,6 +49,8 @@ def _error(response: httpx.Response, status: int = 400) -> dict[str, Any]:
         (CHAT | {"n": 0}, "n", "greater than or equal to 1, not 0"),
         (CHAT | {"n": 129}, "n", "less than or equal to 128, not 129"),
         (CHAT | {"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
+        (CHAT | {"max_tokens": int("9" * 4300)}, "max_tokens", "less than or equal to 2147483647"),
+        (CHAT | {"max_completion_tokens": int("9" * 4300)}, "max_completion_tokens", "equal to 2147483647"),
         (CHAT | {"min_tokens": 9, "max_tokens": 8}, "min_tokens", "min_tokens 9 exceeds max_tokens 8"),
         (CHAT | {"logit_bias": {"x": 1}}, "logit_bias", "keys are token ids, not 'x'"),
         (CHAT | {"logit_bias": {"1" * 5000: 1}}, "logit_bias", "keys are token ids, not '1111"),

@@ -13,7 +13,7 @@ MAX_PROMPTS = 1024
 MAX_TOP_LOGPROBS = 20
 MAX_ID_DIGITS = 10  # of a token id written as text; Python refuses to read a number of thousands of digits
 
-LARGEST_TOP_K = (1 << 31) - 1  # a larger one would overflow the step's arrays and fail every request of the step
+LARGEST_COUNT = (1 << 31) - 1  # a top_k beyond 64 bits would fail every request of its step
 
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 
@@ -40,11 +40,11 @@ class SamplingFields(RequestModel):
     n: int = Field(default=1, ge=1, le=MAX_CHOICES)
     stream: bool = False
     stream_options: StreamOptions | None = None
-    max_tokens: int | None = Field(default=None, ge=1)
+    max_tokens: int | None = Field(default=None, ge=1, le=LARGEST_COUNT)
     min_tokens: int = Field(default=0, ge=0)
     temperature: float | None = Field(default=None, ge=0.0, le=2.0)
     top_p: float | None = Field(default=None, gt=0.0, le=1.0)
-    top_k: int | None = Field(default=None, ge=-1, le=LARGEST_TOP_K, description="-1 and 0 switch it off")
+    top_k: int | None = Field(default=None, ge=-1, le=LARGEST_COUNT, description="-1 and 0 switch it off")
     min_p: float | None = Field(default=None, ge=0.0, le=1.0)
     repetition_penalty: float | None = Field(default=None, gt=0.0, le=10.0)
     presence_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
@@ -159,7 +159,7 @@ class ChatCompletionRequest(SamplingFields):
     """POST /v1/chat/completions."""
 
     messages: list[Message] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1, le=LARGEST_COUNT)
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     response_format: ResponseFormat | None = None
