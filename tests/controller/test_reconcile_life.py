@@ -409,6 +409,12 @@ def test_an_invalid_spec_names_the_field_and_leaves_the_workers(ready_world) -> 
     assert ready_world.condition("Available") == ("True", "Serving")
 
 
+def test_a_variable_that_is_named_twice_is_refused_with_its_name(ready_world) -> None:
+    ready_world.edit(pod={"env": [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]})
+    assert ready_world.condition("Accepted") == ("False", "InvalidSpec")
+    assert "env names A more than once" in ready_world.message("Accepted")
+
+
 def test_events_are_for_transitions_only(ready_world) -> None:
     reasons = [event["reason"] for event in ready_world.cluster.events]
     assert reasons == ["PlanCommitted", "RolledOut"]
