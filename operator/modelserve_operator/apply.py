@@ -24,6 +24,10 @@ class NameTakenError(Exception):
         super().__init__(f"{kind.kind} {namespace}/{name} exists and is not ours; delete or rename one of them")
 
 
+class PredecessorError(Exception):
+    """A child of a deleted ModelServe of the same name is still there; the garbage collector will take it."""
+
+
 class Applier:
     """Server-side apply of children and status, deletes, and Kubernetes Events."""
 
@@ -33,7 +37,10 @@ class Applier:
         self._applied_status: dict[str, str] = {}  # uid -> hash of the last status we applied
 
     async def apply(self, kind: ResourceKind, body: Body) -> None:
-        """Create the child or change it to `body`, unless it is so already. Raises NameTakenError, KubeError."""
+        """Create the child or change it to `body`, unless it is so already.
+
+        Raises NameTakenError, PredecessorError, KubeError.
+        """
         desired = diff.with_applied_hash(body)
         namespace, name = key_of(body)
         live = self._store.get(kind, namespace, name)
@@ -41,6 +48,8 @@ class Applier:
             live = await self._kube.get(kind, namespace=namespace, name=name)
         if live is not None:
             if not _same_owner(live, body):
+                if _same_owner(live, body, identity="name"):
+                    raise PredecessorError(f"{kind.kind} {namespace}/{name} belongs to a deleted ModelServe")
                 raise NameTakenError(kind, namespace, name)
             if diff.covers(live, desired):
                 self._store.put(kind, live)
@@ -131,6 +140,8 @@ class Applier:
             logger.warning("event %s of %s was not recorded: %s", transition.reason, metadata["name"], error)
 
 
-def _same_owner(live: Body, desired: Body) -> bool:
-    wanted = {reference["uid"] for reference in desired["metadata"]["ownerReferences"]}
-    return any(reference.get("uid") in wanted for reference in live["metadata"].get("ownerReferences") or ())
+def _same_owner(live: Body, desired: Body, *, identity: str = "uid") -> bool:
+    """Whether a ModelServe of this uid (or of this name, now or before) owns the live object."""
+    wanted = {(reference["kind"], reference[identity]) for reference in desired["metadata"]["ownerReferences"]}
+    owners = live["metadata"].get("ownerReferences") or ()
+    return any((owner.get("kind"), owner.get(identity)) in wanted for owner in owners)

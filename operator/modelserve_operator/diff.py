@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from decimal import Decimal
+from decimal import ROUND_CEILING, Decimal
 from typing import Any
 
 from modelserve.api.schema_types import quantity_value
@@ -11,6 +11,7 @@ from modelserve_operator import labels
 
 _QUANTITY_FIELDS = frozenset({"requests", "limits", "sizeLimit"})
 _ITEM_KEYS = ("name", "uid", "key", "type", "conditionType")
+_FINEST = Decimal("0.001")  # the API server rounds finer quantities up to this
 
 
 def with_applied_hash(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -23,12 +24,13 @@ def with_applied_hash(body: Mapping[str, Any]) -> dict[str, Any]:
 def covers(live: Any, desired: Any, *, quantity: bool = False) -> bool:
     """True when every field of `desired` has the same value in `live`; fields of `live` that we do not set are ignored.
 
-    Lists of objects with a name (or uid, key, type) are matched by it, other lists item by item. Quantities are
-    compared as numbers, because the API server rewrites `0.5` as `500m`.
+    Lists of objects with a name (or uid, key, type) of their own are matched by it, other lists item by item.
+    Quantities are compared as numbers, because the API server rewrites `0.5` as `500m`. It also drops fields of objects
+    that are empty text.
     """
     if isinstance(desired, Mapping):
         return isinstance(live, Mapping) and all(
-            key in live and covers(live[key], value, quantity=quantity or key in _QUANTITY_FIELDS)
+            covers(live[key], value, quantity=quantity or key in _QUANTITY_FIELDS) if key in live else value == ""
             for key, value in desired.items()
         )
     if isinstance(desired, Sequence) and not isinstance(desired, str):
@@ -44,6 +46,8 @@ def _covers_list(live: Sequence[Any], desired: Sequence[Any], *, quantity: bool)
     for item_key in _ITEM_KEYS:
         if desired and all(isinstance(item, Mapping) and item_key in item for item in (*live, *desired)):
             found = {item[item_key]: item for item in live}
+            if len(found) < len(live):  # such as two tolerations of one taint key
+                continue
             return all(covers(found.get(item[item_key]), item, quantity=quantity) for item in desired)
     return len(live) == len(desired) and all(
         covers(one, other, quantity=quantity) for one, other in zip(live, desired, strict=True)
@@ -52,6 +56,6 @@ def _covers_list(live: Sequence[Any], desired: Sequence[Any], *, quantity: bool)
 
 def _number(text: str) -> Decimal | str:
     try:
-        return quantity_value(text)
+        return quantity_value(text).quantize(_FINEST, rounding=ROUND_CEILING)
     except (ArithmeticError, KeyError):
         return text

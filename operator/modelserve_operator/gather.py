@@ -31,7 +31,7 @@ from modelserve_operator.kinds import (
 from modelserve_operator.kube import Kube, KubeError, WorkerUnreachableError
 from modelserve_operator.observed import Observed, Pod, WorkerReport
 from modelserve_operator.shared_config import SharedConfig
-from modelserve_operator.store import Store, key_of, version_of
+from modelserve_operator.store import ObjectKey, Store, key_of, version_of
 from modelserve_operator.supply import Supply
 from modelserve_operator.work_queue import Key
 
@@ -51,28 +51,39 @@ class Gatherer:
         self.absent: set[ResourceKind] = set(OPTIONAL)  # optional kinds that the last LIST did not find
         self._reports: dict[str, tuple[int, WorkerReport]] = {}  # pod uid -> restarts, report
         self.heard_version: dict[ResourceKind, int] = {}  # newest resourceVersion that a watch event brought
+        self._heard_since: set[tuple[ResourceKind, ObjectKey]] = set()  # the last LIST was asked for
 
     async def relist(self) -> tuple[set[Key], dict[ResourceKind, int]]:
         """LIST everything into the store. Returns the keys of ModelServes whose objects differed, and newest versions.
 
-        Called before the first reconcile, so that no decision is made on half a picture, and by the watchdog.
+        Called before the first reconcile, so that no decision is made on half a picture, and by the watchdog. An answer
+        is older than the events that were heard while it was under way: of their objects it says nothing.
         """
         concerned: set[Key] = set()
         newest: dict[ResourceKind, int] = {}
         for kind in (*WATCHED, *OPTIONAL):
+            self._heard_since.clear()
             found = await self._list(kind)
-            listed = {body["metadata"]["uid"] for body in found}
             if kind not in OPTIONAL:  # those are watched only where they existed when the operator started
                 newest[kind] = max(map(version_of, found), default=0)
-            for body in tuple(self._store.all(kind)):
-                if body["metadata"]["uid"] not in listed:
+            for body in self._missing(kind, found):
+                if (kind, key_of(body)) not in self._heard_since:
                     concerned |= self.note(kind, body, deleted=True)
             for body in found:
-                concerned |= self.note(kind, body, deleted=False)
+                if (kind, key_of(body)) not in self._heard_since:
+                    concerned |= self.note(kind, body, deleted=False)
         for name in self._shared.names:
             if self._shared.note(name, await self._shared_config_map(name)):
                 concerned |= self._on_accelerators()
         return concerned, newest
+
+    def _missing(self, kind: ResourceKind, found: Iterable[Body]) -> list[Body]:
+        """Objects that are known and were not found; of nodes only the names are known."""
+        if kind is NODE:
+            names = self._inventory.names() - {body["metadata"]["name"] for body in found}
+            return [{"metadata": {"name": name}} for name in sorted(names)]
+        listed = {body["metadata"]["uid"] for body in found}
+        return [body for body in self._store.all(kind) if body["metadata"]["uid"] not in listed]
 
     async def _list(self, kind: ResourceKind) -> list[dict[str, Any]]:
         """All objects of a kind in the watched namespaces; of an optional kind that cannot be listed, none."""
@@ -97,6 +108,7 @@ class Gatherer:
     def hear(self, kind: ResourceKind, body: Body, *, deleted: bool) -> set[Key]:
         """Note one watch event. Returns the ModelServes that it may concern; none for a heartbeat or an echo."""
         self.heard_version[kind] = max(self.heard_version.get(kind, 0), version_of(body))
+        self._heard_since.add((kind, key_of(body)))
         return self.note(kind, body, deleted=deleted)
 
     def note(self, kind: ResourceKind, body: Body, *, deleted: bool) -> set[Key]:

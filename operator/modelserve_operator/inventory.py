@@ -113,6 +113,10 @@ class Inventory:
             self._pools = None
         return before != after
 
+    def names(self) -> set[str]:
+        """Nodes that are in a pool."""
+        return set(self._pool_of_node)
+
     def pools(self) -> tuple[Pool, ...]:
         """The distinct pools, in a fixed order."""
         if self._pools is None:

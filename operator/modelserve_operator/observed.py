@@ -85,6 +85,7 @@ class Pod:
     trouble: str | None  # why a container waits or restarts, in words
     failure: Failure | None  # a container ended with the terminal exit code
     report: str | None  # termination message of a container that ended well (inspect Job)
+    started: bool = False  # the startup probe, which asks for readiness, has passed
 
     @classmethod
     def from_body(cls, body: Body) -> Pod:
@@ -105,6 +106,7 @@ class Pod:
             trouble=next(filter(None, map(_trouble, containers)), None),
             failure=next(filter(None, map(_failure, containers)), None),
             report=_report(status) if succeeded else None,
+            started=any(container.get("started") for container in status.get("containerStatuses") or ()),
         )
 
 

@@ -152,9 +152,12 @@ def _inspection_failure(observed: Observed, name: str) -> Failure | None:
     if job is None:
         return None
     ends = {c["type"]: c for c in (job.get("status") or {}).get("conditions") or () if c.get("status") == "True"}
+    pods = [pod for pod in observed.pods if pod.job == name]
+    if "Complete" in ends and any(pod.report for pod in pods):
+        message = "the Job's answer cannot be read; a custom spec.image must be of the operator's release"
+        return Failure(Reason.INSPECTION_FAILED, message)
     if "Failed" not in ends and "FailureTarget" not in ends:
         return None
-    pods = [pod for pod in observed.pods if pod.job == name]
     for pod in pods:
         if pod.failure is not None:
             return pod.failure

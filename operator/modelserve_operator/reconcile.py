@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from modelserve_operator import labels, metrics
-from modelserve_operator.apply import Applier, NameTakenError
+from modelserve_operator.apply import Applier, NameTakenError, PredecessorError
 from modelserve_operator.calibration import measurement
 from modelserve_operator.conditions import View
 from modelserve_operator.gather import Gatherer
@@ -32,6 +32,9 @@ logger = logging.getLogger(__name__)
 
 ASK_WORKER_AGAIN_SECONDS = 5.0
 NAME_TAKEN_SECONDS = 30.0
+PREDECESSOR_SECONDS = 2.0
+REFUSED_SECONDS = 60.0
+INVALID_STATUSES = (400, 422)  # the API server found an object invalid, and would find it so again
 
 
 class Reconciler:
@@ -46,6 +49,8 @@ class Reconciler:
 
     async def reconcile(self, key: Key) -> float | None:
         """Bring one ModelServe a step nearer to its spec. Raises KubeError for the queue to retry.
+
+        An object that the API server finds invalid is the spec's fault, and said in the status.
 
         1. gather: the object, its children, the pools, the workers' reports
         2. decide: is the spec acceptable, what is the model, which revision is wanted
@@ -62,10 +67,19 @@ class Reconciler:
         delay = None
         try:
             await self._apply(observed, decision, step, running)
+        except PredecessorError as error:
+            logger.info("%s/%s waits for the garbage collector: %s", *key, error)
+            return PREDECESSOR_SECONDS
         except NameTakenError as error:
             taken = Finding(False, Reason.NAME_CONFLICT, str(error))
             decision = replace(decision, accepted=taken, stalled=taken)
             delay = NAME_TAKEN_SECONDS  # the other object carries no label of ours, so no event will tell
+        except KubeError as error:
+            if error.status not in INVALID_STATUSES:
+                raise
+            refused = Finding(False, Reason.INVALID_SPEC, f"the API server refuses what the spec leads to: {error}")
+            decision = replace(decision, accepted=refused, stalled=refused)
+            delay = REFUSED_SECONDS  # unless the spec changes before
         revisions = known_revisions(observed)
         view = View(observed, decision, step, running, replicas=_replicas(decision), revisions=revisions)
         status = summarise(view)
@@ -121,6 +135,8 @@ class Reconciler:
                 pull_policy=self._settings.image_pull_policy,
             )
             await self._applier.apply(JOB, job)
+        elif decision.inspect and running is not None and _answer_lost(running, observed):
+            await self._applier.delete(JOB, running)  # its event brings a new one
         elif decision.facts is not None and running is not None:
             config_map = model_facts_config_map(observed.model_serve, source=decision.source, facts=decision.facts)
             await self._applier.apply(CONFIG_MAP, config_map)
@@ -172,6 +188,13 @@ class Reconciler:
                     await self._applier.delete(kind, shared)
 
 
+def _answer_lost(job: Mapping[str, Any], observed: Observed) -> bool:
+    """Whether the Job has ended well, but the pod that held its answer went before it was read."""
+    conditions = (job.get("status") or {}).get("conditions") or ()
+    complete = any(each["type"] == "Complete" and each.get("status") == "True" for each in conditions)
+    return complete and all(pod.job != job["metadata"]["name"] for pod in observed.pods)
+
+
 def _measure(observed: Observed, status: Mapping[str, Any]) -> None:
     """Set the gauges of the sizing error to what the status says; terms that are gone are removed."""
     who = {"namespace": observed.namespace, "name": observed.name}
@@ -205,6 +228,7 @@ def running_revisions(observed: Observed) -> dict[str, RunningRevision]:
             replicas=int(body["spec"].get("replicas", 1)),
             pods=len(pods),
             ready=sum(pod.ready for pod in pods),
+            loaded=sum(pod.started for pod in pods),
             unschedulable=sum(pod.unschedulable is not None for pod in pods),
             overdue=any(state.get("reason") == "ProgressDeadlineExceeded" for state in states),
             failure=Failure.from_json(noted) if noted else seen,

@@ -1,8 +1,9 @@
 """The next step from the revisions that run to the one that should. Pure and stateless: a function of what is observed.
 
 At every step the pods number at most replicas + maxSurge, and the ready ones do not fall below replicas by our doing,
-unless downtime is allowed. The Service selects one revision: the new one as soon as it has at least as many ready pods
-as the old. The old revision is deleted once the new one is complete; its pods then drain on their own.
+unless downtime is allowed. An old revision of which no pod has loaded the model has nothing to lose: it makes room, and
+stays stopped. The Service selects one revision: the new one as soon as it has at least as many ready pods as the old.
+The old revision is deleted once the new one is complete; its pods then drain on their own.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ class RunningRevision:
     replicas: int  # spec.replicas of the Deployment
     pods: int = 0
     ready: int = 0
+    loaded: int = 0  # pods that were ready since their last start; readiness may come and go
     unschedulable: int = 0
     overdue: bool = False  # the Deployment's progress deadline has passed
     failure: Failure | None = None
@@ -88,15 +90,16 @@ def _replace(
 ) -> Step:
     keeps_serving = serving == new.hash and new.ready > 0
     serve = new.hash if keeps_serving or (new.ready > 0 and new.ready >= old.ready) else old.hash
+    may_stop = rollout.allow_downtime or old.failure is not None or not (old.ready or old.loaded)
     old_replicas = 0 if old.failure else replicas - new.ready
     if rollout.max_surge == 0:
-        if not rollout.allow_downtime and not old.failure:
+        if not may_stop:
             return Step({old.hash: replicas, new.hash: 0}, old.hash, superseded, blocked=True)
         return Step({old.hash: 0, new.hash: replicas if old.pods == 0 else 0}, serve, superseded)
     stopped_for_room = old.replicas == 0
-    if rollout.allow_downtime and (new.unschedulable or stopped_for_room):
+    if may_stop and (new.unschedulable or stopped_for_room):
         old_replicas = 0
-    room = replicas + rollout.max_surge - old.pods
+    room = replicas + rollout.max_surge - max(old.pods, old_replicas)
     new_replicas = max(min(new.replicas, replicas), min(replicas, max(room, 0)))
-    blocked = new.unschedulable > 0 and not rollout.allow_downtime
+    blocked = new.unschedulable > 0 and not may_stop
     return Step({old.hash: old_replicas, new.hash: new_replicas}, serve, superseded, blocked=blocked)

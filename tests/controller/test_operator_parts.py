@@ -10,7 +10,8 @@ import pytest
 
 from modelserve.errors import InvalidInput
 from modelserve_operator import diff, endpoint, watchdog
-from modelserve_operator.kinds import CONFIG_MAP, DEPLOYMENT, MODEL_SERVE, POD
+from modelserve_operator.kinds import CONFIG_MAP, DEPLOYMENT, MODEL_SERVE, NODE, POD, ResourceKind
+from modelserve_operator.kube import Listing
 from modelserve_operator.settings import from_environment
 from modelserve_operator.store import Store
 from modelserve_operator.watchdog import Watchdog, WatchFrozenError
@@ -127,6 +128,19 @@ def test_the_store_finds_children_by_their_present_label() -> None:
         ({"limits": {"memory": "3Gi"}}, {"limits": {"memory": "3221225472"}}, True),
         ({"limits": {"memory": "3G"}}, {"limits": {"memory": "3Gi"}}, False),
         ({"x": "500m"}, {"x": "0.5"}, False),
+        ({"requests": {"cpu": "1m"}}, {"requests": {"cpu": "0.0005"}}, True),
+        ({"env": [{"name": "A"}]}, {"env": [{"name": "A", "value": ""}]}, True),
+        ({"env": [{"name": "A", "value": "x"}]}, {"env": [{"name": "A", "value": ""}]}, False),
+        (
+            {"t": [{"key": "gpu", "effect": "NoSchedule"}, {"key": "gpu", "effect": "NoExecute"}]},
+            {"t": [{"key": "gpu", "effect": "NoSchedule"}, {"key": "gpu", "effect": "NoExecute"}]},
+            True,
+        ),
+        (
+            {"t": [{"key": "gpu", "effect": "NoSchedule"}, {"key": "gpu", "effect": "NoExecute"}]},
+            {"t": [{"key": "gpu", "effect": "NoExecute"}]},
+            False,
+        ),
     ],
 )
 def test_diff_compares_only_what_is_ours(live: Any, desired: Any, covered: bool) -> None:
@@ -182,6 +196,35 @@ async def test_the_watchdog_is_content_with_live_watches_and_queues_what_they_mi
 
     await _run_for(queue, reconcile, 0.02)
     assert seen == [Key("ml", "m")]
+
+
+async def test_a_listing_is_older_than_the_events_heard_meanwhile(world, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = {"metadata": {"name": "gone", "namespace": "ml"}, "spec": {"model": {"uri": "pvc://weights/x"}}}
+    world.cluster.put(MODEL_SERVE, body)
+    answer = world.cluster.list
+
+    async def overtaken(kind: ResourceKind, *, namespace: str | None = None) -> Listing:
+        listing = await answer(kind, namespace=namespace)
+        if kind is MODEL_SERVE:
+            world.cluster.put(MODEL_SERVE, {**body, "metadata": {"name": "made", "namespace": "ml"}})
+            world.cluster.remove(MODEL_SERVE, "ml", "gone")
+        return listing
+
+    monkeypatch.setattr(world.cluster, "list", overtaken)
+    await world.gatherer.relist()
+    assert world.gatherer.known_keys() == {Key("ml", "made")}
+
+
+async def test_a_listing_finds_out_that_a_node_is_gone(world) -> None:
+    node_labels = {"nvidia.com/gpu.product": "NVIDIA-H200", "nvidia.com/gpu.count": "8"}
+    world.cluster.put(NODE, {"metadata": {"name": "a", "labels": node_labels}, "status": {}})
+    world.cluster.put(MODEL_SERVE, {"metadata": {"name": "m", "namespace": "ml"}, "spec": {}})
+    world.cluster.listener = None  # the watch was away
+    world.cluster.remove(NODE, "", "a")
+    concerned, _ = await world.gatherer.relist()
+    assert concerned == {Key("ml", "m")}
+    observed = await world.gatherer.observe(Key("ml", "m"))
+    assert observed.supply.pools == ()
 
 
 async def test_the_endpoint_serves_metrics_and_liveness() -> None:

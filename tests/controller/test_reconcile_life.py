@@ -5,6 +5,8 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import Any
 
+import pytest
+
 from modelserve.model_facts import ModelFacts
 from modelserve.termination import TERMINAL_EXIT_CODE, TerminationMessage, TerminationReason
 from modelserve_operator import labels
@@ -18,7 +20,9 @@ from modelserve_operator.kinds import (
     MODEL_SERVE,
     POD,
     SERVICE,
+    ResourceKind,
 )
+from modelserve_operator.kube import KubeError
 
 
 def test_an_unknown_model_is_inspected_planned_and_served(
@@ -171,6 +175,31 @@ def _fail(world, plan_hash: str) -> None:
     world.settle()
 
 
+def test_an_answer_that_went_with_its_pod_is_asked_for_again(
+    world, tiny_spec: dict[str, Any], tiny_facts: ModelFacts
+) -> None:
+    world.create(tiny_spec)
+    (job,) = world.cluster.of(JOB)
+    (pod,) = world.cluster.pods_of(job)
+    world.cluster.remove(POD, "ml", pod["metadata"]["name"])
+    complete = {"conditions": [{"type": "Complete", "status": "True"}]}
+    world.cluster.change(JOB, job["metadata"]["name"], lambda body: body.update(status=complete))
+    world.settle()
+    (again,) = world.cluster.of(JOB)
+    assert again["metadata"]["uid"] != job["metadata"]["uid"]
+    world.cluster.end_job(message=tiny_facts.model_dump_json(by_alias=True))
+    world.settle()
+    assert world.condition("Planned") == ("True", "PlanCommitted")
+
+
+def test_an_answer_that_cannot_be_read_stalls(world, tiny_spec: dict[str, Any]) -> None:
+    world.create(tiny_spec)
+    world.cluster.end_job(message="something else")
+    world.settle()
+    assert world.condition("Stalled") == ("True", "InspectionFailed")
+    assert "spec.image" in world.message("Stalled")
+
+
 def test_a_terminal_failure_stops_the_revision_and_stays_known_over_restarts(ready_world) -> None:
     old = ready_world.served_hash()
     ready_world.edit(context={"maxModelLen": 1024})
@@ -225,6 +254,23 @@ def test_workers_that_never_get_ready_stall_at_the_deadline_and_recover(
     world.make_ready()
     assert world.condition("Ready") == ("True", "RolledOut")
     assert world.condition("Stalled") is None
+
+
+def test_a_spec_that_is_put_right_takes_the_room_of_pods_that_never_loaded(
+    world, tiny_spec: dict[str, Any], tiny_facts: ModelFacts
+) -> None:
+    world.create(tiny_spec)
+    world.cluster.end_job(message=tiny_facts.model_dump_json(by_alias=True))
+    world.settle()
+    (wrong,) = world.deployments()
+    world.edit(image="registry.example/worker:right")
+    (right,) = set(world.deployments()) - {wrong}
+    (pod,) = world.cluster.pods_of(world.deployment(right))
+    full = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
+    world.cluster.set_pod(pod, phase="Pending", conditions=[full])
+    world.settle()
+    assert world.deployments() == {wrong: 0, right: 1}
+    assert world.condition("CapacityAvailable") == ("False", "WaitingForNodes")
 
 
 def test_deleted_children_come_back(ready_world) -> None:
@@ -308,6 +354,52 @@ def test_a_foreign_object_of_the_same_name_is_left_alone(
     assert world.cluster.of(SERVICE)[0]["spec"] == {"clusterIP": "10.1.2.3"}
 
 
+def test_a_successor_of_the_same_name_waits_for_the_collector(ready_world, tiny_spec: dict[str, Any]) -> None:
+    cluster = ready_world.cluster
+    children = (SERVICE, DISRUPTION_BUDGET, DEPLOYMENT, CONFIG_MAP)
+    left = {key: body for key, body in cluster.objects.items() if key[0] in children}
+    facts = next(body for body in left.values() if "model.json" in body.get("data", {}))["data"]["model.json"]
+    cluster.remove(MODEL_SERVE, "ml", "tiny")
+    cluster.objects.update(left)  # the collector has not been here yet
+    ready_world.restart_operator()
+    ready_world.create(tiny_spec)
+    cluster.end_job(message=facts)
+    ready_world.settle()
+    conditions = cluster.objects[MODEL_SERVE, "ml", "tiny"].get("status", {}).get("conditions", [])
+    assert "NameConflict" not in [each["reason"] for each in conditions]
+    for kind, namespace, name in left:
+        cluster.remove(kind, namespace, name)
+    ready_world.settle()
+    ready_world.make_ready()
+    assert ready_world.condition("Ready") == ("True", "RolledOut")
+
+
+def test_what_the_api_server_finds_invalid_is_said_and_not_retried_at_once(
+    world, tiny_spec: dict[str, Any], tiny_facts: ModelFacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply = world.cluster.apply
+
+    async def strict(kind: ResourceKind, body: dict[str, Any], *, subresource: str | None = None) -> dict[str, Any]:
+        if kind is DEPLOYMENT:
+            resources = body["spec"]["template"]["spec"]["containers"][0]["resources"]
+            if resources["requests"].get("memory") == "9Gi":
+                raise KubeError(422, "requests: Invalid value: must be less than or equal to memory limit of 3Gi")
+        stored: dict[str, Any] = await apply(kind, body, subresource=subresource)
+        return stored
+
+    monkeypatch.setattr(world.cluster, "apply", strict)
+    resources = {"requests": {"cpu": "0.5", "memory": "9Gi"}, "limits": {"memory": "3Gi"}}
+    world.create({**tiny_spec, "pod": {"resources": resources}})
+    world.cluster.end_job(message=tiny_facts.model_dump_json(by_alias=True))
+    world.settle()
+    assert world.condition("Accepted") == ("False", "InvalidSpec")
+    assert world.condition("Ready") == ("False", "InvalidSpec")
+    assert "memory limit of 3Gi" in world.message("Stalled")
+    world.edit(pod=tiny_spec["pod"])
+    world.make_ready()
+    assert world.condition("Ready") == ("True", "RolledOut")
+
+
 def test_an_invalid_spec_names_the_field_and_leaves_the_workers(ready_world) -> None:
     before = ready_world.deployments()
     ready_world.edit(context={"maxModelLen": 100, "minModelLen": 200})
@@ -315,6 +407,12 @@ def test_an_invalid_spec_names_the_field_and_leaves_the_workers(ready_world) -> 
     assert "minModelLen must be at most maxModelLen" in ready_world.message("Accepted")
     assert ready_world.deployments() == before
     assert ready_world.condition("Available") == ("True", "Serving")
+
+
+def test_a_variable_that_is_named_twice_is_refused_with_its_name(ready_world) -> None:
+    ready_world.edit(pod={"env": [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]})
+    assert ready_world.condition("Accepted") == ("False", "InvalidSpec")
+    assert "env names A more than once" in ready_world.message("Accepted")
 
 
 def test_events_are_for_transitions_only(ready_world) -> None:

@@ -245,3 +245,26 @@ def test_of_mixed_pools_the_one_that_fits_is_chosen_and_the_other_explained(worl
     assert world.status("big")["plan"]["accelerator"] == "NVIDIA-H200", "a committed plan outlives its nodes"
     assert {pod["metadata"]["uid"] for pod in world.cluster.of(POD)} == pods
     assert "proposedPlan" not in world.status("big"), "and nothing that is left fits"
+
+
+def test_labels_that_name_no_gpu_propose_nothing(world) -> None:
+    for name, instance in (("a", "g6.xlarge"), ("b", "g6.2xlarge")):
+        world.add_node(name, product="NVIDIA-H200", memory_mib=143_771, gpus=1)
+        kind = {"node.kubernetes.io/instance-type": instance}
+        world.cluster.change(NODE, name, lambda body, kind=kind: body["metadata"]["labels"].update(kind))
+    world.create({"model": MODEL})
+    assert len(_terms(world)) == 2
+    for name in ("a", "b"):
+        world.cluster.change(NODE, name, lambda body: body["metadata"]["labels"].update({"a.example/team": "x"}))
+        world.settle()
+        assert "proposedPlan" not in world.status()
+        world.cluster.change(NODE, name, lambda body: body["metadata"]["labels"].pop("a.example/team"))
+
+
+def test_the_longest_node_selector_fits_beside_the_labels_of_the_pool(world) -> None:
+    wanted = {f"example.com/l{index}": "x" for index in range(16)}
+    world.add_node("a", **H200)
+    world.cluster.change(NODE, "a", lambda body: body["metadata"]["labels"].update(wanted))
+    world.create({"model": MODEL, "accelerators": {"nodeSelector": wanted}})
+    (term,) = _terms(world)
+    assert len(term["matchExpressions"]) == 17

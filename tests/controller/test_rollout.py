@@ -121,3 +121,49 @@ def test_the_service_stays_with_the_new_revision_while_it_has_any_ready_pod() ->
     assert next_step(target=NEW, running=running, serving=NEW, replicas=3, rollout=rollout).serve == NEW
     running[NEW] = replace(running[NEW], ready=0)
     assert next_step(target=NEW, running=running, serving=NEW, replicas=3, rollout=rollout).serve == OLD
+
+
+@given(replicas=st.integers(1, 4), surge=st.integers(0, 4), scaled_to_zero=st.booleans())
+def test_an_old_revision_that_never_got_ready_makes_room(replicas: int, surge: int, scaled_to_zero: bool) -> None:
+    stuck = 0 if scaled_to_zero else replicas
+    start = {OLD: RunningRevision(OLD, stuck, pods=stuck, ready=0)}
+    rollout = RolloutSpec(max_surge=surge)
+    running, serving = dict(start), OLD
+    for _ in range(20):  # the old pods never get ready, and hold all the room there is
+        step = next_step(target=NEW, running=running, serving=serving, replicas=replicas, rollout=rollout)
+        assert not step.blocked
+        running = {key: each for key, each in running.items() if key not in step.delete}
+        for plan_hash, wanted in step.replicas.items():
+            each = running.get(plan_hash, RunningRevision(plan_hash, 0))
+            running[plan_hash] = replace(each, replicas=wanted, pods=wanted, unschedulable=0)
+        room = replicas - (running[OLD].pods if OLD in running else 0)
+        if NEW in running:
+            pods = running[NEW].pods
+            running[NEW] = replace(running[NEW], ready=min(pods, room), unschedulable=max(0, pods - room))
+        assert sum(each.pods for each in running.values()) <= replicas + surge
+        serving = step.serve or serving
+    assert step.complete
+    assert serving == NEW
+
+
+def test_pods_that_are_yet_to_come_back_keep_their_room() -> None:
+    running = {OLD: RunningRevision(OLD, 3, pods=2, ready=2)}
+    step = next_step(target=NEW, running=running, serving=OLD, replicas=3, rollout=RolloutSpec(max_surge=1))
+    assert step.replicas == {OLD: 3, NEW: 1}
+
+
+def test_a_new_revision_does_not_wake_one_that_was_scaled_to_zero() -> None:
+    running = {OLD: RunningRevision(OLD, 0)}
+    step = next_step(target=NEW, running=running, serving=OLD, replicas=2, rollout=RolloutSpec())
+    assert step.replicas == {OLD: 0, NEW: 2}
+
+
+@pytest.mark.parametrize("surge", [0, 1])
+def test_a_loaded_revision_stays_while_its_readiness_is_away(surge: int) -> None:
+    running = {
+        OLD: RunningRevision(OLD, 1, pods=1, loaded=1),
+        NEW: RunningRevision(NEW, surge, pods=surge, unschedulable=surge),
+    }
+    rollout = RolloutSpec(max_surge=surge)
+    step = next_step(target=NEW, running=running, serving=OLD, replicas=1, rollout=rollout)
+    assert (step.replicas, step.blocked) == ({OLD: 1, NEW: surge}, True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, model_validator
 
 from modelserve.api.schema_types import ApiModel, DnsName, LabelKey, LabelValue, Quantity
 
@@ -96,3 +96,14 @@ class PodOverrides(ApiModel):
     resources: ResourceRequirements | None = Field(
         default=None, description="CPU and memory of the worker container; GPUs come from the plan."
     )
+
+    @model_validator(mode="after")
+    def _named_once(self) -> Self:
+        for field, names in (
+            ("env", [variable.name for variable in self.env]),
+            ("imagePullSecrets", [secret.name for secret in self.image_pull_secrets]),
+        ):
+            twice = next((name for name in names if names.count(name) > 1), None)
+            if twice is not None:
+                raise ValueError(f"{field} names {twice} more than once; keep one of them")
+        return self

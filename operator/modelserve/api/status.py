@@ -87,7 +87,7 @@ class NodeSelectorTerm(ApiModel):
     """Expressions that must all hold; terms are alternatives, one per pool."""
 
     match_expressions: tuple[NodeSelectorRequirement, ...] = Field(
-        min_length=1, max_length=16, description="Expressions that must all hold."
+        min_length=1, max_length=20, description="Expressions that must all hold."
     )
 
 

@@ -125,7 +125,10 @@ def no_plan(candidates: Sequence[Candidate], spec: ModelServeSpec) -> str:
 def placement(
     fit: Fit, offers: Sequence[AcceleratorOffer], spec: ModelServeSpec
 ) -> tuple[NodeSelectorTerm, ...] | None:
-    """One term per pool that holds the replica, each with the spec's own node selector; None when anywhere will do."""
+    """One term per pool that holds the replica, each with the spec's own node selector; None when anywhere will do.
+
+    Their order does not follow that of the offers, which other labels of the nodes decide.
+    """
     selector = spec.accelerators.node_selector if spec.accelerators else {}
     own = tuple(
         NodeSelectorRequirement(key=key, operator="In", values=(value,)) for key, value in sorted(selector.items())
@@ -138,7 +141,8 @@ def placement(
         if offer.largest_replica >= fit.gpus:
             for expressions in [term.match_expressions for term in offer.node_selector_terms] or [(product,)]:
                 pools[(*expressions, *(each for each in own if each not in expressions))] = None
-    return tuple(NodeSelectorTerm(match_expressions=expressions) for expressions in pools)
+    ordered = sorted(pools, key=lambda expressions: [(each.key, each.values or ()) for each in expressions])
+    return tuple(NodeSelectorTerm(match_expressions=expressions) for expressions in ordered)
 
 
 def gpu_memory(memory: MemoryPlan) -> GpuMemory:

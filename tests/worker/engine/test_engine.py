@@ -72,6 +72,15 @@ def test_failures_in_a_row_end_the_engine(build_engine: Callable[..., Engine], r
         run(engine)
 
 
+def test_a_step_that_says_the_engine_is_dead_ends_it_at_once(build_engine: Callable[..., Engine], runner) -> None:
+    """A replica that has lost a rank must not take two more batches of requests down before it is replaced."""
+    runner.result_errors[2] = EngineDead("modelserve-rank-1 ended")
+    engine = build_engine()
+    engine.scheduler.add(request("a"))
+    with pytest.raises(EngineDead, match="modelserve-rank-1 ended"):
+        run(engine)
+
+
 def test_a_success_between_failures_forgives_them(build_engine: Callable[..., Engine], runner) -> None:
     runner.result_errors.update(dict.fromkeys((1, 2, 4, 5), RuntimeError("loose contact")))
     engine = build_engine(budget=4)

@@ -17,6 +17,7 @@ from model_checkpoints import make_checkpoint, random_tokens
 
 from modelserve.engine_args import EngineArgs
 from modelserve.errors import InvalidInput
+from modelserve_worker.engine_client import EngineDead
 from modelserve_worker.execution.memory import InsufficientMemory
 from modelserve_worker.execution.ranks import LaunchedReplica, RankDiedError, WorkerRanks, launch
 from modelserve_worker.request import SamplingParams
@@ -73,6 +74,7 @@ def test_a_killed_rank_fails_the_step_and_all_that_follow(tmp_path, driver_for) 
             with pytest.raises(RankDiedError, match=r"modelserve-rank-1 \(exit code -9\)"):
                 _tokens(replica, driver_for, 1)
         assert time.monotonic() - started < 5
+        assert issubclass(RankDiedError, EngineDead), "no step after it can succeed, so the engine ends with it"
     finally:
         replica.runner.shutdown()
 

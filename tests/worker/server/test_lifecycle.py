@@ -117,6 +117,19 @@ def test_one_failed_choice_ends_the_others(server: Any, http: httpx.Client) -> N
     _eventually(lambda: server.engine.running == set() and server.state.open_requests == 0)
 
 
+def test_requests_that_die_with_the_engine_count_as_errors(server: Any, http: httpx.Client) -> None:
+    """An abort is a client's; these clients were still waiting."""
+    server.engine.step_seconds = 0.05
+    with http.stream("POST", "/v1/chat/completions", json=CHAT | {"stream": True}) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        server.engine.dead = "the device is gone"
+        assert any("the device is gone" in line for line in lines)
+    metrics = http.get("/metrics").text.splitlines()
+    assert 'vllm:request_success_total{finished_reason="error",model_name="tiny"} 1.0' in metrics
+    assert 'vllm:request_success_total{finished_reason="abort",model_name="tiny"} 0.0' in metrics
+
+
 def test_metrics_under_the_names_that_dashboards_read(server: Any, http: httpx.Client) -> None:
     http.post("/v1/chat/completions", json=CHAT)
     lines = set(http.get("/metrics").text.splitlines())

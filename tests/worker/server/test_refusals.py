@@ -45,11 +45,15 @@ def _error(response: httpx.Response, status: int = 400) -> dict[str, Any]:
         (CHAT | {"stream_options": {"include_usage": True}}, None, "only with stream=true"),
         (CHAT | {"temperature": 2.5}, "temperature", "less than or equal to 2, not 2.5"),
         (CHAT | {"temperature": "1"}, "temperature", "valid number, not '1'"),
+        (CHAT | {"top_k": 1 << 70}, "top_k", "less than or equal to 2147483647"),
         (CHAT | {"n": 0}, "n", "greater than or equal to 1, not 0"),
         (CHAT | {"n": 129}, "n", "less than or equal to 128, not 129"),
         (CHAT | {"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
+        (CHAT | {"max_tokens": int("9" * 4300)}, "max_tokens", "less than or equal to 2147483647"),
+        (CHAT | {"max_completion_tokens": int("9" * 4300)}, "max_completion_tokens", "equal to 2147483647"),
         (CHAT | {"min_tokens": 9, "max_tokens": 8}, "min_tokens", "min_tokens 9 exceeds max_tokens 8"),
         (CHAT | {"logit_bias": {"x": 1}}, "logit_bias", "keys are token ids, not 'x'"),
+        (CHAT | {"logit_bias": {"1" * 5000: 1}}, "logit_bias", "keys are token ids, not '1111"),
         (CHAT | {"logit_bias": {"512": 1}}, "logit_bias", "512 is outside the vocabulary; ids go from 0 to 511"),
         (CHAT | {"stop_token_ids": [-1]}, "stop_token_ids.0", "greater than or equal to 0"),
         (CHAT | {"stop": [""]}, "stop.0", "at least 1 character"),
@@ -146,3 +150,13 @@ def test_a_checkpoint_without_chat_template(
     error = _error(http.post("/v1/chat/completions", json=CHAT))
     assert (error["code"], "use /v1/completions" in error["message"]) == ("no_chat_template", True)
     assert http.post("/v1/completions", json=TEXT).status_code == 200
+
+
+def test_a_tokenizer_larger_than_the_model(server: Any, http: httpx.Client) -> None:
+    """Ids that the model has no embedding for never reach a step, which would fail for everyone in it."""
+    state: ServerState = server.state
+    state.model = ServedModel("tiny", state.model.text, vocab_size=300)
+    assert http.post("/v1/completions", json=TEXT | {"prompt": "!"}).status_code == 200
+    error = _error(http.post("/v1/completions", json=TEXT | {"prompt": "z"}))
+    assert (error["param"], "is outside the vocabulary; ids go from 0 to 299" in error["message"]) == ("prompt", True)
+    assert _error(http.post("/v1/chat/completions", json=CHAT | {"messages": [{"role": "user", "content": "z"}]}))

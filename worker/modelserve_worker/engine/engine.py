@@ -46,7 +46,8 @@ class Engine:
 
         A step that is already done is answered first, and nothing is launched: running ahead of a device that waits for
         us gains nothing, and on the CPU, where a launch is the whole step, it would hold every token back by one step.
-        Raises EngineDead when MAX_FAILURES_IN_A_ROW steps failed one after the other; fewer fail their requests only.
+        Raises EngineDead when a step failed with it, or MAX_FAILURES_IN_A_ROW steps one after the other; fewer fail
+        their requests only.
         """
         previous, self._pending = self._pending, None
         if previous is not None and previous[1].done():
@@ -72,6 +73,8 @@ class Engine:
     def _fail(self, batch: ScheduledBatch, error: Exception) -> list[RequestOutput]:
         self._failures += 1
         logger.error("step %d of %d requests failed", batch.step, len(batch.requests), exc_info=error)
+        if isinstance(error, EngineDead):
+            raise error
         text = f"the step failed: {type(error).__name__}: {error}"
         if self._failures >= MAX_FAILURES_IN_A_ROW:
             raise EngineDead(f"{self._failures} steps failed in a row; the last: {text}") from error

@@ -29,6 +29,7 @@ from modelserve.engine_args import EngineArgs
 from modelserve.errors import InvalidInput, ModelServeError
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.batch import ModelRunner, PendingStep, SampledTokens, ScheduledBatch
+from modelserve_worker.engine_client import EngineDead
 from modelserve_worker.execution.memory_report import MemoryReport
 from modelserve_worker.execution.model_runner import FailedStep, NonFiniteLogitsError
 from modelserve_worker.execution.startup import StartedRank, start_rank
@@ -39,7 +40,7 @@ _GRACE_S = 3.0  # from a failed collective or a stop to the verdict that a rank 
 logger = logging.getLogger(__name__)
 
 
-class RankDiedError(RuntimeError):
+class RankDiedError(EngineDead):
     """A rank of the replica ended or failed in the middle of a step; the replica cannot go on and must be restarted."""
 
 

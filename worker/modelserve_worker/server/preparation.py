@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from modelserve_worker.request import SamplingParams
@@ -150,10 +151,12 @@ def _encode(text: str, model: ServedModel, *, param: str, add_special_tokens: bo
     token_ids = model.text.encode(text, add_special_tokens=add_special_tokens)
     if not token_ids:
         raise ApiError(f"{param} is empty; it needs at least one token", param=param)
+    # Some checkpoints have tokenizers with added tokens that the model has no embedding for.
+    _require_in_vocabulary(token_ids, model, param=param)
     return token_ids
 
 
-def _require_in_vocabulary(token_ids: list[int], model: ServedModel, *, param: str) -> None:
+def _require_in_vocabulary(token_ids: Sequence[int], model: ServedModel, *, param: str) -> None:
     largest = max(token_ids, default=0)
     if largest >= model.vocab_size:
         raise ApiError(

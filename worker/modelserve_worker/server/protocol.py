@@ -11,6 +11,9 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 256
 MAX_PROMPTS = 1024
 MAX_TOP_LOGPROBS = 20
+MAX_ID_DIGITS = 10  # of a token id written as text; Python refuses to read a number of thousands of digits
+
+LARGEST_COUNT = (1 << 31) - 1  # a top_k beyond 64 bits would fail every request of its step
 
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 
@@ -37,11 +40,11 @@ class SamplingFields(RequestModel):
     n: int = Field(default=1, ge=1, le=MAX_CHOICES)
     stream: bool = False
     stream_options: StreamOptions | None = None
-    max_tokens: int | None = Field(default=None, ge=1)
+    max_tokens: int | None = Field(default=None, ge=1, le=LARGEST_COUNT)
     min_tokens: int = Field(default=0, ge=0)
     temperature: float | None = Field(default=None, ge=0.0, le=2.0)
     top_p: float | None = Field(default=None, gt=0.0, le=1.0)
-    top_k: int | None = Field(default=None, ge=-1, description="-1 and 0 switch it off")
+    top_k: int | None = Field(default=None, ge=-1, le=LARGEST_COUNT, description="-1 and 0 switch it off")
     min_p: float | None = Field(default=None, ge=0.0, le=1.0)
     repetition_penalty: float | None = Field(default=None, gt=0.0, le=10.0)
     presence_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
@@ -73,7 +76,7 @@ class SamplingFields(RequestModel):
     @classmethod
     def _token_id_keys(cls, value: dict[str, float]) -> dict[str, float]:
         for key in value:
-            if not (key.isascii() and key.isdigit()):
+            if not (key.isascii() and key.isdigit() and len(key) <= MAX_ID_DIGITS):
                 raise ValueError(f"keys are token ids, not {key[:40]!r}")
         return value
 
@@ -156,7 +159,7 @@ class ChatCompletionRequest(SamplingFields):
     """POST /v1/chat/completions."""
 
     messages: list[Message] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1, le=LARGEST_COUNT)
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     response_format: ResponseFormat | None = None

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from modelserve_worker.engine_client import EngineClient
+from modelserve_worker.engine_client import EngineClient, EngineDead
 from modelserve_worker.metrics import WorkerMetrics
 from modelserve_worker.request import FinishReason, Request, RequestOutput, SampledToken
 from modelserve_worker.server.preparation import SequenceSpec
@@ -112,6 +112,9 @@ class SequenceRunner:
                     yield chunk
                     if chunk.finish_reason is not None:
                         return
+        except EngineDead:
+            reason = FinishReason.ERROR
+            raise
         finally:
             timer.finish(reason)
         raise GenerationError("the engine ended the stream without a reason")
