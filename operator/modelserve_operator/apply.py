@@ -108,10 +108,6 @@ class Applier:
         metrics.WRITES.labels("apply", "ModelServe/status").inc()
         return True
 
-    def forget(self, uid: str) -> None:
-        """The ModelServe is gone."""
-        self._applied_status.pop(uid, None)
-
     async def announce(self, model_serve: Body, transition: Transition) -> None:
         """Record a change of state as a Kubernetes Event. Events are best effort: a refusal is logged, not retried."""
         metadata = model_serve["metadata"]

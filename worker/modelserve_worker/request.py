@@ -69,7 +69,6 @@ class Request:
     arrival_s: float = field(default_factory=time.monotonic)
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0  # positions whose rows are (or will be, after the steps in flight) in the cache
-    num_preemptions: int = 0
 
     @property
     def num_tokens(self) -> int:

@@ -78,10 +78,6 @@ class NodeGpus:
     selector: tuple[tuple[str, str], ...] = ()  # labels that name such nodes before they exist
     refused: str | None = None  # why no replica can be planned on them
 
-    @property
-    def is_slice(self) -> bool:
-        return is_mig_slice(self.product)
-
 
 def is_mig_slice(product: str) -> bool:
     """Whether the product is a part of a GPU: slices cannot talk to each other, so a replica has one."""

@@ -198,7 +198,6 @@ class Scheduler:
     def _preempt(self, running: RunningRequest) -> None:
         self._end(running)
         running.request.num_computed_tokens = 0
-        running.request.num_preemptions += 1
         self._preemptions += 1
         self._waiting[running.request.request_id] = running.request
         self._waiting.move_to_end(running.request.request_id, last=False)
