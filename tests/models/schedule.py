@@ -1,0 +1,70 @@
+"""What each checkpoint is trained on, in which order."""
+
+from __future__ import annotations
+
+
+from dataclasses import dataclass, replace
+
+from batches import Stream
+
+
+@dataclass(frozen=True)
+class Phase:
+    """`steps` optimizer steps; `streams` take turns in proportion to their shares. `decay`: the rate falls to zero."""
+
+    name: str
+    steps: int
+    streams: tuple[tuple[Stream, int], ...]
+    decay: bool = False
+
+    def stream_of(self, step: int) -> int:
+        """Index into `streams` at `step`: shares 2 and 1 give 0, 0, 1, 0, 0, 1, ..."""
+        turn = step % sum(share for _, share in self.streams)
+        for index, (_, share) in enumerate(self.streams):
+            if turn < share:
+                return index
+            turn -= share
+        raise AssertionError("shares are positive")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """`rate` is AdamW's peak learning rate, reached after `warmup` steps."""
+
+    phases: tuple[Phase, ...]
+    rate: float = 2e-3
+    warmup: int = 100
+
+    def scaled(self, factor: float) -> Schedule:
+        """The same with `factor` times the steps."""
+        phases = tuple(replace(phase, steps=max(1, round(phase.steps * factor))) for phase in self.phases)
+        return replace(self, phases=phases)
+
+    def steps(self) -> int:
+        return sum(phase.steps for phase in self.phases)
+
+
+# Every batch holds about 131,000 tokens. Recall first: the mechanism forms in short rows, where pairs are many and a
+# step is cheap; then every skill; then the same at longer rows, so that distances of 16,000 tokens are seen in training.
+_RECALL = Stream(length=1024, rows=128, answers=256, lessons=0.8, single=0.1)
+_ALL = Stream(length=1024, rows=128, answers=512, lessons=0.15, single=0.15)
+_MIDDLE = Stream(length=4096, rows=32, answers=1024, lessons=0.5, single=0.4)
+_LONG = Stream(length=16_640, rows=8, answers=1024, lessons=0.5, single=0.5)
+
+FULL = Schedule(
+    phases=(
+        Phase("recall", 600, ((_RECALL, 1),)),
+        Phase("skills", 1400, ((_ALL, 1),)),
+        Phase("middle", 450, ((_MIDDLE, 1), (_ALL, 2))),
+        Phase("long", 600, ((_LONG, 1), (_ALL, 1))),
+        Phase("anneal", 600, ((_LONG, 1), (_ALL, 2)), decay=True),
+    )
+)
+
+SCHEDULES: dict[str, Schedule] = {"gemma4-tiny-keqv": FULL, "gemma4-tiny-ple": FULL}
+
+
+def toy(steps: int) -> Schedule:
+    """Minutes on a CPU: short skills and short lessons only."""
+    stream = Stream(length=256, rows=16, answers=192, lessons=0.3)
+    return Schedule(phases=(Phase("toy", steps, ((stream, 1),)),), warmup=20)
