@@ -37,9 +37,12 @@ def build_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def write_tokenizer(directory: Path, *, chat_template: str) -> None:
-    """Write tokenizer.json, tokenizer_config.json and chat_template.jinja."""
-    build_tokenizer().save(str(directory / "tokenizer.json"))
+def write_tokenizer(directory: Path, *, chat_template: str, tokenizer: Tokenizer | None = None) -> None:
+    """Write tokenizer.json (the byte-level one if none is given), tokenizer_config.json and chat_template.jinja.
+
+    The tokenizer must have the special tokens at SPECIAL_TOKENS' ids.
+    """
+    (tokenizer or build_tokenizer()).save(str(directory / "tokenizer.json"))
     settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": "<bos>",

@@ -1,0 +1,171 @@
+"""Facts that are asked for again after many tokens.
+
+An item is the sentence "amber fox is river.": a key of two words, and its value. A word and a punctuation mark are one
+token each, so an item has five.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from modelserve_worker.evaluation.exercise import Answer, Exercise
+from modelserve_worker.evaluation.prose import sentences
+from modelserve_worker.evaluation.words import ADJECTIVES, NOUNS, VALUES
+
+ITEM_TOKENS = 5
+MOST_ITEMS = len(ADJECTIVES) * len(NOUNS)
+LONGEST_LEAD = 500
+"""Tokens, at most, before the item that is asked for."""
+
+FEWEST_QUESTIONS = 8
+SHORTEST_LESSON = 192
+"""Tokens in which the fewest questions have room, with an item each."""
+
+_OPENING = "Notes:"  # a fixed start, so that every key follows a space
+_OPENING_TOKENS = 2
+_BEFORE_TURN = 3  # <|turn>, user, newline
+_QUESTION_TOKENS = 5
+_AFTER_QUESTION = 8  # <turn|>, newline; <|turn>, model, newline, the value, <turn|>, newline
+_TURN_TOKENS = _BEFORE_TURN + _QUESTION_TOKENS + _AFTER_QUESTION
+
+
+def recall(rng: random.Random, distance: int) -> Exercise:
+    """One item among many, `distance` tokens (give or take 2) of other items before the question.
+
+    Others share its adjective and its noun as soon as there are two. Raises ValueError for a distance below 0 or one
+    that needs more keys than there are.
+    """
+    before = rng.randint(0, min(_checked(distance), LONGEST_LEAD)) // ITEM_TOKENS
+    after = round(distance / ITEM_TOKENS)
+    asked, *others = _keys(rng, before + 1 + after)
+    rng.shuffle(others)
+    value = rng.choice(VALUES)
+    items = [_item(key, rng.choice(VALUES)) for key in others]
+    return _single_turn("recall", [*items[:before], _item(asked, value), *items[before:]], asked, value, distance)
+
+
+def needle(rng: random.Random, distance: int) -> Exercise:
+    """One item in prose, `distance` tokens (give or take 2) of it before the question. Raises ValueError as recall."""
+    before = [text for text, _ in sentences(rng, rng.randint(0, min(_checked(distance), LONGEST_LEAD)))]
+    after = [text for text, _ in sentences(rng, distance)]
+    asked, value = _keys(rng, 1)[0], rng.choice(VALUES)
+    return _single_turn("needle", [*before, _item(asked, value), *after], asked, value, distance)
+
+
+LONG_SKILLS: Mapping[str, Callable[[random.Random, int], Exercise]] = MappingProxyType(
+    {"recall": recall, "needle": needle}
+)
+
+
+def lesson(rng: random.Random, *, words: int) -> Exercise:
+    """A conversation of about `words` tokens, turn marks included, in which each turn asks for one earlier item.
+
+    A quarter hides a few items in prose; the rest are items only. Half bring everything in the first turn, half bring
+    something new in every turn. Nothing is asked for twice. Distances are log-uniform from the newest item to the
+    oldest. Raises ValueError when `words` is below SHORTEST_LESSON.
+    """
+    if words < SHORTEST_LESSON:
+        raise ValueError(f"words={words} is too short for a lesson; give at least {SHORTEST_LESSON}")
+    in_prose, in_one_block = rng.random() < 0.25, rng.random() < 0.5
+    tokens_a_question = 24 if in_one_block and not in_prose else 48  # enough that old items are left to ask for
+    questions = max(FEWEST_QUESTIONS, min(words // tokens_a_question, rng.randint(64, 256)))
+    openings = 1 if in_one_block else questions
+    room = words - questions * _TURN_TOKENS - openings * _OPENING_TOKENS
+    count = questions if in_prose else min(room // ITEM_TOKENS, MOST_ITEMS)
+    filler = max(0, room - count * ITEM_TOKENS) if in_prose else 0
+
+    keys = _keys(rng, count)
+    rng.shuffle(keys)
+    shares = [count] if in_one_block else _shares(rng, count, questions)
+    shares += [0] * (questions - len(shares))
+    ledger = _Ledger(rng)
+    messages: list[dict[str, Any]] = []
+    for share in shares:
+        prose = list(sentences(rng, filler // openings)) if share else []
+        new, keys = keys[:share], keys[share:]
+        messages += ledger.turn(new, prose)
+    return Exercise("lesson", tuple(messages[:-1]), Answer(messages[-1]["content"]))
+
+
+class _Ledger:
+    """Where each item that was not asked for yet ends, in tokens from the start of the conversation."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._position = 1  # <bos>
+        self._ends: list[int] = []
+        self._items: list[tuple[str, str]] = []
+
+    def turn(self, keys: Iterable[str], prose: list[tuple[str, int]]) -> list[dict[str, Any]]:
+        """A user's message with new items, scattered in the prose, and a question; and the answer to it."""
+        lines: list[tuple[str, int, tuple[str, str] | None]] = [(text, tokens, None) for text, tokens in prose]
+        for key in keys:
+            item = key, self._rng.choice(VALUES)
+            line = _item(*item), ITEM_TOKENS, item
+            lines.insert(self._rng.randint(0, len(lines)) if prose else len(lines), line)
+        self._position += _BEFORE_TURN + (_OPENING_TOKENS if lines else 0)
+        for _, tokens, held in lines:
+            self._position += tokens
+            if held is not None:
+                self._ends.append(self._position)
+                self._items.append(held)
+        asked, value = self._draw()
+        self._position += _QUESTION_TOKENS + _AFTER_QUESTION
+        return [
+            {"role": "user", "content": _question([text for text, _, _ in lines], asked)},
+            {"role": "assistant", "content": value},
+        ]
+
+    def _draw(self) -> tuple[str, str]:
+        """The item nearest to a log-uniform distance."""
+        newest, oldest = (max(ITEM_TOKENS, self._position - self._ends[index]) for index in (-1, 0))
+        target = self._position - math.exp(self._rng.uniform(math.log(newest), math.log(oldest)))
+        index = bisect_left(self._ends, target)
+        if index == len(self._ends) or (index and target - self._ends[index - 1] < self._ends[index] - target):
+            index -= 1
+        self._ends.pop(index)
+        return self._items.pop(index)
+
+
+def _keys(rng: random.Random, count: int) -> list[str]:
+    """Different keys, at random from a grid of about twice as many; the second shares the first's adjective, the
+    third its noun."""
+    if count > MOST_ITEMS:
+        raise ValueError(f"{count} items need more than the {MOST_ITEMS} keys; ask for fewer tokens")
+    rows = min(len(ADJECTIVES), max(2, math.ceil(math.sqrt(count))))
+    columns = min(len(NOUNS), max(2, math.ceil(2 * count / rows)))
+    adjectives, nouns = rng.sample(ADJECTIVES, rows), rng.sample(NOUNS, columns)
+    corner = (0, 1, columns)
+    others = [cell for cell in range(rows * columns) if cell not in corner]
+    cells = [*corner, *rng.sample(others, max(0, count - len(corner)))][:count]
+    return [f"{adjectives[cell // columns]} {nouns[cell % columns]}" for cell in cells]
+
+
+def _shares(rng: random.Random, count: int, parts: int) -> list[int]:
+    """`count` in random parts of at least one."""
+    cuts = sorted(rng.sample(range(1, count), parts - 1))
+    return [high - low for low, high in zip([0, *cuts], [*cuts, count], strict=True)]
+
+
+def _checked(distance: int) -> int:
+    if distance < 0:
+        raise ValueError(f"distance={distance} tokens is negative; give 0 or more")
+    return distance
+
+
+def _item(key: str, value: str) -> str:
+    return f"{key} is {value}."
+
+
+def _question(lines: list[str], asked: str) -> str:
+    return " ".join([*([_OPENING, *lines] if lines else []), f"What is {asked}?"])
+
+
+def _single_turn(skill: str, lines: list[str], asked: str, value: str, distance: int) -> Exercise:
+    message = {"role": "user", "content": _question(lines, asked)}
+    return Exercise(skill, (message,), Answer(value), distance=distance)
