@@ -19,26 +19,10 @@ VOCAB_SIZE = 2048
 NEWLINE_ID = 107
 SPACE = "\u2581"
 
-_FORMAT_WORDS = [
-    "system",
-    "user",
-    "model",
-    "thought",
-    "declaration",
-    "description",
-    "parameters",
-    "properties",
-    "required",
-    "type",
-    "OBJECT",
-    "STRING",
-    "INTEGER",
-    "BOOLEAN",
-    "call",
-    "response",
-    "value",
-    "tool",
-]
+_FORMAT_WORDS = (
+    "system", "user", "model", "thought", "declaration", "description", "parameters", "properties", "required", "type",
+    "OBJECT", "STRING", "INTEGER", "BOOLEAN", "call", "response", "value", "tool",
+)  # fmt: skip
 _SIGNS = [*'0123456789!"+,-.:<=>?[]{}', *(SPACE + sign for sign in '"+-=')]
 _BOTH_FORMS = (*words.VALUES, *words.NAMES, *words.COLORS, *words.SKIES, *CITIES)
 _SPACED = (

@@ -22,9 +22,8 @@ MOST_ITEMS = len(ADJECTIVES) * len(NOUNS)
 LONGEST_LEAD = 500
 """Tokens, at most, before the item that is asked for."""
 
-FEWEST_QUESTIONS = 8
-SHORTEST_LESSON = 192
-"""Tokens in which the fewest questions have room, with an item each."""
+SHORTEST_LESSON = 24
+"""Tokens in which one question has room, with an item or two."""
 
 _OPENING = "Notes:"  # a fixed start, so that every key follows a space
 _OPENING_TOKENS = 2
@@ -72,8 +71,9 @@ def lesson(rng: random.Random, *, words: int) -> Exercise:
     if words < SHORTEST_LESSON:
         raise ValueError(f"words={words} is too short for a lesson; give at least {SHORTEST_LESSON}")
     in_prose, in_one_block = rng.random() < 0.25, rng.random() < 0.5
-    tokens_a_question = 24 if in_one_block and not in_prose else 48  # enough that old items are left to ask for
-    questions = max(FEWEST_QUESTIONS, min(words // tokens_a_question, rng.randint(64, 256)))
+    densest = words // SHORTEST_LESSON
+    dense = densest if in_one_block and not in_prose else densest // 2  # else few items would be left to ask for
+    questions = max(min(densest, 8), min(dense, rng.randint(64, 256)))
     openings = 1 if in_one_block else questions
     room = words - questions * _TURN_TOKENS - openings * _OPENING_TOKENS
     count = questions if in_prose else min(room // ITEM_TOKENS, MOST_ITEMS)
