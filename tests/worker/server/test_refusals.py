@@ -35,7 +35,7 @@ def _error(response: httpx.Response, status: int = 400) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("body", "param", "message"),
     [
-        (CHAT | {"tools": [{"type": "function"}]}, "tools", "field 'tools' is not supported: tool calls are"),
+        (CHAT | {"functions": []}, "functions", "field 'functions' is not supported: use tools"),
         (CHAT | {"response_format": {"type": "json_object"}}, "response_format.type", "Input should be 'text'"),
         (CHAT | {"modalities": ["text", "audio"]}, "modalities.1", "Input should be 'text', not 'audio'"),
         (CHAT | {"audio": {"voice": "alloy"}}, "audio", "text only"),
@@ -59,7 +59,7 @@ def _error(response: httpx.Response, status: int = 400) -> dict[str, Any]:
         (CHAT | {"stop": [""]}, "stop.0", "at least 1 character"),
         (CHAT | {"stop": ["x"] * 17}, "stop", "at most 16 items"),
         (CHAT | {"messages": []}, "messages", "at least 1 item"),
-        (CHAT | {"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role", "'assistant', not 'tool'"),
+        (CHAT | {"messages": [{"role": "function", "content": "x"}]}, "messages.0.role", "or 'tool', not 'function'"),
         (CHAT | {"messages": [{"role": "user"}]}, "messages.0.content", "required"),
         (
             CHAT | {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},

@@ -90,7 +90,7 @@ def test_the_sandbox_hides_the_interpreter() -> None:
 def test_callers_cannot_replace_special_tokens() -> None:
     template = ChatTemplate("{{ bos_token }}", special_tokens={"bos_token": "<bos>"})
     assert template.render([USER], variables={"bos_token": "x"}) == "<bos>"
-    assert template.reserved_names == {"messages", "add_generation_prompt", "bos_token"}
+    assert template.reserved_names == {"messages", "tools", "add_generation_prompt", "bos_token"}
 
 
 def test_a_broken_template_names_its_line() -> None:

@@ -78,24 +78,6 @@ def test_special_tokens_are_text_when_asked_for() -> None:
     assert detokenizer.push(106) + detokenizer.finish() == "<turn|>"
 
 
-def test_stop_strings_wait_for_min_tokens() -> None:
-    token_ids = BYTE_LEVEL.encode("xx-xx", add_special_tokens=False).ids
-    detokenizer = IncrementalDetokenizer(BYTE_LEVEL_VOCABULARY, stop=["x"], min_tokens=4)
-    pieces = []
-    for token_id in token_ids:
-        pieces.append(detokenizer.push(token_id))
-        if detokenizer.stop_string is not None:
-            break
-    assert ("".join(pieces), detokenizer.stop_string) == ("xx-", "x")
-
-
-def test_a_tail_of_malformed_bytes_may_complete_a_stop_string() -> None:
-    detokenizer = IncrementalDetokenizer(BYTE_LEVEL_VOCABULARY, stop=["a\ufffd"])
-    pieces = [detokenizer.push(FIRST_BYTE_ID + byte) for byte in b"ba\xe6"]
-    assert (pieces, detokenizer.stop_string) == (["b", "", ""], None)
-    assert (detokenizer.finish(), detokenizer.stop_string) == ("", "a\ufffd")
-
-
 def test_a_decoder_that_looks_at_neighbours_is_refused() -> None:
     tokenizer = _byte_fallback()
     tokenizer.decoder = decoders.WordPiece()

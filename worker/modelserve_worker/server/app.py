@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, ValidationError
@@ -26,6 +25,7 @@ from modelserve_worker.server.chat import ChatAnswer
 from modelserve_worker.server.completions import CompletionAnswer
 from modelserve_worker.server.errors import ApiError, from_validation, unavailable
 from modelserve_worker.server.health import health, plan, ready, show_version
+from modelserve_worker.server.json_text import read_json
 from modelserve_worker.server.protocol import ChatCompletionRequest, CompletionRequest
 from modelserve_worker.server.sequences import GenerationError, SequenceRunner
 from modelserve_worker.server.state import ServerState
@@ -117,8 +117,8 @@ async def _read(request: Request, body_type: type[Body]) -> Body:
     except ClientDisconnect as error:
         raise ApiError("the client left before its request was complete", status=499) from error
     try:
-        document = json.loads(data, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
+        document = read_json(data)
+    except ValueError as error:
         raise ApiError(f"the body is not valid JSON: {error}", code="invalid_json") from error
     if not isinstance(document, dict):
         raise ApiError(f"the body must be a JSON object, not {type(document).__name__}", code="invalid_json")
@@ -126,10 +126,6 @@ async def _read(request: Request, body_type: type[Body]) -> Body:
         return body_type.model_validate(document)
     except ValidationError as error:
         raise from_validation(error) from error
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _as_api_error(error: Exception) -> ApiError:

@@ -44,7 +44,7 @@ class CompletionAnswer:
         choices = [
             {
                 "index": index,
-                "text": self._echoes[index] + answer.text,
+                "text": self._echoes[index] + answer.content,
                 "logprobs": None if self._body.logprobs is None else self._logprobs[index].take(answer.tokens),
                 "finish_reason": answer.finish_reason,
                 "stop_reason": answer.stop_reason,
@@ -62,11 +62,11 @@ class CompletionAnswer:
                 first = counts[chunk.index] == 0
                 counts[chunk.index] += len(chunk.tokens)
                 with_logprobs = self._body.logprobs is not None and chunk.tokens
-                if not (first or chunk.text or with_logprobs or chunk.finish_reason):
+                if not (first or chunk.content or with_logprobs or chunk.finish_reason):
                     continue  # a token inside a character says nothing yet
                 choice = {
                     "index": chunk.index,
-                    "text": (self._echoes[chunk.index] if first else "") + chunk.text,
+                    "text": (self._echoes[chunk.index] if first else "") + chunk.content,
                     "logprobs": self._logprobs[chunk.index].take(chunk.tokens) if with_logprobs else None,
                     "finish_reason": chunk.finish_reason,
                     "stop_reason": chunk.stop_reason,

@@ -11,19 +11,21 @@ from starlette.responses import Response
 
 RETRY_AFTER_SECONDS = 2
 
+_CHAT_ONLY = "it is a field of /v1/chat/completions"
+
 # Fields of other servers that clients send, and what they can do here instead.
 _REMEDIES = {
-    "tools": "tool calls are not parsed in this release; describe tools in the prompt",
-    "tool_choice": "tool calls are not parsed in this release; describe tools in the prompt",
-    "functions": "tool calls are not parsed in this release; describe tools in the prompt",
-    "function_call": "tool calls are not parsed in this release; describe tools in the prompt",
-    "tool_calls": "tool calls are not parsed in this release; leave them out of the history",
+    "tools": _CHAT_ONLY,
+    "tool_choice": _CHAT_ONLY,
+    "parallel_tool_calls": _CHAT_ONLY,
+    "reasoning_effort": _CHAT_ONLY,
+    "functions": "use tools",
+    "function_call": "use tools, with tool_choice for the request and tool_calls in messages",
     "audio": "this server reads and writes text only",
     "best_of": "use n and choose among the answers",
     "suffix": "insertion is not supported; put everything into the prompt",
     "prompt_logprobs": "logprobs reports the generated tokens only",
     "chat_template": "the checkpoint's own chat template is used; chat_template_kwargs sets its variables",
-    "reasoning_effort": 'use chat_template_kwargs {"enable_thinking": true}',
     "guided_json": "structured output is not supported in this release",
     "structured_outputs": "structured output is not supported in this release",
 }

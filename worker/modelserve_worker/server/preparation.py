@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from modelserve_worker.request import SamplingParams
+from modelserve_worker.server.conversation import template_messages
 from modelserve_worker.server.errors import ApiError
 from modelserve_worker.server.protocol import MAX_PROMPTS, ChatCompletionRequest, CompletionRequest, SamplingFields
 from modelserve_worker.server.state import ServedModel
 from modelserve_worker.text.chat_template import ChatTemplateError
+from modelserve_worker.text.markers import Markers
+from modelserve_worker.text.reply import PLAIN_TEXT, ReplyFormat
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 _SEEDS = 1 << 63
@@ -26,6 +29,7 @@ class SequenceSpec:
     stop: tuple[str, ...]
     include_stop: bool
     skip_special_tokens: bool
+    reply_format: ReplyFormat
 
 
 def completion_prompts(body: CompletionRequest, model: ServedModel) -> list[tuple[int, ...]]:
@@ -53,10 +57,12 @@ def chat_prompt(body: ChatCompletionRequest, model: ServedModel) -> tuple[int, .
     if reserved:
         param = f"chat_template_kwargs.{reserved[0]}"
         raise ApiError(f"{param} is set by the server; remove it", param=param, code="invalid_value")
-    messages = [message.model_dump(exclude_none=True) for message in body.messages]
+    tools = [tool.model_dump(exclude_unset=True) for tool in body.offered_tools]
     try:
         text = template.render(
-            messages, add_generation_prompt=body.add_generation_prompt, variables=body.chat_template_kwargs
+            template_messages(body.messages),
+            add_generation_prompt=body.add_generation_prompt,
+            variables={**body.template_variables, "tools": tools or None},
         )
     except ChatTemplateError as error:
         raise ApiError(f"the chat template refused the messages: {error}", param="messages") from error
@@ -84,7 +90,28 @@ def chat_sequences(body: ChatCompletionRequest, model: ServedModel, *, max_model
     param = "max_completion_tokens" if body.max_completion_tokens else "max_tokens"
     room = _room(prompt, model_len=max_model_len, asked=asked, param=param)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    return _choices(body, prompt, model, max_tokens=asked or room, logprobs=logprobs, first_index=0)
+    return _choices(
+        body,
+        prompt,
+        model,
+        max_tokens=asked or room,
+        logprobs=logprobs,
+        first_index=0,
+        reply_format=_reply_format(body, prompt, model),
+    )
+
+
+def _reply_format(body: ChatCompletionRequest, prompt: tuple[int, ...], model: ServedModel) -> ReplyFormat:
+    """Who asks to see special tokens gets the answer as the model wrote it; without tools no call is looked for."""
+    if not body.skip_special_tokens:
+        return ReplyFormat()
+    markers = Markers.of(model.text.vocabulary.ids)
+    return ReplyFormat(
+        markers=markers,
+        tool_calls=bool(body.offered_tools),
+        one_call=not body.parallel_tool_calls,
+        prompt_tail=markers.tail_of_open_thought(prompt),
+    )
 
 
 def _choices(
@@ -95,6 +122,7 @@ def _choices(
     max_tokens: int,
     logprobs: int | None,
     first_index: int,
+    reply_format: ReplyFormat = PLAIN_TEXT,
 ) -> list[SequenceSpec]:
     """The n answers to one prompt. With a seed, answer i of a prompt is the same whatever else is in the body."""
     if body.min_tokens > max_tokens:
@@ -108,6 +136,7 @@ def _choices(
             stop=tuple(body.stop),
             include_stop=body.include_stop_str_in_output,
             skip_special_tokens=body.skip_special_tokens,
+            reply_format=reply_format,
         )
         for choice in range(body.n)
     ]

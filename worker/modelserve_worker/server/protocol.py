@@ -1,10 +1,14 @@
-"""Request bodies of the API. A field that is not here is refused by name; null means that a field was left out."""
+"""Request bodies of the API. A field that is not here is refused by name."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
+
+from modelserve_worker.server.messages import Message
+from modelserve_worker.server.request_model import RequestModel
+from modelserve_worker.server.tools import MAX_TOOLS, Tool
 
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16
@@ -16,17 +20,6 @@ MAX_ID_DIGITS = 10  # of a token id written as text; Python refuses to read a nu
 LARGEST_COUNT = (1 << 31) - 1  # a top_k beyond 64 bits would fail every request of its step
 
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
-
-
-class RequestModel(BaseModel):
-    """Exact types (no "5" for 5), no unknown fields, no NaN."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _null_is_absent(cls, body: Any) -> Any:
-        return {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
 
 
 class StreamOptions(RequestModel):
@@ -128,29 +121,6 @@ class CompletionRequest(SamplingFields):
         return self
 
 
-class Message(RequestModel):
-    """One turn of a conversation. `content` is text, or a list of {"type": "text", "text": ...} parts."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[dict[str, str]]
-    name: str | None = None
-
-    @field_validator("content", mode="before")
-    @classmethod
-    def _text_parts_only(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            return value
-        if not isinstance(value, list):
-            raise ValueError("content is a string or a list of text parts")
-        for part in value:
-            kind = part.get("type") if isinstance(part, dict) else part
-            if kind != "text":
-                raise ValueError(f"content part {str(kind)[:40]!r} is not supported: this server reads text only")
-            if set(part) != {"type", "text"} or not isinstance(part["text"], str):
-                raise ValueError('a text part is {"type": "text", "text": "..."}')
-        return value
-
-
 class ResponseFormat(RequestModel):
     type: Literal["text"]
 
@@ -164,13 +134,46 @@ class ChatCompletionRequest(SamplingFields):
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     response_format: ResponseFormat | None = None
     modalities: list[Literal["text"]] | None = None
-    parallel_tool_calls: bool | None = None  # without tools it changes nothing
+    tools: list[Tool] = Field(default_factory=list, max_length=MAX_TOOLS)
+    tool_choice: Literal["auto", "none"] = "auto"
+    parallel_tool_calls: bool = True
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     add_generation_prompt: bool = True
     add_special_tokens: bool = False  # chat templates write the beginning-of-sequence token themselves
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("tools", mode="after")
+    @classmethod
+    def _distinct_names(cls, tools: list[Tool]) -> list[Tool]:
+        names = [tool.function.name for tool in tools]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"two functions are named {twice[0]!r}; names must differ")
+        return tools
+
+    @field_validator("tool_choice", mode="before")
+    @classmethod
+    def _no_forced_call(cls, value: Any) -> Any:
+        if value == "required" or isinstance(value, dict):
+            raise ValueError(
+                'a call cannot be forced: constrained output is not in this release; use "auto", '
+                "and say in the prompt which function to call"
+            )
+        return value
 
     @model_validator(mode="after")
     def _alternatives_need_logprobs(self) -> ChatCompletionRequest:
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs is allowed only with logprobs=true")
         return self
+
+    @property
+    def offered_tools(self) -> list[Tool]:
+        """Tools the model is told of: none with tool_choice "none", so that nothing invites a call."""
+        return self.tools if self.tool_choice == "auto" else []
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """Variables of the chat template. A template's own enable_thinking wins over the general reasoning_effort."""
+        thinking = {} if self.reasoning_effort is None else {"enable_thinking": self.reasoning_effort != "none"}
+        return thinking | self.chat_template_kwargs

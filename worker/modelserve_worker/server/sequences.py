@@ -1,9 +1,9 @@
-"""Running sequences: engine outputs in, text chunks out; stop strings end a sequence and free its pages."""
+"""Running sequences: engine outputs in, parts of answers out; an answer that ends early frees its pages."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -11,7 +11,8 @@ from modelserve_worker.engine_client import EngineClient, EngineDead
 from modelserve_worker.metrics import WorkerMetrics
 from modelserve_worker.request import FinishReason, Request, RequestOutput, SampledToken
 from modelserve_worker.server.preparation import SequenceSpec
-from modelserve_worker.text.detokenizer import IncrementalDetokenizer
+from modelserve_worker.text.reply import Channel, Part, ReplyParser, Text, join_texts
+from modelserve_worker.text.tool_calls import ToolCall
 from modelserve_worker.text.vocabulary import Vocabulary
 
 
@@ -24,26 +25,49 @@ class Chunk:
     """What one engine output added to a choice. `finish_reason` is "stop" or "length" on its last chunk."""
 
     index: int
-    text: str
+    parts: tuple[Part, ...]
     tokens: tuple[SampledToken, ...]
+    reasoning_tokens: int = 0  # how many of them are inside a thought
     finish_reason: str | None = None
     stop_reason: int | str | None = None  # the stop string, or the stop token other than EOS
+
+    @property
+    def content(self) -> str:
+        return _text(self.parts, Channel.CONTENT)
 
 
 @dataclass
 class Choice:
     """A whole answer, put together from its chunks."""
 
-    text: str = ""
+    parts: list[Part] = field(default_factory=list)
     tokens: list[SampledToken] = field(default_factory=list)
+    reasoning_tokens: int = 0
     finish_reason: str | None = None
     stop_reason: int | str | None = None
 
+    @property
+    def content(self) -> str:
+        return _text(self.parts, Channel.CONTENT)
+
+    @property
+    def reasoning(self) -> str:
+        return _text(self.parts, Channel.REASONING)
+
+    @property
+    def tool_calls(self) -> list[ToolCall]:
+        return [part for part in self.parts if isinstance(part, ToolCall)]
+
     def add(self, chunk: Chunk) -> None:
-        self.text += chunk.text
+        self.parts += chunk.parts
         self.tokens += chunk.tokens
+        self.reasoning_tokens += chunk.reasoning_tokens
         if chunk.finish_reason is not None:
             self.finish_reason, self.stop_reason = chunk.finish_reason, chunk.stop_reason
+
+
+def _text(parts: Iterable[Part], channel: Channel) -> str:
+    return "".join(part.text for part in parts if isinstance(part, Text) and part.channel is channel)
 
 
 class SequenceRunner:
@@ -90,8 +114,9 @@ class SequenceRunner:
 
     async def _run(self, request_id: str, spec: SequenceSpec) -> AsyncGenerator[Chunk, None]:
         request = Request(request_id, spec.prompt_token_ids, spec.sampling)
-        detokenizer = IncrementalDetokenizer(
+        reply = ReplyParser(
             self._vocabulary,
+            spec.reply_format,
             stop=spec.stop,
             include_stop=spec.include_stop,
             skip_special_tokens=spec.skip_special_tokens,
@@ -105,7 +130,7 @@ class SequenceRunner:
                     if output.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
                         reason = output.finish_reason
                         raise GenerationError(output.error or "the server ended the request before it was complete")
-                    chunk = _chunk(spec, output, detokenizer)
+                    chunk = _chunk(spec, output, reply)
                     timer.tokens(len(chunk.tokens))
                     if chunk.finish_reason is not None:
                         reason = FinishReason(chunk.finish_reason)
@@ -120,19 +145,24 @@ class SequenceRunner:
         raise GenerationError("the engine ended the stream without a reason")
 
 
-def _chunk(spec: SequenceSpec, output: RequestOutput, detokenizer: IncrementalDetokenizer) -> Chunk:
-    text = ""
+def _chunk(spec: SequenceSpec, output: RequestOutput, reply: ReplyParser) -> Chunk:
+    parts: list[Part] = []
+    earlier = reply.reasoning_tokens
+
+    def chunk(tokens: tuple[SampledToken, ...], reason: str | None, stop: int | str | None) -> Chunk:
+        return Chunk(spec.index, tuple(join_texts(parts)), tokens, reply.reasoning_tokens - earlier, reason, stop)
+
     for position, token in enumerate(output.tokens):
         ends = output.stop_token_id is not None and position == len(output.tokens) - 1
         if ends and not spec.include_stop:
             break  # the token that ended the answer is not part of its text
-        text += detokenizer.push(token.token_id)
-        if detokenizer.stop_string is not None:
-            return Chunk(spec.index, text, output.tokens[: position + 1], "stop", detokenizer.stop_string)
+        parts += reply.push(token.token_id)
+        if reply.ended:
+            return chunk(output.tokens[: position + 1], "stop", reply.stop_string)
     if output.finish_reason is None:
-        return Chunk(spec.index, text, output.tokens)
-    text += detokenizer.finish()
-    if detokenizer.stop_string is not None:
-        return Chunk(spec.index, text, output.tokens, "stop", detokenizer.stop_string)
+        return chunk(output.tokens, None, None)
+    parts += reply.finish()
+    if reply.ended:
+        return chunk(output.tokens, "stop", reply.stop_string)
     named = output.stop_token_id if output.stop_token_id in spec.sampling.stop_token_ids else None
-    return Chunk(spec.index, text, output.tokens, output.finish_reason.value, named)
+    return chunk(output.tokens, output.finish_reason.value, named)

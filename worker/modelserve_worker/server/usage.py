@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from modelserve_worker.server.preparation import SequenceSpec
 
@@ -16,3 +17,11 @@ def usage(specs: Sequence[SequenceSpec], completion_counts: Sequence[int], *, n:
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
     }
+
+
+def chat_usage(
+    specs: Sequence[SequenceSpec], completion_counts: Sequence[int], *, n: int, reasoning_tokens: int
+) -> dict[str, Any]:
+    """`usage`, and how many of the generated tokens were inside thoughts."""
+    details = {"completion_tokens_details": {"reasoning_tokens": reasoning_tokens}}
+    return {**usage(specs, completion_counts, n=n), **details}

@@ -47,8 +47,8 @@ class ChatTemplate:
 
     @property
     def reserved_names(self) -> frozenset[str]:
-        """Variables that callers may not set."""
-        return frozenset({"messages", "add_generation_prompt", *self._special_tokens})
+        """Variables that requests may not set: they come from fields of their own."""
+        return frozenset({"messages", "tools", "add_generation_prompt", *self._special_tokens})
 
     def render(
         self,
@@ -68,5 +68,13 @@ class ChatTemplate:
             return self._template.render(context)
         except ChatTemplateError:
             raise
-        except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        except (
+            TemplateError,
+            TypeError,
+            ValueError,
+            LookupError,
+            AttributeError,
+            ArithmeticError,
+            RecursionError,
+        ) as error:
             raise ChatTemplateError(f"{type(error).__name__}: {error}") from error

@@ -1,0 +1,95 @@
+"""From the messages of a request to those a chat template renders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from modelserve_worker.server.errors import ApiError
+from modelserve_worker.server.json_text import nested_deeper, read_json
+from modelserve_worker.server.messages import Message, MessageToolCall
+from modelserve_worker.text.tool_calls import MAX_DEPTH
+
+_ONLY_ASSISTANT = ("tool_calls", "reasoning_content", "reasoning")
+
+
+def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages with arguments as objects; tool messages carry both the id they answer and the function's name.
+
+    A thought stands under both names that templates look for. Raises ApiError that names the field.
+    """
+    functions: dict[str, str] = {}  # name by id of the calls so far; a later call may use an id again
+    ready = []
+    for index, message in enumerate(messages):
+        where = f"messages.{index}"
+        _require_fields_of_role(message, where)
+        entry = message.model_dump(include={"role", "content", "name"}, exclude_none=True)
+        if message.role == "tool":
+            entry |= {"tool_call_id": message.tool_call_id, "name": _answered(message, functions, where)}
+        if message.tool_calls:
+            entry["tool_calls"] = _calls(message.tool_calls, where)
+            functions |= {call.id: call.function.name for call in message.tool_calls}
+        thought = message.reasoning_content or message.reasoning
+        if thought:
+            entry |= {"reasoning_content": thought, "reasoning": thought}
+        ready.append(entry)
+    return ready
+
+
+def _require_fields_of_role(message: Message, where: str) -> None:
+    role = message.role
+    if role != "assistant":
+        for name in _ONLY_ASSISTANT:
+            if getattr(message, name):
+                raise _wrong(f"{where}.{name}", f"only assistant messages have it, not one of role {role!r}")
+    if role != "tool" and message.tool_call_id is not None:
+        raise _wrong(f"{where}.tool_call_id", f"only tool messages have it, not one of role {role!r}")
+    said_otherwise = message.tool_calls or message.reasoning_content or message.reasoning
+    if message.content is None and not said_otherwise:
+        raise ApiError(f"field '{where}.content' is required", param=f"{where}.content", code="missing_field")
+
+
+def _answered(message: Message, functions: dict[str, str], where: str) -> str:
+    """Name of the function whose call the tool message answers."""
+    param = f"{where}.tool_call_id"
+    if message.tool_call_id is None:
+        raise ApiError(f"field {param!r} is required", param=param, code="missing_field")
+    if message.tool_call_id not in functions:
+        known = ", ".join(repr(call_id) for call_id in list(functions)[-4:]) or "none"
+        raise _wrong(
+            param,
+            f"no assistant message before it made a call with the id {message.tool_call_id[:80]!r} (known: {known}); "
+            "keep the assistant message with its tool_calls in the conversation",
+        )
+    return functions[message.tool_call_id]
+
+
+def _calls(calls: Sequence[MessageToolCall], where: str) -> list[dict[str, Any]]:
+    ready: list[dict[str, Any]] = []
+    ids: set[str] = set()
+    for index, call in enumerate(calls):
+        param = f"{where}.tool_calls.{index}"
+        if call.id in ids:
+            raise _wrong(f"{param}.id", f"{call.id[:80]!r} is the id of another call in this message; ids must differ")
+        ids.add(call.id)
+        arguments = _arguments(call.function.arguments, f"{param}.function.arguments")
+        ready.append(
+            {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+        )
+    return ready
+
+
+def _arguments(text: str, param: str) -> dict[str, Any]:
+    try:
+        arguments = read_json(text)
+    except ValueError as error:
+        raise _wrong(param, f'not valid JSON: {error}; send an object as text, such as "{{}}"') from error
+    if not isinstance(arguments, dict):
+        raise _wrong(param, f"must be a JSON object as text, not {type(arguments).__name__}")
+    if nested_deeper(arguments, MAX_DEPTH):
+        raise _wrong(param, f"objects and lists are nested more than {MAX_DEPTH} deep")
+    return arguments
+
+
+def _wrong(param: str, text: str) -> ApiError:
+    return ApiError(f"{param}: {text}", param=param, code="invalid_value")

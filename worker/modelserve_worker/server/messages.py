@@ -1,0 +1,59 @@
+"""The messages of a chat request, field by field; which fields a role may have is `conversation`'s business."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from modelserve_worker.server.request_model import RequestModel
+from modelserve_worker.server.tools import FunctionName
+
+MAX_CALLS = 128  # in one message
+MAX_CALL_ID_LENGTH = 256
+
+
+class CalledFunction(RequestModel):
+    """`arguments` is a JSON object as text."""
+
+    name: FunctionName
+    arguments: str
+
+
+class MessageToolCall(RequestModel):
+    """A call that the assistant made. `index` is what clients leave in calls they put together from a stream."""
+
+    id: str = Field(min_length=1, max_length=MAX_CALL_ID_LENGTH)
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None
+
+
+class Message(RequestModel):
+    """One message of a conversation. `content` is text, or a list of {"type": "text", "text": ...} parts.
+
+    `reasoning` is the name some clients send `reasoning_content` back under.
+    """
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[dict[str, str]] | None = None
+    name: str | None = None
+    tool_calls: list[MessageToolCall] = Field(default_factory=list, max_length=MAX_CALLS)
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _text_parts_only(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return value
+        if not isinstance(value, list):
+            raise ValueError("content is a string or a list of text parts")
+        for part in value:
+            kind = part.get("type") if isinstance(part, dict) else part
+            if kind != "text":
+                raise ValueError(f"content part {str(kind)[:40]!r} is not supported: this server reads text only")
+            if set(part) != {"type", "text"} or not isinstance(part["text"], str):
+                raise ValueError('a text part is {"type": "text", "text": "..."}')
+        return value

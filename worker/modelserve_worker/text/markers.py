@@ -1,0 +1,52 @@
+"""The special tokens that give an answer its structure: thoughts, tool calls, and the quotes of a call's strings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+_CLOSED_BY = ("<channel|>", "<|turn>", "<turn|>", "<tool_response|>")
+
+
+@dataclass(frozen=True)
+class Markers:
+    """Token ids by role, taken from a vocabulary by name; None where the vocabulary lacks the token or its partner.
+
+    Structure is read from ids alone: text that spells a marker in ordinary tokens is text.
+    """
+
+    thought_open: int | None
+    thought_close: int | None
+    call_open: int | None
+    call_close: int | None
+    quote: int | None
+    response_open: int | None
+    ends_thought: frozenset[int]  # tokens of a prompt behind which no thought is open
+
+    @classmethod
+    def of(cls, ids: Mapping[str, int]) -> Markers:
+        """Markers of the vocabulary `ids` (token text to id)."""
+        thought_open, thought_close = _pair(ids, "<|channel>", "<channel|>")
+        call_open, call_close = _pair(ids, "<|tool_call>", "<tool_call|>")
+        return cls(
+            thought_open=thought_open,
+            thought_close=thought_close,
+            call_open=call_open,
+            call_close=call_close,
+            quote=ids.get('<|"|>'),
+            response_open=ids.get("<|tool_response>"),
+            ends_thought=frozenset(ids[name] for name in _CLOSED_BY if name in ids),
+        )
+
+    def tail_of_open_thought(self, prompt: Sequence[int]) -> Sequence[int] | None:
+        """What a prompt wrote into a thought that it left for the model to go on with; None when none is open."""
+        for position in range(len(prompt) - 1, -1, -1):
+            if prompt[position] == self.thought_open:
+                return prompt[position + 1 :]
+            if prompt[position] in self.ends_thought:
+                return None
+        return None
+
+
+def _pair(ids: Mapping[str, int], opening: str, closing: str) -> tuple[int | None, int | None]:
+    return (ids[opening], ids[closing]) if opening in ids and closing in ids else (None, None)

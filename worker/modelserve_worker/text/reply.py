@@ -1,0 +1,189 @@
+"""An answer's tokens to its parts while they arrive: what the model thought, what it says, the functions it calls.
+
+Thoughts and content come out token by token, a call in one piece once it is complete. Nothing emitted is taken back,
+and the parts do not depend on how the tokens were grouped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum, StrEnum, auto
+
+from modelserve_worker.text.detokenizer import IncrementalDetokenizer
+from modelserve_worker.text.markers import Markers
+from modelserve_worker.text.stop_strings import StopStringFilter
+from modelserve_worker.text.tool_calls import QUOTE, ToolCall, parse_call
+from modelserve_worker.text.vocabulary import Vocabulary
+
+_THOUGHT_LABEL = "thought\n"  # the name of the channel, which the model writes before the thought itself
+
+
+class Channel(StrEnum):
+    """Where a text belongs; the values are the fields of a chat message."""
+
+    CONTENT = "content"
+    REASONING = "reasoning_content"
+
+
+@dataclass(frozen=True)
+class Text:
+    channel: Channel
+    text: str
+
+
+Part = Text | ToolCall
+
+
+def join_texts(parts: Iterable[Part]) -> list[Part]:
+    """Neighbouring texts of one channel put together."""
+    joined: list[Part] = []
+    for part in parts:
+        last = joined[-1] if joined else None
+        if isinstance(part, Text) and isinstance(last, Text) and part.channel is last.channel:
+            joined[-1] = Text(part.channel, last.text + part.text)
+        else:
+            joined.append(part)
+    return joined
+
+
+@dataclass(frozen=True)
+class ReplyFormat:
+    """How an answer is read. `markers` None: everything is content.
+
+    `tool_calls` False leaves calls in the content, as the text between their markers; `one_call` ends the answer behind
+    the first call. `prompt_tail` is what the prompt wrote into a thought that it left open, None when none is.
+    """
+
+    markers: Markers | None = None
+    tool_calls: bool = False
+    one_call: bool = False
+    prompt_tail: Sequence[int] | None = None
+
+
+PLAIN_TEXT = ReplyFormat()
+
+
+class _State(Enum):
+    CONTENT = auto()
+    LABEL = auto()  # in a thought, before the end of its label
+    THOUGHT = auto()
+    CALL = auto()
+
+
+class ReplyParser:
+    """Reads one answer. Push no further token once `ended` is true.
+
+    Stop strings are searched from token number `min_tokens` on, in each run of reasoning or content by itself, and not
+    in calls. A call that is unfinished or malformed is content: the text of its tokens without the markers.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        reply_format: ReplyFormat = PLAIN_TEXT,
+        *,
+        stop: Sequence[str] = (),
+        include_stop: bool = False,
+        skip_special_tokens: bool = True,
+        min_tokens: int = 0,
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._format = reply_format
+        self._markers = reply_format.markers
+        self._detokenizer = IncrementalDetokenizer(vocabulary, skip_special_tokens=skip_special_tokens)
+        self._stop = StopStringFilter(stop, include_stop=include_stop)
+        self._min_tokens = min_tokens
+        self._num_tokens = 0
+        self._num_calls = 0
+        self._label = ""  # what may be the beginning of the label
+        self._call: list[int] = []  # tokens of the call that has begun
+        tail = reply_format.prompt_tail
+        self._state = _State.CONTENT if tail is None else _State.THOUGHT if tail else _State.LABEL
+        self.reasoning_tokens = 0  # tokens inside thoughts, their markers not counted
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the answer, if one did."""
+        return self._stop.matched
+
+    @property
+    def ended(self) -> bool:
+        """Whether the answer is over, by a stop string or by the only call it may hold."""
+        return self.stop_string is not None or (self._format.one_call and self._num_calls > 0)
+
+    def push(self, token_id: int) -> list[Part]:
+        """Parts that this token made certain; often none."""
+        self._num_tokens += 1
+        if self._markers is not None and (entered := self._entered(token_id, self._markers)) is not None:
+            complete = self._state is _State.CALL and token_id == self._markers.call_close
+            parts = self._close_call() if complete else self._leave()
+            self._state = entered
+            return parts
+        if self._state is _State.CALL:
+            self._call.append(token_id)
+            return []
+        self.reasoning_tokens += self._state in (_State.LABEL, _State.THOUGHT)
+        return self._said(self._detokenizer.push(token_id))
+
+    def finish(self) -> list[Part]:
+        """The rest, when the answer ended for another reason than `ended`."""
+        return self._leave()
+
+    def _entered(self, token_id: int, markers: Markers) -> _State | None:
+        """The state behind the marker `token_id`; None for every token that changes nothing."""
+        if token_id == markers.thought_open:
+            return _State.LABEL
+        if token_id == markers.call_open:
+            return _State.CALL if self._format.tool_calls else _State.CONTENT
+        if token_id == markers.thought_close:
+            return None if self._state is _State.CALL else _State.CONTENT
+        if token_id == markers.call_close or token_id == markers.response_open:
+            return _State.CONTENT if self._state is _State.CALL else None
+        return None
+
+    def _close_call(self) -> list[Part]:
+        try:
+            call = parse_call(self._call_source())
+        except ValueError:
+            return self._leave()
+        self._call = []
+        self._num_calls += 1
+        return [call]
+
+    def _call_source(self) -> str:
+        pieces = [b""]
+        for token_id in self._call:
+            if self._markers is not None and token_id == self._markers.quote:
+                pieces.append(b"")
+            elif token_id not in self._vocabulary.special_ids:
+                pieces[-1] += self._vocabulary.bytes_of(token_id)
+        return QUOTE.join(piece.decode(errors="replace") for piece in pieces)
+
+    def _leave(self) -> list[Part]:
+        """What the present state still holds back; a call that is no call is said as text."""
+        raw = "".join([*map(self._detokenizer.push, self._call), self._detokenizer.finish()])
+        self._call = []
+        parts = self._said(raw)
+        if self._state is _State.LABEL and self._label:
+            held, self._label = self._label, ""
+            self._state = _State.THOUGHT
+            parts += self._said("" if held == _THOUGHT_LABEL.rstrip() else held)
+        rest = "" if self.stop_string is not None else self._stop.flush()
+        return [*parts, Text(self._channel, rest)] if rest else parts
+
+    @property
+    def _channel(self) -> Channel:
+        return Channel.REASONING if self._state in (_State.LABEL, _State.THOUGHT) else Channel.CONTENT
+
+    def _said(self, text: str) -> list[Part]:
+        """Text of the present channel, less the label, up to a stop string."""
+        if self._state is _State.LABEL:
+            self._label += text
+            if len(self._label) < len(_THOUGHT_LABEL) and _THOUGHT_LABEL.startswith(self._label):
+                return []
+            text, self._label = self._label.removeprefix(_THOUGHT_LABEL), ""
+            self._state = _State.THOUGHT
+        if self._num_tokens >= self._min_tokens:
+            text = self._stop.push(text)
+        return [Text(self._channel, text)] if text else []
