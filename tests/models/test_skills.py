@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import random
 import re
@@ -318,19 +317,23 @@ def test_lessons_have_the_length_and_the_questions_asked_for() -> None:
 
 def test_lessons_come_in_every_form_with_distances_over_the_whole_text() -> None:
     forms: Counter[tuple[str, str]] = Counter()
-    decades: Counter[int] = Counter()
-    for index in range(40):
+    gaps: dict[tuple[str, str], list[int]] = {}
+    for index in range(60):
         turns = list(_turns(lesson(random.Random(f"training {index}"), words=8000)))
         text = " ".join(question for question, _ in turns)
-        prose = "prose" if " The " in text else "items"
-        forms[prose, "block" if "Notes" not in turns[1][0] else "turns"] += 1
+        form = "prose" if " The " in text else "items", "turns" if "Notes" in turns[1][0] else "block"
+        forms[form] += 1
         for question, _ in turns:
             key = ASKED.search(question)[1]
-            gap = len(text.split(f" {key} is ")[1].split(f" What is {key}?")[0].split())
-            decades[int(math.log10(max(10, gap)))] += 1
+            between = text.split(f" {key} is ")[1].split(f" What is {key}?")[0]
+            gaps.setdefault(form, []).append(len(between.split()))
     assert len(forms) == 4
-    assert forms["prose", "block"] + forms["prose", "turns"] < 20
-    assert all(decades[decade] > 100 for decade in (1, 2, 3)), decades
+    assert forms["prose", "block"] + forms["prose", "turns"] < 30 < 60 - forms["items", "block"]
+    for form, found in gaps.items():
+        shares = [
+            sum(low <= gap < high for gap in found) / len(found) for low, high in ((0, 300), (300, 2000), (2000, 8000))
+        ]
+        assert min(shares) > 0.1, (form, shares)
 
 
 def test_a_long_lesson_is_made_in_milliseconds() -> None:

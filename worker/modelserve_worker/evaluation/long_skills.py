@@ -76,8 +76,8 @@ def lesson(rng: random.Random, *, words: int) -> Exercise:
     questions = max(min(densest, 8), min(dense, rng.randint(64, 256)))
     openings = 1 if in_one_block else questions
     room = words - questions * _TURN_TOKENS - openings * _OPENING_TOKENS
-    count = questions if in_prose else min(room // ITEM_TOKENS, MOST_ITEMS)
-    filler = max(0, room - count * ITEM_TOKENS) if in_prose else 0
+    count = min(room // ITEM_TOKENS, 2 * questions if in_prose else MOST_ITEMS)
+    filler = room - count * ITEM_TOKENS if in_prose else 0
 
     keys = _keys(rng, count)
     rng.shuffle(keys)
