@@ -165,6 +165,8 @@ def test_an_address_without_its_v1(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ([], "one of the arguments --base-url --compare is required"),
         (["--base-url", "localhost:8000"], "'localhost:8000' is no HTTP address; write it as http://HOST:PORT/v1"),
+        (["--base-url", "http://"], "'http://' is no HTTP address; write it as http://HOST:PORT/v1"),
+        (["--base-url", "http://a:b/v1"], "'http://a:b/v1' is no HTTP address; write it as http://HOST:PORT/v1"),
         (["--skills", "recal"], "no skill 'recal'; there are all, short, long, chat, arithmetic"),
         (["--distances", "10,x"], "'x' is no whole number from 1 on"),
         (["--distances", "0"], "0 is out of range; give a whole number from 1 on"),

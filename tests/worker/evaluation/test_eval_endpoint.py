@@ -139,6 +139,15 @@ async def test_a_broken_connection_is_tried_again_and_then_an_error() -> None:
     assert (result.outcomes, result.first_error) == ("ee", "the connection broke: reset by peer")
 
 
+async def test_a_reply_that_cannot_be_decoded_is_an_error() -> None:
+    def garbled(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, headers={"content-encoding": "gzip"}, stream=httpx.ByteStream(b"no gzip"))
+
+    (result,) = await _run([Cell("arithmetic", None, 2)], httpx.MockTransport(garbled))
+    assert result.outcomes == "ee"
+    assert (result.first_error or "").startswith("no reply: ")
+
+
 async def test_an_endpoint_that_is_gone_ends_the_run() -> None:
     attempts = 0
 

@@ -93,12 +93,14 @@ def test_runs_are_compared_exercise_by_exercise() -> None:
         _cell("recall", "11e", distance=10),
         _cell("facts", "1111"),
         _cell("sorting", "", skipped="too long"),
+        _cell("copying", "----", fingerprint=None),
     )
     second = _report(
         _cell("facts", "1111--"),
         _cell("recall", "1e0", distance=10),
         _cell("recall", "0" * 8 + "1" * 84 + "0" * 8, distance=1000),
         _cell("sorting", "1"),
+        _cell("copying", "1"),
         _cell("needle", "1", distance=10),
     )
     comparison = compare(first, second, names=("a.json", "b.json"))
@@ -111,7 +113,7 @@ def test_runs_are_compared_exercise_by_exercise() -> None:
         "recall        10      1  100.0  100.0   +0.0  -92.4 to +92.4       0     0      1\n"
         "facts          -      4  100.0  100.0   +0.0  -46.2 to +46.2       0     0      1\n"
         "\n"
-        "not measured by both: sorting, needle at 10"
+        "not measured by both: sorting, copying, needle at 10"
     )
     assert comparison.cells[0].p == pytest.approx(2 * (1 + 10 + 45) / 1024)
 

@@ -130,12 +130,12 @@ def _require_writable(path: Path) -> None:
 
 def _publish(destination: str | None, document: BaseModel, *, table: str) -> None:
     """The table on standard output, or on standard error where the JSON takes standard output."""
-    print(table, file=sys.stderr if destination == STDOUT else sys.stdout, flush=True)
     text = document.model_dump_json(indent=2) + "\n"
+    if destination not in (None, STDOUT):
+        Path(destination).write_text(text)  # first: whoever reads the table may close the pipe
+    print(table, file=sys.stderr if destination == STDOUT else sys.stdout, flush=True)
     if destination == STDOUT:
         print(text, end="", flush=True)
-    elif destination is not None:
-        Path(destination).write_text(text)
 
 
 def _verdict(report: Report, at_least: float | None, *, interrupted: bool, gone: str | None) -> int:

@@ -21,9 +21,6 @@ class Cell:
     distance: int | None
     n: int
 
-    def __str__(self) -> str:
-        return self.skill if self.distance is None else f"{self.skill} at {self.distance}"
-
 
 def plan_cells(
     *, short: Iterable[str], long: Iterable[str], distances: Sequence[int], n: int, n_at: Mapping[int, int]
@@ -34,11 +31,8 @@ def plan_cells(
 
 
 def words_and_marks(exercise: Exercise) -> int:
-    """Words and punctuation marks of the whole prompt: for most tokenizers fewer than its tokens."""
-    parts = [json.dumps(tool) for tool in exercise.tools]
-    parts += [str(message.get("content") or "") for message in exercise.messages]
-    parts += [json.dumps(message["tool_calls"]) for message in exercise.messages if message.get("tool_calls")]
-    return sum(len(_WORD_OR_MARK.findall(part)) for part in parts)
+    """Words and punctuation marks of the messages' text. The prompt has more tokens: turn marks, tools, spelling."""
+    return sum(len(_WORD_OR_MARK.findall(message.get("content") or "")) for message in exercise.messages)
 
 
 def fingerprint(exercise: Exercise) -> str:

@@ -47,7 +47,7 @@ class Backoff:
     def seconds(self, attempt: int, *, asked: str | None = None) -> float:
         """The wait after attempt 0, 1, ... `asked` is a Retry-After header; only its form in seconds is followed."""
         own = self.first_s * 2.0**attempt
-        return min(self.longest_s, max(own, float(asked)) if asked and asked.isdigit() else own)
+        return min(self.longest_s, max(own, float(asked)) if asked and asked.isdecimal() else own)
 
 
 DEFAULT_BACKOFF = Backoff()
@@ -92,7 +92,7 @@ class ChatEndpoint:
         """What is served, asked once. Raises EndpointError."""
         try:
             response = await self._http.get("models")
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise EndpointGone(f"no answer from {self._http.base_url}models: {_reason(error)}") from error
         return _parsed(response, ModelList).data
 
@@ -113,6 +113,8 @@ class ChatEndpoint:
                 wait = self._backoff.seconds(attempt)
             except httpx.TimeoutException as error:
                 raise EndpointError(f"no reply within {self._http.timeout.read:g} s; --timeout raises that") from error
+            except httpx.RequestError as error:
+                raise EndpointError(f"no reply: {_reason(error)}") from error
             else:
                 if response.status_code not in _RETRIED_STATUS or last:
                     milliseconds = (time.perf_counter() - started) * 1000
@@ -142,7 +144,7 @@ def _error_text(response: httpx.Response) -> str:
     """The message of an error body in OpenAI's shape, else the body itself, on one line."""
     try:
         text = response.json()["error"]["message"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         text = response.text
     return " ".join(str(text).split())[:_SHOWN_CHARACTERS]
 

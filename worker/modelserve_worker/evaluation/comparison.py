@@ -59,6 +59,8 @@ def compare(first: Report, second: Report, *, names: tuple[str, str]) -> Compari
 
 
 def _difference(one: CellResult, other: CellResult) -> CellDifference | None:
+    if one.fingerprint is None or other.fingerprint is None:
+        return None
     if (one.seed, one.fingerprint) != (other.seed, other.fingerprint):
         what = f"seeds {one.seed} and {other.seed}" if one.seed != other.seed else "another version of the skill"
         raise ReportError(f"{one.name}: the runs asked different exercises ({what}); run both again with one --seed")

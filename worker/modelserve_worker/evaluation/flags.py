@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import httpx
+
 from modelserve_worker.evaluation.cells import Cell, plan_cells
 from modelserve_worker.evaluation.long_skills import LONG_SKILLS
 from modelserve_worker.evaluation.short_skills import SHORT_SKILLS
@@ -87,7 +89,11 @@ def cells(flags: argparse.Namespace) -> list[Cell]:
 
 
 def _url(text: str) -> str:
-    if not text.startswith(("http://", "https://")):
+    try:
+        url = httpx.URL(text)
+    except httpx.InvalidURL:
+        url = httpx.URL()
+    if url.scheme not in ("http", "https") or not url.host:
         raise argparse.ArgumentTypeError(f"{text!r} is no HTTP address; write it as http://HOST:PORT/v1")
     return text
 

@@ -36,7 +36,7 @@ class Failure:
 
 @dataclass
 class Tally:
-    """What is known of one cell so far. A cell that was skipped while a question was on its way takes no answer to it."""
+    """What is known of one cell so far. A cell that is skipped while questions are on their way takes no answers."""
 
     cell: Cell
     outcomes: list[str] = field(default_factory=list)

@@ -22,7 +22,8 @@ class CellResult(BaseModel):
     """One skill at one distance.
 
     Character i of `outcomes` is exercise i: 1 right, 0 wrong, e no reply to mark, - not asked. `fingerprint` is that of
-    exercise 0, where that was asked. A skipped cell has no outcomes. Times are in milliseconds, shares in per cent, intervals at 95 %.
+    exercise 0, None before that was made. A skipped cell has no outcomes. Times are in milliseconds, shares in per
+    cent, intervals at 95 %.
     """
 
     model_config = ConfigDict(frozen=True)
