@@ -1,4 +1,4 @@
-"""The demo: a real Kubernetes, the operator, a small Gemma 4, its plan, and a chat with it.
+"""The demo: a real Kubernetes, the operator, a small Gemma 4, its plan, and a conversation whose answers are checked.
 
 `python tests/cluster/demo.py up` runs it and may be repeated; `down` removes everything that `up` made.
 """
@@ -13,9 +13,11 @@ from typing import Any
 
 import openai
 
+from demo_conversation import REQUEST_TIMEOUT_S, WrongAnswer, converse
 from localcluster import lifecycle, operator_process, target, weights_volume
+from localcluster.checkpoint_upload import upload_checkpoint
 from localcluster.crds import install_crds
-from localcluster.deployment import EXAMPLE, apply_example
+from localcluster.deployment import CHECKPOINT, EXAMPLE, Deployed, apply_example, example
 from localcluster.plan_text import describe_plan
 from localcluster.service_access import service_url
 from localcluster.settings import REPOSITORY, ClusterError, Layout
@@ -43,20 +45,13 @@ def _print_conditions() -> Callable[[dict[str, Any]], None]:
     return seen
 
 
-def _chat(cluster: Target, name: str) -> None:
-    with service_url(cluster, NAMESPACE, name) as url:
-        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=60)
+def _converse(served: Deployed) -> None:
+    with service_url(served.target, NAMESPACE, served.name) as url:
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=REQUEST_TIMEOUT_S)
         model = client.models.list().data[0].id
-        _step(f"chatting with {model!r} at {url} (random weights: do not expect sense)")
-        question = "What is a page table?"
-        print(f"\n  you:   {question}\n  model: ", end="")
-        stream = client.chat.completions.create(
-            model=model, messages=[{"role": "user", "content": question}], max_tokens=48, stream=True
-        )
-        for chunk in stream:
-            if chunk.choices and (text := chunk.choices[0].delta.content):
-                print("".join(c if c.isprintable() else "." for c in text), end="", flush=True)
-        print("\n")
+        _step(f"talking to {model!r} at {url}/v1, temperature 0; each answer is compared with the right one")
+        converse(client, model, lambda line: print(line, flush=True))
+        print()
 
 
 def _next_steps(cluster: Target, name: str) -> str:
@@ -80,14 +75,16 @@ def up() -> None:
     install_crds(cluster)
     _step("starting the operator")
     operator_process.start(cluster)
-    _step(f"making a small Gemma 4 checkpoint on the volume of namespace {NAMESPACE}")
+    _step(f"copying {CHECKPOINT.relative_to(REPOSITORY)} onto the volume of namespace {NAMESPACE}")
     weights_volume.create_namespace(cluster, NAMESPACE)
-    weights_volume.write_checkpoint(cluster, NAMESPACE)
+    if upload_checkpoint(cluster, NAMESPACE, CHECKPOINT):
+        # A worker that runs since an earlier demo has read what lay there before.
+        cluster.kubectl.within(NAMESPACE).delete("modelserve", example()["metadata"]["name"])
     _step(f"kubectl apply -n {NAMESPACE} -f {EXAMPLE.relative_to(REPOSITORY)}")
     served = apply_example(cluster, NAMESPACE)
     served.wait_ready(seen=_print_conditions())
     print(f"\n{describe_plan(served.status()['plan'])}\n")
-    _chat(cluster, served.name)
+    _converse(served)
     print(_next_steps(cluster, served.name))
 
 
@@ -117,7 +114,7 @@ def main() -> int:
     command = parser.parse_args().command
     try:
         up() if command == "up" else down()
-    except (ClusterError, openai.OpenAIError) as error:
+    except (ClusterError, WrongAnswer, openai.OpenAIError) as error:
         print(f"\nerror: {error}\n{_diagnose()}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -62,7 +62,7 @@ def test_bad_input_exits_2_with_one_line_on_stderr() -> None:
         (("plan", "-f", str(EXAMPLE), "--accelerator", "H200"), "NVIDIA-H200"),
         (("plan", "-f", str(EXAMPLE), "--accelerator", "NVIDIA-H200:0"), "1 to 64"),
         (("plan", "-f", str(EXAMPLE), "--nodes", str(EXAMPLE)), "holds no Node"),
-        (("plan", "-f", str(ROOT / "docs/examples/tiny.yaml")), "file://DIR"),
+        (("plan", "-f", str(ROOT / "docs/examples/gemma4-tiny.yaml")), "file://DIR"),
     ):
         done = _run(*arguments)
         assert (done.returncode, done.stdout) == (2, ""), arguments

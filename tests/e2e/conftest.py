@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from localcluster import lifecycle, operator_process, weights_volume
+from localcluster.checkpoint_upload import upload_checkpoint
 from localcluster.crds import install_crds
-from localcluster.deployment import Deployed, apply_example
+from localcluster.deployment import CHECKPOINT, Deployed, apply_example
 from localcluster.kubectl import KubectlError
 from localcluster.settings import Layout
 from localcluster.target import Target, find, user_kubeconfig
@@ -44,17 +45,19 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Target]:
-    """The cluster with the CRD, and a namespace that enforces `restricted` and has a small checkpoint on a claim."""
+    """The cluster with the CRD, and a namespace that enforces `restricted` and has the demo's checkpoint on a claim."""
     local = user_kubeconfig() is None
     if local and (obstacles := lifecycle.obstacles()):
         pytest.skip("no KUBECONFIG, and the local cluster cannot run here: " + "; ".join(obstacles))
+    if not CHECKPOINT.exists():
+        pytest.skip(f"the trained checkpoint that these tests serve is not there yet: {CHECKPOINT}")
     if local:
         operator_process.stop(LAYOUT)
         lifecycle.down(LAYOUT)
     target = find(LAYOUT, print)
     install_crds(target)
     weights_volume.create_namespace(target, NAMESPACE)
-    weights_volume.write_checkpoint(target, NAMESPACE)
+    upload_checkpoint(target, NAMESPACE, CHECKPOINT)
     yield target
     operator_process.stop(LAYOUT)
     if not local:
@@ -77,6 +80,6 @@ def _tiny(cluster: Target) -> Deployed:
 
 @pytest.fixture
 def tiny(_tiny: Deployed, operator: operator_process.OperatorProcess) -> Deployed:
-    """docs/examples/tiny.yaml, Ready. Tests leave it as they found it."""
+    """docs/examples/gemma4-tiny.yaml, Ready. Tests leave it as they found it."""
     _tiny.wait_ready()
     return _tiny

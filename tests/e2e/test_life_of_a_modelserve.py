@@ -1,4 +1,4 @@
-"""docs/examples/tiny.yaml on the real cluster: columns, scale, eviction, a rollout under load, restarts, deletion."""
+"""The example on the real cluster: columns, scale, eviction, a rollout under load, restarts, deletion."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from localcluster import operator_process
-from localcluster.deployment import NAME_LABEL, Deployed, apply_example
+from localcluster.deployment import CHECKPOINT, NAME_LABEL, Deployed, apply_example
 from localcluster.kubectl import KubectlError, wait_for
 from localcluster.operator_process import OperatorProcess
 from localcluster.service_access import service_url
@@ -38,8 +38,8 @@ def test_wait_and_columns_tell_the_state(tiny: Deployed) -> None:
     tiny.kubectl.run("wait", "--for=condition=Ready", "modelserve/tiny", "--timeout=5s")
     header, row = (line.split() for line in tiny.kubectl.run("get", "ms", "tiny").splitlines())
     shown = dict(zip(header, row, strict=True))
-    assert shown["MODEL"] == "pvc://weights/tiny"
-    assert (shown["GPU"], shown["TP"], shown["MAXLEN"], shown["READY"]) == ("CPU", "1", "2048", "True")
+    assert shown["MODEL"] == f"pvc://weights/{CHECKPOINT.name}"
+    assert (shown["GPU"], shown["TP"], shown["MAXLEN"], shown["READY"]) == ("CPU", "1", "16640", "True")
     wide = tiny.kubectl.run("get", "ms", "tiny", "-o", "wide")
     status = tiny.status()
     assert status["plan"]["hash"] in wide

@@ -13,7 +13,7 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from localcluster.deployment import Deployed
+from localcluster.deployment import CHECKPOINT, Deployed
 from localcluster.kubectl import wait_for
 from localcluster.service_access import service_url
 
@@ -40,8 +40,8 @@ def _held_bytes(url: str) -> float:
 
 def test_completions_and_chat_streamed_and_not(url: str) -> None:
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=60)
-    assert [model.id for model in client.models.list()] == ["tiny"]
-    exact: Any = {"model": "tiny", "max_tokens": 12, "temperature": 0}
+    assert [model.id for model in client.models.list()] == [CHECKPOINT.name]
+    exact: Any = {"model": CHECKPOINT.name, "max_tokens": 12, "temperature": 0}
 
     text = client.completions.create(prompt="page", **exact)
     assert text.usage is not None
@@ -62,14 +62,14 @@ def test_completions_and_chat_streamed_and_not(url: str) -> None:
 def test_an_unsupported_field_is_named_in_a_400(url: str) -> None:
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=60)
     with pytest.raises(openai.BadRequestError, match="best_of_all"):
-        client.completions.create(model="tiny", prompt="page", extra_body={"best_of_all": 3})
+        client.completions.create(model=CHECKPOINT.name, prompt="page", extra_body={"best_of_all": 3})
 
 
 KILLED_CLIENT = """
 import sys, openai
 client = openai.OpenAI(base_url=sys.argv[1] + "/v1", api_key="none", timeout=60)
 stream = client.completions.create(
-    model="tiny", prompt="page", max_tokens=1500, stream=True, extra_body={"ignore_eos": True}
+    model=sys.argv[2], prompt="page", max_tokens=1500, stream=True, extra_body={"ignore_eos": True}
 )
 for part in stream:
     print("token", flush=True)
@@ -79,7 +79,7 @@ for part in stream:
 async def _ask(client: openai.AsyncOpenAI, number: int) -> int:
     """One request of the mix; the number of completion tokens it was given."""
     length = 8 + number % 17
-    exact: Any = {"model": "tiny", "max_tokens": length, "seed": number, "extra_body": {"ignore_eos": True}}
+    exact: Any = {"model": CHECKPOINT.name, "max_tokens": length, "seed": number, "extra_body": {"ignore_eos": True}}
     if number % 4 == 0:
         answer: Any = await client.completions.create(prompt=f"page {number}", **exact)
     elif number % 4 == 1:
@@ -103,7 +103,10 @@ async def _ask_all(url: str) -> list[int]:
 
 def test_many_at_once_finish_while_one_client_is_killed_and_all_pages_return(url: str) -> None:
     killed = subprocess.Popen(
-        [sys.executable, "-c", KILLED_CLIENT, url], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", KILLED_CLIENT, url, CHECKPOINT.name],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     try:
         assert killed.stdout is not None

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from localcluster import weights_volume
-from localcluster.deployment import Deployed, apply_example
+from localcluster.deployment import CHECKPOINT, Deployed, apply_example
 from localcluster.kubectl import KubectlError, wait_for
 from localcluster.operator_process import OperatorProcess
 from localcluster.target import Target
+from localcluster.weights_volume import MOUNT
 
 NAMESPACE = "modelserve-e2e"
 
@@ -64,18 +65,18 @@ def test_an_impossible_spec_is_accepted_and_says_what_is_missing(cluster: Target
         served.kubectl.delete("modelserve", "impossible")
 
 
-RENAME_A_TENSOR = """
+RENAME_A_TENSOR = f"""
 import pathlib, shutil
-shutil.copytree("/models/tiny", "/models/broken", dirs_exist_ok=True)
-path = pathlib.Path("/models/broken/model.safetensors")
+shutil.copytree("{MOUNT}/{CHECKPOINT.name}", "{MOUNT}/broken", dirs_exist_ok=True)
+path = pathlib.Path("{MOUNT}/broken/model.safetensors")
 content = path.read_bytes()
 assert content.count(b"layers.0.mlp.up_proj.weight") == 1
 path.write_bytes(content.replace(b"layers.0.mlp.up_proj.weight", b"layers.0.mlp.xx_proj.weight"))
 """
-CUT_THE_FILE = """
+CUT_THE_FILE = f"""
 import pathlib, shutil
-shutil.copytree("/models/tiny", "/models/cut", dirs_exist_ok=True)
-path = pathlib.Path("/models/cut/model.safetensors")
+shutil.copytree("{MOUNT}/{CHECKPOINT.name}", "{MOUNT}/cut", dirs_exist_ok=True)
+path = pathlib.Path("{MOUNT}/cut/model.safetensors")
 path.write_bytes(path.read_bytes()[:-4096])
 """
 
@@ -121,7 +122,7 @@ def test_a_stopped_revision_stays_stopped_over_a_restart_and_a_new_spec_clears_i
     try:
         _stalls(served, reason="InvalidCheckpoint")
         wait_for("scaled to zero", lambda: served.owned("pods") == [], timeout_s=90)
-        served.patch({"model": {"uri": "pvc://weights/tiny"}})
+        served.patch({"model": {"uri": f"pvc://weights/{CHECKPOINT.name}"}})
         wait_for("Stalled is cleared", lambda: served.condition("Stalled") == {}, timeout_s=60)
         served.wait_ready()
     finally:

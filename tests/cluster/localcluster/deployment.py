@@ -12,7 +12,8 @@ from localcluster.kubectl import Kubectl, condition, wait_for
 from localcluster.settings import REPOSITORY, ClusterError
 from localcluster.target import Target
 
-EXAMPLE = REPOSITORY / "docs" / "examples" / "tiny.yaml"
+EXAMPLE = REPOSITORY / "docs" / "examples" / "gemma4-tiny.yaml"
+CHECKPOINT = REPOSITORY / "tests" / "models" / "gemma4-tiny-keqv"  # what EXAMPLE serves
 NAME_LABEL = "serving.modelserve.dev/name"
 READY_TIMEOUT_S = 240.0
 
@@ -74,7 +75,7 @@ class Deployed:
 
 
 def example(name: str | None = None, **spec: Any) -> dict[str, Any]:
-    """docs/examples/tiny.yaml, under another name and with some top-level spec fields replaced."""
+    """docs/examples/gemma4-tiny.yaml, under another name and with some top-level spec fields replaced."""
     document: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
     if name is not None:
         document["metadata"]["name"] = name

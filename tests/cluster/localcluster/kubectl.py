@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
+import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
@@ -30,18 +31,21 @@ class Kubectl:
     def within(self, namespace: str) -> Kubectl:
         return replace(self, namespace=namespace)
 
-    def run(self, *arguments: str, document: str | None = None, timeout_s: float = 120.0) -> str:
-        """Standard output of kubectl. Raises KubectlError with standard error."""
+    def run(
+        self, *arguments: str, document: str | None = None, stdin: IO[bytes] | None = None, timeout_s: float = 120.0
+    ) -> str:
+        """Standard output of kubectl, which is given `document` or the file `stdin` to read. Raises KubectlError."""
         scope = [] if self.namespace is None else [f"--namespace={self.namespace}"]
         command = [str(self.program), f"--kubeconfig={self.kubeconfig}", *scope, *arguments]
+        shown = textwrap.shorten(" ".join(arguments), 200)  # a whole program may be among them
         try:
             done = subprocess.run(
-                command, input=document, capture_output=True, text=True, timeout=timeout_s, check=False
+                command, input=document, stdin=stdin, capture_output=True, text=True, timeout=timeout_s, check=False
             )
         except subprocess.TimeoutExpired as error:
-            raise KubectlError(f"kubectl {' '.join(arguments)} gave no answer within {timeout_s:.0f} s") from error
+            raise KubectlError(f"kubectl {shown} gave no answer within {timeout_s:.0f} s") from error
         if done.returncode:
-            raise KubectlError(f"kubectl {' '.join(arguments)}: {done.stderr.strip() or done.stdout.strip()}")
+            raise KubectlError(f"kubectl {shown}: {done.stderr.strip() or done.stdout.strip()}")
         return done.stdout
 
     def apply(self, *documents: Mapping[str, Any]) -> str:

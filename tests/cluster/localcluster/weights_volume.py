@@ -10,6 +10,7 @@ from localcluster.settings import NODE_NAME, ClusterError
 from localcluster.target import Target
 
 CLAIM = "weights"
+MOUNT = "/models"
 _SIZE = "10Gi"
 
 
@@ -57,10 +58,8 @@ def delete_namespace(target: Target, namespace: str) -> None:
         target.kubectl.delete("persistentvolume", f"{CLAIM}-{namespace}")
 
 
-def run_job(target: Target, namespace: str, *, name: str, command: list[str], timeout_s: float = 180.0) -> None:
-    """Run `command` in the worker image with the claim mounted at /models. Raises ClusterError with the log's end."""
-    kubectl = target.kubectl
-    kubectl.delete("job", name, "-n", namespace)
+def pod_spec(target: Target, *, name: str, command: list[str]) -> dict[str, Any]:
+    """A pod that runs `command` once in the worker image, with the claim mounted at MOUNT. It passes `restricted`."""
     container = {
         "name": name,
         "image": target.worker_image,
@@ -72,9 +71,9 @@ def run_job(target: Target, namespace: str, *, name: str, command: list[str], ti
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         },
-        "volumeMounts": [{"name": "models", "mountPath": "/models"}, {"name": "tmp", "mountPath": "/tmp"}],
+        "volumeMounts": [{"name": "models", "mountPath": MOUNT}, {"name": "tmp", "mountPath": "/tmp"}],
     }
-    pod = {
+    return {
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,
         "securityContext": {
@@ -90,12 +89,18 @@ def run_job(target: Target, namespace: str, *, name: str, command: list[str], ti
             {"name": "tmp", "emptyDir": {}},
         ],
     }
+
+
+def run_job(target: Target, namespace: str, *, name: str, command: list[str], timeout_s: float = 180.0) -> None:
+    """Run `command` in the worker image with the claim mounted at MOUNT. Raises ClusterError with the log's end."""
+    kubectl = target.kubectl
+    kubectl.delete("job", name, "-n", namespace)
     kubectl.apply(
         {
             "apiVersion": "batch/v1",
             "kind": "Job",
             "metadata": {"name": name, "namespace": namespace},
-            "spec": {"backoffLimit": 0, "template": {"spec": pod}},
+            "spec": {"backoffLimit": 0, "template": {"spec": pod_spec(target, name=name, command=command)}},
         }
     )
 
@@ -108,10 +113,3 @@ def run_job(target: Target, namespace: str, *, name: str, command: list[str], ti
 
     wait_for(f"Job {name} in namespace {namespace}", ended, timeout_s=timeout_s)
     kubectl.delete("job", name, "-n", namespace)
-
-
-def write_checkpoint(target: Target, namespace: str, name: str = "tiny") -> None:
-    """Write a small random Gemma 4 checkpoint to pvc://weights/NAME, unless it is there already."""
-    final, partial = f"/models/{name}", f"/models/{name}.partial"
-    script = f"test -d {final} || {{ python -m modelserve_worker.tiny {partial} && mv {partial} {final}; }}"
-    run_job(target, namespace, name=f"checkpoint-{name}", command=["sh", "-c", script])
