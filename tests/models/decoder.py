@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -71,10 +70,10 @@ def gated_gelu(gate: Tensor, up: Tensor) -> Tensor:
 def masked_softmax(
     scores: Tensor, query_at: Tensor, key_at: Tensor, query_document: Tensor, key_document: Tensor, window: int
 ) -> Tensor:
-    """scores [N, heads, Q, K]; places in the row and documents [N, Q] and [N, K]. Softmax in float32."""
+    """scores [N, KV heads, Q, groups, K]; places in the row and documents [N, Q] and [N, K]. Softmax in float32."""
     distance = query_at[:, :, None] - key_at[:, None, :]
     allowed = (distance >= 0) & (distance < window) & (query_document[:, :, None] == key_document[:, None, :])
-    return scores.float().masked_fill(~allowed[:, None], -1e30).softmax(-1).to(scores.dtype)
+    return scores.float().masked_fill(~allowed[:, None, :, None], -1e30).softmax(-1).to(scores.dtype)
 
 
 class Decoder:
@@ -108,28 +107,28 @@ class Decoder:
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
     def hidden(self, rows: Rows, *, caches: dict[LayerKind, tuple[Tensor, Tensor]] | None = None) -> Tensor:
-        """[B, M, H] after the final norm at `rows.predict`; `caches` receives K and V of the last owner of each kind."""
+        """[B, M, H] after the final norm at `rows.predict`. `caches` receives K and V of each kind's last owner."""
         a = self.architecture
         x = functional.embedding(rows.input_ids, self.weights["embed_tokens.weight"]) * a.hidden_size**0.5
         per_layer = self._per_layer(rows.input_ids, x) if a.hidden_size_per_layer_input else None
         rotations = {kind: tuple(t.unsqueeze(2) for t in self.rope.cos_sin(kind, rows.positions)) for kind in LayerKind}
         kept: dict[int, tuple[Tensor, Tensor]] = {}
+        # Past the last layer that owns a cache nobody reads a place but the ones asked for, from its queries on.
+        last_owner = max(layer for layer in range(a.num_hidden_layers) if a.owns_cache(layer))
         for layer in range(a.num_hidden_layers):
-            last = layer == a.num_hidden_layers - 1
             h = self.norm(x, self.weights[f"layers.{layer}.input_layernorm.weight"], self.dtype)
             if a.owns_cache(layer):
                 kept[layer] = self._keys_values(layer, h, rotations[a.kind(layer)])
-            cos, sin = rotations[a.kind(layer)]
-            if last:
-                x, h, cos, sin = (_take(t, rows.predict) for t in (x, h, cos, sin))
-            keys, values = kept[a.producer(layer)]
-            x = self.add_norm(
-                x,
-                self.linear(self._attend(layer, h, (cos, sin), keys, values, rows), f"layers.{layer}.self_attn.o_proj"),
-                self.weights[f"layers.{layer}.post_attention_layernorm.weight"],
+            if layer == last_owner:
+                x, h = _take(x, rows.predict), _take(h, rows.predict)
+                per_layer = None if per_layer is None else _take(per_layer, rows.predict)
+                rotations = {kind: tuple(_take(t, rows.predict) for t in rotations[kind]) for kind in LayerKind}
+            attended = self._attend(
+                layer, h, rotations[a.kind(layer)], kept[a.producer(layer)], rows, layer >= last_owner
             )
-            ple = None if per_layer is None else per_layer[:, :, layer]
-            x = self.feed_forward(layer, x, ple if ple is None or not last else _take(ple, rows.predict))
+            post = self.weights[f"layers.{layer}.post_attention_layernorm.weight"]
+            x = self.add_norm(x, self.linear(attended, f"layers.{layer}.self_attn.o_proj"), post)
+            x = self.feed_forward(layer, x, None if per_layer is None else per_layer[:, :, layer])
         if caches is not None:
             caches |= {kind: kept[a.owning_layers(kind)[-1]] for kind in LayerKind}
         return self.norm(x, self.weights["norm.weight"], self.dtype)
@@ -157,18 +156,27 @@ class Decoder:
         return self.norm_rotate(raw, self.weights[f"{name}.k_norm.weight"], *rotation), self._unit(v)
 
     def _attend(
-        self, layer: int, h: Tensor, rotation: tuple[Tensor, Tensor], keys: Tensor, values: Tensor, rows: Rows
+        self,
+        layer: int,
+        h: Tensor,
+        rotation: tuple[Tensor, ...],
+        cache: tuple[Tensor, Tensor],
+        rows: Rows,
+        asked_only: bool,
     ) -> Tensor:
-        """h [B, L, H], or [B, M, H] on the last layer. Returns [B, L or M, heads * D]."""
-        name = f"layers.{layer}.self_attn"
-        q = self.linear(h, f"{name}.q_proj").unflatten(-1, (-1, self.architecture.layer_head_dim(layer)))
+        """h [B, L, H], or [B, M, H] at the places asked for. Returns [B, L or M, heads * D]."""
+        a, name = self.architecture, f"layers.{layer}.self_attn"
+        q = self.linear(h, f"{name}.q_proj").unflatten(-1, (-1, a.layer_head_dim(layer)))
         q = self.norm_rotate(q, self.weights[f"{name}.q_norm.weight"], *rotation)
-        at = torch.arange(rows.input_ids.shape[1], device=h.device).expand_as(rows.input_ids)
-        if layer == self.architecture.num_hidden_layers - 1:
-            assert self.architecture.kind(layer) is LayerKind.GLOBAL
+        keys, values = cache
+        length = rows.input_ids.shape[1]
+        at = torch.arange(length, device=h.device).expand_as(rows.input_ids).contiguous()
+        sliding = a.kind(layer) is LayerKind.SLIDING
+        if asked_only:
             asked = rows.documents.gather(1, rows.predict)
-            return self.product(q, keys, values, rows.predict, at, asked, rows.documents, at.shape[1])
-        if self.architecture.kind(layer) is LayerKind.SLIDING:
+            window = a.sliding_window if sliding else length
+            return self.product(q, keys, values, rows.predict, at, asked, rows.documents, window)
+        if sliding:
             return self._sliding(q, keys, values, at, rows.documents)
         chunks = []
         for start in range(0, q.shape[1], QUERIES_PER_CHUNK):
@@ -212,14 +220,14 @@ class Decoder:
         self, q: Tensor, k: Tensor, v: Tensor, at: Tensor, key_at: Tensor, doc: Tensor, key_doc: Tensor, window: int
     ) -> Tensor:
         """q [N, Q, heads, D], k and v [N, K, KV heads, D]. Grouped queries are rows of one product per KV head."""
-        groups = q.shape[2] // k.shape[2]
-        rows, kv_heads, width = q.shape[1], k.shape[2], q.shape[3]
-        grouped = q.unflatten(2, (kv_heads, groups)).permute(0, 2, 3, 1, 4).reshape(-1, kv_heads, groups * rows, width)
-        scores = grouped @ k.permute(0, 2, 3, 1)
-        split = scores.unflatten(2, (groups, rows)).flatten(1, 2)
-        weights = self._softmax(split, at, key_at, doc, key_doc, window)
-        out = weights.unflatten(1, (kv_heads, groups)).flatten(2, 3) @ v.transpose(1, 2)
-        return out.unflatten(2, (groups, rows)).permute(0, 3, 1, 2, 4).flatten(2)
+        kv_heads, width = k.shape[2:]
+        groups = q.shape[2] // kv_heads
+        # Rows ordered by place, then head: with one KV head nothing is copied.
+        grouped = q.unflatten(2, (kv_heads, groups)).transpose(1, 2).reshape(q.shape[0], kv_heads, -1, width)
+        scores = (grouped @ k.permute(0, 2, 3, 1)).unflatten(2, (-1, groups))
+        weights = self._softmax(scores, at, key_at, doc, key_doc, window)
+        out = weights.flatten(2, 3) @ v.transpose(1, 2)
+        return out.unflatten(2, (-1, groups)).transpose(1, 2).flatten(2)
 
     def feed_forward(self, layer: int, x: Tensor, per_layer: Tensor | None) -> Tensor:
         name = f"layers.{layer}"

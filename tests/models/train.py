@@ -9,6 +9,7 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -55,13 +56,15 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=None, help="peak learning rate instead of the schedule's")
     options = parser.parse_args()
     device = torch.device("cuda")
-    torch.backends.cuda.matmul.allow_tf32 = True
+    torch._dynamo.config.recompile_limit = 64  # head dims, KV heads and row lengths each have kernels of their own
     architecture = ModelArchitecture.from_config(config_json(options.model))
     weights = initial_weights(architecture, seed=options.seed, device=device)
     decoder = Decoder(architecture, weights, dtype=torch.bfloat16, compiled=True)
     variant = TEMPLATE_OF[options.model]
     renderer = Renderer(build_word_tokenizer(), variant=variant)
     schedule = SCHEDULES[options.model].scaled(options.scale)
+    if options.rate is not None:
+        schedule = replace(schedule, rate=options.rate)
     trainer = Trainer(decoder, schedule, variant=variant, seed=options.seed, workers=options.workers)
     print(
         f"{options.model}: {sum(w.numel() for w in weights.values())} parameters, {schedule.steps()} steps", flush=True
@@ -69,11 +72,13 @@ def main() -> int:
 
     def after_phase(phase: Phase) -> None:
         size = write_checkpoint(options.model, weights, options.output)
-        shares = accuracy(decoder, renderer, cells=REPORTED, count=64, seed=1)
-        cells = " ".join(
+        longest = max(stream.length for stream, _ in phase.streams)
+        cells = [(skill, distance) for skill, distance in REPORTED if (distance or 0) < longest]
+        shares = accuracy(decoder, renderer, cells=cells, count=128 if phase.decay else 32, seed=1)
+        reached = " ".join(
             f"{skill}{'' if d is None else f'@{d}'} {100 * share:.0f}" for (skill, d), share in shares.items()
         )
-        print(f"{trainer.log.seconds():6.1f} s after {phase.name}: {size} bytes; {cells}", flush=True)
+        print(f"{trainer.log.seconds():6.1f} s after {phase.name}: {size} bytes; {reached}", flush=True)
 
     log = trainer.run(after_phase=after_phase)
     print(f"{options.model}: {log.seconds():.0f} s on {torch.cuda.get_device_name()}", flush=True)

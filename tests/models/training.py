@@ -14,14 +14,14 @@ from schedule import Phase, Schedule
 from torch import Tensor
 
 from modelserve.architecture import ModelArchitecture
-from modelserve_worker.evaluation.long_skills import exercise
+from modelserve_worker.evaluation.skills import exercise
 from modelserve_worker.tiny.weights import tensor_shapes
 
 _LOG_EVERY = 50
 
 
 def initial_weights(architecture: ModelArchitecture, *, seed: int, device: torch.device) -> dict[str, Tensor]:
-    """float32, trainable. Matrices have variance 1 / fan-in; q_norm = k_norm = d^(-1/4), so that scores have scale 1."""
+    """float32, trainable. Matrices have variance 1 / fan-in; q_norm = k_norm = d^(-1/4): scores of scale 1."""
     generator = torch.Generator().manual_seed(seed)
     weights = {}
     for name, shape in tensor_shapes(architecture):
