@@ -25,10 +25,11 @@ from modelserve_worker.tiny.__main__ import chat_template
 from modelserve_worker.tiny.tokenizer_files import write_tokenizer
 
 EOS = 106
+ENDS = (EOS, 50)  # the end of a turn, and the start of a tool's response
 
 
 class EchoEngine:
-    """Says the prompt's byte tokens again, then EOS. One token per step of `step_seconds`."""
+    """Says `reply`, or the prompt's byte tokens again and EOS. One token per step of `step_seconds`."""
 
     def __init__(self, max_model_len: int = 512) -> None:
         self.max_model_len = max_model_len
@@ -39,6 +40,7 @@ class EchoEngine:
         self.dead: str | None = None
         self.fail_after: int | None = None
         self.step_seconds = 0.0
+        self.reply: list[int] | None = None
 
     async def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
         if self.dead:
@@ -47,7 +49,8 @@ class EchoEngine:
         self.running.add(request.request_id)
         finished = False
         try:
-            reply = [token_id for token_id in request.prompt_token_ids if token_id >= 238] + [EOS]
+            echo = [token_id for token_id in request.prompt_token_ids if token_id >= 238] + [EOS]
+            reply = echo if self.reply is None else self.reply
             for position in range(request.sampling.max_tokens):
                 await asyncio.sleep(self.step_seconds)
                 if self.dead:
@@ -58,7 +61,7 @@ class EchoEngine:
                     return
                 self.steps[request.request_id] = position + 1
                 token_id = reply[min(position, len(reply) - 1)]
-                ends = token_id == EOS and not request.sampling.ignore_eos
+                ends = token_id in ENDS and not request.sampling.ignore_eos
                 last = position + 1 == request.sampling.max_tokens
                 finished = ends or last
                 yield RequestOutput(

@@ -19,6 +19,27 @@ CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content"
 TEXT: dict[str, Any] = {"model": "tiny", "prompt": "hi"}
 
 
+def _nested(depth: int) -> dict[str, Any]:
+    """Objects inside each other."""
+    value: dict[str, Any] = {}
+    for _ in range(depth - 1):
+        value = {"a": value}
+    return value
+
+
+def _tool(**function: Any) -> dict[str, Any]:
+    return {"tools": [{"type": "function", "function": {"name": "f"} | function}]}
+
+
+def _history(*messages: dict[str, Any]) -> dict[str, Any]:
+    return CHAT | {"messages": [*CHAT["messages"], *messages]}
+
+
+def _calls(*calls: tuple[str, str]) -> dict[str, Any]:
+    functions = [{"id": name, "function": {"name": "f", "arguments": arguments}} for name, arguments in calls]
+    return {"role": "assistant", "tool_calls": functions}
+
+
 @pytest.fixture
 def http(server: Any) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=server.url) as client:
@@ -71,6 +92,54 @@ def _error(response: httpx.Response, status: int = 400) -> dict[str, Any]:
         ),
         (CHAT | {"chat_template_kwargs": {"bos_token": "x"}}, "chat_template_kwargs.bos_token", "set by the server"),
         (CHAT | {"messages": [{"role": "user", "content": "\ud800"}]}, "messages", "half of a surrogate pair"),
+        (CHAT | {"function_call": "auto"}, "function_call", "use tools, with tool_choice for the request"),
+        (CHAT | {"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools.0.type", "should be 'function'"),
+        (CHAT | {"tools": [{"type": "function"}]}, "tools.0.function", "required"),
+        (CHAT | _tool(name="f g"), "tools.0.function.name", "should match pattern '^[A-Za-z0-9_.-]{1,64}$', not 'f g'"),
+        (CHAT | _tool(description="x" * 16385), "tools.0.function.description", "at most 16384 characters"),
+        (CHAT | _tool(parameters={"description": "x" * 65536}), "tools.0.function.parameters", "the limit is 65536"),
+        (CHAT | _tool(parameters=_nested(33)), "tools.0.function.parameters", "more than 32 deep; flatten the schema"),
+        (CHAT | _tool(strict=True), "tools.0.function.strict", "constrained output, which is not in this release"),
+        (CHAT | {"tools": _tool()["tools"] * 2}, "tools", "two functions are named 'f'; names must differ"),
+        (CHAT | {"tools": _tool()["tools"] * 129}, "tools", "at most 128 items"),
+        (CHAT | _tool() | {"tool_choice": "required"}, "tool_choice", "a call cannot be forced"),
+        (
+            CHAT | _tool() | {"tool_choice": {"type": "function", "function": {"name": "f"}}},
+            "tool_choice", "constrained output is not in this release",
+        ),
+        (CHAT | _tool() | {"tool_choice": "any"}, "tool_choice", "should be 'auto' or 'none', not 'any'"),
+        (CHAT | {"reasoning_effort": "much"}, "reasoning_effort", "or 'xhigh', not 'much'"),
+        (CHAT | {"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools", "set by the server"),
+        (_history(_calls(("a", "{"))), "messages.1.tool_calls.0.function.arguments", "not valid JSON"),
+        (_history(_calls(("a", "{}"), ("b", ""))), "messages.1.tool_calls.1.function.arguments", 'such as "{}"'),
+        (_history(_calls(("a", "[1]"))), "messages.1.tool_calls.0.function.arguments", "JSON object as text, not list"),
+        (_history(_calls(("a", '{"x": NaN}'))), "messages.1.tool_calls.0.function.arguments", "NaN is not JSON"),
+        (_history(_calls(("a", '{"x": 1e999}'))), "messages.1.tool_calls.0.function.arguments", "1e999 is too large"),
+        (_history(_calls(("a", "[" * 9999))), "messages.1.tool_calls.0.function.arguments", "nested too deeply"),
+        (
+            _history(_calls(("a", json.dumps(_nested(33))))),
+            "messages.1.tool_calls.0.function.arguments", "nested more than 32 deep",
+        ),
+        (_history(_calls(("a", "{}"), ("a", "{}"))), "messages.1.tool_calls.1.id", "ids must differ"),
+        (_history({"role": "assistant"}), "messages.1.content", "required"),
+        (_history({"role": "tool", "content": "x"}), "messages.1.tool_call_id", "required"),
+        (
+            _history(_calls(("a", "{}")), {"role": "tool", "tool_call_id": "b", "content": "x"}),
+            "messages.2.tool_call_id", "made a call with the id 'b' (known: 'a')",
+        ),
+        (
+            _history(_calls(("a", "{}")), CHAT["messages"][0], {"role": "tool", "tool_call_id": "a", "content": "x"}),
+            "messages", "a tool message must follow an assistant message with tool_calls",
+        ),
+        (
+            _history({"role": "user", "content": "x", "reasoning_content": "y"}),
+            "messages.1.reasoning_content", "only assistant messages have it, not one of role 'user'",
+        ),
+        (
+            _history({"role": "assistant", "content": "x", "tool_call_id": "y"}),
+            "messages.1.tool_call_id", "only tool messages have it, not one of role 'assistant'",
+        ),
+        (TEXT | _tool(), "tools", "is not supported: it is a field of /v1/chat/completions"),
         (TEXT | {"prompt": ""}, "prompt", "must not be empty"),
         (TEXT | {"prompt": []}, "prompt", "must not be empty"),
         (TEXT | {"prompt": [[1], []]}, "prompt", "must not be empty"),
@@ -98,13 +167,20 @@ def test_bad_fields_are_named(http: httpx.Client, body: dict[str, Any], param: s
 
 def test_null_and_no_op_fields_are_accepted(http: httpx.Client) -> None:
     body = CHAT | {
-        "tools": None, "user": "me", "metadata": {"a": "b"}, "store": False, "service_tier": "auto",
+        "tools": None, "tool_choice": "none", "functions": None, "user": "me",
+        "metadata": {"a": "b"}, "store": False, "service_tier": "auto",
         "parallel_tool_calls": True, "response_format": {"type": "text"}, "modalities": ["text"],
         "chat_template_kwargs": {"enable_thinking": True},
     }  # fmt: skip
     response = http.post("/v1/chat/completions", json=body)
     assert response.status_code == 200
     assert response.json()["choices"][0]["message"]["content"].startswith("system\n")
+
+
+def test_nesting_up_to_the_limit_is_rendered(server: Any, http: httpx.Client) -> None:
+    server.engine.max_model_len = 4096
+    body = _history(_calls(("a", json.dumps(_nested(32))))) | _tool(parameters=_nested(32), strict=False)
+    assert http.post("/v1/chat/completions", json=body | {"max_tokens": 1}).status_code == 200
 
 
 def test_the_context_limit_is_explained(http: httpx.Client) -> None:

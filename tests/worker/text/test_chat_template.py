@@ -48,7 +48,7 @@ def test_larger_variants_close_an_empty_thought_unless_thinking_is_on() -> None:
 
 
 def test_system_parts_and_old_thoughts() -> None:
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "developer", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "kind"}]},
         USER,
         {"role": "assistant", "content": "<|channel>thought\nhm<channel|>Hello"},
@@ -61,7 +61,7 @@ def test_system_parts_and_old_thoughts() -> None:
 
 
 def test_tool_declarations_calls_and_responses_share_the_model_turn() -> None:
-    messages = [
+    messages: list[dict[str, Any]] = [
         USER,
         {"role": "assistant", "content": None, "tool_calls": [{"function": CALL}]},
         {"role": "tool", "name": "now", "content": "12:00"},
@@ -74,11 +74,80 @@ def test_tool_declarations_calls_and_responses_share_the_model_turn() -> None:
     )
 
 
+def _assistant(*calls: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {
+        "role": "assistant",
+        "tool_calls": [{"id": f"c{i}", "function": call} for i, call in enumerate(calls)],
+        **fields,
+    }
+
+
+def test_parallel_calls_and_their_responses_keep_their_order_and_find_their_names() -> None:
+    other = {"name": "sum", "arguments": {}}
+    conversation = [
+        USER,
+        _assistant(CALL, other, content="A moment."),
+        {"role": "tool", "tool_call_id": "c1", "content": "3"},
+        {"role": "tool", "tool_call_id": "c0", "content": [{"type": "text", "text": "12:00"}]},
+    ]
+    turn = (
+        '<|turn>model\nA moment.<|tool_call>call:now{n:1,zone:<|"|>CET<|"|>}<tool_call|>'
+        "<|tool_call>call:sum{}<tool_call|>"
+        '<|tool_response>response:sum{value:<|"|>3<|"|>}<tool_response|>'
+        '<|tool_response>response:now{value:<|"|>12:00<|"|>}<tool_response|>'
+    )
+    assert _render(conversation, variant="31b").endswith(turn)
+    said = [*conversation, {"role": "assistant", "content": "Noon."}, USER]
+    assert f"{turn}Noon.<turn|>\n<|turn>user\nHi<turn|>\n<|turn>model\n" in _render(said)
+    unanswered = [USER, _assistant(CALL), USER]
+    assert "<tool_call|><turn|>\n<|turn>user\n" in _render(unanswered)
+
+
+def test_thoughts_stay_with_the_calls_of_the_present_turn_only() -> None:
+    thought = "<|channel>thought\nhm\nhm<channel|>"
+    calling = _assistant(CALL, reasoning_content="hm\nhm")
+    answer = {"role": "tool", "tool_call_id": "c0", "content": "12:00"}
+    assert f"<|turn>model\n{thought}<|tool_call>" in _render([USER, calling, answer])
+    assert f"<|turn>model\n{thought}<|tool_call>" in _render([USER, _assistant(CALL, reasoning="hm\nhm"), answer])
+    again = _render([USER, calling, answer, _assistant(CALL, reasoning_content="hm\nhm"), answer], enable_thinking=True)
+    assert f"<tool_response|>{thought}<|tool_call>" in again
+    assert thought not in _render([USER, calling, answer, {"role": "assistant", "content": "Noon."}, USER])
+    assert thought not in _render([USER, {"role": "assistant", "content": "Hi", "reasoning_content": "hm\nhm"}])
+
+
+def test_schemas_have_their_types_in_upper_case_everywhere() -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "type": {"type": ["string", "null"]},
+            "when": {"anyOf": [{"type": "integer"}, {"enum": ["now", None]}]},
+            "odd key": {"type": "array", "items": {"type": "number"}},
+        },
+        "additionalProperties": False,
+    }
+    text = _render([USER], tools=[{"type": "function", "function": {"name": "f", "parameters": schema}}])
+    quoted = text.replace('<|"|>', "'")
+    assert quoted.startswith(
+        "<bos><|turn>system\n<|tool>declaration:f{description:'',parameters:{additionalProperties:false,properties:{"
+        "'odd key':{items:{type:'NUMBER'},type:'ARRAY'},type:{type:['STRING','NULL']},"
+        "when:{anyOf:[{type:'INTEGER'},{enum:['now',null]}]}},type:'OBJECT'}}<tool|><turn|>\n"
+    )
+
+
 def test_messages_the_template_refuses() -> None:
+    with pytest.raises(ChatTemplateError, match="arguments of a tool call must be an object"):
+        _render([USER, _assistant({"name": "f", "arguments": "{}"})])
+    with pytest.raises(ChatTemplateError, match="a tool message must follow"):
+        _render([USER, {"role": "tool", "content": "12:00"}])
     with pytest.raises(ChatTemplateError, match="must be the first message"):
         _render([USER, {"role": "system", "content": "late"}])
     with pytest.raises(ChatTemplateError, match="UndefinedError"):
         ChatTemplate("{{ messages[0].content.missing.again }}", special_tokens={}).render([USER])
+
+
+def test_a_template_that_never_ends_is_refused() -> None:
+    with pytest.raises(ChatTemplateError, match="RecursionError"):
+        ChatTemplate("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", special_tokens={}).render([USER])
 
 
 def test_the_sandbox_hides_the_interpreter() -> None:

@@ -56,17 +56,18 @@ class ChatAnswer:
         return self._envelope("chat.completion", choices) | self._usage(counts, reasoning_tokens=thought)
 
     async def events(self, runner: SequenceRunner) -> AsyncGenerator[bytes, None]:
-        """Per choice: the role with the first token, the parts of the answer, and at its end the finish reason.
+        """Per choice: the role with its first chunk, the parts of the answer, and at its end the finish reason.
 
         Reasoning and content come as the model writes them. A call comes when it is complete, its index, id and name
         first and then all of its arguments: only the end of a call shows that it is one.
         """
-        counts = [0] * len(self._specs)
+        opened: set[int] = set()
+        counts, calls = [0] * len(self._specs), [0] * len(self._specs)
         thought = 0
-        calls = [0] * len(self._specs)
         async with aclosing(runner.stream(self._id, self._specs)) as chunks:
             async for chunk in chunks:
-                if counts[chunk.index] == 0:
+                if chunk.index not in opened:
+                    opened.add(chunk.index)
                     yield self._event(chunk.index, {"role": "assistant", "content": ""})
                 counts[chunk.index] += len(chunk.tokens)
                 thought += chunk.reasoning_tokens
