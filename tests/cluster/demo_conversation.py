@@ -20,7 +20,7 @@ from modelserve_worker.evaluation.skills import exercise
 
 SEED = 0
 RECALL_DISTANCE = 8_000
-REQUEST_TIMEOUT_S = 600.0  # a prompt of RECALL_DISTANCE takes most of a minute on two busy cores
+REQUEST_TIMEOUT_S = 600.0  # the longest prompt takes about a minute on two cores
 _SHOWN_WORDS = 40  # of a question; a longer one is abridged
 
 
@@ -54,9 +54,9 @@ def scenes() -> tuple[Scene, ...]:
         Scene("A tool, chosen from several", _first("tool_response", _answers_with_its_result)),
         Scene("Thinking before the answer", _first("thinking")),
         Scene(
-            f"One fact, and {RECALL_DISTANCE:,} words of others after it",
+            f"A fact given {RECALL_DISTANCE:,} tokens earlier",
             exercise("recall", seed=SEED, index=0, distance=RECALL_DISTANCE),
-            note="(the CPU computes the whole prompt now: some 10 to 60 s)",
+            note="(the CPU computes the whole prompt now: about a minute on two cores)",
         ),
     )
 
