@@ -42,7 +42,8 @@ def _model_says(server: Any, text: str) -> int:
 
 def _prompt(server: Any) -> str:
     ids = server.engine.requests[-1].prompt_token_ids
-    return server.state.model.text.tokenizer.decode(ids, skip_special_tokens=False)
+    text: str = server.state.model.text.tokenizer.decode(ids, skip_special_tokens=False)
+    return text
 
 
 def test_a_call_its_response_and_the_answer(server: Any, client: openai.OpenAI) -> None:
@@ -86,7 +87,7 @@ def test_a_stream_of_thought_content_and_calls(server: Any, client: openai.OpenA
             model="tiny", messages=ASK, tools=[WEATHER], stream=True, stream_options={"include_usage": True}
         )
     )
-    deltas = [chunk.choices[0].delta.to_dict() for chunk in chunks if chunk.choices]
+    deltas: list[dict[str, Any]] = [chunk.choices[0].delta.to_dict() for chunk in chunks if chunk.choices]
     assert deltas[0] == {"role": "assistant", "content": ""}
     assert deltas[1:15] == [{"reasoning_content": letter} for letter in "I should look."]
     assert deltas[15:20] == [{"content": letter} for letter in "Wait."]

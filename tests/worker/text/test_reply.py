@@ -84,7 +84,7 @@ def test_a_thought_before_the_answer() -> None:
         (f"<|tool_call>call:a{{{PARIS}", [_content("call:a{"), PARIS_CALL]),
         ("<|tool_call>call:a{<|channel>thought\nb<channel|>c", [_content("call:a{"), _reasoning("b"), _content("c")]),
         ("<|tool_call>call:a{}<|tool_response>b", [_content("call:a{}b")]),
-        ("<|tool_call>call:a{x:1<turn|>}<tool_call|>", [ToolCall("a", {"x": 1})]),
+        ("<|tool_call>call:a{x:1<turn|>}<channel|><tool_call|>", [ToolCall("a", {"x": 1})]),
     ],
 )  # fmt: skip
 def test_parts_of_an_answer(text: str, parts: list[Part]) -> None:

@@ -109,7 +109,7 @@ def _reply_format(body: ChatCompletionRequest, prompt: tuple[int, ...], model: S
     return ReplyFormat(
         markers=markers,
         tool_calls=bool(body.offered_tools),
-        one_call=not body.parallel_tool_calls,
+        one_call=not body.parallel_tool_calls,  # a promise that ending the answer behind a call keeps
         prompt_tail=markers.tail_of_open_thought(prompt),
     )
 

@@ -152,10 +152,10 @@ class ReplyParser:
         return [call]
 
     def _call_source(self) -> str:
-        pieces = [b""]
+        pieces = [bytearray()]
         for token_id in self._call:
             if self._markers is not None and token_id == self._markers.quote:
-                pieces.append(b"")
+                pieces.append(bytearray())
             elif token_id not in self._vocabulary.special_ids:
                 pieces[-1] += self._vocabulary.bytes_of(token_id)
         return QUOTE.join(piece.decode(errors="replace") for piece in pieces)
