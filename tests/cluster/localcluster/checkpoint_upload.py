@@ -31,13 +31,13 @@ def upload_checkpoint(target: Target, namespace: str, directory: Path) -> bool:
     folder = f"{MOUNT}/{directory.name}"
     expected = checkpoint_receiver.content_hash(directory)
     with _pod(target, namespace) as kubectl:
-        receiver = ("exec", "-i", POD, "--", "python", "-c", _RECEIVER, folder)
-        if kubectl.run(*receiver).strip() == expected:
+        receiver = (POD, "--", "python", "-c", _RECEIVER, folder)
+        if kubectl.run("exec", *receiver).strip() == expected:
             return False
         with tempfile.TemporaryFile() as archive:
             pack(directory, archive)
             archive.seek(0)
-            kubectl.run(*receiver, expected, stdin=archive, timeout_s=_LIFETIME_S)
+            kubectl.run("exec", "-i", *receiver, expected, stdin=archive, timeout_s=_LIFETIME_S)
     return True
 
 
@@ -56,6 +56,9 @@ def pack(directory: Path, file: IO[bytes]) -> None:
 def _pod(target: Target, namespace: str) -> Iterator[Kubectl]:
     """A pod that waits with the claim mounted, for as long as the context lasts."""
     kubectl = target.kubectl.within(namespace)
+    # A pod is refused until its namespace, which may have been made just now, has this account.
+    account = ("serviceaccount", "default")
+    wait_for(f"{' '.join(account)} of namespace {namespace}", lambda: kubectl.exists(*account), timeout_s=30)
     kubectl.delete("pod", POD)
     spec = pod_spec(target, name=POD, command=["python", "-c", "import signal; signal.pause()"])
     limits = {"activeDeadlineSeconds": _LIFETIME_S, "terminationGracePeriodSeconds": 0}
