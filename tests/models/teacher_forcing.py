@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import block_local
 import torch
 from rendering import Rendered, Renderer
 from tokenizers import Tokenizer
@@ -78,9 +79,13 @@ class EngineLogits:
 
 
 class TransformersLogits:
-    """transformers, whole conversations at once and without a cache. Raises InvalidCheckpoint when weights differ."""
+    """transformers, whole conversations at once and without a cache. Raises InvalidCheckpoint when weights differ.
+
+    `attention` is "sdpa", "eager" or "block_local", which is much faster where the context is many windows.
+    """
 
     def __init__(self, directory: Path, *, dtype: torch.dtype, device: torch.device, attention: str = "sdpa") -> None:
+        block_local.register()
         # A text model's tensors have no "language_model" in their names; without the mapping they stay random.
         read: Any = ReferenceModel.from_pretrained(
             directory,
@@ -136,9 +141,9 @@ def checkpoint_renderer(directory: Path) -> Renderer:
     return Renderer(Tokenizer.from_file(str(directory / "tokenizer.json")), variant=variant)
 
 
-def render_cell(renderer: Renderer, cell: Cell, *, seed: int) -> list[Rendered]:
-    """The exercises that `modelserve-eval --seed` asks in this cell, with their answers."""
-    asked = (exercise(cell.skill, seed=seed, index=i, distance=cell.distance) for i in range(cell.n))
+def render_cell(renderer: Renderer, cell: Cell, *, seed: int, first: int = 0) -> list[Rendered]:
+    """Exercises `first`, `first` + 1, ... that `modelserve-eval --seed` asks in this cell, `cell.n` of them."""
+    asked = (exercise(cell.skill, seed=seed, index=first + i, distance=cell.distance) for i in range(cell.n))
     return [renderer.render(each) for each in asked]
 
 

@@ -55,6 +55,14 @@ def test_the_engine_says_what_transformers_says(directory: Path) -> None:
             assert float(divergence(theirs, mine).mean()) <= TOLERANCE**2
 
 
+def test_block_local_attention_is_the_definition(directory: Path) -> None:
+    """Prompts shorter and longer than the window, in one padded pass."""
+    asked = rendered(directory)
+    reference = TransformersLogits(directory, dtype=torch.float32, device=CPU, attention="eager")(asked)
+    ours = TransformersLogits(directory, dtype=torch.float32, device=CPU, attention="block_local")(asked)
+    assert max(float((a - b).abs().max()) for a, b in zip(reference, ours, strict=True)) <= TOLERANCE
+
+
 @pytest.mark.parametrize("kv_dtype", [KVCacheDtype.BFLOAT16, KVCacheDtype.INT8, KVCacheDtype.FP8_E4M3])
 def test_coarser_rows_diverge_and_no_more_than_they_must(directory: Path, kv_dtype: KVCacheDtype) -> None:
     asked = rendered(directory)

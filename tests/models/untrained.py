@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,6 @@ def _random(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Te
     """Attention scores of variance 1 (q_norm * k_norm ~ 1 / sqrt(d)), matrices of unit gain, the rest 1 +- 0.2."""
     noise: Tensor = torch.randn(shape, generator=generator)
     if len(shape) > 1:
-        return noise * float(shape[-1]) ** -0.5
-    scale = float(shape[0]) ** -0.25 if name.endswith(("q_norm.weight", "k_norm.weight")) else 1.0
+        return noise * math.pow(shape[-1], -0.5)
+    scale = math.pow(shape[0], -0.25) if name.endswith(("q_norm.weight", "k_norm.weight")) else 1.0
     return (1.0 + 0.2 * noise) * scale
