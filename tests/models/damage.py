@@ -116,7 +116,7 @@ class Damage:
 
     def table(self, dtype: str, *, progress: Callable[[str], None]) -> Table:
         """Every mutation that the model can have, with weights, activations and rows in `dtype`."""
-        engine = EngineLogits(self._directory, dtype=DTYPES[dtype], device=self._device, chunk=CHUNK)
+        engine = EngineLogits(self._directory, dtype=DTYPES[dtype], device=self._device, chunk=CHUNK, max_num_seqs=32)
         before = self._scores(engine)
         engine.chunk = OTHER_CHUNK
         other = self._scores(engine)
