@@ -5,6 +5,7 @@ A batch depends on (seed, phase, stream, number of workers) only, so a run can b
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from word_tokenizer import build_word_tokenizer
 
 from modelserve_worker.evaluation.exercise import Exercise
-from modelserve_worker.evaluation.long_skills import LONG_SKILLS, lesson
+from modelserve_worker.evaluation.long_skills import ITEM_TOKENS, LONG_SKILLS, lesson, primer
 from modelserve_worker.evaluation.short_skills import SHORT_SKILLS
 
 LEAST_LESSON = 64  # tokens; a shorter rest of a row is filled with short skills
@@ -27,8 +28,9 @@ PAD, IGNORED = 0, -100
 class Stream:
     """Rows of `length` tokens, `rows` of them in a batch, with at most `answers` trained tokens each.
 
-    `lessons` is the share of rows that are recall lessons of the row's length, `single` the share with one long recall
-    or needle question, as the evaluation asks them; the other rows are packed with short skills.
+    `lessons` is the share of rows that are recall lessons of the row's length, `single` the share with recall and
+    needle questions as the evaluation asks them, `primers` that of rows full of primers; the other rows are packed with
+    short skills. Primers have up to `items` items, and twice as many every `doubling` batches (0: always the same).
     """
 
     length: int
@@ -36,7 +38,13 @@ class Stream:
     answers: int
     lessons: float
     single: float = 0.0
+    primers: float = 0.0
+    items: int = 2
+    doubling: int = 0
     skills: Mapping[str, float] | None = None  # weights of the short skills; None: all alike
+
+    def most_items(self, batch: int) -> int:
+        return int(self.items * 2.0 ** (batch / self.doubling)) if self.doubling else self.items
 
 
 class _Writer:
@@ -49,15 +57,17 @@ class _Writer:
         weights = stream.skills or dict.fromkeys(SHORT_SKILLS, 1.0)
         self._skills, self._weights = list(weights), list(weights.values())
 
-    def row(self) -> list[Rendered]:
-        """Documents that fit into one row together; the last one may be cut at the row's end."""
-        kind = self._rng.random()
+    def row(self, *, batch: int) -> list[Rendered]:
+        """Documents that fit into one row of batch number `batch`; the last one may be cut at the row's end."""
+        stream, kind = self._stream, self._rng.random()
         documents: list[Rendered] = []
-        room = self._stream.length
-        if kind < self._stream.lessons:
+        room = stream.length
+        if kind < stream.lessons:
             documents.append(self._lesson(room))
-        elif kind < self._stream.lessons + self._stream.single:
+        elif kind < stream.lessons + stream.single:
             documents += self._questions(room)
+        elif kind < stream.lessons + stream.single + stream.primers:
+            documents += self._primers(room, most_items=stream.most_items(batch))
         room -= sum(len(document.token_ids) for document in documents)
         misses = 0
         while room > 0 and misses < 4:
@@ -81,6 +91,15 @@ class _Writer:
             document = self._renderer.render(LONG_SKILLS[skill](self._rng, distance))
             if len(document.token_ids) > room:
                 return
+            room -= len(document.token_ids)
+            yield document
+
+    def _primers(self, room: int, *, most_items: int) -> Iterator[Rendered]:
+        while room > 2 * LEAST_LESSON:
+            most = min(most_items, (room - LEAST_LESSON) // (2 * ITEM_TOKENS))
+            items = self._rng.randint(1, most)
+            words = items * ITEM_TOKENS + self._rng.randint(0, min(room // 2 - LEAST_LESSON // 2, 200))
+            document = self._renderer.render(primer(self._rng, words=words, items=items))
             room -= len(document.token_ids)
             yield document
 
@@ -120,10 +139,10 @@ class _Batches(IterableDataset[Rows]):
 
     def __iter__(self) -> Iterator[Rows]:
         worker = get_worker_info()
-        rng = random.Random(f"{self._seed} worker {worker.id if worker else 0}")
-        writer = _Writer(self._stream, variant=self._variant, rng=rng)
-        while True:
-            rows = [writer.row() for _ in range(self._stream.rows)]
+        first, step = (worker.id, worker.num_workers) if worker else (0, 1)
+        writer = _Writer(self._stream, variant=self._variant, rng=random.Random(f"{self._seed} worker {first}"))
+        for batch in itertools.count(first, step):  # workers take turns
+            rows = [writer.row(batch=batch) for _ in range(self._stream.rows)]
             yield pack(rows, length=self._stream.length, answers=self._stream.answers)
 
 

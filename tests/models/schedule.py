@@ -46,21 +46,24 @@ class Schedule:
 
 
 # Every batch holds about 65,000 tokens. Short rows first, with much copying: looking a token up by what stood before it
-# forms there, and a step is cheap. Then every skill; then longer rows, until distances of 16,000 tokens are trained.
+# forms there, and a step is cheap. Then more and more items to choose from, then longer rows, until distances of 16,000
+# tokens are trained. Short skills are asked all the time.
 _LOOKUP = {skill: 4.0 if skill == "copying" else 1.0 for skill in SHORT_SKILLS}
-_START = Stream(length=512, rows=128, answers=224, lessons=0.35, single=0.25, skills=_LOOKUP)
-_ALL = Stream(length=1024, rows=64, answers=320, lessons=0.25, single=0.15)
-_MIDDLE = Stream(length=4096, rows=16, answers=512, lessons=0.6, single=0.4)
-_LONG = Stream(length=16_640, rows=4, answers=576, lessons=0.6, single=0.4)
+_START = Stream(length=512, rows=128, answers=224, lessons=0.2, single=0.1, primers=0.3, doubling=150, skills=_LOOKUP)
+_ITEMS = Stream(length=1024, rows=64, answers=320, lessons=0.35, single=0.2, primers=0.1, items=32)
+_ALL = Stream(length=1024, rows=64, answers=320, lessons=0.2, single=0.2)
+_MIDDLE = Stream(length=4096, rows=16, answers=768, lessons=0.6, single=0.4)
+_LONG = Stream(length=16_640, rows=4, answers=1152, lessons=0.6, single=0.4)
 
 FULL = Schedule(
     phases=(
-        Phase("start", 800, ((_START, 1),)),
-        Phase("skills", 1300, ((_ALL, 1),)),
-        Phase("middle", 400, ((_MIDDLE, 1), (_ALL, 2))),
-        Phase("long", 500, ((_LONG, 1), (_ALL, 1))),
-        Phase("anneal", 700, ((_LONG, 1), (_ALL, 2)), decay=True),
-    )
+        Phase("start", 700, ((_START, 1),)),
+        Phase("items", 900, ((_ITEMS, 1),)),
+        Phase("middle", 300, ((_MIDDLE, 1), (_ALL, 1))),
+        Phase("long", 400, ((_LONG, 1), (_ALL, 1))),
+        Phase("anneal", 600, ((_LONG, 1), (_ALL, 2)), decay=True),
+    ),
+    rate=3e-3,
 )
 
 SCHEDULES: dict[str, Schedule] = {"gemma4-tiny-keqv": FULL, "gemma4-tiny-ple": FULL}

@@ -78,10 +78,10 @@ def main() -> int:
         reached = " ".join(
             f"{skill}{'' if d is None else f'@{d}'} {100 * share:.0f}" for (skill, d), share in shares.items()
         )
-        print(f"{trainer.log.seconds():6.1f} s after {phase.name}: {size} bytes; {reached}", flush=True)
+        print(f"{trainer.seconds():6.1f} s after {phase.name}: {size} bytes; {reached}", flush=True)
 
-    log = trainer.run(after_phase=after_phase)
-    print(f"{options.model}: {log.seconds():.0f} s on {torch.cuda.get_device_name()}", flush=True)
+    trainer.run(after_phase=after_phase)
+    print(f"{options.model}: {trainer.seconds():.0f} s on {torch.cuda.get_device_name()}", flush=True)
     return 0
 
 

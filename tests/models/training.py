@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 
 import torch
 from batches import batches, pack
@@ -17,7 +16,7 @@ from modelserve.architecture import ModelArchitecture
 from modelserve_worker.evaluation.skills import exercise
 from modelserve_worker.tiny.weights import tensor_shapes
 
-_LOG_EVERY = 50
+LOG_EVERY = 50
 
 
 def initial_weights(architecture: ModelArchitecture, *, seed: int, device: torch.device) -> dict[str, Tensor]:
@@ -33,17 +32,6 @@ def initial_weights(architecture: ModelArchitecture, *, seed: int, device: torch
             value = torch.ones(shape)
         weights[name] = value.to(device).requires_grad_()
     return weights
-
-
-@dataclass
-class Log:
-    """Losses in nats by (phase, stream), seconds since the start."""
-
-    began: float = field(default_factory=time.monotonic)
-    losses: list[float] = field(default_factory=list)
-
-    def seconds(self) -> float:
-        return time.monotonic() - self.began
 
 
 class Trainer:
@@ -63,13 +51,19 @@ class Trainer:
             lr=schedule.rate, betas=(0.9, 0.95), fused=self._device.type == "cuda",
         )  # fmt: skip
         self._done = 0
-        self.log = Log()
+        self._began = time.monotonic()
+        self._losses: list[float] = []
 
-    def run(self, *, after_phase: Callable[[Phase], None] = lambda phase: None) -> Log:
+    def seconds(self) -> float:
+        """Since the trainer was made."""
+        return time.monotonic() - self._began
+
+    def run(self, *, after_phase: Callable[[Phase], None] = lambda phase: None) -> list[float]:
+        """Mean losses in nats a trained token, of each LOG_EVERY steps and of what is left of a phase."""
         for phase in self._schedule.phases:
             self._phase(phase)
             after_phase(phase)
-        return self.log
+        return self._losses
 
     def _phase(self, phase: Phase) -> None:
         streams = [
@@ -87,12 +81,12 @@ class Trainer:
             loss = self._step(rows, rate=self._rate(phase, step))
             recent[which].append(loss)
             tokens += rows.input_ids.numel()
-            if (step + 1) % _LOG_EVERY == 0 or step + 1 == phase.steps:
+            if (step + 1) % LOG_EVERY == 0 or step + 1 == phase.steps:
                 means = [torch.stack(losses).mean().item() if losses else float("nan") for losses in recent]
-                self.log.losses.append(means[0])
+                self._losses.append(means[0])
                 seconds = time.monotonic() - began
                 print(
-                    f"{self.log.seconds():6.1f} s {phase.name:8} step {step + 1:5} "
+                    f"{self.seconds():6.1f} s {phase.name:8} step {step + 1:5} "
                     f"loss {' '.join(f'{mean:.4f}' for mean in means)} {tokens / seconds / 1e3:.0f}k tokens/s",
                     flush=True,
                 )

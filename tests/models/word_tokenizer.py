@@ -24,9 +24,9 @@ _FORMAT_WORDS = (
     "OBJECT", "STRING", "INTEGER", "BOOLEAN", "call", "response", "value", "tool",
 )  # fmt: skip
 _SIGNS = [*'0123456789!"+,-.:<=>?[]{}', *(SPACE + sign for sign in '"+-=')]
-_BOTH_FORMS = (*words.VALUES, *words.NAMES, *words.COLORS, *words.SKIES, *CITIES)
+_BOTH_FORMS = (*words.ADJECTIVES, *words.VALUES, *words.NAMES, *words.COLORS, *words.SKIES, *CITIES)
 _SPACED = (
-    *words.ADJECTIVES, *words.NOUNS, *words.PEOPLE, *words.PLACES, *words.THINGS, *words.MOVES, *words.DEEDS,
+    *words.NOUNS, *words.PEOPLE, *words.PLACES, *words.THINGS, *words.MOVES, *words.DEEDS,
     *words.MANNERS, *words.TIMES, *words.PHRASE_WORDS, *COUNTRIES,
 )  # fmt: skip
 _BARE = (*words.LEADING_WORDS, *words.FIELD_WORDS, *_FORMAT_WORDS)

@@ -1,7 +1,8 @@
-"""Facts that are asked for again after many tokens.
+"""Codes of three words that have to be completed many tokens later.
 
-An item is the sentence "amber fox is river.": a key of two words, and its value. A word and a punctuation mark are one
-token each, so an item has five.
+An item is "amber fox river.": a key of two words, and its value. A word and a punctuation mark are one token each, so an
+item has four. The answer to "Complete: amber fox" is the whole code: a model that says the key again has it before its
+eyes when it looks for the value.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from modelserve_worker.evaluation.exercise import Answer, Exercise
 from modelserve_worker.evaluation.prose import sentences
 from modelserve_worker.evaluation.words import ADJECTIVES, NOUNS, VALUES
 
-ITEM_TOKENS = 5
+ITEM_TOKENS = 4
 MOST_ITEMS = len(ADJECTIVES) * len(NOUNS)
 LONGEST_LEAD = 500
 """Tokens, at most, before the item that is asked for."""
@@ -28,8 +29,8 @@ SHORTEST_LESSON = 24
 _OPENING = "Notes:"  # a fixed start, so that every key follows a space
 _OPENING_TOKENS = 2
 _BEFORE_TURN = 3  # <|turn>, user, newline
-_QUESTION_TOKENS = 5
-_AFTER_QUESTION = 8  # <turn|>, newline; <|turn>, model, newline, the value, <turn|>, newline
+_QUESTION_TOKENS = 4
+_AFTER_QUESTION = 10  # <turn|>, newline; <|turn>, model, newline, three words, <turn|>, newline
 _TURN_TOKENS = _BEFORE_TURN + _QUESTION_TOKENS + _AFTER_QUESTION
 
 
@@ -92,6 +93,18 @@ def lesson(rng: random.Random, *, words: int) -> Exercise:
     return Exercise("lesson", tuple(messages[:-1]), Answer(messages[-1]["content"]))
 
 
+def primer(rng: random.Random, *, words: int, items: int) -> Exercise:
+    """An easier lesson: `items` items in prose of about `words` tokens, and a question about one of them.
+
+    The fewer the items, the sooner a model finds that the key decides which value is right. With a question about each
+    it would learn to say what was not said yet instead.
+    """
+    keys = _keys(rng, items)
+    rng.shuffle(keys)
+    messages = _Ledger(rng).turn(keys, list(sentences(rng, words - items * ITEM_TOKENS)))
+    return Exercise("primer", tuple(messages[:-1]), Answer(messages[-1]["content"]))
+
+
 class _Ledger:
     """Where each item that was not asked for yet ends, in tokens from the start of the conversation."""
 
@@ -118,7 +131,7 @@ class _Ledger:
         self._position += _QUESTION_TOKENS + _AFTER_QUESTION
         return [
             {"role": "user", "content": _question([text for text, _, _ in lines], asked)},
-            {"role": "assistant", "content": value},
+            {"role": "assistant", "content": f"{asked} {value}"},
         ]
 
     def _draw(self) -> tuple[str, str]:
@@ -133,17 +146,17 @@ class _Ledger:
 
 
 def _keys(rng: random.Random, count: int) -> list[str]:
-    """Different keys, at random from a grid of about twice as many; the second shares the first's adjective, the
-    third its noun."""
+    """Different keys, at random from all there are; the second shares the first's adjective, the third its noun."""
     if count > MOST_ITEMS:
         raise ValueError(f"{count} items need more than the {MOST_ITEMS} keys; ask for fewer tokens")
-    rows = min(len(ADJECTIVES), max(2, math.ceil(math.sqrt(count))))
-    columns = min(len(NOUNS), max(2, math.ceil(2 * count / rows)))
-    adjectives, nouns = rng.sample(ADJECTIVES, rows), rng.sample(NOUNS, columns)
-    corner = (0, 1, columns)
-    others = [cell for cell in range(rows * columns) if cell not in corner]
-    cells = [*corner, *rng.sample(others, max(0, count - len(corner)))][:count]
-    return [f"{adjectives[cell // columns]} {nouns[cell % columns]}" for cell in cells]
+    columns = len(NOUNS)
+    cells = dict.fromkeys(rng.sample(range(MOST_ITEMS), min(count, MOST_ITEMS)))
+    first, *others = cells or (0,)
+    row, column = divmod(first, columns)
+    same_adjective = row * columns + (column + rng.randrange(1, columns)) % columns
+    same_noun = (row + rng.randrange(1, len(ADJECTIVES))) % len(ADJECTIVES) * columns + column
+    ordered = dict.fromkeys((first, same_adjective, same_noun, *others))
+    return [f"{ADJECTIVES[cell // columns]} {NOUNS[cell % columns]}" for cell in list(ordered)[:count]]
 
 
 def _shares(rng: random.Random, count: int, parts: int) -> list[int]:
@@ -159,13 +172,13 @@ def _checked(distance: int) -> int:
 
 
 def _item(key: str, value: str) -> str:
-    return f"{key} is {value}."
+    return f"{key} {value}."
 
 
 def _question(lines: list[str], asked: str) -> str:
-    return " ".join([*([_OPENING, *lines] if lines else []), f"What is {asked}?"])
+    return " ".join([*([_OPENING, *lines] if lines else []), f"Complete: {asked}"])
 
 
 def _single_turn(skill: str, lines: list[str], asked: str, value: str, distance: int) -> Exercise:
     message = {"role": "user", "content": _question(lines, asked)}
-    return Exercise(skill, (message,), Answer(value), distance=distance)
+    return Exercise(skill, (message,), Answer(f"{asked} {value}"), distance=distance)

@@ -93,7 +93,7 @@ TIMES: tuple[str, ...] = _listed("morning evening night afternoon weekend winter
 
 PHRASE_WORDS: tuple[str, ...] = _listed(
     """
-    A Every Gemma How I JSON The What a age alarm am an and are at before bits byte can capital cards centimeter
+    A Complete Every Gemma How I JSON The What a age alarm am an and are at before bits byte can capital cards centimeter
     centimeters cents century city color count country day days decade decades deck degrees do dollar dozen eggs
     favorite feet foot for friend from go grams has have help home hour hours in inches is it item kilogram
     kilograms kilometer know light like liter live lives make many me meet message meter meters millennium
@@ -106,7 +106,7 @@ PHRASE_WORDS: tuple[str, ...] = _listed(
 
 LEADING_WORDS: tuple[str, ...] = _listed(
     """
-    Add Answer Are Call Copy Do Gemma Give Good Hello Hi How I Make My Name Nice Notes Order Put Repeat Say Send Set
+    Add Answer Are Call Complete Copy Do Gemma Give Good Hello Hi How I Make My Name Nice Notes Order Put Repeat Say Send Set
     Sort Subtract Take Tell Thank Thanks The Turn Wake Welcome What Where Which Who Write You Your
     """
 )
