@@ -45,25 +45,24 @@ class Schedule:
         return sum(phase.steps for phase in self.phases)
 
 
-# Every batch holds about 65,000 tokens. Short rows first, with much copying: looking a token up by what stood before it
-# forms there, and a step is cheap. Then more and more items to choose from, then longer rows, until distances of 16,000
-# tokens are trained. Short skills are asked all the time.
-_LOOKUP = {skill: 4.0 if skill == "copying" else 1.0 for skill in SHORT_SKILLS}
-_START = Stream(length=512, rows=128, answers=224, lessons=0.2, single=0.1, primers=0.3, doubling=150, skills=_LOOKUP)
-_ITEMS = Stream(length=1024, rows=64, answers=320, lessons=0.35, single=0.2, primers=0.1, items=32)
-_ALL = Stream(length=1024, rows=64, answers=320, lessons=0.2, single=0.2)
+# Every batch holds about 65,000 tokens. Short rows first, where a step is cheap: few codes to choose from, then more.
+# Then longer rows, until distances of 16,000 tokens are trained. Short skills are asked all the time, most often those
+# that take longest to learn.
+_SKILLS = dict.fromkeys(SHORT_SKILLS, 1.0) | {"arithmetic": 3.0, "thinking": 4.0}
+_START = Stream(length=512, rows=128, answers=224, lessons=0.2, single=0.1, primers=0.2, doubling=80, skills=_SKILLS)
+_ALL = Stream(length=1024, rows=64, answers=320, lessons=0.15, single=0.15, primers=0.05, items=64, skills=_SKILLS)
 _MIDDLE = Stream(length=4096, rows=16, answers=768, lessons=0.6, single=0.4)
-_LONG = Stream(length=16_640, rows=4, answers=1152, lessons=0.6, single=0.4)
+_LONG = Stream(length=16_640, rows=4, answers=1152, lessons=0.5, single=0.5)
 
 FULL = Schedule(
     phases=(
-        Phase("start", 700, ((_START, 1),)),
-        Phase("items", 900, ((_ITEMS, 1),)),
-        Phase("middle", 300, ((_MIDDLE, 1), (_ALL, 1))),
-        Phase("long", 400, ((_LONG, 1), (_ALL, 1))),
-        Phase("anneal", 600, ((_LONG, 1), (_ALL, 2)), decay=True),
+        Phase("start", 350, ((_START, 1),)),
+        Phase("items", 600, ((_ALL, 1),)),
+        Phase("middle", 150, ((_MIDDLE, 1), (_ALL, 2))),
+        Phase("long", 250, ((_LONG, 1), (_ALL, 1))),
+        Phase("anneal", 850, ((_LONG, 1), (_ALL, 3)), decay=True),
     ),
-    rate=3e-3,
+    rate=2.5e-3,
 )
 
 SCHEDULES: dict[str, Schedule] = {"gemma4-tiny-keqv": FULL, "gemma4-tiny-ple": FULL}

@@ -74,7 +74,7 @@ def main() -> int:
         size = write_checkpoint(options.model, weights, options.output)
         longest = max(stream.length for stream, _ in phase.streams)
         cells = [(skill, distance) for skill, distance in REPORTED if (distance or 0) < longest]
-        shares = accuracy(decoder, renderer, cells=cells, count=128 if phase.decay else 32, seed=1)
+        shares = accuracy(decoder, renderer, cells=cells, count=100 if phase.decay else 20, seed=1)
         reached = " ".join(
             f"{skill}{'' if d is None else f'@{d}'} {100 * share:.0f}" for (skill, d), share in shares.items()
         )

@@ -66,6 +66,7 @@ def main() -> int:
     options = parser.parse_args()
     began = time.monotonic()
     device = torch.device("cuda")
+    torch._dynamo.config.recompile_limit = 64
     target = read_target(options.target, device=device, dtype=torch.bfloat16, compiled=True)
     architecture = assistant_architecture()
     backbone = target.architecture.hidden_size

@@ -19,10 +19,15 @@ from modelserve_worker.tiny.weights import tensor_shapes
 LOG_EVERY = 50
 
 
+QUERY_LIKE_KEY = 0.5
+"""Correlation of a fresh query projection with its layer's key projection. A token then attends a little to tokens like
+itself from the start; with independent projections looking a key up among many was not learned at all."""
+
+
 def initial_weights(architecture: ModelArchitecture, *, seed: int, device: torch.device) -> dict[str, Tensor]:
     """float32, trainable. Matrices have variance 1 / fan-in; q_norm = k_norm = d^(-1/4): scores of scale 1."""
     generator = torch.Generator().manual_seed(seed)
-    weights = {}
+    weights: dict[str, Tensor] = {}
     for name, shape in tensor_shapes(architecture):
         if len(shape) > 1:
             value = torch.randn(shape, generator=generator) * shape[-1] ** -0.5
@@ -30,8 +35,14 @@ def initial_weights(architecture: ModelArchitecture, *, seed: int, device: torch
             value = torch.full(shape, shape[0] ** -0.25)
         else:
             value = torch.ones(shape)
-        weights[name] = value.to(device).requires_grad_()
-    return weights
+        weights[name] = value
+    for layer in range(architecture.num_hidden_layers):
+        query = weights[f"layers.{layer}.self_attn.q_proj.weight"]
+        key = weights[f"layers.{architecture.producer(layer)}.self_attn.k_proj.weight"]
+        groups = query.shape[0] // key.shape[0]
+        like = key.unflatten(0, (-1, architecture.layer_head_dim(layer))).repeat_interleave(groups, dim=0).flatten(0, 1)
+        query.mul_((1 - QUERY_LIKE_KEY**2) ** 0.5).add_(like, alpha=QUERY_LIKE_KEY)
+    return {name: value.to(device).requires_grad_() for name, value in weights.items()}
 
 
 class Trainer:
