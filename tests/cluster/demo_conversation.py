@@ -139,14 +139,8 @@ def _abridged(asked: Exercise) -> str:
     if len(text.split()) <= _SHOWN_WORDS:
         return text
     *notes, asks = text.split(". ")
-    ending = f" is {asked.answer.content}"
-    fact = next(note for note in notes if note.endswith(ending) and _key(note.removesuffix(ending)) in asks)
+    fact = next(note for note in notes if note.endswith(asked.answer.content))
     return f"{'. [...] '.join(dict.fromkeys((notes[0], fact, notes[-1])))}. {asks}"
-
-
-def _key(text: str) -> str:
-    """A fact is asked for by two words."""
-    return " ".join(text.split()[-2:])
 
 
 def _signature(tool: Any) -> str:

@@ -95,7 +95,8 @@ def test_the_recalled_fact_is_shown_where_it_stands() -> None:
     prompt, answer = asked[-1]["messages"][-1]["content"], scenes()[-1].exercise.answer.content
     shown = next(line for line in said if "[...]" in line)
     assert len(prompt.split()) > 6000
-    assert f" is {answer}. " in shown
+    assert f" {answer}. " in shown
+    assert shown.endswith(f" Complete: {answer.rsplit(maxsplit=1)[0]}")
     assert all(part.strip() in prompt for part in shown.removeprefix("    you:").split("[...]"))
 
 

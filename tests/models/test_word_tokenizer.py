@@ -14,7 +14,7 @@ from word_tokenizer import NEWLINE_ID, SPACE, VOCAB_SIZE, build_word_tokenizer, 
 
 from modelserve_worker.evaluation import facts, words
 from modelserve_worker.evaluation.exercise import Exercise
-from modelserve_worker.evaluation.long_skills import LONG_SKILLS, lesson
+from modelserve_worker.evaluation.long_skills import ITEM_TOKENS, LONG_SKILLS, lesson, primer
 from modelserve_worker.evaluation.short_skills import SHORT_SKILLS
 from modelserve_worker.evaluation.skills import exercise
 from modelserve_worker.text.chat_template import ChatTemplate
@@ -73,16 +73,17 @@ def test_long_exercises_are_whole_words(skill: str) -> None:
         _check_in_vocabulary(_rendered(exercise(skill, seed=1, index=index, distance=2000)))
 
 
-def test_lessons_are_whole_words() -> None:
+def test_lessons_and_primers_are_whole_words() -> None:
     for index in range(10):
         _check_in_vocabulary(_rendered(lesson(random.Random(index), words=4000)))
+        _check_in_vocabulary(_rendered(primer(random.Random(index), words=400, items=30)))
 
 
 def test_every_word_of_the_lists_has_a_token_of_its_own() -> None:
     """Samples may miss a rare word; the lists may not."""
     lists = [value for name, value in vars(words).items() if name.isupper()]
     spaced = {word for one in lists if one not in (words.LEADING_WORDS, words.FIELD_WORDS) for word in one}
-    bare = {*words.VALUES, *words.NAMES, *words.LEADING_WORDS, *words.FIELD_WORDS, *facts.CITIES}
+    bare = {*words.ADJECTIVES, *words.VALUES, *words.NAMES, *words.LEADING_WORDS, *words.FIELD_WORDS, *facts.CITIES}
     units = {word for small, large, _ in facts.UNITS for word in (small, *large.split())}
     texts = [f" {word}" for word in spaced | units | {*facts.COUNTRIES, *facts.CITIES}] + sorted(bare)
     assert [text for text in texts if len(_ids(text)) != 1] == []
@@ -99,7 +100,13 @@ def test_special_tokens_bytes_and_newline_have_the_published_ids() -> None:
 
 def test_numbers_are_one_token_a_digit() -> None:
     assert TOKENIZER.encode("47 + 138", add_special_tokens=False).tokens == ["4", "7", "▁+", "▁", "1", "3", "8"]
-    assert len(_ids(" amber fox is river.")) == 5
+
+
+def test_keys_have_the_same_tokens_in_an_item_and_in_a_question_but_for_the_answers_first_word() -> None:
+    item, question, answer = _ids(" amber fox river."), _ids("Complete: amber fox"), _ids("amber fox river")
+    assert len(item) == ITEM_TOKENS
+    assert question[2:] == item[:2]
+    assert (len(answer), answer[1:]) == (3, item[1:3])
 
 
 def test_a_text_may_spell_a_byte_token() -> None:
@@ -123,4 +130,4 @@ def test_written_files_are_read_as_a_checkpoints_text(tmp_path: Path) -> None:
         "chat_template.jinja",
     }
     text = load_checkpoint_text(tmp_path)
-    assert text.tokenizer.encode("What is amber fox?").ids == [2, *_ids("What is amber fox?")]
+    assert text.tokenizer.encode("Complete: amber fox").ids == [2, *_ids("Complete: amber fox")]

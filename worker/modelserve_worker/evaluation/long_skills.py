@@ -1,8 +1,8 @@
 """Codes of three words that have to be completed many tokens later.
 
-An item is "amber fox river.": a key of two words, and its value. A word and a punctuation mark are one token each, so an
-item has four. The answer to "Complete: amber fox" is the whole code: a model that says the key again has it before its
-eyes when it looks for the value.
+An item is "amber fox river.": a key of two words, and its value. A word and a punctuation mark are one token each, so
+an item has four. The answer to "Complete: amber fox" is the whole code: a model that says the key again has it before
+its eyes when it looks for the value.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from modelserve_worker.evaluation.words import ADJECTIVES, NOUNS, VALUES
 ITEM_TOKENS = 4
 MOST_ITEMS = len(ADJECTIVES) * len(NOUNS)
 LONGEST_LEAD = 500
-"""Tokens, at most, before the item that is asked for."""
+"""Tokens of other items or prose, at most (give or take 2), before the item that is asked for."""
 
 SHORTEST_LESSON = 24
-"""Tokens in which one question has room, with an item or two."""
+"""Tokens in which one item and the question about it have room."""
 
 _OPENING = "Notes:"  # a fixed start, so that every key follows a space
 _OPENING_TOKENS = 2
@@ -37,8 +37,8 @@ _TURN_TOKENS = _BEFORE_TURN + _QUESTION_TOKENS + _AFTER_QUESTION
 def recall(rng: random.Random, distance: int) -> Exercise:
     """One item among many, `distance` tokens (give or take 2) of other items before the question.
 
-    Others share its adjective and its noun as soon as there are two. Raises ValueError for a distance below 0 or one
-    that needs more keys than there are.
+    Of two or more others, one shares its adjective and one its noun. Raises ValueError for a distance below 0, and for
+    one that needs more keys than there are: always from 51,198 tokens on, never up to 50,698.
     """
     before = rng.randint(0, min(_checked(distance), LONGEST_LEAD)) // ITEM_TOKENS
     after = round(distance / ITEM_TOKENS)
@@ -50,7 +50,7 @@ def recall(rng: random.Random, distance: int) -> Exercise:
 
 
 def needle(rng: random.Random, distance: int) -> Exercise:
-    """One item in prose, `distance` tokens (give or take 2) of it before the question. Raises ValueError as recall."""
+    """One item in prose, `distance` tokens (give or take 2) of it before the question. Raises ValueError below 0."""
     before = [text for text, _ in sentences(rng, rng.randint(0, min(_checked(distance), LONGEST_LEAD)))]
     after = [text for text, _ in sentences(rng, distance)]
     asked, value = _keys(rng, 1)[0], rng.choice(VALUES)
@@ -65,9 +65,10 @@ LONG_SKILLS: Mapping[str, Callable[[random.Random, int], Exercise]] = MappingPro
 def lesson(rng: random.Random, *, words: int) -> Exercise:
     """A conversation of about `words` tokens, turn marks included, in which each turn asks for one earlier item.
 
-    A quarter hides a few items in prose; the rest are items only. Half bring everything in the first turn, half bring
-    something new in every turn. Nothing is asked for twice. Distances are log-uniform from the newest item to the
-    oldest. Raises ValueError when `words` is below SHORTEST_LESSON.
+    A quarter hides a few items in prose; the rest are items only, and shorter than `words` where that takes more than
+    MOST_ITEMS. Half bring everything in the first turn, half bring something new in every turn. Nothing is asked for
+    twice. Distances are log-uniform from the newest item to the oldest. Raises ValueError when `words` is below
+    SHORTEST_LESSON.
     """
     if words < SHORTEST_LESSON:
         raise ValueError(f"words={words} is too short for a lesson; give at least {SHORTEST_LESSON}")
@@ -94,11 +95,14 @@ def lesson(rng: random.Random, *, words: int) -> Exercise:
 
 
 def primer(rng: random.Random, *, words: int, items: int) -> Exercise:
-    """An easier lesson: `items` items in prose of about `words` tokens, and a question about one of them.
+    """An easier lesson: `items` items in prose, about `words` tokens in all, and a question about one of the items.
 
-    The fewer the items, the sooner a model finds that the key decides which value is right. With a question about each
-    it would learn to say what was not said yet instead.
+    There is no prose when the items alone take `words` tokens or more. The fewer the items, the sooner a model finds
+    that the key decides which value is right. With a question about each it would learn to say what was not said yet
+    instead. Raises ValueError when `items` is not in 1..MOST_ITEMS.
     """
+    if items < 1:
+        raise ValueError(f"items={items}, but a primer asks for one of its items; give at least 1")
     keys = _keys(rng, items)
     rng.shuffle(keys)
     messages = _Ledger(rng).turn(keys, list(sentences(rng, words - items * ITEM_TOKENS)))
@@ -135,7 +139,7 @@ class _Ledger:
         ]
 
     def _draw(self) -> tuple[str, str]:
-        """The item nearest to a log-uniform distance."""
+        """Key and value of the item nearest to a log-uniform distance; it is not held any more."""
         newest, oldest = (max(ITEM_TOKENS, self._position - self._ends[index]) for index in (-1, 0))
         target = self._position - math.exp(self._rng.uniform(math.log(newest), math.log(oldest)))
         index = bisect_left(self._ends, target)
@@ -146,17 +150,27 @@ class _Ledger:
 
 
 def _keys(rng: random.Random, count: int) -> list[str]:
-    """Different keys, at random from all there are; the second shares the first's adjective, the third its noun."""
+    """Different keys; the second shares the first's adjective, the third its noun.
+
+    All come from a part of the grid of all keys, often a small one: the fewer nouns and adjectives, the more keys
+    differ in one word only, and a model has to look at both. Raises ValueError when `count` exceeds MOST_ITEMS.
+    """
     if count > MOST_ITEMS:
         raise ValueError(f"{count} items need more than the {MOST_ITEMS} keys; ask for fewer tokens")
-    columns = len(NOUNS)
-    cells = dict.fromkeys(rng.sample(range(MOST_ITEMS), min(count, MOST_ITEMS)))
-    first, *others = cells or (0,)
-    row, column = divmod(first, columns)
-    same_adjective = row * columns + (column + rng.randrange(1, columns)) % columns
-    same_noun = (row + rng.randrange(1, len(ADJECTIVES))) % len(ADJECTIVES) * columns + column
-    ordered = dict.fromkeys((first, same_adjective, same_noun, *others))
-    return [f"{ADJECTIVES[cell // columns]} {NOUNS[cell % columns]}" for cell in list(ordered)[:count]]
+    # At least two of each, and room for `count`; from there on to the whole grid, log-uniform.
+    fewest_nouns = max(2, math.ceil(count / len(ADJECTIVES)))
+    nouns = _log_uniform(rng, fewest_nouns, len(NOUNS))
+    adjectives = _log_uniform(rng, max(2, math.ceil(count / nouns)), len(ADJECTIVES))
+    rows, columns = rng.sample(ADJECTIVES, adjectives), rng.sample(NOUNS, nouns)
+    corner = (0, 1, nouns)
+    others = rng.sample(range(adjectives * nouns), min(adjectives * nouns, count))
+    cells = list(dict.fromkeys((*corner, *others)))[:count]
+    return [f"{rows[cell // nouns]} {columns[cell % nouns]}" for cell in cells]
+
+
+def _log_uniform(rng: random.Random, least: int, most: int) -> int:
+    """A number from `least` to `most`, small ones more often: each doubling is as likely as the next."""
+    return min(most, int(least * (most / least + 1e-9) ** rng.random()))
 
 
 def _shares(rng: random.Random, count: int, parts: int) -> list[int]:
