@@ -49,8 +49,6 @@ def cluster() -> Iterator[Target]:
     local = user_kubeconfig() is None
     if local and (obstacles := lifecycle.obstacles()):
         pytest.skip("no KUBECONFIG, and the local cluster cannot run here: " + "; ".join(obstacles))
-    if not CHECKPOINT.exists():
-        pytest.skip(f"the trained checkpoint that these tests serve is not there yet: {CHECKPOINT}")
     if local:
         operator_process.stop(LAYOUT)
         lifecycle.down(LAYOUT)

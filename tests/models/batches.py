@@ -80,7 +80,7 @@ class _Writer:
         return documents
 
     def _lesson(self, room: int) -> Rendered:
-        return self._renderer.render(lesson(self._rng, words=room))
+        return self._renderer.render(lesson(self._rng, words=room - 8))
 
     def _questions(self, room: int) -> Iterator[Rendered]:
         """One question at nearly the row's length, or several at shorter, log-uniform distances."""

@@ -56,19 +56,25 @@ _LONG = Stream(length=16_640, rows=4, answers=1152, lessons=0.5, single=0.5)
 
 FULL = Schedule(
     phases=(
-        Phase("start", 350, ((_START, 1),)),
-        Phase("items", 600, ((_ALL, 1),)),
-        Phase("middle", 150, ((_MIDDLE, 1), (_ALL, 2))),
-        Phase("long", 250, ((_LONG, 1), (_ALL, 1))),
-        Phase("anneal", 850, ((_LONG, 1), (_ALL, 3)), decay=True),
+        Phase("start", 400, ((_START, 1),)),
+        Phase("items", 1200, ((_ALL, 1),)),
+        Phase("middle", 200, ((_MIDDLE, 1), (_ALL, 2))),
+        Phase("long", 300, ((_LONG, 1), (_ALL, 1))),
+        Phase("anneal", 900, ((_LONG, 1), (_ALL, 3)), decay=True),
     ),
     rate=2.5e-3,
 )
 
-SCHEDULES: dict[str, Schedule] = {"gemma4-tiny-keqv": FULL, "gemma4-tiny-ple": FULL}
+
+def refinement(skill: str, *, steps: int) -> Schedule:
+    """Small steps on a CPU for a trained model that is weak in one thing: "recall", or a short skill."""
+    skills = _SKILLS | ({} if skill == "recall" else {skill: 16.0})
+    lessons = 0.7 if skill == "recall" else 0.2
+    stream = Stream(length=256, rows=8, answers=128, lessons=lessons / 2, primers=lessons / 2, items=32, skills=skills)
+    return Schedule(phases=(Phase("refine", steps, ((stream, 1),), decay=True),), rate=1e-3, warmup=20)
 
 
 def toy(steps: int) -> Schedule:
     """Minutes on a CPU: short skills and short lessons only."""
-    stream = Stream(length=256, rows=16, answers=192, lessons=0.3)
+    stream = Stream(length=256, rows=8, answers=192, lessons=0.1, primers=0.1)
     return Schedule(phases=(Phase("toy", steps, ((stream, 1),)),), warmup=20)

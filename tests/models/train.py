@@ -17,7 +17,7 @@ from configs import GENERATION_CONFIG, MODELS, TEMPLATE_OF, config_json
 from decoder import Decoder
 from rendering import Renderer
 from safetensors.torch import save_file
-from schedule import SCHEDULES, Phase
+from schedule import FULL, Phase
 from torch import Tensor
 from training import Trainer, accuracy, initial_weights
 from word_tokenizer import build_word_tokenizer, write_word_tokenizer
@@ -62,7 +62,7 @@ def main() -> int:
     decoder = Decoder(architecture, weights, dtype=torch.bfloat16, compiled=True)
     variant = TEMPLATE_OF[options.model]
     renderer = Renderer(build_word_tokenizer(), variant=variant)
-    schedule = SCHEDULES[options.model].scaled(options.scale)
+    schedule = FULL.scaled(options.scale)
     if options.rate is not None:
         schedule = replace(schedule, rate=options.rate)
     trainer = Trainer(decoder, schedule, variant=variant, seed=options.seed, workers=options.workers)

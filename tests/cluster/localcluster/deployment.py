@@ -13,7 +13,7 @@ from localcluster.settings import REPOSITORY, ClusterError
 from localcluster.target import Target
 
 EXAMPLE = REPOSITORY / "docs" / "examples" / "gemma4-tiny.yaml"
-CHECKPOINT = REPOSITORY / "tests" / "models" / "gemma4-tiny-keqv"  # what EXAMPLE serves
+CHECKPOINT = REPOSITORY / "tests" / "models" / "gemma4-tiny-ple"  # what EXAMPLE serves
 NAME_LABEL = "serving.modelserve.dev/name"
 READY_TIMEOUT_S = 240.0
 

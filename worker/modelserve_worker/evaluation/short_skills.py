@@ -78,8 +78,8 @@ def json_object(rng: random.Random) -> Exercise:
 
 
 def thinking(rng: random.Random) -> Exercise:
-    """Two steps, of which the thought holds the first: a sum of three numbers, or the capital of someone's country."""
-    return _sum_of_three(rng) if rng.random() < 0.5 else _capital_of_a_person(rng)
+    """Two steps, of which the thought holds the first: a sum of three numbers, or the n-th of some words in order."""
+    return _sum_of_three(rng) if rng.random() < 0.5 else _word_in_order(rng)
 
 
 def _sum_of_three(rng: random.Random) -> Exercise:
@@ -92,15 +92,12 @@ def _sum_of_three(rng: random.Random) -> Exercise:
     return _question("thinking", rng.choice(forms), str(total), reasoning=thought)
 
 
-def _capital_of_a_person(rng: random.Random) -> Exercise:
-    names = rng.sample(NAMES, rng.randint(2, 4))
-    homes = dict(zip(names, rng.sample(COUNTRIES, len(names)), strict=True))
-    told = " ".join(f"{name} lives in {country}." for name, country in homes.items())
-    asked = rng.choice(names)
-    capital = CAPITALS[homes[asked]]
-    form = rng.choice(["What is the capital of the country of {}?", "{} lives in a country with which capital?"])
-    thought = f"{asked} lives in {homes[asked]}. The capital of {homes[asked]} is {capital}."
-    return _question("thinking", f"{told} {form.format(asked)}", capital, reasoning=thought)
+def _word_in_order(rng: random.Random) -> Exercise:
+    words = rng.sample(SORTABLE_WORDS, rng.randint(2, 6))
+    ordered = sorted(words)
+    place = rng.randint(1, len(words))
+    text = f"Which is word {place} in order: {' '.join(words)}"
+    return _question("thinking", text, ordered[place - 1], reasoning=" ".join(ordered))
 
 
 def _question(skill: str, text: str, content: str, *, reasoning: str = "") -> Exercise:
