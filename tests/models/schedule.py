@@ -45,11 +45,11 @@ class Schedule:
         return sum(phase.steps for phase in self.phases)
 
 
-# Every batch holds about 65,000 tokens. Short rows first, where a step is cheap: few codes to choose from, then more.
-# Then longer rows, until distances of 16,000 tokens are trained. Short skills are asked all the time, most often those
-# that take longest to learn.
+# Every batch holds about 65,000 tokens. Short rows first, where a step is cheap, most of them with few codes to choose
+# from; then more codes; then longer rows, until distances of 16,000 tokens are trained. Short skills are asked all the
+# time, most often those that take longest to learn.
 _SKILLS = dict.fromkeys(SHORT_SKILLS, 1.0) | {"arithmetic": 3.0, "thinking": 4.0}
-_START = Stream(length=512, rows=128, answers=224, lessons=0.2, single=0.1, primers=0.2, doubling=80, skills=_SKILLS)
+_START = Stream(length=512, rows=128, answers=224, lessons=0.05, single=0.05, primers=0.6, doubling=80, skills=_SKILLS)
 _ALL = Stream(length=1024, rows=64, answers=320, lessons=0.15, single=0.15, primers=0.05, items=64, skills=_SKILLS)
 _MIDDLE = Stream(length=4096, rows=16, answers=768, lessons=0.6, single=0.4)
 _LONG = Stream(length=16_640, rows=4, answers=1152, lessons=0.5, single=0.5)
