@@ -15,14 +15,15 @@ from dataclasses import dataclass
 
 import torch
 from configs import assistant_config_json
-from decoder import Decoder, Rows
+from decoder import IGNORED, Decoder, Rows
 from torch import Tensor
 from torch.nn import functional
+from training import fresh
 
 from modelserve.architecture import LayerKind, ModelArchitecture
+from modelserve_worker.tiny.weights import tensor_shapes
 
 DRAFTS = 4  # tokens drafted from one place in training
-IGNORED = -100
 
 
 def assistant_architecture() -> ModelArchitecture:
@@ -37,37 +38,11 @@ def initial_assistant(
     architecture: ModelArchitecture, *, backbone: int, seed: int, device: torch.device
 ) -> dict[str, Tensor]:
     """float32, trainable, by checkpoint name ("model." left out)."""
-    generator = torch.Generator().manual_seed(seed)
-    hidden, heads = architecture.hidden_size, architecture.num_attention_heads
-    shapes: dict[str, tuple[int, ...]] = {
-        "embed_tokens.weight": (architecture.vocab_size, hidden),
-        "norm.weight": (hidden,),
-        "pre_projection.weight": (hidden, 2 * backbone),
-        "post_projection.weight": (backbone, hidden),
-    }
-    for layer in range(architecture.num_hidden_layers):
-        head_dim = architecture.layer_head_dim(layer)
-        shapes |= {
-            f"layers.{layer}.{norm}_layernorm.weight": (hidden,)
-            for norm in ("input", "post_attention", "pre_feedforward", "post_feedforward")
-        }
-        shapes |= {
-            f"layers.{layer}.layer_scalar": (1,),
-            f"layers.{layer}.self_attn.q_proj.weight": (heads * head_dim, hidden),
-            f"layers.{layer}.self_attn.o_proj.weight": (hidden, heads * head_dim),
-            f"layers.{layer}.self_attn.q_norm.weight": (head_dim,),
-            f"layers.{layer}.mlp.gate_proj.weight": (architecture.intermediate_size, hidden),
-            f"layers.{layer}.mlp.up_proj.weight": (architecture.intermediate_size, hidden),
-            f"layers.{layer}.mlp.down_proj.weight": (hidden, architecture.intermediate_size),
-        }
-    weights = {}
-    for name, shape in shapes.items():
-        if len(shape) > 1:
-            value = torch.randn(shape, generator=generator) * shape[-1] ** -0.5
-        else:
-            value = torch.full(shape, shape[0] ** -0.25 if name.endswith("q_norm.weight") else 1.0)
-        weights[name] = value.to(device).requires_grad_()
-    return weights
+    read_from_target = ("k_proj.weight", "v_proj.weight", "k_norm.weight")
+    shapes = [(name, shape) for name, shape in tensor_shapes(architecture) if not name.endswith(read_from_target)]
+    hidden = architecture.hidden_size
+    shapes += [("pre_projection.weight", (hidden, 2 * backbone)), ("post_projection.weight", (backbone, hidden))]
+    return {name: value.to(device).requires_grad_() for name, value in fresh(shapes, seed=seed).items()}
 
 
 @dataclass(frozen=True)

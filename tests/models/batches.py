@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
-from decoder import Rows
+from decoder import IGNORED, Rows
 from rendering import Rendered, Renderer
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from word_tokenizer import build_word_tokenizer
@@ -21,7 +21,7 @@ from modelserve_worker.evaluation.long_skills import ITEM_TOKENS, LONG_SKILLS, l
 from modelserve_worker.evaluation.short_skills import SHORT_SKILLS
 
 LEAST_LESSON = 64  # tokens; a shorter rest of a row is filled with short skills
-PAD, IGNORED = 0, -100
+PAD = 0
 
 
 @dataclass(frozen=True)

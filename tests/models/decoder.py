@@ -17,6 +17,7 @@ from torch.nn import functional
 from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve_worker.layers.rotary import RotaryEmbedding
 
+IGNORED = -100  # a label that is not trained
 QUERIES_PER_CHUNK = 1024  # of global attention; bounds the scores of one product
 
 
@@ -250,4 +251,4 @@ def _take(t: Tensor, places: Tensor) -> Tensor:
 
 def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean cross entropy over the trained tokens, in nats."""
-    return functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
+    return functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED)

@@ -10,6 +10,8 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from modelserve_worker.evaluation.exercise import Exercise, ToolCall
+from modelserve_worker.server.conversation import template_messages
+from modelserve_worker.server.messages import Message
 from modelserve_worker.text.chat_template import ChatTemplate
 from modelserve_worker.tiny.__main__ import chat_template
 
@@ -54,19 +56,18 @@ class Renderer:
 
     def _text(self, exercise: Exercise, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> str:
         variables = {"tools": list(exercise.tools) or None, "enable_thinking": exercise.thinking}
-        return self._template.render(
-            _for_template(messages), add_generation_prompt=add_generation_prompt, variables=variables
-        )
+        ready = template_messages([Message.model_validate(message) for message in messages])
+        return self._template.render(ready, add_generation_prompt=add_generation_prompt, variables=variables)
 
     def _answer(self, exercise: Exercise) -> str:
         answer = exercise.answer
         thought = f"<|channel>thought\n{answer.reasoning}<channel|>" if exercise.thinking else ""
         if not answer.tool_calls:
             return f"{thought}{answer.content}<turn|>"
-        said = {"role": "assistant", "content": "", "tool_calls": [_call(call) for call in answer.tool_calls]}
+        calls = [_call(call, call_id=f"answer_{i}") for i, call in enumerate(answer.tool_calls)]
+        said = {"role": "assistant", "tool_calls": calls}
         text = self._text(exercise, [*exercise.messages, said], add_generation_prompt=False)
-        calls = text[text.rindex(_MODEL_TURN) + len(_MODEL_TURN) :]
-        return f"{thought}{calls}<|tool_response>"
+        return f"{thought}{text[text.rindex(_MODEL_TURN) + len(_MODEL_TURN) :]}<|tool_response>"
 
     def _earlier_answers(self, prompt: Sequence[int]) -> Iterator[tuple[int, int]]:
         """Ranges of what the model said in finished turns, and of its calls in the turn that a tool has answered."""
@@ -84,27 +85,6 @@ class Renderer:
                 start = position + 1
 
 
-def _call(call: ToolCall) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
-
-
-def _for_template(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Messages as the server hands them to a template: arguments as objects, tool messages with their tool's name."""
-    names: dict[str, str] = {}
-    ready = []
-    for message in messages:
-        copy = dict(message)
-        if message.get("tool_calls"):
-            names |= {call["id"]: call["function"]["name"] for call in message["tool_calls"] if "id" in call}
-            copy["tool_calls"] = [_with_object_arguments(call) for call in message["tool_calls"]]
-        if message["role"] == "tool":
-            copy["name"] = names[message["tool_call_id"]]
-        ready.append(copy)
-    return ready
-
-
-def _with_object_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = call["function"]
-    arguments = function["arguments"]
-    parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
-    return {**call, "function": {**function, "arguments": parsed}}
+def _call(call: ToolCall, *, call_id: str) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": json.dumps(dict(call.arguments))}
+    return {"id": call_id, "type": "function", "function": function}

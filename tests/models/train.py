@@ -16,7 +16,6 @@ import torch
 from configs import GENERATION_CONFIG, MODELS, TEMPLATE_OF, config_json
 from decoder import Decoder
 from rendering import Renderer
-from safetensors.torch import save_file
 from schedule import FULL, Phase
 from torch import Tensor
 from training import Trainer, accuracy, initial_weights
@@ -25,7 +24,7 @@ from word_tokenizer import build_word_tokenizer, write_word_tokenizer
 from modelserve.architecture import ModelArchitecture
 from modelserve_worker.evaluation.short_skills import SHORT_SKILLS
 from modelserve_worker.tiny.__main__ import chat_template
-from modelserve_worker.tiny.weights import PREFIX
+from modelserve_worker.tiny.weights import PREFIX, save_weights
 
 REPORTED: list[tuple[str, int | None]] = [
     *((skill, None) for skill in SHORT_SKILLS),
@@ -40,10 +39,7 @@ def write_checkpoint(model: str, weights: Mapping[str, Tensor], directory: Path)
     (directory / "generation_config.json").write_text(json.dumps(GENERATION_CONFIG, indent=2) + "\n")
     write_word_tokenizer(directory, chat_template=chat_template(TEMPLATE_OF[model]))
     tensors = {PREFIX + name: w.detach().to("cpu", torch.bfloat16).contiguous() for name, w in weights.items()}
-    path = directory / "model.safetensors"
-    save_file(tensors, path, metadata={"format": "pt"})
-    path.chmod(0o644)  # the library writes 0600, which a pod with another user could not read
-    return sum(tensor.nbytes for tensor in tensors.values())
+    return save_weights(tensors, directory)
 
 
 def main() -> int:

@@ -15,11 +15,11 @@ from assistant import DRAFTS, Assistant, Target, accepted, assistant_architectur
 from batches import Stream, batches
 from configs import GENERATION_CONFIG, TEMPLATE_OF, assistant_config_json
 from decoder import Decoder, loss_of
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from modelserve.architecture import ModelArchitecture
-from modelserve_worker.tiny.weights import PREFIX
+from modelserve_worker.tiny.weights import PREFIX, save_weights
 
 TARGET = "gemma4-tiny-keqv"
 STREAM = Stream(length=1024, rows=32, answers=512, lessons=0.1, single=0.1)
@@ -42,10 +42,7 @@ def write_assistant(weights: Mapping[str, Tensor], directory: Path) -> int:
         name if name.startswith(outside) else f"model.{name}": w.detach().to("cpu", torch.bfloat16).contiguous()
         for name, w in weights.items()
     }
-    path = directory / "model.safetensors"
-    save_file(tensors, path, metadata={"format": "pt"})
-    path.chmod(0o644)
-    return sum(tensor.nbytes for tensor in tensors.values())
+    return save_weights(tensors, directory)
 
 
 def read_assistant(directory: Path, target: Decoder, *, compiled: bool = False) -> Assistant:

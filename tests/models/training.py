@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from batches import batches, pack
@@ -24,18 +24,22 @@ QUERY_LIKE_KEY = 0.5
 itself from the start; with independent projections looking a key up among many was not learned at all."""
 
 
-def initial_weights(architecture: ModelArchitecture, *, seed: int, device: torch.device) -> dict[str, Tensor]:
-    """float32, trainable. Matrices have variance 1 / fan-in; q_norm = k_norm = d^(-1/4): scores of scale 1."""
+def fresh(shapes: Iterable[tuple[str, tuple[int, ...]]], *, seed: int) -> dict[str, Tensor]:
+    """float32 by name. Matrices have variance 1 / fan-in; q_norm = k_norm = d^(-1/4): scores of scale 1; the rest 1."""
     generator = torch.Generator().manual_seed(seed)
-    weights: dict[str, Tensor] = {}
-    for name, shape in tensor_shapes(architecture):
+    weights = {}
+    for name, shape in shapes:
         if len(shape) > 1:
-            value = torch.randn(shape, generator=generator) * shape[-1] ** -0.5
-        elif name.endswith(("q_norm.weight", "k_norm.weight")):
-            value = torch.full(shape, shape[0] ** -0.25)
+            weights[name] = torch.randn(shape, generator=generator) * shape[-1] ** -0.5
         else:
-            value = torch.ones(shape)
-        weights[name] = value
+            of_head = name.endswith(("q_norm.weight", "k_norm.weight"))
+            weights[name] = torch.full(shape, shape[0] ** -0.25 if of_head else 1.0)
+    return weights
+
+
+def initial_weights(architecture: ModelArchitecture, *, seed: int, device: torch.device) -> dict[str, Tensor]:
+    """Trainable, by checkpoint name."""
+    weights = fresh(tensor_shapes(architecture), seed=seed)
     for layer in range(architecture.num_hidden_layers):
         query = weights[f"layers.{layer}.self_attn.q_proj.weight"]
         key = weights[f"layers.{architecture.producer(layer)}.self_attn.k_proj.weight"]

@@ -7,7 +7,7 @@ from typing import Any
 VOCAB_SIZE = 512
 EOS_TOKEN_IDS = [1, 106, 50]  # <eos>, end of turn, start of a tool response: the list of the published -it models
 
-_SHARED: dict[str, Any] = {
+SHARED_TEXT: dict[str, Any] = {
     "model_type": "gemma4_text",
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,
@@ -64,10 +64,19 @@ DENSE_THINKING_OFF_BLOCK = ("31b", "26b-a4b", "12b")  # their templates add an e
 
 
 def config_json(variant: str) -> dict[str, Any]:
-    """The multimodal wrapper's config.json of `variant`, without towers. KeyError for an unknown variant."""
+    """The config.json of `variant`. KeyError for an unknown variant."""
     pattern, differences = _VARIANTS[variant]
+    return wrapped(SHARED_TEXT | layers(pattern) | differences)
+
+
+def layers(pattern: str) -> dict[str, Any]:
+    """The fields of text_config that say the layers' kinds."""
     layer_types = ["full_attention" if letter == "F" else "sliding_attention" for letter in pattern]
-    text = _SHARED | {"num_hidden_layers": len(pattern), "layer_types": layer_types} | differences
+    return {"num_hidden_layers": len(pattern), "layer_types": layer_types}
+
+
+def wrapped(text: dict[str, Any]) -> dict[str, Any]:
+    """The multimodal wrapper's config.json around a text_config, without towers."""
     return {
         "architectures": ["Gemma4ForConditionalGeneration"],
         "model_type": "gemma4",

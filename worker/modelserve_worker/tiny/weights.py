@@ -77,6 +77,11 @@ def write_weights(architecture: ModelArchitecture, directory: Path, *, seed: int
     tensors = {
         PREFIX + name: _random(name, shape, generator).to(torch.bfloat16) for name, shape in tensor_shapes(architecture)
     }
+    return save_weights(tensors, directory)
+
+
+def save_weights(tensors: dict[str, torch.Tensor], directory: Path) -> int:
+    """Write model.safetensors, readable by all, and return its tensor bytes."""
     path = directory / "model.safetensors"
     save_file(tensors, path, metadata={"format": "pt"})
     path.chmod(0o644)  # the library writes 0600, which a pod with another user could not read
