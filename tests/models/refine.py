@@ -14,8 +14,7 @@ from pathlib import Path
 import torch
 from configs import MODELS, TEMPLATE_OF
 from schedule import refinement
-from train import write_checkpoint
-from train_assistant import read_target
+from train import read_decoder, write_checkpoint
 from training import Trainer
 
 from modelserve_worker.evaluation.short_skills import SHORT_SKILLS
@@ -31,7 +30,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=5)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    decoder = read_target(options.initial, device=torch.device("cpu"), dtype=torch.bfloat16, compiled=True)
+    decoder = read_decoder(options.initial, device=torch.device("cpu"), dtype=torch.bfloat16, compiled=True)
     for weight in decoder.weights.values():
         weight.requires_grad_()
     schedule = refinement(options.skill, steps=options.steps)

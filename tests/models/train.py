@@ -16,6 +16,7 @@ import torch
 from configs import GENERATION_CONFIG, MODELS, TEMPLATE_OF, config_json
 from decoder import Decoder
 from rendering import Renderer
+from safetensors.torch import load_file
 from schedule import FULL, Phase
 from torch import Tensor
 from training import Trainer, accuracy, initial_weights
@@ -40,6 +41,14 @@ def write_checkpoint(model: str, weights: Mapping[str, Tensor], directory: Path)
     write_word_tokenizer(directory, chat_template=chat_template(TEMPLATE_OF[model]))
     tensors = {PREFIX + name: w.detach().to("cpu", torch.bfloat16).contiguous() for name, w in weights.items()}
     return save_weights(tensors, directory)
+
+
+def read_decoder(directory: Path, *, device: torch.device, dtype: torch.dtype, compiled: bool) -> Decoder:
+    """A written checkpoint, its weights in float32."""
+    architecture = ModelArchitecture.from_config(json.loads((directory / "config.json").read_text()))
+    tensors = load_file(directory / "model.safetensors")
+    weights = {name.removeprefix(PREFIX): tensor.float().to(device) for name, tensor in tensors.items()}
+    return Decoder(architecture, weights, dtype=dtype, compiled=compiled)
 
 
 def main() -> int:

@@ -17,19 +17,12 @@ from configs import GENERATION_CONFIG, TEMPLATE_OF, assistant_config_json
 from decoder import Decoder, loss_of
 from safetensors.torch import load_file
 from torch import Tensor
+from train import read_decoder
 
-from modelserve.architecture import ModelArchitecture
-from modelserve_worker.tiny.weights import PREFIX, save_weights
+from modelserve_worker.tiny.weights import save_weights
 
 TARGET = "gemma4-tiny-keqv"
 STREAM = Stream(length=1024, rows=32, answers=512, lessons=0.1, single=0.1)
-
-
-def read_target(directory: Path, *, device: torch.device, dtype: torch.dtype, compiled: bool) -> Decoder:
-    architecture = ModelArchitecture.from_config(json.loads((directory / "config.json").read_text()))
-    tensors = load_file(directory / "model.safetensors")
-    weights = {name.removeprefix(PREFIX): tensor.float().to(device) for name, tensor in tensors.items()}
-    return Decoder(architecture, weights, dtype=dtype, compiled=compiled)
 
 
 def write_assistant(weights: Mapping[str, Tensor], directory: Path) -> int:
@@ -64,7 +57,7 @@ def main() -> int:
     began = time.monotonic()
     device = torch.device("cuda")
     torch._dynamo.config.recompile_limit = 64
-    target = read_target(options.target, device=device, dtype=torch.bfloat16, compiled=True)
+    target = read_decoder(options.target, device=device, dtype=torch.bfloat16, compiled=True)
     architecture = assistant_architecture()
     backbone = target.architecture.hidden_size
     weights = initial_assistant(architecture, backbone=backbone, seed=options.seed, device=device)
