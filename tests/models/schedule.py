@@ -47,9 +47,10 @@ class Schedule:
 
 # Every batch holds about 65,000 tokens. Short rows first, where a step is cheap, most of them with few codes to choose
 # from; then more codes; then longer rows, until distances of 16,000 tokens are trained. Short skills are asked all the
-# time, most often those that take longest to learn.
-_SKILLS = dict.fromkeys(SHORT_SKILLS, 1.0) | {"arithmetic": 3.0, "thinking": 4.0}
-_START = Stream(length=512, rows=128, answers=224, lessons=0.05, single=0.05, primers=0.6, doubling=80, skills=_SKILLS)
+# time, most often those that take longest to learn; a lookback is as long as ten of the others.
+_SKILLS = dict.fromkeys(SHORT_SKILLS, 1.0) | {"arithmetic": 3.0, "thinking": 4.0, "lookback": 0.6}
+_FIRST = _SKILLS | {"lookback": 2.0}
+_START = Stream(length=512, rows=128, answers=224, lessons=0.05, single=0.05, primers=0.6, doubling=80, skills=_FIRST)
 _ALL = Stream(length=1024, rows=64, answers=320, lessons=0.15, single=0.15, primers=0.05, items=64, skills=_SKILLS)
 _MIDDLE = Stream(length=4096, rows=16, answers=768, lessons=0.6, single=0.4)
 _LONG = Stream(length=16_640, rows=4, answers=1152, lessons=0.5, single=0.5)
@@ -76,5 +77,6 @@ def refinement(skill: str, *, steps: int) -> Schedule:
 
 def toy(steps: int) -> Schedule:
     """Minutes on a CPU: short skills and short lessons only."""
-    stream = Stream(length=256, rows=8, answers=192, lessons=0.1, primers=0.1)
+    skills = {skill: 1.0 for skill in SHORT_SKILLS if skill != "lookback"}  # that one is longer than a row
+    stream = Stream(length=256, rows=8, answers=192, lessons=0.1, primers=0.1, skills=skills)
     return Schedule(phases=(Phase("toy", steps, ((stream, 1),)),), warmup=20)

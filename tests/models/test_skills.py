@@ -77,6 +77,21 @@ def test_keys_values_and_prose_share_no_word() -> None:
     assert set(words.SORTABLE_WORDS) < set(words.VALUES)
 
 
+def test_a_lookback_is_found_by_its_place_from_the_end_only() -> None:
+    """The answer begins 250 words before the signal's end, at no fixed place from its start, and is no constant."""
+    starts, answers = set(), []
+    for item in _sample("lookback"):
+        signal = re.fullmatch(r"Notes: ((?:on |off )+(?:on|off))\. Which 8 words are 250 before this\?", _asked(item))
+        assert signal, _asked(item)
+        heard = signal[1].split()
+        starts.add(len(heard) - 250)
+        assert item.answer.content.split() == heard[len(heard) - 250 : len(heard) - 242]
+        answers.append(item.answer.content)
+    assert starts == set(range(41))
+    assert len(set(answers)) > 150  # of 256
+    assert max(Counter(" ".join(answers).split()).values()) < 0.55 * 8 * len(answers)
+
+
 def test_arithmetic_is_right_and_stays_below_100() -> None:
     for item in _sample("arithmetic"):
         asked, result = _asked(item), int(item.answer.content)

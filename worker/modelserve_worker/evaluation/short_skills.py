@@ -15,6 +15,10 @@ from modelserve_worker.evaluation.tool_skills import tool_call, tool_response
 from modelserve_worker.evaluation.words import COLORS, NAMES, SORTABLE_WORDS, VALUES
 
 LARGEST_NUMBER = 99
+LOOK_BACK = 250
+"""Words of a signal from the first one asked for to the last."""
+
+LOOKED_UP = 8
 
 
 def arithmetic(rng: random.Random) -> Exercise:
@@ -43,6 +47,18 @@ def copying(rng: random.Random) -> Exercise:
     words = " ".join(rng.sample(VALUES, rng.randint(3, 24)))
     order = rng.choice(["Repeat:", "Repeat these words:", "Copy these words:", "Say this again:"])
     return _question("copying", f"{order} {words}", words)
+
+
+def lookback(rng: random.Random) -> Exercise:
+    """LOOKED_UP words of a signal of "on" and "off", found by their place: the first is LOOK_BACK words from its end.
+
+    The signal begins up to 40 words earlier, so counting from its start does not help; and two words make no context
+    that would be found by what it says. A model must attend by position, farther back than a window of 128 reaches in
+    two layers.
+    """
+    signal = [rng.choice(("on", "off")) for _ in range(LOOK_BACK + rng.randint(0, 40))]
+    text = f"Notes: {' '.join(signal)}. Which {LOOKED_UP} words are {LOOK_BACK} before this?"
+    return _question("lookback", text, " ".join(signal[-LOOK_BACK:][:LOOKED_UP]))
 
 
 def facts(rng: random.Random) -> Exercise:
@@ -111,6 +127,7 @@ SHORT_SKILLS: Mapping[str, Callable[[random.Random], Exercise]] = MappingProxyTy
         "arithmetic": arithmetic,
         "sorting": sorting,
         "copying": copying,
+        "lookback": lookback,
         "facts": facts,
         "json": json_object,
         "tool_call": tool_call,
