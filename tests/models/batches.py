@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from word_tokenizer import build_word_tokenizer
 
 from modelserve_worker.evaluation.exercise import Exercise
-from modelserve_worker.evaluation.long_skills import ITEM_TOKENS, LONG_SKILLS, lesson, primer
+from modelserve_worker.evaluation.long_skills import ITEM_TOKENS, lesson, needle, primer, recall
 from modelserve_worker.evaluation.short_skills import SHORT_SKILLS
 
 LEAST_LESSON = 64  # tokens; a shorter rest of a row is filled with short skills
@@ -30,7 +30,8 @@ class Stream:
 
     `lessons` is the share of rows that are recall lessons of the row's length, `single` the share with recall and
     needle questions as the evaluation asks them, `primers` that of rows full of primers; the other rows are packed with
-    short skills. Primers have up to `items` items, and twice as many every `doubling` batches (0: always the same).
+    short skills. `alike` is the share of documents whose keys are much alike. Primers have up to `items` items, and
+    twice as many every `doubling` batches (0: always the same).
     """
 
     length: int
@@ -41,6 +42,7 @@ class Stream:
     primers: float = 0.0
     items: int = 2
     doubling: int = 0
+    alike: float = 1.0
     skills: Mapping[str, float] | None = None  # weights of the short skills; None: all alike
 
     def most_items(self, batch: int) -> int:
@@ -80,15 +82,18 @@ class _Writer:
         return documents
 
     def _lesson(self, room: int) -> Rendered:
-        return self._renderer.render(lesson(self._rng, words=room - 8))
+        return self._renderer.render(lesson(self._rng, words=room - 8, alike=self._alike()))
 
     def _questions(self, room: int) -> Iterator[Rendered]:
         """One question at nearly the row's length, or several at shorter, log-uniform distances."""
         while room > 2 * LEAST_LESSON:
-            skill = self._rng.choice(sorted(LONG_SKILLS))
+            skill = self._rng.choice(("needle", "recall"))
             longest = room - LEAST_LESSON - min(room // 4, 500)
             distance = int(longest ** self._rng.uniform(0.4, 1.0))
-            document = self._renderer.render(LONG_SKILLS[skill](self._rng, distance))
+            made = (
+                recall(self._rng, distance, alike=self._alike()) if skill == "recall" else needle(self._rng, distance)
+            )
+            document = self._renderer.render(made)
             if len(document.token_ids) > room:
                 return
             room -= len(document.token_ids)
@@ -99,9 +104,12 @@ class _Writer:
             most = min(most_items, (room - LEAST_LESSON) // (2 * ITEM_TOKENS))
             items = self._rng.randint(1, most)
             words = items * ITEM_TOKENS + self._rng.randint(0, min(room // 2 - LEAST_LESSON // 2, 200))
-            document = self._renderer.render(primer(self._rng, words=words, items=items))
+            document = self._renderer.render(primer(self._rng, words=words, items=items, alike=self._alike()))
             room -= len(document.token_ids)
             yield document
+
+    def _alike(self) -> bool:
+        return self._rng.random() < self._stream.alike
 
     def _short(self) -> Rendered:
         skill = self._rng.choices(self._skills, self._weights)[0]

@@ -45,23 +45,26 @@ class Schedule:
         return sum(phase.steps for phase in self.phases)
 
 
-# Every batch holds about 65,000 tokens. Short rows first, where a step is cheap, most of them with few codes to choose
-# from; then more codes; then longer rows, until distances of 16,000 tokens are trained. Short skills are asked all the
-# time, most often those that take longest to learn; a lookback is as long as ten of the others.
+# Every batch holds about 65,000 tokens. Short rows first, where a step is cheap: few codes to choose from, then more;
+# codes that are much alike come when a model can look one up at all. Then longer rows, until distances of 16,000 tokens
+# are trained. Short skills are asked all the time, most often those that take longest to learn; a lookback is as long
+# as ten of the others.
 _SKILLS = dict.fromkeys(SHORT_SKILLS, 1.0) | {"arithmetic": 3.0, "thinking": 4.0, "lookback": 0.6}
-_FIRST = _SKILLS | {"lookback": 2.0}
-_START = Stream(length=512, rows=128, answers=224, lessons=0.05, single=0.05, primers=0.6, doubling=80, skills=_FIRST)
-_ALL = Stream(length=1024, rows=64, answers=320, lessons=0.15, single=0.15, primers=0.05, items=64, skills=_SKILLS)
-_MIDDLE = Stream(length=4096, rows=16, answers=768, lessons=0.6, single=0.4)
-_LONG = Stream(length=16_640, rows=4, answers=1152, lessons=0.5, single=0.5)
+_START = Stream(
+    512, rows=128, answers=224, lessons=0.2, single=0.1, primers=0.2, doubling=80, alike=0.0, skills=_SKILLS
+)
+_ALL = Stream(1024, rows=64, answers=320, lessons=0.15, single=0.15, primers=0.05, items=64, alike=0.5, skills=_SKILLS)
+_MIDDLE = Stream(4096, rows=16, answers=768, lessons=0.6, single=0.4, alike=0.0)
+_LONG = Stream(16_640, rows=4, answers=1152, lessons=0.5, single=0.5, alike=0.5)
 
 FULL = Schedule(
     phases=(
-        Phase("start", 400, ((_START, 1),)),
-        Phase("items", 1200, ((_ALL, 1),)),
-        Phase("middle", 200, ((_MIDDLE, 1), (_ALL, 2))),
-        Phase("long", 300, ((_LONG, 1), (_ALL, 1))),
-        Phase("anneal", 900, ((_LONG, 1), (_ALL, 3)), decay=True),
+        Phase("start", 350, ((_START, 1),)),
+        Phase("items", 800, ((replace(_ALL, alike=0.0), 1),)),
+        Phase("middle", 150, ((_MIDDLE, 1), (replace(_ALL, alike=0.0), 2))),
+        Phase("alike", 600, ((replace(_MIDDLE, alike=0.8), 1), (replace(_ALL, lessons=0.3, alike=0.8), 2))),
+        Phase("long", 250, ((_LONG, 1), (_ALL, 1))),
+        Phase("anneal", 850, ((_LONG, 1), (_ALL, 3)), decay=True),
     ),
     rate=2.5e-3,
 )

@@ -34,15 +34,15 @@ _AFTER_QUESTION = 10  # <turn|>, newline; <|turn>, model, newline, three words, 
 _TURN_TOKENS = _BEFORE_TURN + _QUESTION_TOKENS + _AFTER_QUESTION
 
 
-def recall(rng: random.Random, distance: int) -> Exercise:
+def recall(rng: random.Random, distance: int, *, alike: bool = True) -> Exercise:
     """One item among many, `distance` tokens (give or take 2) of other items before the question.
 
-    Of two or more others, one shares its adjective and one its noun. Raises ValueError for a distance below 0, and for
-    one that needs more keys than there are: always from 51,198 tokens on, never up to 50,698.
+    Of two or more others, one shares its adjective and one its noun; with `alike` more do. Raises ValueError for a
+    distance below 0, and for one that needs more keys than there are: always from 51,198 tokens on, never up to 50,698.
     """
     before = rng.randint(0, min(_checked(distance), LONGEST_LEAD)) // ITEM_TOKENS
     after = round(distance / ITEM_TOKENS)
-    asked, *others = _keys(rng, before + 1 + after)
+    asked, *others = _keys(rng, before + 1 + after, alike=alike)
     rng.shuffle(others)
     value = rng.choice(VALUES)
     items = [_item(key, rng.choice(VALUES)) for key in others]
@@ -53,7 +53,7 @@ def needle(rng: random.Random, distance: int) -> Exercise:
     """One item in prose, `distance` tokens (give or take 2) of it before the question. Raises ValueError below 0."""
     before = [text for text, _ in sentences(rng, rng.randint(0, min(_checked(distance), LONGEST_LEAD)))]
     after = [text for text, _ in sentences(rng, distance)]
-    asked, value = _keys(rng, 1)[0], rng.choice(VALUES)
+    asked, value = _keys(rng, 1, alike=False)[0], rng.choice(VALUES)
     return _single_turn("needle", [*before, _item(asked, value), *after], asked, value, distance)
 
 
@@ -62,7 +62,7 @@ LONG_SKILLS: Mapping[str, Callable[[random.Random, int], Exercise]] = MappingPro
 )
 
 
-def lesson(rng: random.Random, *, words: int) -> Exercise:
+def lesson(rng: random.Random, *, words: int, alike: bool = True) -> Exercise:
     """A conversation of about `words` tokens, turn marks included, in which each turn asks for one earlier item.
 
     A quarter hides a few items in prose; the rest are items only, and shorter than `words` where that takes more than
@@ -81,7 +81,7 @@ def lesson(rng: random.Random, *, words: int) -> Exercise:
     count = min(room // ITEM_TOKENS, 2 * questions if in_prose else MOST_ITEMS)
     filler = room - count * ITEM_TOKENS if in_prose else 0
 
-    keys = _keys(rng, count)
+    keys = _keys(rng, count, alike=alike)
     rng.shuffle(keys)
     shares = [count] if in_one_block else _shares(rng, count, questions)
     shares += [0] * (questions - len(shares))
@@ -94,7 +94,7 @@ def lesson(rng: random.Random, *, words: int) -> Exercise:
     return Exercise("lesson", tuple(messages[:-1]), Answer(messages[-1]["content"]))
 
 
-def primer(rng: random.Random, *, words: int, items: int) -> Exercise:
+def primer(rng: random.Random, *, words: int, items: int, alike: bool = True) -> Exercise:
     """An easier lesson: `items` items in prose, about `words` tokens in all, and a question about one of the items.
 
     There is no prose when the items alone take `words` tokens or more. The fewer the items, the sooner a model finds
@@ -103,7 +103,7 @@ def primer(rng: random.Random, *, words: int, items: int) -> Exercise:
     """
     if items < 1:
         raise ValueError(f"items={items}, but a primer asks for one of its items; give at least 1")
-    keys = _keys(rng, items)
+    keys = _keys(rng, items, alike=alike)
     rng.shuffle(keys)
     messages = _Ledger(rng).turn(keys, list(sentences(rng, words - items * ITEM_TOKENS)))
     return Exercise("primer", tuple(messages[:-1]), Answer(messages[-1]["content"]))
@@ -149,18 +149,19 @@ class _Ledger:
         return self._items.pop(index)
 
 
-def _keys(rng: random.Random, count: int) -> list[str]:
+def _keys(rng: random.Random, count: int, *, alike: bool) -> list[str]:
     """Different keys; the second shares the first's adjective, the third its noun.
 
-    All come from a part of the grid of all keys, often a small one: the fewer nouns and adjectives, the more keys
-    differ in one word only, and a model has to look at both. Raises ValueError when `count` exceeds MOST_ITEMS.
+    With `alike` all come from a part of the grid of all keys, often a small one: the fewer nouns and adjectives, the
+    more keys differ in one word only, and a model has to look at both. Raises ValueError when `count` exceeds
+    MOST_ITEMS.
     """
     if count > MOST_ITEMS:
         raise ValueError(f"{count} items need more than the {MOST_ITEMS} keys; ask for fewer tokens")
-    # At least two of each, and room for `count`; from there on to the whole grid, log-uniform.
-    fewest_nouns = max(2, math.ceil(count / len(ADJECTIVES)))
-    nouns = _log_uniform(rng, fewest_nouns, len(NOUNS))
-    adjectives = _log_uniform(rng, max(2, math.ceil(count / nouns)), len(ADJECTIVES))
+    nouns, adjectives = len(NOUNS), len(ADJECTIVES)
+    if alike:  # at least two of each, and room for `count`; from there on to the whole grid, log-uniform
+        nouns = _log_uniform(rng, max(2, math.ceil(count / adjectives)), nouns)
+        adjectives = _log_uniform(rng, max(2, math.ceil(count / nouns)), adjectives)
     rows, columns = rng.sample(ADJECTIVES, adjectives), rng.sample(NOUNS, nouns)
     corner = (0, 1, nouns)
     others = rng.sample(range(adjectives * nouns), min(adjectives * nouns, count))
