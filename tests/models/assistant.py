@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import torch
 from configs import assistant_config_json
 from decoder import IGNORED, Decoder, Rows
+from initial_weights import fresh
 from torch import Tensor
 from torch.nn import functional
-from training import fresh
 
 from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve_worker.tiny.weights import tensor_shapes

@@ -21,7 +21,7 @@ _TEXT: dict[str, Any] = SHARED_TEXT | {
 # Pattern (S sliding, F full) and what differs. The PLE model is narrower, so that its table still fits into 16 MB.
 _MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma4-tiny-keqv": (
-        "SSSFSSF",
+        "SSFSSF",
         {
             "hidden_size": 128,
             "num_key_value_heads": 4,

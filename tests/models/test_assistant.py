@@ -8,9 +8,9 @@ import torch
 from assistant import Assistant, Target, accepted, assistant_architecture, following, initial_assistant
 from configs import config_json
 from decoder import Decoder, Rows, loss_of
+from initial_weights import initial_weights
 from safetensors.torch import load_file
 from train_assistant import read_assistant, write_assistant
-from training import initial_weights
 
 from modelserve.architecture import ModelArchitecture
 

@@ -8,8 +8,9 @@ import torch
 from batches import Stream, batches
 from configs import TEMPLATE_OF, config_json
 from decoder import Decoder
+from initial_weights import initial_weights
 from schedule import FULL, toy
-from training import Trainer, initial_weights
+from training import Trainer
 from word_tokenizer import build_word_tokenizer
 
 from modelserve.architecture import ModelArchitecture

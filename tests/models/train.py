@@ -15,11 +15,12 @@ from pathlib import Path
 import torch
 from configs import GENERATION_CONFIG, MODELS, TEMPLATE_OF, config_json
 from decoder import Decoder
+from initial_weights import initial_weights
 from rendering import Renderer
 from safetensors.torch import load_file
 from schedule import FULL, Phase
 from torch import Tensor
-from training import Trainer, accuracy, initial_weights
+from training import Trainer, accuracy
 from word_tokenizer import build_word_tokenizer, write_word_tokenizer
 
 from modelserve.architecture import ModelArchitecture

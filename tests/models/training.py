@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from batches import batches, pack
@@ -12,41 +12,9 @@ from rendering import Rendered, Renderer
 from schedule import Phase, Schedule
 from torch import Tensor
 
-from modelserve.architecture import ModelArchitecture
 from modelserve_worker.evaluation.skills import exercise
-from modelserve_worker.tiny.weights import tensor_shapes
 
 LOG_EVERY = 50
-
-
-QUERY_LIKE_KEY = 0.5
-"""Correlation of a fresh query projection with its layer's key projection. A token then attends a little to tokens like
-itself from the start; with independent projections looking a key up among many was not learned at all."""
-
-
-def fresh(shapes: Iterable[tuple[str, tuple[int, ...]]], *, seed: int) -> dict[str, Tensor]:
-    """float32 by name. Matrices have variance 1 / fan-in; q_norm = k_norm = d^(-1/4): scores of scale 1; the rest 1."""
-    generator = torch.Generator().manual_seed(seed)
-    weights = {}
-    for name, shape in shapes:
-        if len(shape) > 1:
-            weights[name] = torch.randn(shape, generator=generator) * shape[-1] ** -0.5
-        else:
-            of_head = name.endswith(("q_norm.weight", "k_norm.weight"))
-            weights[name] = torch.full(shape, shape[0] ** -0.25 if of_head else 1.0)
-    return weights
-
-
-def initial_weights(architecture: ModelArchitecture, *, seed: int, device: torch.device) -> dict[str, Tensor]:
-    """Trainable, by checkpoint name."""
-    weights = fresh(tensor_shapes(architecture), seed=seed)
-    for layer in range(architecture.num_hidden_layers):
-        query = weights[f"layers.{layer}.self_attn.q_proj.weight"]
-        key = weights[f"layers.{architecture.producer(layer)}.self_attn.k_proj.weight"]
-        groups = query.shape[0] // key.shape[0]
-        like = key.unflatten(0, (-1, architecture.layer_head_dim(layer))).repeat_interleave(groups, dim=0).flatten(0, 1)
-        query.mul_((1 - QUERY_LIKE_KEY**2) ** 0.5).add_(like, alpha=QUERY_LIKE_KEY)
-    return {name: value.to(device).requires_grad_() for name, value in weights.items()}
 
 
 class Trainer:
