@@ -27,17 +27,17 @@ _QUANTISED_DTYPES = {WeightFormat.INT4_G32: "I32", WeightFormat.FP8_CHANNEL: "F8
 _TOWERS = ("vision_tower", "audio_tower", "embed_vision", "embed_audio", "vision_embedder")
 
 
-def read_architecture(directory: Path) -> ModelArchitecture:
-    """Geometry from `directory`/config.json, of formats that are only planned for too.
+def read_architecture(directory: Path, *, servable_only: bool = False) -> ModelArchitecture:
+    """Geometry from `directory`/config.json, by default of formats that are only planned for too.
 
     Raises InvalidInput or UnsupportedModel.
     """
-    return ModelArchitecture.from_config(_read_json(directory / CONFIG_FILE), servable_only=False)
+    return ModelArchitecture.from_config(read_json_object(directory / CONFIG_FILE), servable_only=servable_only)
 
 
 def read_weight_format(directory: Path) -> WeightFormat:
     """Storage format as `directory`/config.json states it. Raises InvalidInput or UnsupportedModel."""
-    config = _read_json(directory / CONFIG_FILE)
+    config = read_json_object(directory / CONFIG_FILE)
     stated = quantised_format(config)
     return stated or WeightFormat(ModelArchitecture.from_config(config).dtype)
 
@@ -56,7 +56,7 @@ def inspect_checkpoint(directory: Path) -> ModelFacts:
     return ModelFacts(
         architecture=architecture,
         weight_bytes=sum(path.stat().st_size for path in files),
-        format=_storage_format(tensors, quantised_format(_read_json(directory / CONFIG_FILE))),
+        format=_storage_format(tensors, quantised_format(read_json_object(directory / CONFIG_FILE))),
     )
 
 
@@ -67,7 +67,7 @@ def _weight_files(directory: Path) -> list[Path]:
         if not found:
             raise InvalidInput(f"{directory} holds no safetensors file")
         return found
-    weight_map = _read_json(index).get("weight_map")
+    weight_map = read_json_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise InvalidInput(f"{INDEX_FILE} has no weight_map")
     files = [directory / str(name) for name in sorted({str(name) for name in weight_map.values()})]
@@ -135,7 +135,8 @@ def _storage_format(tensors: Mapping[str, Mapping[str, Any]], stated: WeightForm
     return _FORMATS[dtype]
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path) -> dict[str, Any]:
+    """A JSON file of a checkpoint. Raises InvalidInput, with the path, when it is missing or anything else."""
     try:
         document = json.loads(path.read_bytes())
     except OSError as error:

@@ -152,11 +152,12 @@ def score(asked: Sequence[Rendered], reference: Sequence[Tensor], logits: Sequen
 def exercise_groups(
     directory: Path, *, distances: Sequence[int], n: int, n_short: int, seed: int
 ) -> dict[str, list[Rendered]]:
-    """`n` recall questions at each distance, and `n_short` exercises of each short skill together."""
+    """`n` recall questions at each distance, `n` lookbacks, and `n_short` of each other short skill together."""
     renderer = checkpoint_renderer(directory)
     groups = {f"recall at {d}": render_cell(renderer, Cell("recall", d, n), seed=seed) for d in distances}
-    short = [render_cell(renderer, Cell(skill, None, n_short), seed=seed) for skill in SHORT_SKILLS]
-    return groups | {"short skills": [rendered for cell in short for rendered in cell]}
+    groups["lookback"] = render_cell(renderer, Cell("lookback", None, n), seed=seed)
+    others = [render_cell(renderer, Cell(s, None, n_short), seed=seed) for s in SHORT_SKILLS if s != "lookback"]
+    return groups | {"other short skills": [rendered for cell in others for rendered in cell]}
 
 
 def markdown(table: Table) -> str:

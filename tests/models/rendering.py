@@ -14,8 +14,12 @@ from modelserve_worker.server.conversation import template_messages
 from modelserve_worker.server.messages import Message
 from modelserve_worker.text.chat_template import ChatTemplate
 from modelserve_worker.tiny.__main__ import chat_template
+from modelserve_worker.tiny.tokenizer_files import SPECIAL_TOKENS
 
-TURN, END_OF_TURN, TOOL_RESPONSE, END_OF_TOOL_RESPONSE = 105, 106, 50, 51
+_IDS = {text: token_id for token_id, text in SPECIAL_TOKENS.items()}
+TURN, END_OF_TURN, TOOL_RESPONSE, END_OF_TOOL_RESPONSE = (
+    _IDS[text] for text in ("<|turn>", "<turn|>", "<|tool_response>", "<tool_response|>")
+)
 _MODEL_TURN = "<|turn>model\n"
 _SPECIAL_TOKENS = {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>", "pad_token": "<pad>"}
 

@@ -57,7 +57,7 @@ _ALL = Stream(1024, rows=64, answers=320, lessons=0.15, single=0.15, primers=0.0
 _MIDDLE = Stream(4096, rows=16, answers=768, lessons=0.6, single=0.4, alike=0.0)
 _LONG = Stream(16_640, rows=4, answers=1152, lessons=0.5, single=0.5, alike=0.5)
 
-FULL = Schedule(
+_FULL = Schedule(
     phases=(
         Phase("start", 350, ((_START, 1),)),
         Phase("items", 800, ((replace(_ALL, alike=0.0), 1),)),
@@ -69,13 +69,7 @@ FULL = Schedule(
     rate=2.5e-3,
 )
 
-
-def refinement(skill: str, *, steps: int) -> Schedule:
-    """Small steps on a CPU for a trained model that is weak in one thing: "recall", or a short skill."""
-    skills = _SKILLS | ({} if skill == "recall" else {skill: 16.0})
-    lessons = 0.7 if skill == "recall" else 0.2
-    stream = Stream(length=256, rows=8, answers=128, lessons=lessons / 2, primers=lessons / 2, items=32, skills=skills)
-    return Schedule(phases=(Phase("refine", steps, ((stream, 1),), decay=True),), rate=1e-3, warmup=20)
+SCHEDULES = {"gemma4-tiny-keqv": replace(_FULL.scaled(0.8), rate=2e-3), "gemma4-tiny-ple": _FULL}
 
 
 def toy(steps: int) -> Schedule:

@@ -10,7 +10,7 @@ from damage import LEAST_FALL, LEAST_RISE, Damage, Row, Score, Table, exercise_g
 from mutations import MUTATIONS
 from rendering import Rendered
 
-CHECKPOINT = Path(__file__).parent / "gemma4-tiny-ple"
+CHECKPOINT = Path(__file__).parent / "gemma4-tiny-keqv"
 WINDOW_MUTATION, ROPE_MUTATION = MUTATIONS[0], MUTATIONS[2]
 
 
@@ -20,17 +20,13 @@ def one_torch_thread() -> None:
 
 
 def test_every_mutation_is_caught_in_float32() -> None:
-    """Recall past the window and one exercise of each short skill; docs/evaluation.md has the large table."""
-    groups = exercise_groups(CHECKPOINT, distances=[150], n=12, n_short=1, seed=0)
+    """Recall past the window, lookbacks and one of each other short skill; docs/evaluation.md has the large table."""
+    groups = exercise_groups(CHECKPOINT, distances=[150], n=8, n_short=1, seed=0)
     table = Damage(CHECKPOINT, groups, device=torch.device("cpu")).table("float32", progress=lambda _: None)
     verdicts = table.verdicts()
-    assert len(verdicts) == sum(not mutation.needs_k_eq_v for mutation in MUTATIONS)  # this model stores K
+    assert [verdict.mutation for verdict in verdicts] == list(MUTATIONS)
     assert all(row.before.exact >= 80 for row in table.rows), markdown(table)
-    # This model looks codes up by what they say alone: without their rotation its global layers still answer, and only
-    # the divergence tells.
-    rope = [verdict for verdict in verdicts if verdict.mutation == ROPE_MUTATION]
-    assert [verdict.rise >= LEAST_RISE for verdict in rope] == [True], markdown(table)
-    assert all(verdict.caught for verdict in verdicts if verdict not in rope), markdown(table)
+    assert all(verdict.caught for verdict in verdicts), markdown(table)
 
 
 def test_a_score_counts_whole_answers_and_averages_over_positions() -> None:

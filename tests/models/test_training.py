@@ -9,7 +9,7 @@ from batches import Stream, batches
 from configs import TEMPLATE_OF, config_json
 from decoder import Decoder
 from initial_weights import initial_weights
-from schedule import FULL, toy
+from schedule import SCHEDULES, toy
 from training import Trainer
 from word_tokenizer import build_word_tokenizer
 
@@ -67,7 +67,7 @@ def test_the_same_seed_makes_the_same_batches_whatever_the_processes() -> None:
 
 
 def test_phases_take_turns_in_their_shares() -> None:
-    phase = next(phase for phase in FULL.phases if len(phase.streams) == 2)
+    phase = next(phase for phase in SCHEDULES[MODEL].phases if len(phase.streams) == 2)
     shares = [share for _, share in phase.streams]
     taken = [phase.stream_of(step) for step in range(3 * sum(shares))]
     assert [taken.count(index) for index in range(2)] == [3 * share for share in shares]

@@ -9,7 +9,6 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -18,7 +17,7 @@ from decoder import Decoder
 from initial_weights import initial_weights
 from rendering import Renderer
 from safetensors.torch import load_file
-from schedule import FULL, Phase
+from schedule import SCHEDULES, Phase
 from torch import Tensor
 from training import Trainer, accuracy
 from word_tokenizer import build_word_tokenizer, write_word_tokenizer
@@ -59,7 +58,6 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=14, help="processes that make batches; part of what is repeated")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the number of steps")
-    parser.add_argument("--rate", type=float, default=None, help="peak learning rate instead of the schedule's")
     options = parser.parse_args()
     device = torch.device("cuda")
     torch._dynamo.config.recompile_limit = 64  # head dims, KV heads and row lengths each have kernels of their own
@@ -68,9 +66,7 @@ def main() -> int:
     decoder = Decoder(architecture, weights, dtype=torch.bfloat16, compiled=True)
     variant = TEMPLATE_OF[options.model]
     renderer = Renderer(build_word_tokenizer(), variant=variant)
-    schedule = FULL.scaled(options.scale)
-    if options.rate is not None:
-        schedule = replace(schedule, rate=options.rate)
+    schedule = SCHEDULES[options.model].scaled(options.scale)
     trainer = Trainer(decoder, schedule, variant=variant, seed=options.seed, workers=options.workers)
     print(
         f"{options.model}: {sum(w.numel() for w in weights.values())} parameters, {schedule.steps()} steps", flush=True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import signal
@@ -15,9 +14,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from modelserve.architecture import LayerKind, ModelArchitecture
+from modelserve.architecture import LayerKind
 from modelserve.engine_args import EngineArgs
 from modelserve.errors import DoesNotFit, InvalidInput, UnsupportedModel
+from modelserve.inspection import read_architecture
 from modelserve.sizing.pages import GLOBAL_PAGE_TOKENS
 from modelserve.termination import TERMINAL_EXIT_CODE, TerminationMessage, TerminationReason, write_termination
 from modelserve_worker.metrics import WorkerMetrics
@@ -94,11 +94,7 @@ def serve(args: EngineArgs) -> int:
 def _read_model(args: EngineArgs) -> ServedModel:
     directory = Path(args.model)
     try:
-        try:
-            config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise InvalidInput(f"{directory / 'config.json'} cannot be read: {error}", field="model") from error
-        architecture = ModelArchitecture.from_config(config)
+        architecture = read_architecture(directory, servable_only=True)
         text = load_checkpoint_text(directory)
     except InvalidInput as error:
         raise TerminalError(_checkpoint_reason(error), error) from error

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from modelserve import inspection
 from modelserve.architecture import ModelArchitecture
 from modelserve.engine_args import EngineArgs
+from modelserve.errors import InvalidInput
 from modelserve.sizing.memory import KEYS_PER_PASS
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.batch import ScheduledBatch, ScheduledRequest, SlidingTable
@@ -29,7 +29,6 @@ from modelserve_worker.execution.memory import GPUMemoryProbe, MemoryUse, cpu_me
 from modelserve_worker.execution.memory_report import MemoryReport
 from modelserve_worker.execution.model_runner import GPUModelRunner
 from modelserve_worker.execution.parallel import TensorParallel, join_tensor_parallel
-from modelserve_worker.execution.weights import InvalidCheckpoint
 from modelserve_worker.execution.weights_progress import ProgressCallback
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.request import SamplingParams
@@ -56,20 +55,15 @@ class StartedRank:
 def read_architecture(directory: Path) -> ModelArchitecture:
     """Geometry from DIRECTORY/config.json, EOS ids from it and from generation_config.json where there is one.
 
-    Raises InvalidCheckpoint when a file cannot be read, else as `ModelArchitecture.from_config`.
+    Raises InvalidInput or UnsupportedModel.
     """
-    architecture = ModelArchitecture.from_config(_read_json(directory / "config.json"))
+    architecture = inspection.read_architecture(directory, servable_only=True)
     generation = directory / "generation_config.json"
-    eos = _read_json(generation).get("eos_token_id") if generation.exists() else None
+    eos = inspection.read_json_object(generation).get("eos_token_id") if generation.exists() else None
     named = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    if any(type(token) is not int or not 0 <= token < architecture.vocab_size for token in named):
+        raise InvalidInput(f"{generation}: eos_token_id {eos!r}; give token ids in 0..{architecture.vocab_size - 1}")
     return architecture.model_copy(update={"eos_token_ids": tuple(sorted({*architecture.eos_token_ids, *named}))})
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InvalidCheckpoint(f"{path} cannot be read: {error}; point `model` at a checkpoint directory") from error
 
 
 def start_rank(
