@@ -10,6 +10,7 @@ from configs import TEMPLATE_OF, config_json
 from decoder import Decoder
 from initial_weights import initial_weights
 from schedule import SCHEDULES, toy
+from train import with_louder_keys
 from training import Trainer
 from word_tokenizer import build_word_tokenizer
 
@@ -40,6 +41,18 @@ def test_a_toy_learns_on_the_cpu() -> None:
     losses = trainer.run()
     assert losses[0] > 1.5 * BOUND
     assert losses[-1] < BOUND
+
+
+def test_louder_keys_change_no_logit() -> None:
+    architecture = ModelArchitecture.from_config(config_json(MODEL, **TOY))
+    assert architecture.k_from_v(2)
+    weights = {n: w.detach() for n, w in initial_weights(architecture, seed=0, device=torch.device("cpu")).items()}
+    louder = with_louder_keys(weights, architecture)
+    assert not torch.equal(louder["layers.2.self_attn.k_norm.weight"], weights["layers.2.self_attn.k_norm.weight"])
+    stream = Stream(length=128, rows=2, answers=32, lessons=0.5)
+    rows = next(batches(stream, variant="31b", seed="test", workers=0))
+    logits = [Decoder(architecture, each, dtype=torch.float32).logits(rows) for each in (weights, louder)]
+    assert torch.equal(*logits)
 
 
 def test_batches_train_the_answers_and_nothing_else() -> None:

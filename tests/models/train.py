@@ -33,6 +33,24 @@ REPORTED: list[tuple[str, int | None]] = [
 ]
 
 
+LOUDER_KEYS = 16
+
+
+def with_louder_keys(weights: Mapping[str, Tensor], architecture: ModelArchitecture) -> dict[str, Tensor]:
+    """The same function with a factor moved from q_norm to k_norm where keys are derived from values.
+
+    Exact, since the factor is a power of two. Training leaves k_norm below one, so keys derived without it would only
+    make attention sharper, which changes no answer; with weights above one that fault flattens attention.
+    """
+    moved = dict(weights)
+    for layer in range(architecture.num_hidden_layers):
+        if architecture.k_from_v(layer):
+            name = f"layers.{layer}.self_attn"
+            moved[f"{name}.q_norm.weight"] = weights[f"{name}.q_norm.weight"] / LOUDER_KEYS
+            moved[f"{name}.k_norm.weight"] = weights[f"{name}.k_norm.weight"] * LOUDER_KEYS
+    return moved
+
+
 def write_checkpoint(model: str, weights: Mapping[str, Tensor], directory: Path) -> int:
     """config.json, bfloat16 weights, tokenizer, template, generation defaults. Returns the weights' bytes."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -73,7 +91,7 @@ def main() -> int:
     )
 
     def after_phase(phase: Phase) -> None:
-        size = write_checkpoint(options.model, weights, options.output)
+        size = write_checkpoint(options.model, with_louder_keys(weights, architecture), options.output)
         longest = max(stream.length for stream, _ in phase.streams)
         cells = [(skill, distance) for skill, distance in REPORTED if (distance or 0) < longest]
         shares = accuracy(decoder, renderer, cells=cells, count=100 if phase.decay else 20, seed=1)
