@@ -140,9 +140,9 @@ def read_json_object(path: Path) -> dict[str, Any]:
     try:
         document = json.loads(path.read_bytes())
     except OSError as error:
-        raise InvalidInput(f"cannot read {path}: {error.strerror}") from error
+        raise InvalidInput(f"{path} cannot be read: {error.strerror}; give a checkpoint directory") from error
     except (UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise InvalidInput(f"{path} is not JSON: {error}") from error
+        raise InvalidInput(f"{path} cannot be read: it is not JSON: {error}") from error
     if not isinstance(document, dict):
         raise InvalidInput(f"{path} must hold a JSON object, not {type(document).__name__}")
     return document

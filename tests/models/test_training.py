@@ -28,8 +28,8 @@ TOY = {
     "pattern": "SSF",
 }
 STEPS = 250
-BOUND = 2.5
-"""Nats a trained token, over the last 50 steps; 2.1 was reached. Chance is 7.6 (2,048 ids)."""
+BOUND = 2.2
+"""Nats a trained token, over the last 50 steps; 1.8 was reached. Chance is 7.6 (2,048 ids)."""
 
 
 def test_a_toy_learns_on_the_cpu() -> None:
@@ -39,7 +39,7 @@ def test_a_toy_learns_on_the_cpu() -> None:
     decoder = Decoder(architecture, weights, dtype=torch.float32)
     trainer = Trainer(decoder, toy(STEPS), variant=TEMPLATE_OF[MODEL], seed=0, workers=0)
     losses = trainer.run()
-    assert losses[0] > 1.5 * BOUND
+    assert losses[0] > 2 * BOUND
     assert losses[-1] < BOUND
 
 

@@ -12,6 +12,7 @@ from modelserve.errors import InvalidInput
 from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.model_runner import GPUModelRunner
 from modelserve_worker.execution.startup import profile_batch, read_architecture
+from modelserve_worker.execution.weights import InvalidCheckpoint
 from modelserve_worker.tiny.variants import config_json
 
 
@@ -28,15 +29,23 @@ def test_eos_ids_come_from_both_files(tmp_path) -> None:
 def test_a_config_that_cannot_be_read_names_the_file(tmp_path, content) -> None:
     if content is not None:
         (tmp_path / "config.json").write_text(content, encoding="latin-1")
-    with pytest.raises(InvalidInput, match=r"config\.json"):
+    with pytest.raises(InvalidCheckpoint, match=r"config\.json cannot be read"):
         read_architecture(tmp_path)
 
 
-@pytest.mark.parametrize("eos", ["</s>", [1, 10**9], True, [-1]])
-def test_an_eos_id_that_is_no_token_is_refused(tmp_path, eos) -> None:
+@pytest.mark.parametrize(
+    ("eos", "complaint"),
+    [
+        ("</s>", "must be a token id or a list of them, not '</s>'"),
+        (True, "must be a token id or a list of them, not True"),
+        ([-1], r"must be a token id or a list of them, not \[-1\]"),
+        ([1, 10**9], r"\[1, 1000000000\]; give token ids in 0\.\.\d+"),
+    ],
+)
+def test_an_eos_id_that_is_no_token_is_refused(tmp_path, eos, complaint) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config_json("31b")))
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
-    with pytest.raises(InvalidInput, match=r"generation_config\.json: eos_token_id .* give token ids in 0\.\.\d+"):
+    with pytest.raises(InvalidInput, match=rf"generation_config\.json: eos_token_id {complaint}"):
         read_architecture(tmp_path)
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from modelserve import inspection
 from modelserve.architecture import ModelArchitecture
 from modelserve.engine_args import EngineArgs
 from modelserve.errors import InvalidInput
+from modelserve.inspection import CONFIG_FILE, read_json_object
 from modelserve.sizing.memory import KEYS_PER_PASS
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.batch import ScheduledBatch, ScheduledRequest, SlidingTable
@@ -29,9 +29,11 @@ from modelserve_worker.execution.memory import GPUMemoryProbe, MemoryUse, cpu_me
 from modelserve_worker.execution.memory_report import MemoryReport
 from modelserve_worker.execution.model_runner import GPUModelRunner
 from modelserve_worker.execution.parallel import TensorParallel, join_tensor_parallel
+from modelserve_worker.execution.weights import InvalidCheckpoint
 from modelserve_worker.execution.weights_progress import ProgressCallback
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.request import SamplingParams
+from modelserve_worker.text.checkpoint_text import read_eos_token_ids
 
 _CPU_PROFILE_TOKENS = 64  # nothing is measured on the CPU: the step shows that the model runs
 # Every filter and penalty on, so that the profile step holds every temporary of sampling.
@@ -55,14 +57,19 @@ class StartedRank:
 def read_architecture(directory: Path) -> ModelArchitecture:
     """Geometry from DIRECTORY/config.json, EOS ids from it and from generation_config.json where there is one.
 
-    Raises InvalidInput or UnsupportedModel.
+    Raises InvalidCheckpoint when config.json cannot be read, else InvalidInput or UnsupportedModel.
     """
-    architecture = inspection.read_architecture(directory, servable_only=True)
+    try:
+        config = read_json_object(directory / CONFIG_FILE)
+    except InvalidInput as error:
+        raise InvalidCheckpoint(str(error)) from error
+    architecture = ModelArchitecture.from_config(config)
     generation = directory / "generation_config.json"
-    eos = inspection.read_json_object(generation).get("eos_token_id") if generation.exists() else None
-    named = eos if isinstance(eos, list) else [] if eos is None else [eos]
-    if any(type(token) is not int or not 0 <= token < architecture.vocab_size for token in named):
-        raise InvalidInput(f"{generation}: eos_token_id {eos!r}; give token ids in 0..{architecture.vocab_size - 1}")
+    named = read_eos_token_ids(generation)
+    if any(token >= architecture.vocab_size for token in named):
+        raise InvalidInput(
+            f"{generation}: eos_token_id {list(named)}; give token ids in 0..{architecture.vocab_size - 1}"
+        )
     return architecture.model_copy(update={"eos_token_ids": tuple(sorted({*architecture.eos_token_ids, *named}))})
 
 

@@ -61,7 +61,7 @@ def load_checkpoint_text(directory: Path) -> CheckpointText:
         vocabulary=Vocabulary.from_tokenizer(tokenizer),
         chat_template=_chat_template(directory, settings),
         defaults=_defaults(generation),
-        eos_token_ids=_eos_token_ids(generation),
+        eos_token_ids=read_eos_token_ids(generation),
     )
 
 
@@ -112,7 +112,8 @@ def _defaults(path: Path) -> SamplingDefaults:
     return SamplingDefaults(**given)
 
 
-def _eos_token_ids(path: Path) -> tuple[int, ...]:
+def read_eos_token_ids(path: Path) -> tuple[int, ...]:
+    """Those of a generation_config.json; none when it is missing. Raises InvalidInput that names the file."""
     eos = _json_object(path).get("eos_token_id")
     token_ids = [] if eos is None else eos if isinstance(eos, list) else [eos]
     if not all(type(token_id) is int and token_id >= 0 for token_id in token_ids):
