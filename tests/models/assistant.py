@@ -5,7 +5,8 @@ the token at p + 2; fed its own state and that token, the one at p + 3, and so o
 sliding and last global cache up to place p, from one constant position.
 
 The public implementations disagree on that position: one rotates the query by p, another by p + 1. Training draws
-either for each row, so that the drafter serves both.
+either for each batch, so that the drafter serves both. A sliding layer sees the window's rows up to p, those that the
+target itself may see at p and a cache therefore still has; transformers 5.23 lets it see one more.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve_worker.tiny.weights import tensor_shapes
 
 DRAFTS = 4  # tokens drafted from one place in training
+_ATTENTION = ("input_layernorm", "self_attn.q_proj", "self_attn.q_norm", "self_attn.o_proj", "post_attention_layernorm")
 
 
 def assistant_architecture() -> ModelArchitecture:
@@ -34,15 +36,29 @@ def assistant_architecture() -> ModelArchitecture:
     return ModelArchitecture.from_config({"model_type": "gemma4", "text_config": text})
 
 
-def initial_assistant(
-    architecture: ModelArchitecture, *, backbone: int, seed: int, device: torch.device
-) -> dict[str, Tensor]:
-    """float32, trainable, by checkpoint name ("model." left out)."""
+def initial_assistant(target: Decoder, *, seed: int) -> dict[str, Tensor]:
+    """float32, trainable, by checkpoint name ("model." left out), on the target's device.
+
+    Embeddings, final norm and everything about attention are those of the target's layers whose caches are read, and
+    the projections pass the target's state through; only the MLPs are random.
+    """
+    architecture, trained = assistant_architecture(), target.weights
     read_from_target = ("k_proj.weight", "v_proj.weight", "k_norm.weight")
     shapes = [(name, shape) for name, shape in tensor_shapes(architecture) if not name.endswith(read_from_target)]
-    hidden = architecture.hidden_size
+    hidden, backbone = architecture.hidden_size, target.architecture.hidden_size
     shapes += [("pre_projection.weight", (hidden, 2 * backbone)), ("post_projection.weight", (backbone, hidden))]
-    return {name: value.to(device).requires_grad_() for name, value in fresh(shapes, seed=seed).items()}
+    weights = fresh(shapes, seed=seed)
+    weights["pre_projection.weight"] = 0.5 * torch.eye(hidden, backbone).repeat(1, 2)
+    weights["post_projection.weight"] = torch.eye(backbone, hidden)
+    for name in ("embed_tokens.weight", "norm.weight"):
+        weights[name] = trained[name]
+    last = {target.architecture.kind(layer): layer for layer in range(target.architecture.num_hidden_layers)}
+    for layer in range(architecture.num_hidden_layers):
+        read = last[architecture.kind(layer)]
+        for part in _ATTENTION:
+            weights[f"layers.{layer}.{part}.weight"] = trained[f"layers.{read}.{part}.weight"]
+    device = trained["norm.weight"].device
+    return {name: value.detach().clone().to(device).requires_grad_() for name, value in weights.items()}
 
 
 @dataclass(frozen=True)
@@ -67,6 +83,7 @@ class Assistant:
         self.weights = weights
         self.target = target
         self._own = Decoder(assistant_architecture(), weights, dtype=target.dtype, compiled=compiled)
+        self.window = self._own.architecture.sliding_window
 
     def drafts(self, rows: Rows, of: Target, tokens: Tensor, *, ahead: int) -> Tensor:
         """Logits float32 [B, M, K, vocab] of the tokens at p + 2 .. p + K + 1, for p in `rows.predict`.
@@ -101,7 +118,7 @@ class Assistant:
         q = own.norm_rotate(q, self.weights[f"{name}.self_attn.q_norm.weight"], *rotations[kind])
         at = torch.arange(rows.input_ids.shape[1], device=x.device).expand_as(rows.input_ids)
         keys, values = of.caches[kind]
-        window = own.architecture.sliding_window if kind is LayerKind.SLIDING else at.shape[1]
+        window = self.window if kind is LayerKind.SLIDING else at.shape[1]
         asked = rows.documents.gather(1, rows.predict)
         attended = own.product(q, keys, values, rows.predict, at, asked, rows.documents, window)
         post = self.weights[f"{name}.post_attention_layernorm.weight"]

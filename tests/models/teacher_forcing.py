@@ -78,6 +78,24 @@ class EngineLogits:
         return replay(self.model, traffic, geometry=geometry, audited=False).logits
 
 
+def reference_model(directory: Path, *, dtype: torch.dtype, attention: str = "sdpa") -> ReferenceModel:
+    """The text model in transformers, on the CPU. Raises InvalidCheckpoint when names or shapes of weights differ."""
+    block_local.register()
+    # A text model's tensors have no "language_model" in their names; without the mapping they stay random.
+    read: Any = ReferenceModel.from_pretrained(
+        directory,
+        config=AutoConfig.from_pretrained(directory).get_text_config(),
+        key_mapping={r"^model\.language_model\.": "model."},
+        dtype=dtype,
+        attn_implementation=attention,
+        output_loading_info=True,
+    )
+    model, loading = read
+    if different := [f"{what}: {sorted(names)[:3]}" for what, names in loading.items() if names]:
+        raise InvalidCheckpoint(f"transformers cannot read {directory}: {'; '.join(different)}")
+    return model
+
+
 class TransformersLogits:
     """transformers, whole conversations at once and without a cache. Raises InvalidCheckpoint when weights differ.
 
@@ -85,19 +103,7 @@ class TransformersLogits:
     """
 
     def __init__(self, directory: Path, *, dtype: torch.dtype, device: torch.device, attention: str = "sdpa") -> None:
-        block_local.register()
-        # A text model's tensors have no "language_model" in their names; without the mapping they stay random.
-        read: Any = ReferenceModel.from_pretrained(
-            directory,
-            config=AutoConfig.from_pretrained(directory).get_text_config(),
-            key_mapping={r"^model\.language_model\.": "model."},
-            dtype=dtype,
-            attn_implementation=attention,
-            output_loading_info=True,
-        )
-        model, loading = read
-        if different := [f"{what}: {sorted(names)[:3]}" for what, names in loading.items() if names]:
-            raise InvalidCheckpoint(f"transformers cannot read {directory}: {'; '.join(different)}")
+        model = reference_model(directory, dtype=dtype, attention=attention)
         self._model = model.to(device).eval()
         self._device = device
 

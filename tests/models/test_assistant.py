@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from assistant import Assistant, Target, accepted, assistant_architecture, following, initial_assistant
+from assistant import Assistant, Target, accepted, following, initial_assistant
 from configs import config_json
 from decoder import Decoder, Rows, loss_of
 from initial_weights import initial_weights
@@ -44,7 +44,7 @@ def test_an_assistant_learns_to_draft_and_its_checkpoint_holds_it(tmp_path: Path
     torch.set_num_threads(1)
     architecture = ModelArchitecture.from_config(config_json("gemma4-tiny-keqv"))
     target = Decoder(architecture, initial_weights(architecture, seed=0, device=CPU), dtype=torch.float32)
-    weights = initial_assistant(assistant_architecture(), backbone=architecture.hidden_size, seed=0, device=CPU)
+    weights = initial_assistant(target, seed=0)
     assistant, rows = Assistant(weights, target), conversation()
     of = Target.of(target, rows)
     tokens, labels = following(rows, 2)

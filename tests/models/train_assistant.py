@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from assistant import DRAFTS, Assistant, Target, accepted, assistant_architecture, following, initial_assistant
+from assistant import DRAFTS, Assistant, Target, accepted, following, initial_assistant
 from batches import Stream, batches
 from configs import GENERATION_CONFIG, TEMPLATE_OF, assistant_config_json
 from decoder import Decoder, loss_of
@@ -58,9 +58,7 @@ def main() -> int:
     device = torch.device("cuda")
     torch._dynamo.config.recompile_limit = 64
     target = read_decoder(options.target, device=device, dtype=torch.bfloat16, compiled=True)
-    architecture = assistant_architecture()
-    backbone = target.architecture.hidden_size
-    weights = initial_assistant(architecture, backbone=backbone, seed=options.seed, device=device)
+    weights = initial_assistant(target, seed=options.seed)
     assistant = Assistant(weights, target, compiled=True)
     optimizer = torch.optim.AdamW(weights.values(), lr=options.rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
     variant = TEMPLATE_OF[TARGET]
