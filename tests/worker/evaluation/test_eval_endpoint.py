@@ -45,6 +45,7 @@ async def _run(
     measurement = Measurement(
         cells,
         exercise_of=_exercise_of,
+        thinking_tokens=0,
         on_failure=(failures if failures is not None else []).append,
         on_progress=lambda done, total: None,
     )
@@ -242,8 +243,11 @@ def test_the_request_is_a_plain_chat_completion() -> None:
         "tools": [tool],
         "chat_template_kwargs": {"enable_thinking": True},
     }
-    plain = chat_body(Exercise("x", asked.messages, Answer("9")), model="tiny")
+    plain = chat_body(Exercise("x", asked.messages, Answer("9")), model="tiny", thinking_tokens=1000)
     assert plain.keys() == {"model", "messages", "temperature", "max_tokens"}
+    longer = chat_body(asked, model="tiny", thinking_tokens=1000)
+    assert longer["max_tokens"] == 1000 + chat_body(asked, model="tiny")["max_tokens"]
+    assert plain["max_tokens"] == 33  # only where thinking is asked for
 
 
 @pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])

@@ -56,6 +56,7 @@ def _ready(port: int) -> bool:
 def test_the_worker_takes_every_question(base_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     failures = tmp_path / "failures.jsonl"
     arguments = ["--base-url", base_url, "--skills", ",".join(SKILLS), "--distances", "10,300,1000", "--n", "3"]
+    arguments += ["--thinking-tokens", "200"]  # the default leaves no room for a prompt
     code = main([*arguments, "--json", "-", "--failures", str(failures)])
     shown = capsys.readouterr()
     assert code == 0, shown.err

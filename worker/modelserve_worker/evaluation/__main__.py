@@ -76,7 +76,11 @@ def _measure(flags: argparse.Namespace) -> int:
             return exercise(cell.skill, seed=flags.seed, index=index, distance=cell.distance)
 
         measurement = Measurement(
-            cells(flags), exercise_of=exercise_of, on_failure=write_failure, on_progress=progress.show
+            cells(flags),
+            exercise_of=exercise_of,
+            thinking_tokens=flags.thinking_tokens,
+            on_failure=write_failure,
+            on_progress=progress.show,
         )
         try:
             asyncio.run(_ask(measurement, flags, model, api_key))

@@ -63,8 +63,11 @@ def open_http(base_url: str, *, api_key: str | None, timeout_s: float, connectio
     )
 
 
-def chat_body(exercise: Exercise, *, model: str) -> dict[str, Any]:
-    """The chat completion request. A text has at most as many tokens as UTF-8 bytes, so that max_tokens fits."""
+def chat_body(exercise: Exercise, *, model: str, thinking_tokens: int = 0) -> dict[str, Any]:
+    """The chat completion request. A text has at most as many tokens as UTF-8 bytes, so that max_tokens fits.
+
+    Where thinking is asked for, a thought may take `thinking_tokens` more than the one that the exercise was made with.
+    """
     answer = exercise.answer
     calls = "".join(f"{call.name}{dict(call.arguments)}" for call in answer.tool_calls)
     length = len(f"{answer.reasoning}{answer.content}{calls}".encode())
@@ -72,7 +75,7 @@ def chat_body(exercise: Exercise, *, model: str) -> dict[str, Any]:
         "model": model,
         "messages": list(exercise.messages),
         "temperature": 0.0,
-        "max_tokens": length + _FRAMING_TOKENS,
+        "max_tokens": length + _FRAMING_TOKENS + (thinking_tokens if exercise.thinking else 0),
     }
     if exercise.tools:
         body["tools"] = list(exercise.tools)

@@ -58,6 +58,13 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--timeout", type=_number(0.001, 86400), default=600.0, metavar="SECONDS", help="of one reply (default 600)"
     )
+    made.add_argument(
+        "--thinking-tokens",
+        type=_whole(0),
+        default=1024,
+        metavar="N",
+        help="room for a thought that is longer than the exercise's own (default 1024)",
+    )
     made.add_argument("--json", metavar="FILE", help="write the results there; - writes them to standard output")
     made.add_argument("--failures", type=Path, metavar="FILE", help="write every wrong answer there, as JSON lines")
     made.add_argument(

@@ -67,18 +67,23 @@ class Tally:
 
 
 class Measurement:
-    """A run over `cells`. It may be stopped at any time; `results` then has what is done."""
+    """A run over `cells`. It may be stopped at any time; `results` then has what is done.
+
+    `thinking_tokens` is the room for thoughts, as in chat_body.
+    """
 
     def __init__(
         self,
         cells: Sequence[Cell],
         *,
         exercise_of: ExerciseSource,
+        thinking_tokens: int,
         on_failure: Callable[[Failure], None],
         on_progress: Callable[[int, int], None],
     ) -> None:
         self._tallies = [Tally(cell) for cell in cells]
         self._exercise_of = exercise_of
+        self._thinking_tokens = thinking_tokens
         self._on_failure = on_failure
         self._on_progress = on_progress
         self._done = 0
@@ -124,7 +129,7 @@ class Measurement:
             return
         if index == 0:
             tally.fingerprint = fingerprint(exercise)
-        body = chat_body(exercise, model=model.id)
+        body = chat_body(exercise, model=model.id, thinking_tokens=self._thinking_tokens)
         needed = words_and_marks(exercise) + body["max_tokens"]
         if model.max_model_len is not None and needed > model.max_model_len:
             tally.skip(f"needs at least {needed} tokens, the server has {model.max_model_len}")
