@@ -220,7 +220,13 @@ def test_ctrl_c_shows_what_is_done(tmp_path: Path) -> None:
     reached, results = tmp_path / "reached", tmp_path / "results.json"
     with _served(hang) as (url, _):
         arguments = ["--base-url", url, *SKILLS, "--concurrency", "1", "--json", str(results)]
-        process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            [*COMMAND, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
+        )
         while not reached.exists():
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
