@@ -31,6 +31,7 @@ from teacher_forcing import (
     EngineLogits,
     TransformersLogits,
     checkpoint_renderer,
+    exercise_flags,
     is_exact,
     render_cell,
 )
@@ -147,7 +148,7 @@ def report_path(named: Path, directory: Path, *, alone: bool) -> Path:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print a table per checkpoint; 1 when a cell is below --at-least."""
     options, rest = parser().parse_known_args(argv)
-    flags = eval_flags.parse(["--base-url", "http://in-process", *rest])
+    flags = exercise_flags(rest)
     below = False
     for directory in options.checkpoint:
         logits, how = open_logits(directory, options)

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import torch
 from assistant import DRAFTS, Assistant, accepted
-from batches import pack
+from batches import pack_final_answers
 from rendering import Rendered
-from teacher_forcing import checkpoint_renderer, render_cell
+from teacher_forcing import checkpoint_renderer, exercise_flags, render_cell
 from torch import Tensor
 from train import read_decoder
 from train_assistant import read_assistant
@@ -27,12 +27,10 @@ from modelserve_worker.evaluation import flags as eval_flags
 
 def acceptance(assistant: Assistant, conversations: Iterable[Rendered], *, ahead: int) -> tuple[Tensor, Tensor]:
     """(accepted, possible), int64 [DRAFTS] each, over the final answers; `ahead` as in Assistant.drafts."""
-    weights, window = assistant.target.weights["norm.weight"], assistant.target.architecture.sliding_window
+    device, window = assistant.target.weights["norm.weight"].device, assistant.target.architecture.sliding_window
     right, possible = torch.zeros(DRAFTS, dtype=torch.int64), torch.zeros(DRAFTS, dtype=torch.int64)
     for each in conversations:
-        answer = Rendered(each.token_ids, each.answers[-1:])
-        length = -(-len(each.token_ids) // window) * window  # sliding layers take whole windows
-        rows = pack([[answer]], length=length, answers=len(each.token_ids) - each.prompt_tokens).to(weights.device)
+        rows = pack_final_answers([each], window=window).to(device)
         of_one, possible_of_one = accepted(assistant, rows, count=DRAFTS, ahead=ahead)
         right, possible = right + of_one.cpu(), possible + possible_of_one.cpu()
     return right, possible
@@ -46,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--assistant", type=Path, required=True)
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     options, rest = parser.parse_known_args(argv)
-    flags = eval_flags.parse(["--base-url", "http://in-process", *rest])
+    flags = exercise_flags(rest)
     target = read_decoder(options.target, device=options.device, dtype=torch.float32, compiled=False)
     assistant = read_assistant(options.assistant, target)
     renderer = checkpoint_renderer(options.target)

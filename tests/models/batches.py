@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -139,6 +139,14 @@ def pack(documents_of_rows: list[list[Rendered]], *, length: int, answers: int) 
         predict[row, : len(places)] = places - 1
         labels[row, : len(places)] = input_ids[row, places]
     return Rows(input_ids, positions, documents, predict, labels)
+
+
+def pack_final_answers(conversations: Sequence[Rendered], *, window: int) -> Rows:
+    """A row for each, its final answer trained to the end. Rows are whole windows, as sliding layers take them."""
+    finals = [Rendered(each.token_ids, each.answers[-1:]) for each in conversations]
+    longest = max(len(final.token_ids) for final in finals)
+    answers = max(end - start for final in finals for start, end in final.answers)
+    return pack([[final] for final in finals], length=-(-longest // window) * window, answers=answers)
 
 
 class _Batches(IterableDataset[Rows]):

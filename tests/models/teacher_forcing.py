@@ -6,6 +6,7 @@ its positions, the end of the turn included, is the answer's token; so one pass 
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from transformers import AutoConfig
 from transformers import Gemma4ForCausalLM as ReferenceModel
 
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
+from modelserve_worker.evaluation import flags as eval_flags
 from modelserve_worker.evaluation.cells import Cell
 from modelserve_worker.evaluation.skills import exercise
 from modelserve_worker.execution.loader import load_model
@@ -145,6 +147,11 @@ def checkpoint_renderer(directory: Path) -> Renderer:
     if variant is None:
         raise InvalidCheckpoint(f"{directory / 'chat_template.jinja'} is not the template of {', '.join(VARIANTS)}")
     return Renderer(Tokenizer.from_file(str(directory / "tokenizer.json")), variant=variant)
+
+
+def exercise_flags(argv: Sequence[str]) -> argparse.Namespace:
+    """What modelserve-eval would ask with these flags; the endpoint that it needs is this process."""
+    return eval_flags.parse(["--base-url", "http://in-process", *argv])
 
 
 def render_cell(renderer: Renderer, cell: Cell, *, seed: int, first: int = 0) -> list[Rendered]:

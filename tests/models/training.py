@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
-from batches import batches, pack
+from batches import batches, pack_final_answers
 from decoder import Decoder, Rows, loss_of
 from rendering import Rendered, Renderer
 from schedule import Phase, Schedule
@@ -107,9 +107,7 @@ def exact_matches(decoder: Decoder, documents: Sequence[Rendered], *, tokens_at_
         length = -(-len(documents[order[-1]].token_ids) // window) * window
         take = order[-max(1, tokens_at_once // length) :]
         del order[-len(take) :]
-        finals = [Rendered(documents[i].token_ids, documents[i].answers[-1:]) for i in take]
-        answers = max(end - start for final in finals for start, end in final.answers)
-        rows = pack([[final] for final in finals], length=length, answers=answers).to(device)
+        rows = pack_final_answers([documents[i] for i in take], window=window).to(device)
         hits = (decoder.logits(rows).argmax(-1) == rows.labels) | (rows.labels < 0)
         for i, hit in zip(take, hits.all(1).tolist(), strict=True):
             right[i] = hit
