@@ -12,6 +12,7 @@ from modelserve_operator.plan import Decision, Finding
 from modelserve_operator.reasons import ConditionType, Reason
 from modelserve_operator.revision import Revision
 from modelserve_operator.rollout import RunningRevision, Step
+from modelserve_operator.terminal_failure import FailureRecord
 
 
 @dataclass(frozen=True)
@@ -74,14 +75,22 @@ def _stalled(view: View) -> Finding | None:
     target = view.target
     if target is None:
         return None
+    if target.record is not None and not (target.record.trying and target.fresh):
+        return Finding(True, target.record.failure.reason, _failed_message(view, target.record))
     if target.overdue and not target.unschedulable and target.ready < view.replicas:
         return Finding(True, Reason.PROGRESS_DEADLINE_EXCEEDED, _workers(view).message)
-    if target.failure is None:
-        return None
-    name = labels.revision_name(view.observed.name, target.hash)
-    remedy = f"Revision {name} was stopped; change the spec, or put it right and delete Deployment {name}."
-    message = f"{target.failure.message.rstrip('.')}. {remedy}"
-    return Finding(True, target.failure.reason, message)
+    return None
+
+
+def _failed_message(view: View, record: FailureRecord) -> str:
+    """What failed, what stays, and when it is tried again. It changes with attempts, not with time."""
+    count = "once" if record.attempts <= 1 else f"{record.attempts} times in a row"
+    again = f"next attempt at {record.retry_at:%Y-%m-%dT%H:%M:%SZ}, or at once when spec, replicas or nodes change"
+    if record.trying:
+        again = "the next attempt is under way"
+    name = labels.revision_name(view.observed.name, view.target.hash) if view.target else ""
+    cause = record.failure.message.rstrip(".")
+    return f"{cause}. Failed {count}; ready workers of {name} stay, it does not grow; {again}."
 
 
 def _capacity(view: View) -> Finding:
@@ -156,10 +165,13 @@ def _idle(view: View) -> Finding | None:
     target = view.target
     if target is None or view.decision.stop:
         return Finding(None, Reason.NOT_REQUESTED, "No plan is committed, so no worker is wanted.")
-    if target.failure is not None:
-        return Finding(False, Reason.STOPPED, target.failure.message)
     if view.replicas == 0:
         return Finding(True, Reason.SCALED_TO_ZERO, "spec.replicas is 0.")
+    if target.failing and target.record is not None and target.ready < view.replicas:
+        message = (
+            f"{target.ready} of {view.replicas} workers are ready; growth stopped: {target.record.failure.message}"
+        )
+        return Finding(False, Reason.STOPPED, message)
     return None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from modelserve.api import CalibrationPages, CalibrationTerm, GpuMemory
 from modelserve_operator import labels, sources
-from modelserve_operator.inventory import Inventory
+from modelserve_operator.inventory import Inventory, NodeChange
 from modelserve_operator.kinds import (
     CHILDREN,
     CLAIM,
@@ -42,8 +42,17 @@ Body = Mapping[str, Any]
 class Gatherer:
     """Hears events, answers `observe`. Nothing here writes to the cluster."""
 
-    def __init__(self, kube: Kube, store: Store, shared: SharedConfig, *, namespaces: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        kube: Kube,
+        store: Store,
+        shared: SharedConfig,
+        *,
+        namespaces: tuple[str, ...] = (),
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
         self._kube = kube
+        self._clock = clock
         self._store = store
         self._shared = shared
         self._namespaces = namespaces
@@ -113,8 +122,10 @@ class Gatherer:
 
     def note(self, kind: ResourceKind, body: Body, *, deleted: bool) -> set[Key]:
         """Keep one object's state. Returns the ModelServes that it may concern."""
-        if kind is NODE:  # of nodes only their pools are kept
-            return self._on_accelerators() if self._inventory.hear(body, deleted=deleted) else set()
+        if kind is NODE:  # of nodes only their pools and places are kept
+            change = self._inventory.hear(body, deleted=deleted)
+            planned = self._on_accelerators() if NodeChange.POOL in change else set()
+            return planned | self._failed() if NodeChange.PLACE in change else planned
         if kind is NODE_POOL:  # its status tells what runs; a plan depends on what may
             before = self._store.get(kind, "", body["metadata"]["name"])
             kept = not deleted and self._store.put(kind, body)
@@ -167,7 +178,8 @@ class Gatherer:
             ),
             claim_modes={name: await self._claim_modes(key.namespace, name) for name in sources.claims(body)},
             reports=await self._read_reports(pods),
-            now=datetime.now(UTC),
+            places=self._inventory.places(with_gpus=not sources.cpu_only(body)),
+            now=self._clock(),
         )
 
     async def _shared_config_map(self, name: str) -> Body | None:
@@ -207,6 +219,12 @@ class Gatherer:
     def _on_accelerators(self) -> set[Key]:
         """ModelServes whose plan may depend on nodes: all but those that allow only the CPU."""
         return {self._key(body) for body in self._store.all(MODEL_SERVE) if not sources.cpu_only(body)}
+
+    def _failed(self) -> set[Key]:
+        """ModelServes with a revision whose workers ended for good: a node is a reason to try again."""
+        noted = (body for body in self._store.all(DEPLOYMENT) if labels.annotation_of(body, labels.TERMINAL_FAILURE))
+        owners = ((body["metadata"]["namespace"], labels.label_of(body, labels.NAME)) for body in noted)
+        return {Key(namespace, owner) for namespace, owner in owners if owner}
 
     @staticmethod
     def _key(body: Body) -> Key:

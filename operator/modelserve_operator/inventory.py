@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import IntFlag
 from functools import lru_cache
 from typing import Any
 
@@ -16,6 +17,7 @@ from modelserve.hardware import GPU_RESOURCE
 from modelserve.planning import AcceleratorOffer, offers_from_nodes
 from modelserve.planning.node_labels import INSTANCE_TYPE, PRODUCT_LABEL, node_gpus
 from modelserve_operator.catalogue import Catalogue
+from modelserve_operator.labels import short_hash
 
 HOSTNAME_LABEL = "kubernetes.io/hostname"
 _PER_NODE_LABELS = frozenset({HOSTNAME_LABEL, "nvidia.com/gfd.timestamp"})  # would make a pool of every node
@@ -93,34 +95,80 @@ def pool_of(node: Body) -> Pool | None:
     )
 
 
+@dataclass(frozen=True)
+class Place:
+    """What of a node tells whether a worker that failed there, or had no place, may fare better now."""
+
+    uid: str
+    boot: str
+    ready: bool
+    open: bool  # not cordoned
+    pool: Pool | None
+
+    @classmethod
+    def of(cls, node: Body) -> Place:
+        status = node.get("status") or {}
+        states = {each["type"]: each.get("status") for each in status.get("conditions") or ()}
+        return cls(
+            uid=node["metadata"].get("uid") or "",
+            boot=(status.get("nodeInfo") or {}).get("bootID") or "",
+            ready=states.get("Ready") == "True",
+            open=not (node.get("spec") or {}).get("unschedulable"),
+            pool=pool_of(node),
+        )
+
+
+class NodeChange(IntFlag):
+    """What a state of a node brought; heartbeats bring nothing."""
+
+    NONE = 0
+    PLACE = 1  # a failed worker may fare better
+    POOL = 2  # a plan may come out differently
+
+
 class Inventory:
-    """Pool of every node, kept up to date node by node."""
+    """Every node, reduced to its pool and its place."""
 
     def __init__(self) -> None:
-        self._pool_of_node: dict[str, Pool] = {}
+        self._places: dict[str, Place] = {}
+        self._marks: dict[str, str] = {}  # digest of each place
         self._pools: tuple[Pool, ...] | None = ()  # None: to be worked out again
+        self._digests: dict[bool, str] = {}
 
-    def hear(self, node: Body, *, deleted: bool) -> bool:
-        """Note a node's state. True when its pool changed, that is when a plan might; heartbeats change nothing."""
+    def hear(self, node: Body, *, deleted: bool) -> NodeChange:
+        """Note a node's state."""
         name = node["metadata"]["name"]
-        before = self._pool_of_node.get(name)
-        after = None if deleted else pool_of(node)
+        before = self._places.get(name)
+        after = None if deleted else Place.of(node)
         if after is None:
-            self._pool_of_node.pop(name, None)
-        else:
-            self._pool_of_node[name] = after
-        if before != after:
-            self._pools = None
-        return before != after
+            self._places.pop(name, None)
+            self._marks.pop(name, None)
+        elif before != after:
+            self._places[name] = after
+            self._marks[name] = short_hash(repr(after))
+        if before == after:
+            return NodeChange.NONE
+        self._digests.clear()
+        if (before and before.pool) == (after and after.pool):
+            return NodeChange.PLACE
+        self._pools = None
+        return NodeChange.PLACE | NodeChange.POOL
 
     def names(self) -> set[str]:
-        """Nodes that are in a pool."""
-        return set(self._pool_of_node)
+        """Nodes that are known."""
+        return set(self._places)
+
+    def places(self, *, with_gpus: bool) -> str:
+        """Digest of all nodes, or of those in a pool."""
+        if with_gpus not in self._digests:
+            chosen = [name for name, place in self._places.items() if place.pool is not None or not with_gpus]
+            self._digests[with_gpus] = short_hash([[name, self._marks[name]] for name in sorted(chosen)])
+        return self._digests[with_gpus]
 
     def pools(self) -> tuple[Pool, ...]:
         """The distinct pools, in a fixed order."""
         if self._pools is None:
-            self._pools = tuple(sorted(set(self._pool_of_node.values())))
+            self._pools = tuple(sorted({place.pool for place in self._places.values() if place.pool is not None}))
         return self._pools
 
 

@@ -19,7 +19,9 @@ SPEC_HASH = f"{GROUP}/spec-hash"
 
 APPROVE_PLAN = f"{GROUP}/approve-plan"  # on the ModelServe, by the user: the hash of the proposed plan to commit
 APPLIED_HASH = f"{GROUP}/applied-hash"  # on every child: hash of what was applied, so that dropped fields are noticed
-TERMINAL_FAILURE = f"{GROUP}/terminal-failure"  # on a Deployment: the JSON termination message that stopped it
+TERMINAL_FAILURE = (
+    f"{GROUP}/terminal-failure"  # on a Deployment: the record of the failure that stopped its growth, as JSON
+)
 
 WATCH_SELECTOR = f"{MANAGED_BY}={FIELD_MANAGER}"
 

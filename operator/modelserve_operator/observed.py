@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -16,6 +15,9 @@ from modelserve_operator import labels
 from modelserve_operator.supply import Supply
 
 Body = Mapping[str, Any]
+
+WORKER_CONTAINER, FETCH_CONTAINER, INSPECT_CONTAINER = "worker", "fetch", "inspect"
+OWN_CONTAINERS = frozenset({WORKER_CONTAINER, FETCH_CONTAINER, INSPECT_CONTAINER})  # others are injected by somebody
 
 
 @dataclass(frozen=True)
@@ -46,18 +48,6 @@ class Failure:
     reason: str
     message: str
 
-    def to_json(self) -> str:
-        return json.dumps({"reason": self.reason, "message": self.message}, sort_keys=True)
-
-    @classmethod
-    def from_json(cls, text: str) -> Failure:
-        """Read what `to_json` wrote; anything else (edited by hand) becomes the message."""
-        try:
-            document = json.loads(text)
-            return cls(str(document["reason"]), str(document["message"]))
-        except (ValueError, KeyError, TypeError):
-            return cls("WorkerFailed", text)
-
     @classmethod
     def from_termination(cls, text: str) -> Failure:
         """Read a container's termination message."""
@@ -83,9 +73,9 @@ class Pod:
     terminating: bool
     unschedulable: str | None  # the scheduler's message
     trouble: str | None  # why a container waits or restarts, in words
-    failure: Failure | None  # a container ended with the terminal exit code
+    failure: Failure | None  # a container of ours ended with the terminal exit code, and has not recovered since
     report: str | None  # termination message of a container that ended well (inspect Job)
-    started: bool = False  # the startup probe, which asks for readiness, has passed
+    started: bool = False  # the worker's startup probe, which asks for readiness, has passed
 
     @classmethod
     def from_body(cls, body: Body) -> Pod:
@@ -93,20 +83,23 @@ class Pod:
         conditions = {c["type"]: c for c in status.get("conditions") or ()}
         scheduled = conditions.get("PodScheduled") or {}
         containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+        own = [container for container in containers if container.get("name") in OWN_CONTAINERS]
         succeeded = status.get("phase") == "Succeeded"
+        ready = (conditions.get("Ready") or {}).get("status") == "True"
+        started = any(container.get("started") for container in own if container["name"] == WORKER_CONTAINER)
         return cls(
             name=body["metadata"]["name"],
             uid=body["metadata"]["uid"],
             plan_hash=labels.label_of(body, labels.PLAN_HASH),
             job=labels.label_of(body, "batch.kubernetes.io/job-name"),
             restarts=sum(int(container.get("restartCount") or 0) for container in containers),
-            ready=(conditions.get("Ready") or {}).get("status") == "True",
+            ready=ready,
             terminating=bool(body["metadata"].get("deletionTimestamp")),
             unschedulable=scheduled.get("message", "") if scheduled.get("reason") == "Unschedulable" else None,
             trouble=next(filter(None, map(_trouble, containers)), None),
-            failure=next(filter(None, map(_failure, containers)), None),
+            failure=None if ready or started else next(filter(None, map(_failure, own)), None),
             report=_report(status) if succeeded else None,
-            started=any(container.get("started") for container in status.get("containerStatuses") or ()),
+            started=started,
         )
 
 
@@ -160,6 +153,7 @@ class Observed:
         default_factory=dict
     )  # claim -> access modes; None: absent
     reports: Mapping[str, WorkerReport] = field(default_factory=dict)  # pod uid -> report
+    places: str = ""  # digest of the nodes where its pods may run: another one is a reason to try again
     now: datetime = field(default=datetime.min)
 
     @property

@@ -49,7 +49,7 @@ class Reason(StrEnum):
     ALL_READY = "AllReady"
     CONTEXT_REDUCED = "ContextReduced"  # ready, with a shorter context than planned: the pool came out smaller
     STARTING = "Starting"
-    STOPPED = "Stopped"  # a terminal failure: the revision was scaled to zero
+    STOPPED = "Stopped"  # a terminal failure: growth stopped until the next attempt
     SCALED_TO_ZERO = "ScaledToZero"
 
     # Stalled, beside the reasons above and those of modelserve.termination.TerminationReason

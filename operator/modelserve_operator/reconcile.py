@@ -18,11 +18,11 @@ from modelserve_operator.kube import KubeError
 from modelserve_operator.manifests.inspect_job import inspect_job
 from modelserve_operator.manifests.revision_objects import deployment, revision_config_map
 from modelserve_operator.manifests.serving_objects import disruption_budget, model_facts_config_map, service
-from modelserve_operator.observed import Failure, Observed
+from modelserve_operator.observed import Observed
 from modelserve_operator.plan import Decision, Finding, decide
 from modelserve_operator.reasons import Reason
-from modelserve_operator.revision import Revision
 from modelserve_operator.rollout import RunningRevision, Step, next_step
+from modelserve_operator.running import known_revisions, running_revisions
 from modelserve_operator.settings import Settings
 from modelserve_operator.shared_config import SharedConfig
 from modelserve_operator.status import summarise, transitions
@@ -62,9 +62,9 @@ class Reconciler:
             metrics.SIZING_ERROR.remove_by_labels({"namespace": key.namespace, "name": key.name})
             return None  # the garbage collector deletes the children
         decision = decide(observed, self._settings)
-        running = running_revisions(observed)
+        running = running_revisions(observed, replicas=decision.spec.replicas if decision.spec else None)
         step = _step(observed, decision, running)
-        delay = None
+        delay = _next_attempt(observed, running)
         try:
             await self._apply(observed, decision, step, running)
         except PredecessorError as error:
@@ -156,9 +156,9 @@ class Reconciler:
 
         for plan_hash in sorted(step.replicas, key=growth):
             if plan_hash in revisions:
-                failure = running[plan_hash].failure if plan_hash in running else None
+                record = running[plan_hash].record if plan_hash in running else None
                 body = deployment(
-                    observed.model_serve, revisions[plan_hash], replicas=step.replicas[plan_hash], failure=failure
+                    observed.model_serve, revisions[plan_hash], replicas=step.replicas[plan_hash], record=record
                 )
                 await self._applier.apply(DEPLOYMENT, body)
 
@@ -206,34 +206,10 @@ def _measure(observed: Observed, status: Mapping[str, Any]) -> None:
             gauge.set(float(term["errorPercent"]) / 100)
 
 
-def known_revisions(observed: Observed) -> dict[str, Revision]:
-    """Committed revisions by hash."""
-    revisions = filter(None, map(Revision.from_config_map, observed.config_maps))
-    return {revision.hash: revision for revision in revisions}
-
-
-def running_revisions(observed: Observed) -> dict[str, RunningRevision]:
-    """Revisions with a Deployment, by hash. A terminal failure is read from the Deployment, or from a pod just now."""
-    running = {}
-    for body in observed.deployments:
-        plan_hash = labels.label_of(body, labels.PLAN_HASH)
-        if plan_hash is None or body["metadata"].get("deletionTimestamp"):
-            continue
-        pods = observed.pods_of(plan_hash)
-        noted = labels.annotation_of(body, labels.TERMINAL_FAILURE)
-        states = (body.get("status") or {}).get("conditions") or ()
-        seen = next((pod.failure for pod in pods if pod.failure), None)
-        running[plan_hash] = RunningRevision(
-            hash=plan_hash,
-            replicas=int(body["spec"].get("replicas", 1)),
-            pods=len(pods),
-            ready=sum(pod.ready for pod in pods),
-            loaded=sum(pod.started for pod in pods),
-            unschedulable=sum(pod.unschedulable is not None for pod in pods),
-            overdue=any(state.get("reason") == "ProgressDeadlineExceeded" for state in states),
-            failure=Failure.from_json(noted) if noted else seen,
-        )
-    return running
+def _next_attempt(observed: Observed, running: Mapping[str, RunningRevision]) -> float | None:
+    """Seconds until the first revision that failed is tried again."""
+    due = [revision.record.retry_at for revision in running.values() if revision.record and revision.failing]
+    return max(0.0, (min(due) - observed.now).total_seconds()) + 0.1 if due else None
 
 
 def _replicas(decision: Decision) -> int:

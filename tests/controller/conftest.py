@@ -11,6 +11,7 @@ import copy
 import itertools
 import json
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -129,7 +130,7 @@ class FakeCluster:
         """Give Deployments and Jobs the pods they ask for; the pods have no state yet."""
         for deployment in self.of(DEPLOYMENT):
             wanted = deployment["spec"]["replicas"]
-            pods = self.pods_of(deployment)
+            pods = sorted(self.pods_of(deployment), key=_ready, reverse=True)  # those that are not ready go first
             for pod in pods[wanted:]:
                 self.remove(POD, *key_of(pod))
             for _ in range(wanted - len(pods)):
@@ -231,6 +232,11 @@ def _ours(body: Body) -> bool:
     return labels.label_of(body, labels.MANAGED_BY) == labels.FIELD_MANAGER
 
 
+def _ready(pod: Body) -> bool:
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+
+
 def _owner_uid(body: Body) -> str | None:
     return next((reference["uid"] for reference in body["metadata"].get("ownerReferences") or ()), None)
 
@@ -247,13 +253,15 @@ class World:
         self.cluster = FakeCluster()
         self.settings = Settings(worker_image="worker:test")
         self.pending: set[Key] = set()
+        self.now = datetime(2026, 1, 1, tzinfo=UTC)
+        self.due: dict[Key, datetime] = {}  # when the last reconcile of a key asked to be called again
         self.restart_operator()
 
     def restart_operator(self) -> None:
         """A new operator process: it knows nothing but what it lists."""
         store = Store()
         shared = SharedConfig(self.settings.namespace)
-        self.gatherer = Gatherer(self.cluster, store, shared)
+        self.gatherer = Gatherer(self.cluster, store, shared, clock=lambda: self.now)
         self.reconciler = Reconciler(self.gatherer, Applier(self.cluster, store), shared, self.settings)
         self.cluster.listener = self._heard
         asyncio.run(self.gatherer.relist())
@@ -272,11 +280,20 @@ class World:
                     return
                 key = min(self.pending)
                 self.pending.discard(key)
-                await self.reconciler.reconcile(key)
+                delay = await self.reconciler.reconcile(key)
+                self.due[key] = (
+                    self.now + timedelta(seconds=delay) if delay is not None else datetime.max.replace(tzinfo=UTC)
+                )
                 self.cluster.run_controllers()
             raise AssertionError(f"the operator does not come to rest: {self.cluster.writes[-10:]}")
 
         asyncio.run(work())
+
+    def pass_time(self, seconds: float) -> None:
+        """The clock moves on, and what asked to be looked at again by then is."""
+        self.now += timedelta(seconds=seconds)
+        self.pending |= {key for key, due in self.due.items() if due <= self.now}
+        self.settle()
 
     # --- shorthands for tests -------------------------------------------------------------------------------------
 

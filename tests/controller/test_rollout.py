@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from modelserve.api.spec import RolloutSpec
 from modelserve_operator.observed import Failure
 from modelserve_operator.rollout import RunningRevision, Step, next_step
+from modelserve_operator.terminal_failure import FailureRecord
 
 OLD, NEW = "old0000000", "new0000000"
+FAILED = FailureRecord(Failure("InvalidCheckpoint", "broken"))
 
 
 def _simulate(
@@ -93,10 +95,49 @@ def test_no_surge_and_no_downtime_changes_nothing() -> None:
 def test_a_failed_revision_stops_and_the_old_one_stays(old_ready: int) -> None:
     running = {
         OLD: RunningRevision(OLD, 2, pods=2, ready=old_ready),
-        NEW: RunningRevision(NEW, 2, pods=2, failure=Failure("InvalidCheckpoint", "broken")),
+        NEW: RunningRevision(NEW, 2, pods=2, failed=2, record=FAILED),
     }
     step = next_step(target=NEW, running=running, serving=OLD, replicas=2, rollout=RolloutSpec())
     assert step == Step({OLD: 2, NEW: 0}, OLD)
+
+
+@given(data=st.data(), replicas=st.integers(0, 6), surge=st.integers(0, 3), allow_downtime=st.booleans())
+def test_while_workers_fail_no_ready_pod_is_asked_to_go_but_for_another(
+    data: st.DataObject, replicas: int, surge: int, allow_downtime: bool
+) -> None:
+    """Whatever runs in whatever state: what is left of ready pods is at least what was, up to what is wanted."""
+    running = {}
+    for plan_hash in (OLD, NEW):
+        asked = data.draw(st.integers(0, 6))
+        pods = data.draw(st.integers(0, asked + 1))
+        failed = data.draw(st.integers(0, pods))
+        ready = data.draw(st.integers(0, pods - failed))
+        record = data.draw(st.sampled_from([FAILED, replace(FAILED, trying=True)])) if plan_hash == NEW else None
+        running[plan_hash] = RunningRevision(
+            plan_hash,
+            asked,
+            pods=pods,
+            ready=ready,
+            loaded=ready,
+            failed=0 if plan_hash == OLD else failed,
+            record=record,
+        )
+    rollout = RolloutSpec(max_surge=surge, allow_downtime=allow_downtime)
+    step = next_step(target=NEW, running=running, serving=OLD, replicas=replicas, rollout=rollout)
+    left = {key: min(each.ready, step.replicas.get(key, 0)) for key, each in running.items()}
+    assert left[NEW] >= min(replicas, min(running[NEW].ready, running[NEW].replicas))
+    assert sum(left.values()) >= min(replicas, sum(min(each.ready, each.replicas) for each in running.values()))
+    assert running[NEW].record.trying or step.replicas[NEW] <= running[NEW].replicas
+
+
+def test_leave_for_downtime_is_taken_once_and_given_back_after_a_failure() -> None:
+    rollout = RolloutSpec(max_surge=0, allow_downtime=True)
+    running = {OLD: RunningRevision(OLD, 0), NEW: RunningRevision(NEW, 2, pods=2, failed=2, record=FAILED)}
+    assert next_step(target=NEW, running=running, serving=OLD, replicas=2, rollout=rollout).replicas == {OLD: 2, NEW: 0}
+    again = replace(FAILED, trying=True)
+    running = {OLD: RunningRevision(OLD, 2, pods=2, ready=2, loaded=2), NEW: RunningRevision(NEW, 0, record=again)}
+    step = next_step(target=NEW, running=running, serving=OLD, replicas=2, rollout=rollout)
+    assert (step.replicas, step.blocked) == ({OLD: 2, NEW: 0}, True)
 
 
 def test_a_revision_that_was_superseded_before_it_was_ready_goes() -> None:

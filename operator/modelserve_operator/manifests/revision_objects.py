@@ -7,8 +7,9 @@ from typing import Any
 from modelserve_operator import labels
 from modelserve_operator.manifests.metadata import child_metadata
 from modelserve_operator.manifests.worker_template import progress_deadline_seconds
-from modelserve_operator.observed import Body, Failure
+from modelserve_operator.observed import Body
 from modelserve_operator.revision import Revision
+from modelserve_operator.terminal_failure import FailureRecord
 
 
 def revision_config_map(model_serve: Body, revision: Revision) -> dict[str, Any]:
@@ -22,7 +23,7 @@ def revision_config_map(model_serve: Body, revision: Revision) -> dict[str, Any]
     return {"metadata": metadata, "immutable": True, "data": revision.to_data()}
 
 
-def deployment(model_serve: Body, revision: Revision, *, replicas: int, failure: Failure | None) -> dict[str, Any]:
+def deployment(model_serve: Body, revision: Revision, *, replicas: int, record: FailureRecord | None) -> dict[str, Any]:
     """NAME-HASH, from the committed template: a newer operator changes nothing in the pods of an older revision."""
     name = model_serve["metadata"]["name"]
     identity = {labels.PLAN_HASH: revision.hash}
@@ -32,8 +33,8 @@ def deployment(model_serve: Body, revision: Revision, *, replicas: int, failure:
         component=labels.WORKER,
         extra_labels=identity,
     )
-    if failure is not None:
-        metadata["annotations"] = {labels.TERMINAL_FAILURE: failure.to_json()}
+    if record is not None:
+        metadata["annotations"] = {labels.TERMINAL_FAILURE: record.to_json()}
     return {
         "metadata": metadata,
         "spec": {
@@ -41,8 +42,9 @@ def deployment(model_serve: Body, revision: Revision, *, replicas: int, failure:
             "selector": {"matchLabels": {**labels.selector(name), **identity}},
             "progressDeadlineSeconds": progress_deadline_seconds(revision.weight_bytes),
             "revisionHistoryLimit": 0,
-            # The template of a revision never changes, so this only matters when somebody else changes it.
-            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
+            # The template of a revision never changes, so this only matters when somebody else changes it: neither
+            # that nor putting it right ends a pod that is ready before another one is.
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
             "template": revision.template,
         },
     }

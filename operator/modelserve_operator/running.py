@@ -1,0 +1,49 @@
+"""The revisions that exist and those that run, read from what was observed. Pure."""
+
+from __future__ import annotations
+
+from modelserve_operator import labels
+from modelserve_operator.observed import Observed
+from modelserve_operator.revision import Revision
+from modelserve_operator.rollout import RunningRevision
+from modelserve_operator.terminal_failure import FailureRecord, next_record
+
+
+def known_revisions(observed: Observed) -> dict[str, Revision]:
+    """Committed revisions by hash."""
+    revisions = filter(None, map(Revision.from_config_map, observed.config_maps))
+    return {revision.hash: revision for revision in revisions}
+
+
+def running_revisions(observed: Observed, *, replicas: int | None) -> dict[str, RunningRevision]:
+    """Revisions with a Deployment, by hash; `replicas` of the spec, None for a spec that is not valid."""
+    running = {}
+    for body in observed.deployments:
+        plan_hash = labels.label_of(body, labels.PLAN_HASH)
+        if plan_hash is None or body["metadata"].get("deletionTimestamp"):
+            continue
+        pods = observed.pods_of(plan_hash)
+        noted = labels.annotation_of(body, labels.TERMINAL_FAILURE)
+        states = (body.get("status") or {}).get("conditions") or ()
+        asked = int(body["spec"].get("replicas", 1))
+        ready = sum(pod.ready for pod in pods)
+        record = next_record(
+            FailureRecord.from_json(noted) if noted else None,
+            seen=next((pod.failure for pod in pods if pod.failure), None),
+            complete=ready >= (asked if replicas is None else replicas),
+            generation=observed.generation,
+            places=observed.places,
+            now=observed.now,
+        )
+        running[plan_hash] = RunningRevision(
+            hash=plan_hash,
+            replicas=asked,
+            pods=len(pods),
+            ready=ready,
+            loaded=sum(pod.started for pod in pods),
+            unschedulable=sum(pod.unschedulable is not None for pod in pods),
+            overdue=any(state.get("reason") == "ProgressDeadlineExceeded" for state in states),
+            failed=sum(pod.failure is not None for pod in pods),
+            record=record,
+        )
+    return running
