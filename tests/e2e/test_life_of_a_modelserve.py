@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import json
-import threading
-import time
-import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
 
-import openai
 import pytest
 
 from localcluster import operator_process
 from localcluster.deployment import CHECKPOINT, NAME_LABEL, Deployed, apply_example
 from localcluster.kubectl import KubectlError, wait_for
 from localcluster.operator_process import OperatorProcess
-from localcluster.service_access import service_url
 from localcluster.target import Target
+from localcluster.traffic import models_at, traffic_to
 
 NAMESPACE = "modelserve-e2e"
 API = f"/apis/serving.modelserve.dev/v1alpha1/namespaces/{NAMESPACE}/modelserves"
@@ -90,52 +83,11 @@ def _evictions_leave_one_worker(served: Deployed) -> None:
     assert (len(answers), len(refused)) == (2, 1), answers
 
 
-@dataclass
-class Traffic:
-    """A client that asks again and again; every failure is kept."""
-
-    url: str
-    model: str
-    answered: int = 0
-    errors: list[str] = field(default_factory=list)
-    stopped: threading.Event = field(default_factory=threading.Event)
-
-    def run(self) -> None:
-        client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
-        while not self.stopped.is_set():
-            try:
-                answer = client.completions.create(model=self.model, prompt="page", max_tokens=4, temperature=0)
-                assert answer.usage is not None
-                self.answered += 1
-            except Exception as error:
-                self.errors.append(f"{type(error).__name__}: {error}")
-            time.sleep(0.05)
-
-
-def _models(url: str) -> list[dict[str, Any]]:
-    with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as answer:
-        models: list[dict[str, Any]] = json.load(answer)["data"]
-    return models
-
-
-@contextmanager
-def _traffic(served: Deployed) -> Iterator[Traffic]:
-    with service_url(served.target, NAMESPACE, served.name) as url:
-        traffic = Traffic(url, _models(url)[0]["id"])
-        thread = threading.Thread(target=traffic.run)
-        thread.start()
-        try:
-            yield traffic
-        finally:
-            traffic.stopped.set()
-            thread.join()
-
-
 def test_a_new_max_model_len_takes_over_without_an_error(cluster: Target, operator: OperatorProcess) -> None:
     served = apply_example(cluster, NAMESPACE, "rolling")
     served.wait_ready()
     before = served.status()["plan"]["hash"]
-    with _traffic(served) as traffic:
+    with traffic_to(served) as traffic:
         wait_for("first answers", lambda: traffic.answered > 3 or bool(traffic.errors), timeout_s=60)
         served.patch({"context": {"maxModelLen": 1024}})
         served.wait_ready()
@@ -144,7 +96,7 @@ def test_a_new_max_model_len_takes_over_without_an_error(cluster: Target, operat
         wait_for("the old revision is gone", lambda: len(served.owned("deployments")) == 1, timeout_s=180)
         answered = traffic.answered
         wait_for("answers by the new revision", lambda: traffic.answered > answered + 3, timeout_s=60)
-        assert [model["max_model_len"] for model in _models(traffic.url)] == [1024]
+        assert [model["max_model_len"] for model in models_at(traffic.url)] == [1024]
     assert traffic.errors == []
     assert served.status()["maxModelLen"] == 1024
     served.kubectl.delete("modelserve", "rolling")

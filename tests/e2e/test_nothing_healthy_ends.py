@@ -1,0 +1,60 @@
+"""Faults of one part leave the others alone: what each does to ready workers and to requests under way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from localcluster import weights_volume
+from localcluster.deployment import CHECKPOINT, Deployed
+from localcluster.kubectl import Kubectl, wait_for
+from localcluster.target import Target
+from localcluster.traffic import traffic_to
+from localcluster.weights_volume import MOUNT
+
+NAMESPACE = "modelserve-e2e"
+
+
+def _ready_pods(served: Deployed) -> set[str]:
+    """uids of worker pods that are Ready and not on their way out."""
+    return {
+        pod["metadata"]["uid"]
+        for pod in served.owned("pods")
+        if "deletionTimestamp" not in pod["metadata"]
+        and any(each["type"] == "Ready" and each["status"] == "True" for each in pod["status"].get("conditions", ()))
+    }
+
+
+def _endpoints(kubectl: Kubectl, service: str) -> int:
+    """Ready endpoints behind a Service."""
+    slices = kubectl.items("endpointslices", "-l", f"kubernetes.io/service-name={service}")
+    endpoints: list[dict[str, Any]] = [each for body in slices for each in body.get("endpoints") or ()]
+    return sum(bool(each["conditions"].get("ready")) for each in endpoints)
+
+
+def test_a_failing_worker_leaves_the_ready_one_and_is_tried_again_when_replicas_change(
+    cluster: Target, tiny: Deployed
+) -> None:
+    weights = f"{MOUNT}/{CHECKPOINT.name}/model.safetensors"
+    healthy = _ready_pods(tiny)
+    assert len(healthy) == 1
+    with traffic_to(tiny) as traffic:
+        wait_for("first answers", lambda: traffic.answered > 3 or bool(traffic.errors), timeout_s=60)
+        weights_volume.run_job(cluster, NAMESPACE, name="hide", command=["mv", weights, f"{weights}.hidden"])
+        try:
+            tiny.kubectl.run("scale", "modelserve/tiny", "--replicas=2")
+            wait_for("Stalled", lambda: tiny.condition("Stalled").get("status") == "True", timeout_s=120)
+            assert tiny.condition("Stalled")["reason"] == "InvalidCheckpoint"
+            assert "safetensors" in tiny.condition("Stalled")["message"]
+            wait_for("the failed pod gone", lambda: len(tiny.owned("pods")) == 1, timeout_s=90)
+            assert _ready_pods(tiny) == healthy
+            assert [each["spec"]["replicas"] for each in tiny.owned("deployments")] == [1]
+            assert tiny.condition("Available")["status"] == "True"
+            assert _endpoints(tiny.kubectl, "tiny") == 1
+        finally:
+            weights_volume.run_job(cluster, NAMESPACE, name="show", command=["mv", f"{weights}.hidden", weights])
+            tiny.kubectl.run("scale", "modelserve/tiny", "--replicas=1")
+        tiny.wait_ready(timeout_s=60)
+        assert _ready_pods(tiny) == healthy
+        answered = traffic.answered
+        wait_for("answers after it all", lambda: traffic.answered > answered + 3, timeout_s=60)
+    assert traffic.errors == []
