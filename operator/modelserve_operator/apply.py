@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from modelserve_operator import diff, labels, metrics
+from modelserve_operator import diff, drift, labels, metrics
+from modelserve_operator.drift import Correction, DriftContestedError, Heals
 from modelserve_operator.kinds import EVENT, MODEL_SERVE, ResourceKind
 from modelserve_operator.kube import Kube, KubeError
 from modelserve_operator.observed import Transition
 from modelserve_operator.store import Store, key_of
+from modelserve_operator.work_queue import Key
 
 logger = logging.getLogger(__name__)
 Body = Mapping[str, Any]
@@ -31,32 +34,79 @@ class PredecessorError(Exception):
 class Applier:
     """Server-side apply of children and status, deletes, and Kubernetes Events."""
 
-    def __init__(self, kube: Kube, store: Store) -> None:
+    def __init__(self, kube: Kube, store: Store, *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self._kube = kube
         self._store = store
-        self._applied_status: dict[str, str] = {}  # uid -> hash of the last status we applied
+        self._clock = clock
+        self._heals = Heals()
+        self._last: dict[Key, dict[str, str]] = defaultdict(dict)  # per ModelServe: uid -> hash of what we last applied
 
     async def apply(self, kind: ResourceKind, body: Body) -> None:
-        """Create the child or change it to `body`, unless it is so already.
+        """Create the child or change it to `body`, unless it is so already. What others add to fields that are ours
+        alone goes, until it has come back too often.
 
-        Raises NameTakenError, PredecessorError, KubeError.
+        Raises NameTakenError, PredecessorError, DriftContestedError, KubeError.
         """
         desired = diff.with_applied_hash(body)
         namespace, name = key_of(body)
         live = self._store.get(kind, namespace, name)
         if live is None:
             live = await self._kube.get(kind, namespace=namespace, name=name)
-        if live is not None:
-            if not _same_owner(live, body):
-                if _same_owner(live, body, identity="name"):
-                    raise PredecessorError(f"{kind.kind} {namespace}/{name} belongs to a deleted ModelServe")
-                raise NameTakenError(kind, namespace, name)
-            if diff.covers(live, desired):
-                self._store.put(kind, live)
-                return
-        self._store.put(kind, await self._kube.apply(kind, desired))
+        if live is None:
+            await self._write(kind, desired)
+            return
+        if not _same_owner(live, body):
+            if _same_owner(live, body, identity="name"):
+                raise PredecessorError(f"{kind.kind} {namespace}/{name} belongs to a deleted ModelServe")
+            raise NameTakenError(kind, namespace, name)
+        wrong = drift.corrections(kind, live, desired)
+        if not wrong and diff.covers(live, desired):
+            self._store.put(kind, live)
+            return
+        uid, applied = live["metadata"]["uid"], labels.annotation_of(desired, labels.APPLIED_HASH)
+        if applied in (self._last[_owner(live)].get(uid), labels.annotation_of(live, labels.APPLIED_HASH)):
+            # What we want is what we last wrote, so somebody else made the difference.
+            again = self._heals.note(uid, self._clock())
+            if again is not None:
+                fields = ", ".join(each.field for each in wrong) or "a field that the operator sets"
+                raise DriftContestedError(kind, name, fields, again=again)
+        if wrong:
+            live = await self._correct(kind, live, wrong)
+        if not diff.covers(live, desired):
+            await self._write(kind, desired)
+
+    def forget(self, key: Key) -> None:
+        """A ModelServe is gone."""
+        self._last.pop(key, None)
+
+    async def _write(self, kind: ResourceKind, desired: Body) -> None:
+        stored = await self._kube.apply(kind, desired)
+        self._store.put(kind, stored)
+        self._last[_owner(stored)][stored["metadata"]["uid"]] = labels.annotation_of(desired, labels.APPLIED_HASH) or ""
         metrics.WRITES.labels("apply", kind.kind).inc()
-        logger.info("applied %s %s/%s", kind.kind, namespace, name)
+        logger.info("applied %s %s/%s", kind.kind, *key_of(desired))
+
+    async def _correct(self, kind: ResourceKind, live: Body, wrong: tuple[Correction, ...]) -> Body:
+        """Put fields right that are ours alone, in the very state they were seen in. Raises KubeError 409 otherwise."""
+        namespace, name = key_of(live)
+        version = live["metadata"]["resourceVersion"]
+        seen = {"op": "test", "path": "/metadata/resourceVersion", "value": version}
+        operations = [seen, *(each.operation() for each in wrong)]
+        try:
+            stored = await self._kube.json_patch(kind, namespace=namespace, name=name, operations=operations)
+        except KubeError as error:
+            if error.status not in (409, 422):
+                raise
+            now = await self._kube.get(kind, namespace=namespace, name=name)
+            if now is not None and now["metadata"]["resourceVersion"] == version:
+                raise
+            if now is not None:
+                self._store.put(kind, now)
+            raise KubeError(409, f"{kind.kind} {namespace}/{name} has changed meanwhile") from error
+        self._store.put(kind, stored)
+        metrics.WRITES.labels("patch", kind.kind).inc()
+        logger.warning("put right %s %s/%s: %s", kind.kind, namespace, name, ", ".join(each.field for each in wrong))
+        return stored
 
     async def apply_shared(self, kind: ResourceKind, body: Body) -> Body:
         """Apply an object that no ModelServe owns, unless it is so already; returns it as it is stored.
@@ -82,6 +132,7 @@ class Applier:
         namespace, name = key_of(body)
         await self._kube.delete(kind, namespace=namespace, name=name, uid=body["metadata"]["uid"])
         self._store.remove(kind, body)
+        self._last[_owner(body)].pop(body["metadata"]["uid"], None)
         metrics.WRITES.labels("delete", kind.kind).inc()
         logger.info("deleted %s %s/%s", kind.kind, namespace, name)
 
@@ -94,7 +145,8 @@ class Applier:
         metadata = model_serve["metadata"]
         live = model_serve.get("status") or {}
         digest = labels.short_hash(status)
-        if live == status or (self._applied_status.get(metadata["uid"]) == digest and diff.covers(live, status)):
+        known = self._last[Key(metadata["namespace"], metadata["name"])]
+        if live == status or (known.get(metadata["uid"]) == digest and diff.covers(live, status)):
             return False
         identity = {key: metadata[key] for key in ("namespace", "name", "uid")}
         try:
@@ -104,7 +156,7 @@ class Applier:
                 return False
             raise
         self._store.put(MODEL_SERVE, stored)
-        self._applied_status[metadata["uid"]] = digest
+        known[metadata["uid"]] = digest
         metrics.WRITES.labels("apply", "ModelServe/status").inc()
         return True
 
@@ -134,6 +186,10 @@ class Applier:
             metrics.WRITES.labels("create", "Event").inc()
         except KubeError as error:
             logger.warning("event %s of %s was not recorded: %s", transition.reason, metadata["name"], error)
+
+
+def _owner(child: Body) -> Key:
+    return Key(child["metadata"]["namespace"], labels.label_of(child, labels.NAME) or "")
 
 
 def _same_owner(live: Body, desired: Body, *, identity: str = "uid") -> bool:

@@ -13,6 +13,7 @@ from modelserve_operator.reasons import ConditionType, Reason
 from modelserve_operator.revision import Revision
 from modelserve_operator.rollout import RunningRevision, Step
 from modelserve_operator.terminal_failure import FailureRecord
+from modelserve_operator.write_failures import denial
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class View:
     running: dict[str, RunningRevision]
     replicas: int
     revisions: Mapping[str, Revision] = field(default_factory=dict)  # committed, by hash
+    write_failure: Finding | None = None  # of a write that is tried again at once
 
     @property
     def target(self) -> RunningRevision | None:
@@ -40,9 +42,8 @@ class View:
 
     @property
     def serving_ready(self) -> int:
-        """Ready pods behind the Service."""
-        revision = self.running.get(self.step.serve) if self.step.serve else None
-        return revision.ready if revision else 0
+        """Workers that the Service sends requests to, by its EndpointSlices."""
+        return len(self.observed.endpoints & {pod.uid for pod in self.observed.pods})
 
 
 def conditions(view: View) -> Iterator[tuple[ConditionType, Finding]]:
@@ -101,6 +102,13 @@ def _capacity(view: View) -> Finding:
         return Finding(False if lacking else None, reason, view.decision.planned.message)
     if view.step.blocked:
         return Finding(False, Reason.NO_SURGE_CAPACITY, _blocked_message(view))
+    if target.refused is not None and target.pods < target.replicas:
+        message = f"{target.pods} of {target.replicas} pods exist: {target.refused}"
+        return Finding(False, denial(target.refused), message)
+    gated = [pod for pod in view.target_pods if pod.gated is not None]
+    if gated:
+        message = f"{len(gated)} of {view.replicas} pods wait for their scheduling gates: {gated[0].gated}"
+        return Finding(False, Reason.SCHEDULING_GATED, message)
     pending = [pod for pod in view.target_pods if pod.unschedulable is not None]
     if pending:
         product = view.decision.target.plan.accelerator if view.decision.target else ""
@@ -179,8 +187,11 @@ def _available(view: View) -> Finding:
     ready = view.serving_ready
     if ready:
         return Finding(True, Reason.SERVING, f"{ready} workers of revision {view.step.serve} take requests.")
-    reason = Reason.SCALED_TO_ZERO if view.replicas == 0 else Reason.NOT_SERVING
-    return Finding(False, reason, "No worker takes requests.")
+    if view.replicas == 0:
+        return Finding(False, Reason.SCALED_TO_ZERO, "No worker takes requests.")
+    waiting = sum(pod.ready and not pod.terminating and pod.plan_hash is not None for pod in view.observed.pods)
+    why = f": {waiting} are ready, but Service {view.observed.name} has no endpoint of theirs" if waiting else ""
+    return Finding(False, Reason.NOT_SERVING, f"No worker takes requests{why}.")
 
 
 def _ready(view: View, *, stalled: Finding | None, workers: Finding, capacity: Finding) -> Finding:
@@ -189,6 +200,11 @@ def _ready(view: View, *, stalled: Finding | None, workers: Finding, capacity: F
         return Finding(False, stalled.reason, stalled.message)
     if not planned.ok or view.decision.stop:
         return Finding(False, planned.reason, planned.message)
+    if view.write_failure is not None:
+        return view.write_failure
+    if view.step.complete and view.serving_ready < view.replicas:
+        message = f"{view.serving_ready} of {view.replicas} workers are behind Service {view.observed.name}."
+        return Finding(False, Reason.ROLLING_OUT, message)
     if view.step.complete:
         plan_hash = view.decision.target.hash if view.decision.target else ""
         reason = Reason.SCALED_TO_ZERO if view.replicas == 0 else Reason.ROLLED_OUT

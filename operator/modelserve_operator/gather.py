@@ -18,6 +18,7 @@ from modelserve_operator.kinds import (
     CONFIG_MAP,
     DEPLOYMENT,
     DISRUPTION_BUDGET,
+    ENDPOINT_SLICE,
     JOB,
     MODEL_SERVE,
     NODE,
@@ -29,7 +30,7 @@ from modelserve_operator.kinds import (
     ResourceKind,
 )
 from modelserve_operator.kube import Kube, KubeError, WorkerUnreachableError
-from modelserve_operator.observed import Observed, Pod, WorkerReport
+from modelserve_operator.observed import Observed, Pod, WorkerReport, ready_endpoints
 from modelserve_operator.shared_config import SharedConfig
 from modelserve_operator.store import ObjectKey, Store, key_of, version_of
 from modelserve_operator.supply import Supply
@@ -157,19 +158,20 @@ class Gatherer:
             kind: tuple(
                 child
                 for child in self._store.children(kind, namespace=key.namespace, owner=key.name)
-                if kind is POD or _owned_by(child, uid)
+                if kind in (POD, ENDPOINT_SLICE) or _owned_by(child, uid)  # those belong to children of ours
             )
             for kind in CHILDREN
         }
-        pods = children[POD]
+        pods, service = children[POD], next(iter(children[SERVICE]), None)
         return Observed(
             model_serve=body,
             deployments=children[DEPLOYMENT],
             config_maps=children[CONFIG_MAP],
             jobs=children[JOB],
             pods=tuple(map(Pod.from_body, pods)),
-            service=next(iter(children[SERVICE]), None),
+            service=service,
             disruption_budget=next(iter(children[DISRUPTION_BUDGET]), None),
+            endpoints=ready_endpoints(children[ENDPOINT_SLICE], service),
             supply=Supply(
                 pools=self._inventory.pools(),
                 node_pools=tuple(sorted(self._store.all(NODE_POOL), key=key_of)),

@@ -41,11 +41,12 @@ CONFIG_MAP = ResourceKind("", "v1", "configmaps", "ConfigMap")
 DISRUPTION_BUDGET = ResourceKind("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
 JOB = ResourceKind("batch", "v1", "jobs", "Job")
 POD = ResourceKind("", "v1", "pods", "Pod")
+ENDPOINT_SLICE = ResourceKind("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice")  # the Service's labels
 CLAIM = ResourceKind("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim", owned=False)
 EVENT = ResourceKind("", "v1", "events", "Event", owned=False)
 NODE_POOL = ResourceKind("karpenter.sh", "v1", "nodepools", "NodePool", namespaced=False, owned=False)
 
-CHILDREN = (DEPLOYMENT, SERVICE, CONFIG_MAP, DISRUPTION_BUDGET, JOB, POD)
+CHILDREN = (DEPLOYMENT, SERVICE, CONFIG_MAP, DISRUPTION_BUDGET, JOB, POD, ENDPOINT_SLICE)
 WATCHED = (*CHILDREN, NODE, MODEL_SERVE)  # listed in this order: a ModelServe is known only after all of its children
 
 OPTIONAL = (NODE_POOL,)  # not every cluster has the kind, nor has every operator leave to read it
@@ -63,6 +64,7 @@ NAMESPACED_RULES: tuple[dict[str, Any], ...] = (
     {"apiGroups": ["policy"], "resources": ["poddisruptionbudgets"], "verbs": list(_WRITE)},
     {"apiGroups": [""], "resources": ["services", "configmaps"], "verbs": list(_WRITE)},
     {"apiGroups": [""], "resources": ["pods"], "verbs": list(_READ)},
+    {"apiGroups": [ENDPOINT_SLICE.group], "resources": [ENDPOINT_SLICE.plural], "verbs": list(_READ)},
     {"apiGroups": [""], "resources": ["pods/proxy"], "verbs": ["get"]},  # only with worker access api-proxy
     {"apiGroups": [""], "resources": ["persistentvolumeclaims"], "verbs": ["get"]},
     {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]},

@@ -51,6 +51,11 @@ class Kube(Protocol):
     async def apply(self, kind: ResourceKind, body: Body, *, subresource: str | None = None) -> dict[str, Any]:
         """Server-side apply as field manager `modelserve`, with force; returns the stored object."""
 
+    async def json_patch(
+        self, kind: ResourceKind, *, namespace: str, name: str, operations: Sequence[Body]
+    ) -> dict[str, Any]:
+        """RFC 6902 patch; returns the stored object. A `test` that fails is KubeError 422."""
+
     async def create(self, kind: ResourceKind, body: Body) -> None:
         """POST, for Events only: everything else is applied."""
 
@@ -116,6 +121,18 @@ class ClusterKube:
             content_type="application/apply-patch+yaml",
         )
 
+    async def json_patch(
+        self, kind: ResourceKind, *, namespace: str, name: str, operations: Sequence[Body]
+    ) -> dict[str, Any]:
+        return await self._request(
+            "PATCH",
+            kind,
+            kind.path(namespace, name),
+            query=[("fieldManager", labels.FIELD_MANAGER)],
+            body=operations,
+            content_type="application/json-patch+json",
+        )
+
     async def create(self, kind: ResourceKind, body: Body) -> None:
         document = {"apiVersion": kind.api_version, "kind": kind.kind, **body}
         await self._request("POST", kind, kind.path(body["metadata"]["namespace"]), body=document)
@@ -149,7 +166,7 @@ class ClusterKube:
         path: str,
         *,
         query: Sequence[tuple[str, str]] = (),
-        body: Body | None = None,
+        body: Body | Sequence[Body] | None = None,
         content_type: str = "application/json",
     ) -> dict[str, Any]:
         metrics.API_REQUESTS.labels(method, kind.kind).inc()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -72,6 +72,7 @@ class Pod:
     ready: bool
     terminating: bool
     unschedulable: str | None  # the scheduler's message
+    gated: str | None  # why its scheduling gates are there, as far as Kubernetes says
     trouble: str | None  # why a container waits or restarts, in words
     failure: Failure | None  # a container of ours ended with the terminal exit code, and has not recovered since
     report: str | None  # termination message of a container that ended well (inspect Job)
@@ -96,6 +97,7 @@ class Pod:
             ready=ready,
             terminating=bool(body["metadata"].get("deletionTimestamp")),
             unschedulable=scheduled.get("message", "") if scheduled.get("reason") == "Unschedulable" else None,
+            gated=scheduled.get("message", "") if scheduled.get("reason") == "SchedulingGated" else None,
             trouble=next(filter(None, map(_trouble, containers)), None),
             failure=None if ready or started else next(filter(None, map(_failure, own)), None),
             report=_report(status) if succeeded else None,
@@ -137,6 +139,19 @@ def _report(status: Body) -> str | None:
     return None
 
 
+def ready_endpoints(slices: Iterable[Body], service: Body | None) -> frozenset[str]:
+    """uids of the pods that the EndpointSlices of this very Service name as ready."""
+    uid = service["metadata"]["uid"] if service is not None else None
+    found = set()
+    for body in slices:
+        if any(reference.get("uid") == uid for reference in body["metadata"].get("ownerReferences") or ()):
+            for endpoint in body.get("endpoints") or ():
+                target = endpoint.get("targetRef") or {}
+                if target.get("kind") == "Pod" and (endpoint.get("conditions") or {}).get("ready") is not False:
+                    found.add(str(target.get("uid")))
+    return frozenset(found)
+
+
 @dataclass(frozen=True)
 class Observed:
     """One ModelServe and everything that bears on it."""
@@ -148,6 +163,7 @@ class Observed:
     pods: tuple[Pod, ...] = ()
     service: Body | None = None
     disruption_budget: Body | None = None
+    endpoints: frozenset[str] = frozenset()  # uids of the pods that the Service sends requests to
     supply: Supply = field(default_factory=Supply)
     claim_modes: Mapping[str, tuple[str, ...] | None] = field(
         default_factory=dict

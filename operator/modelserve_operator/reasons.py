@@ -26,6 +26,12 @@ class Reason(StrEnum):
     VOLUME_NOT_SHAREABLE = "VolumeNotShareable"  # a ReadWriteOnce claim with more than one pod at a time
     NAME_CONFLICT = "NameConflict"  # an object of a name that the operator needs belongs to somebody else
 
+    # a write that was refused: of CapacityAvailable for pods, else of Stalled and Ready
+    POLICY_DENIED = "PolicyDenied"  # an admission policy, webhook or Pod Security
+    QUOTA_EXCEEDED = "QuotaExceeded"
+    FORBIDDEN = "Forbidden"  # RBAC, or a namespace that is being deleted
+    WRITE_FAILED = "WriteFailed"  # the API server gave an error or no answer; tried again
+
     # Planned
     INSPECTING_MODEL = "InspectingModel"  # a Job reads the model's config.json and safetensors headers
     INSPECTION_FAILED = "InspectionFailed"  # that Job failed without a reason of its own
@@ -41,6 +47,7 @@ class Reason(StrEnum):
     CAPACITY_SUFFICIENT = "CapacitySufficient"
     WAITING_FOR_NODES = "WaitingForNodes"  # pods are pending; the message is the scheduler's
     NO_SURGE_CAPACITY = "NoSurgeCapacity"  # the new revision has no room beside the old one, which stays
+    SCHEDULING_GATED = "SchedulingGated"  # pods carry scheduling gates: a queue has not let them in yet
     NOT_REQUESTED = "NotRequested"  # nothing asks for capacity (no plan, or zero replicas)
 
     # WeightsLoaded, WorkersReady
@@ -53,6 +60,7 @@ class Reason(StrEnum):
     SCALED_TO_ZERO = "ScaledToZero"
 
     # Stalled, beside the reasons above and those of modelserve.termination.TerminationReason
+    DRIFT_CONTESTED = "DriftContested"  # somebody changes a child again each time it is put right
     PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"  # workers have a node, but keep failing or never get ready
 
     # Available, Ready

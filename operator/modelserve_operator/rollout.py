@@ -27,6 +27,7 @@ class RunningRevision:
     loaded: int = 0  # pods that were ready since their last start; readiness may come and go
     unschedulable: int = 0
     overdue: bool = False  # the Deployment's progress deadline has passed
+    refused: str | None = None  # why the API server admits no more pods of it
     failed: int = 0  # pods that ended for good
     record: FailureRecord | None = None  # of the last failure, until as many pods as wanted are ready
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from modelserve_operator import labels
-from modelserve_operator.observed import Observed
+from modelserve_operator.observed import Body, Observed
 from modelserve_operator.revision import Revision
 from modelserve_operator.rollout import RunningRevision
 from modelserve_operator.terminal_failure import FailureRecord, next_record
@@ -43,7 +43,12 @@ def running_revisions(observed: Observed, *, replicas: int | None) -> dict[str, 
             loaded=sum(pod.started for pod in pods),
             unschedulable=sum(pod.unschedulable is not None for pod in pods),
             overdue=any(state.get("reason") == "ProgressDeadlineExceeded" for state in states),
+            refused=next((state.get("message") or "" for state in states if _refused(state)), None),
             failed=sum(pod.failure is not None for pod in pods),
             record=record,
         )
     return running
+
+
+def _refused(state: Body) -> bool:
+    return state.get("type") == "ReplicaFailure" and state.get("status") == "True"

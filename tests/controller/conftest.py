@@ -10,7 +10,7 @@ import asyncio
 import copy
 import itertools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -27,6 +27,7 @@ from modelserve_operator.kinds import (
     CLAIM,
     CONFIG_MAP,
     DEPLOYMENT,
+    ENDPOINT_SLICE,
     JOB,
     MODEL_SERVE,
     NODE,
@@ -57,6 +58,7 @@ class FakeCluster:
         self.refused_kinds: dict[ResourceKind, int] = dict.fromkeys(OPTIONAL, 404)  # kind -> status of its LIST
         self.listener: Callable[[ResourceKind, Body, bool], None] | None = None
         self._numbers = itertools.count(1)
+        self._applied: dict[str, Body] = {}  # uid -> what the operator last applied: its own fields
 
     # --- the door that the operator uses -------------------------------------------------------------------------
 
@@ -82,9 +84,32 @@ class FakeCluster:
             if before is None:
                 raise KubeError(404, f"{name} not found")
             return copy.deepcopy(self._store(kind, {**before, "status": document["status"]}))
-        kept = {field: before[field] for field in ("status",) if before and field in before}
-        metadata = {**(_server_metadata(before) if before else {}), **document["metadata"]}
-        return copy.deepcopy(self._store(kind, {**document, **kept, "metadata": metadata}))
+        if before is None:
+            merged = document
+        else:
+            merged = _apply_over(before, document, dropped=self._applied.get(before["metadata"]["uid"], {}))
+        stored = self._store(kind, merged)
+        self._applied[stored["metadata"]["uid"]] = document
+        return copy.deepcopy(stored)
+
+    async def json_patch(
+        self, kind: ResourceKind, *, namespace: str, name: str, operations: Sequence[Mapping[str, Any]]
+    ) -> Body:
+        self.writes.append(("patch", kind.kind, name))
+        body = copy.deepcopy(self.objects[kind, namespace, name])
+        for operation in operations:
+            *parents, last = (part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:])
+            place: Any = body
+            for part in parents:
+                place = place[int(part)] if isinstance(place, list) else place[part]
+            if operation["op"] == "test":
+                if place[last] != operation["value"]:
+                    raise KubeError(422, f"testing value {operation['path']} failed")
+            elif operation["op"] == "remove":
+                del place[last]
+            else:
+                place[last] = operation["value"]
+        return copy.deepcopy(self._store(kind, body))
 
     async def create(self, kind: ResourceKind, body: Mapping[str, Any]) -> None:
         self.writes.append(("create", kind.kind, str(body["reason"])))
@@ -135,6 +160,8 @@ class FakeCluster:
                 self.remove(POD, *key_of(pod))
             for _ in range(wanted - len(pods)):
                 self._make_pod(deployment, {})
+        for service in self.of(SERVICE):
+            self._make_endpoints(service)
         for job in self.of(JOB):
             if not self.pods_of(job):
                 self._make_pod(job, {"batch.kubernetes.io/job-name": job["metadata"]["name"]})
@@ -194,6 +221,24 @@ class FakeCluster:
         condition = {"type": "Failed" if exit_code else "Complete", "status": "True", "message": "ended"}
         self.change(JOB, job["metadata"]["name"], lambda body: body.update(status={"conditions": [condition]}))
 
+    def _make_endpoints(self, service: Body) -> None:
+        """The EndpointSlice of a Service: its labels, and the ready pods that it selects."""
+        metadata, selector = service["metadata"], service["spec"].get("selector") or {}
+        chosen = [
+            pod
+            for pod in self.of(POD)
+            if selector and selector.items() <= (pod["metadata"].get("labels") or {}).items() and _ready(pod)
+        ]
+        references = [{"kind": "Pod", "uid": pod["metadata"]["uid"]} for pod in chosen]
+        own = {
+            "name": f"{metadata['name']}-endpoints",
+            "namespace": metadata["namespace"],
+            "labels": {**(metadata.get("labels") or {}), "kubernetes.io/service-name": metadata["name"]},
+            "ownerReferences": [{"uid": metadata["uid"], "name": metadata["name"]}],
+        }
+        endpoints = [{"targetRef": each, "conditions": {"ready": True}} for each in references]
+        self.put(ENDPOINT_SLICE, {"metadata": own, "endpoints": endpoints})
+
     def _make_pod(self, owner: Body, extra: Mapping[str, str]) -> None:
         name = f"{owner['metadata']['name']}-{next(self._numbers)}"
         template = owner["spec"]["template"]
@@ -226,6 +271,31 @@ class FakeCluster:
     def _tell(self, kind: ResourceKind, body: Body, *, deleted: bool) -> None:
         if self.listener is not None and (not kind.owned or _ours(body)):
             self.listener(kind, copy.deepcopy(body), deleted)
+
+
+def _apply_over(live: Any, document: Any, *, dropped: Any) -> Any:
+    """Server-side apply by one manager among others: its values win, what it no longer sets goes, the rest stays."""
+    if isinstance(live, Mapping) and isinstance(document, Mapping):
+        before = dropped if isinstance(dropped, Mapping) else {}
+        kept = {key: value for key, value in live.items() if key in document or key not in before}
+        return kept | {
+            key: _apply_over(live.get(key), value, dropped=before.get(key)) for key, value in document.items()
+        }
+    named = [each for part in (live, document) if isinstance(part, list) for each in part]
+    if (
+        isinstance(live, list)
+        and isinstance(document, list)
+        and all(isinstance(e, Mapping) and "name" in e for e in named)
+    ):
+        before = {each["name"]: each for each in dropped or ()}
+        have, want = ({each["name"]: each for each in part} for part in (live, document))
+        kept = [name for name in have if name in want or name not in before]
+        merged = {
+            name: _apply_over(have.get(name), want.get(name, have.get(name)), dropped=before.get(name))
+            for name in (*kept, *want)
+        }
+        return list(merged.values())
+    return document
 
 
 def _ours(body: Body) -> bool:
@@ -262,7 +332,9 @@ class World:
         store = Store()
         shared = SharedConfig(self.settings.namespace)
         self.gatherer = Gatherer(self.cluster, store, shared, clock=lambda: self.now)
-        self.reconciler = Reconciler(self.gatherer, Applier(self.cluster, store), shared, self.settings)
+        self.reconciler = Reconciler(
+            self.gatherer, Applier(self.cluster, store, clock=lambda: self.now), shared, self.settings
+        )
         self.cluster.listener = self._heard
         asyncio.run(self.gatherer.relist())
         self.pending = self.gatherer.known_keys()

@@ -57,7 +57,7 @@ def test_without_karpenter_nothing_is_missing_and_nothing_is_retried(world, capl
         world.restart_operator()
     assert caplog.text == ""
     assert _watched(world) == {"modelserves", "nodes", "deployments", "services", "configmaps", "jobs", "pods",
-                               "poddisruptionbudgets"}  # fmt: skip
+                               "poddisruptionbudgets", "endpointslices"}  # fmt: skip
     world.create({"model": MODEL}, name="big")
     assert world.condition("Planned", "big") == ("False", "NoAccelerators")
 

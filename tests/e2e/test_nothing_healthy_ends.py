@@ -58,3 +58,51 @@ def test_a_failing_worker_leaves_the_ready_one_and_is_tried_again_when_replicas_
         answered = traffic.answered
         wait_for("answers after it all", lambda: traffic.answered > answered + 3, timeout_s=60)
     assert traffic.errors == []
+
+
+def _service(served: Deployed) -> dict[str, Any]:
+    spec: dict[str, Any] = served.kubectl.get("service", served.name)["spec"]
+    return spec
+
+
+def _worker_env(served: Deployed) -> set[str]:
+    (deployment,) = served.owned("deployments")
+    (worker,) = deployment["spec"]["template"]["spec"]["containers"]
+    return {variable["name"] for variable in worker["env"]}
+
+
+def _edit_service(served: Deployed, spec: str) -> None:
+    served.kubectl.run("patch", "service", served.name, "-p", f'{{"spec": {spec}}}')
+
+
+def test_edits_of_children_are_put_right_end_no_ready_pod_and_are_said_when_they_come_back(tiny: Deployed) -> None:
+    healthy, selector = _ready_pods(tiny), _service(tiny)["selector"]
+    (deployment,) = tiny.owned("deployments")
+    with traffic_to(tiny) as traffic:
+        wait_for("first answers", lambda: traffic.answered > 3 or bool(traffic.errors), timeout_s=60)
+        _edit_service(tiny, '{"selector": {"app": "x"}}')
+        wait_for("the selector put right", lambda: _service(tiny)["selector"] == selector, timeout_s=5)
+        _edit_service(tiny, '{"ports": [{"name": "debug", "port": 81}]}')
+        wait_for("the ports put right", lambda: len(_service(tiny)["ports"]) == 1, timeout_s=5)
+        tiny.kubectl.run("set", "env", f"deployment/{deployment['metadata']['name']}", "DEBUG=1")
+        wait_for("the environment put right", lambda: "DEBUG" not in _worker_env(tiny), timeout_s=5)
+        wait_for("one endpoint", lambda: _endpoints(tiny.kubectl, "tiny") == 1, timeout_s=30)
+        tiny.wait_ready(timeout_s=60)
+        answered = traffic.answered
+        wait_for("answers after it all", lambda: traffic.answered > answered + 3, timeout_s=60)
+        assert healthy <= _ready_pods(tiny)
+    assert traffic.errors == []
+
+    def given_up() -> bool:
+        """The rival writes once more wherever it was put right."""
+        if _service(tiny)["selector"] == selector:
+            _edit_service(tiny, '{"selector": {"app": "x"}}')
+        return tiny.condition("Stalled").get("reason") == "DriftContested"
+
+    wait_for("DriftContested", given_up, timeout_s=30)
+    assert "spec.selector (app)" in tiny.condition("Stalled")["message"]
+    wait_for("not Available", lambda: tiny.condition("Available")["status"] == "False", timeout_s=10)
+    assert tiny.condition("Ready")["status"] == "False"
+    _edit_service(tiny, '{"selector": {"app": null}}')
+    tiny.wait_ready(timeout_s=30)
+    assert healthy <= _ready_pods(tiny)

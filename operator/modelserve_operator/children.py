@@ -1,0 +1,138 @@
+"""Writes the children of a ModelServe as they were decided on, part by part."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any
+
+from modelserve_operator import labels
+from modelserve_operator.apply import Applier, NameTakenError, PredecessorError
+from modelserve_operator.drift import DriftContestedError
+from modelserve_operator.kinds import CONFIG_MAP, DEPLOYMENT, DISRUPTION_BUDGET, JOB, SERVICE
+from modelserve_operator.kube import KubeError
+from modelserve_operator.manifests.inspect_job import inspect_job
+from modelserve_operator.manifests.revision_objects import deployment, revision_config_map
+from modelserve_operator.manifests.serving_objects import disruption_budget, model_facts_config_map, service
+from modelserve_operator.observed import Observed
+from modelserve_operator.plan import Decision
+from modelserve_operator.revision import Revision
+from modelserve_operator.rollout import RunningRevision, Step
+from modelserve_operator.running import known_revisions
+from modelserve_operator.settings import Settings
+
+WriteError = PredecessorError | NameTakenError | DriftContestedError | KubeError
+Part = Callable[[], Awaitable[None]]
+
+
+class Children:
+    """Everything that a ModelServe owns, the status apart."""
+
+    def __init__(self, applier: Applier, settings: Settings) -> None:
+        self._applier = applier
+        self._settings = settings
+
+    async def apply(
+        self, observed: Observed, decision: Decision, step: Step, running: dict[str, RunningRevision]
+    ) -> WriteError | None:
+        """Try every part, whatever becomes of the others, and return what failed first. Then nothing is deleted."""
+        parts: list[Part] = [partial(self._apply_inspection, observed, decision)]
+        parts += self._revisions(observed, decision, step, running)
+        if step.serve is not None and not decision.stop:
+            body = service(observed.model_serve, plan_hash=step.serve)
+            parts.append(partial(self._applier.apply, SERVICE, body))
+            parts.append(partial(self._applier.apply, DISRUPTION_BUDGET, disruption_budget(observed.model_serve)))
+        failures = [await _tried(part) for part in parts]
+        failed = next((failure for failure in failures if failure is not None), None)
+        return failed or await _tried(partial(self._prune, observed, decision, step))
+
+    async def _apply_inspection(self, observed: Observed, decision: Decision) -> None:
+        """Run the inspect Job, or store what it found and remove it."""
+        if decision.spec is None or decision.source is None:
+            return
+        name = labels.inspection_name(observed.name, decision.source.hash)
+        running = next((job for job in observed.jobs if job["metadata"]["name"] == name), None)
+        if decision.inspect and running is None:  # the template of a Job cannot be changed, so it is not applied again
+            job = inspect_job(
+                observed.model_serve,
+                decision.spec,
+                source=decision.source,
+                image=decision.spec.image or self._settings.worker_image,
+                pull_policy=self._settings.image_pull_policy,
+            )
+            await self._applier.apply(JOB, job)
+        elif decision.inspect and running is not None and _answer_lost(running, observed):
+            await self._applier.delete(JOB, running)  # its event brings a new one
+        elif decision.facts is not None and running is not None:
+            config_map = model_facts_config_map(observed.model_serve, source=decision.source, facts=decision.facts)
+            await self._applier.apply(CONFIG_MAP, config_map)
+            await self._applier.delete(JOB, running)
+
+    def _revisions(
+        self, observed: Observed, decision: Decision, step: Step, running: dict[str, RunningRevision]
+    ) -> list[Part]:
+        """One part for each revision that runs or should."""
+        revisions = known_revisions(observed)
+        if decision.target is not None:
+            revisions.setdefault(decision.target.hash, decision.target)
+
+        # What shrinks goes first: it makes the room for what grows.
+        def growth(plan_hash: str) -> int:
+            return step.replicas[plan_hash] - (running[plan_hash].replicas if plan_hash in running else 0)
+
+        parts: list[Part] = []
+        for plan_hash in sorted(step.replicas, key=growth):
+            if plan_hash in revisions:
+                record = running[plan_hash].record if plan_hash in running else None
+                body = deployment(
+                    observed.model_serve, revisions[plan_hash], replicas=step.replicas[plan_hash], record=record
+                )
+                new = decision.target if plan_hash not in known_revisions(observed) else None
+                parts.append(partial(self._apply_revision, observed, new, body))
+        return parts
+
+    async def _apply_revision(self, observed: Observed, new: Revision | None, body: Mapping[str, Any]) -> None:
+        """The Deployment, and before it the ConfigMap of a revision that is new."""
+        if new is not None:
+            await self._applier.apply(CONFIG_MAP, revision_config_map(observed.model_serve, new))
+        await self._applier.apply(DEPLOYMENT, body)
+
+    async def _prune(self, observed: Observed, decision: Decision, step: Step) -> None:
+        """Delete revisions that are over, and inspections of models that the spec no longer names."""
+        for body in observed.deployments:
+            if labels.label_of(body, labels.PLAN_HASH) in step.delete:
+                await self._applier.delete(DEPLOYMENT, body)
+        kept = {*step.replicas, step.serve, decision.target.hash if decision.target else None}
+        current = decision.source.hash if decision.source else None
+        if decision.spec is None or current is None:
+            return
+        wanted = {labels.inspection_name(observed.name, current), labels.model_facts_name(observed.name, current)}
+        for body in observed.config_maps:
+            plan_hash = labels.label_of(body, labels.PLAN_HASH)
+            stale_revision = plan_hash is not None and plan_hash not in kept and step.complete
+            # Facts that are stored and yet looked for were written by a release that this one does not understand.
+            stale_facts = plan_hash is None and (decision.inspect or body["metadata"]["name"] not in wanted)
+            if stale_revision or stale_facts:
+                await self._applier.delete(CONFIG_MAP, body)
+        for body in observed.jobs:
+            if body["metadata"]["name"] not in wanted:
+                await self._applier.delete(JOB, body)
+        if decision.stop:
+            for kind, shared in ((SERVICE, observed.service), (DISRUPTION_BUDGET, observed.disruption_budget)):
+                if shared is not None:
+                    await self._applier.delete(kind, shared)
+
+
+def _answer_lost(job: Mapping[str, Any], observed: Observed) -> bool:
+    """Whether the Job has ended well, but the pod that held its answer went before it was read."""
+    conditions = (job.get("status") or {}).get("conditions") or ()
+    complete = any(each["type"] == "Complete" and each.get("status") == "True" for each in conditions)
+    return complete and all(pod.job != job["metadata"]["name"] for pod in observed.pods)
+
+
+async def _tried(part: Part) -> WriteError | None:
+    try:
+        await part()
+    except (PredecessorError, NameTakenError, DriftContestedError, KubeError) as error:
+        return error
+    return None
