@@ -63,28 +63,36 @@ class Applier:
         if not wrong and diff.covers(live, desired):
             self._store.put(kind, live)
             return
-        uid, applied = live["metadata"]["uid"], labels.annotation_of(desired, labels.APPLIED_HASH)
-        if applied in (self._last[_owner(live)].get(uid), labels.annotation_of(live, labels.APPLIED_HASH)):
-            # What we want is what we last wrote, so somebody else made the difference.
-            again = self._heals.note(uid, self._clock())
+        if self._is_what_we_want(live, desired):  # what we last wrote, so somebody else made the difference
+            again = self._heals.note(live["metadata"]["uid"], self._clock())
             if again is not None:
                 fields = ", ".join(each.field for each in wrong) or "a field that the operator sets"
                 raise DriftContestedError(kind, name, fields, again=again)
+        else:
+            live = await self._write(kind, desired)
+            wrong = drift.corrections(kind, live, desired)
         if wrong:
             live = await self._correct(kind, live, wrong)
         if not diff.covers(live, desired):
             await self._write(kind, desired)
 
+    def _is_what_we_want(self, live: Body, desired: Body) -> bool:
+        """Whether we last applied just this; somebody may have taken our annotation away."""
+        wanted = labels.annotation_of(desired, labels.APPLIED_HASH)
+        remembered = self._last[_owner(live)].get(live["metadata"]["uid"])
+        return wanted in (remembered, labels.annotation_of(live, labels.APPLIED_HASH))
+
     def forget(self, key: Key) -> None:
         """A ModelServe is gone."""
         self._last.pop(key, None)
 
-    async def _write(self, kind: ResourceKind, desired: Body) -> None:
+    async def _write(self, kind: ResourceKind, desired: Body) -> Body:
         stored = await self._kube.apply(kind, desired)
         self._store.put(kind, stored)
         self._last[_owner(stored)][stored["metadata"]["uid"]] = labels.annotation_of(desired, labels.APPLIED_HASH) or ""
         metrics.WRITES.labels("apply", kind.kind).inc()
         logger.info("applied %s %s/%s", kind.kind, *key_of(desired))
+        return stored
 
     async def _correct(self, kind: ResourceKind, live: Body, wrong: tuple[Correction, ...]) -> Body:
         """Put fields right that are ours alone, in the very state they were seen in. Raises KubeError 409 otherwise."""

@@ -35,14 +35,22 @@ class Children:
     async def apply(
         self, observed: Observed, decision: Decision, step: Step, running: dict[str, RunningRevision]
     ) -> WriteError | None:
-        """Try every part, whatever becomes of the others, and return what failed first. Then nothing is deleted."""
-        parts: list[Part] = [partial(self._apply_inspection, observed, decision)]
-        parts += self._revisions(observed, decision, step, running)
-        if step.serve is not None and not decision.stop:
-            body = service(observed.model_serve, plan_hash=step.serve)
-            parts.append(partial(self._applier.apply, SERVICE, body))
-            parts.append(partial(self._applier.apply, DISRUPTION_BUDGET, disruption_budget(observed.model_serve)))
-        failures = [await _tried(part) for part in parts]
+        """Try every part, whatever becomes of the others, and return what failed first. Then nothing is deleted.
+
+        The Service comes before the revisions: while it cannot be switched, what it selects does not get smaller.
+        """
+        failures = [await _tried(partial(self._apply_inspection, observed, decision))]
+        serves = step.serve is not None and not decision.stop
+        if serves:
+            body = service(observed.model_serve, plan_hash=step.serve or "")
+            failures.append(await _tried(partial(self._applier.apply, SERVICE, body)))
+        switched = failures[-1] is None or not serves or observed.selected == step.serve
+        for growth, part in self._revisions(observed, decision, step, running):
+            if growth >= 0 or switched:
+                failures.append(await _tried(part))
+        if serves:
+            budget = disruption_budget(observed.model_serve)
+            failures.append(await _tried(partial(self._applier.apply, DISRUPTION_BUDGET, budget)))
         failed = next((failure for failure in failures if failure is not None), None)
         return failed or await _tried(partial(self._prune, observed, decision, step))
 
@@ -70,8 +78,8 @@ class Children:
 
     def _revisions(
         self, observed: Observed, decision: Decision, step: Step, running: dict[str, RunningRevision]
-    ) -> list[Part]:
-        """One part for each revision that runs or should."""
+    ) -> list[tuple[int, Part]]:
+        """One part for each revision that runs or should, and by how many replicas it grows."""
         revisions = known_revisions(observed)
         if decision.target is not None:
             revisions.setdefault(decision.target.hash, decision.target)
@@ -80,7 +88,7 @@ class Children:
         def growth(plan_hash: str) -> int:
             return step.replicas[plan_hash] - (running[plan_hash].replicas if plan_hash in running else 0)
 
-        parts: list[Part] = []
+        parts: list[tuple[int, Part]] = []
         for plan_hash in sorted(step.replicas, key=growth):
             if plan_hash in revisions:
                 record = running[plan_hash].record if plan_hash in running else None
@@ -88,7 +96,7 @@ class Children:
                     observed.model_serve, revisions[plan_hash], replicas=step.replicas[plan_hash], record=record
                 )
                 new = decision.target if plan_hash not in known_revisions(observed) else None
-                parts.append(partial(self._apply_revision, observed, new, body))
+                parts.append((growth(plan_hash), partial(self._apply_revision, observed, new, body)))
         return parts
 
     async def _apply_revision(self, observed: Observed, new: Revision | None, body: Mapping[str, Any]) -> None:

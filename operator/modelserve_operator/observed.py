@@ -184,6 +184,13 @@ class Observed:
     def generation(self) -> int:
         return int(self.model_serve["metadata"].get("generation") or 1)
 
+    @property
+    def selected(self) -> str | None:
+        """Hash of the revision that the Service selects."""
+        selector = ((self.service or {}).get("spec") or {}).get("selector") or {}
+        found = selector.get(labels.PLAN_HASH)
+        return str(found) if found is not None else None
+
     def pods_of(self, plan_hash: str) -> tuple[Pod, ...]:
         """Pods of one revision that are not on their way out."""
         return tuple(pod for pod in self.pods if pod.plan_hash == plan_hash and not pod.terminating)

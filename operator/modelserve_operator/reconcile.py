@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from modelserve_operator import labels, metrics
+from modelserve_operator import metrics
 from modelserve_operator.apply import Applier, NameTakenError, PredecessorError
 from modelserve_operator.calibration import measurement
 from modelserve_operator.children import Children, WriteError
@@ -163,8 +163,7 @@ def _replicas(decision: Decision) -> int:
 
 
 def _step(observed: Observed, decision: Decision, running: dict[str, RunningRevision]) -> Step:
-    selector = ((observed.service or {}).get("spec") or {}).get("selector") or {}
-    serving = selector.get(labels.PLAN_HASH)
+    serving = observed.selected
     if decision.spec is None:
         return Step(serve=serving if serving in running else None)  # what runs stays as it is
     if decision.stop:
