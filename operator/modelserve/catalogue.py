@@ -20,10 +20,10 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.alias_generators import to_camel
 
 from modelserve.api.schema_types import LabelKey, LabelValue, Product
-from modelserve.api.status import NodeSelectorRequirement, NodeSelectorTerm
 from modelserve.errors import InvalidInput
 from modelserve.hardware import CPU_PRODUCT, PCIE_LINK, Accelerator, visible_bytes
 from modelserve.planning.offers import AcceleratorOffer
+from modelserve.planning.pinning import pinned_terms
 
 MAX_ENTRIES = 256
 MAX_ENTRY_BYTES = 4096
@@ -52,17 +52,15 @@ def user_catalogue(data: Mapping[str, str]) -> dict[str, Accelerator]:
 def declared_pools(data: Mapping[str, str]) -> tuple[AcceleratorOffer, ...]:
     """Pools that the entries with `gpusPerNode` declare: they may be empty now. Raises as `user_catalogue`."""
     return tuple(
-        AcceleratorOffer(_accelerator(product, entry), entry.gpus_per_node, _terms(entry.node_selector), declared=True)
+        AcceleratorOffer(
+            _accelerator(product, entry),
+            entry.gpus_per_node,
+            pinned_terms(sorted(entry.node_selector.items()), product=product),
+            declared=True,
+        )
         for product, entry in _entries(data).items()
         if entry.gpus_per_node
     )
-
-
-def _terms(labels: Mapping[str, str]) -> tuple[NodeSelectorTerm, ...]:
-    expressions = tuple(
-        NodeSelectorRequirement(key=key, operator="In", values=(value,)) for key, value in sorted(labels.items())
-    )
-    return (NodeSelectorTerm(match_expressions=expressions),) if expressions else ()
 
 
 def _entries(data: Mapping[str, str]) -> dict[str, CatalogueEntry]:

@@ -48,9 +48,10 @@ def pools_text(offers: Sequence[AcceleratorOffer]) -> str:
     lines = ["Pools"]
     for offer in offers:
         labels = [
-            f"{each.key}={'|'.join(each.values or ())}"
-            for term in offer.node_selector_terms
+            f"{each.key}{'>' if each.operator == 'Gt' else '='}{'|'.join(each.values)}"
+            for term in offer.node_selector_terms[:1]  # the second is the same before the product label is there
             for each in term.match_expressions
+            if each.values
         ] or [f"{PRODUCT_LABEL}={offer.accelerator.product}"]
         parts = [f"{offer.count} x {offer.accelerator.product} a node", f"named by {', '.join(labels)}"]
         parts += [f"taints {', '.join(offer.taints)}"] if offer.taints else []

@@ -12,10 +12,9 @@ from enum import IntFlag
 from functools import lru_cache
 from typing import Any
 
-from modelserve.api import NodeSelectorRequirement, NodeSelectorTerm
 from modelserve.hardware import GPU_RESOURCE
 from modelserve.planning import AcceleratorOffer, offers_from_nodes
-from modelserve.planning.node_labels import INSTANCE_TYPE, PRODUCT_LABEL, node_gpus
+from modelserve.planning.node_labels import node_gpus
 from modelserve_operator.catalogue import Catalogue
 from modelserve_operator.labels import short_hash
 
@@ -175,37 +174,4 @@ class Inventory:
 def named_labels(offer: AcceleratorOffer) -> dict[str, str]:
     """Labels by which an offer of a single pool names it."""
     expressions = (each for term in offer.node_selector_terms for each in term.match_expressions)
-    return {each.key: each.values[0] for each in expressions if each.values}
-
-
-def placement_terms(
-    offered: Iterable[tuple[Pool, AcceleratorOffer]], *, all_pools: Iterable[Pool]
-) -> tuple[NodeSelectorTerm, ...]:
-    """One term per way to name the pools, in labels that an empty pool's provisioner knows where there are any.
-
-    Those are the cloud's own GPU labels (in the offer), else the instance type. The GPU product is added where nodes
-    with other GPUs carry the same ones.
-    """
-    everywhere = [dict(pool.labels) for pool in all_pools]
-    products: dict[frozenset[tuple[str, str]], set[str | None]] = {}  # by provisioner labels: what nodes with them have
-    terms: dict[NodeSelectorTerm, None] = {}
-    for pool, offer in offered:
-        labels = dict(pool.labels)
-        known = named_labels(offer)
-        if not known and INSTANCE_TYPE in labels:
-            known = {INSTANCE_TYPE: labels[INSTANCE_TYPE]}
-        product, ways = labels.get(PRODUCT_LABEL), frozenset(known.items())
-        if ways not in products:
-            products[ways] = {other.get(PRODUCT_LABEL) for other in everywhere if ways <= other.items()}
-        if product is not None and len(products[ways]) > 1:
-            known = {**known, PRODUCT_LABEL: product}
-        terms[_term(known or {PRODUCT_LABEL: offer.accelerator.product})] = None
-    return tuple(terms)
-
-
-def _term(labels: Mapping[str, str]) -> NodeSelectorTerm:
-    return NodeSelectorTerm(
-        match_expressions=tuple(
-            NodeSelectorRequirement(key=key, operator="In", values=(value,)) for key, value in labels.items()
-        )
-    )
+    return {each.key: each.values[0] for each in expressions if each.operator == "In" and each.values}

@@ -8,13 +8,13 @@ from typing import Any
 
 import yaml
 
-from modelserve.api import ModelServeSpec, PlanStatus
+from modelserve.api import ModelServeSpec, NodeSelectorTerm, PlanStatus
 from modelserve.model_facts import ModelFacts
 from modelserve.planning import ENGINE_VERSION, AcceleratorOffer, engine_args_for, plan
 from modelserve_operator import labels
 from modelserve_operator.catalogue import Catalogue
 from modelserve_operator.declared_pools import declared_offers, named_offers
-from modelserve_operator.inventory import Pool, placement_terms, pool_offers
+from modelserve_operator.inventory import Pool, pool_offers
 from modelserve_operator.manifests.worker_template import GPU_TOLERATION, worker_template
 from modelserve_operator.revision import Revision, spec_hash
 from modelserve_operator.settings import Settings
@@ -47,13 +47,13 @@ def existing_offers(
     """One offer per accelerator, resource and number per node, of the pools where the pods may run."""
     node_selector = spec.accelerators.node_selector if spec.accelerators else {}
     allowed = tuple(tolerations)
-    grouped: dict[AcceleratorOffer, list[tuple[Pool, AcceleratorOffer]]] = {}
+    grouped: dict[AcceleratorOffer, list[tuple[NodeSelectorTerm, ...]]] = {}
     for pool in pools:
         if pool.accepts(node_selector=node_selector, tolerations=allowed):
             for offer in pool_offers(pool, catalogue):
-                grouped.setdefault(replace(offer, node_selector_terms=()), []).append((pool, offer))
+                grouped.setdefault(replace(offer, node_selector_terms=()), []).append(offer.node_selector_terms)
     return [
-        replace(offer, node_selector_terms=placement_terms(members, all_pools=pools))
+        replace(offer, node_selector_terms=tuple(dict.fromkeys(term for each in members for term in each)))
         for offer, members in grouped.items()
     ]
 

@@ -40,7 +40,7 @@ def _terms(world) -> list[dict[str, list[str]]]:
     (deployment,) = world.cluster.of(DEPLOYMENT)
     affinity = deployment["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
     terms = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-    return [{each["key"]: each["values"] for each in term["matchExpressions"]} for term in terms]
+    return [{each["key"]: each.get("values") for each in term["matchExpressions"]} for term in terms]
 
 
 def _catalogue(world, labels: dict[str, str] = WATCHED_LABEL, **entries: Any) -> None:
@@ -48,6 +48,9 @@ def _catalogue(world, labels: dict[str, str] = WATCHED_LABEL, **entries: Any) ->
     metadata = {"name": CATALOGUE_NAME, "namespace": "modelserve-system", "labels": labels}
     world.cluster.put(CONFIG_MAP, {"metadata": metadata, "data": data})
     world.settle()
+
+
+PRODUCT = "nvidia.com/gpu.product"
 
 
 @pytest.mark.parametrize("status", [404, 403])
@@ -72,7 +75,8 @@ def test_a_node_pool_is_planned_before_it_has_a_node(world) -> None:
     _add(world, _node_pool())
     plan = world.status("big")["plan"]
     assert plan["accelerator"] == "NVIDIA-H200"
-    assert _terms(world) == [{GPU_NAME: ["h200"], "karpenter.sh/nodepool": ["gpu"]}]
+    known = {GPU_NAME: ["h200"], "karpenter.sh/nodepool": ["gpu"]}
+    assert _terms(world) == [known | {PRODUCT: None}, known | {PRODUCT: ["NVIDIA-H200"]}], "it can grow, and is pinned"
     (deployment,) = world.cluster.of(DEPLOYMENT)
     (pod,) = world.cluster.pods_of(deployment)
     pending = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/0 nodes"}
@@ -140,7 +144,8 @@ def test_an_entry_of_the_catalogue_names_new_nodes_and_may_declare_a_pool(world)
     _catalogue(world, **{"NVIDIA-H300": {**H300, "gpusPerNode": 8, "nodeSelector": {"cloud.example/gpu": "h300"}}})
     plan = world.status("big")["plan"]
     assert plan["accelerator"] == "NVIDIA-H300"
-    assert _terms(world) == [{"cloud.example/gpu": ["h300"]}]
+    known = {"cloud.example/gpu": ["h300"]}
+    assert _terms(world) == [known | {PRODUCT: None}, known | {PRODUCT: ["NVIDIA-H300"]}]
     assert world.condition("Planned", "big") == ("True", "PlanCommitted")
     world.restart_operator()
     world.rest()

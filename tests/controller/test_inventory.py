@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from modelserve_operator.catalogue import Catalogue
-from modelserve_operator.inventory import Inventory, NodeChange, Pool, Taint, placement_terms, pool_of, pool_offers
+from modelserve_operator.inventory import Inventory, NodeChange, Taint, pool_of, pool_offers
 
 
 def _node(name: str = "a", *, product: str = "NVIDIA-L4", gpus: str = "2", **labels: str) -> dict[str, Any]:
@@ -100,30 +100,6 @@ def test_a_selector_and_taints_decide_where_pods_may_run() -> None:
     assert pool.accepts(node_selector={"zone": "a", "kubernetes.io/hostname": "z"}, tolerations=[gpu])
     assert not pool.accepts(node_selector={"zone": "b"}, tolerations=[gpu])
     assert not pool.accepts(node_selector={}, tolerations=[])
-
-
-def test_the_product_is_added_where_a_provisioner_label_is_ambiguous() -> None:
-    def pool(product: str, **labels: str) -> Pool:
-        made = pool_of(_node(product=product, **{key.replace("_", "/"): value for key, value in labels.items()}))
-        assert made is not None
-        return made
-
-    instance = "node.kubernetes.io_instance-type"
-    shared, whole = pool("NVIDIA-L4", **{instance: "p4"}), pool("NVIDIA-A30", **{instance: "p4"})
-    other, bare = pool("NVIDIA-L40", **{instance: "p5"}), pool("NVIDIA-L40S")
-    cloud = pool("NVIDIA-H100-NVL", **{"karpenter.k8s.aws_instance-gpu-name": "h100", instance: "p5"})
-    everything = [shared, whole, other, bare, cloud]
-
-    def keys(*pools: Pool) -> list[list[str]]:
-        offered = [(pool, offer) for pool in pools for offer in pool_offers(pool, Catalogue())]
-        terms = placement_terms(offered, all_pools=everything)
-        return [[expression.key.split("/")[1] for expression in term.match_expressions] for term in terms]
-
-    assert keys(whole) == [["instance-type", "gpu.product"]]
-    assert keys(cloud) == [["instance-gpu-name"]], "the cloud's own GPU label says more than the instance type"
-    assert keys(other) == [["instance-type", "gpu.product"]]
-    assert keys(bare) == [["gpu.product"]]
-    assert len(keys(whole, bare)) == 2
 
 
 def test_mig_slices_are_offers_of_their_own_resource() -> None:

@@ -177,12 +177,28 @@ def test_pools_are_named_in_labels_their_provisioner_knows(world) -> None:
     instance = {"node.kubernetes.io/instance-type": "p5en"}
     world.cluster.change(NODE, "a", lambda body: body["metadata"]["labels"].update(instance))
     world.create({"model": MODEL}, name="big")
-    (term,) = _terms(world)
-    assert term["matchExpressions"][0] == {
-        "key": "node.kubernetes.io/instance-type",
-        "operator": "In",
-        "values": ["p5en"],
-    }
+    known = {"key": "node.kubernetes.io/instance-type", "operator": "In", "values": ["p5en"]}
+    product = "nvidia.com/gpu.product"
+    assert _terms(world) == [
+        {"matchExpressions": [known, {"key": product, "operator": "DoesNotExist"}]},
+        {"matchExpressions": [known, {"key": product, "operator": "In", "values": ["NVIDIA-H200"]}]},
+    ]
+
+
+def test_terms_do_not_depend_on_other_pools(world) -> None:
+    """Another GPU under the same provisioner's labels, before or after, changes nothing."""
+    instance = {"node.kubernetes.io/instance-type": "k3s"}
+    world.add_node("a", **H200)
+    world.cluster.change(NODE, "a", lambda body: body["metadata"]["labels"].update(instance))
+    world.create({"model": MODEL}, name="big")
+    before = _terms(world)
+    world.add_node("later", **L4)
+    world.cluster.change(NODE, "later", lambda body: body["metadata"]["labels"].update(instance))
+    world.settle()
+    assert "proposedPlan" not in world.status("big")
+    world.cluster.remove(MODEL_SERVE, "ml", "big")
+    world.create({"model": MODEL}, name="big")
+    assert _terms(world) == before
 
 
 def test_weights_that_cannot_be_served_are_planned_but_not_accepted(world) -> None:
@@ -253,7 +269,7 @@ def test_labels_that_name_no_gpu_propose_nothing(world) -> None:
         kind = {"node.kubernetes.io/instance-type": instance}
         world.cluster.change(NODE, name, lambda body, kind=kind: body["metadata"]["labels"].update(kind))
     world.create({"model": MODEL})
-    assert len(_terms(world)) == 2
+    assert len(_terms(world)) == 4
     for name in ("a", "b"):
         world.cluster.change(NODE, name, lambda body: body["metadata"]["labels"].update({"a.example/team": "x"}))
         world.settle()

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modelserve.api import ModelServeSpec
+from modelserve.api import ModelServeSpec, NodeSelectorTerm
+from modelserve.api.status import MAX_TERMS
 from modelserve.catalogue import declared_pools, user_catalogue
 from modelserve.errors import InvalidInput
 from modelserve.hardware import CATALOGUE
@@ -29,8 +30,17 @@ def _one(node: dict[str, Any]) -> AcceleratorOffer:
     return offer
 
 
+PRODUCT = "nvidia.com/gpu.product"
+
+
 def _selected(offer: AcceleratorOffer) -> dict[str, str]:
-    return {e.key: (e.values or ("",))[0] for term in offer.node_selector_terms for e in term.match_expressions}
+    """Labels by which the pool is named before it has a node; checks that its nodes are pinned to what was sized."""
+    here, unlabelled = ({e.key: e for e in term.match_expressions} for term in offer.node_selector_terms)
+    product, absent = here.pop(PRODUCT), unlabelled.pop(PRODUCT)
+    assert (product.operator, product.values) == ("In", (offer.accelerator.product,))
+    assert (absent.operator, absent.values) == ("DoesNotExist", None)
+    assert here == unlabelled
+    return {key: (e.values or ("",))[0] for key, e in here.items()}
 
 
 def _gemma(size: str = "E4B", **spec: Any) -> Any:
@@ -62,7 +72,71 @@ def _gemma(size: str = "E4B", **spec: Any) -> Any:
 def test_clouds_name_their_gpus(labels: dict[str, str], product: str, count: int, named_by: str) -> None:
     offer = _one(_node(labels))
     assert (offer.accelerator, offer.count) == (CATALOGUE[product], count)
-    assert list(_selected(offer)) == [named_by], "the label exists before the node does"
+    assert next(iter(_selected(offer))) == named_by, "the label exists before the node does"
+
+
+def test_one_name_for_two_memories_is_pinned_to_one() -> None:
+    labels = {f"{EKS}-name": "a100", f"{EKS}-count": "8", f"{EKS}-memory": "81920"}
+    assert _selected(_one(_node(labels))) == {f"{EKS}-name": "a100", f"{EKS}-memory": "81920"}
+
+
+def test_a_gpu_that_only_the_cloud_can_name_is_pinned_by_its_word() -> None:
+    labels = {f"{KARPENTER}-name": "z9", f"{KARPENTER}-count": "1", f"{KARPENTER}-memory": "100000"}
+    (term,) = _one(_node(labels)).node_selector_terms
+    assert [(e.key, e.values) for e in term.match_expressions] == [(f"{KARPENTER}-name", ("z9",))]
+
+
+def _matches(term: NodeSelectorTerm, labels: dict[str, str]) -> bool:
+    """The scheduler's rule."""
+    tests = {
+        "In": lambda e: labels.get(e.key) in e.values,
+        "DoesNotExist": lambda e: e.key not in labels,
+        "Gt": lambda e: e.key in labels and int(labels[e.key]) > int(e.values[0]),
+    }
+    return all(tests[e.operator](e) for e in term.match_expressions)
+
+
+K3S = {"node.kubernetes.io/instance-type": "k3s"}
+H100 = {PRODUCT: "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.memory": "81559", "nvidia.com/gpu.count": "1"}
+A100 = {PRODUCT: "NVIDIA-A100-SXM4-80GB", "nvidia.com/gpu.count": "8"}
+SLICES = {"nvidia.com/mig-3g.40gb.count": "1", "nvidia.com/mig-3g.40gb.memory": "40448"}
+
+
+@pytest.mark.parametrize(
+    ("sized", "later", "taken"),
+    [
+        (K3S | H100, K3S | H100, True),
+        (K3S | H100, K3S | {PRODUCT: "Tesla-T4"}, False),
+        (K3S | H100, K3S, True),  # its labels are yet to come
+        (K3S | H100, H100, False),  # of another provisioner
+        (H100, H100 | K3S, True),
+        (H100, K3S, False),
+        (A100 | SLICES, A100 | SLICES | {"nvidia.com/mig-3g.40gb.count": "2"}, True),
+        (A100 | SLICES, A100 | {"nvidia.com/mig-3g.40gb.count": "0"}, False),
+        (A100 | SLICES, H100 | SLICES, False),
+        (A100 | SLICES, A100, False),
+        (K3S | A100 | SLICES, K3S, True),
+        (K3S | A100 | SLICES, K3S | H100 | SLICES, False),
+    ],
+)
+def test_nodes_that_arrive_later_are_taken_when_they_are_what_was_sized(
+    sized: dict[str, str], later: dict[str, str], taken: bool
+) -> None:
+    resource = "nvidia.com/mig-3g.40gb" if "nvidia.com/mig-3g.40gb.count" in sized else "nvidia.com/gpu"
+    (offer,) = (each for each in offers_from_nodes([_node(sized)]) if each.resource_name == resource)
+    assert any(_matches(term, later) for term in offer.node_selector_terms) is taken
+
+
+def test_a_selector_that_names_the_product_leaves_no_term_without_it() -> None:
+    spec, architecture = _gemma(accelerators={"nodeSelector": {PRODUCT: "NVIDIA-H100-80GB-HBM3"}})
+    (term,) = plan(spec, architecture, offers_from_nodes([_node(K3S | H100)])).node_selector_terms or ()
+    assert [e.operator for e in term.match_expressions] == ["In", "In"]
+
+
+def test_many_pools_of_one_product_stay_within_what_a_plan_may_hold() -> None:
+    nodes = [_node(H100 | {"node.kubernetes.io/instance-type": f"t{number}"}) for number in range(100)]
+    spec, architecture = _gemma()
+    assert len(plan(spec, architecture, offers_from_nodes(nodes)).node_selector_terms or ()) == MAX_TERMS
 
 
 def test_aks_names_the_machine() -> None:
@@ -174,7 +248,7 @@ def test_a_node_pool_declares_what_it_may_bring() -> None:
     spec, architecture = _gemma()
     terms = plan(spec, architecture, offers).node_selector_terms
     assert terms
-    assert {e.key for e in terms[0].match_expressions} == {f"{KARPENTER}-name", "karpenter.sh/nodepool"}
+    assert {e.key for e in terms[0].match_expressions} == {f"{KARPENTER}-name", "karpenter.sh/nodepool", PRODUCT}
 
 
 @pytest.mark.parametrize(

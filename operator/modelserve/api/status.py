@@ -31,6 +31,7 @@ CONDITION_TYPES = (
     "Reconciling", "Stalled",
 )  # fmt: skip
 MAX_CANDIDATES = 16
+MAX_TERMS = 128
 
 Verdict = Literal["Chosen", "Fits", "Refused"]
 LimitedBy = Literal[
@@ -84,10 +85,10 @@ class NodeSelectorRequirement(ApiModel):
 
 
 class NodeSelectorTerm(ApiModel):
-    """Expressions that must all hold; terms are alternatives, one per pool."""
+    """Expressions that must all hold; terms are alternatives."""
 
     match_expressions: tuple[NodeSelectorRequirement, ...] = Field(
-        min_length=1, max_length=20, description="Expressions that must all hold."
+        min_length=1, max_length=40, description="Expressions that must all hold."
     )
 
 
@@ -182,7 +183,7 @@ class PlanStatus(ApiModel):
     )
     gpus_per_replica: GpuCount | None = Field(default=None, description="GPUs of one replica; 0 on the CPU.")
     node_selector_terms: tuple[NodeSelectorTerm, ...] | None = Field(
-        default=None, max_length=64, description="Where the pods may run; terms are alternatives, one per pool."
+        default=None, max_length=MAX_TERMS, description="Where the pods may run; terms are alternatives."
     )
     tensor_parallel: GpuCount | None = Field(default=None, description="Tensor-parallel size.")
     max_model_len: Tokens | None = Field(default=None, description="Most tokens of one request.")

@@ -59,6 +59,7 @@ AKS_PRODUCTS = {
     "H100": "NVIDIA-H100-NVL",
     "H200": "NVIDIA-H200",
 }
+_AWS_A100 = "a100"
 _AWS_A100_80GB = "NVIDIA-A100-SXM4-80GB"
 _AWS_LARGE_MIB = 70_000
 _MIG_LABEL = re.compile(r"nvidia\.com/(mig-[0-9]+g\.[0-9]+gb(?:\.me)?)\.count")
@@ -154,7 +155,7 @@ def _mixed_slices(
                 memory_mib=whole(labels.get(f"{resource}.memory")),
                 compute_capability=(major, minor) if major else (0, 0),
                 resource_name=resource,
-                selector=selector or ((label, str(labels[label])),),
+                selector=selector,
             )
 
 
@@ -172,7 +173,10 @@ def _cloud_gpus(labels: Mapping[str, str], allocatable: Mapping[str, object]) ->
             memory, count = whole(labels.get(f"{prefix}memory")), registered or whole(labels.get(f"{prefix}count"))
             product = aws_product(name, memory_mib=memory)
             known = name in AWS_PRODUCTS
-            return NodeGpus(product, count, 0 if known else memory, selector=((f"{prefix}name", name),))
+            selector = ((f"{prefix}name", name),)
+            if name == _AWS_A100 and memory:  # one name for two memories
+                selector += ((f"{prefix}memory", str(labels[f"{prefix}memory"])),)
+            return NodeGpus(product, count, 0 if known else memory, selector=selector)
     if labels.get(AKS_ACCELERATOR) == "nvidia" and (size := labels.get(INSTANCE_TYPE)):
         found = next((AKS_PRODUCTS[part] for part in size.split("_") if part in AKS_PRODUCTS), None)
         if found:
@@ -182,6 +186,6 @@ def _cloud_gpus(labels: Mapping[str, str], allocatable: Mapping[str, object]) ->
 
 def aws_product(name: str, *, memory_mib: int = 0) -> str:
     """GPU feature discovery's name of the GPU that AWS labels call `name`; memory tells the two A100 apart."""
-    if name == "a100" and memory_mib >= _AWS_LARGE_MIB:
+    if name == _AWS_A100 and memory_mib >= _AWS_LARGE_MIB:
         return _AWS_A100_80GB
     return AWS_PRODUCTS.get(name, name)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from modelserve.api.status import NodeSelectorRequirement, NodeSelectorTerm
 from modelserve.hardware import CATALOGUE, Accelerator
 from modelserve.planning.node_labels import (
     AWS_PREFIXES,
@@ -22,6 +21,7 @@ from modelserve.planning.node_labels import (
     whole,
 )
 from modelserve.planning.offers import AcceleratorOffer, taint_texts
+from modelserve.planning.pinning import pinned_terms
 
 NODE_POOL_LABEL = "karpenter.sh/nodepool"
 LARGEST_NODE = 8  # GPUs of the largest node a pool may bring, where no requirement bounds them
@@ -45,11 +45,10 @@ def offers_from_node_pool(
         if accelerator is None or product in found:
             continue
         pairs = [(key, value), *([(NODE_POOL_LABEL, name)] if name else [])]
-        expressions = tuple(NodeSelectorRequirement(key=k, operator="In", values=(v,)) for k, v in pairs)
         found[product] = AcceleratorOffer(
             accelerator,
             min(count, limit) if limit else count,
-            (NodeSelectorTerm(match_expressions=expressions),),
+            pinned_terms(pairs, product=product),
             declared=True,
             taints=taint_texts(spec.get("taints")),
         )

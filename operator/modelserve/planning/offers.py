@@ -8,17 +8,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from modelserve.api.schema_types import LABEL_KEY_PATTERN, LABEL_VALUE_PATTERN
-from modelserve.api.status import NodeSelectorRequirement, NodeSelectorTerm
+from modelserve.api.status import NodeSelectorTerm
 from modelserve.hardware import CATALOGUE, CPU, GPU_RESOURCE, Accelerator, accelerator_from_labels
 from modelserve.planning.node_labels import (
     COMPUTE_LABELS,
     COUNT_LABEL,
+    INSTANCE_TYPE,
     MEMORY_LABEL,
     PRODUCT_LABEL,
     NodeGpus,
     is_mig_slice,
     node_gpus,
 )
+from modelserve.planning.pinning import pinned_terms
 
 __all__ = [
     "COMPUTE_LABELS",
@@ -40,7 +42,7 @@ _MIG_PROFILE = re.compile(r"-MIG-(?P<slices>[0-9]+)g\.(?P<memory>[0-9]+)gb")
 class AcceleratorOffer:
     """One pool of like nodes. `count` is the GPUs of one node, not the free ones; 0 for the CPU.
 
-    `node_selector_terms` name the pool in labels its provisioner knows; empty means the product label.
+    `node_selector_terms` name the pool, its nodes to come included (`pinned_terms`); empty means the product label.
     """
 
     accelerator: Accelerator
@@ -77,7 +79,14 @@ def offers_from_nodes(
             if accelerator is None or not gpus.count:
                 continue
             found[
-                AcceleratorOffer(accelerator, gpus.count, _terms(gpus), gpus.resource_name, gpus.refused, taints=taints)
+                AcceleratorOffer(
+                    accelerator,
+                    gpus.count,
+                    _terms(gpus, labels, catalogue),
+                    gpus.resource_name,
+                    gpus.refused,
+                    taints=taints,
+                )
             ] = None
     return tuple(sorted(found, key=lambda offer: (offer.accelerator.product, offer.count, str(offer))))
 
@@ -115,12 +124,18 @@ def _accelerator(gpus: NodeGpus, catalogue: Mapping[str, Accelerator]) -> Accele
     return replace(made, bandwidth=parent.bandwidth * share, flops=parent.flops * compute)
 
 
-def _terms(gpus: NodeGpus) -> tuple[NodeSelectorTerm, ...]:
-    """The pool in its provisioner's labels; empty where the product label is all there is."""
-    expressions = tuple(
-        NodeSelectorRequirement(key=key, operator="In", values=(value,)) for key, value in gpus.selector
-    )
-    return (NodeSelectorTerm(match_expressions=expressions),) if expressions else ()
+def _terms(
+    gpus: NodeGpus, labels: Mapping[str, str], catalogue: Mapping[str, Accelerator]
+) -> tuple[NodeSelectorTerm, ...]:
+    """The pool in the labels its provisioner knows (the cloud's own GPU labels, else the instance type) and its GPU.
+
+    Where only the cloud names a GPU, and in a word that is not known, that word is all there is to go by.
+    """
+    known = gpus.selector or tuple((key, labels[key]) for key in (INSTANCE_TYPE,) if key in labels)
+    product = labels.get(PRODUCT_LABEL)
+    if product is None and gpus.product.split("-MIG-")[0] in catalogue:
+        product = gpus.product
+    return pinned_terms(known, product=product, resource_name=gpus.resource_name)
 
 
 def _labels(value: object) -> dict[str, str]:

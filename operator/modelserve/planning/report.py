@@ -7,6 +7,7 @@ from decimal import Decimal
 
 from modelserve.api.spec import ModelServeSpec
 from modelserve.api.status import (
+    MAX_TERMS,
     Candidate,
     Concurrency,
     EnginePlan,
@@ -125,7 +126,7 @@ def no_plan(candidates: Sequence[Candidate], spec: ModelServeSpec) -> str:
 def placement(
     fit: Fit, offers: Sequence[AcceleratorOffer], spec: ModelServeSpec
 ) -> tuple[NodeSelectorTerm, ...] | None:
-    """One term per pool that holds the replica, each with the spec's own node selector; None when anywhere will do.
+    """The terms of each pool that holds the replica, with the spec's own node selector; None when anywhere will do.
 
     Their order does not follow that of the offers, which other labels of the nodes decide.
     """
@@ -140,9 +141,11 @@ def placement(
     for offer in offers:
         if offer.largest_replica >= fit.gpus:
             for expressions in [term.match_expressions for term in offer.node_selector_terms] or [(product,)]:
-                pools[(*expressions, *(each for each in own if each not in expressions))] = None
-    ordered = sorted(pools, key=lambda expressions: [(each.key, each.values or ()) for each in expressions])
-    return tuple(NodeSelectorTerm(match_expressions=expressions) for expressions in ordered)
+                absent = {each.key for each in expressions if each.operator == "DoesNotExist"}
+                if not absent & set(selector):
+                    pools[(*expressions, *(each for each in own if each not in expressions))] = None
+    ordered = sorted(pools, key=lambda terms: [(each.key, each.operator, each.values or ()) for each in terms])
+    return tuple(NodeSelectorTerm(match_expressions=expressions) for expressions in ordered[:MAX_TERMS])
 
 
 def gpu_memory(memory: MemoryPlan) -> GpuMemory:
