@@ -43,8 +43,8 @@ OURS: list[tuple[ResourceKind, Callable[[Body], None], str]] = [
     (DEPLOYMENT, lambda body: _worker(body).update(envFrom=[{"secretRef": {"name": "s"}}]), "containers.envFrom"),
     (
         DEPLOYMENT,
-        lambda body: _worker(body)["resources"]["limits"].update(cpu="1"),
-        "containers.resources (limits.cpu)",
+        lambda body: _worker(body)["resources"]["limits"].update(x="1"),
+        "containers.resources (limits.x)",
     ),
     (DEPLOYMENT, lambda body: _worker(body)["resources"]["requests"].update(cpu="9"), "containers.resources"),
 ]

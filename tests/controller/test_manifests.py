@@ -114,7 +114,10 @@ def test_the_mounted_settings_are_those_of_the_plan(tiny_facts: ModelFacts) -> N
 def test_the_cpu_gets_the_memory_that_was_planned_and_no_gpu(tiny_facts: ModelFacts) -> None:
     resources = {"requests": {"cpu": "1", "nvidia.com/gpu": "1"}, "limits": {"memory": "3Gi"}}
     pod = _pod(_spec(pod={"resources": resources}), tiny_facts)
-    assert pod["containers"][0]["resources"] == {"requests": {"cpu": "1"}, "limits": {"memory": str(3 << 30)}}
+    assert pod["containers"][0]["resources"] == {
+        "requests": {"cpu": "1", "memory": str(3 << 30)},
+        "limits": {"cpu": "4", "memory": str(3 << 30)},
+    }
     assert "affinity" not in pod
     assert "tolerations" not in pod
 

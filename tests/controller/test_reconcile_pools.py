@@ -26,7 +26,7 @@ def test_a_published_model_needs_no_inspection_and_lands_on_its_pool(world) -> N
     assert plan["accelerator"] == "NVIDIA-H200"
     (deployment,) = world.cluster.of(DEPLOYMENT)
     worker = deployment["spec"]["template"]["spec"]["containers"][0]
-    assert worker["resources"]["limits"] == {"nvidia.com/gpu": str(plan["gpusPerReplica"])}
+    assert worker["resources"]["limits"]["nvidia.com/gpu"] == str(plan["gpusPerReplica"])
     assert _terms(world) == [
         {"matchExpressions": [{"key": "nvidia.com/gpu.product", "operator": "In", "values": ["NVIDIA-H200"]}]}
     ]

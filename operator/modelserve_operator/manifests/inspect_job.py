@@ -9,6 +9,7 @@ from modelserve.api import ModelServeSpec
 from modelserve.termination import TERMINAL_EXIT_CODE, TERMINATION_MESSAGE_PATH
 from modelserve_operator import labels
 from modelserve_operator.manifests.metadata import child_metadata
+from modelserve_operator.manifests.pod_resources import INSPECT_RESOURCES
 from modelserve_operator.manifests.restricted_pod import container, fetch_container, pod_spec
 from modelserve_operator.observed import Body
 from modelserve_operator.sources import ModelSource
@@ -33,11 +34,11 @@ def inspect_job(
         pull_policy=pull_policy,
         command=["modelserve", "inspect", source.directory, "--output", TERMINATION_MESSAGE_PATH],
     )
-    inspect["resources"] = {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}}
+    inspect["resources"] = INSPECT_RESOURCES
     pod: dict[str, Any] = {**pod_spec(source), "restartPolicy": "Never", "containers": [inspect]}
     if source.downloaded:
         fetch = fetch_container(source, image=image, pull_policy=pull_policy, metadata_only=True)
-        pod["initContainers"] = [{**fetch, "resources": inspect["resources"]}]
+        pod["initContainers"] = [{**fetch, "resources": INSPECT_RESOURCES}]
     options = spec.pod.to_json()
     for option in ("tolerations", "serviceAccountName", "imagePullSecrets", "priorityClassName"):
         if options.get(option):

@@ -8,11 +8,14 @@ from typing import Any
 from modelserve.api import ModelServeSpec, PlanStatus
 from modelserve.hardware import GPU_RESOURCE
 from modelserve_operator import labels
+from modelserve_operator.manifests.pod_resources import (
+    download_resources,
+    worker_resources,
+)
 from modelserve_operator.manifests.restricted_pod import container, fetch_container, pod_spec
 from modelserve_operator.sources import ModelSource
 
 PORT = 8000
-GPU_VENDOR = GPU_RESOURCE.partition("/")[0] + "/"
 CONFIG_PATH = "/etc/modelserve"
 ENGINE_FILE = "engine.yaml"
 
@@ -58,7 +61,8 @@ def worker_template(
     worker["ports"] = [{"name": "http", "containerPort": PORT, "protocol": "TCP"}]
     worker["env"] = _environment(extra.get("env") or [], [*worker["env"], {"name": "HF_HUB_OFFLINE", "value": "1"}])
     worker["volumeMounts"].append({"name": "engine", "mountPath": CONFIG_PATH, "readOnly": True})
-    worker["resources"] = _resources(extra.get("resources") or {}, plan)
+    downloaded_bytes = weight_bytes if source.downloaded and source.claim is None else None
+    worker["resources"] = worker_resources(extra.get("resources") or {}, plan, downloaded_bytes=downloaded_bytes)
     worker["lifecycle"] = {"preStop": {"sleep": {"seconds": PRE_STOP_SECONDS}}}
     worker.update(_probes(weight_bytes))
     engine_items = [{"key": ENGINE_FILE, "path": ENGINE_FILE}]
@@ -69,7 +73,8 @@ def worker_template(
         worker["volumeMounts"].append({"name": "shm", "mountPath": "/dev/shm"})  # noqa: S108 - where NCCL looks
     pod["containers"] = [worker]
     if source.downloaded:
-        pod["initContainers"] = [fetch_container(source, image=image, pull_policy=pull_policy, metadata_only=False)]
+        fetch = fetch_container(source, image=image, pull_policy=pull_policy, metadata_only=False)
+        pod["initContainers"] = [{**fetch, "resources": download_resources(worker["resources"])}]
     pod.update(_placement(spec, plan, name=name, plan_hash=plan_hash))
     for option in ("serviceAccountName", "imagePullSecrets", "priorityClassName", "runtimeClassName"):
         if extra.get(option):
@@ -84,19 +89,6 @@ def worker_template(
 def _environment(users: list[dict[str, Any]], own: list[dict[str, Any]]) -> list[dict[str, Any]]:
     taken = {variable["name"] for variable in own}
     return [*(variable for variable in users if variable["name"] not in taken), *own]
-
-
-def _resources(users: dict[str, Any], plan: PlanStatus) -> dict[str, Any]:
-    """GPUs from the plan; on the CPU the memory that the plan divides. The rest is the user's."""
-    requests, limits = dict(users.get("requests") or {}), dict(users.get("limits") or {})
-    for resources in (requests, limits):
-        for name in [name for name in resources if name.startswith(GPU_VENDOR)]:  # whole GPUs and slices alike
-            del resources[name]
-    if plan.resource_name and plan.gpus_per_replica:
-        limits[plan.resource_name] = str(plan.gpus_per_replica)
-    if plan.container_memory_bytes:
-        limits["memory"] = str(plan.container_memory_bytes)
-    return {field: values for field, values in (("requests", requests), ("limits", limits)) if values}
 
 
 def _probes(weight_bytes: int) -> dict[str, Any]:
