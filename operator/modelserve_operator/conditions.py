@@ -9,6 +9,7 @@ from modelserve.planning.evaluation import GIB
 from modelserve_operator import labels
 from modelserve_operator.observed import Observed, Pod
 from modelserve_operator.plan import Decision, Finding
+from modelserve_operator.pod_health import stuck
 from modelserve_operator.reasons import ConditionType, Reason
 from modelserve_operator.revision import Revision
 from modelserve_operator.rollout import RunningRevision, Step
@@ -78,6 +79,9 @@ def _stalled(view: View) -> Finding | None:
         return None
     if target.record is not None and not (target.record.trying and target.fresh):
         return Finding(True, target.record.failure.reason, _failed_message(view, target.record))
+    hanging = stuck(view.target_pods, view.observed.now)
+    if hanging is not None and target.ready < view.replicas:
+        return Finding(True, hanging[0], _workers(view, about=hanging[1]).message)
     if target.overdue and not target.unschedulable and target.ready < view.replicas:
         return Finding(True, Reason.PROGRESS_DEADLINE_EXCEEDED, _workers(view).message)
     return None
@@ -137,7 +141,8 @@ def _weights(view: View) -> Finding:
     return Finding(False, Reason.LOADING, f"{loaded} of {view.replicas} workers have loaded the model.")
 
 
-def _workers(view: View) -> Finding:
+def _workers(view: View, *, about: Pod | None = None) -> Finding:
+    """`about`: the pod whose trouble is told; the first that has any by default."""
     idle = _idle(view)
     if idle is not None:
         return idle
@@ -146,7 +151,8 @@ def _workers(view: View) -> Finding:
         reduced = _reduced_context(view)
         reason = Reason.CONTEXT_REDUCED if reduced else Reason.ALL_READY
         return Finding(True, reason, f"{ready} of {view.replicas} workers are ready.{reduced}")
-    trouble = next((f" Pod {pod.name}, {pod.trouble}" for pod in view.target_pods if pod.trouble), "")
+    told = (about,) if about is not None else view.target_pods
+    trouble = next((f" Pod {pod.name}, {pod.trouble}" for pod in told if pod.trouble), "")
     return Finding(False, Reason.STARTING, f"{ready} of {view.replicas} workers are ready.{trouble}")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from pydantic import ValidationError
@@ -17,6 +17,7 @@ from modelserve_operator.supply import Supply
 Body = Mapping[str, Any]
 
 WORKER_CONTAINER, FETCH_CONTAINER, INSPECT_CONTAINER = "worker", "fetch", "inspect"
+PULL_FAILURES = frozenset({"ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull"})
 OWN_CONTAINERS = frozenset({WORKER_CONTAINER, FETCH_CONTAINER, INSPECT_CONTAINER})  # others are injected by somebody
 
 
@@ -77,6 +78,10 @@ class Pod:
     failure: Failure | None  # a container of ours ended with the terminal exit code, and has not recovered since
     report: str | None  # termination message of a container that ended well (inspect Job)
     started: bool = False  # the worker's startup probe, which asks for readiness, has passed
+    unready_since: datetime | None = None
+    pull_fails: bool = False  # the image of a container of ours cannot be pulled at the moment
+    crashes: int = 0  # restarts of a container of ours whose last run ended badly
+    last_run: timedelta = timedelta(0)  # how long that run was
 
     @classmethod
     def from_body(cls, body: Body) -> Pod:
@@ -88,12 +93,14 @@ class Pod:
         succeeded = status.get("phase") == "Succeeded"
         ready = (conditions.get("Ready") or {}).get("status") == "True"
         started = any(container.get("started") for container in own if container["name"] == WORKER_CONTAINER)
+        unready = conditions.get("Ready") or {}
+        crashed: Body = max((each for each in own if _bad_end(each)), key=_restarts, default={})
         return cls(
             name=body["metadata"]["name"],
             uid=body["metadata"]["uid"],
             plan_hash=labels.label_of(body, labels.PLAN_HASH),
             job=labels.label_of(body, "batch.kubernetes.io/job-name"),
-            restarts=sum(int(container.get("restartCount") or 0) for container in containers),
+            restarts=sum(map(_restarts, containers)),
             ready=ready,
             terminating=bool(body["metadata"].get("deletionTimestamp")),
             unschedulable=scheduled.get("message", "") if scheduled.get("reason") == "Unschedulable" else None,
@@ -102,7 +109,40 @@ class Pod:
             failure=None if ready or started else next(filter(None, map(_failure, own)), None),
             report=_report(status) if succeeded else None,
             started=started,
+            unready_since=None if ready else moment(unready.get("lastTransitionTime")),
+            pull_fails=any(_waiting(container) in PULL_FAILURES for container in own),
+            crashes=_restarts(crashed),
+            last_run=_run_time(crashed),
         )
+
+
+def moment(text: object) -> datetime | None:
+    """A time of the API; None for anything else."""
+    try:
+        return datetime.fromisoformat(text) if isinstance(text, str) else None
+    except ValueError:
+        return None
+
+
+def _restarts(container: Body) -> int:
+    return int(container.get("restartCount") or 0)
+
+
+def _waiting(container: Body) -> str | None:
+    reason = ((container.get("state") or {}).get("waiting") or {}).get("reason")
+    return str(reason) if reason is not None else None
+
+
+def _bad_end(container: Body) -> Body | None:
+    """The newest end of a container, when it was not a good one."""
+    end = next(iter(_ends(container)), None)
+    return end if end is not None and end.get("exitCode") else None
+
+
+def _run_time(container: Body) -> timedelta:
+    end = _bad_end(container) or {}
+    began, ended = moment(end.get("startedAt")), moment(end.get("finishedAt"))
+    return ended - began if began and ended else timedelta(0)
 
 
 def _ends(container: Body) -> list[Body]:

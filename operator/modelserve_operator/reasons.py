@@ -61,6 +61,8 @@ class Reason(StrEnum):
 
     # Stalled, beside the reasons above and those of modelserve.termination.TerminationReason
     DRIFT_CONTESTED = "DriftContested"  # somebody changes a child again each time it is put right
+    CRASH_LOOP = "CrashLoop"  # a worker keeps ending badly
+    IMAGE_PULL_FAILED = "ImagePullFailed"
     PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"  # workers have a node, but keep failing or never get ready
 
     # Available, Ready

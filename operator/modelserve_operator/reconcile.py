@@ -20,6 +20,7 @@ from modelserve_operator.kinds import CONFIG_MAP
 from modelserve_operator.kube import KubeError
 from modelserve_operator.observed import Observed
 from modelserve_operator.plan import Decision, decide
+from modelserve_operator.pod_health import patience_left
 from modelserve_operator.rollout import RunningRevision, Step, next_step
 from modelserve_operator.running import known_revisions, running_revisions
 from modelserve_operator.settings import Settings
@@ -63,7 +64,7 @@ class Reconciler:
         decision = decide(observed, self._settings)
         running = running_revisions(observed, replicas=decision.spec.replicas if decision.spec else None)
         step = _step(observed, decision, running)
-        delays = [_next_attempt(observed, running)]
+        delays = [_next_attempt(observed, running), patience_left(observed.pods, observed.now)]
         failed = await self._children.apply(observed, decision, step, running)
         if isinstance(failed, PredecessorError):
             logger.info("%s/%s waits for the garbage collector: %s", *key, failed)

@@ -95,6 +95,9 @@ _ANNOUNCED = {
 }
 
 
+_LOST = {(ConditionType.AVAILABLE, "False")}  # announced, as warnings, when they were True before
+
+
 _ANNOUNCED_REASONS = {Reason.CONTEXT_REDUCED.value: True}  # reason -> whether it is a warning
 
 
@@ -107,12 +110,16 @@ def transitions(
     """
     known = {(c["type"], c["status"], c["reason"]) for c in before.get("conditions") or ()}
     changed = (c for c in after["conditions"] if (c["type"], c["status"], c["reason"]) not in known)
+    held = {(c["type"], c["status"]) for c in before.get("conditions") or ()}
     told = "".join(c["message"] for c in before.get("conditions") or () if c["type"] == ConditionType.PLANNED)
     found = [Transition(Reason.CATALOGUE_ENTRY_IGNORED, warning, True) for warning in warnings if warning not in told]
     for condition in changed:
         warning = _ANNOUNCED_REASONS.get(condition["reason"])
         if warning is None:
             warning = _ANNOUNCED.get((ConditionType(condition["type"]), condition["status"]))
+        lost = (ConditionType(condition["type"]), condition["status"]) in _LOST
+        if lost and (condition["type"], "True") in held and condition["reason"] != Reason.SCALED_TO_ZERO:
+            warning = True
         if warning is not None:
             found.append(Transition(condition["reason"], condition["message"], warning))
     return found

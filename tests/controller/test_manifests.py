@@ -73,7 +73,7 @@ def test_pods_meet_pod_security_restricted(tiny_facts: ModelFacts, model: dict[s
             "capabilities": {"drop": ["ALL"]},
             "readOnlyRootFilesystem": True,
         }
-        assert container["terminationMessagePolicy"] == "File"
+        assert container["terminationMessagePolicy"] == "FallbackToLogsOnError"
         mounted = {mount["name"] for mount in container["volumeMounts"]}
         assert mounted <= {volume["name"] for volume in pod["volumes"]}
 

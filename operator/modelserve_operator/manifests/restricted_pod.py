@@ -55,7 +55,7 @@ def container(*, name: str, image: str, pull_policy: str, command: list[str]) ->
         "command": command,
         "env": list(SCRATCH_ENVIRONMENT),
         "securityContext": CONTAINER_SECURITY,
-        "terminationMessagePolicy": "File",
+        "terminationMessagePolicy": "FallbackToLogsOnError",  # a crash leaves no message of its own
         "volumeMounts": [_SCRATCH_MOUNT, {"name": "weights", "mountPath": MODELS_PATH, "readOnly": True}],
     }
 
