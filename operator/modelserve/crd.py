@@ -33,7 +33,7 @@ _COLUMNS = (  # name, type, JSONPath, priority (1 = only with -o wide), descript
     ("Reason", "string", f"{_READY}.reason", 0, "Why it is ready or not."),
     ("Age", "date", ".metadata.creationTimestamp", 0, "Time since creation."),
     ("Desired", "integer", ".spec.replicas", 1, "Pods wanted."),
-    ("Plan", "string", ".status.plan.hash", 1, "The revision."),
+    ("Plan", "string", ".status.plan.hash", 1, "The plan."),
     ("Layout", "string", ".status.plan.kvCache.layout", 1, "Row layout of the key/value cache."),
     ("URL", "string", ".status.url", 1, "Base address of the OpenAI API."),
 )

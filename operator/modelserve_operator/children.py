@@ -80,9 +80,8 @@ class Children:
         self, observed: Observed, decision: Decision, step: Step, running: dict[str, RunningRevision]
     ) -> list[tuple[int, Part]]:
         """One part for each revision that runs or should, and by how many replicas it grows."""
-        revisions = known_revisions(observed)
-        if decision.target is not None:
-            revisions.setdefault(decision.target.hash, decision.target)
+        known = known_revisions(observed)
+        revisions = known | ({decision.target.hash: decision.target} if decision.target is not None else {})
 
         # What shrinks goes first: it makes the room for what grows.
         def growth(plan_hash: str) -> int:
@@ -95,12 +94,12 @@ class Children:
                 body = deployment(
                     observed.model_serve, revisions[plan_hash], replicas=step.replicas[plan_hash], record=record
                 )
-                new = decision.target if plan_hash not in known_revisions(observed) else None
+                new = revisions[plan_hash] if revisions[plan_hash] != known.get(plan_hash) else None
                 parts.append((growth(plan_hash), partial(self._apply_revision, observed, new, body)))
         return parts
 
     async def _apply_revision(self, observed: Observed, new: Revision | None, body: Mapping[str, Any]) -> None:
-        """The Deployment, and before it the ConfigMap of a revision that is new."""
+        """The Deployment, and before it the ConfigMap of a revision that is new, or committed anew."""
         if new is not None:
             await self._applier.apply(CONFIG_MAP, revision_config_map(observed.model_serve, new))
         await self._applier.apply(DEPLOYMENT, body)

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from modelserve.api import CalibrationPages, CalibrationTerm, GpuMemory
 from modelserve.termination import TERMINAL_EXIT_CODE, TerminationMessage
 from modelserve_operator import labels
+from modelserve_operator.revision import Revision
 from modelserve_operator.supply import Supply
 
 Body = Mapping[str, Any]
@@ -223,6 +224,11 @@ class Observed:
     @property
     def generation(self) -> int:
         return int(self.model_serve["metadata"].get("generation") or 1)
+
+    @property
+    def revisions(self) -> tuple[Revision, ...]:
+        """Revisions that were committed, of whatever spec."""
+        return tuple(filter(None, map(Revision.from_config_map, self.config_maps)))
 
     @property
     def selected(self) -> str | None:

@@ -16,6 +16,7 @@ from modelserve.model_facts import ModelFacts
 from modelserve.published import published_model
 from modelserve.weight_format import WeightFormat
 from modelserve_operator import labels
+from modelserve_operator.approval import Choice, choose
 from modelserve_operator.catalogue import CATALOGUE_NAME, Catalogue
 from modelserve_operator.manifests.serving_objects import FACTS_KEY
 from modelserve_operator.observed import Failure, Observed
@@ -38,6 +39,14 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class Warn:
+    """Something that is amiss and stops nothing."""
+
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True)
 class Decision:
     """What was found about the spec, and what is wanted. Fields stay None where an earlier answer is missing."""
 
@@ -48,10 +57,10 @@ class Decision:
     facts: ModelFacts | None = None
     inspect: bool = False  # the inspect Job should exist
     plan: PlanStatus | None = None  # for status.plan
-    proposed: PlanStatus | None = None  # for status.proposedPlan
+    proposed: Revision | None = None  # for status.proposedPlan
     target: Revision | None = None
     stop: bool = False  # nothing may run (PreviewOnly)
-    warnings: tuple[str, ...] = ()  # what is amiss beside the spec, at the head of the Planned message
+    warnings: tuple[Warn, ...] = ()  # what is amiss beside the spec, at the head of the Planned message
     stalled: Finding | None = None
 
 
@@ -75,16 +84,21 @@ def decide(observed: Observed, settings: Settings) -> Decision:
         return _inspecting(decision, observed, source)
     warnings = _catalogue_faults(spec, observed.supply.catalogue)
     planned = _planned(replace(decision, facts=facts, warnings=warnings), observed, settings)
-    told = replace(planned.planned, message=" ".join([*warnings, planned.planned.message]))
+    told = replace(
+        planned.planned, message=" ".join([*(each.message for each in planned.warnings), planned.planned.message])
+    )
     return replace(planned, planned=told)
 
 
-def _catalogue_faults(spec: ModelServeSpec, catalogue: Catalogue) -> tuple[str, ...]:
+def _catalogue_faults(spec: ModelServeSpec, catalogue: Catalogue) -> tuple[Warn, ...]:
     """Entries that this spec would use, were they right; the first few say enough."""
     named = spec.accelerators.products if spec.accelerators else None
     faults = (fault for product, fault in catalogue.faults.items() if named is None or product in named)
     return tuple(
-        f"ConfigMap {CATALOGUE_NAME}: {fault[:FAULT_LIMIT]}; the entry is ignored."
+        Warn(
+            Reason.CATALOGUE_ENTRY_IGNORED,
+            f"ConfigMap {CATALOGUE_NAME}: {fault[:FAULT_LIMIT]}; the entry is ignored.",
+        )
         for fault in islice(faults, MOST_FAULTS)
     )
 
@@ -171,7 +185,6 @@ def _planned(decision: Decision, observed: Observed, settings: Settings) -> Deci
     assert decision.source is not None
     assert decision.facts is not None
     spec, mode = decision.spec, decision.spec.plan.mode
-    committed = _committed(observed, spec)
     try:
         fresh_plan = plan_for(spec, decision.facts, observed.supply)
     except InvalidInput as error:
@@ -186,16 +199,34 @@ def _planned(decision: Decision, observed: Observed, settings: Settings) -> Deci
         return _not_servable(decision, fresh_plan)
     if mode == "PreviewOnly":
         return _previewed(decision, fresh_plan, fresh)
-    approved = labels.annotation_of(observed.model_serve, labels.APPROVE_PLAN)
-    if fresh is not None and (fresh.hash == approved or (committed is None and mode == "Automatic")):
-        committed = fresh if committed is None or committed.hash != fresh.hash else committed
-    if committed is not None:
-        return _committed_decision(decision, committed, fresh)
+    approvals = (spec.plan.approved_hash, labels.annotation_of(observed.model_serve, labels.APPROVE_PLAN))
+    choice = choose(
+        (revision for revision in observed.revisions if revision.spec_hash == spec_hash(spec)),
+        fresh,
+        approvals=filter(None, approvals),
+        automatic=mode == "Automatic",
+        now=observed.now,
+    )
+    if choice.unknown is not None:
+        decision = replace(decision, warnings=(*decision.warnings, _unknown_approval(choice, fresh)))
+    if choice.committed is not None:
+        return _committed_decision(decision, choice.committed, fresh)
     if fresh is not None:
-        command = f"kubectl annotate modelserve {observed.name} --overwrite {labels.APPROVE_PLAN}={fresh.hash}"
-        message = f"Plan {fresh.hash} waits for approval: {command}"
-        return replace(decision, planned=Finding(False, Reason.WAITING_FOR_APPROVAL, message), proposed=fresh.plan)
+        message = f"Plan {fresh.plan.hash} waits for approval: {approve_command(observed.name, fresh.plan.hash or '')}"
+        return replace(decision, planned=Finding(False, Reason.WAITING_FOR_APPROVAL, message), proposed=fresh)
     return _impossible(decision, fresh_plan)
+
+
+def approve_command(name: str, approved: str) -> str:
+    """What a user runs to commit a proposed plan; spec.plan.approvedHash does the same."""
+    return f"kubectl annotate modelserve {name} --overwrite {labels.APPROVE_PLAN}={approved}"
+
+
+def _unknown_approval(choice: Choice, fresh: Revision | None) -> Warn:
+    known = [f"committed is {choice.committed.plan.hash}"] if choice.committed is not None else []
+    known += [f"proposed is {fresh.plan.hash}"] if fresh is not None else ["no plan fits now"]
+    message = f"The approved hash {choice.unknown} names no plan of this spec: {' and '.join(known)}."
+    return Warn(Reason.APPROVAL_UNKNOWN, message)
 
 
 def _not_servable(decision: Decision, plan: PlanStatus) -> Decision:
@@ -210,21 +241,13 @@ def _not_servable(decision: Decision, plan: PlanStatus) -> Decision:
     return replace(decision, accepted=finding, planned=NOT_PLANNED, plan=plan, stalled=finding)
 
 
-def _committed(observed: Observed, spec: ModelServeSpec) -> Revision | None:
-    """The newest revision that was committed for this very spec."""
-    wanted = spec_hash(spec)
-    revisions = filter(None, map(Revision.from_config_map, observed.config_maps))
-    fitting = [revision for revision in revisions if revision.spec_hash == wanted]
-    return max(fitting, key=lambda revision: (revision.created, revision.hash), default=None)
-
-
 def _committed_decision(decision: Decision, committed: Revision, fresh: Revision | None) -> Decision:
     drifted = fresh is not None and fresh.hash != committed.hash
     return replace(
         decision,
         planned=Finding(True, Reason.PLAN_COMMITTED, committed.plan.message or f"Plan {committed.hash} is committed."),
         plan=committed.plan,
-        proposed=fresh.plan if fresh is not None and drifted else None,
+        proposed=fresh if drifted else None,
         target=committed,
     )
 

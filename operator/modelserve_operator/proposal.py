@@ -67,24 +67,21 @@ def build_revision(
     facts: ModelFacts,
     settings: Settings,
 ) -> Revision:
-    """The revision that would run the plan. Its hash covers the plan, where its pods run and what the spec
-    adds to them.
-
-    The hash of the plan in it is the revision's: it names the ConfigMap, the Deployment and what approve-plan approves.
+    """The revision that would run the plan. Its hash names the ConfigMap and the Deployment; it covers the plan, where
+    its pods run and what the spec adds to them.
     """
     image = spec.image or settings.worker_image
     terms = [term.to_json() for term in sized.node_selector_terms or ()]
     plan_hash = labels.short_hash([sized.hash, spec_hash(spec), terms, image])
-    named = sized.model_copy(update={"hash": plan_hash})
-    arguments = engine_args_for(named, spec, model_directory=source.directory)
+    arguments = engine_args_for(sized, spec, model_directory=source.directory)
     return Revision(
         hash=plan_hash,
         spec_hash=spec_hash(spec),
-        plan=named,
+        plan=sized,
         engine_yaml=yaml.safe_dump(arguments.model_dump(mode="json", by_alias=True, exclude_none=True), sort_keys=True),
         template=worker_template(
             spec,
-            named,
+            sized,
             name=name,
             plan_hash=plan_hash,
             source=source,

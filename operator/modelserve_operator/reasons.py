@@ -41,6 +41,7 @@ class Reason(StrEnum):
     NO_ACCELERATORS = "NoAccelerators"  # no node has a known accelerator and the spec declares none
     DOES_NOT_FIT = "DoesNotFit"  # no pool, existing or declared, can hold the model
 
+    APPROVAL_UNKNOWN = "ApprovalUnknown"  # of an Event: an approved hash names no plan of the spec
     CATALOGUE_ENTRY_IGNORED = "CatalogueEntryIgnored"  # of an Event: an entry of modelserve-accelerators is wrong
 
     # CapacityAvailable

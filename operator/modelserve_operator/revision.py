@@ -31,7 +31,10 @@ def spec_hash(spec: ModelServeSpec) -> str:
 
 @dataclass(frozen=True)
 class Revision:
-    """`plan.hash` is `hash`; `template` is a PodTemplateSpec; `created` orders revisions of the same spec."""
+    """`hash` covers plan, image, placement and the pod-relevant spec; `plan.hash` is the planner's.
+
+    `template` is a PodTemplateSpec; `committed_at` (RFC 3339, seconds) orders revisions of the same spec.
+    """
 
     hash: str
     spec_hash: str
@@ -39,7 +42,8 @@ class Revision:
     engine_yaml: str
     template: Mapping[str, Any]
     weight_bytes: int
-    created: str = ""
+    committed_at: str = ""
+    recommitted: bool = False  # committed_at is later than its ConfigMap
 
     def to_data(self) -> dict[str, str]:
         """`data` of the ConfigMap."""
@@ -65,7 +69,10 @@ class Revision:
                 engine_yaml=data[ENGINE_FILE],
                 template=json.loads(data[_TEMPLATE_FILE]),
                 weight_bytes=int(json.loads(data[_FACTS_FILE])["weightBytes"]),
-                created=body["metadata"].get("creationTimestamp") or "",
+                committed_at=labels.annotation_of(body, labels.COMMITTED_AT)
+                or body["metadata"].get("creationTimestamp")
+                or "",
+                recommitted=labels.annotation_of(body, labels.COMMITTED_AT) is not None,
             )
         except (KeyError, ValueError, TypeError, ValidationError):
             return None

@@ -11,8 +11,7 @@ from modelserve_operator.terminal_failure import FailureRecord, next_record
 
 def known_revisions(observed: Observed) -> dict[str, Revision]:
     """Committed revisions by hash."""
-    revisions = filter(None, map(Revision.from_config_map, observed.config_maps))
-    return {revision.hash: revision for revision in revisions}
+    return {revision.hash: revision for revision in observed.revisions}
 
 
 def running_revisions(observed: Observed, *, replicas: int | None) -> dict[str, RunningRevision]:

@@ -11,7 +11,7 @@ from modelserve_operator import labels
 from modelserve_operator.calibration import calibration
 from modelserve_operator.conditions import View, conditions
 from modelserve_operator.observed import Body, Transition
-from modelserve_operator.plan import Finding
+from modelserve_operator.plan import Finding, Warn
 from modelserve_operator.reasons import ConditionType, Phase, Reason
 
 MESSAGE_LIMIT = 2048
@@ -36,11 +36,16 @@ def summarise(view: View) -> dict[str, Any]:
         status["url"] = f"http://{observed.name}.{observed.namespace}.svc/v1"
     if reports:
         status["maxModelLen"] = min(report.max_model_len for report in reports)
-    if decision.plan is not None:
-        status["plan"] = decision.plan.to_json()
+    running = _serving_plan(view)
+    shown = decision.plan or running  # while another waits, or the spec is refused, what runs is still shown
+    if shown is not None:
+        status["plan"] = shown.to_json()
+    if decision.target is not None:
+        status["revision"] = labels.revision_name(observed.name, decision.target.hash)
     if decision.proposed is not None:
-        status["proposedPlan"] = decision.proposed.to_json()
-    found_memory = calibration(reports, _serving_plan(view))
+        status["proposedPlan"] = decision.proposed.plan.to_json()
+        status["proposedRevision"] = labels.revision_name(observed.name, decision.proposed.hash)
+    found_memory = calibration(reports, running)
     if found_memory is not None:
         status["calibration"] = found_memory.to_json()
     return status
@@ -102,7 +107,7 @@ _ANNOUNCED_REASONS = {Reason.CONTEXT_REDUCED.value: True}  # reason -> whether i
 
 
 def transitions(
-    before: Mapping[str, Any], after: Mapping[str, Any], *, warnings: tuple[str, ...] = ()
+    before: Mapping[str, Any], after: Mapping[str, Any], *, warnings: tuple[Warn, ...] = ()
 ) -> list[Transition]:
     """Announced conditions and reasons that came true (a condition also by a new reason) between two statuses.
 
@@ -112,7 +117,7 @@ def transitions(
     changed = (c for c in after["conditions"] if (c["type"], c["status"], c["reason"]) not in known)
     held = {(c["type"], c["status"]) for c in before.get("conditions") or ()}
     told = "".join(c["message"] for c in before.get("conditions") or () if c["type"] == ConditionType.PLANNED)
-    found = [Transition(Reason.CATALOGUE_ENTRY_IGNORED, warning, True) for warning in warnings if warning not in told]
+    found = [Transition(each.reason, each.message, True) for each in warnings if each.message not in told]
     for condition in changed:
         warning = _ANNOUNCED_REASONS.get(condition["reason"])
         if warning is None:

@@ -257,7 +257,8 @@ class FakeCluster:
         if before is None:
             metadata["uid"] = f"uid-{next(self._numbers)}"
             metadata["generation"] = 1
-            metadata["creationTimestamp"] = f"2026-01-01T00:00:{next(self._numbers):06d}Z"
+            made = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=next(self._numbers))
+            metadata["creationTimestamp"] = made.strftime("%Y-%m-%dT%H:%M:%SZ")
         else:
             metadata.update({**_server_metadata(before), "resourceVersion": before["metadata"]["resourceVersion"]})
             if body == before:
@@ -415,6 +416,10 @@ class World:
         """The only Deployment of a ModelServe."""
         (found,) = [body for body in self.cluster.of(DEPLOYMENT) if labels.label_of(body, labels.NAME) == name]
         return found
+
+    def revision(self, name: str = "tiny") -> str:
+        """Hash of the revision that is committed."""
+        return str(self.status(name)["revision"]).removeprefix(f"{name}-")
 
     def served_hash(self) -> str:
         (service,) = self.cluster.of(SERVICE)

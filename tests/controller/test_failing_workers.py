@@ -202,7 +202,7 @@ def test_the_exit_code_of_an_injected_container_is_its_own_affair(ready_world) -
 def test_a_new_revision_that_fails_gives_its_place_back_and_is_tried_again(ready_world) -> None:
     old, healthy = ready_world.served_hash(), _ready_uids(ready_world)
     ready_world.edit(context={"maxModelLen": 1024})
-    new = ready_world.status()["plan"]["hash"]
+    new = ready_world.revision()
     _fail(ready_world, new)
     assert ready_world.deployments() == {old: 1, new: 0}
     ready_world.pass_time(61)

@@ -40,7 +40,7 @@ def test_an_unknown_model_is_inspected_planned_and_served(
     world.settle()
     assert world.cluster.of(JOB) == [], "the Job is removed once its result is stored"
     assert world.condition("Planned") == ("True", "PlanCommitted")
-    plan_hash = world.status()["plan"]["hash"]
+    plan_hash = world.revision()
     assert world.deployments() == {plan_hash: 1}
     assert world.condition("Ready") == ("False", "RollingOut")
     assert world.status()["phase"] == "Progressing"
@@ -85,7 +85,7 @@ def test_every_child_has_a_controlling_owner_and_the_collector_takes_it(ready_wo
 def test_changing_the_spec_makes_a_revision_that_takes_over_when_ready(ready_world) -> None:
     old = ready_world.served_hash()
     ready_world.edit(context={"maxModelLen": 1024})
-    new = ready_world.status()["plan"]["hash"]
+    new = ready_world.revision()
     assert new != old
     assert ready_world.deployments() == {old: 1, new: 1}
     assert ready_world.served_hash() == old, "the old revision serves until the new one is ready"
@@ -203,7 +203,7 @@ def test_an_answer_that_cannot_be_read_stalls(world, tiny_spec: dict[str, Any]) 
 def test_a_terminal_failure_stops_the_revision_and_stays_known_over_restarts(ready_world) -> None:
     old = ready_world.served_hash()
     ready_world.edit(context={"maxModelLen": 1024})
-    new = ready_world.status()["plan"]["hash"]
+    new = ready_world.revision()
     _fail(ready_world, new)
     for _ in range(2):
         assert ready_world.deployments() == {old: 1, new: 0}
@@ -315,7 +315,7 @@ def test_an_operator_with_another_default_image_only_proposes(ready_world) -> No
     ready_world.rest()
     ready_world.restart_operator()
     ready_world.settle()
-    proposed = ready_world.status()["proposedPlan"]["hash"]
+    proposed = ready_world.status()["proposedRevision"].removeprefix("tiny-")
     assert ready_world.deployments() == before
     assert ready_world.condition("Ready") == ("True", "RolledOut")
 
@@ -326,7 +326,7 @@ def test_an_operator_with_another_default_image_only_proposes(ready_world) -> No
     ready_world.settle()
     ready_world.make_ready()
     assert ready_world.deployments() == {proposed: 1}
-    assert ready_world.status()["plan"]["hash"] == proposed
+    assert ready_world.revision() == proposed
     assert "proposedPlan" not in ready_world.status()
 
 

@@ -123,9 +123,9 @@ def test_no_room_for_a_surge_keeps_the_old_revision(world) -> None:
     world.add_node("a", **H200)
     world.create({"model": MODEL}, name="big")
     world.make_ready()
-    old = world.status("big")["plan"]["hash"]
+    old = world.revision("big")
     world.edit("big", context={"maxModelLen": 4096})
-    new = world.status("big")["plan"]["hash"]
+    new = world.revision("big")
     (pod,) = world.cluster.pods_of(world.deployment(new))
     scheduled = {
         "type": "PodScheduled",
@@ -156,7 +156,8 @@ def test_manual_plans_wait_for_approval(world) -> None:
 
     world.cluster.change(MODEL_SERVE, "big", approve)
     world.settle()
-    assert world.deployments() == {proposed: 1}
+    assert world.status("big")["plan"]["hash"] == proposed
+    assert world.deployments() == {world.revision("big"): 1}
 
 
 def test_a_preview_plans_and_runs_nothing(world) -> None:

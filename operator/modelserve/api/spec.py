@@ -241,6 +241,13 @@ class PlanSpec(ApiModel):
         description="Automatic: a new plan is applied. Manual: it waits in status.proposedPlan for approval. "
         "PreviewOnly: planned and shown, nothing runs.",
     )
+    approved_hash: str | None = Field(
+        default=None,
+        pattern=r"^[0-9a-f]{10}$",
+        max_length=10,
+        description="Hash of the plan to commit, as `modelserve plan` and status.proposedPlan print it; the annotation "
+        "approve-plan does the same.",
+    )
 
 
 class RolloutSpec(ApiModel):

@@ -175,7 +175,7 @@ class PlanStatus(ApiModel):
         default=None,
         pattern=r"^[0-9a-f]{10}$",
         max_length=10,
-        description="Names the revision: a digest of all that the engine depends on.",
+        description="A digest of all that the engine depends on, as `modelserve plan` prints it.",
     )
     accelerator: Product | None = Field(default=None, description="Accelerator product, or CPU.")
     resource_name: LabelKey | None = Field(
@@ -299,6 +299,14 @@ class ModelServeStatus(ApiModel):
     max_model_len: Tokens | None = Field(
         default=None, description="Most tokens of one request, the smallest over the ready workers."
     )
-    plan: PlanStatus | None = Field(default=None, description="The committed plan, or why there is none.")
+    plan: PlanStatus | None = Field(
+        default=None, description="The committed plan, the one that runs while none is, or why there is none."
+    )
+    revision: str | None = Field(
+        default=None, max_length=253, description="Deployment and ConfigMap of the committed plan."
+    )
     proposed_plan: PlanStatus | None = Field(default=None, description="A newer plan that waits for approval.")
+    proposed_revision: str | None = Field(
+        default=None, max_length=253, description="What would run it; another image or placement is another revision."
+    )
     calibration: Calibration | None = Field(default=None, description="Predicted beside measured memory.")

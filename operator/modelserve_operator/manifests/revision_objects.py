@@ -20,6 +20,8 @@ def revision_config_map(model_serve: Body, revision: Revision) -> dict[str, Any]
         component=labels.REVISION,
         extra_labels={labels.PLAN_HASH: revision.hash, labels.SPEC_HASH: revision.spec_hash},
     )
+    if revision.recommitted:
+        metadata["annotations"] = {labels.COMMITTED_AT: revision.committed_at}
     return {"metadata": metadata, "immutable": True, "data": revision.to_data()}
 
 
