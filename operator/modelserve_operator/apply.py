@@ -94,14 +94,26 @@ class Applier:
         logger.info("applied %s %s/%s", kind.kind, *key_of(desired))
         return stored
 
+    async def adopt(self, kind: ResourceKind, orphan: Body, owner: Body) -> None:
+        """Make a child that has no owner any more a child of `owner`, an owner reference. Raises KubeError."""
+        operation = {"op": "add", "path": "/metadata/ownerReferences", "value": [owner]}
+        await self._patch(kind, orphan, [operation])
+        logger.info("adopted %s %s/%s", kind.kind, *key_of(orphan))
+
     async def _correct(self, kind: ResourceKind, live: Body, wrong: tuple[Correction, ...]) -> Body:
-        """Put fields right that are ours alone, in the very state they were seen in. Raises KubeError 409 otherwise."""
+        """Put fields right that are ours alone."""
+        stored = await self._patch(kind, live, [each.operation() for each in wrong])
+        fields = ", ".join(each.field for each in wrong)
+        logger.warning("put right %s %s/%s: %s", kind.kind, *key_of(live), fields)
+        return stored
+
+    async def _patch(self, kind: ResourceKind, live: Body, operations: list[dict[str, Any]]) -> Body:
+        """Patch the object in the very state it was seen in. Raises KubeError 409 when it has changed since."""
         namespace, name = key_of(live)
         version = live["metadata"]["resourceVersion"]
         seen = {"op": "test", "path": "/metadata/resourceVersion", "value": version}
-        operations = [seen, *(each.operation() for each in wrong)]
         try:
-            stored = await self._kube.json_patch(kind, namespace=namespace, name=name, operations=operations)
+            stored = await self._kube.json_patch(kind, namespace=namespace, name=name, operations=[seen, *operations])
         except KubeError as error:
             if error.status not in (409, 422):
                 raise
@@ -113,7 +125,6 @@ class Applier:
             raise KubeError(409, f"{kind.kind} {namespace}/{name} has changed meanwhile") from error
         self._store.put(kind, stored)
         metrics.WRITES.labels("patch", kind.kind).inc()
-        logger.warning("put right %s %s/%s: %s", kind.kind, namespace, name, ", ".join(each.field for each in wrong))
         return stored
 
     async def apply_shared(self, kind: ResourceKind, body: Body) -> Body:

@@ -12,6 +12,7 @@ from modelserve_operator.drift import DriftContestedError
 from modelserve_operator.kinds import CONFIG_MAP, DEPLOYMENT, DISRUPTION_BUDGET, JOB, SERVICE
 from modelserve_operator.kube import KubeError
 from modelserve_operator.manifests.inspect_job import inspect_job
+from modelserve_operator.manifests.metadata import owner_reference
 from modelserve_operator.manifests.revision_objects import deployment, revision_config_map
 from modelserve_operator.manifests.serving_objects import disruption_budget, model_facts_config_map, service
 from modelserve_operator.observed import Observed
@@ -37,20 +38,29 @@ class Children:
     ) -> WriteError | None:
         """Try every part, whatever becomes of the others, and return what failed first. Then nothing is deleted.
 
-        The Service comes before the revisions: while it cannot be switched, what it selects does not get smaller.
+        What all revisions share comes before them: while the Service cannot be switched, what it selects does not get
+        smaller, and while a name is taken, no revision is started.
         """
-        failures = [await _tried(partial(self._apply_inspection, observed, decision))]
+        owner = owner_reference(observed.model_serve)
+        orphans = [partial(self._applier.adopt, kind, body, owner) for kind, body in observed.orphans]
+        failures = [await _tried(part) for part in orphans]
+        failures.append(await _tried(partial(self._apply_inspection, observed, decision)))
         serves = step.serve is not None and not decision.stop
+        switched = taken = False
         if serves:
-            body = service(observed.model_serve, plan_hash=step.serve or "")
-            failures.append(await _tried(partial(self._applier.apply, SERVICE, body)))
-        switched = failures[-1] is None or not serves or observed.selected == step.serve
-        for growth, part in self._revisions(observed, decision, step, running):
-            if growth >= 0 or switched:
+            body, budget = (
+                service(observed.model_serve, plan_hash=step.serve or ""),
+                disruption_budget(observed.model_serve),
+            )
+            shared = [await _tried(partial(self._applier.apply, SERVICE, body))]
+            switched = shared[0] is None
+            shared.append(await _tried(partial(self._applier.apply, DISRUPTION_BUDGET, budget)))
+            taken = any(isinstance(failure, NameTakenError) for failure in shared)
+            failures += shared
+        may_shrink = switched or not serves or observed.selected == step.serve
+        for plan_hash, growth, part in self._revisions(observed, decision, step, running):
+            if (may_shrink or growth >= 0) and (plan_hash in running or not taken):
                 failures.append(await _tried(part))
-        if serves:
-            budget = disruption_budget(observed.model_serve)
-            failures.append(await _tried(partial(self._applier.apply, DISRUPTION_BUDGET, budget)))
         failed = next((failure for failure in failures if failure is not None), None)
         return failed or await _tried(partial(self._prune, observed, decision, step))
 
@@ -78,8 +88,8 @@ class Children:
 
     def _revisions(
         self, observed: Observed, decision: Decision, step: Step, running: dict[str, RunningRevision]
-    ) -> list[tuple[int, Part]]:
-        """One part for each revision that runs or should, and by how many replicas it grows."""
+    ) -> list[tuple[str, int, Part]]:
+        """Each revision that runs or should, by how many replicas it grows, and the part that writes it."""
         known = known_revisions(observed)
         revisions = known | ({decision.target.hash: decision.target} if decision.target is not None else {})
 
@@ -87,7 +97,7 @@ class Children:
         def growth(plan_hash: str) -> int:
             return step.replicas[plan_hash] - (running[plan_hash].replicas if plan_hash in running else 0)
 
-        parts: list[tuple[int, Part]] = []
+        parts: list[tuple[str, int, Part]] = []
         for plan_hash in sorted(step.replicas, key=growth):
             if plan_hash in revisions:
                 record = running[plan_hash].record if plan_hash in running else None
@@ -95,7 +105,7 @@ class Children:
                     observed.model_serve, revisions[plan_hash], replicas=step.replicas[plan_hash], record=record
                 )
                 new = revisions[plan_hash] if revisions[plan_hash] != known.get(plan_hash) else None
-                parts.append((growth(plan_hash), partial(self._apply_revision, observed, new, body)))
+                parts.append((plan_hash, growth(plan_hash), partial(self._apply_revision, observed, new, body)))
         return parts
 
     async def _apply_revision(self, observed: Observed, new: Revision | None, body: Mapping[str, Any]) -> None:

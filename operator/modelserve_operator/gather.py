@@ -158,7 +158,8 @@ class Gatherer:
             kind: tuple(
                 child
                 for child in self._store.children(kind, namespace=key.namespace, owner=key.name)
-                if kind in (POD, ENDPOINT_SLICE) or _owned_by(child, uid)  # those belong to children of ours
+                # Pods and slices belong to children of ours; orphans of an earlier namesake are adopted.
+                if kind in (POD, ENDPOINT_SLICE) or _owned_by(child, uid) or _orphan_of(child, key.name)
             )
             for kind in CHILDREN
         }
@@ -244,6 +245,15 @@ def _report(document: Mapping[str, Any]) -> WorkerReport:
         terms=tuple(map(CalibrationTerm.model_validate, document.get("terms") or ())),
         pages=tuple(map(CalibrationPages.model_validate, document.get("pages") or ())),
     )
+
+
+def _orphan_of(body: Body, name: str) -> bool:
+    """Whether a ModelServe of this name left it without an owner, and not somebody a copy of it under another name."""
+    plan_hash = labels.label_of(body, labels.PLAN_HASH)
+    facts = labels.label_of(body, labels.COMPONENT) in (labels.MODEL_FACTS, labels.INSPECTION)
+    own = body["metadata"]["name"]
+    named = own == (name if plan_hash is None else labels.revision_name(name, plan_hash))
+    return labels.orphaned(body) and (own.startswith(f"{name}-") if facts else named)
 
 
 def _owned_by(body: Body, uid: str) -> bool:

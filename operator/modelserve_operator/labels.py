@@ -65,6 +65,11 @@ def model_facts_name(name: str, source_hash: str) -> str:
     return f"{name}-model-{source_hash}"
 
 
+def orphaned(body: Mapping[str, Any]) -> bool:
+    """Whether it is a child of ours that has no owner any more."""
+    return label_of(body, MANAGED_BY) == FIELD_MANAGER and not body["metadata"].get("ownerReferences")
+
+
 def label_of(body: Mapping[str, Any], key: str) -> str | None:
     return (body["metadata"].get("labels") or {}).get(key)
 

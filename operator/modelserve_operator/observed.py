@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from modelserve.api import CalibrationPages, CalibrationTerm, GpuMemory
 from modelserve.termination import TERMINAL_EXIT_CODE, TerminationMessage
 from modelserve_operator import labels
+from modelserve_operator.kinds import CONFIG_MAP, DEPLOYMENT, DISRUPTION_BUDGET, JOB, SERVICE, ResourceKind
 from modelserve_operator.revision import Revision
 from modelserve_operator.supply import Supply
 
@@ -224,6 +225,15 @@ class Observed:
     @property
     def generation(self) -> int:
         return int(self.model_serve["metadata"].get("generation") or 1)
+
+    @property
+    def orphans(self) -> Iterator[tuple[ResourceKind, Body]]:
+        """Children that an earlier ModelServe of this name left without an owner."""
+        shared = ((SERVICE, self.service), (DISRUPTION_BUDGET, self.disruption_budget))
+        many = ((CONFIG_MAP, self.config_maps), (DEPLOYMENT, self.deployments), (JOB, self.jobs))
+        found = [(kind, body) for kind, body in shared if body is not None]
+        found += [(kind, body) for kind, bodies in many for body in bodies]
+        yield from ((kind, body) for kind, body in found if labels.orphaned(body))
 
     @property
     def revisions(self) -> tuple[Revision, ...]:

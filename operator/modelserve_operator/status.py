@@ -32,7 +32,7 @@ def summarise(view: View) -> dict[str, Any]:
         "readyReplicas": len(serving),
         "selector": labels.selector_text(observed.name),
     }
-    if view.step.serve is not None and not decision.stop:
+    if view.step.serve is not None and not decision.stop and observed.service is not None:
         status["url"] = f"http://{observed.name}.{observed.namespace}.svc/v1"
     if reports:
         status["maxModelLen"] = min(report.max_model_len for report in reports)

@@ -351,7 +351,44 @@ def test_a_foreign_object_of_the_same_name_is_left_alone(
     world.settle()
     assert world.condition("Accepted") == ("False", "NameConflict")
     assert "Service ml/tiny exists" in world.message("Stalled")
+    assert world.cluster.of(DEPLOYMENT) == [], "no worker is started for a name that it cannot have"
+    assert "url" not in world.status(), "it is somebody else's"
     assert world.cluster.of(SERVICE)[0]["spec"] == {"clusterIP": "10.1.2.3"}
+    world.cluster.remove(SERVICE, "ml", "tiny")
+    world.pass_time(30)
+    world.make_ready()
+    assert world.condition("Ready") == ("True", "RolledOut")
+    assert world.status()["url"] == "http://tiny.ml.svc/v1"
+
+
+def test_orphans_of_a_deleted_namesake_are_adopted_and_serve_on(ready_world, tiny_spec: dict[str, Any]) -> None:
+    """kubectl delete --cascade=orphan, and the same manifest applied again."""
+    cluster, kinds = ready_world.cluster, (SERVICE, DISRUPTION_BUDGET, DEPLOYMENT, CONFIG_MAP)
+    (served,) = cluster.of(SERVICE)
+    uids = {body["metadata"]["uid"] for kind in (*kinds, POD) for body in cluster.of(kind)}
+    for kind in kinds:
+        for body in cluster.of(kind):
+            cluster.change(kind, body["metadata"]["name"], lambda child: child["metadata"].pop("ownerReferences"))
+    cluster.remove(MODEL_SERVE, "ml", "tiny")
+    ready_world.settle()
+    ready_world.restart_operator()
+    ready_world.create(tiny_spec)
+    owner = cluster.objects[MODEL_SERVE, "ml", "tiny"]["metadata"]["uid"]
+    assert {body["metadata"]["uid"] for kind in (*kinds, POD) for body in cluster.of(kind)} == uids
+    for kind in kinds:
+        for body in cluster.of(kind):
+            assert [each["uid"] for each in body["metadata"]["ownerReferences"]] == [owner]
+    assert ready_world.condition("Ready") == ("True", "RolledOut")
+    assert cluster.of(JOB) == [], "the facts of the model were kept too"
+    copied = {"name": "a-copy", "namespace": "ml", "labels": served["metadata"]["labels"]}
+    copy = cluster.put(SERVICE, {"metadata": copied, "spec": served["spec"]})
+    ready_world.settle()
+    assert "ownerReferences" not in copy["metadata"], "a copy is its maker's"
+    cluster.remove(SERVICE, "ml", "a-copy")
+    ready_world.rest()
+    ready_world.restart_operator()
+    ready_world.settle()
+    assert ready_world.rest() == []
 
 
 def test_a_successor_of_the_same_name_waits_for_the_collector(ready_world, tiny_spec: dict[str, Any]) -> None:
