@@ -16,8 +16,11 @@ from modelserve_operator.observed import WorkerReport
 def calibration(reports: Iterable[WorkerReport], plan: PlanStatus | None) -> Calibration | None:
     """What the committed plan promised beside what came of it, of the worker whose pool fell shortest.
 
-    `terms` and `pages` are the worker's own comparison: with the formulas alone, before anything was learned.
+    `terms` and `pages` are the worker's own comparison: with the formulas alone, before anything was learned. None on
+    the CPU, where nothing is measured.
     """
+    if plan is not None and plan.accelerator == CPU_PRODUCT:
+        return None
     promised = plan.per_gpu if plan is not None else None
     measured = [(report, report.measured) for report in reports if report.measured is not None]
     if not measured:

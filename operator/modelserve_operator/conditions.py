@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from modelserve.planning.evaluation import GIB
 from modelserve_operator import labels
 from modelserve_operator.observed import Observed, Pod
-from modelserve_operator.plan import Decision, Finding
+from modelserve_operator.plan import Decision, Finding, proposal_text
 from modelserve_operator.pod_health import stuck
 from modelserve_operator.reasons import ConditionType, Reason
 from modelserve_operator.revision import Revision
@@ -103,7 +103,7 @@ def _capacity(view: View) -> Finding:
     if target is None or view.decision.stop:
         reason = view.decision.planned.reason if view.decision.planned.ok is False else Reason.NOT_REQUESTED
         lacking = reason in (Reason.DOES_NOT_FIT, Reason.NO_ACCELERATORS)
-        return Finding(False if lacking else None, reason, view.decision.planned.message)
+        return Finding(False if lacking else None, reason, "No plan is committed: see Planned.")
     if view.step.blocked:
         return Finding(False, Reason.NO_SURGE_CAPACITY, _blocked_message(view))
     if target.refused is not None and target.pods < target.replicas:
@@ -117,6 +117,9 @@ def _capacity(view: View) -> Finding:
     if pending:
         product = view.decision.target.plan.accelerator if view.decision.target else ""
         message = f"{len(pending)} of {view.replicas} pods wait for a node with {product}: {pending[0].unschedulable}"
+        if view.decision.target and view.decision.proposed:
+            proposal = proposal_text(view.observed.name, view.decision.target, view.decision.proposed)
+            message = f"{message.rstrip('.')}. {proposal}"
         return Finding(False, Reason.WAITING_FOR_NODES, message)
     return Finding(True, Reason.CAPACITY_SUFFICIENT, "Every pod that should run has a node.")
 

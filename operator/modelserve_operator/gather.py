@@ -175,6 +175,8 @@ class Gatherer:
             endpoints=ready_endpoints(children[ENDPOINT_SLICE], service),
             supply=Supply(
                 pools=self._inventory.pools(),
+                nodes_of=self._inventory.nodes_of(),
+                idle=self._inventory.idle(),
                 node_pools=tuple(sorted(self._store.all(NODE_POOL), key=key_of)),
                 catalogue=self._shared.catalogue,
                 learned=self._shared.learned,

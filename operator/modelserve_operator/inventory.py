@@ -14,7 +14,7 @@ from typing import Any
 
 from modelserve.hardware import GPU_RESOURCE
 from modelserve.planning import AcceleratorOffer, offers_from_nodes
-from modelserve.planning.node_labels import node_gpus
+from modelserve.planning.node_labels import named_gpu, node_gpus
 from modelserve_operator.catalogue import Catalogue
 from modelserve_operator.labels import short_hash
 
@@ -103,6 +103,7 @@ class Place:
     ready: bool
     open: bool  # not cordoned
     pool: Pool | None
+    named: str | None  # the GPU in its labels, be it allocatable or not
 
     @classmethod
     def of(cls, node: Body) -> Place:
@@ -114,6 +115,7 @@ class Place:
             ready=states.get("Ready") == "True",
             open=not (node.get("spec") or {}).get("unschedulable"),
             pool=pool_of(node),
+            named=named_gpu(node["metadata"].get("labels") or {}),
         )
 
 
@@ -148,7 +150,9 @@ class Inventory:
         if before == after:
             return NodeChange.NONE
         self._digests.clear()
-        if (before and before.pool) == (after and after.pool):
+        if before is not None and after is not None and (before.pool, before.named) == (after.pool, after.named):
+            return NodeChange.PLACE
+        if all(place is None or (place.pool, place.named) == (None, None) for place in (before, after)):
             return NodeChange.PLACE
         self._pools = None
         return NodeChange.PLACE | NodeChange.POOL
@@ -163,6 +167,19 @@ class Inventory:
             chosen = [name for name, place in self._places.items() if place.pool is not None or not with_gpus]
             self._digests[with_gpus] = short_hash([[name, self._marks[name]] for name in sorted(chosen)])
         return self._digests[with_gpus]
+
+    def nodes_of(self) -> dict[Pool, tuple[str, ...]]:
+        """Names of the nodes of each pool."""
+        found: dict[Pool, list[str]] = {}
+        for name, place in sorted(self._places.items()):
+            if place.pool is not None:
+                found.setdefault(place.pool, []).append(name)
+        return {pool: tuple(names) for pool, names in found.items()}
+
+    def idle(self) -> tuple[tuple[str, str], ...]:
+        """Nodes whose labels name a GPU of which none is allocatable, with its name."""
+        places = sorted(self._places.items())
+        return tuple((name, place.named) for name, place in places if place.named and place.pool is None)
 
     def pools(self) -> tuple[Pool, ...]:
         """The distinct pools, in a fixed order."""

@@ -18,9 +18,10 @@ from modelserve.weight_format import WeightFormat
 from modelserve_operator import labels
 from modelserve_operator.approval import Choice, choose
 from modelserve_operator.catalogue import CATALOGUE_NAME, Catalogue
+from modelserve_operator.left_out import no_accelerators
 from modelserve_operator.manifests.serving_objects import FACTS_KEY
 from modelserve_operator.observed import Failure, Observed
-from modelserve_operator.proposal import build_revision, plan_for
+from modelserve_operator.proposal import build_revision, gpu_tolerations, plan_for
 from modelserve_operator.reasons import Reason
 from modelserve_operator.revision import Revision, spec_hash
 from modelserve_operator.settings import Settings
@@ -198,7 +199,7 @@ def _planned(decision: Decision, observed: Observed, settings: Settings) -> Deci
     if not decision.facts.servable:
         return _not_servable(decision, fresh_plan)
     if mode == "PreviewOnly":
-        return _previewed(decision, fresh_plan, fresh)
+        return _previewed(decision, fresh_plan, fresh, observed)
     approvals = (spec.plan.approved_hash, labels.annotation_of(observed.model_serve, labels.APPROVE_PLAN))
     choice = choose(
         (revision for revision in observed.revisions if revision.spec_hash == spec_hash(spec)),
@@ -210,16 +211,22 @@ def _planned(decision: Decision, observed: Observed, settings: Settings) -> Deci
     if choice.unknown is not None:
         decision = replace(decision, warnings=(*decision.warnings, _unknown_approval(choice, fresh)))
     if choice.committed is not None:
-        return _committed_decision(decision, choice.committed, fresh)
+        return _committed_decision(decision, choice.committed, fresh, name=observed.name)
     if fresh is not None:
         message = f"Plan {fresh.plan.hash} waits for approval: {approve_command(observed.name, fresh.plan.hash or '')}"
         return replace(decision, planned=Finding(False, Reason.WAITING_FOR_APPROVAL, message), proposed=fresh)
-    return _impossible(decision, fresh_plan)
+    return _impossible(decision, fresh_plan, observed)
 
 
 def approve_command(name: str, approved: str) -> str:
     """What a user runs to commit a proposed plan; spec.plan.approvedHash does the same."""
     return f"kubectl annotate modelserve {name} --overwrite {labels.APPROVE_PLAN}={approved}"
+
+
+def proposal_text(name: str, committed: Revision, fresh: Revision) -> str:
+    """The hash of a proposal that does not wait for anything, and the command that commits it."""
+    approved = fresh.hash if fresh.plan.hash == committed.plan.hash else fresh.plan.hash or fresh.hash
+    return f"A newer plan {approved} on {fresh.plan.accelerator} is proposed: {approve_command(name, approved)}"
 
 
 def _unknown_approval(choice: Choice, fresh: Revision | None) -> Warn:
@@ -241,32 +248,32 @@ def _not_servable(decision: Decision, plan: PlanStatus) -> Decision:
     return replace(decision, accepted=finding, planned=NOT_PLANNED, plan=plan, stalled=finding)
 
 
-def _committed_decision(decision: Decision, committed: Revision, fresh: Revision | None) -> Decision:
+def _committed_decision(decision: Decision, committed: Revision, fresh: Revision | None, *, name: str) -> Decision:
     drifted = fresh is not None and fresh.hash != committed.hash
+    message = committed.plan.message or f"Plan {committed.plan.hash} is committed."
+    if fresh is not None and drifted:
+        message = f"{message.rstrip('.')}. {proposal_text(name, committed, fresh)}"
     return replace(
         decision,
-        planned=Finding(True, Reason.PLAN_COMMITTED, committed.plan.message or f"Plan {committed.hash} is committed."),
+        planned=Finding(True, Reason.PLAN_COMMITTED, message),
         plan=committed.plan,
         proposed=fresh if drifted else None,
         target=committed,
     )
 
 
-def _previewed(decision: Decision, plan: PlanStatus, fresh: Revision | None) -> Decision:
+def _previewed(decision: Decision, plan: PlanStatus, fresh: Revision | None, observed: Observed) -> Decision:
     if fresh is None:
-        return replace(_impossible(decision, plan), stop=True)
+        return replace(_impossible(decision, plan, observed), stop=True)
     finding = Finding(
         True, Reason.PLAN_PREVIEWED, fresh.plan.message or "Previewed; plan.mode PreviewOnly runs nothing."
     )
     return replace(decision, planned=finding, plan=fresh.plan, stop=True)
 
 
-def _impossible(decision: Decision, plan: PlanStatus) -> Decision:
-    if not plan.candidates:
-        message = (
-            "No node has a GPU that its labels name (nvidia.com/gpu.product), or none that the spec allows; add GPU "
-            "nodes, or name products of the catalogue in spec.accelerators.products"
-        )
+def _impossible(decision: Decision, plan: PlanStatus, observed: Observed) -> Decision:
+    if not plan.candidates and decision.spec is not None:
+        message = no_accelerators(decision.spec, observed.supply, gpu_tolerations(decision.spec))
         return replace(decision, planned=Finding(False, Reason.NO_ACCELERATORS, message), plan=plan)
     finding = Finding(False, Reason.DOES_NOT_FIT, plan.message or "No accelerator can hold the model.")
     return replace(decision, planned=finding, plan=plan, stalled=finding)

@@ -28,7 +28,7 @@ def plan_for(spec: ModelServeSpec, facts: ModelFacts, supply: Supply) -> PlanSta
     A declared pool counts whether or not it has nodes now, so that a plan does not change with them. Terms that were
     measured before take the place of predicted ones. Raises InvalidInput for settings that contradict the model.
     """
-    tolerations = [GPU_TOLERATION, *(toleration.to_json() for toleration in spec.pod.tolerations)]
+    tolerations = gpu_tolerations(spec)
     there = [
         *existing_offers(spec, supply.pools, supply.catalogue, tolerations=tolerations),
         *declared_offers(spec, supply.catalogue, supply.node_pools, tolerations=tolerations),
@@ -39,6 +39,11 @@ def plan_for(spec: ModelServeSpec, facts: ModelFacts, supply: Supply) -> PlanSta
     if not named:
         return result
     return plan(spec, facts.architecture, [*there, *named], learned=terms, weight_format=facts.format)
+
+
+def gpu_tolerations(spec: ModelServeSpec) -> list[dict[str, Any]]:
+    """Tolerations of pods that ask for GPUs."""
+    return [GPU_TOLERATION, *(toleration.to_json() for toleration in spec.pod.tolerations)]
 
 
 def existing_offers(

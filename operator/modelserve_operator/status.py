@@ -125,6 +125,7 @@ def transitions(
         lost = (ConditionType(condition["type"]), condition["status"]) in _LOST
         if lost and (condition["type"], "True") in held and condition["reason"] != Reason.SCALED_TO_ZERO:
             warning = True
-        if warning is not None:
+        told_already = any(each.reason == condition["reason"] for each in found)
+        if warning is not None and not told_already:
             found.append(Transition(condition["reason"], condition["message"], warning))
     return found

@@ -16,6 +16,8 @@ class Supply:
     """Pools that exist, pools that may grow, the known products, and what was measured on them."""
 
     pools: tuple[Pool, ...] = ()
+    nodes_of: Mapping[Pool, tuple[str, ...]] = field(default_factory=dict)  # names of the nodes of each pool
+    idle: tuple[tuple[str, str], ...] = ()  # nodes whose labels name a GPU of which none is allocatable, with its name
     node_pools: tuple[Mapping[str, Any], ...] = ()  # of Karpenter, in the order of their names
     catalogue: Catalogue = field(default_factory=Catalogue)
     learned: LearnedMemory = field(default_factory=LearnedMemory)

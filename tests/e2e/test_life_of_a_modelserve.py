@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import urllib.request
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,7 @@ from localcluster import operator_process
 from localcluster.deployment import CHECKPOINT, NAME_LABEL, Deployed, apply_example
 from localcluster.kubectl import KubectlError, wait_for
 from localcluster.operator_process import OperatorProcess
+from localcluster.service_access import service_url
 from localcluster.target import Target
 from localcluster.traffic import models_at, traffic_to
 
@@ -41,12 +43,14 @@ def test_wait_and_columns_tell_the_state(tiny: Deployed) -> None:
     assert "maxModelLen" in tiny.kubectl.run("explain", "modelserve.spec.context")
 
 
-def test_predicted_memory_is_what_the_worker_measured(tiny: Deployed) -> None:
-    wait_for("calibration", lambda: "calibration" in tiny.status(), timeout_s=30)
-    calibration = tiny.status()["calibration"]
-    assert calibration["predicted"] == tiny.status()["plan"]["perGpu"]
-    assert abs(float(calibration["errorPercent"])) < 5.0
-    assert calibration["measured"]["kvPoolBytes"] > 0
+def test_the_worker_has_the_memory_that_was_planned_and_the_cpu_measures_nothing(tiny: Deployed) -> None:
+    with (
+        service_url(tiny.target, NAMESPACE, "tiny") as url,
+        urllib.request.urlopen(f"{url}/v1/plan", timeout=10) as got,
+    ):
+        reported = json.load(got)
+    assert reported["allocated"]["kvPoolBytes"] == tiny.status()["plan"]["perGpu"]["kvPoolBytes"] > 0
+    assert "calibration" not in tiny.status()
 
 
 def test_scale_subresource_works_without_replicas_in_the_manifest(tiny: Deployed) -> None:

@@ -129,8 +129,22 @@ def _download(repository: str, revision: str, dest: Path, *, metadata_only: bool
         raise
     except Exception as error:  # the transfer stack raises errors of several libraries, all cured by another try
         raise DownloadError(
-            f"downloading hf://{repository} failed: {type(error).__name__}: {error}: the next try continues it"
+            f"downloading hf://{repository} from {_endpoint()} failed: {_with_cause(error)}: the next try continues it"
         ) from error
+
+
+def _endpoint() -> str:
+    """Where the Hub is asked: HF_ENDPOINT, else its own address. Proxies and CA bundles are the client's variables."""
+    return os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+
+
+def _with_cause(error: BaseException) -> str:
+    """An error with the one at its root: the client's own words are about a cache, not about the network."""
+    root = error
+    while (before := root.__cause__ or root.__context__) is not None:
+        root = before
+    told = f"{type(error).__name__}: {error}"
+    return told if root is error else f"{told} (caused by {type(root).__name__}: {root})"
 
 
 def _transfer(api: HfApi, repository: str, revision: str, dest: Path, *, metadata_only: bool) -> None:

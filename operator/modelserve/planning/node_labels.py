@@ -80,6 +80,12 @@ class NodeGpus:
     refused: str | None = None  # why no replica can be planned on them
 
 
+def named_gpu(labels: Mapping[str, str]) -> str | None:
+    """What the labels call the node's GPU, whether or not one is allocatable; None where no label names one."""
+    cloud = (GKE_PRODUCT, *(f"{prefix}name" for prefix in AWS_PREFIXES))
+    return next((labels[key] for key in (PRODUCT_LABEL, *cloud) if labels.get(key)), None)
+
+
 def is_mig_slice(product: str) -> bool:
     """Whether the product is a part of a GPU: slices cannot talk to each other, so a replica has one."""
     return _MIG_PRODUCT.search(product) is not None

@@ -37,7 +37,8 @@ def inspect_job(
     inspect["resources"] = INSPECT_RESOURCES
     pod: dict[str, Any] = {**pod_spec(source), "restartPolicy": "Never", "containers": [inspect]}
     if source.downloaded:
-        fetch = fetch_container(source, image=image, pull_policy=pull_policy, metadata_only=True)
+        users = spec.pod.to_json().get("env") or []
+        fetch = fetch_container(source, image=image, pull_policy=pull_policy, metadata_only=True, users=users)
         pod["initContainers"] = [{**fetch, "resources": INSPECT_RESOURCES}]
     options = spec.pod.to_json()
     for option in ("tolerations", "serviceAccountName", "imagePullSecrets", "priorityClassName"):

@@ -60,8 +60,19 @@ def container(*, name: str, image: str, pull_policy: str, command: list[str]) ->
     }
 
 
-def fetch_container(source: ModelSource, *, image: str, pull_policy: str, metadata_only: bool) -> dict[str, Any]:
-    """The download of an hf:// checkpoint; the only container that sees the token and may write the weights."""
+def environment(users: list[dict[str, Any]], own: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The user's variables and ours, which win."""
+    taken = {variable["name"] for variable in own}
+    return [*(variable for variable in users if variable["name"] not in taken), *own]
+
+
+def fetch_container(
+    source: ModelSource, *, image: str, pull_policy: str, metadata_only: bool, users: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """The download of an hf:// checkpoint; the only container that sees the token and may write the weights.
+
+    `users`: variables of spec.pod.env, for HF_ENDPOINT, HTTPS_PROXY or SSL_CERT_FILE.
+    """
     assert source.revision is not None, "only hf:// checkpoints are downloaded"
     command = [
         "modelserve-worker",
@@ -83,4 +94,5 @@ def fetch_container(source: ModelSource, *, image: str, pull_policy: str, metada
     if source.token is not None:
         name, key = source.token
         built["env"].append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": name, "key": key}}})
+    built["env"] = environment([each for each in users if each["name"] != "HF_HUB_OFFLINE"], built["env"])
     return built

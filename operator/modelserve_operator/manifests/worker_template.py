@@ -12,7 +12,7 @@ from modelserve_operator.manifests.pod_resources import (
     download_resources,
     worker_resources,
 )
-from modelserve_operator.manifests.restricted_pod import container, fetch_container, pod_spec
+from modelserve_operator.manifests.restricted_pod import container, environment, fetch_container, pod_spec
 from modelserve_operator.sources import ModelSource
 
 PORT = 8000
@@ -59,7 +59,7 @@ def worker_template(
         command=["modelserve-worker", "serve", "--config", f"{CONFIG_PATH}/{ENGINE_FILE}"],
     )
     worker["ports"] = [{"name": "http", "containerPort": PORT, "protocol": "TCP"}]
-    worker["env"] = _environment(extra.get("env") or [], [*worker["env"], {"name": "HF_HUB_OFFLINE", "value": "1"}])
+    worker["env"] = environment(extra.get("env") or [], [*worker["env"], {"name": "HF_HUB_OFFLINE", "value": "1"}])
     worker["volumeMounts"].append({"name": "engine", "mountPath": CONFIG_PATH, "readOnly": True})
     downloaded_bytes = weight_bytes if source.downloaded and source.claim is None else None
     worker["resources"] = worker_resources(extra.get("resources") or {}, plan, downloaded_bytes=downloaded_bytes)
@@ -73,7 +73,8 @@ def worker_template(
         worker["volumeMounts"].append({"name": "shm", "mountPath": "/dev/shm"})  # noqa: S108 - where NCCL looks
     pod["containers"] = [worker]
     if source.downloaded:
-        fetch = fetch_container(source, image=image, pull_policy=pull_policy, metadata_only=False)
+        users = extra.get("env") or []
+        fetch = fetch_container(source, image=image, pull_policy=pull_policy, metadata_only=False, users=users)
         pod["initContainers"] = [{**fetch, "resources": download_resources(worker["resources"])}]
     pod.update(_placement(spec, plan, name=name, plan_hash=plan_hash))
     for option in ("serviceAccountName", "imagePullSecrets", "priorityClassName", "runtimeClassName"):
@@ -84,11 +85,6 @@ def worker_template(
     if extra.get("annotations"):
         metadata["annotations"] = extra["annotations"]
     return {"metadata": metadata, "spec": pod}
-
-
-def _environment(users: list[dict[str, Any]], own: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    taken = {variable["name"] for variable in own}
-    return [*(variable for variable in users if variable["name"] not in taken), *own]
 
 
 def _probes(weight_bytes: int) -> dict[str, Any]:

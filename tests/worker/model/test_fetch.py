@@ -103,6 +103,19 @@ def test_a_short_file_is_not_marked_complete(hub: Hub, tmp_path: Path) -> None:
     assert len(hub.downloads) == 2
 
 
+def test_a_failure_names_the_address_and_the_error_at_its_root(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "https://mirror.example")
+    outer = errors.LocalEntryNotFoundError("cannot find the file in the cache")
+    outer.__cause__ = httpx.ConnectError("certificate verify failed: self-signed certificate")
+    hub.fault = outer
+    with pytest.raises(DownloadError) as raised:
+        fetch(URI, "main", tmp_path)
+    assert "https://mirror.example" in str(raised.value)
+    assert "caused by ConnectError: certificate verify failed: self-signed certificate" in str(raised.value)
+
+
 def test_a_marker_cut_short_means_incomplete(hub: Hub, tmp_path: Path) -> None:
     (tmp_path / module.MARKER).write_text('{"uri": "hf:')
     fetch(URI, "main", tmp_path)
