@@ -13,11 +13,15 @@ from modelserve_operator.drift import Correction, DriftContestedError, Heals
 from modelserve_operator.kinds import EVENT, MODEL_SERVE, ResourceKind
 from modelserve_operator.kube import Kube, KubeError
 from modelserve_operator.observed import Transition
+from modelserve_operator.reasons import ConditionType
 from modelserve_operator.store import Store, key_of
 from modelserve_operator.work_queue import Key
 
 logger = logging.getLogger(__name__)
 Body = Mapping[str, Any]
+
+
+_CONDITIONS = frozenset(kind.value for kind in ConditionType)
 
 
 class NameTakenError(Exception):
@@ -107,13 +111,17 @@ class Applier:
         logger.warning("put right %s %s/%s: %s", kind.kind, *key_of(live), fields)
         return stored
 
-    async def _patch(self, kind: ResourceKind, live: Body, operations: list[dict[str, Any]]) -> Body:
+    async def _patch(
+        self, kind: ResourceKind, live: Body, operations: list[dict[str, Any]], *, subresource: str | None = None
+    ) -> Body:
         """Patch the object in the very state it was seen in. Raises KubeError 409 when it has changed since."""
         namespace, name = key_of(live)
         version = live["metadata"]["resourceVersion"]
         seen = {"op": "test", "path": "/metadata/resourceVersion", "value": version}
         try:
-            stored = await self._kube.json_patch(kind, namespace=namespace, name=name, operations=[seen, *operations])
+            stored = await self._kube.json_patch(
+                kind, namespace=namespace, name=name, operations=[seen, *operations], subresource=subresource
+            )
         except KubeError as error:
             if error.status not in (409, 422):
                 raise
@@ -165,11 +173,17 @@ class Applier:
         live = model_serve.get("status") or {}
         digest = labels.short_hash(status)
         known = self._last[Key(metadata["namespace"], metadata["name"])]
-        if live == status or (known.get(metadata["uid"]) == digest and diff.covers(live, status)):
+        known_and_whole = known.get(metadata["uid"]) == digest and diff.covers(live, status)
+        if live == status or (known_and_whole and not _conditions_over(live, status)):
             return False
         identity = {key: metadata[key] for key in ("namespace", "name", "uid")}
         try:
-            stored = await self._kube.apply(MODEL_SERVE, {"metadata": identity, "status": status}, subresource="status")
+            body = {"metadata": identity, "status": status}
+            stored: Body = await self._kube.apply(MODEL_SERVE, body, subresource="status")
+            # A condition that the schema's default put there is nobody's: an apply does not take it away.
+            if over := _conditions_over(stored.get("status") or {}, status):
+                gone = [{"op": "remove", "path": f"/status/conditions/{index}"} for index in reversed(over)]
+                stored = await self._patch(MODEL_SERVE, stored, gone, subresource="status")
         except KubeError as error:
             if error.status in (404, 409):  # deleted, or deleted and made anew: its own event brings us back
                 return False
@@ -205,6 +219,13 @@ class Applier:
             metrics.WRITES.labels("create", "Event").inc()
         except KubeError as error:
             logger.warning("event %s of %s was not recorded: %s", transition.reason, metadata["name"], error)
+
+
+def _conditions_over(live: Body, status: Body) -> list[int]:
+    """Places of live conditions of our types that are not in the status any more."""
+    wanted = {condition["type"] for condition in status["conditions"]}
+    found = [condition.get("type") for condition in live.get("conditions") or ()]
+    return [index for index, kind in enumerate(found) if kind in _CONDITIONS and kind not in wanted]
 
 
 def _owner(child: Body) -> Key:

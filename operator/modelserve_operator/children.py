@@ -45,7 +45,7 @@ class Children:
         orphans = [partial(self._applier.adopt, kind, body, owner) for kind, body in observed.orphans]
         failures = [await _tried(part) for part in orphans]
         failures.append(await _tried(partial(self._apply_inspection, observed, decision)))
-        serves = step.serve is not None and not decision.stop
+        serves = step.serve is not None
         switched = taken = False
         if serves:
             body, budget = (
@@ -134,10 +134,6 @@ class Children:
         for body in observed.jobs:
             if body["metadata"]["name"] not in wanted:
                 await self._applier.delete(JOB, body)
-        if decision.stop:
-            for kind, shared in ((SERVICE, observed.service), (DISRUPTION_BUDGET, observed.disruption_budget)):
-                if shared is not None:
-                    await self._applier.delete(kind, shared)
 
 
 def _answer_lost(job: Mapping[str, Any], observed: Observed) -> bool:

@@ -53,7 +53,8 @@ def conditions(view: View) -> Iterator[tuple[ConditionType, Finding]]:
     capacity = _capacity(view)
     workers = _workers(view)
     ready = _ready(view, stalled=stalled, workers=workers, capacity=capacity)
-    yield ConditionType.READY, ready
+    if stalled is not None or not _settled(view):
+        yield ConditionType.READY, ready
     yield ConditionType.AVAILABLE, _available(view)
     yield ConditionType.ACCEPTED, view.decision.accepted
     yield ConditionType.PLANNED, view.decision.planned
@@ -62,13 +63,16 @@ def conditions(view: View) -> Iterator[tuple[ConditionType, Finding]]:
     yield ConditionType.WORKERS_READY, workers
     if stalled is not None:
         yield ConditionType.STALLED, stalled
-    elif not ready.ok and not _at_rest(view):
+    elif not ready.ok and not view.decision.rests:
         yield ConditionType.RECONCILING, Finding(True, ready.reason, ready.message)
 
 
-def _at_rest(view: View) -> bool:
-    """Nothing runs and nothing will until the user says so: a preview, or a plan that waits for approval."""
-    return view.decision.planned.reason in (Reason.PLAN_PREVIEWED, Reason.WAITING_FOR_APPROVAL)
+def _settled(view: View) -> bool:
+    """Whether there is nothing to be ready: tools that have no Ready condition to look at take the object for current.
+
+    So it is with previews, whatever runs beside them, and with a plan that waits for its first approval.
+    """
+    return view.decision.planned.reason == Reason.PLAN_PREVIEWED or (view.decision.rests and not view.running)
 
 
 def _stalled(view: View) -> Finding | None:
@@ -100,7 +104,7 @@ def _failed_message(view: View, record: FailureRecord) -> str:
 
 def _capacity(view: View) -> Finding:
     target = view.target
-    if target is None or view.decision.stop:
+    if target is None:
         reason = view.decision.planned.reason if view.decision.planned.ok is False else Reason.NOT_REQUESTED
         lacking = reason in (Reason.DOES_NOT_FIT, Reason.NO_ACCELERATORS)
         return Finding(False if lacking else None, reason, "No plan is committed: see Planned.")
@@ -180,7 +184,7 @@ def _reduced_context(view: View) -> str:
 def _idle(view: View) -> Finding | None:
     """Why there are no workers to speak of."""
     target = view.target
-    if target is None or view.decision.stop:
+    if target is None:
         return Finding(None, Reason.NOT_REQUESTED, "No plan is committed, so no worker is wanted.")
     if view.replicas == 0:
         return Finding(True, Reason.SCALED_TO_ZERO, "spec.replicas is 0.")
@@ -207,7 +211,7 @@ def _ready(view: View, *, stalled: Finding | None, workers: Finding, capacity: F
     planned = view.decision.planned
     if stalled is not None:
         return Finding(False, stalled.reason, stalled.message)
-    if not planned.ok or view.decision.stop:
+    if not planned.ok or view.decision.target is None:
         return Finding(False, planned.reason, planned.message)
     if view.write_failure is not None:
         return view.write_failure

@@ -52,7 +52,13 @@ class Kube(Protocol):
         """Server-side apply as field manager `modelserve`, with force; returns the stored object."""
 
     async def json_patch(
-        self, kind: ResourceKind, *, namespace: str, name: str, operations: Sequence[Body]
+        self,
+        kind: ResourceKind,
+        *,
+        namespace: str,
+        name: str,
+        operations: Sequence[Body],
+        subresource: str | None = None,
     ) -> dict[str, Any]:
         """RFC 6902 patch; returns the stored object. A `test` that fails is KubeError 422."""
 
@@ -122,12 +128,18 @@ class ClusterKube:
         )
 
     async def json_patch(
-        self, kind: ResourceKind, *, namespace: str, name: str, operations: Sequence[Body]
+        self,
+        kind: ResourceKind,
+        *,
+        namespace: str,
+        name: str,
+        operations: Sequence[Body],
+        subresource: str | None = None,
     ) -> dict[str, Any]:
         return await self._request(
             "PATCH",
             kind,
-            kind.path(namespace, name),
+            kind.path(namespace, name, subresource=subresource),
             query=[("fieldManager", labels.FIELD_MANAGER)],
             body=operations,
             content_type="application/json-patch+json",

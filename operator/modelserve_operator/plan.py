@@ -60,9 +60,13 @@ class Decision:
     plan: PlanStatus | None = None  # for status.plan
     proposed: Revision | None = None  # for status.proposedPlan
     target: Revision | None = None
-    stop: bool = False  # nothing may run (PreviewOnly)
     warnings: tuple[Warn, ...] = ()  # what is amiss beside the spec, at the head of the Planned message
     stalled: Finding | None = None
+
+    @property
+    def rests(self) -> bool:
+        """Nothing changes until the user says so: a preview, or a plan that waits for approval."""
+        return self.planned.reason in (Reason.PLAN_PREVIEWED, Reason.WAITING_FOR_APPROVAL)
 
 
 NOT_PLANNED = Finding(None, Reason.BLOCKED, "The spec was not accepted.")
@@ -263,12 +267,14 @@ def _committed_decision(decision: Decision, committed: Revision, fresh: Revision
 
 
 def _previewed(decision: Decision, plan: PlanStatus, fresh: Revision | None, observed: Observed) -> Decision:
+    """Nothing is committed. What runs already stays, and the preview is beside it as a proposal."""
     if fresh is None:
-        return replace(_impossible(decision, plan, observed), stop=True)
-    finding = Finding(
-        True, Reason.PLAN_PREVIEWED, fresh.plan.message or "Previewed; plan.mode PreviewOnly runs nothing."
-    )
-    return replace(decision, planned=finding, plan=fresh.plan, stop=True)
+        return _impossible(decision, plan, observed)
+    message = fresh.plan.message or "Previewed; plan.mode PreviewOnly starts nothing."
+    decision = replace(decision, planned=Finding(True, Reason.PLAN_PREVIEWED, message))
+    if observed.deployments:
+        return replace(decision, proposed=fresh)
+    return replace(decision, plan=fresh.plan)
 
 
 def _impossible(decision: Decision, plan: PlanStatus, observed: Observed) -> Decision:

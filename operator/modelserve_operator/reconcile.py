@@ -167,8 +167,6 @@ def _step(observed: Observed, decision: Decision, running: dict[str, RunningRevi
     serving = observed.selected
     if decision.spec is None:
         return Step(serve=serving if serving in running else None)  # what runs stays as it is
-    if decision.stop:
-        return Step(delete=tuple(sorted(running)))
     return next_step(
         target=decision.target.hash if decision.target else None,
         running=running,

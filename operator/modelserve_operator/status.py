@@ -32,16 +32,20 @@ def summarise(view: View) -> dict[str, Any]:
         "readyReplicas": len(serving),
         "selector": labels.selector_text(observed.name),
     }
-    if view.step.serve is not None and not decision.stop and observed.service is not None:
+    if view.step.serve is not None and observed.service is not None:
         status["url"] = f"http://{observed.name}.{observed.namespace}.svc/v1"
+    previewed = decision.plan if decision.planned.reason == Reason.PLAN_PREVIEWED else None
     if reports:
         status["maxModelLen"] = min(report.max_model_len for report in reports)
+    elif previewed is not None and previewed.max_model_len is not None:
+        status["maxModelLen"] = previewed.max_model_len
     running = _serving_plan(view)
     shown = decision.plan or running  # while another waits, or the spec is refused, what runs is still shown
     if shown is not None:
         status["plan"] = shown.to_json()
-    if decision.target is not None:
-        status["revision"] = labels.revision_name(observed.name, decision.target.hash)
+    revision = decision.target.hash if decision.target is not None else view.step.serve if running is shown else None
+    if revision is not None:
+        status["revision"] = labels.revision_name(observed.name, revision)
     if decision.proposed is not None:
         status["proposedPlan"] = decision.proposed.plan.to_json()
         status["proposedRevision"] = labels.revision_name(observed.name, decision.proposed.hash)
@@ -82,7 +86,7 @@ def _merge(
 def _phase(found: Mapping[ConditionType, Finding], planned: Finding) -> Phase:
     if ConditionType.STALLED in found:
         return Phase.STALLED
-    if found[ConditionType.READY].ok:
+    if ConditionType.READY in found and found[ConditionType.READY].ok:
         return Phase.READY
     if planned.reason == Reason.INSPECTING_MODEL:
         return Phase.INSPECTING

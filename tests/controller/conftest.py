@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from modelserve.api import CalibrationTerm
+from modelserve.api.status import UNOBSERVED
 from modelserve.architecture import ModelArchitecture
 from modelserve.model_facts import ModelFacts
 from modelserve.planning import ENGINE_VERSION
@@ -58,6 +59,7 @@ class FakeCluster:
         self.refused_kinds: dict[ResourceKind, int] = dict.fromkeys(OPTIONAL, 404)  # kind -> status of its LIST
         self.listener: Callable[[ResourceKind, Body, bool], None] | None = None
         self._numbers = itertools.count(1)
+        self._conditions: dict[str, set[str]] = {}  # uid -> types of the conditions that the operator last applied
         self._applied: dict[str, Body] = {}  # uid -> what the operator last applied: its own fields
 
     # --- the door that the operator uses -------------------------------------------------------------------------
@@ -83,7 +85,15 @@ class FakeCluster:
         if subresource == "status":
             if before is None:
                 raise KubeError(404, f"{name} not found")
-            return copy.deepcopy(self._store(kind, {**before, "status": document["status"]}))
+            status, uid = document["status"], before["metadata"]["uid"]
+            named = {each["type"] for each in status["conditions"]} | self._conditions.get(uid, set())
+            unowned = [
+                each for each in (before.get("status") or {}).get("conditions") or () if each["type"] not in named
+            ]
+            self._conditions[uid] = {each["type"] for each in status["conditions"]}
+            if unowned:
+                status = {**status, "conditions": [*unowned, *status["conditions"]]}
+            return copy.deepcopy(self._store(kind, {**before, "status": status}))
         if before is None:
             merged = document
         else:
@@ -93,9 +103,15 @@ class FakeCluster:
         return copy.deepcopy(stored)
 
     async def json_patch(
-        self, kind: ResourceKind, *, namespace: str, name: str, operations: Sequence[Mapping[str, Any]]
+        self,
+        kind: ResourceKind,
+        *,
+        namespace: str,
+        name: str,
+        operations: Sequence[Mapping[str, Any]],
+        subresource: str | None = None,
     ) -> Body:
-        self.writes.append(("patch", kind.kind, name))
+        self.writes.append((f"patch{'/' + subresource if subresource else ''}", kind.kind, name))
         body = copy.deepcopy(self.objects[kind, namespace, name])
         for operation in operations:
             *parents, last = (part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:])
@@ -106,7 +122,7 @@ class FakeCluster:
                 if place[last] != operation["value"]:
                     raise KubeError(422, f"testing value {operation['path']} failed")
             elif operation["op"] == "remove":
-                del place[last]
+                del place[int(last) if isinstance(place, list) else last]
             else:
                 place[last] = operation["value"]
         return copy.deepcopy(self._store(kind, body))
@@ -254,6 +270,8 @@ class FakeCluster:
         space, name = key_of(body)
         before = self.objects.get((kind, space, name))
         metadata = body["metadata"]
+        if before is None and kind is MODEL_SERVE:
+            body.setdefault("status", {"conditions": [copy.deepcopy(UNOBSERVED.to_json())]})  # the schema's default
         if before is None:
             metadata["uid"] = f"uid-{next(self._numbers)}"
             metadata["generation"] = 1

@@ -147,6 +147,7 @@ def test_manual_plans_wait_for_approval(world) -> None:
     world.create({"model": MODEL, "plan": {"mode": "Manual"}}, name="big")
     assert world.condition("Planned", "big") == ("False", "WaitingForApproval")
     assert world.condition("Reconciling", "big") is None
+    assert world.condition("Ready", "big") is None, "nothing was approved yet, so nothing is under way"
     assert world.cluster.of(DEPLOYMENT) == world.cluster.of(CONFIG_MAP) == []
     proposed = world.status("big")["proposedPlan"]["hash"]
     assert proposed in world.message("Planned", "big")
@@ -166,11 +167,35 @@ def test_a_preview_plans_and_runs_nothing(world) -> None:
     assert world.condition("Planned", "big") == ("True", "PlanPreviewed")
     assert world.status("big")["plan"]["accelerator"] == "NVIDIA-H200"
     assert world.cluster.of(DEPLOYMENT) == world.cluster.of(CONFIG_MAP) == []
+    assert world.condition("Ready", "big") is None, "there is nothing to be ready: it is settled"
+    assert world.condition("Reconciling", "big") is None
+    assert world.status("big")["maxModelLen"] == world.status("big")["plan"]["maxModelLen"]
+    assert world.status("big")["phase"] == "Planned"
+    world.rest()
+    world.restart_operator()
+    world.settle()
+    assert world.rest() == []
+
+
+def test_a_preview_beside_what_runs_leaves_it_running(world) -> None:
+    world.add_node("a", **H200)
+    world.create({"model": MODEL}, name="big")
+    world.make_ready()
+    assert world.condition("Ready", "big") == ("True", "RolledOut")
+    pods, running = world.cluster.of(POD), world.status("big")
+    world.edit("big", plan={"mode": "PreviewOnly"}, context={"maxModelLen": 4096})
+    status = world.status("big")
+    assert world.cluster.of(POD) == pods
+    assert world.condition("Available", "big") == ("True", "Serving")
+    assert world.condition("Ready", "big") is None
+    assert status["url"] == running["url"]
+    assert (status["plan"], status["revision"]) == (running["plan"], running["revision"])
+    assert status["proposedPlan"]["maxModelLen"] == 4096
+    assert status["maxModelLen"] == running["maxModelLen"], "what clients may ask is what runs"
     world.edit("big", plan={"mode": "Automatic"})
     world.make_ready()
     assert world.condition("Ready", "big") == ("True", "RolledOut")
-    world.edit("big", plan={"mode": "PreviewOnly"})
-    assert world.cluster.of(DEPLOYMENT) == world.cluster.of(SERVICE) == []
+    assert world.status("big")["plan"]["maxModelLen"] == 4096
 
 
 def test_pools_are_named_in_labels_their_provisioner_knows(world) -> None:

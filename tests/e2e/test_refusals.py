@@ -65,6 +65,30 @@ def test_an_impossible_spec_is_accepted_and_says_what_is_missing(cluster: Target
         served.kubectl.delete("modelserve", "impossible")
 
 
+def test_a_preview_is_settled_without_a_ready_condition(cluster: Target, operator: OperatorProcess) -> None:
+    """kstatus takes an object without one for current; the schema's default has to go, too."""
+    served = apply_example(
+        cluster,
+        NAMESPACE,
+        "preview",
+        model={"uri": "hf://google/gemma-4-31B-it"},
+        accelerators={"products": ["NVIDIA-H200"]},
+        context={"maxModelLen": 8192},
+        plan={"mode": "PreviewOnly"},
+        pod={},
+    )
+    try:
+        wait_for("Planned", lambda: served.condition("Planned").get("status") == "True", timeout_s=30)
+        wait_for("settled", lambda: served.condition("Ready") == {}, timeout_s=10)
+        status = served.status()
+        assert status["observedGeneration"] == served.resource()["metadata"]["generation"]
+        assert served.condition("Reconciling") == served.condition("Stalled") == {}
+        assert status["maxModelLen"] == status["plan"]["maxModelLen"] == 8192
+        assert served.owned("deployments,services,jobs") == []
+    finally:
+        served.kubectl.delete("modelserve", "preview")
+
+
 RENAME_A_TENSOR = f"""
 import pathlib, shutil
 shutil.copytree("{MOUNT}/{CHECKPOINT.name}", "{MOUNT}/broken", dirs_exist_ok=True)

@@ -239,7 +239,7 @@ class PlanSpec(ApiModel):
     mode: Literal["Automatic", "Manual", "PreviewOnly"] = Field(
         default="Automatic",
         description="Automatic: a new plan is applied. Manual: it waits in status.proposedPlan for approval. "
-        "PreviewOnly: planned and shown, nothing runs.",
+        "PreviewOnly: planned and shown, nothing is started; what runs already stays.",
     )
     approved_hash: str | None = Field(
         default=None,

@@ -282,9 +282,9 @@ class ModelServeStatus(ApiModel):
         default=(UNOBSERVED,),
         max_length=16,
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
-        description="Ready: this generation's plan is fully rolled out. Available: some revision serves. Accepted, "
-        "Planned, CapacityAvailable, WeightsLoaded, WorkersReady: the steps on the way. Reconciling and Stalled exist "
-        "while true.",
+        description="Ready: this generation's plan is fully rolled out; absent for previews. Available: some revision "
+        "serves. Accepted, Planned, CapacityAvailable, WeightsLoaded, WorkersReady: the steps on the way. Reconciling "
+        "and Stalled exist while true.",
     )
     phase: str | None = Field(
         default=None,
@@ -297,7 +297,8 @@ class ModelServeStatus(ApiModel):
     ready_replicas: Count | None = Field(default=None, description="Pods that take requests.")
     selector: str | None = Field(default=None, max_length=1024, description="Label selector of the pods, for /scale.")
     max_model_len: Tokens | None = Field(
-        default=None, description="Most tokens of one request, the smallest over the ready workers."
+        default=None,
+        description="Most tokens of one request, the smallest over the ready workers; of a preview, what is planned.",
     )
     plan: PlanStatus | None = Field(
         default=None, description="The committed plan, the one that runs while none is, or why there is none."
