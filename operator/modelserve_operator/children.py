@@ -49,7 +49,7 @@ class Children:
         switched = taken = False
         if serves:
             body, budget = (
-                service(observed.model_serve, plan_hash=step.serve or ""),
+                service(observed.model_serve, plan_hash=None if step.shared else step.serve),
                 disruption_budget(observed.model_serve),
             )
             shared = [await _tried(partial(self._applier.apply, SERVICE, body))]
@@ -57,7 +57,8 @@ class Children:
             shared.append(await _tried(partial(self._applier.apply, DISRUPTION_BUDGET, budget)))
             taken = any(isinstance(failure, NameTakenError) for failure in shared)
             failures += shared
-        may_shrink = switched or not serves or observed.selected == step.serve
+        selects = observed.service is not None and observed.selected in (None, step.serve)
+        may_shrink = switched or not serves or selects
         for plan_hash, growth, part in self._revisions(observed, decision, step, running):
             if (may_shrink or growth >= 0) and (plan_hash in running or not taken):
                 failures.append(await _tried(part))
@@ -116,8 +117,11 @@ class Children:
 
     async def _prune(self, observed: Observed, decision: Decision, step: Step) -> None:
         """Delete revisions that are over, and inspections of models that the spec no longer names."""
+        known = known_revisions(observed)
         for body in observed.deployments:
-            if labels.label_of(body, labels.PLAN_HASH) in step.delete:
+            plan_hash = labels.label_of(body, labels.PLAN_HASH) or ""
+            lost = plan_hash not in known and step.replicas.get(plan_hash) == 0  # nothing to apply it from any more
+            if plan_hash in step.delete or lost:
                 await self._applier.delete(DEPLOYMENT, body)
         kept = {*step.replicas, step.serve, decision.target.hash if decision.target else None}
         current = decision.source.hash if decision.source else None

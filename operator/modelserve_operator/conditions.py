@@ -199,7 +199,8 @@ def _idle(view: View) -> Finding | None:
 def _available(view: View) -> Finding:
     ready = view.serving_ready
     if ready:
-        return Finding(True, Reason.SERVING, f"{ready} workers of revision {view.step.serve} take requests.")
+        of = "both revisions" if view.step.shared else f"revision {view.step.serve}"
+        return Finding(True, Reason.SERVING, f"{ready} workers of {of} take requests.")
     if view.replicas == 0:
         return Finding(False, Reason.SCALED_TO_ZERO, "No worker takes requests.")
     waiting = sum(pod.ready and not pod.terminating and pod.plan_hash is not None for pod in view.observed.pods)

@@ -22,7 +22,7 @@ from modelserve_operator.observed import Observed
 from modelserve_operator.plan import Decision, decide
 from modelserve_operator.pod_health import patience_left
 from modelserve_operator.rollout import RunningRevision, Step, next_step
-from modelserve_operator.running import known_revisions, running_revisions
+from modelserve_operator.running import known_revisions, replacements, running_revisions
 from modelserve_operator.settings import Settings
 from modelserve_operator.shared_config import SharedConfig
 from modelserve_operator.status import summarise, transitions
@@ -167,10 +167,13 @@ def _step(observed: Observed, decision: Decision, running: dict[str, RunningRevi
     serving = observed.selected
     if decision.spec is None:
         return Step(serve=serving if serving in running else None)  # what runs stays as it is
+    target = decision.target
+    revisions = known_revisions(observed) | ({target.hash: target} if target else {})
     return next_step(
-        target=decision.target.hash if decision.target else None,
+        target=target.hash if target else None,
         running=running,
         serving=serving,
         replicas=decision.spec.replicas,
         rollout=decision.spec.rollout,
+        replacement=replacements(revisions, target.hash) if target and set(running) - {target.hash} else {},
     )

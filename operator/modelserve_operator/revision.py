@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import yaml
 from pydantic import ValidationError
 
 from modelserve.api import ModelServeSpec, PlanStatus
@@ -44,6 +45,19 @@ class Revision:
     weight_bytes: int
     committed_at: str = ""
     recommitted: bool = False  # committed_at is later than its ConfigMap
+
+    @property
+    def served_name(self) -> str:
+        """Name of the model in the API."""
+        return str(yaml.safe_load(self.engine_yaml).get("servedModelName"))
+
+    @property
+    def model(self) -> tuple[str, str]:
+        """What is served: the directory in the pod, and the volume it lies on, unless it was downloaded there."""
+        pod = self.template.get("spec") or {}
+        volumes = [volume for volume in pod.get("volumes") or () if volume.get("name") == "weights"]
+        where = "" if pod.get("initContainers") else _json(volumes)
+        return str(yaml.safe_load(self.engine_yaml).get("model")), where
 
     def to_data(self) -> dict[str, str]:
         """`data` of the ConfigMap."""

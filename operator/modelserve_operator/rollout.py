@@ -1,19 +1,40 @@
 """The next step from the revisions that run to the one that should. Pure and stateless: a function of what is observed.
 
 At every step the pods number at most replicas + maxSurge, and the ready ones do not fall below replicas by our doing,
-unless downtime is allowed. An old revision of which no pod has loaded the model has nothing to lose: it makes room, and
-stays stopped. A revision of which a pod ended for good stops growing: the pods that did not fail stay, and the old one
-gets back the place of those that did. The Service selects one revision: the new one as soon as it has at least as many
-ready pods as the old. The old revision is deleted once the new one is complete; its pods then drain on their own.
+unless downtime is allowed; then one pod at a time makes room where a pod of the old revision takes what one of the new
+needs. An old revision of which no pod has loaded the model has nothing to lose: it makes room, and stays stopped. A
+revision of which a pod ended for good stops growing: the pods that did not fail stay, and the old one gets back the
+place of those that did.
+
+The Service selects both revisions where what a client may ask of one holds on the other; else one: the new one as soon
+as it has at least as many ready pods as the old. The old revision is scaled to zero once the new one is complete, and
+deleted when its pods are gone: until then they drain, and the disruption budget can count them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 
 from modelserve.api.spec import RolloutSpec
 from modelserve_operator.terminal_failure import FailureRecord
+
+
+class Exchange(Enum):
+    """What the new revision gains when a pod of the old one goes."""
+
+    ONE = auto()  # a place for a pod
+    SOME = auto()  # a part of a place: it takes other numbers of the same GPUs
+    NONE = auto()  # nothing: it runs on other nodes
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """How the new revision compares with the old one."""
+
+    compatible: bool = False  # what a client may ask of the old one holds on the new one too
+    exchange: Exchange = Exchange.ONE
 
 
 @dataclass(frozen=True)
@@ -23,6 +44,7 @@ class RunningRevision:
     hash: str
     replicas: int  # spec.replicas of the Deployment
     pods: int = 0
+    leaving: int = 0  # pods that are terminating, not in `pods`
     ready: int = 0
     loaded: int = 0  # pods that were ready since their last start; readiness may come and go
     unschedulable: int = 0
@@ -58,6 +80,7 @@ class Step:
 
     replicas: Mapping[str, int] = field(default_factory=dict)
     serve: str | None = None
+    shared: bool = False  # the Service selects both revisions that run
     delete: tuple[str, ...] = ()
     blocked: bool = False  # no room to surge and no leave for downtime: the old revision stays
     complete: bool = False  # the target serves with all its replicas, and nothing else runs
@@ -70,18 +93,24 @@ def next_step(
     serving: str | None,
     replicas: int,
     rollout: RolloutSpec,
+    replacement: Mapping[str, Replacement] | None = None,
 ) -> Step:
-    """`target`: hash of the committed revision, None without one; `serving`: what the Service selects now."""
+    """`target`: hash of the committed revision, None without one; `serving`: what the Service selects now, None for no
+    or every revision; `replacement`: how the target compares with each other revision.
+    """
     old = _old(target, running, serving)
-    superseded = tuple(sorted(set(running) - {target, old.hash if old else None}))
+    over = [running[each] for each in sorted(set(running) - {target, old.hash if old else None})]
     if target is None:
-        return _hold(old, replicas=replicas, delete=superseded)
+        return _retire(Step({old.hash: old.within(replicas)}, old.hash) if old else Step(), over)
     new = running.get(target, RunningRevision(target, 0))
     if new.ready >= replicas or old is None:
-        finished = (old.hash,) if old else ()
         complete = new.ready >= replicas and new.replicas == replicas
-        return Step({target: new.within(replicas)}, target, (*superseded, *finished), complete=complete)
-    return _replace(new, old, serving=serving, replicas=replicas, rollout=rollout, superseded=superseded)
+        step = Step({target: new.within(replicas)}, target, complete=complete)
+        return _retire(step, [*over, *([old] if old else [])])
+    manner = (replacement or {}).get(old.hash, Replacement())
+    step = _replace(new, old, serving=serving, replicas=replicas, rollout=rollout, exchange=manner.exchange)
+    shared = manner.compatible and new.ready > 0 and old.ready > 0 and not any(each.pods for each in over)
+    return _retire(replace(step, shared=shared), over)
 
 
 def _old(target: str | None, running: Mapping[str, RunningRevision], serving: str | None) -> RunningRevision | None:
@@ -92,11 +121,11 @@ def _old(target: str | None, running: Mapping[str, RunningRevision], serving: st
     return max(others, key=lambda revision: (revision.ready, revision.hash), default=None)
 
 
-def _hold(old: RunningRevision | None, *, replicas: int, delete: tuple[str, ...]) -> Step:
-    """Keep what serves."""
-    if old is None:
-        return Step(delete=delete)
-    return Step({old.hash: old.within(replicas)}, old.hash, delete)
+def _retire(step: Step, over: Iterable[RunningRevision]) -> Step:
+    """Stop revisions that are over, and delete those without pods."""
+    stopped = {each.hash: 0 for each in over if each.pods or each.leaving or each.replicas}
+    gone = tuple(sorted(each.hash for each in over if each.hash not in stopped))
+    return replace(step, replicas={**step.replicas, **stopped}, delete=gone)
 
 
 def _replace(
@@ -106,23 +135,36 @@ def _replace(
     serving: str | None,
     replicas: int,
     rollout: RolloutSpec,
-    superseded: tuple[str, ...],
+    exchange: Exchange,
 ) -> Step:
     keeps_serving = serving == new.hash and new.ready > 0
     serve = new.hash if keeps_serving or (new.ready > 0 and new.ready >= old.ready) else old.hash
     rest = max(0, replicas - new.ready)
+    loses = bool(old.ready or old.loaded)
     # Leave for downtime is leave for one: an attempt after a failure does not stop what serves once more.
-    may_stop = new.fresh and (rollout.allow_downtime or not (old.ready or old.loaded))
+    may_stop = new.fresh and (not loses or (rollout.allow_downtime and exchange is not Exchange.NONE))
     stays_stopped = old.replicas == 0 and (may_stop or not rollout.allow_downtime)
     if new.failing:
         old_replicas = 0 if stays_stopped else old.within(rest)
-        return Step({old.hash: old_replicas, new.hash: new.within(replicas)}, serve, superseded)
+        return Step({old.hash: old_replicas, new.hash: new.within(replicas)}, serve)
+    if may_stop and loses and exchange is Exchange.ONE:
+        return Step(_one_by_one(new, old, replicas=replicas, surge=rollout.max_surge), serve)
     if rollout.max_surge == 0:
         if not may_stop:
-            return Step({old.hash: old.within(replicas), new.hash: new.ready}, serve, superseded, blocked=True)
-        return Step({old.hash: 0, new.hash: replicas if old.pods == 0 else new.ready}, serve, superseded)
+            return Step({old.hash: old.within(replicas), new.hash: new.ready}, old.hash, blocked=True)
+        return Step({old.hash: 0, new.hash: replicas if old.pods == 0 else new.ready}, serve)
     old_replicas = 0 if stays_stopped or (may_stop and new.unschedulable) else old.within(rest)
     room = replicas + rollout.max_surge - max(old.pods, old_replicas)
     new_replicas = max(min(new.replicas, replicas), min(replicas, max(room, 0)))
     blocked = new.unschedulable > 0 and not may_stop
-    return Step({old.hash: old_replicas, new.hash: new_replicas}, serve, superseded, blocked=blocked)
+    return Step({old.hash: old_replicas, new.hash: new_replicas}, serve, blocked=blocked)
+
+
+def _one_by_one(new: RunningRevision, old: RunningRevision, *, replicas: int, surge: int) -> dict[str, int]:
+    """Pods of the new revision try beside the old one, and only where they find no room, as many of the old go."""
+    several = max(1, surge)
+    goal = min(replicas, new.ready + several)
+    short = min(several, new.unschedulable if surge else goal - new.ready)
+    old_replicas = min(old.replicas, max(0, replicas - new.ready - short))
+    room = max(0, replicas + surge - max(old.pods, old_replicas))
+    return {old.hash: old_replicas, new.hash: max(min(new.replicas, goal), min(goal, room))}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from modelserve_operator import labels
 from modelserve_operator.observed import Body, Observed
 from modelserve_operator.revision import Revision
-from modelserve_operator.rollout import RunningRevision
+from modelserve_operator.rollout import Exchange, Replacement, RunningRevision
 from modelserve_operator.terminal_failure import FailureRecord, next_record
 
 
@@ -38,6 +40,7 @@ def running_revisions(observed: Observed, *, replicas: int | None) -> dict[str, 
             hash=plan_hash,
             replicas=asked,
             pods=len(pods),
+            leaving=sum(pod.terminating for pod in observed.pods if pod.plan_hash == plan_hash),
             ready=ready,
             loaded=sum(pod.started for pod in pods),
             unschedulable=sum(pod.unschedulable is not None for pod in pods),
@@ -47,6 +50,29 @@ def running_revisions(observed: Observed, *, replicas: int | None) -> dict[str, 
             record=record,
         )
     return running
+
+
+def replacements(revisions: Mapping[str, Revision], target: str) -> dict[str, Replacement]:
+    """How the target compares with every other revision that is known."""
+    new = revisions.get(target)
+    others = {each.hash: each for each in revisions.values() if each.hash != target}
+    return (
+        {}
+        if new is None
+        else {each: Replacement(_compatible(new, old), _exchange(new, old)) for each, old in others.items()}
+    )
+
+
+def _compatible(new: Revision, old: Revision) -> bool:
+    """Same model and name, and a context that is no shorter: what clients were promised holds on both."""
+    same = (new.model, new.served_name) == (old.model, old.served_name)
+    return same and (new.plan.max_model_len or 0) >= (old.plan.max_model_len or 0)
+
+
+def _exchange(new: Revision, old: Revision) -> Exchange:
+    if (new.plan.accelerator, new.plan.resource_name) != (old.plan.accelerator, old.plan.resource_name):
+        return Exchange.NONE
+    return Exchange.ONE if new.plan.gpus_per_replica == old.plan.gpus_per_replica else Exchange.SOME
 
 
 def _refused(state: Body) -> bool:

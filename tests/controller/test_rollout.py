@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from modelserve.api.spec import RolloutSpec
 from modelserve_operator.observed import Failure
-from modelserve_operator.rollout import RunningRevision, Step, next_step
+from modelserve_operator.rollout import Exchange, Replacement, RunningRevision, Step, next_step
 from modelserve_operator.terminal_failure import FailureRecord
 
 OLD, NEW = "old0000000", "new0000000"
@@ -80,9 +80,65 @@ def test_without_room_the_old_revision_stays_whole(replicas: int, surge: int) ->
 @given(replicas=st.integers(1, 4), surge=st.integers(0, 4))
 def test_with_leave_for_downtime_it_ends_without_room(replicas: int, surge: int) -> None:
     start = {OLD: RunningRevision(OLD, replicas, pods=replicas, ready=replicas)}
-    _, step, serving = _simulate(replicas=replicas, surge=surge, allow_downtime=True, capacity=replicas, start=start)
+    history, step, serving = _simulate(
+        replicas=replicas, surge=surge, allow_downtime=True, capacity=replicas, start=start
+    )
     assert step.complete
     assert serving == NEW
+    for state in history:
+        ready = sum(revision.ready for revision in state.values())
+        assert ready >= replicas - max(1, surge), "no more stop than make room for what tries"
+
+
+@pytest.mark.parametrize(
+    ("exchange", "replicas"), [(Exchange.SOME, {OLD: 0, NEW: 1}), (Exchange.NONE, {OLD: 4, NEW: 1})]
+)
+def test_downtime_frees_what_helps(exchange: Exchange, replicas: dict[str, int]) -> None:
+    """Several pods where the new one needs more GPUs; none where it runs on other nodes."""
+    running = {
+        OLD: RunningRevision(OLD, 4, pods=4, ready=4, loaded=4),
+        NEW: RunningRevision(NEW, 1, pods=1, unschedulable=1),
+    }
+    step = next_step(
+        target=NEW,
+        running=running,
+        serving=OLD,
+        replicas=4,
+        rollout=RolloutSpec(allow_downtime=True),
+        replacement={OLD: Replacement(exchange=exchange)},
+    )
+    assert step.replicas == replicas
+
+
+@given(replicas=st.integers(1, 6), new_ready=st.integers(0, 6), surge=st.integers(1, 3), compatible=st.booleans())
+def test_both_are_served_where_clients_find_on_both_what_they_were_promised(
+    replicas: int, new_ready: int, surge: int, compatible: bool
+) -> None:
+    ready = min(new_ready, replicas)
+    running = {
+        OLD: RunningRevision(OLD, replicas - ready, pods=replicas - ready, ready=replicas - ready),
+        NEW: RunningRevision(NEW, ready, pods=ready, ready=ready),
+    }
+    step = next_step(
+        target=NEW,
+        running=running,
+        serving=OLD,
+        replicas=replicas,
+        rollout=RolloutSpec(max_surge=surge),
+        replacement={OLD: Replacement(compatible=compatible)},
+    )
+    assert step.shared is (compatible and 0 < ready < replicas)
+
+
+def test_a_third_revision_is_never_served_beside_the_two() -> None:
+    running = {
+        OLD: RunningRevision(OLD, 1, pods=1, ready=1),
+        NEW: RunningRevision(NEW, 1, pods=1, ready=1),
+        "mid0000000": RunningRevision("mid0000000", 1, pods=1),
+    }
+    manner = {each: Replacement(compatible=True) for each in (OLD, "mid0000000")}
+    step = next_step(target=NEW, running=running, serving=OLD, replicas=2, rollout=RolloutSpec(), replacement=manner)
+    assert not step.shared
 
 
 def test_no_surge_and_no_downtime_changes_nothing() -> None:
@@ -145,6 +201,12 @@ def test_a_revision_that_was_superseded_before_it_was_ready_goes() -> None:
         OLD: RunningRevision(OLD, 1, pods=1, ready=1),
         "mid0000000": RunningRevision("mid0000000", 1, pods=1),
     }
+    step = next_step(target=NEW, running=running, serving=OLD, replicas=1, rollout=RolloutSpec())
+    assert (step.replicas["mid0000000"], step.delete) == (0, ())
+    running["mid0000000"] = RunningRevision("mid0000000", 0, leaving=1)
+    step = next_step(target=NEW, running=running, serving=OLD, replicas=1, rollout=RolloutSpec())
+    assert step.delete == (), "its Deployment stays while pods drain: the disruption budget counts by it"
+    running["mid0000000"] = RunningRevision("mid0000000", 0)
     step = next_step(target=NEW, running=running, serving=OLD, replicas=1, rollout=RolloutSpec())
     assert step.delete == ("mid0000000",)
     assert step.serve == OLD

@@ -293,8 +293,12 @@ class ModelServeStatus(ApiModel):
         description="One word for people; scripts use conditions.",
     )
     url: str | None = Field(default=None, max_length=512, description="Base address of the OpenAI API in the cluster.")
-    replicas: Count | None = Field(default=None, description="Pods of the current revision.")
-    ready_replicas: Count | None = Field(default=None, description="Pods that take requests.")
+    replicas: Count | None = Field(
+        default=None, description="Worker pods of every revision, as the selector counts them."
+    )
+    ready_replicas: Count | None = Field(
+        default=None, description="Pods that take requests, by the Service's endpoints."
+    )
     selector: str | None = Field(default=None, max_length=1024, description="Label selector of the pods, for /scale.")
     max_model_len: Tokens | None = Field(
         default=None,

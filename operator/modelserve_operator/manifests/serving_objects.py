@@ -13,15 +13,15 @@ from modelserve_operator.sources import ModelSource
 FACTS_KEY = "model.json"
 
 
-def service(model_serve: Body, *, plan_hash: str) -> dict[str, Any]:
-    """NAME: port 80 to the workers of one revision; changing `plan_hash` moves all new connections at once."""
+def service(model_serve: Body, *, plan_hash: str | None) -> dict[str, Any]:
+    """NAME: port 80 to the workers of one revision, or with None of every one; another moves all new connections."""
     name = model_serve["metadata"]["name"]
     return {
         "metadata": child_metadata(model_serve, name=name, component=labels.WORKER),
         "spec": {
             "type": "ClusterIP",
             "ports": [{"name": "http", "port": 80, "targetPort": "http", "protocol": "TCP"}],
-            "selector": {**labels.selector(name), labels.PLAN_HASH: plan_hash},
+            "selector": labels.selector(name) | ({labels.PLAN_HASH: plan_hash} if plan_hash is not None else {}),
         },
     }
 
