@@ -119,9 +119,9 @@ class Children:
         """Delete revisions that are over, and inspections of models that the spec no longer names."""
         known = known_revisions(observed)
         for body in observed.deployments:
-            plan_hash = labels.label_of(body, labels.PLAN_HASH) or ""
-            lost = plan_hash not in known and step.replicas.get(plan_hash) == 0  # nothing to apply it from any more
-            if plan_hash in step.delete or lost:
+            ended = labels.label_of(body, labels.PLAN_HASH) or ""
+            lost = ended not in known and step.replicas.get(ended) == 0  # nothing to apply it from any more
+            if ended in step.delete or lost:
                 await self._applier.delete(DEPLOYMENT, body)
         kept = {*step.replicas, step.serve, decision.target.hash if decision.target else None}
         current = decision.source.hash if decision.source else None

@@ -7,14 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from pydantic import ValidationError
-
-from modelserve.api import CalibrationPages, CalibrationTerm, GpuMemory
 from modelserve_operator import labels, sources
+from modelserve_operator.claims import ClaimModes
 from modelserve_operator.inventory import Inventory, NodeChange
 from modelserve_operator.kinds import (
     CHILDREN,
-    CLAIM,
     CONFIG_MAP,
     DEPLOYMENT,
     DISRUPTION_BUDGET,
@@ -29,12 +26,13 @@ from modelserve_operator.kinds import (
     WATCHED,
     ResourceKind,
 )
-from modelserve_operator.kube import Kube, KubeError, WorkerUnreachableError
-from modelserve_operator.observed import Observed, Pod, WorkerReport, ready_endpoints
+from modelserve_operator.kube import Kube, KubeError
+from modelserve_operator.observed import Observed, Pod, ready_endpoints
 from modelserve_operator.shared_config import SharedConfig
 from modelserve_operator.store import ObjectKey, Store, key_of, version_of
 from modelserve_operator.supply import Supply
 from modelserve_operator.work_queue import Key
+from modelserve_operator.worker_reports import WorkerReports
 
 logger = logging.getLogger(__name__)
 Body = Mapping[str, Any]
@@ -59,7 +57,9 @@ class Gatherer:
         self._namespaces = namespaces
         self._inventory = Inventory()
         self.absent: set[ResourceKind] = set(OPTIONAL)  # optional kinds that the last LIST did not find
-        self._reports: dict[str, tuple[int, WorkerReport]] = {}  # pod uid -> restarts, report
+        self._reports = WorkerReports(kube, clock)
+        self._claims = ClaimModes(kube, clock)
+        self._supply = Supply()
         self.heard_version: dict[ResourceKind, int] = {}  # newest resourceVersion that a watch event brought
         self._heard_since: set[tuple[ResourceKind, ObjectKey]] = set()  # the last LIST was asked for
 
@@ -140,7 +140,7 @@ class Gatherer:
         if deleted:
             self._store.remove(kind, body)
             if kind is POD:
-                self._reports.pop(body["metadata"]["uid"], None)
+                self._reports.forget(body["metadata"]["uid"])
         elif not self._store.put(kind, body):
             return set()
         if kind is MODEL_SERVE:
@@ -173,19 +173,26 @@ class Gatherer:
             service=service,
             disruption_budget=next(iter(children[DISRUPTION_BUDGET]), None),
             endpoints=ready_endpoints(children[ENDPOINT_SLICE], service),
-            supply=Supply(
-                pools=self._inventory.pools(),
-                nodes_of=self._inventory.nodes_of(),
-                idle=self._inventory.idle(),
-                node_pools=tuple(sorted(self._store.all(NODE_POOL), key=key_of)),
-                catalogue=self._shared.catalogue,
-                learned=self._shared.learned,
-            ),
-            claim_modes={name: await self._claim_modes(key.namespace, name) for name in sources.claims(body)},
-            reports=await self._read_reports(pods),
+            supply=self.supply(),
+            claim_modes={name: await self._claims.of(key.namespace, name) for name in sources.claims(body)},
+            reports=await self._reports.read(pods),
             places=self._inventory.places(with_gpus=not sources.cpu_only(body)),
             now=self._clock(),
         )
+
+    def supply(self) -> Supply:
+        """What plans are made from; the same object until something in it changes, so that plans are kept with it."""
+        found = Supply(
+            pools=self._inventory.pools(),
+            nodes_of=self._inventory.nodes_of(),
+            idle=self._inventory.idle(),
+            node_pools=tuple(sorted(self._store.all(NODE_POOL), key=key_of)),
+            catalogue=self._shared.catalogue,
+            learned=self._shared.learned,
+        )
+        if found != self._supply:
+            self._supply = found
+        return self._supply
 
     async def _shared_config_map(self, name: str) -> Body | None:
         """One of the operator's own ConfigMaps; a namespace that it may not read, or that is not there, has none."""
@@ -196,30 +203,6 @@ class Gatherer:
                 raise
             logger.warning("ConfigMap %s/%s cannot be read: %s", self._shared.namespace, name, error)
             return None
-
-    async def _claim_modes(self, namespace: str, name: str) -> tuple[str, ...] | None:
-        claim = await self._kube.get(CLAIM, namespace=namespace, name=name)
-        if claim is None:
-            return None
-        bound = (claim.get("status") or {}).get("accessModes")
-        return tuple(bound or claim["spec"].get("accessModes") or ())
-
-    async def _read_reports(self, pods: Iterable[Body]) -> dict[str, WorkerReport]:
-        """Reports of the ready workers; a worker is asked when it has turned Ready, and after a restart."""
-        reports = {}
-        for body in pods:
-            pod = Pod.from_body(body)
-            if pod.plan_hash is None or not pod.ready or pod.terminating:
-                continue
-            if self._reports.get(pod.uid, (-1,))[0] != pod.restarts:
-                try:
-                    answer = _report(await self._kube.read_worker(body, "/v1/plan"))
-                except (WorkerUnreachableError, ValidationError, KeyError, TypeError) as error:
-                    logger.warning("worker %s did not report its plan: %s", pod.name, error)
-                    continue
-                self._reports[pod.uid] = (pod.restarts, answer)
-            reports[pod.uid] = self._reports[pod.uid][1]
-        return reports
 
     def _on_accelerators(self) -> set[Key]:
         """ModelServes whose plan may depend on nodes: all but those that allow only the CPU."""
@@ -234,19 +217,6 @@ class Gatherer:
     @staticmethod
     def _key(body: Body) -> Key:
         return Key(body["metadata"]["namespace"], body["metadata"]["name"])
-
-
-def _report(document: Mapping[str, Any]) -> WorkerReport:
-    """Read the body of a worker's /v1/plan. Raises KeyError, TypeError or ValidationError for another shape."""
-    predicted, measured = document.get("perGpu"), document.get("allocated")
-    return WorkerReport(
-        max_model_len=int(document["maxModelLen"]),
-        predicted=GpuMemory.model_validate(predicted) if predicted else None,
-        measured=GpuMemory.model_validate(measured) if measured else None,
-        engine_version=str(document.get("engineVersion") or ""),
-        terms=tuple(map(CalibrationTerm.model_validate, document.get("terms") or ())),
-        pages=tuple(map(CalibrationPages.model_validate, document.get("pages") or ())),
-    )
 
 
 def _orphan_of(body: Body, name: str) -> bool:

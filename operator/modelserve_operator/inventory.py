@@ -135,6 +135,8 @@ class Inventory:
         self._marks: dict[str, str] = {}  # digest of each place
         self._pools: tuple[Pool, ...] | None = ()  # None: to be worked out again
         self._digests: dict[bool, str] = {}
+        self._nodes_of: dict[Pool, tuple[str, ...]] | None = None
+        self._idle: tuple[tuple[str, str], ...] | None = None
 
     def hear(self, node: Body, *, deleted: bool) -> NodeChange:
         """Note a node's state."""
@@ -150,6 +152,7 @@ class Inventory:
         if before == after:
             return NodeChange.NONE
         self._digests.clear()
+        self._nodes_of = self._idle = None
         if before is not None and after is not None and (before.pool, before.named) == (after.pool, after.named):
             return NodeChange.PLACE
         if all(place is None or (place.pool, place.named) == (None, None) for place in (before, after)):
@@ -170,16 +173,21 @@ class Inventory:
 
     def nodes_of(self) -> dict[Pool, tuple[str, ...]]:
         """Names of the nodes of each pool."""
+        if self._nodes_of is not None:
+            return self._nodes_of
         found: dict[Pool, list[str]] = {}
         for name, place in sorted(self._places.items()):
             if place.pool is not None:
                 found.setdefault(place.pool, []).append(name)
-        return {pool: tuple(names) for pool, names in found.items()}
+        self._nodes_of = {pool: tuple(names) for pool, names in found.items()}
+        return self._nodes_of
 
     def idle(self) -> tuple[tuple[str, str], ...]:
         """Nodes whose labels name a GPU of which none is allocatable, with its name."""
-        places = sorted(self._places.items())
-        return tuple((name, place.named) for name, place in places if place.named and place.pool is None)
+        if self._idle is None:
+            places = sorted(self._places.items())
+            self._idle = tuple((name, place.named) for name, place in places if place.named and place.pool is None)
+        return self._idle
 
     def pools(self) -> tuple[Pool, ...]:
         """The distinct pools, in a fixed order."""

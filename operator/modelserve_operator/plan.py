@@ -21,9 +21,9 @@ from modelserve_operator.catalogue import CATALOGUE_NAME, Catalogue
 from modelserve_operator.left_out import no_accelerators
 from modelserve_operator.manifests.serving_objects import FACTS_KEY
 from modelserve_operator.observed import Failure, Observed
-from modelserve_operator.proposal import build_revision, gpu_tolerations, plan_for
 from modelserve_operator.reasons import Reason
 from modelserve_operator.revision import Revision, spec_hash
+from modelserve_operator.revision_builder import build_revision, gpu_tolerations, plan_for
 from modelserve_operator.settings import Settings
 from modelserve_operator.sources import ModelSource, model_source
 

@@ -54,6 +54,11 @@ class RunningRevision:
     record: FailureRecord | None = None  # of the last failure, until as many pods as wanted are ready
 
     @property
+    def stays(self) -> int:
+        """Ready pods that its Deployment asks for; others are on their way out."""
+        return min(self.ready, self.replicas)
+
+    @property
     def failing(self) -> bool:
         """Whether growth has stopped; between attempts, that is."""
         return self.record is not None and not self.record.trying
@@ -103,8 +108,8 @@ def next_step(
     if target is None:
         return _retire(Step({old.hash: old.within(replicas)}, old.hash) if old else Step(), over)
     new = running.get(target, RunningRevision(target, 0))
-    if new.ready >= replicas or old is None:
-        complete = new.ready >= replicas and new.replicas == replicas
+    if new.stays >= replicas or old is None:
+        complete = new.stays >= replicas and new.replicas == replicas
         step = Step({target: new.within(replicas)}, target, complete=complete)
         return _retire(step, [*over, *([old] if old else [])])
     manner = (replacement or {}).get(old.hash, Replacement())
@@ -139,7 +144,7 @@ def _replace(
 ) -> Step:
     keeps_serving = serving == new.hash and new.ready > 0
     serve = new.hash if keeps_serving or (new.ready > 0 and new.ready >= old.ready) else old.hash
-    rest = max(0, replicas - new.ready)
+    rest = max(0, replicas - new.stays)
     loses = bool(old.ready or old.loaded)
     # Leave for downtime is leave for one: an attempt after a failure does not stop what serves once more.
     may_stop = new.fresh and (not loses or (rollout.allow_downtime and exchange is not Exchange.NONE))
@@ -151,8 +156,8 @@ def _replace(
         return Step(_one_by_one(new, old, replicas=replicas, surge=rollout.max_surge), serve)
     if rollout.max_surge == 0:
         if not may_stop:
-            return Step({old.hash: old.within(replicas), new.hash: new.ready}, old.hash, blocked=True)
-        return Step({old.hash: 0, new.hash: replicas if old.pods == 0 else new.ready}, serve)
+            return Step({old.hash: old.within(replicas), new.hash: new.stays}, old.hash, blocked=True)
+        return Step({old.hash: 0, new.hash: replicas if old.pods == 0 else new.stays}, serve)
     old_replicas = 0 if stays_stopped or (may_stop and new.unschedulable) else old.within(rest)
     room = replicas + rollout.max_surge - max(old.pods, old_replicas)
     new_replicas = max(min(new.replicas, replicas), min(replicas, max(room, 0)))
@@ -163,8 +168,8 @@ def _replace(
 def _one_by_one(new: RunningRevision, old: RunningRevision, *, replicas: int, surge: int) -> dict[str, int]:
     """Pods of the new revision try beside the old one, and only where they find no room, as many of the old go."""
     several = max(1, surge)
-    goal = min(replicas, new.ready + several)
-    short = min(several, new.unschedulable if surge else goal - new.ready)
-    old_replicas = min(old.replicas, max(0, replicas - new.ready - short))
+    goal = min(replicas, new.stays + several)
+    short = min(several, new.unschedulable if surge else goal - new.stays)
+    old_replicas = min(old.replicas, max(0, replicas - new.stays - short))
     room = max(0, replicas + surge - max(old.pods, old_replicas))
     return {old.hash: old_replicas, new.hash: max(min(new.replicas, goal), min(goal, room))}

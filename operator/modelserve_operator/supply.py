@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from modelserve.api import PlanStatus
 from modelserve_operator.catalogue import Catalogue
 from modelserve_operator.inventory import Pool
 from modelserve_operator.learned_memory import LearnedMemory
@@ -21,3 +22,4 @@ class Supply:
     node_pools: tuple[Mapping[str, Any], ...] = ()  # of Karpenter, in the order of their names
     catalogue: Catalogue = field(default_factory=Catalogue)
     learned: LearnedMemory = field(default_factory=LearnedMemory)
+    plans: dict[tuple[str, int], PlanStatus] = field(default_factory=dict, compare=False)  # made on it, see plan_for

@@ -39,18 +39,22 @@ class Watchdog:
         return time.monotonic() - self.last_round_trip < 5 * self._interval + GRACE_SECONDS
 
     async def run(self) -> None:
-        """Check for ever. Raises WatchFrozenError."""
-        resynced = time.monotonic()
+        """Check for ever, every `interval`; every `resync` all keys are queued. Raises WatchFrozenError."""
+        now = time.monotonic()
+        check, resync = now + self._interval, now + self._resync
         while True:
-            await asyncio.sleep(self._interval)
+            await asyncio.sleep(max(0.0, min(check, resync) - time.monotonic()))
             try:
                 concerned, newest = await self._gatherer.relist()
             except KubeError as error:
                 logger.warning("watchdog: %s", error)
+                check = time.monotonic() + self._interval
+                resync = max(resync, check)
                 continue
-            self.last_round_trip = time.monotonic()
-            if time.monotonic() - resynced >= self._resync:
-                concerned, resynced = self._gatherer.known_keys(), time.monotonic()
+            self.last_round_trip = now = time.monotonic()
+            check = now + self._interval
+            if now >= resync:
+                concerned, resync = self._gatherer.known_keys(), now + self._resync
             for key in concerned:
                 self._queue.add(key)
             await self._expect(newest)

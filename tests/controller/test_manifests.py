@@ -15,8 +15,8 @@ from modelserve_operator.inventory import Pool
 from modelserve_operator.kinds import CLUSTER_RULES, NAMESPACED_RULES, OPTIONAL, WATCHED
 from modelserve_operator.manifests.inspect_job import inspect_job
 from modelserve_operator.manifests.worker_template import progress_deadline_seconds, startup_seconds
-from modelserve_operator.proposal import build_revision, plan_for
 from modelserve_operator.revision import Revision
+from modelserve_operator.revision_builder import build_revision, plan_for
 from modelserve_operator.settings import Settings
 from modelserve_operator.sources import model_source
 from modelserve_operator.supply import Supply

@@ -16,7 +16,7 @@ from modelserve_operator.kinds import DEPLOYMENT
 from modelserve_operator.manifests import worker_template
 from modelserve_operator.manifests.inspect_job import inspect_job
 from modelserve_operator.manifests.pod_resources import worker_resources
-from modelserve_operator.proposal import build_revision, plan_for
+from modelserve_operator.revision_builder import build_revision, plan_for
 from modelserve_operator.settings import Settings
 from modelserve_operator.sources import model_source
 from modelserve_operator.supply import Supply

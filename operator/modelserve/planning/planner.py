@@ -11,12 +11,12 @@ from modelserve.api.status import MAX_CANDIDATES, Candidate, PlanStatus, Verdict
 from modelserve.architecture import ModelArchitecture
 from modelserve.hardware import CPU_PRODUCT, GPU_RESOURCE, Accelerator
 from modelserve.planning import report
+from modelserve.planning.engine_settings import ENGINE_VERSION, plan_hash
 from modelserve.planning.evaluation import Evaluation, Fit, Refusal, evaluate
 from modelserve.planning.learned import LearnedTerms, nothing_learned
 from modelserve.planning.offers import CPU_OFFER, AcceleratorOffer
 from modelserve.planning.ranking import RankKey, rank_key
 from modelserve.planning.remedies import remedies, remedy_text
-from modelserve.planning.revision import ENGINE_VERSION, plan_hash
 from modelserve.planning.wishes import GPU_COUNTS, Wishes, wishes
 from modelserve.weight_format import WeightFormat
 

@@ -1,4 +1,4 @@
-"""From a plan to the worker's settings, and to the hash that names the revision."""
+"""From a plan to the worker's settings, and to the plan's hash."""
 
 from __future__ import annotations
 

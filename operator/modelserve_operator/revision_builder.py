@@ -1,4 +1,4 @@
-"""From a spec, a model and the pools to a plan, and from a plan to the revision that would run it. Pure."""
+"""From a spec, a model and the pools to a plan, and from a plan to the revision that would run it. No I/O."""
 
 from __future__ import annotations
 
@@ -27,7 +27,16 @@ def plan_for(spec: ModelServeSpec, facts: ModelFacts, supply: Supply) -> PlanSta
 
     A declared pool counts whether or not it has nodes now, so that a plan does not change with them. Terms that were
     measured before take the place of predicted ones. Raises InvalidInput for settings that contradict the model.
+
+    A plan takes milliseconds, and many ModelServes are alike: it is kept with the supply that it was made on.
     """
+    key = (spec_hash(spec), hash(facts))
+    if key not in supply.plans:
+        supply.plans[key] = _plan(spec, facts, supply)
+    return supply.plans[key]
+
+
+def _plan(spec: ModelServeSpec, facts: ModelFacts, supply: Supply) -> PlanStatus:
     tolerations = gpu_tolerations(spec)
     there = [
         *existing_offers(spec, supply.pools, supply.catalogue, tolerations=tolerations),

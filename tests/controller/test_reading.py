@@ -1,0 +1,103 @@
+"""How the operator reads: workers at once, claims now and then, plans once per shape and supply, resyncs on time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from modelserve_operator import revision_builder, watchdog
+from modelserve_operator.kinds import CLAIM, DEPLOYMENT, MODEL_SERVE, NODE, POD, WATCHED, ResourceKind
+from modelserve_operator.kube import WorkerUnreachableError
+from modelserve_operator.watchdog import Watchdog
+from modelserve_operator.work_queue import Key, WorkQueue
+
+MODEL = {"uri": "hf://google/gemma-4-31B-it"}
+H200 = {"product": "NVIDIA-H200", "memory_mib": 143_771, "gpus": 8}
+
+
+async def test_workers_that_hang_are_asked_at_once_and_not_again_at_once(
+    ready_world, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (deployment,) = ready_world.cluster.of(DEPLOYMENT)
+    for _ in range(3):
+        ready_world.cluster._make_pod(deployment, {})
+    for pod in ready_world.cluster.of(POD)[-3:]:
+        conditions = [{"type": "Ready", "status": "True"}]
+        ready_world.cluster.set_pod(pod, phase="Running", podIP="10.0.0.9", conditions=conditions)
+    under_way, most, asked = 0, 0, 0
+
+    async def hang(pod: Mapping[str, Any], path: str) -> dict[str, Any]:
+        nonlocal under_way, most, asked
+        under_way, asked = under_way + 1, asked + 1
+        most = max(most, under_way)
+        await asyncio.sleep(0)
+        under_way -= 1
+        raise WorkerUnreachableError(path)
+
+    monkeypatch.setattr(ready_world.cluster, "read_worker", hang)
+    observed = await ready_world.gatherer.observe(Key("ml", "tiny"))
+    assert (most, asked) == (3, 3)
+    assert len(observed.reports) == 1, "what the fourth one said is known"
+    await ready_world.gatherer.observe(Key("ml", "tiny"))
+    assert asked == 3
+    ready_world.now += timedelta(seconds=5)
+    await ready_world.gatherer.observe(Key("ml", "tiny"))
+    assert asked == 6
+
+
+def test_a_claim_is_read_now_and_then(ready_world, monkeypatch: pytest.MonkeyPatch) -> None:
+    get, read = ready_world.cluster.get, []
+
+    async def counted(kind: ResourceKind, *, namespace: str, name: str) -> Any:
+        read.append(kind)
+        return await get(kind, namespace=namespace, name=name)
+
+    monkeypatch.setattr(ready_world.cluster, "get", counted)
+    for replicas in (2, 3, 4):
+        ready_world.edit(replicas=replicas)
+    assert CLAIM not in read
+    ready_world.pass_time(600)
+    ready_world.edit(replicas=1)
+    assert read.count(CLAIM) == 1
+
+
+def test_equal_shapes_are_planned_once_and_again_when_the_supply_changes(
+    world, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, planned = revision_builder.plan, []
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        planned.append(arguments)
+        return plan(*arguments, **named)
+
+    monkeypatch.setattr(revision_builder, "plan", counted)
+    world.add_node("a", **H200)
+    for number in range(5):
+        world.create({"model": MODEL, "plan": {"mode": "PreviewOnly"}}, name=f"m{number}")
+    assert len(planned) == 1
+    world.cluster.put(NODE, {"metadata": {"name": "cpu", "labels": {"zone": "1"}}})
+    world.settle()
+    assert len(planned) == 1
+    world.add_node("b", product="NVIDIA-L4", memory_mib=23_034, gpus=1)
+    assert len(planned) == 2
+    candidates = world.status("m3")["plan"]["candidates"]
+    assert {each["accelerator"] for each in candidates} == {"NVIDIA-H200", "NVIDIA-L4"}
+
+
+async def test_a_resync_does_not_wait_for_a_check(world, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "GRACE_SECONDS", 0.0)
+    world.cluster.listener = None
+    world.cluster.put(MODEL_SERVE, {"metadata": {"name": "m", "namespace": "ml"}, "spec": {}})
+    await world.gatherer.relist()  # the resync will find nothing new
+    world.gatherer.heard_version = dict.fromkeys(WATCHED, 10**9)
+    queued = asyncio.Event()
+    queue = WorkQueue()
+    monkeypatch.setattr(queue, "add", lambda key: queued.set())
+    running = asyncio.create_task(Watchdog(world.gatherer, queue, interval=3600, resync=0.01).run())
+    await asyncio.wait_for(queued.wait(), 10)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
