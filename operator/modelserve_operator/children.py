@@ -9,6 +9,7 @@ from typing import Any
 from modelserve_operator import labels
 from modelserve_operator.apply import Applier, NameTakenError, PredecessorError
 from modelserve_operator.drift import DriftContestedError
+from modelserve_operator.inspection import answer_lost, job_named
 from modelserve_operator.kinds import CONFIG_MAP, DEPLOYMENT, DISRUPTION_BUDGET, JOB, SERVICE
 from modelserve_operator.kube import KubeError
 from modelserve_operator.manifests.inspect_job import inspect_job
@@ -70,7 +71,7 @@ class Children:
         if decision.spec is None or decision.source is None:
             return
         name = labels.inspection_name(observed.name, decision.source.hash)
-        running = next((job for job in observed.jobs if job["metadata"]["name"] == name), None)
+        running = job_named(observed, name)
         if decision.inspect and running is None:  # the template of a Job cannot be changed, so it is not applied again
             job = inspect_job(
                 observed.model_serve,
@@ -80,7 +81,7 @@ class Children:
                 pull_policy=self._settings.image_pull_policy,
             )
             await self._applier.apply(JOB, job)
-        elif decision.inspect and running is not None and _answer_lost(running, observed):
+        elif decision.inspect and running is not None and answer_lost(observed, name):
             await self._applier.delete(JOB, running)  # its event brings a new one
         elif decision.facts is not None and running is not None:
             config_map = model_facts_config_map(observed.model_serve, source=decision.source, facts=decision.facts)
@@ -138,13 +139,6 @@ class Children:
         for body in observed.jobs:
             if body["metadata"]["name"] not in wanted:
                 await self._applier.delete(JOB, body)
-
-
-def _answer_lost(job: Mapping[str, Any], observed: Observed) -> bool:
-    """Whether the Job has ended well, but the pod that held its answer went before it was read."""
-    conditions = (job.get("status") or {}).get("conditions") or ()
-    complete = any(each["type"] == "Complete" and each.get("status") == "True" for each in conditions)
-    return complete and all(pod.job != job["metadata"]["name"] for pod in observed.pods)
 
 
 async def _tried(part: Part) -> WriteError | None:

@@ -8,19 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from pydantic import ValidationError
-
 from modelserve.api import ModelServe, ModelServeSpec, PlanStatus
 from modelserve.errors import InvalidInput
 from modelserve.model_facts import ModelFacts
-from modelserve.published import published_model
 from modelserve.weight_format import WeightFormat
 from modelserve_operator import labels
 from modelserve_operator.approval import Choice, choose
 from modelserve_operator.catalogue import CATALOGUE_NAME, Catalogue
+from modelserve_operator.inspection import inspection_failure, known_facts
 from modelserve_operator.left_out import no_accelerators
-from modelserve_operator.manifests.serving_objects import FACTS_KEY
-from modelserve_operator.observed import Failure, Observed
+from modelserve_operator.observed import Observed
 from modelserve_operator.reasons import Reason
 from modelserve_operator.revision import Revision, spec_hash
 from modelserve_operator.revision_builder import build_revision, gpu_tolerations, plan_for
@@ -84,7 +81,7 @@ def decide(observed: Observed, settings: Settings) -> Decision:
     if not accepted.ok:
         return _refused(accepted)
     decision = Decision(accepted, NOT_PLANNED, spec=spec, source=source)
-    facts = _known_facts(observed, source)
+    facts = known_facts(observed, source)
     if facts is None:
         return _inspecting(decision, observed, source)
     warnings = _catalogue_faults(spec, observed.supply.catalogue)
@@ -129,30 +126,9 @@ def _acceptable(spec: ModelServeSpec, observed: Observed) -> Finding:
     return Finding(True, Reason.VALID, "The spec is valid.")
 
 
-def _known_facts(observed: Observed, source: ModelSource) -> ModelFacts | None:
-    """Shipped facts of a published name, else what an earlier inspection stored, else what its Job says just now."""
-    known = published_model(source.uri)
-    if known is not None:
-        return known
-    name = labels.model_facts_name(observed.name, source.hash)
-    stored = next((body for body in observed.config_maps if body["metadata"]["name"] == name), None)
-    if stored is not None:
-        return _parse_facts((stored.get("data") or {}).get(FACTS_KEY, ""))
-    job = labels.inspection_name(observed.name, source.hash)
-    reports = (pod.report for pod in observed.pods if pod.job == job and pod.report)
-    return next(filter(None, map(_parse_facts, reports)), None)
-
-
-def _parse_facts(text: str) -> ModelFacts | None:
-    try:
-        return ModelFacts.model_validate_json(text)
-    except ValidationError:
-        return None
-
-
 def _inspecting(decision: Decision, observed: Observed, source: ModelSource) -> Decision:
     name = labels.inspection_name(observed.name, source.hash)
-    failure = _inspection_failure(observed, name)
+    failure = inspection_failure(observed, name)
     if failure is None:
         pods = [pod for pod in observed.pods if pod.job == name]
         waits = next((pod.unschedulable or pod.trouble for pod in pods if pod.unschedulable or pod.trouble), None)
@@ -164,25 +140,6 @@ def _inspecting(decision: Decision, observed: Observed, source: ModelSource) -> 
         f"{failure.message.rstrip('.')}. To try again, put it right and delete Job {name}, or change spec.model.",
     )
     return replace(decision, planned=finding, stalled=finding, inspect=True)
-
-
-def _inspection_failure(observed: Observed, name: str) -> Failure | None:
-    job = next((job for job in observed.jobs if job["metadata"]["name"] == name), None)
-    if job is None:
-        return None
-    ends = {c["type"]: c for c in (job.get("status") or {}).get("conditions") or () if c.get("status") == "True"}
-    pods = [pod for pod in observed.pods if pod.job == name]
-    if "Complete" in ends and any(pod.report for pod in pods):
-        message = "the Job's answer cannot be read; a custom spec.image must be of the operator's release"
-        return Failure(Reason.INSPECTION_FAILED, message)
-    if "Failed" not in ends and "FailureTarget" not in ends:
-        return None
-    for pod in pods:
-        if pod.failure is not None:
-            return pod.failure
-    trouble = next((pod.trouble for pod in pods if pod.trouble), None)
-    end = ends.get("Failed") or ends["FailureTarget"]
-    return Failure(Reason.INSPECTION_FAILED, f"{trouble or end.get('message') or 'the Job failed'}.")
 
 
 def _planned(decision: Decision, observed: Observed, settings: Settings) -> Decision:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import yaml
@@ -92,7 +94,7 @@ def build_revision(
         hash=plan_hash,
         spec_hash=spec_hash(spec),
         plan=sized,
-        engine_yaml=yaml.safe_dump(arguments.model_dump(mode="json", by_alias=True, exclude_none=True), sort_keys=True),
+        engine_yaml=_as_yaml(arguments.model_dump_json(by_alias=True, exclude_none=True)),
         template=worker_template(
             spec,
             sized,
@@ -105,3 +107,8 @@ def build_revision(
         ),
         weight_bytes=facts.weight_bytes,
     )
+
+
+@lru_cache(maxsize=1024)  # many ModelServes are alike
+def _as_yaml(document: str) -> str:
+    return yaml.safe_dump(json.loads(document), sort_keys=True)
