@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from localcluster import weights_volume
-from localcluster.deployment import CHECKPOINT, Deployed
+from localcluster.deployment import CHECKPOINT, Deployed, example
 from localcluster.kubectl import Kubectl, wait_for
 from localcluster.target import Target
 from localcluster.traffic import traffic_to
@@ -106,3 +106,21 @@ def test_edits_of_children_are_put_right_end_no_ready_pod_and_are_said_when_they
     _edit_service(tiny, '{"selector": {"app": null}}')
     tiny.wait_ready(timeout_s=30)
     assert healthy <= _ready_pods(tiny)
+
+
+def test_children_left_by_a_deleted_namesake_are_adopted_and_serve_on(tiny: Deployed) -> None:
+    healthy, document = _ready_pods(tiny), example("tiny")
+    with traffic_to(tiny) as traffic:
+        wait_for("first answers", lambda: traffic.answered > 3 or bool(traffic.errors), timeout_s=60)
+        tiny.kubectl.run("delete", "modelserve", "tiny", "--cascade=orphan")
+        wait_for(
+            "orphans", lambda: "ownerReferences" not in tiny.kubectl.get("service", "tiny")["metadata"], timeout_s=30
+        )
+        tiny.kubectl.apply(document)
+        tiny.wait_ready(timeout_s=60)
+        owner = tiny.resource()["metadata"]["uid"]
+        for kind in ("services", "deployments", "configmaps", "poddisruptionbudgets"):
+            for body in tiny.owned(kind):
+                assert [each["uid"] for each in body["metadata"]["ownerReferences"]] == [owner]
+        assert _ready_pods(tiny) == healthy
+    assert traffic.errors == []

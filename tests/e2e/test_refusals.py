@@ -89,6 +89,23 @@ def test_a_preview_is_settled_without_a_ready_condition(cluster: Target, operato
         served.kubectl.delete("modelserve", "preview")
 
 
+def test_a_refused_child_is_said_with_who_refused_it(cluster: Target, operator: OperatorProcess) -> None:
+    kubectl = cluster.kubectl.within(NAMESPACE)
+    kubectl.run("create", "quota", "no-jobs", "--hard=count/jobs.batch=0")
+    try:
+        wait_for("the quota in force", lambda: "used" in kubectl.get("quota", "no-jobs")["status"], timeout_s=30)
+        served = apply_example(cluster, NAMESPACE, "refused")
+        wait_for("Stalled", lambda: served.condition("Stalled").get("status") == "True", timeout_s=30)
+        assert served.condition("Stalled")["reason"] == "QuotaExceeded"
+        assert "no-jobs" in served.condition("Stalled")["message"]
+        assert served.condition("Accepted")["status"] == "True"
+        warnings = kubectl.items("events", "--field-selector=involvedObject.name=refused,type=Warning")
+        assert {event["reason"] for event in warnings} == {"QuotaExceeded"}
+    finally:
+        kubectl.delete("modelserve", "refused")
+        kubectl.delete("quota", "no-jobs")
+
+
 RENAME_A_TENSOR = f"""
 import pathlib, shutil
 shutil.copytree("{MOUNT}/{CHECKPOINT.name}", "{MOUNT}/broken", dirs_exist_ok=True)
