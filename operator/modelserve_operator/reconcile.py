@@ -168,12 +168,12 @@ def _step(observed: Observed, decision: Decision, running: dict[str, RunningRevi
     if decision.spec is None:
         return Step(serve=serving if serving in running else None)  # what runs stays as it is
     target = decision.target
-    revisions = known_revisions(observed) | ({target.hash: target} if target else {})
+    others = [each for plan_hash, each in known_revisions(observed).items() if plan_hash in running]
     return next_step(
         target=target.hash if target else None,
         running=running,
         serving=serving,
         replicas=decision.spec.replicas,
         rollout=decision.spec.rollout,
-        replacement=replacements(revisions, target.hash) if target and set(running) - {target.hash} else {},
+        replacement=replacements(others, target, selected=observed.selected) if target else {},
     )

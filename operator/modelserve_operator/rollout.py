@@ -33,7 +33,7 @@ class Exchange(Enum):
 class Replacement:
     """How the new revision compares with the old one."""
 
-    compatible: bool = False  # what a client may ask of the old one holds on the new one too
+    compatible: bool = False  # what a client may ask now holds on the new one and on this one
     exchange: Exchange = Exchange.ONE
 
 
@@ -112,10 +112,11 @@ def next_step(
         complete = new.stays >= replicas and new.replicas == replicas
         step = Step({target: new.within(replicas)}, target, complete=complete)
         return _retire(step, [*over, *([old] if old else [])])
-    manner = (replacement or {}).get(old.hash, Replacement())
-    step = _replace(new, old, serving=serving, replicas=replicas, rollout=rollout, exchange=manner.exchange)
-    shared = manner.compatible and new.ready > 0 and old.ready > 0 and not any(each.pods for each in over)
-    return _retire(replace(step, shared=shared), over)
+    manner = {each.hash: (replacement or {}).get(each.hash, Replacement()) for each in (old, *over)}
+    step = _replace(new, old, serving=serving, replicas=replicas, rollout=rollout, exchange=manner[old.hash].exchange)
+    together = [each for each in (new, old, *over) if each.ready]
+    shared = len(together) > 1 and all(manner[each.hash].compatible for each in (old, *over) if each.pods)
+    return _retire(replace(step, shared=shared), over, needed=replicas - new.stays - old.stays if shared else 0)
 
 
 def _old(target: str | None, running: Mapping[str, RunningRevision], serving: str | None) -> RunningRevision | None:
@@ -126,11 +127,16 @@ def _old(target: str | None, running: Mapping[str, RunningRevision], serving: st
     return max(others, key=lambda revision: (revision.ready, revision.hash), default=None)
 
 
-def _retire(step: Step, over: Iterable[RunningRevision]) -> Step:
-    """Stop revisions that are over, and delete those without pods."""
-    stopped = {each.hash: 0 for each in over if each.pods or each.leaving or each.replicas}
-    gone = tuple(sorted(each.hash for each in over if each.hash not in stopped))
-    return replace(step, replicas={**step.replicas, **stopped}, delete=gone)
+def _retire(step: Step, over: Iterable[RunningRevision], *, needed: int = 0) -> Step:
+    """Stop revisions that are over, and delete those without pods; `needed` ready ones of them stay for now."""
+    stopped, gone = {}, []
+    for each in over:
+        if each.pods or each.leaving or each.replicas:
+            stopped[each.hash] = max(0, min(each.stays, needed))
+            needed -= stopped[each.hash]
+        else:
+            gone.append(each.hash)
+    return replace(step, replicas={**step.replicas, **stopped}, delete=tuple(sorted(gone)))
 
 
 def _replace(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 from modelserve_operator import labels
 from modelserve_operator.observed import Body, Observed
@@ -52,21 +52,23 @@ def running_revisions(observed: Observed, *, replicas: int | None) -> dict[str, 
     return running
 
 
-def replacements(revisions: Mapping[str, Revision], target: str) -> dict[str, Replacement]:
-    """How the target compares with every other revision that is known."""
-    new = revisions.get(target)
-    others = {each.hash: each for each in revisions.values() if each.hash != target}
-    return (
-        {}
-        if new is None
-        else {each: Replacement(_compatible(new, old), _exchange(new, old)) for each, old in others.items()}
-    )
+def replacements(revisions: Iterable[Revision], target: Revision, *, selected: str | None) -> dict[str, Replacement]:
+    """How the target compares with each of the other revisions that run; `selected`: the one that the Service selects,
+    None for all of them.
+    """
+    others = {each.hash: each for each in revisions if each.hash != target.hash}
+    serving = [each for each in (*others.values(), target) if selected in (None, each.hash)]
+    promised = min((each.plan.max_model_len or 0 for each in serving), default=0)
+    return {
+        each: Replacement(_compatible(target, other, promised=promised), _exchange(target, other))
+        for each, other in others.items()
+    }
 
 
-def _compatible(new: Revision, old: Revision) -> bool:
-    """Same model and name, and a context that is no shorter: what clients were promised holds on both."""
+def _compatible(new: Revision, old: Revision, *, promised: int) -> bool:
+    """Same model and name, and contexts that are no shorter than what clients were promised."""
     same = (new.model, new.served_name) == (old.model, old.served_name)
-    return same and (new.plan.max_model_len or 0) >= (old.plan.max_model_len or 0)
+    return same and min(new.plan.max_model_len or 0, old.plan.max_model_len or 0) >= promised
 
 
 def _exchange(new: Revision, old: Revision) -> Exchange:

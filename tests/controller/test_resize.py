@@ -71,8 +71,42 @@ def test_otherwise_one_revision_serves_at_a_time(six, change: dict[str, Any]) ->
     six.cluster._make_endpoints = lambda service: (seen.append(service["spec"]["selector"]), make(service))
     six.edit(**change)
     _roll(six, old)
-    assert all(labels.PLAN_HASH in selector for selector in seen)
+    order = list(dict.fromkeys(selector.get(labels.PLAN_HASH) for selector in seen))
+    assert order[:2] == [old, six.served_hash()], "it switches"
+    assert (None in order) is ("context" in change), "and then the shorter context holds on both; a name never does"
     assert min(six.replicas) >= REPLICAS
+
+
+def test_a_change_of_mind_half_way_keeps_what_serves(six) -> None:
+    """Back to the first spec: the promise of the moment, the shorter context, holds on both."""
+    old = six.served_hash()
+    six.edit(context={"maxModelLen": 4096})
+    for _ in range(3):
+        for body in six.cluster.of(DEPLOYMENT):
+            six.cluster.make_ready(body)
+        six.settle()
+    assert set(six.deployments()) > {old}
+    six.edit(context={"maxModelLen": 2048})
+    _roll(six, next(iter(set(six.deployments()) - {old})))
+    assert six.served_hash() == old
+    assert min(six.endpoints) >= REPLICAS
+
+
+def test_a_third_plan_half_way_keeps_what_serves(six) -> None:
+    old = six.served_hash()
+    six.edit(context={"maxModelLen": 3072})
+    for _ in range(3):
+        for body in six.cluster.of(DEPLOYMENT):
+            six.cluster.make_ready(body)
+        six.settle()
+    second = next(iter(set(six.deployments()) - {old}))
+    six.edit(context={"maxModelLen": 4096})
+    third = next(iter(set(six.deployments()) - {old, second}))
+    for _ in range(3 * REPLICAS):
+        six.cluster.make_ready(six.deployment(third))
+        six.settle()
+    assert six.deployments() == {third: REPLICAS}
+    assert min(six.endpoints) >= REPLICAS
 
 
 def test_with_as_much_surge_as_replicas_a_single_switch_keeps_the_floor(six) -> None:
