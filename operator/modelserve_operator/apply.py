@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
 from modelserve_operator import diff, drift, labels, metrics
-from modelserve_operator.drift import Correction, DriftContestedError, Heals
+from modelserve_operator.drift import DriftContestedError, Heals
 from modelserve_operator.kinds import EVENT, MODEL_SERVE, ResourceKind
 from modelserve_operator.kube import Kube, KubeError
 from modelserve_operator.observed import Transition
@@ -21,6 +22,7 @@ logger = logging.getLogger(__name__)
 Body = Mapping[str, Any]
 
 
+CORRECTION_TRIES = 5
 _CONDITIONS = frozenset(kind.value for kind in ConditionType)
 
 
@@ -67,18 +69,19 @@ class Applier:
         if not wrong and diff.covers(live, desired):
             self._store.put(kind, live)
             return
-        if self._is_what_we_want(live, desired):  # what we last wrote, so somebody else made the difference
-            again = self._heals.note(live["metadata"]["uid"], self._clock())
-            if again is not None:
-                fields = ", ".join(each.field for each in wrong) or "a field that the operator sets"
-                raise DriftContestedError(kind, name, fields, again=again)
-        else:
+        uid = live["metadata"]["uid"]
+        drifted = self._is_what_we_want(live, desired)  # what we last wrote, so somebody else made the difference
+        again = self._heals.exhausted(uid, self._clock()) if drifted else None
+        if again is not None:
+            fields = ", ".join(each.field for each in wrong) or "a field that the operator sets"
+            raise DriftContestedError(kind, name, fields, again=again)
+        if not drifted:
             live = await self._write(kind, desired)
-            wrong = drift.corrections(kind, live, desired)
-        if wrong:
-            live = await self._correct(kind, live, wrong)
+        live = await self._correct(kind, live, desired)
         if not diff.covers(live, desired):
             await self._write(kind, desired)
+        if drifted:
+            self._heals.count(uid, self._clock())
 
     def _is_what_we_want(self, live: Body, desired: Body) -> bool:
         """Whether we last applied just this; somebody may have taken our annotation away."""
@@ -104,12 +107,24 @@ class Applier:
         await self._patch(kind, orphan, [operation])
         logger.info("adopted %s %s/%s", kind.kind, *key_of(orphan))
 
-    async def _correct(self, kind: ResourceKind, live: Body, wrong: tuple[Correction, ...]) -> Body:
-        """Put fields right that are ours alone."""
-        stored = await self._patch(kind, live, [each.operation() for each in wrong])
-        fields = ", ".join(each.field for each in wrong)
-        logger.warning("put right %s %s/%s: %s", kind.kind, *key_of(live), fields)
-        return stored
+    async def _correct(self, kind: ResourceKind, live: Body, desired: Body) -> Body:
+        """Put fields right that are ours alone. A controller that writes to it meanwhile is no reason to wait."""
+        for tries_left in reversed(range(CORRECTION_TRIES)):
+            wrong = drift.corrections(kind, live, desired)
+            if not wrong:
+                return live
+            try:
+                stored = await self._patch(kind, live, [each.operation() for each in wrong])
+            except KubeError as error:
+                now = self._store.get(kind, *key_of(live))
+                if error.status != 409 or now is None or not tries_left:
+                    raise
+                live = now
+            else:
+                fields = ", ".join(each.field for each in wrong)
+                logger.warning("put right %s %s/%s: %s", kind.kind, *key_of(live), fields)
+                return stored
+        return live
 
     async def _patch(
         self, kind: ResourceKind, live: Body, operations: list[dict[str, Any]], *, subresource: str | None = None
@@ -180,14 +195,15 @@ class Applier:
         try:
             body = {"metadata": identity, "status": status}
             stored: Body = await self._kube.apply(MODEL_SERVE, body, subresource="status")
-            # A condition that the schema's default put there is nobody's: an apply does not take it away.
-            if over := _conditions_over(stored.get("status") or {}, status):
-                gone = [{"op": "remove", "path": f"/status/conditions/{index}"} for index in reversed(over)]
-                stored = await self._patch(MODEL_SERVE, stored, gone, subresource="status")
         except KubeError as error:
             if error.status in (404, 409):  # deleted, or deleted and made anew: its own event brings us back
                 return False
             raise
+        # A condition that the schema's default put there is nobody's: an apply does not take it away.
+        if over := _conditions_over(stored.get("status") or {}, status):
+            gone = [{"op": "remove", "path": f"/status/conditions/{index}"} for index in reversed(over)]
+            with suppress(KubeError):  # the event of our own apply brings us back
+                stored = await self._patch(MODEL_SERVE, stored, gone, subresource="status")
         self._store.put(MODEL_SERVE, stored)
         known[metadata["uid"]] = digest
         metrics.WRITES.labels("apply", "ModelServe/status").inc()

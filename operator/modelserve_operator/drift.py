@@ -98,16 +98,17 @@ class Heals:
     def __init__(self) -> None:
         self._times: dict[str, list[datetime]] = {}
 
-    def note(self, uid: str, now: datetime) -> datetime | None:
-        """Count one heal. When there were too many of late: nothing is counted, and the time of the next one comes."""
+    def exhausted(self, uid: str, now: datetime) -> datetime | None:
+        """When the child may be put right once more; None for now."""
         for each in tuple(self._times):
             recent = [time for time in self._times[each] if now - time < WINDOW]
             if recent:
                 self._times[each] = recent
             else:
                 del self._times[each]
-        times = self._times.setdefault(uid, [])
-        if len(times) >= MOST_HEALS:
-            return times[0] + WINDOW
-        times.append(now)
-        return None
+        times = self._times.get(uid, [])
+        return times[0] + WINDOW if len(times) >= MOST_HEALS else None
+
+    def count(self, uid: str, now: datetime) -> None:
+        """A child was put right."""
+        self._times.setdefault(uid, []).append(now)
