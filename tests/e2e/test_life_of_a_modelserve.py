@@ -89,6 +89,11 @@ def _evictions_leave_one_worker(served: Deployed) -> None:
 
 def test_a_new_max_model_len_takes_over_without_an_error(cluster: Target, operator: OperatorProcess) -> None:
     served = apply_example(cluster, NAMESPACE, "rolling")
+
+    def asked() -> list[int]:
+        """Replicas of its Deployments."""
+        return sorted(each["spec"]["replicas"] for each in served.owned("deployments"))
+
     served.wait_ready()
     before = served.status()["plan"]["hash"]
     with traffic_to(served) as traffic:
@@ -97,11 +102,14 @@ def test_a_new_max_model_len_takes_over_without_an_error(cluster: Target, operat
         served.wait_ready()
         after = served.status()["plan"]["hash"]
         assert after != before
-        wait_for("the old revision is gone", lambda: len(served.owned("deployments")) == 1, timeout_s=180)
+        wait_for("the old revision is stopped", lambda: asked() in ([0, 1], [1]), timeout_s=30)
         answered = traffic.answered
         wait_for("answers by the new revision", lambda: traffic.answered > answered + 3, timeout_s=60)
         assert [model["max_model_len"] for model in models_at(traffic.url)] == [1024]
+    # A connection that is kept until the old worker's SIGTERM is the worker's to close well: not looked at here.
     assert traffic.errors == []
+    wait_for("the old revision is gone with its pods", lambda: asked() == [1], timeout_s=180)
+    assert len([pod for pod in served.owned("pods") if "job-name" not in pod["metadata"]["labels"]]) == 1
     assert served.status()["maxModelLen"] == 1024
     served.kubectl.delete("modelserve", "rolling")
 
