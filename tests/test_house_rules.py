@@ -47,7 +47,8 @@ def test_no_test_folder_is_a_package() -> None:
     [
         ("modelserve.cli, modelserve.crd", ("torch", "kopf", "kubernetes", "starlette")),
         ("modelserve_operator.__main__", ("torch", "triton", "tokenizers", "starlette")),
-        ("modelserve_worker.server.app, modelserve_worker.engine.async_engine", ("torch", "triton", "kopf")),
+        ("modelserve_worker.server.app, modelserve_worker.engine.process", ("torch", "triton", "kopf")),
+        ("modelserve_worker.__main__", ("torch", "triton", "safetensors", "huggingface_hub", "kopf")),
         ("modelserve_worker.text.chat_template", ("torch", "transformers")),
         ("modelserve_worker.scheduling.scheduler", ("torch", "starlette", "kopf")),
     ],

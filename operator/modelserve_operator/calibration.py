@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime
 from decimal import Decimal
 
 from modelserve.api import Calibration, GpuMemory, PlanStatus
@@ -45,20 +44,26 @@ def _pool_error(predicted: GpuMemory | None, measured: GpuMemory) -> str | None:
 
 
 def measurement(
-    report: WorkerReport, plan: PlanStatus, facts: ModelFacts, *, model_uri: str, now: datetime
+    report: WorkerReport, plan: PlanStatus, facts: ModelFacts, *, model_uri: str, measured_at: str
 ) -> Entry | None:
     """What one worker's report teaches about the ranks of its plan. On the CPU nothing is measured: None.
 
-    An activation counts only where it exceeds its formula: a smaller one was measured with one cache format, while the
-    formula holds for all of them.
+    `measured_at`: when its pod was made. A report is read many times, and only a newer worker's takes one back.
+
+    CUDA graphs teach nothing: a worker sizes its pool before it captures them, with the formula's figure.
     """
-    if plan.accelerator in (None, CPU_PRODUCT) or plan.engine is None or not report.engine_version:
+    if (
+        plan.accelerator in (None, CPU_PRODUCT)
+        or plan.engine is None
+        or plan.kv_cache is None
+        or not report.engine_version
+    ):
         return None
     measured = {term.name: term.measured_bytes for term in report.terms}
-    exceeding = {term.name for term in report.terms if term.measured_bytes > term.predicted_bytes}
     if not {"weights", "activation", "context"} <= measured.keys():
         return None
-    step = step_shape(plan.engine.max_num_batched_tokens, plan.engine.max_num_seqs)
+    cache_format = f"{plan.kv_cache.dtype.value}/{plan.kv_cache.layout.value}"
+    step = step_shape(plan.engine.max_num_batched_tokens, plan.engine.max_num_seqs, cache_format)
     return Entry(
         product=plan.accelerator,
         engine_version=report.engine_version,
@@ -67,6 +72,6 @@ def measurement(
         dtype=str(facts.format),
         tensor_parallel=plan.tensor_parallel or 1,
         terms={name: measured[name] for name in STEADY_TERMS if name in measured},
-        activation={step: measured["activation"]} if "activation" in exceeding else {},
-        measured_at=now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        activation={step: measured["activation"]},
+        measured_at=measured_at,
     )

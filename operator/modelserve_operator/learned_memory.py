@@ -1,7 +1,8 @@
 """What workers measured, remembered for plans to come: bytes of memory terms per kind of rank. Pure.
 
-A remembered figure only grows: a plan that is made after a bad surprise never repeats it, and two workers that differ
-by a little do not overwrite each other for ever. Another engine version starts afresh.
+A remembered figure grows with the next worker that needs more, so that a plan made after a bad surprise never repeats
+it, and comes down with a newer worker that needs clearly less (WORTH_LOWERING_BYTES). What an older worker reports
+again takes nothing back: two that differ do not overwrite each other for ever. Another engine version starts afresh.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ from modelserve_operator import labels
 MAX_ENTRIES = 512  # of about 400 bytes each, in a ConfigMap of at most 1 MiB
 MAX_STEPS = 16  # shapes of a step whose activation one entry remembers
 WORTH_WRITING_BYTES = 1 << 20
+WORTH_LOWERING_BYTES = 64 << 20
 STEADY_TERMS = ("weights", "context", "nccl")  # do not depend on the shape of a step
 
 TermBytes = Annotated[int, Field(ge=0, lt=1 << 50)]
 
 
 class Entry(BaseModel):
-    """Largest measured bytes of one kind of rank; one value of the ConfigMap, as JSON."""
+    """Measured bytes of one kind of rank; one value of the ConfigMap, as JSON."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True)
 
@@ -39,8 +41,8 @@ class Entry(BaseModel):
     dtype: str  # of the weights
     tensor_parallel: int
     terms: dict[str, TermBytes]
-    activation: dict[str, TermBytes]  # by the shape of the step: "8192x64" is 8,192 tokens, 64 sequences
-    measured_at: str
+    activation: dict[str, TermBytes]  # by `step_shape`
+    measured_at: str  # when the pod of the newest worker was made
 
     @property
     def key(self) -> str:
@@ -75,16 +77,27 @@ class LearnedMemory:
         }
 
     def including(self, measured: Iterable[Entry]) -> LearnedMemory:
-        """With new measurements; this very object when none of them exceeds what is known by more than 1 MiB."""
-        entries = dict(self.entries)
+        """With new measurements, the largest of those given together; this very object when none of them is worth
+        writing: more than 1 MiB above what is known, or more than 64 MiB below it and newer."""
+        together: dict[str, Entry] = {}
         for entry in measured:
+            other = together.get(entry.key, entry)
+            terms, activation = _largest(other.terms, entry.terms), _largest(other.activation, entry.activation)
+            latest = max(other.measured_at, entry.measured_at)
+            update = {"terms": terms, "activation": activation, "measured_at": latest}
+            together[entry.key] = entry.model_copy(update=update)
+        entries = dict(self.entries)
+        for entry in together.values():
             known = entries.get(entry.key)
             if known is None:
                 entries[entry.key] = entry
                 continue
-            terms, activation = _larger(known.terms, entry.terms), _larger(known.activation, entry.activation)
+            age = (entry.measured_at > known.measured_at) - (entry.measured_at < known.measured_at)
+            terms = _renewed(known.terms, entry.terms, age=age)
+            activation = _renewed(known.activation, entry.activation, age=age)
             if terms != known.terms or activation != known.activation:
-                update = {"terms": terms, "activation": activation, "measured_at": entry.measured_at}
+                latest = max(known.measured_at, entry.measured_at)
+                update = {"terms": terms, "activation": activation, "measured_at": latest}
                 entries[entry.key] = known.model_copy(update=update)
         if entries == self.entries:
             return self
@@ -101,31 +114,47 @@ class LearnedMemory:
         }
 
         def learned(
-            product: str, *, tensor_parallel_size: int, max_num_batched_tokens: int, max_num_seqs: int
+            product: str,
+            *,
+            tensor_parallel_size: int,
+            max_num_batched_tokens: int,
+            max_num_seqs: int,
+            cache_format: str,
         ) -> Mapping[str, int]:
             entry = fitting.get((product, tensor_parallel_size))
             if entry is None:
                 return {}
             terms = {name: entry.terms[name] for name in STEADY_TERMS if name in entry.terms}
-            activation = entry.activation.get(step_shape(max_num_batched_tokens, max_num_seqs))
+            activation = entry.activation.get(step_shape(max_num_batched_tokens, max_num_seqs, cache_format))
             return terms if activation is None else {**terms, "activation": activation}
 
         return learned
 
 
-def _larger(known: Mapping[str, int], measured: Mapping[str, int]) -> dict[str, int]:
-    """Known figures, replaced by measured ones that exceed them by more than WORTH_WRITING_BYTES; at most MAX_STEPS."""
+def _largest(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    return {name: max(one.get(name, 0), other.get(name, 0)) for name in {**one, **other}}
+
+
+def _renewed(known: Mapping[str, int], measured: Mapping[str, int], *, age: int) -> dict[str, int]:
+    """Known figures, replaced by measured ones; at most MAX_STEPS.
+
+    `age` -1, measured before them: only what is not known. 0, at the same time: also what is above by more than
+    WORTH_WRITING_BYTES. 1, later: also what is below by more than WORTH_LOWERING_BYTES.
+    """
     found = dict(known)
     for name, size in measured.items():
-        if name not in found or size > found[name] + WORTH_WRITING_BYTES:
+        before = found.get(name)
+        grown = before is not None and age >= 0 and size > before + WORTH_WRITING_BYTES
+        shrunk = before is not None and age > 0 and size < before - WORTH_LOWERING_BYTES
+        if before is None or grown or shrunk:
             found.pop(name, None)  # so that the newest come last
             found[name] = size
     return dict(list(found.items())[-MAX_STEPS:])
 
 
-def step_shape(max_num_batched_tokens: int, max_num_seqs: int) -> str:
-    """Key of `Entry.activation`."""
-    return f"{max_num_batched_tokens}x{max_num_seqs}"
+def step_shape(max_num_batched_tokens: int, max_num_seqs: int, cache_format: str) -> str:
+    """Key of `Entry.activation`: "8192x64 int8/v_only" is 8,192 tokens and 64 sequences over a cache of that format."""
+    return f"{max_num_batched_tokens}x{max_num_seqs} {cache_format}"
 
 
 def geometry_digest(facts: ModelFacts) -> str:

@@ -79,6 +79,7 @@ class Pod:
     trouble: str | None  # why a container waits or restarts, in words
     failure: Failure | None  # a container of ours ended with the terminal exit code, and has not recovered since
     report: str | None  # termination message of a container that ended well (inspect Job)
+    created: str = ""  # when, in UTC and in the format of Kubernetes
     started: bool = False  # the worker's startup probe, which asks for readiness, has passed
     unready_since: datetime | None = None
     pull_fails: bool = False  # the image of a container of ours cannot be pulled at the moment
@@ -100,6 +101,7 @@ class Pod:
         return cls(
             name=body["metadata"]["name"],
             uid=body["metadata"]["uid"],
+            created=body["metadata"].get("creationTimestamp") or "",
             plan_hash=labels.label_of(body, labels.PLAN_HASH),
             job=labels.label_of(body, "batch.kubernetes.io/job-name"),
             restarts=sum(map(_restarts, containers)),

@@ -110,9 +110,13 @@ class Reconciler:
         target, facts = decision.target, decision.facts
         if target is None or facts is None or decision.source is None:
             return
-        reports = [observed.reports[pod.uid] for pod in observed.pods_of(target.hash) if pod.uid in observed.reports]
-        uri, now = decision.source.uri, observed.now
-        entries = [measurement(report, target.plan, facts, model_uri=uri, now=now) for report in reports]
+        entries = [
+            measurement(
+                observed.reports[pod.uid], target.plan, facts, model_uri=decision.source.uri, measured_at=pod.created
+            )
+            for pod in observed.pods_of(target.hash)
+            if pod.uid in observed.reports
+        ]
         async with self._learning:
             learned = self._shared.learned.including(filter(None, entries))
             if learned is self._shared.learned:

@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from modelserve.architecture import ModelArchitecture
+from modelserve.published import published_model
+from modelserve.sizing.cuda_graphs import graphs_bytes
 from modelserve_operator.kinds import CONFIG_MAP, MODEL_SERVE, POD
 from modelserve_operator.kube import KubeError
 from modelserve_operator.learned_memory import MAX_ENTRIES, Entry, LearnedMemory
@@ -29,6 +32,29 @@ def _measure(world, name: str, **surplus: int) -> None:
     world.settle()
 
 
+def _entries(world) -> list[Entry]:
+    return list(LearnedMemory.from_data(_learned(world) or {}).entries.values())
+
+
+def _as_known(world, name: str, **more: int) -> dict[str, int]:
+    """Surplus over what pods report by themselves that makes them report what is known, and `more` of it."""
+    (entry,) = _entries(world)
+    planned = world.status(name)["plan"]["perGpu"]
+    (activation,) = entry.activation.values()
+    known = {
+        "weights": entry.terms["weights"] - planned["weightsBytes"],
+        "activation": activation - planned["activationBytes"] // 2,
+        "context": entry.terms["context"] - planned["overheadBytes"] // 2,
+    }
+    return {term: size + more.get(term, 0) for term, size in known.items()}
+
+
+def _architecture() -> ModelArchitecture:
+    facts = published_model(MODEL["uri"])
+    assert facts is not None
+    return facts.architecture
+
+
 def _gauge(name: str, term: str) -> float | None:
     found = {"namespace": "ml", "name": name, "accelerator": "NVIDIA-H200", "term": term}
     return REGISTRY.get_sample_value("modelserve_sizing_error_ratio", found)
@@ -47,7 +73,8 @@ def test_the_second_of_the_same_shape_is_planned_with_what_the_first_measured(wo
     second = world.status("second")["plan"]
     assert second["perGpu"]["weightsBytes"] == measured["weights"]
     assert second["perGpu"]["activationBytes"] == measured["activation"]
-    assert second["perGpu"]["overheadBytes"] == measured["context"]
+    graphs = graphs_bytes(_architecture(), tensor_parallel_size=1, max_num_batched_tokens=8192, max_num_seqs=64)
+    assert second["perGpu"]["overheadBytes"] == measured["context"] + graphs, "graphs are always predicted"
     assert second["perGpu"]["kvPoolBytes"] != first["plan"]["perGpu"]["kvPoolBytes"]
 
     world.create({**SPEC, "engine": {"maxNumBatchedTokens": 2048}}, name="chunk")
@@ -58,15 +85,19 @@ def test_the_second_of_the_same_shape_is_planned_with_what_the_first_measured(wo
     assert world.status("other")["plan"]["perGpu"]["weightsBytes"] != measured["weights"]
 
 
-def test_an_activation_below_its_formula_is_of_one_cache_format_and_not_taken_over(world) -> None:
+def test_an_activation_is_of_one_cache_format(world) -> None:
     world.add_node("a", **H200)
     world.create(SPEC, name="first")
     _measure(world, "first")
     predicted = world.status("first")["plan"]["perGpu"]
     world.create(SPEC, name="second")
     second = world.status("second")["plan"]["perGpu"]
-    assert second["activationBytes"] == predicted["activationBytes"]
+    assert second["activationBytes"] == predicted["activationBytes"] // 2
     assert second["overheadBytes"] < predicted["overheadBytes"], "other terms are taken as measured"
+    world.create({**SPEC, "kvCache": {"dtype": "int8"}}, name="eight")
+    eight = world.status("eight")["plan"]["perGpu"]
+    assert eight["activationBytes"] > predicted["activationBytes"], "chunks expand what int8 stores"
+    assert eight["overheadBytes"] == second["overheadBytes"]
 
 
 def test_a_running_plan_is_never_changed_only_proposed(world) -> None:
@@ -106,16 +137,31 @@ def test_nothing_is_written_at_rest_nor_for_less_than_a_mebibyte(world) -> None:
         world.settle()
     assert world.rest() == []
     world.create(SPEC, name="second")
-    _measure(world, "second", weights=MIB)
-    assert _learned(world) == stored, "1 MiB more is not worth a write, and less is no news"
-    _measure(world, "second")
+    _measure(world, "second", **_as_known(world, "second", weights=MIB))
+    assert _learned(world) == stored, "1 MiB more is not worth a write"
+    _measure(world, "second", **_as_known(world, "second", weights=-63 * MIB))
+    assert _learned(world) == stored, "and a little less is no news"
     world.rest()
     world.cluster.worker_plans.clear()
     for pod in world.cluster.of(POD):
         world.cluster.remove(POD, "ml", pod["metadata"]["name"])
     world.settle()
-    _measure(world, "second", weights=2 * MIB)
+    _measure(world, "second", **_as_known(world, "second", weights=2 * MIB))
     assert _learned(world) != stored
+
+
+def test_a_newer_worker_that_needs_clearly_less_lowers_what_is_known_and_an_older_one_does_not_raise_it(world) -> None:
+    world.add_node("a", **H200)
+    world.create(SPEC, name="first")
+    _measure(world, "first", context=3000 * MIB)  # as where another process held a part of the GPU
+    high = world.status("first")["plan"]["perGpu"]["overheadBytes"] // 2 + 3000 * MIB
+    assert _entries(world)[0].terms["context"] == high
+    world.create(SPEC, name="second")
+    _measure(world, "second", **_as_known(world, "second", context=-2900 * MIB))
+    assert _entries(world)[0].terms["context"] == high - 2900 * MIB
+    world.pending = world.gatherer.known_keys()
+    world.settle()
+    assert _entries(world)[0].terms["context"] == high - 2900 * MIB, "the first still says the same, and is older"
 
 
 def test_what_was_learned_survives_a_restart_and_its_deletion_measures_anew(world) -> None:
@@ -217,7 +263,20 @@ def test_an_event_that_our_own_write_overtook_takes_nothing_back() -> None:
     assert shared.learned == LearnedMemory()
 
 
-def test_a_figure_only_grows_and_broken_values_are_dropped() -> None:
+def test_figures_follow_the_newest_worker_and_the_largest_of_those_given_together() -> None:
+    def at(second: int, **terms: int) -> Entry:
+        return _entry(1, **terms).model_copy(update={"measured_at": f"2026-01-01T00:00:0{second}Z"})
+
+    learned = LearnedMemory().including([at(5, weights=500 * MIB, context=9)])
+    for older in (at(4, weights=900 * MIB), at(5, weights=100 * MIB), at(6, weights=437 * MIB)):
+        assert learned.including([older]) is learned
+    (added,) = learned.including([at(4, nccl=7)]).entries.values()
+    assert (added.terms, added.measured_at) == ({"weights": 500 * MIB, "context": 9, "nccl": 7}, at(5).measured_at)
+    (lowered,) = learned.including([at(6, weights=100 * MIB), at(6, weights=400 * MIB)]).entries.values()
+    assert lowered.terms == {"weights": 400 * MIB, "context": 9}
+
+
+def test_a_little_less_is_no_news_and_broken_values_are_dropped() -> None:
     learned = LearnedMemory().including([_entry(1, weights=50 * MIB)])
     assert learned.including([_entry(1, weights=20 * MIB)]) is learned
     grown = learned.including([_entry(1, weights=60 * MIB, nccl=3)])

@@ -21,10 +21,15 @@ def test_a_plan_takes_learned_terms_for_the_rank_that_they_are_of() -> None:
     asked: set[tuple[str, int]] = set()
 
     def learned(
-        product: str, *, tensor_parallel_size: int, max_num_batched_tokens: int, max_num_seqs: int
+        product: str,
+        *,
+        tensor_parallel_size: int,
+        max_num_batched_tokens: int,
+        max_num_seqs: int,
+        cache_format: str,
     ) -> Mapping[str, int]:
         asked.add((product, tensor_parallel_size))
-        assert (max_num_batched_tokens, max_num_seqs) == (8192, 64)
+        assert (max_num_batched_tokens, max_num_seqs, cache_format) == (8192, 64, "bfloat16/v_only")
         terms = {"weights": 30_000 * MIB, "activation": 2000 * MIB, "context": 1 * MIB, "nccl": 3 * MIB}
         return terms if product == "NVIDIA-H200" else {}
 

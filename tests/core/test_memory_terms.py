@@ -6,23 +6,39 @@ from decimal import Decimal
 
 import pytest
 
+from modelserve.architecture import ModelArchitecture
 from modelserve.errors import InvalidInput
 from modelserve.published import published_model
-from modelserve.sizing.memory import MEMORY_GROUPS, MemoryPlan, memory_plan
+from modelserve.sizing.activation import activation_terms
+from modelserve.sizing.memory import MemoryPlan, memory_plan
+from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
 
 MIB = 1 << 20
-H200_MIB = 143_155  # 139.8 GiB
-# Variant, TP, chunk, and MiB that one H200 really held: weights, activation peak, everything outside the allocator.
+H200_MIB = 143_156  # 150,109,880,320 bytes
+# Variant, TP, chunk, and MiB that one H200 really held: weights, activation peak, and everything outside the allocator
+# before graphs are captured. Activation on two ranks was measured on an older path only.
 MEASURED = [
-    ("E4B", 1, 8192, 14_246, 1336, 689),
-    ("31B", 1, 8192, 58_712, 3292, 689),
-    ("31B", 1, 2048, 58_712, 1308, 689),
-    ("E4B", 2, 8192, 7250, 1156, 1527),
-    ("31B", 2, 8192, 29_488, 2014, 1529),
+    ("E4B", 1, 2048, 14_246, 484, 687),
+    ("E4B", 1, 8192, 14_246, 1214, 689),
+    ("31B", 1, 8192, 58_712, 2346, 689),
+    ("E4B", 2, 8192, 7250, None, 1527),
+    ("31B", 2, 8192, 29_488, None, 1529),
 ]
+# Variant, chunk, and MiB of pool that the driver would have left after the heaviest steps, captured ones included.
+POSSIBLE = [("E4B", 2048, 112_991), ("31B", 8192, 66_515)]
 
 
-def _plan(variant: str, tp: int = 1, chunk: int = 8192, *, on_cpu: bool = False, **learned: int) -> MemoryPlan:
+def _plan(
+    variant: str,
+    tp: int = 1,
+    chunk: int = 8192,
+    *,
+    on_cpu: bool = False,
+    sequences: int = 64,
+    kv_dtype: KVCacheDtype = KVCacheDtype.BFLOAT16,
+    kv_layout: KVCacheLayout | None = None,
+    **learned: int,
+) -> MemoryPlan:
     facts = published_model(f"hf://google/gemma-4-{variant}-it")
     assert facts is not None
     return memory_plan(
@@ -31,23 +47,78 @@ def _plan(variant: str, tp: int = 1, chunk: int = 8192, *, on_cpu: bool = False,
         utilization=Decimal("0.9"),
         tensor_parallel_size=tp,
         max_num_batched_tokens=chunk,
-        max_num_seqs=64,
+        max_num_seqs=sequences,
         on_cpu=on_cpu,
+        kv_dtype=kv_dtype,
+        kv_layout=kv_layout or (KVCacheLayout.V_ONLY if facts.architecture.attention_k_eq_v else KVCacheLayout.KV),
         learned=learned,
     )
 
 
 @pytest.mark.parametrize(("variant", "tp", "chunk", "weights", "activation", "overhead"), MEASURED)
 def test_the_prediction_never_promises_more_than_was_measured(
-    variant: str, tp: int, chunk: int, weights: int, activation: int, overhead: int
+    variant: str, tp: int, chunk: int, weights: int, activation: int | None, overhead: int
 ) -> None:
-    """Every group is at or above its measurement, and all of them within 1 % of the GPU."""
+    """Every group is at or above its measurement; a step within 0.3 % of the GPU, all within 1 % of the pool."""
     predicted = _plan(variant, tp, chunk)
-    measured = {"weights": weights, "activation": activation, "overhead": overhead}
-    excess = {group: predicted.group_bytes(group) / MIB - measured[group] for group in MEMORY_GROUPS}
+    graphs = _term(predicted, "graphs")
+    excess = {
+        "weights": predicted.weights_bytes / MIB - weights,
+        "overhead": (predicted.overhead_bytes - graphs) / MIB - overhead,
+    }
+    if activation is not None:
+        excess["activation"] = predicted.activation_bytes / MIB - activation
+        assert excess["activation"] < 0.003 * H200_MIB
     assert min(excess.values()) >= 0, excess
-    assert sum(excess.values()) < H200_MIB / 100, excess
+    assert sum(excess.values()) < predicted.kv_pool_bytes / MIB / 100, excess
     assert excess["weights"] < 40, "segments are counted, not guessed"
+
+
+@pytest.mark.parametrize(("variant", "chunk", "possible"), POSSIBLE)
+def test_the_promised_pool_was_possible_and_hardly_more_was(variant: str, chunk: int, possible: int) -> None:
+    unpromised = possible - _plan(variant, 1, chunk).kv_pool_bytes / MIB
+    assert 0 <= unpromised < 0.001 * H200_MIB
+
+
+@pytest.mark.parametrize(
+    ("variant", "layout", "columns"),  # elements per key and head that chunks expand: bfloat16 cache, int8 cache
+    [("31B", KVCacheLayout.V_ONLY, (128, 640)), ("31B", KVCacheLayout.KV, (0, 1024)), ("E4B", None, (0, 1024))],
+)
+def test_the_cache_format_decides_what_chunks_expand(
+    variant: str, layout: KVCacheLayout | None, columns: tuple[int, int]
+) -> None:
+    keys, heads = (262_144, 4) if variant == "31B" else (131_072, 2)
+    for dtype, width in zip((KVCacheDtype.BFLOAT16, KVCacheDtype.INT8), columns, strict=True):
+        plan = _plan(variant, kv_dtype=dtype, kv_layout=layout)
+        assert _term(plan, "expanded_keys") == keys * heads * width * 2
+        on_cpu = _plan(variant, kv_dtype=dtype, kv_layout=layout, on_cpu=True)
+        assert "expanded_keys" not in {term.name for term in on_cpu.terms}
+
+
+def test_what_is_held_grows_with_the_step_and_with_the_batch() -> None:
+    base = _plan("31B", chunk=2048, sequences=16)
+    for larger in (_plan("31B", chunk=4096, sequences=16), _plan("31B", chunk=2048, sequences=32)):
+        assert larger.activation_bytes > base.activation_bytes
+        assert larger.weights_bytes == base.weights_bytes
+
+
+def test_a_model_whose_heads_fill_no_tiles_runs_in_plain_pytorch_on_gpus_too() -> None:
+    architecture = ModelArchitecture(
+        num_hidden_layers=6, full_attention_layers=(5,), hidden_size=256, intermediate_size=512, num_attention_heads=8,
+        num_key_value_heads=4, num_global_key_value_heads=2, head_dim=32, global_head_dim=64, attention_k_eq_v=True,
+        sliding_window=1024, max_position_embeddings=131072, vocab_size=512,
+    )  # fmt: skip
+    sizes = {
+        "tensor_parallel_size": 1, "max_num_batched_tokens": 512, "max_num_seqs": 8,
+        "kv_dtype": KVCacheDtype.BFLOAT16, "kv_layout": KVCacheLayout.V_ONLY,
+    }  # fmt: skip
+    (on_gpu, phases), (on_cpu, cpu_phases) = (activation_terms(architecture, **sizes, on_cpu=cpu) for cpu in (0, 1))
+    assert dict(on_gpu) == {**on_cpu, "cublas": 64 * MIB}
+    assert dict(phases) == dict(cpu_phases)
+
+
+def _term(plan: MemoryPlan, name: str) -> int:
+    return next(term.bytes for term in plan.terms if term.name == name)
 
 
 def test_terms_have_names_and_sources_and_leave_the_pool() -> None:
@@ -58,12 +129,12 @@ def test_terms_have_names_and_sources_and_leave_the_pool() -> None:
     assert all(term.source for term in terms.terms)
     assert terms.budget_bytes - sum(term.bytes for term in terms.terms) == terms.available_bytes
     on_cpu = {term.name for term in _plan("E2B", on_cpu=True).terms}
-    assert on_cpu.isdisjoint({"allocator", "cublas", "context", "graphs"})
+    assert on_cpu.isdisjoint({"allocator", "cublas", "context", "graphs", "decode_splits"})
 
 
 def test_a_term_or_a_group_can_be_replaced() -> None:
     before, after = _plan("31B"), _plan("31B", context=512 * MIB, graphs=300 * MIB)
-    assert after.overhead_bytes == 812 * MIB
+    assert after.overhead_bytes == 812 * MIB != before.overhead_bytes
     assert after.weights_bytes == before.weights_bytes
     whole = _plan("31B", activation=1 * MIB, residual=5 * MIB)
     assert whole.activation_bytes == 1 * MIB, "a measured group wins over the terms it is made of"

@@ -93,7 +93,7 @@ class Bench:
         while self.engine.has_work:
             for output in self.engine.step():
                 assert output.error is None, output.error
-                arrivals[output.request_id] += [time.perf_counter() - began] * len(output.tokens)
+                arrivals[output.request_id] += [time.perf_counter() - began] * len(output.token_ids)
         assert self.scheduler.stats().held_bytes == 0
         return arrivals, self.scheduler.stats().preemptions_total - before
 

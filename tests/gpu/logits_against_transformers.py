@@ -17,22 +17,21 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import Gemma4ForCausalLM, Gemma4TextConfig
 
-from modelserve.architecture import ModelArchitecture
+from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.published import published_model
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
-from modelserve_worker.batch import ScheduledBatch, ScheduledRequest
+from modelserve_worker.batch import AdmittedRequest, ScheduledBatch, TableUpdates
 from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.loader import load_model
 from modelserve_worker.execution.model_runner import GPUModelRunner
 from modelserve_worker.execution.parallel import TensorParallel
 from modelserve_worker.request import SamplingParams
-from modelserve_worker.scheduling.arena import PageArena
-from modelserve_worker.scheduling.page_table import PageTable
 
 LIMIT = 1.25
 DECODED = 16  # tokens at the end that are fed one by one
@@ -100,37 +99,43 @@ def reference(model: torch.nn.Module, ids: list[int]) -> Tensor:
     return logits.float()
 
 
+def first_updates(count: int, *, seed: int) -> TableUpdates:
+    """Pages 0..count - 1 of one kind in random order, for table entries 0..count - 1 of slot 0."""
+    order = np.random.default_rng(seed).permutation(count).astype(np.int32)
+    return TableUpdates(np.zeros(count, np.int32), np.arange(count, dtype=np.int32), order)
+
+
 def ours(directory: Path, config: dict[str, Any], ids: list[int], *, chunk: int) -> tuple[Tensor, str]:
     architecture = ModelArchitecture.from_config(config)
     layout = KVCacheLayout.V_ONLY if architecture.attention_k_eq_v else KVCacheLayout.KV
     geometry = cache_geometry(architecture, dtype=KVCacheDtype.BFLOAT16, layout=layout, tensor_parallel_size=1)
     pool_bytes = -(-geometry.held_bytes(len(ids)) // 128) * 128
     model = load_model(architecture, directory, parallel=TensorParallel(), device=CUDA, dtype=torch.bfloat16)
-    cache = KVCache(geometry, pool_bytes, device=CUDA, debug_stamps=True)
+    cache = KVCache(geometry, pool_bytes, device=CUDA, debug_stamps=False)
     runner = GPUModelRunner(model, cache, max_num_batched_tokens=chunk, max_num_seqs=1, max_model_len=len(ids))
-    table = PageTable(PageArena(geometry, pool_bytes), geometry)
-    table.reserve(len(ids))
     ends = [*range(chunk, len(ids) - DECODED, chunk), *range(len(ids) - DECODED, len(ids) + 1)]
+    pages = {LayerKind.GLOBAL: geometry.global_pages(len(ids)), LayerKind.SLIDING: geometry.sliding_pages(len(ids))}
     parts, start = [], 0
     for step, end in enumerate(ends):
-        global_pages = table.global_numbers(end)
-        read, write = table.advance(end)
-        request = ScheduledRequest(
-            request_id="r",
-            slot=0,
-            sampling=SamplingParams(seed=0, max_tokens=1),
-            start=start,
-            token_ids=tuple(ids[start:end]),
-            global_pages=global_pages,
-            sliding_read=read,
-            sliding_write=write,
-            samples=False,
-            num_output_tokens=0,
-            first_in_slot=False,
+        updates = {kind: first_updates(count if step == 0 else 0, seed=len(ids)) for kind, count in pages.items()}
+        batch = ScheduledBatch(
+            step=step,
+            slots=np.zeros(1, np.int32),
+            starts=np.array([start], np.int32),
+            lengths=np.array([end - start], np.int32),
+            samples=np.zeros(1, np.bool_),
+            output_counts=np.zeros(1, np.int32),
+            token_ids=np.array(ids[start:end], np.int32),
+            admitted=(AdmittedRequest(0, "r", SamplingParams(seed=0, max_tokens=1), tuple(ids), ()),)
+            if step == 0
+            else (),
+            page_moves=(),
+            global_updates=updates[LayerKind.GLOBAL],
+            sliding_updates=updates[LayerKind.SLIDING],
         )
-        parts.append(runner.teacher_forced_logits(ScheduledBatch(step, (request,))))
+        parts.append(runner.teacher_forced_logits(batch))
         start = end
-    return torch.cat(parts), f"{geometry.layout.value}, {len(ends)} steps, every read checked by stamps"
+    return torch.cat(parts), f"{geometry.layout.value}, {len(ends)} steps"
 
 
 def compare(variant: str, *, layers: int, length: int, chunk: int, seed: int) -> bool:

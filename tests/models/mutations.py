@@ -11,9 +11,12 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+from modelserve.architecture import LayerKind
 from modelserve_worker.execution import model_runner, paged_attention
+from modelserve_worker.execution.model_runner import GPUModelRunner
 from modelserve_worker.execution.paged_attention import PagedAttention
 from modelserve_worker.kernels.block_attention import SoftmaxAccumulator
+from modelserve_worker.kernels.row_codec import v_only_columns
 from modelserve_worker.layers import attention as attention_layer
 from modelserve_worker.layers.rotary import rotate
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
@@ -34,16 +37,27 @@ def window_off_by(model: Gemma4ForCausalLM, *, tokens: int) -> Iterator[None]:
 def adjacent_rotary_pairs(model: Gemma4ForCausalLM) -> Iterator[None]:
     """Global layers turn pairs (i, i + P) of the first 2 P dimensions, not (i, i + D / 2); P pairs turn at all."""
     architecture = model.architecture
-    pairs = architecture.global_rotary_pairs
-    assert architecture.head_dim != architecture.global_head_dim, "the layer kinds are told apart by their head dim"
+    pairs, width = architecture.global_rotary_pairs, architecture.global_head_dim
+    assert architecture.head_dim != width, "the layer kinds are told apart by their head dim"
+    stored = v_only_columns(width, pairs=pairs, device=model.norm.weight.device)
 
     def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        if x.shape[-1] != architecture.global_head_dim:
+        if x.shape[-1] != width:
             return rotate(x, cos, sin)
         first, rest = x[..., : 2 * pairs], x[..., 2 * pairs :]
         return torch.cat((rotate(first, cos[:, :pairs], sin[:, :pairs]), rest), dim=-1)
 
-    with mock.patch.object(attention_layer, "rotate", turned), mock.patch.object(model_runner, "rotate", turned):
+    def derived(_: GPUModelRunner, layer: int, values: Tensor, positions: Tensor) -> Tensor:
+        """Keys of rows of V alone: the rotation is of columns in their natural order, not in that of the rows."""
+        scaled = (values.float() * model.stored_k_norm_weight(layer))[..., stored.argsort()]
+        cos, sin = model.rope.cos_sin(LayerKind.GLOBAL, positions)
+        by_position = turned(scaled.flatten(0, 1).transpose(0, 1), cos, sin)  # [K, B * heads, D]
+        return by_position.transpose(0, 1).reshape(values.shape)[..., stored].to(values.dtype)
+
+    with (
+        mock.patch.object(attention_layer, "rotate", turned),
+        mock.patch.object(GPUModelRunner, "_derive_keys", derived),
+    ):
         yield
 
 

@@ -23,14 +23,14 @@ TOLERANCE = 1e-4
 class EarlyDrop(DenseAttention):
     """Queries whose window begins inside a page see nothing of that page."""
 
-    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+    def attend_heads(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
         if self.architecture.kind(layer) is LayerKind.GLOBAL:
-            return super().attend(layer, q, k, v)
+            return super().attend_heads(layer, q, k, v)
         outputs = []
         for position in range(q.shape[0]):
             oldest = max(0, position - WINDOW + 1)
             self.window = position + 1 - -(-oldest // PAGE) * PAGE
-            outputs.append(super().attend(layer, q, k, v)[position])
+            outputs.append(super().attend_heads(layer, q, k, v)[position])
         return torch.stack(outputs)
 
 
@@ -42,11 +42,15 @@ class WithoutNorm(DerivedKeyAttention):
 class AdjacentPairs(DerivedKeyAttention):
     """Undoes the right rotation of global queries and keys, and turns pairs (i, i + P) instead."""
 
-    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
-        if self.architecture.kind(layer) is LayerKind.GLOBAL:
-            assert k is not None
-            q, k = self.turned(q), self.turned(k)
-        return DenseAttention.attend(self, layer, q, k, v)
+    def attend_heads(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+        return super().attend_heads(layer, self.turned(q) if self.is_global(layer) else q, k, v)
+
+    def keys(self, layer: int, k: Tensor, v: Tensor) -> Tensor:
+        right = super().keys(layer, k, v)
+        return self.turned(right) if self.is_global(layer) else right
+
+    def is_global(self, layer: int) -> bool:
+        return self.architecture.kind(layer) is LayerKind.GLOBAL
 
     def turned(self, x: Tensor) -> Tensor:
         cos, sin = self.model.rope.cos_sin(LayerKind.GLOBAL, torch.arange(x.shape[0]))

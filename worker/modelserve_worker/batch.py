@@ -1,14 +1,23 @@
 """What the scheduler hands to the model runner for one step, and what comes back. Torch-free and picklable.
 
+A step is arrays over its requests, never an object per request: what a request *is* (its sampling parameters, its
+known tokens) travels once, when it is given a slot; its pages travel as updates of the device's block tables.
+
 Rules of one step, in order:
-1. `page_moves` are copied in the order given (whole pages, on the device's stream), before anything else reads or
-   writes pages.
-2. Every layer attends, then writes. Global layers may write the chunk's rows first, since a global page is never reused
-   within a step. Sliding layers read the old window through `sliding_read` and the chunk's own rows from the step's
-   projections; only after its attention (for a KV producer: after the attention of the last layer that shares it) does
-   a sliding layer write the rows that outlive the step through `sliding_write`. The same physical page may appear in
-   `sliding_read` for an expired logical page and in `sliding_write` for a new one, of the same request.
-3. Requests with `samples` get one token from the logits of their chunk's last position.
+1. `admitted` requests take their slots; then `page_moves` are copied in the order given (whole pages, on the device's
+   stream); then `table_updates` are written into the block tables. Steps launched before still see the old tables,
+   because all of it is ordered on one stream.
+2. Block tables. Entry i of a slot's global table is the page of positions [64 i, 64 i + 64). Entry i of its sliding
+   table is the page of every logical sliding page l (positions [32 l, 32 l + 32)) with l mod R = i, where
+   R = CacheGeometry.sliding_table_entries: any window of W rows touches at most R logical pages, so the entry is
+   unambiguous.
+3. Every layer attends, then writes. Global layers may write the step's rows first, since a global page is never reused
+   within a step. Sliding layers read positions [start - W + 1, start) from pages and the step's own rows from the
+   step's projections; after its attention (for a KV producer: after the attention of the last layer that shares it) a
+   sliding layer writes the rows that outlive the step, [max(start, end - W + 1), end). A written row may overwrite an
+   expired one of the same request. A step of at most `commit_first_tokens` tokens of a request overwrites no row that
+   it reads, so there the order does not matter.
+4. Requests with `samples` get one token from the logits of their last position.
 """
 
 from __future__ import annotations
@@ -16,10 +25,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from modelserve.architecture import LayerKind
-from modelserve_worker.request import SampledToken, SamplingParams
+import numpy as np
+from numpy.typing import NDArray
 
-IN_FLIGHT = -1  # in ScheduledRequest.token_ids: the token this slot sampled in the step before, still on the device
+from modelserve.architecture import LayerKind
+from modelserve.sizing.pages import CacheGeometry
+from modelserve_worker.request import SamplingParams, TokenLogprobs
+
+IN_FLIGHT = -1  # in ScheduledBatch.token_ids: the token this slot sampled last, which is on the device
+NOT_A_NUMBER = -1  # in SampledTokens.token_ids: the logits of this request held a NaN, nothing was sampled
+
+Int32Array = NDArray[np.int32]
+
+
+def commit_first_tokens(geometry: CacheGeometry) -> int:
+    """Most tokens of one request and step whose sliding rows may be written before they are attended.
+
+    Row p overwrites row p - R * page. The oldest row that a step of n tokens reads is start - W + 1, the newest it
+    writes start + n - 1, so nothing that is read is lost while n <= R * page - W + 1.
+    """
+    page = geometry.sliding_page.page_tokens
+    return geometry.sliding_table_entries * page - geometry.window + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,58 +58,67 @@ class PageMove:
 
 
 @dataclass(frozen=True, slots=True)
-class SlidingTable:
-    """Physical pages of the logical pages `first`, `first`+1, ...; logical page i holds positions [32i, 32i+32)."""
+class TableUpdates:
+    """Entries of one kind's block table to write: table[slots[i], indices[i]] = pages[i]; each int32 [N].
 
-    first: int
-    pages: tuple[int, ...]
+    No (slot, index) comes twice. Entries that no update ever named hold anything and are never read.
+    """
+
+    slots: Int32Array
+    indices: Int32Array
+    pages: Int32Array
 
 
 @dataclass(frozen=True, slots=True)
-class ScheduledRequest:
-    """One request's share of a step: positions [start, start + len(token_ids))."""
+class AdmittedRequest:
+    """A request that was given a slot, for the first time or again after preemption. Sent once per stay."""
 
+    slot: int
     request_id: str
-    slot: int  # row of the device's per-request state (last token, penalty counts), fixed while the request runs
     sampling: SamplingParams
-    start: int
-    token_ids: tuple[int, ...]  # IN_FLIGHT only as the single token of a decode
-    global_pages: tuple[int, ...]  # page i holds positions [64i, 64i+64); covers [0, end)
-    sliding_read: SlidingTable  # covers [max(0, start - W + 1), start); rows from earlier steps
-    sliding_write: SlidingTable  # covers [max(0, end - W + 1), end); rows >= start in it are written by this step
-    samples: bool
-    num_output_tokens: int  # tokens sampled before this step's (counting one in flight); the key position is start+len
-    first_in_slot: bool  # the slot was given to this request (again, after preemption): rebuild its penalty state
-    prompt_token_ids: tuple[int, ...] = ()  # set when first_in_slot
-    output_token_ids: tuple[int, ...] = ()  # set when first_in_slot
-
-    @property
-    def end(self) -> int:
-        return self.start + len(self.token_ids)
+    prompt_token_ids: tuple[int, ...]
+    output_token_ids: tuple[int, ...]  # sampled in earlier stays; the penalty state is rebuilt from both
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduledBatch:
+    """One step of R requests and T tokens: requests with one token first, then prefill chunks, each in order."""
+
     step: int
-    requests: tuple[ScheduledRequest, ...]  # decodes (one token each) first, then prefill chunks
-    page_moves: tuple[PageMove, ...] = ()
+    slots: Int32Array  # [R] row of the device's per-request state, fixed during a stay; none comes twice
+    starts: Int32Array  # [R] position of the first token
+    lengths: Int32Array  # [R] tokens, at least 1; request i computes positions [starts[i], starts[i] + lengths[i])
+    samples: NDArray[np.bool_]  # [R]
+    output_counts: Int32Array  # [R] tokens sampled before this step's, over all stays, one in flight included
+    token_ids: Int32Array  # [T] requests back to back; IN_FLIGHT only as the single token of a request
+    admitted: tuple[AdmittedRequest, ...]
+    page_moves: tuple[PageMove, ...]
+    global_updates: TableUpdates
+    sliding_updates: TableUpdates
+
+    @property
+    def num_requests(self) -> int:
+        return len(self.slots)
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(r.token_ids) for r in self.requests)
+        return len(self.token_ids)
 
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
+    """Results of one step, one entry per request with `samples`, in batch order."""
+
     step: int
-    tokens: dict[str, SampledToken]  # by request id, for every request with `samples`
+    token_ids: Int32Array  # [S]; NOT_A_NUMBER ends that request and no other
+    logprobs: dict[int, TokenLogprobs]  # by index into token_ids, for those that asked
 
 
 class PendingStep(Protocol):
     """A step that was launched. `result` waits for the device and may raise what the step failed with."""
 
     def done(self) -> bool:
-        """True when `result` will not wait: the device is idle, or the step has failed."""
+        """True when `result` will not wait: the device has passed this step, whether or not it samples."""
         ...
 
     def result(self) -> SampledTokens: ...
@@ -92,8 +127,12 @@ class PendingStep(Protocol):
 class ModelRunner(Protocol):
     """The door between the torch-free engine loop and the device."""
 
+    launches_ahead: bool
+    """True when `execute` returns before the step is done (a GPU), so that the next step is worth launching early."""
+
     def execute(self, batch: ScheduledBatch) -> PendingStep:
-        """Launch one step. On a GPU this returns before the step is done; at most two steps are in flight."""
+        """Launch one step; at most two are in flight. After a step that failed the block tables are unknown: the next
+        batch's updates must name every entry of every slot that it or a later batch uses."""
         ...
 
     def shutdown(self) -> None:

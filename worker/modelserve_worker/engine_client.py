@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Protocol
 
 from modelserve_worker.request import Request, RequestOutput
@@ -15,15 +15,17 @@ class EngineDead(Exception):  # noqa: N818 - a state of the engine that callers 
 class EngineClient(Protocol):
     max_model_len: int
 
-    def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
-        """Stream the outputs of one request until one carries a finish_reason.
+    def generate(self, requests: Sequence[Request]) -> AsyncGenerator[list[RequestOutput], None]:
+        """Stream the outputs of `requests` until each has had one with a finish_reason.
 
-        Closing the iterator early aborts the request: its pages are free at the next step. Raises EngineDead.
+        One list holds what came since the last one, in order: one step's outputs, or several steps' when the caller is
+        slower than the engine. Closing the iterator aborts what still runs: its pages are free at the next step.
+        Raises InvalidInput when the engine refuses a request, and EngineDead.
         """
         ...
 
-    async def abort(self, request_id: str) -> None:
-        """End a request; unknown or finished ids are ignored."""
+    def abort(self, request_id: str) -> None:
+        """End one request of an open iterator, whose others go on; unknown and finished ids are ignored."""
         ...
 
     def is_alive(self) -> bool: ...

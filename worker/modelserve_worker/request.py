@@ -22,7 +22,7 @@ class SamplingParams:
 
     temperature 0 is greedy. top_k 0 is off; top_p 1.0 and min_p 0.0 are off; repetition_penalty 1.0 is off.
     `seed` is always set (drawn by the server when the client gave none): random numbers are keyed by (seed, position),
-    so a preempted and recomputed request says the same.
+    so a preempted and recomputed request draws with the same ones, from logits that are equal within rounding.
     `logprobs`: number of top alternatives to report per token; None reports nothing; 0 reports the chosen token only.
     `stop_token_ids` end the request like EOS does; EOS ids come from the model unless ignore_eos.
     Stop *strings* are the detokenizer's business and are not here.
@@ -53,12 +53,6 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...]  # (token id, logprob), most likely first
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
-    token_id: int
-    logprobs: TokenLogprobs | None = None
-
-
 @dataclass(slots=True)
 class Request:
     """One sequence (n > 1 is n requests). Written by the scheduler alone once it has been added."""
@@ -68,7 +62,6 @@ class Request:
     sampling: SamplingParams
     arrival_s: float = field(default_factory=time.monotonic)
     output_token_ids: list[int] = field(default_factory=list)
-    num_computed_tokens: int = 0  # positions whose rows are (or will be, after the steps in flight) in the cache
 
     @property
     def num_tokens(self) -> int:
@@ -78,10 +71,14 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """What one engine step produced for one request. `finish_reason` set: nothing follows."""
+    """What one engine step produced for one request. `finish_reason` set: nothing follows.
+
+    `logprobs` is as long as `token_ids` where the request asked for log probabilities, else empty.
+    """
 
     request_id: str
-    tokens: tuple[SampledToken, ...]
+    token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
-    stop_token_id: int | None = None  # the EOS or stop id that ended it; it is the last of `tokens`
+    stop_token_id: int | None = None  # the EOS or stop id that ended it; it is the last of `token_ids`
     error: str | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()

@@ -219,7 +219,8 @@ class CalibrationTerm(ApiModel):
         min_length=1,
         max_length=32,
         pattern=r"^[a-z][A-Za-z0-9_]*$",
-        description="weights, activation, context, nccl, pool; on the CPU process and headroom for context.",
+        description="weights, activation, context, other_processes, graphs, nccl, pool; on the CPU process and "
+        "headroom for context.",
     )
     predicted_bytes: Bytes = Field(
         description="What the formulas say for this device and these settings, before any calibration."

@@ -65,23 +65,6 @@ def evaluate(wishes: Wishes, architecture: ModelArchitecture, accelerator: Accel
     problem = _unservable(wishes, architecture, accelerator, tensor_parallel)
     if problem:
         return refuse(*problem)
-    memory = memory_plan(
-        architecture,
-        total_bytes=wishes.container_memory_bytes if accelerator.is_cpu else accelerator.visible_bytes,
-        utilization=wishes.utilization,
-        tensor_parallel_size=tensor_parallel,
-        max_num_batched_tokens=wishes.chunk(accelerator),
-        max_num_seqs=wishes.sequences(accelerator),
-        on_cpu=accelerator.is_cpu,
-        weight_format=wishes.weight_format,
-        drafter_bytes=wishes.drafter_bytes,
-        learned=wishes.learned(
-            accelerator.product,
-            tensor_parallel_size=tensor_parallel,
-            max_num_batched_tokens=wishes.chunk(accelerator),
-            max_num_seqs=wishes.sequences(accelerator),
-        ),
-    )
     longest = architecture.max_position_embeddings
     asked, least = wishes.max_model_len or longest, wishes.least_model_len(longest)
     own_dtype = wishes.kv_dtype or KVCacheDtype(architecture.dtype)
@@ -90,9 +73,11 @@ def evaluate(wishes: Wishes, architecture: ModelArchitecture, accelerator: Accel
     if wishes.kv_dtype is None and (wishes.max_model_len or wishes.min_model_len):
         dtypes.append(KVCacheDtype.INT8)
     geometries = [_geometry(architecture, dtype, layout, tensor_parallel) for dtype in dtypes]
-    lengths = [min(asked, geometry.longest_request(memory.kv_pool_bytes)) for geometry in geometries]
+    memories = [_memory(wishes, architecture, accelerator, geometry, tensor_parallel) for geometry in geometries]
+    sized = list(zip(geometries, memories, strict=True))
+    lengths = [min(asked, geometry.longest_request(memory.kv_pool_bytes)) for geometry, memory in sized]
     for enough in (asked if wishes.max_model_len else least, least):
-        for geometry, length in zip(geometries, lengths, strict=True):
+        for (geometry, memory), length in zip(sized, lengths, strict=True):
             if length >= enough:
                 return Fit(
                     accelerator=accelerator,
@@ -105,10 +90,42 @@ def evaluate(wishes: Wishes, architecture: ModelArchitecture, accelerator: Accel
                     shortened=bool(wishes.max_model_len) and length < asked,
                     downgraded=geometry.dtype is not own_dtype,
                 )
-    smallest = min(geometry.held_bytes(least) for geometry in geometries)
+    geometry, memory = min(sized, key=lambda pair: pair[0].held_bytes(least) - pair[1].available_bytes)
+    smallest = geometry.held_bytes(least)
     shortfall = max(1, smallest - memory.available_bytes)
     return refuse(
         "Memory", _memory_message(memory, smallest, least, accelerator), shortfall_bytes=shortfall, memory=memory
+    )
+
+
+def _memory(
+    wishes: Wishes,
+    architecture: ModelArchitecture,
+    accelerator: Accelerator,
+    geometry: CacheGeometry,
+    tensor_parallel: int,
+) -> MemoryPlan:
+    """Divide one rank's memory for a cache of this format."""
+    chunk, sequences = wishes.chunk(accelerator), wishes.sequences(accelerator)
+    return memory_plan(
+        architecture,
+        total_bytes=wishes.container_memory_bytes if accelerator.is_cpu else accelerator.visible_bytes,
+        utilization=wishes.utilization,
+        tensor_parallel_size=tensor_parallel,
+        max_num_batched_tokens=chunk,
+        max_num_seqs=sequences,
+        on_cpu=accelerator.is_cpu,
+        kv_dtype=geometry.dtype,
+        kv_layout=geometry.layout,
+        weight_format=wishes.weight_format,
+        drafter_bytes=wishes.drafter_bytes,
+        learned=wishes.learned(
+            accelerator.product,
+            tensor_parallel_size=tensor_parallel,
+            max_num_batched_tokens=chunk,
+            max_num_seqs=sequences,
+            cache_format=f"{geometry.dtype.value}/{geometry.layout.value}",
+        ),
     )
 
 

@@ -1,6 +1,7 @@
 """The static workspace of one rank: what a step of T tokens needs beside weights and pages, phase by phase.
 
-Follows the worker's own tensors (`layers`, `execution.paged_attention`, `execution.sampler`), in bytes. T tokens of a
+Follows the worker's own tensors in bytes: on GPUs the kernels (`kernel_attention`, `layers`, the kernels of the
+sampler), on the CPU, and for a model whose heads fill no matrix tiles, plain PyTorch (`paged_attention`). T tokens of a
 step, S sequences, H hidden size, e bytes of an element, V vocabulary, P per-layer width of all layers together.
 """
 
@@ -11,21 +12,31 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from modelserve.architecture import LayerKind, ModelArchitecture
-from modelserve.sizing.pages import GLOBAL_PAGE_TOKENS
+from modelserve.sizing.kernel_buffers import FLOAT32, fills_matrix_tiles, kernel_buffers
+from modelserve.sizing.pages import GLOBAL_PAGE_TOKENS, KVCacheDtype, KVCacheLayout
 from modelserve.sizing.weights import element_bytes
 
 MIB = 1 << 20
-KEYS_PER_PASS = 16_384  # keys of global layers that are read (and, for v_only, expanded) at a time in prefill
+KEYS_PER_PASS = 16_384  # keys of global layers that plain attention reads (and, for v_only, expands) at a time
 SCORES_PER_PASS = 1 << 25  # attention scores of one matrix product
-ROWS_PER_SORT = 32  # rows of logits that are sorted at a time
-FLOAT32 = 4
+ROWS_PER_SORT = 16  # rows of logits that are sorted at a time, where the sampling kernels do not do
+TOP_K_CAPACITY = 128  # largest top-k of the sampling kernels, a power of two
+VOCABULARY_CHUNK = 4096  # logits that one program of the sampling kernels reduces to TOP_K_CAPACITY, a power of two
 CUBLAS_WORKSPACE_BYTES = 64 * MIB  # cuBLAS and cuBLASLt, 32 MiB each on Hopper, taken from PyTorch's allocator
+SEGMENT_SLACK_BYTES = 80 * MIB  # the allocator cuts blocks of 1 to 10 MiB out of segments of 20; four are part empty
 
 PHASES = ("embedding", "attention", "mlp", "sampling")
 
 
 def activation_bytes(
-    architecture: ModelArchitecture, *, tensor_parallel_size: int, max_num_batched_tokens: int, max_num_seqs: int
+    architecture: ModelArchitecture,
+    *,
+    tensor_parallel_size: int,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+    on_cpu: bool,
+    kv_dtype: KVCacheDtype,
+    kv_layout: KVCacheLayout,
 ) -> int:
     """Bytes that the allocator holds at the peak of a step: what lives throughout, and the largest phase."""
     always, phases = activation_terms(
@@ -33,6 +44,9 @@ def activation_bytes(
         tensor_parallel_size=tensor_parallel_size,
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=max_num_seqs,
+        on_cpu=on_cpu,
+        kv_dtype=kv_dtype,
+        kv_layout=kv_layout,
     )
     return sum(always.values()) + sum(phases[name] for name in largest_phase(phases))
 
@@ -49,35 +63,105 @@ def largest_phase(phases: Mapping[str, int]) -> tuple[str, ...]:
 
 @lru_cache(maxsize=256)  # a plan asks for each size many times
 def activation_terms(
-    architecture: ModelArchitecture, *, tensor_parallel_size: int, max_num_batched_tokens: int, max_num_seqs: int
+    architecture: ModelArchitecture,
+    *,
+    tensor_parallel_size: int,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+    on_cpu: bool,
+    kv_dtype: KVCacheDtype,
+    kv_layout: KVCacheLayout,
 ) -> tuple[Mapping[str, int], Mapping[str, int]]:
     """(terms that live throughout a step, terms of its phases), in bytes of one rank.
 
-    The residual stream and the normed input of the current sub-layer live throughout.
+    The format of the cache decides what chunks expand, on GPUs; the CPU's terms hold for all formats.
     """
-    tokens, e = max_num_batched_tokens, element_bytes(architecture)
-    per_layer_columns = architecture.num_hidden_layers * architecture.hidden_size_per_layer_input
-    rope_columns = architecture.head_dim + architecture.global_head_dim  # cos and sin of half a head, both kinds
+    tokens, e, tp = max_num_batched_tokens, element_bytes(architecture), tensor_parallel_size
+    per_layer = tokens * architecture.num_hidden_layers * architecture.hidden_size_per_layer_input
+    rope = tokens * (architecture.head_dim + architecture.global_head_dim)  # cos and sin of half a head, both kinds
+    penalties = max_num_seqs * architecture.vocab_size * 4  # int32 counts
+    sampling = _sampling_bytes(architecture, sequences=max_num_seqs, tensor_parallel_size=tp)
+    if not on_cpu and fills_matrix_tiles(architecture):
+        buffers = kernel_buffers(
+            architecture,
+            tensor_parallel_size=tp,
+            max_num_batched_tokens=tokens,
+            max_num_seqs=max_num_seqs,
+            kv_dtype=kv_dtype,
+            kv_layout=kv_layout,
+        )
+        always = {
+            "residual": tokens * architecture.hidden_size * _residual_copies(architecture, tp) * e,
+            # Of three blocks of this size in the embedding phase one stays, and one is cut up for the layers' tensors.
+            "per_layer_inputs": 2 * per_layer * e,
+            "rope": rope * FLOAT32,
+            "penalties": penalties,
+            "cublas": CUBLAS_WORKSPACE_BYTES,
+            "segments": SEGMENT_SLACK_BYTES,
+            **buffers,
+        }
+        phases = {
+            "embedding": per_layer * e,
+            "attention": max(
+                _kernel_attention_bytes(architecture, kind, tokens=tokens, tensor_parallel_size=tp, kv_dtype=kv_dtype)
+                for kind in LayerKind
+            ),
+            "mlp": _mlp_bytes(architecture, tokens=tokens, tensor_parallel_size=tp, copies=3),
+            "sampling": sampling,
+        }
+        return MappingProxyType(always), MappingProxyType(phases)
     pages = -(-architecture.max_position_embeddings // GLOBAL_PAGE_TOKENS)
     always = {
         "residual": tokens * architecture.hidden_size * 2 * e,
-        "per_layer_inputs": tokens * per_layer_columns * e,
-        "rope": tokens * rope_columns * e,
-        "penalties": max_num_seqs * architecture.vocab_size * 4,  # int32 counts
+        "per_layer_inputs": per_layer * e,
+        "rope": rope * e,
+        "penalties": penalties,
         "block_tables": max_num_seqs * pages * 8,  # int64 page numbers
-        "cublas": CUBLAS_WORKSPACE_BYTES,
+        **({} if on_cpu else {"cublas": CUBLAS_WORKSPACE_BYTES}),
     }
     phases = {
         # The projection as its norm sees it: two float32 copies; the other two e are its input and the counted result.
-        "embedding": tokens * per_layer_columns * 2 * FLOAT32,
+        "embedding": per_layer * 2 * FLOAT32,
         "attention": max(
-            _attention_bytes(architecture, kind, tokens=tokens, tensor_parallel_size=tensor_parallel_size)
-            for kind in LayerKind
+            _attention_bytes(architecture, kind, tokens=tokens, tensor_parallel_size=tp) for kind in LayerKind
         ),
-        "mlp": _mlp_bytes(architecture, tokens=tokens, tensor_parallel_size=tensor_parallel_size),
-        "sampling": _sampling_bytes(architecture, sequences=max_num_seqs),
+        "mlp": _mlp_bytes(architecture, tokens=tokens, tensor_parallel_size=tp, copies=4),
+        "sampling": sampling,
     }
     return MappingProxyType(always), MappingProxyType(phases)
+
+
+def _residual_copies(architecture: ModelArchitecture, tensor_parallel_size: int) -> int:
+    """Blocks [T, H] that the allocator holds for the residual stream and what is added to it.
+
+    Six live at the end of a layer: the stream, the norms of three sub-layers' inputs, two results. On one rank four of
+    them lie in blocks that attention has left; a share of the heads, or what experts take, leaves none of that size.
+    """
+    return 2 if tensor_parallel_size == 1 and not architecture.num_experts else 6
+
+
+def _kernel_attention_bytes(
+    architecture: ModelArchitecture,
+    kind: LayerKind,
+    *,
+    tokens: int,
+    tensor_parallel_size: int,
+    kv_dtype: KVCacheDtype,
+) -> int:
+    """Fused projection, rotated queries, output, and the step's rows of sliding layers that wait to be stored.
+
+    A layer whose cache others read keeps its rows until the last of them, beside those of the layer at work.
+    """
+    shares = architecture.first_shared_layer < architecture.num_hidden_layers
+    sliding = architecture.kv_heads_per_rank(LayerKind.SLIDING, tensor_parallel_size)
+    row = architecture.head_dim * kv_dtype.element_bytes + kv_dtype.scale_bytes
+    waiting = int(shares) + (kind is LayerKind.SLIDING)
+    width = architecture.global_head_dim if kind is LayerKind.GLOBAL else architecture.head_dim
+    heads = architecture.num_attention_heads // tensor_parallel_size
+    kv_heads = architecture.kv_heads_per_rank(kind, tensor_parallel_size)
+    stored = 1 if kind is LayerKind.GLOBAL and architecture.attention_k_eq_v else 2
+    columns = (3 * heads + stored * kv_heads) * width
+    return tokens * (columns * element_bytes(architecture) + waiting * 2 * sliding * row)
 
 
 def _attention_bytes(
@@ -109,21 +193,29 @@ def _attention_bytes(
     return projections + max(normalising, attending)
 
 
-def _mlp_bytes(architecture: ModelArchitecture, *, tokens: int, tensor_parallel_size: int) -> int:
-    """Gate and up, the activated gate, their product. Experts hold the same per (token, expert) and sum in float32."""
+def _mlp_bytes(architecture: ModelArchitecture, *, tokens: int, tensor_parallel_size: int, copies: int) -> int:
+    """Gate and up and their product, and in plain PyTorch the activated gate: `copies` of the width.
+
+    Experts, beside the dense MLP, hold the same per (token, expert), with their inputs and results, three float32
+    copies of these while they are weighted and put back in order, int64 indices, and their sum.
+    """
     e, hidden = element_bytes(architecture), architecture.hidden_size
     widest = max(architecture.layer_intermediate_size(layer) for layer in range(architecture.num_hidden_layers))
-    dense = tokens * (widest // tensor_parallel_size) * 4 * e
+    dense = tokens * (widest // tensor_parallel_size) * copies * e
     routed = tokens * architecture.top_k_experts
     width = architecture.moe_intermediate_size // tensor_parallel_size
-    experts = routed * (width * 4 * e + hidden * (2 * e + 2 * FLOAT32))
-    return max(dense, experts)
+    experts = routed * (width * copies * e + hidden * (2 * e + 3 * FLOAT32) + 2 * 8)
+    return dense + experts + (tokens * hidden * (FLOAT32 + e) if routed else 0)
 
 
-def _sampling_bytes(architecture: ModelArchitecture, *, sequences: int) -> int:
-    """Logits in e and float32, five float32 temporaries of penalties, then a sort of ROWS_PER_SORT rows at a time.
+def _sampling_bytes(architecture: ModelArchitecture, *, sequences: int, tensor_parallel_size: int) -> int:
+    """Logits in e, of several ranks their shares too; candidates of the sampling kernels; one pass of sorted rows.
 
-    A sorted row holds values, 8-byte indices, running sums, a mask, and as much again of the sort's own.
+    At its peak a row of such a pass holds its logits, adjusted and scaled values, sorted values and 8-byte indices, and
+    of the sort's own 32 bytes (two copies of the values, three of 8-byte words).
     """
     e, vocabulary = element_bytes(architecture), architecture.vocab_size
-    return sequences * vocabulary * (2 * e + 6 * FLOAT32) + min(sequences, ROWS_PER_SORT) * vocabulary * 48
+    logits = vocabulary * e * (1 if tensor_parallel_size == 1 else 2)
+    candidates = -(-vocabulary // VOCABULARY_CHUNK) * TOP_K_CAPACITY * 8
+    sorting = e + 2 * FLOAT32 + (FLOAT32 + 8) + (2 * FLOAT32 + 3 * 8)
+    return sequences * (logits + candidates) + min(sequences, ROWS_PER_SORT) * vocabulary * sorting

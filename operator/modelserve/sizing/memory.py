@@ -24,7 +24,9 @@ from modelserve.sizing.activation import (
     activation_terms,
     largest_phase,
 )
-from modelserve.sizing.pages import LAYER_ALIGNMENT_BYTES
+from modelserve.sizing.cuda_graphs import graphs_bytes
+from modelserve.sizing.kernel_buffers import fills_matrix_tiles
+from modelserve.sizing.pages import LAYER_ALIGNMENT_BYTES, KVCacheDtype, KVCacheLayout
 from modelserve.sizing.weights import segment_rounding_bytes, weight_bytes
 from modelserve.weight_format import WeightFormat
 
@@ -46,7 +48,6 @@ __all__ = [
 # kernels, libraries), and 838 MiB more with two (NCCL's buffers and channels).
 CUDA_CONTEXT_BYTES = 704 * MIB
 NCCL_BYTES = 896 * MIB
-CUDA_GRAPHS_BYTES = 0  # the engine captures none yet
 CPU_PROCESS_BYTES = 614 * MIB  # resident set of the interpreter with torch and the HTTP stack: 0.6 GiB
 CPU_HEADROOM = Decimal("0.05")  # of the container's limit: heap growth, and page cache while weights load
 
@@ -56,21 +57,35 @@ _SOURCES = {
     "parameters": "tensor shapes x storage format",
     "allocator": "2 MiB segments of PyTorch's allocator",
     "drafter": "published size, whole on every rank",
-    "residual": "2 T H e",
-    "per_layer_inputs": "T P e",
-    "rope": "T (D + D_global) e",
+    "residual": "T H e: 2, or 6 on several ranks or with experts",
+    "per_layer_inputs": "2 T P e",
+    "rope": "4 T (D + D_global)",
     "penalties": "4 S V",
-    "block_tables": "8 S pages",
     "cublas": "library default on Hopper",
-    "embedding": "8 T P",
-    "attention": "projections, one pass of keys, scores",
-    "mlp": "4 T I e",
-    "sampling": "logits, penalties, one sort",
+    "segments": "part-filled segments of PyTorch's allocator",
+    "block_tables": "4 S entries of both tables",
+    "step_metadata": "4 (5 T + 18 S + 3 S^2)",
+    "decode_splits": "4 S splits heads (D + 2)",
+    "expanded_keys": "longest context, keys that chunks expand",
+    "rotation_tables": "8 pairs of tiles",
+    "embedding": "T P e",
+    "attention": "projection, queries, output, rows to store",
+    "mlp": "3 T I e",
+    "sampling": "logits, candidates, one sort",
     "context": "measured on H200",
-    "graphs": "none are captured",
+    "graphs": "kernels of every captured size, two results",
     "nccl": "measured on 2 x H200",
     "process": "measured",
     "headroom": "5 % of the container's limit",
+}
+_PLAIN_SOURCES = {  # of attention in plain PyTorch
+    "residual": "2 T H e",
+    "per_layer_inputs": "T P e",
+    "rope": "T (D + D_global) e",
+    "block_tables": "8 S pages",
+    "embedding": "8 T P",
+    "attention": "projections, one pass of keys, scores",
+    "mlp": "4 T I e",
 }
 TERM_NAMES: tuple[str, ...] = (*MEMORY_GROUPS, *_SOURCES)
 """What an override may name: a term, or a whole group."""
@@ -128,6 +143,8 @@ def memory_plan(
     max_num_batched_tokens: int,
     max_num_seqs: int,
     on_cpu: bool,
+    kv_dtype: KVCacheDtype,
+    kv_layout: KVCacheLayout,
     weight_format: WeightFormat | None = None,
     drafter_bytes: int = 0,
     learned: Mapping[str, int] | None = None,
@@ -136,6 +153,8 @@ def memory_plan(
 
     `total_bytes` is device memory as a process sees it, or the container's memory limit. On a GPU the budget is
     `utilization` of it; on the CPU it is all of it, since the headroom is a term of its own there.
+    `kv_dtype` and `kv_layout` are the cache's: GPUs expand what some formats store. Buffers are for the architecture's
+    longest context, as the worker makes them before it knows what the pool can hold.
     `weight_format` left out is the architecture's dtype. `learned` replaces predictions by bytes, by the name of a term
     or of a whole group (`TERM_NAMES`); a group's figure wins over those of its terms.
     Raises InvalidInput when the tensor-parallel size does not divide the model, or an override names nothing.
@@ -151,6 +170,8 @@ def memory_plan(
             tensor_parallel_size=tensor_parallel_size,
             max_num_batched_tokens=max_num_batched_tokens,
             max_num_seqs=max_num_seqs,
+            kv_dtype=kv_dtype,
+            kv_layout=kv_layout,
             weight_format=weight_format,
             drafter_bytes=drafter_bytes,
             learned=tuple(learned.items()),
@@ -166,6 +187,8 @@ def _all_terms(
     tensor_parallel_size: int,
     max_num_batched_tokens: int,
     max_num_seqs: int,
+    kv_dtype: KVCacheDtype,
+    kv_layout: KVCacheLayout,
     weight_format: WeightFormat | None,
     drafter_bytes: int,
     learned: tuple[tuple[str, int], ...],
@@ -183,15 +206,32 @@ def _all_terms(
         tensor_parallel_size=tp,
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=max_num_seqs,
+        on_cpu=on_cpu,
+        kv_dtype=kv_dtype,
+        kv_layout=kv_layout,
     )
     phases = {**predicted_phases, **{name: given[name] for name in PHASES if name in given}}
-    throughout = {name: size for name, size in always.items() if not (on_cpu and name == "cublas")}
+    overhead = overhead_terms(
+        tensor_parallel_size=tp,
+        total_bytes=container_bytes or 0,
+        on_cpu=on_cpu,
+        captured_bytes=graphs_bytes(
+            architecture,
+            tensor_parallel_size=tp,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+        ),
+    )
     predicted: tuple[tuple[MemoryGroup, dict[str, int]], ...] = (
         ("weights", weights),
-        ("activation", throughout | {name: phases[name] for name in largest_phase(phases)}),
-        ("overhead", overhead_terms(tensor_parallel_size=tp, total_bytes=container_bytes or 0, on_cpu=on_cpu)),
+        ("activation", {**always} | {name: phases[name] for name in largest_phase(phases)}),
+        ("overhead", overhead),
     )
-    return tuple(term for group, terms in predicted for term in _terms(group, terms, given))
+    plain = on_cpu or not fills_matrix_tiles(architecture)
+    sources = _SOURCES | _PLAIN_SOURCES if plain else _SOURCES
+    if not overhead.get("graphs"):
+        sources = sources | {"graphs": "none are captured"}
+    return tuple(term for group, terms in predicted for term in _terms(group, terms, given, sources))
 
 
 def check_overrides(learned: Mapping[str, int]) -> None:
@@ -203,20 +243,24 @@ def check_overrides(learned: Mapping[str, int]) -> None:
             raise InvalidInput(f"memory term {name} of {value} bytes: it must be 0 or more and below 1 PiB")
 
 
-def _terms(group: MemoryGroup, predicted: dict[str, int], learned: Mapping[str, int]) -> list[MemoryTerm]:
+def _terms(
+    group: MemoryGroup, predicted: dict[str, int], learned: Mapping[str, int], sources: Mapping[str, str]
+) -> list[MemoryTerm]:
     if group in learned:
         return [MemoryTerm(group, group, learned[group], "given")]
     return [
-        MemoryTerm(group, name, learned.get(name, size), "given" if name in learned else _SOURCES[name])
+        MemoryTerm(group, name, learned.get(name, size), "given" if name in learned else sources[name])
         for name, size in predicted.items()
     ]
 
 
-def overhead_terms(*, tensor_parallel_size: int, total_bytes: int, on_cpu: bool) -> dict[str, int]:
-    """Bytes of one process that no tensor of the engine accounts for, by name."""
+def overhead_terms(
+    *, tensor_parallel_size: int, total_bytes: int, on_cpu: bool, captured_bytes: int = 0
+) -> dict[str, int]:
+    """Bytes of one process beside weights, a step and the pool, by name. `captured_bytes`: of `graphs_bytes`."""
     if on_cpu:
         return {"process": CPU_PROCESS_BYTES, "headroom": int(total_bytes * CPU_HEADROOM)}
-    terms = {"context": CUDA_CONTEXT_BYTES, "graphs": CUDA_GRAPHS_BYTES}
+    terms = {"context": CUDA_CONTEXT_BYTES, "graphs": captured_bytes}
     if tensor_parallel_size > 1:
         terms["nccl"] = NCCL_BYTES
     return terms

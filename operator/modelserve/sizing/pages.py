@@ -100,7 +100,15 @@ class CacheGeometry:
         """
         if not self.sliding_page.layers:
             return 0
-        return min(self.sliding_page.pages(length), self.sliding_page.pages(self.window - 1) + 1)
+        return min(self.sliding_page.pages(length), self.sliding_table_entries)
+
+    @property
+    def sliding_table_entries(self) -> int:
+        """Entries R of a sliding block table, ceil((W-1)/32) + 1: logical page l is at entry l mod R.
+
+        A window of W rows touches at most R pages, so two pages of one window never meet in an entry.
+        """
+        return self.sliding_page.pages(self.window - 1) + 1 if self.sliding_page.layers else 0
 
     def held_bytes(self, length: int) -> int:
         """Pool bytes per rank that one request of `length` tokens holds."""
@@ -123,7 +131,7 @@ class CacheGeometry:
         Growth past the window is by global pages only; below it the answer is found by bisection on held_bytes.
         """
         if self.global_page.page_bytes:
-            held = self.sliding_page.pages(self.window - 1) + 1 if self.sliding_page.layers else 0
+            held = self.sliding_table_entries
             grown = (pool_bytes - held * self.sliding_page.page_bytes) // self.global_page.page_bytes
             if grown > 0 and grown * self.global_page.page_tokens >= held * self.sliding_page.page_tokens:
                 return grown * self.global_page.page_tokens

@@ -58,7 +58,9 @@ def write_programs(folder: Path) -> None:
     for name, entry_point in scripts.items():
         module, _, function = entry_point.partition(":")
         path = folder / name
-        path.write_text(f"#!{_python()}\nimport sys\nfrom {module} import {function}\nsys.exit({function}())\n")
+        # With the guard that pip writes too: the engine's process, which is spawned, imports this script again.
+        guarded = f'if __name__ == "__main__":\n    sys.exit({function}())\n'
+        path.write_text(f"#!{_python()}\nimport sys\nfrom {module} import {function}\n{guarded}")
         path.chmod(0o755)
 
 

@@ -41,7 +41,7 @@ class Traffic:
 
 def models_at(url: str) -> list[dict[str, Any]]:
     """What /v1/models lists."""
-    with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as answer:
+    with urllib.request.urlopen(f"{url}/v1/models", timeout=30) as answer:
         models: list[dict[str, Any]] = json.load(answer)["data"]
     return models
 

@@ -1,20 +1,17 @@
-"""A runner without a model, and engines over it that end with their test."""
+"""A runner without a model, and engines over it."""
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 
 from modelserve.architecture import LayerKind
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, PageSpec
-from modelserve_worker.batch import SampledTokens, ScheduledBatch
-from modelserve_worker.engine.async_engine import AsyncEngine
+from modelserve_worker.batch import NOT_A_NUMBER, SampledTokens, ScheduledBatch
 from modelserve_worker.engine.engine import Engine
-from modelserve_worker.request import SampledToken
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.scheduler import Scheduler
 
@@ -32,29 +29,30 @@ GEOMETRY = CacheGeometry(
 class CountingRunner:
     """Samples position + 100 for every request. `launch_errors` and `result_errors` are raised by step, in turn."""
 
-    step_seconds: float = 0.0
+    launches_ahead: bool = True
     launch_errors: dict[int, Exception] = field(default_factory=dict)
     result_errors: dict[int, Exception] = field(default_factory=dict)
+    nan_prompts: set[int] = field(default_factory=set)  # lengths of prompts whose logits are not numbers
     batches: list[ScheduledBatch] = field(default_factory=list)
-    in_flight: int = 0
-    most_in_flight: int = 0
-    shut_down: bool = False
-    synchronous: bool = False  # a launch is the whole step, as on the CPU
-    gate: threading.Event = field(default_factory=threading.Event)
-
-    def __post_init__(self) -> None:
-        self.gate.set()
+    events: list[tuple[str, int]] = field(default_factory=list)  # ("launch" or "result", step), in order
 
     def execute(self, batch: ScheduledBatch) -> _Pending:
         self.batches.append(batch)
+        self.events.append(("launch", batch.step))
         if batch.step in self.launch_errors:
             raise self.launch_errors[batch.step]
-        self.in_flight += 1
-        self.most_in_flight = max(self.most_in_flight, self.in_flight)
         return _Pending(self, batch)
 
+    @property
+    def most_in_flight(self) -> int:
+        in_flight = most = 0
+        for what, _ in self.events:
+            in_flight += 1 if what == "launch" else -1
+            most = max(most, in_flight)
+        return most
+
     def shutdown(self) -> None:
-        self.shut_down = True
+        self.events.append(("shutdown", 0))
 
 
 @dataclass
@@ -63,17 +61,15 @@ class _Pending:
     batch: ScheduledBatch
 
     def done(self) -> bool:
-        return self.runner.synchronous
+        return True
 
     def result(self) -> SampledTokens:
-        self.runner.gate.wait(timeout=30)
-        time.sleep(self.runner.step_seconds)
-        self.runner.in_flight -= 1
+        self.runner.events.append(("result", self.batch.step))
         if error := self.runner.result_errors.get(self.batch.step):
             raise error
-        return SampledTokens(
-            self.batch.step, {r.request_id: SampledToken(r.end + 100) for r in self.batch.requests if r.samples}
-        )
+        ends = (self.batch.starts + self.batch.lengths)[self.batch.samples]
+        token_ids = np.where(np.isin(ends, list(self.runner.nan_prompts)), NOT_A_NUMBER, ends + 100)
+        return SampledTokens(self.batch.step, token_ids.astype(np.int32), {})
 
 
 @pytest.fixture
@@ -88,16 +84,3 @@ def build_engine(runner: CountingRunner) -> Callable[..., Engine]:
         return Engine(Scheduler(limits, GEOMETRY, requests_of_100 * GEOMETRY.held_bytes(100)), runner)
 
     return build
-
-
-@pytest.fixture
-async def build_async_engine(build_engine: Callable[..., Engine]) -> AsyncIterator[Callable[..., AsyncEngine]]:
-    engines: list[AsyncEngine] = []
-
-    def build(**settings: int) -> AsyncEngine:
-        engines.append(AsyncEngine(build_engine(**settings), plan_report={"maxModelLen": 100}))
-        return engines[-1]
-
-    yield build
-    for engine in engines:
-        await engine.shutdown()

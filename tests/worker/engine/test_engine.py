@@ -29,24 +29,39 @@ def test_steps_overlap_and_say_the_same(build_engine: Callable[..., Engine], run
     engine.scheduler.add(request("a"))
     engine.scheduler.add(request("b", prompt=7, max_tokens=2))
     outputs = run(engine)
-    assert [token.token_id for output in outputs["a"] for token in output.tokens] == [104, 105, 106, 107, 108]
-    assert [token.token_id for output in outputs["b"] for token in output.tokens] == [107, 108]
+    assert [token_id for output in outputs["a"] for token_id in output.token_ids] == [104, 105, 106, 107, 108]
+    assert [token_id for output in outputs["b"] for token_id in output.token_ids] == [107, 108]
     assert all(outputs[name][-1].finish_reason is FinishReason.LENGTH for name in "ab")
     assert runner.most_in_flight == 2
     assert len(runner.batches) == 5, "no step is launched only to be discarded"
 
 
-def test_a_step_that_is_done_is_answered_before_the_next_is_launched(
+def test_the_next_step_is_launched_before_a_result_is_taken_even_when_it_is_there(
     build_engine: Callable[..., Engine], runner
 ) -> None:
-    runner.synchronous = True
+    engine = build_engine()
+    engine.scheduler.add(request("a", max_tokens=3))
+    run(engine)
+    assert runner.events == [
+        ("launch", 1), ("launch", 2), ("result", 1), ("launch", 3), ("result", 2), ("result", 3),
+    ]  # fmt: skip
+    assert engine.steps_done == 3
+
+
+def test_a_runner_that_does_not_launch_ahead_is_answered_at_once(build_engine: Callable[..., Engine], runner) -> None:
+    runner.launches_ahead = False
     engine = build_engine()
     engine.scheduler.add(request("a", max_tokens=2))
-    assert engine.step() == []
-    assert [token.token_id for output in engine.step() for token in output.tokens] == [104]
-    assert len(runner.batches) == 1
+    assert [token_id for output in engine.step() for token_id in output.token_ids] == [104]
     assert len(run(engine)["a"]) == 1
-    assert runner.most_in_flight == 1
+    assert runner.events == [("launch", 1), ("result", 1), ("launch", 2), ("result", 2)]
+
+
+def test_steps_that_sample_nothing_count_as_done(build_engine: Callable[..., Engine]) -> None:
+    engine = build_engine(budget=4)
+    engine.scheduler.add(request("a", prompt=12, max_tokens=1))
+    assert len(run(engine)["a"]) == 1
+    assert engine.steps_done == 3
 
 
 @pytest.mark.parametrize("where", ["launch_errors", "result_errors"])
@@ -59,7 +74,7 @@ def test_a_failed_step_fails_its_requests_only(build_engine: Callable[..., Engin
     outputs = run(engine)
     assert [output.finish_reason for output in outputs["a"]] == [None, FinishReason.ERROR]
     assert outputs["a"][-1].error == outputs["b"][-1].error == "the step failed: ValueError: cold solder"
-    assert [token.token_id for output in outputs["c"] for token in output.tokens] == [104, 105, 106]
+    assert [token_id for output in outputs["c"] for token_id in output.token_ids] == [104, 105, 106]
     assert engine.scheduler.stats().held_bytes == 0
 
 
@@ -89,3 +104,18 @@ def test_a_success_between_failures_forgives_them(build_engine: Callable[..., En
     reasons = {name: outputs[-1].finish_reason for name, outputs in run(engine).items()}
     assert set(reasons.values()) == {FinishReason.ERROR, FinishReason.LENGTH}
     assert len(reasons) == 8
+
+
+def test_a_nan_row_ends_its_request_only(build_engine: Callable[..., Engine], runner) -> None:
+    """Once a step, for more steps than may fail in a row: the engine goes on, and so does the request beside it."""
+    engine = build_engine()
+    engine.scheduler.add(request("good", max_tokens=30))
+    for i in range(6):
+        runner.nan_prompts.add(50 + i)
+        engine.scheduler.add(request(f"bad{i}", prompt=50 + i))
+    outputs = run(engine)
+    assert [token_id for output in outputs["good"] for token_id in output.token_ids] == list(range(104, 134))
+    for i in range(6):
+        (output,) = outputs[f"bad{i}"]
+        assert (output.finish_reason, output.token_ids) == (FinishReason.ERROR, ())
+        assert "NaN" in (output.error or "")

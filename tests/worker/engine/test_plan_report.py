@@ -52,7 +52,7 @@ def report(
         budget_bytes=total_bytes,
         weights_bytes=11,
         activation_bytes=22,
-        overhead={"process": 30, "headroom": 3} if device == "cpu" else {"context": 21, "nccl": 12},
+        overhead={"process": 30, "headroom": 3} if device == "cpu" else {"context": 14, "graphs": 7, "nccl": 12},
         pool_bytes=1 << 30,
         geometry=geometry,
         max_model_len=max_model_len,
@@ -75,6 +75,8 @@ def test_predicted_beside_allocated(device: str, product: str, gpus: int) -> Non
         max_num_batched_tokens=args.max_num_batched_tokens,
         max_num_seqs=args.max_num_seqs,
         on_cpu=device == "cpu",
+        kv_dtype=KVCacheDtype.BFLOAT16,
+        kv_layout=KVCacheLayout.V_ONLY,
     )
     assert (plan.accelerator, plan.gpus_per_replica, plan.max_model_len) == (product, gpus, 40_000)
     assert plan.per_gpu is not None
@@ -92,7 +94,7 @@ def test_predicted_beside_allocated(device: str, product: str, gpus: int) -> Non
 def test_every_term_is_named_and_both_sides_add_up_to_the_budget(device: str) -> None:
     body, _ = report(device)
     terms = {term["name"]: term for term in body["terms"]}
-    outside = {"process", "headroom"} if device == "cpu" else {"context", "nccl"}
+    outside = {"process", "headroom"} if device == "cpu" else {"context", "graphs", "nccl"}
     assert set(terms) == {"weights", "activation", "pool", *outside}
     predicted = {name: term["predictedBytes"] for name, term in terms.items()}
     assert sum(predicted[name] for name in outside) == body["perGpu"]["overheadBytes"], "no predicted part is lost"

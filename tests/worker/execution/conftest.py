@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 import torch
 
 from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, cache_geometry
-from modelserve_worker.batch import ScheduledBatch, ScheduledRequest, SlidingTable
+from modelserve_worker.batch import AdmittedRequest, ScheduledBatch, TableUpdates
 from modelserve_worker.request import SamplingParams
 from modelserve_worker.tiny.variants import config_json
 
@@ -22,9 +23,24 @@ def _one_thread() -> None:
 
 @dataclass
 class Tables:
+    slot: int
     computed: int = 0
     global_pages: list[int] = field(default_factory=list)
-    sliding: dict[int, int] = field(default_factory=dict)  # logical -> physical
+    sliding_pages: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Share:
+    """One request's part of a step."""
+
+    request_id: str
+    slot: int
+    start: int
+    token_ids: tuple[int, ...]
+    samples: bool
+    output_count: int
+    admitted: AdmittedRequest | None
+    updates: tuple[tuple[LayerKind, int, int], ...]  # kind, table entry, page
 
 
 class StepDriver:
@@ -43,54 +59,70 @@ class StepDriver:
         self.reused_in_place = 0
 
     def share(
-        self, request_id: str, token_ids: list[int], *, samples: bool = False, slot: int = 0,
+        self, request_id: str, token_ids: list[int], *, samples: bool = False, slot: int | None = None,
         sampling: SamplingParams | None = None, prompt: tuple[int, ...] = (), outputs: tuple[int, ...] = (),
         num_output_tokens: int = 0,
-    ) -> ScheduledRequest:  # fmt: skip
-        """The next len(token_ids) positions of a request, with the tables that the batch's contract asks for."""
-        first_in_slot = request_id not in self.tables
-        tables = self.tables.setdefault(request_id, Tables())
+    ) -> Share:  # fmt: skip
+        """The next len(token_ids) positions of a request, with the table entries that they need."""
+        admitted = None
+        if request_id not in self.tables:
+            taken = {tables.slot for tables in self.tables.values()}
+            slot = next(i for i in range(64) if i not in taken) if slot is None else slot
+            self.tables[request_id] = Tables(slot)
+            params = sampling or SamplingParams(seed=0, max_tokens=1, temperature=0.0)
+            admitted = AdmittedRequest(slot, request_id, params, prompt, outputs)
+        tables = self.tables[request_id]
         start, end = tables.computed, tables.computed + len(token_ids)
-        window, size = self.geometry.window, self.geometry.sliding_page.page_tokens
-        while len(tables.global_pages) < self.geometry.global_pages(end):
-            tables.global_pages.append(self.free[LayerKind.GLOBAL].pop())
-        oldest = max(0, start - window + 1)
-        read = range(oldest // size, -(-start // size)) if start > oldest else range(0)
-        kept_from = max(0, end - window + 1)
-        write = range(kept_from // size, -(-end // size)) if end > kept_from else range(0)
-        read_table = SlidingTable(read.start, tuple(tables.sliding[i] for i in read))
-        expired = [tables.sliding.pop(i) for i in sorted(tables.sliding) if i not in write]
-        for logical in write:
-            if logical not in tables.sliding:
-                self.reused_in_place += bool(expired)
-                tables.sliding[logical] = expired.pop() if expired else self.free[LayerKind.SLIDING].pop()
-        for page in expired:
-            self.free[LayerKind.SLIDING].insert(self.rng.randrange(len(self.free[LayerKind.SLIDING]) + 1), page)
+        updates = []
+        for kind, pages, needed in (
+            (LayerKind.GLOBAL, tables.global_pages, self.geometry.global_pages(end)),
+            (LayerKind.SLIDING, tables.sliding_pages, self.geometry.sliding_pages(end)),
+        ):
+            while len(pages) < needed:
+                updates.append((kind, len(pages), self.free[kind].pop()))
+                pages.append(updates[-1][2])
+        if self.geometry.sliding_page.layers:
+            entries, size = self.geometry.sliding_table_entries, self.geometry.sliding_page.page_tokens
+            self.reused_in_place += sum(at % size == 0 and at // size >= entries for at in range(start, end))
         tables.computed = end
-        return ScheduledRequest(
-            request_id=request_id,
-            slot=slot,
-            sampling=sampling or SamplingParams(seed=0, max_tokens=1, temperature=0.0),
-            start=start,
-            token_ids=tuple(token_ids),
-            global_pages=tuple(tables.global_pages),
-            sliding_read=read_table,
-            sliding_write=SlidingTable(write.start, tuple(tables.sliding[i] for i in write)),
-            samples=samples,
-            num_output_tokens=num_output_tokens,
-            first_in_slot=first_in_slot,
-            prompt_token_ids=prompt if first_in_slot else (),
-            output_token_ids=outputs if first_in_slot else (),
+        return Share(
+            request_id, tables.slot, start, tuple(token_ids), samples, num_output_tokens, admitted, tuple(updates)
         )
 
-    def batch(self, *requests: ScheduledRequest) -> ScheduledBatch:
+    def batch(self, *shares: Share) -> ScheduledBatch:
         self.step += 1
-        return ScheduledBatch(self.step, tuple(sorted(requests, key=lambda r: len(r.token_ids) > 1)))
+        ordered = sorted(shares, key=lambda share: len(share.token_ids) > 1)
+
+        def ints(values) -> np.ndarray:
+            return np.array(list(values), dtype=np.int32)
+
+        def updates(kind: LayerKind) -> TableUpdates:
+            found = [(s.slot, entry, page) for s in ordered for of, entry, page in s.updates if of is kind]
+            return TableUpdates(*(ints(row[i] for row in found) for i in range(3)))
+
+        return ScheduledBatch(
+            step=self.step,
+            slots=ints(s.slot for s in ordered),
+            starts=ints(s.start for s in ordered),
+            lengths=ints(len(s.token_ids) for s in ordered),
+            samples=np.array([s.samples for s in ordered], dtype=np.bool_),
+            output_counts=ints(s.output_count for s in ordered),
+            token_ids=ints(token for s in ordered for token in s.token_ids),
+            admitted=tuple(s.admitted for s in ordered if s.admitted is not None),
+            page_moves=(),
+            global_updates=updates(LayerKind.GLOBAL),
+            sliding_updates=updates(LayerKind.SLIDING),
+        )
+
+    @staticmethod
+    def ordered(*shares: Share) -> list[Share]:
+        """The shares in the order of their batch."""
+        return sorted(shares, key=lambda share: len(share.token_ids) > 1)
 
     def release(self, request_id: str) -> None:
         tables = self.tables.pop(request_id)
         self.free[LayerKind.GLOBAL] += tables.global_pages
-        self.free[LayerKind.SLIDING] += tables.sliding.values()
+        self.free[LayerKind.SLIDING] += tables.sliding_pages
         for ids in self.free.values():
             self.rng.shuffle(ids)
 

@@ -56,7 +56,7 @@ def _run(engine: Engine, requests: list[Request], rng: random.Random | None = No
         if waiting and (rng is None or rng.random() < 0.5):
             engine.scheduler.add(waiting.pop(0))
         for output in engine.step():
-            tokens[output.request_id] += [t.token_id for t in output.tokens]
+            tokens[output.request_id] += output.token_ids
             assert output.finish_reason in (None, FinishReason.LENGTH), output.error
             if output.finish_reason:
                 ended.add(output.request_id)

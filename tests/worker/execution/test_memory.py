@@ -26,10 +26,12 @@ def test_a_cpu_pool_is_what_the_plan_promised(small_architecture) -> None:
     architecture = small_architecture("31b")
     args = EngineArgs(model="m", cpu_memory_bytes=3 * GIB)
     weights = weight_bytes(architecture, tensor_parallel_size=1)
-    use = cpu_memory_use(architecture, args, weights_bytes=weights)
+    geometry = select_geometry(architecture, args)
+    use = cpu_memory_use(architecture, geometry, args, weights_bytes=weights)
     plan = memory_plan(
         architecture, total_bytes=3 * GIB, utilization=Decimal("0.9"), tensor_parallel_size=1,
         max_num_batched_tokens=args.max_num_batched_tokens, max_num_seqs=args.max_num_seqs, on_cpu=True,
+        kv_dtype=geometry.dtype, kv_layout=geometry.layout,
     )  # fmt: skip
     assert use.left_bytes == plan.kv_pool_bytes > GIB
 

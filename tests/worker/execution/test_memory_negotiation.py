@@ -39,10 +39,13 @@ def _geometry(architecture: ModelArchitecture) -> CacheGeometry:
 def _limit_for(architecture: ModelArchitecture, pool_bytes: int) -> int:
     """The smallest memory limit whose plan has a pool of at least `pool_bytes`."""
 
+    geometry = _geometry(architecture)
+
     def pool(total: int) -> int:
         plan = memory_plan(
             architecture, total_bytes=total, utilization=Decimal(1), tensor_parallel_size=1,
             max_num_batched_tokens=CHUNK, max_num_seqs=SEQUENCES, on_cpu=True,
+            kv_dtype=geometry.dtype, kv_layout=geometry.layout,
         )  # fmt: skip
         return plan.kv_pool_bytes
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
+from modelserve_worker.execution.device_memory import _used_bytes
 from modelserve_worker.execution.memory import GPUMemoryProbe
 
 MIB = 1 << 20
@@ -15,7 +18,8 @@ class Device:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.total, self.outside, self.reserved, self.peak = 1000 * MIB, 0, 0, 0
-        monkeypatch.setattr(torch, "empty", lambda *_, **__: setattr(self, "outside", 500 * MIB))
+        self.context = 500 * MIB
+        monkeypatch.setattr(torch, "empty", lambda *_, **__: setattr(self, "outside", self.context))
         for name, answer in (
             ("mem_get_info", lambda _: (self.total - self.outside - self.reserved, self.total)),
             ("memory_reserved", lambda _: self.reserved),
@@ -38,12 +42,14 @@ def test_every_byte_of_the_device_has_one_name(monkeypatch: pytest.MonkeyPatch, 
     device.reserved = 200 * MIB
     probe.loaded()
     device.outside += 20 * MIB  # kernels that the profile step loads
-    device.peak = 260 * MIB
-    use = probe.measure(0.9)
+    device.peak = 265 * MIB
+    use = probe.measure(0.9, scratch_bytes=5 * MIB, graphs_bytes=40 * MIB)
     assert (use.weights_bytes, use.activation_bytes) == (200 * MIB, 60 * MIB)
-    assert use.overhead == {"context": 520 * MIB} | ({"nccl": 80 * MIB} if ranks > 1 else {})
+    assert use.overhead == {"context": 520 * MIB, "other_processes": 0, "graphs": 40 * MIB} | (
+        {"nccl": 80 * MIB} if ranks > 1 else {}
+    )
     assert use.budget_bytes == int(1000 * MIB * 0.9)
-    assert use.left_bytes == (900 - 260 - 520 - (80 if ranks > 1 else 0)) * MIB
+    assert use.left_bytes == (900 - 260 - 520 - 40 - (80 if ranks > 1 else 0)) * MIB
 
 
 def test_ranks_name_the_same_terms_even_where_a_communicator_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,4 +57,68 @@ def test_ranks_name_the_same_terms_even_where_a_communicator_costs_nothing(monke
     probe = GPUMemoryProbe(torch.device("cuda", 0))
     probe.joined()
     probe.loaded()
-    assert set(probe.measure(0.9).overhead) == {"context", "nccl"}
+    overhead = probe.measure(0.9, scratch_bytes=0, graphs_bytes=0).overhead
+    assert set(overhead) == {"context", "other_processes", "graphs", "nccl"}
+
+
+@pytest.mark.parametrize("freed", [0, 300 * MIB])
+def test_what_others_hold_is_told_apart_and_is_no_context(monkeypatch: pytest.MonkeyPatch, freed: int) -> None:
+    device = Device(monkeypatch)
+    device.context = 800 * MIB  # 500 of ours, 300 that were there before
+    probe = GPUMemoryProbe(torch.device("cuda", 0), used_before=300 * MIB)
+    probe.loaded()
+    device.outside -= freed  # the other process ended meanwhile
+    use = probe.measure(0.9, scratch_bytes=0, graphs_bytes=0)
+    assert use.overhead == {"context": 500 * MIB, "other_processes": 300 * MIB - freed, "graphs": 0}
+    assert use.left_bytes == (900 - 800) * MIB + freed
+
+
+class Library:
+    """An NVML of one GPU."""
+
+    def __init__(self, used: int) -> None:
+        self.used, self.open = used, 0
+
+    def nvmlInit_v2(self) -> int:
+        self.open += 1
+        return 0
+
+    def nvmlShutdown(self) -> int:
+        self.open -= 1
+        return 0
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: bytes, handle: object) -> int:
+        return 0 if uuid == b"GPU-1" else 6
+
+    def nvmlDeviceGetMemoryInfo_v2(self, handle: object, memory: Any) -> int:
+        assert memory._obj.version == 0x2000028
+        memory._obj.used = self.used
+        return 0
+
+
+def test_what_is_used_is_asked_of_the_library_and_a_stranger_to_it_uses_nothing() -> None:
+    library = Library(77)
+    assert [_used_bytes(library, uuid) for uuid in ("GPU-1", "GPU-2")] == [77, 0]
+    assert library.open == 0
+
+
+def test_graphs_are_what_the_capture_took_from_the_device_wherever_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(monkeypatch)
+    probe = GPUMemoryProbe(torch.device("cuda", 0))
+    device.reserved = 100 * MIB
+    kept = 30 * MIB  # blocks that torch only keeps for later
+
+    def release() -> None:
+        nonlocal kept
+        device.reserved, kept = device.reserved - kept, 0
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", release)
+
+    def capture() -> None:
+        nonlocal kept
+        device.outside += 7 * MIB  # the driver's nodes
+        device.reserved += 50 * MIB  # the graphs' pool
+        device.reserved, kept = device.reserved + 11 * MIB, 11 * MIB  # the run before the capture
+
+    assert probe.captured(capture) == 57 * MIB
+    assert probe.captured(lambda: None) == 0

@@ -8,6 +8,7 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -16,8 +17,7 @@ from model_checkpoints import VARIANTS, make_checkpoint, random_tokens, referenc
 
 from modelserve.engine_args import EngineArgs
 from modelserve.errors import InvalidInput
-from modelserve_worker.batch import IN_FLIGHT
-from modelserve_worker.execution.model_runner import NonFiniteLogitsError
+from modelserve_worker.batch import IN_FLIGHT, NOT_A_NUMBER
 from modelserve_worker.execution.ranks import LaunchedReplica, launch
 from modelserve_worker.request import SamplingParams
 
@@ -70,9 +70,9 @@ def forced_logits(served: Served, driver, rng: random.Random, *, preempt: bool) 
         if not shares:
             continue
         batch = driver.batch(*shares)
-        parts = runner.teacher_forced_logits(batch).split([len(r.token_ids) for r in batch.requests])
-        for request, logits in zip(batch.requests, parts, strict=True):
-            done[int(request.request_id)].append(logits)
+        parts = runner.teacher_forced_logits(batch).split(batch.lengths.tolist())
+        for share, logits in zip(driver.ordered(*shares), parts, strict=True):
+            done[int(share.request_id)].append(logits)
     return [torch.cat(parts) for parts in done]
 
 
@@ -108,13 +108,13 @@ def generate(served: Served, driver, prompt, sampling, *, tokens: int, overlap: 
         )  # fmt: skip
         step = runner.execute(driver.batch(launched[-1]))
         if pending is not None:
-            outputs.append(pending.result().tokens["r"].token_id)
+            outputs.append(pending.result().token_ids[0])
         pending = step
         if not overlap or (preempt_at is not None and len(outputs) + 1 == preempt_at):
-            outputs.append(pending.result().tokens["r"].token_id)
+            outputs.append(pending.result().token_ids[0])
             pending = None
     if pending is not None:
-        outputs.append(pending.result().tokens["r"].token_id)
+        outputs.append(pending.result().token_ids[0])
     driver.release("r")
     return outputs
 
@@ -145,43 +145,46 @@ def test_greedy_tokens_and_logprobs_are_those_of_the_reference(served, driver_fo
         driver.share(str(i), p, samples=True, slot=i, sampling=greedy, prompt=tuple(p))
         for i, p in enumerate(case.prompts)
     ]
-    tokens = case.replica.runner.execute(driver.batch(*shares)).result().tokens
+    sampled = case.replica.runner.execute(driver.batch(*shares)).result()
     for i, expected in enumerate(case.expected):
-        logprobs = expected[-1].log_softmax(0)
-        token = tokens[str(i)]
-        assert token.logprobs is not None
-        assert token.token_id == int(expected[-1].argmax())
-        assert token.logprobs.rank == 1
-        assert token.logprobs.logprob == pytest.approx(float(logprobs.max()), abs=1e-4)
-        assert [t for t, _ in token.logprobs.top] == logprobs.topk(3).indices.tolist()
+        logprobs, reported = expected[-1].log_softmax(0), sampled.logprobs[i]
+        assert sampled.token_ids[i] == int(expected[-1].argmax())
+        assert reported.rank == 1
+        assert reported.logprob == pytest.approx(float(logprobs.max()), abs=1e-4)
+        assert [t for t, _ in reported.top] == logprobs.topk(3).indices.tolist()
 
 
 def test_a_failed_step_fails_alone(served, driver_for, monkeypatch) -> None:
     case = served("31B")
     runner, driver = case.replica.runner, driver_for(case.replica.geometry, case.replica.pool_bytes)
-    sampling = SamplingParams(seed=0, max_tokens=1, temperature=0.0)
-    share = driver.share("r", case.prompts[0], samples=True, sampling=sampling)
+    batch = driver.batch(driver.share("r", case.prompts[0], samples=True))
     with monkeypatch.context() as patch:
-        patch.setattr(runner.model, "forward", lambda *_: (_ for _ in ()).throw(MemoryError("no room")))
-        pending = runner.execute(driver.batch(share))
+        patch.setattr(runner.model, "forward", lambda *_, **__: (_ for _ in ()).throw(MemoryError("no room")))
+        pending = runner.execute(batch)
         with pytest.raises(MemoryError, match="no room"):
             pending.result()
+    broken = dataclasses.replace(batch, token_ids=np.full_like(batch.token_ids, 1 << 20))
+    with pytest.raises(InvalidInput, match="a token id outside"):
+        runner.execute(broken).result()
+    assert runner.execute(batch).result().token_ids[0] == int(case.expected[0][-1].argmax())
+
+
+def test_a_row_of_nan_is_marked_and_its_neighbours_are_right(served, driver_for, monkeypatch) -> None:
+    case = served("31B")
+    runner, driver = case.replica.runner, driver_for(case.replica.geometry, case.replica.pool_bytes)
+    shares = [driver.share(str(i), case.prompts[i], samples=True) for i in range(3)]
+    right = runner.model.head
     with monkeypatch.context() as patch:
-        patch.setattr(runner.model, "compute_logits", lambda hidden: torch.full((hidden.shape[0], 256), torch.nan))
-        pending = runner.execute(driver.batch(share))
-        with pytest.raises(NonFiniteLogitsError, match="request r"):
-            pending.result()
-    broken = dataclasses.replace(share, token_ids=(1 << 20,) * len(share.token_ids))
-    with pytest.raises(InvalidInput, match="token id outside"):
-        runner.execute(driver.batch(broken)).result()
-    token = runner.execute(driver.batch(share)).result().tokens["r"].token_id
-    assert token == int(case.expected[0][-1].argmax())
+        patch.setattr(runner.model, "head", lambda hidden: right(hidden).index_fill(0, torch.tensor([1]), torch.nan))
+        tokens = runner.execute(driver.batch(*shares)).result().token_ids
+    expected = [int(logits[-1].argmax()) for logits in case.expected[:3]]
+    assert tokens.tolist() == [expected[0], NOT_A_NUMBER, expected[2]]
 
 
 def test_a_step_without_samples_returns_none(served, driver_for) -> None:
     case = served("31B")
     driver = driver_for(case.replica.geometry, case.replica.pool_bytes)
-    assert case.replica.runner.execute(driver.batch(driver.share("r", [5, 6, 7]))).result().tokens == {}
+    assert case.replica.runner.execute(driver.batch(driver.share("r", [5, 6, 7]))).result().token_ids.size == 0
 
 
 @pytest.mark.parametrize("variant", ["12B", "E2B"])
@@ -213,4 +216,4 @@ def test_random_weights_need_only_a_config(tmp_path: Path, driver_for) -> None:
     replica = launch(EngineArgs(model=str(tmp_path), device="cpu", cpu_memory_bytes=MEMORY, load_format="dummy"))
     driver = driver_for(replica.geometry, replica.pool_bytes)
     share = driver.share("r", [5, 6], samples=True)
-    assert 0 <= replica.runner.execute(driver.batch(share)).result().tokens["r"].token_id < 256
+    assert 0 <= replica.runner.execute(driver.batch(share)).result().token_ids[0] < 256

@@ -54,8 +54,8 @@ def test_steps_are_launched_without_waiting(tmp_path, driver_for, variant) -> No
             finally:
                 torch.cuda.set_sync_debug_mode("default")
             if len(pending) > 1 or not overlap:
-                found.append(pending.pop(0).result().tokens["r"].token_id)
+                found += pending.pop(0).result().token_ids.tolist()
             ids = [IN_FLIGHT] if overlap else [found[-1]]
-        return found + [step.result().tokens["r"].token_id for step in pending]
+        return found + [token for step in pending for token in step.result().token_ids.tolist()]
 
     assert tokens(overlap=True) == tokens(overlap=False)

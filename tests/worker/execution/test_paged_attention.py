@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 
 import pytest
@@ -13,13 +12,12 @@ from hypothesis import strategies as st
 from modelserve.architecture import LayerKind
 from modelserve.errors import InvalidInput
 from modelserve.sizing.pages import KVCacheDtype
-from modelserve_worker.batch import SlidingTable
 from modelserve_worker.execution import paged_attention
-from modelserve_worker.execution.input_batch import pack
+from modelserve_worker.execution.block_tables import BlockTables
 from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.paged_attention import PagedAttention
-from modelserve_worker.execution.staging import StagingBuffer
-from modelserve_worker.kernels.row_codec import decode_rows, encode_rows
+from modelserve_worker.execution.plain_step import plain_step
+from modelserve_worker.kernels.row_codec import decode_rows, encode_rows, v_only_columns
 from modelserve_worker.layers.rotary import RotaryEmbedding, rotate
 
 CPU = torch.device("cpu")
@@ -51,6 +49,12 @@ class Projections:
         flat = rotate(scaled.permute(2, 0, 1, 3).flatten(1, 2), cos, sin)
         return flat.unflatten(1, values.shape[:2]).permute(1, 2, 0, 3)
 
+    def derive_stored(self, layer: int, values: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """`derive` of rows in the order in which rows of V alone are stored."""
+        architecture = self.architecture
+        order = v_only_columns(architecture.global_head_dim, pairs=architecture.global_rotary_pairs)
+        return self.derive(layer, values[..., order.argsort()], positions)[..., order]
+
     def stored(self, name: str, layer: int, dtype: KVCacheDtype) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of a layer as any reader must see them."""
         _, k, v = self.rows[name, self.architecture.producer(layer)]
@@ -72,22 +76,32 @@ class Projections:
         return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v)
 
 
-def run_steps(projections, cache, driver, steps: list[list[tuple[str, int]]]):
+def tables_for(cache: KVCache) -> BlockTables:
+    return BlockTables(cache.geometry, max_num_seqs=8, max_model_len=600, device=CPU)
+
+
+def run_steps(projections, cache, driver, steps: list[list[tuple[str, int]]], *, tables: BlockTables | None = None):
     """Push the chunks of every step through the cache, layer by layer: outputs per (request, layer)."""
+    tables = tables or tables_for(cache)
     architecture = projections.architecture
     outputs: dict[tuple[str, int], list[torch.Tensor]] = {key: [] for key in projections.rows}
-    staging = StagingBuffer(16, CPU)  # small on purpose: it must grow
     for step in steps:
-        batch = driver.batch(*(driver.share(name, [5] * count) for name, count in step))
-        packed = pack(batch, cache, staging, vocab_size=512, eos_token_ids=(1,))
+        shares = driver.ordered(*(driver.share(name, [5] * count) for name, count in step))
+        batch = driver.batch(*shares)
+        for kind, updates in ((LayerKind.GLOBAL, batch.global_updates), (LayerKind.SLIDING, batch.sliding_updates)):
+            tables.apply(kind, updates)
+        names = {share.slot: share.request_id for share in shares}
         attention = PagedAttention(
-            packed, cache=cache, architecture=architecture, derive_keys=projections.derive
-        )  # fmt: skip
+            plain_step(batch, cache, tables, names),
+            cache=cache,
+            architecture=architecture,
+            derive_keys=projections.derive_stored,
+        )
         for layer in range(architecture.num_hidden_layers):
-            spans = [(r.request_id, slice(r.start, r.end)) for r in batch.requests]
+            spans = [(s.request_id, slice(s.start, s.start + len(s.token_ids))) for s in shares]
             q, k, v = (torch.cat([projections.rows[n, layer][i][s] for n, s in spans]) for i in range(3))
             owns = architecture.owns_cache(layer)
-            attended = attention.attend(layer, q, k if owns else None, v if owns else None)
+            attended = attention.attend_heads(layer, q, k if owns else None, v if owns else None)
             for (name, _), part in zip(spans, attended.split([s.stop - s.start for _, s in spans]), strict=True):
                 outputs[name, layer].append(part)
     return {key: torch.cat(parts) for key, parts in outputs.items() if parts}
@@ -137,7 +151,7 @@ def test_paged_equals_dense(
 
 
 def test_sliding_pages_are_reused_in_place(small_architecture, geometry_of, driver_for) -> None:
-    """The fixture does exercise the dangerous case: a write table that holds a page of the read table."""
+    """The fixture does exercise the dangerous case: a written row lies in a page whose old rows are being read."""
     architecture = small_architecture("e4b", sliding_window=40)
     projections = Projections(architecture, {"a": 300})
     geometry = geometry_of(architecture)
@@ -186,11 +200,12 @@ def test_stamps_catch_a_wrong_page(small_architecture, geometry_of, driver_for) 
     projections = Projections(architecture, {"a": 100, "b": 100})
     geometry = geometry_of(architecture)
     cache, driver = poisoned_cache(geometry), driver_for(geometry, POOL)
-    run_steps(projections, cache, driver, [[("a", 90), ("b", 90)]])
-    a, b = driver.tables["a"], driver.tables["b"]
-    a.global_pages[0], b.global_pages[0] = b.global_pages[0], a.global_pages[0]
+    tables = tables_for(cache)
+    run_steps(projections, cache, driver, [[("a", 90), ("b", 90)]], tables=tables)
+    table, a, b = tables.host[LayerKind.GLOBAL], driver.tables["a"].slot, driver.tables["b"].slot
+    table[[a, b], 0] = table[[b, a], 0]
     with pytest.raises(AssertionError, match=r"position 90 of request #\d+ read 91 rows .* of request #"):
-        run_steps(projections, cache, driver, [[("a", 1)]])
+        run_steps(projections, cache, driver, [[("a", 1)]], tables=tables)
 
 
 def test_stamps_catch_an_early_overwrite(small_architecture, geometry_of, driver_for, monkeypatch) -> None:
@@ -231,17 +246,21 @@ def test_stamps_catch_a_wrong_window(small_architecture, geometry_of, driver_for
         run_steps(projections, poisoned_cache(geometry), driver_for(geometry, POOL), [[("a", 90)], [("a", last)]])
 
 
-def test_a_batch_that_breaks_the_contract_is_refused(small_architecture, geometry_of, driver_for) -> None:
-    architecture = small_architecture("31b", sliding_window=40)
-    geometry = geometry_of(architecture)
-    cache, driver, staging = poisoned_cache(geometry), driver_for(geometry, POOL), StagingBuffer(16, CPU)
-    good = driver.share("a", [5] * 70)
-    broken = {
-        "global pages do not cover 70": {"global_pages": good.global_pages[:1]},
-        "sliding_write does not cover": {"sliding_write": SlidingTable(2, good.sliding_write.pages[:1])},
-        "token id outside 0..511": {"token_ids": (512,) * 70},
-        "outside the arena": {"global_pages": (0, 1 << 30)},
-    }
-    for message, change in broken.items():
-        with pytest.raises(InvalidInput, match=message):
-            pack(driver.batch(dataclasses.replace(good, **change)), cache, staging, vocab_size=512, eos_token_ids=(1,))
+def test_a_table_that_names_a_page_outside_the_arena_is_refused(small_architecture, geometry_of, driver_for) -> None:
+    """And the same step is taken when the table is right again."""
+    geometry = geometry_of(small_architecture("31b", sliding_window=40))
+    cache, driver = poisoned_cache(geometry), driver_for(geometry, POOL)
+    tables, share = tables_for(cache), driver.share("a", [5] * 70)
+    batch = driver.batch(share)
+    for kind, updates in ((LayerKind.GLOBAL, batch.global_updates), (LayerKind.SLIDING, batch.sliding_updates)):
+        tables.apply(kind, updates)
+    for kind in LayerKind:
+        table, right = tables.host[kind], int(tables.host[kind][share.slot, 1])
+        for wrong in (-1, cache.num_pages[kind]):
+            table[share.slot, 1] = wrong
+            with pytest.raises(
+                InvalidInput, match=f"{kind.value} page .* outside the arena's 0..{cache.num_pages[kind] - 1}"
+            ):
+                plain_step(batch, cache, tables, {share.slot: "a"})
+        table[share.slot, 1] = right
+    assert plain_step(batch, cache, tables, {share.slot: "a"}).positions.tolist() == list(range(70))

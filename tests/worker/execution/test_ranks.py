@@ -37,7 +37,7 @@ def _tokens(replica: LaunchedReplica, driver_for, steps: int) -> list[int]:
     ids, outputs = random_tokens(40, seed=4), []
     for step in range(steps):
         share = driver.share("r", ids, samples=True, sampling=SAMPLED, num_output_tokens=step)
-        outputs.append(replica.runner.execute(driver.batch(share)).result().tokens["r"].token_id)
+        outputs.append(int(replica.runner.execute(driver.batch(share)).result().token_ids[0]))
         ids = [outputs[-1]]
     return outputs
 

@@ -4,39 +4,62 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
 
-from modelserve_worker.batch import ScheduledBatch, ScheduledRequest, SlidingTable
+from modelserve.sizing.activation import ROWS_PER_SORT
+from modelserve_worker.batch import NOT_A_NUMBER, AdmittedRequest
 from modelserve_worker.execution.sampler import Sampler, SamplerOutput
-from modelserve_worker.execution.sampling_batch import SlotHistory, pack_sampling, slot_histories
-from modelserve_worker.execution.staging import StagingBuffer
 from modelserve_worker.kernels.counter_random import gumbel_noise
 from modelserve_worker.request import SamplingParams
 
 CPU = torch.device("cpu")
-EMPTY = SlidingTable(0, ())
 CHI2_P_1E_4 = {7: 29.9, 15: 45.0}  # critical values of chi-square at p = 1e-4 by degrees of freedom
 
 
-def _request(sampling: SamplingParams, *, slot: int = 0, position: int = 10, outputs: int = 0, name: str = "r"):
-    return ScheduledRequest(
-        f"{name}{slot}", slot, sampling, position - 1, (5,), (), EMPTY, EMPTY, True, outputs, False
-    )  # fmt: skip
+@dataclass(frozen=True)
+class Row:
+    """A request that samples: its slot, the position of its token, how many it has sampled."""
+
+    sampling: SamplingParams
+    slot: int = 0
+    position: int = 10
+    outputs: int = 0
+    prompt: tuple[int, ...] = ()
+    earlier: tuple[int, ...] = ()
 
 
-def _sample(logits: torch.Tensor, requests, *, sampler: Sampler | None = None, eos=(1,)) -> SamplerOutput:
-    staging = StagingBuffer(16, CPU)
-    staging.begin()
-    packed = pack_sampling(
-        ScheduledBatch(0, tuple(requests)), staging, vocab_size=logits.shape[1], eos_token_ids=eos
-    )  # fmt: skip
-    assert packed is not None
-    staging.send()
-    sampler = sampler or Sampler(max_num_seqs=8192, vocab_size=logits.shape[1], device=CPU)
-    return sampler.sample(logits, packed.on_device(staging))
+def _sampler(vocab_size: int, *, slots: int = 64, softcap: float | None = None, eos=(1,)) -> Sampler:
+    return Sampler(max_num_seqs=slots, vocab_size=vocab_size, softcap=softcap, eos_token_ids=eos, device=CPU)
+
+
+def _admit(sampler: Sampler, rows: list[Row]) -> None:
+    sampler.admit([AdmittedRequest(r.slot, f"r{r.slot}", r.sampling, r.prompt, r.earlier) for r in rows])
+
+
+def _step(sampler: Sampler, logits: torch.Tensor, rows: list[Row]) -> SamplerOutput:
+    slots = np.array([r.slot for r in rows], dtype=np.int32)
+    counts = np.array([r.outputs for r in rows], dtype=np.int32)
+    before = logits.clone()
+    output = sampler.sample(
+        logits,
+        slots=torch.tensor(slots),
+        positions=torch.tensor([r.position for r in rows], dtype=torch.int32),
+        output_counts=torch.tensor(counts),
+        host_slots=slots,
+        host_output_counts=counts,
+    )
+    assert torch.equal(logits.nan_to_num(7.0), before.nan_to_num(7.0)), "the logits are left as they were"
+    return output
+
+
+def _sample(logits: torch.Tensor, rows: list[Row], **options) -> SamplerOutput:
+    sampler = _sampler(logits.shape[1], slots=max(r.slot for r in rows) + 1, **options)
+    _admit(sampler, rows)
+    return _step(sampler, logits, rows)
 
 
 def _params(**changes) -> SamplingParams:
@@ -45,7 +68,7 @@ def _params(**changes) -> SamplingParams:
 
 def _draws(logits: torch.Tensor, count: int, **changes) -> np.ndarray:
     """`count` draws from one row of logits, at consecutive positions of one seed."""
-    requests = [_request(_params(**changes), slot=i, position=1 + i) for i in range(count)]
+    requests = [Row(_params(**changes), slot=i, position=1 + i) for i in range(count)]
     return np.bincount(_sample(logits.expand(count, -1), requests).tokens.numpy(), minlength=logits.numel())
 
 
@@ -68,10 +91,7 @@ def test_neighbouring_seeds_and_positions_are_independent() -> None:
     logits = torch.zeros(4)
     for seed_step, position_step in ((1, 0), (0, 1)):
         pairs = [
-            [
-                _request(_params(seed=2 * i + j * seed_step), slot=i, position=2 * i + j * position_step)
-                for i in range(4000)
-            ]
+            [Row(_params(seed=2 * i + j * seed_step), slot=i, position=2 * i + j * position_step) for i in range(4000)]
             for j in range(2)
         ]
         first, second = (_sample(logits.expand(4000, -1), side).tokens.numpy() for side in pairs)
@@ -122,14 +142,14 @@ def test_a_row_is_the_same_in_every_batch() -> None:
         logit_bias=((4, 50.0),), min_tokens=5, temperature=0.7,
     )  # fmt: skip
     plain = [_params(seed=i, temperature=0.0 if i % 3 == 0 else 1.0) for i in range(40)]
-    alone = [int(_sample(logits[i : i + 1], [_request(plain[i], position=50 + i)]).tokens) for i in range(40)]
-    mixed = [_request(plain[i] if i % 2 else everything, slot=39 - i, position=50 + i) for i in range(40)]
+    alone = [int(_sample(logits[i : i + 1], [Row(plain[i], position=50 + i)]).tokens) for i in range(40)]
+    mixed = [Row(plain[i] if i % 2 else everything, slot=39 - i, position=50 + i) for i in range(40)]
     together = _sample(logits, mixed).tokens.tolist()
     assert [together[i] for i in range(1, 40, 2)] == alone[1::2]
 
 
 def test_huge_and_negative_seeds_are_taken() -> None:
-    requests = [_request(_params(seed=seed), slot=i) for i, seed in enumerate((2**64 - 1, -1, 2**63, 0))]
+    requests = [Row(_params(seed=seed), slot=i) for i, seed in enumerate((2**64 - 1, -1, 2**63, 0))]
     tokens = _sample(torch.zeros(4, 1000), requests).tokens.tolist()
     assert tokens[0] == tokens[1]
     assert len(set(tokens)) == 3
@@ -138,7 +158,7 @@ def test_huge_and_negative_seeds_are_taken() -> None:
 def test_temperatures_below_the_limit_are_greedy() -> None:
     logits = torch.tensor([[0.0, 1.0, 0.999999]])
     for temperature in (0.0, 1e-30, 1e-6):
-        tokens = {int(_sample(logits, [_request(_params(temperature=temperature, seed=s))]).tokens) for s in range(20)}
+        tokens = {int(_sample(logits, [Row(_params(temperature=temperature, seed=s))]).tokens) for s in range(20)}
         assert tokens == {1}
 
 
@@ -159,21 +179,14 @@ def test_penalties_match_naive_code_over_a_run(seed) -> None:
     logits = torch.randn(1, 30, generator=generator) * 2
     params = _params(temperature=0.0, repetition_penalty=1.5, presence_penalty=0.4, frequency_penalty=0.3)
     prompt, outputs = [3, 3, 7, 29], []
-    sampler = Sampler(max_num_seqs=4, vocab_size=30, device=CPU)
-    sampler.rebuild(SlotHistory(2, (1, 2, 3), (4, 4)))  # whoever was in the slot before
+    sampler = _sampler(30, slots=4)
+    _admit(sampler, [Row(params, slot=2, prompt=(1, 2, 3), earlier=(4, 4))])  # whoever was in the slot before
     for i in range(40):
         if i in (0, 20):
             slot = 2 if i == 0 else 0
-            request = dataclasses.replace(
-                _request(params, slot=slot),
-                first_in_slot=True,
-                prompt_token_ids=tuple(prompt),
-                output_token_ids=tuple(outputs),
-            )
-            for history in slot_histories(ScheduledBatch(0, (request,))):
-                sampler.rebuild(history)
+            _admit(sampler, [Row(params, slot=slot, prompt=tuple(prompt), earlier=tuple(outputs))])
         naive = _naive_penalties(logits[0], prompt, outputs, params)
-        token = int(_sample(logits, [_request(params, slot=slot)], sampler=sampler).tokens)
+        token = int(_step(sampler, logits, [Row(params, slot=slot)]).tokens)
         assert naive[token] == pytest.approx(max(naive), abs=1e-5)
         outputs.append(token)
     assert len(set(outputs)) > 5
@@ -182,16 +195,16 @@ def test_penalties_match_naive_code_over_a_run(seed) -> None:
 def test_min_tokens_bans_eos_and_stop_ids_until_reached() -> None:
     logits = torch.tensor([[0.0, 5.0, 4.0, 3.0]])
     params = _params(temperature=0.0, min_tokens=2, stop_token_ids=(2, 999))
-    assert int(_sample(logits, [_request(params, outputs=1)]).tokens) == 3
-    assert int(_sample(logits, [_request(params, outputs=2)]).tokens) == 1
+    assert int(_sample(logits, [Row(params, outputs=1)]).tokens) == 3
+    assert int(_sample(logits, [Row(params, outputs=2)]).tokens) == 1
     ignoring = dataclasses.replace(params, ignore_eos=True)
-    assert int(_sample(logits, [_request(ignoring, outputs=1)]).tokens) == 1
+    assert int(_sample(logits, [Row(ignoring, outputs=1)]).tokens) == 1
 
 
 def test_logit_bias_moves_the_argmax_and_leaves_logprobs_raw() -> None:
     logits = torch.tensor([[0.0, 2.0, 1.0, -1.0]])
     params = _params(temperature=0.0, logit_bias=((3, 10.0), (1, -100.0), (4, 1.0)), logprobs=2)
-    output = _sample(logits, [_request(params)])
+    output = _sample(logits, [Row(params)])
     assert output.logprobs is not None
     raw = logits[0].log_softmax(0)
     assert output.tokens.tolist() == [3]
@@ -201,9 +214,72 @@ def test_logit_bias_moves_the_argmax_and_leaves_logprobs_raw() -> None:
     assert torch.equal(output.logprobs.top_logprobs[0], raw[[1, 2]])
 
 
+def test_only_rows_that_ask_have_logprobs() -> None:
+    logits = torch.tensor([[0.0, 2.0, 1.0], [3.0, 0.0, 4.0], [1.0, 0.0, 0.0]])
+    rows = [Row(_params(temperature=0.0, logprobs=n), slot=i) for i, n in enumerate((None, 2, 0))]
+    reported = _sample(logits, rows, softcap=5.0).logprobs
+    assert reported is not None
+    capped = (5.0 * (logits / 5.0).tanh()).log_softmax(-1)
+    assert reported.wanted.tolist() == [-1, 2, 0]
+    assert reported.rank.tolist() == [0, 1, 1]
+    assert reported.chosen[1:].tolist() == pytest.approx([float(capped[1, 2]), float(capped[2, 0])])
+    assert reported.top_tokens[1].tolist() == [2, 0]
+    assert _sample(logits, rows[:1]).logprobs is None
+
+
 def test_nan_logits_are_reported_and_do_not_reach_other_rows() -> None:
     logits = torch.zeros(2, 8)
     logits[0, 3] = torch.nan
     logits[1, 6] = 9.0
-    greedy = _params(temperature=0.0)
-    assert _sample(logits, [_request(greedy), _request(greedy, slot=1)]).tokens.tolist() == [-1, 6]
+    params = _params(temperature=0.0, logprobs=1, repetition_penalty=1.1)
+    output = _sample(logits, [Row(params), Row(params, slot=1)])
+    assert output.tokens.tolist() == [NOT_A_NUMBER, 6]
+    assert output.logprobs is not None
+    assert output.logprobs.chosen[1] == logits[1].log_softmax(0)[6]
+
+
+def test_the_softcap_comes_before_everything_else() -> None:
+    """Equal after the cap: the lower id wins. And a bias is added to the capped logit."""
+    logits = torch.tensor([[1000.0, 3000.0, -5.0]])
+    assert int(_sample(logits, [Row(_params(temperature=0.0))], softcap=30.0).tokens) == 0
+    assert int(_sample(logits, [Row(_params(temperature=0.0))]).tokens) == 1
+    biased = _params(temperature=0.0, logit_bias=((2, 20.0), (2, 16.0)))
+    assert int(_sample(logits, [Row(biased)], softcap=30.0).tokens) == 2, "a bias given twice counts twice"
+
+
+def test_ties_go_to_the_lowest_token_id() -> None:
+    logits = torch.full((1, 5000), -1.0)
+    logits[0, [4999, 1234, 77]] = 2.0
+    assert int(_sample(logits, [Row(_params(temperature=0.0))]).tokens) == 77
+    drawn = {int(_sample(logits, [Row(_params(top_k=2), position=i)]).tokens) for i in range(30)}
+    assert drawn == {77, 1234}
+
+
+def test_a_slot_that_is_taken_again_has_the_new_parameters_only() -> None:
+    logits = torch.tensor([[0.0, 5.0, 4.0, 3.0]])
+    sampler = _sampler(4, slots=2)
+    loaded = _params(temperature=0.0, logit_bias=((3, 50.0),), min_tokens=9, repetition_penalty=3.0, logprobs=1)
+    _admit(sampler, [Row(loaded, prompt=(1,)), Row(loaded, slot=1)])
+    assert _step(sampler, logits.expand(2, -1), [Row(loaded), Row(loaded, slot=1)]).tokens.tolist() == [3, 3]
+    _admit(sampler, [Row(_params(temperature=0.0))])
+    output = _step(sampler, logits.expand(2, -1), [Row(loaded), Row(loaded, slot=1)])
+    assert output.tokens.tolist() == [1, 3]
+    assert output.logprobs is not None
+    assert output.logprobs.wanted.tolist() == [-1, 1]
+
+
+def test_a_batch_of_several_passes_is_the_sum_of_its_rows() -> None:
+    count = 2 * ROWS_PER_SORT + 3
+    logits = torch.randn(count, 50, generator=torch.Generator().manual_seed(4))
+    rows = [Row(_params(seed=i, top_p=0.8), slot=count - 1 - i) for i in range(count)]
+    alone = [int(_sample(logits[i : i + 1], [rows[i]]).tokens) for i in range(count)]
+    assert _sample(logits, rows).tokens.tolist() == alone
+
+
+def test_a_reset_forgets_what_slots_have_seen() -> None:
+    logits = torch.tensor([[0.0, 5.0, 4.9, 3.0]])
+    sampler, row = _sampler(4, slots=1), Row(_params(temperature=0.0, presence_penalty=1.0))
+    _admit(sampler, [row])
+    assert [int(_step(sampler, logits, [row]).tokens) for _ in range(2)] == [1, 2]
+    sampler.reset()
+    assert int(_step(sampler, logits, [row]).tokens) == 1

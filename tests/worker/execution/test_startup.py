@@ -11,7 +11,7 @@ from model_checkpoints import load_checkpoint, make_checkpoint
 from modelserve.errors import InvalidInput
 from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.model_runner import GPUModelRunner
-from modelserve_worker.execution.startup import profile_batch, read_architecture
+from modelserve_worker.execution.startup import profile_batches, read_architecture
 from modelserve_worker.execution.weights import InvalidCheckpoint
 from modelserve_worker.tiny.variants import config_json
 
@@ -54,7 +54,7 @@ def test_an_eos_id_that_is_no_token_is_refused(tmp_path, eos, complaint) -> None
 def test_the_profile_step_needs_two_pages_whatever_the_context(
     tmp_path, geometry_of, monkeypatch, variant, start, tokens
 ) -> None:
-    """Every table entry names the same page; a full batch samples, and no slot remembers it."""
+    """Every table entry names the same page; a chunk and a full batch sample, and no slot remembers it."""
     make_checkpoint(variant, tmp_path, seed=1)
     model = load_checkpoint(tmp_path)
     geometry = geometry_of(model.architecture)
@@ -63,8 +63,16 @@ def test_the_profile_step_needs_two_pages_whatever_the_context(
     cache.arena.zero_()
     runner = GPUModelRunner(model, cache, max_num_batched_tokens=tokens, max_num_seqs=8, max_model_len=2000)
     rows: list[int] = []
-    compute_logits = model.compute_logits
-    monkeypatch.setattr(model, "compute_logits", lambda hidden: rows.append(len(hidden)) or compute_logits(hidden))
-    runner.profile(profile_batch(geometry, start=start, tokens=tokens), rows=8)
-    assert rows == [8]
-    assert not runner._sampler._seen.any()
+    head = model.head
+    monkeypatch.setattr(model, "head", lambda hidden: rows.append(len(hidden)) or head(hidden))
+    sampler, counted = runner._sampler, []
+    reset = sampler.reset
+    monkeypatch.setattr(sampler, "reset", lambda: counted.append(int(sampler._seen.count_nonzero())) or reset())
+    batches = profile_batches(start=start, tokens=tokens, rows=8)
+    assert [(b.num_requests, b.num_tokens, set(b.starts.tolist())) for b in batches] == [
+        (1, tokens, {start}), (8, 8, {start})
+    ]  # fmt: skip
+    runner.profile(batches)
+    assert rows == [1, 8]
+    assert counted[0] > 0, "the profile's requests have penalties"
+    assert not sampler._seen.any()

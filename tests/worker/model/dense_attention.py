@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from modelserve.architecture import LayerKind, ModelArchitecture
+from modelserve_worker.layers.attention import Attention
 from modelserve_worker.layers.rotary import rotate
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 
@@ -21,9 +22,13 @@ class DenseAttention:
     def producer(self, layer: int) -> int:
         return self.architecture.producer(layer)
 
-    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+    def attend(self, attention: Attention, projected: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        return self.attend_heads(attention.layer, *attention.heads(projected, rotation)).flatten(1)
+
+    def attend_heads(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+        """q [T, Hq, D]; k, v [T, Hkv, D], None on KV-shared layers. Returns [T, Hq, D]."""
         if k is not None and v is not None:
-            self.rows[layer] = (k, v)
+            self.rows[layer] = (self.keys(layer, k, v), v)
         k, v = self.rows[self.producer(layer)]
         groups = q.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
@@ -33,6 +38,10 @@ class DenseAttention:
             allowed &= key > query - self.window
         scores = torch.einsum("qhd,khd->hqk", q.float(), k.float()).masked_fill(~allowed, float("-inf"))
         return torch.einsum("hqk,khd->qhd", scores.softmax(dim=-1), v.float()).to(q.dtype)
+
+    def keys(self, layer: int, k: Tensor, v: Tensor) -> Tensor:
+        """The keys to keep of a layer's own k and v."""
+        return k
 
 
 class DerivedKeyAttention(DenseAttention):
@@ -45,11 +54,11 @@ class DerivedKeyAttention(DenseAttention):
     def k_norm_weight(self, layer: int) -> Tensor:
         return self.model.k_norm_weight(layer)
 
-    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
-        if self.architecture.k_from_v(layer) and v is not None:
-            cos, sin = self.model.rope.cos_sin(LayerKind.GLOBAL, torch.arange(v.shape[0]))
-            k = rotate(v * self.k_norm_weight(layer), cos, sin)
-        return super().attend(layer, q, k, v)
+    def keys(self, layer: int, k: Tensor, v: Tensor) -> Tensor:
+        if not self.architecture.k_from_v(layer):
+            return k
+        cos, sin = self.model.rope.cos_sin(LayerKind.GLOBAL, torch.arange(v.shape[0]))
+        return rotate(v * self.k_norm_weight(layer), cos, sin)
 
 
 def dense_logits(model: Gemma4ForCausalLM, token_ids: list[int], attention: DenseAttention | None = None) -> Tensor:

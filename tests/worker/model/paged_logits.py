@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from model_checkpoints import WINDOW, load_checkpoint, random_tokens
 from torch import Tensor
@@ -16,7 +17,7 @@ from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.model_runner import GPUModelRunner
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
-from modelserve_worker.request import Request, SampledToken, SamplingParams
+from modelserve_worker.request import Request, SamplingParams
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.scheduler import Scheduler
 
@@ -102,6 +103,7 @@ class _Replayer:
             max_model_len=longest + 1,
         )
         self.seen: list[dict[int, Tensor]] = [{} for _ in traffic.requests]
+        self.held: dict[int, int] = {}  # request by slot
         self.recomputed = 0
         self.disagreement = 0.0
 
@@ -136,25 +138,26 @@ class _Replayer:
 
     @torch.inference_mode()
     def _compute(self, batch: ScheduledBatch) -> SampledTokens:
-        _, hidden = self.runner.forward_hidden(batch)
-        tokens = {}
+        hidden = self.runner.forward_hidden(batch)
+        self.held |= {admitted.slot: int(admitted.request_id) for admitted in batch.admitted}
+        tokens: list[int] = []
         kept: list[tuple[int, int]] = []  # request, position
         rows: list[int] = []  # of the step
         offset = 0
-        for scheduled in batch.requests:
-            index = int(scheduled.request_id)
+        arrays = (batch.slots, batch.starts, batch.lengths, batch.samples)
+        for slot, start, length, samples in zip(*(array.tolist() for array in arrays), strict=True):
+            index, end = self.held[slot], start + length
             forced = self.traffic.requests[index]
-            positions = range(max(scheduled.start, forced.kept_from), scheduled.end)
+            positions = range(max(start, forced.kept_from), end)
             kept += [(index, position) for position in positions]
-            rows += [offset + position - scheduled.start for position in positions]
-            offset += len(scheduled.token_ids)
-            if scheduled.samples:
-                token = forced.token_ids[scheduled.end]
-                self.runner._last_tokens[scheduled.slot] = token
-                tokens[scheduled.request_id] = SampledToken(token)
+            rows += [offset + position - start for position in positions]
+            offset += length
+            if samples:
+                tokens.append(forced.token_ids[end])
+                self.runner.last_tokens[slot] = tokens[-1]
         if rows:
             self._keep(kept, self.runner.model.compute_logits(hidden[rows]).cpu())
-        return SampledTokens(batch.step, tokens)
+        return SampledTokens(batch.step, np.array(tokens, dtype=np.int32), {})
 
     def _keep(self, places: list[tuple[int, int]], logits: Tensor) -> None:
         for (index, position), row in zip(places, logits, strict=True):

@@ -36,8 +36,8 @@ def test_scores_are_unsaturated_and_logits_ordinary(variant: str, checkpoint: Ca
     spreads: list[float] = []
 
     class Scores(DenseAttention):
-        def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
-            result = super().attend(layer, q, k, v)
+        def attend_heads(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+            result = super().attend_heads(layer, q, k, v)
             keys = self.rows[self.producer(layer)][0]
             keys = keys.repeat_interleave(q.shape[1] // keys.shape[1], dim=1)
             spreads.append(float(torch.einsum("qhd,khd->hqk", q, keys).std()))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
+from torch.nn import functional
 
 from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.errors import InvalidInput
-from modelserve_worker.layers.moe import Experts
+from modelserve_worker.kernels.elementwise import PlainElementwise
+from modelserve_worker.layers.moe import Experts, Router
 from modelserve_worker.layers.norm import RMSNorm
 from modelserve_worker.layers.parallel import Shard, TensorParallel
 from modelserve_worker.layers.rotary import RotaryEmbedding, inverse_frequencies, rotate
@@ -86,7 +89,9 @@ def test_the_norm_weight_multiplies_as_it_is() -> None:
 
 
 def test_experts_that_no_token_chose_take_no_part(architecture: ModelArchitecture) -> None:
-    experts = Experts(architecture, parallel=TensorParallel(), device=CPU, dtype=torch.float32)
+    experts = Experts(
+        architecture, doors=PlainElementwise(), parallel=TensorParallel(), device=CPU, dtype=torch.float32
+    )
     generator = torch.Generator().manual_seed(0)
     for parameter in experts.parameters():
         parameter.data.normal_(generator=generator)
@@ -101,6 +106,39 @@ def test_experts_that_no_token_chose_take_no_part(architecture: ModelArchitectur
             expected[token] += weight * (experts.down[expert] @ inner)
     experts.gate_up.data[[0, 2, 3, 5, 6]] = float("nan")
     torch.testing.assert_close(experts(x, weights, chosen), expected, rtol=1e-4, atol=1e-3)
+
+
+def test_rows_past_the_last_choose_no_expert_and_come_out_as_zeros(architecture: ModelArchitecture) -> None:
+    """What a grouped product leaves in rows of no expert is undefined: here it is NaN, and it must not spread."""
+    router = Router(architecture, device=CPU, dtype=torch.float32)
+    experts = Experts(
+        architecture, doors=PlainElementwise(), parallel=TensorParallel(), device=CPU, dtype=torch.float32
+    )
+    generator = torch.Generator().manual_seed(0)
+    for parameter in (*router.parameters(), *experts.parameters()):
+        parameter.data.normal_(generator=generator)
+    x = torch.randn((5, architecture.hidden_size), generator=generator)
+    weights, chosen = router(x)
+    padded_weights, padded = router(x, torch.tensor([3], dtype=torch.int32))
+    assert torch.equal(padded[:3], chosen[:3])
+    assert torch.equal(padded_weights, weights)
+    assert (padded[3:] == architecture.num_experts).all()
+
+    counted = []
+    products = functional.grouped_mm
+
+    def grouped_mm(rows: Tensor, matrices: Tensor, *, offs: Tensor) -> Tensor:
+        counted.append(int(offs[-1]))
+        result = products(rows, matrices, offs=offs)
+        result[int(offs[-1]) :] = torch.nan
+        return result
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(functional, "grouped_mm", grouped_mm)
+        routed = experts(x, padded_weights, padded)
+    assert counted == [3 * architecture.top_k_experts] * 2
+    torch.testing.assert_close(routed[:3], experts(x, weights, chosen)[:3], rtol=1e-4, atol=1e-3)
+    assert (routed[3:] == 0).all()
 
 
 @pytest.fixture

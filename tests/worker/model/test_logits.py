@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from dense_attention import DenseAttention, DerivedKeyAttention, dense_logits
@@ -13,6 +14,8 @@ from rank_logits import tensor_parallel_logits
 from torch import Tensor
 
 from modelserve_worker.layers import attention as attention_layer
+from modelserve_worker.layers import norm
+from modelserve_worker.models import gemma4
 
 TOLERANCE = 1e-4
 VISIBLE = 100 * TOLERANCE  # what a mutation must exceed
@@ -33,6 +36,35 @@ def difference(a: Tensor, b: Tensor) -> float:
 def test_logits_equal_the_reference(variant: str, length: int, checkpoint: Checkpoint) -> None:
     directory, ids = checkpoint(variant), random_tokens(length, seed=length)
     assert difference(dense_logits(load_checkpoint(directory), ids), reference_logits(directory, ids)) <= TOLERANCE
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels run on CPU tensors in Triton's interpreter only")
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_through_the_kernels_equal_the_reference(
+    variant: str, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from modelserve_worker.kernels.elementwise_triton import TritonElementwise
+
+    for module in (gemma4, norm):
+        monkeypatch.setattr(module, "elementwise_doors", lambda _: TritonElementwise())
+    directory, ids = checkpoint(variant), random_tokens(WINDOW + 1, seed=7)
+    model = load_checkpoint(directory)
+    assert isinstance(model.doors, TritonElementwise)
+    with np.errstate(over="ignore"):  # exp overflows to infinity, as on a GPU
+        logits = dense_logits(model, ids)
+    assert difference(logits, reference_logits(directory, ids)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_rows_that_pad_a_step_change_no_other_row(variant: str, checkpoint: Checkpoint) -> None:
+    """Padding holds ids of no token, as a captured step's does; 32-bit ids and positions say what 64-bit ones say."""
+    model, ids = load_checkpoint(checkpoint(variant)), random_tokens(WINDOW + 1, seed=7)
+    rows = torch.tensor([*ids, -1, -1, 2**31 - 1], dtype=torch.int32)
+    positions = torch.arange(len(rows), dtype=torch.int32)
+    num_rows = torch.tensor([len(ids)], dtype=torch.int32)
+    logits = model.compute_logits(model(rows, positions, DenseAttention(model.architecture), num_rows=num_rows))
+    assert difference(logits[: len(ids)], dense_logits(model, ids)) <= TOLERANCE
+    assert logits.isfinite().all()
 
 
 def test_two_ranks_say_what_one_says(checkpoint: Checkpoint, tmp_path: Path) -> None:

@@ -1,22 +1,22 @@
 """A device that executes scheduled batches literally, with a stamp in the place of every cache row.
 
 Memory is an array of bytes, each holding the stamp of the row last written over it: (stay of a request, position,
-layer). Executing a step follows the rules of modelserve_worker.batch layer by layer, and asserts that attention reads
-exactly the rows it is permitted to: those of its own request, position and producing layer, in the whole window and
-nowhere else.
+layer). The device knows pages from its own block tables alone, which it fills from the updates that steps bring.
+Executing a step follows the rules of modelserve_worker.batch layer by layer, and asserts that attention reads exactly
+the rows it is permitted to: those of its own request, position and producing layer, in the whole window and nowhere
+else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from modelserve.architecture import LayerKind
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, PageSpec
-from modelserve_worker.batch import IN_FLIGHT, SampledTokens, ScheduledBatch, ScheduledRequest
-from modelserve_worker.request import SampledToken
+from modelserve_worker.batch import IN_FLIGHT, AdmittedRequest, SampledTokens, ScheduledBatch, TableUpdates
 
 POSITION_BITS, LAYER_BITS = 16, 6
 NONSENSE = -2  # what a request says after a failed step
@@ -58,19 +58,45 @@ class StampedModel:
 
 @dataclass
 class Slot:
+    """A row of the device's per-request state."""
+
     request_id: str
     stay: int
-    next_position: int
-    last_token: int
+    sampled: int  # tokens of all stays
+    next_position: int = 0
+    last_token: int = IN_FLIGHT
     lost: bool = False  # a step failed under it: whatever it computes until it is given away is discarded
 
 
-class StampedDevice:
-    """Memory of `pool_bytes` bytes. `token_at(request_id, position)` is the text that the requests have and will say.
+class BlockTable:
+    """Pages by [slot, entry]. What no update has named since the last loss points anywhere."""
 
-    Faults for mutation tests: `write_first` writes sliding rows before the layer's attention, `ignore_sharing` writes
-    them after the producer's own attention, `window_error` widens the window that attention expects, `skip_moves` does
-    not copy moved pages.
+    def __init__(self, slots: int, entries: int, pages: int) -> None:
+        self.pages = np.zeros((slots, entries), dtype=np.int64)
+        self.named = np.zeros((slots, entries), dtype=bool)
+        self.capacity = pages
+
+    def write(self, updates: TableUpdates) -> None:
+        assert {updates.slots.dtype, updates.indices.dtype, updates.pages.dtype} == {np.dtype(np.int32)}
+        cells = list(zip(updates.slots.tolist(), updates.indices.tolist(), strict=True))
+        assert len(set(cells)) == len(cells), "an entry comes twice"
+        self.pages[updates.slots, updates.indices] = updates.pages
+        self.named[updates.slots, updates.indices] = True
+
+    def lose(self, seed: int) -> None:
+        self.named[:] = False
+        self.pages[:] = np.random.default_rng(seed).integers(0, max(1, self.capacity), self.pages.shape)
+
+
+class StampedDevice:
+    """Memory of `pool_bytes` bytes, `slots` slots and requests of at most `longest` tokens.
+
+    `token_at(request_id, position)` is the text that the requests have and will say. Shares of at most `commit_first`
+    tokens write their sliding rows before they attend, as the rules allow up to commit_first_tokens(geometry).
+
+    Faults for mutation tests: `ignore_sharing` writes sliding rows after the producer's own attention, `window_error`
+    widens the window that attention expects, `ring_error` the sliding block table, `skip_moves` does not copy moved
+    pages, `skip_move_updates` does not write the table entries of pages that this step moved.
     """
 
     def __init__(
@@ -80,65 +106,116 @@ class StampedDevice:
         pool_bytes: int,
         token_at: Callable[[str, int], int],
         *,
-        write_first: bool = False,
+        slots: int,
+        longest: int,
+        commit_first: int = 0,
         ignore_sharing: bool = False,
         window_error: int = 0,
+        ring_error: int = 0,
         skip_moves: bool = False,
+        skip_move_updates: bool = False,
     ) -> None:
         self.model = model
         self.geometry = geometry
         self.memory = np.full(pool_bytes, -1, dtype=np.int64)
+        self.tables = {
+            kind: BlockTable(slots, entries, pool_bytes // (geometry.page(kind).page_bytes or pool_bytes + 1))
+            for kind, entries in (
+                (LayerKind.GLOBAL, geometry.global_pages(longest)),
+                (LayerKind.SLIDING, geometry.sliding_table_entries),
+            )
+        }
         self.token_at = token_at
-        self.write_first = write_first
+        self.commit_first = commit_first
         self.ignore_sharing = ignore_sharing
         self.skip_moves = skip_moves
+        self.skip_move_updates = skip_move_updates
         self.window = geometry.window + window_error
+        self.ring = max(1, geometry.sliding_table_entries + ring_error)
         self.slots: dict[int, Slot] = {}
+        self.lost_steps: set[int] = set()
         self.stays = 0
         self.rows_read = 0
-        self.reuses_in_place = 0
+        self.reuses_in_place = 0  # rows that one step both read and wrote over
 
-    def lose(self, batch: ScheduledBatch) -> None:
-        """The step failed before it did anything."""
-        for request in batch.requests:
-            self.enter(request).lost = True
-        if batch.page_moves:
-            for slot in self.slots.values():
-                slot.lost = True
+    def lose(self, batch: ScheduledBatch, behind: Iterable[ScheduledBatch]) -> None:
+        """The step failed before it did anything, and the tables with it; those `behind` run on what is left."""
+        for admitted in batch.admitted:
+            self.admit(admitted)
+        for slot, _start, end, tokens, samples in self.shares(batch):
+            self.advance(slot, end, tokens, samples)
+            slot.lost = True
+        for table in self.tables.values():
+            table.lose(batch.step)
+        self.lost_steps.update(step.step for step in behind)
 
     def execute(self, batch: ScheduledBatch) -> SampledTokens:
+        for admitted in batch.admitted:
+            self.admit(admitted)
         for move in () if self.skip_moves else batch.page_moves:
             source, destination = self.page(move.kind, move.source), self.page(move.kind, move.destination)
             self.memory[destination] = self.memory[source].copy()
-        sizes = [len(request.token_ids) for request in batch.requests]
-        assert sizes == sorted(sizes, key=lambda size: size > 1), "decodes come first"
-        assert len({request.slot for request in batch.requests}) == len(sizes), "one row per slot"
-        steps = [_Share(self, request) for request in batch.requests]
+        self.write_tables(batch)
+        steps = []
+        for (slot, start, end, tokens, samples), row in zip(self.shares(batch), batch.slots.tolist(), strict=True):
+            slot.lost |= batch.step in self.lost_steps
+            self.advance(slot, end, tokens, samples)
+            steps.append(_Share(self, slot, row, start, end))
         for layer, kind in enumerate(self.model.kinds):
             if kind is LayerKind.GLOBAL:
                 self._global_layer(layer, steps)
             else:
                 self._sliding_layer(layer, steps)
-        return SampledTokens(
-            batch.step, {step.request.request_id: step.sample() for step in steps if step.request.samples}
-        )
+        sampled = [step.sample() for step, samples in zip(steps, batch.samples.tolist(), strict=True) if samples]
+        return SampledTokens(batch.step, np.array(sampled, dtype=np.int32), {})
 
-    def enter(self, request: ScheduledRequest) -> Slot:
-        """Row of the per-request state, moved on to the step's end; tokens fed must be those of the request's text."""
-        if request.first_in_slot:
-            self.stays += 1
-            known = (*request.prompt_token_ids, *request.output_token_ids)
-            assert all(token == self.token_at(request.request_id, i) for i, token in enumerate(known))
-            assert request.start == 0
-            self.slots[request.slot] = Slot(request.request_id, self.stays, 0, last_token=IN_FLIGHT)
-        slot = self.slots[request.slot]
-        assert (slot.request_id, slot.next_position) == (request.request_id, request.start)
-        tokens = [slot.last_token] if request.token_ids == (IN_FLIGHT,) else list(request.token_ids)
+    def admit(self, admitted: AdmittedRequest) -> None:
+        """A slot is given away; the known tokens must be those of the request's text."""
+        self.stays += 1
+        for position, token in enumerate(admitted.prompt_token_ids + admitted.output_token_ids):
+            assert token == self.token_at(admitted.request_id, position), f"wrong known token at {position}"
+        self.slots[admitted.slot] = Slot(admitted.request_id, self.stays, len(admitted.output_token_ids))
+
+    def write_tables(self, batch: ScheduledBatch) -> None:
+        for kind, updates in (
+            (LayerKind.GLOBAL, batch.global_updates),
+            (LayerKind.SLIDING, batch.sliding_updates),
+        ):
+            if self.skip_move_updates:
+                moved = [move.destination for move in batch.page_moves if move.kind is kind]
+                kept = ~np.isin(updates.pages, moved)
+                updates = TableUpdates(updates.slots[kept], updates.indices[kept], updates.pages[kept])
+            self.tables[kind].write(updates)
+
+    def shares(self, batch: ScheduledBatch) -> Iterable[tuple[Slot, int, int, list[int], bool]]:
+        """Slot, start, end, tokens and whether it samples, of each request of a well-formed step."""
+        columns = (batch.slots, batch.starts, batch.lengths, batch.output_counts, batch.token_ids)
+        assert {column.dtype for column in columns} == {np.dtype(np.int32)}
+        lengths = batch.lengths.tolist()
+        assert min(lengths) >= 1
+        assert sum(lengths) == batch.num_tokens
+        assert lengths == sorted(lengths, key=lambda length: length > 1), "requests with one token come first"
+        assert len(set(batch.slots.tolist())) == batch.num_requests, "one row per slot"
+        first = 0
+        for row, start, length, samples, outputs in zip(
+            batch.slots.tolist(), batch.starts.tolist(), lengths, batch.samples.tolist(), batch.output_counts.tolist(),
+            strict=True,
+        ):  # fmt: skip
+            slot = self.slots[row]
+            assert slot.next_position == start, f"{slot.request_id} goes on at {start}, not {slot.next_position}"
+            assert slot.sampled == outputs, f"{slot.request_id} has {slot.sampled} tokens, not {outputs}"
+            tokens = batch.token_ids[first : first + length].tolist()
+            yield slot, start, start + length, tokens, samples
+            first += length
+
+    def advance(self, slot: Slot, end: int, tokens: list[int], samples: bool) -> None:
+        """Tokens fed must be those of the request's text."""
+        tokens = [slot.last_token] if tokens == [IN_FLIGHT] else tokens
         if not slot.lost:
-            for position, token in enumerate(tokens, request.start):
-                assert token == self.token_at(request.request_id, position), f"wrong token at {position}"
-        slot.next_position = request.end
-        return slot
+            for position, token in enumerate(tokens, slot.next_position):
+                assert token == self.token_at(slot.request_id, position), f"wrong token at {position}"
+        slot.next_position = end
+        slot.sampled += samples
 
     def _global_layer(self, layer: int, steps: list[_Share]) -> None:
         producer = self.model.producer(layer)
@@ -150,14 +227,14 @@ class StampedDevice:
 
     def _sliding_layer(self, layer: int, steps: list[_Share]) -> None:
         producer = self.model.producer(layer)
-        if self.write_first and producer == layer:
-            for step in steps:
+        for step in steps:
+            if step.commits_first and producer == layer:
                 step.write_sliding(layer)
         for step in steps:
             step.read_sliding(producer)
         last = producer if self.ignore_sharing else self.model.last_reader(producer)
-        if last == layer and not self.write_first:
-            for step in steps:
+        for step in steps:
+            if last == layer and not step.commits_first:
                 step.write_sliding(producer)
 
     def page(self, kind: LayerKind, number: int) -> slice:
@@ -170,43 +247,32 @@ class StampedDevice:
 class _Share:
     """One request's share of a step: byte addresses, in the first layer block, of the rows it reads and writes."""
 
-    def __init__(self, device: StampedDevice, request: ScheduledRequest) -> None:
-        self.device = device
-        self.request = request
-        self.slot = device.enter(request)
-        geometry, start, end = device.geometry, request.start, request.end
-        self.written = np.arange(start, end)
-        self.all_positions = np.arange(end)
-        self.global_rows = self._global_addresses()
-        oldest_read = max(0, start - device.window + 1)
-        oldest_kept = max(0, end - geometry.window + 1)
-        self.old_positions = np.arange(oldest_read, start)
-        self.kept_positions = np.arange(max(start, oldest_kept), end)
-        kind = LayerKind.SLIDING
+    def __init__(self, device: StampedDevice, slot: Slot, row: int, start: int, end: int) -> None:
+        self.device, self.slot, self.row = device, slot, row
+        self.start, self.end = start, end
+        geometry = device.geometry
+        self.commits_first = end - start <= device.commit_first
+        if geometry.global_page.layers:
+            self.global_rows = self._addresses(LayerKind.GLOBAL, np.arange(end))
         if geometry.sliding_page.layers:
-            read, write = request.sliding_read, request.sliding_write
-            self.sliding_old = self._addresses(kind, read.pages, read.first, oldest_read, start)
-            kept = self._addresses(kind, write.pages, write.first, oldest_kept, end)
-            self.sliding_new = kept[len(kept) - len(self.kept_positions) :]
-            stable = dict(zip(range(read.first, read.first + len(read.pages)), read.pages, strict=True))
-            for logical, page in enumerate(write.pages, write.first):
-                assert stable.get(logical, page) == page, "a live page changed its place without a move"
-            device.reuses_in_place += len({*read.pages} & {*write.pages} - {*self._same(read, write)})
+            self.old_positions = np.arange(max(0, start - device.window + 1), start)
+            self.kept_positions = np.arange(max(start, end - geometry.window + 1), end)
+            self.sliding_old = self._addresses(LayerKind.SLIDING, self.old_positions)
+            self.sliding_new = self._addresses(LayerKind.SLIDING, self.kept_positions)
+            ring = geometry.sliding_table_entries * geometry.sliding_page.page_tokens
+            oldest = max(0, start - geometry.window + 1)
+            device.reuses_in_place += int((self.kept_positions - ring >= oldest).sum())
 
-    @staticmethod
-    def _same(read, write) -> set[int]:
-        return {p for i, p in enumerate(read.pages, read.first) if write.first <= i < write.first + len(write.pages)}
-
-    def sample(self) -> SampledToken:
-        text = self.device.token_at(self.request.request_id, self.request.end)
+    def sample(self) -> int:
+        text = self.device.token_at(self.slot.request_id, self.end)
         self.slot.last_token = NONSENSE if self.slot.lost else text
-        return SampledToken(self.slot.last_token)
+        return self.slot.last_token
 
     def write_global(self, layer: int) -> None:
-        self._write(LayerKind.GLOBAL, layer, self.global_rows[self.request.start :], self.written)
+        self._write(LayerKind.GLOBAL, layer, self.global_rows[self.start :], np.arange(self.start, self.end))
 
     def read_global(self, layer: int) -> None:
-        self._read(LayerKind.GLOBAL, layer, self.global_rows, self.all_positions)
+        self._read(LayerKind.GLOBAL, layer, self.global_rows, np.arange(self.end))
 
     def write_sliding(self, layer: int) -> None:
         self._write(LayerKind.SLIDING, layer, self.sliding_new, self.kept_positions)
@@ -214,25 +280,21 @@ class _Share:
     def read_sliding(self, layer: int) -> None:
         self._read(LayerKind.SLIDING, layer, self.sliding_old, self.old_positions)
 
-    def _global_addresses(self) -> np.ndarray | None:
-        if not self.device.geometry.global_page.layers:
-            assert self.request.global_pages == ()
-            return None
-        return self._addresses(LayerKind.GLOBAL, self.request.global_pages, 0, 0, self.request.end)
-
-    def _addresses(self, kind: LayerKind, pages: tuple[int, ...], first: int, low: int, high: int) -> np.ndarray:
-        """Addresses [high - low, row bytes] of positions [low, high), whose pages must be exactly the table's."""
-        spec = self.device.geometry.page(kind)
+    def _addresses(self, kind: LayerKind, positions: np.ndarray) -> np.ndarray:
+        """Addresses [positions, row bytes], by the block table."""
+        spec, table = self.device.geometry.page(kind), self.device.tables[kind]
+        entries = positions // spec.page_tokens
+        if kind is LayerKind.SLIDING:
+            entries %= self.device.ring
+        if not self.slot.lost:
+            assert table.named[self.row, entries].all(), f"{kind} entries that no update named"
+        pages = table.pages[self.row, entries]
+        starts = pages * spec.page_bytes
+        if kind is LayerKind.GLOBAL:
+            starts = len(self.device.memory) - spec.page_bytes - starts
+        assert len(starts) == 0 or (starts.min() >= 0 and starts.max() + spec.page_bytes <= len(self.device.memory))
         row = spec.layer_bytes // spec.page_tokens
-        if high <= low:
-            assert pages == (), f"{len(pages)} {kind} pages listed for no position"
-            return np.empty((0, row), dtype=np.int64)
-        covered = (first, first + len(pages) - 1)
-        assert covered == (low // spec.page_tokens, (high - 1) // spec.page_tokens), f"{kind} table covers {covered}"
-        starts = np.array([self.device.page(kind, page).start for page in pages])
-        positions = np.arange(low, high)
-        addresses = starts[positions // spec.page_tokens - first] + positions % spec.page_tokens * row
-        return addresses[:, None] + np.arange(row)
+        return (starts + positions % spec.page_tokens * row)[:, None] + np.arange(row)
 
     def _stamps(self, layer: int, positions: np.ndarray) -> np.ndarray:
         return ((self.slot.stay << POSITION_BITS | positions) << LAYER_BITS | layer)[:, None]
@@ -248,5 +310,5 @@ class _Share:
         if self.slot.lost:
             return
         found, wanted = self.device.memory[rows + self._block(kind, layer)], self._stamps(layer, positions)
-        assert (found == wanted).all(), f"layer {layer} of {self.request.request_id} read rows that are not its own"
+        assert (found == wanted).all(), f"layer {layer} of {self.slot.request_id} read rows that are not its own"
         self.device.rows_read += len(positions)

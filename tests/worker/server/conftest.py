@@ -6,7 +6,7 @@ import asyncio
 import math
 import socket
 import threading
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 import uvicorn
 
+from modelserve.errors import InvalidInput
 from modelserve_worker.engine_client import EngineDead
 from modelserve_worker.metrics import WorkerMetrics
-from modelserve_worker.request import FinishReason, Request, RequestOutput, SampledToken, TokenLogprobs
+from modelserve_worker.request import FinishReason, Request, RequestOutput, TokenLogprobs
 from modelserve_worker.scheduling.stats import EngineStats
 from modelserve_worker.server.app import create_app
 from modelserve_worker.server.state import ServedModel, ServerState
@@ -36,56 +37,68 @@ class EchoEngine:
         self.requests: list[Request] = []
         self.running: set[str] = set()
         self.steps: dict[str, int] = {}
-        self.aborted: list[str] = []
+        self.aborted: list[str] = []  # by closing the iterator they were in
+        self.ended: list[str] = []  # by `abort`
+        self.refusal: InvalidInput | None = None
         self.dead: str | None = None
         self.fail_after: int | None = None
         self.step_seconds = 0.0
         self.reply: list[int] | None = None
 
-    async def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
+    async def generate(self, requests: Sequence[Request]) -> AsyncGenerator[list[RequestOutput], None]:
         if self.dead:
             raise EngineDead(self.dead)
-        self.requests.append(request)
-        self.running.add(request.request_id)
-        finished = False
+        if self.refusal is not None:
+            raise self.refusal
+        open_requests = {request.request_id: request for request in requests}
+        self.requests += requests
+        self.running |= open_requests.keys()
         try:
-            echo = [token_id for token_id in request.prompt_token_ids if token_id >= 238] + [EOS]
-            reply = echo if self.reply is None else self.reply
-            for position in range(request.sampling.max_tokens):
+            position = 0
+            while open_requests:
                 await asyncio.sleep(self.step_seconds)
                 if self.dead:
                     raise EngineDead(self.dead)
-                if self.fail_after is not None and position >= self.fail_after:
-                    finished = True
-                    yield RequestOutput(request.request_id, (), FinishReason.ERROR, error="the step failed: overheated")
-                    return
-                self.steps[request.request_id] = position + 1
-                token_id = reply[min(position, len(reply) - 1)]
-                ends = token_id in ENDS and not request.sampling.ignore_eos
-                last = position + 1 == request.sampling.max_tokens
-                finished = ends or last
-                yield RequestOutput(
-                    request.request_id,
-                    (SampledToken(token_id, self._logprobs(token_id, request.sampling.logprobs)),),
-                    FinishReason.STOP if ends else FinishReason.LENGTH if last else None,
-                    stop_token_id=token_id if ends else None,
-                )
-                if finished:
-                    return
+                outputs = [self._output(request, position) for request in open_requests.values()]
+                position += 1
+                for output in outputs:
+                    if output.finish_reason is not None:
+                        del open_requests[output.request_id]
+                        self.running.discard(output.request_id)
+                yield outputs
         finally:
-            self.running.discard(request.request_id)
-            if not finished:
-                self.aborted.append(request.request_id)
+            self.running -= open_requests.keys()
+            self.aborted += open_requests
+
+    def _output(self, request: Request, position: int) -> RequestOutput:
+        name, sampling = request.request_id, request.sampling
+        if name in self.ended:
+            return RequestOutput(name, (), FinishReason.ABORT)
+        if self.fail_after is not None and position >= self.fail_after:
+            return RequestOutput(name, (), FinishReason.ERROR, error="the step failed: overheated")
+        self.steps[name] = position + 1
+        echo = [token_id for token_id in request.prompt_token_ids if token_id >= 238] + [EOS]
+        reply = echo if self.reply is None else self.reply
+        token_id = reply[min(position, len(reply) - 1)]
+        ends = token_id in ENDS and not sampling.ignore_eos
+        last = position + 1 == sampling.max_tokens
+        return RequestOutput(
+            name,
+            (token_id,),
+            FinishReason.STOP if ends else FinishReason.LENGTH if last else None,
+            stop_token_id=token_id if ends else None,
+            logprobs=self._logprobs(token_id, sampling.logprobs),
+        )
 
     @staticmethod
-    def _logprobs(token_id: int, count: int | None) -> TokenLogprobs | None:
+    def _logprobs(token_id: int, count: int | None) -> tuple[TokenLogprobs, ...]:
         if count is None:
-            return None
+            return ()
         top = [(token_id, math.log(0.5)), *((i, math.log(0.1)) for i in range(300, 300 + count))][:count]
-        return TokenLogprobs(math.log(0.5), 1, tuple(top))
+        return (TokenLogprobs(math.log(0.5), 1, tuple(top)),)
 
-    async def abort(self, request_id: str) -> None:
-        self.aborted.append(request_id)
+    def abort(self, request_id: str) -> None:
+        self.ended.append(request_id)
 
     def is_alive(self) -> bool:
         return self.dead is None

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modelserve_worker.metrics import WorkerMetrics
-from modelserve_worker.request import FinishReason, Request, RequestOutput, SampledToken, TokenLogprobs
+from modelserve_worker.request import FinishReason, Request, RequestOutput, TokenLogprobs
 from modelserve_worker.server.chat import ChatAnswer
 from modelserve_worker.server.protocol import ChatCompletionRequest
 from modelserve_worker.server.sequences import SequenceRunner
@@ -45,28 +45,37 @@ SAID = st.lists(PIECES.map(lambda text: TOKENIZER.encode(text, add_special_token
 
 
 class ScriptedEngine:
-    """Says `token_ids`, cut before the positions `cuts`, and stops with `<|tool_response>` or for length."""
+    """Says `token_ids`, cut before the positions `cuts`, and stops with `<|tool_response>` or for length.
+
+    A caller is handed the outputs up to each of `wakes` at once, as one that is slower than the engine.
+    """
 
     max_model_len = 4096
 
-    def __init__(self, token_ids: Sequence[int], cuts: Sequence[int], *, stops: bool) -> None:
+    def __init__(self, token_ids: Sequence[int], cuts: Sequence[int], *, wakes: Sequence[int], stops: bool) -> None:
         ends = [50] if stops else [FIRST_BYTE_ID + ord(".")]
         tokens = [*token_ids, *ends]
         borders = [0, *sorted(min(cut, len(tokens) - 1) for cut in cuts), len(tokens)]
         self._groups = [tokens[start:end] for start, end in pairwise(borders)]
         self._stops = stops
+        self._wakes = wakes
 
-    async def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
-        for position, group in enumerate(self._groups):
-            tokens = tuple(SampledToken(token_id, TokenLogprobs(-0.5, 1, ())) for token_id in group)
-            if position < len(self._groups) - 1:
-                yield RequestOutput(request.request_id, tokens)
-            elif self._stops:
-                yield RequestOutput(request.request_id, tokens, FinishReason.STOP, stop_token_id=50)
-            else:
-                yield RequestOutput(request.request_id, tokens, FinishReason.LENGTH)
+    async def generate(self, requests: Sequence[Request]) -> AsyncGenerator[list[RequestOutput], None]:
+        (request,) = requests
+        outputs = [self._output(request, position) for position in range(len(self._groups))]
+        for start, end in pairwise(sorted({0, *(min(wake, len(outputs)) for wake in self._wakes), len(outputs)})):
+            yield outputs[start:end]
 
-    async def abort(self, request_id: str) -> None:
+    def _output(self, request: Request, position: int) -> RequestOutput:
+        group = tuple(self._groups[position])
+        logprobs = (TokenLogprobs(-0.5, 1, ()),) * len(group)
+        if position < len(self._groups) - 1:
+            return RequestOutput(request.request_id, group, logprobs=logprobs)
+        if self._stops:
+            return RequestOutput(request.request_id, group, FinishReason.STOP, stop_token_id=50, logprobs=logprobs)
+        return RequestOutput(request.request_id, group, FinishReason.LENGTH, logprobs=logprobs)
+
+    def abort(self, request_id: str) -> None:
         raise AssertionError(f"{request_id} is ended by closing its stream")
 
     def is_alive(self) -> bool:
@@ -86,7 +95,8 @@ def _whole(answer: ChatAnswer, runner: SequenceRunner) -> dict[str, Any]:
 
 
 async def _events(answer: ChatAnswer, runner: SequenceRunner) -> list[dict[str, Any]]:
-    return [json.loads(event.removeprefix(b"data: ")) async for event in answer.events(runner)]
+    sent = b"".join([piece async for piece in answer.events(runner)])
+    return [json.loads(event.removeprefix(b"data: ")) for event in sent.split(b"\n\n")[:-1]]
 
 
 def _streamed(answer: ChatAnswer, runner: SequenceRunner) -> dict[str, Any]:
@@ -130,18 +140,19 @@ def _add_calls(calls: list[dict[str, Any]], deltas: list[dict[str, Any]]) -> Non
 @given(
     said=SAID,
     cuts=st.lists(st.integers(0, 120), max_size=12),
+    wakes=st.lists(st.integers(0, 120), max_size=12),
     stops=st.booleans(),
     options=st.fixed_dictionaries(
         {}, optional={"tools": st.just(TOOLS), "parallel_tool_calls": st.just(False), "stop": st.just(["END", "m\n"])}
     ),
 )
 def test_every_grouping_of_the_tokens_says_the_same(
-    said: list[int], cuts: list[int], stops: bool, options: dict[str, Any]
+    said: list[int], cuts: list[int], wakes: list[int], stops: bool, options: dict[str, Any]
 ) -> None:
     body: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "?"}], "logprobs": True} | options
 
-    def runner(cuts: Sequence[int]) -> SequenceRunner:
-        return SequenceRunner(ScriptedEngine(said, cuts, stops=stops), TEXT.vocabulary, METRICS)
+    def runner(cuts: Sequence[int], wakes: Sequence[int] = range(1000)) -> SequenceRunner:
+        return SequenceRunner(ScriptedEngine(said, cuts, wakes=wakes, stops=stops), TEXT.vocabulary, METRICS)
 
     def answer(**fields: Any) -> ChatAnswer:
         request = ChatCompletionRequest.model_validate(body | fields)
@@ -152,6 +163,8 @@ def test_every_grouping_of_the_tokens_says_the_same(
     assert _whole(answer(), runner(cuts)) == whole
     assert _streamed(answer(**streaming), runner(cuts)) == whole
     assert _streamed(answer(**streaming), runner(range(len(said) + 1))) == whole
+    assert _streamed(answer(**streaming), runner(range(len(said) + 1), wakes)) == whole
+    assert _whole(answer(), runner(range(len(said) + 1), wakes)) == whole
     message = whole["message"]
     assert not any(name in json.dumps(message, ensure_ascii=False) for name in SPECIAL_TOKENS.values())
     assert whole["finish_reason"] == ("tool_calls" if message.get("tool_calls") and stops else whole["finish_reason"])

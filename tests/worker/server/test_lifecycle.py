@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ import httpx
 import openai
 import pytest
 
+from modelserve.errors import InvalidInput
+from modelserve_worker.server.lifecycle import bind
 from modelserve_worker.server.state import Phase, ServedModel, ServerState
 from modelserve_worker.text.checkpoint_text import load_checkpoint_text
 
@@ -117,6 +121,44 @@ def test_one_failed_choice_ends_the_others(server: Any, http: httpx.Client) -> N
     _eventually(lambda: server.engine.running == set() and server.state.open_requests == 0)
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_what_the_engine_refuses_is_a_400_and_no_one_elses(server: Any, http: httpx.Client, stream: bool) -> None:
+    server.engine.step_seconds = 0.02
+    with http.stream("POST", "/v1/chat/completions", json=CHAT | {"stream": True}) as other:
+        lines = other.iter_lines()
+        next(lines)
+        server.engine.refusal = InvalidInput("7 pages are asked for and there are 5", field="max_tokens")
+        refused = http.post("/v1/completions", json={"model": "tiny", "prompt": "a", "stream": stream})
+        server.engine.refusal = None
+        assert refused.status_code == 400
+        error = refused.json()["error"]
+        assert (error["message"], error["param"]) == ("7 pages are asked for and there are 5", "max_tokens")
+        assert list(lines)[-2:] == ["data: [DONE]", ""]
+
+
+def test_an_engine_that_dies_before_the_first_token_is_a_503(server: Any, http: httpx.Client) -> None:
+    server.engine.step_seconds = 0.3
+
+    def die() -> None:
+        _eventually(lambda: len(server.engine.running) == 1)
+        server.engine.dead = "the device is gone"
+
+    with ThreadPoolExecutor(1) as pool:
+        dying = pool.submit(die)
+        answer = http.post("/v1/chat/completions", json=CHAT | {"stream": True})
+        dying.result()
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
+
+
+def test_a_stop_string_ends_its_sequence_in_the_engine_and_leaves_the_others(server: Any, http: httpx.Client) -> None:
+    body = {"model": "tiny", "prompt": ["ab END never said", "a longer prompt without it"], "stop": ["END"]}
+    answer = http.post("/v1/completions", json=body | {"max_tokens": 100}).json()
+    assert [choice["text"] for choice in answer["choices"]] == ["ab ", "a longer prompt without it"]
+    assert [choice["stop_reason"] for choice in answer["choices"]] == ["END", None]
+    assert server.engine.ended == [f"{answer['id']}-0"]
+    assert server.engine.steps[f"{answer['id']}-0"] == len("ab END")
+
+
 def test_requests_that_die_with_the_engine_count_as_errors(server: Any, http: httpx.Client) -> None:
     """An abort is a client's; these clients were still waiting."""
     server.engine.step_seconds = 0.05
@@ -166,3 +208,12 @@ def test_sampling_defaults_come_from_the_checkpoint(
     assert (first.temperature, first.top_k, first.top_p) == (0.7, 64, 0.95)
     assert (second.temperature, second.top_k, second.top_p) == (0.0, 0, 1.0)
     assert first.seed != second.seed
+
+
+def test_small_writes_of_accepted_connections_do_not_wait_for_acknowledgements() -> None:
+    """With Nagle's algorithm an event after the headers waits for the client's delayed ACK: 40 ms of every answer."""
+    with bind("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()) as client:
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert client.getpeername() == listener.getsockname()

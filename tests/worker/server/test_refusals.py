@@ -149,6 +149,7 @@ def _error(response: httpx.Response, status: int = 400) -> dict[str, Any]:
         (TEXT | {"prompt": [[1, -1]]}, "prompt", "integers from 0 on, not '-1'"),
         (TEXT | {"prompt": [1 << 70]}, "prompt", "is outside the vocabulary"),
         (TEXT | {"prompt": ["a", 5]}, "prompt", "a string or a list of token ids, not '5'"),
+        (TEXT | {"prompt": ["a"] * 1025}, "prompt", "there are 1025 prompts; the limit is 1024"),
         (TEXT | {"prompt": ["a"] * 600, "n": 2}, "n", "1200 answers; the limit is 1024"),
         (TEXT | {"best_of": 2}, "best_of", "use n"),
         (TEXT | {"echo": True, "logprobs": 1}, None, "echo with logprobs is not supported"),

@@ -175,3 +175,46 @@ def test_broken_weights_end_with_their_reason(tmp_path: Path) -> None:
     command = _command("serve", "--model", str(tmp_path), "--port", "0", "--device", "cpu")
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, "InvalidCheckpoint: " in done.stderr) == (TERMINAL_EXIT_CODE, True), done.stderr
+
+
+def _children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
+def _spawned(pid: int) -> int:
+    """The one child that multiprocessing has spawned, beside its resource tracker."""
+    (found,) = (child for child in _children(pid) if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text())
+    return found
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in {"Z", "X"}
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("victim", ["front end", "rank"])
+def test_a_replica_of_two_ranks_ends_as_one(checkpoint: Path, config: Path, victim: str) -> None:
+    """Whichever process is killed, the others end: nothing is left that holds a device."""
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"tensorParallelSize": 2}))
+    port = _free_port()
+    body = {"model": "tiny", "messages": MESSAGES, "stream": True, "ignore_eos": True, "max_tokens": 1500}
+    with (
+        _worker(config, port) as worker,
+        httpx.stream("POST", f"http://127.0.0.1:{port}/v1/chat/completions", json=body, timeout=30) as stream,
+    ):
+        lines = stream.iter_lines()
+        next(lines)
+        engine = _spawned(worker.pid)
+        rank = _spawned(engine)
+        os.kill(worker.pid if victim == "front end" else rank, signal.SIGKILL)
+        if victim == "rank":
+            error = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")][-1]
+            assert "modelserve-rank-1 (exit code -9)" in error["error"]["message"]
+            assert worker.wait(timeout=30) == 1
+        deadline = time.monotonic() + 15
+        while _is_running(engine) or _is_running(rank):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)

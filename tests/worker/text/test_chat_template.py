@@ -10,7 +10,7 @@ import pytest
 
 from modelserve.errors import InvalidInput
 from modelserve_worker.text.chat_template import ChatTemplate, ChatTemplateError
-from modelserve_worker.text.checkpoint_text import SamplingDefaults, load_checkpoint_text
+from modelserve_worker.text.checkpoint_text import SamplingDefaults, load_checkpoint_text, read_eos_token_ids
 from modelserve_worker.tiny.__main__ import chat_template
 from modelserve_worker.tiny.tokenizer_files import write_tokenizer
 
@@ -180,14 +180,12 @@ def test_defaults_and_template_of_the_configuration_files(tmp_path: Path) -> Non
     write_tokenizer(tmp_path, chat_template="from the file")
     settings = {"chat_template": [{"name": "default", "template": "{{ bos_token }}"}], "bos_token": {"content": "<b>"}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    (tmp_path / "generation_config.json").write_text(
-        json.dumps({"top_k": 64, "top_p": 0.95, "temperature": None, "eos_token_id": [1, 106]})
-    )
+    (tmp_path / "generation_config.json").write_text(json.dumps({"top_k": 64, "top_p": 0.95, "temperature": None}))
     (tmp_path / "chat_template.jinja").unlink()
     text = load_checkpoint_text(tmp_path)
     assert text.chat_template is not None
     assert text.chat_template.render([USER]) == "<b>"
-    assert (text.defaults, text.eos_token_ids) == (SamplingDefaults(top_k=64, top_p=0.95), (1, 106))
+    assert text.defaults == SamplingDefaults(top_k=64, top_p=0.95)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +195,6 @@ def test_defaults_and_template_of_the_configuration_files(tmp_path: Path) -> Non
         ("tokenizer_config.json", "[1]", "must hold a JSON object"),
         ("generation_config.json", "{", "generation_config.json"),
         ("generation_config.json", '{"top_k": "64"}', "top_k must be a number"),
-        ("generation_config.json", '{"eos_token_id": ["1"]}', "eos_token_id must be a token id"),
     ],
 )
 def test_broken_files_are_named(tmp_path: Path, name: str, content: str, message: str) -> None:
@@ -205,6 +202,16 @@ def test_broken_files_are_named(tmp_path: Path, name: str, content: str, message
     (tmp_path / name).write_text(content)
     with pytest.raises(InvalidInput, match=message):
         load_checkpoint_text(tmp_path)
+
+
+def test_eos_ids_are_token_ids(tmp_path: Path) -> None:
+    path = tmp_path / "generation_config.json"
+    assert read_eos_token_ids(path) == ()
+    path.write_text('{"eos_token_id": [1, 106]}')
+    assert read_eos_token_ids(path) == (1, 106)
+    path.write_text('{"eos_token_id": ["1"]}')
+    with pytest.raises(InvalidInput, match="eos_token_id must be a token id"):
+        read_eos_token_ids(path)
 
 
 def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:

@@ -41,6 +41,8 @@ def plan_report(args: EngineArgs, architecture: ModelArchitecture, memory: Memor
         max_num_batched_tokens=args.max_num_batched_tokens,
         max_num_seqs=args.max_num_seqs,
         on_cpu=on_cpu,
+        kv_dtype=memory.geometry.dtype,
+        kv_layout=memory.geometry.layout,
     )
     geometry, length = memory.geometry, memory.max_model_len
     plan = PlanStatus(
@@ -78,7 +80,7 @@ def plan_report(args: EngineArgs, architecture: ModelArchitecture, memory: Memor
 def _terms(predicted: MemoryPlan, memory: MemoryReport) -> list[CalibrationTerm]:
     """Every measured term beside its prediction.
 
-    What is predicted but cannot be measured by itself (library handles, graphs) is in what the driver holds outside of
+    What is predicted but cannot be measured by itself (library handles) is in what the driver holds outside of
     the engine's tensors, which is the term `context`.
     """
     overhead = dict.fromkeys(memory.overhead, 0)

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from pydantic import BaseModel
-
 from modelserve_worker.evaluation.cells import Cell
 from modelserve_worker.evaluation.client import ChatEndpoint, EndpointError, open_http
 from modelserve_worker.evaluation.comparison import compare, comparison_table
@@ -20,16 +18,12 @@ from modelserve_worker.evaluation.failures import failure_line
 from modelserve_worker.evaluation.flags import cells, parse
 from modelserve_worker.evaluation.measurement import Failure, Measurement
 from modelserve_worker.evaluation.progress import Progress
+from modelserve_worker.evaluation.publishing import STDOUT, BadInput, publish, read_api_key, require_writable
 from modelserve_worker.evaluation.replies import ModelCard
 from modelserve_worker.evaluation.report import Report, ReportError, read_report, report_table
 from modelserve_worker.evaluation.skills import exercise
 
 EXIT_BELOW, EXIT_BAD_INPUT, EXIT_ENDPOINT, EXIT_INTERRUPTED = 1, 2, 3, 130
-STDOUT = "-"
-
-
-class BadInput(Exception):  # noqa: N818 - reads as the reason it states
-    """A flag is well-formed and yet wrong here; the text says which, its value and the remedy."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,21 +45,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _compare(flags: argparse.Namespace) -> int:
     first, second = flags.compare
     comparison = compare(read_report(first), read_report(second), names=(str(first), str(second)))
-    _publish(flags.json, comparison, table=comparison_table(comparison))
+    publish(flags.json, comparison, table=comparison_table(comparison))
     return 0
 
 
 def _measure(flags: argparse.Namespace) -> int:
-    api_key = _api_key(flags.api_key_env)
+    api_key = read_api_key(flags.api_key_env)
     if flags.json not in (None, STDOUT):
-        _require_writable(Path(flags.json))
+        require_writable(Path(flags.json))
     model = asyncio.run(_served_model(flags, api_key))
     progress = Progress(sys.stderr)
     interrupted = False
     with ExitStack() as files:
         lines = None
         if flags.failures:
-            _require_writable(flags.failures)
+            require_writable(flags.failures)
             lines = files.enter_context(flags.failures.open("w"))
 
         def write_failure(failure: Failure) -> None:
@@ -94,7 +88,7 @@ def _measure(flags: argparse.Namespace) -> int:
         complete=not interrupted and measurement.gone is None,
         cells=measurement.results(seed=flags.seed),
     )
-    _publish(flags.json, report, table=report_table(report))
+    publish(flags.json, report, table=report_table(report))
     return _verdict(report, flags.at_least, interrupted=interrupted, gone=measurement.gone)
 
 
@@ -116,30 +110,6 @@ async def _ask(measurement: Measurement, flags: argparse.Namespace, model: Model
         flags.base_url, api_key=api_key, timeout_s=flags.timeout, connections=flags.concurrency
     ) as http:
         await measurement.run(ChatEndpoint(http), model=model, concurrency=flags.concurrency)
-
-
-def _api_key(variable: str | None) -> str | None:
-    if variable is not None and not os.environ.get(variable):
-        raise BadInput(f"--api-key-env {variable}: the variable is not set; export it, or leave the flag out")
-    return None if variable is None else os.environ[variable]
-
-
-def _require_writable(path: Path) -> None:
-    """Before the run: results of an hour must not be lost at its end. Raises BadInput."""
-    try:
-        path.open("a").close()
-    except OSError as error:
-        raise BadInput(f"{path} cannot be written ({error.strerror}); name another file") from error
-
-
-def _publish(destination: str | None, document: BaseModel, *, table: str) -> None:
-    """The table on standard output, or on standard error where the JSON takes standard output."""
-    text = document.model_dump_json(indent=2) + "\n"
-    if destination not in (None, STDOUT):
-        Path(destination).write_text(text)  # first: whoever reads the table may close the pipe
-    print(table, file=sys.stderr if destination == STDOUT else sys.stdout, flush=True)
-    if destination == STDOUT:
-        print(text, end="", flush=True)
 
 
 def _verdict(report: Report, at_least: float | None, *, interrupted: bool, gone: str | None) -> int:

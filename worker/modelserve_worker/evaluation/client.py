@@ -12,7 +12,14 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from modelserve_worker.evaluation.exercise import Exercise
-from modelserve_worker.evaluation.replies import ChatCompletion, ModelCard, ModelList, Reply
+from modelserve_worker.evaluation.replies import (
+    SHOWN_CHARACTERS,
+    ChatCompletion,
+    ModelCard,
+    ModelList,
+    Reply,
+    error_text,
+)
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -21,7 +28,6 @@ _RETRIED_STATUS = frozenset({429, 503})
 _TOO_LONG_STATUS = frozenset({400, 413, 422})
 _TOO_LONG = re.compile(r"context[\s_-]*(length|size|window)", re.IGNORECASE)
 _CONNECT_SECONDS = 10.0
-_SHOWN_CHARACTERS = 300
 
 
 class EndpointError(Exception):
@@ -130,9 +136,9 @@ class ChatEndpoint:
 def _parsed(response: httpx.Response, body_type: type[Body]) -> Body:
     """The body of a 200. Raises EndpointError."""
     if response.status_code != httpx.codes.OK:
-        message = f"HTTP {response.status_code} from {response.request.url}: {_error_text(response)}"
+        message = f"HTTP {response.status_code} from {response.request.url}: {error_text(response.text)}"
         if response.status_code in _TOO_LONG_STATUS and _TOO_LONG.search(response.text):
-            raise ContextTooLong(_error_text(response))
+            raise ContextTooLong(error_text(response.text))
         raise EndpointError(message)
     try:
         return body_type.model_validate_json(response.content)
@@ -140,16 +146,7 @@ def _parsed(response: httpx.Response, body_type: type[Body]) -> Body:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "body"
         what = f"{response.request.url} answered no {body_type.__name__}: {where}: {first['msg']}"
-        raise EndpointError(f"{what}; it starts {response.text[:_SHOWN_CHARACTERS]!r}") from error
-
-
-def _error_text(response: httpx.Response) -> str:
-    """The message of an error body in OpenAI's shape, else the body itself, on one line."""
-    try:
-        text = response.json()["error"]["message"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        text = response.text
-    return " ".join(str(text).split())[:_SHOWN_CHARACTERS]
+        raise EndpointError(f"{what}; it starts {response.text[:SHOWN_CHARACTERS]!r}") from error
 
 
 def _reason(error: Exception) -> str:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import httpx
-
 from modelserve_worker.evaluation.cells import Cell, plan_cells
+from modelserve_worker.evaluation.flag_values import http_address, number, whole_number
 from modelserve_worker.evaluation.long_skills import LONG_SKILLS
 from modelserve_worker.evaluation.short_skills import SHORT_SKILLS
 
@@ -24,7 +23,9 @@ def parser() -> argparse.ArgumentParser:
         epilog="Exit codes: 0 done, 1 below --at-least, 2 wrong flags, 3 the endpoint failed, 130 interrupted.",
     )
     what = made.add_mutually_exclusive_group(required=True)
-    what.add_argument("--base-url", type=_url, metavar="URL", help="the endpoint, such as http://127.0.0.1:8000/v1")
+    what.add_argument(
+        "--base-url", type=http_address, metavar="URL", help="the endpoint, such as http://127.0.0.1:8000/v1"
+    )
     what.add_argument("--compare", nargs=2, type=Path, metavar=("A", "B"), help="compare two files that --json wrote")
     made.add_argument("--model", metavar="NAME", help="which model of the endpoint; default: the only one it serves")
     made.add_argument("--api-key-env", metavar="VAR", help="the environment variable that holds the API key")
@@ -43,24 +44,26 @@ def parser() -> argparse.ArgumentParser:
         help="words and marks between a fact and its question, for the long skills "
         f"(default {','.join(map(str, DEFAULT_DISTANCES))})",
     )
-    made.add_argument("--n", type=_whole(1), default=50, metavar="N", help="exercises of each cell (default 50)")
+    made.add_argument("--n", type=whole_number(1), default=50, metavar="N", help="exercises of each cell (default 50)")
     made.add_argument(
         "--n-at", type=_counts, default={}, metavar="D=N,...", help="other counts at some distances, such as 16000=10"
     )
-    made.add_argument("--seed", type=_whole(0), default=0, help="the same seed asks the same exercises (default 0)")
+    made.add_argument(
+        "--seed", type=whole_number(0), default=0, help="the same seed asks the same exercises (default 0)"
+    )
     made.add_argument(
         "--concurrency",
-        type=_whole(1, MAX_CONCURRENCY),
+        type=whole_number(1, MAX_CONCURRENCY),
         default=16,
         metavar="N",
         help="requests at a time (default 16)",
     )
     made.add_argument(
-        "--timeout", type=_number(0.001, 86400), default=600.0, metavar="SECONDS", help="of one reply (default 600)"
+        "--timeout", type=number(0.001, 86400), default=600.0, metavar="SECONDS", help="of one reply (default 600)"
     )
     made.add_argument(
         "--thinking-tokens",
-        type=_whole(0),
+        type=whole_number(0),
         default=1024,
         metavar="N",
         help="room for a thought that is longer than the exercise's own (default 1024)",
@@ -68,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--json", metavar="FILE", help="write the results there; - writes them to standard output")
     made.add_argument("--failures", type=Path, metavar="FILE", help="write every wrong answer there, as JSON lines")
     made.add_argument(
-        "--at-least", type=_number(0, 100), metavar="PERCENT", help="exit 1 when the exact match of any cell is below"
+        "--at-least", type=number(0, 100), metavar="PERCENT", help="exit 1 when the exact match of any cell is below"
     )
     return made
 
@@ -95,16 +98,6 @@ def cells(flags: argparse.Namespace) -> list[Cell]:
     )
 
 
-def _url(text: str) -> str:
-    try:
-        url = httpx.URL(text)
-    except httpx.InvalidURL:
-        url = httpx.URL()
-    if url.scheme not in ("http", "https") or not url.host:
-        raise argparse.ArgumentTypeError(f"{text!r} is no HTTP address; write it as http://HOST:PORT/v1")
-    return text
-
-
 def _skills(text: str) -> tuple[str, ...]:
     named: list[str] = []
     for name in text.split(","):
@@ -115,37 +108,12 @@ def _skills(text: str) -> tuple[str, ...]:
 
 
 def _distances(text: str) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(_whole(1)(part) for part in text.split(",")))
+    return tuple(dict.fromkeys(whole_number(1)(part) for part in text.split(",")))
 
 
 def _counts(text: str) -> dict[int, int]:
     pairs = [part.partition("=") for part in text.split(",")]
-    return {_whole(1)(distance): _whole(1)(count) for distance, _, count in pairs}
-
-
-def _whole(least: int, most: int | None = None) -> Callable[[str], int]:
-    def whole_number(text: str) -> int:
-        range_text = f"from {least} on" if most is None else f"from {least} to {most}"
-        if not (text.isascii() and text.isdigit() and len(text) <= 18):
-            raise argparse.ArgumentTypeError(f"{text!r} is no whole number {range_text}")
-        if int(text) < least or (most is not None and int(text) > most):
-            raise argparse.ArgumentTypeError(f"{text} is out of range; give a whole number {range_text}")
-        return int(text)
-
-    return whole_number
-
-
-def _number(least: float, most: float) -> Callable[[str], float]:
-    def number(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = float("nan")
-        if not least <= value <= most:
-            raise argparse.ArgumentTypeError(f"{text!r} is no number from {least:g} to {most:g}")
-        return value
-
-    return number
+    return {whole_number(1)(distance): whole_number(1)(count) for distance, _, count in pairs}
 
 
 def _joined(values: Sequence[object]) -> str:

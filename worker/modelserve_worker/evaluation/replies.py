@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 from pydantic import BaseModel, Field
+
+SHOWN_CHARACTERS = 300
 
 
 class CalledFunction(BaseModel):
@@ -68,3 +71,12 @@ class Reply:
             finish_reason=choice.finish_reason,
             milliseconds=milliseconds,
         )
+
+
+def error_text(body: str) -> str:
+    """The message of an error body in OpenAI's shape, else the body itself, on one line."""
+    try:
+        text = json.loads(body)["error"]["message"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        text = body
+    return " ".join(str(text).split())[:SHOWN_CHARACTERS]

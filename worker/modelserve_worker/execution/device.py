@@ -7,6 +7,7 @@ import torch
 from modelserve.architecture import ModelArchitecture
 from modelserve.engine_args import EngineArgs
 from modelserve.errors import InvalidInput
+from modelserve.sizing.kernel_buffers import fills_matrix_tiles
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve.termination import TerminationReason
 
@@ -79,3 +80,11 @@ def check_formats(device: torch.device, architecture: ModelArchitecture, geometr
                 f"{'bfloat16' if needed == _BFLOAT16_CAPABILITY else 'fp8_e4m3'} needs {needed[0]}.{needed[1]}: "
                 f"use {remedy}"
             )
+
+
+def runs_on_kernels(architecture: ModelArchitecture, device: torch.device) -> bool:
+    """Whether the kernels take this model: a GPU of capability 8.0 or more, bfloat16 (products of float32 would be
+    rounded to tf32), and head dims and rotated pairs that fill matrix tiles."""
+    if device.type != "cuda" or architecture.dtype != "bfloat16":
+        return False
+    return fills_matrix_tiles(architecture) and torch.cuda.get_device_capability(device) >= (8, 0)

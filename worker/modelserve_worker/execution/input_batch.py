@@ -1,4 +1,7 @@
-"""A ScheduledBatch as tensors: packed once on the host, sent in one copy, read by model, attention and sampler."""
+"""A ScheduledBatch as device arrays: filled on the host in whole-array operations, sent in one copy.
+
+Two layouts at fixed addresses: one for steps of decodes alone, which captured graphs read, and one for any step.
+"""
 
 from __future__ import annotations
 
@@ -6,192 +9,274 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from modelserve.architecture import LayerKind
 from modelserve.errors import InvalidInput
 from modelserve.sizing.pages import CacheGeometry
-from modelserve_worker.batch import IN_FLIGHT, ScheduledBatch, ScheduledRequest, SlidingTable
-from modelserve_worker.execution.kv_cache import KVCache
-from modelserve_worker.execution.kv_stamps import request_number
-from modelserve_worker.execution.sampling_batch import SamplingBatch, pack_sampling
+from modelserve_worker.batch import IN_FLIGHT, ScheduledBatch
 from modelserve_worker.execution.staging import StagingBuffer
+from modelserve_worker.kernels.step_inputs import ChunkInputs, DecodeInputs, ExpansionGroup, StepInputs
+
+Ints = NDArray[np.int32]
+_PADDING = -1
 
 
 @dataclass(frozen=True)
-class DecodeRows:
-    """The leading single-token requests, B of them: token rows [0, B) of the step. Tables are padded with row 0."""
+class QueryBlocks:
+    """Tokens of one query block of the chunk kernels, by page kind, and keys that one expansion may hold."""
 
-    count: int
-    positions: Tensor  # [B] int64
-    global_rows: Tensor  # [B, Pg] int64 view rows of logical pages 0, 1, ...
-    sliding_rows: Tensor  # [B, Ps] int64 view rows of logical pages first, first + 1, ...
-    sliding_first: Tensor  # [B] int64
-    ends: tuple[int, ...]  # host: end position of each row
+    global_tokens: int
+    sliding_tokens: int
+    expansion_keys: int
 
 
 @dataclass(frozen=True)
-class PrefillChunk:
-    """One request's chunk: positions [start, end) at token rows [offset, offset + end - start) of the step."""
+class SampledRows:
+    """The S requests that sample, in batch order; device arrays int32 [S] and their host copies."""
 
-    offset: int
-    start: int
-    end: int
-    global_rows: Tensor  # [Pg] int64
-    sliding_rows: Tensor  # [Ps] int64
-    sliding_first: int
+    rows: Tensor | None  # which rows of the step; None: the first S
+    slots: Tensor
+    positions: Tensor  # of the sampled tokens
+    output_counts: Tensor
+    host_slots: Ints
+    host_output_counts: Ints
 
 
 @dataclass(frozen=True)
-class InputBatch:
-    """Device tensors of one step of T tokens."""
+class PackedStep:
+    """One step of T rows, padded to `inputs.positions`' length."""
 
-    token_ids: Tensor  # [T] int64; IN_FLIGHT where the token is in the slot's last_tokens entry
-    token_slots: Tensor  # [T] int64
-    positions: Tensor  # [T] int64
-    global_slots: Tensor  # [T] int64 token slots of every row
-    sliding_tokens: Tensor  # [N] int64: which of the T rows outlive the step in sliding pages
-    sliding_slots: Tensor  # [N] int64 their token slots
-    decode: DecodeRows
-    chunks: tuple[PrefillChunk, ...]
-    sampling: SamplingBatch | None  # None when no request samples
-    owners: Tensor | None  # debug: [T] int64 request numbers, on the CPU
+    token_ids: Tensor  # int32 [T]; IN_FLIGHT where the token is the slot's last one on the device
+    num_rows: Tensor  # int32 [1], rows that are not padding
+    inputs: StepInputs
+    sampled: SampledRows | None
 
 
-def pack(
-    batch: ScheduledBatch, cache: KVCache, staging: StagingBuffer, *, vocab_size: int, eos_token_ids: tuple[int, ...]
-) -> InputBatch:
-    """Pack and send one step. Raises InvalidInput when the batch breaks the contract of `modelserve_worker.batch`."""
-    if not batch.num_tokens:
-        raise InvalidInput(f"step {batch.step} has no tokens")
-    geometry = cache.geometry
-    for request in batch.requests:
-        _check(request, geometry, vocab_size=vocab_size)
-    requests = batch.requests
-    num_decodes = next((i for i, r in enumerate(requests) if len(r.token_ids) != 1), len(requests))
-    decodes, prefills = requests[:num_decodes], requests[num_decodes:]
-    staging.begin()
-    tokens = staging.put_ints([t for r in requests for t in r.token_ids])
-    lengths = [len(r.token_ids) for r in requests]
-    slots = staging.put_ints(np.repeat([r.slot for r in requests], lengths))
-    positions = staging.put_ints(np.concatenate([np.arange(r.start, r.end) for r in requests]))
-    global_rows = [_global_rows(r, cache) for r in requests]
-    global_slots = staging.put_ints(
-        np.concatenate([_global_slots(r, rows, geometry) for r, rows in zip(requests, global_rows, strict=True)])
-    )
-    kept_tokens, kept_slots = _sliding_writes(requests, cache)
-    sliding_tokens, sliding_slots = staging.put_ints(kept_tokens), staging.put_ints(kept_slots)
-    global_table = _padded(global_rows[:num_decodes])
-    sliding_table = _padded([cache.page_rows(LayerKind.SLIDING, r.sliding_read.pages) for r in decodes])
-    decode_global, decode_sliding = staging.put_ints(global_table), staging.put_ints(sliding_table)
-    decode_first = staging.put_ints([r.sliding_read.first for r in decodes])
-    tables = [
-        (
-            staging.put_ints(rows),
-            staging.put_ints(cache.page_rows(LayerKind.SLIDING, r.sliding_read.pages)),
+class StepPacker:
+    """Packs steps for one runner."""
+
+    def __init__(
+        self,
+        geometry: CacheGeometry,
+        *,
+        max_num_batched_tokens: int,
+        max_num_seqs: int,
+        max_model_len: int,
+        vocab_size: int,
+        blocks: QueryBlocks,
+        device: torch.device,
+    ) -> None:
+        self._geometry = geometry
+        self._vocab_size = vocab_size
+        self._max_model_len = max_model_len
+        self._max_num_seqs = max_num_seqs
+        self._max_tokens = max(max_num_batched_tokens, max_num_seqs)
+        self._blocks = blocks
+        by_request = ("rows", "sample_slots", "sample_positions", "output_counts", "decode_slots", "decode_positions")
+        requests = dict.fromkeys(by_request, max_num_seqs)
+        rows = ("token_ids", "positions", "global_slots", "sliding_slots", "commit_slots")
+        chunks = dict.fromkeys(("chunk_rows", "starts", "lengths", "slots", "sliding_blocks"), max_num_seqs)
+        groups = dict.fromkeys(("group_blocks", "group_pages", "key_rows"), max_num_seqs**2)
+        self._decodes = StagingBuffer({"num_rows": 1, **dict.fromkeys(rows, max_num_seqs), **requests}, device)
+        self._any = StagingBuffer(
+            {"num_rows": 1, **dict.fromkeys(rows, self._max_tokens), **requests, **chunks, **groups}, device
         )
-        for r, rows in zip(prefills, global_rows[num_decodes:], strict=True)
-    ]
-    sampling = pack_sampling(batch, staging, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
-    staging.send()
-    offsets = np.cumsum([0, *lengths]).tolist()[num_decodes:]
-    return InputBatch(
-        token_ids=staging.ints(tokens),
-        token_slots=staging.ints(slots),
-        positions=staging.ints(positions),
-        global_slots=staging.ints(global_slots),
-        sliding_tokens=staging.ints(sliding_tokens),
-        sliding_slots=staging.ints(sliding_slots),
-        decode=DecodeRows(
-            count=num_decodes,
-            positions=staging.ints(positions)[:num_decodes],
-            global_rows=staging.ints(decode_global).view(global_table.shape),
-            sliding_rows=staging.ints(decode_sliding).view(sliding_table.shape),
-            sliding_first=staging.ints(decode_first),
-            ends=tuple(r.end for r in decodes),
-        ),
-        chunks=tuple(
-            PrefillChunk(offset, r.start, r.end, staging.ints(pages), staging.ints(old), r.sliding_read.first)
-            for r, offset, (pages, old) in zip(prefills, offsets, tables, strict=False)
-        ),
-        sampling=None if sampling is None else sampling.on_device(staging),
-        owners=None if cache.stamps is None else _owners(batch),
-    )
 
+    def fits_one_expansion(self, batch: ScheduledBatch) -> bool:
+        """Whether the contexts of all chunks are expanded together, as a captured step has it."""
+        page = self._geometry.global_page.page_tokens
+        ends = (batch.starts + batch.lengths)[batch.lengths > 1]
+        return int((-(-ends // page) * page).sum()) <= self._blocks.expansion_keys
 
-def staging_words(
-    geometry: CacheGeometry, *, max_num_batched_tokens: int, max_num_seqs: int, max_model_len: int
-) -> int:
-    """64-bit words of the largest usual step: 6 per token, both tables of every request and 32 per request."""
-    window_pages = geometry.sliding_page.pages(geometry.window - 1) + 1
-    pages = geometry.global_page.pages(max_model_len) + window_pages
-    return 6 * max_num_batched_tokens + max_num_seqs * (pages + 32)
+    def pack(self, batch: ScheduledBatch, *, padded_to: int | None = None) -> PackedStep:
+        """Fill and send one step. `padded_to`: rows of the captured step that is to take it.
 
+        Raises InvalidInput when the batch breaks the contract of `modelserve_worker.batch`.
+        """
+        self._check(batch)
+        longer = np.flatnonzero(batch.lengths > 1)
+        decodes = int(longer[0]) if len(longer) else batch.num_requests
+        staging = self._any if len(longer) else self._decodes
+        staging.begin()
+        rows = padded_to or batch.num_tokens
+        self._fill_rows(staging, batch, decodes, rows)
+        sampled = self._fill_samples(staging, batch)
+        chunks = self._fill_chunks(staging, batch, decodes) if len(longer) else None
+        staging.send()
+        return self._packed(staging, rows, decodes, chunks, batch, sampled)
 
-def _check(request: ScheduledRequest, geometry: CacheGeometry, *, vocab_size: int) -> None:
-    # On a GPU an index outside a table ends the process; here it ends one step.
-    lowest = IN_FLIGHT if len(request.token_ids) == 1 else 0
-    if not request.token_ids or min(request.token_ids) < lowest or max(request.token_ids) >= vocab_size:
-        raise InvalidInput(f"request {request.request_id}: no tokens, or a token id outside 0..{vocab_size - 1}")
-    window, start, end = geometry.window, request.start, request.end
-    if geometry.global_page.layers and len(request.global_pages) < geometry.global_pages(end):
-        raise InvalidInput(
-            f"request {request.request_id}: {len(request.global_pages)} global pages do not cover {end} positions"
+    def decode_views(self, rows: int) -> PackedStep:
+        """The step of `rows` decodes that `pack` fills, all of it padding for now: what a graph is captured over."""
+        self._clear(self._decodes)
+        return self._packed(self._decodes, rows, rows, None, None, None)
+
+    def mixed_views(self, rows: int) -> PackedStep:
+        """The same for a step of `rows` rows with chunks: its launches cover whatever such a step may hold."""
+        self._clear(self._any)
+        size, blocks, view = self._max_num_seqs, self._blocks, self._any.device
+        group = ExpansionGroup(
+            blocks=view("group_blocks")[:size],
+            pages=view("group_pages")[:size],
+            key_rows=view("key_rows")[:size],
+            most_blocks=-(-rows // blocks.global_tokens) + size,
+            most_pages=blocks.expansion_keys // self._geometry.global_page.page_tokens,
         )
-    if geometry.sliding_page.layers:
-        for name, table, first, stop in (
-            ("sliding_read", request.sliding_read, max(0, start - window + 1), start),
-            ("sliding_write", request.sliding_write, max(0, end - window + 1), end),
+        most = -(-rows // blocks.sliding_tokens) + size
+        return self._packed(self._any, rows, size, self._chunk_inputs(most, (group,)), None, None)
+
+    def _clear(self, staging: StagingBuffer) -> None:
+        staging.begin()
+        for name in staging.names:
+            staging.host(name)[:] = _PADDING if name.endswith(("positions", "slots")) else 0
+        staging.send()
+
+    def _packed(
+        self,
+        staging: StagingBuffer,
+        rows: int,
+        decodes: int,
+        chunks: ChunkInputs | None,
+        batch: ScheduledBatch | None,
+        sampled: SampledRows | None,
+    ) -> PackedStep:
+        slots, positions = staging.device("global_slots")[:rows], staging.device("positions")[:rows]
+        decode = DecodeInputs(slots, positions)  # with its padding
+        if chunks is not None:
+            views = (staging.device(name)[:decodes] for name in ("decode_slots", "decode_positions"))
+            decode = DecodeInputs(*views)
+        inputs = StepInputs(
+            positions=positions,
+            global_slots=slots,
+            sliding_slots=staging.device("sliding_slots")[:rows],
+            commit_slots=staging.device("commit_slots")[:rows],
+            decode=decode if decodes else None,
+            chunks=chunks,
+            batch=batch,
+        )
+        return PackedStep(staging.device("token_ids")[:rows], staging.device("num_rows"), inputs, sampled)
+
+    def _check(self, batch: ScheduledBatch) -> None:
+        """On a GPU an index outside an array ends the process; here it ends one step."""
+        name = f"step {batch.step}"
+        if not batch.num_tokens or (batch.lengths < 1).any() or batch.lengths.sum() != batch.num_tokens:
+            raise InvalidInput(f"{name} has no tokens, or not as many as its requests' lengths add up to")
+        if batch.num_requests > self._max_num_seqs or batch.num_tokens > self._max_tokens:
+            raise InvalidInput(
+                f"{name} has {batch.num_requests} requests and {batch.num_tokens} tokens; the runner was made for "
+                f"{self._max_num_seqs} and {self._max_tokens}"
+            )
+        single = np.repeat(batch.lengths == 1, batch.lengths)
+        lowest = np.where(single, IN_FLIGHT, 0)
+        if (batch.token_ids < lowest).any() or batch.token_ids.max() >= self._vocab_size:
+            raise InvalidInput(f"{name}: a token id outside 0..{self._vocab_size - 1}")
+        if batch.slots.min() < 0 or batch.slots.max() >= self._max_num_seqs or batch.starts.min() < 0:
+            raise InvalidInput(f"{name}: a slot outside 0..{self._max_num_seqs - 1} or a position below 0")
+        if (last := int((batch.starts + batch.lengths).max())) > self._max_model_len:
+            raise InvalidInput(f"{name} computes {last} positions; block tables are for {self._max_model_len}")
+
+    def _fill_rows(self, staging: StagingBuffer, batch: ScheduledBatch, decodes: int, rows: int) -> None:
+        tokens = batch.num_tokens
+        staging.host("num_rows")[0] = tokens
+        positions, slots = batch.starts, batch.slots
+        commits: Ints | int = _PADDING
+        if decodes < batch.num_requests:
+            staging.host("decode_slots")[:decodes] = slots[:decodes]
+            staging.host("decode_positions")[:decodes] = positions[:decodes]
+            staging.host("decode_positions")[decodes:] = _PADDING
+            firsts = np.cumsum(batch.lengths) - batch.lengths
+            kept_from = np.repeat(batch.starts + batch.lengths - self._geometry.window, batch.lengths)
+            positions = np.arange(tokens, dtype=np.int32) + np.repeat(batch.starts - firsts, batch.lengths)
+            slots = np.repeat(batch.slots, batch.lengths)
+            commits = np.where((positions > kept_from) & (np.arange(tokens) >= decodes), slots, _PADDING)
+        sliding = np.where(np.arange(tokens) < decodes, slots, _PADDING)
+        for name, values, padding in (
+            ("token_ids", batch.token_ids, 0),
+            ("positions", positions, _PADDING),
+            ("global_slots", slots, _PADDING),
+            ("sliding_slots", sliding, _PADDING),
+            ("commit_slots", commits, _PADDING),
         ):
-            if first < stop and not _covers(table, first, stop, geometry.sliding_page.page_tokens):
-                raise InvalidInput(f"request {request.request_id}: {name} does not cover positions [{first}, {stop})")
+            section = staging.host(name)
+            section[:tokens] = values
+            section[tokens:rows] = padding
+
+    def _fill_samples(self, staging: StagingBuffer, batch: ScheduledBatch) -> SampledRows | None:
+        which = np.flatnonzero(batch.samples)
+        count = len(which)
+        if not count:
+            return None
+        host_slots, host_counts = batch.slots[which], batch.output_counts[which]
+        rows = (np.cumsum(batch.lengths) - 1)[which]
+        staging.host("rows")[:count] = rows
+        staging.host("sample_slots")[:count] = host_slots
+        staging.host("sample_positions")[:count] = (batch.starts + batch.lengths)[which]
+        staging.host("output_counts")[:count] = host_counts
+        first_rows = bool(rows[-1] == count - 1)  # rows rise, so these are the first ones
+        return SampledRows(
+            rows=None if first_rows else staging.device("rows")[:count],
+            slots=staging.device("sample_slots")[:count],
+            positions=staging.device("sample_positions")[:count],
+            output_counts=staging.device("output_counts")[:count],
+            host_slots=host_slots,
+            host_output_counts=host_counts,
+        )
+
+    def _fill_chunks(self, staging: StagingBuffer, batch: ScheduledBatch, decodes: int) -> ChunkInputs:
+        lengths, starts = batch.lengths[decodes:], batch.starts[decodes:]
+        count, size = len(lengths), self._max_num_seqs
+        values = {
+            "chunk_rows": decodes + np.cumsum(lengths) - lengths,
+            "starts": starts,
+            "lengths": lengths,
+            "slots": batch.slots[decodes:],
+            "sliding_blocks": np.cumsum(-(-lengths // self._blocks.sliding_tokens)),
+        }
+        for name, array in values.items():
+            staging.host(name)[:count] = array
+        staging.host("sliding_blocks")[count:] = values["sliding_blocks"][-1]
+        groups = []
+        page = self._geometry.global_page.page_tokens
+        pages, blocks = -(-(starts + lengths) // page), -(-lengths // self._blocks.global_tokens)
+        for number, members in enumerate(_groups(pages * page, self._blocks.expansion_keys)):
+            span = slice(number * size, (number + 1) * size)
+            of_group = np.zeros(size, dtype=np.int32)
+            of_group[members] = pages[members]
+            page_ends = np.cumsum(of_group)
+            staging.host("group_pages")[span] = page_ends
+            staging.host("key_rows")[span] = (page_ends - of_group) * page
+            of_group[members] = blocks[members]
+            staging.host("group_blocks")[span] = np.cumsum(of_group)
+            groups.append(
+                ExpansionGroup(
+                    blocks=staging.device("group_blocks")[span],
+                    pages=staging.device("group_pages")[span],
+                    key_rows=staging.device("key_rows")[span],
+                    most_blocks=int(blocks[members].sum()),
+                    most_pages=int(pages[members].sum()),
+                )
+            )
+        return self._chunk_inputs(int(values["sliding_blocks"][-1]), tuple(groups))
+
+    def _chunk_inputs(self, most_sliding_blocks: int, groups: tuple[ExpansionGroup, ...]) -> ChunkInputs:
+        view = self._any.device
+        return ChunkInputs(
+            rows=view("chunk_rows"),
+            starts=view("starts"),
+            lengths=view("lengths"),
+            slots=view("slots"),
+            sliding_blocks=view("sliding_blocks"),
+            most_sliding_blocks=most_sliding_blocks,
+            groups=groups,
+        )
 
 
-def _covers(table: SlidingTable, first: int, stop: int, page_tokens: int) -> bool:
-    return table.first * page_tokens <= first and stop <= (table.first + len(table.pages)) * page_tokens
-
-
-def _global_rows(request: ScheduledRequest, cache: KVCache) -> np.ndarray:
-    if not cache.geometry.global_page.layers:
-        return np.zeros(0, dtype=np.int64)
-    return cache.page_rows(LayerKind.GLOBAL, request.global_pages[: cache.geometry.global_pages(request.end)])
-
-
-def _global_slots(request: ScheduledRequest, rows: np.ndarray, geometry: CacheGeometry) -> np.ndarray:
-    """Token slots of the request's new rows; zeros when no global layer owns a cache and nobody reads them."""
-    if not geometry.global_page.layers:
-        return np.zeros(len(request.token_ids), dtype=np.int64)
-    tokens = geometry.global_page.page_tokens
-    positions = np.arange(request.start, request.end)
-    slots: np.ndarray = rows[positions // tokens] * tokens + positions % tokens
-    return slots
-
-
-def _sliding_writes(requests: tuple[ScheduledRequest, ...], cache: KVCache) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of the step that outlive it, [max(start, end - W + 1), end) of each request, and their token slots."""
-    spec, window = cache.geometry.sliding_page, cache.geometry.window
-    tokens: list[np.ndarray] = [np.zeros(0, dtype=np.int64)]
-    slots: list[np.ndarray] = [np.zeros(0, dtype=np.int64)]
-    offset = 0
-    for request in requests:
-        if spec.layers:
-            kept = np.arange(max(request.start, request.end - window + 1), request.end)
-            table = request.sliding_write
-            rows = cache.page_rows(LayerKind.SLIDING, table.pages)
-            tokens.append(kept - request.start + offset)
-            logical = kept // spec.page_tokens - table.first
-            slots.append(rows[logical] * spec.page_tokens + kept % spec.page_tokens)
-        offset += len(request.token_ids)
-    return np.concatenate(tokens), np.concatenate(slots)
-
-
-def _padded(tables: list[np.ndarray]) -> np.ndarray:
-    padded = np.zeros((len(tables), max((t.size for t in tables), default=0)), dtype=np.int64)
-    for row, table in zip(padded, tables, strict=True):
-        row[: table.size] = table
-    return padded
-
-
-def _owners(batch: ScheduledBatch) -> Tensor:
-    numbers = [request_number(r.request_id) for r in batch.requests for _ in r.token_ids]
-    return torch.tensor(numbers, dtype=torch.int64)
+def _groups(keys: Ints, capacity: int) -> list[slice]:
+    """Runs of consecutive chunks whose keys together fit in `capacity`; a chunk alone always does."""
+    found, first, total = [], 0, 0
+    for index, count in enumerate(keys.tolist()):
+        if index > first and total + count > capacity:
+            found.append(slice(first, index))
+            first, total = index, 0
+        total += count
+    return [*found, slice(first, len(keys))]

@@ -74,6 +74,10 @@ class KVStamps:
         """Stamps [P * page_tokens] of whole pages; page_rows int64 [P]."""
         return self._layers[layer][page_rows.cpu()].view(-1)
 
+    def read_slots(self, layer: int, slots: Tensor) -> Tensor:
+        """Stamps [N] of token slots (view row * page_tokens + token) int64 [N]."""
+        return self._layers[layer].view(-1)[slots]
+
     def _erase_other(self, kind: LayerKind, row: int) -> None:
         other = LayerKind.GLOBAL if kind is LayerKind.SLIDING else LayerKind.SLIDING
         size = self._geometry.page(other).page_bytes

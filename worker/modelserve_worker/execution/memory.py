@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -28,7 +28,8 @@ class InsufficientMemory(DoesNotFit):
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """Bytes of one rank before its pool exists; `overhead` by name, all of it outside the engine's own tensors."""
+    """Bytes of one rank before its pool exists; `overhead` by name: what lies outside the engine's own tensors, and
+    what graphs of its steps will take."""
 
     total_bytes: int
     budget_bytes: int
@@ -50,12 +51,14 @@ class MemoryUse:
 
 class GPUMemoryProbe:
     """Measures one rank on its GPU. Call in this order: create it before the rank joins its group, `joined` after,
-    `loaded` when only the weights are allocated, `measure` after the profile step."""
+    `loaded` when only the weights are allocated, `measure` after the profile step, `captured` once the pool exists."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, used_before: int = 0) -> None:
+        """`used_before`: bytes of the device that others held before this process had a context there."""
         self._device = device
         torch.empty(1, device=device)  # creates the context, which is then told apart from the communicator
         self._alone = self._outside_bytes()
+        self._own_context = max(0, self._alone - used_before)
         self._communicator: int | None = None
         self._weights = 0
 
@@ -69,23 +72,39 @@ class GPUMemoryProbe:
         torch.cuda.reset_peak_memory_stats(self._device)
         self._weights = torch.cuda.memory_reserved(self._device)
 
-    def measure(self, utilization: float) -> MemoryUse:
-        """Activation is the peak that torch reserved over the weights; overhead is all of the device that torch does
-        not hold: the communicator and, as `context`, the rest (context, kernels, libraries, other processes)."""
+    def measure(self, utilization: float, *, scratch_bytes: int, graphs_bytes: int) -> MemoryUse:
+        """Activation is the peak that torch reserved over the weights and the profile's own cache of `scratch_bytes`;
+        overhead is what graphs are predicted to take, which are captured only after the pool exists, and all of the
+        device that torch does not hold: the communicator, `context` (with kernels and libraries, which came later), and
+        what other processes have."""
         torch.cuda.synchronize(self._device)
         peak = torch.cuda.max_memory_reserved(self._device)
         torch.cuda.empty_cache()
         total = torch.cuda.mem_get_info(self._device)[1]
-        overhead = {"context": self._outside_bytes() - (self._communicator or 0)}
+        outside = self._outside_bytes() - (self._communicator or 0)
+        context = min(outside, self._own_context + max(0, outside - self._alone))
+        overhead = {"context": context, "other_processes": outside - context, "graphs": graphs_bytes}
         if self._communicator is not None:  # on every rank of a group, so that all ranks name the same terms
             overhead["nccl"] = self._communicator
         return MemoryUse(
             total_bytes=total,
             budget_bytes=int(total * utilization),
             weights_bytes=self._weights,
-            activation_bytes=peak - self._weights,
+            activation_bytes=peak - self._weights - scratch_bytes,
             overhead=overhead,
         )
+
+    def captured(self, capture: Callable[[], None]) -> int:
+        """Run `capture`: bytes that it took from the device for good, torch's pools of the graphs included."""
+        before = self._free_bytes()
+        capture()
+        return max(0, before - self._free_bytes())
+
+    def _free_bytes(self) -> int:
+        """Bytes of the device that are free once torch has given back what it only keeps for later."""
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
+        return int(torch.cuda.mem_get_info(self._device)[0])
 
     def _outside_bytes(self) -> int:
         """Bytes of the device that are neither free nor torch's."""
@@ -93,7 +112,9 @@ class GPUMemoryProbe:
         return total - free - torch.cuda.memory_reserved(self._device)
 
 
-def cpu_memory_use(architecture: ModelArchitecture, args: EngineArgs, *, weights_bytes: int) -> MemoryUse:
+def cpu_memory_use(
+    architecture: ModelArchitecture, geometry: CacheGeometry, args: EngineArgs, *, weights_bytes: int
+) -> MemoryUse:
     """The core's plan for this rank's share of the memory limit, with the weights that were really loaded.
 
     A process cannot measure its own peak on the CPU without the page cache of the files it mapped, so activation and
@@ -108,6 +129,8 @@ def cpu_memory_use(architecture: ModelArchitecture, args: EngineArgs, *, weights
         max_num_batched_tokens=args.max_num_batched_tokens,
         max_num_seqs=args.max_num_seqs,
         on_cpu=True,
+        kv_dtype=geometry.dtype,
+        kv_layout=geometry.layout,
     )
     overhead = overhead_terms(tensor_parallel_size=args.tensor_parallel_size, total_bytes=total, on_cpu=True)
     return MemoryUse(total, plan.budget_bytes, weights_bytes, plan.activation_bytes, overhead)

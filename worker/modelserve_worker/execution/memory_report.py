@@ -13,7 +13,8 @@ from modelserve.sizing.pages import CacheGeometry
 class MemoryReport:
     """Bytes of one rank; over ranks, the pool is the smallest and the other terms are the largest.
 
-    budget = weights + activation + overhead + pool + slack below one alignment unit, unless another rank had less room.
+    budget = weights + activation + overhead + pool + slack below one alignment unit, unless another rank had less room,
+    and but for graphs: the pool leaves what they were predicted to take, and `overhead` has what they took.
     """
 
     device: str  # "cpu", or the GPU's product name
@@ -21,7 +22,8 @@ class MemoryReport:
     budget_bytes: int  # the share of it that the worker may use
     weights_bytes: int
     activation_bytes: int  # peak of one step of max_num_batched_tokens tokens
-    overhead: Mapping[str, int]  # everything else, by name: context, nccl; process and headroom on the CPU
+    # Everything else, by name: context, other_processes, graphs, nccl; process and headroom on the CPU.
+    overhead: Mapping[str, int]
     pool_bytes: int
     geometry: CacheGeometry
     max_model_len: int  # what is served: the asked length, or less when the pool is smaller

@@ -2,36 +2,50 @@
 
 On a GPU nothing here waits for the device. One buffer carries all metadata of a step; tokens stay on the device in a
 buffer of one entry per slot, where the next step reads those still in flight; results are copied to pinned memory
-behind an event that only `PendingStep.result` waits for.
+behind an event that only `PendingStep.result` waits for. Steps replay captured graphs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
 import torch
 from torch import Tensor
 
-from modelserve.architecture import LayerKind, ModelArchitecture
+from modelserve.architecture import LayerKind
 from modelserve.errors import InvalidInput
-from modelserve_worker.batch import IN_FLIGHT, PendingStep, SampledTokens, ScheduledBatch
-from modelserve_worker.execution.input_batch import InputBatch, pack, staging_words
+from modelserve_worker.batch import IN_FLIGHT, PendingStep, ScheduledBatch
+from modelserve_worker.execution.block_tables import BlockTables
+from modelserve_worker.execution.device import runs_on_kernels
+from modelserve_worker.execution.input_batch import PackedStep, QueryBlocks, SampledRows, StepPacker
 from modelserve_worker.execution.kv_cache import KVCache
+from modelserve_worker.execution.launched_step import FailedStep, LaunchedStep
 from modelserve_worker.execution.paged_attention import PagedAttention
+from modelserve_worker.execution.plain_step import plain_step
 from modelserve_worker.execution.sampler import Sampler, SamplerOutput
-from modelserve_worker.execution.sampling_batch import SamplingBatch, slot_histories
-from modelserve_worker.execution.staging import StagingBuffer
+from modelserve_worker.execution.step_graphs import StepGraphs
+from modelserve_worker.kernels.step_inputs import StepInputs
+from modelserve_worker.layers.attention import AttentionBackend
 from modelserve_worker.layers.rotary import rotate
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
-from modelserve_worker.request import SampledToken, TokenLogprobs
+
+if TYPE_CHECKING:
+    from modelserve_worker.execution.fast_attention import KernelAttention
+
+_NO_BLOCKS = QueryBlocks(1, 1, 1)  # plain attention reads the batch itself
 
 
-class NonFiniteLogitsError(RuntimeError):
-    """The model produced NaN logits for a request; the text names it."""
+class StepAttention(Protocol):
+    """Makes the attention backend of a step."""
+
+    def __call__(self, step: StepInputs) -> AttentionBackend: ...
 
 
 class GPUModelRunner:
     """Runs scheduled steps of one rank on its device, a GPU or the CPU, in the order of `execute` calls.
 
-    `max_model_len` sizes the metadata buffer only; what fits in the pool is the scheduler's affair.
+    `plain`: attention in plain PyTorch although the device has kernels, to compare the two.
     """
 
     def __init__(
@@ -42,22 +56,57 @@ class GPUModelRunner:
         max_num_batched_tokens: int,
         max_num_seqs: int,
         max_model_len: int,
+        plain: bool = False,
     ) -> None:
         device = cache.arena.device
+        architecture = model.architecture
         self.model = model
         self.cache = cache
-        self._architecture: ModelArchitecture = model.architecture
-        self._staging = StagingBuffer(
-            staging_words(
-                cache.geometry,
-                max_num_batched_tokens=max_num_batched_tokens,
-                max_num_seqs=max_num_seqs,
-                max_model_len=max_model_len,
-            ),
-            device,
+        self.launches_ahead = device.type == "cuda"
+        self.tables = BlockTables(cache.geometry, max_num_seqs=max_num_seqs, max_model_len=max_model_len, device=device)
+        self._kernels: KernelAttention | None = None
+        if runs_on_kernels(architecture, device) and not plain:
+            from modelserve_worker.execution.fast_attention import KernelAttention  # Triton, on GPUs alone
+
+            self._kernels = KernelAttention(
+                model, cache, self.tables, max_num_seqs=max_num_seqs, max_model_len=max_model_len
+            )
+        self._packer = StepPacker(
+            cache.geometry,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            vocab_size=architecture.vocab_size,
+            blocks=_NO_BLOCKS if self._kernels is None else self._kernels.blocks,
+            device=device,
         )
-        self._sampler = Sampler(max_num_seqs=max_num_seqs, vocab_size=self._architecture.vocab_size, device=device)
-        self._last_tokens = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
+        self._sampler = Sampler(
+            max_num_seqs=max_num_seqs,
+            vocab_size=architecture.vocab_size,
+            softcap=architecture.final_logit_softcapping,
+            eos_token_ids=architecture.eos_token_ids,
+            device=device,
+        )
+        self.last_tokens = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
+        self._names: dict[int, str] = {}  # request ids by slot
+        self._graphs: StepGraphs | None = None
+        self._most = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
+
+    def use_cache(self, cache: KVCache) -> None:
+        """Run over another pool of the same geometry from now on. Graphs captured before are gone."""
+        self.cache = cache
+        self._graphs = None
+        if self._kernels is not None:
+            self._kernels.use(cache)
+
+    @torch.inference_mode()
+    def capture_graphs(self) -> None:
+        """Capture steps of every size bucket over the present pool. Every kernel must have run before.
+
+        Audited steps are not captured: a replay would show the audit nothing.
+        """
+        if self._kernels is not None and self.model.parallel.size == 1 and self.cache.stamps is None:
+            self._graphs = StepGraphs(self._packer, **self._most, logits=self._logits, hidden=self._hidden)
 
     def execute(self, batch: ScheduledBatch) -> PendingStep:
         """Launch one step. An error of the launch is raised by the returned step's `result`, not here."""
@@ -69,37 +118,20 @@ class GPUModelRunner:
             return FailedStep(error)
 
     @torch.inference_mode()
-    def forward_hidden(self, batch: ScheduledBatch) -> tuple[InputBatch, Tensor]:
-        """Run the model over one step and write its rows: the packed step and hidden states [T, H]."""
-        packed = pack(
-            batch,
-            self.cache,
-            self._staging,
-            vocab_size=self._architecture.vocab_size,
-            eos_token_ids=self._architecture.eos_token_ids,
-        )
-        self.cache.move(batch.page_moves)
-        tokens = torch.where(packed.token_ids == IN_FLIGHT, self._last_tokens[packed.token_slots], packed.token_ids)
-        attention = PagedAttention(
-            packed, cache=self.cache, architecture=self._architecture, derive_keys=self._derive_keys
-        )
-        return packed, self.model(tokens, packed.positions, attention)
+    def forward_hidden(self, batch: ScheduledBatch) -> Tensor:
+        """Run the model over one step and write its rows: hidden states [T, H]."""
+        return self._hidden(self._pack(batch))
 
     @torch.inference_mode()
     def teacher_forced_logits(self, batch: ScheduledBatch) -> Tensor:
         """Run one step without sampling and return the logits of every token, float32 [T, vocab]."""
-        return self.model.compute_logits(self.forward_hidden(batch)[1])
+        return self.model.compute_logits(self.forward_hidden(batch))
 
     @torch.inference_mode()
-    def profile(self, batch: ScheduledBatch, *, rows: int) -> None:
-        """Run a step for its memory: all of `batch` through the model, then logits and sampling of `rows` rows.
-
-        Every row samples like the batch's one request; the state of all slots is reset afterwards.
-        """
-        packed, hidden = self.forward_hidden(batch)
-        assert packed.sampling is not None, "a profile step samples"
-        every = packed.sampling.repeated(rows)
-        self._sampler.sample(self.model.compute_logits(hidden[every.token_rows]), every)
+    def profile(self, batches: Sequence[ScheduledBatch]) -> None:
+        """Run steps for their memory and their kernels; the state of all slots is reset afterwards."""
+        for batch in batches:
+            self._launch(batch).result()
         self._sampler.reset()
 
     def shutdown(self) -> None:
@@ -107,97 +139,85 @@ class GPUModelRunner:
 
     @torch.inference_mode()
     def _launch(self, batch: ScheduledBatch) -> PendingStep:
-        packed, hidden = self.forward_hidden(batch)
-        for history in slot_histories(batch):
-            self._sampler.rebuild(history)
-        sampling = packed.sampling
-        if sampling is None:
-            return LaunchedStep(batch.step, None, None)
-        sampled = self._sampler.sample(self.model.compute_logits(hidden[sampling.token_rows]), sampling)
-        self._last_tokens[sampling.slots] = sampled.tokens.clamp(min=0)
-        return LaunchedStep(batch.step, sampling, sampled)
+        graphs = self._graphs
+        rows = None if graphs is None else graphs.rows_for(batch)
+        packed = self._pack(batch, padded_to=rows)
+        if graphs is None or rows is None:
+            hidden, logits = self._hidden(packed), None
+        elif packed.inputs.chunks is None:
+            hidden, logits = None, graphs.replay(packed, rows)
+        else:
+            hidden, logits = graphs.replay(packed, rows), None
+        sampled = packed.sampled
+        if sampled is None:
+            return LaunchedStep(batch.step, None, on_gpu=self.launches_ahead)
+        if hidden is not None:
+            logits = self.model.head(_sampled_rows(hidden, sampled))
+        else:
+            assert logits is not None
+            logits = _sampled_rows(logits, sampled)
+        return LaunchedStep(batch.step, self._sample(sampled, logits), on_gpu=self.launches_ahead)
 
-    def _derive_keys(self, layer: int, values: Tensor, positions: Tensor) -> Tensor:
-        """K = rope(k_norm.weight * V), in float32 up to the last rounding; values [B, heads, K, D], positions [K]."""
-        batch, heads, count, width = values.shape
-        scaled = values.float() * self.model.k_norm_weight(layer).float()
-        cos, sin = self.model.rope.cos_sin(LayerKind.GLOBAL, positions)
-        keys = rotate(scaled.permute(2, 0, 1, 3).reshape(count, batch * heads, width), cos, sin)
-        return keys.view(count, batch, heads, width).permute(1, 2, 0, 3).to(values.dtype)
+    def _pack(self, batch: ScheduledBatch, *, padded_to: int | None = None) -> PackedStep:
+        updates = {LayerKind.GLOBAL: batch.global_updates, LayerKind.SLIDING: batch.sliding_updates}
+        for kind, entries in updates.items():
+            self.tables.check(kind, entries, num_pages=self.cache.num_pages[kind])
+        packed = self._packer.pack(batch, padded_to=padded_to)
+        self._sampler.admit(batch.admitted)
+        self._names.update((request.slot, request.request_id) for request in batch.admitted)
+        self.cache.move(batch.page_moves)
+        for kind, entries in updates.items():
+            self.tables.apply(kind, entries)
+        return packed
 
+    def _hidden(self, packed: PackedStep) -> Tensor:
+        ids, step = packed.token_ids, packed.inputs
+        last = self.last_tokens[step.global_slots.clamp(min=0)]
+        tokens = torch.where(ids == IN_FLIGHT, last, ids)
+        hidden: Tensor = self.model(tokens, step.positions, self._attention(step), num_rows=packed.num_rows)
+        return hidden
 
-class FailedStep:
-    """A step that could not be launched. `before_collectives`: every rank of the group failed it in the same way."""
+    def _logits(self, packed: PackedStep) -> Tensor:
+        """Raw logits of every row."""
+        return self.model.head(self._hidden(packed))
 
-    def __init__(self, error: Exception, *, before_collectives: bool = False) -> None:
-        self._error = error
-        self.before_collectives = before_collectives
+    def _sample(self, rows: SampledRows, logits: Tensor) -> SamplerOutput:
+        sampled = self._sampler.sample(
+            logits,
+            slots=rows.slots,
+            positions=rows.positions,
+            output_counts=rows.output_counts,
+            host_slots=rows.host_slots,
+            host_output_counts=rows.host_output_counts,
+        )
+        self.last_tokens.index_copy_(0, rows.slots.long(), sampled.tokens.clamp(min=0).int())
+        return sampled
 
-    def done(self) -> bool:
-        return True
-
-    def result(self) -> SampledTokens:
-        raise self._error
-
-
-class LaunchedStep:
-    """A step on its way; its tokens arrive in pinned memory when the event has passed."""
-
-    def __init__(self, step: int, sampling: SamplingBatch | None, sampled: SamplerOutput | None) -> None:
-        self._step = step
-        self._request_ids: tuple[str, ...] = ()
-        self._wanted: tuple[int | None, ...] = ()
-        self._logprobs: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
-        self._event: torch.cuda.Event | None = None
-        if sampling is None or sampled is None:
-            return
-        self._request_ids, self._wanted = sampling.request_ids, sampling.logprobs
-        self._tokens = _to_host(sampled.tokens)
-        if sampled.logprobs is not None:
-            reported = sampled.logprobs
-            self._logprobs = (
-                _to_host(reported.chosen),
-                _to_host(reported.rank),
-                _to_host(reported.top_tokens),
-                _to_host(reported.top_logprobs),
-            )
-        if sampled.tokens.is_cuda:
-            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._event.record()
-
-    def done(self) -> bool:
-        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
-
-    def result(self) -> SampledTokens:
-        """Wait for the device. Raises NonFiniteLogitsError, or what the device failed with."""
-        if self._event is not None:
-            self._event.synchronize()
-        if not self._request_ids:
-            return SampledTokens(self._step, {})
-        tokens: list[int] = self._tokens.tolist()
-        for request_id, token in zip(self._request_ids, tokens, strict=True):
-            if token < 0:
-                raise NonFiniteLogitsError(f"step {self._step}: the logits of request {request_id} are not numbers")
-        reported = [self._reported(row) for row in range(len(tokens))]
-        return SampledTokens(
-            self._step,
-            {
-                request_id: SampledToken(token, logprobs)
-                for request_id, token, logprobs in zip(self._request_ids, tokens, reported, strict=True)
-            },
+    def _attention(self, step: StepInputs) -> AttentionBackend:
+        if self._kernels is not None:
+            self._kernels.begin(step)
+            return self._kernels
+        assert step.batch is not None
+        return PagedAttention(
+            plain_step(step.batch, self.cache, self.tables, self._names),
+            cache=self.cache,
+            architecture=self.model.architecture,
+            derive_keys=self._derive_keys,
         )
 
-    def _reported(self, row: int) -> TokenLogprobs | None:
-        wanted = self._wanted[row]
-        if wanted is None or self._logprobs is None:
-            return None
-        chosen, rank, top_tokens, top_logprobs = self._logprobs
-        top = zip(top_tokens[row, :wanted].tolist(), top_logprobs[row, :wanted].tolist(), strict=True)
-        return TokenLogprobs(float(chosen[row]), int(rank[row]), tuple(top))
+    def _derive_keys(self, layer: int, values: Tensor, positions: Tensor) -> Tensor:
+        """K = rope(k_norm.weight * V), in float32 up to the last rounding; values [B, heads, K, D], positions [K].
+
+        Rows hold the unrotated columns first, then both halves of the rotated pairs.
+        """
+        pairs, width = self.model.architecture.global_rotary_pairs, values.shape[-1]
+        scaled = values.float() * self.model.stored_k_norm_weight(layer)
+        cos, sin = self.model.rope.cos_sin(LayerKind.GLOBAL, positions)
+        turned = scaled[..., width - 2 * pairs :].flatten(0, 1).transpose(0, 1)  # [K, B * heads, 2 P]
+        rotated = rotate(turned, cos[:, :pairs], sin[:, :pairs]).transpose(0, 1)
+        scaled[..., width - 2 * pairs :] = rotated.reshape(*values.shape[:-1], 2 * pairs)
+        return scaled.to(values.dtype)
 
 
-def _to_host(values: Tensor) -> Tensor:
-    """Start the copy to pinned memory; on the CPU the tensor itself."""
-    if not values.is_cuda:
-        return values
-    return torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values, non_blocking=True)
+def _sampled_rows(rows: Tensor, sampled: SampledRows) -> Tensor:
+    return rows[: len(sampled.host_slots)] if sampled.rows is None else rows[sampled.rows]

@@ -1,4 +1,4 @@
-"""Attention of one step through the paged cache, in plain PyTorch: correct on the CPU and on a GPU.
+"""Attention of one step through the paged cache, in plain PyTorch: correct on the CPU and on a GPU, the kernels' twin.
 
 Global layers write the step's rows first, then read pages. Sliding layers read the old window from pages and the step's
 own rows from the projections, and write the rows that outlive the step after the last layer that reads them: the page
@@ -16,24 +16,32 @@ from torch import Tensor
 
 from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.sizing.memory import KEYS_PER_PASS, SCORES_PER_PASS
-from modelserve_worker.execution.input_batch import InputBatch, PrefillChunk
 from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.kv_stamps import ReadAudit, stamp
+from modelserve_worker.execution.plain_step import PlainStep, PrefillChunk
 from modelserve_worker.kernels.block_attention import SoftmaxAccumulator
-from modelserve_worker.kernels.row_codec import StoredRows
+from modelserve_worker.kernels.row_codec import StoredRows, v_only_columns
+from modelserve_worker.layers.attention import Attention
 
 DeriveKeys = Callable[[int, Tensor, Tensor], Tensor]
-"""(layer, V [B, heads, K, D], positions [K]) -> K of the same shape and dtype: rope(k_norm.weight * V)."""
+"""(layer, V [B, heads, K, D], positions [K]) -> K of the same shape and dtype: rope(k_norm.weight * V).
+
+V is in the order of `v_only_columns`, and so is K.
+"""
 
 
 class PagedAttention:
     """The attention backend of one step; build one per step, call `attend` once per layer in model order."""
 
     def __init__(
-        self, batch: InputBatch, *, cache: KVCache, architecture: ModelArchitecture, derive_keys: DeriveKeys
+        self, batch: PlainStep, *, cache: KVCache, architecture: ModelArchitecture, derive_keys: DeriveKeys
     ) -> None:
         self._batch = batch
         self._cache = cache
+        order = v_only_columns(
+            architecture.global_head_dim, pairs=architecture.global_rotary_pairs, device=cache.arena.device
+        )
+        self._v_only = (order, order.argsort())  # to the order of stored rows, and back
         self._architecture = architecture
         self._derive_keys = derive_keys
         self._window = cache.geometry.window
@@ -41,14 +49,20 @@ class PagedAttention:
         # Rows of the step that sliding layers read before they are in a page: stored, and decoded K and V [T, H, D].
         self._fresh: dict[int, tuple[dict[str, StoredRows], Tensor, Tensor]] = {}
 
-    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
-        """q [T, Hq, D]; k, v [T, Hkv, D] of the rank's heads, or None on KV-shared layers. Returns [T, Hq, D].
+    def attend(self, attention: Attention, projected: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        """The AttentionBackend's door. Raises AssertionError in debug mode when a query read a row that it may not."""
+        q, k, v = attention.heads(projected, rotation)
+        return self.attend_heads(attention.layer, q, k, v).flatten(1)
 
-        Raises AssertionError in debug mode when a query read any row but those it may.
-        """
-        if self._architecture.kind(layer) is LayerKind.GLOBAL:
+    def attend_heads(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+        """q [T, Hq, D]; k, v [T, Hkv, D] of the rank's heads, or None on KV-shared layers. Returns [T, Hq, D]."""
+        if self._architecture.kind(layer) is LayerKind.SLIDING:
+            return self._attend_sliding(layer, q, k, v)
+        if "k" in self._cache.planes(self._architecture.producer(layer)):
             return self._attend_global(layer, q, k, v)
-        return self._attend_sliding(layer, q, k, v)
+        stored, natural = self._v_only
+        attended = self._attend_global(layer, q[..., stored], k, None if v is None else v[..., stored])
+        return attended[..., natural]
 
     def _attend_global(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
         producer = self._architecture.producer(layer)

@@ -30,8 +30,8 @@ from modelserve.errors import InvalidInput, ModelServeError
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.batch import ModelRunner, PendingStep, SampledTokens, ScheduledBatch
 from modelserve_worker.engine_client import EngineDead
+from modelserve_worker.execution.launched_step import FailedStep
 from modelserve_worker.execution.memory_report import MemoryReport
-from modelserve_worker.execution.model_runner import FailedStep, NonFiniteLogitsError
 from modelserve_worker.execution.startup import StartedRank, start_rank
 from modelserve_worker.execution.weights_progress import ProgressCallback
 
@@ -213,6 +213,7 @@ class MultiRankRunner:
     def __init__(self, local: ModelRunner, workers: WorkerRanks) -> None:
         self._local = local
         self._workers = workers
+        self.launches_ahead = local.launches_ahead
 
     def execute(self, batch: ScheduledBatch) -> PendingStep:
         """Launch one step on all ranks; a dead rank fails this step and all that follow."""
@@ -249,7 +250,7 @@ class _RankedStep:
         """Tokens of the step. Raises RankDiedError when a rank is gone, else what the step failed with."""
         try:
             tokens = self._step.result()
-        except (InvalidInput, NonFiniteLogitsError):
+        except InvalidInput:
             raise  # of this step alone, and the same on every rank
         except Exception as error:
             if self._workers.has_died(within_s=_GRACE_S):

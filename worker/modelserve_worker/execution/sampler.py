@@ -2,123 +2,220 @@
 
 Order, as OpenAI-compatible servers have it: log probabilities are of the raw logits; then logit_bias, min_tokens (EOS
 and stop ids masked), repetition, presence and frequency penalties; temperature; min-p; top-k; top-p; one draw. With
-temperature 0 (any below 1e-5) the token is the argmax after the penalties. Every filter keeps the most likely token.
+temperature 0 (any below 1e-5) the token is the argmax after the penalties. Every filter keeps the most likely token;
+equals are cut by token id, the lowest stays.
+
+Two paths, chosen for each row by its own parameters alone, so that no other row can change its token. On a GPU, rows
+that are greedy, unfiltered, or filtered by a top-k of at most TOP_K_CAPACITY (with top-p and min-p) go through
+`kernels.sampling_triton`; every other row, and every row on the CPU, through `kernels.sampling`, a few at a time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from modelserve.sizing.memory import ROWS_PER_SORT
-from modelserve_worker.execution.sampling_batch import SamplingBatch, SlotHistory
-from modelserve_worker.kernels.counter_random import gumbel_noise
+from modelserve.sizing.activation import ROWS_PER_SORT
+from modelserve_worker.batch import NOT_A_NUMBER, AdmittedRequest
+from modelserve_worker.execution.sampling_slots import SamplingSlots, Slots
+from modelserve_worker.kernels.sampling import draw_tokens, softcapped
 
-MIN_TEMPERATURE = 1e-5  # below it the draw is the argmax anyway, and the division would overflow
 _IN_PROMPT = 1 << 30  # bit of a penalty count that says: the token is in the prompt
 
 
 @dataclass(frozen=True)
 class SampledLogprobs:
-    """Of the raw logits: the drawn token's log probability and rank [S], and the n likeliest tokens [S, n]."""
+    """Of the raw logits: the drawn token's log probability and rank [S], and the n likeliest tokens [S, n].
+
+    Rows that asked for nothing hold zeros; n is the most that any row asked for.
+    """
 
     chosen: Tensor  # float32
     rank: Tensor  # int64, 1 = the likeliest
     top_tokens: Tensor  # int64
     top_logprobs: Tensor  # float32
+    wanted: NDArray[np.int32]  # on the host, [S]: alternatives that the row asked for; -1: it asked for nothing
 
 
 @dataclass(frozen=True)
 class SamplerOutput:
-    tokens: Tensor  # int64 [S]; -1 where the logits held a NaN
+    tokens: Tensor  # int64 [S]; NOT_A_NUMBER where the logits held a NaN
     logprobs: SampledLogprobs | None
 
 
-class Sampler:
-    """Draws tokens and keeps, per slot, which tokens a request has seen (int32 [max_num_seqs, vocab])."""
+def device_draw(device: torch.device) -> Callable[..., Tensor] | None:
+    """The kernels' `draw_tokens`, or None where there are none and every row takes the plain path."""
+    if device.type != "cuda":
+        return None
+    from modelserve_worker.kernels import sampling_triton  # chooses where kernels run when it is imported
 
-    def __init__(self, *, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
+    return sampling_triton.draw_tokens
+
+
+class Sampler:
+    """Draws tokens; keeps the parameters of every slot and which tokens its request has seen (int32 [slots, vocab])."""
+
+    def __init__(
+        self,
+        *,
+        max_num_seqs: int,
+        vocab_size: int,
+        softcap: float | None,
+        eos_token_ids: tuple[int, ...],
+        device: torch.device,
+    ) -> None:
+        self._softcap = softcap
+        self._slots = SamplingSlots(
+            max_num_seqs=max_num_seqs, vocab_size=vocab_size, eos_token_ids=eos_token_ids, device=device
+        )
         self._seen = torch.zeros(max_num_seqs, vocab_size, dtype=torch.int32, device=device)
-        self._never = torch.full((), -torch.inf, device=device)  # a Python scalar would be copied, and waited for
+        self._device_draw = device_draw(device)
 
     def reset(self) -> None:
         """Forget what every slot has seen."""
         self._seen.zero_()
 
-    def rebuild(self, history: SlotHistory) -> None:
-        """Set a slot's state from scratch: a request is new in it, or back after preemption."""
-        row = self._seen[history.slot].zero_()
-        row.index_add_(0, self._tokens(history.output_token_ids), self._ones(len(history.output_token_ids)))
-        prompt = self._tokens(history.prompt_token_ids)
+    def admit(self, admitted: Sequence[AdmittedRequest]) -> None:
+        """Requests take their slots: parameters go to the device, what they have seen is counted afresh.
+
+        Ordered on the current stream, which is not waited for: steps launched before still see the old parameters.
+        """
+        if not admitted:
+            return
+        self._slots.admit(admitted)
+        for request in admitted:
+            if self._slots.penalised[request.slot]:
+                self._rebuild(request)
+
+    def sample(
+        self,
+        logits: Tensor,
+        *,
+        slots: Tensor,
+        positions: Tensor,
+        output_counts: Tensor,
+        host_slots: Slots,
+        host_output_counts: Slots,
+    ) -> SamplerOutput:
+        """Raw logits [S, vocab] of the head, before the softcap, left unchanged -> one token per row.
+
+        slots, positions (of the sampled token) and output_counts (tokens that the row's request has sampled before):
+        int32 [S] on the device; host_slots and host_output_counts: the same on the host. Tokens are counted in the
+        slots that have penalties. Waits for nothing.
+        """
+        exact = np.ones(len(host_slots), dtype=np.bool_)
+        if self._device_draw is not None:
+            exact = self._slots.exact_rows(host_slots, host_output_counts)
+        if self._device_draw is None or exact.all():
+            tokens = torch.empty(len(host_slots), dtype=torch.int64, device=logits.device)
+        else:
+            columns = self._slots.device
+            tokens = self._device_draw(
+                logits,
+                slots=slots,
+                positions=positions,
+                output_counts=output_counts,
+                seeds=columns.seeds,
+                temperature=columns.temperature,
+                top_k=columns.top_k,
+                top_p=columns.top_p,
+                min_p=columns.min_p,
+                min_tokens=columns.min_tokens,
+                banned=columns.banned,
+                softcap=self._softcap,
+            )
+        for rows, on_device in self._passes(exact):
+            drawn = self._draw_exactly(
+                logits[on_device],
+                slots=slots[on_device],
+                positions=positions[on_device],
+                host_slots=host_slots[rows],
+                host_output_counts=host_output_counts[rows],
+            )
+            tokens.index_copy_(0, on_device, drawn)
+        return SamplerOutput(tokens, self._logprobs(logits, tokens, self._slots.logprobs[host_slots]))
+
+    def _passes(self, which: NDArray[np.bool_]) -> Iterator[tuple[NDArray[np.int64], Tensor]]:
+        """The rows that are True, ROWS_PER_SORT at a time, as indices on the host and on the device."""
+        if not which.any():
+            return
+        rows = np.flatnonzero(which).astype(np.int64)
+        on_device = self._slots.upload(rows)
+        for first in range(0, len(rows), ROWS_PER_SORT):
+            end = first + ROWS_PER_SORT
+            yield rows[first:end], on_device[first:end]
+
+    def _draw_exactly(
+        self, logits: Tensor, *, slots: Tensor, positions: Tensor, host_slots: Slots, host_output_counts: Slots
+    ) -> Tensor:
+        parameters = self._slots
+        values = softcapped(logits, self._softcap)
+        broken = values.isnan().any(dim=-1)
+        for row, (slot, count) in enumerate(zip(host_slots.tolist(), host_output_counts.tolist(), strict=True)):
+            if slot in parameters.bias:
+                biased, bias = parameters.bias[slot]
+                values[row].index_add_(0, biased, bias)  # no token comes twice, so no order of addition either
+            if slot in parameters.banned and count < parameters.min_tokens[slot]:
+                values[row].index_fill_(0, parameters.banned[slot], -torch.inf)
+        penalised = bool(parameters.penalised[host_slots].any())
+        if penalised:
+            self._penalise(values, slots)
+        random = parameters.random[host_slots]
+        tokens = draw_tokens(
+            values,
+            parameters.draw_parameters(slots, positions),
+            random=bool(random.any()),
+            min_p=bool((random & parameters.min_p[host_slots]).any()),
+            truncated=bool((random & parameters.truncated[host_slots]).any()),
+        )
+        if penalised:  # a slot without penalties may be counted too: it starts afresh when it is given away
+            self._count(slots.long() * self._seen.shape[1] + tokens)
+        return tokens.masked_fill_(broken, NOT_A_NUMBER)
+
+    def _penalise(self, values: Tensor, slots: Tensor) -> None:
+        columns, seen = self._slots.device, self._seen[slots]
+        factor = torch.where(seen > 0, columns.repetition_penalty[slots][:, None], 1.0)
+        values.copy_(torch.where(values > 0, values / factor, values * factor))
+        counts = (seen & (_IN_PROMPT - 1)).float()
+        values -= columns.frequency_penalty[slots][:, None] * counts
+        values -= columns.presence_penalty[slots][:, None] * (counts > 0)
+
+    def _rebuild(self, request: AdmittedRequest) -> None:
+        row = self._seen[request.slot].zero_()
+        self._count(self._tokens(request.output_token_ids) + request.slot * self._seen.shape[1])
+        prompt = self._tokens(request.prompt_token_ids)
         row[prompt] = row[prompt] | _IN_PROMPT
 
-    def sample(self, logits: Tensor, batch: SamplingBatch) -> SamplerOutput:
-        """logits float32 [S, vocab], left unchanged -> one token per row, counted in its slot."""
-        adjusted = self._penalised(logits, batch)
-        tokens = adjusted.argmax(dim=-1)
-        if batch.any_random:
-            tokens = torch.where(batch.temperature >= MIN_TEMPERATURE, _draw(adjusted, batch), tokens)
-        logprobs = None if batch.most_logprobs is None else _logprobs(logits, tokens, batch.most_logprobs)
-        self._seen.index_put_((batch.slots, tokens), self._ones(1), accumulate=True)
-        return SamplerOutput(torch.where(logits.isnan().any(dim=-1), -1, tokens), logprobs)
-
-    def _penalised(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
-        adjusted = logits.index_put((batch.bias_rows, batch.bias_tokens), batch.bias_values, accumulate=True)
-        adjusted.index_put_((batch.banned_rows, batch.banned_tokens), self._never)
-        if not batch.any_penalty:
-            return adjusted
-        seen = self._seen[batch.slots]
-        factor = torch.where(seen > 0, batch.repetition_penalty[:, None], 1.0)
-        adjusted = torch.where(adjusted > 0, adjusted / factor, adjusted * factor)
-        counts = (seen & (_IN_PROMPT - 1)).float()
-        adjusted -= batch.frequency_penalty[:, None] * counts
-        adjusted -= batch.presence_penalty[:, None] * (counts > 0)
-        return adjusted
+    def _count(self, places: Tensor) -> None:
+        """Add one at each place of the flattened counts; integers, so the order of equal places does not matter."""
+        self._seen.view(-1).index_add_(0, places, torch.ones_like(places, dtype=torch.int32))
 
     def _tokens(self, ids: tuple[int, ...]) -> Tensor:
-        pin = self._seen.device.type == "cuda"
-        return torch.tensor(ids, dtype=torch.int64, pin_memory=pin).to(self._seen.device, non_blocking=True)
+        return self._slots.upload(np.fromiter(ids, np.int64, len(ids)))
 
-    def _ones(self, count: int) -> Tensor:
-        return torch.ones(count, dtype=torch.int32, device=self._seen.device)
-
-
-def _draw(adjusted: Tensor, batch: SamplingBatch) -> Tensor:
-    """One token per row from softmax(adjusted / temperature) after truncation; rows at temperature 0 are not used."""
-    drawn = []
-    for first in range(0, adjusted.shape[0], ROWS_PER_SORT):
-        rows = slice(first, first + ROWS_PER_SORT)
-        temperature = batch.temperature[rows, None]
-        logits = adjusted[rows] / temperature.clamp(min=MIN_TEMPERATURE)
-        if batch.any_min_p:
-            # p >= min_p * p_max in logarithms; min_p 0 gives -inf and keeps all.
-            floor = logits.amax(dim=-1, keepdim=True) + batch.min_p[rows, None].log()
-            logits = logits.masked_fill(logits < floor, -torch.inf)
-        if batch.any_truncated:
-            logits = _truncated(logits, batch.top_k[rows, None], batch.top_p[rows, None])
-        drawn.append((logits + gumbel_noise(batch.seeds[rows], batch.positions[rows], logits.shape[1])).argmax(dim=-1))
-    return torch.cat(drawn)
-
-
-def _truncated(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """Mask all but the top_k largest logits (0: all), then all but the smallest likeliest set of mass >= top_p.
-
-    Ties at the edge are cut by token id (the sort is stable), so exactly top_k tokens stay.
-    """
-    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
-    rank = torch.arange(logits.shape[1], device=logits.device)
-    keep = (top_k == 0) | (rank < top_k)
-    probabilities = ordered.masked_fill(~keep, -torch.inf).softmax(dim=-1)
-    mass_before = probabilities.cumsum(dim=-1) - probabilities
-    # top_p 1 is tested by itself: rounding may bring the running mass to 1 before the tail. Rank 0 always stays.
-    keep &= (top_p >= 1) | (mass_before < top_p) | (rank == 0)
-    return logits.masked_fill(~torch.zeros_like(keep).scatter_(1, order, keep), -torch.inf)
-
-
-def _logprobs(logits: Tensor, tokens: Tensor, count: int) -> SampledLogprobs:
-    logprobs = logits.log_softmax(dim=-1)
-    chosen = logprobs.gather(1, tokens[:, None])
-    top = logprobs.topk(count, dim=-1)
-    return SampledLogprobs(chosen[:, 0], (logprobs > chosen).sum(dim=-1) + 1, top.indices, top.values)
+    def _logprobs(self, logits: Tensor, tokens: Tensor, wanted: NDArray[np.int32]) -> SampledLogprobs | None:
+        most = int(wanted.max(initial=-1))
+        if most < 0:
+            return None
+        rows, device = len(wanted), logits.device
+        reported = SampledLogprobs(
+            chosen=torch.zeros(rows, device=device),
+            rank=torch.zeros(rows, dtype=torch.int64, device=device),
+            top_tokens=torch.zeros(rows, most, dtype=torch.int64, device=device),
+            top_logprobs=torch.zeros(rows, most, device=device),
+            wanted=wanted,
+        )
+        for _, some in self._passes(wanted >= 0):
+            logprobs = softcapped(logits[some], self._softcap).log_softmax(dim=-1)
+            chosen = logprobs.gather(1, tokens[some].clamp_(min=0)[:, None])
+            top = logprobs.topk(most, dim=-1)
+            reported.chosen.index_copy_(0, some, chosen[:, 0])
+            reported.rank.index_copy_(0, some, (logprobs > chosen).sum(dim=-1) + 1)
+            reported.top_tokens.index_copy_(0, some, top.indices)
+            reported.top_logprobs.index_copy_(0, some, top.values)
+        return reported

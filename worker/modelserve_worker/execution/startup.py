@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -13,9 +14,10 @@ from modelserve.architecture import ModelArchitecture
 from modelserve.engine_args import EngineArgs
 from modelserve.errors import InvalidInput
 from modelserve.inspection import CONFIG_FILE, read_json_object
+from modelserve.sizing.cuda_graphs import graphs_bytes
 from modelserve.sizing.memory import KEYS_PER_PASS
 from modelserve.sizing.pages import CacheGeometry
-from modelserve_worker.batch import ScheduledBatch, ScheduledRequest, SlidingTable
+from modelserve_worker.batch import AdmittedRequest, ScheduledBatch, TableUpdates
 from modelserve_worker.execution.device import (
     check_formats,
     compute_dtype,
@@ -23,6 +25,7 @@ from modelserve_worker.execution.device import (
     select_geometry,
     with_compute_dtype,
 )
+from modelserve_worker.execution.device_memory import used_bytes
 from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.loader import load_model
 from modelserve_worker.execution.memory import GPUMemoryProbe, MemoryUse, cpu_memory_use, negotiate_model_len
@@ -85,11 +88,13 @@ def start_rank(
     architecture = with_compute_dtype(read_architecture(directory), args)
     geometry = select_geometry(architecture, args)
     check_formats(device, architecture, geometry)
+    used_before = 0
     if device.type == "cuda":
+        used_before = used_bytes(device)
         torch.cuda.set_device(device)
     elif args.tensor_parallel_size > 1:  # ranks share the cores
         torch.set_num_threads(max(1, torch.get_num_threads() // args.tensor_parallel_size))
-    probe = GPUMemoryProbe(device) if device.type == "cuda" else None
+    probe = GPUMemoryProbe(device, used_before=used_before) if device.type == "cuda" else None
     parallel = join_tensor_parallel(
         rank=rank, size=args.tensor_parallel_size, init_method=init_method, device=device
     )  # fmt: skip
@@ -114,14 +119,24 @@ def start_rank(
     runner, use = _profile(model, args, geometry, device, probe)
     use, pool_bytes = _agree(use, parallel, device)
     max_model_len = negotiate_model_len(architecture, geometry, args, pool_bytes=pool_bytes)
-    runner.cache = KVCache(geometry, pool_bytes, device=device, debug_stamps=args.debug_kv_stamps)
+    runner.use_cache(KVCache(geometry, pool_bytes, device=device, debug_stamps=args.debug_kv_stamps))
+    overhead = dict(use.overhead)
+    if probe is not None:
+        # The temporaries of captured steps lie in a pool that takes the place of what the profile's steps used.
+        overhead["graphs"] = max(0, probe.captured(runner.capture_graphs) - use.activation_bytes)
+        if overhead["graphs"] > use.overhead["graphs"]:
+            logger.warning(
+                "CUDA graphs take %d bytes, %d were set aside: the device is used by so much more than its share",
+                overhead["graphs"],
+                use.overhead["graphs"],
+            )
     memory = MemoryReport(
         device="cpu" if device.type == "cpu" else torch.cuda.get_device_name(device),
         total_bytes=use.total_bytes,
         budget_bytes=use.budget_bytes,
         weights_bytes=use.weights_bytes,
         activation_bytes=use.activation_bytes,
-        overhead=use.overhead,
+        overhead=overhead,
         pool_bytes=pool_bytes,
         geometry=geometry,
         max_model_len=max_model_len,
@@ -131,7 +146,7 @@ def start_rank(
         rank,
         args.tensor_parallel_size,
         memory.device,
-        *(term / (1 << 30) for term in (use.weights_bytes, use.activation_bytes, use.overhead_bytes, pool_bytes)),
+        *(term / (1 << 30) for term in (use.weights_bytes, use.activation_bytes, sum(overhead.values()), pool_bytes)),
         max_model_len,
         ""
         if args.max_model_len in ("auto", max_model_len)
@@ -164,30 +179,43 @@ def _profile(
     )
     tokens = min(args.max_num_batched_tokens if on_gpu else _CPU_PROFILE_TOKENS, longest)
     start = min(KEYS_PER_PASS, longest - tokens) if on_gpu else 0
-    runner.profile(profile_batch(geometry, start=start, tokens=tokens), rows=args.max_num_seqs if on_gpu else 1)
+    runner.profile(profile_batches(start=start, tokens=tokens, rows=args.max_num_seqs if on_gpu else 1))
     if probe is not None:
-        return runner, probe.measure(args.gpu_memory_utilization)
-    return runner, cpu_memory_use(model.architecture, args, weights_bytes=model.parameter_bytes())
+        graphs = graphs_bytes(
+            model.architecture,
+            tensor_parallel_size=args.tensor_parallel_size,
+            max_num_batched_tokens=args.max_num_batched_tokens,
+            max_num_seqs=args.max_num_seqs,
+        )
+        return runner, probe.measure(args.gpu_memory_utilization, scratch_bytes=page_bytes, graphs_bytes=graphs)
+    return runner, cpu_memory_use(model.architecture, geometry, args, weights_bytes=model.parameter_bytes())
 
 
-def profile_batch(geometry: CacheGeometry, *, start: int, tokens: int) -> ScheduledBatch:
-    """One prefill chunk at positions [start, start + tokens) whose tables name page 0 of each kind throughout."""
-    end, window, page = start + tokens, geometry.window, geometry.sliding_page.page_tokens
-    oldest, kept = max(0, start - window + 1), max(0, end - window + 1)
-    request = ScheduledRequest(
-        request_id="profile",
-        slot=0,
-        sampling=_PROFILE_SAMPLING,
-        start=start,
-        token_ids=(0,) * tokens,
-        global_pages=(0,) * geometry.global_pages(end),
-        sliding_read=SlidingTable(oldest // page, (0,) * (-(-start // page) - oldest // page)),
-        sliding_write=SlidingTable(kept // page, (0,) * (-(-end // page) - kept // page)),
-        samples=True,
-        num_output_tokens=0,
-        first_in_slot=True,
+def profile_batches(*, start: int, tokens: int, rows: int) -> tuple[ScheduledBatch, ...]:
+    """A prefill chunk of positions [start, start + tokens), then `rows` decodes. Every table entry names page 0."""
+    requests = tuple(AdmittedRequest(slot, f"profile-{slot}", _PROFILE_SAMPLING, (0,), ()) for slot in range(rows))
+    chunk = _profile_batch(0, slots=1, start=start, length=tokens, admitted=requests[:1])
+    return chunk, _profile_batch(1, slots=rows, start=start, length=1, admitted=requests)
+
+
+def _profile_batch(
+    step: int, *, slots: int, start: int, length: int, admitted: tuple[AdmittedRequest, ...]
+) -> ScheduledBatch:
+    nothing = np.zeros(0, dtype=np.int32)
+    no_updates = TableUpdates(nothing, nothing, nothing)
+    return ScheduledBatch(
+        step=step,
+        slots=np.arange(slots, dtype=np.int32),
+        starts=np.full(slots, start, dtype=np.int32),
+        lengths=np.full(slots, length, dtype=np.int32),
+        samples=np.ones(slots, dtype=np.bool_),
+        output_counts=np.zeros(slots, dtype=np.int32),
+        token_ids=np.zeros(slots * length, dtype=np.int32),
+        admitted=admitted,
+        page_moves=(),
+        global_updates=no_updates,
+        sliding_updates=no_updates,
     )
-    return ScheduledBatch(step=0, requests=(request,))
 
 
 def _agree(use: MemoryUse, parallel: TensorParallel, device: torch.device) -> tuple[MemoryUse, int]:

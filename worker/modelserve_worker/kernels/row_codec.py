@@ -26,6 +26,18 @@ class StoredRows:
     scale: Tensor | None = None
 
 
+def v_only_columns(width: int, *, pairs: int, device: torch.device | None = None) -> Tensor:
+    """Which column of a head each place of a V-only row holds, int64 [width]: unrotated ones, then the rotated pairs.
+
+    Rotation turns columns i and i + width / 2 for i < `pairs`. With both halves of them at the end of the row, kernels
+    read them as blocks of their own.
+    """
+    half = width // 2
+    places = torch.arange(width, device=device)
+    first, second = places[:half], places[half:]
+    return torch.cat((first[pairs:], second[pairs:], first[:pairs], second[:pairs]))
+
+
 def storage_dtype(dtype: KVCacheDtype) -> torch.dtype:
     """Element type of a row's plane. fp8 planes are typed uint8, because few indexing kernels take float8."""
     if dtype in _FP8:

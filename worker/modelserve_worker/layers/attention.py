@@ -17,11 +17,12 @@ from modelserve_worker.layers.rotary import rotate
 class AttentionBackend(Protocol):
     """Attention of one step over the step's own rows and whatever earlier rows the backend keeps."""
 
-    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
-        """q [T, query heads, D], normed and rotated; k and v [T, KV heads, D], normed, k rotated; of this rank.
+    def attend(self, attention: Attention, projected: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        """projected [T, columns] of `attention.qkv`; rotation: cos and sin, float32 [T, D / 2]. Returns [T, heads * D].
 
-        On KV-shared layers k and v are None: the backend reads the rows of `architecture.producer(layer)`.
-        Scores are q.k times 1.0, softmax in float32, grouped-query by consecutive heads. Returns [T, query heads, D].
+        Queries and keys are normed and rotated, values normed (`attention.heads`). On KV-shared layers there are only
+        queries, and the backend reads the rows of `architecture.producer(attention.layer)`. Scores are q.k times 1.0,
+        softmax in float32, grouped-query by consecutive heads.
         """
         ...
 
@@ -45,6 +46,7 @@ class Attention(nn.Module):
         super().__init__()
         self.layer = layer
         self.head_dim = architecture.layer_head_dim(layer)
+        self.q_heads = architecture.num_attention_heads // parallel.size
         self.eps = architecture.rms_norm_eps
         heads = architecture.num_attention_heads
         q = parallel.shard(heads, what="num_attention_heads").scaled(self.head_dim)
@@ -62,13 +64,17 @@ class Attention(nn.Module):
             RMSNorm(self.head_dim, eps=self.eps, device=device, dtype=dtype) if architecture.owns_cache(layer) else None
         )
 
+    def heads(self, projected: Tensor, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """q [T, query heads, D], k and v [T, KV heads, D] as attention takes them; None on KV-shared layers."""
+        counts = [shard.size // self.head_dim for shard in self.qkv.shards]
+        parts = torch.split(projected.view(projected.shape[0], sum(counts), self.head_dim), counts, dim=1)
+        q = rotate(self.q_norm(parts[0]), *rotation)
+        if self.k_norm is None:
+            return q, None, None
+        k = rotate(self.k_norm(parts[1]), *rotation)
+        return q, k, rms_normalize(parts[-1], eps=self.eps).to(projected.dtype)
+
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], attention: AttentionBackend) -> Tensor:
-        """x [T, H]; rotation = cos and sin, each [T, D / 2]. Returns [T, H]."""
-        projected = [part.unflatten(-1, (-1, self.head_dim)) for part in self.qkv(x)]
-        q = rotate(self.q_norm(projected[0]), *rotation)
-        k = v = None
-        if self.k_norm is not None:
-            k = rotate(self.k_norm(projected[1]), *rotation)
-            v = rms_normalize(projected[-1], eps=self.eps).to(x.dtype)
-        result: Tensor = self.o(attention.attend(self.layer, q, k, v).flatten(1))
+        """x [T, H]; rotation: cos and sin, float32 [T, D / 2]. Returns [T, H]."""
+        result: Tensor = self.o(attention.attend(self, self.qkv.stacked(x), rotation))
         return result

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from modelserve.architecture import ModelArchitecture
+from modelserve_worker.kernels.elementwise import ElementwiseDoors
 from modelserve_worker.layers.linear import ReplicatedLinear
 from modelserve_worker.layers.norm import RMSNorm
 from modelserve_worker.layers.parallel import TensorParallel
@@ -25,11 +26,13 @@ class VocabParallelEmbedding(nn.Module):
         *,
         scale_of: int,
         what: str,
+        doors: ElementwiseDoors,
         parallel: TensorParallel,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
         super().__init__()
+        self.doors = doors
         self.parallel = parallel
         self.shard = parallel.shard(vocab_size, what=what)
         self.scale = torch.tensor(scale_of**0.5).to(dtype).item()
@@ -38,9 +41,9 @@ class VocabParallelEmbedding(nn.Module):
         )
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """int64 [T] -> [T, width]."""
+        """int32 or int64 [T] -> [T, width]. An id outside the vocabulary gives zeros."""
         if self.parallel.size == 1:
-            return functional.embedding(input_ids, self.weight) * self.scale
+            return self.doors.embed(input_ids, self.weight, scale=self.scale)
         local = input_ids - self.shard.start
         mine = (local >= 0) & (local < self.shard.size)
         rows = functional.embedding(local * mine, self.weight) * mine.unsqueeze(-1)
@@ -68,9 +71,16 @@ class PerLayerEmbedding(nn.Module):
     """
 
     def __init__(
-        self, architecture: ModelArchitecture, *, parallel: TensorParallel, device: torch.device, dtype: torch.dtype
+        self,
+        architecture: ModelArchitecture,
+        *,
+        doors: ElementwiseDoors,
+        parallel: TensorParallel,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
         super().__init__()
+        self.doors = doors
         self.layers = architecture.num_hidden_layers
         self.width = architecture.hidden_size_per_layer_input
         self.projection_scale = architecture.hidden_size**-0.5
@@ -79,6 +89,7 @@ class PerLayerEmbedding(nn.Module):
             self.layers * self.width,
             scale_of=self.width,
             what="vocab_size_per_layer_input",
+            doors=doors,
             parallel=parallel,
             device=device,
             dtype=dtype,
@@ -89,8 +100,11 @@ class PerLayerEmbedding(nn.Module):
         self.norm = RMSNorm(self.width, eps=architecture.rms_norm_eps, device=device, dtype=dtype)
 
     def forward(self, input_ids: Tensor, embedded: Tensor) -> Tensor:
-        """int64 [T] and scaled token embeddings [T, H] -> [T, layers, P]."""
-        shape = (-1, self.layers, self.width)
-        context = self.norm((self.projection(embedded) * self.projection_scale).view(shape))
-        added: Tensor = (context + self.table(input_ids).view(shape)) * 2.0**-0.5
-        return added
+        """int32 or int64 [T] and scaled token embeddings [T, H] -> [T, layers, P]."""
+        return self.doors.per_layer_inputs(
+            self.projection(embedded),
+            self.table(input_ids),
+            self.norm.weight,
+            projection_scale=self.projection_scale,
+            eps=self.norm.eps,
+        )

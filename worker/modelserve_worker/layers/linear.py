@@ -24,9 +24,13 @@ class ColumnParallelLinear(nn.Module):
         rows = sum(shard.size for shard in self.shards)
         self.weight = nn.Parameter(torch.empty((rows, in_features), device=device, dtype=dtype), requires_grad=False)
 
+    def stacked(self, x: Tensor) -> Tensor:
+        """[T, in] -> [T, sum of the shards' sizes]."""
+        return functional.linear(x, self.weight)
+
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """[T, in] -> one [T, shard size] per shard (views of one result)."""
-        return torch.split(functional.linear(x, self.weight), [shard.size for shard in self.shards], dim=-1)
+        return torch.split(self.stacked(x), [shard.size for shard in self.shards], dim=-1)
 
 
 class RowParallelLinear(nn.Module):

@@ -9,8 +9,7 @@ from torch.nn import functional
 from modelserve.architecture import ModelArchitecture
 from modelserve.errors import InvalidInput
 from modelserve.sizing.weights import EXPERT_WIDTH_MULTIPLE
-from modelserve_worker.layers.mlp import gated_gelu
-from modelserve_worker.layers.norm import rms_normalize
+from modelserve_worker.kernels.elementwise import ElementwiseDoors, rms_normalize
 from modelserve_worker.layers.parallel import TensorParallel
 
 
@@ -30,25 +29,41 @@ class Router(nn.Module):
         self.scale = nn.Parameter(torch.empty(hidden, device=device, dtype=dtype), requires_grad=False)
         self.per_expert_scale = nn.Parameter(torch.empty(experts, device=device, dtype=dtype), requires_grad=False)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """[T, H] -> weights float32 [T, k] and expert indices int64 [T, k]."""
+    def forward(self, x: Tensor, num_rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """[T, H] -> weights float32 [T, k] and expert indices int64 [T, k].
+
+        Rows from `num_rows` (int32 [1], on the device) on only pad the step: they choose no expert, which is index E.
+        """
         normed = rms_normalize(x, eps=self.eps) * self.scale.float() * self.root_scale
         probabilities = functional.linear(normed, self.weight.float()).softmax(dim=-1)
         weights, experts = probabilities.topk(self.top_k, dim=-1)
         weights = weights / weights.sum(dim=-1, keepdim=True)
-        return weights * self.per_expert_scale.float()[experts], experts
+        weights = weights * self.per_expert_scale.float()[experts]
+        if num_rows is not None:
+            padding = torch.arange(x.shape[0], device=x.device) >= num_rows
+            experts = experts.masked_fill(padding.unsqueeze(-1), self.weight.shape[0])
+        return weights, experts
 
 
 class Experts(nn.Module):
     """gate_up [E, 2 * width / size, H] (gate rows first) and down [E, H, width / size].
 
-    Rows are sorted by expert and go through two grouped products; no expert count leaves the device.
+    Rows are sorted by expert and go through two grouped products. No shape depends on what was chosen, and no expert
+    count leaves the device where PyTorch has a grouped product of its own (bfloat16 from compute capability 9.0): there
+    a step can be captured. Elsewhere PyTorch reads the counts on the host, expert by expert.
     """
 
     def __init__(
-        self, architecture: ModelArchitecture, *, parallel: TensorParallel, device: torch.device, dtype: torch.dtype
+        self,
+        architecture: ModelArchitecture,
+        *,
+        doors: ElementwiseDoors,
+        parallel: TensorParallel,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
         super().__init__()
+        self.doors = doors
         self.parallel = parallel
         self.shard = parallel.shard(architecture.moe_intermediate_size, what="moe_intermediate_size")
         if architecture.hidden_size % EXPERT_WIDTH_MULTIPLE:
@@ -66,13 +81,15 @@ class Experts(nn.Module):
         self.indices: Tensor
 
     def forward(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
-        """x [T, H], weights float32 [T, k], experts int64 [T, k] -> [T, H]."""
-        # Expert e owns sorted rows [ends[e-1], ends[e]): none when no token chose it.
+        """x [T, H], weights float32 [T, k], experts int64 [T, k] -> [T, H]; zeros for rows that chose index E."""
+        # Expert e owns sorted rows [ends[e-1], ends[e]): none when no token chose it. Rows of index E come last, in no
+        # expert's share: what the grouped products leave there is undefined and must not reach the sum.
         chosen, order = experts.flatten().sort(stable=True)
         ends = torch.searchsorted(chosen, self.indices, right=True).to(torch.int32)
         rows = x[order // experts.shape[1]]
-        gate, up = functional.grouped_mm(rows, self.gate_up.transpose(1, 2), offs=ends).chunk(2, dim=-1)
-        expanded = functional.grouped_mm(gated_gelu(gate, up), self.down.transpose(1, 2), offs=ends)
+        inner = self.doors.gated_gelu(functional.grouped_mm(rows, self.gate_up.transpose(1, 2), offs=ends))
+        expanded = functional.grouped_mm(inner, self.down.transpose(1, 2), offs=ends)
         weighted = torch.empty(expanded.shape, device=x.device, dtype=torch.float32)
-        weighted[order] = expanded * weights.flatten()[order].unsqueeze(-1)
+        shares = expanded * weights.flatten()[order].unsqueeze(-1)
+        weighted[order] = shares.masked_fill((chosen == len(self.indices)).unsqueeze(-1), 0.0)
         return self.parallel.all_reduce(weighted.view(*experts.shape, -1).sum(dim=1).to(x.dtype))

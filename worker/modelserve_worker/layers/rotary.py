@@ -43,6 +43,10 @@ class RotaryEmbedding:
         )
         self._inverse_frequencies = {LayerKind.SLIDING: sliding.to(device), LayerKind.GLOBAL: full.to(device)}
 
+    def inverse_frequencies(self, kind: LayerKind) -> Tensor:
+        """float32 [D / 2], radians per position."""
+        return self._inverse_frequencies[kind]
+
     def cos_sin(self, kind: LayerKind, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin, float32 [T, D / 2], for positions [T] of any integer dtype."""
         angles = positions.float().unsqueeze(-1) * self._inverse_frequencies[kind]

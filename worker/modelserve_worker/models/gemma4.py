@@ -1,8 +1,9 @@
 """The Gemma 4 text decoder, every variant: dense, K = V on global layers, per-layer embeddings with KV sharing, MoE.
 
 The model computes projections, norms and rotations of the step's tokens; what a token attends to is decided by the
-AttentionBackend handed to `forward`. Rounding follows the reference implementation: norms in float32, cos and sin cast
-to the activations' dtype, the embedding's scale rounded to the weights' dtype.
+AttentionBackend handed to `forward`. Elementwise work goes through doors that are chosen for the device. Rounding
+follows the reference implementation: norms in float32, cos and sin cast to the activations' dtype, the embedding's
+scale rounded to the weights' dtype.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from torch.nn import functional
 from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.errors import InvalidInput
 from modelserve.sizing.weights import tensor_parallel_problem
+from modelserve_worker.kernels.elementwise import ElementwiseDoors, elementwise_doors
+from modelserve_worker.kernels.row_codec import v_only_columns
 from modelserve_worker.layers.attention import Attention, AttentionBackend
 from modelserve_worker.layers.embedding import OutputHead, PerLayerEmbedding, VocabParallelEmbedding
 from modelserve_worker.layers.linear import ReplicatedLinear
@@ -28,48 +31,62 @@ class MixtureOfExperts(nn.Module):
     """The expert branch beside the dense MLP: both read the residual, each has its own norms."""
 
     def __init__(
-        self, architecture: ModelArchitecture, *, parallel: TensorParallel, device: torch.device, dtype: torch.dtype
+        self,
+        architecture: ModelArchitecture,
+        *,
+        doors: ElementwiseDoors,
+        parallel: TensorParallel,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
         super().__init__()
+        self.doors = doors
         hidden, eps = architecture.hidden_size, architecture.rms_norm_eps
         self.router = Router(architecture, device=device, dtype=dtype)
-        self.experts = Experts(architecture, parallel=parallel, device=device, dtype=dtype)
+        self.experts = Experts(architecture, doors=doors, parallel=parallel, device=device, dtype=dtype)
         self.pre_norm = RMSNorm(hidden, eps=eps, device=device, dtype=dtype)
         self.post_norm = RMSNorm(hidden, eps=eps, device=device, dtype=dtype)
         self.dense_post_norm = RMSNorm(hidden, eps=eps, device=device, dtype=dtype)
 
-    def forward(self, residual: Tensor, dense: Tensor) -> Tensor:
+    def forward(self, residual: Tensor, dense: Tensor, num_rows: Tensor | None) -> Tensor:
         """residual and the dense MLP's output, both [T, H] -> their sum after the branch norms, [T, H]."""
-        weights, experts = self.router(residual)
-        routed: Tensor = self.post_norm(self.experts(self.pre_norm(residual), weights, experts))
-        normed: Tensor = self.dense_post_norm(dense)
-        return normed + routed
+        eps = self.pre_norm.eps
+        weights, experts = self.router(residual, num_rows)
+        routed = self.experts(self.doors.rms_norm(residual, self.pre_norm.weight, eps=eps), weights, experts)
+        return self.doors.branch_sum(dense, routed, self.dense_post_norm.weight, self.post_norm.weight, eps=eps)
 
 
 class PerLayerInput(nn.Module):
-    """A PLE layer's last step: x + RMS_w(W_p(gelu(W_g x) * ple))."""
+    """What a PLE layer adds last, before its norm: W_p(gelu(W_g x) * ple)."""
 
-    def __init__(self, architecture: ModelArchitecture, *, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, architecture: ModelArchitecture, *, doors: ElementwiseDoors, device: torch.device, dtype: torch.dtype
+    ) -> None:
         super().__init__()
+        self.doors = doors
         hidden, width = architecture.hidden_size, architecture.hidden_size_per_layer_input
         self.gate = ReplicatedLinear(hidden, width, device=device, dtype=dtype)
         self.projection = ReplicatedLinear(width, hidden, device=device, dtype=dtype)
         self.norm = RMSNorm(hidden, eps=architecture.rms_norm_eps, device=device, dtype=dtype)
 
     def forward(self, x: Tensor, per_layer: Tensor) -> Tensor:
-        """x [T, H], per_layer [T, P] -> [T, H]."""
-        added: Tensor = self.norm(self.projection(functional.gelu(self.gate(x), approximate="tanh") * per_layer))
-        return x + added
+        """x [T, H], per_layer [T, P] -> [T, H], to be normed with `norm` and added to x."""
+        added: Tensor = self.projection(self.doors.per_layer_gate(self.gate(x), per_layer))
+        return added
 
 
 class DecoderLayer(nn.Module):
-    """Attention, feed-forward, the per-layer input where the model has one, then the layer's scalar."""
+    """Attention, feed-forward, the per-layer input where the model has one, then the layer's scalar.
+
+    A layer takes its input normed and norms its result for the next one: each sum and the norm after it are one door.
+    """
 
     def __init__(
         self,
         architecture: ModelArchitecture,
         *,
         layer: int,
+        doors: ElementwiseDoors,
         parallel: TensorParallel,
         device: torch.device,
         dtype: torch.dtype,
@@ -77,38 +94,61 @@ class DecoderLayer(nn.Module):
         super().__init__()
         self.layer = layer
         self.kind = architecture.kind(layer)
-        hidden, eps = architecture.hidden_size, architecture.rms_norm_eps
+        self.doors = doors
+        self.eps = architecture.rms_norm_eps
+        hidden, eps = architecture.hidden_size, self.eps
         self.attention = Attention(architecture, layer=layer, parallel=parallel, device=device, dtype=dtype)
         width = architecture.layer_intermediate_size(layer)
-        self.mlp = GatedMLP(hidden, width, parallel=parallel, device=device, dtype=dtype)
+        self.mlp = GatedMLP(hidden, width, doors=doors, parallel=parallel, device=device, dtype=dtype)
         self.input_norm = RMSNorm(hidden, eps=eps, device=device, dtype=dtype)
         self.post_attention_norm = RMSNorm(hidden, eps=eps, device=device, dtype=dtype)
         self.pre_feedforward_norm = RMSNorm(hidden, eps=eps, device=device, dtype=dtype)
         self.post_feedforward_norm = RMSNorm(hidden, eps=eps, device=device, dtype=dtype)
         self.moe = (
-            MixtureOfExperts(architecture, parallel=parallel, device=device, dtype=dtype)
+            MixtureOfExperts(architecture, doors=doors, parallel=parallel, device=device, dtype=dtype)
             if architecture.num_experts
             else None
         )
         self.per_layer_input = (
-            PerLayerInput(architecture, device=device, dtype=dtype)
+            PerLayerInput(architecture, doors=doors, device=device, dtype=dtype)
             if architecture.hidden_size_per_layer_input
             else None
         )
         self.scalar = nn.Parameter(torch.empty(1, device=device, dtype=dtype), requires_grad=False)
 
     def forward(
-        self, x: Tensor, *, rotation: tuple[Tensor, Tensor], per_layer: Tensor | None, attention: AttentionBackend
-    ) -> Tensor:
-        """x [T, H]; per_layer [T, P] on PLE models. Returns [T, H]."""
-        x = x + self.post_attention_norm(self.attention(self.input_norm(x), rotation, attention))
-        fed = self.mlp(self.pre_feedforward_norm(x))
+        self,
+        x: Tensor,
+        normed: Tensor,
+        *,
+        next_norm: RMSNorm,
+        rotation: tuple[Tensor, Tensor],
+        per_layer: Tensor | None,
+        num_rows: Tensor | None,
+        attention: AttentionBackend,
+    ) -> tuple[Tensor, Tensor]:
+        """x [T, H], given up: the result may take its place; normed is its `input_norm`; per_layer [T, P] with PLE.
+
+        Returns the layer's result and the result's `next_norm`, both [T, H].
+        """
+        attended = self.attention(normed, rotation, attention)
+        x, normed = self._add_and_norm(x, attended, self.post_attention_norm, self.pre_feedforward_norm)
+        added, added_norm = self.mlp(normed), self.post_feedforward_norm
         if self.moe is not None:
-            fed = self.moe(x, fed)
-        x = x + self.post_feedforward_norm(fed)
+            added = self.moe(x, added, num_rows)
         if self.per_layer_input is not None:
-            x = self.per_layer_input(x, per_layer)
-        return x * self.scalar
+            x, _ = self.doors.residual_norm(x, added, added_norm.weight, scalar=None, next_weight=None, eps=self.eps)
+            added, added_norm = self.per_layer_input(x, per_layer), self.per_layer_input.norm
+        return self._add_and_norm(x, added, added_norm, next_norm, scalar=self.scalar)
+
+    def _add_and_norm(
+        self, x: Tensor, added: Tensor, added_norm: RMSNorm, next_norm: RMSNorm, scalar: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        summed, normed = self.doors.residual_norm(
+            x, added, added_norm.weight, scalar=scalar, next_weight=next_norm.weight, eps=self.eps
+        )
+        assert normed is not None  # there is a next norm
+        return summed, normed
 
 
 class Gemma4ForCausalLM(nn.Module):
@@ -137,55 +177,85 @@ class Gemma4ForCausalLM(nn.Module):
         self.architecture = architecture
         self.parallel = parallel
         self.dtype = dtype
+        self.doors = doors = elementwise_doors(device)
         self.rope = RotaryEmbedding(architecture, device=device)
         self.embedding = VocabParallelEmbedding(
-            vocab, hidden, scale_of=hidden, what="vocab_size", parallel=parallel, device=device, dtype=dtype
+            vocab,
+            hidden,
+            scale_of=hidden,
+            what="vocab_size",
+            doors=doors,
+            parallel=parallel,
+            device=device,
+            dtype=dtype,
         )
         self.per_layer_embedding = (
-            PerLayerEmbedding(architecture, parallel=parallel, device=device, dtype=dtype)
+            PerLayerEmbedding(architecture, doors=doors, parallel=parallel, device=device, dtype=dtype)
             if architecture.hidden_size_per_layer_input
             else None
         )
         self.layers = nn.ModuleList(
-            DecoderLayer(architecture, layer=layer, parallel=parallel, device=device, dtype=dtype)
+            DecoderLayer(architecture, layer=layer, doors=doors, parallel=parallel, device=device, dtype=dtype)
             for layer in range(architecture.num_hidden_layers)
         )
         self.norm = RMSNorm(hidden, eps=architecture.rms_norm_eps, device=device, dtype=dtype)
-        self.head = (
+        self.output_head = (
             None
             if architecture.tie_word_embeddings
             else OutputHead(vocab, hidden, parallel=parallel, device=device, dtype=dtype)
         )
 
     @torch.no_grad()
-    def forward(self, input_ids: Tensor, positions: Tensor, attention: AttentionBackend) -> Tensor:
-        """input_ids and positions int64 [T], requests back to back -> hidden [T, H] after the final norm."""
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, attention: AttentionBackend, *, num_rows: Tensor | None = None
+    ) -> Tensor:
+        """input_ids and positions int32 or int64 [T], requests back to back -> hidden [T, H] after the final norm.
+
+        With `num_rows` (int32 [1], on the device) the rows from there on only pad the step: they may hold any id and
+        position, take no expert's time, and what comes out of them is finite where their attention is.
+        """
         x = self.embedding(input_ids)
         per_layer = None if self.per_layer_embedding is None else self.per_layer_embedding(input_ids, x)
-        rotations = {kind: self._rotation(kind, positions) for kind in LayerKind}
-        for index, layer in enumerate(self.decoder_layers()):
-            x = layer(
+        rotations = {kind: self.rope.cos_sin(kind, positions) for kind in LayerKind}
+        layers = self.decoder_layers()
+        normed = self.doors.rms_norm(x, layers[0].input_norm.weight, eps=layers[0].eps)
+        for index, layer in enumerate(layers):
+            x, normed = layer(
                 x,
+                normed,
+                next_norm=layers[index + 1].input_norm if index + 1 < len(layers) else self.norm,
                 rotation=rotations[layer.kind],
                 per_layer=None if per_layer is None else per_layer[:, index],
+                num_rows=num_rows,
                 attention=attention,
             )
-        normed: Tensor = self.norm(x)
         return normed
+
+    @torch.no_grad()
+    def head(self, hidden: Tensor) -> Tensor:
+        """hidden [N, H] after the final norm -> raw logits [N, vocab] in the model's dtype, on every rank."""
+        weight = self.embedding.weight if self.output_head is None else self.output_head.weight
+        return self.parallel.all_gather(functional.linear(hidden, weight))
 
     @torch.no_grad()
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """hidden [N, H] after the final norm -> float32 [N, vocab], softcapped (c * tanh(z / c)), on every rank."""
-        weight = self.embedding.weight if self.head is None else self.head.weight
-        logits = self.parallel.all_gather(functional.linear(hidden, weight)).float()
-        cap = self.architecture.final_logit_softcapping
-        return logits if cap is None else torch.tanh(logits / cap) * cap
+        return self.doors.softcap(self.head(hidden), self.architecture.final_logit_softcapping)
 
     def k_norm_weight(self, layer: int) -> Tensor:
         """Weight [D] that normed the keys which `layer` reads (its producer's, on a KV-shared layer)."""
         norm = self.decoder_layer(self.architecture.producer(layer)).attention.k_norm
         assert norm is not None  # a producer owns its cache
         return norm.weight
+
+    def stored_k_norm_weight(self, layer: int) -> Tensor:
+        """`k_norm_weight` of a global layer in float32 and in the order of V-only rows."""
+        columns = v_only_columns(
+            self.architecture.global_head_dim,
+            pairs=self.architecture.global_rotary_pairs,
+            device=self.norm.weight.device,
+        )
+        return self.k_norm_weight(layer).float()[columns]
 
     def decoder_layer(self, layer: int) -> DecoderLayer:
         module = self.layers[layer]
@@ -198,7 +268,3 @@ class Gemma4ForCausalLM(nn.Module):
     def parameter_bytes(self) -> int:
         """Bytes of this rank's weights."""
         return sum(p.numel() * p.element_size() for p in self.parameters())
-
-    def _rotation(self, kind: LayerKind, positions: Tensor) -> tuple[Tensor, Tensor]:
-        cos, sin = self.rope.cos_sin(kind, positions)
-        return cos.to(self.dtype), sin.to(self.dtype)

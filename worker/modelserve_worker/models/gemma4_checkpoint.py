@@ -68,7 +68,7 @@ def unused_names(model: Gemma4ForCausalLM) -> frozenset[str]:
         for layer in range(architecture.first_shared_layer, architecture.num_hidden_layers)
         for name in ("k_proj", "v_proj", "k_norm", "v_norm")
     }
-    return frozenset(names | ({HEAD} if model.head is None else set()))
+    return frozenset(names | ({HEAD} if model.output_head is None else set()))
 
 
 def weight_sources(model: Gemma4ForCausalLM) -> Iterator[WeightSource]:
@@ -81,8 +81,8 @@ def weight_sources(model: Gemma4ForCausalLM) -> Iterator[WeightSource]:
     for layer in model.decoder_layers():
         yield from _layer(f"layers.{layer.layer}.", layer)
     yield from _whole("norm.weight", model.norm.weight)
-    if model.head is not None:
-        yield from _sharded(HEAD, model.head.weight, model.head.shard, dim=0)
+    if model.output_head is not None:
+        yield from _sharded(HEAD, model.output_head.weight, model.output_head.shard, dim=0)
 
 
 def _layer(prefix: str, layer: DecoderLayer) -> Iterator[WeightSource]:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from modelserve.errors import InvalidInput
 from modelserve.sizing.pages import CacheGeometry
+from modelserve_worker.batch import Int32Array
 from modelserve_worker.request import Request
 
 
@@ -26,6 +30,11 @@ class SchedulerLimits:
     def most_cached_tokens(self, request: Request) -> int:
         """Most positions of a request that are ever computed: all but the last token, whose row nobody reads."""
         return min(len(request.prompt_token_ids) + request.sampling.max_tokens, self.max_model_len) - 1
+
+    def stop_token_ids(self, request: Request) -> frozenset[int]:
+        """Tokens that end a request once it has more than `min_tokens`: its own, and EOS unless it ignores them."""
+        sampling = request.sampling
+        return frozenset(sampling.stop_token_ids + (() if sampling.ignore_eos else self.eos_token_ids))
 
 
 class Admission:
@@ -64,11 +73,23 @@ class Admission:
                 field="max_tokens",
             )
 
-    def committed_bytes(self, request: Request, tokens: int) -> int:
-        """Bytes kept for a request of `tokens` tokens: what they hold, and as watermark one global page's growth.
+    def committed_bytes(self, request: Request) -> int:
+        """Bytes kept for a request of its known tokens: what they hold, and as watermark one global page's growth.
 
         The watermark ends where the request does, so requests of known length are charged their final size and no more:
         n of them run together without preemption exactly when n <= geometry.requests(pool, length).
         """
-        growth = self._geometry.global_page.page_tokens
-        return self._geometry.held_bytes(min(tokens + growth, self._limits.most_cached_tokens(request)))
+        most = self._limits.most_cached_tokens(request)
+        return self._geometry.held_bytes(min(request.num_tokens + self._geometry.global_page.page_tokens, most))
+
+    def growth_bytes(self, known: Int32Array, most_cached: Int32Array, held_bytes: NDArray[np.int64]) -> int:
+        """Bytes that running requests are yet to take of what is committed to them; each argument [N].
+
+        `known` are tokens, those in flight included, `most_cached` and `held_bytes` as in SlotCounters.
+        """
+        geometry = self._geometry
+        tokens = np.minimum(known + geometry.global_page.page_tokens, most_cached).astype(np.int64)
+        committed = -(-tokens // geometry.global_page.page_tokens) * geometry.global_page.page_bytes
+        sliding = np.minimum(-(-tokens // geometry.sliding_page.page_tokens), geometry.sliding_table_entries)
+        committed += sliding * geometry.sliding_page.page_bytes
+        return int(np.maximum(committed - held_bytes, 0).sum())

@@ -12,15 +12,24 @@ source under its old number; the copy sees what it wrote. The destination, and t
 free when the move was decided: their last user is an earlier step as well, and whoever is given them next uses them in
 this step or later. The moves of one step are copied in the order given, since a later one may start where an earlier
 one ended.
+
+Block tables. A held page knows the entry (slot, index) that names it, so a move can be told to the device whoever is in
+the step. `take_updates` gives each entry whose page was allocated, moved or put down for sending again since the last
+call, with the number it has by then. A page shared by requests would know several entries; nothing else would change.
 """
 
 from __future__ import annotations
 
 import heapq
 
+import numpy as np
+
 from modelserve.architecture import LayerKind
 from modelserve.sizing.pages import CacheGeometry
-from modelserve_worker.batch import PageMove
+from modelserve_worker.batch import PageMove, TableUpdates
+
+_NO_ENTRIES = np.empty(0, dtype=np.int32)
+_NO_UPDATES = TableUpdates(_NO_ENTRIES, _NO_ENTRIES, _NO_ENTRIES)
 
 
 class OutOfPagesError(Exception):
@@ -28,13 +37,15 @@ class OutOfPagesError(Exception):
 
 
 class Page:
-    """A held page. Its number may change with any allocation, so holders keep the page and read `number` last."""
+    """A held page, named by entry `index` of the block table of `slot`. Its number may change with any allocation."""
 
-    __slots__ = ("kind", "number")
+    __slots__ = ("index", "kind", "number", "slot")
 
-    def __init__(self, kind: LayerKind, number: int) -> None:
+    def __init__(self, kind: LayerKind, number: int, slot: int, index: int) -> None:
         self.kind = kind
         self.number = number
+        self.slot = slot
+        self.index = index
 
 
 class _End:
@@ -50,6 +61,7 @@ class _End:
         self.pages: list[Page | None] = []
         self.holes: list[int] = []
         self.held = 0
+        self.changed: dict[Page, None] = {}  # pages whose table entry the device does not have yet, each once
 
     @property
     def num_holes(self) -> int:
@@ -59,21 +71,23 @@ class _End:
     def edge_bytes(self) -> int:
         return len(self.pages) * self.page_bytes
 
-    def take(self) -> Page:
+    def take(self, slot: int, index: int) -> Page:
         """Hold the lowest free number, past the edge if there is no hole."""
         if self.num_holes:
-            page = Page(self.kind, heapq.heappop(self.holes))
+            page = Page(self.kind, heapq.heappop(self.holes), slot, index)
             self.pages[page.number] = page
         else:
             self.holes.clear()
-            page = Page(self.kind, len(self.pages))
+            page = Page(self.kind, len(self.pages), slot, index)
             self.pages.append(page)
         self.held += 1
+        self.changed[page] = None
         return page
 
     def release(self, page: Page) -> None:
         assert self.pages[page.number] is page, "a page is released once"
         self.held -= 1
+        self.changed.pop(page, None)
         self._vacate(page.number)
         page.number = -1  # a stale holder fails at once instead of naming another's page
 
@@ -84,6 +98,7 @@ class _End:
         move = PageMove(self.kind, page.number, heapq.heappop(self.holes))
         page.number = move.destination
         self.pages[move.destination] = page
+        self.changed[page] = None
         self._vacate(move.source)
         return move
 
@@ -98,21 +113,18 @@ class _End:
 class PageArena:
     """Pages of both kinds in `pool_bytes` bytes per rank. Allocation and release cost O(log pages), amortised.
 
-    Every page has one owner, which gives it back with `release`. `moves_made` counts the moves so far: page numbers
-    read before it changed are stale.
+    Every page has one owner, which gives it back with `release`. `held_bytes` are the bytes of held pages, `moves_made`
+    the moves so far; both are read only.
     """
 
     def __init__(self, geometry: CacheGeometry, pool_bytes: int) -> None:
         self.pool_bytes = pool_bytes
+        self.held_bytes = 0
         self.moves_made = 0
         self._ends = {
             kind: _End(kind, geometry.page(kind).page_bytes) for kind in (LayerKind.SLIDING, LayerKind.GLOBAL)
         }
         self._moves: list[PageMove] = []
-
-    @property
-    def held_bytes(self) -> int:
-        return sum(end.held * end.page_bytes for end in self._ends.values())
 
     @property
     def free_bytes(self) -> int:
@@ -122,8 +134,11 @@ class PageArena:
     def held_pages(self, kind: LayerKind) -> int:
         return self._ends[kind].held
 
-    def allocate(self, kind: LayerKind) -> Page:
-        """Hold one page. Succeeds exactly when free_bytes covers it, and raises OutOfPagesError otherwise."""
+    def allocate(self, kind: LayerKind, slot: int, index: int) -> Page:
+        """Hold one page for entry `index` of the table of `slot`.
+
+        Succeeds exactly when free_bytes covers the page, and raises OutOfPagesError otherwise.
+        """
         end = self._ends[kind]
         if end.page_bytes > self.free_bytes:
             raise OutOfPagesError(
@@ -132,19 +147,39 @@ class PageArena:
             )
         if not end.num_holes:
             self._make_room(end)
-        return end.take()
+        self.held_bytes += end.page_bytes
+        return end.take(slot, index)
 
     def release(self, page: Page) -> None:
-        self._ends[page.kind].release(page)
+        end = self._ends[page.kind]
+        end.release(page)
+        self.held_bytes -= end.page_bytes
+
+    def resend(self, page: Page) -> None:
+        """Put the entry of a held page into the next updates: the device may have lost it."""
+        self._ends[page.kind].changed[page] = None
 
     def take_moves(self) -> tuple[PageMove, ...]:
         """Moves decided since the last call, in order. They must run before any step that uses newer page numbers."""
         moves, self._moves = tuple(self._moves), []
         return moves
 
+    def take_updates(self, kind: LayerKind) -> TableUpdates:
+        """Entries of one kind that changed since the last call and whose pages are still held, each once."""
+        end = self._ends[kind]
+        if not end.changed:
+            return _NO_UPDATES
+        pages, end.changed = end.changed, {}
+        return TableUpdates(
+            slots=np.array([page.slot for page in pages], dtype=np.int32),
+            indices=np.array([page.index for page in pages], dtype=np.int32),
+            pages=np.array([page.number for page in pages], dtype=np.int32),
+        )
+
     def check_integrity(self) -> None:
         """Recount everything from the page lists. Raises AssertionError on the first broken invariant."""
         free = self.pool_bytes
+        entries: set[tuple[LayerKind, int, int]] = set()
         for end in self._ends.values():
             held = [page for page in end.pages if page is not None]
             holes = {number for number, page in enumerate(end.pages) if page is None}
@@ -153,8 +188,10 @@ class PageArena:
             assert sorted(n for n in end.holes if n < len(end.pages)) == sorted(holes), f"{end.kind}: holes differ"
             assert not end.pages or end.pages[-1] is not None, f"{end.kind}: the edge is free"
             free -= end.edge_bytes
+            entries.update((end.kind, page.slot, page.index) for page in held)
         assert free >= 0, f"the two ends overlap by {-free} bytes"
         free += sum(end.num_holes * end.page_bytes for end in self._ends.values())
+        assert len(entries) == sum(end.held for end in self._ends.values()), "two pages of one table entry"
         assert free + self.held_bytes == self.pool_bytes, f"{free} free + {self.held_bytes} held bytes"
 
     def _make_room(self, end: _End) -> None:

@@ -1,77 +1,177 @@
-"""A request while it holds a slot and pages, and a step that was scheduled but not yet answered."""
+"""Requests while they hold a slot and pages: their counters as arrays over the slots, the rest an object per stay."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import heapq
+from dataclasses import dataclass
+from typing import cast
 
-from modelserve_worker.batch import IN_FLIGHT, ScheduledRequest
+import numpy as np
+from numpy.typing import NDArray
+
+from modelserve_worker.batch import AdmittedRequest, Int32Array
 from modelserve_worker.request import Request
 from modelserve_worker.scheduling.page_table import PageTable
 
 
 @dataclass(slots=True, eq=False)
 class RunningRequest:
-    """One stay of a request on the device: from admission to its end or preemption."""
+    """One stay of a request on the device: from admission to its end or preemption, in one slot."""
 
     request: Request
     slot: int
     table: PageTable
-    most_cached_tokens: int
-    tokens_in_flight: int = 0  # sampled, but not yet seen by the scheduler: 0 or 1 when a step is scheduled
-    last_step: int = -1
+    stop_token_ids: frozenset[int]
     ended: bool = False  # what it still has in flight is discarded
 
-    @property
-    def num_tokens(self) -> int:
-        """Prompt and sampled tokens, those in flight included."""
-        return self.request.num_tokens + self.tokens_in_flight
-
-    @property
-    def remaining(self) -> int:
-        """Positions that can be scheduled now; 0 once its last token is in flight."""
-        return min(self.num_tokens, self.most_cached_tokens) - self.request.num_computed_tokens
-
-    def scheduled(self, step: int, tokens: int) -> ScheduledRequest:
-        """Commit the next `tokens` positions to `step`. Every page must be reserved: later moves would rename them."""
+    def admitted(self) -> AdmittedRequest:
+        """What the device learns of it when its first tokens are scheduled."""
         request = self.request
-        start, end = request.num_computed_tokens, request.num_computed_tokens + tokens
-        samples = end == self.num_tokens
-        first = self.last_step < 0
-        sliding_read, sliding_write = self.table.advance(end)
-        scheduled = ScheduledRequest(
-            request_id=request.request_id,
-            slot=self.slot,
-            sampling=request.sampling,
-            start=start,
-            token_ids=self._token_ids(start, end),
-            global_pages=self.table.global_numbers(end),
-            sliding_read=sliding_read,
-            sliding_write=sliding_write,
-            samples=samples,
-            num_output_tokens=len(request.output_token_ids) + self.tokens_in_flight,
-            first_in_slot=first,
-            prompt_token_ids=request.prompt_token_ids if first else (),
-            output_token_ids=tuple(request.output_token_ids) if first else (),
+        return AdmittedRequest(
+            self.slot, request.request_id, request.sampling, request.prompt_token_ids, tuple(request.output_token_ids)
         )
-        request.num_computed_tokens = end
-        self.last_step = step
-        self.tokens_in_flight += samples
-        return scheduled
 
-    def _token_ids(self, start: int, end: int) -> tuple[int, ...]:
+    def token_ids(self, start: int, end: int) -> Int32Array:
+        """Known tokens of positions [start, end)."""
         request = self.request
-        if start == request.num_tokens:
-            return (IN_FLIGHT,)
         prompt = len(request.prompt_token_ids)
-        output = request.output_token_ids[max(0, start - prompt) : max(0, end - prompt)]
-        return request.prompt_token_ids[start:end] + tuple(output)
+        known = request.prompt_token_ids[start:end]
+        if end > prompt:
+            known += tuple(request.output_token_ids[max(0, start - prompt) : end - prompt])
+        return np.array(known, dtype=np.int32)
 
 
-@dataclass(slots=True)
+class SlotCounters:
+    """Counters of every running request, by slot, so that a step of any size costs a few array operations.
+
+    A slot is written when it is given away; what it holds after its request ended is read only to end its last step.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self.running: NDArray[np.bool_] = np.zeros(slots, dtype=np.bool_)  # false from its end or preemption on
+        self.prompt = np.zeros(slots, dtype=np.int32)  # prompt tokens
+        self.known = np.zeros(slots, dtype=np.int32)  # prompt and sampled tokens, those in flight included
+        self.in_flight = np.zeros(slots, dtype=np.int32)  # sampled, not yet seen: 0 or 1 when a step is scheduled
+        self.computed = np.zeros(slots, dtype=np.int32)  # positions scheduled so far
+        self.most_cached = np.zeros(slots, dtype=np.int32)  # positions that are ever computed
+        self.covered = np.zeros(slots, dtype=np.int32)  # tokens that its pages are reserved for
+        self.last_token = np.zeros(slots, dtype=np.int32)  # the last known token that is not in flight
+        self.held_bytes = np.zeros(slots, dtype=np.int64)  # pool bytes of its pages
+        self.last_step = np.zeros(slots, dtype=np.int64)  # newest step it is in; -1: none yet
+
+    def enter(self, running: RunningRequest, most_cached_tokens: int) -> None:
+        """Start a stay, whose pages are reserved."""
+        slot, request = running.slot, running.request
+        self.running[slot] = True
+        self.prompt[slot] = len(request.prompt_token_ids)
+        self.known[slot] = request.num_tokens
+        self.in_flight[slot] = 0
+        self.computed[slot] = 0
+        self.most_cached[slot] = most_cached_tokens
+        self.last_token[slot] = (request.output_token_ids or request.prompt_token_ids)[-1]
+        self.last_step[slot] = -1
+        self.note_pages(running)
+
+    def note_pages(self, running: RunningRequest) -> None:
+        """Its table has reserved more pages."""
+        self.covered[running.slot] = running.table.covered_tokens
+        self.held_bytes[running.slot] = running.table.held_bytes
+
+    def remaining(self, slots: Int32Array) -> Int32Array:
+        """Positions that can be scheduled now; 0 once the last token is in flight."""
+        left: Int32Array = np.minimum(self.known[slots], self.most_cached[slots]) - self.computed[slots]
+        return left
+
+    def advance(self, slots: Int32Array, ends: Int32Array, samples: NDArray[np.bool_], step: int) -> None:
+        """`step` computes the positions below `ends`, and samples where `samples` says so."""
+        self.computed[slots] = ends
+        self.known[slots] += samples
+        self.in_flight[slots] += samples
+        self.last_step[slots] = step
+
+
+class RunningRequests:
+    """Who holds the device's slots: running requests, and ended ones that still have a step in flight."""
+
+    def __init__(self, slots: int) -> None:
+        self.counters = SlotCounters(slots)
+        self.by_id: dict[str, RunningRequest] = {}  # oldest first
+        self.retiring: list[RunningRequest] = []  # ended, with a step in flight
+        self._stays: list[RunningRequest | None] = [None] * slots  # running and retiring
+        self._free_slots = list(range(slots))  # a heap
+        self._order: Int32Array | None = None  # of by_id; None when it has changed
+
+    def __len__(self) -> int:
+        return len(self.by_id)
+
+    @property
+    def free_slot(self) -> int | None:
+        """The slot that the next request gets; None while all are taken."""
+        return self._free_slots[0] if self._free_slots else None
+
+    def slots(self) -> Int32Array:
+        """Slots of the running requests, oldest first."""
+        if self._order is None:
+            self._order = np.array([running.slot for running in self.by_id.values()], dtype=np.int32)
+        return self._order
+
+    def stays(self, slots: Int32Array) -> list[RunningRequest]:
+        """Who holds these slots. A slot is held until its last step is answered, so a step's slots name its stays."""
+        held = [self._stays[slot] for slot in slots.tolist()]
+        assert None not in held, f"of slots {slots}, some are free"
+        return cast(list[RunningRequest], held)
+
+    def enter(self, running: RunningRequest, most_cached_tokens: int) -> None:
+        """Start a stay in `free_slot`, with its pages reserved."""
+        assert running.slot == self.free_slot, f"slot {running.slot} is not next"
+        self._stays[heapq.heappop(self._free_slots)] = running
+        self.by_id[running.request.request_id] = running
+        self._order = None
+        self.counters.enter(running, most_cached_tokens)
+
+    def end(self, running: RunningRequest) -> None:
+        """End a stay; `return_pages` takes back slot and pages."""
+        running.ended = True
+        self.counters.running[running.slot] = False
+        del self.by_id[running.request.request_id]
+        self._order = None
+        self.retiring.append(running)
+
+    def return_pages(self, answered: int) -> None:
+        """Take back slot and pages of ended requests whose last step was step `answered` or earlier."""
+        if not self.retiring:
+            return
+        last_step = self.counters.last_step
+        for running in [running for running in self.retiring if last_step[running.slot] <= answered]:
+            self.retiring.remove(running)
+            running.table.release()
+            self._stays[running.slot] = None
+            heapq.heappush(self._free_slots, running.slot)
+
+    def check_integrity(self, held_bytes: int) -> None:
+        """Raise AssertionError unless the tables hold `held_bytes`, each slot has one owner, and counters agree."""
+        stays = [*self.by_id.values(), *self.retiring]
+        held = sum(running.table.held_bytes for running in stays)
+        assert held == held_bytes, f"tables hold {held} bytes, the arena {held_bytes}"
+        taken = [running.slot for running in stays]
+        assert sorted(taken + self._free_slots) == list(range(len(self._stays))), f"slots {taken} are taken"
+        counters = self.counters
+        for running in stays:
+            slot, request = running.slot, running.request
+            assert self._stays[slot] is running, f"slot {slot} is another's"
+            assert counters.running[slot] == (not running.ended), f"slot {slot}: ended is {running.ended}"
+            assert counters.held_bytes[slot] == running.table.held_bytes, f"slot {slot}: held bytes differ"
+            if not running.ended:
+                seen = counters.known[slot] - counters.in_flight[slot]
+                assert seen == request.num_tokens, f"slot {slot}: {seen} known tokens of {request.num_tokens}"
+                assert counters.computed[slot] <= counters.covered[slot], f"slot {slot}: computed past its pages"
+
+
+@dataclass(frozen=True, slots=True)
 class StepInFlight:
     """What the scheduler remembers of a step until its result comes."""
 
     step: int
     moves_pages: bool
-    requests: list[RunningRequest] = field(default_factory=list)
-    sampling: list[RunningRequest] = field(default_factory=list)  # those of `requests` that get a token
+    slots: Int32Array
+    sampling: Int32Array  # those of `slots` that get a token, in order

@@ -1,9 +1,15 @@
 """Continuous batching over one page arena: who computes which tokens in the next step.
 
-Order of a step. Every running request with one token to compute (a decode) comes first, then prefill chunks of running
-requests, then admissions, first come first served, within `max_num_batched_tokens`. At most as many requests run as a
-step has tokens; so while one of them prefills, the others leave it at least one token of every step, and while some
-prefill, no decode waits: neither starves the other.
+Order of a step. Every running request with one token to compute (a decode) comes first; what is left of
+`max_num_batched_tokens` is shared among the prefills, those admitted in this step included, so that short prompts pass
+long ones and the oldest always gets half (prefill.py). At most as many requests run as a step has tokens; so while one
+of them prefills, the others leave it at least one token of every step, and while some prefill, no decode waits: neither
+starves the other.
+
+Admission is first come first served, as many as slots and memory take at once, whether or not the step has tokens left
+for them. When the head of the queue does not fit, those behind it wait too, however small: the bytes that running
+requests give back gather for it, and as every running request ends, it gets in. Were smaller ones let past, they could
+take those bytes forever.
 
 Pages. Admission reserves what all known tokens hold, and leaves free what the running requests will take next
 (admission.py). A prefill therefore never asks for pages, and a decode grows page by page. When the pool is out, the
@@ -15,22 +21,28 @@ needs, and alone it fits (validate), so some request always progresses.
 Overlap. Step n + 1 may be scheduled before the result of step n is known. A token that step n samples is then
 IN_FLIGHT. The end of a request by length is known ahead, and no step is scheduled past it; a stop or an abort is found
 one step late, and the token of the step in flight is discarded. Slot and pages return after the last step in flight.
+
+Failure. A failed step ends its requests, and leaves the device's block tables unknown until the next step names every
+entry again. Nothing else is lost, unless the step was to move pages, or another was launched behind it and has written
+rows wherever those tables pointed: then every other running request is recomputed.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections import OrderedDict, deque
+
+import numpy as np
 
 from modelserve.architecture import LayerKind
 from modelserve.errors import InvalidInput
 from modelserve.sizing.pages import CacheGeometry
-from modelserve_worker.batch import SampledTokens, ScheduledBatch
-from modelserve_worker.request import FinishReason, Request, RequestOutput, SampledToken
+from modelserve_worker.batch import IN_FLIGHT, NOT_A_NUMBER, Int32Array, SampledTokens, ScheduledBatch
+from modelserve_worker.request import FinishReason, Request, RequestOutput, TokenLogprobs
 from modelserve_worker.scheduling.admission import Admission, SchedulerLimits
 from modelserve_worker.scheduling.arena import PageArena
 from modelserve_worker.scheduling.page_table import PageTable
-from modelserve_worker.scheduling.running import RunningRequest, StepInFlight
+from modelserve_worker.scheduling.prefill import share_prefill_tokens
+from modelserve_worker.scheduling.running import RunningRequest, RunningRequests, StepInFlight
 from modelserve_worker.scheduling.stats import EngineStats
 
 MAX_STEPS_IN_FLIGHT = 2
@@ -45,35 +57,31 @@ class Scheduler:
         self._geometry = geometry
         self._admission = Admission(limits, geometry, pool_bytes)
         self._waiting: OrderedDict[str, Request] = OrderedDict()
-        self._running: dict[str, RunningRequest] = {}  # oldest first
-        self._retiring: list[RunningRequest] = []  # ended, with a step in flight
+        self._running = RunningRequests(limits.max_num_seqs)
+        self._counters = self._running.counters
         self._in_flight: deque[StepInFlight] = deque()
-        self._free_slots = list(range(limits.max_num_seqs))  # a heap
+        self._tables_unknown = False  # a step failed: the next one names every entry
         self._step = 0
         self._preemptions = self._prompt_tokens = self._generation_tokens = self._failed_steps = 0
 
     @property
     def has_requests(self) -> bool:
-        return bool(self._waiting or self._running)
-
-    @property
-    def steps_in_flight(self) -> int:
-        return len(self._in_flight)
+        return bool(self._waiting) or len(self._running) > 0
 
     def validate(self, request: Request) -> None:
         """Raise InvalidInput, with the arithmetic, if the request could never run, even alone."""
         self._admission.validate(request)
 
     def add(self, request: Request) -> None:
-        """Queue a request. Raises InvalidInput if it could never run or its id is in use."""
+        """Queue a request. Raises InvalidInput, and has changed nothing, if it could never run or its id is in use."""
         self.validate(request)
-        if request.request_id in self._running or request.request_id in self._waiting:
+        if request.request_id in self._running.by_id or request.request_id in self._waiting:
             raise InvalidInput(f"request id {request.request_id!r} is in use; choose another", field="request_id")
         self._waiting[request.request_id] = request
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request; None if it is unknown or has ended. Its pages return with its last step in flight."""
-        running = self._running.get(request_id)
+        running = self._running.by_id.get(request_id)
         if running:
             return self._finish(running, FinishReason.ABORT)
         if self._waiting.pop(request_id, None):
@@ -83,54 +91,69 @@ class Scheduler:
     def schedule(self) -> ScheduledBatch | None:
         """The next step, or None when nothing can be computed before a result comes or a request is added."""
         assert len(self._in_flight) < MAX_STEPS_IN_FLIGHT, "a third step would outrun the device"
-        budget = self.limits.max_num_batched_tokens
-        work: list[tuple[RunningRequest, int]] = []
-        decodes = [running for running in self._running.values() if running.remaining == 1]
-        short = False
-        for running in decodes:
-            if running.ended:  # preempted by an older one in this loop
-                continue
-            if self._grow(running):
-                work.append((running, 1))
-                budget -= 1
-            else:
-                short = True
-        for running in self._running.values():
-            if running.remaining > 1 and budget:
-                tokens = min(running.remaining, budget)
-                work.append((running, tokens))
-                budget -= tokens
-        while budget and not short and (admitted := self._admit()):
-            tokens = min(admitted.remaining, budget)
-            work.append((admitted, tokens))
-            budget -= tokens
-        return self._batch(work) if work else None
+        counters, slots = self._counters, self._running.slots()
+        remaining = counters.remaining(slots)
+        decodes, all_grew = self._grow_decodes(slots[remaining == 1])
+        prefills = slots[remaining > 1]
+        if len(prefills):
+            prefills = prefills[counters.running[prefills]]  # a decode may have preempted it
+        if all_grew:
+            admitted = self._admit()
+            if admitted:
+                prefills = np.concatenate((prefills, np.array(admitted, dtype=np.int32)))
+        if not len(decodes) and not len(prefills):
+            return None
+        budget = self.limits.max_num_batched_tokens - len(decodes)
+        shares = share_prefill_tokens(counters.remaining(prefills), budget)
+        return self._batch(decodes, prefills[shares > 0], shares[shares > 0])
 
     def update(self, sampled: SampledTokens) -> list[RequestOutput]:
         """Take the result of the oldest step in flight."""
         record = self._next_in_flight(sampled.step)
+        counters, slots = self._counters, record.sampling
+        assert len(slots) == len(sampled.token_ids), f"{len(sampled.token_ids)} tokens came for {len(slots)} requests"
+        counters.in_flight[slots] -= 1
+        counters.last_token[slots] = sampled.token_ids
+        full = counters.known[slots] - counters.in_flight[slots] > counters.most_cached[slots]
         outputs = []
-        for running in record.sampling:
-            if not running.ended:
-                running.tokens_in_flight -= 1
-                outputs.append(self._accept(running, sampled.tokens[running.request.request_id]))
-        self._return_pages(record.step)
+        for index, (running, token_id, last) in enumerate(
+            zip(self._running.stays(slots), sampled.token_ids.tolist(), full.tolist(), strict=True)
+        ):
+            if running.ended:
+                continue
+            if token_id == NOT_A_NUMBER:
+                outputs.append(self._fail_for_nan(running))
+                continue
+            request = running.request
+            if not request.output_token_ids:
+                self._prompt_tokens += len(request.prompt_token_ids)
+            self._generation_tokens += 1
+            request.output_token_ids.append(token_id)
+            logprobs = (sampled.logprobs[index],) if index in sampled.logprobs else ()
+            if token_id in running.stop_token_ids and len(request.output_token_ids) > request.sampling.min_tokens:
+                outputs.append(self._finish(running, FinishReason.STOP, token_id, logprobs))
+            elif last:
+                outputs.append(self._finish(running, FinishReason.LENGTH, token_id, logprobs))
+            else:
+                outputs.append(RequestOutput(request.request_id, (token_id,), logprobs=logprobs))
+        self._running.return_pages(record.step)
         return outputs
 
     def fail(self, step: int, error: str) -> list[RequestOutput]:
         """The oldest step in flight failed: end its requests with `error` and discard their pages.
 
-        If it was to move pages, what the moved pages hold is unknown: every other running request is recomputed.
+        Other running requests are recomputed if what their pages hold is unknown: when the step was to move pages, or
+        when another step is in flight behind it.
         """
         record = self._next_in_flight(step)
         self._failed_steps += 1
-        outputs = [
-            self._finish(running, FinishReason.ERROR, error=error) for running in record.requests if not running.ended
-        ]
-        if record.moves_pages:
-            for running in reversed(list(self._running.values())):
+        self._tables_unknown = True
+        stays = self._running.stays(record.slots)
+        outputs = [self._finish(running, FinishReason.ERROR, error=error) for running in stays if not running.ended]
+        if record.moves_pages or self._in_flight:
+            for running in reversed(list(self._running.by_id.values())):
                 self._preempt(running)
-        self._return_pages(record.step)
+        self._running.return_pages(record.step)
         return outputs
 
     def stats(self) -> EngineStats:
@@ -155,113 +178,146 @@ class Scheduler:
         )
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless the arena is sound and every held byte belongs to exactly one request's table."""
+        """Raise AssertionError unless the arena is sound, every held byte belongs to one request, and counts agree."""
         self.arena.check_integrity()
-        tables = [running.table for running in (*self._running.values(), *self._retiring)]
-        held = sum(table.held_bytes for table in tables)
-        assert held == self.arena.held_bytes, f"tables hold {held} bytes, the arena {self.arena.held_bytes}"
+        self._running.check_integrity(self.arena.held_bytes)
 
-    def _admit(self) -> RunningRequest | None:
-        """Start the first waiting request if a slot and its bytes are free."""
-        if not self._waiting or not self._free_slots or len(self._running) >= self.limits.max_running:
-            return None
-        request = next(iter(self._waiting.values()))
-        committed = self._admission.committed_bytes
-        growth = sum(
-            max(0, committed(running.request, running.num_tokens) - running.table.held_bytes)
-            for running in self._running.values()
-        )
-        if committed(request, request.num_tokens) + growth > self.arena.free_bytes:
-            return None
-        del self._waiting[request.request_id]
-        table = PageTable(self.arena, self._geometry)
-        table.reserve(request.num_tokens)
-        running = RunningRequest(
-            request, heapq.heappop(self._free_slots), table, self.limits.most_cached_tokens(request)
-        )
-        self._running[request.request_id] = running
-        return running
+    def _grow_decodes(self, slots: Int32Array) -> tuple[Int32Array, bool]:
+        """Reserve the next token's page where one is due. Those that can run now, and whether that is all of them."""
+        counters = self._counters
+        due = slots[counters.computed[slots] >= counters.covered[slots]]
+        if not len(due):
+            return slots, True
+        all_grew = True
+        for running in self._running.stays(due):
+            if not running.ended:  # else preempted by an older one in this loop
+                all_grew &= self._grow(running)
+        grown = counters.running[slots] & (counters.computed[slots] < counters.covered[slots])
+        return slots[grown], all_grew
 
     def _grow(self, running: RunningRequest) -> bool:
         """Reserve the pages of its next token, preempting younger requests if it must. False: it waits for pages."""
-        end = running.request.num_computed_tokens + 1
+        counters = self._counters
+        end = int(counters.computed[running.slot]) + 1
         while (need := running.table.bytes_to_reserve(end)) > self.arena.free_bytes:
-            last_token_in_flight = [other for other in self._running.values() if not other.remaining]
-            returning = sum(other.table.held_bytes for other in (*self._retiring, *last_token_in_flight))
-            youngest = next(other for other in reversed(self._running.values()) if other.remaining)
+            slots = self._running.slots()
+            remaining = counters.remaining(slots)
+            returning = int(counters.held_bytes[slots[remaining == 0]].sum())
+            returning += sum(other.table.held_bytes for other in self._running.retiring)
+            (youngest,) = self._running.stays(slots[remaining > 0][-1:])
             if need <= self.arena.free_bytes + returning or youngest is running:
                 return False
             self._preempt(youngest)
         running.table.reserve(end)
+        counters.note_pages(running)
         return True
+
+    def _admit(self) -> list[int]:
+        """Give slots and pages to waiting requests while the first of them fits; the slots, in order."""
+        admitted: list[int] = []
+        counters, admission = self._counters, self._admission
+        while self._waiting and len(self._running) < self.limits.max_running:
+            slot = self._running.free_slot
+            request = next(iter(self._waiting.values()))
+            free = self.arena.free_bytes - admission.committed_bytes(request)
+            if slot is None or free < 0:
+                break
+            slots = self._running.slots()
+            growth = admission.growth_bytes(
+                counters.known[slots], counters.most_cached[slots], counters.held_bytes[slots]
+            )
+            if growth > free:
+                break
+            del self._waiting[request.request_id]
+            table = PageTable(self.arena, self._geometry, slot)
+            table.reserve(request.num_tokens)
+            running = RunningRequest(request, slot, table, self.limits.stop_token_ids(request))
+            self._running.enter(running, self.limits.most_cached_tokens(request))
+            admitted.append(slot)
+        return admitted
 
     def _preempt(self, running: RunningRequest) -> None:
         self._end(running)
-        running.request.num_computed_tokens = 0
         self._preemptions += 1
         self._waiting[running.request.request_id] = running.request
         self._waiting.move_to_end(running.request.request_id, last=False)
 
-    def _batch(self, work: list[tuple[RunningRequest, int]]) -> ScheduledBatch:
+    def _batch(self, decodes: Int32Array, prefills: Int32Array, shares: Int32Array) -> ScheduledBatch:
         """Fix the page numbers; no page is reserved between here and the launch."""
+        counters = self._counters
+        in_flight = counters.in_flight[decodes] > 0
+        token_ids = np.where(in_flight, np.int32(IN_FLIGHT), counters.last_token[decodes])
+        slots, lengths = decodes, np.ones(len(decodes), dtype=np.int32)
+        if len(prefills):
+            order = np.argsort(shares > 1, kind="stable")
+            prefills, shares = prefills[order], shares[order]
+            slots, lengths = np.concatenate((decodes, prefills)), np.concatenate((lengths, shares))
+            starts = counters.computed[prefills]
+            chunks = zip(self._running.stays(prefills), starts.tolist(), (starts + shares).tolist(), strict=True)
+            token_ids = np.concatenate((token_ids, *(running.token_ids(start, end) for running, start, end in chunks)))
+        starts = counters.computed[slots]
+        ends = starts + lengths
+        samples = ends == counters.known[slots]
+        first = counters.last_step[slots] < 0
+        if self._tables_unknown:
+            self._tables_unknown = False
+            for running in self._running.by_id.values():
+                running.table.resend()
         self._step += 1
-        moves = self.arena.take_moves()
-        record = StepInFlight(self._step, moves_pages=bool(moves))
-        work.sort(key=lambda item: item[1] > 1)
-        requests = tuple(running.scheduled(self._step, tokens) for running, tokens in work)
-        record.requests = [running for running, _ in work]
-        record.sampling = [running for (running, _), one in zip(work, requests, strict=True) if one.samples]
-        self._in_flight.append(record)
-        return ScheduledBatch(self._step, requests, moves)
+        batch = ScheduledBatch(
+            step=self._step,
+            slots=slots,
+            starts=starts,
+            lengths=lengths,
+            samples=samples,
+            output_counts=counters.known[slots] - counters.prompt[slots],
+            token_ids=token_ids,
+            admitted=tuple(running.admitted() for running in self._running.stays(slots[first])),
+            page_moves=self.arena.take_moves(),
+            global_updates=self.arena.take_updates(LayerKind.GLOBAL),
+            sliding_updates=self.arena.take_updates(LayerKind.SLIDING),
+        )
+        counters.advance(slots, ends, samples, self._step)
+        self._in_flight.append(StepInFlight(self._step, bool(batch.page_moves), slots, slots[samples]))
+        return batch
 
     def _next_in_flight(self, step: int) -> StepInFlight:
         record = self._in_flight.popleft()
         assert record.step == step, f"step {step} answered before step {record.step}"
         return record
 
-    def _accept(self, running: RunningRequest, token: SampledToken) -> RequestOutput:
-        """Append a sampled token and end the request if it was its last."""
-        request, sampling = running.request, running.request.sampling
-        if not request.output_token_ids:
-            self._prompt_tokens += len(request.prompt_token_ids)
-        self._generation_tokens += 1
-        request.output_token_ids.append(token.token_id)
-        stops = token.token_id in sampling.stop_token_ids or (
-            token.token_id in self.limits.eos_token_ids and not sampling.ignore_eos
+    def _fail_for_nan(self, running: RunningRequest) -> RequestOutput:
+        position = running.request.num_tokens
+        return self._finish(
+            running,
+            FinishReason.ERROR,
+            error=f"the logits of this request are not numbers (NaN) at position {position}, so no token can be drawn; "
+            "other requests go on. Send it again; if it fails again, the weights are damaged or overflow in their "
+            "dtype: compare the checkpoint's files with their source",
         )
-        if stops and len(request.output_token_ids) > sampling.min_tokens:
-            return self._finish(running, FinishReason.STOP, token)
-        if request.num_tokens > running.most_cached_tokens:
-            return self._finish(running, FinishReason.LENGTH, token)
-        return RequestOutput(request.request_id, (token,))
 
     def _finish(
         self,
         running: RunningRequest,
         reason: FinishReason,
-        token: SampledToken | None = None,
+        token_id: int | None = None,
+        logprobs: tuple[TokenLogprobs, ...] = (),
         *,
         error: str | None = None,
     ) -> RequestOutput:
         self._end(running)
         return RequestOutput(
             running.request.request_id,
-            (token,) if token else (),
+            () if token_id is None else (token_id,),
             reason,
-            token.token_id if token and reason is FinishReason.STOP else None,
+            token_id if reason is FinishReason.STOP else None,
             error,
+            logprobs,
         )
 
     def _end(self, running: RunningRequest) -> None:
-        running.ended = True
-        del self._running[running.request.request_id]
-        self._retiring.append(running)
-        if not self._in_flight or running.last_step < self._in_flight[0].step:
-            self._return_pages(running.last_step)
-
-    def _return_pages(self, step: int) -> None:
-        """Take back slot and pages of ended requests whose last step was `step` or earlier."""
-        for running in [running for running in self._retiring if running.last_step <= step]:
-            self._retiring.remove(running)
-            running.table.release()
-            heapq.heappush(self._free_slots, running.slot)
+        """End a stay. Without a step in flight its slot and pages return at once."""
+        self._running.end(running)
+        last_step = int(self._counters.last_step[running.slot])
+        if not self._in_flight or last_step < self._in_flight[0].step:
+            self._running.return_pages(last_step)

@@ -25,7 +25,7 @@ from modelserve_worker.server.chat import ChatAnswer
 from modelserve_worker.server.completions import CompletionAnswer
 from modelserve_worker.server.errors import ApiError, from_validation, unavailable
 from modelserve_worker.server.health import health, plan, ready, show_version
-from modelserve_worker.server.json_text import read_json
+from modelserve_worker.server.json_text import read_json, to_json
 from modelserve_worker.server.protocol import ChatCompletionRequest, CompletionRequest
 from modelserve_worker.server.sequences import GenerationError, SequenceRunner
 from modelserve_worker.server.state import ServerState
@@ -35,7 +35,6 @@ from modelserve_worker.server.streaming import (
     EventStreamResponse,
     event,
     run_until_disconnect,
-    to_json,
 )
 
 log = logging.getLogger(__name__)
@@ -80,12 +79,16 @@ async def _answer(
     answer_type: Callable[..., CompletionAnswer | ChatAnswer],
 ) -> Response | EventStreamResponse:
     state: ServerState = request.app.state.server
-    body = await _read(request, body_type)
-    model = state.require_model(body.model)
-    engine = state.serving_engine()
-    # Rendering and encoding a long prompt takes tens of milliseconds: not on the loop that streams other answers.
-    answer = await asyncio.to_thread(answer_type, body, model, max_model_len=engine.max_model_len)
-    runner = SequenceRunner(engine, model.text.vocabulary, request.app.state.metrics)
+    data = await _body(request)
+
+    def prepare() -> tuple[CompletionRequest | ChatCompletionRequest, CompletionAnswer | ChatAnswer]:
+        body = _parse(data, body_type)
+        model = state.require_model(body.model)
+        return body, answer_type(body, model, max_model_len=state.serving_engine().max_model_len)
+
+    # Parsing, rendering and encoding a long prompt takes tens of milliseconds: not on the loop that streams answers.
+    body, answer = await asyncio.to_thread(prepare)
+    runner = SequenceRunner(state.serving_engine(), state.model.text.vocabulary, request.app.state.metrics)
     if body.stream:
         return EventStreamResponse(_events(answer.events(runner)))
     try:
@@ -98,24 +101,36 @@ async def _answer(
 
 
 async def _events(answer: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """The stream of an answer with its end: [DONE], after an error event where it failed."""
+    """The stream of an answer with its end: [DONE], after an error event where it failed.
+
+    Raises ApiError for what fails before there is an event: it gets its own status then.
+    """
+    begun = False
     try:
         async with aclosing(answer) as events:
             async for chunk in events:
+                begun = True
                 yield chunk
     except _FAILURES as error:
+        if not begun:
+            raise _as_api_error(error) from error
         yield event(_as_api_error(error).body())
     except Exception:
+        if not begun:
+            raise
         log.exception("a stream failed")
         yield event(_internal_error().body())
     yield DONE
 
 
-async def _read(request: Request, body_type: type[Body]) -> Body:
+async def _body(request: Request) -> bytes:
     try:
-        data = await request.body()
+        return await request.body()
     except ClientDisconnect as error:
         raise ApiError("the client left before its request was complete", status=499) from error
+
+
+def _parse(data: bytes, body_type: type[Body]) -> Body:
     try:
         document = read_json(data)
     except ValueError as error:

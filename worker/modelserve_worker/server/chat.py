@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
+from modelserve_worker.server.envelope import Envelope
 from modelserve_worker.server.logprobs import chat_logprobs
 from modelserve_worker.server.preparation import chat_sequences
 from modelserve_worker.server.protocol import ChatCompletionRequest
-from modelserve_worker.server.sequences import Choice, Chunk, SequenceRunner
+from modelserve_worker.server.sequences import Reply, SequenceRunner
 from modelserve_worker.server.state import ServedModel
-from modelserve_worker.server.streaming import event
 from modelserve_worker.server.usage import chat_usage
 from modelserve_worker.text.reply import Part, Text
 from modelserve_worker.text.tool_calls import ToolCall
@@ -24,83 +23,75 @@ class ChatAnswer:
 
     def __init__(self, body: ChatCompletionRequest, model: ServedModel, *, max_model_len: int) -> None:
         self._body = body
-        self._model = model
-        self._specs = chat_sequences(body, model, max_model_len=max_model_len)
-        self._id = f"chatcmpl-{uuid.uuid4().hex}"
-        self._created = int(time.time())
-
-    def _envelope(self, kind: str, choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "id": self._id,
-            "object": kind,
-            "created": self._created,
-            "model": self._model.name,
-            "choices": list(choices),
-        }
+        self._vocabulary = model.text.vocabulary
+        response_id = f"chatcmpl-{uuid.uuid4().hex}"
+        self._specs = chat_sequences(body, model, response_id=response_id, max_model_len=max_model_len)
+        kind = "chat.completion.chunk" if body.stream else "chat.completion"
+        self._envelope = Envelope(response_id, kind, model.name, with_usage=body.include_usage)
 
     async def whole(self, runner: SequenceRunner) -> dict[str, Any]:
-        answers = await runner.collect(self._id, self._specs)
-        vocabulary = self._model.text.vocabulary
+        replies = await runner.collect(self._specs)
         choices = [
             {
                 "index": index,
-                "message": _message(answer),
-                "logprobs": chat_logprobs(answer.tokens, vocabulary) if self._body.logprobs else None,
-                "finish_reason": _finish_reason(answer.finish_reason, called=bool(answer.tool_calls)),
-                "stop_reason": answer.stop_reason,
+                "message": _message(reply),
+                "logprobs": chat_logprobs(reply.take_logprobs(), self._vocabulary) if self._body.logprobs else None,
+                "finish_reason": _finish_reason(reply),
+                "stop_reason": reply.stop_reason,
             }
-            for index, answer in enumerate(answers)
+            for index, reply in enumerate(replies)
         ]
-        counts = [len(answer.tokens) for answer in answers]
-        thought = sum(answer.reasoning_tokens for answer in answers)
-        return self._envelope("chat.completion", choices) | self._usage(counts, reasoning_tokens=thought)
+        return self._envelope.document(choices, self._usage(replies))
 
     async def events(self, runner: SequenceRunner) -> AsyncGenerator[bytes, None]:
-        """Per choice: the role with its first chunk, the parts of the answer, and at its end the finish reason.
+        """Per choice: the role with its first event, the parts of the answer, and at its end the finish reason.
 
         Reasoning and content come as the model writes them. A call comes when it is complete, its index, id and name
-        first and then all of its arguments: only the end of a call shows that it is one.
+        first and then all of its arguments: only the end of a call shows that it is one. What one step says (or
+        several, where the client is slow) is one piece.
         """
-        opened: set[int] = set()
-        counts, calls = [0] * len(self._specs), [0] * len(self._specs)
-        thought = 0
-        async with aclosing(runner.stream(self._id, self._specs)) as chunks:
-            async for chunk in chunks:
-                if chunk.index not in opened:
-                    opened.add(chunk.index)
-                    yield self._event(chunk.index, {"role": "assistant", "content": ""})
-                counts[chunk.index] += len(chunk.tokens)
-                thought += chunk.reasoning_tokens
-                for delta, logprobs in self._deltas(chunk, first_call=calls[chunk.index]):
-                    yield self._event(chunk.index, delta, logprobs=logprobs)
-                calls[chunk.index] += sum(isinstance(part, ToolCall) for part in chunk.parts)
-                if chunk.finish_reason is not None:
-                    reason = _finish_reason(chunk.finish_reason, called=calls[chunk.index] > 0)
-                    yield self._event(chunk.index, {}, finish_reason=reason, stop_reason=chunk.stop_reason)
+        replies: dict[int, Reply] = {}
+        calls = [0] * len(self._specs)
+        async with aclosing(runner.stream(self._specs)) as steps:
+            async for step in steps:
+                events: list[bytes] = []
+                for reply, parts in step:
+                    if reply.index not in replies:
+                        replies[reply.index] = reply
+                        events.append(self._event(reply.index, {"role": "assistant", "content": ""}))
+                    for delta, logprobs in self._deltas(reply, parts, first_call=calls[reply.index]):
+                        events.append(self._event(reply.index, delta, logprobs=logprobs))
+                    calls[reply.index] += sum(isinstance(part, ToolCall) for part in parts)
+                    if reply.finish_reason is not None:
+                        end = {"finish_reason": _finish_reason(reply), "stop_reason": reply.stop_reason}
+                        events.append(self._event(reply.index, {}, **end))
+                if events:
+                    yield b"".join(events)
         if self._body.include_usage:
-            totals = self._usage(counts, reasoning_tokens=thought)
-            yield event(self._envelope("chat.completion.chunk", []) | totals)
+            yield self._envelope.usage_event(self._usage(list(replies.values())))
 
-    def _deltas(self, chunk: Chunk, *, first_call: int) -> Iterator[tuple[dict[str, Any], dict[str, Any] | None]]:
-        """Deltas of a chunk; the log probabilities of all its tokens are with the first of them."""
-        with_logprobs = self._body.logprobs and chunk.tokens
-        logprobs = chat_logprobs(chunk.tokens, self._model.text.vocabulary) if with_logprobs else None
-        deltas = list(_part_deltas(chunk.parts, first_call=first_call))
-        if logprobs and not deltas:
-            deltas = [{"content": ""}]  # a token inside a character, or one that is no text
-        for position, delta in enumerate(deltas):
-            yield delta, logprobs if position == 0 else None
+    def _deltas(
+        self, reply: Reply, parts: Sequence[Part], *, first_call: int
+    ) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
+        """Deltas of a step; the log probabilities of all its tokens are with the first of them."""
+        deltas = list(_part_deltas(parts, first_call=first_call))
+        taken = reply.take_logprobs()
+        if not taken:
+            return [(delta, None) for delta in deltas]
+        logprobs = chat_logprobs(taken, self._vocabulary)
+        first, *others = deltas or [{"content": ""}]  # a token inside a character, or one that is no text
+        return [(first, logprobs), *((delta, None) for delta in others)]
 
-    def _usage(self, counts: Sequence[int], *, reasoning_tokens: int) -> dict[str, Any]:
-        return {"usage": chat_usage(self._specs, counts, n=self._body.n, reasoning_tokens=reasoning_tokens)}
+    def _usage(self, replies: Sequence[Reply]) -> dict[str, Any]:
+        counts = [reply.num_tokens for reply in replies]
+        thought = sum(reply.reasoning_tokens for reply in replies)
+        return chat_usage(self._specs, counts, n=self._body.n, reasoning_tokens=thought)
 
     def _event(self, index: int, delta: dict[str, Any], **fields: Any) -> bytes:
-        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None} | fields
-        body = self._envelope("chat.completion.chunk", [choice])
-        return event(body | {"usage": None} if self._body.include_usage else body)
+        return self._envelope.event({"index": index, "delta": delta, "logprobs": None, "finish_reason": None} | fields)
 
 
-def _message(answer: Choice) -> dict[str, Any]:
+def _message(answer: Reply) -> dict[str, Any]:
     """`content` is null where the answer consists of calls; `reasoning_content` is there when the model thought."""
     calls = answer.tool_calls
     message: dict[str, Any] = {"role": "assistant", "content": None if calls and not answer.content else answer.content}
@@ -127,6 +118,6 @@ def _part_deltas(parts: Iterable[Part], *, first_call: int) -> Iterator[dict[str
             index += 1
 
 
-def _finish_reason(reason: str | None, *, called: bool) -> str | None:
+def _finish_reason(reply: Reply) -> str | None:
     """The engine's reason in OpenAI's words. An answer cut by its length says so, whatever calls it already made."""
-    return "tool_calls" if called and reason == "stop" else reason
+    return "tool_calls" if reply.finish_reason == "stop" and reply.tool_calls else reply.finish_reason

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
+from modelserve_worker.server.envelope import Envelope
 from modelserve_worker.server.logprobs import CompletionLogprobs
 from modelserve_worker.server.preparation import SequenceSpec, completion_sequences
 from modelserve_worker.server.protocol import CompletionRequest
-from modelserve_worker.server.sequences import SequenceRunner
+from modelserve_worker.server.sequences import Reply, SequenceRunner, texts
 from modelserve_worker.server.state import ServedModel
-from modelserve_worker.server.streaming import event
 from modelserve_worker.server.usage import usage
 from modelserve_worker.text.detokenizer import IncrementalDetokenizer
+from modelserve_worker.text.reply import Channel, Part
 from modelserve_worker.text.vocabulary import Vocabulary
 
 
@@ -25,9 +25,10 @@ class CompletionAnswer:
     def __init__(self, body: CompletionRequest, model: ServedModel, *, max_model_len: int) -> None:
         self._body = body
         self._model = model
-        self._specs = completion_sequences(body, model, max_model_len=max_model_len)
+        response_id = f"cmpl-{uuid.uuid4().hex}"
+        self._specs = completion_sequences(body, model, response_id=response_id, max_model_len=max_model_len)
         self._echoes = [self._echo(spec) for spec in self._specs]
-        self._head = {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "created": int(time.time())}
+        self._envelope = Envelope(response_id, "text_completion", model.name, with_usage=body.include_usage)
         self._logprobs = [CompletionLogprobs(model.text.vocabulary, first_offset=len(echo)) for echo in self._echoes]
 
     def _echo(self, spec: SequenceSpec) -> str:
@@ -36,44 +37,50 @@ class CompletionAnswer:
         prompt = self._body.prompt[spec.index // self._body.n]
         return prompt if isinstance(prompt, str) else _decode(prompt, self._model.text.vocabulary)
 
-    def _envelope(self, choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        return {**self._head, "model": self._model.name, "choices": list(choices)}
-
     async def whole(self, runner: SequenceRunner) -> dict[str, Any]:
-        answers = await runner.collect(str(self._head["id"]), self._specs)
+        replies = await runner.collect(self._specs)
         choices = [
             {
                 "index": index,
-                "text": self._echoes[index] + answer.content,
-                "logprobs": None if self._body.logprobs is None else self._logprobs[index].take(answer.tokens),
-                "finish_reason": answer.finish_reason,
-                "stop_reason": answer.stop_reason,
+                "text": self._echoes[index] + reply.content,
+                "logprobs": None if self._body.logprobs is None else self._logprobs[index].take(reply.take_logprobs()),
+                "finish_reason": reply.finish_reason,
+                "stop_reason": reply.stop_reason,
             }
-            for index, answer in enumerate(answers)
+            for index, reply in enumerate(replies)
         ]
-        counts = [len(answer.tokens) for answer in answers]
-        return self._envelope(choices) | {"usage": usage(self._specs, counts, n=self._body.n)}
+        counts = [reply.num_tokens for reply in replies]
+        return self._envelope.document(choices, usage(self._specs, counts, n=self._body.n))
 
     async def events(self, runner: SequenceRunner) -> AsyncGenerator[bytes, None]:
+        """The events of one step, or of several where the client is slow, in one piece."""
         counts = [0] * len(self._specs)
-        no_usage = {"usage": None} if self._body.include_usage else {}
-        async with aclosing(runner.stream(str(self._head["id"]), self._specs)) as chunks:
-            async for chunk in chunks:
-                first = counts[chunk.index] == 0
-                counts[chunk.index] += len(chunk.tokens)
-                with_logprobs = self._body.logprobs is not None and chunk.tokens
-                if not (first or chunk.content or with_logprobs or chunk.finish_reason):
-                    continue  # a token inside a character says nothing yet
-                choice = {
-                    "index": chunk.index,
-                    "text": (self._echoes[chunk.index] if first else "") + chunk.content,
-                    "logprobs": self._logprobs[chunk.index].take(chunk.tokens) if with_logprobs else None,
-                    "finish_reason": chunk.finish_reason,
-                    "stop_reason": chunk.stop_reason,
-                }
-                yield event(self._envelope([choice]) | no_usage)
+        async with aclosing(runner.stream(self._specs)) as steps:
+            async for step in steps:
+                events = []
+                for reply, parts in step:
+                    choice = self._choice(reply, parts, first=counts[reply.index] == 0)
+                    counts[reply.index] = reply.num_tokens
+                    if choice is not None:
+                        events.append(self._envelope.event(choice))
+                if events:
+                    yield b"".join(events)
         if self._body.include_usage:
-            yield event(self._envelope([]) | {"usage": usage(self._specs, counts, n=self._body.n)})
+            yield self._envelope.usage_event(usage(self._specs, counts, n=self._body.n))
+
+    def _choice(self, reply: Reply, parts: Sequence[Part], *, first: bool) -> dict[str, Any] | None:
+        """The choice of an event; None for a token inside a character, which says nothing yet."""
+        text = texts(parts, Channel.CONTENT)
+        logprobs = reply.take_logprobs()
+        if not (first or text or logprobs or reply.finish_reason):
+            return None
+        return {
+            "index": reply.index,
+            "text": self._echoes[reply.index] + text if first else text,
+            "logprobs": self._logprobs[reply.index].take(logprobs) if logprobs else None,
+            "finish_reason": reply.finish_reason,
+            "stop_reason": reply.stop_reason,
+        }
 
 
 def _decode(token_ids: Sequence[int], vocabulary: Vocabulary) -> str:

@@ -1,10 +1,17 @@
-"""JSON as clients send it: what RFC 8259 allows, and nothing that Python reads beside it."""
+"""JSON as clients send it (what RFC 8259 allows, and nothing that Python reads beside it) and as they get it."""
 
 from __future__ import annotations
 
 import json
 import math
 from typing import Any, NoReturn
+
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode  # json.dumps would build one per call
+
+
+def to_json(document: Any) -> bytes:
+    """Compact, in UTF-8. The document's text must be valid Unicode."""
+    return _encode(document).encode()
 
 
 def read_json(text: str | bytes) -> Any:

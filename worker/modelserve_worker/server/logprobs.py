@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from modelserve_worker.request import SampledToken
+from modelserve_worker.request import TokenLogprobs
 from modelserve_worker.text.vocabulary import Vocabulary
 
 _LEAST = -9999.0  # stands for minus infinity, which JSON cannot say
@@ -16,14 +16,15 @@ def _entry(token_id: int, logprob: float, vocabulary: Vocabulary) -> dict[str, A
     return {"token": data.decode(errors="replace"), "logprob": max(logprob, _LEAST), "bytes": list(data)}
 
 
-def chat_logprobs(tokens: Iterable[SampledToken], vocabulary: Vocabulary) -> dict[str, Any]:
+TokensWithLogprobs = Iterable[tuple[int, TokenLogprobs]]
+
+
+def chat_logprobs(tokens: TokensWithLogprobs, vocabulary: Vocabulary) -> dict[str, Any]:
     """{"content": [{token, logprob, bytes, top_logprobs}]}; `bytes` are exact where a token is part of a character."""
     content = []
-    for token in tokens:
-        if token.logprobs is not None:
-            top = [_entry(token_id, logprob, vocabulary) for token_id, logprob in token.logprobs.top]
-            entry = _entry(token.token_id, token.logprobs.logprob, vocabulary)
-            content.append({**entry, "top_logprobs": top})
+    for token_id, logprobs in tokens:
+        top = [_entry(other, logprob, vocabulary) for other, logprob in logprobs.top]
+        content.append({**_entry(token_id, logprobs.logprob, vocabulary), "top_logprobs": top})
     return {"content": content, "refusal": None}
 
 
@@ -34,17 +35,15 @@ class CompletionLogprobs:
         self._vocabulary = vocabulary
         self._offset = first_offset
 
-    def take(self, tokens: Iterable[SampledToken]) -> dict[str, Any]:
+    def take(self, tokens: TokensWithLogprobs) -> dict[str, Any]:
         texts, values, tops, offsets = [], [], [], []
-        for token in tokens:
-            if token.logprobs is None:
-                continue
-            text = self._text(token.token_id)
+        for token_id, logprobs in tokens:
+            text = self._text(token_id)
             texts.append(text)
-            value = max(token.logprobs.logprob, _LEAST)
+            value = max(logprobs.logprob, _LEAST)
             values.append(value)
             # The chosen token is always listed, as clients look it up by its text.
-            top = {self._text(token_id): max(logprob, _LEAST) for token_id, logprob in token.logprobs.top}
+            top = {self._text(other): max(logprob, _LEAST) for other, logprob in logprobs.top}
             tops.append({text: value} | top if top else None)
             offsets.append(self._offset)
             self._offset += len(text)

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from modelserve_worker.request import SamplingParams
+from modelserve_worker.request import Request, SamplingParams
 from modelserve_worker.server.conversation import template_messages
 from modelserve_worker.server.errors import ApiError
 from modelserve_worker.server.protocol import MAX_PROMPTS, ChatCompletionRequest, CompletionRequest, SamplingFields
@@ -24,8 +24,7 @@ class SequenceSpec:
     """One answer to generate: choice `index` of the response."""
 
     index: int
-    prompt_token_ids: tuple[int, ...]
-    sampling: SamplingParams
+    request: Request
     stop: tuple[str, ...]
     include_stop: bool
     skip_special_tokens: bool
@@ -69,7 +68,10 @@ def chat_prompt(body: ChatCompletionRequest, model: ServedModel) -> tuple[int, .
     return _encode(text, model, param="messages", add_special_tokens=body.add_special_tokens)
 
 
-def completion_sequences(body: CompletionRequest, model: ServedModel, *, max_model_len: int) -> list[SequenceSpec]:
+def completion_sequences(
+    body: CompletionRequest, model: ServedModel, *, response_id: str, max_model_len: int
+) -> list[SequenceSpec]:
+    """The answers to every prompt, in order. Raises ApiError."""
     prompts = completion_prompts(body, model)
     if len(prompts) * body.n > MAX_PROMPTS:
         raise ApiError(
@@ -80,11 +82,22 @@ def completion_sequences(body: CompletionRequest, model: ServedModel, *, max_mod
     for prompt in prompts:
         room = _room(prompt, model_len=max_model_len, asked=body.max_tokens, param="max_tokens")
         max_tokens = body.max_tokens or min(DEFAULT_COMPLETION_TOKENS, room)
-        specs += _choices(body, prompt, model, max_tokens=max_tokens, logprobs=body.logprobs, first_index=len(specs))
+        specs += _choices(
+            body,
+            prompt,
+            model,
+            response_id=response_id,
+            max_tokens=max_tokens,
+            logprobs=body.logprobs,
+            first_index=len(specs),
+        )
     return specs
 
 
-def chat_sequences(body: ChatCompletionRequest, model: ServedModel, *, max_model_len: int) -> list[SequenceSpec]:
+def chat_sequences(
+    body: ChatCompletionRequest, model: ServedModel, *, response_id: str, max_model_len: int
+) -> list[SequenceSpec]:
+    """The n answers to a conversation. Raises ApiError."""
     prompt = chat_prompt(body, model)
     asked = body.max_completion_tokens or body.max_tokens
     param = "max_completion_tokens" if body.max_completion_tokens else "max_tokens"
@@ -94,6 +107,7 @@ def chat_sequences(body: ChatCompletionRequest, model: ServedModel, *, max_model
         body,
         prompt,
         model,
+        response_id=response_id,
         max_tokens=asked or room,
         logprobs=logprobs,
         first_index=0,
@@ -119,6 +133,7 @@ def _choices(
     prompt: tuple[int, ...],
     model: ServedModel,
     *,
+    response_id: str,
     max_tokens: int,
     logprobs: int | None,
     first_index: int,
@@ -131,8 +146,11 @@ def _choices(
     return [
         SequenceSpec(
             index=first_index + choice,
-            prompt_token_ids=prompt,
-            sampling=_sampling(body, model, seed=(seed + choice) % _SEEDS, max_tokens=max_tokens, logprobs=logprobs),
+            request=Request(
+                f"{response_id}-{first_index + choice}",
+                prompt,
+                _sampling(body, model, seed=(seed + choice) % _SEEDS, max_tokens=max_tokens, logprobs=logprobs),
+            ),
             stop=tuple(body.stop),
             include_stop=body.include_stop_str_in_output,
             skip_special_tokens=body.skip_special_tokens,

@@ -87,14 +87,14 @@ class SamplingFields(RequestModel):
 class CompletionRequest(SamplingFields):
     """POST /v1/completions."""
 
-    prompt: list[str | list[int]] = Field(min_length=1, max_length=MAX_PROMPTS)
+    prompt: list[str | list[int]]
     echo: bool = False
     logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     add_special_tokens: bool = True
 
-    @field_validator("prompt", mode="before")
+    @field_validator("prompt", mode="plain")  # what it passes is not checked again, one token id at a time
     @classmethod
-    def _list_of_prompts(cls, value: Any) -> Any:
+    def _list_of_prompts(cls, value: Any) -> list[str | list[int]]:
         """One text, several texts, one list of token ids or several of them: all become a list of prompts."""
         if isinstance(value, str):
             prompts: list[Any] = [value]
@@ -107,11 +107,13 @@ class CompletionRequest(SamplingFields):
                 raise ValueError(f"a prompt is a string or a list of token ids, not {str(prompt)[:40]!r}")
             if not prompt:
                 raise ValueError("a prompt must not be empty; it needs at least one character or token id")
-            wrong = [] if isinstance(prompt, str) else [i for i in prompt if type(i) is not int or i < 0]
-            if wrong:
-                raise ValueError(f"token ids are integers from 0 on, not {str(wrong[0])[:40]!r}")
+            if isinstance(prompt, list) and not (set(map(type, prompt)) == {int} and min(prompt) >= 0):
+                wrong = next(token_id for token_id in prompt if type(token_id) is not int or token_id < 0)
+                raise ValueError(f"token ids are integers from 0 on, not {str(wrong)[:40]!r}")
         if not prompts:
             raise ValueError("the list of prompts must not be empty")
+        if len(prompts) > MAX_PROMPTS:
+            raise ValueError(f"there are {len(prompts)} prompts; the limit is {MAX_PROMPTS}")
         return prompts
 
     @model_validator(mode="after")

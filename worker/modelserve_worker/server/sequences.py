@@ -1,168 +1,171 @@
-"""Running sequences: engine outputs in, parts of answers out; an answer that ends early frees its pages."""
+"""Running sequences: engine outputs in, parts of answers out; an answer that ends early frees its pages.
+
+All sequences of one HTTP request come through one iterator of the engine, so a step wakes its handler once.
+"""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
 
+from modelserve.errors import InvalidInput
 from modelserve_worker.engine_client import EngineClient, EngineDead
 from modelserve_worker.metrics import WorkerMetrics
-from modelserve_worker.request import FinishReason, Request, RequestOutput, SampledToken
+from modelserve_worker.request import FinishReason, RequestOutput, TokenLogprobs
 from modelserve_worker.server.preparation import SequenceSpec
 from modelserve_worker.text.reply import Channel, Part, ReplyParser, Text, join_texts
 from modelserve_worker.text.tool_calls import ToolCall
 from modelserve_worker.text.vocabulary import Vocabulary
+
+_UNFINISHED = (FinishReason.ABORT, FinishReason.ERROR)
 
 
 class GenerationError(Exception):
     """The engine ended a sequence that its client still waits for."""
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """What one engine output added to a choice. `finish_reason` is "stop" or "length" on its last chunk."""
+class Reply:
+    """One sequence's answer while it arrives: everything read so far, and how it ended.
 
-    index: int
-    parts: tuple[Part, ...]
-    tokens: tuple[SampledToken, ...]
-    reasoning_tokens: int = 0  # how many of them are inside a thought
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None  # the stop string, or the stop token other than EOS
+    `finish_reason` is "stop" or "length" once it is complete; `stop_reason` is the stop string, or the stop token other
+    than EOS, that ended it.
+    """
+
+    def __init__(self, spec: SequenceSpec, vocabulary: Vocabulary, metrics: WorkerMetrics) -> None:
+        request = spec.request
+        self.index = spec.index
+        self.parts: list[Part] = []
+        self.num_tokens = 0  # of the answer, the one that ended it included
+        self._logprobs: list[tuple[int, TokenLogprobs]] = []
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+        self._spec = spec
+        self._parser = ReplyParser(
+            vocabulary,
+            spec.reply_format,
+            stop=spec.stop,
+            include_stop=spec.include_stop,
+            skip_special_tokens=spec.skip_special_tokens,
+            min_tokens=request.sampling.min_tokens,
+        )
+        self._timer = metrics.start_request(len(request.prompt_token_ids), arrival_s=request.arrival_s)
 
     @property
     def content(self) -> str:
-        return _text(self.parts, Channel.CONTENT)
-
-
-@dataclass
-class Choice:
-    """A whole answer, put together from its chunks."""
-
-    parts: list[Part] = field(default_factory=list)
-    tokens: list[SampledToken] = field(default_factory=list)
-    reasoning_tokens: int = 0
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-
-    @property
-    def content(self) -> str:
-        return _text(self.parts, Channel.CONTENT)
+        return texts(self.parts, Channel.CONTENT)
 
     @property
     def reasoning(self) -> str:
-        return _text(self.parts, Channel.REASONING)
+        return texts(self.parts, Channel.REASONING)
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens inside thoughts."""
+        return self._parser.reasoning_tokens
 
     @property
     def tool_calls(self) -> list[ToolCall]:
         return [part for part in self.parts if isinstance(part, ToolCall)]
 
-    def add(self, chunk: Chunk) -> None:
-        self.parts += chunk.parts
-        self.tokens += chunk.tokens
-        self.reasoning_tokens += chunk.reasoning_tokens
-        if chunk.finish_reason is not None:
-            self.finish_reason, self.stop_reason = chunk.finish_reason, chunk.stop_reason
+    def read(self, output: RequestOutput) -> list[Part]:
+        """Take what a step produced; the parts it added. Raises GenerationError when the engine gave it up."""
+        if output.finish_reason in _UNFINISHED:
+            raise GenerationError(output.error or "the server ended the request before it was complete")
+        parts, num_read = self._parts(output)
+        self.parts += parts
+        self.num_tokens += num_read
+        if output.logprobs:
+            self._logprobs += zip(output.token_ids[:num_read], output.logprobs[:num_read], strict=True)
+        self._timer.tokens(num_read)
+        if self.finish_reason is not None:
+            self._timer.finish(FinishReason(self.finish_reason))
+        return parts
+
+    def take_logprobs(self) -> list[tuple[int, TokenLogprobs]]:
+        """Token ids with their log probabilities, those that came since the last call; none unless asked for."""
+        taken, self._logprobs = self._logprobs, []
+        return taken
+
+    def give_up(self, reason: FinishReason) -> None:
+        """Count an answer that nobody completes; without effect on a complete one."""
+        if self.finish_reason is None:
+            self._timer.finish(reason)
+
+    def _parts(self, output: RequestOutput) -> tuple[list[Part], int]:
+        """Parts that the output made certain, and how many of its tokens belong to the answer."""
+        parser = self._parser
+        parts: list[Part] = []
+        last = len(output.token_ids) - 1
+        for position, token_id in enumerate(output.token_ids):
+            if position == last and output.stop_token_id is not None and not self._spec.include_stop:
+                break  # the token that ended the answer is not part of its text
+            parts += parser.push(token_id)
+            if parser.ended:
+                self.finish_reason, self.stop_reason = "stop", parser.stop_string
+                return parts, position + 1
+        if output.finish_reason is not None:
+            parts += parser.finish()
+            if parser.ended:
+                self.finish_reason, self.stop_reason = "stop", parser.stop_string
+            else:
+                named = output.stop_token_id in self._spec.request.sampling.stop_token_ids
+                self.finish_reason = output.finish_reason.value
+                self.stop_reason = output.stop_token_id if named else None
+        return parts, len(output.token_ids)
 
 
-def _text(parts: Iterable[Part], channel: Channel) -> str:
+def texts(parts: Sequence[Part], channel: Channel) -> str:
     return "".join(part.text for part in parts if isinstance(part, Text) and part.channel is channel)
 
 
 class SequenceRunner:
-    """Runs the sequences of one HTTP request. Raises GenerationError and EngineDead from its generators."""
+    """Runs the sequences of one HTTP request."""
 
     def __init__(self, engine: EngineClient, vocabulary: Vocabulary, metrics: WorkerMetrics) -> None:
         self._engine = engine
         self._vocabulary = vocabulary
         self._metrics = metrics
 
-    async def collect(self, response_id: str, specs: Sequence[SequenceSpec]) -> list[Choice]:
-        """All answers, by index."""
-        choices = [Choice() for _ in specs]
-        async with aclosing(self.stream(response_id, specs)) as chunks:
-            async for chunk in chunks:
-                choices[chunk.index].add(chunk)
-        return choices
+    async def collect(self, specs: Sequence[SequenceSpec]) -> list[Reply]:
+        """All answers, by index. Raises what `stream` does."""
+        replies: dict[int, Reply] = {}
+        async with aclosing(self.stream(specs)) as steps:
+            async for step in steps:
+                replies |= {reply.index: reply for reply, _ in step}
+        return [replies[spec.index] for spec in specs]
 
-    async def stream(self, response_id: str, specs: Sequence[SequenceSpec]) -> AsyncGenerator[Chunk, None]:
-        """Chunks of all sequences as they come. Closing the generator aborts those that still run."""
-        queue: asyncio.Queue[Chunk | Exception] = asyncio.Queue()
+    async def stream(self, specs: Sequence[SequenceSpec]) -> AsyncGenerator[list[tuple[Reply, list[Part]]], None]:
+        """Replies that went on, each once, with the parts added, until all are complete.
 
-        async def pump(spec: SequenceSpec) -> None:
-            try:
-                async with aclosing(self._run(f"{response_id}-{spec.index}", spec)) as chunks:
-                    async for chunk in chunks:
-                        queue.put_nowait(chunk)
-            except Exception as error:  # travels to the consumer, which closes the other sequences
-                queue.put_nowait(error)
-
-        tasks = [asyncio.create_task(pump(spec)) for spec in specs]
-        try:
-            running = len(tasks)
-            while running:
-                item = await queue.get()
-                if isinstance(item, Exception):
-                    raise item
-                running -= item.finish_reason is not None
-                yield item
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _run(self, request_id: str, spec: SequenceSpec) -> AsyncGenerator[Chunk, None]:
-        request = Request(request_id, spec.prompt_token_ids, spec.sampling)
-        reply = ReplyParser(
-            self._vocabulary,
-            spec.reply_format,
-            stop=spec.stop,
-            include_stop=spec.include_stop,
-            skip_special_tokens=spec.skip_special_tokens,
-            min_tokens=spec.sampling.min_tokens,
-        )
-        timer = self._metrics.start_request(len(spec.prompt_token_ids), arrival_s=request.arrival_s)
+        Several steps that came together are told as one. Closing the generator aborts the replies that go on.
+        Raises InvalidInput when the engine refuses a sequence, GenerationError and EngineDead.
+        """
+        replies = {spec.request.request_id: Reply(spec, self._vocabulary, self._metrics) for spec in specs}
+        incomplete = len(replies)
         reason = FinishReason.ABORT
         try:
-            async with aclosing(self._engine.generate(request)) as outputs:
-                async for output in outputs:
-                    if output.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
-                        reason = output.finish_reason
-                        raise GenerationError(output.error or "the server ended the request before it was complete")
-                    chunk = _chunk(spec, output, reply)
-                    timer.tokens(len(chunk.tokens))
-                    if chunk.finish_reason is not None:
-                        reason = FinishReason(chunk.finish_reason)
-                    yield chunk
-                    if chunk.finish_reason is not None:
+            async with aclosing(self._engine.generate([spec.request for spec in specs])) as steps:
+                async for outputs in steps:
+                    step: dict[str, tuple[Reply, list[Part]]] = {}
+                    for output in outputs:
+                        reply = replies[output.request_id]
+                        if reply.finish_reason is None:  # a stop string ends an answer before the engine does
+                            parts = reply.read(output)
+                            if output.request_id in step:
+                                parts = step[output.request_id][1] + parts
+                            step[output.request_id] = reply, join_texts(parts)
+                            if reply.finish_reason is not None:
+                                incomplete -= 1
+                                if output.finish_reason is None and incomplete:
+                                    self._engine.abort(output.request_id)
+                    if step:
+                        yield list(step.values())
+                    if not incomplete:
                         return
-        except EngineDead:
+        except (EngineDead, GenerationError, InvalidInput):
             reason = FinishReason.ERROR
             raise
         finally:
-            timer.finish(reason)
+            for reply in replies.values():
+                reply.give_up(reason)
         raise GenerationError("the engine ended the stream without a reason")
-
-
-def _chunk(spec: SequenceSpec, output: RequestOutput, reply: ReplyParser) -> Chunk:
-    parts: list[Part] = []
-    earlier = reply.reasoning_tokens
-
-    def chunk(tokens: tuple[SampledToken, ...], reason: str | None, stop: int | str | None) -> Chunk:
-        return Chunk(spec.index, tuple(join_texts(parts)), tokens, reply.reasoning_tokens - earlier, reason, stop)
-
-    for position, token in enumerate(output.tokens):
-        ends = output.stop_token_id is not None and position == len(output.tokens) - 1
-        if ends and not spec.include_stop:
-            break  # the token that ended the answer is not part of its text
-        parts += reply.push(token.token_id)
-        if reply.ended:
-            return chunk(output.tokens[: position + 1], "stop", reply.stop_string)
-    if output.finish_reason is None:
-        return chunk(output.tokens, None, None)
-    parts += reply.finish()
-    if reply.ended:
-        return chunk(output.tokens, "stop", reply.stop_string)
-    named = output.stop_token_id if output.stop_token_id in spec.sampling.stop_token_ids else None
-    return chunk(output.tokens, output.finish_reason.value, named)

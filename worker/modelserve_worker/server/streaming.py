@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
 from typing import Any, TypeVar
 
 from starlette.types import Receive, Scope, Send
+
+from modelserve_worker.server.json_text import to_json
 
 T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
@@ -21,10 +22,6 @@ _HEADERS = [
 
 class ClientDisconnectError(Exception):
     """Nobody waits for the answer any more."""
-
-
-def to_json(document: Any) -> bytes:
-    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def event(document: Any) -> bytes:
@@ -55,7 +52,10 @@ async def _disconnected(receive: Receive) -> None:
 
 
 class EventStreamResponse:
-    """An ASGI response that sends `events` (encoded) as they come and closes the generator however it ends."""
+    """An ASGI response that sends `events` (encoded) as they come and closes the generator however it ends.
+
+    The response starts with the first event: what fails before it is raised and can still be answered with its status.
+    """
 
     def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
         self._events = events
@@ -67,8 +67,11 @@ class EventStreamResponse:
             return
 
     async def _send(self, send: Send) -> None:
+        started = False
         async with aclosing(self._events) as events:
-            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
             async for chunk in events:
+                if not started:
+                    started = True
+                    await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})

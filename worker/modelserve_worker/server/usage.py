@@ -10,7 +10,7 @@ from modelserve_worker.server.preparation import SequenceSpec
 
 def usage(specs: Sequence[SequenceSpec], completion_counts: Sequence[int], *, n: int) -> dict[str, int]:
     """Every prompt counts once, however many answers it has; every generated token counts, the ending one included."""
-    prompt_tokens = sum(len(spec.prompt_token_ids) for spec in specs[::n])
+    prompt_tokens = sum(len(spec.request.prompt_token_ids) for spec in specs[::n])
     completion_tokens = sum(completion_counts)
     return {
         "prompt_tokens": prompt_tokens,

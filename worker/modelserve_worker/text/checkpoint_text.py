@@ -35,11 +35,12 @@ class CheckpointText:
     vocabulary: Vocabulary
     chat_template: ChatTemplate | None
     defaults: SamplingDefaults
-    eos_token_ids: tuple[int, ...] = ()  # of generation_config.json; config.json may name more
 
     def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         """Token ids; `add_special_tokens` puts the beginning-of-sequence token in front (a chat prompt has its own)."""
-        return tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        # A batch of one: `encode` holds the interpreter while it works, `encode_batch` lets other threads run.
+        (encoding,) = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return tuple(encoding.ids)
 
 
 def load_checkpoint_text(directory: Path) -> CheckpointText:
@@ -61,7 +62,6 @@ def load_checkpoint_text(directory: Path) -> CheckpointText:
         vocabulary=Vocabulary.from_tokenizer(tokenizer),
         chat_template=_chat_template(directory, settings),
         defaults=_defaults(generation),
-        eos_token_ids=read_eos_token_ids(generation),
     )
 
 

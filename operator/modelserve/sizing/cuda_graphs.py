@@ -1,0 +1,49 @@
+"""What captured steps take on one GPU: their nodes in the driver, and the buffers of their results."""
+
+from __future__ import annotations
+
+from modelserve.architecture import ModelArchitecture
+from modelserve.sizing.activation import MIB
+from modelserve.sizing.kernel_buffers import fills_matrix_tiles
+from modelserve.sizing.weights import element_bytes
+
+CUDA_GRAPH_NODE_BYTES = 12 << 10  # of the driver, per kernel of a captured step
+NODES_PER_LAYER = 12  # four projections, prepare, decode attention in two, two norms, GeGLU, and split products
+NODES_PER_LAYER_INPUT = 4  # of a per-layer embedding: two projections, their product, one more norm
+NODES_PER_EXPERT_LAYER = 30
+NODES_PER_STEP = 30  # embeddings, rotations, the head
+SEGMENT_BYTES = 20 * MIB  # least that the allocator takes for blocks of 1 to 10 MiB
+
+
+def decode_graph_sizes(max_num_seqs: int) -> tuple[int, ...]:
+    """Batch sizes that are captured: 1, 2, 4, 8, then multiples of 8, and the largest batch itself."""
+    sizes = [size for size in (1, 2, 4, *range(8, max_num_seqs, 8)) if size < max_num_seqs]
+    return (*sizes, max_num_seqs)
+
+
+def mixed_graph_sizes(max_num_batched_tokens: int) -> tuple[int, ...]:
+    """Rows of steps with chunks that are captured: 64, 128, every 256, past 2,048 every 1,024, and the largest step."""
+    sizes = (64, 128, *range(256, 2049, 256), *range(3072, max_num_batched_tokens, 1024))
+    return (*(size for size in sizes if size < max_num_batched_tokens), max_num_batched_tokens)
+
+
+def graphs_bytes(
+    architecture: ModelArchitecture, *, tensor_parallel_size: int, max_num_batched_tokens: int, max_num_seqs: int
+) -> int:
+    """Bytes of all graphs of one rank; 0 where none is captured: on several ranks, and without attention kernels.
+
+    The tensors of a step lie in one pool that all graphs share, which is as large as the activation term that it takes
+    the place of. Beside it: the driver's nodes, and the buffers in which graphs leave their logits or hidden states.
+    """
+    if tensor_parallel_size > 1 or not fills_matrix_tiles(architecture):
+        return 0
+    rows = max(max_num_batched_tokens, max_num_seqs)
+    count = len(decode_graph_sizes(max_num_seqs)) + len(mixed_graph_sizes(rows))
+    per_layer = NODES_PER_LAYER
+    if architecture.hidden_size_per_layer_input:
+        per_layer += NODES_PER_LAYER_INPUT
+    if architecture.num_experts:
+        per_layer += NODES_PER_EXPERT_LAYER
+    nodes = count * (architecture.num_hidden_layers * per_layer + NODES_PER_STEP)
+    outputs = (max_num_seqs * architecture.vocab_size + rows * architecture.hidden_size) * element_bytes(architecture)
+    return nodes * CUDA_GRAPH_NODE_BYTES + outputs + SEGMENT_BYTES

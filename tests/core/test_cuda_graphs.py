@@ -1,0 +1,89 @@
+"""Sizes of captured steps, and what sizing sets aside for them."""
+
+from __future__ import annotations
+
+import pytest
+
+from modelserve.architecture import ModelArchitecture
+from modelserve.published import published_model, published_uris
+from modelserve.sizing.cuda_graphs import decode_graph_sizes, graphs_bytes, mixed_graph_sizes
+
+MIB = 1 << 20
+LIMIT_MIB = 0.4 * 1024
+# Experts add 30 kernels to each layer: 27 graphs of 30 x 42 + 30 are 408 MiB before any result.
+MIB_ABOVE_THE_LIMIT = {("26B-A4B", 8192): 94.6}
+UP_TO_2048 = (64, 128, 256, 512, 768, 1024, 1280, 1536, 1792, 2048)
+
+
+def _architecture(variant: str) -> ModelArchitecture:
+    facts = published_model(f"hf://google/gemma-4-{variant}-it")
+    assert facts is not None
+    return facts.architecture
+
+
+def _graphs(architecture: ModelArchitecture, *, chunk: int = 2048, sequences: int = 64, ranks: int = 1) -> int:
+    return graphs_bytes(architecture, tensor_parallel_size=ranks, max_num_batched_tokens=chunk, max_num_seqs=sequences)
+
+
+@pytest.mark.parametrize(
+    ("most", "sizes"),
+    [
+        (1, (1,)),
+        (64, (64,)),
+        (65, (64, 65)),
+        (512, (64, 128, 256, 512)),
+        (2048, UP_TO_2048),
+        (2049, (*UP_TO_2048, 2049)),
+        (3072, (*UP_TO_2048, 3072)),
+        (8192, (*UP_TO_2048, 3072, 4096, 5120, 6144, 7168, 8192)),
+        (8200, (*UP_TO_2048, 3072, 4096, 5120, 6144, 7168, 8192, 8200)),
+    ],
+)
+def test_steps_with_chunks_are_captured_up_to_the_largest_each_once(most: int, sizes: tuple[int, ...]) -> None:
+    assert mixed_graph_sizes(most) == sizes
+
+
+@pytest.mark.parametrize("most", [1, 100, 2048, 2300, 8192, 16_384])
+def test_every_step_has_a_size_and_few_rows_of_it_are_padding(most: int) -> None:
+    sizes = mixed_graph_sizes(most)
+    for rows in range(1, most + 1):
+        padding = next(size for size in sizes if size >= rows) - rows
+        assert padding < (64 if rows <= 128 else 256 if rows <= 2048 else 1024)
+
+
+@pytest.mark.parametrize("chunk", [2048, 8192])
+@pytest.mark.parametrize("uri", published_uris())
+def test_the_default_batch_stays_below_the_limit_but_for_experts_with_large_chunks(uri: str, chunk: int) -> None:
+    facts = published_model(uri)
+    assert facts is not None
+    above = [mib for (name, of), mib in MIB_ABOVE_THE_LIMIT.items() if name in uri and of == chunk]
+    taken = _graphs(facts.architecture, chunk=chunk) / MIB
+    if above:
+        assert taken - LIMIT_MIB == pytest.approx(above[0], abs=0.1)
+    else:
+        assert 0 < taken < LIMIT_MIB
+
+
+def test_both_kinds_of_graphs_and_both_results_are_counted() -> None:
+    architecture = _architecture("31B")
+    per_graph = (60 * 12 + 30) * (12 << 10)
+    base = _graphs(architecture)
+    logits, states = 64 * 262_144 * 2, 2048 * 5376 * 2
+    assert base == (len(decode_graph_sizes(64)) + len(mixed_graph_sizes(2048))) * per_graph + logits + states + 20 * MIB
+    assert _graphs(architecture, sequences=128) - base == 8 * per_graph + logits, "72, 80 and so on up to 128"
+    assert _graphs(architecture, chunk=3072) - base == per_graph + states // 2
+    assert _graphs(architecture, chunk=32) == _graphs(architecture, chunk=64), "a step of 64 decodes has 64 rows"
+
+
+def test_per_layer_embeddings_and_experts_add_kernels() -> None:
+    for variant, field, kernels in (("E4B", "hidden_size_per_layer_input", 4), ("26B-A4B", "num_experts", 30)):
+        architecture = _architecture(variant)
+        without = architecture.model_copy(update={field: 0})
+        more = 21 * architecture.num_hidden_layers * kernels * (12 << 10)
+        assert _graphs(architecture) - _graphs(without) == more, variant
+
+
+def test_several_ranks_and_models_without_kernels_have_none() -> None:
+    architecture = _architecture("31B")
+    assert _graphs(architecture, ranks=2) == 0
+    assert _graphs(architecture.model_copy(update={"head_dim": 32, "global_head_dim": 64})) == 0

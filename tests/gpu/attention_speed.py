@@ -1,0 +1,216 @@
+"""Attention doors on one GPU: bytes or operations, time, and the share of the floor, at the published models' shapes.
+
+    python tests/gpu/attention_speed.py [--bandwidth 4.3e12] [--rate 790e12] [--only TEXT]
+
+Pages lie in random order in an arena of 3 GiB; short reads go round several sets of pages, so that no cache serves
+them. Times are of captured launches, as steps make them, and a decode includes its combination. Bytes are the rows that
+must be read once, operations those of the permitted pairs of query and key. Results are checked by the tests of
+tests/worker/kernels, which run on the GPU as they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from modelserve.architecture import LayerKind, ModelArchitecture
+from modelserve.published import published_model
+from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
+from modelserve_worker.kernels import attention_triton as doors
+from modelserve_worker.kernels.paged_layout import LayerRows, layer_rows
+from modelserve_worker.kernels.step_inputs import ChunkInputs, DecodeInputs, ExpansionGroup, StepInputs
+from modelserve_worker.layers.rotary import RotaryEmbedding
+
+ARENA_BYTES = 3 << 30
+CUDA = torch.device("cuda")
+SEQUENCES = 64
+
+
+@dataclass
+class Layer:
+    """One layer of a published model over an arena of random rows."""
+
+    name: str
+    kind: LayerKind
+    dtype: KVCacheDtype
+
+    def __post_init__(self) -> None:
+        facts = published_model(f"hf://google/gemma-4-{self.name}")
+        assert facts is not None
+        self.architecture: ModelArchitecture = facts.architecture
+        layout = KVCacheLayout.V_ONLY if self.architecture.attention_k_eq_v else KVCacheLayout.KV
+        geometry = cache_geometry(self.architecture, dtype=self.dtype, layout=layout, tensor_parallel_size=1)
+        spec, is_global = geometry.page(self.kind), self.kind is LayerKind.GLOBAL
+        # Pages of this layer alone, so that an arena of this size holds long contexts.
+        self.rows: LayerRows = replace(
+            layer_rows(geometry, spec.layers[0], pool_bytes=ARENA_BYTES),
+            origin=ARENA_BYTES - spec.layer_bytes if is_global else 0,
+            page_stride=-spec.layer_bytes if is_global else spec.layer_bytes,
+        )
+        self.pages = ARENA_BYTES // spec.layer_bytes
+        self.heads = self.architecture.num_attention_heads
+        self.pairs = self.architecture.global_rotary_pairs
+        self.frequencies = RotaryEmbedding(self.architecture, device=CUDA).inverse_frequencies(self.kind)
+        if self.dtype is KVCacheDtype.BFLOAT16:
+            self.arena = torch.randn(ARENA_BYTES // 2, dtype=torch.bfloat16, device=CUDA).view(torch.uint8)
+        else:  # bytes that are small numbers in every format, scales included
+            self.arena = torch.randint(0, 56, (ARENA_BYTES,), dtype=torch.uint8, device=CUDA)
+        self.weight = torch.rand(self.rows.width, device=CUDA).bfloat16()
+
+    def queries(self, tokens: int) -> Tensor:
+        return torch.randn(tokens, self.heads, self.rows.width, device=CUDA).bfloat16() * 0.05
+
+    def tables(self, contexts: Sequence[int], sets: int) -> list[Tensor]:
+        held = [min(-(-n // self.rows.page_tokens), self.rows.entries or n) for n in contexts]
+        order = torch.randperm(self.pages, device=CUDA).int()
+        made = []
+        for number in range(sets):
+            table = torch.zeros(SEQUENCES, -(-max(held) // 16) * 16, dtype=torch.int32, device=CUDA)
+            at = number * sum(held)
+            for slot, count in enumerate(held):
+                table[slot, :count] = order.roll(-at)[:count]
+                at += count
+            made.append(table)
+        return made
+
+    @property
+    def row_bytes(self) -> int:
+        """Of one position, all planes."""
+        return self.rows.heads * self.rows.width * self.dtype.element_bytes * (1 if self.rows.v_only else 2)
+
+
+def ints(values: Sequence[int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32, device=CUDA)
+
+
+def microseconds(calls: Sequence[Callable[[], None]], *, repeats: int) -> float:
+    """Median of a captured round of all calls, per call."""
+    calls[0]()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    times = []
+    for _ in range(repeats + 1):
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        began.record()
+        graph.replay()
+        ended.record()
+        torch.cuda.synchronize()
+        times.append(began.elapsed_time(ended))
+    return 1e3 * sorted(times[1:])[repeats // 2] / len(calls)
+
+
+def decode(layer: Layer, contexts: Sequence[int], bandwidth: float) -> str:
+    rows, count = layer.rows, len(contexts)
+    tile = doors.tile_for(rows, door="decode", capability=_capability())
+    positions, slots = ints([n - 1 for n in contexts]), ints(range(count))
+    step = StepInputs(positions, slots, slots, slots, DecodeInputs(slots, positions), None, None)
+    q = layer.queries(count)
+    output = torch.empty_like(q)
+    workspace = torch.empty(count * doors.decode_workspace(rows, query_heads=layer.heads), device=CUDA)
+    rotation = None
+    if rows.v_only:
+        rotation = doors.tile_rotation(
+            layer.frequencies, pairs=layer.pairs, keys=tile.keys, longest=max(contexts), dtype=rows.dtype
+        )
+    calls = [
+        lambda table=table: doors.decode_attention(
+            q, output, step, rows=rows, table=table, arena=layer.arena, workspace=workspace, tile=tile,
+            key_weight=layer.weight, rotation=rotation,
+        )
+        for table in layer.tables(contexts, sets=8)
+    ]  # fmt: skip
+    spent = microseconds(calls * 2, repeats=15)
+    read = sum(min(n, rows.window or n) for n in contexts) * layer.row_bytes
+    return f"{read / 1e6:9.1f} MB {spent:9.1f} us {read / spent / 1e6:6.2f} TB/s {1e6 * read / bandwidth / spent:6.0%}"
+
+
+def chunk(layer: Layer, start: int, length: int, rate: float) -> str:
+    rows = layer.rows
+    tile = doors.tile_for(rows, door="chunk", capability=_capability())
+    end, rest = start + length, [0] * (SEQUENCES - 1)
+    blocks, pages = -(-length // (tile.rows // (layer.heads // rows.heads))), -(-end // rows.page_tokens)
+    ends = ints([blocks] * SEQUENCES)
+    group = ExpansionGroup(ends, ints([pages] * SEQUENCES), ints([0] * SEQUENCES), blocks, pages)
+    inputs = ChunkInputs(
+        ints([0, *rest]), ints([start, *rest]), ints([length, *rest]), ints([0, *rest]), ends, blocks, (group,)
+    )
+    at = torch.arange(start, end, device=CUDA).int()
+    step = StepInputs(at, at, at, at, None, inputs, None)
+    q = layer.queries(length)
+    output = torch.empty_like(q)
+    shape = (length, rows.heads, rows.width)
+    stored = torch.rand(shape, device=CUDA).to(torch.bfloat16)
+    if layer.dtype is not KVCacheDtype.BFLOAT16:
+        stored = torch.randint(0, 56, shape, device=CUDA).to(doors.element_dtype(rows))
+    scale = torch.rand(shape[:2], device=CUDA).half()
+    keys = pages * rows.page_tokens
+    scratch = torch.empty(keys * doors.scratch_per_key(rows, pairs=layer.pairs), dtype=torch.bfloat16, device=CUDA)
+
+    def call() -> None:
+        doors.chunk_attention(
+            q, output, step, rows=rows, table=table, arena=layer.arena, tile=tile, fresh=(stored, stored, scale, scale),
+            key_weight=layer.weight, scratch=scratch, inverse_frequencies=layer.frequencies, pairs=layer.pairs,
+        )  # fmt: skip
+
+    (table,) = layer.tables([end], sets=1)
+    spent = microseconds([call] * 2, repeats=5)
+    permitted = sum(min(position + 1, rows.window or end) for position in range(start, end))
+    work = 4 * permitted * layer.heads * rows.width
+    return f"{work / 1e9:9.1f} GF {spent:9.1f} us {work / spent / 1e6:5.0f} TFLOP/s {1e6 * work / rate / spent:6.0%}"
+
+
+def _capability() -> int:
+    major, minor = torch.cuda.get_device_capability(CUDA)
+    return 10 * major + minor
+
+
+UNEQUAL = [500 + 300 * i for i in range(31)] + [131_000]
+DECODES: tuple[tuple[str, LayerKind, str, list[int]], ...] = (
+    ("31B", LayerKind.GLOBAL, "1 x 8k", [8192]),
+    ("31B", LayerKind.GLOBAL, "1 x 126k", [126_000]),
+    ("31B", LayerKind.GLOBAL, "8 x 32k", [32_768] * 8),
+    ("31B", LayerKind.GLOBAL, "16 x 32k", [32_768] * 16),
+    ("31B", LayerKind.GLOBAL, "31 short, 1 x 131k", UNEQUAL),
+    ("31B", LayerKind.SLIDING, "1 x 8k", [8192]),
+    ("31B", LayerKind.SLIDING, "32 x 8k", [8192 + i for i in range(32)]),
+    ("E4B", LayerKind.GLOBAL, "1 x 8k", [8192]),
+    ("E4B", LayerKind.GLOBAL, "32 x 8k", [8192] * 32),
+    ("E4B", LayerKind.SLIDING, "1 x 8k", [8192]),
+    ("E4B", LayerKind.SLIDING, "32 x 8k", [8192] * 32),
+)
+CHUNKS = (
+    ("31B", LayerKind.GLOBAL, 30_720, 2048),
+    ("31B", LayerKind.GLOBAL, 0, 8192),
+    ("31B", LayerKind.SLIDING, 6144, 2048),
+    ("E4B", LayerKind.GLOBAL, 6144, 2048),
+    ("E4B", LayerKind.SLIDING, 6144, 2048),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bandwidth", type=float, default=4.3e12, help="bytes a second; the default is an H200's")
+    parser.add_argument("--rate", type=float, default=790e12, help="bf16 operations a second")
+    parser.add_argument("--only", default="", help="cases whose line contains this text")
+    options = parser.parse_args()
+    print(f"{torch.cuda.get_device_name(CUDA)}: {options.bandwidth:.3g} B/s, {options.rate:.3g} FLOP/s")
+    for dtype in (KVCacheDtype.BFLOAT16, KVCacheDtype.INT8, KVCacheDtype.FP8_E4M3):
+        for name, kind, case, contexts in DECODES:
+            label = f"decode {name} {kind.value} {dtype.value} {case}"
+            if options.only in label:
+                print(f"{label:56} {decode(Layer(name, kind, dtype), contexts, options.bandwidth)}", flush=True)
+        for name, kind, start, length in CHUNKS:
+            label = f"chunk {name} {kind.value} {dtype.value} {length} after {start}"
+            if options.only in label:
+                print(f"{label:56} {chunk(Layer(name, kind, dtype), start, length, options.rate)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""The worker through HTTP on a real GPU: published geometry, random weights, load from modelserve-bench.
+
+    tests/gpu/serve_and_bench.sh --variant 31B --max-model-len 16384 --point 8192/150/1 --point 8192/150/8 \
+        --point 2048/512/32 [--kv-cache-dtype int8] [--max-num-batched-tokens 2048]
+
+A point is input tokens / output tokens / concurrency, and the number of requests where 4 times the concurrency is not
+meant. Flags that are not listed by --help go to the worker. Prints the seconds to ready, the table of every point as it
+comes, and last one table of all of them. Needs no network and no installed package. Exit status 1 when a request failed
+or the worker did not end within its drain.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from random_checkpoint import read_config, write_text_files
+
+from modelserve.architecture import ModelArchitecture
+from modelserve_worker.evaluation.columns import Row, columns
+
+DRAIN_SECONDS = 10
+END_SECONDS = 60.0
+LOG_LINES = 40
+HEADINGS = (
+    "POINT", "OK", "BAD", "REQ/S", "OUT TOK/S", "TTFT MS", "p99", "TPOT MS", "p99", "ITL p50", "p99", "max", "E2E p50",
+    "DRIVER",
+)  # fmt: skip
+
+
+class WorkerProcess:
+    """`modelserve-worker serve` with a session of its own, so that none of its processes can be overlooked."""
+
+    def __init__(self, checkpoint: Path, flags: list[str], *, log: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = int(listener.getsockname()[1])
+        self.url = f"http://127.0.0.1:{port}"
+        self._log = log
+        self._began = time.monotonic()
+        command = [
+            sys.executable,
+            "-m",
+            "modelserve_worker",
+            "serve",
+            "--model",
+            str(checkpoint),
+            "--host",
+            "127.0.0.1",
+        ]
+        command += ["--port", str(port), "--load-format", "dummy", "--drain-seconds", str(DRAIN_SECONDS), *flags]
+        with log.open("w") as file:
+            self._process = subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True)
+
+    def wait_until_ready(self, limit_s: float) -> float:
+        """Seconds since its start. Raises SystemExit with the end of its log when it ends or takes longer."""
+        while not self._ready():
+            if self._process.poll() is not None:
+                raise SystemExit(f"the worker ended with {self._process.returncode}:\n{self.log_end()}")
+            if time.monotonic() - self._began > limit_s:
+                raise SystemExit(f"the worker was not ready after {limit_s:g} s:\n{self.log_end()}")
+            time.sleep(0.05)
+        return time.monotonic() - self._began
+
+    def _ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/ready", timeout=5) as response:
+                return bool(response.status == 200)
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            return False
+
+    def log_end(self) -> str:
+        return "\n".join(self._log.read_text(errors="replace").splitlines()[-LOG_LINES:])
+
+    def end(self) -> str | None:
+        """Ask it to end. Returns what was wrong with that, and leaves no process of it."""
+        began = time.monotonic()
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+        fault = None
+        try:
+            code = self._process.wait(END_SECONDS)
+            print(f"the worker ended with {code} after {time.monotonic() - began:.1f} s")
+            if code != 0:
+                fault = f"the worker ended with {code}:\n{self.log_end()}"
+            elif self._remains():
+                fault = f"processes of the worker are left in session {self._process.pid}"
+        except subprocess.TimeoutExpired:
+            fault = f"the worker did not end within {END_SECONDS:g} s of SIGTERM:\n{self.log_end()}"
+        if self._remains():
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        return fault
+
+    def _remains(self) -> bool:
+        """Whether a process of the worker's group still runs after a moment; those that nobody reaped yet do not."""
+        for _ in range(20):
+            if not any(self._is_ours(stat) for stat in Path("/proc").glob("[0-9]*/stat")):
+                return False
+            time.sleep(0.1)
+        return True
+
+    def _is_ours(self, stat: Path) -> bool:
+        try:
+            state, _, group = stat.read_text().rpartition(")")[2].split()[:3]
+        except OSError:  # it has just ended
+            return False
+        return state != "Z" and int(group) == self._process.pid
+
+
+def bench(url: str, point: str, *, vocab_size: int, seed: int, json_path: Path) -> bool:
+    """Run one point; False when a request failed. Another seed for each, so that no prompt comes twice."""
+    tokens_in, tokens_out, concurrency, *number = point.split("/")
+    command = [
+        sys.executable, "-m", "modelserve_worker.bench", "--base-url", url, "--temperature", "1",
+        "--input-tokens", tokens_in, "--output-tokens", tokens_out, "--concurrency", concurrency, "--seed", str(seed),
+        "--json", str(json_path),
+        "--first-token-id", str(min(1000, vocab_size // 2)), "--vocab-size", str(min(255_000, vocab_size)),
+    ]  # fmt: skip
+    command += ["--num-requests", number[0]] if number else []
+    return subprocess.run(command, check=False).returncode == 0
+
+
+def row(point: str, load: dict[str, Any]) -> Row:
+    def ms(name: str, figure: str) -> str:
+        return f"{load[name][figure]:.2f}" if load[name] else "-"
+
+    return Row((
+        point, str(load["ok"]), str(load["failed"] + load["wrong_length"] + load["unfinished"]),
+        f"{load['requests_per_s']:.3g}", f"{load['output_tokens_per_s']:.1f}",
+        ms("ttft_ms", "mean"), ms("ttft_ms", "p99"), ms("tpot_ms", "mean"), ms("tpot_ms", "p99"),
+        ms("itl_ms", "p50"), ms("itl_ms", "p99"), ms("itl_ms", "max"), ms("e2e_ms", "p50"),
+        f"{load['driver_cpu_share']:.0%}",
+    ))  # fmt: skip
+
+
+def point_text(text: str) -> str:
+    parts = text.split("/")
+    if len(parts) not in (3, 4) or not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r} is no point; write it as INPUT/OUTPUT/CONCURRENCY[/REQUESTS]")
+    return text
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--variant", required=True)
+    parser.add_argument("--point", type=point_text, action="append", required=True, dest="points")
+    parser.add_argument("--ready-seconds", type=float, default=300.0, help="most seconds to ready (default 300)")
+    parser.add_argument("--out", type=Path, help="keep the worker's log and each point's JSON there")
+    options, worker_flags = parser.parse_known_args()
+    config = read_config(options.variant)
+    architecture = ModelArchitecture.from_config(config)
+    faults, rows = [], []
+    with tempfile.TemporaryDirectory() as directory:
+        checkpoint = Path(directory) / f"gemma-4-{options.variant}"
+        checkpoint.mkdir()
+        (checkpoint / "config.json").write_text(json.dumps(config))
+        write_text_files(checkpoint, architecture)
+        out = options.out or Path(directory)
+        out.mkdir(parents=True, exist_ok=True)
+        worker = WorkerProcess(checkpoint, worker_flags, log=out / "worker.log")
+        try:
+            ready = worker.wait_until_ready(options.ready_seconds)
+            print(f"{options.variant} ready after {ready:.1f} s", flush=True)
+            for seed, point in enumerate(options.points):
+                path = out / f"point-{seed}-{point.replace('/', '-')}.json"
+                sound = bench(worker.url, point, vocab_size=architecture.vocab_size, seed=seed, json_path=path)
+                faults += [] if sound else [f"{point}: requests failed"]
+                if path.exists() and path.stat().st_size:
+                    rows.append(row(point, json.loads(path.read_text())["loads"][0]))
+        finally:
+            fault = worker.end()
+        faults += [fault] if fault else []
+    print("\n".join([*faults, "", f"{options.variant} {' '.join(worker_flags)}", ""]))
+    print("\n".join(columns(HEADINGS, rows, text_columns=1)), flush=True)
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

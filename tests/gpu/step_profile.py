@@ -1,0 +1,105 @@
+"""Where the time of a step goes on a GPU: kernels of one prefill and of decode steps, by name, longest first.
+
+    python tests/gpu/step_profile.py --variant 31B [--context 8192] [--batch 1] [--layers N]
+
+Random weights at the published geometry. Prints microseconds per step and launches per step of every kernel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import torch
+from engine_on_gpu import Bench, config_json
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from modelserve.engine_args import EngineArgs
+from modelserve.published import published_model
+from modelserve_worker.execution.ranks import launch
+
+
+def short(name: str) -> str:
+    """A kernel's name without its template arguments."""
+    name = re.sub(r"^void ", "", name)
+    return re.sub(r"[<(].*", "", name)[:60]
+
+
+def table(title: str, run, *, steps: int) -> None:
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as profiler:
+        run()
+        torch.cuda.synchronize()
+    times, counts = defaultdict(float), defaultdict(int)
+    for event in profiler.events():
+        if event.device_type == DeviceType.CUDA:
+            times[short(event.name)] += event.device_time
+            counts[short(event.name)] += 1
+    total = sum(times.values()) / steps
+    print(f"{title}: {total:.0f} us of kernels and copies a step, {sum(counts.values()) / steps:.0f} launches")
+    for name, spent in sorted(times.items(), key=lambda item: -item[1])[:24]:
+        print(f"  {name:60} {spent / steps:10.1f} us  {counts[name] / steps:7.1f} x {spent / counts[name]:8.2f} us")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--variant", required=True)
+    parser.add_argument("--context", type=int, default=8192)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--kv-cache-dtype", default="auto")
+    parser.add_argument("--max-num-batched-tokens", type=int, default=8192)
+    options = parser.parse_args()
+    facts = published_model(f"hf://google/gemma-4-{options.variant}")
+    assert facts is not None
+    with tempfile.TemporaryDirectory() as directory:
+        (Path(directory) / "config.json").write_text(json.dumps(config_json(facts.architecture)))
+        args = EngineArgs(
+            model=directory, load_format="dummy", device="cuda", max_model_len=options.context + 512,
+            kv_cache_dtype=options.kv_cache_dtype, max_num_batched_tokens=options.max_num_batched_tokens,
+        )  # fmt: skip
+        replica = launch(args)
+    bench = Bench(replica, args)
+    name = f"{options.variant} {replica.geometry.dtype.value}"
+
+    def prefill() -> None:
+        bench.scheduler.add(bench.request(options.context, 1))
+        while bench.engine.has_work:
+            bench.engine.step()
+
+    prefill()
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    bench.scheduler.add(bench.request(options.context, 4))
+    marks = []
+    while bench.engine.has_work:
+        found = bench.engine.step()
+        marks.append(f"{1e3 * (time.perf_counter() - began):.1f}{'*' * len(found)}")
+    print(f"{name} prefill of {options.context} and 3 tokens more, ms at the end of each step: {' '.join(marks)}")
+    table(f"{name} prefill of {options.context}", prefill, steps=1)
+    for _ in range(options.batch):
+        bench.scheduler.add(bench.request(options.context, 400))
+    done = 0
+    while done < options.batch * 8:
+        done += len(bench.engine.step())
+
+    def decode() -> None:
+        for _ in range(options.steps):
+            bench.engine.step()
+
+    decode()
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    decode()
+    torch.cuda.synchronize()
+    wall = (time.perf_counter() - began) / options.steps
+    table(f"{name} decode, batch {options.batch}, wall {1e3 * wall:.2f} ms a step", decode, steps=options.steps)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""Sizing's formulas of the GPU path's buffers against the rules by which the kernels' modules allocate them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from modelserve.architecture import LayerKind, ModelArchitecture
+from modelserve.published import published_model, published_uris
+from modelserve.sizing.kernel_buffers import ROTATION_TILE_KEYS, fills_matrix_tiles, kernel_buffers
+from modelserve.sizing.kernel_buffers import expansion_keys as sized_keys
+from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
+from modelserve_worker.execution.block_tables import BlockTables
+from modelserve_worker.execution.device import runs_on_kernels
+from modelserve_worker.execution.fast_attention import expansion_keys
+from modelserve_worker.execution.input_batch import QueryBlocks, StepPacker
+from modelserve_worker.kernels import attention_triton as kernels
+from modelserve_worker.kernels.paged_layout import layer_rows
+
+SEQUENCES, CHUNK = 24, 512
+META = torch.device("meta")
+
+
+def _architectures() -> list[ModelArchitecture]:
+    found = [published_model(uri) for uri in published_uris()]
+    return list({facts.architecture.model_dump_json(): facts.architecture for facts in found if facts}.values())
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_buffers_are_what_the_path_allocates(tp: int) -> None:
+    for architecture in _architectures():
+        layout = KVCacheLayout.V_ONLY if architecture.attention_k_eq_v else KVCacheLayout.KV
+        dtype, longest = KVCacheDtype.BFLOAT16, architecture.max_position_embeddings
+        geometry = cache_geometry(architecture, dtype=dtype, layout=layout, tensor_parallel_size=tp)
+        sized = kernel_buffers(
+            architecture, tensor_parallel_size=tp, max_num_batched_tokens=CHUNK, max_num_seqs=SEQUENCES,
+            kv_dtype=dtype, kv_layout=layout,
+        )  # fmt: skip
+        tables = BlockTables(geometry, max_num_seqs=SEQUENCES, max_model_len=longest, device=META)
+        assert sized["block_tables"] == sum(table.nbytes for table in tables.host.values())
+        rows = {
+            page.kind: layer_rows(geometry, page.layers[0], pool_bytes=1 << 30)
+            for page in (geometry.global_page, geometry.sliding_page)
+        }
+        heads = architecture.num_attention_heads // tp
+        words = max(kernels.decode_workspace(each, query_heads=heads) for each in rows.values())
+        assert sized["decode_splits"] == SEQUENCES * words * 4
+        assert sized_keys(architecture) == expansion_keys(longest)
+        rotation = 0
+        if layout is KVCacheLayout.V_ONLY:
+            keys = kernels.tile_for(rows[LayerKind.GLOBAL], door="decode", capability=90).keys
+            assert keys == ROTATION_TILE_KEYS
+            pairs = architecture.global_rotary_pairs
+            made = kernels.tile_rotation(torch.zeros(pairs), pairs=pairs, keys=keys, longest=longest, dtype=dtype)
+            rotation = sum(part.nbytes for part in (made.start_cos, made.start_sin, made.turn_cos, made.turn_sin))
+        assert rotation <= sized["rotation_tables"] <= rotation + 1024
+
+
+def test_the_metadata_of_a_step_is_what_its_buffers_hold() -> None:
+    architecture = _architectures()[0]
+    geometry = cache_geometry(
+        architecture, dtype=KVCacheDtype.BFLOAT16, layout=KVCacheLayout.KV, tensor_parallel_size=1
+    )
+    packer = StepPacker(
+        geometry, max_num_batched_tokens=CHUNK, max_num_seqs=SEQUENCES, max_model_len=1024, vocab_size=64,
+        blocks=QueryBlocks(1, 1, 1), device=torch.device("cpu"),
+    )  # fmt: skip
+    held = sum(staging._device.nbytes for staging in (packer._decodes, packer._any))
+    sized = kernel_buffers(
+        architecture, tensor_parallel_size=1, max_num_batched_tokens=CHUNK, max_num_seqs=SEQUENCES,
+        kv_dtype=KVCacheDtype.BFLOAT16, kv_layout=KVCacheLayout.KV,
+    )  # fmt: skip
+    assert abs(sized["step_metadata"] - held) <= 64  # the count of rows, and padding of sections to 16 bytes
+
+
+def test_published_models_run_on_the_kernels_and_others_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, capability = torch.device("cuda", 0), (8, 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    for architecture in _architectures():
+        assert fills_matrix_tiles(architecture)
+        assert runs_on_kernels(architecture, gpu)
+        assert not runs_on_kernels(architecture, torch.device("cpu"))
+        assert not runs_on_kernels(architecture.model_copy(update={"head_dim": 96}), gpu)
+        assert not runs_on_kernels(architecture.model_copy(update={"dtype": "float32"}), gpu), "products in tf32"
+        capability = (7, 5)
+        assert not runs_on_kernels(architecture, gpu)
+        capability = (8, 0)

@@ -1,0 +1,267 @@
+"""Block tables, staged metadata, graph buckets and steps on their way: the parts of a step that need no model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from modelserve.architecture import LayerKind
+from modelserve.errors import InvalidInput
+from modelserve.sizing.cuda_graphs import decode_graph_sizes, mixed_graph_sizes
+from modelserve_worker.batch import NOT_A_NUMBER, TableUpdates
+from modelserve_worker.execution import staging as staging_module
+from modelserve_worker.execution.block_tables import BlockTables, table_entries
+from modelserve_worker.execution.input_batch import PackedStep, QueryBlocks, StepPacker
+from modelserve_worker.execution.launched_step import FailedStep, LaunchedStep
+from modelserve_worker.execution.sampler import SampledLogprobs, SamplerOutput
+from modelserve_worker.execution.staging import StagingBuffer
+from modelserve_worker.execution.step_graphs import StepGraphs
+from modelserve_worker.request import TokenLogprobs
+
+CPU = torch.device("cpu")
+
+
+def updates(*entries: tuple[int, int, int]) -> TableUpdates:
+    slots, indices, pages = (np.array(column, dtype=np.int32) for column in zip(*entries, strict=True))
+    return TableUpdates(slots, indices, pages)
+
+
+@pytest.fixture
+def tables(small_architecture, geometry_of) -> BlockTables:
+    geometry = geometry_of(small_architecture("31b", sliding_window=40))
+    return BlockTables(geometry, max_num_seqs=3, max_model_len=2000, device=CPU)
+
+
+def test_updates_write_their_entries_and_no_other(tables: BlockTables) -> None:
+    tables.apply(LayerKind.GLOBAL, updates((0, 0, 7), (2, 31, 9), (1, 3, 5)))
+    tables.apply(LayerKind.GLOBAL, updates((2, 31, 4), (0, 1, 8)))
+    expected = np.zeros_like(tables.host[LayerKind.GLOBAL])
+    expected[0, 0], expected[0, 1], expected[1, 3], expected[2, 31] = 7, 8, 5, 4
+    assert (tables.host[LayerKind.GLOBAL] == expected).all()
+    assert (tables.device[LayerKind.GLOBAL].numpy() == expected).all()
+    assert tables.device[LayerKind.GLOBAL].dtype == torch.int32
+    assert not tables.host[LayerKind.SLIDING].any()
+    nothing = np.zeros(0, dtype=np.int32)
+    tables.apply(LayerKind.GLOBAL, TableUpdates(nothing, nothing, nothing))
+    assert (tables.host[LayerKind.GLOBAL] == expected).all()
+
+
+def test_rows_are_padded_to_whole_strides_and_hold_the_longest_request(small_architecture, geometry_of) -> None:
+    geometry = geometry_of(small_architecture("31b", sliding_window=1024))
+    for length, pages in ((1, 16), (64 * 16, 16), (64 * 16 + 1, 32), (100_000, 1568)):
+        assert table_entries(geometry, LayerKind.GLOBAL, max_model_len=length) == pages >= geometry.global_pages(length)
+    assert geometry.sliding_table_entries == 33
+    assert table_entries(geometry, LayerKind.SLIDING, max_model_len=5) == 48
+    made = BlockTables(geometry, max_num_seqs=3, max_model_len=1025, device=CPU)
+    assert made.device[LayerKind.GLOBAL].stride() == (32, 1)
+    assert made.device[LayerKind.SLIDING].stride() == (48, 1)
+
+
+@pytest.mark.parametrize("kind", list(LayerKind))
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ((3, 0, 0), r"slot 0\.\.3 is outside 0\.\.2"),
+        ((-1, 0, 0), r"slot -1\.\.1 is outside 0\.\.2"),
+        ((0, 1000, 0), r"table entry 0\.\.1000 is outside 0\.\."),
+        ((0, -1, 0), r"table entry -1\.\.0 is outside 0\.\."),
+        ((0, 0, 50), r"page 0\.\.50 is outside 0\.\.49"),
+        ((0, 0, -1), r"page -1\.\.0 is outside 0\.\.49"),
+    ],
+)
+def test_an_update_outside_tables_or_arena_is_refused(tables: BlockTables, kind, entry, message) -> None:
+    tables.check(kind, updates((0, 0, 0), (1, 0, 0), (2, 0, 49)), num_pages=50)
+    with pytest.raises(InvalidInput, match=f"{kind.value} {message}"):
+        tables.check(kind, updates((0, 0, 0), (1, 0, 0), entry), num_pages=50)
+    assert not tables.host[kind].any(), "a check writes nothing"
+
+
+def test_sections_are_apart_aligned_and_at_one_address() -> None:
+    staging = StagingBuffer({"a": 1, "b": 5, "c": 4}, CPU)
+    addresses = {name: staging.device(name).data_ptr() for name in "abc"}
+    assert {name: staging.device(name).numel() for name in "abc"} == {"a": 1, "b": 5, "c": 4}
+    assert all((address - addresses["a"]) % 16 == 0 for address in addresses.values())
+    for turn in range(5):
+        staging.begin()
+        for number, name in enumerate("abc"):
+            staging.host(name)[:] = 10 * turn + number
+        staging.send()
+        for number, name in enumerate("abc"):
+            assert staging.device(name).data_ptr() == addresses[name]
+            assert set(staging.device(name).tolist()) == {10 * turn + number}
+
+
+class FakeEvent:
+    """An event of a device that passes it only when it is waited for."""
+
+    log: list[str]
+
+    def __init__(self, log: list[str]) -> None:
+        self.log, self.recorded = log, False
+
+    def record(self) -> None:
+        self.recorded = True
+
+    def synchronize(self) -> None:
+        assert self.recorded
+        self.log.append("waited")
+
+
+def test_a_host_buffer_is_filled_again_only_after_its_copy_has_passed(monkeypatch) -> None:
+    """The ring as on a GPU, over memory of the CPU: two steps may be on their way, the third waits for the first."""
+    log: list[str] = []
+    monkeypatch.setattr(staging_module.torch.cuda, "Event", lambda: FakeEvent(log))
+    zeros = torch.zeros
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "zeros", lambda count, *, dtype, device=None, pin_memory=False: zeros(count, dtype=dtype))
+        staging = StagingBuffer({"a": 4}, torch.device("cuda"))
+    filled = []
+    for turn in range(4):
+        staging.begin()
+        assert len(log) == max(0, turn - 1), "it waits for the step two before, and for no later one"
+        section = staging.host("a")
+        section[:] = turn
+        filled.append(section)
+        if turn:
+            assert filled[turn - 1].tolist() == [turn - 1] * 4, "the step before is still on its way"
+            assert staging.device("a").tolist() == [turn - 1] * 4, "the device has the step before until `send`"
+        staging.send()
+        assert staging.device("a").tolist() == [turn] * 4
+    assert not np.shares_memory(filled[0], filled[1])
+    assert np.shares_memory(filled[0], filled[2])
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 4, 5, 8, 9, 16, 20, 64, 256])
+def test_buckets_waste_little_and_reach_the_largest_batch(most: int) -> None:
+    sizes = decode_graph_sizes(most)
+    assert list(sizes) == sorted(set(sizes))
+    assert sizes[-1] == most
+    assert sizes[0] == 1
+    for batch in range(1, most + 1):
+        bucket = next(size for size in sizes if size >= batch)
+        assert bucket < 2 * batch if batch < 4 else bucket < batch + 8 or bucket == batch
+
+
+@pytest.mark.parametrize("most", [1, 64, 65, 300, 2048, 2049, 8192, 10_000])
+def test_buckets_of_rows_end_at_the_largest_step(most: int) -> None:
+    sizes = mixed_graph_sizes(most)
+    assert list(sizes) == sorted(set(sizes))
+    assert sizes[-1] == most
+    for rows in range(1, most + 1, 13):
+        bucket = next(size for size in sizes if size >= rows)
+        assert bucket - rows < (64 if rows <= 128 else 256 if rows <= 2048 else 1024)
+
+
+class RecordedGraph:
+    """Stands for a captured graph: a replay runs the same work again on what its arrays hold by then."""
+
+    def __init__(self, run: Callable[[PackedStep], torch.Tensor], step: PackedStep) -> None:
+        self.run, self.step = run, step
+        self.output = run(step)
+
+    def replay(self) -> None:
+        self.output.copy_(self.run(self.step))
+
+
+def test_a_batch_replays_the_next_bucket_of_its_kind(driver_for, small_architecture, geometry_of, monkeypatch) -> None:
+    geometry = geometry_of(small_architecture("31b"))
+    packer = StepPacker(
+        geometry, max_num_batched_tokens=200, max_num_seqs=12, max_model_len=600, vocab_size=512,
+        blocks=QueryBlocks(8, 8, 256), device=CPU,
+    )  # fmt: skip
+    captured: list[int] = []
+
+    def capture(_: StepGraphs, step: PackedStep, run: Callable[[PackedStep], torch.Tensor]):
+        captured.append(step.inputs.positions.numel())
+        graph = RecordedGraph(run, step)
+        return graph, graph.output
+
+    monkeypatch.setattr(StepGraphs, "_capture", capture)
+    graphs = StepGraphs(
+        packer, max_num_seqs=12, max_num_batched_tokens=200,
+        logits=lambda step: step.inputs.positions.float(), hidden=lambda step: step.inputs.positions + 0.5,
+    )  # fmt: skip
+    assert captured == [200, 128, 64, 12, 8, 4, 2, 1], "the largest first: the others fit in its memory"
+    driver = driver_for(geometry, 1 << 24)
+    decodes = [driver.share(str(i), [5]) for i in range(13)]
+    assert [graphs.rows_for(driver.batch(*decodes[:n])) for n in (1, 3, 5, 9, 12)] == [1, 4, 8, 12, 12]
+    assert graphs.rows_for(driver.batch(*decodes)) is None, "more than any graph takes"
+    mixed = driver.batch(*decodes[:2], driver.share("p", [5] * 63, slot=11))
+    assert graphs.rows_for(mixed) == 128
+    assert graphs.rows_for(driver.batch(driver.share("q", [5] * 201))) is None, "more than any graph takes"
+    driver.share("r", [5] * 260)
+    assert graphs.rows_for(driver.batch(driver.share("r", [5] * 2))) is None, "more keys than one expansion holds"
+    for batch, rows, expected in ((driver.batch(*decodes[:3]), 4, [0.0] * 3), (mixed, 128, [0.5, 0.5, 0.5, 1.5])):
+        replayed = graphs.replay(packer.pack(batch, padded_to=rows), rows)
+        assert replayed.shape == (rows,)
+        assert replayed[: len(expected)].tolist() == expected
+        assert (replayed[batch.num_tokens :] < 0).all(), "padding"
+
+
+def test_a_failed_step_raises_when_it_is_asked() -> None:
+    error = ValueError("no room")
+    for shared in (False, True):
+        failed = FailedStep(error, before_collectives=shared)
+        assert failed.done()
+        assert failed.before_collectives is shared
+        with pytest.raises(ValueError, match="no room"):
+            failed.result()
+
+
+def logprobs(wanted: list[int]) -> SampledLogprobs:
+    rows, most = len(wanted), max(wanted)
+    return SampledLogprobs(
+        chosen=torch.arange(rows) * -0.5,
+        rank=torch.arange(rows) + 1,
+        top_tokens=torch.arange(rows * most).view(rows, most),
+        top_logprobs=-torch.arange(rows * most).view(rows, most).float(),
+        wanted=np.array(wanted, dtype=np.int32),
+    )
+
+
+def test_tokens_and_logprobs_go_to_the_rows_that_asked() -> None:
+    """A row of NaN reports nothing, whatever it asked for; its neighbours are unhurt."""
+    tokens = torch.tensor([4, NOT_A_NUMBER, 6, 7])
+    done = LaunchedStep(3, SamplerOutput(tokens, logprobs([2, 2, -1, 0])), on_gpu=False)
+    assert done.done()
+    sampled = done.result()
+    assert (sampled.step, sampled.token_ids.dtype) == (3, np.int32)
+    assert sampled.token_ids.tolist() == [4, NOT_A_NUMBER, 6, 7]
+    assert sampled.logprobs == {
+        0: TokenLogprobs(0.0, 1, ((0, 0.0), (1, -1.0))),
+        3: TokenLogprobs(-1.5, 4, ()),
+    }
+    plain = LaunchedStep(4, SamplerOutput(tokens, None), on_gpu=False).result()
+    assert plain.logprobs == {}
+    assert plain.token_ids.tolist() == tokens.tolist()
+
+
+def test_a_step_that_samples_nothing_is_done_when_the_device_has_passed_it(monkeypatch) -> None:
+    log: list[str] = []
+
+    @dataclasses.dataclass
+    class Event(FakeEvent):
+        passed: bool = False
+
+        def __post_init__(self) -> None:
+            self.log, self.recorded = log, False
+
+        def query(self) -> bool:
+            return self.passed
+
+    event = Event()
+    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+    step = LaunchedStep(9, None, on_gpu=True)
+    assert event.recorded
+    assert not step.done()
+    event.passed = True
+    assert step.done()
+    assert log == []
+    sampled = step.result()
+    assert log == ["waited"]
+    assert (sampled.step, sampled.token_ids.size, sampled.logprobs) == (9, 0, {})
+    assert LaunchedStep(10, None, on_gpu=False).done()

@@ -1,0 +1,124 @@
+"""Attention doors over a PagedCase: step arrays from contexts and chunks, and the kernels' launches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from paged_case import PagedCase, rope
+from torch import Tensor
+
+from modelserve.architecture import LayerKind
+from modelserve.sizing.pages import KVCacheDtype
+from modelserve_worker.kernels import attention_triton as doors
+from modelserve_worker.kernels.paged_layout import LayerRows
+from modelserve_worker.kernels.row_codec import v_only_columns
+from modelserve_worker.kernels.step_inputs import ChunkInputs, DecodeInputs, ExpansionGroup, StepInputs
+
+THETA, EPS = 1e6, 1e-6
+
+
+def layout(case: PagedCase) -> LayerRows:
+    kind = LayerKind.GLOBAL if case.kind == "global" else LayerKind.SLIDING
+    dtype = KVCacheDtype(str(case.compute).removeprefix("torch.") if case.fmt == "none" else case.fmt)
+    offsets = {name: case.layer_offset + at for name, at in case.offsets.items()}
+    return LayerRows(
+        kind,
+        case.heads,
+        case.width,
+        case.page_tokens,
+        case.entries,
+        case.window,
+        case.origin,
+        case.stride,
+        offsets,
+        dtype,
+    )
+
+
+def ints(values, device) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32, device=device)
+
+
+def running(values: list[int], size: int) -> list[int]:
+    ends = torch.tensor(values).cumsum(0).tolist() if values else [0]
+    return ends + [ends[-1]] * (size - len(ends))
+
+
+def decode_step(case: PagedCase, slots: list[int]) -> StepInputs:
+    """Each slot's last position decodes; -1 is a padded row."""
+    positions = ints([case.contexts[s] - 1 if s >= 0 else -1 for s in slots], case.device)
+    numbers = ints([max(s, 0) for s in slots], case.device)
+    return StepInputs(
+        positions, numbers, numbers, torch.full_like(numbers, -1), DecodeInputs(numbers, positions), None, None
+    )
+
+
+@dataclass
+class Chunk:
+    slot: int
+    start: int
+    length: int
+
+
+def chunk_step(case: PagedCase, chunks: list[Chunk], *, group: int, block_rows: int, size: int = 64) -> StepInputs:
+    device = case.device
+    positions = [p for c in chunks for p in range(c.start, c.start + c.length)]
+    slots = [c.slot for c in chunks for _ in range(c.length)]
+    firsts = running([0, *[c.length for c in chunks]][: len(chunks)], len(chunks))
+    blocks = [-(-c.length // (block_rows // group)) for c in chunks]
+    ends = ints(running(blocks, size), device)
+    pad = [0] * (size - len(chunks))
+    kept = [
+        c.slot if p >= max(c.start, c.start + c.length - (case.window or 1) + 1) else -1
+        for c in chunks
+        for p in range(c.start, c.start + c.length)
+    ]
+    pages = [-(-(c.start + c.length) // case.page_tokens) for c in chunks]
+    key_rows = running([0, *[p * case.page_tokens for p in pages]][: len(chunks)], len(chunks))
+    inputs = ChunkInputs(
+        ints(firsts + pad, device),
+        ints([c.start for c in chunks] + pad, device),
+        ints([c.length for c in chunks] + pad, device),
+        ints([c.slot for c in chunks] + pad, device),
+        ends,
+        sum(blocks) + 3,
+        (
+            ExpansionGroup(
+                ends, ints(running(pages, size), device), ints(key_rows + pad, device), sum(blocks) + 3, sum(pages) + 2
+            ),
+        ),
+    )
+    no_page = torch.full((len(slots),), -1, dtype=torch.int32, device=device)
+    return StepInputs(ints(positions, device), ints(slots, device), no_page, ints(kept, device), None, inputs, None)
+
+
+def key_weight(case: PagedCase) -> Tensor:
+    return (torch.rand(case.width, generator=case.generator, device=case.device) + 0.5).to(case.compute) / 16
+
+
+def folded(q: Tensor, weight: Tensor | None, pairs: int) -> Tensor:
+    """Queries as `prepare` leaves them for V-only rows: times the key norm's weight but for the rotated
+    columns, and in the order of the rows."""
+    if weight is None:
+        return q
+    scaled, half = q * weight, q.shape[-1] // 2
+    for turned in (slice(0, pairs), slice(half, half + pairs)):
+        scaled[..., turned] = q[..., turned]
+    return scaled[..., v_only_columns(q.shape[-1], pairs=pairs, device=q.device)]
+
+
+def derived_keys(case: PagedCase, slot: int, weight: Tensor, pairs: int) -> Tensor:
+    positions = torch.arange(case.contexts[slot], device=case.device)
+    return rope(case.v[slot] * weight.double(), positions, pairs=pairs, theta=THETA)
+
+
+def frequencies(case: PagedCase) -> Tensor:
+    steps = torch.arange(0, case.width, 2, dtype=torch.float64, device=case.device)
+    return (THETA ** (-steps / case.width)).float()
+
+
+def rotation(case: PagedCase, keys: int, pairs: int) -> doors.Rotation:
+    return doors.tile_rotation(
+        frequencies(case), pairs=pairs, keys=keys, longest=max(case.contexts), dtype=layout(case).dtype
+    )

@@ -1,0 +1,155 @@
+"""Compile every kernel of the worker for GPUs that need not be there, and compare what it takes with what they have.
+
+    python tests/worker/kernels/compile_kernels.py [--capability 90 ...] [--file KERNELS.py ...] [--match TEXT]
+
+Prints one line per kernel, shape and compute capability, and the problems last; exits with 1 when there are any. The
+kernels are the `SPECIMENS` of all modules `modelserve_worker.kernels.*_triton`, or of the files given. Shared memory is
+the most that one block may have (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability").
+Registers and spills are those that ptxas reports.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import importlib.util
+import io
+import os
+import pkgutil
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from types import ModuleType
+
+SHARED_BYTES = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024}
+MOST_REGISTERS = 255
+PROCESSES = 2
+
+
+@dataclass(frozen=True)
+class Job:
+    """Specimen `index` of a module, named by its import name or its file."""
+
+    module: str
+    index: int
+    name: str
+    capability: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    job: Job
+    problems: tuple[str, ...]
+    registers: int = 0
+    spilled_bytes: int = 0
+    shared_bytes: int = 0
+
+
+def kernel_modules() -> list[str]:
+    import modelserve_worker.kernels as package
+
+    return [
+        f"{package.__name__}.{m.name}" for m in pkgutil.iter_modules(package.__path__) if m.name.endswith("_triton")
+    ]
+
+
+def kernel_module(name: str) -> ModuleType:
+    """A module by its import name or, ending in .py, by its file."""
+    if not name.endswith(".py"):
+        return importlib.import_module(name)
+    spec = importlib.util.spec_from_file_location(Path(name).stem, name)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # a kernel looks its module up to read its source
+    spec.loader.exec_module(module)
+    return module
+
+
+def undeclared(name: str) -> bool:
+    """True of a module that defines kernels, or parts of them, and has no SPECIMENS to check them by."""
+    from triton import JITFunction
+
+    module = kernel_module(name)
+    defined = [f for f in vars(module).values() if isinstance(f, JITFunction) and f.__module__ == module.__name__]
+    return bool(defined) and not getattr(module, "SPECIMENS", ())
+
+
+def jobs(modules: list[str], capabilities: list[int], match: str) -> Iterator[Job]:
+    for module in modules:
+        for index, specimen in enumerate(getattr(kernel_module(module), "SPECIMENS", ())):
+            for capability in capabilities:
+                if match in specimen.name and specimen.lowest_capability <= capability <= specimen.highest_capability:
+                    yield Job(module, index, specimen.name, capability)
+
+
+def compile_one(job: Job) -> Outcome:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    specimen = kernel_module(job.module).SPECIMENS[job.index]
+    names = specimen.kernel.arg_names
+    if unknown := {*specimen.signature, *specimen.constants} ^ set(names):
+        return Outcome(job, (f"the specimen and the kernel do not agree on the parameters {sorted(unknown)}",))
+    aligned = [n for n, kind in specimen.signature.items() if kind.startswith("*") or n in specimen.multiples_of_16]
+    triton.knobs.nvidia.dump_ptxas_log = True  # printed after every compilation
+    log = io.StringIO()
+    try:
+        source = ASTSource(
+            fn=specimen.kernel,
+            signature={name: specimen.signature.get(name, "constexpr") for name in names},
+            constexprs=specimen.constants,
+            attrs={(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
+        )
+        with contextlib.redirect_stdout(log):
+            compiled = triton.compile(
+                source,
+                target=GPUTarget("cuda", job.capability, 32),
+                options={"num_warps": specimen.num_warps, "num_stages": specimen.num_stages},
+            )
+    except Exception as error:  # whatever the compiler raises is the finding
+        return Outcome(job, (f"does not compile: {type(error).__name__}: {str(error).strip()[-2000:]}",))
+    registers = re.search(r"Used (\d+) registers", log.getvalue())
+    spilled = re.search(r"(\d+) bytes spill stores", log.getvalue())
+    if registers is None or spilled is None:
+        return Outcome(job, (f"ptxas reported neither registers nor spills: {log.getvalue()!r}",))
+    used, stored, shared = int(registers[1]), int(spilled[1]), compiled.metadata.shared
+    problems = (
+        (used > MOST_REGISTERS, f"{used} registers, of {MOST_REGISTERS}"),
+        (stored > specimen.spilled_bytes, f"{stored} bytes of spill stores, of {specimen.spilled_bytes} accepted"),
+        (shared > SHARED_BYTES[job.capability], f"{shared} bytes of shared memory, of {SHARED_BYTES[job.capability]}"),
+    )
+    return Outcome(job, tuple(text for wrong, text in problems if wrong), used, stored, shared)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--capability", type=int, nargs="+", choices=SHARED_BYTES, default=list(SHARED_BYTES))
+    parser.add_argument("--file", nargs="+", help="modules with SPECIMENS, instead of the worker's")
+    parser.add_argument("--match", default="", help="only specimens whose name contains this")
+    chosen = parser.parse_args()
+    os.environ.pop("TRITON_INTERPRET", None)  # an interpreted kernel has nothing to compile
+    modules = chosen.file or kernel_modules()
+    todo = list(jobs(modules, chosen.capability, chosen.match))
+    problems = [f"{name} has kernels and declares no SPECIMENS" for name in modules if undeclared(name)]
+    problems += [] if todo else ["no kernel was found"]
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["TRITON_CACHE_DIR"] = cache
+        with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as pool:
+            outcomes = []
+            for outcome in pool.map(compile_one, todo):
+                outcomes.append(outcome)
+                used = f"{outcome.registers:3d} registers {outcome.spilled_bytes:5d} B spilled"
+                print(f"sm_{outcome.job.capability} {used} {outcome.shared_bytes:6d} B shared  {outcome.job.name}")
+    problems += [f"sm_{o.job.capability} {o.job.name}: {text}" for o in outcomes for text in o.problems]
+    print(f"{len(outcomes)} compiled, {len(problems)} problems", *problems, sep="\n")
+    return bool(problems)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

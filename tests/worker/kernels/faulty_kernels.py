@@ -1,0 +1,48 @@
+"""Kernels with one fault each, that compile_kernels.py must find, and one without."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from modelserve_worker.kernels.specimen import KernelSpecimen
+
+
+@triton.jit
+def sound(x, SIZE: tl.constexpr):
+    at = x + tl.arange(0, SIZE)
+    tl.store(at, tl.load(at) * 2)
+
+
+@triton.jit
+def does_not_compile(x, SIZE: tl.constexpr):
+    tl.store(x + tl.arange(0, SIZE), tl.arange(0, SIZE + 1))
+
+
+@triton.jit
+def too_much_shared_memory(x, SIZE: tl.constexpr):
+    """Two operands of 64 KiB each."""
+    row, column = tl.arange(0, SIZE)[:, None], tl.arange(0, 256)[None, :]
+    left = tl.load(x + row * 256 + column)
+    right = tl.load(x + tl.arange(0, 256)[:, None] * SIZE + tl.arange(0, SIZE)[None, :])
+    product = tl.dot(left, right).to(tl.bfloat16)
+    tl.store(x + row * SIZE + tl.arange(0, SIZE)[None, :], product)
+
+
+@triton.jit
+def spills(x, SIZE: tl.constexpr):
+    """One warp that keeps 512 numbers a thread while it sums them twice."""
+    values = tl.load(x + tl.arange(0, SIZE))
+    values = values / tl.sum(values * values, axis=0)
+    tl.store(x + tl.arange(0, SIZE), values / tl.sum(values * values, axis=0))
+
+
+FLOATS = {"x": "*fp32"}
+SPECIMENS = (
+    KernelSpecimen(sound, FLOATS, {"SIZE": 128}, num_warps=1),
+    KernelSpecimen(sound, FLOATS, {"SIZE": 256}, num_warps=1, lowest_capability=90),
+    KernelSpecimen(does_not_compile, FLOATS, {"SIZE": 128}, num_warps=1),
+    KernelSpecimen(too_much_shared_memory, {"x": "*bf16"}, {"SIZE": 128}, num_warps=4, spilled_bytes=1024),
+    KernelSpecimen(spills, FLOATS, {"SIZE": 16384}, num_warps=1),
+    KernelSpecimen(sound, FLOATS, {"LENGTH": 128}, num_warps=1),
+)

@@ -1,0 +1,218 @@
+"""The sampling kernels and their plain twin against a naive draw in float64: ties, NaNs, mixed batches, chunk edges.
+
+Rows are random at every run; a failure names the seed. Where the naive draw is closer than rounding can tell (the two
+best scores, or the edge of top-p), the row is not compared, and too many of these fail the test.
+"""
+
+from __future__ import annotations
+
+import functools
+import secrets
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from modelserve_worker.batch import NOT_A_NUMBER, AdmittedRequest
+from modelserve_worker.execution import sampler as sampler_module
+from modelserve_worker.execution.sampler import Sampler
+from modelserve_worker.kernels.counter_random import gumbel_noise
+from modelserve_worker.kernels.sampling_triton import draw_tokens
+from modelserve_worker.request import SamplingParams
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+CAP = 30.0
+EOS = (1, 7)
+KERNEL_FILTERS = {"top_k": (0, 1, 2, 40, 64, 128), "top_p": (1.0, 0.95, 0.5, 1e-6), "min_p": (0.0, 0.0, 0.05)}
+CLOSE = 1e-4
+
+
+@dataclass(frozen=True)
+class Case:
+    sampling: SamplingParams
+    position: int
+    outputs: int
+
+
+def _random_case(rng: np.random.Generator) -> Case:
+    """Any mix; about a third of the mixes are not for the kernels."""
+    top_k, top_p, min_p = (rng.choice(values).item() for values in KERNEL_FILTERS.values())
+    if rng.random() < 0.2:
+        top_k, top_p, min_p = 0, 1.0, 0.0
+    special = rng.random()
+    sampling = SamplingParams(
+        seed=int(rng.integers(0, 1 << 63)),
+        max_tokens=9,
+        temperature=rng.choice([0.0, 0.3, 1.0, 1.7]).item(),
+        top_k=300 if special < 0.1 else top_k,
+        top_p=top_p,
+        min_p=min_p,
+        min_tokens=4 if 0.1 < special < 0.3 else 0,
+        stop_token_ids=tuple(range(20, 20 + rng.integers(0, 12))),
+        logit_bias=((3, 40.0),) if 0.3 < special < 0.4 else (),
+    )
+    return Case(sampling, int(rng.integers(1, 1 << 18)), int(rng.integers(0, 8)))
+
+
+def _logits(rng: np.random.Generator, rows: int, vocab_size: int) -> torch.Tensor:
+    """Every other row has few different values, so that every edge is a tie."""
+    logits = torch.from_numpy(rng.standard_normal((rows, vocab_size)) * rng.choice([1.0, 6.0, 40.0], (rows, 1)))
+    logits[::2] = logits[::2].round()
+    return logits.to(DEVICE, torch.bfloat16)
+
+
+def _sampler(
+    monkeypatch, cases: list[Case], vocab_size: int, *, kernels: bool, chunk: int = 512, cap: float | None = CAP
+) -> Sampler:
+    draw = functools.partial(draw_tokens, chunk=chunk) if kernels else None
+    monkeypatch.setattr(sampler_module, "device_draw", lambda device: draw)
+    sampler = Sampler(max_num_seqs=len(cases) + 3, vocab_size=vocab_size, softcap=cap, eos_token_ids=EOS, device=DEVICE)
+    sampler.admit([AdmittedRequest(_slot(row, cases), "", c.sampling, (), ()) for row, c in enumerate(cases)])
+    return sampler
+
+
+def _slot(row: int, cases: list[Case]) -> int:
+    return len(cases) + 2 - row
+
+
+def _tokens(sampler: Sampler, logits: torch.Tensor, cases: list[Case]) -> list[int]:
+    slots = np.array([_slot(row, cases) for row in range(len(cases))], dtype=np.int32)
+    counts = np.array([c.outputs for c in cases], dtype=np.int32)
+    return sampler.sample(
+        logits,
+        slots=torch.tensor(slots, device=DEVICE),
+        positions=torch.tensor([c.position for c in cases], dtype=torch.int32, device=DEVICE),
+        output_counts=torch.tensor(counts, device=DEVICE),
+        host_slots=slots,
+        host_output_counts=counts,
+    ).tokens.tolist()
+
+
+def _naive(logits: torch.Tensor, case: Case) -> int | None:
+    """The token of one row, in float64 and by sorting; None where rounding may decide otherwise."""
+    params = case.sampling
+    values = CAP * np.tanh(logits.double().cpu().numpy() / CAP)
+    for token, bias in params.logit_bias:
+        values[token] += bias
+    if case.outputs < params.min_tokens:
+        values[list({*EOS, *params.stop_token_ids})] = -np.inf
+    order = np.lexsort((np.arange(values.size), -values))
+    if params.temperature == 0:
+        return int(order[0])
+    values = values / params.temperature
+    kept = order[: params.top_k or None]
+    weights = np.exp(values[kept] - values[kept[0]])
+    if params.min_p > 0:
+        if np.abs(weights - params.min_p).min() < CLOSE * params.min_p:
+            return None
+        kept, weights = kept[weights >= params.min_p], weights[weights >= params.min_p]
+    before = (np.cumsum(weights) - weights) / weights.sum()
+    if params.top_p < 1:
+        if kept.size > 1 and np.abs(before[1:] - params.top_p).min() < CLOSE:
+            return None
+        kept = kept[(before < params.top_p) | (np.arange(kept.size) == 0)]
+    seed = torch.tensor([params.seed])
+    noise = gumbel_noise(seed, torch.tensor([case.position]), values.size)[0].double().numpy()
+    scores = np.sort((values + noise)[kept])
+    if kept.size > 1 and scores[-1] - scores[-2] < CLOSE:
+        return None
+    return int(kept[np.argmax((values + noise)[kept])])
+
+
+@pytest.mark.parametrize("vocab_size", [1000, 5000])
+def test_mixed_batches_draw_what_naive_code_draws(monkeypatch, vocab_size) -> None:
+    seed = secrets.randbits(32)
+    rng = np.random.default_rng(seed)
+    cases = [_random_case(rng) for _ in range(24)]
+    logits = _logits(rng, len(cases), vocab_size)
+    broken = int(rng.integers(0, len(cases)))
+    logits[broken, int(rng.integers(0, vocab_size))] = torch.nan
+    fast = _tokens(_sampler(monkeypatch, cases, vocab_size, kernels=True), logits, cases)
+    plain = _tokens(_sampler(monkeypatch, cases, vocab_size, kernels=False), logits, cases)
+    naive = [NOT_A_NUMBER if row == broken else _naive(logits[row], case) for row, case in enumerate(cases)]
+    decided = [row for row, token in enumerate(naive) if token is not None]
+    assert len(decided) > len(cases) * 2 // 3, f"seed {seed}: {len(decided)} rows are comparable"
+    for name, tokens in (("kernels", fast), ("twin", plain)):
+        wrong = [(row, tokens[row], naive[row], cases[row]) for row in decided if tokens[row] != naive[row]]
+        assert not wrong, f"seed {seed}: {name}: row, token, naive token, case: {wrong}"
+
+
+def test_neither_chunks_nor_capacity_change_a_token(monkeypatch) -> None:
+    seed = secrets.randbits(32)
+    rng = np.random.default_rng(seed)
+    # The least and the most that one kernel takes, and both unfiltered rows.
+    kinds = [{"top_k": 2}, {"top_k": 64, "top_p": 0.95}, {"top_k": 128, "top_p": 0.5}, {}, {"temperature": 0.0}]
+    cases = [Case(SamplingParams(seed=i, max_tokens=9, **kind), 5, 0) for i, kind in enumerate(kinds)]
+    logits = _logits(rng, len(cases), 2048 + 17)
+    found = {
+        chunk: _tokens(_sampler(monkeypatch, cases, logits.shape[1], kernels=True, chunk=chunk), logits, cases)
+        for chunk in (128, 256, 1024, 4096)
+    }
+    assert len({tuple(tokens) for tokens in found.values()}) == 1, f"seed {seed}: {found}"
+
+
+@pytest.mark.parametrize(
+    ("sampling", "allowed"),
+    [
+        ({"temperature": 0.0}, 1),
+        ({"top_k": 1}, 1),
+        ({"top_k": 3, "top_p": 0.9}, 3),
+        ({"top_k": 4, "top_p": 0.5}, 2),  # two of four equals are exactly one half: the third is not needed
+    ],
+)
+def test_ties_over_chunk_edges_go_to_the_lowest_ids(monkeypatch, sampling, allowed) -> None:
+    """All logits are equal, or all but four beside an edge are far below: only the lowest of the equals are drawn."""
+    cases = [Case(SamplingParams(seed=seed, max_tokens=9, **sampling), 5, 0) for seed in range(8)]
+    equal = torch.zeros(len(cases), 700, dtype=torch.bfloat16, device=DEVICE)
+    edge = torch.full_like(equal, -torch.inf)
+    edge[:, [127, 128, 129, 500]] = 2.0
+    sampler = _sampler(monkeypatch, cases, 700, kernels=True, chunk=128)
+    plain = _sampler(monkeypatch, cases, 700, kernels=False)
+    for logits, lowest in ((equal, [0, 1, 2]), (edge, [127, 128, 129])):
+        tokens = _tokens(sampler, logits, cases)
+        assert tokens == _tokens(plain, logits, cases)
+        assert set(tokens) <= set(lowest[:allowed])
+        assert len(set(tokens)) > 1 or allowed == 1
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of the interpreter: inf - inf, not used
+@pytest.mark.parametrize("cap", [CAP, None])
+def test_zeros_of_either_sign_are_equal_and_infinities_have_their_places(monkeypatch, cap) -> None:
+    cases = [Case(SamplingParams(seed=3, max_tokens=9, temperature=0.0), 5, 0)] * 3
+    cases += [Case(SamplingParams(seed=3, max_tokens=9, top_k=2, top_p=0.9), 5, 0)] * 2
+    logits = torch.full((5, 300), -torch.inf, dtype=torch.bfloat16, device=DEVICE)
+    logits[0, [5, 9]] = torch.tensor([-0.0, 0.0], dtype=torch.bfloat16, device=DEVICE)
+    logits[1, [200, 100]] = torch.tensor([torch.inf, 60.0], dtype=torch.bfloat16, device=DEVICE)
+    logits[3, 250] = torch.inf
+    fast = _tokens(_sampler(monkeypatch, cases, 300, kernels=True, chunk=128, cap=cap), logits, cases)
+    assert fast == _tokens(_sampler(monkeypatch, cases, 300, kernels=False, cap=cap), logits, cases)
+    assert fast[:4] == [5, 200, 0, 250]
+
+
+def test_a_nan_in_any_chunk_marks_its_row_alone(monkeypatch) -> None:
+    kinds = [{"temperature": 0.0}, {}, {"top_k": 5}, {"top_k": 300}]
+    cases = [Case(SamplingParams(seed=i, max_tokens=9, **kinds[i % 4]), 5, 0) for i in range(8)]
+    logits = _logits(np.random.default_rng(1), 8, 600)
+    sampler = _sampler(monkeypatch, cases, 600, kernels=True, chunk=128)
+    whole = _tokens(sampler, logits, cases)
+    for row, place in enumerate((0, 127, 128, 599)):
+        logits[row, place] = torch.nan
+    assert _tokens(sampler, logits, cases) == [NOT_A_NUMBER] * 4 + whole[4:]
+    assert min(whole) >= 0
+
+
+def test_draws_of_the_kernels_follow_the_filtered_softmax(monkeypatch) -> None:
+    """Chi-square of 160 draws from the 4 tokens that top-k leaves: 21.1 is exceeded once in 10,000 times by chance."""
+    logits = torch.linspace(-1.0, 1.0, 24, device=DEVICE)[
+        torch.randperm(24, generator=torch.Generator().manual_seed(1))
+    ]
+    cases = [Case(SamplingParams(seed=2, max_tokens=9, top_k=4, temperature=0.8), i, 0) for i in range(160)]
+    sampler = _sampler(monkeypatch, cases, 24, kernels=True, chunk=128)
+    observed = np.bincount(_tokens(sampler, logits.expand(160, -1).contiguous(), cases), minlength=24)
+    capped = CAP * np.tanh(logits.double().cpu().numpy() / CAP) / 0.8
+    expected = np.where(np.argsort(np.argsort(-capped)) < 4, np.exp(capped), 0.0)
+    expected *= 160 / expected.sum()
+    used = expected > 0
+    assert observed[~used].sum() == 0
+    assert ((observed[used] - expected[used]) ** 2 / expected[used]).sum() < 21.1

@@ -1,0 +1,127 @@
+"""Prefills side by side: short prompts pass long ones, and long ones keep their pace."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scheduled import Driver
+from stamped_device import StampedModel
+
+from modelserve.architecture import LayerKind
+from modelserve_worker.request import Request, SamplingParams
+from modelserve_worker.scheduling.admission import SchedulerLimits
+from modelserve_worker.scheduling.prefill import share_prefill_tokens
+from modelserve_worker.scheduling.scheduler import Scheduler
+
+GEOMETRY = StampedModel((LayerKind.SLIDING, LayerKind.GLOBAL)).geometry(
+    window=1024, global_tokens=64, sliding_tokens=32, global_row=1, sliding_row=1
+)
+
+
+def driver(budget: int, pool: int = 100 * GEOMETRY.held_bytes(17_000), seqs: int = 16) -> Driver:
+    return Driver(Scheduler(SchedulerLimits(budget, seqs, 17_000, ()), GEOMETRY, pool))
+
+
+def request(name: str, prompt: int, max_tokens: int = 4) -> Request:
+    return Request(name, (5,) * prompt, SamplingParams(seed=0, max_tokens=max_tokens))
+
+
+@given(remaining=st.lists(st.integers(1, 60), min_size=1, max_size=6), budget=st.integers(1, 99))
+def test_shares_use_the_budget_and_favour_the_oldest_and_the_shortest(remaining: list[int], budget: int) -> None:
+    shares = share_prefill_tokens(np.array(remaining, dtype=np.int32), budget).tolist()
+    assert all(0 <= share <= left for share, left in zip(shares, remaining, strict=True))
+    assert sum(shares) == min(budget, sum(remaining)), "nothing is wasted"
+    assert shares[0] >= min(remaining[0], (budget + 1) // 2), "the oldest has its half"
+    for i, left in enumerate(remaining):
+        before = sum(other for j, other in enumerate(remaining) if other < left or (other == left and j < i))
+        assert shares[i] >= min(left, budget // 2 - before), "the other half goes to the shortest first"
+
+
+def test_no_prefills_have_no_shares() -> None:
+    assert share_prefill_tokens(np.empty(0, dtype=np.int32), 7).tolist() == []
+
+
+def test_equal_prompts_are_computed_one_after_the_other() -> None:
+    assert share_prefill_tokens(np.full(4, 16_384, dtype=np.int32), 2048).tolist() == [2048, 0, 0, 0]
+
+
+@pytest.mark.parametrize(("budget", "chat"), [(8192, 2000), (2048, 300), (512, 300), (64, 100)])
+@pytest.mark.parametrize("steps_before", [0, 1, 5])
+def test_beside_four_long_prompts_a_short_one_has_its_first_token_within_five_steps(
+    budget: int, chat: int, steps_before: int
+) -> None:
+    """It arrives with a step in flight, which counts as the first of the five."""
+    target = driver(budget)
+    target.add(*(request(f"long{i}", 16_384) for i in range(4)), request("decodes", 1, max_tokens=100))
+    pending = target.schedule()
+    for _ in range(steps_before):
+        step = target.schedule()
+        target.answer(pending)
+        pending = step
+    target.add(request("chat", chat))
+    for number in range(1, 6):
+        step = target.schedule()
+        outputs = target.answer(pending)
+        if "chat" in outputs:
+            assert number <= 5
+            break
+        pending = step
+    else:
+        pytest.fail("no token in five steps")
+    assert step.batch.num_tokens == budget, "the long prompts use the rest"
+    assert sum(tokens for name, tokens in step.lengths.items() if "long" in name) >= (budget - 2) // 2
+
+
+def test_a_stream_of_short_prompts_does_not_starve_a_long_one() -> None:
+    """Each step brings a prompt that would fill it; the long one needs twice the steps that it needs alone."""
+    budget, long = 64, 1600
+    target = driver(budget, seqs=32)
+    target.add(request("long", long, max_tokens=1))
+    answered: dict[str, int] = {}
+    for number in range(1, 1000):
+        target.add(request(f"short{number}", 32, max_tokens=1))
+        step = target.schedule()
+        for name in target.answer(step):
+            answered[name] = number
+        if "long" in answered:
+            break
+    assert answered["long"] == 2 * long // budget
+    assert all(answered[f"short{i}"] == i for i in range(1, answered["long"])), "and nobody short waited for it"
+
+
+def test_every_long_prompt_ends_while_short_ones_keep_coming() -> None:
+    """Elders first: each ends at the latest when the tokens of it and its elders have gone through half the steps."""
+    budget, long = 64, 800
+    target = driver(budget, seqs=32)
+    target.add(*(request(f"long{i}", long, max_tokens=1) for i in range(3)))
+    ended: dict[str, int] = {}
+    for number in range(1, 1000):
+        target.add(request(f"short{number}", 20, max_tokens=1))
+        for name in target.answer(target.schedule()):
+            ended[name] = number
+        if "long2" in ended:
+            break
+    for i in range(3):
+        assert ended[f"long{i}"] <= (i + 1) * 2 * long // budget + i
+
+
+def test_nobody_passes_a_request_that_does_not_fit_and_it_gets_in() -> None:
+    target = driver(256, pool=GEOMETRY.held_bytes(4000) + GEOMETRY.held_bytes(2060))
+    target.add(request("first", 2000, max_tokens=50), request("second", 2000, max_tokens=61))
+    target.add(request("big", 4000, max_tokens=1), request("small", 10, max_tokens=1))
+    first_steps: dict[str, int] = {}
+    ended: dict[str, int] = {}
+    number = 0
+    while target.scheduler.has_requests:
+        number += 1
+        step = target.schedule()
+        for name in step.lengths:
+            first_steps.setdefault(name, number)
+        for name, output in target.answer(step).items():
+            if output.finish_reason:
+                ended[name] = number
+    assert first_steps["big"] == ended["first"] + 1, "as soon as the bytes are back"
+    assert first_steps["small"] >= first_steps["big"]
+    assert set(ended) == {"first", "second", "big", "small"}

@@ -1,0 +1,192 @@
+"""The worker and its engine as processes, a stub for the engine: what clients, kubelet and operator see of faults."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from stub_engine import Fault
+
+from modelserve.termination import TERMINAL_EXIT_CODE
+
+ROOT = Path(__file__).resolve().parents[3]
+MODEL = ROOT / "tests/models/gemma4-tiny-ple"
+BODY: dict[str, Any] = {"model": MODEL.name, "prompt": [2, 3], "ignore_eos": True}
+ENDLESS = BODY | {"max_tokens": 800, "stream": True}
+
+
+class Worker:
+    """A running worker: its process, its client and its termination message."""
+
+    def __init__(self, process: subprocess.Popen[str], http: httpx.Client, termination: Path) -> None:
+        self.process = process
+        self.http = http
+        self.termination = termination
+
+    def wait_until_ready(self) -> None:
+        deadline = time.monotonic() + 60
+        while True:
+            assert self.process.poll() is None
+            assert time.monotonic() < deadline
+            try:
+                if self.http.get("/ready").status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            time.sleep(0.05)
+
+    def engine(self) -> dict[str, int]:
+        report: dict[str, int] = self.http.get("/v1/plan").json()
+        return report
+
+    def imported(self) -> str:
+        """What the front end said at its end about heavy modules."""
+        assert self.process.stdout is not None
+        return self.process.stdout.read().splitlines()[-1]
+
+
+@contextmanager
+def serving(tmp_path: Path, **settings: Any) -> Iterator[Worker]:
+    termination = tmp_path / "termination-log"
+    termination.touch()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    process = subprocess.Popen(
+        [
+            sys.executable, str(Path(__file__).with_name("stub_worker.py")), json.dumps(settings), str(termination),
+            "serve", "--model", str(MODEL), "--host", "127.0.0.1", "--port", str(port), "--drain-seconds", "20",
+        ],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}") as http:
+            yield Worker(process, http, termination)
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in {"Z", "X"}
+    except FileNotFoundError:
+        return False
+
+
+def _gone(*pids: int) -> None:
+    deadline = time.monotonic() + 10
+    while any(map(_is_running, pids)):
+        assert time.monotonic() < deadline, f"still there: {pids}"
+        time.sleep(0.02)
+
+
+def _events(lines: Iterator[str]) -> list[Any]:
+    return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+
+
+def test_a_worker_serves_refuses_and_drains_without_torch(tmp_path: Path) -> None:
+    with serving(tmp_path, step_seconds=0.01, with_rank=True) as worker:
+        worker.wait_until_ready()
+        engine = worker.engine()
+        assert engine["pid"] not in (worker.process.pid, os.getpid())
+        with worker.http.stream("POST", "/v1/completions", json=ENDLESS | {"max_tokens": 100}) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            for streams in (False, True):
+                refused = worker.http.post("/v1/completions", json=BODY | {"seed": Fault.REFUSED, "stream": streams})
+                assert refused.status_code == 400
+                assert refused.json()["error"]["message"] == "7 pages are asked for and there are 5"
+                assert (refused.json()["error"]["param"], refused.json()["error"]["code"]) == (
+                    "max_tokens", "invalid_value",
+                )  # fmt: skip
+                broken = worker.http.post("/v1/completions", json=BODY | {"seed": Fault.BROKEN, "stream": streams})
+                assert broken.status_code == 500
+                assert "ZeroDivisionError" in broken.json()["error"]["message"]
+            worker.process.send_signal(signal.SIGTERM)
+            assert _events(lines)[-1]["choices"][0]["finish_reason"] == "length"
+        assert worker.process.wait(20) == 0
+        assert worker.imported() == "[]"
+        _gone(engine["pid"], engine["rank"])
+        assert worker.termination.read_text() == ""
+
+
+@pytest.mark.parametrize("how", ["killed", "hangs"])
+def test_a_lost_engine_fails_its_streams_and_ends_the_worker(tmp_path: Path, how: str) -> None:
+    with serving(tmp_path, step_seconds=0.01, deadline_s=2.0, with_rank=True) as worker:
+        worker.wait_until_ready()
+        engine = worker.engine()
+        with worker.http.stream("POST", "/v1/completions", json=ENDLESS) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            if how == "killed":
+                os.kill(engine["pid"], signal.SIGKILL)
+                told = "was killed by signal 9"
+            else:
+                unanswered = worker.http.post("/v1/completions", json=ENDLESS | {"seed": Fault.HANG})
+                assert (unanswered.status_code, unanswered.json()["error"]["code"]) == (503, "unavailable")
+                told = "the device or a rank hangs"
+            error = _events(lines)[-1]["error"]
+            assert (error["code"], told in error["message"]) == ("unavailable", True), error
+            assert worker.http.get("/health").status_code == 503
+        assert worker.process.wait(10) == 1
+        assert worker.termination.read_text() == "", "a restart may help: nothing that the operator would stop at"
+        _gone(engine["pid"], engine["rank"])
+
+
+def test_a_killed_worker_takes_its_engine_and_ranks_with_it(tmp_path: Path) -> None:
+    with serving(tmp_path, step_seconds=0.01, with_rank=True) as worker:
+        worker.wait_until_ready()
+        engine = worker.engine()
+        with worker.http.stream("POST", "/v1/completions", json=ENDLESS) as stream:
+            next(stream.iter_lines())
+            worker.process.kill()
+            _gone(engine["pid"], engine["rank"])
+
+
+def test_a_start_that_no_restart_can_help_keeps_its_exit_code_and_message(tmp_path: Path) -> None:
+    with serving(tmp_path, end="memory") as worker:
+        assert worker.process.wait(60) == TERMINAL_EXIT_CODE
+        assert json.loads(worker.termination.read_text()) == {
+            "reason": "InsufficientMemory", "message": "12 bytes are missing per device", "shortfallBytes": 12,
+        }  # fmt: skip
+        assert worker.imported() == "[]"
+
+
+def test_a_start_that_stalled_keeps_the_message_of_the_engine(tmp_path: Path) -> None:
+    """The load watchdog writes the message in the engine's process, and no one may write over it."""
+    with serving(tmp_path, end="stalled") as worker:
+        worker.termination.write_text("LoadStalled")
+        assert worker.process.wait(60) == TERMINAL_EXIT_CODE
+        assert worker.termination.read_text() == "LoadStalled"
+
+
+def test_a_signal_while_loading_ends_the_worker_and_its_engine(tmp_path: Path) -> None:
+    with serving(tmp_path, end="never") as worker:
+        deadline = time.monotonic() + 60
+        while True:
+            assert time.monotonic() < deadline
+            try:
+                assert worker.http.get("/health").json()["status"] == "loading"
+                break
+            except httpx.TransportError:
+                time.sleep(0.05)
+        children = [int(pid) for pid in Path(f"/proc/{worker.process.pid}/task/{worker.process.pid}/children")
+                    .read_text().split()]  # fmt: skip
+        worker.process.send_signal(signal.SIGINT)
+        assert worker.process.wait(20) == 0
+        _gone(*children)

@@ -1,0 +1,157 @@
+"""`modelserve-bench`: put load on an OpenAI-compatible endpoint and measure its streamed answers."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from modelserve_worker.bench.driver import Load, run_load
+from modelserve_worker.bench.endpoint import Endpoint, NoEndpoint, api_url, open_session
+from modelserve_worker.bench.figures import figures
+from modelserve_worker.bench.flags import CHAT, TEXT, lengths, parse, requests_and_warmup
+from modelserve_worker.bench.prompts import PromptSource
+from modelserve_worker.bench.report import Report, report_table
+from modelserve_worker.bench.workload import AskOptions, arrivals, asks
+from modelserve_worker.evaluation.progress import Progress
+from modelserve_worker.evaluation.publishing import STDOUT, BadInput, publish, read_api_key, require_writable
+
+EXIT_FAILED, EXIT_BAD_INPUT, EXIT_ENDPOINT, EXIT_INTERRUPTED = 1, 2, 3, 130
+
+
+class Run:
+    """All loads of one command, one after the other. It may be interrupted; `report` then has what is done."""
+
+    def __init__(self, flags: argparse.Namespace, *, command: list[str]) -> None:
+        self._flags = flags
+        self._command = command
+        self._started = datetime.now(UTC)
+        self._url = api_url(flags.base_url)
+        self._loads: list[Load] = []
+        self._model = str(flags.model)
+        self._models: Any = None
+        self._version: Any = None
+        self._planned = [self._load(c, None) for c in flags.concurrency or ()]
+        self._planned += [self._load(None, rate) for rate in flags.rate or ()]
+        self._total = sum(load.requests + warmup for load, warmup in self._planned)
+        self._done = 0
+
+    def _load(self, concurrency: int | None, rate: float | None) -> tuple[Load, int]:
+        requests, warmup = requests_and_warmup(self._flags, concurrency)
+        return Load(concurrency, rate, requests), warmup
+
+    async def run(self, progress: Progress, *, api_key: str | None) -> None:
+        """Raises BadInput and NoEndpoint."""
+
+        def on_done() -> None:
+            self._done += 1
+            progress.show(self._done, self._total)
+
+        flags = self._flags
+        prompts = PromptSource(
+            flags.seed,
+            lengths(flags),
+            None if flags.prompt == TEXT else range(flags.first_token_id, flags.vocab_size),
+            flags.shared_prefix_tokens,
+        )
+        async with open_session(api_key=api_key, timeout_s=flags.timeout) as session:
+            endpoint = Endpoint(session, self._url, chat=flags.api == CHAT)
+            self._models, self._version = await endpoint.models(), await endpoint.version()
+            self._model = chosen_model([card["id"] for card in self._models["data"]], flags.model, self._url)
+            options = AskOptions(
+                model=self._model,
+                chat=flags.api == CHAT,
+                output_tokens=flags.output_tokens,
+                temperature=flags.temperature,
+                ignore_eos=flags.ignore_eos,
+                min_tokens=flags.min_tokens,
+            )
+            first = 0
+            for load, warmup in self._planned:
+                # Numbers run on from load to load: no prompt comes twice, so that no cache of prefixes can help.
+                made = asks(prompts, options, first=first, count=warmup + load.requests)
+                first += len(made)
+                self._loads.append(load)
+                planned = arrivals(load.rate, seed=flags.seed) if load.rate is not None else ()
+                await run_load(
+                    load, endpoint.send, made[warmup:], warmup=made[:warmup], arrivals=planned, on_done=on_done
+                )
+
+    def report(self, *, complete: bool) -> Report:
+        return Report(
+            command=self._command,
+            started=self._started.isoformat(timespec="seconds"),
+            base_url=self._url,
+            model=self._model,
+            seed=self._flags.seed,
+            complete=complete,
+            models=self._models,
+            version=self._version,
+            loads=tuple(figures(load, with_records=self._flags.records) for load in self._loads),
+        )
+
+
+def chosen_model(served: Sequence[str], named: str | None, url: str) -> str:
+    """The model that --model names, or the only one. Raises BadInput."""
+    names = ", ".join(served) or "none"
+    if named is not None and named not in served:
+        raise BadInput(f"--model {named}: {url} serves {names}; name one of them")
+    if named is None and len(served) != 1:
+        raise BadInput(f"{url} serves {names}; choose one with --model")
+    return named or served[0]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    flags = parse(arguments)
+    try:
+        return _measure(flags, ["modelserve-bench", *arguments])
+    except BadInput as error:
+        return _complain(error, EXIT_BAD_INPUT)
+    except NoEndpoint as error:
+        return _complain(error, EXIT_ENDPOINT)
+    except BrokenPipeError:  # the reader went away; nothing is left to say, and the exit must not try to flush
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _measure(flags: argparse.Namespace, command: list[str]) -> int:
+    api_key = read_api_key(flags.api_key_env)
+    if flags.json not in (None, STDOUT):
+        require_writable(Path(flags.json))
+    run = Run(flags, command=command)
+    progress = Progress(sys.stderr)
+    interrupted = False
+    try:
+        asyncio.run(run.run(progress, api_key=api_key))
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        progress.clear()
+    report = run.report(complete=not interrupted)
+    if not report.loads:
+        return _complain("interrupted before the first request", EXIT_INTERRUPTED)
+    publish(flags.json, report, table=report_table(report))
+    if interrupted:
+        return _complain("interrupted; the figures are of what was answered until then", EXIT_INTERRUPTED)
+    if not all(load.sound for load in report.loads):
+        bad = sum(load.failed + load.wrong_length for load in report.loads)
+        asked = sum(load.requests for load in report.loads)
+        what = f"{bad} of {asked} requests failed or had not the asked length"
+        return _complain(f"{what}; the lines above the table say why", EXIT_FAILED)
+    return 0
+
+
+def _complain(what: object, code: int) -> int:
+    print(f"modelserve-bench: {what}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,124 @@
+"""The engine's side of the wire: take commands, step, report; nothing else runs in this process.
+
+One thread does all of it, so nothing competes for the interpreter between a step's result and the next launch. While
+there is work it looks into the socket without waiting, one system call a step; an idle engine sleeps in it.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import socket
+from typing import Any
+
+from modelserve.errors import InvalidInput
+from modelserve_worker.engine.engine import Engine
+from modelserve_worker.engine.wire import Abort, Command, FrameReader, Refusal, StepReport, Stop, Stopped, encode
+from modelserve_worker.engine_client import EngineDead
+from modelserve_worker.request import FinishReason, Request, RequestOutput
+
+_RECEIVE_BYTES = 1 << 20
+_STUCK_PAUSE_S = 0.01  # between looks at a scheduler that has requests and schedules none of them
+
+logger = logging.getLogger(__name__)
+
+
+class Channel:
+    """The engine's end of the socket pair, in blocking mode."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        self._frames = FrameReader()
+
+    def send(self, message: Any) -> None:
+        """Raises OSError when the front end is gone."""
+        self._socket.sendall(encode(message))
+
+    def receive(self, *, wait: bool) -> list[Command]:
+        """Commands that have come; with `wait`, sleep until there is at least a part of one.
+
+        Raises EOFError when the front end is gone.
+        """
+        commands: list[Command] = []
+        flags = 0 if wait else socket.MSG_DONTWAIT
+        while True:
+            try:
+                data = self._socket.recv(_RECEIVE_BYTES, flags)
+            except BlockingIOError:
+                return commands
+            if not data:
+                raise EOFError("the front end has closed its end")
+            commands += self._frames.feed(data)
+            flags = socket.MSG_DONTWAIT
+
+    def pause(self, seconds: float) -> None:
+        """Sleep until something comes, at most `seconds`."""
+        select.select([self._socket], [], [], seconds)
+
+
+class EngineLoop:
+    """Runs one engine until the front end stops it or goes away, or the engine dies."""
+
+    def __init__(self, engine: Engine, channel: Channel) -> None:
+        self._engine = engine
+        self._channel = channel
+
+    def run(self) -> None:
+        """Ends with the runner shut down and, unless the front end is gone, with a Stopped that says why."""
+        try:
+            while self._take_commands():
+                if self._engine.has_work:
+                    self._step()
+            reason = "the engine was shut down"
+        except EngineDead as error:
+            reason = str(error)
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            reason = "the front end is gone"
+        except Exception as error:  # whatever it was, every waiter must hear of it
+            reason = f"the engine loop failed: {type(error).__name__}: {error}"
+            logger.critical("the engine loop failed", exc_info=error)
+        try:
+            self._channel.send(Stopped(reason))
+        except OSError:
+            logger.warning("the front end ended before the engine")
+        self._engine.runner.shutdown()
+
+    def _step(self) -> None:
+        before = self._engine.steps_done
+        outputs = self._engine.step()
+        if outputs or self._engine.steps_done != before:
+            self._report(outputs, [])
+        elif not self._engine.has_work_in_flight:
+            self._channel.pause(_STUCK_PAUSE_S)
+
+    def _take_commands(self) -> bool:
+        """Carry out what has come; with nothing else to do, wait for more. False: the engine is to end."""
+        outputs: list[RequestOutput] = []
+        refusals: list[Refusal] = []
+        for command in self._channel.receive(wait=not self._engine.has_work):
+            if isinstance(command, Stop):
+                return False
+            try:
+                output = self._carry_out(command)
+            except InvalidInput as error:
+                refusals.append(Refusal(command.request_id, str(error), error.field))
+            except Exception as error:  # a fault over one request is that request's, and no one else's
+                logger.exception("request %s failed", command.request_id)
+                text = f"the engine cannot take this request: {type(error).__name__}: {error}"
+                outputs.append(RequestOutput(command.request_id, (), FinishReason.ERROR, error=text))
+            else:
+                outputs += [output] if output is not None else []
+        if outputs or refusals:
+            self._report(outputs, refusals)
+        return True
+
+    def _carry_out(self, command: Request | Abort) -> RequestOutput | None:
+        if isinstance(command, Abort):
+            return self._engine.scheduler.abort(command.request_id)
+        self._engine.scheduler.add(command)
+        return None
+
+    def _report(self, outputs: list[RequestOutput], refusals: list[Refusal]) -> None:
+        """After the step's pages have returned, so that whoever has its last token sees them free."""
+        engine = self._engine
+        self._channel.send(StepReport.of(engine.steps_done, engine.scheduler.stats(), outputs, refusals))

@@ -1,0 +1,280 @@
+"""The engine behind the server: a process of its own, and the front end's side of the wire.
+
+HTTP, JSON, templates and text run in the front end; the engine has an interpreter to itself, so no answer that is
+being written keeps a step from its launch. One frame a step comes back. It is read on the event loop and handed to the
+streams it belongs to, each of which is woken once however many of its sequences went on.
+
+What ends the engine ends every open stream with EngineDead:
+- The engine says so (a fatal step, a rank that died) in a Stopped message.
+- The process is gone: the socket is at its end in the same moment, whoever killed it.
+- It hangs: streams are open and no step has ended for the deadline that the engine named (engine/deadline.py). This is
+  watched here because nothing that hangs in the engine's process, the interpreter lock included, can stop it here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import multiprocessing
+import socket
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from typing import Any
+
+from modelserve.errors import InvalidInput
+from modelserve.termination import TERMINAL_EXIT_CODE
+from modelserve_worker.engine.child import BuildEngine, run_child
+from modelserve_worker.engine.wire import (
+    Abort,
+    FrameReader,
+    Loading,
+    Ready,
+    StartFailed,
+    StepReport,
+    Stop,
+    Stopped,
+    encode,
+)
+from modelserve_worker.engine_client import EngineDead
+from modelserve_worker.request import Request, RequestOutput
+from modelserve_worker.scheduling.stats import EngineStats
+from modelserve_worker.terminal_error import TerminalError
+
+_BUFFER_BYTES = 1 << 20  # some hundred steps: a front end that is busy for a moment does not hold up the engine
+_LAST_WORDS_S = 2.0  # from the end of the socket to the exit code of its process
+_GRACE_S = 8.0  # for the engine to end its step and its ranks; with closing connections below the pod's 15 s
+_WATCHES_PER_DEADLINE = 20
+
+logger = logging.getLogger(__name__)
+
+
+class EngineStartFailed(EngineDead):
+    """The engine's process did not come up. `exit_code` is this process's: 1 when a restart may help."""
+
+    def __init__(self, text: str, *, exit_code: int = 1) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
+
+
+class _Stream:
+    """What has come for the requests of one `generate` call and has not been taken."""
+
+    __slots__ = ("arrived", "changed", "failure")
+
+    def __init__(self) -> None:
+        self.arrived: list[RequestOutput] = []
+        self.changed = asyncio.Event()
+        self.failure: Exception | None = None
+
+    def fail(self, error: Exception) -> None:
+        self.failure = self.failure or error
+        self.changed.set()
+
+
+class EngineProcess(asyncio.Protocol):
+    """EngineClient over an engine in a child process, which starts to build it at once. For one event loop."""
+
+    max_model_len: int
+
+    def __init__(self, build: BuildEngine) -> None:
+        ours, theirs = socket.socketpair()
+        for end in (ours, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+        self._socket = ours
+        self._process = multiprocessing.get_context("spawn").Process(
+            target=run_child, args=(theirs, build), name="modelserve-engine"
+        )  # not a daemon: it has children itself
+        self._process.start()
+        theirs.close()  # so that our end of the pair sees the child's death
+        self._transport: asyncio.WriteTransport | None = None
+        self._frames = FrameReader()
+        self._streams: dict[str, _Stream | None] = {}  # None: aborted, its last output has not come
+        self._death: str | None = None
+        self._ready: asyncio.Future[Ready] | None = None
+        self._on_loading: Callable[[int, int], None] | None = None
+        self._stats = EngineStats()
+        self._plan_report: Mapping[str, Any] = {}
+        self._heard_s = 0.0  # loop time of the last sign that steps end, or of the first request of an idle engine
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    async def start(self, on_loading: Callable[[int, int], None]) -> Ready:
+        """Wait until the engine takes requests; `on_loading` hears (bytes done, bytes in all) of the weights.
+
+        Raises TerminalError when no restart can help, EngineStartFailed otherwise.
+        """
+        loop = asyncio.get_running_loop()
+        self._ready = loop.create_future()
+        self._on_loading = on_loading
+        self._socket.setblocking(False)
+        await loop.create_unix_connection(lambda: self, sock=self._socket)
+        ready = await self._ready
+        self.max_model_len, self._plan_report, self._stats = ready.max_model_len, ready.plan_report, ready.stats
+        self._run(self._watch(ready.step_deadline_s))
+        return ready
+
+    async def generate(self, requests: Sequence[Request]) -> AsyncGenerator[list[RequestOutput], None]:
+        """See EngineClient. The engine's refusal of one request ends the whole call, with InvalidInput."""
+        if self._death is not None:
+            raise EngineDead(self._death)
+        for request in requests:
+            if request.request_id in self._streams:
+                raise InvalidInput(f"request id {request.request_id!r} is in use; choose another", field="request_id")
+        stream = _Stream()
+        if not self._streams:
+            self._heard_s = asyncio.get_running_loop().time()
+        for request in requests:
+            self._streams[request.request_id] = stream
+            self._send(request)
+        try:
+            still_open = len(requests)
+            while still_open:
+                await stream.changed.wait()
+                stream.changed.clear()
+                arrived, stream.arrived = stream.arrived, []
+                still_open -= sum(output.finish_reason is not None for output in arrived)
+                if arrived:
+                    yield arrived
+                if stream.failure is not None:
+                    raise stream.failure
+        finally:
+            for request in requests:
+                if self._streams.get(request.request_id) is stream:
+                    self._streams[request.request_id] = None
+                    self._send(Abort(request.request_id))
+
+    def abort(self, request_id: str) -> None:
+        """See EngineClient. The request's last output, with ABORT, still comes."""
+        if self._streams.get(request_id) is not None:
+            self._send(Abort(request_id))
+
+    def is_alive(self) -> bool:
+        return self._death is None
+
+    def plan_report(self) -> dict[str, Any]:
+        return dict(self._plan_report)
+
+    def stats(self) -> EngineStats:
+        """The state after the last step that was reported."""
+        return self._stats
+
+    async def shutdown(self) -> None:
+        """End the process after its current step, and fail what is still open with EngineDead. Idempotent."""
+        started = self._ready is not None and self._ready.done() and self._death is None
+        self._die("the engine was shut down")
+        if started:
+            self._send(Stop())
+            await asyncio.to_thread(self._process.join, _GRACE_S)
+        self._process.kill()  # while it loads, nobody waits for it
+        await asyncio.to_thread(self._process.join)
+        for task in self._tasks:
+            task.cancel()
+        if self._transport is not None:
+            self._transport.close()
+
+    def kill(self) -> None:
+        """End the process at once, for a start that fails on this side. Idempotent."""
+        self._process.kill()
+        self._process.join()
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        for message in self._frames.feed(data):
+            self._receive(message)
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self._run(self._tell_exit())
+
+    def _receive(self, message: Any) -> None:
+        if self._death is not None:
+            return  # what comes late was answered with the death
+        if isinstance(message, StepReport):
+            self._heard_s = asyncio.get_running_loop().time()
+            self._stats = message.stats
+            self._deliver(message)
+        elif isinstance(message, Stopped):
+            self._die(message.text)
+        elif isinstance(message, Loading):
+            if self._on_loading is not None:
+                self._on_loading(message.done_bytes, message.total_bytes)
+        elif self._ready is not None and not self._ready.done():
+            if isinstance(message, Ready):
+                self._ready.set_result(message)
+            else:
+                self._ready.set_exception(_start_error(message))
+
+    def _deliver(self, report: StepReport) -> None:
+        """Hand out one step's outputs. An id stays in use until its last output, so streams never mix."""
+        for output in report.all_outputs():
+            stream = self._streams[output.request_id]
+            if output.finish_reason is not None:
+                del self._streams[output.request_id]
+            if stream is not None:
+                stream.arrived.append(output)
+                stream.changed.set()
+        for refusal in report.refusals:
+            stream = self._streams.pop(refusal.request_id)
+            if stream is not None:
+                stream.fail(InvalidInput(refusal.text, field=refusal.field))
+
+    def _send(self, command: Request | Abort | Stop) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(encode(command))
+
+    def _die(self, reason: str) -> None:
+        """Every open stream hears the first reason; later ones are its consequences."""
+        if self._death is None:
+            self._death = reason
+            for stream in self._streams.values():
+                if stream is not None:
+                    stream.fail(EngineDead(reason))
+        self._streams.clear()
+
+    async def _tell_exit(self) -> None:
+        """The socket is at its end; say how the process ended, if it said nothing itself."""
+        await asyncio.to_thread(self._process.join, _LAST_WORDS_S)
+        code = self._process.exitcode
+        how = "has closed its socket" if code is None else f"was killed by signal {-code}" if code < 0 else (
+            f"ended with exit code {code}"
+        )  # fmt: skip
+        if self._death is None:
+            logger.critical("the engine's process %s", how)
+        self._die(f"the engine's process {how}")
+        if self._ready is not None and not self._ready.done():
+            terminal = code == TERMINAL_EXIT_CODE  # it has written the termination message itself
+            exit_code = TERMINAL_EXIT_CODE if terminal else 1
+            self._ready.set_exception(EngineStartFailed(f"the engine's process {how}", exit_code=exit_code))
+
+    async def _watch(self, deadline_s: float) -> None:
+        """Notice a hang: a request is open, and no step has ended for `deadline_s` seconds."""
+        loop = asyncio.get_running_loop()
+        while self._death is None:
+            await asyncio.sleep(deadline_s / _WATCHES_PER_DEADLINE)
+            silent_s = loop.time() - self._heard_s
+            if self._streams and silent_s > deadline_s and self._death is None:
+                reason = (
+                    f"no step has ended for {silent_s:.0f} s with {len(self._streams)} requests open "
+                    f"(limit {deadline_s:g} s): the device or a rank hangs"
+                )
+                logger.critical("%s; the engine's process is killed", reason)
+                self._die(reason)
+                self._process.kill()
+
+    def _run(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _start_error(message: StartFailed) -> Exception:
+    if message.reason is None:
+        return EngineStartFailed(message.text)
+    return TerminalError(message.reason, message.text, shortfall_bytes=message.shortfall_bytes)

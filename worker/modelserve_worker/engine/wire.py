@@ -1,0 +1,146 @@
+"""What crosses between the front end and the engine's process, and how it is framed. Torch-free.
+
+The two ends of one socket pair are inherited and nobody else can write to it, so messages are pickles (protocol 5)
+behind a length of 4 bytes: nothing to install, and plain columns pickle and unpickle in C. What is hot is one
+StepReport a step. Nearly all that a step produces is one token for a request that goes on: those are two columns, an
+id and a token each (0.2 us a row to put together and pickle), and only what says more travels as a RequestOutput
+(3.6 us).
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from modelserve.termination import TerminationReason
+from modelserve_worker.request import Request, RequestOutput
+from modelserve_worker.scheduling.stats import EngineStats
+
+_LENGTH = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Nobody waits for this request any more. Unknown and finished ids are ignored."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End after the current step."""
+
+
+Command = Request | Abort | Stop
+"""What the front end sends; a Request is to be added."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """How many bytes of the weights are there."""
+
+    done_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The engine takes requests. `cache_config` becomes the labels of vllm:cache_config_info.
+
+    A step that takes longer than `step_deadline_s` seconds means that the device or a rank hangs.
+    """
+
+    max_model_len: int
+    step_deadline_s: float
+    plan_report: Mapping[str, Any]
+    cache_config: Mapping[str, str]
+    stats: EngineStats
+
+
+@dataclass(frozen=True, slots=True)
+class StartFailed:
+    """The engine never came up. `reason` is set when no restart can help; `shortfall_bytes` is per GPU."""
+
+    text: str
+    reason: TerminationReason | None = None
+    shortfall_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A request that could never run: InvalidInput with its text and field, for this request alone."""
+
+    request_id: str
+    text: str
+    field: str | None
+
+
+class StepReport(NamedTuple):
+    """What came of one step, or of commands between two steps; `steps_done` counts the steps that have ended.
+
+    Request i of `request_ids` got token i of `token_ids` and goes on; `outputs` are those with more to say.
+    """
+
+    steps_done: int
+    stats: EngineStats
+    request_ids: list[str]
+    token_ids: list[int]
+    outputs: list[RequestOutput]
+    refusals: list[Refusal]
+
+    @classmethod
+    def of(
+        cls, steps_done: int, stats: EngineStats, outputs: Iterable[RequestOutput], refusals: list[Refusal]
+    ) -> StepReport:
+        report = cls(steps_done, stats, [], [], [], refusals)
+        for output in outputs:
+            if output.finish_reason is None and len(output.token_ids) == 1 and not output.logprobs:
+                report.request_ids.append(output.request_id)
+                report.token_ids.append(output.token_ids[0])
+            else:
+                report.outputs.append(output)
+        return report
+
+    def all_outputs(self) -> Iterable[RequestOutput]:
+        for request_id, token_id in zip(self.request_ids, self.token_ids, strict=True):
+            yield RequestOutput(request_id, (token_id,))
+        yield from self.outputs
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The engine has ended and the text says why; nothing follows."""
+
+    text: str
+
+
+def encode(message: Any) -> bytes:
+    """One frame: the length of the pickle in bytes (uint32, little-endian), then the pickle."""
+    body = pickle.dumps(message, protocol=5)
+    return _LENGTH.pack(len(body)) + body
+
+
+class FrameReader:
+    """Puts messages together from the pieces in which a socket hands out its bytes."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[Any]:
+        """Messages that are complete with `data`, in order."""
+        buffer = self._buffer
+        buffer += data
+        messages = []
+        start = 0
+        while len(buffer) - start >= _LENGTH.size:
+            begin = start + _LENGTH.size
+            end = begin + _LENGTH.unpack_from(buffer, start)[0]
+            if len(buffer) < end:
+                break
+            messages.append(pickle.loads(bytes(buffer[begin:end])))  # noqa: S301 - written by our own other half
+            start = end
+        del buffer[:start]
+        return messages

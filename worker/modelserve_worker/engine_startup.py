@@ -1,0 +1,59 @@
+"""From EngineArgs to a running engine, inside the engine's process: the only place outside execution that needs torch.
+
+The front end imports this module to name its function, so what needs torch is imported when the function runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from modelserve.architecture import LayerKind
+from modelserve.engine_args import EngineArgs
+from modelserve.errors import DoesNotFit, InvalidInput
+from modelserve.sizing.pages import GLOBAL_PAGE_TOKENS
+from modelserve.termination import TerminationReason
+from modelserve_worker.engine.child import BuiltEngine
+from modelserve_worker.engine.wire import Ready
+from modelserve_worker.terminal_error import TerminalError
+
+
+def build_engine(args: EngineArgs, progress: Callable[[int, int], None]) -> BuiltEngine:
+    """Load the model on all ranks and put an engine over it. Raises TerminalError where no restart can help."""
+    from modelserve_worker.engine.deadline import step_deadline_s
+    from modelserve_worker.engine.engine import Engine
+    from modelserve_worker.engine.plan_report import plan_report
+    from modelserve_worker.execution.device import AcceleratorMismatch
+    from modelserve_worker.execution.ranks import launch
+    from modelserve_worker.scheduling.admission import SchedulerLimits
+    from modelserve_worker.scheduling.scheduler import Scheduler
+
+    try:
+        replica = launch(args, progress=progress)
+    except AcceleratorMismatch as error:
+        raise TerminalError(TerminationReason.AcceleratorMismatch, str(error)) from error
+    except InvalidInput as error:
+        raise TerminalError.of_checkpoint(error) from error
+    except DoesNotFit as error:
+        raise TerminalError(
+            TerminationReason.InsufficientMemory, str(error), shortfall_bytes=error.shortfall_bytes
+        ) from error
+    limits = SchedulerLimits(
+        max_num_batched_tokens=args.max_num_batched_tokens,
+        max_num_seqs=args.max_num_seqs,
+        max_model_len=replica.max_model_len,
+        eos_token_ids=replica.architecture.eos_token_ids,
+    )
+    scheduler = Scheduler(limits, replica.geometry, replica.pool_bytes)
+    ready = Ready(
+        max_model_len=replica.max_model_len,
+        step_deadline_s=step_deadline_s(replica.memory.device),
+        plan_report=plan_report(args, replica.architecture, replica.memory),
+        cache_config={
+            "block_size": str(GLOBAL_PAGE_TOKENS),
+            "num_gpu_blocks": str(replica.memory.num_pages(LayerKind.GLOBAL)),
+            "cache_dtype": replica.geometry.dtype.value,
+            "cache_layout": replica.geometry.layout.value,
+        },
+        stats=scheduler.stats(),
+    )
+    return BuiltEngine(Engine(scheduler, replica.runner), ready)

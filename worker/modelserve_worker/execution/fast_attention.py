@@ -1,0 +1,139 @@
+"""The attention backend on GPUs: the kernels of `kernels.attention_triton` over pages, tables and step buffers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from modelserve.architecture import LayerKind
+from modelserve_worker.execution.block_tables import BlockTables
+from modelserve_worker.execution.input_batch import QueryBlocks
+from modelserve_worker.execution.kv_cache import KVCache
+from modelserve_worker.execution.table_audit import TableAudit
+from modelserve_worker.kernels import attention_triton as kernels
+from modelserve_worker.kernels.attention_tiles import Tile, tile_for
+from modelserve_worker.kernels.paged_layout import LayerRows, layer_rows
+from modelserve_worker.kernels.step_inputs import StepInputs
+from modelserve_worker.layers.attention import Attention
+from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
+
+StepRows = tuple[Tensor, Tensor, Tensor, Tensor]  # K, V [T, heads, D] as stored; their scales float16 [T, heads]
+
+LEAST_EXPANSION_KEYS = 1 << 16  # so that a step of many short chunks is not cut up
+
+
+def expansion_keys(max_model_len: int) -> int:
+    """Keys of chunks that are expanded at a time: one request of any length, or many short ones."""
+    return max(-(-max_model_len // 64) * 64, LEAST_EXPANSION_KEYS)
+
+
+class KernelAttention:
+    """Attention of the steps of one runner; `begin` a step, then `attend` once per layer in model order."""
+
+    def __init__(
+        self,
+        model: Gemma4ForCausalLM,
+        cache: KVCache,
+        tables: BlockTables,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+    ) -> None:
+        architecture, device = model.architecture, cache.arena.device
+        self._model = model
+        self._architecture = architecture
+        self._tables = tables
+        self._producer = [architecture.producer(layer) for layer in range(architecture.num_hidden_layers)]
+        self._last_reader = {producer: layer for layer, producer in enumerate(self._producer)}
+        self._frequencies = model.rope.inverse_frequencies(LayerKind.GLOBAL)
+        self._waiting: dict[int, StepRows] = {}
+        self._step: StepInputs | None = None
+        self.use(cache)
+        major, minor = torch.cuda.get_device_capability(device)
+        self._tiles: dict[LayerKind, tuple[Tile, Tile]] = {}
+        heads = architecture.num_attention_heads // model.parallel.size
+        tokens, most = dict.fromkeys(LayerKind, 1), 0
+        for kind, rows in self._layouts.items():
+            decode, chunk = (tile_for(rows, door=door, capability=10 * major + minor) for door in ("decode", "chunk"))
+            self._tiles[kind] = decode, chunk
+            tokens[kind] = max(1, chunk.rows // (heads // rows.heads))
+            most = max(most, kernels.decode_workspace(rows, query_heads=heads))
+        keys = expansion_keys(max_model_len)
+        self.blocks = QueryBlocks(tokens[LayerKind.GLOBAL], tokens[LayerKind.SLIDING], keys)
+        self._workspace = torch.empty(max_num_seqs * most, dtype=torch.float32, device=device)
+        self._rotation: kernels.Rotation | None = None
+        self._scratch: Tensor | None = None
+        self._pairs = architecture.global_rotary_pairs
+        if LayerKind.GLOBAL in self._layouts:
+            rows = self._layouts[LayerKind.GLOBAL]
+            self._scratch = torch.empty(
+                keys * kernels.scratch_per_key(rows, pairs=self._pairs), dtype=model.dtype, device=device
+            )
+            if rows.v_only:
+                self._rotation = kernels.tile_rotation(
+                    self._frequencies, pairs=self._pairs, keys=self._tiles[LayerKind.GLOBAL][0].keys,
+                    longest=max_model_len, dtype=rows.dtype,
+                )  # fmt: skip
+
+    def use(self, cache: KVCache) -> None:
+        """Attend over `cache` from now on, of the same geometry."""
+        self._cache = cache
+        self._audit = None if cache.stamps is None else TableAudit(cache, self._tables, self._producer)
+        pages = (cache.geometry.global_page, cache.geometry.sliding_page)
+        self._rows: dict[int, LayerRows] = {
+            layer: layer_rows(cache.geometry, layer, pool_bytes=cache.pool_bytes)
+            for page in pages
+            for layer in page.layers
+        }
+        self._layouts = {page.kind: self._rows[page.layers[0]] for page in pages if page.layers}
+
+    def begin(self, step: StepInputs) -> None:
+        self._step = step
+        self._waiting.clear()  # of a step that failed
+        if self._audit is not None:
+            self._audit.begin(step)
+
+    def attend(self, attention: Attention, projected: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        step = self._step
+        assert step is not None
+        layer, producer = attention.layer, self._producer[attention.layer]
+        rows, own = self._rows[producer], layer == producer
+        table, arena = self._tables.device[rows.kind], self._cache.arena
+        (decode, chunk), tokens, width = self._tiles[rows.kind], projected.shape[0], attention.head_dim
+        q = torch.empty((tokens, attention.q_heads, width), dtype=projected.dtype, device=projected.device)
+        if own and rows.entries and step.chunks is not None:
+            self._waiting[layer] = self._step_rows(rows, tokens)
+        fresh = self._waiting.get(producer)
+        key_weight = self._model.k_norm_weight(layer)
+        pages: dict[str, Any] = {"rows": rows, "table": table, "arena": arena}
+        kernels.prepare(
+            projected, q, step, q_weight=attention.q_norm.weight, k_weight=key_weight if own else None,
+            rotation=rotation, fresh=fresh if own else None, eps=attention.eps, pairs=self._pairs, **pages,
+        )  # fmt: skip
+        if self._audit is not None:
+            self._audit.prepared(layer)
+            self._audit.check(layer)
+        output = torch.empty_like(q)
+        if step.decode is not None:
+            kernels.decode_attention(
+                q, output, step, workspace=self._workspace, tile=decode, key_weight=key_weight,
+                rotation=self._rotation, **pages,
+            )  # fmt: skip
+        if step.chunks is not None:
+            kernels.chunk_attention(
+                q, output, step, tile=chunk, fresh=fresh, key_weight=key_weight, scratch=self._scratch,
+                inverse_frequencies=self._frequencies, pairs=self._pairs, **pages,
+            )  # fmt: skip
+            if rows.entries and layer == self._last_reader[producer]:
+                kernels.commit(self._waiting.pop(producer), step, **pages)
+                if self._audit is not None:
+                    self._audit.committed(producer)
+        return output.flatten(1)
+
+    def _step_rows(self, rows: LayerRows, tokens: int) -> StepRows:
+        shape, device = (tokens, rows.heads, rows.width), self._cache.arena.device
+        values = [torch.empty(shape, dtype=kernels.element_dtype(rows), device=device) for _ in range(2)]
+        scales = [torch.empty(shape[:2] if rows.int8 else (1, 1), dtype=torch.float16, device=device) for _ in range(2)]
+        return values[0], values[1], scales[0], scales[1]

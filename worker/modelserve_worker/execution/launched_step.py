@@ -1,0 +1,76 @@
+"""Steps on their way to an answer: launched ones, whose tokens come in pinned memory, and those that failed at once."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from modelserve_worker.batch import SampledTokens
+from modelserve_worker.execution.sampler import SamplerOutput
+from modelserve_worker.request import TokenLogprobs
+
+
+class FailedStep:
+    """A step that could not be launched. `before_collectives`: every rank of the group failed it in the same way."""
+
+    def __init__(self, error: Exception, *, before_collectives: bool = False) -> None:
+        self._error = error
+        self.before_collectives = before_collectives
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> SampledTokens:
+        raise self._error
+
+
+class LaunchedStep:
+    """A step on its way; the device has passed it, whether or not it samples, when the event has."""
+
+    def __init__(self, step: int, sampled: SamplerOutput | None, *, on_gpu: bool) -> None:
+        self._step = step
+        self._tokens = None if sampled is None else _to_host(sampled.tokens)
+        self._logprobs: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
+        if sampled is not None and sampled.logprobs is not None:
+            reported = sampled.logprobs
+            self._wanted = reported.wanted
+            self._logprobs = (
+                _to_host(reported.chosen),
+                _to_host(reported.rank),
+                _to_host(reported.top_tokens),
+                _to_host(reported.top_logprobs),
+            )
+        self._event: torch.cuda.Event | None = None
+        if on_gpu:
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record()
+
+    def done(self) -> bool:
+        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
+
+    def result(self) -> SampledTokens:
+        """Wait for the device. Raises what it failed with."""
+        if self._event is not None:
+            self._event.synchronize()
+        if self._tokens is None:
+            return SampledTokens(self._step, np.zeros(0, dtype=np.int32), {})
+        tokens = self._tokens.numpy().astype(np.int32)
+        if self._logprobs is None:
+            return SampledTokens(self._step, tokens, {})
+        rows = np.flatnonzero((self._wanted >= 0) & (tokens >= 0)).tolist()
+        return SampledTokens(self._step, tokens, {row: self._reported(row) for row in rows})
+
+    def _reported(self, row: int) -> TokenLogprobs:
+        assert self._logprobs is not None
+        chosen, rank, top_tokens, top_logprobs = self._logprobs
+        count = int(self._wanted[row])
+        top = zip(top_tokens[row, :count].tolist(), top_logprobs[row, :count].tolist(), strict=True)
+        return TokenLogprobs(float(chosen[row]), int(rank[row]), tuple(top))
+
+
+def _to_host(values: Tensor) -> Tensor:
+    """Start the copy to pinned memory; on the CPU the tensor itself."""
+    if not values.is_cuda:
+        return values
+    return torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values, non_blocking=True)

@@ -1,0 +1,132 @@
+"""What plain attention needs of a step: view rows of pages and token slots, from the batch and the block tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from modelserve.architecture import LayerKind
+from modelserve_worker.batch import ScheduledBatch
+from modelserve_worker.execution.block_tables import BlockTables
+from modelserve_worker.execution.kv_cache import KVCache
+from modelserve_worker.execution.kv_stamps import request_number
+
+_Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class DecodeRows:
+    """The leading single-token requests, B of them: token rows [0, B) of the step. Tables are padded with row 0."""
+
+    count: int
+    positions: Tensor  # [B] int64
+    global_rows: Tensor  # [B, Pg] int64 view rows of logical pages 0, 1, ...
+    sliding_rows: Tensor  # [B, Ps] int64 view rows of logical pages first, first + 1, ...
+    sliding_first: Tensor  # [B] int64
+    ends: tuple[int, ...]  # host: end position of each row
+
+
+@dataclass(frozen=True)
+class PrefillChunk:
+    """One request's chunk: positions [start, end) at token rows [offset, offset + end - start) of the step."""
+
+    offset: int
+    start: int
+    end: int
+    global_rows: Tensor  # [Pg] int64
+    sliding_rows: Tensor  # [Ps] int64
+    sliding_first: int
+
+
+@dataclass(frozen=True)
+class PlainStep:
+    positions: Tensor  # [T] int64
+    global_slots: Tensor  # [T] int64 token slots of every row: view row * page_tokens + token within the page
+    sliding_tokens: Tensor  # [N] int64: which of the T rows outlive the step in sliding pages
+    sliding_slots: Tensor  # [N] int64 their token slots
+    decode: DecodeRows
+    chunks: tuple[PrefillChunk, ...]
+    owners: Tensor | None  # debug: [T] int64 request numbers, on the CPU
+
+
+def plain_step(batch: ScheduledBatch, cache: KVCache, tables: BlockTables, names: dict[int, str]) -> PlainStep:
+    """Raises InvalidInput when a table names a page outside the arena. `names`: request ids by slot, for stamps."""
+    device, geometry = cache.arena.device, cache.geometry
+    lengths = batch.lengths.tolist()
+    spans = list(zip(batch.slots.tolist(), batch.starts.tolist(), (batch.starts + batch.lengths).tolist(), strict=True))
+    decodes = next((i for i, length in enumerate(lengths) if length != 1), len(lengths))
+    global_rows = [_global_rows(slot, end, cache, tables) for slot, _, end in spans]
+    window = [
+        _sliding_rows(slot, max(0, start - geometry.window + 1), start, cache, tables) for slot, start, _ in spans
+    ]
+    page = geometry.global_page.page_tokens
+
+    def ints(values: object) -> Tensor:
+        return torch.as_tensor(np.asarray(values, dtype=np.int64)).to(device)
+
+    positions = [np.arange(start, end) for _, start, end in spans]
+    slots = [
+        rows[at // page] * page + at % page if rows.size else np.zeros_like(at)
+        for rows, at in zip(global_rows, positions, strict=True)
+    ]
+    offsets = np.cumsum([0, *lengths])[:-1].tolist()
+    kept_tokens, kept_slots = [], []
+    if geometry.sliding_page.layers:
+        for (slot, start, end), offset in zip(spans, offsets, strict=True):
+            kept = np.arange(max(start, end - geometry.window + 1), end)  # none at a window of 1
+            first, rows = _sliding_rows(slot, end - len(kept), end, cache, tables)
+            size = geometry.sliding_page.page_tokens
+            kept_tokens.append(kept - start + offset)
+            kept_slots.append(rows[kept // size - first] * size + kept % size)
+    flat = ints(np.concatenate(positions))
+    return PlainStep(
+        positions=flat,
+        global_slots=ints(np.concatenate(slots)),
+        sliding_tokens=ints(np.concatenate(kept_tokens) if kept_tokens else []),
+        sliding_slots=ints(np.concatenate(kept_slots) if kept_slots else []),
+        decode=DecodeRows(
+            count=decodes,
+            positions=flat[:decodes],
+            global_rows=ints(_padded(global_rows[:decodes])),
+            sliding_rows=ints(_padded([rows for _, rows in window[:decodes]])),
+            sliding_first=ints([first for first, _ in window[:decodes]]),
+            ends=tuple(end for _, _, end in spans[:decodes]),
+        ),
+        chunks=tuple(
+            PrefillChunk(offsets[i], *spans[i][1:], ints(global_rows[i]), ints(window[i][1]), window[i][0])
+            for i in range(decodes, len(spans))
+        ),
+        owners=None if cache.stamps is None else _owners(batch, names),
+    )
+
+
+def _global_rows(slot: int, end: int, cache: KVCache, tables: BlockTables) -> _Rows:
+    """View rows of the pages of [0, end); empty when no global layer owns a cache."""
+    pages = tables.host[LayerKind.GLOBAL][slot, : cache.geometry.global_pages(end)]
+    return cache.page_rows(LayerKind.GLOBAL, pages)
+
+
+def _sliding_rows(slot: int, first: int, stop: int, cache: KVCache, tables: BlockTables) -> tuple[int, _Rows]:
+    """First logical page of positions [first, stop), and the view rows of all of them."""
+    spec = cache.geometry.sliding_page
+    if not spec.layers or first >= stop:
+        return 0, np.zeros(0, dtype=np.int64)
+    logical = np.arange(first // spec.page_tokens, spec.pages(stop))
+    pages = tables.host[LayerKind.SLIDING][slot, logical % cache.geometry.sliding_table_entries]
+    return int(logical[0]), cache.page_rows(LayerKind.SLIDING, pages)
+
+
+def _padded(tables: list[_Rows]) -> _Rows:
+    padded = np.zeros((len(tables), max((t.size for t in tables), default=0)), dtype=np.int64)
+    for row, table in zip(padded, tables, strict=True):
+        row[: table.size] = table
+    return padded
+
+
+def _owners(batch: ScheduledBatch, names: dict[int, str]) -> Tensor:
+    numbers = np.array([request_number(names[slot]) for slot in batch.slots.tolist()], dtype=np.int64)
+    return torch.from_numpy(np.repeat(numbers, batch.lengths))

@@ -1,0 +1,134 @@
+"""Debug check of the kernel path: that the page rows its kernels are told to read hold what they should.
+
+Kernels mask inside, so what a query read cannot be observed. Checked instead, before each layer's attention, are the
+stamps of all page rows that the step's arrays and the device's block tables lead to; and every store is stamped where
+those arrays send it. Everything here waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from modelserve.architecture import LayerKind
+from modelserve_worker.execution.block_tables import BlockTables
+from modelserve_worker.execution.kv_cache import KVCache
+from modelserve_worker.execution.kv_stamps import KVStamps, describe, request_number, stamp
+from modelserve_worker.kernels.step_inputs import StepInputs
+
+_Longs = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """A request of the step, as the kernels are told of it. `own_rows`: its rows of sliding layers are in pages too."""
+
+    request: int  # its number in stamps
+    slot: int
+    start: int
+    end: int
+    own_rows: bool
+
+
+class TableAudit:
+    """Stamps and checks of one runner's steps. `producers[layer]` is the layer whose rows `layer` reads."""
+
+    def __init__(self, cache: KVCache, tables: BlockTables, producers: Sequence[int]) -> None:
+        assert cache.stamps is not None
+        self._cache = cache
+        self._stamps: KVStamps = cache.stamps
+        self._tables = tables
+        self._producers = producers
+        self._requests: dict[int, int] = {}  # numbers by slot
+        self._readers: list[_Reader] = []
+
+    def begin(self, step: StepInputs) -> None:
+        """Take the arrays of the next step and the tables as they are now."""
+        batch = step.batch
+        assert batch is not None, "a captured step cannot be audited"
+        self._requests |= {admitted.slot: request_number(admitted.request_id) for admitted in batch.admitted}
+        requests = [self._requests[slot] for slot in batch.slots.tolist()]
+        self._owners = np.repeat(np.array(requests, dtype=np.int64), batch.lengths)
+        self._pages = {kind: table.cpu().numpy() for kind, table in self._tables.device.items()}
+        self._positions = _longs(step.positions)
+        self._stores = {LayerKind.GLOBAL: _longs(step.global_slots), LayerKind.SLIDING: _longs(step.sliding_slots)}
+        self._late_stores = _longs(step.commit_slots)
+        self._readers = [_Reader(request, *told) for request, told in zip(requests, _told(step), strict=True)]
+
+    def prepared(self, layer: int) -> None:
+        """The layer's rows have been stored: global ones, and the sliding ones of decodes."""
+        if self._producers[layer] == layer:
+            self._stamp(layer, self._stores[self._kind(layer)])
+
+    def committed(self, producer: int) -> None:
+        """The sliding rows of the step's chunks that outlive it have been stored."""
+        self._stamp(producer, self._late_stores)
+
+    def check(self, layer: int) -> None:
+        """Raise AssertionError unless every page row that the layer's attention may read holds its own position.
+
+        Global layers: [0, end). Sliding layers: [max(0, start - W + 1), start) and, where a request's own row is in a
+        page already, that one too.
+        """
+        producer = self._producers[layer]
+        kind = self._kind(producer)
+        for reader in self._readers:
+            positions = np.arange(0, reader.end)
+            if kind is LayerKind.SLIDING:
+                first = max(0, reader.start - self._cache.geometry.window + 1)
+                positions = np.arange(first, reader.end if reader.own_rows else reader.start)
+            slots = torch.from_numpy(self._token_slots(kind, np.full_like(positions, reader.slot), positions))
+            found = self._stamps.read_slots(producer, slots)
+            wrong = (found != stamp(reader.request, producer, torch.from_numpy(positions))).nonzero()
+            if len(wrong):
+                at = int(wrong[0])
+                raise AssertionError(
+                    f"layer {layer}: request #{reader.request} would read {describe(int(found[at]))} at position "
+                    f"{positions[at]}, its rows [{positions[0]}, {positions[-1] + 1}) of layer {producer} being wrong "
+                    f"in {len(wrong)} places"
+                )
+
+    def _stamp(self, layer: int, slots: _Longs) -> None:
+        tokens = np.flatnonzero(slots >= 0)
+        assert not len(tokens) or tokens[-1] < len(self._owners), f"layer {layer}: a padded row is stored"
+        positions = self._positions[tokens]
+        places = self._token_slots(self._kind(layer), slots[tokens], positions)
+        stamps = stamp(torch.from_numpy(self._owners[tokens]), layer, torch.from_numpy(positions))
+        self._stamps.write(layer, torch.from_numpy(places), stamps)
+
+    def _token_slots(self, kind: LayerKind, slots: _Longs, positions: _Longs) -> _Longs:
+        """View row * page_tokens + token of each position in the pages of its slot."""
+        page = self._cache.geometry.page(kind).page_tokens
+        logical = positions // page
+        entries = logical % self._cache.geometry.sliding_table_entries if kind is LayerKind.SLIDING else logical
+        return self._cache.page_rows(kind, self._pages[kind][slots, entries]) * page + positions % page
+
+    def _kind(self, layer: int) -> LayerKind:
+        return LayerKind.SLIDING if layer in self._cache.geometry.sliding_page.layers else LayerKind.GLOBAL
+
+
+def _told(step: StepInputs) -> Iterator[tuple[int, int, int, bool]]:
+    """Slot, start, end and `own_rows` of every request, in batch order."""
+    assert step.batch is not None
+    decodes = 0
+    if step.decode is not None:
+        for slot, position in zip(
+            _longs(step.decode.slots).tolist(), _longs(step.decode.positions).tolist(), strict=True
+        ):
+            if position >= 0:
+                decodes += 1
+                yield slot, position, position + 1, True
+    if step.chunks is not None:
+        chunks = step.chunks
+        for i in range(step.batch.num_requests - decodes):
+            start = int(chunks.starts[i])
+            yield int(chunks.slots[i]), start, start + int(chunks.lengths[i]), False
+
+
+def _longs(values: Tensor) -> _Longs:
+    return values.cpu().numpy().astype(np.int64)

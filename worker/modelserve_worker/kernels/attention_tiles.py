@@ -1,0 +1,122 @@
+"""Tiles of the attention kernels by kind of layer and GPU, and the launches that the compile checks look at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from modelserve_worker.kernels.paged_layout import LayerRows
+from modelserve_worker.kernels.specimen import KernelSpecimen
+
+Door = Literal["decode", "chunk"]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Shape of one kernel on one kind of layer. `rows`: query rows of a block; `keys`: keys of a tile."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+
+# Compute capabilities with the same shared memory: 163 KiB a block, 99 KiB, 227 KiB.
+GENERATIONS = ((80, 80), (86, 89), (90, 1000))
+_TILES: dict[tuple[Door, str], tuple[Tile, Tile, Tile]] = {
+    ("decode", "v_only"): (Tile(16, 64, 4, 2), Tile(16, 64, 4, 2), Tile(16, 64, 4, 2)),
+    ("decode", "kv"): (Tile(16, 32, 4, 3), Tile(16, 32, 4, 3), Tile(16, 32, 4, 3)),
+    ("decode", "sliding"): (Tile(16, 32, 4, 2), Tile(16, 32, 4, 2), Tile(16, 32, 4, 2)),
+    ("chunk", "v_only"): (Tile(32, 32, 8, 2), Tile(32, 32, 8, 1), Tile(64, 64, 8, 2)),
+    ("chunk", "kv"): (Tile(32, 32, 8, 2), Tile(32, 32, 8, 1), Tile(64, 64, 8, 1)),
+    ("chunk", "sliding"): (Tile(64, 32, 8, 3), Tile(64, 32, 8, 2), Tile(128, 32, 8, 3)),
+}
+
+
+def tile_for(rows: LayerRows, *, door: Door, capability: int) -> Tile:
+    """The tile of a door on layers of this layout; `capability` is 10 * major + minor, at least 80."""
+    layout = "v_only" if rows.v_only else "sliding" if rows.entries else "kv"
+    return _tile(door, layout, capability)
+
+
+def _tile(door: Door, layout: str, capability: int) -> Tile:
+    for (lowest, highest), tile in zip(GENERATIONS, _TILES[door, layout], strict=True):
+        if lowest <= capability <= highest:
+            return tile
+    raise ValueError(f"no attention tiles for compute capability {capability}: 80 is the lowest that is supported")
+
+
+# 31B global (K is V), E4B global, and the sliding layers of both.
+_SHAPES: dict[str, tuple[dict[str, int], ...]] = {
+    "v_only": ({"KV_HEADS": 4, "GROUP": 8, "D": 512, "PAIRS": 64, "PAGE": 64, "ENTRIES": 0, "WINDOW": 0},),
+    "kv": ({"KV_HEADS": 2, "GROUP": 4, "D": 512, "PAIRS": 0, "PAGE": 64, "ENTRIES": 0, "WINDOW": 0},),
+    "sliding": (
+        {"KV_HEADS": 16, "GROUP": 2, "D": 256, "PAIRS": 0, "PAGE": 32, "ENTRIES": 33, "WINDOW": 1024},
+        {"KV_HEADS": 2, "GROUP": 4, "D": 256, "PAIRS": 0, "PAGE": 32, "ENTRIES": 17, "WINDOW": 512},
+    ),
+}
+_ELEMENTS = {"bfloat16": "*bf16", "int8": "*i8", "fp8_e4m3": "*u8", "fp8_e5m2": "*u8"}
+_NUMBERS = (
+    "origin",
+    "page_stride",
+    "k_offset",
+    "v_offset",
+    "scale_origin",
+    "scale_stride",
+    "k_scale_offset",
+    "v_scale_offset",
+)
+_FLOAT32 = (
+    "partial",
+    "maxima",
+    "sums",
+    "start_cos",
+    "start_sin",
+    "turn_cos",
+    "turn_sin",
+    "inverse_frequencies",
+    "cos",
+    "sin",
+)
+_NETWORK = ("q", "output", "key_weight", "rotated_keys", "dense", "projected", "q_out", "q_weight", "k_weight")
+_STORED = ("arena", "step_k", "step_v")
+_FLOAT16 = ("scales", "step_k_scale", "step_v_scale")
+
+
+def _type_of(name: str, stored: str) -> str:
+    if name in _NUMBERS:
+        return "i64"
+    kinds = ((_FLOAT32, "*fp32"), (_NETWORK, "*bf16"), (_STORED, stored), (_FLOAT16, "*fp16"), (("eps",), "fp32"))
+    scalars = ("table_stride", "columns")
+    return next((kind for names, kind in kinds if name in names), "i32" if name in scalars else "*i32")
+
+
+def attention_specimens(
+    kernel: Any, layout: str, fmt: str, *, door: Door, packed: bool = False, spilled_bytes: int = 0, **constants: Any
+) -> Iterator[KernelSpecimen]:
+    """Launches of `kernel` on the published models' layers of a layout, once per generation whose tile differs."""
+    names = kernel.arg_names
+    seen = set()
+    for shape in _SHAPES[layout]:
+        for lowest, last in GENERATIONS:
+            tile = _tile(door, layout, lowest)
+            known = {
+                **shape, "FORMAT": fmt, "TILE": tile.keys, "BLOCK_M": tile.rows, "CHUNKS": 64, "MOST_SPLITS": 32,
+                "SPLITS": 32, "SPLIT_PAGES": 4, "COLUMNS": 128, "INT8": fmt == "int8",
+                "HEADS": shape["KV_HEADS"], "Q_HEADS": shape["KV_HEADS"] * shape["GROUP"], **constants,
+            }  # fmt: skip
+            chosen = {name: known[name] for name in names if name.isupper() or name == "D"}
+            tiled = "TILE" in chosen
+            highest = last if tiled else GENERATIONS[-1][1]
+            warps = tile.warps if tiled else 4
+            stages = tile.stages if tiled else 3
+            if (key := (*chosen.items(), highest)) in seen:
+                continue
+            seen.add(key)
+            stored = "*i16" if packed else _ELEMENTS[fmt]
+            yield KernelSpecimen(
+                kernel, {name: _type_of(name, stored) for name in names if name not in chosen}, chosen, warps, stages,
+                multiples_of_16=frozenset((*_NUMBERS, "columns")), spilled_bytes=spilled_bytes,
+                lowest_capability=max(lowest, 89 if fmt == "fp8_e4m3" else 80), highest_capability=highest,
+            )  # fmt: skip

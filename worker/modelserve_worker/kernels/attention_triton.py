@@ -1,0 +1,303 @@
+"""Launching the attention kernels: tiles by kind of layer, layout arguments by layer, buffers of the caller."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from modelserve.architecture import LayerKind
+from modelserve.sizing.pages import KVCacheDtype
+from modelserve_worker.kernels import chunk_attention_triton as chunk_kernels
+from modelserve_worker.kernels import decode_attention_triton as decode_kernels
+from modelserve_worker.kernels import expand_keys_triton as expand_kernels
+from modelserve_worker.kernels import packed_decode_triton as packed_kernels
+from modelserve_worker.kernels import prepare_triton as prepare_kernels
+from modelserve_worker.kernels.attention_tiles import Tile, tile_for
+from modelserve_worker.kernels.paged_layout import LayerRows
+from modelserve_worker.kernels.step_inputs import StepInputs
+
+__all__ = [
+    "Rotation", "Tile", "chunk_attention", "commit", "decode_attention", "prepare", "scratch_per_key", "tile_for",
+    "tile_rotation",
+]  # fmt: skip
+
+EIGHT_BIT = frozenset({KVCacheDtype.INT8, KVCacheDtype.FP8_E4M3, KVCacheDtype.FP8_E5M2})
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """cos and sin of global layers for keys derived from values: float32 [tiles, pairs] and [keys of a tile, pairs].
+
+    `packed`: the even pairs come before the odd ones, as the kernels of 8-bit rows read them.
+    """
+
+    start_cos: Tensor
+    start_sin: Tensor
+    turn_cos: Tensor
+    turn_sin: Tensor
+    packed: bool
+
+    @property
+    def pairs(self) -> int:
+        return self.turn_cos.shape[1]
+
+
+def tile_rotation(inverse_frequencies: Tensor, *, pairs: int, keys: int, longest: int, dtype: KVCacheDtype) -> Rotation:
+    """Tables for tiles of `keys` keys up to position `longest`; angles in float64, so that long contexts keep them."""
+    frequencies = inverse_frequencies[:pairs].double()
+    if dtype in EIGHT_BIT:
+        frequencies = torch.cat((frequencies[::2], frequencies[1::2]))
+    starts = (
+        torch.arange(0, longest + keys, keys, dtype=torch.float64, device=frequencies.device)[:, None] * frequencies
+    )
+    turns = torch.arange(keys, dtype=torch.float64, device=frequencies.device)[:, None] * frequencies
+    tables = (starts.cos().float(), starts.sin().float(), turns.cos().float(), turns.sin().float())
+    return Rotation(*tables, packed=dtype in EIGHT_BIT)
+
+
+def element_dtype(rows: LayerRows) -> torch.dtype:
+    """Element type of stored rows; fp8 ones are typed uint8 and told apart in the kernels."""
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}.get(rows.dtype.value, torch.uint8)
+
+
+def decode_workspace(rows: LayerRows, *, query_heads: int) -> int:
+    """float32 words that one decode row needs: an output, a maximum and a sum per split and query head."""
+    return most_splits(rows) * query_heads * (rows.width + 2)
+
+
+def page_arguments(
+    rows: LayerRows, arena: Tensor, *, packed: bool = False
+) -> tuple[tuple[Tensor, Tensor], tuple[int, ...], str]:
+    """(arena as elements and as float16, the eight layout numbers of the kernels, FORMAT).
+
+    `packed`: an element is a pair of 8-bit ones.
+    """
+    dtype = torch.int16 if packed else element_dtype(rows)
+    size = dtype.itemsize
+    k, v = rows.offsets.get("k", 0), rows.offsets["v"]
+    scales = (rows.offsets.get("k_scale", 0), rows.offsets.get("v_scale", 0))
+    numbers = (
+        rows.origin // size, rows.page_stride // size, k // size, v // size,
+        rows.origin // 2, rows.page_stride // 2, scales[0] // 2, scales[1] // 2,
+    )  # fmt: skip
+    return (arena.view(dtype), arena.view(torch.float16)), numbers, rows.dtype.value
+
+
+def decode_splits_per_row(kv_heads: int) -> int:
+    """Most splits of a global row: about 128 programs' worth, one per multiprocessor of a large GPU."""
+    return max(8, 128 // kv_heads)
+
+
+GLOBAL_SPLIT_PAGES = 2  # at least 128 keys a split
+SLIDING_SPLIT_PAGES = 4  # 128 keys
+
+
+def most_splits(rows: LayerRows) -> int:
+    if rows.entries:
+        return -(-rows.entries // SLIDING_SPLIT_PAGES)
+    return decode_splits_per_row(rows.heads)
+
+
+def decode_attention(
+    q: Tensor,
+    output: Tensor,
+    step: StepInputs,
+    *,
+    rows: LayerRows,
+    table: Tensor,
+    arena: Tensor,
+    workspace: Tensor,
+    tile: Tile,
+    key_weight: Tensor | None = None,
+    rotation: Rotation | None = None,
+) -> None:
+    """Rows [0, B) of q [T, Hq, D] over pages -> the same rows of `output`. `workspace` is float32."""
+    decode = step.decode
+    assert decode is not None
+    heads, width, count = q.shape[1], q.shape[2], decode.slots.numel()
+    group = heads // rows.heads
+    packed = rows.dtype in EIGHT_BIT
+    (elements, scales), numbers, fmt = page_arguments(rows, arena, packed=packed)
+    most = most_splits(rows)
+    parts = count * most * heads
+    sizes = (parts * width, parts, parts)
+    partial, maxima, sums = workspace[: sum(sizes)].split_with_sizes(sizes)
+    split = {
+        "PAGE": rows.page_tokens, "MOST_SPLITS": most,
+        "SPLIT_PAGES": SLIDING_SPLIT_PAGES if rows.entries else GLOBAL_SPLIT_PAGES,
+    }  # fmt: skip
+    shape = {"KV_HEADS": rows.heads, "GROUP": group, "D": width}
+    tiled = {
+        "TILE": tile.keys,
+        "FORMAT": fmt,
+        "BLOCK_M": max(16, group),
+        "num_warps": tile.warps,
+        "num_stages": tile.stages,
+    }
+    common = (
+        q,
+        partial,
+        maxima,
+        sums,
+        decode.slots,
+        decode.positions,
+        table,
+        table.stride(0),
+        elements,
+        scales,
+        *numbers,
+    )
+    grid = (rows.heads, most, count)
+    if rows.v_only:
+        assert rotation is not None
+        assert key_weight is not None
+        assert rotation.packed is packed
+        assert rotation.turn_cos.shape[0] == tile.keys, "the rotation tables were made for tiles of another length"
+        v_only = packed_kernels.split_decode_v_only_packed if packed else decode_kernels.split_decode_v_only
+        v_only[grid](
+            *common, key_weight, rotation.start_cos, rotation.start_sin, rotation.turn_cos, rotation.turn_sin,
+            PAIRS=rotation.pairs, **shape, **split, **tiled,
+        )  # fmt: skip
+    else:
+        kernel = packed_kernels.split_decode_packed if packed else decode_kernels.split_decode
+        kernel[grid](*common, ENTRIES=rows.entries, WINDOW=rows.window, **shape, **split, **tiled)
+    columns = min(width, 128)
+    decode_kernels.combine[(count, heads, width // columns)](
+        partial, maxima, sums, decode.positions, output,
+        PAIRS=rotation.pairs if rows.v_only and rotation is not None else 0, WINDOW=rows.window,
+        SPLITS=triton.next_power_of_2(most), COLUMNS=columns, **shape, **split, num_warps=4,
+    )  # fmt: skip
+
+
+def scratch_per_key(rows: LayerRows, *, pairs: int) -> int:
+    """Elements of the compute dtype that `chunk_attention` of a global layer needs per key of the chunks' contexts.
+
+    V-only rows: the 2 * `pairs` columns of K that rotation changes; 8-bit rows: all of them decoded.
+    """
+    decoded = (rows.width if rows.v_only else 2 * rows.width) if rows.dtype in EIGHT_BIT else 0
+    return rows.heads * ((2 * pairs if rows.v_only else 0) + decoded)
+
+
+def chunk_attention(
+    q: Tensor,
+    output: Tensor,
+    step: StepInputs,
+    *,
+    rows: LayerRows,
+    table: Tensor,
+    arena: Tensor,
+    tile: Tile,
+    fresh: tuple[Tensor, Tensor, Tensor, Tensor] | None = None,
+    key_weight: Tensor | None = None,
+    scratch: Tensor | None = None,
+    inverse_frequencies: Tensor | None = None,
+    pairs: int = 0,
+) -> None:
+    """Rows of all chunks of q [T, Hq, D] -> the same rows of `output`.
+
+    `fresh`: the step buffers of a sliding layer. `scratch`, of a global layer that needs one: flat, of q's dtype, with
+    `scratch_per_key` elements for each of the keys that `ChunkInputs.key_rows` counts (whole pages).
+    `pairs`: rotated pairs of V-only rows; `inverse_frequencies` float32 [>= pairs] are theirs.
+    """
+    chunks = step.chunks
+    assert chunks is not None
+    heads, width = q.shape[1], q.shape[2]
+    (elements, scales), numbers, fmt = page_arguments(rows, arena)
+    shared = {
+        "CHUNKS": chunks.rows.numel(), "KV_HEADS": rows.heads, "GROUP": heads // rows.heads, "D": width,
+        "PAGE": rows.page_tokens, "TILE": tile.keys, "BLOCK_M": tile.rows,
+        "num_warps": tile.warps, "num_stages": tile.stages,
+    }  # fmt: skip
+    described = (chunks.rows, chunks.starts, chunks.lengths, chunks.slots)
+    pages = (table, table.stride(0), elements, scales, *numbers)
+    if rows.kind is LayerKind.SLIDING:
+        assert fresh is not None
+        chunk_kernels.sliding_chunk[(chunks.most_sliding_blocks, rows.heads)](
+            q, output, *fresh, *described, chunks.sliding_blocks, *pages,
+            ENTRIES=rows.entries, WINDOW=rows.window, FORMAT=fmt, **shared,
+        )  # fmt: skip
+        return
+    dense = rows.dtype in EIGHT_BIT
+    per_key = scratch_per_key(rows, pairs=pairs)
+    decoded, read = scratch, pages
+    if per_key:
+        assert scratch is not None
+        assert scratch.dtype == q.dtype
+        assert not rows.v_only or (key_weight is not None and inverse_frequencies is not None)
+        keys = scratch.numel() // (per_key * rows.page_tokens) * rows.page_tokens
+        if dense:
+            decoded = scratch[keys * rows.heads * 2 * pairs if rows.v_only else 0 :]
+            plane, planes = rows.heads * rows.page_tokens * width, 1 if rows.v_only else 2
+            read = (table, table.stride(0), decoded, scales, 0, planes * plane, 0, (planes - 1) * plane, 0, 0, 0, 0)
+    for group in chunks.groups:
+        if per_key:
+            expand_kernels.expand_keys[(group.most_pages, rows.heads)](
+                scratch, decoded, group.key_rows, *described[1:], group.pages, *pages, key_weight, inverse_frequencies,
+                CHUNKS=chunks.rows.numel(), KV_HEADS=rows.heads, D=width, PAIRS=pairs if rows.v_only else 0,
+                PAGE=rows.page_tokens, FORMAT=fmt, COLUMNS=min(width, 128), num_warps=4,
+            )  # fmt: skip
+        common = (q, output, *described, group.blocks, *read, group.key_rows)
+        grid = (group.most_blocks, rows.heads)
+        if rows.v_only:
+            chunk_kernels.global_chunk_v_only[grid](*common, scratch, PAIRS=pairs, DENSE=dense, **shared)
+        else:
+            chunk_kernels.global_chunk[grid](*common, DENSE=dense, **shared)
+
+
+def prepare(
+    projected: Tensor,
+    q: Tensor,
+    step: StepInputs,
+    *,
+    rows: LayerRows,
+    table: Tensor,
+    arena: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor | None,
+    rotation: tuple[Tensor, Tensor],
+    fresh: tuple[Tensor, Tensor, Tensor, Tensor] | None,
+    eps: float,
+    pairs: int = 0,
+) -> None:
+    """projected [T, columns] -> q [T, Hq, D], and the step's rows in pages or in the step buffers `fresh`.
+
+    `projected` holds query, key and value heads, or without the last where V is the key projection. `k_weight` None:
+    the layer shares another's cache, and only queries are projected (V-only layers share none). `rotation`: cos and
+    sin, float32 [T, D / 2]. `pairs`: rotated pairs of V-only rows, whose queries come out in the order of the rows.
+    """
+    tokens, q_heads, width = q.shape
+    (elements, scales), numbers, fmt = page_arguments(rows, arena)
+    kv_heads = 0 if k_weight is None else rows.heads
+    assert kv_heads or not rows.v_only, "queries over V-only rows need the key norm's weight"
+    stored_heads = kv_heads if rows.v_only else 2 * kv_heads
+    per_program = min(4, kv_heads or q_heads)
+    buffers = fresh if fresh is not None else (elements, elements, scales, scales)
+    prepare_kernels.prepare[(tokens, (q_heads + stored_heads) // per_program)](
+        projected, projected.stride(0), q, q_weight, q_weight if k_weight is None else k_weight, *rotation,
+        step.sliding_slots if rows.entries else step.global_slots, step.positions, table, table.stride(0),
+        elements, scales, *buffers, *numbers, eps,
+        Q_HEADS=q_heads, KV_HEADS=kv_heads, D=width, HEADS=per_program, PAGE=rows.page_tokens, ENTRIES=rows.entries,
+        PAIRS=pairs if rows.v_only else 0, V_IS_K=projected.shape[1] < (q_heads + 2 * kv_heads) * width,
+        BUFFERED=fresh is not None, FORMAT=fmt, num_warps=max(1, min(4, per_program * width // 512)),
+    )  # fmt: skip
+
+
+def commit(
+    fresh: tuple[Tensor, Tensor, Tensor, Tensor],
+    step: StepInputs,
+    *,
+    rows: LayerRows,
+    table: Tensor,
+    arena: Tensor,
+) -> None:
+    """Step-buffer rows that outlive the step -> their sliding pages."""
+    (elements, scales), numbers, _ = page_arguments(rows, arena)
+    heads = triton.next_power_of_2(rows.heads)
+    prepare_kernels.commit[(step.commit_slots.numel(),)](
+        *fresh, step.commit_slots, step.positions, table, table.stride(0), elements, scales, *numbers,
+        KV_HEADS=rows.heads, HEADS=heads, D=rows.width, PAGE=rows.page_tokens, ENTRIES=rows.entries, INT8=rows.int8,
+        num_warps=8 if heads * rows.width >= 4096 else 4,
+    )  # fmt: skip

@@ -1,0 +1,328 @@
+"""Triton kernels of the decoder's elementwise operations; `elementwise.ElementwiseDoors` says what each one means.
+
+Every kernel reads each input once and writes each output once. A row that is normed belongs to one program, so its sum
+of squares is taken in one order whatever the batch. Widths are constants of a compiled kernel: masks and alignment are
+known when it is compiled, and loads are 16 bytes wide. All loads come before the first reduction, to be in flight
+together. Offsets of rows are 64-bit.
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from modelserve_worker.kernels.specimen import KernelSpecimen
+
+_TILE = 1024  # elements of one program of an operation without norms, and of one program of small normed rows
+_WARP_ELEMENTS = 8 * 32  # 8 per thread: one 16-byte load of bfloat16, and registers for two blocks of 16 warps per SM
+_MOST_WARPS = 32
+_MANY_ROWS = 512  # from here on a launch has more programs than an H200 holds at a time
+_FEWER_WARPS = 4
+
+
+@triton.jit
+def rms(x, weight, WIDTH: tl.constexpr, eps):
+    """RMS_w of rows x float32 [ROWS, BLOCK], zero past WIDTH, with weight float32 [1, BLOCK]."""
+    scale = tl.div_rn(1.0, tl.sqrt_rn(tl.sum(x * x, axis=1) * (1.0 / WIDTH) + eps))
+    return x * scale[:, None] * weight
+
+
+@triton.jit
+def gelu(x):
+    """x / 2 * (1 + tanh(u)) with u = sqrt(2 / pi) (x + 0.044715 x^3), as x * sigmoid(2 u): no cancellation at -inf."""
+    u = 0.7978845608028654 * (x + 0.044715 * x * x * x)
+    return x / (1.0 + tl.exp(-2.0 * u))
+
+
+@triton.jit
+def tanh(x):
+    """(1 - e) / (1 + e) with e = exp(-2 |x|); near 0, where that difference cancels, the series up to x^9."""
+    size = tl.abs(x)
+    e = tl.exp(-2.0 * size)
+    s = x * x
+    series = size * (1.0 + s * (-1 / 3 + s * (2 / 15 + s * (-17 / 315 + s * (62 / 2835)))))
+    result = tl.where(size < 0.25, series, (1.0 - e) / (1.0 + e))
+    return tl.where(x < 0, -result, result)
+
+
+@triton.jit
+def load_row(pointer, column, WIDTH: tl.constexpr):
+    """A weight [WIDTH] as float32 [1, BLOCK], zero past its end."""
+    return tl.load(pointer + column, mask=column < WIDTH, other=0.0).to(tl.float32)[None, :]
+
+
+@triton.jit(do_not_specialize=["rows"])
+def rms_norm(x, weight, normed, rows, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)
+    inside = (row < rows)[:, None] & (column < WIDTH)[None, :]
+    at = row[:, None] * WIDTH + column[None, :]
+    values = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    weights = load_row(weight, column, WIDTH)
+    tl.store(normed + at, rms(values, weights, WIDTH, eps).to(normed.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def residual_norm(
+    residual,  # [rows, WIDTH], also the place of the sum
+    delta,
+    delta_weight,
+    scalar,  # [1] or None
+    next_weight,  # [WIDTH] or None
+    normed,  # [rows, WIDTH], or None without a next_weight
+    rows,
+    eps,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    dtype = residual.dtype.element_ty
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)
+    inside = (row < rows)[:, None] & (column < WIDTH)[None, :]
+    at = row[:, None] * WIDTH + column[None, :]
+    deltas = tl.load(delta + at, mask=inside, other=0.0).to(tl.float32)
+    kept = tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+    delta_weights = load_row(delta_weight, column, WIDTH)
+    if next_weight is not None:
+        next_weights = load_row(next_weight, column, WIDTH)
+    summed = (kept + rms(deltas, delta_weights, WIDTH, eps).to(dtype).to(tl.float32)).to(dtype)
+    if scalar is not None:
+        summed = (summed.to(tl.float32) * tl.load(scalar).to(tl.float32)).to(dtype)
+    tl.store(residual + at, summed, mask=inside)
+    if next_weight is not None:
+        tl.store(normed + at, rms(summed.to(tl.float32), next_weights, WIDTH, eps).to(dtype), mask=inside)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def branch_sum(
+    dense,
+    routed,
+    dense_weight,
+    routed_weight,
+    summed,
+    rows,
+    eps,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    dtype = summed.dtype.element_ty
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)
+    inside = (row < rows)[:, None] & (column < WIDTH)[None, :]
+    at = row[:, None] * WIDTH + column[None, :]
+    first = tl.load(dense + at, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(routed + at, mask=inside, other=0.0).to(tl.float32)
+    first_weights = load_row(dense_weight, column, WIDTH)
+    second_weights = load_row(routed_weight, column, WIDTH)
+    left = rms(first, first_weights, WIDTH, eps).to(dtype).to(tl.float32)
+    right = rms(second, second_weights, WIDTH, eps).to(dtype).to(tl.float32)
+    tl.store(summed + at, (left + right).to(dtype), mask=inside)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def per_layer_inputs(
+    projected,  # [rows, WIDTH]: one row per token and layer
+    table_rows,
+    weight,
+    added,
+    rows,
+    projection_scale,
+    eps,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    dtype = added.dtype.element_ty
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)
+    inside = (row < rows)[:, None] & (column < WIDTH)[None, :]
+    at = row[:, None] * WIDTH + column[None, :]
+    scaled = (tl.load(projected + at, mask=inside, other=0.0).to(tl.float32) * projection_scale).to(dtype)
+    looked_up = tl.load(table_rows + at, mask=inside, other=0.0).to(tl.float32)
+    weights = load_row(weight, column, WIDTH)
+    context = rms(scaled.to(tl.float32), weights, WIDTH, eps).to(dtype).to(tl.float32)
+    total = (context + looked_up).to(dtype).to(tl.float32)
+    tl.store(added + at, (total * 0.7071067811865476).to(dtype), mask=inside)
+
+
+@triton.jit
+def gated_gelu(
+    gate,
+    gate_stride,  # elements from one row to the next
+    factor,
+    factor_stride,
+    gated,  # [T, WIDTH]
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    dtype = gated.dtype.element_ty
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    gates = tl.load(gate + row * gate_stride + column, mask=inside, other=0.0).to(tl.float32)
+    factors = tl.load(factor + row * factor_stride + column, mask=inside, other=0.0).to(tl.float32)
+    opened = gelu(gates).to(dtype).to(tl.float32)
+    tl.store(gated + row * WIDTH + column, (opened * factors).to(dtype), mask=inside)
+
+
+@triton.jit
+def embed(ids, table, embedded, table_rows, scale, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    token = tl.load(ids + row).to(tl.int64)
+    known = (token >= 0) & (token < table_rows)
+    values = tl.load(table + token * WIDTH + column, mask=(column < WIDTH) & known, other=0.0).to(tl.float32)
+    tl.store(embedded + row * WIDTH + column, (values * scale).to(embedded.dtype.element_ty), mask=column < WIDTH)
+
+
+@triton.jit
+def softcap(logits, capped, count, cap, CAPPED: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    values = tl.load(logits + at, mask=at < count, other=0.0).to(tl.float32)
+    if CAPPED:
+        values = tanh(tl.div_rn(values, cap)) * cap
+    tl.store(capped + at, values, mask=at < count)
+
+
+def row_launch(width: int, *, many: bool = False) -> dict[str, int]:
+    """Block, rows per program and warps of the kernels that norm rows of `width`.
+
+    One row is soonest done by many warps. `many` rows fill the GPU anyway, and go through faster where several programs
+    share a multiprocessor.
+    """
+    block = max(16, triton.next_power_of_2(width))
+    rows = max(1, _TILE // block)
+    warps = min(max(1, rows * block // _WARP_ELEMENTS), _MOST_WARPS)
+    if many:
+        warps = max(1, warps // _FEWER_WARPS)
+    return {"WIDTH": width, "BLOCK": block, "ROWS": rows, "num_warps": warps}
+
+
+def tile_launch(width: int) -> dict[str, int]:
+    """Block and warps of the kernels that cut rows of `width` into tiles."""
+    block = min(_TILE, max(16, triton.next_power_of_2(width)))
+    return {"WIDTH": width, "BLOCK": block, "num_warps": max(1, block // _WARP_ELEMENTS)}
+
+
+class TritonElementwise:
+    """The doors on a CUDA device. `residual_norm` writes the sum in the residual's place."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+        rows = x.contiguous().view(-1, weight.shape[0])
+        normed = torch.empty_like(rows)
+        launch = row_launch(rows.shape[1], many=rows.shape[0] >= _MANY_ROWS)
+        rms_norm[(triton.cdiv(rows.shape[0], launch["ROWS"]),)](rows, weight, normed, rows.shape[0], eps, **launch)
+        return normed.view(x.shape)
+
+    def residual_norm(
+        self,
+        residual: Tensor,
+        delta: Tensor,
+        delta_weight: Tensor,
+        *,
+        scalar: Tensor | None,
+        next_weight: Tensor | None,
+        eps: float,
+    ) -> tuple[Tensor, Tensor | None]:
+        rows, width = residual.shape
+        normed = None if next_weight is None else torch.empty_like(residual)
+        launch = row_launch(width, many=rows >= _MANY_ROWS)
+        residual_norm[(triton.cdiv(rows, launch["ROWS"]),)](
+            residual, delta, delta_weight, scalar, next_weight, normed, rows, eps, **launch
+        )
+        return residual, normed
+
+    def branch_sum(
+        self, dense: Tensor, routed: Tensor, dense_weight: Tensor, routed_weight: Tensor, *, eps: float
+    ) -> Tensor:
+        rows, width = dense.shape
+        summed = torch.empty_like(dense)
+        launch = row_launch(width, many=rows >= _MANY_ROWS)
+        branch_sum[(triton.cdiv(rows, launch["ROWS"]),)](
+            dense, routed, dense_weight, routed_weight, summed, rows, eps, **launch
+        )
+        return summed
+
+    def gated_gelu(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return self.per_layer_gate(gate, up)
+
+    def per_layer_gate(self, gate: Tensor, per_layer: Tensor) -> Tensor:
+        rows, width = gate.shape
+        gated = torch.empty((rows, width), dtype=gate.dtype, device=gate.device)
+        launch = tile_launch(width)
+        gated_gelu[(rows, triton.cdiv(width, launch["BLOCK"]))](
+            gate, gate.stride(0), per_layer, per_layer.stride(0), gated, **launch
+        )
+        return gated
+
+    def per_layer_inputs(
+        self, projected: Tensor, table_rows: Tensor, weight: Tensor, *, projection_scale: float, eps: float
+    ) -> Tensor:
+        width = weight.shape[0]
+        tokens, rows = projected.shape[0], projected.numel() // width
+        added = torch.empty((tokens, rows // tokens, width), dtype=projected.dtype, device=projected.device)
+        launch = row_launch(width, many=rows >= _MANY_ROWS)
+        per_layer_inputs[(triton.cdiv(rows, launch["ROWS"]),)](
+            projected, table_rows, weight, added, rows, projection_scale, eps, **launch
+        )
+        return added
+
+    def embed(self, ids: Tensor, table: Tensor, *, scale: float) -> Tensor:
+        width = table.shape[1]
+        embedded = torch.empty((ids.shape[0], width), dtype=table.dtype, device=table.device)
+        launch = tile_launch(width)
+        embed[(ids.shape[0], triton.cdiv(width, launch["BLOCK"]))](
+            ids, table, embedded, table.shape[0], scale, **launch
+        )
+        return embedded
+
+    def softcap(self, logits: Tensor, cap: float | None) -> Tensor:
+        capped = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
+        if count := logits.numel():
+            softcap[(triton.cdiv(count, _TILE),)](
+                logits, capped, count, 1.0 if cap is None else cap, CAPPED=cap is not None, BLOCK=_TILE, num_warps=4
+            )
+        return capped
+
+
+def _specimen(kernel: Any, launch: dict[str, int], types: dict[str, str], **constants: Any) -> KernelSpecimen:
+    warps = launch["num_warps"]
+    shape = {name: value for name, value in launch.items() if name != "num_warps"}
+    strides = frozenset(name for name, kind in types.items() if kind == "i32" and name != "rows")
+    return KernelSpecimen(kernel, types, {**constants, **shape}, num_warps=warps, multiples_of_16=strides)
+
+
+def _specimens(dtype: str) -> list[KernelSpecimen]:
+    """Launches of the published models: hidden sizes 1,536 (E2B) to 5,376 (31B), 26B-A4B's experts, 256 per layer."""
+    weights = {"delta_weight": dtype, "scalar": dtype, "next_weight": dtype, "normed": dtype}
+    rows = {"rows": "i32", "eps": "fp32"}
+    added = {"residual": dtype, "delta": dtype}
+    branches = dict.fromkeys(("dense", "routed", "dense_weight", "routed_weight", "summed"), dtype)
+    inputs = dict.fromkeys(("projected", "table_rows", "weight", "added"), dtype)
+    gates = {"gate": dtype, "gate_stride": "i32", "factor": dtype, "factor_stride": "i32", "gated": dtype}
+    looked_up = {"ids": "*i32", "table": dtype, "embedded": dtype, "table_rows": "i32", "scale": "fp32"}
+    head = {"logits": dtype, "capped": "*fp32", "count": "i32", "cap": "fp32"}
+    absent = dict.fromkeys(("scalar", "next_weight", "normed"))
+    normed = {"x": dtype, "weight": dtype, "normed": dtype, **rows}
+    return [
+        *(_specimen(rms_norm, row_launch(width), normed) for width in (256, 5376)),
+        *(_specimen(residual_norm, row_launch(width), {**added, **weights, **rows}) for width in (1536, 3840, 5376)),
+        _specimen(residual_norm, row_launch(2560), {**added, "delta_weight": dtype, **rows}, **absent),
+        _specimen(branch_sum, row_launch(2816), {**branches, **rows}),
+        _specimen(per_layer_inputs, row_launch(256), {**inputs, "projection_scale": "fp32", **rows}),
+        *(_specimen(gated_gelu, tile_launch(width), gates) for width in (256, 704, 21504)),
+        _specimen(embed, tile_launch(5376), looked_up),
+        _specimen(softcap, {"BLOCK": _TILE, "num_warps": 4}, head, CAPPED=True),
+    ]
+
+
+SPECIMENS = (*_specimens("*bf16"), *_specimens("*fp32"))

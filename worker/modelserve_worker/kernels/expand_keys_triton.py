@@ -1,0 +1,118 @@
+"""What chunk attention of global layers reads beside bfloat16 pages: rotated keys of V-only rows, decoded 8-bit rows.
+
+Each key is made once per chunk instead of once per block of queries, and no 8-bit operand reaches a matrix product.
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from modelserve_worker.kernels.attention_tiles import attention_specimens
+from modelserve_worker.kernels.packed_decode_triton import byte_values, unit_of
+
+
+@triton.jit
+def decoded(rows, scale, readable, FORMAT: tl.constexpr):
+    """float32 numbers of stored elements at `rows` [N, columns]; `scale` [N, 1] multiplies those of int8."""
+    stored = tl.load(rows, mask=readable, other=0)
+    if FORMAT == "int8" or FORMAT == "fp8_e4m3" or FORMAT == "fp8_e5m2":
+        return byte_values(stored.to(tl.int16), FORMAT).to(tl.float32) * (scale * unit_of(FORMAT))
+    return stored.to(tl.float32)
+
+
+@triton.jit
+def row_scale(scales, readable, FORMAT: tl.constexpr):
+    """[N, 1] float32: the scales of int8 rows, else one."""
+    if FORMAT == "int8":
+        return tl.load(scales, mask=readable, other=0.0).to(tl.float32)
+    return tl.full(readable.shape, 1.0, tl.float32)
+
+
+@triton.jit
+def expand_keys(
+    rotated_keys,  # [keys, KV_HEADS, 2 * PAIRS]
+    dense,  # pages [page, plane, KV_HEADS, PAGE, D] of 8-bit rows as numbers
+    key_rows,  # int32 [CHUNKS], multiples of PAGE
+    chunk_starts,
+    chunk_lengths,
+    chunk_slots,
+    page_ends,  # int32 [CHUNKS] running sum of pages
+    table,
+    table_stride,
+    arena,
+    scales,
+    origin: tl.int64,
+    page_stride: tl.int64,
+    k_offset: tl.int64,
+    v_offset: tl.int64,
+    scale_origin: tl.int64,
+    scale_stride: tl.int64,
+    k_scale_offset: tl.int64,
+    v_scale_offset: tl.int64,
+    key_weight,
+    inverse_frequencies,  # float32 [PAIRS]
+    CHUNKS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    PAIRS: tl.constexpr,  # of V-only rows; 0: rows have K
+    PAGE: tl.constexpr,
+    FORMAT: tl.constexpr,
+    COLUMNS: tl.constexpr,  # of one copy
+):
+    """One page and head of the chunks' contexts, as the chunk kernels read them.
+
+    V-only: the columns of K that rotation changes, R(j)(w * V). 8-bit formats: all planes, decoded.
+    """
+    ends = tl.load(page_ends + tl.arange(0, CHUNKS))
+    number, head = tl.program_id(0), tl.program_id(1)
+    if number >= tl.max(ends):
+        return
+    chunk = tl.sum((ends <= number).to(tl.int32))
+    logical = number - tl.max(tl.where(ends <= number, ends, 0))
+    end = tl.load(chunk_starts + chunk) + tl.load(chunk_lengths + chunk)
+    page = tl.load(table + tl.load(chunk_slots + chunk).to(tl.int64) * table_stride + logical).to(tl.int64)
+    offsets = tl.arange(0, PAGE)
+    keys_at = logical * PAGE + offsets
+    readable = (keys_at < end)[:, None]
+    tokens = (head * PAGE + offsets)[:, None]
+    rows = arena + origin + page * page_stride + tokens * D
+    scale_rows = scales + scale_origin + page * scale_stride + tokens
+    v_scale = row_scale(scale_rows + v_scale_offset, readable, FORMAT)
+    compute = dense.dtype.element_ty
+    first_key = tl.load(key_rows + chunk)
+    if PAIRS:
+        pairs = tl.arange(0, PAIRS)
+        turned = rows + v_offset + D - 2 * PAIRS + pairs[None, :]
+        first = decoded(turned, v_scale, readable, FORMAT) * tl.load(key_weight + pairs).to(tl.float32)[None, :]
+        second = decoded(turned + PAIRS, v_scale, readable, FORMAT)
+        second *= tl.load(key_weight + D // 2 + pairs).to(tl.float32)[None, :]
+        angles = keys_at.to(tl.float32)[:, None] * tl.load(inverse_frequencies + pairs)[None, :]
+        cos, sin = tl.cos(angles), tl.sin(angles)
+        out = rotated_keys + ((first_key + keys_at).to(tl.int64) * KV_HEADS + head)[:, None] * (2 * PAIRS)
+        target = out + pairs[None, :]
+        tl.store(target, (first * cos - second * sin).to(compute), mask=readable)
+        tl.store(target + PAIRS, (second * cos + first * sin).to(compute), mask=readable)
+    if FORMAT == "int8" or FORMAT == "fp8_e4m3" or FORMAT == "fp8_e5m2":
+        planes: tl.constexpr = 1 if PAIRS else 2
+        plane_rows = dense + (first_key // PAGE + logical).to(tl.int64) * (planes * KV_HEADS * PAGE * D) + tokens * D
+        for start in tl.static_range(0, D, COLUMNS):
+            columns = start + tl.arange(0, COLUMNS)[None, :]
+            if not PAIRS:
+                k_scale = row_scale(scale_rows + k_scale_offset, readable, FORMAT)
+                keys = decoded(rows + k_offset + columns, k_scale, readable, FORMAT)
+                tl.store(plane_rows + columns, keys.to(compute), mask=readable)
+            values = decoded(rows + v_offset + columns, v_scale, readable, FORMAT).to(compute)
+            tl.store(plane_rows + (planes - 1) * (KV_HEADS * PAGE * D) + columns, values, mask=readable)
+
+
+SPECIMENS = (
+    *(
+        s
+        for fmt in ("bfloat16", "int8", "fp8_e4m3")
+        for s in attention_specimens(expand_keys, "v_only", fmt, door="chunk")
+    ),
+    *attention_specimens(expand_keys, "kv", "int8", door="chunk"),
+)
