@@ -84,7 +84,7 @@ def test_an_index_may_not_leave_the_directory(tmp_path: Path, name: str) -> None
     checkpoint(tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / "a.safetensors")
     (tmp_path / "inner" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {EMBEDDING: name}}))
-    with pytest.raises(InvalidInput, match="which is not in"):
+    with pytest.raises(InvalidInput, match="beside the index"):
         inspect_checkpoint(tmp_path / "inner")
 
 
@@ -130,7 +130,7 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"config\.json"):
         inspect_checkpoint(tmp_path)
     (checkpoint(tmp_path) / "model.safetensors").unlink()
-    with pytest.raises(InvalidInput, match="no safetensors file"):
+    with pytest.raises(InvalidInput, match="no .*safetensors file"):
         inspect_checkpoint(tmp_path)
 
 

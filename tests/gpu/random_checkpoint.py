@@ -23,8 +23,8 @@ from engine_on_gpu import config_json
 from safetensors.torch import save_file
 
 from modelserve.architecture import ModelArchitecture
+from modelserve.checkpoint_files import INDEX_FILE
 from modelserve.published import published_model
-from modelserve_worker.execution.weights import INDEX
 from modelserve_worker.execution.weights_dummy import DummyWeights
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
@@ -117,7 +117,7 @@ def write_checkpoint(directory: Path, *, variant: str, device: str, processes: i
         ]
         total = sum(shard.result() for shard in writing)
     weight_map = {TEXT_PREFIXES[0] + tensor: name for name, group in zip(names, files, strict=True) for tensor in group}
-    (directory / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}))
+    (directory / INDEX_FILE).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}))
     return total
 
 

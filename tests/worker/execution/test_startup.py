@@ -36,16 +36,19 @@ def test_a_config_that_cannot_be_read_names_the_file(tmp_path, content) -> None:
 @pytest.mark.parametrize(
     ("eos", "complaint"),
     [
-        ("</s>", "must be a token id or a list of them, not '</s>'"),
-        (True, "must be a token id or a list of them, not True"),
-        ([-1], r"must be a token id or a list of them, not \[-1\]"),
-        ([1, 10**9], r"\[1, 1000000000\]; give token ids in 0\.\.\d+"),
+        ("</s>", "'</s>'"),
+        (True, "True"),
+        ([-1], r"\[-1\]"),
+        ([1, 10**9], r"\[1, 1000000000\]"),
     ],
 )
 def test_an_eos_id_that_is_no_token_is_refused(tmp_path, eos, complaint) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config_json("31b")))
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
-    with pytest.raises(InvalidInput, match=rf"generation_config\.json: eos_token_id {complaint}"):
+    with pytest.raises(
+        InvalidInput,
+        match=rf"generation_config\.json: eos_token_id {complaint}; give one or several token ids in 0\.\.\d+",
+    ):
         read_architecture(tmp_path)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -19,12 +20,14 @@ from model_checkpoints import load_checkpoint, random_tokens, read_architecture,
 from safetensors.torch import load_file, save_file
 
 from modelserve.architecture import ModelArchitecture
+from modelserve.checkpoint_files import INDEX_FILE as INDEX
+from modelserve.checkpoint_files import read_header
 from modelserve.errors import InvalidInput, UnsupportedModel
 from modelserve.termination import TERMINAL_EXIT_CODE, TerminationReason
-from modelserve_worker.execution import loader
+from modelserve_worker.execution import weights_reading
 from modelserve_worker.execution.loader import load_model
 from modelserve_worker.execution.parallel import TensorParallel
-from modelserve_worker.execution.weights import INDEX, InvalidCheckpoint
+from modelserve_worker.execution.weights import InvalidCheckpoint
 from modelserve_worker.execution.weights_progress import LoadProgress
 from modelserve_worker.models.gemma4_checkpoint import weight_sources
 
@@ -201,13 +204,13 @@ def index_outside(directory: Path) -> None:
         (drop, ("'layers.3.mlp.up_proj.weight'", "in no file")),
         (add_unknown, ("unexpected", "'model.layers.0.self_attn.sinks'", "model.safetensors")),
         (quantise, ("'model.norm.weight'", "I8", "unquantised")),
-        (truncate, ("model.safetensors", "download it again")),
-        (scribble, ("model.safetensors", "not a readable safetensors file")),
+        (truncate, ("model.safetensors is cut short", "tensor '", "lies at bytes", "download it again")),
+        (scribble, ("model.safetensors", "not a safetensors file")),
         (remove_all, ("no *.safetensors",)),
         (repeat_in_second_file, ("'model.norm.weight'", "model.safetensors", "other.safetensors")),
         (repeat_under_other_prefix, ("'model.norm.weight'", "'model.language_model.norm.weight'", "repeats")),
         (lose_a_shard, ("part-1.safetensors",)),
-        (break_index, (INDEX, "not a safetensors index")),
+        (break_index, (INDEX, "not JSON")),
         (index_a_missing_tensor, ("part-0.safetensors", "'model.layers.99.layer_scalar'")),
         (index_outside, ("'../elsewhere.safetensors'", "beside the index")),
     ],
@@ -259,9 +262,85 @@ def test_progress_counts_this_ranks_bytes(size: int, checkpoint: Callable[[str],
 def test_a_large_tensor_is_copied_in_blocks(checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     directory = checkpoint("26B-A4B")
     expected = dict(load_checkpoint(directory).named_parameters())
-    monkeypatch.setattr(loader, "COPY_BYTES", 1000)
+    monkeypatch.setattr(weights_reading, "PIECE_BYTES", 1000)
     for name, parameter in load_checkpoint(directory).named_parameters():
         assert torch.equal(parameter, expected[name]), name
+
+
+@pytest.mark.parametrize(("piece", "least_run"), [(64, 1), (64, 1 << 12), (1 << 12, 1), (1 << 20, 1)])
+def test_pieces_of_any_size_put_every_share_where_it_belongs(
+    piece: int, least_run: int, checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs shorter and longer than a piece, read one by one and with what lies between them, converted and not."""
+    directory = checkpoint("26B-A4B")
+    parallel = TensorParallel(rank=1, size=2)
+    expected = dict(load_checkpoint(directory, parallel=parallel).named_parameters())
+    monkeypatch.setattr(weights_reading, "PIECE_BYTES", piece)
+    monkeypatch.setattr(weights_reading, "LEAST_RUN_BYTES", least_run)
+    for dtype in (torch.float32, torch.bfloat16):
+        for name, parameter in load_checkpoint(directory, parallel=parallel, dtype=dtype).named_parameters():
+            assert torch.equal(parameter, expected[name].to(dtype)), name
+
+
+def test_a_rank_reads_its_share_and_no_more(checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    read = []
+    real = os.preadv
+
+    def counted(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        count = real(descriptor, buffers, offset)
+        read.append(count)
+        return count
+
+    monkeypatch.setattr(os, "preadv", counted)
+    monkeypatch.setattr(weights_reading, "LEAST_RUN_BYTES", 1)
+    model = load_checkpoint(checkpoint("31B"), parallel=TensorParallel(rank=1, size=4))
+    assert sum(read) == model.parameter_bytes()
+
+
+@pytest.mark.parametrize("fault", ["shrinks", "fails"])
+def test_a_file_that_fails_while_it_is_read_is_named_with_tensor_and_byte(
+    fault: str, copy: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No thread of the load is left, and the next load of a sound copy works."""
+    directory = copy("31B")
+    broken = directory / "model.safetensors"
+    sound = broken.read_bytes()
+    last = read_header(broken)[-1]
+    real = os.preadv
+
+    def read(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        if offset < last.start:
+            return real(descriptor, buffers, offset)
+        if fault == "fails":
+            raise OSError(errno.EIO, "Input/output error")
+        os.truncate(broken, last.start)
+        return real(descriptor, buffers, offset)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "preadv", read)
+        with pytest.raises(InvalidCheckpoint) as caught:
+            load_checkpoint(directory)
+    said = (
+        f"{broken}",
+        f"tensor {last.name!r} at byte {last.start}",
+        "Input/output" if fault == "fails" else "cut short",
+    )
+    assert [word for word in said if word not in str(caught.value)] == []
+    assert [each.name for each in threading.enumerate() if "weights" in each.name or "watchdog" in each.name] == []
+    broken.write_bytes(sound)
+    assert load_checkpoint(directory).parameter_bytes() > 0
+
+
+def test_the_watchdog_names_what_has_waited_longest() -> None:
+    said: list[str] = []
+    stalled = threading.Event()
+    with LoadProgress(stall_limit_s=0.2, on_stall=lambda text: (said.append(text), stalled.set())) as progress:
+        progress.reading("tensor 'stuck'")
+        other = threading.Thread(target=lambda: (progress.reading("tensor 'late'"), progress.advance(1)))
+        other.start()
+        other.join()
+        assert stalled.wait(10)
+    assert "reading tensor 'stuck'" in said[0]
 
 
 def test_the_watchdog_speaks_when_no_byte_comes() -> None:
@@ -301,7 +380,7 @@ def test_stalled_storage_ends_the_process_with_its_reason(tmp_path: Path) -> Non
         "from modelserve_worker.execution.weights import CheckpointFiles\n"
         "from modelserve_worker.execution.weights_progress import LoadProgress\n"
         "with LoadProgress(stall_limit_s=0.3) as progress:\n"
-        f"    CheckpointFiles(Path({str(tmp_path)!r}), opening=lambda file: progress.reading(str(file)))\n"
+        f"    CheckpointFiles.scan(Path({str(tmp_path)!r}), opening=lambda file: progress.reading(str(file)))\n"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(

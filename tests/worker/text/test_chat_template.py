@@ -10,7 +10,7 @@ import pytest
 
 from modelserve.errors import InvalidInput
 from modelserve_worker.text.chat_template import ChatTemplate, ChatTemplateError
-from modelserve_worker.text.checkpoint_text import SamplingDefaults, load_checkpoint_text, read_eos_token_ids
+from modelserve_worker.text.checkpoint_text import SamplingDefaults, load_checkpoint_text
 from modelserve_worker.tiny.__main__ import chat_template
 from modelserve_worker.tiny.tokenizer_files import write_tokenizer
 
@@ -202,16 +202,6 @@ def test_broken_files_are_named(tmp_path: Path, name: str, content: str, message
     (tmp_path / name).write_text(content)
     with pytest.raises(InvalidInput, match=message):
         load_checkpoint_text(tmp_path)
-
-
-def test_eos_ids_are_token_ids(tmp_path: Path) -> None:
-    path = tmp_path / "generation_config.json"
-    assert read_eos_token_ids(path) == ()
-    path.write_text('{"eos_token_id": [1, 106]}')
-    assert read_eos_token_ids(path) == (1, 106)
-    path.write_text('{"eos_token_id": ["1"]}')
-    with pytest.raises(InvalidInput, match="eos_token_id must be a token id"):
-        read_eos_token_ids(path)
 
 
 def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:

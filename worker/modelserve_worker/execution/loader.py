@@ -1,31 +1,28 @@
-"""Filling a model with weights: each rank streams its own share straight into the fused, sharded parameters."""
+"""Filling a model with weights: each rank reads its own share into the fused, sharded parameters."""
 
 from __future__ import annotations
 
 import logging
-import math
-from functools import partial
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
-from torch import Tensor
 
 from modelserve.architecture import ModelArchitecture
-from modelserve_worker.execution.weights import CheckpointFiles, CheckpointTensor, InvalidCheckpoint
+from modelserve.checkpoint_files import TensorEntry
+from modelserve_worker.execution.weights import CheckpointFiles, InvalidCheckpoint
 from modelserve_worker.execution.weights_dummy import DummyWeights
 from modelserve_worker.execution.weights_progress import LoadProgress, ProgressCallback
+from modelserve_worker.execution.weights_reading import read_weights
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.models.gemma4_checkpoint import (
-    Region,
     WeightSource,
     text_name,
     unused_names,
     weight_sources,
 )
 
-COPY_BYTES = 1 << 26  # one copy; small enough that slow storage still shows progress, large enough to stream
 LISTED = 3  # tensors named per kind of fault
 
 logger = logging.getLogger(__name__)
@@ -50,13 +47,10 @@ def load_model(
     if load_format == "dummy":
         return _dummy_model(architecture, parallel=parallel, device=device, dtype=dtype, seed=seed, progress=progress)
     with LoadProgress(callback=progress) as counted:
-        files = CheckpointFiles(directory, opening=lambda file: counted.reading(f"the header of {file}"))
+        files = CheckpointFiles.scan(directory, opening=lambda file: counted.reading(f"the header of {file}"))
         model = Gemma4ForCausalLM(architecture, parallel=parallel, device=device, dtype=dtype)
         matched = _match(model, files)
-        counted.expect(sum(_share_bytes(source, tensor.element_bytes) for source, tensor in matched))
-        for source, tensor in matched:
-            counted.reading(f"tensor {tensor.name!r} of {tensor.file}")
-            _fill(source, partial(files.read, tensor), element_bytes=tensor.element_bytes, progress=counted)
+        read_weights(matched, device=device, progress=counted)
     return model
 
 
@@ -71,49 +65,21 @@ def _dummy_model(
 ) -> Gemma4ForCausalLM:
     model = Gemma4ForCausalLM(architecture, parallel=parallel, device=device, dtype=dtype)
     weights = DummyWeights(seed=seed, device=device, dtype=dtype)
-    counted = LoadProgress(callback=progress)
-    counted.expect(model.parameter_bytes())
-    for source in weight_sources(model):
-        _fill(source, partial(weights.read, source), element_bytes=dtype.itemsize, progress=counted)
+    with LoadProgress(callback=progress) as counted:
+        counted.expect(model.parameter_bytes())
+        for source in weight_sources(model):
+            counted.advance(weights.fill(source))
     return model
 
 
-class RowReader(Protocol):
-    def __call__(self, *, start: int, count: int) -> Tensor:
-        """Rows [start, start + count) of one tensor's first dimension."""
-        ...
-
-
-def _fill(source: WeightSource, read: RowReader, *, element_bytes: int, progress: LoadProgress) -> None:
-    """Copy the source's regions into its parameter, a block of rows at a time, converting the dtype on the way."""
-    row_bytes = math.prod(source.shape[1:]) * element_bytes
-    step = max(1, COPY_BYTES // row_bytes)
-    for region in source.regions:
-        rows = region if region.dim == 0 else Region(0, 0, 0, source.shape[0])
-        for offset in range(0, rows.length, step):
-            count = min(step, rows.length - offset)
-            block = read(start=rows.source + offset, count=count)
-            target = source.parameter.narrow(0, rows.target + offset, count)
-            if region.dim:
-                block = block.narrow(region.dim, region.source, region.length)
-                target = target.narrow(region.dim, region.target, region.length)
-            target.copy_(block)
-            progress.advance(block.numel() * element_bytes)
-
-
-def _share_bytes(source: WeightSource, element_bytes: int) -> int:
-    elements = math.prod(source.shape)
-    return sum(elements // source.shape[region.dim] * region.length for region in source.regions) * element_bytes
-
-
-def _match(model: Gemma4ForCausalLM, files: CheckpointFiles) -> list[tuple[WeightSource, CheckpointTensor]]:
+def _match(model: Gemma4ForCausalLM, files: CheckpointFiles) -> list[tuple[WeightSource, TensorEntry]]:
     """Pair every tensor the model needs with the one in the files, in file order. Raises InvalidCheckpoint."""
     wanted = {source.name: source for source in weight_sources(model)}
     unused = unused_names(model)
-    matched: dict[str, tuple[WeightSource, CheckpointTensor]] = {}
+    matched: dict[str, tuple[WeightSource, TensorEntry]] = {}
     present: set[str] = set()
     faults: list[str] = []
-    skipped: list[CheckpointTensor] = []
+    skipped: list[TensorEntry] = []
     for tensor in files.tensors.values():
         name = text_name(tensor.name)
         present.add(name or tensor.name)

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from modelserve import inspection
 from modelserve.architecture import ModelArchitecture
+from modelserve.checkpoint_files import GENERATION_FILE, read_generation_config
 from modelserve.engine_args import EngineArgs
-from modelserve.errors import InvalidInput
-from modelserve.inspection import CONFIG_FILE, read_json_object
+from modelserve.errors import InvalidInput, UnsupportedModel
 from modelserve.sizing.cuda_graphs import graphs_bytes
 from modelserve.sizing.memory import KEYS_PER_PASS
 from modelserve.sizing.pages import CacheGeometry
@@ -36,7 +37,6 @@ from modelserve_worker.execution.weights import InvalidCheckpoint
 from modelserve_worker.execution.weights_progress import ProgressCallback
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.request import SamplingParams
-from modelserve_worker.text.checkpoint_text import read_eos_token_ids
 
 _CPU_PROFILE_TOKENS = 64  # nothing is measured on the CPU: the step shows that the model runs
 # Every filter and penalty on, so that the profile step holds every temporary of sampling.
@@ -60,20 +60,23 @@ class StartedRank:
 def read_architecture(directory: Path) -> ModelArchitecture:
     """Geometry from DIRECTORY/config.json, EOS ids from it and from generation_config.json where there is one.
 
-    Raises InvalidCheckpoint when config.json cannot be read, else InvalidInput or UnsupportedModel.
+    Raises InvalidCheckpoint when one of them is broken, UnsupportedModel for another model.
     """
     try:
-        config = read_json_object(directory / CONFIG_FILE)
+        architecture = inspection.read_architecture(directory, servable_only=True)
+        named = read_generation_config(directory).get("eos_token_id")
+    except UnsupportedModel:
+        raise
     except InvalidInput as error:
-        raise InvalidCheckpoint(str(error)) from error
-    architecture = ModelArchitecture.from_config(config)
-    generation = directory / "generation_config.json"
-    named = read_eos_token_ids(generation)
-    if any(token >= architecture.vocab_size for token in named):
-        raise InvalidInput(
-            f"{generation}: eos_token_id {list(named)}; give token ids in 0..{architecture.vocab_size - 1}"
+        raise InvalidCheckpoint(str(error), field=error.field) from error
+    token_ids = [] if named is None else named if isinstance(named, list) else [named]
+    if not all(type(token_id) is int and 0 <= token_id < architecture.vocab_size for token_id in token_ids):
+        raise InvalidCheckpoint(
+            f"{directory / GENERATION_FILE}: eos_token_id {named!r}; give one or several token ids in "
+            f"0..{architecture.vocab_size - 1}",
+            field=GENERATION_FILE,
         )
-    return architecture.model_copy(update={"eos_token_ids": tuple(sorted({*architecture.eos_token_ids, *named}))})
+    return architecture.model_copy(update={"eos_token_ids": tuple(sorted({*architecture.eos_token_ids, *token_ids}))})
 
 
 def start_rank(

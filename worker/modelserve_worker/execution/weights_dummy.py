@@ -28,6 +28,22 @@ class DummyWeights:
         self.dtype = dtype
         self.generator = torch.Generator(device=device)
 
+    def fill(self, source: WeightSource) -> int:
+        """Fill this rank's share of one tensor, a block of rows at a time; returns its bytes."""
+        done, step = 0, max(1, BLOCK_ELEMENTS // math.prod(source.shape[1:]))
+        for region in source.regions:
+            begin, length = (region.source, region.length) if region.dim == 0 else (0, source.shape[0])
+            for offset in range(0, length, step):
+                count = min(step, length - offset)
+                block = self.read(source, start=begin + offset, count=count)
+                target = source.parameter.narrow(0, offset + (0 if region.dim else region.target), count)
+                if region.dim:
+                    block = block.narrow(region.dim, region.source, region.length)
+                    target = target.narrow(region.dim, region.target, region.length)
+                target.copy_(block)
+                done += block.nbytes
+        return done
+
     def read(self, source: WeightSource, *, start: int, count: int) -> Tensor:
         """Rows [start, start + count) of the first dimension, on the device, in the model's dtype."""
         columns = math.prod(source.shape[1:])

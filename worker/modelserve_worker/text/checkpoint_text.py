@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
+from modelserve.checkpoint_files import GENERATION_FILE, read_generation_config, read_json_object
 from modelserve.errors import InvalidInput
 from modelserve_worker.text.chat_template import ChatTemplate
 from modelserve_worker.text.vocabulary import Vocabulary
@@ -55,26 +55,14 @@ def load_checkpoint_text(directory: Path) -> CheckpointText:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises plain Exception for every fault of the file
         raise InvalidInput(f"{path}: {error}", field="tokenizer.json") from error
-    settings = _json_object(directory / "tokenizer_config.json")
-    generation = directory / "generation_config.json"
+    settings_file = directory / "tokenizer_config.json"
+    settings = read_json_object(settings_file) if settings_file.is_file() else {}
     return CheckpointText(
         tokenizer=tokenizer,
         vocabulary=Vocabulary.from_tokenizer(tokenizer),
         chat_template=_chat_template(directory, settings),
-        defaults=_defaults(generation),
+        defaults=_defaults(directory),
     )
-
-
-def _json_object(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InvalidInput(f"{path}: {error}", field=path.name) from error
-    if not isinstance(document, dict):
-        raise InvalidInput(f"{path} must hold a JSON object, not {type(document).__name__}", field=path.name)
-    return document
 
 
 def _chat_template(directory: Path, settings: dict[str, Any]) -> ChatTemplate | None:
@@ -100,22 +88,13 @@ def _special_tokens(settings: dict[str, Any]) -> dict[str, str]:
     return texts
 
 
-def _defaults(path: Path) -> SamplingDefaults:
-    document = _json_object(path)
+def _defaults(directory: Path) -> SamplingDefaults:
+    document = read_generation_config(directory)
     names = SamplingDefaults.__dataclass_fields__
     given = {name: document[name] for name in names if document.get(name) is not None}
     for name, value in given.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise InvalidInput(f"{path}: {name} must be a number, not {value!r}", field=name)
+            raise InvalidInput(f"{directory / GENERATION_FILE}: {name} must be a number, not {value!r}", field=name)
     if document.get("do_sample") is False:
         given["temperature"] = 0.0
     return SamplingDefaults(**given)
-
-
-def read_eos_token_ids(path: Path) -> tuple[int, ...]:
-    """Those of a generation_config.json; none when it is missing. Raises InvalidInput that names the file."""
-    eos = _json_object(path).get("eos_token_id")
-    token_ids = [] if eos is None else eos if isinstance(eos, list) else [eos]
-    if not all(type(token_id) is int and token_id >= 0 for token_id in token_ids):
-        raise InvalidInput(f"{path}: eos_token_id must be a token id or a list of them, not {eos!r}", field=path.name)
-    return tuple(token_ids)
