@@ -130,7 +130,7 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"config\.json"):
         inspect_checkpoint(tmp_path)
     (checkpoint(tmp_path) / "model.safetensors").unlink()
-    with pytest.raises(InvalidInput, match="no .*safetensors file"):
+    with pytest.raises(InvalidInput, match=r"no \*\.safetensors file"):
         inspect_checkpoint(tmp_path)
 
 
