@@ -22,6 +22,7 @@ from modelserve_worker.batch import AdmittedRequest, ScheduledBatch, TableUpdate
 from modelserve_worker.execution.device import (
     check_formats,
     compute_dtype,
+    runs_on_kernels,
     select_device,
     select_geometry,
     with_compute_dtype,
@@ -133,6 +134,10 @@ def start_rank(
                 overhead["graphs"],
                 use.overhead["graphs"],
             )
+    if runs_on_kernels(architecture, device):
+        from modelserve_worker.kernels.late_compilation import log_late_compilations  # Triton, on GPUs alone
+
+        log_late_compilations()
     memory = MemoryReport(
         device="cpu" if device.type == "cpu" else torch.cuda.get_device_name(device),
         total_bytes=use.total_bytes,
