@@ -1,0 +1,209 @@
+"""Which kernels a worker launches, found without a GPU: the product's own code runs over tensors that hold nothing.
+
+The decoder, its attention backend and the sampler run every step that start-up captures, on torch's fake tensors of a
+CUDA device that need not exist. Triton specialises each launch as it would there (types, integers that are 1 or divide
+by 16, alignment of pointers) and hands it over instead of compiling it. So no list of kernels has to be kept in step
+with the code that launches them. Only one launch per specialisation is kept.
+"""
+
+# mypy: disable-error-code="no-untyped-call"
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+import triton
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from triton.backends.compiler import GPUTarget
+
+from modelserve.architecture import ModelArchitecture
+from modelserve.engine_args import EngineArgs
+from modelserve.sizing.cuda_graphs import decode_graph_sizes, mixed_graph_sizes
+from modelserve_worker.execution.block_tables import BlockTables
+from modelserve_worker.execution.device import compute_dtype, select_geometry
+from modelserve_worker.execution.input_batch import PackedStep, StepPacker
+from modelserve_worker.execution.kv_cache import KVCache
+from modelserve_worker.execution.sampling_slots import SamplingSlots, SlotColumns
+from modelserve_worker.layers.parallel import TensorParallel
+from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
+
+POOL_BYTES = 64 << 30  # beyond 32 bits in any element type; the profile's cache of two pages is traced beside it
+UNCAPTURED_ROWS = (3, 17, 300)  # of steps that no graph takes: row counts that are neither 1 nor multiples of 16
+_CPU = torch.device("cpu")
+_CUDA = torch.device("cuda", 0)
+
+
+@dataclass(frozen=True)
+class KernelLaunch:
+    """One specialisation of one kernel, as `triton.JITFunction.preload` takes it."""
+
+    module: str
+    kernel: str
+    specialization: str
+    described: str
+
+
+class TargetDriver:
+    """What Triton asks of a driver before it compiles: which GPU it compiles for."""
+
+    def __init__(self, capability: int) -> None:
+        self._target = GPUTarget("cuda", capability, 32)
+
+    def get_current_device(self) -> int:
+        """A number of its own per target: kernels keep what they know of a device by this number."""
+        return int(self._target.arch)
+
+    def get_current_stream(self, _device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+
+class _RankAlone(TensorParallel):
+    """Rank 0 of a group whose other ranks do not exist: collectives have the right shapes and nothing else."""
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return x
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        return torch.cat([x] * self.size, dim=-1)
+
+
+class _Pointer:
+    """A tensor as a launch specialises it: its dtype, and its offset in an allocation that is aligned."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.dtype = tensor.dtype
+        self._offset = tensor.storage_offset() * tensor.itemsize
+
+    def data_ptr(self) -> int:
+        return self._offset
+
+
+@contextmanager
+def _launches_go_to(found: Callable[[KernelLaunch], None], capability: int) -> Iterator[None]:
+    """For the whole process: no kernel is compiled or launched, and the device has `capability`."""
+
+    def hook(*, repr: str, fn: Any, compile: dict[str, Any], **_: Any) -> bool:  # noqa: A002 - the hook's own names
+        found(KernelLaunch(fn.module, fn.name, compile["specialization_data"], repr))
+        return True  # do not compile
+
+    run = triton.JITFunction.run
+
+    def specialise(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        given = (_Pointer(value) if isinstance(value, Tensor) else value for value in arguments)
+        return run(self, *given, grid=grid, warmup=True, **options)
+
+    with (
+        mock.patch.object(triton.runtime.driver, "_active", TargetDriver(capability)),
+        mock.patch.object(triton.knobs.runtime, "jit_cache_hook", hook),
+        mock.patch.object(triton.JITFunction, "run", specialise),
+        mock.patch.object(torch.cuda, "get_device_capability", lambda *_: divmod(capability, 10)),
+    ):
+        yield
+
+
+def kernel_launches(architecture: ModelArchitecture, args: EngineArgs, *, capability: int) -> list[KernelLaunch]:
+    """Every launch of rank 0 while it starts and serves, for a GPU of `capability` (90 for sm_90).
+
+    `args.model` is not read. Raises InvalidInput where model and arguments do not fit. For a process of its own: while
+    this runs, no kernel can be launched.
+    """
+    launches: dict[tuple[str, str, str], KernelLaunch] = {}
+
+    def keep(launch: KernelLaunch) -> None:
+        launches.setdefault((launch.module, launch.kernel, launch.specialization), launch)
+
+    with (
+        warnings.catch_warnings(),
+        _launches_go_to(keep, capability),
+        torch.inference_mode(),
+        FakeTensorMode(),
+    ):
+        warnings.simplefilter("ignore")  # torch warns of pointers of fake tensors
+        _run_steps(architecture, args)
+    return list(launches.values())
+
+
+def _run_steps(architecture: ModelArchitecture, args: EngineArgs) -> None:
+    from modelserve_worker.execution.fast_attention import KernelAttention  # Triton, on GPUs alone
+
+    geometry = select_geometry(architecture, args)
+    longest = architecture.max_position_embeddings
+    sizes = {"max_num_seqs": args.max_num_seqs, "max_model_len": longest}
+    tokens = max(args.max_num_batched_tokens, args.max_num_seqs)
+    parallel = _RankAlone(rank=0, size=args.tensor_parallel_size)
+    model = Gemma4ForCausalLM(architecture, parallel=parallel, device=_CUDA, dtype=compute_dtype(architecture))
+    with unset_fake_temporarily():
+        tables = BlockTables(geometry, **sizes, device=_CPU)
+    tables.device = {kind: _on_cuda(table) for kind, table in tables.device.items()}
+    scratch = geometry.global_page.page_bytes + geometry.sliding_page.page_bytes
+    decodes, mixed = decode_graph_sizes(args.max_num_seqs), mixed_graph_sizes(tokens)
+    for pool_bytes in (scratch, POOL_BYTES):
+        attention = KernelAttention(model, KVCache(geometry, pool_bytes, device=_CUDA), tables, **sizes)
+        with unset_fake_temporarily():
+            packer = StepPacker(
+                geometry, max_num_batched_tokens=tokens, vocab_size=architecture.vocab_size, blocks=attention.blocks,
+                device=_CPU, **sizes,
+            )  # fmt: skip
+        profile = pool_bytes == scratch
+        for views, counts in (
+            (packer.decode_views, decodes[-1:] if profile else (*decodes, *UNCAPTURED_ROWS)),
+            (packer.mixed_views, mixed[-1:] if profile else (*mixed, *UNCAPTURED_ROWS)),
+        ):
+            most = args.max_num_seqs if views == packer.decode_views else tokens
+            for rows in sorted({count for count in counts if count <= most}):
+                with unset_fake_temporarily():
+                    step = views(rows)
+                _run(model, attention, _on_cuda(step))
+    _sample(architecture, args)
+
+
+def _run(model: Gemma4ForCausalLM, attention: Any, step: PackedStep) -> None:
+    attention.begin(step.inputs)
+    hidden = model(step.token_ids, step.inputs.positions, attention, num_rows=step.num_rows)
+    model.head(hidden)
+
+
+def _sample(architecture: ModelArchitecture, args: EngineArgs) -> None:
+    from modelserve_worker.execution.sampler import device_draw
+
+    draw = device_draw(_CUDA)
+    assert draw is not None
+    with unset_fake_temporarily():
+        slots = SamplingSlots(
+            max_num_seqs=args.max_num_seqs, vocab_size=architecture.vocab_size, eos_token_ids=(0,), device=_CPU
+        )
+    words = _on_cuda(slots.device.words)
+    columns = SlotColumns(words, slots.device.top_k.numel())
+    names = ("seeds", "temperature", "top_k", "top_p", "min_p", "min_tokens", "banned")
+    rows = torch.empty(args.max_num_seqs, dtype=torch.int32, device=_CUDA)
+    logits = torch.empty(len(rows), architecture.vocab_size, dtype=compute_dtype(architecture), device=_CUDA)
+    draw(
+        logits, slots=rows, positions=rows, output_counts=rows, softcap=architecture.final_logit_softcapping,
+        **{name: getattr(columns, name) for name in names},
+    )  # fmt: skip
+
+
+def _on_cuda(value: Any) -> Any:
+    """Tensors of the CPU, in nested dataclasses and tuples, as fake ones of the GPU with the same layout."""
+    if isinstance(value, Tensor):
+        storage = torch.empty(
+            value.untyped_storage().nbytes() // value.itemsize, dtype=value.dtype, device=_CUDA
+        )
+        return storage.as_strided(value.shape, value.stride(), value.storage_offset())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = dataclasses.fields(value)
+        return dataclasses.replace(value, **{field.name: _on_cuda(getattr(value, field.name)) for field in fields})
+    if isinstance(value, tuple):
+        return tuple(_on_cuda(each) for each in value)
+    return value

@@ -1,0 +1,106 @@
+"""Where compiled kernels are looked for and put: one rule for every kind of kernel.
+
+Looked for in the folder that an image ships (`modelserve-worker kernels` fills it; SHIPPED_VARIABLE names another), then
+in Triton's cache folder (TRITON_CACHE_DIR), where whatever is compiled at run time goes. The second one may lie on a
+volume that outlives the pod, and several pods may share it: entries are named by a hash of all that they depend on, and
+appear whole. `triton.runtime.cache.get_cache_manager(key)` follows the rule, for kernels that Triton did not compile too.
+"""
+
+# mypy: disable-error-code="misc,no-untyped-call"
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.runtime.cache import FileCacheManager
+
+from modelserve.errors import ModelServeError
+from modelserve.termination import TerminationReason
+
+SHIPPED_VARIABLE = "MODELSERVE_KERNELS_DIR"
+SHIPPED = Path("/opt/modelserve/kernels")
+
+logger = logging.getLogger(__name__)
+
+
+class KernelsUnavailable(ModelServeError):  # noqa: N818 - reads as the reason it states
+    """A kernel is in no cache, and this machine cannot compile it."""
+
+    reason = TerminationReason.KernelsUnavailable
+
+
+def shipped_folder() -> Path:
+    """Compiled kernels that came with the program; it need not exist."""
+    return Path(os.environ.get(SHIPPED_VARIABLE) or SHIPPED)
+
+
+class ShippedFirst(FileCacheManager):
+    """Triton's cache over the two folders. An entry is wholly in one of them, wherever it was made."""
+
+    def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
+        shipped = shipped_folder() / key
+        self._shipped = not (override or dump) and shipped.is_dir()
+        if self._shipped:
+            self.key, self.lock_path, self.cache_dir = key, None, str(shipped)
+        else:
+            super().__init__(key, override, dump)
+
+    def get_group(self, filename: str) -> dict[str, str] | None:
+        """Files of one kernel, by name. Triton notes the paths where they were made; here they lie beside the note."""
+        group: dict[str, str] | None = super().get_group(filename)
+        note = Path(self._make_path(f"__grp__{filename}"))
+        if group is None or not note.is_file():
+            return group
+        files = (path for path in note.parent.iterdir() if path.name.startswith(Path(filename).stem))
+        return {path.name: str(path) for path in files} or group
+
+    def put(self, data: Any, filename: str, binary: bool = True) -> str:
+        if self._shipped:  # a part of the entry is missing: make it again in the other folder
+            self._shipped = False
+            super().__init__(self.key)
+        path: str = super().put(data, filename, binary=binary)
+        return path
+
+
+def use_kernel_cache() -> None:
+    """Follow the rule in this process from now on. A cache folder that cannot be written is replaced, with a warning."""
+    triton.knobs.cache.manager_class = ShippedFirst
+    folder = Path(triton.knobs.cache.dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        triton.knobs.cache.dir = tempfile.mkdtemp(prefix="modelserve-kernels-")
+        logger.warning(
+            "the kernel cache %s cannot be written (%s): kernels compiled now go to %s and are lost with the pod",
+            folder, error.strerror, triton.knobs.cache.dir,
+        )  # fmt: skip
+
+
+@contextmanager
+def compilations() -> Iterator[None]:
+    """Kernels compiled inside fail with KernelsUnavailable where there is no C compiler, and in no other way."""
+    try:
+        yield
+    except RuntimeError as error:
+        if c_compiler() is not None or "C compiler" not in str(error):
+            raise
+        raise KernelsUnavailable(
+            f"a kernel is neither in {shipped_folder()} nor in {triton.knobs.cache.dir}, and there is no C compiler to "
+            "build its launcher: use an image with kernels for this GPU and model (`modelserve-worker kernels`), "
+            "install gcc, or name a compiler in CC"
+        ) from error
+
+
+def c_compiler() -> str | None:
+    """The program that Triton would build launchers with."""
+    return os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
