@@ -45,6 +45,8 @@ _PROFILE_SAMPLING = SamplingParams(
     seed=0, max_tokens=1, top_k=2, top_p=0.5, min_p=0.1, repetition_penalty=1.1, presence_penalty=0.1,
     frequency_penalty=0.1, logprobs=20,
 )  # fmt: skip
+# And one that kernels draw, where there are any: no request is to wait for their compilation.
+_KERNELS_SAMPLING = SamplingParams(seed=0, max_tokens=1, top_k=64, top_p=0.95)
 
 logger = logging.getLogger(__name__)
 
@@ -200,10 +202,20 @@ def _profile(
 
 
 def profile_batches(*, start: int, tokens: int, rows: int) -> tuple[ScheduledBatch, ...]:
-    """A prefill chunk of positions [start, start + tokens), then `rows` decodes. Every table entry names page 0."""
-    requests = tuple(AdmittedRequest(slot, f"profile-{slot}", _PROFILE_SAMPLING, (0,), ()) for slot in range(rows))
-    chunk = _profile_batch(0, slots=1, start=start, length=tokens, admitted=requests[:1])
-    return chunk, _profile_batch(1, slots=rows, start=start, length=1, admitted=requests)
+    """A prefill chunk of positions [start, start + tokens), then `rows` decodes, then those that kernels draw.
+
+    Every table entry names page 0.
+    """
+    heavy, drawn = (
+        tuple(AdmittedRequest(slot, f"profile-{slot}", sampling, (0,), ()) for slot in range(rows))
+        for sampling in (_PROFILE_SAMPLING, _KERNELS_SAMPLING)
+    )
+    chunk = _profile_batch(0, slots=1, start=start, length=tokens, admitted=heavy[:1])
+    decodes = (
+        _profile_batch(step, slots=rows, start=start, length=1, admitted=admitted)
+        for step, admitted in enumerate((heavy, drawn), start=1)
+    )
+    return chunk, *decodes
 
 
 def _profile_batch(
