@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from modelserve.architecture import LayerKind, ModelArchitecture
+from modelserve.architecture import ModelArchitecture
 from modelserve.published import published_model
 from modelserve_worker.execution.loader import load_model
 from modelserve_worker.execution.parallel import TensorParallel
@@ -35,10 +35,8 @@ def shortened(layers: int) -> ModelArchitecture:
     """The 31B model with fewer layers, the last one global, and a small vocabulary."""
     facts = published_model("hf://google/gemma-4-31B-it")
     assert facts is not None
-    kinds = (LayerKind.SLIDING,) * (layers - 1) + (LayerKind.GLOBAL,)
-    return facts.architecture.model_copy(
-        update={"layer_types": kinds, "num_hidden_layers": layers, "vocab_size": VOCABULARY}
-    )
+    changes = {"full_attention_layers": (layers - 1,), "num_hidden_layers": layers, "vocab_size": VOCABULARY}
+    return ModelArchitecture.model_validate(facts.architecture.model_dump() | changes)
 
 
 def tensor_shapes(architecture: ModelArchitecture) -> dict[str, tuple[int, ...]]:

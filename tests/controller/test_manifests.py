@@ -193,3 +193,21 @@ def test_the_rbac_rules_cover_every_watched_kind() -> None:
         assert {"get", "list", "watch"} <= granted[kind.group, kind.plural]
     assert granted["serving.modelserve.dev", "modelserves"] == {"get", "list", "watch"}, "the spec is never written"
     assert ("", "secrets") not in granted
+
+
+def test_compiled_kernels_outlive_a_pod_on_gpus_where_downloads_do(tiny_facts: ModelFacts) -> None:
+    """Not on a claim of the user's own files, which stays read-only as a whole, and not on the CPU."""
+    gpu = {"accelerators": {"products": ["NVIDIA-H200"]}}
+
+    def cache(**fields: Any) -> tuple[str, list[dict[str, Any]]]:
+        (worker,) = _pod(_spec(**fields), tiny_facts)["containers"]
+        (folder,) = [each["value"] for each in worker["env"] if each["name"] == "TRITON_CACHE_DIR"]
+        mounts = [each for each in worker["volumeMounts"] if each["name"] == "weights"]
+        assert mounts[0] == {"name": "weights", "mountPath": "/models", "readOnly": True}
+        return folder, mounts[1:]
+
+    path = "/var/cache/modelserve/kernels"
+    mount = {"name": "weights", "mountPath": path, "subPath": ".modelserve/kernels"}
+    assert cache(model=HF, storage={"pvcName": "cache"}, **gpu) == (path, [mount])
+    for fields in ({"model": HF, **gpu}, gpu, {"model": HF, "storage": {"pvcName": "cache"}}):
+        assert cache(**fields) == ("/tmp/triton", [])

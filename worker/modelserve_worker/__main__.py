@@ -1,5 +1,5 @@
-"""`modelserve-worker serve` and `modelserve-worker fetch`: the composition root. torch is imported only by the engine's
-process, which `serve` starts.
+"""`modelserve-worker serve`, `fetch` and `kernels`: the composition root. torch is imported only by `kernels` and
+by the engine's process, which `serve` starts.
 """
 
 from __future__ import annotations
@@ -44,6 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from modelserve_worker import fetch  # the Hub's client is not needed to serve
 
         return fetch.main(arguments[1:])
+    if arguments[:1] == ["kernels"]:
+        from modelserve_worker.execution import kernel_build  # torch and Triton are not needed by the front end
+
+        return kernel_build.main(arguments[1:])
     # As process 1 of a container, a process ignores every signal it has no handler for; the server sets its own later.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
@@ -69,6 +73,7 @@ def _parse(arguments: Sequence[str]) -> EngineArgs:
     serve_parser = commands.add_parser("serve", help="load a checkpoint and serve it", allow_abbrev=False)
     add_engine_flags(serve_parser)
     commands.add_parser("fetch", help="download a model from the Hugging Face Hub (see `fetch --help`)")
+    commands.add_parser("kernels", help="compile a model's GPU kernels ahead (see `kernels --help`)")
     try:
         flags = vars(parser.parse_args(arguments))
         return engine_args({k: v for k, v in flags.items() if k not in ("command", "config")}, flags["config"])

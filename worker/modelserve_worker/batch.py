@@ -135,6 +135,10 @@ class ModelRunner(Protocol):
         batch's updates must name every entry of every slot that it or a later batch uses."""
         ...
 
+    def check(self) -> None:
+        """Raise EngineDead when the device or a rank is known to be gone. Asked while there is no step."""
+        ...
+
     def shutdown(self) -> None:
         """Release the device and end the other ranks."""
         ...

@@ -18,6 +18,8 @@ CONTAINER_SECURITY = {
     "capabilities": {"drop": ["ALL"]},
     "readOnlyRootFilesystem": True,
 }
+KERNEL_CACHE_PATH = "/var/cache/modelserve/kernels"
+_KERNEL_CACHE_FOLDER = ".modelserve/kernels"  # of a claim that downloads go to
 _SCRATCH_MOUNT = {"name": "tmp", "mountPath": "/tmp"}  # noqa: S108
 
 
@@ -58,6 +60,20 @@ def container(*, name: str, image: str, pull_policy: str, command: list[str]) ->
         "terminationMessagePolicy": "FallbackToLogsOnError",  # a crash leaves no message of its own
         "volumeMounts": [_SCRATCH_MOUNT, {"name": "weights", "mountPath": MODELS_PATH, "readOnly": True}],
     }
+
+
+def keep_compiled_kernels(worker: dict[str, Any], source: ModelSource) -> None:
+    """Let compiled kernels outlive the pod, where the weights lie on a claim that this product writes to.
+
+    Elsewhere (a claim of the user's own files, which stays read-only, or no claim) they go to scratch space, as
+    SCRATCH_ENVIRONMENT has it. Pods may share the folder: entries are named by their content and appear whole.
+    """
+    if not source.downloaded or source.claim is None:
+        return
+    mount = {"name": "weights", "mountPath": KERNEL_CACHE_PATH, "subPath": _KERNEL_CACHE_FOLDER}
+    worker["volumeMounts"].append(mount)
+    kept = [variable for variable in worker["env"] if variable["name"] != "TRITON_CACHE_DIR"]
+    worker["env"] = [*kept, {"name": "TRITON_CACHE_DIR", "value": KERNEL_CACHE_PATH}]
 
 
 def environment(users: list[dict[str, Any]], own: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -12,7 +12,13 @@ from modelserve_operator.manifests.pod_resources import (
     download_resources,
     worker_resources,
 )
-from modelserve_operator.manifests.restricted_pod import container, environment, fetch_container, pod_spec
+from modelserve_operator.manifests.restricted_pod import (
+    container,
+    environment,
+    fetch_container,
+    keep_compiled_kernels,
+    pod_spec,
+)
 from modelserve_operator.sources import ModelSource
 
 PORT = 8000
@@ -58,6 +64,8 @@ def worker_template(
         pull_policy=pull_policy,
         command=["modelserve-worker", "serve", "--config", f"{CONFIG_PATH}/{ENGINE_FILE}"],
     )
+    if plan.resource_name:
+        keep_compiled_kernels(worker, source)
     worker["ports"] = [{"name": "http", "containerPort": PORT, "protocol": "TCP"}]
     worker["env"] = environment(extra.get("env") or [], [*worker["env"], {"name": "HF_HUB_OFFLINE", "value": "1"}])
     worker["volumeMounts"].append({"name": "engine", "mountPath": CONFIG_PATH, "readOnly": True})

@@ -52,7 +52,7 @@ class StubEngine:
 
     @property
     def runner(self) -> Any:
-        return SimpleNamespace(shutdown=lambda: None)
+        return SimpleNamespace(check=lambda: None, shutdown=lambda: None)
 
     @property
     def has_work(self) -> bool:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,11 +19,20 @@ from model_checkpoints import make_checkpoint, random_tokens
 from modelserve.engine_args import EngineArgs
 from modelserve.errors import InvalidInput
 from modelserve_worker.engine_client import EngineDead
+from modelserve_worker.execution import ranks
 from modelserve_worker.execution.memory import InsufficientMemory
 from modelserve_worker.execution.ranks import LaunchedReplica, RankDiedError, WorkerRanks, launch
 from modelserve_worker.request import SamplingParams
 
 SAMPLED = SamplingParams(seed=3, max_tokens=1, temperature=1.0, top_p=0.9)
+
+
+@pytest.fixture(autouse=True)
+def _no_group_stays() -> Iterator[None]:
+    """A replica whose rank has died leaves its group half-joined: a worker exits after it."""
+    yield
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def _args(directory: Path, **changes) -> EngineArgs:
@@ -75,6 +85,47 @@ def test_a_killed_rank_fails_the_step_and_all_that_follow(tmp_path, driver_for) 
                 _tokens(replica, driver_for, 1)
         assert time.monotonic() - started < 5
         assert issubclass(RankDiedError, EngineDead), "no step after it can succeed, so the engine ends with it"
+    finally:
+        replica.runner.shutdown()
+
+
+def test_a_rank_that_dies_or_hangs_while_idle_is_noticed_and_nobody_else_is_ended(tmp_path, driver_for) -> None:
+    """`check` is what an idle engine asks once a second. A stopped rank is no dead one: it goes on when it can."""
+    make_checkpoint("31B", tmp_path, seed=6)
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)"]) as bystander:
+        replica = launch(_args(tmp_path, tensor_parallel_size=2))
+        try:
+            (child,) = (each for each in multiprocessing.active_children() if each.name.startswith("modelserve-rank"))
+            first = _tokens(replica, driver_for, 3)
+            os.kill(child.pid, signal.SIGSTOP)
+            replica.runner.check()
+            os.kill(child.pid, signal.SIGCONT)
+            assert _tokens(replica, driver_for, 3) == first
+            os.kill(child.pid, signal.SIGKILL)
+            child.join()
+            deadline = time.monotonic() + 30
+            while not replica.runner._workers.has_died() and time.monotonic() < deadline:
+                time.sleep(0.05)
+            with pytest.raises(RankDiedError, match=r"modelserve-rank-1 \(exit code -9\) ended between steps"):
+                replica.runner.check()
+        finally:
+            replica.runner.shutdown()
+        assert bystander.poll() is None
+        bystander.kill()
+    assert not list(Path("/dev/shm").glob(f"*{os.getpid()}*")), "the ring is gone"
+
+
+def test_ranks_that_come_to_other_tokens_end(tmp_path, driver_for, monkeypatch) -> None:
+    """Rank 0 here sees another checksum than it should; steps before it were right and stay so."""
+    make_checkpoint("31B", tmp_path, seed=6)
+    replica = launch(_args(tmp_path, tensor_parallel_size=2))
+    try:
+        assert len(_tokens(replica, driver_for, 3)) == 3
+        monkeypatch.setattr(ranks, "token_checksum", lambda tokens: 1)
+        with pytest.raises(RankDiedError, match="rank 1 sampled other tokens than rank 0 in step"):
+            _tokens(replica, driver_for, 30)  # rank 1 notes a step a moment after rank 0 has it
+        with pytest.raises(RankDiedError):
+            replica.runner.check()
     finally:
         replica.runner.shutdown()
 
@@ -138,5 +189,3 @@ def test_bad_input_is_rank_0s_verdict_not_a_dead_rank(tmp_path, config, changes,
     with pytest.raises(error, match=message):
         launch(_args(tmp_path, tensor_parallel_size=2, **changes))
     assert multiprocessing.active_children() == []
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()

@@ -1,7 +1,8 @@
 """The engine's side of the wire: take commands, step, report; nothing else runs in this process.
 
 One thread does all of it, so nothing competes for the interpreter between a step's result and the next launch. While
-there is work it looks into the socket without waiting, one system call a step; an idle engine sleeps in it.
+there is work it looks into the socket without waiting, one system call a step; an idle engine sleeps on it, and looks
+once a second whether its device and its ranks are still there.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from modelserve_worker.engine_client import EngineDead
 from modelserve_worker.request import FinishReason, Request, RequestOutput
 
 _RECEIVE_BYTES = 1 << 20
+_IDLE_CHECK_S = 1.0
 _STUCK_PAUSE_S = 0.01  # between looks at a scheduler that has requests and schedules none of them
 
 logger = logging.getLogger(__name__)
@@ -34,22 +36,17 @@ class Channel:
         """Raises OSError when the front end is gone."""
         self._socket.sendall(encode(message))
 
-    def receive(self, *, wait: bool) -> list[Command]:
-        """Commands that have come; with `wait`, sleep until there is at least a part of one.
-
-        Raises EOFError when the front end is gone.
-        """
+    def receive(self) -> list[Command]:
+        """Commands that have come, without waiting. Raises EOFError when the front end is gone."""
         commands: list[Command] = []
-        flags = 0 if wait else socket.MSG_DONTWAIT
         while True:
             try:
-                data = self._socket.recv(_RECEIVE_BYTES, flags)
+                data = self._socket.recv(_RECEIVE_BYTES, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return commands
             if not data:
                 raise EOFError("the front end has closed its end")
             commands += self._frames.feed(data)
-            flags = socket.MSG_DONTWAIT
 
     def pause(self, seconds: float) -> None:
         """Sleep until something comes, at most `seconds`."""
@@ -93,9 +90,12 @@ class EngineLoop:
 
     def _take_commands(self) -> bool:
         """Carry out what has come; with nothing else to do, wait for more. False: the engine is to end."""
+        if not self._engine.has_work:
+            self._channel.pause(_IDLE_CHECK_S)
+            self._engine.runner.check()  # a rank that dies now would otherwise be found by the next request
         outputs: list[RequestOutput] = []
         refusals: list[Refusal] = []
-        for command in self._channel.receive(wait=not self._engine.has_work):
+        for command in self._channel.receive():
             if isinstance(command, Stop):
                 return False
             try:

@@ -1,8 +1,8 @@
 """`modelserve-worker kernels`: compile the kernels of a model ahead, into a folder that an image or a volume carries.
 
 Needs no GPU. What is compiled is what `kernel_trace` finds; what a start-up then looks for in the folder has the same
-names, since both are Triton's own hashes of source, types, options and compiler. The C modules that Triton builds at run
-time (its driver, and a launcher per signature) are built too, so that a worker with this folder needs no C compiler.
+names, since both are Triton's own hashes of source, types, options and compiler. The C modules that Triton builds at
+run time (its driver, and a launcher per signature) are built too: a worker with this folder needs no C compiler.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -27,9 +27,17 @@ from triton.backends.nvidia import driver as nvidia
 
 from modelserve.architecture import ModelArchitecture
 from modelserve.engine_args import EngineArgs
+from modelserve.errors import InvalidInput
+from modelserve.inspection import read_architecture
+from modelserve.published import published_model
+from modelserve.sizing.kernel_buffers import fills_matrix_tiles
+from modelserve_worker.execution.device import with_compute_dtype
 from modelserve_worker.execution.kernel_trace import KernelLaunch, TargetDriver, kernel_launches
+from modelserve_worker.kernels.kernel_cache import c_compiler, name_alike, shipped_folder
+from modelserve_worker.server.flags import FlagParser, add_engine_flags, engine_args
 
 CUDA_LIBRARY = "libcuda.so.1"
+LEAST_CAPABILITY = 80
 
 
 def build_kernels(
@@ -37,22 +45,24 @@ def build_kernels(
 ) -> int:
     """Compile into `output` what a rank with `args` launches on GPUs of `capabilities` (90: sm_90); returns how many.
 
-    Kernels that are there already are not compiled again. Raises InvalidInput where model and arguments do not fit,
-    RuntimeError without a C compiler.
+    Kernels that are there already are not compiled again. Raises InvalidInput where model and arguments do not fit, or
+    without a C compiler.
     """
+    if c_compiler() is None:
+        raise InvalidInput("launchers of kernels are built with a C compiler, and there is none: install gcc or set CC")
     output.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="modelserve-kernels-") as stubs:
         initializer = functools.partial(_begin, str(output), _cuda_library_folder(Path(stubs)))
         with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=initializer) as pool:
-            traced = [(each, pool.submit(kernel_launches, architecture, args, capability=each)) for each in capabilities]
+            driver = pool.submit(_build_driver)
+            traced = {each: pool.submit(kernel_launches, architecture, args, capability=each) for each in capabilities}
             running = [
                 pool.submit(_compile, launch, capability)
-                for capability, launches in traced
+                for capability, launches in traced.items()
                 for launch in launches.result()
             ]
-            driver = pool.submit(_build_driver)
-            for each in (*running, driver):
+            for each in (driver, *running):
                 each.result()
     sys.stderr.write(f"{len(running)} kernels in {output}, {time.monotonic() - began:.0f} s\n")
     return len(running)
@@ -61,6 +71,7 @@ def build_kernels(
 def _begin(cache: str, cuda_folder: str | None) -> None:
     """In a process of the pool: where results go, and where the driver's library or its stand-in lies."""
     triton.knobs.cache.dir = cache
+    name_alike()
     if cuda_folder is not None:
         triton.knobs.nvidia.libcuda_path = cuda_folder
         ctypes.CDLL(str(Path(cuda_folder) / CUDA_LIBRARY), mode=ctypes.RTLD_GLOBAL)
@@ -85,13 +96,50 @@ def _cuda_library_folder(folder: Path) -> str | None:
     except (AssertionError, OSError, subprocess.CalledProcessError):
         source = folder / "stub.c"
         source.write_text("")
-        triton_compiler = os.environ.get("CC") or "gcc"
-        try:
-            subprocess.run(
-                [triton_compiler, "-shared", "-fPIC", f"-Wl,-soname,{CUDA_LIBRARY}", "-o", folder / CUDA_LIBRARY, source],
-                check=True,
-            )
-        except OSError as error:
-            raise RuntimeError(f"no C compiler ({triton_compiler}): install gcc or set CC") from error
+        library = ["-shared", "-fPIC", f"-Wl,-soname,{CUDA_LIBRARY}", "-o", str(folder / CUDA_LIBRARY), str(source)]
+        subprocess.run([c_compiler() or "gcc", *library], check=True)
         return str(folder)
     return None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit 0 when all kernels are there, 2 for wrong arguments."""
+    parser = FlagParser(
+        prog="modelserve-worker kernels",
+        description="Compile the kernels that a worker with these settings launches. Needs a C compiler and no GPU.",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=shipped_folder(),
+        help="folder to fill (default: %(default)s, where a worker looks)",
+    )
+    parser.add_argument("--target", nargs="+", required=True, metavar="sm_90", help="GPU architectures, sm_80 or later")
+    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="compilations at a time (%(default)s)")
+    add_engine_flags(parser)
+    try:
+        flags = vars(parser.parse_args(argv))
+        own = {name: flags.pop(name) for name in ("output", "target", "processes", "config")}
+        args = engine_args(flags, own["config"])
+        architecture = with_compute_dtype(_architecture(args.model), args)
+        if architecture.dtype != "bfloat16" or not fills_matrix_tiles(architecture):
+            raise InvalidInput(f"{args.model} runs on plain PyTorch: there are no kernels to compile", field="model")
+        capabilities = [_capability(target) for target in own["target"]]
+        build_kernels(architecture, args, output=own["output"], capabilities=capabilities, processes=own["processes"])
+    except InvalidInput as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    return 0
+
+
+def _architecture(model: str) -> ModelArchitecture:
+    """Of a published model (hf://google/gemma-4-31B-it), or of a directory with a config.json."""
+    facts = published_model(model)
+    return facts.architecture if facts is not None else read_architecture(Path(model), servable_only=True)
+
+
+def _capability(target: str) -> int:
+    number = target.removeprefix("sm_")
+    if not number.isdigit() or int(number) < LEAST_CAPABILITY:
+        raise InvalidInput(f"--target {target}: name GPU architectures like sm_90, at least sm_{LEAST_CAPABILITY}")
+    return int(number)

@@ -86,7 +86,7 @@ class _Pointer:
         self._offset = tensor.storage_offset() * tensor.itemsize
 
     def data_ptr(self) -> int:
-        return self._offset
+        return int(self._offset)
 
 
 @contextmanager
@@ -99,15 +99,15 @@ def _launches_go_to(found: Callable[[KernelLaunch], None], capability: int) -> I
 
     run = triton.JITFunction.run
 
-    def specialise(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+    def specialise(self: Any, *arguments: Any, **options: Any) -> Any:
         given = (_Pointer(value) if isinstance(value, Tensor) else value for value in arguments)
-        return run(self, *given, grid=grid, warmup=True, **options)
+        return run(self, *given, **{**options, "warmup": True})
 
     with (
         mock.patch.object(triton.runtime.driver, "_active", TargetDriver(capability)),
         mock.patch.object(triton.knobs.runtime, "jit_cache_hook", hook),
         mock.patch.object(triton.JITFunction, "run", specialise),
-        mock.patch.object(torch.cuda, "get_device_capability", lambda *_: divmod(capability, 10)),
+        mock.patch.object(torch.cuda, "get_device_capability", return_value=divmod(capability, 10)),
     ):
         yield
 
@@ -197,9 +197,7 @@ def _sample(architecture: ModelArchitecture, args: EngineArgs) -> None:
 def _on_cuda(value: Any) -> Any:
     """Tensors of the CPU, in nested dataclasses and tuples, as fake ones of the GPU with the same layout."""
     if isinstance(value, Tensor):
-        storage = torch.empty(
-            value.untyped_storage().nbytes() // value.itemsize, dtype=value.dtype, device=_CUDA
-        )
+        storage = torch.empty(value.untyped_storage().nbytes() // value.itemsize, dtype=value.dtype, device=_CUDA)
         return storage.as_strided(value.shape, value.stride(), value.storage_offset())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = dataclasses.fields(value)

@@ -134,6 +134,9 @@ class GPUModelRunner:
             self._launch(batch).result()
         self._sampler.reset()
 
+    def check(self) -> None:
+        """Nothing to say: a fault of the device shows in the step that meets it."""
+
     def shutdown(self) -> None:
         """Nothing to end: the device's memory is freed with the runner."""
 

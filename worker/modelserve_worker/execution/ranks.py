@@ -1,14 +1,16 @@
 """A replica of one or more tensor-parallel ranks behind one ModelRunner.
 
-Rank 0 lives in the engine's process and owns the scheduler; ranks 1..n-1 are child processes. Each gets every
-ScheduledBatch through a pipe and runs it in step with rank 0; sampling is the same on all ranks, so no token is sent.
-When one rank dies, or fails a step that others have entered, no collective of the group can complete: all of them end
-within seconds and every later step fails with RankDiedError.
+Rank 0 lives in the engine's process and owns the scheduler; ranks 1..n-1 are child processes. Each step is packed once
+and read by all of them from shared memory (`rank_ring`); they run it in step with rank 0. Sampling is the same on all
+ranks, so no token is sent, but each notes a checksum of its tokens, which rank 0 compares with its own.
+When one rank dies, fails a step that others have entered, or came to other tokens, the group cannot go on: all of them
+end within seconds and every later step fails with RankDiedError, as does `check` while there is no step.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import multiprocessing
 import os
@@ -16,6 +18,9 @@ import queue
 import signal
 import tempfile
 import threading
+import time
+import zlib
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -32,9 +37,13 @@ from modelserve_worker.batch import ModelRunner, PendingStep, SampledTokens, Sch
 from modelserve_worker.engine_client import EngineDead
 from modelserve_worker.execution.launched_step import FailedStep
 from modelserve_worker.execution.memory_report import MemoryReport
+from modelserve_worker.execution.rank_messages import decode_batch, encode_batch
+from modelserve_worker.execution.rank_ring import RankRing, RingAborted
 from modelserve_worker.execution.startup import StartedRank, start_rank
 from modelserve_worker.execution.weights_progress import ProgressCallback
+from modelserve_worker.terminal_error import TerminalError
 
+_COMPARED_STEPS = 32  # a rank that is so many steps behind has not noted its tokens: it is compared no more
 _GRACE_S = 3.0  # from a failed collective or a stop to the verdict that a rank is dead
 
 logger = logging.getLogger(__name__)
@@ -78,21 +87,30 @@ def launch(args: EngineArgs, *, progress: ProgressCallback | None = None) -> Lau
     return _replica(started, MultiRankRunner(started.runner, workers))
 
 
-def worker_loop(runner: ModelRunner, batches: Connection) -> None:
-    """Run batches of rank 0 in order until it sends None or goes away.
+def worker_loop(runner: ModelRunner, ring: RankRing, reader: int) -> None:
+    """Run the steps of rank 0 in order until it says that it was the last, and note each one's tokens.
 
-    Raises what a step failed with, unless it failed before any collective, as it then did on every rank.
+    Raises what a step failed with, unless it failed before any collective, as it then did on every rank, and
+    RingAborted when rank 0 has given the group up.
     """
-    while True:
-        try:
-            batch: ScheduledBatch | None = batches.recv()
-        except EOFError:
-            return
-        if batch is None:
-            return
+    launched: deque[tuple[int, PendingStep]] = deque()
+    ahead = 2 if runner.launches_ahead else 0  # steps that may still be on their way when the next one has come
+    while message := ring.receive(reader):
+        batch = decode_batch(message)
         step = runner.execute(batch)
-        if isinstance(step, FailedStep) and not step.before_collectives:
-            step.result()
+        if isinstance(step, FailedStep):
+            if not step.before_collectives:
+                step.result()
+            continue
+        launched.append((batch.step, step))
+        while len(launched) > ahead:
+            number, oldest = launched.popleft()
+            ring.note(reader, number, token_checksum(oldest.result()))
+
+
+def token_checksum(tokens: SampledTokens) -> int:
+    """The same on ranks that came to the same tokens."""
+    return zlib.crc32(tokens.token_ids.tobytes())
 
 
 class WorkerRanks:
@@ -104,12 +122,14 @@ class WorkerRanks:
         self.init_method = f"file://{Path(self._folder.name) / 'rendezvous'}"
         context = multiprocessing.get_context("spawn")
         self._processes: list[BaseProcess] = []
-        self._pipes: list[Connection] = []
+        self._pipes: list[Connection] = []  # each child's last words
+        readers = args.tensor_parallel_size - 1
+        self._ring = RankRing(readers)
         for rank in range(1, args.tensor_parallel_size):
-            ours, theirs = context.Pipe()
+            ours, theirs = context.Pipe(duplex=False)
             process = context.Process(
                 target=_worker_main,
-                args=(args, rank, self.init_method, theirs),
+                args=(args, rank, self.init_method, theirs, self._ring.name),
                 name=f"modelserve-rank-{rank}",
                 daemon=True,
             )
@@ -120,7 +140,9 @@ class WorkerRanks:
         self._stopping = False
         self._last_words: list[str] = []
         self._died = threading.Event()
-        threading.Thread(target=self._watch, name="rank-watcher", daemon=True).start()
+        self._own: dict[int, int] = {}  # checksums of steps that not all ranks have noted, by step
+        self._watcher = threading.Thread(target=self._watch, name="rank-watcher", daemon=True)
+        self._watcher.start()
 
     def start_beside(self, start: Callable[[], StartedRank]) -> StartedRank:
         """Run `start` for rank 0 in a thread of its own: its collectives would wait for ever on a rank that is gone.
@@ -140,7 +162,7 @@ class WorkerRanks:
         if not isinstance(result, BaseException):
             return result
         # Rank 0's own verdict on the user's input is the better message; a broken collective is only an echo.
-        if not isinstance(result, ModelServeError) and self.has_died(within_s=_GRACE_S):
+        if not isinstance(result, ModelServeError | TerminalError) and self.has_died(within_s=_GRACE_S):
             raise self.failure("before it was ready") from result
         raise result
 
@@ -154,14 +176,32 @@ class WorkerRanks:
         except queue.Empty:
             return self.failure("before it was ready")
 
-    def send(self, batch: ScheduledBatch | None) -> None:
+    def send(self, batch: ScheduledBatch) -> None:
         """Hand a step to every rank. Raises RankDiedError when one is gone."""
-        for pipe in self._pipes:
-            try:
-                pipe.send(batch)
-            except OSError as error:
-                self._died.wait(_GRACE_S)
-                raise self.failure("between steps") from error
+        self._ring.send(encode_batch(batch), check=self.check)
+
+    def check(self) -> None:
+        """Raise RankDiedError when a rank is gone."""
+        if self.has_died():
+            raise self.failure("between steps")
+
+    def compare(self, step: int, checksum: int) -> None:
+        """Hold the other ranks' tokens against rank 0's, of this step and of earlier ones that they had not noted.
+
+        Raises RankDiedError, and ends the group, when one came to others.
+        """
+        self._own[step] = checksum
+        for number in list(self._own):
+            noted = [self._ring.noted(reader, number) for reader in range(len(self._processes))]
+            for reader, word in enumerate(noted):
+                if word not in (None, self._own[number]):
+                    self.abort()
+                    raise RankDiedError(
+                        f"rank {reader + 1} sampled other tokens than rank 0 in step {number}: the ranks no longer "
+                        "compute the same. The replica must be restarted"
+                    )
+            if None not in noted or step - number >= _COMPARED_STEPS:
+                del self._own[number]
 
     def has_died(self, *, within_s: float = 0.0) -> bool:
         return self._died.wait(within_s)
@@ -179,20 +219,28 @@ class WorkerRanks:
     def abort(self) -> None:
         """Kill all ranks at once; `has_died` is true from here on."""
         self._died.set()
+        self._ring.abort()
         for process in self._processes:
             process.kill()
 
     def stop(self) -> None:
         """End all ranks: ask, wait, then kill."""
         self._stopping = True
-        for pipe in self._pipes:
-            with contextlib.suppress(OSError):  # already gone
-                pipe.send(None)
+        deadline = time.monotonic() + _GRACE_S
+        with contextlib.suppress(RankDiedError, RingAborted):
+            self._ring.send(b"", check=functools.partial(self._check_until, deadline))
         for process in self._processes:
-            process.join(_GRACE_S)
+            process.join(max(0.0, deadline - time.monotonic()))
             process.kill()
             process.join()
+        self._watcher.join()
+        self._ring.close()
         self._folder.cleanup()
+
+    def _check_until(self, deadline: float) -> None:
+        self.check()
+        if time.monotonic() > deadline:  # a rank that hangs reads nothing
+            raise RingAborted("a rank does not answer")
 
     def _watch(self) -> None:
         wait([process.sentinel for process in self._processes])
@@ -229,6 +277,11 @@ class MultiRankRunner:
             self._workers.abort()
         return _RankedStep(step, self._workers)
 
+    def check(self) -> None:
+        """Raise RankDiedError when a rank is gone."""
+        self._workers.check()
+        self._local.check()
+
     def shutdown(self) -> None:
         self._workers.stop()
         self._local.shutdown()
@@ -258,18 +311,20 @@ class _RankedStep:
             raise
         if self._workers.has_died():  # an aborted collective may end a kernel without an error, and with any content
             raise self._workers.failure("during a step")
+        self._workers.compare(tokens.step, token_checksum(tokens))
         return tokens
 
 
-def _worker_main(args: EngineArgs, rank: int, init_method: str, batches: Connection) -> None:
+def _worker_main(args: EngineArgs, rank: int, init_method: str, last_words: Connection, ring_name: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; rank 0 decides when to end
     threading.Thread(target=_end_with_parent, name="parent-watcher", daemon=True).start()
     try:
+        ring = RankRing(args.tensor_parallel_size - 1, name=ring_name)
         started = start_rank(args, rank=rank, init_method=init_method)
-        worker_loop(started.runner, batches)
+        worker_loop(started.runner, ring, rank - 1)
     except BaseException as error:
         with contextlib.suppress(OSError):
-            batches.send(f"rank {rank}: {type(error).__name__}: {error}")
+            last_words.send(f"rank {rank}: {type(error).__name__}: {error}")
         # Not a normal exit: a thread of a broken communicator could hold it up for minutes.
         os._exit(1)
 

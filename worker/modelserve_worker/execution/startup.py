@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,8 +90,10 @@ def start_rank(
 ) -> StartedRank:
     """Start one rank; all ranks of a group call this with the same `args` and meet in its collectives.
 
-    Raises InvalidInput (and its subclasses for checkpoint and device) and InsufficientMemory.
+    Raises InvalidInput (and its subclasses for checkpoint and device), InsufficientMemory, and TerminalError where a
+    kernel can be neither found nor compiled.
     """
+    phases = Phases()
     device = select_device(args, rank=rank)
     directory = Path(args.model)
     architecture = with_compute_dtype(read_architecture(directory), args)
@@ -100,6 +105,12 @@ def start_rank(
         torch.cuda.set_device(device)
     elif args.tensor_parallel_size > 1:  # ranks share the cores
         torch.set_num_threads(max(1, torch.get_num_threads() // args.tensor_parallel_size))
+    compilations: Callable[[], AbstractContextManager[None]] = nullcontext
+    if runs_on_kernels(architecture, device):
+        from modelserve_worker.kernels import kernel_cache  # Triton, on GPUs alone
+
+        kernel_cache.use_kernel_cache()
+        compilations = kernel_cache.compilations
     probe = GPUMemoryProbe(device, used_before=used_before) if device.type == "cuda" else None
     parallel = join_tensor_parallel(
         rank=rank, size=args.tensor_parallel_size, init_method=init_method, device=device
@@ -112,6 +123,7 @@ def start_rank(
         torch.cuda.synchronize(device)
         probe.joined()
         del residual
+    phases.end("device")
     model = load_model(
         architecture,
         directory,
@@ -122,14 +134,18 @@ def start_rank(
         seed=args.seed,
         progress=progress,
     )
-    runner, use = _profile(model, args, geometry, device, probe)
+    phases.end("weights")
+    with compilations():
+        runner, use = _profile(model, args, geometry, device, probe)
+    phases.end("profile")
     use, pool_bytes = _agree(use, parallel, device)
     max_model_len = negotiate_model_len(architecture, geometry, args, pool_bytes=pool_bytes)
     runner.use_cache(KVCache(geometry, pool_bytes, device=device, debug_stamps=args.debug_kv_stamps))
     overhead = dict(use.overhead)
     if probe is not None:
         # The temporaries of captured steps lie in a pool that takes the place of what the profile's steps used.
-        overhead["graphs"] = max(0, probe.captured(runner.capture_graphs) - use.activation_bytes)
+        with compilations():
+            overhead["graphs"] = max(0, probe.captured(runner.capture_graphs) - use.activation_bytes)
         if overhead["graphs"] > use.overhead["graphs"]:
             logger.warning(
                 "CUDA graphs take %d bytes, %d were set aside: the device is used by so much more than its share",
@@ -162,7 +178,26 @@ def start_rank(
         if args.max_model_len in ("auto", max_model_len)
         else f" (asked for {args.max_model_len}: the pool is smaller)",
     )
+    phases.end("graphs")
+    logger.info("rank %d started: %s", rank, phases)
     return StartedRank(runner, architecture, memory)
+
+
+class Phases:
+    """Seconds that the parts of a start-up took, one after the other."""
+
+    def __init__(self) -> None:
+        self._ended_s = time.monotonic()
+        self._took: dict[str, float] = {}
+
+    def end(self, name: str) -> None:
+        """All since the last end, or since the beginning, was `name`."""
+        now = time.monotonic()
+        self._took[name] = now - self._ended_s
+        self._ended_s = now
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self._took.items())
 
 
 def _profile(

@@ -1,17 +1,19 @@
 """Where compiled kernels are looked for and put: one rule for every kind of kernel.
 
-Looked for in the folder that an image ships (`modelserve-worker kernels` fills it; SHIPPED_VARIABLE names another), then
-in Triton's cache folder (TRITON_CACHE_DIR), where whatever is compiled at run time goes. The second one may lie on a
-volume that outlives the pod, and several pods may share it: entries are named by a hash of all that they depend on, and
-appear whole. `triton.runtime.cache.get_cache_manager(key)` follows the rule, for kernels that Triton did not compile too.
+Looked for in the folder that an image ships (`modelserve-worker kernels` fills it; SHIPPED_VARIABLE names another),
+then in Triton's cache folder (TRITON_CACHE_DIR), where whatever is compiled at run time goes. The second one may lie on
+a volume that outlives the pod, and several pods may share it: entries are named by a hash of all that they depend on,
+and appear whole. `triton.runtime.cache.get_cache_manager(key)` follows the rule, for kernels of other compilers too.
 """
 
 # mypy: disable-error-code="misc,no-untyped-call"
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import platform
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -20,21 +22,16 @@ from pathlib import Path
 from typing import Any
 
 import triton
+from triton.runtime import build
 from triton.runtime.cache import FileCacheManager
 
-from modelserve.errors import ModelServeError
 from modelserve.termination import TerminationReason
+from modelserve_worker.terminal_error import TerminalError
 
 SHIPPED_VARIABLE = "MODELSERVE_KERNELS_DIR"
 SHIPPED = Path("/opt/modelserve/kernels")
 
 logger = logging.getLogger(__name__)
-
-
-class KernelsUnavailable(ModelServeError):  # noqa: N818 - reads as the reason it states
-    """A kernel is in no cache, and this machine cannot compile it."""
-
-    reason = TerminationReason.KernelsUnavailable
 
 
 def shipped_folder() -> Path:
@@ -55,12 +52,11 @@ class ShippedFirst(FileCacheManager):
 
     def get_group(self, filename: str) -> dict[str, str] | None:
         """Files of one kernel, by name. Triton notes the paths where they were made; here they lie beside the note."""
-        group: dict[str, str] | None = super().get_group(filename)
         note = Path(self._make_path(f"__grp__{filename}"))
-        if group is None or not note.is_file():
-            return group
-        files = (path for path in note.parent.iterdir() if path.name.startswith(Path(filename).stem))
-        return {path.name: str(path) for path in files} or group
+        if not note.is_file():
+            return None
+        files = [note.parent / name for name in json.loads(note.read_text())["child_paths"]]
+        return {file.name: str(file) for file in files if file.exists()}
 
     def put(self, data: Any, filename: str, binary: bool = True) -> str:
         if self._shipped:  # a part of the entry is missing: make it again in the other folder
@@ -70,9 +66,19 @@ class ShippedFirst(FileCacheManager):
         return path
 
 
+def name_alike() -> None:
+    """Have Triton name its C modules alike wherever it runs; by itself it names them by whether `file` is installed."""
+    name = ",".join((platform.machine(), platform.system()))
+    vars(build)["platform_key"] = lambda: name
+
+
 def use_kernel_cache() -> None:
-    """Follow the rule in this process from now on. A cache folder that cannot be written is replaced, with a warning."""
+    """Follow the rule in this process from now on. A cache folder that cannot be written is replaced, with a warning.
+
+    Raises TerminalError where Triton's own part of a GPU's driver can be neither found nor built.
+    """
     triton.knobs.cache.manager_class = ShippedFirst
+    name_alike()
     folder = Path(triton.knobs.cache.dir)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -84,20 +90,23 @@ def use_kernel_cache() -> None:
             "the kernel cache %s cannot be written (%s): kernels compiled now go to %s and are lost with the pod",
             folder, error.strerror, triton.knobs.cache.dir,
         )  # fmt: skip
+    with compilations():
+        triton.runtime.driver.active.get_current_target()
 
 
 @contextmanager
 def compilations() -> Iterator[None]:
-    """Kernels compiled inside fail with KernelsUnavailable where there is no C compiler, and in no other way."""
+    """A kernel that is in no cache and cannot be compiled inside is TerminalError KernelsUnavailable."""
     try:
         yield
     except RuntimeError as error:
         if c_compiler() is not None or "C compiler" not in str(error):
             raise
-        raise KernelsUnavailable(
+        raise TerminalError(
+            TerminationReason.KernelsUnavailable,
             f"a kernel is neither in {shipped_folder()} nor in {triton.knobs.cache.dir}, and there is no C compiler to "
             "build its launcher: use an image with kernels for this GPU and model (`modelserve-worker kernels`), "
-            "install gcc, or name a compiler in CC"
+            "install gcc, or name a compiler in CC",
         ) from error
 
 

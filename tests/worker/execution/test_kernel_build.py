@@ -1,0 +1,157 @@
+"""Kernels compiled ahead, without a GPU: which they are, and that a launch finds them without a C compiler."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from modelserve.published import published_model
+from modelserve.termination import TerminationReason
+from modelserve_worker.__main__ import main
+from modelserve_worker.terminal_error import TerminalError
+
+# Two layers of the 31B model: one of each kind, with its real heads.
+COMMON = """
+import json, sys
+from pathlib import Path
+from modelserve.architecture import ModelArchitecture
+from modelserve.engine_args import EngineArgs
+from modelserve.published import published_model
+from modelserve_worker.execution import kernel_build, kernel_trace
+folder, cuda = Path(sys.argv[1]), sys.argv[2]
+whole = published_model("hf://google/gemma-4-31B").architecture.model_dump()
+architecture = ModelArchitecture.model_validate(whole | {"full_attention_layers": (1,), "num_hidden_layers": 2})
+args = EngineArgs(model="", max_num_seqs=4, max_num_batched_tokens=64, tensor_parallel_size=int(sys.argv[3]))
+cheap = ("combine", "residual_norm", "gated_gelu")
+"""
+BUILD = """
+launches = kernel_trace.kernel_launches(architecture, args, capability=90)
+kernel_build._begin(str(folder), kernel_build._cuda_library_folder(Path(cuda)))
+for launch in launches:
+    if launch.kernel in cheap:
+        kernel_build._compile(launch, 90)
+print(json.dumps([launch.kernel for launch in launches]))
+"""
+LAUNCH = """
+import ctypes, os, triton
+from triton.backends.nvidia import driver as nvidia
+from modelserve_worker.kernels import kernel_cache
+triton.knobs.cache.manager_class = kernel_cache.ShippedFirst
+kernel_cache.name_alike()
+if os.path.exists(f"{cuda}/libcuda.so.1"):
+    ctypes.CDLL(f"{cuda}/libcuda.so.1", mode=ctypes.RTLD_GLOBAL)
+    sys.setdlopenflags(os.RTLD_LAZY)
+    triton.knobs.nvidia.libcuda_path = cuda
+assert kernel_cache.c_compiler() is None
+hits = []
+triton.knobs.compilation.listener = lambda *, src, cache_hit, **_: hits.append((src.fn.__name__, cache_hit))
+compile = triton.JITFunction._do_compile
+def only_cheap(self, *arguments, **options):
+    if self.__name__ not in cheap:
+        return None
+    triton.knobs.runtime.jit_cache_hook = None
+    kernel = compile(self, *arguments, **options)
+    nvidia.CudaLauncher(kernel.src, kernel.metadata)
+    return kernel
+triton.JITFunction._do_compile = only_cheap
+kernel_trace.kernel_launches(architecture, args, capability=90)
+print(json.dumps(hits))
+"""
+
+
+def run(code: str, *arguments: str | Path, **environment: str) -> object:
+    variables = {name: value for name, value in os.environ.items() if name not in ("TRITON_INTERPRET", "CC")}
+    done = subprocess.run(
+        [sys.executable, "-c", COMMON + code, *map(str, arguments)],
+        env=variables | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)} | environment,
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[str]]:
+    """(a folder with some kernels, one with a library of the driver's name, all kernels that a start-up launches)."""
+    folder, cuda = tmp_path_factory.mktemp("shipped"), tmp_path_factory.mktemp("cuda")
+    names = run(BUILD, folder, cuda, "1")
+    assert isinstance(names, list)
+    return folder, cuda, names
+
+
+def test_every_kernel_that_a_start_up_needs_is_found(built: tuple[Path, Path, list[str]]) -> None:
+    """One door each: elementwise, prepare and commit, decode and chunk attention of both kinds, sampling."""
+    assert set(built[2]) == {
+        "embed", "rms_norm", "residual_norm", "gated_gelu", "prepare", "commit", "split_decode", "split_decode_v_only",
+        "combine", "expand_keys", "sliding_chunk", "global_chunk_v_only", "_select_chunks", "_draw_rows",
+    }  # fmt: skip
+
+
+def test_launches_of_another_process_hit_what_was_shipped_without_a_compiler(
+    built: tuple[Path, Path, list[str]], tmp_path: Path
+) -> None:
+    """From a folder that was moved since, and with nothing written to the pod's own."""
+    folder, cuda, names = built
+    moved = tmp_path / "shipped"
+    moved.symlink_to(folder)
+    own = tmp_path / "own"
+    paths = {"MODELSERVE_KERNELS_DIR": str(moved), "TRITON_CACHE_DIR": str(own), "PATH": str(tmp_path)}
+    hits = run(LAUNCH, folder, cuda, "1", **paths)
+    assert isinstance(hits, list)
+    cheap = [name for name in names if name in ("combine", "residual_norm", "gated_gelu")]
+    assert sorted(hits) == sorted([name, True] for name in cheap)
+    assert not own.exists() or not list(own.iterdir())
+
+
+def test_a_missing_compiler_is_said_and_other_errors_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from triton.runtime.build import compile_module_from_src
+
+    from modelserve_worker.kernels.kernel_cache import compilations
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    with pytest.raises(TerminalError, match="no C compiler to build its launcher") as caught, compilations():
+        compile_module_from_src("int x;", "x")
+    assert caught.value.reason is TerminationReason.KernelsUnavailable
+    with pytest.raises(RuntimeError, match="device-side assert"), compilations():
+        raise RuntimeError("device-side assert")
+
+
+def test_an_entry_with_a_part_missing_is_made_again_in_the_other_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from modelserve_worker.kernels.kernel_cache import ShippedFirst
+
+    shipped, own = tmp_path / "shipped", tmp_path / "own"
+    (shipped / "KEY").mkdir(parents=True)
+    (shipped / "KEY" / "a.cubin").write_bytes(b"shipped")
+    monkeypatch.setenv("MODELSERVE_KERNELS_DIR", str(shipped))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(own))
+    cache = ShippedFirst("KEY")
+    assert cache.get_file("a.cubin") == str(shipped / "KEY" / "a.cubin")
+    assert cache.get_group("a.json") is None
+    assert cache.put(b"made", "b.cubin") == str(own / "KEY" / "b.cubin")
+    assert [path.name for path in (shipped / "KEY").iterdir()] == ["a.cubin"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--model", "hf://google/gemma-4-31B"], "--target"),
+        (["--model", "hf://google/gemma-4-31B", "--target", "sm_70"], "at least sm_80"),
+        (["--model", "hf://google/gemma-4-31B", "--target", "sm_90", "--dtype", "float32"], "plain PyTorch"),
+        (["--model", "/absent", "--target", "sm_90"], "cannot be read"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert published_model("hf://google/gemma-4-31B") is not None
+    assert main(["kernels", *arguments]) == 2
+    assert said in capsys.readouterr().err

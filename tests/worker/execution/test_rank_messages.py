@@ -1,0 +1,134 @@
+"""Steps cross to other ranks unchanged, through a ring that may be smaller than a message, read at different paces."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from modelserve.architecture import LayerKind
+from modelserve_worker.batch import AdmittedRequest, PageMove, ScheduledBatch, TableUpdates
+from modelserve_worker.execution.rank_messages import decode_batch, encode_batch
+from modelserve_worker.execution.rank_ring import RankRing, RingAborted
+from modelserve_worker.request import SamplingParams
+
+
+def batch(seed: int, *, admitted: int = 0, moves: int = 0) -> ScheduledBatch:
+    random = np.random.default_rng(seed)
+    rows = int(random.integers(1, 40))
+
+    def words(count: int) -> np.ndarray:
+        return random.integers(-1, 1 << 31, count).astype(np.int32)
+
+    return ScheduledBatch(
+        step=seed,
+        slots=words(rows),
+        starts=words(rows),
+        lengths=words(rows),
+        samples=random.integers(0, 2, rows).astype(np.bool_),
+        output_counts=words(rows),
+        token_ids=words(3 * rows),
+        admitted=tuple(
+            AdmittedRequest(slot, f"r{slot}", SamplingParams(seed=slot, max_tokens=3), tuple(range(slot, 900)), (5, 6))
+            for slot in range(admitted)
+        ),
+        page_moves=tuple(PageMove(list(LayerKind)[i % 2], i, i + 1) for i in range(moves)),
+        global_updates=TableUpdates(words(moves), words(moves), words(moves)),
+        sliding_updates=TableUpdates(words(rows), words(rows), words(rows)),
+    )
+
+
+def same(a: ScheduledBatch, b: ScheduledBatch) -> bool:
+    arrays = ("slots", "starts", "lengths", "samples", "output_counts", "token_ids")
+    tables = [(getattr(a, name), getattr(b, name)) for name in ("global_updates", "sliding_updates")]
+    pairs = [(getattr(a, name), getattr(b, name)) for name in arrays]
+    pairs += [(getattr(x, name), getattr(y, name)) for x, y in tables for name in ("slots", "indices", "pages")]
+    equal = all(x.dtype == y.dtype and np.array_equal(x, y) for x, y in pairs)
+    return equal and (a.step, a.admitted, a.page_moves) == (b.step, b.admitted, b.page_moves)
+
+
+@pytest.mark.parametrize(("admitted", "moves"), [(0, 0), (3, 0), (0, 5), (2, 4)])
+def test_a_step_is_the_same_on_the_other_side(admitted: int, moves: int) -> None:
+    sent = batch(7, admitted=admitted, moves=moves)
+    assert same(decode_batch(bytearray(encode_batch(sent))), sent)
+
+
+def test_readers_of_different_paces_get_every_message_in_order() -> None:
+    """Messages are longer than the ring, so the writer waits for the slower reader, and nobody gets another's bytes."""
+    ring = RankRing(2, capacity=1 << 10)
+    sent = [batch(seed, admitted=seed % 3) for seed in range(30)]
+    got: dict[int, list[ScheduledBatch]] = {0: [], 1: []}
+
+    def read(reader: int) -> None:
+        end = RankRing(2, name=ring.name, capacity=1 << 10)
+        while message := end.receive(reader):
+            got[reader].append(decode_batch(message))
+            time.sleep(reader * 1e-3)
+        end.close()
+
+    threads = [threading.Thread(target=read, args=(reader,)) for reader in got]
+    for thread in threads:
+        thread.start()
+    for each in sent:
+        ring.send(encode_batch(each), check=lambda: None)
+    ring.send(b"", check=lambda: None)
+    for thread in threads:
+        thread.join(60)
+    assert [len(messages) for messages in got.values()] == [30, 30]
+    assert all(same(a, b) for messages in got.values() for a, b in zip(messages, sent, strict=True))
+    ring.close()
+
+
+def test_a_reader_that_waits_hears_that_the_group_has_ended_and_another_keeps_its_message() -> None:
+    ring = RankRing(2)
+    ring.send(b"last", check=lambda: None)
+    assert ring.receive(0) == b"last"
+    heard = []
+
+    def wait() -> None:
+        try:
+            ring.receive(0)
+        except RingAborted as error:
+            heard.append(str(error))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    ring.abort()
+    thread.join(60)
+    assert heard == ["the group of ranks has ended"]
+    assert ring.receive(1) == b"last"
+    ring.close()
+
+
+def test_a_writer_that_waits_asks_whether_the_readers_are_there() -> None:
+    ring = RankRing(1, capacity=64)
+
+    def gone() -> None:
+        raise ConnectionError("rank 1 is gone")
+
+    with pytest.raises(ConnectionError, match="rank 1 is gone"):
+        ring.send(bytes(200), check=gone)
+    ring.close()
+
+
+def test_notes_are_by_step_and_reader() -> None:
+    ring = RankRing(2)
+    ring.note(1, 5, 77)
+    assert ring.noted(1, 5) == 77
+    assert ring.noted(0, 5) is None
+    assert ring.noted(1, 4) is None
+    ring.note(1, 5 + 64, 78)
+    assert ring.noted(1, 5) is None
+    ring.close()
+
+
+def test_nothing_is_left_in_shared_memory() -> None:
+    ring = RankRing(1)
+    name = ring.name
+    ring.close()
+    with pytest.raises(FileNotFoundError):
+        RankRing(1, name=name)
+    assert multiprocessing.active_children() == []

@@ -1,0 +1,84 @@
+"""A ScheduledBatch as bytes and back: what rank 0 tells the other ranks, packed once however many they are.
+
+All arrays of a step are int32 words back to back behind a count of each, so a step of decodes is one concatenation.
+Only requests that are given a slot in this step carry objects; they come behind the words, as a pickle of their
+sampling parameters with their token ids as words of their own.
+"""
+
+from __future__ import annotations
+
+import pickle
+from array import array
+
+import numpy as np
+from numpy.typing import NDArray
+
+from modelserve.architecture import LayerKind
+from modelserve_worker.batch import AdmittedRequest, PageMove, ScheduledBatch, TableUpdates
+
+_KINDS = tuple(LayerKind)
+_SECTIONS = 14  # step, slots, starts, lengths, samples, output counts, tokens, moves, two tables of three columns
+_WORD = 4
+
+Words = NDArray[np.int32]
+
+
+def encode_batch(batch: ScheduledBatch) -> bytes:
+    """One step; never empty."""
+    moves = [(_KINDS.index(move.kind), move.source, move.destination) for move in batch.page_moves]
+    sections = (
+        np.array([batch.step], dtype=np.int32),
+        batch.slots,
+        batch.starts,
+        batch.lengths,
+        batch.samples.astype(np.int32),
+        batch.output_counts,
+        batch.token_ids,
+        np.array(moves, dtype=np.int32).reshape(-1),
+        *_columns(batch.global_updates),
+        *_columns(batch.sliding_updates),
+    )
+    counts = np.fromiter((len(section) for section in sections), dtype=np.int32, count=_SECTIONS)
+    words = np.concatenate((counts, *sections)).tobytes()
+    if not batch.admitted:
+        return words
+    admitted = [
+        (each.slot, each.request_id, each.sampling, _ids(each.prompt_token_ids), _ids(each.output_token_ids))
+        for each in batch.admitted
+    ]
+    return words + pickle.dumps(admitted, protocol=5)
+
+
+def decode_batch(message: bytes | bytearray) -> ScheduledBatch:
+    """The step that `encode_batch` made the message of."""
+    counts = np.frombuffer(message, dtype=np.int32, count=_SECTIONS)
+    ends = np.cumsum(counts) + _SECTIONS
+    words = np.frombuffer(message, dtype=np.int32, count=int(ends[-1]))
+    first, *arrays = (words[end - count : end] for count, end in zip(counts.tolist(), ends.tolist(), strict=True))
+    slots, starts, lengths, samples, output_counts, token_ids, moves, *tables = arrays
+    rest = memoryview(message)[int(ends[-1]) * _WORD :]
+    admitted = pickle.loads(rest) if len(rest) else []  # noqa: S301 - written by our own rank 0
+    return ScheduledBatch(
+        step=int(first[0]),
+        slots=slots,
+        starts=starts,
+        lengths=lengths,
+        samples=samples.astype(np.bool_),
+        output_counts=output_counts,
+        token_ids=token_ids,
+        admitted=tuple(
+            AdmittedRequest(slot, name, sampling, tuple(prompt), tuple(output))
+            for slot, name, sampling, prompt, output in admitted
+        ),
+        page_moves=tuple(PageMove(_KINDS[kind], *pages) for kind, *pages in moves.reshape(-1, 3).tolist()),
+        global_updates=TableUpdates(*tables[:3]),
+        sliding_updates=TableUpdates(*tables[3:]),
+    )
+
+
+def _columns(updates: TableUpdates) -> tuple[Words, Words, Words]:
+    return updates.slots, updates.indices, updates.pages
+
+
+def _ids(tokens: tuple[int, ...]) -> array[int]:
+    return array("i", tokens)
