@@ -37,6 +37,13 @@ class TerminationMessage(BaseModel):
     shortfallBytes: int | None = Field(  # noqa: N815 - the JSON name
         default=None, description="Bytes missing per GPU, for InsufficientMemory."
     )
+    measured: dict[str, int] | None = Field(
+        default=None,
+        description="Bytes per GPU by term (weights, activation, context, nccl), for InsufficientMemory on a GPU.",
+    )
+    engineVersion: str | None = Field(  # noqa: N815
+        default=None, description="The release that measured."
+    )
 
     def encode(self) -> str:
         """JSON of at most MESSAGE_LIMIT_BYTES bytes; a longer `message` is cut at its end."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
 
 from modelserve.api import Calibration, GpuMemory, PlanStatus
@@ -44,29 +44,30 @@ def _pool_error(predicted: GpuMemory | None, measured: GpuMemory) -> str | None:
 
 
 def measurement(
-    report: WorkerReport, plan: PlanStatus, facts: ModelFacts, *, model_uri: str, measured_at: str
+    measured: Mapping[str, int],
+    plan: PlanStatus,
+    facts: ModelFacts,
+    *,
+    engine_version: str,
+    model_uri: str,
+    measured_at: str,
 ) -> Entry | None:
-    """What one worker's report teaches about the ranks of its plan. On the CPU nothing is measured: None.
+    """What the terms of one worker (bytes by name) teach about the ranks of its plan, whether it got ready or found too
+    little memory. On the CPU nothing is measured: None.
 
     `measured_at`: when its pod was made. A report is read many times, and only a newer worker's takes one back.
 
     CUDA graphs teach nothing: a worker sizes its pool before it captures them, with the formula's figure.
     """
-    if (
-        plan.accelerator in (None, CPU_PRODUCT)
-        or plan.engine is None
-        or plan.kv_cache is None
-        or not report.engine_version
-    ):
+    if plan.accelerator in (None, CPU_PRODUCT) or plan.engine is None or plan.kv_cache is None or not engine_version:
         return None
-    measured = {term.name: term.measured_bytes for term in report.terms}
     if not {"weights", "activation", "context"} <= measured.keys():
         return None
     cache_format = f"{plan.kv_cache.dtype.value}/{plan.kv_cache.layout.value}"
     step = step_shape(plan.engine.max_num_batched_tokens, plan.engine.max_num_seqs, cache_format)
     return Entry(
         product=plan.accelerator,
-        engine_version=report.engine_version,
+        engine_version=engine_version,
         model=geometry_digest(facts),
         model_uri=model_uri,
         dtype=str(facts.format),

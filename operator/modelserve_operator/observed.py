@@ -46,10 +46,12 @@ class WorkerReport:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a container ended for good."""
+    """Why a container ended for good, and what it had measured of its GPU by then, in bytes by term."""
 
     reason: str
     message: str
+    measured: Mapping[str, int] = field(default_factory=dict, compare=False)
+    engine_version: str = field(default="", compare=False)
 
     @classmethod
     def from_termination(cls, text: str) -> Failure:
@@ -60,7 +62,8 @@ class Failure:
             return cls("WorkerFailed", text.strip()[-1000:] or f"exit code {TERMINAL_EXIT_CODE} without a message")
         missing = message.shortfallBytes
         numbers = f" ({missing:,} bytes are missing per GPU)" if missing is not None else ""
-        return cls(message.reason.value, message.message.rstrip(".") + numbers)
+        text = message.message.rstrip(".") + numbers
+        return cls(message.reason.value, text, message.measured or {}, message.engineVersion or "")
 
 
 @dataclass(frozen=True)

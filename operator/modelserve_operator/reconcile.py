@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -18,7 +18,7 @@ from modelserve_operator.drift import DriftContestedError
 from modelserve_operator.gather import Gatherer
 from modelserve_operator.kinds import CONFIG_MAP
 from modelserve_operator.kube import KubeError
-from modelserve_operator.observed import Observed
+from modelserve_operator.observed import Observed, Pod, WorkerReport
 from modelserve_operator.plan import Decision, decide
 from modelserve_operator.pod_health import patience_left
 from modelserve_operator.rollout import RunningRevision, Step, next_step
@@ -112,10 +112,15 @@ class Reconciler:
             return
         entries = [
             measurement(
-                observed.reports[pod.uid], target.plan, facts, model_uri=decision.source.uri, measured_at=pod.created
+                measured,
+                target.plan,
+                facts,
+                engine_version=engine_version,
+                model_uri=decision.source.uri,
+                measured_at=pod.created,
             )
             for pod in observed.pods_of(target.hash)
-            if pod.uid in observed.reports
+            for measured, engine_version in _measured(pod, observed.reports.get(pod.uid))
         ]
         async with self._learning:
             learned = self._shared.learned.including(filter(None, entries))
@@ -127,6 +132,14 @@ class Reconciler:
                 self._shared.wrote(await self._applier.apply_shared(CONFIG_MAP, body))
             except (KubeError, NameTakenError) as error:
                 logger.warning("what was measured is kept in memory only, until the next start: %s", error)
+
+
+def _measured(pod: Pod, report: WorkerReport | None) -> Iterator[tuple[Mapping[str, int], str]]:
+    """(bytes by term, release that measured) as a ready worker reports it, or one that found too little memory."""
+    if report is not None:
+        yield {term.name: term.measured_bytes for term in report.terms}, report.engine_version
+    elif pod.failure is not None:
+        yield pod.failure.measured, pod.failure.engine_version
 
 
 def _explained(failed: WriteError | None, *, now: datetime) -> WriteFailure | None:

@@ -4,12 +4,14 @@ Needs no GPU and holds no cache: packing goes to buffers on the CPU, and the sch
 model (V-only, bfloat16) in a pool that exists as a number. All requests are prefilled at once and then decode together,
 one step ahead of the answers, as the engine runs them. Prints the milliseconds per step of each part, and last their
 total; they are those of one core's work (CPU time of the thread, which never waits), so that other programs on the
-machine do not count.
+machine do not count. With --ranks, each step is also sent to that many other ranks: processes that read and unpack it,
+which say how long their unpacking took and how large a step was.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import statistics
 import time
 from collections import defaultdict
@@ -23,6 +25,8 @@ from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, 
 from modelserve_worker.batch import SampledTokens, ScheduledBatch
 from modelserve_worker.execution.block_tables import BlockTables
 from modelserve_worker.execution.input_batch import QueryBlocks, StepPacker
+from modelserve_worker.execution.rank_messages import decode_batch, encode_batch
+from modelserve_worker.execution.rank_ring import RankRing
 from modelserve_worker.request import Request, SamplingParams
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.scheduler import Scheduler
@@ -35,7 +39,8 @@ WARM_UP = 20  # steps before the clock starts
 class Host:
     """The engine's steady state without a device: answers come from here."""
 
-    def __init__(self, geometry: CacheGeometry, requests: int, context: int, steps: int) -> None:
+    def __init__(self, geometry: CacheGeometry, requests: int, context: int, steps: int, ring: RankRing | None) -> None:
+        self.ring = ring
         longest = context + steps + WARM_UP + 2
         limits = SchedulerLimits(requests * context, requests, longest, eos_token_ids=(1, 106))
         self.scheduler = Scheduler(limits, geometry, requests * geometry.held_bytes(longest))
@@ -65,6 +70,9 @@ class Host:
         self.launched = self.scheduler.schedule()
         scheduled = clock()
         assert self.launched is not None
+        if self.ring is not None:
+            self.ring.send(encode_batch(self.launched), check=lambda: None)
+        sent = clock()
         self.pack(self.launched)
         packed = clock()
         outputs = self.scheduler.update(sampled)
@@ -73,7 +81,9 @@ class Host:
         counted = clock()
         assert len(outputs) == answered.num_requests == self.launched.num_requests
         self.times["schedule"].append(scheduled - started)
-        self.times["pack"].append(packed - scheduled)
+        if self.ring is not None:
+            self.times["send"].append(sent - scheduled)
+        self.times["pack"].append(packed - sent)
         self.times["update"].append(updated - packed)
         self.times["stats"].append(counted - updated)
 
@@ -88,23 +98,51 @@ class Host:
             self.tables.apply(kind, updates)
 
 
+def rank(name: str, ranks: int, reader: int) -> None:
+    """Another rank's side of each step, without the step."""
+    ring, times, sizes = RankRing(ranks, name=name), [], []
+    while message := ring.receive(reader):
+        began = time.thread_time()
+        decode_batch(message)
+        times.append(time.thread_time() - began)
+        sizes.append(len(message))
+    ring.close()
+    line(f"rank {reader + 1}", times[WARM_UP:])
+    print(f"rank {reader + 1} got {statistics.mean(sizes[WARM_UP:]):.0f} bytes a step, {max(sizes)} at most")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=64, help="requests that decode together")
     parser.add_argument("--context", type=int, default=131072, help="prompt tokens of each")
     parser.add_argument("--steps", type=int, default=512, help="decode steps that are timed")
+    parser.add_argument("--ranks", type=int, default=0, help="other ranks that every step is sent to")
     arguments = parser.parse_args()
     facts = published_model(MODEL)
     assert facts is not None, f"{MODEL} is not published"
     geometry = cache_geometry(
         facts.architecture, dtype=KVCacheDtype.BFLOAT16, layout=KVCacheLayout.V_ONLY, tensor_parallel_size=1
     )
-    host = Host(geometry, arguments.requests, arguments.context, arguments.steps)
+    ring = RankRing(arguments.ranks) if arguments.ranks else None
+    context = multiprocessing.get_context("spawn")
+    others = [
+        context.Process(target=rank, args=(ring.name, arguments.ranks, reader))
+        for reader in range(arguments.ranks)
+        if ring is not None
+    ]
+    for other in others:
+        other.start()
+    host = Host(geometry, arguments.requests, arguments.context, arguments.steps, ring)
     for _ in range(WARM_UP):
         host.step()
     host.times.clear()
     for _ in range(arguments.steps):
         host.step()
+    if ring is not None:
+        ring.send(b"", check=lambda: None)
+        for other in others:
+            other.join()
+        ring.close()
     totals = [sum(parts) for parts in zip(*host.times.values(), strict=True)]
     for part, seconds in (*host.times.items(), ("total", totals)):
         line(part, seconds)

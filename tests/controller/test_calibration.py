@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from modelserve.architecture import ModelArchitecture
+from modelserve.planning import ENGINE_VERSION
 from modelserve.published import published_model
 from modelserve.sizing.cuda_graphs import graphs_bytes
+from modelserve.termination import TERMINAL_EXIT_CODE, TerminationMessage, TerminationReason
 from modelserve_operator.kinds import CONFIG_MAP, MODEL_SERVE, POD
 from modelserve_operator.kube import KubeError
 from modelserve_operator.learned_memory import MAX_ENTRIES, Entry, LearnedMemory
@@ -285,3 +287,26 @@ def test_a_little_less_is_no_news_and_broken_values_are_dropped() -> None:
     data = grown.to_data()
     broken = {"a": "{", "b": '{"product": "x"}', "c": next(iter(data.values())).replace(str(60 * MIB), "-1")}
     assert LearnedMemory.from_data({**data, **broken}) == grown
+
+
+def test_a_worker_that_found_too_little_memory_teaches_what_it_measured(world) -> None:
+    """The next plan is made with it; a healthy ModelServe of another model keeps its plan and learns nothing."""
+    world.add_node("a", **H200)
+    world.create(SPEC, name="big")
+    world.create({"model": {"uri": "hf://google/gemma-4-E4B-it"}}, name="other")
+    world.settle()
+    other = world.status("other")["plan"]
+    found = {"weights": 62 << 30, "activation": 5 << 30, "context": 9 << 30, "other_processes": 1 << 30}
+    message = TerminationMessage(
+        reason=TerminationReason.InsufficientMemory, message="too little", shortfallBytes=1, measured=found,
+        engineVersion=ENGINE_VERSION,
+    ).encode()  # fmt: skip
+    pod = next(each for each in world.cluster.of(POD) if each["metadata"]["name"].startswith("big"))
+    ended = {"terminated": {"exitCode": TERMINAL_EXIT_CODE, "message": message}}
+    world.cluster.set_pod(pod, phase="Running", containerStatuses=[{"name": "worker", "lastState": ended, "state": {}}])
+    world.settle()
+    assert world.condition("Stalled", "big") == ("True", "InsufficientMemory")
+    (entry,) = _entries(world)
+    assert entry.terms == {"weights": 62 << 30, "context": 9 << 30}, "what others hold is not the worker's"
+    assert list(entry.activation.values()) == [5 << 30]
+    assert world.status("other")["plan"] == other

@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from modelserve import __version__
 from modelserve.architecture import ModelArchitecture
 from modelserve.engine_args import EngineArgs
 from modelserve.errors import InvalidInput
@@ -54,7 +55,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         serve(_parse(arguments))
     except TerminalError as error:
-        message = TerminationMessage(reason=error.reason, message=str(error), shortfallBytes=error.shortfall_bytes)
+        message = TerminationMessage(
+            reason=error.reason,
+            message=str(error),
+            shortfallBytes=error.shortfall_bytes,
+            measured=error.measured or None,
+            engineVersion=__version__ if error.measured else None,
+        )
         write_termination(message)
         sys.stderr.write(f"{error.reason}: {error}\n")
         return TERMINAL_EXIT_CODE

@@ -23,6 +23,7 @@ def build_engine(args: EngineArgs, progress: Callable[[int, int], None]) -> Buil
     from modelserve_worker.engine.engine import Engine
     from modelserve_worker.engine.plan_report import plan_report
     from modelserve_worker.execution.device import AcceleratorMismatch
+    from modelserve_worker.execution.memory import InsufficientMemory
     from modelserve_worker.execution.ranks import launch
     from modelserve_worker.scheduling.admission import SchedulerLimits
     from modelserve_worker.scheduling.scheduler import Scheduler
@@ -35,7 +36,10 @@ def build_engine(args: EngineArgs, progress: Callable[[int, int], None]) -> Buil
         raise TerminalError.of_checkpoint(error) from error
     except DoesNotFit as error:
         raise TerminalError(
-            TerminationReason.InsufficientMemory, str(error), shortfall_bytes=error.shortfall_bytes
+            TerminationReason.InsufficientMemory,
+            str(error),
+            shortfall_bytes=error.shortfall_bytes,
+            measured=error.measured if isinstance(error, InsufficientMemory) else None,
         ) from error
     limits = SchedulerLimits(
         max_num_batched_tokens=args.max_num_batched_tokens,

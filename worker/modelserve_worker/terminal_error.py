@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from modelserve.errors import InvalidInput, UnsupportedModel
 from modelserve.termination import TerminationReason
 
 
 class TerminalError(Exception):
-    """The worker would fail again in the same way: no restart can help. `shortfall_bytes` is per GPU."""
+    """The worker would fail again in the same way: no restart can help.
 
-    def __init__(self, reason: TerminationReason, text: str, *, shortfall_bytes: int | None = None) -> None:
+    `shortfall_bytes` is per GPU, `measured` what was measured of it by then, in bytes by term.
+    """
+
+    def __init__(
+        self,
+        reason: TerminationReason,
+        text: str,
+        *,
+        shortfall_bytes: int | None = None,
+        measured: Mapping[str, int] | None = None,
+    ) -> None:
         super().__init__(text)
         self.reason = reason
         self.shortfall_bytes = shortfall_bytes
+        self.measured = dict(measured or {})
 
     @classmethod
     def of_checkpoint(cls, error: InvalidInput) -> TerminalError:

@@ -53,7 +53,7 @@ def run_child(end: socket.socket, build: BuildEngine) -> None:
     try:
         built = build(_LoadingReports(channel))
     except TerminalError as error:
-        _give_up(channel, StartFailed(str(error), error.reason, error.shortfall_bytes))
+        _give_up(channel, StartFailed(str(error), error.reason, error.shortfall_bytes, error.measured))
     except Exception as error:
         logger.critical("the engine could not be started", exc_info=error)
         _give_up(channel, StartFailed(f"the engine could not be started: {type(error).__name__}: {error}"))

@@ -277,4 +277,6 @@ class EngineProcess(asyncio.Protocol):
 def _start_error(message: StartFailed) -> Exception:
     if message.reason is None:
         return EngineStartFailed(message.text)
-    return TerminalError(message.reason, message.text, shortfall_bytes=message.shortfall_bytes)
+    return TerminalError(
+        message.reason, message.text, shortfall_bytes=message.shortfall_bytes, measured=message.measured
+    )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import pickle
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from modelserve.termination import TerminationReason
@@ -62,11 +62,12 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class StartFailed:
-    """The engine never came up. `reason` is set when no restart can help; `shortfall_bytes` is per GPU."""
+    """The engine never came up. `reason` is set when no restart can help; the last two are TerminalError's."""
 
     text: str
     reason: TerminationReason | None = None
     shortfall_bytes: int | None = None
+    measured: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 
@@ -21,9 +22,13 @@ _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory
 
 
 class InsufficientMemory(DoesNotFit):
-    """The pool cannot hold one request of min_model_len tokens; `shortfall_bytes` more per rank would do."""
+    """The pool cannot hold one request of min_model_len tokens; `shortfall_bytes` more per rank would do.
+
+    `measured`: bytes of the terms that left so little, on a GPU.
+    """
 
     reason = TerminationReason.InsufficientMemory
+    measured: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)

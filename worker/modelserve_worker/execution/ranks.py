@@ -322,6 +322,7 @@ def _worker_main(args: EngineArgs, rank: int, init_method: str, last_words: Conn
         ring = RankRing(args.tensor_parallel_size - 1, name=ring_name)
         started = start_rank(args, rank=rank, init_method=init_method)
         worker_loop(started.runner, ring, rank - 1)
+        ring.close()
     except BaseException as error:
         with contextlib.suppress(OSError):
             last_words.send(f"rank {rank}: {type(error).__name__}: {error}")

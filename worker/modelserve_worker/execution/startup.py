@@ -33,7 +33,13 @@ from modelserve_worker.execution.device import (
 from modelserve_worker.execution.device_memory import used_bytes
 from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.loader import load_model
-from modelserve_worker.execution.memory import GPUMemoryProbe, MemoryUse, cpu_memory_use, negotiate_model_len
+from modelserve_worker.execution.memory import (
+    GPUMemoryProbe,
+    InsufficientMemory,
+    MemoryUse,
+    cpu_memory_use,
+    negotiate_model_len,
+)
 from modelserve_worker.execution.memory_report import MemoryReport
 from modelserve_worker.execution.model_runner import GPUModelRunner
 from modelserve_worker.execution.parallel import TensorParallel, join_tensor_parallel
@@ -139,7 +145,12 @@ def start_rank(
         runner, use = _profile(model, args, geometry, device, probe)
     phases.end("profile")
     use, pool_bytes = _agree(use, parallel, device)
-    max_model_len = negotiate_model_len(architecture, geometry, args, pool_bytes=pool_bytes)
+    try:
+        max_model_len = negotiate_model_len(architecture, geometry, args, pool_bytes=pool_bytes)
+    except InsufficientMemory as error:
+        if probe is not None:
+            error.measured = {"weights": use.weights_bytes, "activation": use.activation_bytes, **use.overhead}
+        raise
     runner.use_cache(KVCache(geometry, pool_bytes, device=device, debug_stamps=args.debug_kv_stamps))
     overhead = dict(use.overhead)
     if probe is not None:
