@@ -119,7 +119,10 @@ def build(
 
 def _fail(end: str) -> None:
     if end == "memory":
-        raise TerminalError(TerminationReason.InsufficientMemory, "12 bytes are missing per device", shortfall_bytes=12)
+        raise TerminalError(
+            TerminationReason.InsufficientMemory, "12 bytes are missing per device", shortfall_bytes=12,
+            measured={"context": 7},
+        )  # fmt: skip
     if end == "stalled":  # as the load watchdog does, which has written the termination message
         os._exit(TERMINAL_EXIT_CODE)
     if end == "killed":

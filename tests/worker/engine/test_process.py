@@ -230,6 +230,7 @@ async def test_a_terminal_start_keeps_its_reason_and_shortfall(start: Start) -> 
     with pytest.raises(TerminalError, match="12 bytes are missing per device") as failure:
         await start(end="memory")
     assert (failure.value.reason, failure.value.shortfall_bytes) == (TerminationReason.InsufficientMemory, 12)
+    assert failure.value.measured == {"context": 7}
 
 
 @pytest.mark.parametrize(
