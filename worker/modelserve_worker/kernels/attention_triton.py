@@ -9,6 +9,7 @@ import triton
 from torch import Tensor
 
 from modelserve.architecture import LayerKind
+from modelserve.sizing.kernel_buffers import SLIDING_SPLIT_PAGES, decode_splits, expanded_columns
 from modelserve.sizing.pages import KVCacheDtype
 from modelserve_worker.kernels import chunk_attention_triton as chunk_kernels
 from modelserve_worker.kernels import decode_attention_triton as decode_kernels
@@ -86,19 +87,11 @@ def page_arguments(
     return (arena.view(dtype), arena.view(torch.float16)), numbers, rows.dtype.value
 
 
-def decode_splits_per_row(kv_heads: int) -> int:
-    """Most splits of a global row: about 128 programs' worth, one per multiprocessor of a large GPU."""
-    return max(8, 128 // kv_heads)
-
-
-GLOBAL_SPLIT_PAGES = 2  # at least 128 keys a split
-SLIDING_SPLIT_PAGES = 4  # 128 keys
+GLOBAL_SPLIT_PAGES = 2  # at least 128 keys a split, as SLIDING_SPLIT_PAGES of half the length
 
 
 def most_splits(rows: LayerRows) -> int:
-    if rows.entries:
-        return -(-rows.entries // SLIDING_SPLIT_PAGES)
-    return decode_splits_per_row(rows.heads)
+    return decode_splits(sliding_entries=rows.entries, kv_heads=rows.heads)
 
 
 def decode_attention(
@@ -173,12 +166,8 @@ def decode_attention(
 
 
 def scratch_per_key(rows: LayerRows, *, pairs: int) -> int:
-    """Elements of the compute dtype that `chunk_attention` of a global layer needs per key of the chunks' contexts.
-
-    V-only rows: the 2 * `pairs` columns of K that rotation changes; 8-bit rows: all of them decoded.
-    """
-    decoded = (rows.width if rows.v_only else 2 * rows.width) if rows.dtype in EIGHT_BIT else 0
-    return rows.heads * ((2 * pairs if rows.v_only else 0) + decoded)
+    """Elements of the compute dtype that `chunk_attention` of a global layer needs per key of the chunks' contexts."""
+    return rows.heads * expanded_columns(width=rows.width, pairs=pairs, dtype=rows.dtype, v_only=rows.v_only)
 
 
 def chunk_attention(
