@@ -11,6 +11,7 @@ from torch import Tensor
 from modelserve.architecture import LayerKind
 from modelserve.sizing.kernel_buffers import SLIDING_SPLIT_PAGES, decode_splits, expanded_columns
 from modelserve.sizing.pages import KVCacheDtype
+from modelserve_worker.kernels import chunk_attention_sm90 as hopper_kernels
 from modelserve_worker.kernels import chunk_attention_triton as chunk_kernels
 from modelserve_worker.kernels import decode_attention_triton as decode_kernels
 from modelserve_worker.kernels import expand_keys_triton as expand_kernels
@@ -211,16 +212,16 @@ def chunk_attention(
         return
     dense = rows.dtype in EIGHT_BIT
     per_key = scratch_per_key(rows, pairs=pairs)
-    decoded, read = scratch, pages
+    decoded, stored, layout = scratch, elements, numbers
     if per_key:
         assert scratch is not None
         assert scratch.dtype == q.dtype
         assert not rows.v_only or (key_weight is not None and inverse_frequencies is not None)
         keys = scratch.numel() // (per_key * rows.page_tokens) * rows.page_tokens
         if dense:
-            decoded = scratch[keys * rows.heads * 2 * pairs if rows.v_only else 0 :]
+            decoded = stored = scratch[keys * rows.heads * 2 * pairs if rows.v_only else 0 :]
             plane, planes = rows.heads * rows.page_tokens * width, 1 if rows.v_only else 2
-            read = (table, table.stride(0), decoded, scales, 0, planes * plane, 0, (planes - 1) * plane, 0, 0, 0, 0)
+            layout = (0, planes * plane, 0, (planes - 1) * plane, 0, 0, 0, 0)
     for group in chunks.groups:
         if per_key:
             expand_kernels.expand_keys[(group.most_pages, rows.heads)](
@@ -228,7 +229,11 @@ def chunk_attention(
                 CHUNKS=chunks.rows.numel(), KV_HEADS=rows.heads, D=width, PAIRS=pairs if rows.v_only else 0,
                 PAGE=rows.page_tokens, FORMAT=fmt, COLUMNS=min(width, 128), num_warps=4,
             )  # fmt: skip
-        common = (q, output, *described, group.blocks, *read, group.key_rows)
+        if tile.sm90:
+            read = hopper_kernels.Pages(stored, layout, None if dense else table, scratch if rows.v_only else None)
+            hopper_kernels.global_chunk(q, output, chunks, group, pages=read, kv_heads=rows.heads)
+            continue
+        common = (q, output, *described, group.blocks, table, table.stride(0), stored, scales, *layout, group.key_rows)
         grid = (group.most_blocks, rows.heads)
         if rows.v_only:
             chunk_kernels.global_chunk_v_only[grid](*common, scratch, PAIRS=pairs, DENSE=dense, **shared)
