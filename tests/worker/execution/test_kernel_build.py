@@ -23,6 +23,7 @@ from modelserve.architecture import ModelArchitecture
 from modelserve.engine_args import EngineArgs
 from modelserve.published import published_model
 from modelserve_worker.execution import kernel_build, kernel_trace
+from modelserve_worker.kernels.cuda_kernel import CudaSource, kept
 folder, cuda = Path(sys.argv[1]), sys.argv[2]
 whole = published_model("hf://google/gemma-4-31B").architecture.model_dump()
 architecture = ModelArchitecture.model_validate(whole | {"full_attention_layers": (1,), "num_hidden_layers": 2})
@@ -33,9 +34,9 @@ BUILD = """
 launches = kernel_trace.kernel_launches(architecture, args, capability=90)
 kernel_build._begin(str(folder), kernel_build._cuda_library_folder(Path(cuda)))
 for launch in launches:
-    if launch.kernel in cheap:
+    if isinstance(launch, CudaSource) or launch.kernel in cheap:
         kernel_build._compile(launch, 90)
-print(json.dumps([launch.kernel for launch in launches]))
+print(json.dumps([each.file if isinstance(each, CudaSource) else each.kernel for each in launches]))
 """
 LAUNCH = """
 import ctypes, os, triton
@@ -59,7 +60,10 @@ def only_cheap(self, *arguments, **options):
     nvidia.CudaLauncher(kernel.src, kernel.metadata)
     return kernel
 triton.JITFunction._do_compile = only_cheap
-kernel_trace.kernel_launches(architecture, args, capability=90)
+from modelserve_worker.kernels import cuda_kernel
+cuda_kernel.compiled = None  # whoever compiles now fails
+for launch in kernel_trace.kernel_launches(architecture, args, capability=90):
+    hits.append((launch.file, bool(kept(launch))))
 print(json.dumps(hits))
 """
 
@@ -88,7 +92,7 @@ def test_every_kernel_that_a_start_up_needs_is_found(built: tuple[Path, Path, li
     """One door each: elementwise, prepare and commit, decode and chunk attention of both kinds, sampling."""
     assert set(built[2]) == {
         "embed", "rms_norm", "residual_norm", "gated_gelu", "prepare", "commit", "split_decode", "split_decode_v_only",
-        "combine", "expand_keys", "sliding_chunk", "global_chunk_v_only", "_select_chunks", "_draw_rows",
+        "combine", "expand_keys", "sliding_chunk", "chunk_attention_sm90.cu", "_select_chunks", "_draw_rows",
     }  # fmt: skip
 
 
@@ -103,7 +107,7 @@ def test_launches_of_another_process_hit_what_was_shipped_without_a_compiler(
     paths = {"MODELSERVE_KERNELS_DIR": str(moved), "TRITON_CACHE_DIR": str(own), "PATH": str(tmp_path)}
     hits = run(LAUNCH, folder, cuda, "1", **paths)
     assert isinstance(hits, list)
-    cheap = [name for name in names if name in ("combine", "residual_norm", "gated_gelu")]
+    cheap = [name for name in names if name in ("combine", "residual_norm", "gated_gelu", "chunk_attention_sm90.cu")]
     assert sorted(hits) == sorted([name, True] for name in cheap)
     assert not own.exists() or not list(own.iterdir())
 

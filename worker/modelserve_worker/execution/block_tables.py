@@ -8,11 +8,11 @@ from torch import Tensor
 
 from modelserve.architecture import LayerKind
 from modelserve.errors import InvalidInput
+from modelserve.sizing.kernel_buffers import TABLE_ROW_MULTIPLE
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.batch import TableUpdates
 from modelserve_worker.execution.staging import StagingBuffer
 
-_ROW_MULTIPLE = 16  # entries of a row: kernels are compiled for row strides that divide by 16
 _ENTRIES_SENT = 2048  # in one copy: a request of 131,072 tokens enters with as many
 _COPIES_IN_FLIGHT = 8  # before the host waits for the first of them
 
@@ -20,7 +20,7 @@ _COPIES_IN_FLIGHT = 8  # before the host waits for the first of them
 def table_entries(geometry: CacheGeometry, kind: LayerKind, *, max_model_len: int) -> int:
     """Entries of one slot's table."""
     used = geometry.sliding_table_entries if kind is LayerKind.SLIDING else geometry.global_pages(max_model_len)
-    return -(-max(1, used) // _ROW_MULTIPLE) * _ROW_MULTIPLE
+    return -(-max(1, used) // TABLE_ROW_MULTIPLE) * TABLE_ROW_MULTIPLE
 
 
 class BlockTables:

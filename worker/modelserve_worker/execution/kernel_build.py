@@ -32,7 +32,8 @@ from modelserve.inspection import read_architecture
 from modelserve.published import published_model
 from modelserve.sizing.kernel_buffers import fills_matrix_tiles
 from modelserve_worker.execution.device import with_compute_dtype
-from modelserve_worker.execution.kernel_trace import KernelLaunch, TargetDriver, kernel_launches
+from modelserve_worker.execution.kernel_trace import Launch, TargetDriver, kernel_launches
+from modelserve_worker.kernels.cuda_kernel import CudaSource, kept
 from modelserve_worker.kernels.kernel_cache import c_compiler, name_alike, shipped_folder
 from modelserve_worker.server.flags import FlagParser, add_engine_flags, engine_args
 
@@ -78,7 +79,10 @@ def _begin(cache: str, cuda_folder: str | None) -> None:
         sys.setdlopenflags(os.RTLD_LAZY)  # the stand-in has none of the functions; nothing is called here
 
 
-def _compile(launch: KernelLaunch, capability: int) -> None:
+def _compile(launch: Launch, capability: int) -> None:
+    if isinstance(launch, CudaSource):
+        kept(launch)
+        return
     triton.runtime.driver.set_active(TargetDriver(capability))
     function = getattr(importlib.import_module(launch.module), launch.kernel)
     kernel = function.preload(launch.specialization)

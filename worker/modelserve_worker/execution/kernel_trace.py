@@ -32,6 +32,8 @@ from modelserve_worker.execution.device import compute_dtype, select_geometry
 from modelserve_worker.execution.input_batch import PackedStep, StepPacker
 from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.sampling_slots import SamplingSlots, SlotColumns
+from modelserve_worker.kernels import chunk_attention_sm90
+from modelserve_worker.kernels.cuda_kernel import CudaSource
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 
@@ -49,6 +51,9 @@ class KernelLaunch:
     kernel: str
     specialization: str
     described: str
+
+
+Launch = KernelLaunch | CudaSource
 
 
 class TargetDriver:
@@ -90,7 +95,7 @@ class _Pointer:
 
 
 @contextmanager
-def _launches_go_to(found: Callable[[KernelLaunch], None], capability: int) -> Iterator[None]:
+def _launches_go_to(found: Callable[[Launch], None], capability: int) -> Iterator[None]:
     """For the whole process: no kernel is compiled or launched, and the device has `capability`."""
 
     def hook(*, repr: str, fn: Any, compile: dict[str, Any], **_: Any) -> bool:  # noqa: A002 - the hook's own names
@@ -103,7 +108,12 @@ def _launches_go_to(found: Callable[[KernelLaunch], None], capability: int) -> I
         given = (_Pointer(value) if isinstance(value, Tensor) else value for value in arguments)
         return run(self, *given, **{**options, "warmup": True})
 
+    def launch(source: CudaSource, **_: Any) -> None:
+        found(source)
+
     with (
+        mock.patch.object(chunk_attention_sm90, "launch", launch),
+        mock.patch.object(chunk_attention_sm90, "tensor_map"),
         mock.patch.object(triton.runtime.driver, "_active", TargetDriver(capability)),
         mock.patch.object(triton.knobs.runtime, "jit_cache_hook", hook),
         mock.patch.object(triton.JITFunction, "run", specialise),
@@ -112,26 +122,22 @@ def _launches_go_to(found: Callable[[KernelLaunch], None], capability: int) -> I
         yield
 
 
-def kernel_launches(architecture: ModelArchitecture, args: EngineArgs, *, capability: int) -> list[KernelLaunch]:
+def kernel_launches(architecture: ModelArchitecture, args: EngineArgs, *, capability: int) -> list[Launch]:
     """Every launch of rank 0 while it starts and serves, for a GPU of `capability` (90 for sm_90).
 
     `args.model` is not read. Raises InvalidInput where model and arguments do not fit. For a process of its own: while
     this runs, no kernel can be launched.
     """
-    launches: dict[tuple[str, str, str], KernelLaunch] = {}
-
-    def keep(launch: KernelLaunch) -> None:
-        launches.setdefault((launch.module, launch.kernel, launch.specialization), launch)
-
+    launches: dict[Launch, None] = {}
     with (
         warnings.catch_warnings(),
-        _launches_go_to(keep, capability),
+        _launches_go_to(launches.setdefault, capability),
         torch.inference_mode(),
         FakeTensorMode(),
     ):
         warnings.simplefilter("ignore")  # torch warns of pointers of fake tensors
         _run_steps(architecture, args)
-    return list(launches.values())
+    return list(launches)
 
 
 def _run_steps(architecture: ModelArchitecture, args: EngineArgs) -> None:

@@ -233,7 +233,7 @@ class WorkerRanks:
             process.join(max(0.0, deadline - time.monotonic()))
             process.kill()
             process.join()
-        self._watcher.join()
+        self._watcher.join(_GRACE_S)
         self._ring.close()
         self._folder.cleanup()
 

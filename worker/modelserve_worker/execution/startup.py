@@ -18,6 +18,7 @@ from modelserve.architecture import ModelArchitecture
 from modelserve.checkpoint_files import GENERATION_FILE, read_generation_config
 from modelserve.engine_args import EngineArgs
 from modelserve.errors import InvalidInput, UnsupportedModel
+from modelserve.sizing.activation import sampling_bytes
 from modelserve.sizing.cuda_graphs import graphs_bytes
 from modelserve.sizing.memory import KEYS_PER_PASS
 from modelserve.sizing.pages import CacheGeometry
@@ -141,8 +142,11 @@ def start_rank(
         progress=progress,
     )
     phases.end("weights")
+    beside_graphs = 0
+    if parallel.size == 1 and runs_on_kernels(architecture, device):
+        beside_graphs = sampling_bytes(architecture, sequences=args.max_num_seqs, tensor_parallel_size=1)
     with compilations():
-        runner, use = _profile(model, args, geometry, device, probe)
+        runner, use = _profile(model, args, geometry, device, probe, beside_graphs_bytes=beside_graphs)
     phases.end("profile")
     use, pool_bytes = _agree(use, parallel, device)
     try:
@@ -155,8 +159,9 @@ def start_rank(
     overhead = dict(use.overhead)
     if probe is not None:
         # The temporaries of captured steps lie in a pool that takes the place of what the profile's steps used.
+        in_profile = use.activation_bytes - beside_graphs
         with compilations():
-            overhead["graphs"] = max(0, probe.captured(runner.capture_graphs) - use.activation_bytes)
+            overhead["graphs"] = max(0, probe.captured(runner.capture_graphs) - in_profile)
         if overhead["graphs"] > use.overhead["graphs"]:
             logger.warning(
                 "CUDA graphs take %d bytes, %d were set aside: the device is used by so much more than its share",
@@ -217,6 +222,8 @@ def _profile(
     geometry: CacheGeometry,
     device: torch.device,
     probe: GPUMemoryProbe | None,
+    *,
+    beside_graphs_bytes: int,
 ) -> tuple[GPUModelRunner, MemoryUse]:
     """Run the heaviest step over a cache of one page per kind, which every page table entry names."""
     on_gpu = probe is not None
@@ -243,7 +250,13 @@ def _profile(
             max_num_batched_tokens=args.max_num_batched_tokens,
             max_num_seqs=args.max_num_seqs,
         )
-        return runner, probe.measure(args.gpu_memory_utilization, scratch_bytes=page_bytes, graphs_bytes=graphs)
+        use = probe.measure(
+            args.gpu_memory_utilization,
+            scratch_bytes=page_bytes,
+            graphs_bytes=graphs,
+            beside_graphs_bytes=beside_graphs_bytes,
+        )
+        return runner, use
     return runner, cpu_memory_use(model.architecture, geometry, args, weights_bytes=model.parameter_bytes())
 
 
