@@ -49,7 +49,7 @@ class Host:
         self.tables = BlockTables(geometry, device=cpu, **entries)
         self.packer = StepPacker(
             geometry, max_num_batched_tokens=requests, vocab_size=VOCABULARY, blocks=QueryBlocks(8, 64, longest),
-            device=cpu, **entries,
+            narrows=False, device=cpu, **entries,
         )  # fmt: skip
         pool = requests * geometry.held_bytes(longest)
         self.pages = {kind: pool // geometry.page(kind).page_bytes for kind in LayerKind}

@@ -112,4 +112,4 @@ def test_a100_mixed_and_l4_by_hand(capsys: pytest.CaptureFixture[str], monkeypat
         held,
         int(533.25 * (1 << 20)),
     )
-    assert cheap["concurrency"]["atMax"] == f"{int(cheap['perGpu']['kvPoolBytes'] / held * 100) / 100:.2f}" == "8.18"
+    assert cheap["concurrency"]["atMax"] == f"{int(cheap['perGpu']['kvPoolBytes'] / held * 100) / 100:.2f}" == "7.85"

@@ -57,8 +57,9 @@ def kernel_buffers(
     keys = expansion_keys(architecture.max_position_embeddings)
     return {
         "block_tables": max_num_seqs * table_rows * INT32,
-        # Two buffers: five words a row and six a request in each; five a chunk and three a chunk and group in one.
-        "step_metadata": (5 * max_num_batched_tokens + 22 * max_num_seqs + 3 * max_num_seqs**2) * INT32,
+        # Two buffers: five words a row and six a request in each; three a request, five a chunk and three a chunk and
+        # group in one.
+        "step_metadata": (5 * max_num_batched_tokens + 25 * max_num_seqs + 3 * max_num_seqs**2) * INT32,
         "decode_splits": max_num_seqs * splits * FLOAT32,
         "expanded_keys": keys * columns * element_bytes(architecture),
         "rotation_tables": tiles * architecture.global_rotary_pairs * 2 * FLOAT32 if v_only else 0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import pytest
 import torch
@@ -92,7 +93,8 @@ def run_steps(projections, cache, driver, steps: list[list[tuple[str, int]]], *,
             tables.apply(kind, updates)
         names = {share.slot: share.request_id for share in shares}
         attention = PagedAttention(
-            plain_step(batch, cache, tables, names),
+            batch,
+            partial(plain_step, cache=cache, tables=tables, names=names),
             cache=cache,
             architecture=architecture,
             derive_keys=projections.derive_stored,

@@ -51,10 +51,10 @@ def geometry(small_architecture, geometry_of) -> CacheGeometry:
     return geometry_of(small_architecture("31b", sliding_window=WINDOW))
 
 
-def packer_of(geometry: CacheGeometry, *, tokens: int = TOKENS) -> StepPacker:
+def packer_of(geometry: CacheGeometry, *, tokens: int = TOKENS, narrows: bool = False) -> StepPacker:
     return StepPacker(
         geometry, max_num_batched_tokens=tokens, max_num_seqs=REQUESTS, max_model_len=LONGEST, vocab_size=VOCAB,
-        blocks=BLOCKS, device=CPU,
+        blocks=BLOCKS, narrows=narrows, device=CPU,
     )  # fmt: skip
 
 
@@ -83,7 +83,7 @@ def check_rows(packed: PackedStep, batch: ScheduledBatch, *, rows: int) -> None:
             assert step.positions[row] == position
             assert step.global_slots[row] == slot
             assert step.sliding_slots[row] == (slot if length == 1 else -1)
-            outlives = length > 1 and position > start + length - WINDOW
+            outlives = length > 1 and position >= start + length - WINDOW
             assert step.commit_slots[row] == (slot if outlives else -1)
             row += 1
     for padding in range(row, rows):
@@ -99,7 +99,7 @@ def check_samples(packed: PackedStep, batch: ScheduledBatch) -> None:
         assert sampled is None
         return
     assert sampled is not None
-    last = [int(batch.lengths[: i + 1].sum()) - 1 for i in which]
+    last = which if packed.last is not None else [int(batch.lengths[: i + 1].sum()) - 1 for i in which]
     assert (list(range(len(which))) if sampled.rows is None else sampled.rows.tolist()) == last
     assert sampled.slots.tolist() == sampled.host_slots.tolist() == [int(batch.slots[i]) for i in which]
     assert sampled.positions.tolist() == [int(batch.starts[i] + batch.lengths[i]) for i in which]
@@ -143,6 +143,30 @@ def check_chunks(packed: PackedStep, batch: ScheduledBatch) -> None:
         assert used <= BLOCKS.expansion_keys or len(members) == 1
         grouped += members
     assert grouped == list(range(len(spans))), "every chunk is in one group, in order"
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(batch=batches(), padded=st.booleans(), all_rows=st.booleans())
+def test_a_narrowed_step_names_the_last_row_of_each_request(
+    geometry: CacheGeometry, batch: ScheduledBatch, padded: bool, all_rows: bool
+) -> None:
+    rows = TOKENS if padded else None
+    packed = packer_of(geometry, narrows=True).pack(batch, padded_to=rows, all_rows=all_rows)
+    assert (packed.last is None) == (all_rows or packed.inputs.chunks is None)
+    check_samples(packed, batch)
+    if packed.last is None:
+        return
+    last, count = packed.last, batch.num_requests
+    assert len(last.rows) == (REQUESTS if padded else count)
+    assert last.rows.tolist()[:count] == (np.cumsum(batch.lengths) - 1).tolist()
+    assert last.inputs.chunks is None
+    decode = last.inputs.decode
+    assert decode is not None
+    for name, values in (("slots", batch.slots), ("positions", batch.starts + batch.lengths - 1)):
+        assert getattr(decode, name).tolist()[:count] == values.tolist()
+        assert set(getattr(decode, name).tolist()[count:]) <= {-1}
+    assert set(last.rows.tolist()[count:]) <= {0}
+    assert packed.inputs.batch is batch, "the step itself is as it was"
 
 
 def owners(running: torch.Tensor, programs: int) -> list[int]:

@@ -47,7 +47,7 @@ class Run:
         self.audit = TableAudit(self.cache, self.tables, self.producers)
         self.packer = StepPacker(
             self.cache.geometry, max_num_batched_tokens=TOKENS, max_num_seqs=REQUESTS, max_model_len=LONGEST,
-            vocab_size=512, blocks=BLOCKS, device=CPU,
+            vocab_size=512, blocks=BLOCKS, narrows=False, device=CPU,
         )  # fmt: skip
 
     def step(self, batch: ScheduledBatch, *, change: Change = lambda step: step) -> None:
@@ -182,8 +182,9 @@ def kernels_done(monkeypatch) -> list[str]:
     return launched
 
 
+@pytest.mark.parametrize("narrows", [False, True])
 def test_the_kernel_path_is_audited_at_every_layer(
-    small_architecture, geometry_of, driver_for, kernels_done: list[str]
+    small_architecture, geometry_of, driver_for, kernels_done: list[str], narrows: bool
 ) -> None:
     """The backend itself, its kernels replaced by nothing: a wrong entry stops the step before any kernel reads it."""
     architecture = small_architecture("e4b", sliding_window=WINDOW)
@@ -193,7 +194,7 @@ def test_the_kernel_path_is_audited_at_every_layer(
     backend = KernelAttention(model, cache, tables, max_num_seqs=REQUESTS, max_model_len=LONGEST)
     packer = StepPacker(
         cache.geometry, max_num_batched_tokens=TOKENS, max_num_seqs=REQUESTS, max_model_len=LONGEST,
-        vocab_size=512, blocks=backend.blocks, device=CPU,
+        vocab_size=512, blocks=backend.blocks, narrows=narrows, device=CPU,
     )  # fmt: skip
     driver = driver_for(cache.geometry, POOL)
 
@@ -203,7 +204,11 @@ def test_the_kernel_path_is_audited_at_every_layer(
             tables.apply(kind, updates)
         packed = packer.pack(batch)
         backend.begin(packed.inputs)
+        assert (packed.last is not None) == (narrows and count > 1)
         for layer in range(architecture.num_hidden_layers):
+            if packed.last is not None and layer == architecture.first_shared_layer:
+                backend.narrow(packed.last)
+                count = 1
             attention = model.decoder_layer(layer).attention
             projected = torch.zeros(count, sum(shard.size for shard in attention.qkv.shards))
             angles = torch.zeros(count, attention.head_dim // 2)
@@ -214,6 +219,8 @@ def test_the_kernel_path_is_audited_at_every_layer(
     sliding = len(cache.geometry.sliding_page.layers)
     assert kernels_done.count("commit") == 3 * sliding
     assert kernels_done.count("prepare") == 5 * architecture.num_hidden_layers
+    chunked = architecture.first_shared_layer if narrows else architecture.num_hidden_layers
+    assert kernels_done.count("chunk_attention") == 3 * chunked
     tables.host[LayerKind.SLIDING][driver.tables["a"].slot] = driver.free[LayerKind.SLIDING][-1]
     kernels_done.clear()
     with pytest.raises(AssertionError, match="layer 0: request #"):

@@ -51,12 +51,13 @@ class Traffic:
 
 @dataclass
 class Replay:
-    """Logits float32 [len(token_ids) - 1 - kept_from, vocab] per request, on the CPU.
+    """Logits float32 [len(positions), vocab] per request, on the CPU: of all from kept_from on, unless narrowed.
 
     A position that is computed again is compared with its last value.
     """
 
     logits: list[Tensor]
+    positions: list[list[int]]
     preemptions: int
     recomputed: int
     largest_disagreement: float  # between two computations of one position
@@ -75,17 +76,25 @@ def geometry_of(
 
 
 def replay(
-    model: Gemma4ForCausalLM, traffic: Traffic, *, geometry: CacheGeometry | None = None, audited: bool = True
+    model: Gemma4ForCausalLM,
+    traffic: Traffic,
+    *,
+    geometry: CacheGeometry | None = None,
+    audited: bool = True,
+    narrowed: bool = False,
 ) -> Replay:
     """Run `traffic` to its end on the model's device, forcing each sampled token.
 
     `geometry` None: float32 rows. `audited`: every row is stamped, every read and the page accounts are checked.
+    `narrowed`: the last row of each request and step alone, as the product computes it.
     """
-    return _Replayer(model, traffic, geometry or geometry_of(model), audited=audited).run()
+    return _Replayer(model, traffic, geometry or geometry_of(model), audited=audited, narrowed=narrowed).run()
 
 
 class _Replayer:
-    def __init__(self, model: Gemma4ForCausalLM, traffic: Traffic, geometry: CacheGeometry, *, audited: bool) -> None:
+    def __init__(
+        self, model: Gemma4ForCausalLM, traffic: Traffic, geometry: CacheGeometry, *, audited: bool, narrowed: bool
+    ) -> None:
         longest = max(len(r.token_ids) for r in traffic.requests)
         held = sorted((geometry.held_bytes(len(r.token_ids)) for r in traffic.requests), reverse=True)
         pool_bytes = traffic.pool_bytes or sum(held[: traffic.max_num_seqs])
@@ -94,6 +103,7 @@ class _Replayer:
         limits = SchedulerLimits(traffic.chunk, traffic.max_num_seqs, longest + 1, ())
         self.traffic = traffic
         self.audited = audited
+        self.narrowed = narrowed
         self.scheduler = Scheduler(limits, geometry, pool_bytes)
         self.runner = GPUModelRunner(
             model,
@@ -126,6 +136,7 @@ class _Replayer:
         assert self.scheduler.arena.held_bytes == 0
         return Replay(
             [torch.stack([rows[p] for p in sorted(rows)]) for rows in self.seen],
+            [sorted(rows) for rows in self.seen],
             self.scheduler.stats().preemptions_total,
             self.recomputed,
             self.disagreement,
@@ -138,13 +149,16 @@ class _Replayer:
 
     @torch.inference_mode()
     def _compute(self, batch: ScheduledBatch) -> SampledTokens:
-        hidden = self.runner.forward_hidden(batch)
+        hidden = self.runner.last_hidden(batch) if self.narrowed else self.runner.forward_hidden(batch)
         self.held |= {admitted.slot: int(admitted.request_id) for admitted in batch.admitted}
         tokens: list[int] = []
         kept: list[tuple[int, int]] = []  # request, position
         rows: list[int] = []  # of the step
         offset = 0
         arrays = (batch.slots, batch.starts, batch.lengths, batch.samples)
+        if self.narrowed:
+            assert len(hidden) == batch.num_requests
+            arrays = (batch.slots, batch.starts + batch.lengths - 1, np.ones_like(batch.lengths), batch.samples)
         for slot, start, length, samples in zip(*(array.tolist() for array in arrays), strict=True):
             index, end = self.held[slot], start + length
             forced = self.traffic.requests[index]

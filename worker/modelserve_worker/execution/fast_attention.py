@@ -16,7 +16,7 @@ from modelserve_worker.execution.table_audit import TableAudit
 from modelserve_worker.kernels import attention_triton as kernels
 from modelserve_worker.kernels.attention_tiles import Tile, tile_for
 from modelserve_worker.kernels.paged_layout import LayerRows, layer_rows
-from modelserve_worker.kernels.step_inputs import StepInputs
+from modelserve_worker.kernels.step_inputs import LastRows, StepInputs
 from modelserve_worker.layers.attention import Attention
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 
@@ -88,6 +88,16 @@ class KernelAttention:
         self._waiting.clear()  # of a step that failed
         if self._audit is not None:
             self._audit.begin(step)
+
+    def narrow(self, last: LastRows) -> None:
+        step = self._step
+        assert step is not None
+        for producer, waiting in self._waiting.items():
+            rows = self._rows[producer]
+            kernels.commit(waiting, step, rows=rows, table=self._tables.device[rows.kind], arena=self._cache.arena)
+            if self._audit is not None:
+                self._audit.committed(producer)
+        self.begin(last.inputs)
 
     def attend(self, attention: Attention, projected: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
         step = self._step

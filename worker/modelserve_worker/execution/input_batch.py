@@ -5,6 +5,7 @@ Two layouts at fixed addresses: one for steps of decodes alone, which captured g
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,12 +15,13 @@ from torch import Tensor
 
 from modelserve.errors import InvalidInput
 from modelserve.sizing.pages import CacheGeometry
-from modelserve_worker.batch import IN_FLIGHT, ScheduledBatch
+from modelserve_worker.batch import IN_FLIGHT, ScheduledBatch, TableUpdates
 from modelserve_worker.execution.staging import StagingBuffer
-from modelserve_worker.kernels.step_inputs import ChunkInputs, DecodeInputs, ExpansionGroup, StepInputs
+from modelserve_worker.kernels.step_inputs import ChunkInputs, DecodeInputs, ExpansionGroup, LastRows, StepInputs
 
 Ints = NDArray[np.int32]
 _PADDING = -1
+_NO_UPDATES = TableUpdates(*(np.zeros(0, dtype=np.int32) for _ in range(3)))
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class QueryBlocks:
 class SampledRows:
     """The S requests that sample, in batch order; device arrays int32 [S] and their host copies."""
 
-    rows: Tensor | None  # which rows of the step; None: the first S
+    rows: Tensor | None  # which rows of the hidden states; None: the first S
     slots: Tensor
     positions: Tensor  # of the sampled tokens
     output_counts: Tensor
@@ -51,6 +53,7 @@ class PackedStep:
     num_rows: Tensor  # int32 [1], rows that are not padding
     inputs: StepInputs
     sampled: SampledRows | None
+    last: LastRows | None  # the rows of which there are hidden states; None: of all
 
 
 class StepPacker:
@@ -65,22 +68,26 @@ class StepPacker:
         max_model_len: int,
         vocab_size: int,
         blocks: QueryBlocks,
+        narrows: bool,
         device: torch.device,
     ) -> None:
+        """`narrows`: the model's last layers have no cache of their own, so of chunks they compute the last row."""
         self._geometry = geometry
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._max_num_seqs = max_num_seqs
         self._max_tokens = max(max_num_batched_tokens, max_num_seqs)
         self._blocks = blocks
+        self._narrows = narrows
         by_request = ("rows", "sample_slots", "sample_positions", "output_counts", "decode_slots", "decode_positions")
         requests = dict.fromkeys(by_request, max_num_seqs)
         rows = ("token_ids", "positions", "global_slots", "sliding_slots", "commit_slots")
         chunks = dict.fromkeys(("chunk_rows", "starts", "lengths", "slots", "sliding_blocks"), max_num_seqs)
+        last = dict.fromkeys(("last_rows", "last_slots", "last_positions"), max_num_seqs)
         groups = dict.fromkeys(("group_blocks", "group_pages", "key_rows"), max_num_seqs**2)
         self._decodes = StagingBuffer({"num_rows": 1, **dict.fromkeys(rows, max_num_seqs), **requests}, device)
         self._any = StagingBuffer(
-            {"num_rows": 1, **dict.fromkeys(rows, self._max_tokens), **requests, **chunks, **groups}, device
+            {"num_rows": 1, **dict.fromkeys(rows, self._max_tokens), **requests, **chunks, **last, **groups}, device
         )
 
     def fits_one_expansion(self, batch: ScheduledBatch) -> bool:
@@ -89,8 +96,8 @@ class StepPacker:
         ends = (batch.starts + batch.lengths)[batch.lengths > 1]
         return int((-(-ends // page) * page).sum()) <= self._blocks.expansion_keys
 
-    def pack(self, batch: ScheduledBatch, *, padded_to: int | None = None) -> PackedStep:
-        """Fill and send one step. `padded_to`: rows of the captured step that is to take it.
+    def pack(self, batch: ScheduledBatch, *, padded_to: int | None = None, all_rows: bool = False) -> PackedStep:
+        """Fill and send one step. `padded_to`: rows of the captured step that is to take it. `all_rows`: do not narrow.
 
         Raises InvalidInput when the batch breaks the contract of `modelserve_worker.batch`.
         """
@@ -101,15 +108,20 @@ class StepPacker:
         staging.begin()
         rows = padded_to or batch.num_tokens
         self._fill_rows(staging, batch, decodes, rows)
-        sampled = self._fill_samples(staging, batch)
+        narrowed = self._narrows and len(longer) > 0 and not all_rows
+        sampled = self._fill_samples(staging, batch, narrowed=narrowed)
         chunks = self._fill_chunks(staging, batch, decodes) if len(longer) else None
+        last = None
+        if narrowed:
+            self._fill_last(staging, batch)
+            last = self._last_rows(self._max_num_seqs if padded_to else batch.num_requests, batch)
         staging.send()
-        return self._packed(staging, rows, decodes, chunks, batch, sampled)
+        return self._packed(staging, rows, decodes, chunks, batch, sampled, last)
 
     def decode_views(self, rows: int) -> PackedStep:
         """The step of `rows` decodes that `pack` fills, all of it padding for now: what a graph is captured over."""
         self._clear(self._decodes)
-        return self._packed(self._decodes, rows, rows, None, None, None)
+        return self._packed(self._decodes, rows, rows, None, None, None, None)
 
     def mixed_views(self, rows: int) -> PackedStep:
         """The same for a step of `rows` rows with chunks: its launches cover whatever such a step may hold."""
@@ -123,7 +135,8 @@ class StepPacker:
             most_pages=blocks.expansion_keys // self._geometry.global_page.page_tokens,
         )
         most = -(-rows // blocks.sliding_tokens) + size
-        return self._packed(self._any, rows, size, self._chunk_inputs(most, (group,)), None, None)
+        last = self._last_rows(size, None) if self._narrows else None
+        return self._packed(self._any, rows, size, self._chunk_inputs(most, (group,)), None, None, last)
 
     def _clear(self, staging: StagingBuffer) -> None:
         staging.begin()
@@ -139,6 +152,7 @@ class StepPacker:
         chunks: ChunkInputs | None,
         batch: ScheduledBatch | None,
         sampled: SampledRows | None,
+        last: LastRows | None,
     ) -> PackedStep:
         slots, positions = staging.device("global_slots")[:rows], staging.device("positions")[:rows]
         decode = DecodeInputs(slots, positions)  # with its padding
@@ -154,7 +168,13 @@ class StepPacker:
             chunks=chunks,
             batch=batch,
         )
-        return PackedStep(staging.device("token_ids")[:rows], staging.device("num_rows"), inputs, sampled)
+        return PackedStep(staging.device("token_ids")[:rows], staging.device("num_rows"), inputs, sampled, last)
+
+    def _last_rows(self, count: int, batch: ScheduledBatch | None) -> LastRows:
+        """The sections that `_fill_last` fills, of `count` requests with padding."""
+        rows, slots, positions = (self._any.device(f"last_{name}")[:count] for name in ("rows", "slots", "positions"))
+        decode = DecodeInputs(slots, positions)
+        return LastRows(rows, StepInputs(positions, slots, slots, slots, decode, None, batch and _last_tokens(batch)))
 
     def _check(self, batch: ScheduledBatch) -> None:
         """On a GPU an index outside an array ends the process; here it ends one step."""
@@ -185,10 +205,11 @@ class StepPacker:
             staging.host("decode_positions")[:decodes] = positions[:decodes]
             staging.host("decode_positions")[decodes:] = _PADDING
             firsts = np.cumsum(batch.lengths) - batch.lengths
+            # The window of the last row, which layers without a cache of their own may read from pages.
             kept_from = np.repeat(batch.starts + batch.lengths - self._geometry.window, batch.lengths)
             positions = np.arange(tokens, dtype=np.int32) + np.repeat(batch.starts - firsts, batch.lengths)
             slots = np.repeat(batch.slots, batch.lengths)
-            commits = np.where((positions > kept_from) & (np.arange(tokens) >= decodes), slots, _PADDING)
+            commits = np.where((positions >= kept_from) & (np.arange(tokens) >= decodes), slots, _PADDING)
         sliding = np.where(np.arange(tokens) < decodes, slots, _PADDING)
         for name, values, padding in (
             ("token_ids", batch.token_ids, 0),
@@ -201,13 +222,24 @@ class StepPacker:
             section[:tokens] = values
             section[tokens:rows] = padding
 
-    def _fill_samples(self, staging: StagingBuffer, batch: ScheduledBatch) -> SampledRows | None:
+    def _fill_last(self, staging: StagingBuffer, batch: ScheduledBatch) -> None:
+        count = batch.num_requests
+        for name, values, padding in (
+            ("last_rows", np.cumsum(batch.lengths) - 1, 0),
+            ("last_slots", batch.slots, _PADDING),
+            ("last_positions", batch.starts + batch.lengths - 1, _PADDING),
+        ):
+            section = staging.host(name)
+            section[:count] = values
+            section[count:] = padding
+
+    def _fill_samples(self, staging: StagingBuffer, batch: ScheduledBatch, *, narrowed: bool) -> SampledRows | None:
         which = np.flatnonzero(batch.samples)
         count = len(which)
         if not count:
             return None
         host_slots, host_counts = batch.slots[which], batch.output_counts[which]
-        rows = (np.cumsum(batch.lengths) - 1)[which]
+        rows = which if narrowed else (np.cumsum(batch.lengths) - 1)[which]
         staging.host("rows")[:count] = rows
         staging.host("sample_slots")[:count] = host_slots
         staging.host("sample_positions")[:count] = (batch.starts + batch.lengths)[which]
@@ -269,6 +301,15 @@ class StepPacker:
             most_sliding_blocks=most_sliding_blocks,
             groups=groups,
         )
+
+
+def _last_tokens(batch: ScheduledBatch) -> ScheduledBatch:
+    """Each request's last token of a step as a step of its own, whose rows have been stored."""
+    ends = batch.starts + batch.lengths
+    return dataclasses.replace(
+        batch, starts=ends - 1, lengths=np.ones_like(ends), token_ids=batch.token_ids[np.cumsum(batch.lengths) - 1],
+        admitted=(), page_moves=(), global_updates=_NO_UPDATES, sliding_updates=_NO_UPDATES,
+    )  # fmt: skip
 
 
 def _groups(keys: Ints, capacity: int) -> list[slice]:

@@ -8,8 +8,10 @@ behind an event that only `PendingStep.result` waits for. Steps replay captured 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -71,6 +73,7 @@ class GPUModelRunner:
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
             vocab_size=architecture.vocab_size,
+            narrows=architecture.first_shared_layer < architecture.num_hidden_layers,
             blocks=_NO_BLOCKS if self._kernels is None else self._kernels.blocks,
             device=device,
         )
@@ -114,7 +117,14 @@ class GPUModelRunner:
     @torch.inference_mode()
     def forward_hidden(self, batch: ScheduledBatch) -> Tensor:
         """Run the model over one step and write its rows: hidden states [T, H]."""
-        return self._hidden(self._pack(batch))
+        return self._hidden(self._pack(batch, all_rows=True))
+
+    @torch.inference_mode()
+    def last_hidden(self, batch: ScheduledBatch) -> Tensor:
+        """The same for the last row of each request: hidden states [R, H]."""
+        packed = self._pack(batch)
+        hidden = self._hidden(packed)
+        return hidden if packed.last is not None else hidden[torch.from_numpy(np.cumsum(batch.lengths) - 1)]
 
     @torch.inference_mode()
     def teacher_forced_logits(self, batch: ScheduledBatch) -> Tensor:
@@ -149,11 +159,11 @@ class GPUModelRunner:
         logits = self.model.head(wanted) if eager or packed.inputs.chunks is not None else wanted
         return LaunchedStep(batch.step, self._sample(sampled, logits), on_gpu=self.launches_ahead)
 
-    def _pack(self, batch: ScheduledBatch, *, padded_to: int | None = None) -> PackedStep:
+    def _pack(self, batch: ScheduledBatch, *, padded_to: int | None = None, all_rows: bool = False) -> PackedStep:
         updates = {LayerKind.GLOBAL: batch.global_updates, LayerKind.SLIDING: batch.sliding_updates}
         for kind, entries in updates.items():
             self.tables.check(kind, entries, num_pages=self.cache.num_pages[kind])
-        packed = self._packer.pack(batch, padded_to=padded_to)
+        packed = self._packer.pack(batch, padded_to=padded_to, all_rows=all_rows)
         self._sampler.admit(batch.admitted)
         self._names.update((request.slot, request.request_id) for request in batch.admitted)
         self.cache.move(batch.page_moves)
@@ -165,7 +175,8 @@ class GPUModelRunner:
         ids, step = packed.token_ids, packed.inputs
         last = self.last_tokens[step.global_slots.clamp(min=0)]
         tokens = torch.where(ids == IN_FLIGHT, last, ids)
-        hidden: Tensor = self.model(tokens, step.positions, self._attention(step), num_rows=packed.num_rows)
+        attention = self._attention(step)
+        hidden: Tensor = self.model(tokens, step.positions, attention, num_rows=packed.num_rows, last=packed.last)
         return hidden
 
     def _logits(self, packed: PackedStep) -> Tensor:
@@ -190,7 +201,8 @@ class GPUModelRunner:
             return self._kernels
         assert step.batch is not None
         return PagedAttention(
-            plain_step(step.batch, self.cache, self.tables, self._names),
+            step.batch,
+            partial(plain_step, cache=self.cache, tables=self.tables, names=self._names),
             cache=self.cache,
             architecture=self.model.architecture,
             derive_keys=self._derive_keys,

@@ -16,11 +16,13 @@ from torch import Tensor
 
 from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.sizing.memory import KEYS_PER_PASS, SCORES_PER_PASS
+from modelserve_worker.batch import ScheduledBatch
 from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.kv_stamps import ReadAudit, stamp
 from modelserve_worker.execution.plain_step import PlainStep, PrefillChunk
 from modelserve_worker.kernels.block_attention import SoftmaxAccumulator
 from modelserve_worker.kernels.row_codec import StoredRows, v_only_columns
+from modelserve_worker.kernels.step_inputs import LastRows
 from modelserve_worker.layers.attention import Attention
 
 DeriveKeys = Callable[[int, Tensor, Tensor], Tensor]
@@ -34,9 +36,17 @@ class PagedAttention:
     """The attention backend of one step; build one per step, call `attend` once per layer in model order."""
 
     def __init__(
-        self, batch: PlainStep, *, cache: KVCache, architecture: ModelArchitecture, derive_keys: DeriveKeys
+        self,
+        batch: ScheduledBatch,
+        plan: Callable[[ScheduledBatch], PlainStep],
+        *,
+        cache: KVCache,
+        architecture: ModelArchitecture,
+        derive_keys: DeriveKeys,
     ) -> None:
-        self._batch = batch
+        self._plan = plan
+        self._batch = plan(batch)
+        self._narrowed = False
         self._cache = cache
         order = v_only_columns(
             architecture.global_head_dim, pairs=architecture.global_rotary_pairs, device=cache.arena.device
@@ -53,6 +63,14 @@ class PagedAttention:
         """The AttentionBackend's door. Raises AssertionError in debug mode when a query read a row that it may not."""
         q, k, v = attention.heads(projected, rotation)
         return self.attend_heads(attention.layer, q, k, v).flatten(1)
+
+    def narrow(self, last: LastRows) -> None:
+        for producer, (stored, keys, values) in self._fresh.items():
+            self._commit(producer, stored)
+            self._fresh[producer] = stored, keys[last.rows], values[last.rows]
+        assert last.inputs.batch is not None
+        self._batch = self._plan(last.inputs.batch)
+        self._narrowed = True
 
     def attend_heads(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
         """q [T, Hq, D]; k, v [T, Hkv, D] of the rank's heads, or None on KV-shared layers. Returns [T, Hq, D]."""
@@ -93,13 +111,18 @@ class PagedAttention:
             output[span] = self._sliding_chunk(layer, producer, chunk, q[span], keys[span], values[span])
         if layer == self._last_reader[producer]:
             del self._fresh[producer]
-            tokens = self._batch.sliding_tokens
-            kept = {
-                name: StoredRows(rows.values[tokens], None if rows.scale is None else rows.scale[tokens])
-                for name, rows in stored.items()
-            }
-            self._write(producer, self._batch.sliding_slots, kept, tokens=tokens)
+            if not self._narrowed:
+                self._commit(producer, stored)
         return output
+
+    def _commit(self, producer: int, stored: dict[str, StoredRows]) -> None:
+        """Write the step's rows that outlive it."""
+        tokens = self._batch.sliding_tokens
+        kept = {
+            name: StoredRows(rows.values[tokens], None if rows.scale is None else rows.scale[tokens])
+            for name, rows in stored.items()
+        }
+        self._write(producer, self._batch.sliding_slots, kept, tokens=tokens)
 
     def _global_decodes(self, layer: int, producer: int, q: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Groups of decode rows, so many pages of each at a time that a pass gathers at most KEYS_PER_PASS keys."""

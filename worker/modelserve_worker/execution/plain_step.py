@@ -77,7 +77,7 @@ def plain_step(batch: ScheduledBatch, cache: KVCache, tables: BlockTables, names
     kept_tokens, kept_slots = [], []
     if geometry.sliding_page.layers:
         for (slot, start, end), offset in zip(spans, offsets, strict=True):
-            kept = np.arange(max(start, end - geometry.window + 1), end)  # none at a window of 1
+            kept = np.arange(max(start, end - geometry.window), end)  # the window of the last row
             first, rows = _sliding_rows(slot, end - len(kept), end, cache, tables)
             size = geometry.sliding_page.page_tokens
             kept_tokens.append(kept - start + offset)

@@ -55,7 +55,8 @@ class StepGraphs:
         return min((size for size in self._mixed if size >= batch.num_tokens), default=None)
 
     def replay(self, packed: PackedStep, rows: int) -> Tensor:
-        """Run the step that was packed last: raw logits [rows, vocab] of decodes alone, else hidden states [rows, H].
+        """Run the step that was packed last: raw logits [rows, vocab] of decodes alone, else hidden states [rows, H],
+        of a model that narrows its steps [max_num_seqs, H].
 
         Valid until the next replay.
         """
@@ -66,10 +67,11 @@ class StepGraphs:
     def _capture(self, step: PackedStep, run: Callable[[PackedStep], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         if run not in self._outputs:  # the largest step of its kind
             self._outputs[run] = torch.empty_like(run(step))
-        graph, rows = torch.cuda.CUDAGraph(), step.token_ids.numel()
+        graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            output = self._outputs[run][:rows]
-            output.copy_(run(step))
+            result = run(step)
+            output = self._outputs[run][: result.shape[0]]
+            output.copy_(result)
         if self._pool is None:
             self._pool = graph.pool()
         return graph, output

@@ -52,3 +52,11 @@ class StepInputs:
     decode: DecodeInputs | None
     chunks: ChunkInputs | None
     batch: ScheduledBatch | None  # the same on the host; None where a graph is captured
+
+
+@dataclass(frozen=True)
+class LastRows:
+    """The last row of each request of a step with chunks: all that layers without a cache of their own need compute."""
+
+    rows: Tensor  # int32 [R], of the step's T; 0 for padding
+    inputs: StepInputs  # of these R rows, as decodes whose keys and values have been stored

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from modelserve.architecture import ModelArchitecture
 from modelserve_worker.kernels.elementwise import rms_normalize
+from modelserve_worker.kernels.step_inputs import LastRows
 from modelserve_worker.layers.linear import ColumnParallelLinear, RowParallelLinear
 from modelserve_worker.layers.norm import RMSNorm
 from modelserve_worker.layers.parallel import TensorParallel
@@ -25,6 +26,10 @@ class AttentionBackend(Protocol):
         queries, and the backend reads the rows of `architecture.producer(attention.layer)`. Scores are q.k times 1.0,
         softmax in float32, grouped-query by consecutive heads.
         """
+        ...
+
+    def narrow(self, last: LastRows) -> None:
+        """The layers that follow, all KV-shared, compute `last.rows` of the step only: store whatever is waiting."""
         ...
 
 

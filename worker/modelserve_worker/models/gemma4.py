@@ -17,6 +17,7 @@ from modelserve.errors import InvalidInput
 from modelserve.sizing.weights import tensor_parallel_problem
 from modelserve_worker.kernels.elementwise import ElementwiseDoors, elementwise_doors
 from modelserve_worker.kernels.row_codec import v_only_columns
+from modelserve_worker.kernels.step_inputs import LastRows
 from modelserve_worker.layers.attention import Attention, AttentionBackend
 from modelserve_worker.layers.embedding import OutputHead, PerLayerEmbedding, VocabParallelEmbedding
 from modelserve_worker.layers.linear import ReplicatedLinear
@@ -207,10 +208,17 @@ class Gemma4ForCausalLM(nn.Module):
 
     @torch.no_grad()
     def forward(
-        self, input_ids: Tensor, positions: Tensor, attention: AttentionBackend, *, num_rows: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        attention: AttentionBackend,
+        *,
+        num_rows: Tensor | None = None,
+        last: LastRows | None = None,
     ) -> Tensor:
         """input_ids and positions int32 or int64 [T], requests back to back -> hidden [T, H] after the final norm.
 
+        With `last` only its R rows, hidden [R, H]: KV-shared layers store nothing, so nobody needs their other rows.
         With `num_rows` (int32 [1], on the device) the rows from there on only pad the step: they may hold any id and
         position, take no expert's time, and what comes out of them is finite where their attention is.
         """
@@ -220,6 +228,12 @@ class Gemma4ForCausalLM(nn.Module):
         layers = self.decoder_layers()
         normed = self.doors.rms_norm(x, layers[0].input_norm.weight, eps=layers[0].eps)
         for index, layer in enumerate(layers):
+            if last is not None and index == self.architecture.first_shared_layer:
+                attention.narrow(last)
+                x, normed = (each.index_select(0, last.rows) for each in (x, normed))
+                per_layer = None if per_layer is None else per_layer.index_select(0, last.rows)
+                rotations = {kind: self.rope.cos_sin(kind, last.inputs.positions) for kind in LayerKind}
+                num_rows = None
             x, normed = layer(
                 x,
                 normed,
