@@ -159,7 +159,7 @@ def _run_steps(architecture: ModelArchitecture, args: EngineArgs) -> None:
         with unset_fake_temporarily():
             packer = StepPacker(
                 geometry, max_num_batched_tokens=tokens, vocab_size=architecture.vocab_size, blocks=attention.blocks,
-                device=_CPU, **sizes,
+                narrows=architecture.first_shared_layer < architecture.num_hidden_layers, device=_CPU, **sizes,
             )  # fmt: skip
         profile = pool_bytes == scratch
         for views, counts in (
@@ -176,7 +176,7 @@ def _run_steps(architecture: ModelArchitecture, args: EngineArgs) -> None:
 
 def _run(model: Gemma4ForCausalLM, attention: Any, step: PackedStep) -> None:
     attention.begin(step.inputs)
-    hidden = model(step.token_ids, step.inputs.positions, attention, num_rows=step.num_rows)
+    hidden = model(step.token_ids, step.inputs.positions, attention, num_rows=step.num_rows, last=step.last)
     model.head(hidden)
 
 
