@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
+from modelserve import __version__
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -31,7 +31,7 @@ async def ready(request: Request) -> Response:
 
 
 async def show_version(_: Request) -> Response:
-    return JSONResponse({"version": version("modelserve")})
+    return JSONResponse({"version": __version__})
 
 
 async def plan(request: Request) -> Response:
