@@ -13,7 +13,7 @@ import time
 from modelserve_operator.gather import Gatherer
 from modelserve_operator.kinds import ResourceKind
 from modelserve_operator.kube import KubeError
-from modelserve_operator.work_queue import WorkQueue
+from modelserve_operator.replanning import Replanning
 
 logger = logging.getLogger(__name__)
 
@@ -27,9 +27,9 @@ class WatchFrozenError(Exception):
 class Watchdog:
     """`last_round_trip` is the monotonic time of the last good answer of the API server, for the liveness probe."""
 
-    def __init__(self, gatherer: Gatherer, queue: WorkQueue, *, interval: float, resync: float) -> None:
+    def __init__(self, gatherer: Gatherer, replanning: Replanning, *, interval: float, resync: float) -> None:
         self._gatherer = gatherer
-        self._queue = queue
+        self._replanning = replanning
         self._interval = interval
         self._resync = resync
         self.last_round_trip = time.monotonic()
@@ -45,7 +45,7 @@ class Watchdog:
         while True:
             await asyncio.sleep(max(0.0, min(check, resync) - time.monotonic()))
             try:
-                concerned, newest = await self._gatherer.relist()
+                heard, newest = await self._gatherer.relist()
             except KubeError as error:
                 logger.warning("watchdog: %s", error)
                 check = time.monotonic() + self._interval
@@ -54,9 +54,9 @@ class Watchdog:
             self.last_round_trip = now = time.monotonic()
             check = now + self._interval
             if now >= resync:
-                concerned, resync = self._gatherer.known_keys(), now + self._resync
-            for key in concerned:
-                self._queue.add(key)
+                resync = now + self._resync
+                self._replanning.everything()
+            self._replanning.note(heard)
             await self._expect(newest)
 
     async def _expect(self, newest: dict[ResourceKind, int]) -> None:

@@ -12,6 +12,7 @@ import pytest
 from modelserve_operator import revision_builder, watchdog
 from modelserve_operator.kinds import CLAIM, DEPLOYMENT, MODEL_SERVE, NODE, POD, WATCHED, ResourceKind
 from modelserve_operator.kube import WorkerUnreachableError
+from modelserve_operator.replanning import Replanning
 from modelserve_operator.watchdog import Watchdog
 from modelserve_operator.work_queue import Key, WorkQueue
 
@@ -96,8 +97,9 @@ async def test_a_resync_does_not_wait_for_a_check(world, monkeypatch: pytest.Mon
     world.gatherer.heard_version = dict.fromkeys(WATCHED, 10**9)
     queued = asyncio.Event()
     queue = WorkQueue()
-    monkeypatch.setattr(queue, "add", lambda key: queued.set())
-    running = asyncio.create_task(Watchdog(world.gatherer, queue, interval=3600, resync=0.01).run())
+    monkeypatch.setattr(queue, "add", lambda key, **_: queued.set())
+    replanning = Replanning(world.gatherer, queue)
+    running = asyncio.create_task(Watchdog(world.gatherer, replanning, interval=3600, resync=0.01).run())
     await asyncio.wait_for(queued.wait(), 10)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
