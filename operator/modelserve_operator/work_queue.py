@@ -56,7 +56,12 @@ class WorkQueue:
                 self._behind.pop(key, None)
             (self._ahead if ahead else self._behind)[key] = None
             self._wakeup.set()
-        metrics.QUEUE_DEPTH.set(len(self._ahead) + len(self._behind))
+        metrics.QUEUE_DEPTH.set(self.depth)
+
+    @property
+    def depth(self) -> int:
+        """Keys that wait; those being reconciled are no more among them."""
+        return len(self._ahead) + len(self._behind)
 
     def add_after(self, key: Key, delay: float) -> None:
         """Add `key` after `delay` seconds, or sooner when an earlier timer is already set."""
@@ -83,7 +88,7 @@ class WorkQueue:
         self._taken += 1
         turn = self._behind and (self._taken % BEHIND_SHARE == 0 or not self._ahead)
         key, _ = (self._behind if turn else self._ahead).popitem(last=False)
-        metrics.QUEUE_DEPTH.set(len(self._ahead) + len(self._behind))
+        metrics.QUEUE_DEPTH.set(self.depth)
         return key
 
     async def _work(self, reconcile: Reconcile) -> None:

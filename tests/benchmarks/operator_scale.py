@@ -171,7 +171,7 @@ class Measured:
     """Rows of the table: phase, figure, unit, limit."""
 
     def __init__(self, plane: ControlPlane) -> None:
-        self.rows: list[dict[str, Any]] = []
+        self.rows: list[dict[str, Any]] = [{"phase": "all", "what": "load of the machine", "value": os.getloadavg()[1]}]
         self._servers = [plane.processes[name] for name in ("kube-apiserver", "etcd")]
 
     def add(self, phase: str, what: str, value: float, limit: float | None = None) -> None:
@@ -189,7 +189,7 @@ class Measured:
     def table(self) -> str:
         lines = [f"{'phase':11} {'figure':42} {'value':>10} {'limit':>8}"]
         for row in self.rows:
-            limit = "" if row["limit"] is None else f"{row['limit']:g}"
+            limit = "" if row.get("limit") is None else f"{row['limit']:g}"
             lines.append(f"{row['phase']:11} {row['what']:42} {row['value']:10.2f} {limit:>8}")
         return "\n".join(lines)
 
@@ -279,7 +279,7 @@ class Answers:
                 self._sent[name, generation] = sent
 
     async def complete(self) -> None:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 600
         while self._sent:
             if time.monotonic() > deadline:
                 raise RuntimeError(f"no status for {len(self._sent)} changes, {list(self._sent)[:3]}")
@@ -339,8 +339,7 @@ async def overtaken(api: Api, measured: Measured, operator: Operator, options: a
     measured.add("overtaken", "to the plan, longest, ms", max(found.seconds) * 1e3, 3000)
 
 
-async def measure(plane: ControlPlane, options: argparse.Namespace) -> Measured:
-    measured = Measured(plane)
+async def measure(measured: Measured, plane: ControlPlane, options: argparse.Namespace) -> None:
     plane.kubectl.apply(*permissions())
     async with Api.of(plane) as api:
         print(f"filling in {options.model_serves} ModelServes and {options.nodes} nodes", file=sys.stderr)
@@ -362,7 +361,6 @@ async def measure(plane: ControlPlane, options: argparse.Namespace) -> Measured:
             operator.stop()
             if options.keep_log:
                 options.keep_log.write_text((plane.folder / "operator.log").read_text())
-    return measured
 
 
 def main() -> None:
@@ -378,8 +376,11 @@ def main() -> None:
     parser.add_argument("--profile", type=Path, help="run the operator under cProfile, of its last start")
     options = parser.parse_args()
     with control_plane() as plane:
-        measured = asyncio.run(measure(plane, options))
-    print(json.dumps(measured.rows, indent=1) if options.json else measured.table())
+        measured = Measured(plane)
+        try:
+            asyncio.run(measure(measured, plane, options))
+        finally:
+            print(json.dumps(measured.rows, indent=1) if options.json else measured.table())
 
 
 if __name__ == "__main__":
