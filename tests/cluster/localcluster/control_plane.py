@@ -20,9 +20,10 @@ import yaml
 from localcluster.binaries import require_programs
 from localcluster.certificates import CertificateAuthority
 from localcluster.components import AUDIT_POLICY
+from localcluster.crds import install_crds
 from localcluster.kubectl import Kubectl
 from localcluster.processes import Process, free_ports, spawn
-from localcluster.settings import OPERATOR_USER, REPOSITORY, ClusterError
+from localcluster.settings import OPERATOR_USER, ClusterError
 
 START_TIMEOUT_S = 90.0
 
@@ -69,8 +70,7 @@ def control_plane() -> Iterator[ControlPlane]:
                 started[program] = spawn(line, log=folder / f"{program}.log", environment=environment)
             plane = ControlPlane(folder, url, kubectl, started)
             _wait_until_ready(plane)
-            kubectl.run("apply", "--server-side", "-f", str(REPOSITORY / "crds"))
-            kubectl.run("wait", "--for=condition=Established", "--timeout=60s", "-f", str(REPOSITORY / "crds"))
+            install_crds(kubectl)
             yield plane
         finally:
             for process in reversed(started.values()):
