@@ -9,6 +9,8 @@ from pydantic.alias_generators import to_camel
 
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
 
+DEFAULT_MAX_NUM_MIXED_TOKENS = 512
+
 
 class EngineArgs(BaseModel):
     """Every setting of a worker. In YAML the names are camelCase (`maxModelLen`); unknown names are errors."""
@@ -32,6 +34,12 @@ class EngineArgs(BaseModel):
     cpu_memory_bytes: int | None = Field(default=None, ge=1, description="CPU: bytes the worker may use in all.")
     max_num_batched_tokens: int = Field(
         default=2048, ge=1, le=1 << 20, description="Most tokens of one step, the chunk."
+    )
+    max_num_mixed_tokens: int = Field(
+        default=DEFAULT_MAX_NUM_MIXED_TOKENS,
+        ge=2,
+        le=1 << 20,
+        description="Most tokens of a step in which requests decode, which bounds the time between their tokens.",
     )
     max_num_seqs: int = Field(default=64, ge=1, le=4096, description="Most requests of one step.")
     load_format: Literal["auto", "dummy"] = "auto"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -73,6 +74,7 @@ class Gatherer:
         self._claims = ClaimModes(kube, clock)
         self._supply = Supply()
         self.heard_version: dict[ResourceKind, int] = {}  # newest resourceVersion that a watch event brought
+        self.heard_events: Counter[ResourceKind] = Counter()  # watch events so far
         self._heard_since: set[tuple[ResourceKind, ObjectKey]] = set()  # the last LIST was asked for
 
     async def relist(self) -> tuple[Heard, dict[ResourceKind, int]]:
@@ -147,6 +149,7 @@ class Gatherer:
     def hear(self, kind: ResourceKind, body: Body, *, deleted: bool) -> Heard:
         """Note one watch event. Returns what it may concern; nothing for a heartbeat or an echo."""
         self.heard_version[kind] = max(self.heard_version.get(kind, 0), version_of(body))
+        self.heard_events[kind] += 1
         self._heard_since.add((kind, key_of(body)))
         return self.note(kind, body, deleted=deleted)
 

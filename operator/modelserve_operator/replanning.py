@@ -27,6 +27,11 @@ class Replanning:
             asyncio.get_running_loop().call_later(GATHERING_SECONDS, self._queue_concerned)
         self._change |= heard.change
 
+    @property
+    def busy(self) -> bool:
+        """Whether keys wait."""
+        return self._queue.depth > 0
+
     def everything(self) -> None:
         """Every ModelServe that is known."""
         for key in self._gatherer.known_keys():

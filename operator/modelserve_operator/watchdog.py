@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 
 from modelserve_operator.gather import Gatherer
 from modelserve_operator.kinds import ResourceKind
@@ -60,11 +61,15 @@ class Watchdog:
             await self._expect(newest)
 
     async def _expect(self, newest: dict[ResourceKind, int]) -> None:
+        """A busy operator hears late, and is not frozen: while keys wait, or events of the kind still come, it is only
+        looked at again by the next check."""
+        before = Counter(self._gatherer.heard_events)
         await asyncio.sleep(GRACE_SECONDS)
-        frozen = [kind for kind, version in newest.items() if self._gatherer.heard_version.get(kind, 0) < version]
-        if frozen:
-            behind = ", ".join(
+        behind = [kind for kind, version in newest.items() if self._gatherer.heard_version.get(kind, 0) < version]
+        frozen = [kind for kind in behind if self._gatherer.heard_events[kind] == before[kind]]
+        if frozen and not self._replanning.busy:
+            told = ", ".join(
                 f"{kind.plural} (listed {newest[kind]}, heard {self._gatherer.heard_version.get(kind, 0)})"
                 for kind in frozen
             )
-            raise WatchFrozenError(f"no watch event within {GRACE_SECONDS:.0f} s of what a LIST shows: {behind}")
+            raise WatchFrozenError(f"no watch event within {GRACE_SECONDS:.0f} s of what a LIST shows: {told}")

@@ -177,6 +177,35 @@ async def test_the_watchdog_raises_when_a_watch_brings_nothing(world, monkeypatc
         await asyncio.wait_for(dog.run(), 2)
 
 
+@pytest.mark.parametrize("late", ["keys wait", "events come"])
+async def test_a_busy_operator_that_hears_late_is_not_frozen(late: str, world, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "GRACE_SECONDS", 0.01)
+    world.cluster.listener = None
+    serve = {"metadata": {"name": "m", "namespace": "ml"}, "spec": {"model": {"uri": "pvc://weights/x"}}}
+    world.cluster.put(MODEL_SERVE, serve)
+    queue = WorkQueue()
+    dog = Watchdog(world.gatherer, Replanning(world.gatherer, queue), interval=0.01, resync=100)
+    heard = asyncio.Event()
+
+    async def old_events() -> None:
+        while not heard.is_set():
+            world.gatherer.heard_events[MODEL_SERVE] += 1
+            await asyncio.sleep(0.001)
+
+    telling = asyncio.create_task(old_events()) if late == "events come" else None
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(dog.run(), 0.2)
+    heard.set()
+    if telling is not None:
+        await telling
+    assert Key("ml", "m") in world.gatherer.known_keys(), "what was not heard was listed"
+    queue.add(Key("ml", "m"))
+    await _run_for(queue, lambda _: asyncio.sleep(0), 0.02)
+    assert queue.depth == 0
+    with pytest.raises(WatchFrozenError, match="modelserves"):
+        await asyncio.wait_for(dog.run(), 5)
+
+
 async def test_the_watchdog_is_content_with_live_watches_and_queues_what_they_missed(
     world, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.sizing.pages import SLIDING_PAGE_TOKENS
@@ -78,16 +79,22 @@ class Block:
 
 
 class Replay:
-    """Bfloat16 model and cache; `reserved` after the profile's two steps: a chunk, then decodes of all sequences."""
+    """Bfloat16 model and cache; `reserved` after the profile's two steps: a chunk, then decodes of all sequences.
 
-    def __init__(self, architecture: ModelArchitecture, *, ranks: int, tokens: int, sequences: int) -> None:
+    `captured`: the steps have a pool of their own, in which sampling finds no room.
+    """
+
+    def __init__(
+        self, architecture: ModelArchitecture, *, ranks: int, tokens: int, sequences: int, captured: bool
+    ) -> None:
         self._architecture, self._ranks = architecture, ranks
         self._allocator = CachingAllocator()
+        self._outside = CachingAllocator() if captured else self._allocator
         held = self._buffers(tokens, sequences)
         self._workspaces: Sequence[Block] = ()
         self._step(tokens, rows=1, chunk=True)
         self._step(sequences, rows=sequences, chunk=False)
-        self.reserved = self._allocator.reserved
+        self.reserved = self._allocator.reserved + (self._outside.reserved if captured else 0)
         del held
 
     def _block(self, size: int) -> Block:
@@ -215,7 +222,7 @@ class Replay:
         return result
 
     def _sample(self, rows: int) -> None:
-        vocabulary, block = self._architecture.vocab_size, self._block
+        vocabulary, block = self._architecture.vocab_size, partial(Block, self._outside)
         logits = [block(rows * vocabulary * BFLOAT16 // self._ranks)]
         if self._ranks > 1:
             logits += [block(rows * vocabulary * BFLOAT16) for _ in range(2)]

@@ -134,6 +134,25 @@ def test_fp8_fits_where_the_hardware_has_it() -> None:
     assert plan(_spec(kvCache={"dtype": "fp8_e5m2"}), _architecture(), [_offer("NVIDIA-A100-SXM4-80GB", 2)]).fits
 
 
+@pytest.mark.parametrize(
+    ("variant", "product", "gpus", "tokens"),
+    [("31B", "NVIDIA-H200", 1, 512), ("E4B", "NVIDIA-H200", 1, 2048), ("31B", "NVIDIA-L40S", 4, 512)],
+)
+def test_steps_with_decodes_are_as_large_as_their_time_allows(
+    variant: str, product: str, gpus: int, tokens: int
+) -> None:
+    uri = f"hf://google/gemma-4-{variant}-it"
+    result = plan(_spec(uri, parallelism={"tensor": gpus}), _architecture(uri), [_offer(product, gpus)])
+    assert result.engine is not None
+    assert result.engine.max_num_mixed_tokens == tokens
+    asked = _spec(uri, parallelism={"tensor": gpus}, engine={"maxNumMixedTokens": 300, "maxNumBatchedTokens": 2048})
+    result = plan(asked, _architecture(uri), [_offer(product, gpus)])
+    assert engine_args_for(result, asked, model_directory="/").max_num_mixed_tokens == 300
+    small = _spec(uri, parallelism={"tensor": gpus}, engine={"maxNumMixedTokens": 9000, "maxNumBatchedTokens": 128})
+    result = plan(small, _architecture(uri), [_offer(product, gpus)])
+    assert engine_args_for(result, small, model_directory="/").max_num_mixed_tokens == 128
+
+
 def test_the_cpu_is_used_only_where_it_is_named() -> None:
     uri = "hf://google/gemma-4-E2B-it"
     cpu = AcceleratorOffer(CATALOGUE["CPU"], 0)

@@ -188,8 +188,10 @@ DECODES: tuple[tuple[str, LayerKind, str, list[int]], ...] = (
 CHUNKS = (
     ("31B", LayerKind.GLOBAL, 30_720, 2048),
     ("31B", LayerKind.GLOBAL, 0, 8192),
+    ("31B", LayerKind.GLOBAL, 118_000, 8192),
     ("31B", LayerKind.SLIDING, 6144, 2048),
     ("E4B", LayerKind.GLOBAL, 6144, 2048),
+    ("E4B", LayerKind.GLOBAL, 24_000, 8192),
     ("E4B", LayerKind.SLIDING, 6144, 2048),
 )
 

@@ -69,7 +69,9 @@ class Bench:
     """A launched replica behind the synchronous engine loop; requests are random token ids and ignore EOS."""
 
     def __init__(self, replica: LaunchedReplica, args: EngineArgs) -> None:
-        limits = SchedulerLimits(args.max_num_batched_tokens, args.max_num_seqs, replica.max_model_len, ())
+        limits = SchedulerLimits(
+            args.max_num_batched_tokens, args.max_num_seqs, replica.max_model_len, (), args.max_num_mixed_tokens
+        )
         self.scheduler = Scheduler(limits, replica.geometry, replica.pool_bytes)
         self.engine = Engine(self.scheduler, replica.runner)
         self.vocab = replica.architecture.vocab_size

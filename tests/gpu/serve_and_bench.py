@@ -105,12 +105,12 @@ class WorkerProcess:
     def _remains(self) -> bool:
         """Whether a process of the worker's group still runs after a moment; those that nobody reaped yet do not."""
         for _ in range(20):
-            if not any(self._is_ours(stat) for stat in Path("/proc").glob("[0-9]*/stat")):
+            if not any(self.is_ours(stat) for stat in Path("/proc").glob("[0-9]*/stat")):
                 return False
             time.sleep(0.1)
         return True
 
-    def _is_ours(self, stat: Path) -> bool:
+    def is_ours(self, stat: Path) -> bool:
         try:
             state, _, group = stat.read_text().rpartition(")")[2].split()[:3]
         except OSError:  # it has just ended

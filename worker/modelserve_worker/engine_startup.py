@@ -42,6 +42,7 @@ def build_engine(args: EngineArgs, progress: Callable[[int, int], None]) -> Buil
         max_num_seqs=args.max_num_seqs,
         max_model_len=replica.max_model_len,
         eos_token_ids=replica.architecture.eos_token_ids,
+        max_num_mixed_tokens=args.max_num_mixed_tokens,
     )
     scheduler = Scheduler(limits, replica.geometry, replica.pool_bytes)
     ready = Ready(

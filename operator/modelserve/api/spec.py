@@ -159,6 +159,12 @@ class EngineSpec(ApiModel):
     max_num_batched_tokens: int | None = Field(
         default=None, ge=16, le=1 << 17, description="Most tokens of one step: the prefill chunk and all decodes."
     )
+    max_num_mixed_tokens: int | None = Field(
+        default=None,
+        ge=16,
+        le=1 << 17,
+        description="Most tokens of a step in which requests decode; left out: what about 40 ms compute.",
+    )
     max_num_seqs: int | None = Field(default=None, ge=1, le=4096, description="Most requests of one step.")
 
     @model_validator(mode="after")

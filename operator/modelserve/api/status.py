@@ -24,6 +24,7 @@ from modelserve.api.schema_types import (
     SignedDecimalString,
     Tokens,
 )
+from modelserve.engine_args import DEFAULT_MAX_NUM_MIXED_TOKENS
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
 
 CONDITION_TYPES = (
@@ -163,6 +164,9 @@ class EnginePlan(ApiModel):
     """Settings of the engine that sizing depends on."""
 
     max_num_batched_tokens: Tokens = Field(description="Most tokens of one step.")
+    max_num_mixed_tokens: Tokens = Field(
+        default=DEFAULT_MAX_NUM_MIXED_TOKENS, description="Most tokens of a step in which requests decode."
+    )
     max_num_seqs: Tokens = Field(description="Most requests of one step.")
     min_model_len: Tokens = Field(description="Fewest tokens the worker may fall back to.")
     gpu_memory_utilization: DecimalString = Field(description="Share of accelerator memory the worker may use.")

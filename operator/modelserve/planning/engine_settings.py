@@ -36,6 +36,7 @@ def engine_args_for(plan: PlanStatus, spec: ModelServeSpec, *, model_directory: 
         gpu_memory_utilization=float(plan.engine.gpu_memory_utilization),
         cpu_memory_bytes=plan.container_memory_bytes,
         max_num_batched_tokens=plan.engine.max_num_batched_tokens,
+        max_num_mixed_tokens=plan.engine.max_num_mixed_tokens,
         max_num_seqs=plan.engine.max_num_seqs,
         drain_seconds=spec.rollout.drain_seconds,
     )

@@ -24,7 +24,7 @@ from modelserve.architecture import ModelArchitecture
 from modelserve.planning.evaluation import GIB, Fit, Refusal
 from modelserve.planning.offers import PRODUCT_LABEL, AcceleratorOffer
 from modelserve.planning.ranking import replica_cost, token_cost
-from modelserve.planning.roofline import speed
+from modelserve.planning.roofline import mixed_step_tokens, speed
 from modelserve.planning.wishes import Wishes
 from modelserve.sizing.memory import MemoryPlan
 
@@ -55,6 +55,7 @@ def chosen_plan(
         kv_cache=KVCachePlan(dtype=fit.geometry.dtype, layout=fit.geometry.layout),
         engine=EnginePlan(
             max_num_batched_tokens=wishes.chunk(fit.accelerator),
+            max_num_mixed_tokens=mixed_step_tokens(fit, architecture, wishes),
             max_num_seqs=wishes.sequences(fit.accelerator),
             min_model_len=min(least, fit.max_model_len),
             gpu_memory_utilization=f"{wishes.utilization:f}",

@@ -9,8 +9,8 @@
         attention = 4 heads (D_g n_g L^2 / 2 + D_s n_s (L w - w^2 / 2)) / TP, with w = min(L, window)
         time      = linear / rate + attention / attention rate + all-reduces
 
-This release's engine is behind that: no step is shorter than its launches take, and prefill reaches a share of the
-roofline. Both constants are measured, and go up as kernels land.
+This release's engine is behind that: each layer costs time between and inside its small kernels, and prefill reaches a
+share of the roofline. Both constants are measured.
 
 W weight bytes read (embedding tables of inputs not, of experts the share that B tokens touch), P parameters a token
 uses, E those of the output head, D head width, n layers of a kind, g and s cache bytes per token over all global and
@@ -31,10 +31,12 @@ from modelserve.sizing.pages import PageSpec
 from modelserve.sizing.weights import element_bytes, parameters_per_rank, weight_terms
 from modelserve.weight_format import WeightFormat
 
-# Of 0.1.0, whose layers are plain PyTorch, on an H200 (docs/benchmarks.md): the 60 layers of 31B decode a token in 98
-# to 110 ms; 8,192 tokens are prefilled in 1.87 to 2.05 s, 0.71 s by the roofline below. E4B's 42 layers take 112 ms.
-LAUNCH_SECONDS_PER_LAYER = 1.75e-3
-PREFILL_SHARE = 0.36
+# On an H200 (docs/benchmarks.md). One request at 8,192 tokens: 31B decodes in 17.1 ms, 14.6 by the roofline below, over
+# 60 layers; E4B in 4.43, 2.2 by the roofline, over 42. 8,192 tokens are prefilled in 0.86 s, 0.71 by the roofline.
+SECONDS_PER_LAYER = 45e-6
+PREFILL_SHARE = 0.83
+MIXED_STEP_SECONDS = 0.04  # of matrix products in a step in which requests decode: what a token may wait for its next
+LEAST_MIXED_TOKENS = 256
 ALL_REDUCE_SECONDS = 20e-6  # of one small message between GPUs of a node, without NVLink multicast
 
 
@@ -62,6 +64,19 @@ def speed(fit: Fit, architecture: ModelArchitecture, wishes: Wishes) -> Speed:
     return Speed(batch, meets, step, prefill, batch * wishes.output_tokens / seconds)
 
 
+def mixed_step_tokens(fit: Fit, architecture: ModelArchitecture, wishes: Wishes) -> int:
+    """Most tokens of a step in which requests decode: as asked, else the power of two that MIXED_STEP_SECONDS compute.
+
+    Smaller steps read the weights more often for the same prompts, larger ones make running requests wait.
+    """
+    chunk = wishes.chunk(fit.accelerator)
+    if wishes.max_num_mixed_tokens:
+        return min(wishes.max_num_mixed_tokens, chunk)
+    rate = fit.accelerator.flops * ACHIEVABLE_FLOPS * fit.tensor_parallel
+    tokens = int(MIXED_STEP_SECONDS * rate / (2 * _layer_parameters(architecture)))
+    return min(chunk, max(LEAST_MIXED_TOKENS, 1 << max(0, tokens.bit_length() - 1)))
+
+
 def _decode_seconds(
     fit: Fit, architecture: ModelArchitecture, weight_format: WeightFormat | None, *, batch: int, length: int
 ) -> float:
@@ -74,13 +89,13 @@ def _decode_seconds(
     flop = batch * (2 * _token_parameters(architecture) + 4 * architecture.num_attention_heads * attended) / tp
     seconds = max(read / (device.bandwidth * ACHIEVABLE_BANDWIDTH), flop / (device.flops * ACHIEVABLE_FLOPS))
     seconds += _all_reduce_seconds(architecture, tokens=batch, tensor_parallel=tp, link=device.link)
-    return max(seconds, architecture.num_hidden_layers * LAUNCH_SECONDS_PER_LAYER)
+    return seconds + architecture.num_hidden_layers * SECONDS_PER_LAYER
 
 
 def _prefill_seconds(fit: Fit, architecture: ModelArchitecture, *, length: int) -> float:
     tp, rate = fit.tensor_parallel, fit.accelerator.flops
     head = architecture.vocab_size * architecture.hidden_size
-    linear = 2 * (_token_parameters(architecture) - head) * length + 2 * head
+    linear = 2 * _layer_parameters(architecture) * length + 2 * head
     window = min(length, architecture.sliding_window)
     scores = _attended_columns(
         architecture, global_keys=length * length / 2, sliding_keys=length * window - window * window / 2
@@ -89,7 +104,7 @@ def _prefill_seconds(fit: Fit, architecture: ModelArchitecture, *, length: int) 
     seconds = (linear / (rate * ACHIEVABLE_FLOPS) + attention / (rate * ACHIEVABLE_ATTENTION_FLOPS)) / tp
     seconds = seconds / PREFILL_SHARE
     seconds += _all_reduce_seconds(architecture, tokens=length, tensor_parallel=tp, link=fit.accelerator.link)
-    return max(seconds, architecture.num_hidden_layers * LAUNCH_SECONDS_PER_LAYER)
+    return seconds + architecture.num_hidden_layers * SECONDS_PER_LAYER
 
 
 def _all_reduce_seconds(architecture: ModelArchitecture, *, tokens: int, tensor_parallel: int, link: float) -> float:
@@ -134,6 +149,11 @@ def _token_parameters(architecture: ModelArchitecture) -> float:
     total = parameters_per_rank(architecture, tensor_parallel_size=1)
     total -= table * architecture.vocab_size_per_layer_input
     return total - _idle_share(architecture, batch=1) * experts * per_expert
+
+
+def _layer_parameters(architecture: ModelArchitecture) -> float:
+    """Parameters that one token is multiplied with, but those of the output head."""
+    return _token_parameters(architecture) - architecture.vocab_size * architecture.hidden_size
 
 
 def _weight_bytes_read(

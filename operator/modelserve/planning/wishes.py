@@ -37,6 +37,7 @@ class Wishes:
     kv_layout: KVCacheLayout | None = None
     utilization: Decimal = DEFAULT_UTILIZATION
     max_num_batched_tokens: int | None = None
+    max_num_mixed_tokens: int | None = None
     max_num_seqs: int | None = None
     container_memory_bytes: int = DEFAULT_CONTAINER_MEMORY_BYTES
     objective: Objective = "Throughput"
@@ -86,6 +87,7 @@ def wishes(
         if cache and cache.gpu_memory_utilization
         else DEFAULT_UTILIZATION,
         max_num_batched_tokens=engine.max_num_batched_tokens if engine else None,
+        max_num_mixed_tokens=engine.max_num_mixed_tokens if engine else None,
         max_num_seqs=engine.max_num_seqs if engine else None,
         container_memory_bytes=_container_memory_bytes(memory) if memory else DEFAULT_CONTAINER_MEMORY_BYTES,
         objective=spec.objective or "Throughput",

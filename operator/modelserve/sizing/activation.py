@@ -57,7 +57,7 @@ def largest_phase(phases: Mapping[str, int]) -> tuple[str, ...]:
     Only one phase lives at a time. But attention and MLP alternate layer by layer in blocks of different sizes, and
     PyTorch's caching allocator keeps the blocks of both: what one has cut up does not serve the other.
     """
-    groups = (("attention", "mlp"), ("embedding",), ("sampling",))
+    groups = (("attention", "mlp"), ("embedding",), ("sampling",) if "sampling" in phases else ())
     return max(groups, key=lambda names: sum(phases[name] for name in names))
 
 
@@ -80,7 +80,7 @@ def activation_terms(
     per_layer = tokens * architecture.num_hidden_layers * architecture.hidden_size_per_layer_input
     rope = tokens * (architecture.head_dim + architecture.global_head_dim)  # cos and sin of half a head, both kinds
     penalties = max_num_seqs * architecture.vocab_size * 4  # int32 counts
-    sampling = _sampling_bytes(architecture, sequences=max_num_seqs, tensor_parallel_size=tp)
+    sampling = sampling_bytes(architecture, sequences=max_num_seqs, tensor_parallel_size=tp)
     if not on_cpu and fills_matrix_tiles(architecture):
         buffers = kernel_buffers(
             architecture,
@@ -109,6 +109,8 @@ def activation_terms(
             "mlp": _mlp_bytes(architecture, tokens=tokens, tensor_parallel_size=tp, copies=3),
             "sampling": sampling,
         }
+        if tp == 1:  # steps are captured but sampling is not, and finds no room in the graphs' pool
+            always["sampling"] = phases.pop("sampling")
         return MappingProxyType(always), MappingProxyType(phases)
     pages = -(-architecture.max_position_embeddings // GLOBAL_PAGE_TOKENS)
     always = {
@@ -208,7 +210,7 @@ def _mlp_bytes(architecture: ModelArchitecture, *, tokens: int, tensor_parallel_
     return dense + experts + (tokens * hidden * (FLOAT32 + e) if routed else 0)
 
 
-def _sampling_bytes(architecture: ModelArchitecture, *, sequences: int, tensor_parallel_size: int) -> int:
+def sampling_bytes(architecture: ModelArchitecture, *, sequences: int, tensor_parallel_size: int) -> int:
     """Logits in e, of several ranks their shares too; candidates of the sampling kernels; one pass of sorted rows.
 
     At its peak a row of such a pass holds its logits, adjusted and scaled values, sorted values and 8-byte indices, and

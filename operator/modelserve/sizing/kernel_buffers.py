@@ -1,8 +1,7 @@
 """What the GPU path allocates once per runner, at fixed addresses, for its attention kernels and its step metadata.
 
 All of it is for the architecture's longest context, whatever length is served: the runner exists before its pool does,
-and the pool decides the length. The kernels' own modules in the worker allocate by the same rules, which a test
-compares.
+and the pool decides the length. The worker allocates by these rules, and a test compares the bytes.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ INT32 = 4
 SLIDING_SPLIT_PAGES = 4  # pages of a sliding window that one program of decode attention reads
 GLOBAL_PROGRAMS = 128  # programs that share a global row's keys: about one per multiprocessor of a large GPU
 LEAST_SPLITS = 8
-TABLE_ROW_MULTIPLE = 16  # entries of a block table's row
-LEAST_EXPANSION_KEYS = 1 << 16
+TABLE_ROW_MULTIPLE = 16  # entries of a block table's row: kernels are compiled for row strides that divide by 16
+LEAST_EXPANSION_KEYS = 1 << 16  # so that a step of many short chunks is not cut up
 ROTATION_TILE_KEYS = 64  # keys of a tile whose first position has a row in the rotation tables
 
 
@@ -42,44 +41,50 @@ def kernel_buffers(
     tiles = -(-architecture.max_position_embeddings // ROTATION_TILE_KEYS) + 1 + ROTATION_TILE_KEYS
     heads = architecture.num_attention_heads // tensor_parallel_size
     splits = max(
-        decode_splits(architecture, kind, tensor_parallel_size=tensor_parallel_size)
+        decode_splits(
+            sliding_entries=_table_entries(architecture)[1] if kind is LayerKind.SLIDING else 0,
+            kv_heads=architecture.kv_heads_per_rank(kind, tensor_parallel_size),
+        )
         * heads
         * (_width(architecture, kind) + 2)  # an output, a maximum and a sum
         for kind in LayerKind
     )
     table_rows = sum(_padded(entries, TABLE_ROW_MULTIPLE) for entries in _table_entries(architecture))
-    columns = expanded_columns(architecture, kv_dtype=kv_dtype, kv_layout=kv_layout)
-    kv_heads = architecture.kv_heads_per_rank(LayerKind.GLOBAL, tensor_parallel_size)
+    columns = expanded_columns(
+        width=architecture.global_head_dim, pairs=architecture.global_rotary_pairs, dtype=kv_dtype, v_only=v_only
+    )
+    columns *= architecture.kv_heads_per_rank(LayerKind.GLOBAL, tensor_parallel_size)
+    keys = expansion_keys(architecture.max_position_embeddings)
     return {
         "block_tables": max_num_seqs * table_rows * INT32,
         # Two buffers: five words a row and six a request in each; five a chunk and three a chunk and group in one.
         "step_metadata": (5 * max_num_batched_tokens + 22 * max_num_seqs + 3 * max_num_seqs**2) * INT32,
         "decode_splits": max_num_seqs * splits * FLOAT32,
-        "expanded_keys": expansion_keys(architecture) * kv_heads * columns * element_bytes(architecture),
+        "expanded_keys": keys * columns * element_bytes(architecture),
         "rotation_tables": tiles * architecture.global_rotary_pairs * 2 * FLOAT32 if v_only else 0,
     }
 
 
-def decode_splits(architecture: ModelArchitecture, kind: LayerKind, *, tensor_parallel_size: int) -> int:
-    """Most parts that decode attention cuts the keys of one row into."""
-    if kind is LayerKind.SLIDING:
-        return -(-_table_entries(architecture)[1] // SLIDING_SPLIT_PAGES)
-    return max(LEAST_SPLITS, GLOBAL_PROGRAMS // architecture.kv_heads_per_rank(kind, tensor_parallel_size))
+def decode_splits(*, sliding_entries: int, kv_heads: int) -> int:
+    """Most parts that decode attention cuts a row's keys into; `sliding_entries` of its table, 0 for a global one."""
+    if sliding_entries:
+        return -(-sliding_entries // SLIDING_SPLIT_PAGES)
+    return max(LEAST_SPLITS, GLOBAL_PROGRAMS // kv_heads)
 
 
-def expansion_keys(architecture: ModelArchitecture) -> int:
+def expansion_keys(longest: int) -> int:
     """Keys of global layers that chunks expand at a time: one request of any length, or many short ones."""
-    return max(_padded(architecture.max_position_embeddings, GLOBAL_PAGE_TOKENS), LEAST_EXPANSION_KEYS)
+    return max(_padded(longest, GLOBAL_PAGE_TOKENS), LEAST_EXPANSION_KEYS)
 
 
-def expanded_columns(architecture: ModelArchitecture, *, kv_dtype: KVCacheDtype, kv_layout: KVCacheLayout) -> int:
+def expanded_columns(*, width: int, pairs: int, dtype: KVCacheDtype, v_only: bool) -> int:
     """Elements per key and head, in the model's dtype, that chunks read expanded in place of the pages' rows.
 
     V-only rows: the turned columns of K. 8-bit rows: all of K and V besides, decoded once and not once per query block.
     """
-    width, decoded = architecture.global_head_dim, kv_dtype.element_bytes == 1
-    if kv_layout is KVCacheLayout.V_ONLY:
-        return 2 * architecture.global_rotary_pairs + (width if decoded else 0)
+    decoded = dtype.element_bytes == 1
+    if v_only:
+        return 2 * pairs + (width if decoded else 0)
     return 2 * width if decoded else 0
 
 

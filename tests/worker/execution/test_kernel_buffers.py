@@ -7,12 +7,10 @@ import torch
 
 from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.published import published_model, published_uris
-from modelserve.sizing.kernel_buffers import ROTATION_TILE_KEYS, fills_matrix_tiles, kernel_buffers
-from modelserve.sizing.kernel_buffers import expansion_keys as sized_keys
+from modelserve.sizing.kernel_buffers import ROTATION_TILE_KEYS, expansion_keys, fills_matrix_tiles, kernel_buffers
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve_worker.execution.block_tables import BlockTables
 from modelserve_worker.execution.device import runs_on_kernels
-from modelserve_worker.execution.fast_attention import expansion_keys
 from modelserve_worker.execution.input_batch import QueryBlocks, StepPacker
 from modelserve_worker.kernels import attention_triton as kernels
 from modelserve_worker.kernels.paged_layout import layer_rows
@@ -45,7 +43,10 @@ def test_buffers_are_what_the_path_allocates(tp: int) -> None:
         heads = architecture.num_attention_heads // tp
         words = max(kernels.decode_workspace(each, query_heads=heads) for each in rows.values())
         assert sized["decode_splits"] == SEQUENCES * words * 4
-        assert sized_keys(architecture) == expansion_keys(longest)
+        assert expansion_keys(longest) >= max(longest, 1 << 16)
+        per_key = kernels.scratch_per_key(rows[LayerKind.GLOBAL], pairs=architecture.global_rotary_pairs)
+        assert sized["expanded_keys"] == expansion_keys(longest) * per_key * 2
+        assert (per_key > 0) == (layout is KVCacheLayout.V_ONLY)
         rotation = 0
         if layout is KVCacheLayout.V_ONLY:
             keys = kernels.tile_for(rows[LayerKind.GLOBAL], door="decode", capability=90).keys

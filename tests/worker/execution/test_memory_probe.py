@@ -43,13 +43,13 @@ def test_every_byte_of_the_device_has_one_name(monkeypatch: pytest.MonkeyPatch, 
     probe.loaded()
     device.outside += 20 * MIB  # kernels that the profile step loads
     device.peak = 265 * MIB
-    use = probe.measure(0.9, scratch_bytes=5 * MIB, graphs_bytes=40 * MIB)
-    assert (use.weights_bytes, use.activation_bytes) == (200 * MIB, 60 * MIB)
+    use = probe.measure(0.9, scratch_bytes=5 * MIB, graphs_bytes=40 * MIB, beside_graphs_bytes=3 * MIB)
+    assert (use.weights_bytes, use.activation_bytes) == (200 * MIB, 63 * MIB)
     assert use.overhead == {"context": 520 * MIB, "other_processes": 0, "graphs": 40 * MIB} | (
         {"nccl": 80 * MIB} if ranks > 1 else {}
     )
     assert use.budget_bytes == int(1000 * MIB * 0.9)
-    assert use.left_bytes == (900 - 260 - 520 - 40 - (80 if ranks > 1 else 0)) * MIB
+    assert use.left_bytes == (900 - 263 - 520 - 40 - (80 if ranks > 1 else 0)) * MIB
 
 
 def test_ranks_name_the_same_terms_even_where_a_communicator_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +57,7 @@ def test_ranks_name_the_same_terms_even_where_a_communicator_costs_nothing(monke
     probe = GPUMemoryProbe(torch.device("cuda", 0))
     probe.joined()
     probe.loaded()
-    overhead = probe.measure(0.9, scratch_bytes=0, graphs_bytes=0).overhead
+    overhead = probe.measure(0.9, scratch_bytes=0, graphs_bytes=0, beside_graphs_bytes=0).overhead
     assert set(overhead) == {"context", "other_processes", "graphs", "nccl"}
 
 
@@ -68,7 +68,7 @@ def test_what_others_hold_is_told_apart_and_is_no_context(monkeypatch: pytest.Mo
     probe = GPUMemoryProbe(torch.device("cuda", 0), used_before=300 * MIB)
     probe.loaded()
     device.outside -= freed  # the other process ended meanwhile
-    use = probe.measure(0.9, scratch_bytes=0, graphs_bytes=0)
+    use = probe.measure(0.9, scratch_bytes=0, graphs_bytes=0, beside_graphs_bytes=0)
     assert use.overhead == {"context": 500 * MIB, "other_processes": 300 * MIB - freed, "graphs": 0}
     assert use.left_bytes == (900 - 800) * MIB + freed
 

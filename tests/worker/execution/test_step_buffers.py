@@ -50,6 +50,20 @@ def test_updates_write_their_entries_and_no_other(tables: BlockTables) -> None:
     assert (tables.host[LayerKind.GLOBAL] == expected).all()
 
 
+def test_updates_of_any_size_cross_in_buffers_made_once(small_architecture, geometry_of) -> None:
+    """As on a GPU: the host's table and the device's are two, and updates larger than a buffer cross in several."""
+    geometry = geometry_of(small_architecture("31b", sliding_window=40))
+    tables = BlockTables(geometry, max_num_seqs=64, max_model_len=20_000, device=CPU)
+    tables.device = {kind: table.clone() for kind, table in tables.device.items()}
+    tables._staging = StagingBuffer({"places": 2048, "pages": 2048}, CPU)
+    random = np.random.default_rng(0)
+    for count in (1, 2048, 2049, 9000, 3):
+        slots, entries = np.divmod(random.permutation(64 * 313)[:count].astype(np.int32), np.int32(313))
+        tables.apply(LayerKind.GLOBAL, TableUpdates(slots, entries, random.integers(1, 99, count, dtype=np.int32)))
+        assert (tables.device[LayerKind.GLOBAL].numpy() == tables.host[LayerKind.GLOBAL]).all()
+    assert np.count_nonzero(tables.host[LayerKind.GLOBAL]) > 9000
+
+
 def test_rows_are_padded_to_whole_strides_and_hold_the_longest_request(small_architecture, geometry_of) -> None:
     geometry = geometry_of(small_architecture("31b", sliding_window=1024))
     for length, pages in ((1, 16), (64 * 16, 16), (64 * 16 + 1, 32), (100_000, 1568)):

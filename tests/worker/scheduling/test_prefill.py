@@ -47,7 +47,7 @@ def test_equal_prompts_are_computed_one_after_the_other() -> None:
     assert share_prefill_tokens(np.full(4, 16_384, dtype=np.int32), 2048).tolist() == [2048, 0, 0, 0]
 
 
-@pytest.mark.parametrize(("budget", "chat"), [(8192, 2000), (2048, 300), (512, 300), (64, 100)])
+@pytest.mark.parametrize(("budget", "chat"), [(8192, 1000), (2048, 300), (512, 300), (64, 100)])
 @pytest.mark.parametrize("steps_before", [0, 1, 5])
 def test_beside_four_long_prompts_a_short_one_has_its_first_token_within_five_steps(
     budget: int, chat: int, steps_before: int
@@ -70,8 +70,29 @@ def test_beside_four_long_prompts_a_short_one_has_its_first_token_within_five_st
         pending = step
     else:
         pytest.fail("no token in five steps")
-    assert step.batch.num_tokens == budget, "the long prompts use the rest"
-    assert sum(tokens for name, tokens in step.lengths.items() if "long" in name) >= (budget - 2) // 2
+    mixed = min(budget, target.scheduler.limits.max_num_mixed_tokens)
+    assert step.batch.num_tokens == mixed, "the long prompts use the rest"
+    assert sum(tokens for name, tokens in step.lengths.items() if "long" in name) >= (mixed - 2) // 2
+
+
+@pytest.mark.parametrize(("budget", "mixed"), [(8192, 512), (2048, 64), (256, 512)])
+def test_a_prompt_fills_the_step_alone_and_a_mixed_step_beside_a_decode(budget: int, mixed: int) -> None:
+    limits = SchedulerLimits(budget, 16, 17_000, (), mixed)
+    target = Driver(Scheduler(limits, GEOMETRY, 100 * GEOMETRY.held_bytes(17_000)))
+    target.add(request("long", 16_384), request("chat", 300, max_tokens=100))
+    answered: dict[str, object] = {}
+    while "chat" not in answered:
+        step = target.schedule()
+        assert step.batch.num_tokens == budget, "nobody decodes yet"
+        answered = target.answer(step)
+    assert target.schedule().lengths == {"chat": 1, "long": min(budget, mixed) - 1}
+
+
+def test_however_many_decode_a_prefill_has_half_of_a_mixed_step() -> None:
+    limits = SchedulerLimits(2048, 1024, 17_000, (), 512)
+    assert [limits.prefill_tokens(decodes) for decodes in (0, 1, 256, 257, 1000, 1900, 2047)] == [
+        2048, 511, 256, 256, 256, 148, 1,
+    ]  # fmt: skip
 
 
 def test_a_stream_of_short_prompts_does_not_starve_a_long_one() -> None:

@@ -54,6 +54,7 @@ def plan_report(args: EngineArgs, architecture: ModelArchitecture, memory: Memor
         kv_cache=KVCachePlan(dtype=geometry.dtype, layout=geometry.layout),
         engine=EnginePlan(
             max_num_batched_tokens=args.max_num_batched_tokens,
+            max_num_mixed_tokens=args.max_num_mixed_tokens,
             max_num_seqs=args.max_num_seqs,
             min_model_len=args.min_model_len,
             gpu_memory_utilization=f"{utilization:f}",

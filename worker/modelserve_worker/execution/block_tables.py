@@ -8,33 +8,36 @@ from torch import Tensor
 
 from modelserve.architecture import LayerKind
 from modelserve.errors import InvalidInput
+from modelserve.sizing.kernel_buffers import TABLE_ROW_MULTIPLE
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.batch import TableUpdates
+from modelserve_worker.execution.staging import StagingBuffer
 
-_ROW_MULTIPLE = 16  # entries of a row: kernels are compiled for row strides that divide by 16
+_ENTRIES_SENT = 2048  # in one copy: a request of 131,072 tokens enters with as many
+_COPIES_IN_FLIGHT = 8  # before the host waits for the first of them
 
 
 def table_entries(geometry: CacheGeometry, kind: LayerKind, *, max_model_len: int) -> int:
     """Entries of one slot's table."""
     used = geometry.sliding_table_entries if kind is LayerKind.SLIDING else geometry.global_pages(max_model_len)
-    return -(-max(1, used) // _ROW_MULTIPLE) * _ROW_MULTIPLE
+    return -(-max(1, used) // TABLE_ROW_MULTIPLE) * TABLE_ROW_MULTIPLE
 
 
 class BlockTables:
     """What `TableUpdates` write and attention reads. Updates are ordered with steps on the current stream."""
 
     def __init__(self, geometry: CacheGeometry, *, max_num_seqs: int, max_model_len: int, device: torch.device) -> None:
-        self._on_gpu = device.type == "cuda"
+        on_gpu = device.type == "cuda"
         self.host = {
             kind: np.zeros((max_num_seqs, table_entries(geometry, kind, max_model_len=max_model_len)), dtype=np.int32)
             for kind in LayerKind
         }
         self.device: dict[LayerKind, Tensor] = {
-            kind: torch.zeros(table.shape, dtype=torch.int32, device=device)
-            if self._on_gpu
-            else torch.from_numpy(table)
+            kind: torch.zeros(table.shape, dtype=torch.int32, device=device) if on_gpu else torch.from_numpy(table)
             for kind, table in self.host.items()
         }
+        sections = dict.fromkeys(("places", "pages"), _ENTRIES_SENT)
+        self._staging = StagingBuffer(sections, device, turns=_COPIES_IN_FLIGHT) if on_gpu else None
 
     def check(self, kind: LayerKind, updates: TableUpdates, *, num_pages: int) -> None:
         """Raise InvalidInput for an update outside the table or the arena: on a GPU it would end the process."""
@@ -48,15 +51,21 @@ class BlockTables:
                 raise InvalidInput(f"{kind.value} {name} {values.min()}..{values.max()} is outside 0..{limit - 1}")
 
     def apply(self, kind: LayerKind, updates: TableUpdates) -> None:
-        """Write the entries. A large update comes once per admission, a small one every page of tokens."""
-        if not len(updates.slots):
-            return
+        """Write the entries. A large update comes once per admission, a small one every page of tokens.
+
+        They cross in buffers made once: pinning memory for a size not seen before would hold the host up.
+        """
         table = self.host[kind]
         table[updates.slots, updates.indices] = updates.pages
-        if not self._on_gpu:
+        if self._staging is None:
             return
-        places = updates.slots.astype(np.int64) * table.shape[1] + updates.indices
-        words = torch.empty((2, len(places)), dtype=torch.int64, pin_memory=True)
-        words[0], words[1] = torch.from_numpy(places), torch.from_numpy(updates.pages.astype(np.int64))
-        sent = words.to(self.device[kind].device, non_blocking=True)
-        self.device[kind].view(-1).index_copy_(0, sent[0], sent[1].int())
+        places = updates.slots * table.shape[1] + updates.indices
+        for first in range(0, len(places), _ENTRIES_SENT):
+            span = slice(first, first + _ENTRIES_SENT)
+            count = len(places[span])
+            self._staging.begin()
+            self._staging.host("places")[:count] = places[span]
+            self._staging.host("pages")[:count] = updates.pages[span]
+            self._staging.send()
+            where, pages = (self._staging.device(name)[:count] for name in ("places", "pages"))
+            self.device[kind].view(-1).index_copy_(0, where.long(), pages)

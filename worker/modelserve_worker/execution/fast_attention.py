@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from modelserve.architecture import LayerKind
+from modelserve.sizing.kernel_buffers import expansion_keys
 from modelserve_worker.execution.block_tables import BlockTables
 from modelserve_worker.execution.input_batch import QueryBlocks
 from modelserve_worker.execution.kv_cache import KVCache
@@ -20,13 +21,6 @@ from modelserve_worker.layers.attention import Attention
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 
 StepRows = tuple[Tensor, Tensor, Tensor, Tensor]  # K, V [T, heads, D] as stored; their scales float16 [T, heads]
-
-LEAST_EXPANSION_KEYS = 1 << 16  # so that a step of many short chunks is not cut up
-
-
-def expansion_keys(max_model_len: int) -> int:
-    """Keys of chunks that are expanded at a time: one request of any length, or many short ones."""
-    return max(-(-max_model_len // 64) * 64, LEAST_EXPANSION_KEYS)
 
 
 class KernelAttention:

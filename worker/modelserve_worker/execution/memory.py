@@ -72,8 +72,11 @@ class GPUMemoryProbe:
         torch.cuda.reset_peak_memory_stats(self._device)
         self._weights = torch.cuda.memory_reserved(self._device)
 
-    def measure(self, utilization: float, *, scratch_bytes: int, graphs_bytes: int) -> MemoryUse:
-        """Activation is the peak that torch reserved over the weights and the profile's own cache of `scratch_bytes`;
+    def measure(
+        self, utilization: float, *, scratch_bytes: int, graphs_bytes: int, beside_graphs_bytes: int
+    ) -> MemoryUse:
+        """Activation is the peak that torch reserved over the weights and the profile's own cache of `scratch_bytes`,
+        and `beside_graphs_bytes` of what steps do not capture and graphs leave no room for;
         overhead is what graphs are predicted to take, which are captured only after the pool exists, and all of the
         device that torch does not hold: the communicator, `context` (with kernels and libraries, which came later), and
         what other processes have."""
@@ -90,7 +93,7 @@ class GPUMemoryProbe:
             total_bytes=total,
             budget_bytes=int(total * utilization),
             weights_bytes=self._weights,
-            activation_bytes=peak - self._weights - scratch_bytes,
+            activation_bytes=peak - self._weights - scratch_bytes + beside_graphs_bytes,
             overhead=overhead,
         )
 

@@ -8,7 +8,7 @@ behind an event that only `PendingStep.result` waits for. Steps replay captured 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -34,12 +34,6 @@ if TYPE_CHECKING:
     from modelserve_worker.execution.fast_attention import KernelAttention
 
 _NO_BLOCKS = QueryBlocks(1, 1, 1)  # plain attention reads the batch itself
-
-
-class StepAttention(Protocol):
-    """Makes the attention backend of a step."""
-
-    def __call__(self, step: StepInputs) -> AttentionBackend: ...
 
 
 class GPUModelRunner:
@@ -142,20 +136,14 @@ class GPUModelRunner:
         graphs = self._graphs
         rows = None if graphs is None else graphs.rows_for(batch)
         packed = self._pack(batch, padded_to=rows)
-        if graphs is None or rows is None:
-            hidden, logits = self._hidden(packed), None
-        elif packed.inputs.chunks is None:
-            hidden, logits = None, graphs.replay(packed, rows)
-        else:
-            hidden, logits = graphs.replay(packed, rows), None
+        eager = graphs is None or rows is None
+        result = self._hidden(packed) if graphs is None or rows is None else graphs.replay(packed, rows)
         sampled = packed.sampled
         if sampled is None:
             return LaunchedStep(batch.step, None, on_gpu=self.launches_ahead)
-        if hidden is not None:
-            logits = self.model.head(_sampled_rows(hidden, sampled))
-        else:
-            assert logits is not None
-            logits = _sampled_rows(logits, sampled)
+        wanted = _sampled_rows(result, sampled)
+        # A captured step of decodes alone ends with the head.
+        logits = self.model.head(wanted) if eager or packed.inputs.chunks is not None else wanted
         return LaunchedStep(batch.step, self._sample(sampled, logits), on_gpu=self.launches_ahead)
 
     def _pack(self, batch: ScheduledBatch, *, padded_to: int | None = None) -> PackedStep:

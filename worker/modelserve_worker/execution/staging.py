@@ -1,4 +1,4 @@
-"""One buffer of 32-bit words for all metadata of a step: filled on the host, sent to the device in one copy."""
+"""Buffers of 32-bit words that the host fills and the device gets in one copy: a step's metadata, table updates."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _STEPS_IN_FLIGHT = 2
 class StagingBuffer:
     """Named int32 sections at addresses that never change, so that a captured graph reads each new step there.
 
-    Host buffers are pinned on a GPU and used in turn, one per step in flight; the device buffer is one, because the
-    stream orders a copy after the step that still reads the old words. On the CPU host and device are one memory.
+    Host buffers are pinned on a GPU and used in turn, for metadata one per step in flight; the device buffer is one,
+    because the stream orders a copy after what still reads the old words. On the CPU host and device are one memory.
     """
 
-    def __init__(self, sections: Mapping[str, int], device: torch.device) -> None:
-        """`sections`: words of each, by name."""
+    def __init__(self, sections: Mapping[str, int], device: torch.device, *, turns: int = _STEPS_IN_FLIGHT) -> None:
+        """`sections`: words of each, by name. `turns`: host buffers, each filled again once it has been read."""
         self._on_gpu = device.type == "cuda"
         starts = np.cumsum([0, *(-(-words // 4) * 4 for words in sections.values())]).tolist()
         self._spans = {name: (start, start + sections[name]) for name, start in zip(sections, starts, strict=False)}
         count = starts[-1]
-        hosts = [torch.zeros(count, dtype=torch.int32, pin_memory=self._on_gpu) for _ in range(_STEPS_IN_FLIGHT)]
+        hosts = [torch.zeros(count, dtype=torch.int32, pin_memory=self._on_gpu) for _ in range(turns)]
         self._device = torch.zeros(count, dtype=torch.int32, device=device) if self._on_gpu else hosts[0]
         self._hosts = hosts if self._on_gpu else hosts[:1]
         self._arrays = [host.numpy() for host in self._hosts]
@@ -37,19 +37,19 @@ class StagingBuffer:
         return tuple(self._spans)
 
     def begin(self) -> None:
-        """Start a step: wait until its host buffer has been read (of two steps ago, hence done)."""
+        """Take the next host buffer: wait until it has been read (a step's was, two steps ago)."""
         self._turn = (self._turn + 1) % len(self._hosts)
         sent = self._sent[self._turn]
         if sent is not None:
             sent.synchronize()
 
     def host(self, name: str) -> NDArray[np.int32]:
-        """The section of the step being filled; it holds what some step before left there."""
+        """The section of the buffer being filled; it holds what was left there `turns` times ago."""
         start, end = self._spans[name]
         return self._arrays[self._turn][start:end]
 
     def send(self) -> None:
-        """Copy the step to the device on the current stream, without waiting for it."""
+        """Copy the buffer to the device on the current stream, without waiting for it."""
         if not self._on_gpu:
             return
         self._device.copy_(self._hosts[self._turn], non_blocking=True)

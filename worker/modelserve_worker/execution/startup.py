@@ -14,6 +14,7 @@ from modelserve.architecture import ModelArchitecture
 from modelserve.engine_args import EngineArgs
 from modelserve.errors import InvalidInput
 from modelserve.inspection import CONFIG_FILE, read_json_object
+from modelserve.sizing.activation import sampling_bytes
 from modelserve.sizing.cuda_graphs import graphs_bytes
 from modelserve.sizing.memory import KEYS_PER_PASS
 from modelserve.sizing.pages import CacheGeometry
@@ -21,6 +22,7 @@ from modelserve_worker.batch import AdmittedRequest, ScheduledBatch, TableUpdate
 from modelserve_worker.execution.device import (
     check_formats,
     compute_dtype,
+    runs_on_kernels,
     select_device,
     select_geometry,
     with_compute_dtype,
@@ -44,6 +46,8 @@ _PROFILE_SAMPLING = SamplingParams(
     seed=0, max_tokens=1, top_k=2, top_p=0.5, min_p=0.1, repetition_penalty=1.1, presence_penalty=0.1,
     frequency_penalty=0.1, logprobs=20,
 )  # fmt: skip
+# And one that kernels draw, where there are any: no request is to wait for their compilation.
+_KERNELS_SAMPLING = SamplingParams(seed=0, max_tokens=1, top_k=64, top_p=0.95)
 
 logger = logging.getLogger(__name__)
 
@@ -116,20 +120,28 @@ def start_rank(
         seed=args.seed,
         progress=progress,
     )
-    runner, use = _profile(model, args, geometry, device, probe)
+    beside_graphs = 0
+    if parallel.size == 1 and runs_on_kernels(architecture, device):
+        beside_graphs = sampling_bytes(architecture, sequences=args.max_num_seqs, tensor_parallel_size=1)
+    runner, use = _profile(model, args, geometry, device, probe, beside_graphs_bytes=beside_graphs)
     use, pool_bytes = _agree(use, parallel, device)
     max_model_len = negotiate_model_len(architecture, geometry, args, pool_bytes=pool_bytes)
     runner.use_cache(KVCache(geometry, pool_bytes, device=device, debug_stamps=args.debug_kv_stamps))
     overhead = dict(use.overhead)
     if probe is not None:
         # The temporaries of captured steps lie in a pool that takes the place of what the profile's steps used.
-        overhead["graphs"] = max(0, probe.captured(runner.capture_graphs) - use.activation_bytes)
+        in_profile = use.activation_bytes - beside_graphs
+        overhead["graphs"] = max(0, probe.captured(runner.capture_graphs) - in_profile)
         if overhead["graphs"] > use.overhead["graphs"]:
             logger.warning(
                 "CUDA graphs take %d bytes, %d were set aside: the device is used by so much more than its share",
                 overhead["graphs"],
                 use.overhead["graphs"],
             )
+    if runs_on_kernels(architecture, device):
+        from modelserve_worker.kernels.late_compilation import log_late_compilations  # Triton, on GPUs alone
+
+        log_late_compilations()
     memory = MemoryReport(
         device="cpu" if device.type == "cpu" else torch.cuda.get_device_name(device),
         total_bytes=use.total_bytes,
@@ -161,6 +173,8 @@ def _profile(
     geometry: CacheGeometry,
     device: torch.device,
     probe: GPUMemoryProbe | None,
+    *,
+    beside_graphs_bytes: int,
 ) -> tuple[GPUModelRunner, MemoryUse]:
     """Run the heaviest step over a cache of one page per kind, which every page table entry names."""
     on_gpu = probe is not None
@@ -187,15 +201,31 @@ def _profile(
             max_num_batched_tokens=args.max_num_batched_tokens,
             max_num_seqs=args.max_num_seqs,
         )
-        return runner, probe.measure(args.gpu_memory_utilization, scratch_bytes=page_bytes, graphs_bytes=graphs)
+        use = probe.measure(
+            args.gpu_memory_utilization,
+            scratch_bytes=page_bytes,
+            graphs_bytes=graphs,
+            beside_graphs_bytes=beside_graphs_bytes,
+        )
+        return runner, use
     return runner, cpu_memory_use(model.architecture, geometry, args, weights_bytes=model.parameter_bytes())
 
 
 def profile_batches(*, start: int, tokens: int, rows: int) -> tuple[ScheduledBatch, ...]:
-    """A prefill chunk of positions [start, start + tokens), then `rows` decodes. Every table entry names page 0."""
-    requests = tuple(AdmittedRequest(slot, f"profile-{slot}", _PROFILE_SAMPLING, (0,), ()) for slot in range(rows))
-    chunk = _profile_batch(0, slots=1, start=start, length=tokens, admitted=requests[:1])
-    return chunk, _profile_batch(1, slots=rows, start=start, length=1, admitted=requests)
+    """A prefill chunk of positions [start, start + tokens), then `rows` decodes, then those that kernels draw.
+
+    Every table entry names page 0.
+    """
+    heavy, drawn = (
+        tuple(AdmittedRequest(slot, f"profile-{slot}", sampling, (0,), ()) for slot in range(rows))
+        for sampling in (_PROFILE_SAMPLING, _KERNELS_SAMPLING)
+    )
+    chunk = _profile_batch(0, slots=1, start=start, length=tokens, admitted=heavy[:1])
+    decodes = (
+        _profile_batch(step, slots=rows, start=start, length=1, admitted=admitted)
+        for step, admitted in enumerate((heavy, drawn), start=1)
+    )
+    return chunk, *decodes
 
 
 def _profile_batch(

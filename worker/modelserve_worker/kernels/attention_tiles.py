@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from modelserve.sizing.pages import KVCacheDtype
 from modelserve_worker.kernels.paged_layout import LayerRows
 from modelserve_worker.kernels.specimen import KernelSpecimen
 
@@ -14,12 +15,16 @@ Door = Literal["decode", "chunk"]
 
 @dataclass(frozen=True)
 class Tile:
-    """Shape of one kernel on one kind of layer. `rows`: query rows of a block; `keys`: keys of a tile."""
+    """Shape of one kernel on one kind of layer. `rows`: query rows of a block; `keys`: keys of a tile.
+
+    `sm90`: not a Triton kernel but that of `chunk_attention_sm90`.
+    """
 
     rows: int
     keys: int
     warps: int
     stages: int
+    sm90: bool = False
 
 
 # Compute capabilities with the same shared memory: 163 KiB a block, 99 KiB, 227 KiB.
@@ -32,10 +37,15 @@ _TILES: dict[tuple[Door, str], tuple[Tile, Tile, Tile]] = {
     ("chunk", "kv"): (Tile(32, 32, 8, 2), Tile(32, 32, 8, 1), Tile(64, 64, 8, 1)),
     ("chunk", "sliding"): (Tile(64, 32, 8, 3), Tile(64, 32, 8, 2), Tile(128, 32, 8, 3)),
 }
+# Global layers of 512 columns in pages of 64, computed in bfloat16, on Hopper alone; with K the tile is half of it.
+HOPPER_CHUNK = Tile(rows=128, keys=64, warps=12, stages=2, sm90=True)
 
 
 def tile_for(rows: LayerRows, *, door: Door, capability: int) -> Tile:
     """The tile of a door on layers of this layout; `capability` is 10 * major + minor, at least 80."""
+    narrow = rows.dtype is not KVCacheDtype.FLOAT32
+    if door == "chunk" and capability == 90 and not rows.entries and rows.width == 512 and narrow:
+        return HOPPER_CHUNK
     layout = "v_only" if rows.v_only else "sliding" if rows.entries else "kv"
     return _tile(door, layout, capability)
 

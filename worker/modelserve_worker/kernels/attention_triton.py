@@ -9,7 +9,9 @@ import triton
 from torch import Tensor
 
 from modelserve.architecture import LayerKind
+from modelserve.sizing.kernel_buffers import SLIDING_SPLIT_PAGES, decode_splits, expanded_columns
 from modelserve.sizing.pages import KVCacheDtype
+from modelserve_worker.kernels import chunk_attention_sm90 as hopper_kernels
 from modelserve_worker.kernels import chunk_attention_triton as chunk_kernels
 from modelserve_worker.kernels import decode_attention_triton as decode_kernels
 from modelserve_worker.kernels import expand_keys_triton as expand_kernels
@@ -86,19 +88,11 @@ def page_arguments(
     return (arena.view(dtype), arena.view(torch.float16)), numbers, rows.dtype.value
 
 
-def decode_splits_per_row(kv_heads: int) -> int:
-    """Most splits of a global row: about 128 programs' worth, one per multiprocessor of a large GPU."""
-    return max(8, 128 // kv_heads)
-
-
-GLOBAL_SPLIT_PAGES = 2  # at least 128 keys a split
-SLIDING_SPLIT_PAGES = 4  # 128 keys
+GLOBAL_SPLIT_PAGES = 2  # at least 128 keys a split, as SLIDING_SPLIT_PAGES of half the length
 
 
 def most_splits(rows: LayerRows) -> int:
-    if rows.entries:
-        return -(-rows.entries // SLIDING_SPLIT_PAGES)
-    return decode_splits_per_row(rows.heads)
+    return decode_splits(sliding_entries=rows.entries, kv_heads=rows.heads)
 
 
 def decode_attention(
@@ -173,12 +167,8 @@ def decode_attention(
 
 
 def scratch_per_key(rows: LayerRows, *, pairs: int) -> int:
-    """Elements of the compute dtype that `chunk_attention` of a global layer needs per key of the chunks' contexts.
-
-    V-only rows: the 2 * `pairs` columns of K that rotation changes; 8-bit rows: all of them decoded.
-    """
-    decoded = (rows.width if rows.v_only else 2 * rows.width) if rows.dtype in EIGHT_BIT else 0
-    return rows.heads * ((2 * pairs if rows.v_only else 0) + decoded)
+    """Elements of the compute dtype that `chunk_attention` of a global layer needs per key of the chunks' contexts."""
+    return rows.heads * expanded_columns(width=rows.width, pairs=pairs, dtype=rows.dtype, v_only=rows.v_only)
 
 
 def chunk_attention(
@@ -222,16 +212,16 @@ def chunk_attention(
         return
     dense = rows.dtype in EIGHT_BIT
     per_key = scratch_per_key(rows, pairs=pairs)
-    decoded, read = scratch, pages
+    decoded, stored, layout = scratch, elements, numbers
     if per_key:
         assert scratch is not None
         assert scratch.dtype == q.dtype
         assert not rows.v_only or (key_weight is not None and inverse_frequencies is not None)
         keys = scratch.numel() // (per_key * rows.page_tokens) * rows.page_tokens
         if dense:
-            decoded = scratch[keys * rows.heads * 2 * pairs if rows.v_only else 0 :]
+            decoded = stored = scratch[keys * rows.heads * 2 * pairs if rows.v_only else 0 :]
             plane, planes = rows.heads * rows.page_tokens * width, 1 if rows.v_only else 2
-            read = (table, table.stride(0), decoded, scales, 0, planes * plane, 0, (planes - 1) * plane, 0, 0, 0, 0)
+            layout = (0, planes * plane, 0, (planes - 1) * plane, 0, 0, 0, 0)
     for group in chunks.groups:
         if per_key:
             expand_kernels.expand_keys[(group.most_pages, rows.heads)](
@@ -239,7 +229,11 @@ def chunk_attention(
                 CHUNKS=chunks.rows.numel(), KV_HEADS=rows.heads, D=width, PAIRS=pairs if rows.v_only else 0,
                 PAGE=rows.page_tokens, FORMAT=fmt, COLUMNS=min(width, 128), num_warps=4,
             )  # fmt: skip
-        common = (q, output, *described, group.blocks, *read, group.key_rows)
+        if tile.sm90:
+            read = hopper_kernels.Pages(stored, layout, None if dense else table, scratch if rows.v_only else None)
+            hopper_kernels.global_chunk(q, output, chunks, group, pages=read, kv_heads=rows.heads)
+            continue
+        common = (q, output, *described, group.blocks, table, table.stride(0), stored, scales, *layout, group.key_rows)
         grid = (group.most_blocks, rows.heads)
         if rows.v_only:
             chunk_kernels.global_chunk_v_only[grid](*common, scratch, PAIRS=pairs, DENSE=dense, **shared)

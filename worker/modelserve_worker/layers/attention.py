@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from modelserve.architecture import ModelArchitecture
+from modelserve_worker.kernels.elementwise import rms_normalize
 from modelserve_worker.layers.linear import ColumnParallelLinear, RowParallelLinear
-from modelserve_worker.layers.norm import RMSNorm, rms_normalize
+from modelserve_worker.layers.norm import RMSNorm
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.layers.rotary import rotate
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from modelserve_worker.kernels.elementwise import ElementwiseDoors, elementwise_doors, rms_normalize
-
-__all__ = ["RMSNorm", "rms_normalize"]
+from modelserve_worker.kernels.elementwise import ElementwiseDoors, elementwise_doors
 
 
 class RMSNorm(nn.Module):

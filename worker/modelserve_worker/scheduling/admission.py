@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from modelserve.engine_args import DEFAULT_MAX_NUM_MIXED_TOKENS
 from modelserve.errors import InvalidInput
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.batch import Int32Array
@@ -21,11 +22,22 @@ class SchedulerLimits:
     max_num_seqs: int
     max_model_len: int
     eos_token_ids: tuple[int, ...]
+    max_num_mixed_tokens: int = DEFAULT_MAX_NUM_MIXED_TOKENS
 
     @property
     def max_running(self) -> int:
         """Requests that run at once. Never more than a step has tokens: see the fairness argument of the scheduler."""
         return min(self.max_num_seqs, self.max_num_batched_tokens)
+
+    def prefill_tokens(self, decodes: int) -> int:
+        """Prompt tokens that a step takes beside `decodes` requests that decode in it.
+
+        Alone, prefills fill the step. Beside decodes they fill a mixed step, and have half of one however many decode.
+        """
+        most = self.max_num_batched_tokens - decodes
+        if decodes:
+            most = min(most, max(self.max_num_mixed_tokens - decodes, self.max_num_mixed_tokens // 2))
+        return most
 
     def most_cached_tokens(self, request: Request) -> int:
         """Most positions of a request that are ever computed: all but the last token, whose row nobody reads."""

@@ -1,10 +1,14 @@
 """Continuous batching over one page arena: who computes which tokens in the next step.
 
-Order of a step. Every running request with one token to compute (a decode) comes first; what is left of
-`max_num_batched_tokens` is shared among the prefills, those admitted in this step included, so that short prompts pass
-long ones and the oldest always gets half (prefill.py). At most as many requests run as a step has tokens; so while one
-of them prefills, the others leave it at least one token of every step, and while some prefill, no decode waits: neither
-starves the other.
+Order of a step. Every running request with one token to compute (a decode) comes first; what is left of the step is
+shared among the prefills, those admitted in this step included, so that short prompts pass long ones and the oldest
+always gets half (prefill.py). At most as many requests run as a step has tokens; so while one of them prefills, the
+others leave it at least one token of every step, and while some prefill, no decode waits: neither starves the other.
+
+Size of a step. Without decodes it is `max_num_batched_tokens`. Beside decodes prefills fill `max_num_mixed_tokens`, so
+that a token never waits long for its next, and so that decodes ride along: a step of 512 rows reads the weights once
+for all of them and costs little more than its share of the prefill alone, where a decode by itself costs a reading of
+the weights. The more of a request's tokens come in mixed steps, the fewer steps remain that only decode.
 
 Admission is first come first served, as many as slots and memory take at once, whether or not the step has tokens left
 for them. When the head of the queue does not fit, those behind it wait too, however small: the bytes that running
@@ -103,8 +107,7 @@ class Scheduler:
                 prefills = np.concatenate((prefills, np.array(admitted, dtype=np.int32)))
         if not len(decodes) and not len(prefills):
             return None
-        budget = self.limits.max_num_batched_tokens - len(decodes)
-        shares = share_prefill_tokens(counters.remaining(prefills), budget)
+        shares = share_prefill_tokens(counters.remaining(prefills), self.limits.prefill_tokens(len(decodes)))
         return self._batch(decodes, prefills[shares > 0], shares[shares > 0])
 
     def update(self, sampled: SampledTokens) -> list[RequestOutput]:

@@ -1,0 +1,94 @@
+"""CUDA C++ kernels without a GPU: they compile within the registers of their threads, once, and say why when not."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+
+import pytest
+import triton
+
+from modelserve.published import published_model
+from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
+from modelserve_worker.kernels import chunk_attention_sm90, cuda_kernel
+from modelserve_worker.kernels.attention_tiles import tile_for
+from modelserve_worker.kernels.cuda_kernel import CudaSource
+from modelserve_worker.kernels.paged_layout import layer_rows
+
+SHARED_BYTES = 227 * 1024  # of one block on capability 9.0
+SMALL = 'extern "C" __global__ void small(int* out) { *out = VALUE; }'
+
+
+@pytest.mark.parametrize("variant", [chunk_attention_sm90.V_ONLY, chunk_attention_sm90.WITH_KEYS])
+def test_the_hopper_kernel_fits_its_registers_and_shared_memory_and_overlaps_its_products(variant) -> None:
+    _, report = cuda_kernel.compiled(variant.source)
+    used = re.search(r"Used (\d+) registers", report)
+    assert used is not None, report
+    # What a launch of this many threads may have; the warpgroups then share them out among themselves.
+    assert int(used[1]) <= 65536 // chunk_attention_sm90.THREADS // 8 * 8
+    assert "0 bytes spill stores, 0 bytes spill loads" in report
+    assert "warning" not in report, report
+    assert "serialized" not in report, "ptxas waits after every matrix product"
+    assert variant.shared_bytes <= SHARED_BYTES
+
+
+@pytest.mark.parametrize("name", ["31B", "26B-A4B", "12B", "E4B", "E2B"])
+def test_hopper_alone_takes_the_kernel_and_counts_whole_tokens_in_a_cluster(name: str) -> None:
+    facts = published_model(f"hf://google/gemma-4-{name}")
+    assert facts is not None
+    architecture = facts.architecture
+    layout = KVCacheLayout.V_ONLY if architecture.attention_k_eq_v else KVCacheLayout.KV
+    for dtype in (KVCacheDtype.BFLOAT16, KVCacheDtype.INT8):
+        geometry = cache_geometry(architecture, dtype=dtype, layout=layout, tensor_parallel_size=1)
+        of_global, of_sliding = (
+            layer_rows(geometry, page.layers[0], pool_bytes=1 << 30)
+            for page in (geometry.global_page, geometry.sliding_page)
+        )
+        tile = tile_for(of_global, door="chunk", capability=90)
+        assert tile.sm90
+        assert tile.rows == 64 * chunk_attention_sm90.CLUSTER
+        assert 64 % (architecture.num_attention_heads // of_global.heads) == 0
+        others = [tile_for(of_global, door="chunk", capability=capability) for capability in (80, 89, 100, 120)]
+        others += [tile_for(of_global, door="decode", capability=90), tile_for(of_sliding, door="chunk", capability=90)]
+        assert not any(other.sm90 for other in others)
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CudaSource:
+    (tmp_path / "small.cu").write_text(SMALL)
+    monkeypatch.setattr(cuda_kernel, "FOLDER", tmp_path)
+    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path / "cache"))
+    return CudaSource("small.cu", "small", "sm_90a", ("VALUE=1",))
+
+
+def test_a_kernel_is_compiled_once_per_source_and_options(
+    small: CudaSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = cuda_kernel.kept(small)
+    assert first.startswith(b"\x7fELF")
+    assert cuda_kernel.kept(CudaSource("small.cu", "small", "sm_90a", ("VALUE=2",))) != first
+    (tmp_path / "small.cu").write_text(SMALL + "  ")
+    cuda_kernel.kept(small)
+    kept = list((tmp_path / "cache").iterdir())
+    assert len(kept) == 3
+    assert all(path.suffix == ".cubin" for path in kept), "no half-written file stays"
+    (tmp_path / "small.cu").write_text(SMALL)
+    monkeypatch.setattr(cuda_kernel, "compiled", lambda source: pytest.fail("compiled again"))
+    assert cuda_kernel.kept(small) == first
+
+
+def test_a_folder_that_takes_no_file_costs_a_compilation_and_no_start(
+    small: CudaSource, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "cache").write_text("a file where the folder should be")
+    with caplog.at_level(logging.WARNING):
+        assert cuda_kernel.kept(small).startswith(b"\x7fELF")
+    assert "small.cu is not kept" in caplog.text
+
+
+def test_a_source_that_does_not_compile_says_where(small: CudaSource, tmp_path: Path) -> None:
+    (tmp_path / "small.cu").write_text("int broken(")
+    with pytest.raises(RuntimeError, match=r"(?s)small\.cu does not compile for sm_90a.*small\.cu\(1\): error"):
+        cuda_kernel.kept(small)
+    assert not (tmp_path / "cache").exists()

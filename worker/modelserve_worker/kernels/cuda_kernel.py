@@ -1,0 +1,147 @@
+"""CUDA C++ kernels of this package: compiled by NVRTC, which PyTorch's wheels bring, and launched by the driver.
+
+A machine that serves has no nvcc. What NVRTC makes of a source is kept in the folder where Triton keeps its own
+kernels, under a name that covers the source, the options, the target and NVRTC's version.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from cuda.bindings import driver, nvrtc
+
+logger = logging.getLogger(__name__)
+
+FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class CudaSource:
+    """One kernel `entry` of a file of this folder, for one target such as "sm_90a"."""
+
+    file: str
+    entry: str
+    target: str
+    defines: tuple[str, ...] = ()  # NAME=VALUE
+    headers: tuple[str, ...] = ()  # files of this folder that it includes
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        return f"--gpu-architecture={self.target}", "--std=c++17", *(f"-D{define}" for define in self.defines)
+
+
+def compiled(source: CudaSource) -> tuple[bytes, str]:
+    """The cubin of a source, and what ptxas says of its registers. Raises RuntimeError with NVRTC's log."""
+    text, *included = ((FOLDER / name).read_bytes() for name in (source.file, *source.headers))
+    names = [name.encode() for name in source.headers]
+    program = _checked(nvrtc.nvrtcCreateProgram(text, source.file.encode(), len(names), included, names))
+    options = [option.encode() for option in (*source.options, "--ptxas-options=-v")]
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+    report = _written(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program).rstrip(b"\0").decode()
+    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        raise RuntimeError(f"{source.file} does not compile for {source.target}: {status.name}\n{report}")
+    cubin = _written(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
+    _checked(nvrtc.nvrtcDestroyProgram(program))
+    return cubin, report
+
+
+def kept(source: CudaSource) -> bytes:
+    """The cubin of a source from the kernel cache, or compiled and put there."""
+    major, minor = _checked(nvrtc.nvrtcVersion())
+    texts = ((FOLDER / name).read_bytes() for name in (source.file, *source.headers))
+    parts = *texts, repr(source.options).encode(), f"{major}.{minor}".encode()
+    name = hashlib.sha256(b"\0".join(parts)).hexdigest()
+    path = Path(triton.knobs.cache.dir) / f"{Path(source.file).stem}-{name}.cubin"
+    try:
+        return path.read_bytes()
+    except OSError:
+        cubin, _ = compiled(source)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}")
+        part.write_bytes(cubin)
+        part.replace(path)  # another process may write the same
+    except OSError as error:
+        logger.warning("the compiled %s is not kept, and the next start compiles it again: %s", source.file, error)
+    return cubin
+
+
+@lru_cache
+def _loaded(source: CudaSource, shared_bytes: int, device: int) -> Any:  # noqa: ARG001 - one per device
+    """The kernel, loaded for the current device, with `shared_bytes` of dynamic shared memory allowed to a block."""
+    module = _checked(driver.cuModuleLoadData(kept(source)))
+    function = _checked(driver.cuModuleGetFunction(module, source.entry.encode()))
+    limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    _checked(driver.cuFuncSetAttribute(function, limit, shared_bytes))
+    return function
+
+
+def launch(
+    source: CudaSource, *, grid: tuple[int, int], threads: int, shared_bytes: int, arguments: Sequence[tuple[Any, Any]]
+) -> None:
+    """Launch on the current stream of the current device; a graph captures it like any other kernel.
+
+    `arguments`: values with their ctypes types, tensor maps with None.
+    """
+    function = _loaded(source, shared_bytes, torch.cuda.current_device())
+    values, types = zip(*arguments, strict=True)
+    stream = torch.cuda.current_stream().cuda_stream
+    _checked(driver.cuLaunchKernel(function, *grid, 1, threads, 1, 1, shared_bytes, stream, (values, types), 0))
+
+
+def pointer(tensor: torch.Tensor | None) -> tuple[int, Any]:
+    """A kernel's pointer argument; None is null."""
+    return 0 if tensor is None else tensor.data_ptr(), ctypes.c_void_p
+
+
+@lru_cache(maxsize=1024)
+def tensor_map(address: int, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]) -> Any:
+    """A view of bfloat16 elements that the copy engine reads boxes of, in rows of at most 128 bytes swizzled by 128.
+
+    `sizes` in elements, innermost first; `strides` in bytes of all dimensions but the innermost.
+    """
+    kinds = driver.CUtensorMapDataType, driver.CUtensorMapInterleave, driver.CUtensorMapSwizzle
+    element, interleave, swizzle = kinds
+    return _checked(
+        driver.cuTensorMapEncodeTiled(
+            element.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, len(sizes), address, _wide(sizes), _wide(strides), _narrow(box),
+            _narrow((1,) * len(sizes)), interleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            swizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+            driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    )  # fmt: skip
+
+
+def _wide(values: Sequence[int]) -> list[Any]:
+    return [driver.cuuint64_t(value) for value in values]
+
+
+def _narrow(values: Sequence[int]) -> list[Any]:
+    return [driver.cuuint32_t(value) for value in values]
+
+
+def _written(size_of: Callable[..., Any], write: Callable[..., Any], program: Any) -> bytes:
+    """What NVRTC writes into a buffer of the size it names."""
+    size = _checked(size_of(program))
+    buffer = bytes(size + 1)  # an object of its own: Python shares those of one byte
+    _checked(write(program, buffer))
+    return buffer[:size]
+
+
+def _checked(answer: tuple[Any, ...]) -> Any:
+    """What a call of the driver or of NVRTC returned beside its status; raises RuntimeError where that is a failure."""
+    status, *values = answer
+    if status.value:
+        raise RuntimeError(f"CUDA: {status.name} ({status.value})")
+    return values[0] if len(values) == 1 else tuple(values)

@@ -1,0 +1,186 @@
+// PTX of compute capability 9.0 (sm_90a) for kernels of a cluster of two CTAs: barriers, the copy engine, and products
+// of warpgroups on bfloat16 blocks whose rows are 128 bytes, swizzled by 128. Addresses are of shared memory, in bytes.
+
+#pragma once
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+constexpr int CLUSTER = 2;
+
+struct alignas(64) TensorMap {
+  u64 words[16];
+};
+
+__device__ __forceinline__ u32 shared_address(const void* pointer) {
+  return (u32)__cvta_generic_to_shared(pointer);
+}
+
+__device__ __forceinline__ void barrier_sync(int name, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive(int name, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
+}
+
+__device__ __forceinline__ void mbarrier_init(u32 barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+// Makes initialised barriers known to the cluster and to the copy engine; a barrier of all threads must follow.
+__device__ __forceinline__ void mbarrier_init_fence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ __forceinline__ void mbarrier_expect(u32 barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {
+  u32 done = 0;
+  while (!done)
+    asm volatile(
+        "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+        : "=r"(done)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+}
+
+// Arrives at the same barrier of every CTA of the cluster. What must be over by then are reads of completed products.
+__device__ __forceinline__ void mbarrier_arrive_cluster(u32 barrier) {
+#pragma unroll
+  for (int rank = 0; rank < CLUSTER; rank++)
+    asm volatile(
+        "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
+        "mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [remote];\n}" ::"r"(barrier),
+        "r"(rank)
+        : "memory");
+}
+
+__device__ __forceinline__ u32 cluster_rank() {
+  u32 rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+__device__ __forceinline__ void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// One box of a map to the same place in every CTA of the cluster; each CTA's barrier counts its bytes.
+__device__ __forceinline__ void load_box(const TensorMap* map, u32 to, u32 barrier, int x, int y, int z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+      " [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(to),
+      "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "h"((unsigned short)((1 << CLUSTER) - 1))
+      : "memory");
+}
+
+// Ordinary writes of shared memory before it are seen by products and copies after it.
+__device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int PENDING>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+// Keeps reads and writes of accumulators on their side of a wait.
+template <int COUNT>
+__device__ __forceinline__ void pin(float (&values)[COUNT]) {
+#pragma unroll
+  for (int i = 0; i < COUNT; i++) asm volatile("" : "+f"(values[i])::"memory");
+}
+
+// Descriptors of operands in blocks of 64 columns, whose rows are eight to a group of 1,024 bytes.
+__device__ __forceinline__ u64 descriptor(u32 address, int leading_bytes) {
+  return (u64)((address & 0x3FFFF) >> 4) | (u64)(leading_bytes >> 4) << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
+}
+__device__ __forceinline__ u64 row_descriptor(u32 address) { return descriptor(address, 16); }  // sums run along rows
+__device__ __forceinline__ u64 column_descriptor(u32 address, int block_bytes) {  // they run down columns
+  return descriptor(address, block_bytes);
+}
+
+#define PLUS_F4(a, i) "+f"(a[i]), "+f"(a[i + 1]), "+f"(a[i + 2]), "+f"(a[i + 3])
+#define PLUS_F16(a, i) PLUS_F4(a, i), PLUS_F4(a, i + 4), PLUS_F4(a, i + 8), PLUS_F4(a, i + 12)
+#define ACCUMULATORS_128 \
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
+      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}"
+
+// s [64, 32] (+)= 16 columns of rows a times rows b.
+__device__ __forceinline__ void multiply_rows(float (&s)[16], u64 a, u64 b, int accumulate) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, %16, %17, p, 1, 1, 0, 0;\n}"
+      : PLUS_F16(s, 0)
+      : "l"(a), "l"(b), "r"(accumulate));
+}
+
+// s [64, 64] (+)= the same.
+__device__ __forceinline__ void multiply_rows(float (&s)[32], u64 a, u64 b, int accumulate) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+      "%32, %33, p, 1, 1, 0, 0;\n}"
+      : PLUS_F16(s, 0), PLUS_F16(s, 16)
+      : "l"(a), "l"(b), "r"(accumulate));
+}
+
+// o [64, 256] += a fragment of 16 columns in registers times 16 rows.
+__device__ __forceinline__ void multiply_columns(float (&o)[128], const u32* a, u64 b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 " ACCUMULATORS_128
+      ", {%128, %129, %130, %131}, %132, 1, 1, 1, 1;"
+      : PLUS_F16(o, 0), PLUS_F16(o, 16), PLUS_F16(o, 32), PLUS_F16(o, 48), PLUS_F16(o, 64), PLUS_F16(o, 80),
+        PLUS_F16(o, 96), PLUS_F16(o, 112)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
+// The same with the first operand in shared memory.
+__device__ __forceinline__ void multiply_columns(float (&o)[128], u64 a, u64 b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 " ACCUMULATORS_128 ", %128, %129, 1, 1, 1, 0, 1;"
+      : PLUS_F16(o, 0), PLUS_F16(o, 16), PLUS_F16(o, 32), PLUS_F16(o, 48), PLUS_F16(o, 64), PLUS_F16(o, 80),
+        PLUS_F16(o, 96), PLUS_F16(o, 112)
+      : "l"(a), "l"(b));
+}
+
+__device__ __forceinline__ u32 bf16_pair(float low, float high) {
+  u32 pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// Four 8 x 8 matrices in the order of an A operand: 16 rows of this warp, 16 columns from `column` of a block.
+__device__ __forceinline__ void store_fragment(u32 block, int column, u32 a, u32 b, u32 c, u32 d) {
+  int lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane % 16, chunk = column / 8 + lane / 16;
+  u32 address = block + row * 128 + ((chunk ^ (row & 7)) << 4);
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b),
+               "r"(c), "r"(d)
+               : "memory");
+}
+
+__device__ __forceinline__ float power_of_two(float exponent) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(exponent));
+  return power;
+}
+
+__device__ __forceinline__ float quad_maximum(float value) {
+  value = fmaxf(value, __shfl_xor_sync(0xFFFFFFFFu, value, 1));
+  return fmaxf(value, __shfl_xor_sync(0xFFFFFFFFu, value, 2));
+}
+
+__device__ __forceinline__ float quad_sum(float value) {
+  value += __shfl_xor_sync(0xFFFFFFFFu, value, 1);
+  return value + __shfl_xor_sync(0xFFFFFFFFu, value, 2);
+}
