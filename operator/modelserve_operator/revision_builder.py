@@ -66,14 +66,16 @@ def _offered(spec: ModelServeSpec, supply: Supply) -> Offered:
     selector = spec.accelerators.node_selector if spec.accelerators else {}
     tolerations = gpu_tolerations(spec)
     key = labels.short_hash([selector, tolerations])
-    if key not in supply.offered:
+    found = supply.offered.get(key)
+    if found is None:
         there = (
             *existing_offers(spec, supply.pools, supply.catalogue, tolerations=tolerations),
             *declared_offers(spec, supply.catalogue, supply.node_pools, tolerations=tolerations),
         )
         before = supply.offered_before.get(key)
-        supply.offered[key] = before if before is not None and before.offers == there else Offered(there)
-    return supply.offered[key]
+        found = before if before is not None and before.offers == there else Offered(there)
+        supply.keep(key, found)
+    return found
 
 
 def gpu_tolerations(spec: ModelServeSpec) -> list[dict[str, Any]]:

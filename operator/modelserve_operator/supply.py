@@ -14,6 +14,7 @@ from modelserve_operator.inventory import Pool
 from modelserve_operator.learned_memory import LearnedMemory
 
 MOST_PLANS = 1024  # of some 20 KiB each
+MOST_KINDS = 64  # of pods, by what they select and tolerate
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,12 @@ class Supply:
     learned: LearnedMemory = field(default_factory=LearnedMemory)
     offered: dict[str, Offered] = field(default_factory=dict, compare=False)  # by kind of pods, see plan_for
     offered_before: Mapping[str, Offered] = field(default_factory=dict, compare=False)  # kept where it is still right
+
+    def keep(self, kind: str, offered: Offered) -> None:
+        """Remember what one kind of pods is offered, in place of the oldest when there are MOST_KINDS."""
+        if len(self.offered) >= MOST_KINDS:
+            del self.offered[next(iter(self.offered))]
+        self.offered[kind] = offered
 
     def succeeding(self, before: Supply) -> Supply:
         """This supply, with the plans of an earlier one that a change of pools may have left right."""

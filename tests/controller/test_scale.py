@@ -247,8 +247,12 @@ def test_a_kept_plan_is_the_plan_that_would_be_made(tiny_facts: ModelFacts) -> N
 
 def test_kept_plans_are_bounded(tiny_facts: ModelFacts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supply, "MOST_PLANS", 3)
+    monkeypatch.setattr(supply, "MOST_KINDS", 2)
     kept = _supply()
+    for zone in "abcd":
+        document = {"model": {"uri": "hf://own/model"}, "accelerators": {"nodeSelector": {"zone": zone}}}
+        plan_for(ModelServeSpec.model_validate(document), tiny_facts, kept)
     for length in range(1024, 1034):
         document = {"model": {"uri": "hf://own/model"}, "context": {"maxModelLen": length}}
         plan_for(ModelServeSpec.model_validate(document), tiny_facts, kept)
-    assert [len(offered.plans) for offered in kept.offered.values()] == [3]
+    assert [len(offered.plans) for offered in kept.offered.values()] == [1, 3]
