@@ -73,6 +73,7 @@ class Gatherer:
         self._reports = WorkerReports(kube, clock)
         self._claims = ClaimModes(kube, clock)
         self._supply = Supply()
+        self._supply_changed = True
         self.heard_version: dict[ResourceKind, int] = {}  # newest resourceVersion that a watch event brought
         self.heard_events: Counter[ResourceKind] = Counter()  # watch events so far
         self._heard_since: set[tuple[ResourceKind, ObjectKey]] = set()  # the last LIST was asked for
@@ -109,6 +110,7 @@ class Gatherer:
         for name in self._shared.names:
             if self._shared.note(name, await self._shared_config_map(name)):
                 change |= NodeChange.POOL
+        self._supply_changed = True
         return Heard(frozenset(keys), change), newest
 
     @staticmethod
@@ -142,7 +144,11 @@ class Gatherer:
         return {self._key(body) for body in self._store.all(MODEL_SERVE)}
 
     def concerned(self, change: NodeChange) -> set[Key]:
-        """ModelServes that a change of the supply may concern. It may be all of them, which takes a while to tell."""
+        """ModelServes that a change of the supply may concern. It may be all of them, which takes a while to tell.
+
+        From now on they see it: in a crowd of changes a supply of thousands of nodes is put together once.
+        """
+        self._supply_changed = True
         planned = self._on_accelerators() if NodeChange.POOL in change else set()
         return planned | self._failed() if NodeChange.PLACE in change else planned
 
@@ -211,7 +217,11 @@ class Gatherer:
         )
 
     def supply(self) -> Supply:
-        """What plans are made from; the same object until something in it changes, so that plans are kept with it."""
+        """What plans are made from, as of the last `concerned`; the same object until something in it changes."""
+        shared, known = self._shared, self._supply
+        if not self._supply_changed and known.catalogue is shared.catalogue and known.learned is shared.learned:
+            return known
+        self._supply_changed = False
         found = Supply(
             pools=self._inventory.pools(),
             nodes_of=self._inventory.nodes_of(),
