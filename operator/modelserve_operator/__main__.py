@@ -17,6 +17,7 @@ from modelserve_operator.gather import Gatherer
 from modelserve_operator.handlers import build_registry, build_settings
 from modelserve_operator.kube import ClusterKube, KubeError
 from modelserve_operator.reconcile import Reconciler
+from modelserve_operator.replanning import Replanning
 from modelserve_operator.settings import Settings, WorkerAccess, from_environment
 from modelserve_operator.shared_config import SharedConfig
 from modelserve_operator.store import Store
@@ -33,13 +34,13 @@ async def run(settings: Settings) -> None:
         shared = SharedConfig(settings.namespace)
         gatherer = Gatherer(kube, store, shared, namespaces=settings.watch_namespaces)
         reconciler = Reconciler(gatherer, Applier(kube, store), shared, settings)
-        watchdog = Watchdog(gatherer, queue, interval=settings.watchdog_seconds, resync=settings.resync_seconds)
+        replanning = Replanning(gatherer, queue)
+        watchdog = Watchdog(gatherer, replanning, interval=settings.watchdog_seconds, resync=settings.resync_seconds)
         async with endpoint.serve(host=settings.metrics_host, port=settings.metrics_port, alive=watchdog.alive):
             await _first_list(gatherer)
-            for key in gatherer.known_keys():
-                queue.add(key)
+            replanning.everything()
             watching = kopf.operator(
-                registry=build_registry(gatherer, queue),
+                registry=build_registry(gatherer, replanning),
                 settings=build_settings(),
                 standalone=True,  # one replica, Recreate: peering would write objects of its own
                 clusterwide=not settings.watch_namespaces,

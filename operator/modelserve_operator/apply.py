@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,7 +14,7 @@ from modelserve_operator.kinds import EVENT, MODEL_SERVE, ResourceKind
 from modelserve_operator.kube import Kube, KubeError
 from modelserve_operator.observed import Transition
 from modelserve_operator.reasons import ConditionType
-from modelserve_operator.store import Store, key_of
+from modelserve_operator.store import Store, digested, key_of
 from modelserve_operator.work_queue import Key
 
 logger = logging.getLogger(__name__)
@@ -37,8 +36,12 @@ class PredecessorError(Exception):
     """A child of a deleted ModelServe of the same name is still there; the garbage collector will take it."""
 
 
+class StatusOvertakenError(Exception):
+    """The ModelServe has changed since its status was worked out."""
+
+
 class Applier:
-    """Server-side apply of children and status, deletes, and Kubernetes Events."""
+    """Server-side apply of children, the status, deletes, and Kubernetes Events."""
 
     def __init__(self, kube: Kube, store: Store, *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self._kube = kube
@@ -147,7 +150,7 @@ class Applier:
                 self._store.put(kind, now)
             raise KubeError(409, f"{kind.kind} {namespace}/{name} has changed meanwhile") from error
         self._store.put(kind, stored)
-        metrics.WRITES.labels("patch", kind.kind).inc()
+        metrics.WRITES.labels("patch", f"{kind.kind}/{subresource}" if subresource else kind.kind).inc()
         return stored
 
     async def apply_shared(self, kind: ResourceKind, body: Body) -> Body:
@@ -179,34 +182,26 @@ class Applier:
         logger.info("deleted %s %s/%s", kind.kind, namespace, name)
 
     async def apply_status(self, model_serve: Body, status: Body) -> bool:
-        """One apply of the whole status when it differs; says whether it was written.
+        """Replace the status by this one when it differs; says whether it was written. Conditions of types that are
+        not ours stay.
 
-        A field of the status that somebody else added cannot be removed by us: when our last apply was this very
-        status and the live one still covers it, nothing is written.
+        It is written to the very state that it was made from: raises StatusOvertakenError when the object has changed
+        since, and KubeError.
         """
-        metadata = model_serve["metadata"]
         live = model_serve.get("status") or {}
-        digest = labels.short_hash(status)
-        known = self._last[Key(metadata["namespace"], metadata["name"])]
-        known_and_whole = known.get(metadata["uid"]) == digest and diff.covers(live, status)
-        if live == status or (known_and_whole and not _conditions_over(live, status)):
+        foreign = [each for each in live.get("conditions") or () if each.get("type") not in _CONDITIONS]
+        whole = {**status, "conditions": [*status["conditions"], *foreign]}
+        if live == digested(whole):
             return False
-        identity = {key: metadata[key] for key in ("namespace", "name", "uid")}
         try:
-            body = {"metadata": identity, "status": status}
-            stored: Body = await self._kube.apply(MODEL_SERVE, body, subresource="status")
+            operation = {"op": "add", "path": "/status", "value": whole}
+            await self._patch(MODEL_SERVE, model_serve, [operation], subresource="status")
         except KubeError as error:
-            if error.status in (404, 409):  # deleted, or deleted and made anew: its own event brings us back
+            if error.status == 404:  # deleted: its own event brings us back
                 return False
+            if error.status == 409:
+                raise StatusOvertakenError(str(error)) from error
             raise
-        # A condition that the schema's default put there is nobody's: an apply does not take it away.
-        if over := _conditions_over(stored.get("status") or {}, status):
-            gone = [{"op": "remove", "path": f"/status/conditions/{index}"} for index in reversed(over)]
-            with suppress(KubeError):  # the event of our own apply brings us back
-                stored = await self._patch(MODEL_SERVE, stored, gone, subresource="status")
-        self._store.put(MODEL_SERVE, stored)
-        known[metadata["uid"]] = digest
-        metrics.WRITES.labels("apply", "ModelServe/status").inc()
         return True
 
     async def announce(self, model_serve: Body, transition: Transition) -> None:
@@ -235,13 +230,6 @@ class Applier:
             metrics.WRITES.labels("create", "Event").inc()
         except KubeError as error:
             logger.warning("event %s of %s was not recorded: %s", transition.reason, metadata["name"], error)
-
-
-def _conditions_over(live: Body, status: Body) -> list[int]:
-    """Places of live conditions of our types that are not in the status any more."""
-    wanted = {condition["type"] for condition in status["conditions"]}
-    found = [condition.get("type") for condition in live.get("conditions") or ()]
-    return [index for index, kind in enumerate(found) if kind in _CONDITIONS and kind not in wanted]
 
 
 def _owner(child: Body) -> Key:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -38,6 +40,17 @@ logger = logging.getLogger(__name__)
 Body = Mapping[str, Any]
 
 
+@dataclass(frozen=True)
+class Heard:
+    """What one event, or one LIST, may concern: single ModelServes, and what of the supply all plans are made from."""
+
+    keys: frozenset[Key] = frozenset()
+    change: NodeChange = NodeChange.NONE
+
+
+NOTHING = Heard()
+
+
 class Gatherer:
     """Hears events, answers `observe`. Nothing here writes to the cluster."""
 
@@ -60,93 +73,116 @@ class Gatherer:
         self._reports = WorkerReports(kube, clock)
         self._claims = ClaimModes(kube, clock)
         self._supply = Supply()
+        self._supply_changed = True
         self.heard_version: dict[ResourceKind, int] = {}  # newest resourceVersion that a watch event brought
+        self.heard_events: Counter[ResourceKind] = Counter()  # watch events so far
         self._heard_since: set[tuple[ResourceKind, ObjectKey]] = set()  # the last LIST was asked for
 
-    async def relist(self) -> tuple[set[Key], dict[ResourceKind, int]]:
-        """LIST everything into the store. Returns the keys of ModelServes whose objects differed, and newest versions.
+    async def relist(self) -> tuple[Heard, dict[ResourceKind, int]]:
+        """LIST everything into the store. Returns what differed, and the newest version of each watched kind.
 
         Called before the first reconcile, so that no decision is made on half a picture, and by the watchdog. An answer
         is older than the events that were heard while it was under way: of their objects it says nothing.
         """
-        concerned: set[Key] = set()
+        keys: set[Key] = set()
+        change = NodeChange.NONE
         newest: dict[ResourceKind, int] = {}
+
+        def note(kind: ResourceKind, body: Body, *, deleted: bool) -> None:
+            nonlocal change
+            if (kind, key_of(body)) not in self._heard_since:
+                heard = self.note(kind, body, deleted=deleted)
+                keys.update(heard.keys)
+                change |= heard.change
+
         for kind in (*WATCHED, *OPTIONAL):
             self._heard_since.clear()
-            found = await self._list(kind)
+            missing: dict[str, Body] = {self._identity(kind, body): body for body in self._known(kind)}
+            version = 0
+            async for body in self._list(kind):
+                version = max(version, version_of(body))
+                missing.pop(self._identity(kind, body), None)
+                note(kind, body, deleted=False)
             if kind not in OPTIONAL:  # those are watched only where they existed when the operator started
-                newest[kind] = max(map(version_of, found), default=0)
-            for body in self._missing(kind, found):
-                if (kind, key_of(body)) not in self._heard_since:
-                    concerned |= self.note(kind, body, deleted=True)
-            for body in found:
-                if (kind, key_of(body)) not in self._heard_since:
-                    concerned |= self.note(kind, body, deleted=False)
+                newest[kind] = version
+            for lost in missing.values():
+                note(kind, lost, deleted=True)
         for name in self._shared.names:
             if self._shared.note(name, await self._shared_config_map(name)):
-                concerned |= self._on_accelerators()
-        return concerned, newest
+                change |= NodeChange.POOL
+        self._supply_changed = True
+        return Heard(frozenset(keys), change), newest
 
-    def _missing(self, kind: ResourceKind, found: Iterable[Body]) -> list[Body]:
-        """Objects that are known and were not found; of nodes only the names are known."""
+    @staticmethod
+    def _identity(kind: ResourceKind, body: Body) -> str:
+        """What tells a listed object from a namesake; of nodes only the names are known."""
+        return str(body["metadata"]["name" if kind is NODE else "uid"])
+
+    def _known(self, kind: ResourceKind) -> Iterable[Body]:
         if kind is NODE:
-            names = self._inventory.names() - {body["metadata"]["name"] for body in found}
-            return [{"metadata": {"name": name}} for name in sorted(names)]
-        listed = {body["metadata"]["uid"] for body in found}
-        return [body for body in self._store.all(kind) if body["metadata"]["uid"] not in listed]
+            return [{"metadata": {"name": name}} for name in self._inventory.names()]
+        return self._store.all(kind)
 
-    async def _list(self, kind: ResourceKind) -> list[dict[str, Any]]:
+    async def _list(self, kind: ResourceKind) -> AsyncIterator[dict[str, Any]]:
         """All objects of a kind in the watched namespaces; of an optional kind that cannot be listed, none."""
-        found: list[dict[str, Any]] = []
         try:
             for namespace in (self._namespaces if kind.namespaced else ()) or (None,):
-                found += (await self._kube.list(kind, namespace=namespace)).items
+                async for page in self._kube.pages(kind, namespace=namespace):
+                    for body in page:
+                        yield body
         except KubeError as error:
             if kind not in OPTIONAL or error.status not in (403, 404):
                 raise
             if kind not in self.absent:
                 logger.warning("%s can no longer be listed: %s", kind.plural, error)
             self.absent.add(kind)
-            return []
-        self.absent.discard(kind)
-        return found
+        else:
+            self.absent.discard(kind)
 
     def known_keys(self) -> set[Key]:
         """Every ModelServe that is known."""
         return {self._key(body) for body in self._store.all(MODEL_SERVE)}
 
-    def hear(self, kind: ResourceKind, body: Body, *, deleted: bool) -> set[Key]:
-        """Note one watch event. Returns the ModelServes that it may concern; none for a heartbeat or an echo."""
+    def concerned(self, change: NodeChange) -> set[Key]:
+        """ModelServes that a change of the supply may concern. It may be all of them, which takes a while to tell.
+
+        From now on they see it: in a crowd of changes a supply of thousands of nodes is put together once.
+        """
+        self._supply_changed = True
+        planned = self._on_accelerators() if NodeChange.POOL in change else set()
+        return planned | self._failed() if NodeChange.PLACE in change else planned
+
+    def hear(self, kind: ResourceKind, body: Body, *, deleted: bool) -> Heard:
+        """Note one watch event. Returns what it may concern; nothing for a heartbeat or an echo."""
         self.heard_version[kind] = max(self.heard_version.get(kind, 0), version_of(body))
+        self.heard_events[kind] += 1
         self._heard_since.add((kind, key_of(body)))
         return self.note(kind, body, deleted=deleted)
 
-    def note(self, kind: ResourceKind, body: Body, *, deleted: bool) -> set[Key]:
-        """Keep one object's state. Returns the ModelServes that it may concern."""
+    def note(self, kind: ResourceKind, body: Body, *, deleted: bool) -> Heard:
+        """Keep one object's state. Returns what it may concern."""
         if kind is NODE:  # of nodes only their pools and places are kept
-            change = self._inventory.hear(body, deleted=deleted)
-            planned = self._on_accelerators() if NodeChange.POOL in change else set()
-            return planned | self._failed() if NodeChange.PLACE in change else planned
+            return Heard(change=self._inventory.hear(body, deleted=deleted))
         if kind is NODE_POOL:  # its status tells what runs; a plan depends on what may
             before = self._store.get(kind, "", body["metadata"]["name"])
             kept = not deleted and self._store.put(kind, body)
             if deleted:
                 self._store.remove(kind, body)
             unchanged = before is not None and kept and before.get("spec") == body.get("spec")
-            return self._on_accelerators() if (deleted or kept) and not unchanged else set()
+            return Heard(change=NodeChange.POOL) if (deleted or kept) and not unchanged else NOTHING
         if self._shared.concerns(kind, body):
             changed = self._shared.note(body["metadata"]["name"], None if deleted else body)
-            return self._on_accelerators() if changed else set()
+            return Heard(change=NodeChange.POOL) if changed else NOTHING
         if deleted:
             self._store.remove(kind, body)
             if kind is POD:
                 self._reports.forget(body["metadata"]["uid"])
         elif not self._store.put(kind, body):
-            return set()
+            return NOTHING
         if kind is MODEL_SERVE:
-            return {self._key(body)}
+            return Heard(frozenset({self._key(body)}))
         owner = labels.label_of(body, labels.NAME)
-        return {Key(body["metadata"]["namespace"], owner)} if owner else set()
+        return Heard(frozenset({Key(body["metadata"]["namespace"], owner)})) if owner else NOTHING
 
     async def observe(self, key: Key) -> Observed | None:
         """Everything that bears on one ModelServe; None when it is gone. Raises KubeError."""
@@ -181,7 +217,11 @@ class Gatherer:
         )
 
     def supply(self) -> Supply:
-        """What plans are made from; the same object until something in it changes, so that plans are kept with it."""
+        """What plans are made from, as of the last `concerned`; the same object until something in it changes."""
+        shared, known = self._shared, self._supply
+        if not self._supply_changed and known.catalogue is shared.catalogue and known.learned is shared.learned:
+            return known
+        self._supply_changed = False
         found = Supply(
             pools=self._inventory.pools(),
             nodes_of=self._inventory.nodes_of(),
@@ -191,7 +231,7 @@ class Gatherer:
             learned=self._shared.learned,
         )
         if found != self._supply:
-            self._supply = found
+            self._supply = found.succeeding(self._supply)
         return self._supply
 
     async def _shared_config_map(self, name: str) -> Body | None:

@@ -1,4 +1,4 @@
-"""Every kopf handler. Each one tells the store what it heard, and puts the keys it concerns into the queue."""
+"""Every kopf handler. Each one tells the store what it heard, and has the keys it concerns put into the queue."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import kopf
 from modelserve_operator import labels, metrics
 from modelserve_operator.gather import Gatherer
 from modelserve_operator.kinds import CHILDREN, MODEL_SERVE, NODE, OPTIONAL, ResourceKind
-from modelserve_operator.work_queue import WorkQueue
+from modelserve_operator.kube import PAGE_SIZE
+from modelserve_operator.replanning import Replanning
 
 
-def build_registry(gatherer: Gatherer, queue: WorkQueue) -> kopf.OperatorRegistry:
+def build_registry(gatherer: Gatherer, replanning: Replanning) -> kopf.OperatorRegistry:
     """Handlers of raw events only: no create, update or delete handler, no timer, no daemon (docs/decisions/0002)."""
     registry = kopf.OperatorRegistry()
 
@@ -23,8 +24,7 @@ def build_registry(gatherer: Gatherer, queue: WorkQueue) -> kopf.OperatorRegistr
     def register(kind: ResourceKind) -> None:
         async def heard(type: str | None, body: kopf.Body, **_: Any) -> None:  # noqa: A002 - kopf passes it by this name
             metrics.WATCH_EVENTS.labels(kind.kind).inc()
-            for key in gatherer.hear(kind, dict(body), deleted=type == "DELETED"):
-                queue.add(key)
+            replanning.note(gatherer.hear(kind, dict(body), deleted=type == "DELETED"))
 
         kopf.on.event(kind.group, kind.version, kind.plural, id=f"heard-{kind.plural}", registry=registry)(heard)
 
@@ -35,13 +35,27 @@ def build_registry(gatherer: Gatherer, queue: WorkQueue) -> kopf.OperatorRegistr
     return registry
 
 
+class _NothingHandledBefore(kopf.DiffBaseStorage):
+    """kopf compares every object with what was handled before, by copies of it all; no handler here asks for that."""
+
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        return kopf.BodyEssence({})
+
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        return None
+
+
 def build_settings() -> kopf.OperatorSettings:
     """kopf's own settings: children are filtered by the API server, and kopf writes nothing, events included."""
     configured = kopf.OperatorSettings()
     configured.posting.enabled = False
-    configured.watching.chunk_size = 500  # pages of the first LIST, so that its peak in memory is bounded
+    configured.watching.chunk_size = PAGE_SIZE  # of the first LIST, so that its peak in memory is bounded
+    configured.persistence.diffbase_storage = _NothingHandledBefore()
     configured.networking.error_backoffs = (1, 2, 3, 5, 8, 13)
-    configured.queueing.idle_timeout = 1.0  # nothing waits per object: the next event starts afresh
+    configured.queueing.idle_timeout = 0.05  # nothing waits per object, and each task keeps its last event meanwhile
     configured.queueing.exit_timeout = 0.5
     for kind in CHILDREN:
         configured.watching.label_selectors[kind.group, kind.version, kind.plural] = labels.WATCH_SELECTOR

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import aiohttp
@@ -16,7 +15,7 @@ from modelserve_operator.kinds import POD, ResourceKind
 
 Body = Mapping[str, Any]
 
-PAGE_SIZE = 500
+PAGE_SIZE = 200  # objects; a page is held whole, and parsing it keeps everything else waiting
 READ_TIMEOUT_SECONDS = 60.0
 WORKER_TIMEOUT_SECONDS = 5.0
 
@@ -33,16 +32,10 @@ class WorkerUnreachableError(Exception):
     """A worker pod did not answer; it may well do so later."""
 
 
-@dataclass(frozen=True)
-class Listing:
-    items: tuple[dict[str, Any], ...]
-    resource_version: str
-
-
 class Kube(Protocol):
     """What gather and apply need of a cluster. Every call raises KubeError when the API server refuses it."""
 
-    async def list(self, kind: ResourceKind, *, namespace: str | None = None) -> Listing:
+    def pages(self, kind: ResourceKind, *, namespace: str | None = None) -> AsyncIterator[list[dict[str, Any]]]:
         """All objects of a kind, in one namespace or in all; of owned kinds only those that carry our labels."""
 
     async def get(self, kind: ResourceKind, *, namespace: str, name: str) -> dict[str, Any] | None:
@@ -95,18 +88,17 @@ class ClusterKube:
         await self._client.close()  # type: ignore[no-untyped-call]
         await self._workers.close()
 
-    async def list(self, kind: ResourceKind, *, namespace: str | None = None) -> Listing:
+    async def pages(self, kind: ResourceKind, *, namespace: str | None = None) -> AsyncIterator[list[dict[str, Any]]]:
         query = [("limit", str(PAGE_SIZE))]
         if kind.owned:
             query.append(("labelSelector", labels.WATCH_SELECTOR))
-        items: list[dict[str, Any]] = []
         token = ""
         while True:
             page = await self._request("GET", kind, kind.path(namespace), query=[*query, ("continue", token)])
-            items += page.get("items") or []
+            yield page.get("items") or []
             token = page["metadata"].get("continue") or ""
             if not token:
-                return Listing(tuple(items), page["metadata"].get("resourceVersion") or "")
+                return
 
     async def get(self, kind: ResourceKind, *, namespace: str, name: str) -> dict[str, Any] | None:
         try:

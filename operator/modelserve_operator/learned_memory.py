@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from modelserve.model_facts import ModelFacts
-from modelserve.planning.learned import LearnedTerms
+from modelserve.planning.learned import LearnedTerms, nothing_learned
 from modelserve_operator import labels
 
 MAX_ENTRIES = 512  # of about 400 bytes each, in a ConfigMap of at most 1 MiB
@@ -112,6 +112,9 @@ class LearnedMemory:
             for entry in self.entries.values()
             if (entry.model, entry.dtype, entry.engine_version) == (model, dtype, engine_version)
         }
+
+        if not fitting:
+            return nothing_learned
 
         def learned(
             product: str,

@@ -152,14 +152,14 @@ def _planned(decision: Decision, observed: Observed, settings: Settings) -> Deci
     except InvalidInput as error:
         finding = Finding(False, Reason.INVALID_SPEC, str(error))
         return replace(decision, accepted=finding, planned=NOT_PLANNED, stalled=finding)
-    fresh = None
-    if fresh_plan.fits:
+    fresh, previewed = None, mode == "PreviewOnly"
+    if fresh_plan.fits and (observed.deployments or not previewed):  # beside nothing a preview is its plan alone
         fresh = build_revision(
             spec, fresh_plan, name=observed.name, source=decision.source, facts=decision.facts, settings=settings
         )
     if not decision.facts.servable:
         return _not_servable(decision, fresh_plan)
-    if mode == "PreviewOnly":
+    if previewed:
         return _previewed(decision, fresh_plan, fresh, observed)
     approvals = (spec.plan.approved_hash, labels.annotation_of(observed.model_serve, labels.APPROVE_PLAN))
     choice = choose(
@@ -225,13 +225,11 @@ def _committed_decision(decision: Decision, committed: Revision, fresh: Revision
 
 def _previewed(decision: Decision, plan: PlanStatus, fresh: Revision | None, observed: Observed) -> Decision:
     """Nothing is committed. What runs already stays, and the preview is beside it as a proposal."""
-    if fresh is None:
+    if not plan.fits:
         return _impossible(decision, plan, observed)
-    message = fresh.plan.message or "Previewed; plan.mode PreviewOnly starts nothing."
+    message = plan.message or "Previewed; plan.mode PreviewOnly starts nothing."
     decision = replace(decision, planned=Finding(True, Reason.PLAN_PREVIEWED, message))
-    if observed.deployments:
-        return replace(decision, proposed=fresh)
-    return replace(decision, plan=fresh.plan)
+    return replace(decision, plan=plan) if fresh is None else replace(decision, proposed=fresh)
 
 
 def _impossible(decision: Decision, plan: PlanStatus, observed: Observed) -> Decision:

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from modelserve_operator import metrics
-from modelserve_operator.apply import Applier, NameTakenError, PredecessorError
+from modelserve_operator.apply import Applier, NameTakenError, PredecessorError, StatusOvertakenError
 from modelserve_operator.calibration import measurement
 from modelserve_operator.children import Children, WriteError
 from modelserve_operator.conditions import View
@@ -73,7 +73,11 @@ class Reconciler:
         if failure is not None and failure.delay is not None:
             decision = _stalled_by(decision, failure)
             delays.append(failure.delay)
-        await self._report(observed, decision, step, running, failure)
+        try:
+            await self._report(observed, decision, step, running, failure)
+        except StatusOvertakenError as error:
+            logger.debug("%s/%s is reconciled again: %s", *key, error)
+            return 0.0
         if failed is not None and (failure is None or failure.delay is None):
             raise failed
         if any(pod.ready and pod.plan_hash and pod.uid not in observed.reports for pod in observed.pods):

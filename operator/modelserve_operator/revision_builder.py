@@ -10,9 +10,9 @@ from typing import Any
 
 import yaml
 
-from modelserve.api import ModelServeSpec, NodeSelectorTerm, PlanStatus
+from modelserve.api import ModelServeSpec, NodeSelectorTerm, PlanStatus, PodOverrides
 from modelserve.model_facts import ModelFacts
-from modelserve.planning import ENGINE_VERSION, AcceleratorOffer, engine_args_for, plan
+from modelserve.planning import ENGINE_VERSION, AcceleratorOffer, engine_args_for, plan, plan_hash
 from modelserve_operator import labels
 from modelserve_operator.catalogue import Catalogue
 from modelserve_operator.declared_pools import declared_offers, named_offers
@@ -21,7 +21,7 @@ from modelserve_operator.manifests.worker_template import GPU_TOLERATION, worker
 from modelserve_operator.revision import Revision, spec_hash
 from modelserve_operator.settings import Settings
 from modelserve_operator.sources import ModelSource
-from modelserve_operator.supply import Supply
+from modelserve_operator.supply import Offered, Supply
 
 
 def plan_for(spec: ModelServeSpec, facts: ModelFacts, supply: Supply) -> PlanStatus:
@@ -30,26 +30,52 @@ def plan_for(spec: ModelServeSpec, facts: ModelFacts, supply: Supply) -> PlanSta
     A declared pool counts whether or not it has nodes now, so that a plan does not change with them. Terms that were
     measured before take the place of predicted ones. Raises InvalidInput for settings that contradict the model.
 
-    A plan takes milliseconds, and many ModelServes are alike: it is kept with the supply that it was made on.
+    A plan takes milliseconds, and many ModelServes differ in name only: it is kept with the offers it was made from.
     """
-    key = (spec_hash(spec), hash(facts))
-    if key not in supply.plans:
-        supply.plans[key] = _plan(spec, facts, supply)
-    return supply.plans[key]
+    offered = _offered(spec, supply)
+    key = (_read_by_planner(spec), facts)
+    sized = offered.plans.get(key)
+    if sized is None:
+        sized = _plan(spec, facts, supply, offered.offers)
+        offered.keep(key, sized)
+    return sized.model_copy(update={"hash": plan_hash(sized, spec)}) if sized.fits else sized
 
 
-def _plan(spec: ModelServeSpec, facts: ModelFacts, supply: Supply) -> PlanStatus:
-    tolerations = gpu_tolerations(spec)
-    there = [
-        *existing_offers(spec, supply.pools, supply.catalogue, tolerations=tolerations),
-        *declared_offers(spec, supply.catalogue, supply.node_pools, tolerations=tolerations),
-    ]
+# What a plan does not depend on, but for its hash. A field that is added to the spec counts until it is named here.
+_NOT_READ: dict[str, Any] = {
+    **dict.fromkeys(("model", "replicas", "image", "storage", "plan", "rollout"), True),
+    "pod": set(PodOverrides.model_fields) - {"resources", "tolerations"},
+}
+
+
+def _read_by_planner(spec: ModelServeSpec) -> str:
+    return spec.model_dump_json(exclude=_NOT_READ, exclude_none=True)
+
+
+def _plan(spec: ModelServeSpec, facts: ModelFacts, supply: Supply, there: tuple[AcceleratorOffer, ...]) -> PlanStatus:
     terms = supply.learned.terms_for(facts, engine_version=ENGINE_VERSION)
     result = plan(spec, facts.architecture, there, learned=terms, weight_format=facts.format)
     named = [] if result.fits else named_offers(spec, supply.catalogue, there)
     if not named:
         return result
     return plan(spec, facts.architecture, [*there, *named], learned=terms, weight_format=facts.format)
+
+
+def _offered(spec: ModelServeSpec, supply: Supply) -> Offered:
+    """What the pools offer to pods like these: there may be thousands of pools, and few kinds of pods."""
+    selector = spec.accelerators.node_selector if spec.accelerators else {}
+    tolerations = gpu_tolerations(spec)
+    key = labels.short_hash([selector, tolerations])
+    found = supply.offered.get(key)
+    if found is None:
+        there = (
+            *existing_offers(spec, supply.pools, supply.catalogue, tolerations=tolerations),
+            *declared_offers(spec, supply.catalogue, supply.node_pools, tolerations=tolerations),
+        )
+        before = supply.offered_before.get(key)
+        found = before if before is not None and before.offers == there else Offered(there)
+        supply.keep(key, found)
+    return found
 
 
 def gpu_tolerations(spec: ModelServeSpec) -> list[dict[str, Any]]:
@@ -60,18 +86,26 @@ def gpu_tolerations(spec: ModelServeSpec) -> list[dict[str, Any]]:
 def existing_offers(
     spec: ModelServeSpec, pools: tuple[Pool, ...], catalogue: Catalogue, *, tolerations: Iterable[Mapping[str, Any]]
 ) -> list[AcceleratorOffer]:
-    """One offer per accelerator, resource and number per node, of the pools where the pods may run."""
+    """One offer per accelerator, resource and number per node, of the pools where the pods may run.
+
+    The order of offers and terms is their own, whatever else the labels of the nodes say.
+    """
     node_selector = spec.accelerators.node_selector if spec.accelerators else {}
     allowed = tuple(tolerations)
-    grouped: dict[AcceleratorOffer, list[tuple[NodeSelectorTerm, ...]]] = {}
+    grouped: dict[AcceleratorOffer, dict[NodeSelectorTerm, None]] = {}
     for pool in pools:
         if pool.accepts(node_selector=node_selector, tolerations=allowed):
-            for offer in pool_offers(pool, catalogue):
-                grouped.setdefault(replace(offer, node_selector_terms=()), []).append(offer.node_selector_terms)
-    return [
-        replace(offer, node_selector_terms=tuple(dict.fromkeys(term for each in members for term in each)))
-        for offer, members in grouped.items()
-    ]
+            for bare, terms in _bare_offers(pool, catalogue):
+                grouped.setdefault(bare, {}).update(dict.fromkeys(terms))
+    found = [replace(offer, node_selector_terms=tuple(sorted(terms, key=repr))) for offer, terms in grouped.items()]
+    return sorted(found, key=repr)
+
+
+@lru_cache(maxsize=8192)  # every change of a node asks for every pool
+def _bare_offers(pool: Pool, catalogue: Catalogue) -> tuple[tuple[AcceleratorOffer, tuple[NodeSelectorTerm, ...]], ...]:
+    """The offers of a pool apart from the terms that name it."""
+    offers = pool_offers(pool, catalogue)
+    return tuple((replace(offer, node_selector_terms=()), offer.node_selector_terms) for offer in offers)
 
 
 def build_revision(
@@ -88,10 +122,10 @@ def build_revision(
     """
     image = spec.image or settings.worker_image
     terms = [term.to_json() for term in sized.node_selector_terms or ()]
-    plan_hash = labels.short_hash([sized.hash, spec_hash(spec), terms, image])
+    revision_hash = labels.short_hash([sized.hash, spec_hash(spec), terms, image])
     arguments = engine_args_for(sized, spec, model_directory=source.directory)
     return Revision(
-        hash=plan_hash,
+        hash=revision_hash,
         spec_hash=spec_hash(spec),
         plan=sized,
         engine_yaml=_as_yaml(arguments.model_dump_json(by_alias=True, exclude_none=True)),
@@ -99,7 +133,7 @@ def build_revision(
             spec,
             sized,
             name=name,
-            plan_hash=plan_hash,
+            plan_hash=revision_hash,
             source=source,
             weight_bytes=facts.weight_bytes,
             image=image,
@@ -109,6 +143,9 @@ def build_revision(
     )
 
 
+_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # the C form, where PyYAML was built with it, is much faster
+
+
 @lru_cache(maxsize=1024)  # many ModelServes are alike
 def _as_yaml(document: str) -> str:
-    return yaml.safe_dump(json.loads(document), sort_keys=True)
+    return str(yaml.dump(json.loads(document), Dumper=_DUMPER, sort_keys=True))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from modelserve.api import ModelServeSpec
+from modelserve.api.schema_types import SUBDOMAIN_PATTERN
 from modelserve.hardware import CPU_PRODUCT
 from modelserve_operator import labels
 
@@ -50,16 +52,21 @@ def model_source(spec: ModelServeSpec) -> ModelSource:
 
 
 def claims(model_serve: Body) -> tuple[str, ...]:
-    """Names of the PersistentVolumeClaims that an (unvalidated) ModelServe uses."""
-    spec = model_serve.get("spec") or {}
-    uri = str((spec.get("model") or {}).get("uri") or "")
-    if uri.startswith(PVC_PREFIX):
-        return (uri.removeprefix(PVC_PREFIX).partition("/")[0],)
-    name = (spec.get("storage") or {}).get("pvcName")
-    return (str(name),) if name else ()
+    """Names of the PersistentVolumeClaims that an (unvalidated) ModelServe uses; what cannot be a name is none."""
+    uri = str(_given(model_serve, "model", "uri"))
+    named = uri.removeprefix(PVC_PREFIX).partition("/")[0] if uri.startswith(PVC_PREFIX) else None
+    name = named or _given(model_serve, "storage", "pvcName")
+    return (name,) if isinstance(name, str) and re.fullmatch(SUBDOMAIN_PATTERN, name) else ()
 
 
 def cpu_only(model_serve: Body) -> bool:
     """Whether an (unvalidated) ModelServe allows no accelerator but the CPU, so that no node can change its plan."""
-    products = ((model_serve.get("spec") or {}).get("accelerators") or {}).get("products") or ()
-    return set(products) == {CPU_PRODUCT}
+    products = _given(model_serve, "accelerators", "products")
+    return isinstance(products, list) and products != [] and all(product == CPU_PRODUCT for product in products)
+
+
+def _given(model_serve: Body, section: str, field: str) -> object:
+    """A field of a section of the spec; None where something else stands there than the schema allows."""
+    spec = model_serve.get("spec")
+    part = spec.get(section) if isinstance(spec, Mapping) else None
+    return part.get(field) if isinstance(part, Mapping) else None

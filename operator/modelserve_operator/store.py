@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from modelserve_operator import labels
-from modelserve_operator.kinds import ResourceKind
+from modelserve_operator.kinds import MODEL_SERVE, ResourceKind
 
 Body = Mapping[str, Any]
 ObjectKey = tuple[str, str]  # namespace ("" for cluster-scoped), name
@@ -43,7 +43,7 @@ class Store:
             if version_of(known) >= version_of(body) > 0:
                 return False
             self._unlink(kind, known)
-        self._objects[kind][key] = _without_managed_fields(body)
+        self._objects[kind][key] = _trimmed(kind, body)
         if owner := labels.label_of(body, labels.NAME):
             self._children[kind, (key[0], owner)].add(key)
         return True
@@ -76,7 +76,23 @@ class Store:
                 del self._children[kind, (key[0], owner)]
 
 
-def _without_managed_fields(body: Body) -> Body:
-    """managedFields is the largest part of most objects, and nothing here reads it."""
-    metadata = {key: value for key, value in body["metadata"].items() if key != "managedFields"}
-    return {**body, "metadata": metadata}
+def digested(status: Body) -> dict[str, Any]:
+    """A status with its large parts as digests: nobody reads them back, only whether they are the same matters."""
+    return {key: labels.short_hash(value) if key in _LARGE else value for key, value in status.items()}
+
+
+_LARGE = frozenset({"plan", "proposedPlan", "calibration"})
+_UNREAD_METADATA = frozenset({"managedFields", "selfLink"})
+_UNREAD_ANNOTATION = "kubectl.kubernetes.io/last-applied-configuration"
+
+
+def _trimmed(kind: ResourceKind, body: Body) -> Body:
+    """Without what nothing here reads: it is the larger part of most objects, and there may be thousands."""
+    metadata = {key: value for key, value in body["metadata"].items() if key not in _UNREAD_METADATA}
+    if _UNREAD_ANNOTATION in (metadata.get("annotations") or {}):
+        kept = {key: value for key, value in metadata["annotations"].items() if key != _UNREAD_ANNOTATION}
+        metadata["annotations"] = kept
+    trimmed = {**body, "metadata": metadata}
+    if kind is MODEL_SERVE and body.get("status"):
+        trimmed["status"] = digested(body["status"])
+    return trimmed

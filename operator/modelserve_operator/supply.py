@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from modelserve.api import PlanStatus
+from modelserve.model_facts import ModelFacts
+from modelserve.planning import AcceleratorOffer
 from modelserve_operator.catalogue import Catalogue
 from modelserve_operator.inventory import Pool
 from modelserve_operator.learned_memory import LearnedMemory
+
+MOST_PLANS = 1024  # of some 20 KiB each
+MOST_KINDS = 64  # of pods, by what they select and tolerate
+
+
+@dataclass(frozen=True)
+class Offered:
+    """What pools offer to one kind of pods, and the plans that were made from it: by spec, as text, and model."""
+
+    offers: tuple[AcceleratorOffer, ...]
+    plans: dict[tuple[str, ModelFacts], PlanStatus] = field(default_factory=dict, compare=False)
+
+    def keep(self, key: tuple[str, ModelFacts], plan: PlanStatus) -> None:
+        """Remember a plan, in place of the oldest when there are MOST_PLANS."""
+        if len(self.plans) >= MOST_PLANS:
+            del self.plans[next(iter(self.plans))]
+        self.plans[key] = plan
 
 
 @dataclass(frozen=True)
@@ -22,4 +41,16 @@ class Supply:
     node_pools: tuple[Mapping[str, Any], ...] = ()  # of Karpenter, in the order of their names
     catalogue: Catalogue = field(default_factory=Catalogue)
     learned: LearnedMemory = field(default_factory=LearnedMemory)
-    plans: dict[tuple[str, int], PlanStatus] = field(default_factory=dict, compare=False)  # made on it, see plan_for
+    offered: dict[str, Offered] = field(default_factory=dict, compare=False)  # by kind of pods, see plan_for
+    offered_before: Mapping[str, Offered] = field(default_factory=dict, compare=False)  # kept where it is still right
+
+    def keep(self, kind: str, offered: Offered) -> None:
+        """Remember what one kind of pods is offered, in place of the oldest when there are MOST_KINDS."""
+        if len(self.offered) >= MOST_KINDS:
+            del self.offered[next(iter(self.offered))]
+        self.offered[kind] = offered
+
+    def succeeding(self, before: Supply) -> Supply:
+        """This supply, with the plans of an earlier one that a change of pools may have left right."""
+        same = (self.catalogue, self.learned) == (before.catalogue, before.learned)
+        return replace(self, offered_before=before.offered or before.offered_before) if same else self

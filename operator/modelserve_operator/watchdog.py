@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 
 from modelserve_operator.gather import Gatherer
 from modelserve_operator.kinds import ResourceKind
 from modelserve_operator.kube import KubeError
-from modelserve_operator.work_queue import WorkQueue
+from modelserve_operator.replanning import Replanning
 
 logger = logging.getLogger(__name__)
 
@@ -27,9 +28,9 @@ class WatchFrozenError(Exception):
 class Watchdog:
     """`last_round_trip` is the monotonic time of the last good answer of the API server, for the liveness probe."""
 
-    def __init__(self, gatherer: Gatherer, queue: WorkQueue, *, interval: float, resync: float) -> None:
+    def __init__(self, gatherer: Gatherer, replanning: Replanning, *, interval: float, resync: float) -> None:
         self._gatherer = gatherer
-        self._queue = queue
+        self._replanning = replanning
         self._interval = interval
         self._resync = resync
         self.last_round_trip = time.monotonic()
@@ -45,7 +46,7 @@ class Watchdog:
         while True:
             await asyncio.sleep(max(0.0, min(check, resync) - time.monotonic()))
             try:
-                concerned, newest = await self._gatherer.relist()
+                heard, newest = await self._gatherer.relist()
             except KubeError as error:
                 logger.warning("watchdog: %s", error)
                 check = time.monotonic() + self._interval
@@ -54,17 +55,21 @@ class Watchdog:
             self.last_round_trip = now = time.monotonic()
             check = now + self._interval
             if now >= resync:
-                concerned, resync = self._gatherer.known_keys(), now + self._resync
-            for key in concerned:
-                self._queue.add(key)
+                resync = now + self._resync
+                self._replanning.everything()
+            self._replanning.note(heard)
             await self._expect(newest)
 
     async def _expect(self, newest: dict[ResourceKind, int]) -> None:
+        """A busy operator hears late, and is not frozen: while keys wait, or events of the kind still come, it is only
+        looked at again by the next check."""
+        before = Counter(self._gatherer.heard_events)
         await asyncio.sleep(GRACE_SECONDS)
-        frozen = [kind for kind, version in newest.items() if self._gatherer.heard_version.get(kind, 0) < version]
-        if frozen:
-            behind = ", ".join(
+        behind = [kind for kind, version in newest.items() if self._gatherer.heard_version.get(kind, 0) < version]
+        frozen = [kind for kind in behind if self._gatherer.heard_events[kind] == before[kind]]
+        if frozen and not self._replanning.busy:
+            told = ", ".join(
                 f"{kind.plural} (listed {newest[kind]}, heard {self._gatherer.heard_version.get(kind, 0)})"
                 for kind in frozen
             )
-            raise WatchFrozenError(f"no watch event within {GRACE_SECONDS:.0f} s of what a LIST shows: {behind}")
+            raise WatchFrozenError(f"no watch event within {GRACE_SECONDS:.0f} s of what a LIST shows: {told}")

@@ -1,4 +1,8 @@
-"""The queue between events and reconciles: one entry per key, one reconcile of a key at a time, backoff."""
+"""The queue between events and reconciles: one entry per key, one reconcile of a key at a time, backoff.
+
+What happened to one ModelServe goes before what happened to all of them: a user's change does not wait until thousands
+are planned anew. Every BEHIND_SHARE-th reconcile is one of those behind, so that they go on however much happens.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,15 @@ import asyncio
 import logging
 import random
 import time
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from modelserve_operator import metrics
 
 logger = logging.getLogger(__name__)
+
+BEHIND_SHARE = 8
 
 
 class Key(NamedTuple):
@@ -32,19 +38,30 @@ class WorkQueue:
     def __init__(self, *, first_delay: float = 0.5, longest_delay: float = 60.0) -> None:
         self._first_delay = first_delay
         self._longest_delay = longest_delay
-        self._waiting: deque[Key] = deque()
-        self._queued: set[Key] = set()  # in _waiting, or to be put there when the running reconcile ends
+        self._ahead: OrderedDict[Key, None] = OrderedDict()
+        self._behind: OrderedDict[Key, None] = OrderedDict()
+        self._again: dict[Key, bool] = {}  # added while it is being reconciled: whether it goes ahead then
+        self._taken = 0
         self._running: set[Key] = set()
         self._failures: dict[Key, int] = {}
         self._timers: dict[Key, asyncio.TimerHandle] = {}
         self._wakeup = asyncio.Event()
 
-    def add(self, key: Key) -> None:
-        if key in self._queued:
-            return
-        self._queued.add(key)
-        if key not in self._running:
-            self._make_ready(key)
+    def add(self, key: Key, *, ahead: bool = True) -> None:
+        """Have a key reconciled; not `ahead`: once those that are have been."""
+        if key in self._running:
+            self._again[key] = ahead or self._again.get(key, False)
+        elif key not in self._ahead:
+            if ahead:
+                self._behind.pop(key, None)
+            (self._ahead if ahead else self._behind)[key] = None
+            self._wakeup.set()
+        metrics.QUEUE_DEPTH.set(self.depth)
+
+    @property
+    def depth(self) -> int:
+        """Keys that wait; those being reconciled are no more among them."""
+        return len(self._ahead) + len(self._behind)
 
     def add_after(self, key: Key, delay: float) -> None:
         """Add `key` after `delay` seconds, or sooner when an earlier timer is already set."""
@@ -66,26 +83,27 @@ class WorkQueue:
         del self._timers[key]
         self.add(key)
 
-    def _make_ready(self, key: Key) -> None:
-        self._waiting.append(key)
-        metrics.QUEUE_DEPTH.set(len(self._waiting))
-        self._wakeup.set()
+    def _take(self) -> Key:
+        """The next key; there must be one."""
+        self._taken += 1
+        turn = self._behind and (self._taken % BEHIND_SHARE == 0 or not self._ahead)
+        key, _ = (self._behind if turn else self._ahead).popitem(last=False)
+        metrics.QUEUE_DEPTH.set(self.depth)
+        return key
 
     async def _work(self, reconcile: Reconcile) -> None:
         while True:
-            while not self._waiting:
+            while not self._ahead and not self._behind:
                 self._wakeup.clear()
                 await self._wakeup.wait()
-            key = self._waiting.popleft()
-            metrics.QUEUE_DEPTH.set(len(self._waiting))
-            self._queued.discard(key)
+            key = self._take()
             self._running.add(key)
             try:
                 await self._reconcile_once(reconcile, key)
             finally:
                 self._running.discard(key)
-                if key in self._queued:
-                    self._make_ready(key)
+                if key in self._again:
+                    self.add(key, ahead=self._again.pop(key))
 
     async def _reconcile_once(self, reconcile: Reconcile, key: Key) -> None:
         started = time.monotonic()

@@ -72,7 +72,7 @@ def _next_steps(cluster: Target, name: str) -> str:
 def up() -> None:
     cluster = target.find(LAYOUT, _step)
     _step("applying the CRD")
-    install_crds(cluster)
+    install_crds(cluster.kubectl)
     _step("starting the operator")
     operator_process.start(cluster)
     _step(f"copying {CHECKPOINT.relative_to(REPOSITORY)} onto the volume of namespace {NAMESPACE}")

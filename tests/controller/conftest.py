@@ -10,7 +10,7 @@ import asyncio
 import copy
 import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -38,7 +38,7 @@ from modelserve_operator.kinds import (
     WATCHED,
     ResourceKind,
 )
-from modelserve_operator.kube import KubeError, Listing, WorkerUnreachableError
+from modelserve_operator.kube import KubeError, WorkerUnreachableError
 from modelserve_operator.reconcile import Reconciler
 from modelserve_operator.settings import Settings
 from modelserve_operator.shared_config import SharedConfig
@@ -59,12 +59,11 @@ class FakeCluster:
         self.refused_kinds: dict[ResourceKind, int] = dict.fromkeys(OPTIONAL, 404)  # kind -> status of its LIST
         self.listener: Callable[[ResourceKind, Body, bool], None] | None = None
         self._numbers = itertools.count(1)
-        self._conditions: dict[str, set[str]] = {}  # uid -> types of the conditions that the operator last applied
         self._applied: dict[str, Body] = {}  # uid -> what the operator last applied: its own fields
 
     # --- the door that the operator uses -------------------------------------------------------------------------
 
-    async def list(self, kind: ResourceKind, *, namespace: str | None = None) -> Listing:
+    async def pages(self, kind: ResourceKind, *, namespace: str | None = None) -> AsyncIterator[list[Body]]:
         if kind in self.refused_kinds:
             raise KubeError(self.refused_kinds[kind], f"GET {kind.path()}")
         items = [
@@ -72,7 +71,7 @@ class FakeCluster:
             for (each, space, _), body in self.objects.items()
             if each is kind and namespace in (None, space) and (not kind.owned or _ours(body))
         ]
-        return Listing(tuple(items), str(next(self._numbers)))
+        yield items
 
     async def get(self, kind: ResourceKind, *, namespace: str, name: str) -> Body | None:
         return copy.deepcopy(self.objects.get((kind, namespace, name)))
@@ -82,18 +81,6 @@ class FakeCluster:
         space, name = key_of(document)
         self.writes.append((f"apply{'/' + subresource if subresource else ''}", kind.kind, name))
         before = self.objects.get((kind, space, name))
-        if subresource == "status":
-            if before is None:
-                raise KubeError(404, f"{name} not found")
-            status, uid = document["status"], before["metadata"]["uid"]
-            named = {each["type"] for each in status["conditions"]} | self._conditions.get(uid, set())
-            unowned = [
-                each for each in (before.get("status") or {}).get("conditions") or () if each["type"] not in named
-            ]
-            self._conditions[uid] = {each["type"] for each in status["conditions"]}
-            if unowned:
-                status = {**status, "conditions": [*unowned, *status["conditions"]]}
-            return copy.deepcopy(self._store(kind, {**before, "status": status}))
         if before is None:
             merged = document
         else:
@@ -360,7 +347,8 @@ class World:
 
     def _heard(self, kind: ResourceKind, body: Body, deleted: bool) -> None:
         if kind in (*WATCHED, *OPTIONAL):
-            self.pending |= self.gatherer.hear(kind, body, deleted=deleted)
+            heard = self.gatherer.hear(kind, body, deleted=deleted)
+            self.pending |= heard.keys | self.gatherer.concerned(heard.change)
 
     def settle(self) -> None:
         """Reconcile and run the controllers until both rest."""

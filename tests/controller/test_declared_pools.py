@@ -12,8 +12,10 @@ import pytest
 from modelserve.api import ModelServeSpec
 from modelserve_operator.catalogue import CATALOGUE_NAME, Catalogue
 from modelserve_operator.declared_pools import declared_offers
+from modelserve_operator.gather import NOTHING
 from modelserve_operator.handlers import build_registry
 from modelserve_operator.kinds import CONFIG_MAP, DEPLOYMENT, NODE, NODE_POOL, SERVICE
+from modelserve_operator.replanning import Replanning
 from modelserve_operator.work_queue import WorkQueue
 
 MODEL = {"uri": "hf://google/gemma-4-31B-it"}
@@ -66,7 +68,7 @@ def test_without_karpenter_nothing_is_missing_and_nothing_is_retried(world, capl
 
 
 def _watched(world) -> set[str]:
-    registry = build_registry(world.gatherer, WorkQueue())
+    registry = build_registry(world.gatherer, Replanning(world.gatherer, WorkQueue()))
     return {handler.id.removeprefix("heard-") for handler in registry._watching.get_all_handlers()}
 
 
@@ -183,10 +185,11 @@ def test_a_catalogue_without_the_watched_label_is_found_by_the_next_listing(worl
     assert world.condition("Planned", "big") == ("False", "NoAccelerators")
     _catalogue(world, labels={}, **{"NVIDIA-H300": H300})
     assert world.condition("Planned", "big") == ("False", "NoAccelerators")
-    world.pending, _ = asyncio.run(world.gatherer.relist())
+    heard, _ = asyncio.run(world.gatherer.relist())
+    world.pending = world.gatherer.concerned(heard.change)
     world.settle()
     assert world.status("big")["plan"]["accelerator"] == "NVIDIA-H300"
-    assert asyncio.run(world.gatherer.relist())[0] == set(), "and is no news the time after"
+    assert asyncio.run(world.gatherer.relist())[0] == NOTHING, "and is no news the time after"
 
 
 def test_a_mig_slice_is_asked_for_by_its_own_name(world) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -11,7 +12,7 @@ import pytest
 from modelserve.errors import InvalidInput
 from modelserve_operator import diff, endpoint, watchdog
 from modelserve_operator.kinds import CONFIG_MAP, DEPLOYMENT, MODEL_SERVE, NODE, POD, ResourceKind
-from modelserve_operator.kube import Listing
+from modelserve_operator.replanning import Replanning
 from modelserve_operator.settings import from_environment
 from modelserve_operator.store import Store
 from modelserve_operator.watchdog import Watchdog, WatchFrozenError
@@ -171,9 +172,38 @@ async def test_the_watchdog_raises_when_a_watch_brings_nothing(world, monkeypatc
         {"metadata": {"name": "d", "namespace": "ml", "labels": {"app.kubernetes.io/managed-by": "modelserve"}}},
     )
     queue = WorkQueue()
-    dog = Watchdog(world.gatherer, queue, interval=0.01, resync=100)
+    dog = Watchdog(world.gatherer, Replanning(world.gatherer, queue), interval=0.01, resync=100)
     with pytest.raises(WatchFrozenError, match="deployments"):
         await asyncio.wait_for(dog.run(), 2)
+
+
+@pytest.mark.parametrize("late", ["keys wait", "events come"])
+async def test_a_busy_operator_that_hears_late_is_not_frozen(late: str, world, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "GRACE_SECONDS", 0.01)
+    world.cluster.listener = None
+    serve = {"metadata": {"name": "m", "namespace": "ml"}, "spec": {"model": {"uri": "pvc://weights/x"}}}
+    world.cluster.put(MODEL_SERVE, serve)
+    queue = WorkQueue()
+    dog = Watchdog(world.gatherer, Replanning(world.gatherer, queue), interval=0.01, resync=100)
+    heard = asyncio.Event()
+
+    async def old_events() -> None:
+        while not heard.is_set():
+            world.gatherer.heard_events[MODEL_SERVE] += 1
+            await asyncio.sleep(0.001)
+
+    telling = asyncio.create_task(old_events()) if late == "events come" else None
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(dog.run(), 0.2)
+    heard.set()
+    if telling is not None:
+        await telling
+    assert Key("ml", "m") in world.gatherer.known_keys(), "what was not heard was listed"
+    queue.add(Key("ml", "m"))
+    await _run_for(queue, lambda _: asyncio.sleep(0), 0.02)
+    assert queue.depth == 0
+    with pytest.raises(WatchFrozenError, match="modelserves"):
+        await asyncio.wait_for(dog.run(), 5)
 
 
 async def test_the_watchdog_is_content_with_live_watches_and_queues_what_they_missed(
@@ -185,7 +215,7 @@ async def test_the_watchdog_is_content_with_live_watches_and_queues_what_they_mi
     stored = world.cluster.put(MODEL_SERVE, body)
     world.gatherer.heard_version[MODEL_SERVE] = int(stored["metadata"]["resourceVersion"])
     queue = WorkQueue()
-    dog = Watchdog(world.gatherer, queue, interval=0.01, resync=100)
+    dog = Watchdog(world.gatherer, Replanning(world.gatherer, queue), interval=0.01, resync=100)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(dog.run(), 0.1)
     assert dog.alive()
@@ -201,16 +231,16 @@ async def test_the_watchdog_is_content_with_live_watches_and_queues_what_they_mi
 async def test_a_listing_is_older_than_the_events_heard_meanwhile(world, monkeypatch: pytest.MonkeyPatch) -> None:
     body = {"metadata": {"name": "gone", "namespace": "ml"}, "spec": {"model": {"uri": "pvc://weights/x"}}}
     world.cluster.put(MODEL_SERVE, body)
-    answer = world.cluster.list
+    answer = world.cluster.pages
 
-    async def overtaken(kind: ResourceKind, *, namespace: str | None = None) -> Listing:
-        listing = await answer(kind, namespace=namespace)
-        if kind is MODEL_SERVE:
-            world.cluster.put(MODEL_SERVE, {**body, "metadata": {"name": "made", "namespace": "ml"}})
-            world.cluster.remove(MODEL_SERVE, "ml", "gone")
-        return listing
+    async def overtaken(kind: ResourceKind, *, namespace: str | None = None) -> AsyncIterator[list[dict[str, Any]]]:
+        async for page in answer(kind, namespace=namespace):
+            if kind is MODEL_SERVE:
+                world.cluster.put(MODEL_SERVE, {**body, "metadata": {"name": "made", "namespace": "ml"}})
+                world.cluster.remove(MODEL_SERVE, "ml", "gone")
+            yield page
 
-    monkeypatch.setattr(world.cluster, "list", overtaken)
+    monkeypatch.setattr(world.cluster, "pages", overtaken)
     await world.gatherer.relist()
     assert world.gatherer.known_keys() == {Key("ml", "made")}
 
@@ -221,8 +251,8 @@ async def test_a_listing_finds_out_that_a_node_is_gone(world) -> None:
     world.cluster.put(MODEL_SERVE, {"metadata": {"name": "m", "namespace": "ml"}, "spec": {}})
     world.cluster.listener = None  # the watch was away
     world.cluster.remove(NODE, "", "a")
-    concerned, _ = await world.gatherer.relist()
-    assert concerned == {Key("ml", "m")}
+    heard, _ = await world.gatherer.relist()
+    assert world.gatherer.concerned(heard.change) == {Key("ml", "m")}
     observed = await world.gatherer.observe(Key("ml", "m"))
     assert observed.supply.pools == ()
 

@@ -1,4 +1,5 @@
-"""How the operator reads: workers at once, claims now and then, plans once per shape and supply, resyncs on time."""
+"""How the operator reads: workers at once, claims now and then, plans once per shape and supply, resyncs on time; and
+the statuses that it writes to what it read."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ import pytest
 from modelserve_operator import revision_builder, watchdog
 from modelserve_operator.kinds import CLAIM, DEPLOYMENT, MODEL_SERVE, NODE, POD, WATCHED, ResourceKind
 from modelserve_operator.kube import WorkerUnreachableError
+from modelserve_operator.replanning import Replanning
 from modelserve_operator.watchdog import Watchdog
 from modelserve_operator.work_queue import Key, WorkQueue
 
@@ -96,8 +98,45 @@ async def test_a_resync_does_not_wait_for_a_check(world, monkeypatch: pytest.Mon
     world.gatherer.heard_version = dict.fromkeys(WATCHED, 10**9)
     queued = asyncio.Event()
     queue = WorkQueue()
-    monkeypatch.setattr(queue, "add", lambda key: queued.set())
-    running = asyncio.create_task(Watchdog(world.gatherer, queue, interval=3600, resync=0.01).run())
+    monkeypatch.setattr(queue, "add", lambda key, **_: queued.set())
+    replanning = Replanning(world.gatherer, queue)
+    running = asyncio.create_task(Watchdog(world.gatherer, replanning, interval=3600, resync=0.01).run())
     await asyncio.wait_for(queued.wait(), 10)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+def test_a_status_is_written_to_the_spec_that_it_was_made_from(world, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.add_node("a", **H200)
+    world.create({"model": MODEL, "plan": {"mode": "PreviewOnly"}}, name="bystander")
+    bystander = world.status("bystander")
+    patch = world.cluster.json_patch
+
+    async def overtaken(kind: ResourceKind, **arguments: Any) -> Any:
+        monkeypatch.setattr(world.cluster, "json_patch", patch)
+        edited = {"context": {"maxModelLen": 4096}}
+        world.cluster.change(MODEL_SERVE, "big", lambda body: body["spec"].update(edited))
+        return await patch(kind, **arguments)
+
+    monkeypatch.setattr(world.cluster, "json_patch", overtaken)
+    world.create({"model": MODEL, "plan": {"mode": "PreviewOnly"}}, name="big")
+    status = world.status("big")
+    assert (status["observedGeneration"], status["maxModelLen"]) == (2, 4096)
+    told = [event["involvedObject"]["name"] for event in world.cluster.events if event["reason"] == "PlanPreviewed"]
+    assert told == ["bystander", "big"], "what was not written was not announced"
+    assert world.status("bystander") == bystander
+
+
+def test_conditions_of_others_stay_and_are_no_reason_to_write(world) -> None:
+    world.add_node("a", **H200)
+    world.create({"model": MODEL, "plan": {"mode": "PreviewOnly"}}, name="big")
+    foreign = {"type": "example.com/Checked", "status": "True", "reason": "Checked", "message": "by hand"}
+    world.cluster.change(MODEL_SERVE, "big", lambda body: body["status"]["conditions"].insert(0, foreign))
+    world.settle()
+    world.edit("big", context={"maxModelLen": 4096})
+    assert foreign in world.status("big")["conditions"]
+    assert world.status("big")["maxModelLen"] == 4096
+    world.rest()
+    world.pending = world.gatherer.known_keys()
+    world.settle()
+    assert world.rest() == []

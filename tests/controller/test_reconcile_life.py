@@ -298,7 +298,7 @@ def test_wiped_status_and_a_restart_touch_no_pod(ready_world) -> None:
     ready_world.cluster.change(MODEL_SERVE, "tiny", lambda body: body.pop("status"))
     ready_world.restart_operator()
     ready_world.settle()
-    assert [write for write in ready_world.rest() if write[0] != "create"] == [("apply/status", "ModelServe", "tiny")]
+    assert [write for write in ready_world.rest() if write[0] != "create"] == [("patch/status", "ModelServe", "tiny")]
     assert {pod["metadata"]["uid"] for pod in ready_world.cluster.of(POD)} == pods
     written = ready_world.status()
     for condition in (*status["conditions"], *written["conditions"]):

@@ -53,7 +53,7 @@ def cluster() -> Iterator[Target]:
         operator_process.stop(LAYOUT)
         lifecycle.down(LAYOUT)
     target = find(LAYOUT, print)
-    install_crds(target)
+    install_crds(target.kubectl)
     weights_volume.create_namespace(target, NAMESPACE)
     upload_checkpoint(target, NAMESPACE, CHECKPOINT)
     yield target

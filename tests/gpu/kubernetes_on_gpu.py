@@ -164,7 +164,7 @@ def run(options: Options, transcript: Transcript) -> None:
         allocatable = "jsonpath={.items[0].status.allocatable}"
         transcript.kubectl(cluster.kubectl, "get", "nodes", "-o", allocatable)
         transcript.stage("The CRD, the operator, a volume with the weights")
-        install_crds(cluster)
+        install_crds(cluster.kubectl)
         operator_process.start(cluster)
         weights_volume.create_namespace(cluster, NAMESPACE, folder=VOLUME)
         wait_for("the volume's claim Bound", lambda: _bound(cluster.kubectl.within(NAMESPACE)), timeout_s=30)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
@@ -70,6 +70,9 @@ class ResourceRequirements(ApiModel):
 AnnotationValue = Annotated[str, StringConstraints(max_length=4096)]
 
 
+_BY_NAME: dict[str, Any] = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}  # each name once
+
+
 class PodOverrides(ApiModel):
     """Additions to the worker pods."""
 
@@ -87,11 +90,14 @@ class PodOverrides(ApiModel):
         default=None, description="ServiceAccount of the pods; its token is not mounted."
     )
     image_pull_secrets: tuple[LocalObjectReference, ...] = Field(
-        default=(), max_length=8, description="Secrets for pulling the image."
+        default=(), max_length=8, json_schema_extra=_BY_NAME, description="Secrets for pulling the image."
     )
     runtime_class_name: DnsName | None = Field(default=None, description="RuntimeClass of the pods.")
     env: tuple[EnvVar, ...] = Field(
-        default=(), max_length=32, description="Environment variables added to the worker container."
+        default=(),
+        max_length=32,
+        json_schema_extra=_BY_NAME,
+        description="Environment variables added to the worker container.",
     )
     resources: ResourceRequirements | None = Field(
         default=None, description="CPU and memory of the worker container; GPUs come from the plan."

@@ -16,6 +16,7 @@ from modelserve.api.schema_types import (
     DnsName,
     LabelKey,
     LabelValue,
+    Price,
     Product,
     Tokens,
 )
@@ -225,7 +226,7 @@ class AcceleratorsSpec(ApiModel):
     max_per_replica: int | None = Field(
         default=None, ge=1, le=64, description="Most GPUs of one replica; left out: as many as one node has, up to 8."
     )
-    cost_per_hour: dict[LabelValue, DecimalString] = Field(
+    cost_per_hour: dict[str, Price] = Field(
         default_factory=dict,
         max_length=16,
         description="Price of one GPU-hour by product, in any one currency, for objective Cost.",

@@ -6,7 +6,7 @@ Byte figures are integers whose names end in Bytes and are per GPU; concurrency 
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
@@ -277,6 +277,11 @@ class Calibration(ApiModel):
     )
 
 
+# One field to server-side apply: its owner is kept once, not for each of some hundred fields inside, which would double
+# the object and what every write of it costs the API server.
+_WHOLE: dict[str, Any] = {"x-kubernetes-map-type": "atomic"}
+
+
 class ModelServeStatus(ApiModel):
     """What the operator found and did; written by the operator only."""
 
@@ -310,13 +315,19 @@ class ModelServeStatus(ApiModel):
         description="Most tokens of one request, the smallest over the ready workers; of a preview, what is planned.",
     )
     plan: PlanStatus | None = Field(
-        default=None, description="The committed plan, the one that runs while none is, or why there is none."
+        default=None,
+        json_schema_extra=_WHOLE,
+        description="The committed plan, the one that runs while none is, or why there is none.",
     )
     revision: str | None = Field(
         default=None, max_length=253, description="Deployment and ConfigMap of the committed plan."
     )
-    proposed_plan: PlanStatus | None = Field(default=None, description="A newer plan that waits for approval.")
+    proposed_plan: PlanStatus | None = Field(
+        default=None, json_schema_extra=_WHOLE, description="A newer plan that waits for approval."
+    )
     proposed_revision: str | None = Field(
         default=None, max_length=253, description="What would run it; another image or placement is another revision."
     )
-    calibration: Calibration | None = Field(default=None, description="Predicted beside measured memory.")
+    calibration: Calibration | None = Field(
+        default=None, json_schema_extra=_WHOLE, description="Predicted beside measured memory."
+    )

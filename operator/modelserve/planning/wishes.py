@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from decimal import Decimal
 
-from modelserve.api.schema_types import quantity_value
+from modelserve.api.schema_types import MAX_BYTES, quantity_value
 from modelserve.api.spec import ModelServeSpec, Objective
+from modelserve.errors import InvalidInput
 from modelserve.hardware import Accelerator
 from modelserve.planning.learned import LearnedTerms, nothing_learned
 from modelserve.published import published_drafter_bytes
@@ -68,7 +69,10 @@ class Wishes:
 def wishes(
     spec: ModelServeSpec, *, learned: LearnedTerms = nothing_learned, weight_format: WeightFormat | None = None
 ) -> Wishes:
-    """Read the parts of a spec that sizing depends on; `learned` terms take the place of predicted ones."""
+    """Read the parts of a spec that sizing depends on; `learned` terms take the place of predicted ones.
+
+    Raises InvalidInput for a memory limit that no machine has.
+    """
     context, cache, engine, workload = spec.context, spec.kv_cache, spec.engine, spec.workload
     accelerators, resources = spec.accelerators, spec.pod.resources
     memory = resources.limits.get("memory") if resources else None
@@ -85,7 +89,7 @@ def wishes(
         max_num_batched_tokens=engine.max_num_batched_tokens if engine else None,
         max_num_mixed_tokens=engine.max_num_mixed_tokens if engine else None,
         max_num_seqs=engine.max_num_seqs if engine else None,
-        container_memory_bytes=int(quantity_value(memory)) if memory else DEFAULT_CONTAINER_MEMORY_BYTES,
+        container_memory_bytes=_container_memory_bytes(memory) if memory else DEFAULT_CONTAINER_MEMORY_BYTES,
         objective=spec.objective or "Throughput",
         input_tokens=(workload.input_tokens if workload else None) or DEFAULT_INPUT_TOKENS,
         output_tokens=(workload.output_tokens if workload else None) or DEFAULT_OUTPUT_TOKENS,
@@ -94,3 +98,11 @@ def wishes(
         weight_format=weight_format,
         drafter_bytes=(published_drafter_bytes(spec.drafter.uri) if spec.drafter else None) or 0,
     )
+
+
+def _container_memory_bytes(quantity: str) -> int:
+    size = int(quantity_value(quantity))
+    if size > MAX_BYTES:
+        field = "spec.pod.resources.limits.memory"
+        raise InvalidInput(f"{field}: {quantity} is above {MAX_BYTES >> 50}Pi, more than any machine has", field=field)
+    return size

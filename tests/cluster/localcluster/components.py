@@ -44,7 +44,7 @@ def write_configuration(
     (folder / "runtime-spec.json").write_text(json.dumps(runtime_spec))
     (folder / "containerd.toml").write_text(_containerd(layout, cni_folder))
     (folder / "cni" / "10-modelserve.conflist").write_text(json.dumps(_cni(layout, profile)))
-    for name, document in (("kubelet", _kubelet(layout, profile)), ("proxy", _proxy(layout)), ("audit", _AUDIT_POLICY)):
+    for name, document in (("kubelet", _kubelet(layout, profile)), ("proxy", _proxy(layout)), ("audit", AUDIT_POLICY)):
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(document))
 
 
@@ -135,7 +135,7 @@ def _proxy(layout: Layout) -> dict[str, Any]:
     }
 
 
-_AUDIT_POLICY: dict[str, Any] = {
+AUDIT_POLICY: dict[str, Any] = {
     # Writes are recorded by user, kind and name, without bodies. Leases are heartbeats and would drown the rest.
     "apiVersion": "audit.k8s.io/v1",
     "kind": "Policy",

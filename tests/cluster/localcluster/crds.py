@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from localcluster.kubectl import condition, wait_for
+from localcluster.kubectl import Kubectl, condition, wait_for
 from localcluster.settings import REPOSITORY
-from localcluster.target import Target
 
 
-def install_crds(target: Target) -> None:
+def install_crds(kubectl: Kubectl) -> None:
     """Apply crds/ and wait until the API server serves them."""
     folder = REPOSITORY / "crds"
-    names = target.kubectl.run("apply", "--server-side", "-f", str(folder), "-o", "name").split()
+    names = kubectl.run("apply", "--server-side", "-f", str(folder), "-o", "name").split()
 
     def established() -> bool:
-        return all(condition(target.kubectl.get(name), "Established").get("status") == "True" for name in names)
+        return all(condition(kubectl.get(name), "Established").get("status") == "True" for name in names)
 
     wait_for("the CRD Established", established, timeout_s=30)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import sys
 import time
 import urllib.request
 from dataclasses import asdict, dataclass
+from typing import Any
 
-from localcluster.processes import Process, spawn
+from localcluster.processes import Process, free_ports, spawn
 from localcluster.settings import OPERATOR_USER, ClusterError, Layout
 from localcluster.target import Target
 from modelserve_operator.kinds import CLUSTER_RULES, NAMESPACED_RULES
@@ -46,10 +46,10 @@ def start(target: Target, *, timeout_s: float = 30.0) -> OperatorProcess:
     if (found := OperatorProcess.running(target.layout)) is not None:
         return found
     if target.local is not None:
-        _grant(target)
+        target.kubectl.apply(*permissions())
     layout = target.layout
     layout.operator_folder.mkdir(parents=True, exist_ok=True)
-    port = _free_port()
+    (port,) = free_ports(1)
     # An unknown MODELSERVE_ variable stops the operator, and this program has variables of its own.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MODELSERVE_")}
     environment |= {
@@ -73,8 +73,8 @@ def start(target: Target, *, timeout_s: float = 30.0) -> OperatorProcess:
     return started
 
 
-def _grant(target: Target) -> None:
-    """Give the operator's user exactly the rules that the operator states, and the operator its namespace."""
+def permissions() -> tuple[dict[str, Any], ...]:
+    """The operator's namespace, and for its user exactly the rules that the operator states."""
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": DEFAULT_NAMESPACE}}
     role = {
         "apiVersion": "rbac.authorization.k8s.io/v1",
@@ -89,7 +89,7 @@ def _grant(target: Target) -> None:
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": OPERATOR_USER},
         "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": OPERATOR_USER}],
     }
-    target.kubectl.apply(namespace, role, binding)
+    return namespace, role, binding
 
 
 def stop(layout: Layout) -> bool:
@@ -99,13 +99,6 @@ def stop(layout: Layout) -> bool:
         found.stop()
     shutil.rmtree(layout.operator_folder, ignore_errors=True)
     return found is not None
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def _answers(port: int) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -81,3 +82,14 @@ def spawn(command: list[str], *, log: Path, environment: Mapping[str, str] | Non
         setsid=True,
     )
     return Process.of(pid)
+
+
+def free_ports(count: int) -> list[int]:
+    """TCP ports of 127.0.0.1 that nobody listens on at this moment."""
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
