@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import uvicorn
+from starlette.applications import Starlette
 
 from modelserve.errors import InvalidInput
 from modelserve_worker.engine_client import EngineDead
@@ -117,7 +118,10 @@ class EchoEngine:
 class LiveServer:
     """What a test sees of a running server."""
 
-    def __init__(self, state: ServerState, engine: EchoEngine, metrics: WorkerMetrics, port: int) -> None:
+    def __init__(
+        self, app: Starlette, state: ServerState, engine: EchoEngine, metrics: WorkerMetrics, port: int
+    ) -> None:
+        self.app = app
         self.state = state
         self.engine = engine
         self.metrics = metrics
@@ -130,11 +134,12 @@ def serve(state: ServerState, engine: EchoEngine) -> Iterator[LiveServer]:
     metrics = WorkerMetrics(state.model.name)
     metrics.observe_engine(engine.stats, cache_config={"block_size": "64", "num_gpu_blocks": "10"})
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(create_app(state, metrics), log_level="warning", lifespan="off"))
+    app = create_app(state, metrics)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
-        yield LiveServer(state, engine, metrics, listener.getsockname()[1])
+        yield LiveServer(app, state, engine, metrics, listener.getsockname()[1])
     finally:
         server.should_exit = True
         thread.join(timeout=20)

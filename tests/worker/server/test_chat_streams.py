@@ -26,7 +26,7 @@ from modelserve_worker.tiny.tokenizer_files import FIRST_BYTE_ID, SPECIAL_TOKENS
 METRICS = WorkerMetrics("tiny")
 TOKENIZER = build_tokenizer()
 TEXT = CheckpointText(
-    tokenizer=TOKENIZER,
+    tokenizer=build_tokenizer(),  # its own: a prompt encoder switches the special tokens of its tokenizer off
     vocabulary=Vocabulary.from_tokenizer(TOKENIZER),
     chat_template=ChatTemplate(chat_template("e4b"), special_tokens={"bos_token": "<bos>"}),
     defaults=SamplingDefaults(),

@@ -36,7 +36,7 @@ def client(server: Any) -> Iterator[openai.OpenAI]:
 
 def _model_says(server: Any, text: str) -> int:
     """Script the engine; the number of tokens."""
-    server.engine.reply = server.state.model.text.tokenizer.encode(text, add_special_tokens=False).ids
+    server.engine.reply = list(server.state.model.text.encoder.encode(text, add_special_tokens=False, most_tokens=4096))
     return len(server.engine.reply)
 
 

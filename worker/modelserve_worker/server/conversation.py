@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from modelserve_worker.server.errors import ApiError
 from modelserve_worker.server.json_text import nested_deeper, read_json
 from modelserve_worker.server.messages import Message, MessageToolCall
+from modelserve_worker.text.markers import without_thoughts
 from modelserve_worker.text.tool_calls import MAX_DEPTH
 
 _ONLY_ASSISTANT = ("tool_calls", "reasoning_content", "reasoning")
@@ -24,6 +25,9 @@ def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
         where = f"messages.{index}"
         _require_fields_of_role(message, where)
         entry = message.model_dump(include={"role", "content", "name"}, exclude_none=True)
+        if message.role == "assistant" and message.content is not None:
+            # Here and not in the template, which sees markers in a message as the text they are.
+            entry["content"] = without_thoughts(_text(message.content))
         if message.role == "tool":
             entry |= {"tool_call_id": message.tool_call_id, "name": _answered(message, functions, where)}
         if message.tool_calls:
@@ -34,6 +38,10 @@ def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
             entry |= {"reasoning_content": thought, "reasoning": thought}
         ready.append(entry)
     return ready
+
+
+def _text(content: str | Sequence[Mapping[str, str]]) -> str:
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
 def _require_fields_of_role(message: Message, where: str) -> None:

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator
 from modelserve_worker.server.request_model import RequestModel
 from modelserve_worker.server.tools import FunctionName
 
+MAX_MESSAGES = 32768
 MAX_CALLS = 128  # in one message
 MAX_CALL_ID_LENGTH = 256
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import FailFast, Field, field_validator, model_validator
 
-from modelserve_worker.server.messages import Message
+from modelserve_worker.server.messages import MAX_MESSAGES, Message
 from modelserve_worker.server.request_model import RequestModel
 from modelserve_worker.server.tools import MAX_TOOLS, Tool
 
@@ -130,7 +130,7 @@ class ResponseFormat(RequestModel):
 class ChatCompletionRequest(SamplingFields):
     """POST /v1/chat/completions."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Annotated[list[Message], FailFast()] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: int | None = Field(default=None, ge=1, le=LARGEST_COUNT)
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)

@@ -1,0 +1,19 @@
+"""What the front end of a worker may hold in host memory for its clients, by name. Bytes.
+
+The worker refuses (429) what would exceed OPEN_BODIES_BYTES, and the pod's memory request contains all of it, so
+clients cannot make a worker larger than its plan.
+"""
+
+from __future__ import annotations
+
+MIB = 1 << 20
+
+OPEN_BODIES_BYTES = 512 * MIB
+"""Bodies that are being read, and the prompts of open requests."""
+
+HELD_BYTES_PER_TOKEN = 40
+"""Of a prompt while its request is open: a place in a tuple and a Python integer, with a margin."""
+
+PREPARATION_BYTES = 512 * MIB
+"""One large body while it is parsed, rendered and encoded; one at a time. Most of it is the tokenizer's: about 130
+bytes per token of a piece, which is encoded at once where it has at most six bytes per token of the context."""
