@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import os
 import signal
 import socket
 import sys
@@ -24,8 +25,15 @@ from modelserve_worker.engine.process import EngineProcess, EngineStartFailed
 from modelserve_worker.engine_startup import build_engine
 from modelserve_worker.metrics import WorkerMetrics
 from modelserve_worker.server.app import create_app
-from modelserve_worker.server.flags import FlagParser, add_engine_flags, engine_args
+from modelserve_worker.server.flags import (
+    FlagParser,
+    add_door_flags,
+    add_engine_flags,
+    door_settings,
+    engine_args,
+)
 from modelserve_worker.server.lifecycle import EngineStopped, bind, run_server
+from modelserve_worker.server.settings import DoorSettings
 from modelserve_worker.server.state import ServedModel, ServerState
 from modelserve_worker.terminal_error import TerminalError
 from modelserve_worker.text.checkpoint_text import load_checkpoint_text
@@ -48,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     try:
-        serve(_parse(arguments))
+        serve(*_parse(arguments))
     except TerminalError as error:
         message = TerminationMessage(reason=error.reason, message=str(error), shortfallBytes=error.shortfall_bytes)
         write_termination(message)
@@ -63,20 +71,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parse(arguments: Sequence[str]) -> EngineArgs:
+def _parse(arguments: Sequence[str]) -> tuple[EngineArgs, DoorSettings]:
     parser = FlagParser(prog="modelserve-worker", description="Serve a Gemma 4 checkpoint over the OpenAI API.")
     commands = parser.add_subparsers(dest="command", required=True)
     serve_parser = commands.add_parser("serve", help="load a checkpoint and serve it", allow_abbrev=False)
     add_engine_flags(serve_parser)
+    add_door_flags(serve_parser)
     commands.add_parser("fetch", help="download a model from the Hugging Face Hub (see `fetch --help`)")
     try:
         flags = vars(parser.parse_args(arguments))
-        return engine_args({k: v for k, v in flags.items() if k not in ("command", "config")}, flags["config"])
+        door = {name: flags.pop(name) for name in DoorSettings.model_fields if name in flags}
+        engine = {name: value for name, value in flags.items() if name not in ("command", "config")}
+        return engine_args(engine, flags["config"]), door_settings(door, os.environ)
     except InvalidInput as error:
         raise TerminalError(TerminationReason.InvalidEngineArgs, str(error)) from error
 
 
-def serve(args: EngineArgs) -> None:
+def serve(args: EngineArgs, door: DoorSettings) -> None:
     """Start the engine, listen, serve, drain. Raises TerminalError, EngineStartFailed, EngineStopped and OSError.
 
     The engine loads while this process reads the tokenizer.
@@ -86,7 +97,7 @@ def serve(args: EngineArgs) -> None:
     listener = bind(args.host, args.port)
     engine = EngineProcess(functools.partial(build_engine, args))
     try:
-        asyncio.run(_serve(args, engine, ServerState(_read_model(args, architecture)), listener))
+        asyncio.run(_serve(args, door, engine, ServerState(_read_model(args, architecture)), listener))
     finally:
         engine.kill()
 
@@ -108,7 +119,9 @@ def _read_model(args: EngineArgs, architecture: ModelArchitecture) -> ServedMode
     return ServedModel(name, text, vocab_size=architecture.vocab_size)
 
 
-async def _serve(args: EngineArgs, engine: EngineProcess, state: ServerState, listener: socket.socket) -> None:
+async def _serve(
+    args: EngineArgs, door: DoorSettings, engine: EngineProcess, state: ServerState, listener: socket.socket
+) -> None:
     metrics = WorkerMetrics(state.model.name)
 
     def on_loading(done_bytes: int, total_bytes: int) -> None:
@@ -122,12 +135,13 @@ async def _serve(args: EngineArgs, engine: EngineProcess, state: ServerState, li
         log.info("ready after %.1f s, contexts up to %d tokens", time.monotonic() - began, ready.max_model_len)
 
     await run_server(
-        create_app(state, metrics),
+        create_app(state, metrics, door),
         state,
         listener,
         drain_seconds=args.drain_seconds,
         starting=start(),
         stop_engine=engine.shutdown,
+        settings=door,
     )
 
 

@@ -21,6 +21,7 @@ from modelserve_worker.metrics import WorkerMetrics
 from modelserve_worker.request import FinishReason, Request, RequestOutput, TokenLogprobs
 from modelserve_worker.scheduling.stats import EngineStats
 from modelserve_worker.server.app import create_app
+from modelserve_worker.server.settings import DoorSettings
 from modelserve_worker.server.state import ServedModel, ServerState
 from modelserve_worker.text.checkpoint_text import load_checkpoint_text
 from modelserve_worker.tiny.__main__ import chat_template
@@ -130,11 +131,11 @@ class LiveServer:
 
 
 @contextmanager
-def serve(state: ServerState, engine: EchoEngine) -> Iterator[LiveServer]:
+def serve(state: ServerState, engine: EchoEngine, settings: DoorSettings | None = None) -> Iterator[LiveServer]:
     metrics = WorkerMetrics(state.model.name)
     metrics.observe_engine(engine.stats, cache_config={"block_size": "64", "num_gpu_blocks": "10"})
     listener = socket.create_server(("127.0.0.1", 0))
-    app = create_app(state, metrics)
+    app = create_app(state, metrics, settings)
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
@@ -162,6 +163,12 @@ def served_model(model_directory: Path) -> ServedModel:
 @pytest.fixture
 def echo_engine() -> EchoEngine:
     return EchoEngine()
+
+
+@pytest.fixture
+def serve_with() -> Any:
+    """`serve`, for tests that need settings of their own."""
+    return serve
 
 
 @pytest.fixture

@@ -8,18 +8,22 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from modelserve_worker.metrics import WorkerMetrics
 from modelserve_worker.server.admission import Admission
+from modelserve_worker.server.authentication import ApiKeys, Authentication
 from modelserve_worker.server.body_limits import OpenBodies
 from modelserve_worker.server.chat import ChatAnswer
 from modelserve_worker.server.completions import CompletionAnswer
 from modelserve_worker.server.entrance import Entrance
 from modelserve_worker.server.errors import ApiError
+from modelserve_worker.server.field_policy import FieldPolicy
 from modelserve_worker.server.health import health, plan, ready, show_version
+from modelserve_worker.server.ignored_fields import IgnoredFields
 from modelserve_worker.server.inference import answer, as_api_error, internal_error
 from modelserve_worker.server.protocol import ChatCompletionRequest, CompletionRequest
 from modelserve_worker.server.request_body import RequestBodies
@@ -45,13 +49,40 @@ def create_app(state: ServerState, metrics: WorkerMetrics, settings: DoorSetting
     ]
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(Entrance, open_bodies=open_bodies), Middleware(Admission, state=state)],
+        middleware=[
+            Middleware(Entrance, open_bodies=open_bodies),
+            *_cross_origin(settings),
+            Middleware(Authentication, keys=ApiKeys(settings.api_keys, settings.api_key_file)),
+            Middleware(Admission, state=state),
+        ],
         exception_handlers={ApiError: _api_error, HTTPException: _http_error, Exception: _unexpected_error},
     )
     app.state.server = state
     app.state.metrics = metrics
-    app.state.bodies = RequestBodies(state, open_bodies, gap_s=settings.body_gap_seconds, total_s=settings.body_seconds)
+    ignored_fields = IgnoredFields(metrics.registry, state.model.name)
+    app.state.bodies = RequestBodies(
+        state,
+        open_bodies,
+        FieldPolicy(strict=settings.strict_fields, on_ignored=ignored_fields.count),
+        gap_s=settings.body_gap_seconds,
+        total_s=settings.body_seconds,
+    )
     return app
+
+
+def _cross_origin(settings: DoorSettings) -> list[Middleware]:
+    """CORS, where pages of some origins may call: without it, browsers keep all other origins out."""
+    if not settings.allowed_origins:
+        return []
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=list(settings.allowed_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["authorization", "content-type", "x-api-key", "x-request-id"],
+            expose_headers=["x-request-id"],
+        )
+    ]
 
 
 async def completions(request: Request) -> Response | EventStreamResponse:

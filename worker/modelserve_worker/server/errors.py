@@ -76,8 +76,9 @@ def from_validation(error: ValidationError) -> ApiError:
         return ApiError(f"field {param!r} is not supported: {remedy}", param=param, code="unsupported_field")
     if first["type"] == "missing":
         return ApiError(f"field {param!r} is required", param=param, code="missing_field")
+    where = "" if param is None else f"{param}: "  # a rule over several fields names them itself
     if first["type"] == "value_error":
-        return ApiError(f"{param}: {first['ctx']['error']}", param=param, code="invalid_value")
+        return ApiError(f"{where}{first['ctx']['error']}", param=param, code="invalid_value")
     given = repr(first["input"])
     shown = given if len(given) <= 80 else given[:77] + "..."
-    return ApiError(f"{param}: {first['msg']}, not {shown}", param=param, code="invalid_value")
+    return ApiError(f"{where}{first['msg']}, not {shown}", param=param, code="invalid_value")

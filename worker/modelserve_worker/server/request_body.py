@@ -19,6 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from modelserve_worker.server.body_limits import BodyAccount, OpenBodies, largest_body_bytes
 from modelserve_worker.server.errors import ApiError, from_validation
+from modelserve_worker.server.field_policy import FieldPolicy
 from modelserve_worker.server.json_text import read_json, structure_excess
 from modelserve_worker.server.request_context import RequestContext
 from modelserve_worker.server.state import ServerState
@@ -34,8 +35,11 @@ class RequestBodies:
     """Reads and prepares bodies for one application. `gap_s`: most seconds between two pieces of a body; `total_s`: for
     all of it."""
 
-    def __init__(self, state: ServerState, open_bodies: OpenBodies, *, gap_s: float, total_s: float) -> None:
+    def __init__(
+        self, state: ServerState, open_bodies: OpenBodies, policy: FieldPolicy, *, gap_s: float, total_s: float
+    ) -> None:
         self._state = state
+        self._policy = policy
         self._gap_s = gap_s
         self._total_s = total_s
         self.open_bodies = open_bodies
@@ -49,7 +53,7 @@ class RequestBodies:
         context.body_bytes = len(data)
 
         def work() -> Result:
-            return make(validated(data, body_type))
+            return make(validated(data, body_type, self._policy))
 
         lane = next((lane for most, lane in self._lanes if len(data) <= most), self._last_lane)
         return await asyncio.get_running_loop().run_in_executor(lane, work)
@@ -115,7 +119,7 @@ class _Pieces:
                 piece.cancel()
 
 
-def validated(data: bytes, body_type: type[Body]) -> Body:
+def validated(data: bytes, body_type: type[Body], policy: FieldPolicy) -> Body:
     """The body that `data` holds. Raises ApiError."""
     if (excess := structure_excess(data)) is not None:
         raise ApiError(f"the body holds {excess}; send fewer messages or prompts in one request", code="body_too_large")
@@ -126,7 +130,7 @@ def validated(data: bytes, body_type: type[Body]) -> Body:
     if not isinstance(document, dict):
         raise ApiError(f"the body must be a JSON object, not {type(document).__name__}", code="invalid_json")
     try:
-        return body_type.model_validate(document)
+        return body_type.model_validate(document, context=policy)
     except ValidationError as error:
         raise from_validation(error) from error
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import BaseModel, ConfigDict, Field
 
 
@@ -10,5 +12,15 @@ class DoorSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    api_keys: tuple[str, ...] = Field(default=(), description="Keys that may ask; none and no file: anybody may.")
+    api_key_file: Path | None = Field(default=None, description="File with one key a line; read again as it changes.")
+    allowed_origins: tuple[str, ...] = Field(
+        default=(), description="Origins whose pages may call the API from a browser (CORS); '*' stands for all."
+    )
+    max_connections: int | None = Field(
+        default=None, ge=1, description="Most open connections; default: what the limit of open files leaves room for."
+    )
+    header_seconds: float = Field(default=20.0, gt=0, description="Most seconds for the head of a request.")
+    strict_fields: bool = Field(default=False, description="Refuse fields that are otherwise ignored.")
     body_gap_seconds: float = Field(default=20.0, gt=0, description="Most seconds between two pieces of a body.")
     body_seconds: float = Field(default=120.0, gt=0, description="Most seconds for all of a body.")
