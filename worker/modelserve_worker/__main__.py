@@ -21,6 +21,7 @@ from modelserve.errors import InvalidInput
 from modelserve.inspection import read_architecture
 from modelserve.termination import TERMINAL_EXIT_CODE, TerminationMessage, TerminationReason, write_termination
 from modelserve_worker.engine.child import LOG_FORMAT
+from modelserve_worker.engine.fair_queue import FairLimits
 from modelserve_worker.engine.process import EngineProcess, EngineStartFailed
 from modelserve_worker.engine_startup import build_engine
 from modelserve_worker.metrics import WorkerMetrics
@@ -95,7 +96,9 @@ def serve(args: EngineArgs, door: DoorSettings) -> None:
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     architecture = _read_architecture(args)
     listener = bind(args.host, args.port)
-    engine = EngineProcess(functools.partial(build_engine, args))
+    places = min(args.max_num_seqs, args.max_num_batched_tokens)
+    limits = FairLimits(places, args.max_num_batched_tokens, door.max_waiting_requests)
+    engine = EngineProcess(functools.partial(build_engine, args), limits)
     try:
         asyncio.run(_serve(args, door, engine, ServerState(_read_model(args, architecture)), listener))
     finally:

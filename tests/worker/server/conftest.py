@@ -15,7 +15,6 @@ import pytest
 import uvicorn
 from starlette.applications import Starlette
 
-from modelserve.errors import InvalidInput
 from modelserve_worker.engine_client import EngineDead
 from modelserve_worker.metrics import WorkerMetrics
 from modelserve_worker.request import FinishReason, Request, RequestOutput, TokenLogprobs
@@ -41,17 +40,21 @@ class EchoEngine:
         self.steps: dict[str, int] = {}
         self.aborted: list[str] = []  # by closing the iterator they were in
         self.ended: list[str] = []  # by `abort`
-        self.refusal: InvalidInput | None = None
+        self.clients: list[str] = []
+        self.refusal: Exception | None = None
         self.dead: str | None = None
         self.fail_after: int | None = None
         self.step_seconds = 0.0
         self.reply: list[int] | None = None
 
-    async def generate(self, requests: Sequence[Request]) -> AsyncGenerator[list[RequestOutput], None]:
+    async def generate(
+        self, requests: Sequence[Request], *, client: str = ""
+    ) -> AsyncGenerator[list[RequestOutput], None]:
         if self.dead:
             raise EngineDead(self.dead)
         if self.refusal is not None:
             raise self.refusal
+        self.clients.append(client)
         open_requests = {request.request_id: request for request in requests}
         self.requests += requests
         self.running |= open_requests.keys()

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from modelserve_worker.engine_client import EngineBusy
 from modelserve_worker.server import body_limits
 from modelserve_worker.server.body_limits import OpenBodies, largest_body_bytes
 from modelserve_worker.server.errors import ApiError
@@ -185,3 +186,13 @@ def test_a_body_that_stops_arriving_is_given_up(server: Any, monkeypatch: pytest
         assert connection.recv(4096).startswith(b"HTTP/1.1 408 ")
     with httpx.Client(base_url=server.url) as http:
         _answers(http)
+
+
+def test_a_busy_engine_is_a_429_with_its_client_named(server: Any, http: httpx.Client) -> None:
+    server.engine.refusal = EngineBusy("300 requests are waiting already (the limit is 256); send this one again later")
+    for stream in (False, True):
+        response = http.post("/v1/completions", json=TEXT | {"stream": stream})
+        assert (_error(response, 429)["code"], response.headers["retry-after"]) == ("server_busy", "2")
+    server.engine.refusal = None
+    _answers(http)
+    assert server.engine.clients == ["127.0.0.1"], "by address, where there are no keys"

@@ -60,7 +60,9 @@ class ScriptedEngine:
         self._stops = stops
         self._wakes = wakes
 
-    async def generate(self, requests: Sequence[Request]) -> AsyncGenerator[list[RequestOutput], None]:
+    async def generate(
+        self, requests: Sequence[Request], *, client: str = ""
+    ) -> AsyncGenerator[list[RequestOutput], None]:
         (request,) = requests
         outputs = [self._output(request, position) for position in range(len(self._groups))]
         for start, end in pairwise(sorted({0, *(min(wake, len(outputs)) for wake in self._wakes), len(outputs)})):

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from modelserve.errors import InvalidInput
-from modelserve_worker.engine_client import EngineDead
+from modelserve_worker.engine_client import EngineBusy, EngineDead
 from modelserve_worker.server.errors import ApiError, unavailable
 from modelserve_worker.server.json_text import to_json
 from modelserve_worker.server.protocol import SamplingFields
@@ -29,7 +29,7 @@ from modelserve_worker.server.streaming import (
 
 log = logging.getLogger(__name__)
 Body = TypeVar("Body", bound=SamplingFields)
-FAILURES = (ApiError, InvalidInput, GenerationError, EngineDead)
+FAILURES = (ApiError, InvalidInput, GenerationError, EngineBusy, EngineDead)
 
 
 class Answer(Protocol):
@@ -60,7 +60,9 @@ async def answer(
     stream, prepared = await bodies.prepare(request, body_type, make)
     context.prompt_tokens = prepared.num_prompt_tokens
     context.account.hold_tokens(prepared.num_prompt_tokens)
-    runner = SequenceRunner(state.serving_engine(), state.model.text.vocabulary, request.app.state.metrics)
+    runner = SequenceRunner(
+        state.serving_engine(), state.model.text.vocabulary, request.app.state.metrics, client=context.client
+    )
     if stream:
         return EventStreamResponse(_events(prepared.events(runner)))
     try:
@@ -101,6 +103,8 @@ def as_api_error(error: Exception) -> ApiError:
         return error
     if isinstance(error, InvalidInput):
         return ApiError(str(error), param=error.field, code="invalid_value")
+    if isinstance(error, EngineBusy):
+        return ApiError(str(error), status=429, code="server_busy")
     if isinstance(error, EngineDead):
         return unavailable(f"the engine has stopped: {error}")
     return ApiError(str(error), status=500, code="generation_failed")

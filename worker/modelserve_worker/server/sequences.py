@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from modelserve.errors import InvalidInput
-from modelserve_worker.engine_client import EngineClient, EngineDead
+from modelserve_worker.engine_client import EngineBusy, EngineClient, EngineDead
 from modelserve_worker.metrics import WorkerMetrics
 from modelserve_worker.request import FinishReason, RequestOutput, TokenLogprobs
 from modelserve_worker.server.preparation import SequenceSpec
@@ -121,8 +121,11 @@ def texts(parts: Sequence[Part], channel: Channel) -> str:
 class SequenceRunner:
     """Runs the sequences of one HTTP request."""
 
-    def __init__(self, engine: EngineClient, vocabulary: Vocabulary, metrics: WorkerMetrics) -> None:
+    def __init__(
+        self, engine: EngineClient, vocabulary: Vocabulary, metrics: WorkerMetrics, *, client: str = ""
+    ) -> None:
         self._engine = engine
+        self._client = client
         self._vocabulary = vocabulary
         self._metrics = metrics
 
@@ -138,13 +141,13 @@ class SequenceRunner:
         """Replies that went on, each once, with the parts added, until all are complete.
 
         Several steps that came together are told as one. Closing the generator aborts the replies that go on.
-        Raises InvalidInput when the engine refuses a sequence, GenerationError and EngineDead.
+        Raises InvalidInput when the engine refuses a sequence, EngineBusy, GenerationError and EngineDead.
         """
         replies = {spec.request.request_id: Reply(spec, self._vocabulary, self._metrics) for spec in specs}
         incomplete = len(replies)
         reason = FinishReason.ABORT
         try:
-            async with aclosing(self._engine.generate([spec.request for spec in specs])) as steps:
+            async with aclosing(self._engine.generate([spec.request for spec in specs], client=self._client)) as steps:
                 async for outputs in steps:
                     step: dict[str, tuple[Reply, list[Part]]] = {}
                     for output in outputs:
@@ -162,7 +165,7 @@ class SequenceRunner:
                         yield list(step.values())
                     if not incomplete:
                         return
-        except (EngineDead, GenerationError, InvalidInput):
+        except (EngineBusy, EngineDead, GenerationError, InvalidInput):
             reason = FinishReason.ERROR
             raise
         finally:

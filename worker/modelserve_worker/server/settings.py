@@ -17,6 +17,9 @@ class DoorSettings(BaseModel):
     allowed_origins: tuple[str, ...] = Field(
         default=(), description="Origins whose pages may call the API from a browser (CORS); '*' stands for all."
     )
+    max_waiting_requests: int = Field(
+        default=256, ge=1, description="Most sequences that wait for the engine; beyond it a request gets a 429."
+    )
     max_connections: int | None = Field(
         default=None, ge=1, description="Most open connections; default: what the limit of open files leaves room for."
     )
