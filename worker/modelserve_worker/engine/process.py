@@ -99,6 +99,8 @@ class EngineProcess(asyncio.Protocol):
         self._ready: asyncio.Future[Ready] | None = None
         self._on_loading: Callable[[int, int], None] | None = None
         self._stats = EngineStats()
+        self._admitted_s: dict[str, float] = {}  # of requests that have said nothing yet
+        self.on_step_tokens: Callable[[Sequence[int]], None] | None = None  # hears the tokens of each step
         self._plan_report: Mapping[str, Any] = {}
         self._heard_s = 0.0  # loop time of the last sign that steps end, or of the first request of an idle engine
         self._tasks: set[asyncio.Task[None]] = set()
@@ -231,6 +233,9 @@ class EngineProcess(asyncio.Protocol):
 
     def _deliver(self, report: StepReport) -> None:
         """Hand out one step's outputs. An id stays in use until its last output, so streams never mix."""
+        self._admitted_s.update(report.events.admitted)
+        if self.on_step_tokens is not None:
+            self.on_step_tokens(report.events.step_tokens)
         for output in report.all_outputs():
             stream = self._streams[output.request_id]
             if output.finish_reason is not None:
@@ -238,8 +243,9 @@ class EngineProcess(asyncio.Protocol):
                 self._queue.ended(output.request_id)
             else:
                 self._queue.started(output.request_id)
+            admitted_s = self._admitted_s.pop(output.request_id, None)
             if stream is not None:
-                stream.take(output)
+                stream.take(output if admitted_s is None else replace(output, admitted_s=admitted_s))
         for refusal in report.refusals:
             self._queue.ended(refusal.request_id)
             stream = self._streams.pop(refusal.request_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -14,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from modelserve_worker.metrics import WorkerMetrics
+from modelserve_worker.server.access_log import AccessLog
 from modelserve_worker.server.admission import Admission
 from modelserve_worker.server.authentication import ApiKeys, Authentication
 from modelserve_worker.server.body_limits import OpenBodies
@@ -30,6 +32,7 @@ from modelserve_worker.server.request_body import RequestBodies
 from modelserve_worker.server.settings import DoorSettings
 from modelserve_worker.server.state import ServerState
 from modelserve_worker.server.streaming import EventStreamResponse
+from modelserve_worker.server.tracing import Tracing
 
 
 def create_app(state: ServerState, metrics: WorkerMetrics, settings: DoorSettings | None = None) -> Starlette:
@@ -50,7 +53,14 @@ def create_app(state: ServerState, metrics: WorkerMetrics, settings: DoorSetting
     app = Starlette(
         routes=routes,
         middleware=[
-            Middleware(Entrance, open_bodies=open_bodies),
+            Middleware(
+                Entrance,
+                open_bodies=open_bodies,
+                metrics=metrics,
+                access_log=AccessLog(settings.access_log),
+                tracing=Tracing.from_environment(os.environ, state.model.name),
+                routes=[route.path for route in routes],
+            ),
             *_cross_origin(settings),
             Middleware(Authentication, keys=ApiKeys(settings.api_keys, settings.api_key_file)),
             Middleware(Admission, state=state),

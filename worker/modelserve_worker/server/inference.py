@@ -60,9 +60,7 @@ async def answer(
     stream, prepared = await bodies.prepare(request, body_type, make)
     context.prompt_tokens = prepared.num_prompt_tokens
     context.account.hold_tokens(prepared.num_prompt_tokens)
-    runner = SequenceRunner(
-        state.serving_engine(), state.model.text.vocabulary, request.app.state.metrics, client=context.client
-    )
+    runner = SequenceRunner(state.serving_engine(), state.model.text.vocabulary, request.app.state.metrics, context)
     if stream:
         return EventStreamResponse(_events(prepared.events(runner)))
     try:

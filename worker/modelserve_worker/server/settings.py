@@ -6,6 +6,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from modelserve_worker.server.access_log import AccessLogFormat
+
 
 class DoorSettings(BaseModel):
     """Settings of the server in front of the engine; none of them changes an answer."""
@@ -24,6 +26,7 @@ class DoorSettings(BaseModel):
         default=None, ge=1, description="Most open connections; default: what the limit of open files leaves room for."
     )
     header_seconds: float = Field(default=20.0, gt=0, description="Most seconds for the head of a request.")
+    access_log: AccessLogFormat = Field(default="text", description="text, json (one object a line) or off.")
     strict_fields: bool = Field(default=False, description="Refuse fields that are otherwise ignored.")
     body_gap_seconds: float = Field(default=20.0, gt=0, description="Most seconds between two pieces of a body.")
     body_seconds: float = Field(default=120.0, gt=0, description="Most seconds for all of a body.")
