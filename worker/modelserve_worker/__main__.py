@@ -19,6 +19,7 @@ from modelserve.architecture import ModelArchitecture
 from modelserve.engine_args import EngineArgs
 from modelserve.errors import InvalidInput
 from modelserve.inspection import read_architecture
+from modelserve.sizing.front_end import open_bodies_bytes
 from modelserve.termination import TERMINAL_EXIT_CODE, TerminationMessage, TerminationReason, write_termination
 from modelserve_worker.engine.child import LOG_FORMAT
 from modelserve_worker.engine.fair_queue import FairLimits
@@ -26,6 +27,7 @@ from modelserve_worker.engine.process import EngineProcess, EngineStartFailed
 from modelserve_worker.engine_startup import build_engine
 from modelserve_worker.metrics import WorkerMetrics
 from modelserve_worker.server.app import create_app
+from modelserve_worker.server.body_limits import OpenBodies
 from modelserve_worker.server.flags import (
     FlagParser,
     add_door_flags,
@@ -139,7 +141,7 @@ async def _serve(
         log.info("ready after %.1f s, contexts up to %d tokens", time.monotonic() - began, ready.max_model_len)
 
     await run_server(
-        create_app(state, metrics, door),
+        create_app(state, metrics, door, OpenBodies(open_bodies_bytes(args.cpu_memory_bytes))),
         state,
         listener,
         drain_seconds=args.drain_seconds,

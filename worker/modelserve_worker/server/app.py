@@ -35,10 +35,15 @@ from modelserve_worker.server.streaming import EventStreamResponse
 from modelserve_worker.server.tracing import Tracing
 
 
-def create_app(state: ServerState, metrics: WorkerMetrics, settings: DoorSettings | None = None) -> Starlette:
+def create_app(
+    state: ServerState,
+    metrics: WorkerMetrics,
+    settings: DoorSettings | None = None,
+    open_bodies: OpenBodies | None = None,
+) -> Starlette:
     """The application. It may be served while the engine is still loading: `state` says so."""
     settings = settings or DoorSettings()
-    open_bodies = OpenBodies()
+    open_bodies = open_bodies or OpenBodies()
     routes = [
         Route("/v1/models", list_models),
         Route("/v1/models/{name:path}", show_model),

@@ -58,6 +58,8 @@ def chat_prompt(body: ChatCompletionRequest, model: ServedModel, *, max_model_le
     if reserved:
         param = f"chat_template_kwargs.{reserved[0]}"
         raise ApiError(f"{param} is set by the server; remove it", param=param, code="invalid_value")
+    if len(body.messages) > max_model_len:  # each has a token at least
+        raise _too_many_tokens(len(body.messages), max_model_len, param="messages")
     tools = [tool.model_dump(exclude_unset=True) for tool in body.offered_tools]
     guarded = model.text.encoder.guarded
     try:
@@ -203,15 +205,19 @@ def _encode(
     except InvalidTextError as error:
         raise _invalid_text(param) from error
     except TooManyTokensError as error:
-        raise ApiError(
-            f"the prompt has at least {error.at_least} tokens; the limit is {most_tokens} tokens. Shorten the prompt",
-            param=param, code="context_length_exceeded",
-        ) from error  # fmt: skip
+        raise _too_many_tokens(error.at_least, most_tokens, param=param) from error
     if not token_ids:
         raise ApiError(f"{param} is empty; it needs at least one token", param=param)
     # Some checkpoints have tokenizers with added tokens that the model has no embedding for.
     _require_in_vocabulary(token_ids, model, param=param)
     return token_ids
+
+
+def _too_many_tokens(at_least: int, limit: int, *, param: str) -> ApiError:
+    return ApiError(
+        f"the prompt has at least {at_least} tokens; the limit is {limit} tokens. Shorten the prompt",
+        param=param, code="context_length_exceeded",
+    )  # fmt: skip
 
 
 def _invalid_text(param: str) -> ApiError:

@@ -28,7 +28,7 @@ Body = TypeVar("Body", bound=BaseModel)
 Result = TypeVar("Result")
 
 _LANES = ((64 * 1024, 4), (1024 * 1024, 2))  # (bytes of a body at most, threads)
-_LAST_BODIES_S = 1.0  # given to bodies that are still arriving when the server begins to drain
+_LAST_BODIES_S = 0.5  # given to bodies that are still arriving when the server begins to drain
 
 
 class RequestBodies:
