@@ -54,7 +54,8 @@ class Seen:
             f"health {max(self.health, default=float('nan')) * 1e3:7.0f} ms   "
             f"gap {max(self.gaps, default=float('nan')) * 1e3:7.0f} ms   "
             f"ttft p50 {p50 * 1e3:6.0f} p99 {p99 * 1e3:6.0f} ms (n={len(ranked)})   "
-            f"front end {self.resident_bytes / 1e6:5.0f} MB   failures {len(self.failures)}"
+            f"front end {self.resident_bytes / 1e6:5.0f} MB   failures {len(self.failures)}   "
+            f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import signal
 import socket
@@ -33,6 +34,7 @@ class _Server:
         self.state = ServerState(served_model)
         self._engine = engine
         listener = bind("127.0.0.1", 0)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)  # the kernel would hold megabytes of an answer
         self.port = listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.task = asyncio.create_task(
@@ -143,10 +145,33 @@ async def test_the_end_does_not_wait_for_half_of_a_body(running: _Server, echo_e
         assert answer.startswith(b"HTTP/1.1 503 ")
 
 
+@pytest.mark.parametrize("settings", [DoorSettings(write_seconds=0.3)])
+async def test_a_client_that_reads_nothing_is_given_up(running: _Server, echo_engine: Any) -> None:
+    """And one that reads slowly is not; neither holds up the other."""
+    echo_engine.step_seconds = 0.002
+    body = json.dumps(ENDLESS | {"n": 16, "logprobs": 20}).encode()
+    head = HEAD.replace(b"900", str(len(body)).encode())
+    loop = asyncio.get_running_loop()
+    with socket.socket() as silent:
+        silent.setblocking(False)
+        silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        await loop.sock_connect(silent, ("127.0.0.1", running.port))
+        await loop.sock_sendall(silent, head + body)
+        async with (
+            httpx.AsyncClient(base_url=running.url, timeout=60) as client,
+            client.stream("POST", "/v1/completions", json=ENDLESS) as stream,
+        ):
+            assert "[DONE]" in [line async for line in stream.aiter_lines() if line][-1]
+        async with asyncio.timeout(20):
+            while echo_engine.running:  # noqa: ASYNC110 - the engine's, in the server
+                await asyncio.sleep(0.02)
+    assert len(echo_engine.aborted) == 16
+
+
 def test_the_limit_stays_below_that_of_open_files() -> None:
     assert most_connections(1024) == 1024 - 160
     assert most_connections(10) == 1
-    assert Connections(5, header_s=1, discard_s=1).limit == 5
+    assert Connections(5, header_s=1, discard_s=1, write_s=1).limit == 5
 
 
 def test_a_message_is_logged_a_few_times_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,8 +41,9 @@ def most_connections(descriptors: int) -> int:
 class Connections:
     """The open connections of one server, those without a request in the order in which they became so."""
 
-    def __init__(self, limit: int, *, header_s: float, discard_s: float) -> None:
+    def __init__(self, limit: int, *, header_s: float, discard_s: float, write_s: float) -> None:
         self.limit = limit
+        self.write_s = write_s
         self.header_s = header_s
         self.discard_s = discard_s
         self._open: set[Connection] = set()
@@ -75,12 +76,25 @@ class Connections:
 
 
 class Connection(H11Protocol):
-    """uvicorn's connection, with a deadline for the head of each request, and its place among the others."""
+    """uvicorn's connection, with deadlines for the head of a request and for a client that does not read its answer,
+    and its place among the others.
+    """
 
     def __init__(self, connections: Connections, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
         self._connections = connections
         self._deadline: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread = self.loop.call_later(self._connections.write_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -93,6 +107,8 @@ class Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.left(self)
         self._stop_deadline()
+        if self._unread is not None:
+            self._unread.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:

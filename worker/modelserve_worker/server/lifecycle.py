@@ -85,7 +85,12 @@ async def run_server(
     """
     settings = settings or DoorSettings()
     limit = settings.max_connections or most_connections(raise_descriptor_limit())
-    connections = Connections(limit, header_s=settings.header_seconds, discard_s=settings.body_gap_seconds)
+    connections = Connections(
+        limit,
+        header_s=settings.header_seconds,
+        discard_s=settings.body_gap_seconds,
+        write_s=settings.write_seconds,
+    )
     bound_logs()
     config = uvicorn.Config(
         app,

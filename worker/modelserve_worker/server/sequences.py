@@ -107,7 +107,7 @@ class Reply:
                 self.finish_reason, self.stop_reason = "stop", parser.stop_string
                 return parts, position + 1
         if output.finish_reason is not None:
-            parts += parser.finish()
+            parts += parser.finish(cut=output.finish_reason is FinishReason.LENGTH)
             if parser.ended:
                 self.finish_reason, self.stop_reason = "stop", parser.stop_string
             else:

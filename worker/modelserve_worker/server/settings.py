@@ -25,6 +25,9 @@ class DoorSettings(BaseModel):
     max_connections: int | None = Field(
         default=None, ge=1, description="Most open connections; default: what the limit of open files leaves room for."
     )
+    write_seconds: float = Field(
+        default=120.0, gt=0, description="Most seconds in which a client reads nothing of what waits for it."
+    )
     header_seconds: float = Field(default=20.0, gt=0, description="Most seconds for the head of a request.")
     access_log: AccessLogFormat = Field(default="text", description="text, json (one object a line) or off.")
     strict_fields: bool = Field(default=False, description="Refuse fields that are otherwise ignored.")
