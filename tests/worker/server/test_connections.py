@@ -169,7 +169,7 @@ async def test_a_client_that_reads_nothing_is_given_up(running: _Server, echo_en
 
 
 def test_the_limit_stays_below_that_of_open_files() -> None:
-    assert most_connections(1024) == 1024 - 160
+    assert most_connections(1024) == 1024 - 224
     assert most_connections(10) == 1
     assert Connections(5, header_s=1, discard_s=1, write_s=1).limit == 5
 

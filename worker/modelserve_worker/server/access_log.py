@@ -32,7 +32,7 @@ class AccessLog:
             log.propagate = False
 
     def write(self, context: RequestContext, *, method: str, path: str, status: int) -> None:
-        if self._form == "off" or (path in _QUIET and status < 400):
+        if self._form == "off" or path in _QUIET:
             return
         kept_back = 0
         if status >= 400:

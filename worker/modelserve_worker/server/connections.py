@@ -13,7 +13,8 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-ACCEPTED_AT_ONCE = 64  # in one turn of the event loop, before the limit is looked at
+ACCEPTED_AT_ONCE = 16  # in one turn of the event loop
+_TURNS = 8  # at most, from an accepted socket to the end of the one that makes room for it
 _OTHER_DESCRIPTORS = 96  # listeners, the engine, files, and lookups of names
 _BUSY = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 2\r\nconnection: close\r\n\r\n"
@@ -35,7 +36,7 @@ def raise_descriptor_limit() -> int:
 
 def most_connections(descriptors: int) -> int:
     """Connections that `descriptors` leave room for; at least one."""
-    return max(1, descriptors - _OTHER_DESCRIPTORS - ACCEPTED_AT_ONCE)
+    return max(1, descriptors - _OTHER_DESCRIPTORS - _TURNS * ACCEPTED_AT_ONCE)
 
 
 class Connections:
