@@ -86,6 +86,7 @@ def _error(response: httpx.Response, status: int = 400) -> dict[str, Any]:
         ),
         (CHAT | {"chat_template_kwargs": {"bos_token": "x"}}, "chat_template_kwargs.bos_token", "set by the server"),
         (CHAT | {"messages": [{"role": "user", "content": "\ud800"}]}, "messages", "half of a surrogate pair"),
+        (CHAT | {"chat_template_kwargs": {"a": _nested(600)}}, "chat_template_kwargs", "nested more than 32 deep"),
         (CHAT | {"function_call": {"name": "f"}}, "function_call", "use tools, with tool_choice for the request"),
         (CHAT | {"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools.0.type", "should be 'function'"),
         (CHAT | {"tools": [{"type": "function"}]}, "tools.0.function", "required"),

@@ -7,9 +7,11 @@ from typing import Annotated, Any, Literal
 from pydantic import FailFast, Field, field_validator, model_validator
 
 from modelserve_worker.server.field_policy import CHAT_FIELDS, COMPLETION_FIELDS, STREAM_OPTIONS_FIELDS
+from modelserve_worker.server.json_text import nested_deeper
 from modelserve_worker.server.messages import MAX_MESSAGES, Message
 from modelserve_worker.server.request_model import RequestModel
 from modelserve_worker.server.tools import MAX_TOOLS, Tool
+from modelserve_worker.text.tool_calls import MAX_DEPTH
 
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16
@@ -161,6 +163,13 @@ class ChatCompletionRequest(SamplingFields):
                 'a call cannot be forced: constrained output is not in this release; use "auto", '
                 "and say in the prompt which function to call"
             )
+        return value
+
+    @field_validator("chat_template_kwargs", mode="after")
+    @classmethod
+    def _bounded(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if nested_deeper(value, MAX_DEPTH):
+            raise ValueError(f"objects and lists are nested more than {MAX_DEPTH} deep")
         return value
 
     @model_validator(mode="after")
