@@ -34,7 +34,10 @@ class Stream:
 
     async def read(self, port: int, route: str, body: bytes) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        head = f"POST {route} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        head = (
+            f"POST {route} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
         writer.write(head.encode() + body)
         last_s = None
         while data := await reader.read(READ_BYTES):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import os
 import signal
 import socket
 import sys
@@ -19,14 +20,24 @@ from modelserve.architecture import ModelArchitecture
 from modelserve.engine_args import EngineArgs
 from modelserve.errors import InvalidInput
 from modelserve.inspection import read_architecture
+from modelserve.sizing.front_end import open_bodies_bytes
 from modelserve.termination import TERMINAL_EXIT_CODE, TerminationMessage, TerminationReason, write_termination
 from modelserve_worker.engine.child import LOG_FORMAT
+from modelserve_worker.engine.fair_queue import FairLimits
 from modelserve_worker.engine.process import EngineProcess, EngineStartFailed
 from modelserve_worker.engine_startup import build_engine
 from modelserve_worker.metrics import WorkerMetrics
 from modelserve_worker.server.app import create_app
-from modelserve_worker.server.flags import FlagParser, add_engine_flags, engine_args
+from modelserve_worker.server.body_limits import OpenBodies
+from modelserve_worker.server.flags import (
+    FlagParser,
+    add_door_flags,
+    add_engine_flags,
+    door_settings,
+    engine_args,
+)
 from modelserve_worker.server.lifecycle import EngineStopped, bind, run_server
+from modelserve_worker.server.settings import DoorSettings
 from modelserve_worker.server.state import ServedModel, ServerState
 from modelserve_worker.terminal_error import TerminalError
 from modelserve_worker.text.checkpoint_text import load_checkpoint_text
@@ -53,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     try:
-        serve(_parse(arguments))
+        serve(*_parse(arguments))
     except TerminalError as error:
         message = TerminationMessage(
             reason=error.reason,
@@ -74,21 +85,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parse(arguments: Sequence[str]) -> EngineArgs:
+def _parse(arguments: Sequence[str]) -> tuple[EngineArgs, DoorSettings]:
     parser = FlagParser(prog="modelserve-worker", description="Serve a Gemma 4 checkpoint over the OpenAI API.")
     commands = parser.add_subparsers(dest="command", required=True)
     serve_parser = commands.add_parser("serve", help="load a checkpoint and serve it", allow_abbrev=False)
     add_engine_flags(serve_parser)
+    add_door_flags(serve_parser)
     commands.add_parser("fetch", help="download a model from the Hugging Face Hub (see `fetch --help`)")
     commands.add_parser("kernels", help="compile a model's GPU kernels ahead (see `kernels --help`)")
     try:
         flags = vars(parser.parse_args(arguments))
-        return engine_args({k: v for k, v in flags.items() if k not in ("command", "config")}, flags["config"])
+        door = {name: flags.pop(name) for name in DoorSettings.model_fields if name in flags}
+        engine = {name: value for name, value in flags.items() if name not in ("command", "config")}
+        return engine_args(engine, flags["config"]), door_settings(door, os.environ)
     except InvalidInput as error:
         raise TerminalError(TerminationReason.InvalidEngineArgs, str(error)) from error
 
 
-def serve(args: EngineArgs) -> None:
+def serve(args: EngineArgs, door: DoorSettings) -> None:
     """Start the engine, listen, serve, drain. Raises TerminalError, EngineStartFailed, EngineStopped and OSError.
 
     The engine loads while this process reads the tokenizer.
@@ -96,9 +110,11 @@ def serve(args: EngineArgs) -> None:
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     architecture = _read_architecture(args)
     listener = bind(args.host, args.port)
-    engine = EngineProcess(functools.partial(build_engine, args))
+    places = min(args.max_num_seqs, args.max_num_batched_tokens)
+    limits = FairLimits(places, args.max_num_batched_tokens, door.max_waiting_requests)
+    engine = EngineProcess(functools.partial(build_engine, args), limits)
     try:
-        asyncio.run(_serve(args, engine, ServerState(_read_model(args, architecture)), listener))
+        asyncio.run(_serve(args, door, engine, ServerState(_read_model(args, architecture)), listener))
     finally:
         engine.kill()
 
@@ -120,7 +136,9 @@ def _read_model(args: EngineArgs, architecture: ModelArchitecture) -> ServedMode
     return ServedModel(name, text, vocab_size=architecture.vocab_size)
 
 
-async def _serve(args: EngineArgs, engine: EngineProcess, state: ServerState, listener: socket.socket) -> None:
+async def _serve(
+    args: EngineArgs, door: DoorSettings, engine: EngineProcess, state: ServerState, listener: socket.socket
+) -> None:
     metrics = WorkerMetrics(state.model.name)
 
     def on_loading(done_bytes: int, total_bytes: int) -> None:
@@ -129,17 +147,19 @@ async def _serve(args: EngineArgs, engine: EngineProcess, state: ServerState, li
     async def start() -> None:
         began = time.monotonic()
         ready = await engine.start(on_loading)
+        engine.on_step_tokens = metrics.observe_steps
         metrics.observe_engine(engine.stats, cache_config=ready.cache_config)
         state.mark_ready(engine)
         log.info("ready after %.1f s, contexts up to %d tokens", time.monotonic() - began, ready.max_model_len)
 
     await run_server(
-        create_app(state, metrics),
+        create_app(state, metrics, door, OpenBodies(open_bodies_bytes(args.cpu_memory_bytes))),
         state,
         listener,
         drain_seconds=args.drain_seconds,
         starting=start(),
         stop_engine=engine.shutdown,
+        settings=door,
     )
 
 

@@ -12,15 +12,20 @@ class EngineDead(Exception):  # noqa: N818 - a state of the engine that callers 
     """The engine stopped; the text says why. Every open request gets it, and /health answers 503."""
 
 
+class EngineBusy(Exception):  # noqa: N818 - as EngineDead
+    """Too many requests wait already; this one was not taken."""
+
+
 class EngineClient(Protocol):
     max_model_len: int
 
-    def generate(self, requests: Sequence[Request]) -> AsyncGenerator[list[RequestOutput], None]:
+    def generate(self, requests: Sequence[Request], *, client: str = "") -> AsyncGenerator[list[RequestOutput], None]:
         """Stream the outputs of `requests` until each has had one with a finish_reason.
 
+        Calls of different clients, by name, take turns, and so do the calls of one client.
         One list holds what came since the last one, in order: one step's outputs, or several steps' when the caller is
         slower than the engine. Closing the iterator aborts what still runs: its pages are free at the next step.
-        Raises InvalidInput when the engine refuses a request, and EngineDead.
+        Raises InvalidInput when the engine refuses a request, EngineBusy before there is an output, and EngineDead.
         """
         ...
 

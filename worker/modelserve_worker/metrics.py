@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
@@ -17,6 +17,7 @@ _FIRST_TOKEN_SECONDS = (
 )  # fmt: skip
 _TOKEN_SECONDS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 _REQUEST_SECONDS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+_STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _TOKEN_COUNTS = tuple(1 << power for power in range(19))
 
 
@@ -35,6 +36,19 @@ class WorkerMetrics:
         self.time_per_output_token = self._histogram(
             "vllm:request_time_per_output_token_seconds", "Mean time per token after the first.", _TOKEN_SECONDS
         )
+        self.queue_time = self._histogram(
+            "vllm:request_queue_time_seconds", "From arrival to a place in the batch.", _REQUEST_SECONDS
+        )
+        self.prefill_time = self._histogram(
+            "vllm:request_prefill_time_seconds", "From a place in the batch to the first token.", _REQUEST_SECONDS
+        )
+        self.decode_time = self._histogram(
+            "vllm:request_decode_time_seconds", "From the first token to the last.", _REQUEST_SECONDS
+        )
+        self.inference_time = self._histogram(
+            "vllm:request_inference_time_seconds", "From a place in the batch to the last token.", _REQUEST_SECONDS
+        )
+        self._step_tokens = self._histogram("vllm:iteration_tokens_total", "Tokens of an engine step.", _STEP_TOKENS)
         self.request_latency = self._histogram(
             "vllm:e2e_request_latency_seconds", "From arrival to the last token.", _REQUEST_SECONDS
         )
@@ -46,6 +60,9 @@ class WorkerMetrics:
             ["model_name", "finished_reason"],
             registry=self.registry,
         )
+        self._http = Counter(
+            "http_requests", "Answered HTTP requests.", ["method", "handler", "status"], registry=self.registry
+        )
         for reason in FinishReason:
             self._success.labels(model_name, reason.value)  # every series exists from the start
 
@@ -56,6 +73,15 @@ class WorkerMetrics:
     def observe_engine(self, stats: Callable[[], EngineStats], *, cache_config: Mapping[str, str]) -> None:
         """Report the engine from now on. `cache_config` becomes the labels of vllm:cache_config_info."""
         self.registry.register(_EngineCollector(stats, self._model_name, cache_config))
+
+    def observe_steps(self, step_tokens: Sequence[int]) -> None:
+        """Steps of so many tokens were scheduled."""
+        for tokens in step_tokens:
+            self._step_tokens.observe(tokens)
+
+    def count_http(self, method: str, route: str, status: int) -> None:
+        """One answered HTTP request; `route` is one of the application's, so that labels are bounded."""
+        self._http.labels(method, route, str(status)).inc()
 
     def start_request(self, prompt_tokens: int, *, arrival_s: float) -> RequestTimer:
         """Time one sequence that arrived at `arrival_s` of time.monotonic()."""
@@ -73,6 +99,7 @@ class RequestTimer:
         self._prompt_tokens = prompt_tokens
         self._arrival_s = arrival_s
         self._first_s = self._last_s = arrival_s
+        self._admitted_s: float | None = None
         self._num_tokens = 0
 
     def tokens(self, count: int) -> None:
@@ -89,10 +116,19 @@ class RequestTimer:
         self._last_s = now
         self._num_tokens += count
 
+    def admitted(self, at_s: float) -> None:
+        """The request got a place in the batch at `at_s` of time.monotonic()."""
+        self._admitted_s = max(at_s, self._arrival_s)
+
     def finish(self, reason: FinishReason) -> None:
         self._metrics.count_finished(reason)
         if reason not in (FinishReason.STOP, FinishReason.LENGTH):
             return
+        if self._admitted_s is not None:
+            self._metrics.queue_time.observe(self._admitted_s - self._arrival_s)
+            self._metrics.prefill_time.observe(max(0.0, self._first_s - self._admitted_s))
+            self._metrics.decode_time.observe(self._last_s - self._first_s)
+            self._metrics.inference_time.observe(max(0.0, self._last_s - self._admitted_s))
         self._metrics.request_latency.observe(self._last_s - self._arrival_s)
         self._metrics.prompt_lengths.observe(self._prompt_tokens)
         self._metrics.answer_lengths.observe(self._num_tokens)

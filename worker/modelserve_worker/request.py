@@ -62,6 +62,7 @@ class Request:
     sampling: SamplingParams
     arrival_s: float = field(default_factory=time.monotonic)
     output_token_ids: list[int] = field(default_factory=list)
+    admitted: bool = False  # it has been in a slot, which a preemption may have taken
 
     @property
     def num_tokens(self) -> int:
@@ -82,3 +83,4 @@ class RequestOutput:
     stop_token_id: int | None = None  # the EOS or stop id that ended it; it is the last of `token_ids`
     error: str | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
+    admitted_s: float | None = None  # with its first output: when it left the queue, in time.monotonic() of this host

@@ -14,13 +14,15 @@ from typing import Any
 from modelserve.api import PlanStatus
 from modelserve.api.schema_types import quantity_value
 from modelserve.hardware import GPU_RESOURCE
+from modelserve.sizing.front_end import OPEN_BODIES_BYTES, PREPARATION_BYTES
 
 GIB = 1 << 30
 GPU_VENDOR = GPU_RESOURCE.partition("/")[0] + "/"
 
-# Anonymous memory of a worker on GPUs: the server with its tokenizer, and per rank PyTorch, the host side of a CUDA
-# context and pinned staging. Estimates from the processes' parts, with a margin; not yet measured on every product.
-SERVER_BYTES = 2 * GIB
+# Anonymous memory of a worker on GPUs: the server with its tokenizer and what it may hold for its clients, and per rank
+# PyTorch, the host side of a CUDA context and pinned staging. Estimates from the processes' parts, with a margin; not
+# yet measured on every product.
+SERVER_BYTES = GIB + OPEN_BODIES_BYTES + PREPARATION_BYTES
 RANK_BYTES = 4 * GIB
 SHARED_MEMORY_BYTES = GIB  # /dev/shm of a tensor-parallel group, which counts as memory
 LIMIT_FACTOR = 2  # page cache lives between request and limit

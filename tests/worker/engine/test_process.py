@@ -19,8 +19,9 @@ from stub_engine import Fault
 
 from modelserve.errors import InvalidInput
 from modelserve.termination import TERMINAL_EXIT_CODE, TerminationReason
+from modelserve_worker.engine.fair_queue import FairLimits
 from modelserve_worker.engine.process import EngineProcess, EngineStartFailed
-from modelserve_worker.engine_client import EngineDead
+from modelserve_worker.engine_client import EngineBusy, EngineDead
 from modelserve_worker.request import FinishReason, Request, RequestOutput, SamplingParams, TokenLogprobs
 from modelserve_worker.terminal_error import TerminalError
 
@@ -271,3 +272,24 @@ def test_engine_and_rank_end_when_the_front_end_is_killed(tmp_path: Path) -> Non
         assert all(map(is_running, children))
         front.kill()
     asyncio.run(until(lambda: not any(map(is_running, children))))
+
+
+async def test_what_waits_for_its_turn_is_counted_refused_and_ended_without_the_engine() -> None:
+    limits = FairLimits(places=1, step_tokens=100, max_waiting=2)
+    engine = EngineProcess(functools.partial(stub_engine.build, step_seconds=0.005), limits)
+    try:
+        await engine.start(lambda done, total: None)
+        first = asyncio.create_task(collect(engine, request("a", 40)))
+        await until(lambda: engine.stats().num_running == 1)
+        second = asyncio.create_task(collect(engine, request("b", 3), request("c", 3)))
+        await until(lambda: engine.stats().num_waiting == 2)
+        with pytest.raises(EngineBusy, match="2 requests are waiting already"):
+            await collect(engine, request("d"))
+        engine.abort("c")
+        assert len(token_ids(await first)) == 40
+        outputs = await second
+        assert [output.request_id for output in outputs if output.finish_reason is FinishReason.ABORT] == ["c"]
+        assert len(token_ids(outputs)) == 3
+        assert len(token_ids(await collect(engine, request("c", 4)))) == 4, "its id is free again"
+    finally:
+        await engine.shutdown()

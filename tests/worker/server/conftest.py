@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 import uvicorn
+from starlette.applications import Starlette
 
-from modelserve.errors import InvalidInput
 from modelserve_worker.engine_client import EngineDead
 from modelserve_worker.metrics import WorkerMetrics
 from modelserve_worker.request import FinishReason, Request, RequestOutput, TokenLogprobs
 from modelserve_worker.scheduling.stats import EngineStats
 from modelserve_worker.server.app import create_app
+from modelserve_worker.server.settings import DoorSettings
 from modelserve_worker.server.state import ServedModel, ServerState
 from modelserve_worker.text.checkpoint_text import load_checkpoint_text
 from modelserve_worker.tiny.__main__ import chat_template
@@ -39,17 +40,21 @@ class EchoEngine:
         self.steps: dict[str, int] = {}
         self.aborted: list[str] = []  # by closing the iterator they were in
         self.ended: list[str] = []  # by `abort`
-        self.refusal: InvalidInput | None = None
+        self.clients: list[str] = []
+        self.refusal: Exception | None = None
         self.dead: str | None = None
         self.fail_after: int | None = None
         self.step_seconds = 0.0
         self.reply: list[int] | None = None
 
-    async def generate(self, requests: Sequence[Request]) -> AsyncGenerator[list[RequestOutput], None]:
+    async def generate(
+        self, requests: Sequence[Request], *, client: str = ""
+    ) -> AsyncGenerator[list[RequestOutput], None]:
         if self.dead:
             raise EngineDead(self.dead)
         if self.refusal is not None:
             raise self.refusal
+        self.clients.append(client)
         open_requests = {request.request_id: request for request in requests}
         self.requests += requests
         self.running |= open_requests.keys()
@@ -117,7 +122,10 @@ class EchoEngine:
 class LiveServer:
     """What a test sees of a running server."""
 
-    def __init__(self, state: ServerState, engine: EchoEngine, metrics: WorkerMetrics, port: int) -> None:
+    def __init__(
+        self, app: Starlette, state: ServerState, engine: EchoEngine, metrics: WorkerMetrics, port: int
+    ) -> None:
+        self.app = app
         self.state = state
         self.engine = engine
         self.metrics = metrics
@@ -126,15 +134,16 @@ class LiveServer:
 
 
 @contextmanager
-def serve(state: ServerState, engine: EchoEngine) -> Iterator[LiveServer]:
+def serve(state: ServerState, engine: EchoEngine, settings: DoorSettings | None = None) -> Iterator[LiveServer]:
     metrics = WorkerMetrics(state.model.name)
     metrics.observe_engine(engine.stats, cache_config={"block_size": "64", "num_gpu_blocks": "10"})
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(create_app(state, metrics), log_level="warning", lifespan="off"))
+    app = create_app(state, metrics, settings)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
-        yield LiveServer(state, engine, metrics, listener.getsockname()[1])
+        yield LiveServer(app, state, engine, metrics, listener.getsockname()[1])
     finally:
         server.should_exit = True
         thread.join(timeout=20)
@@ -157,6 +166,12 @@ def served_model(model_directory: Path) -> ServedModel:
 @pytest.fixture
 def echo_engine() -> EchoEngine:
     return EchoEngine()
+
+
+@pytest.fixture
+def serve_with() -> Any:
+    """`serve`, for tests that need settings of their own."""
+    return serve
 
 
 @pytest.fixture

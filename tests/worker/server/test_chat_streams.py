@@ -26,7 +26,7 @@ from modelserve_worker.tiny.tokenizer_files import FIRST_BYTE_ID, SPECIAL_TOKENS
 METRICS = WorkerMetrics("tiny")
 TOKENIZER = build_tokenizer()
 TEXT = CheckpointText(
-    tokenizer=TOKENIZER,
+    tokenizer=build_tokenizer(),  # its own: a prompt encoder switches the special tokens of its tokenizer off
     vocabulary=Vocabulary.from_tokenizer(TOKENIZER),
     chat_template=ChatTemplate(chat_template("e4b"), special_tokens={"bos_token": "<bos>"}),
     defaults=SamplingDefaults(),
@@ -60,7 +60,9 @@ class ScriptedEngine:
         self._stops = stops
         self._wakes = wakes
 
-    async def generate(self, requests: Sequence[Request]) -> AsyncGenerator[list[RequestOutput], None]:
+    async def generate(
+        self, requests: Sequence[Request], *, client: str = ""
+    ) -> AsyncGenerator[list[RequestOutput], None]:
         (request,) = requests
         outputs = [self._output(request, position) for position in range(len(self._groups))]
         for start, end in pairwise(sorted({0, *(min(wake, len(outputs)) for wake in self._wakes), len(outputs)})):

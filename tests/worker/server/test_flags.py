@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from modelserve.engine_args import EngineArgs
 from modelserve.errors import InvalidInput
-from modelserve_worker.server.flags import FlagParser, add_engine_flags, engine_args
+from modelserve_worker.server.flags import (
+    FlagParser,
+    add_door_flags,
+    add_engine_flags,
+    door_settings,
+    engine_args,
+)
+from modelserve_worker.server.settings import DoorSettings
 
 
 def _args(*arguments: str) -> EngineArgs:
@@ -62,3 +70,32 @@ def test_wrong_files_are_explained(tmp_path: Path, document: str, message: str) 
 def test_wrong_command_lines_are_input_errors(arguments: list[str]) -> None:
     with pytest.raises(InvalidInput, match="--help"):
         _args(*arguments)
+
+
+def test_the_door_has_flags_of_its_own(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("a-key\n")
+    parser = FlagParser(prog="x")
+    add_door_flags(parser)
+    given = [
+        "--api-key",
+        "a",
+        "--api-key",
+        "b",
+        "--strict-fields",
+        "--access-log",
+        "json",
+        "--allowed-origin",
+        "https://a",
+    ]
+    settings = door_settings(vars(parser.parse_args(given)), {"MODELSERVE_API_KEY_FILE": str(keys)})
+    assert (settings.api_keys, settings.api_key_file, settings.strict_fields) == (("a", "b"), keys, True)
+    assert (settings.access_log, settings.allowed_origins) == ("json", ("https://a",))
+    assert door_settings({}, {}) == DoorSettings()
+    for flags, environment, message in (
+        ({"access_log": "xml"}, {}, "access_log: Input should be 'text', 'json' or 'off', not 'xml'"),
+        ({"body_seconds": "0"}, {}, "body_seconds: Input should be greater than 0, not '0'"),
+        ({}, {"MODELSERVE_API_KEY_FILE": str(tmp_path / "nowhere")}, "No such file"),
+    ):
+        with pytest.raises(InvalidInput, match=re.escape(message)):
+            door_settings(flags, environment)

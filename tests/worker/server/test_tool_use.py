@@ -36,7 +36,7 @@ def client(server: Any) -> Iterator[openai.OpenAI]:
 
 def _model_says(server: Any, text: str) -> int:
     """Script the engine; the number of tokens."""
-    server.engine.reply = server.state.model.text.tokenizer.encode(text, add_special_tokens=False).ids
+    server.engine.reply = list(server.state.model.text.encoder.encode(text, add_special_tokens=False, most_tokens=4096))
     return len(server.engine.reply)
 
 
@@ -163,8 +163,9 @@ def test_what_is_no_call_is_text_and_ends_as_it_ended(server: Any, client: opena
     assert ask("<|tool_call>call:weather{city:Paris}<tool_call|><|tool_response>") == (
         "call:weather{city:Paris}", "stop", 0,
     )  # fmt: skip
-    assert ask(CALL, max_tokens=20) == ("call:weather{city:", "length", 0)
-    assert ask(CALL + CALL, max_tokens=60) == ("call:weather{city:Pa", "length", 1)
+    assert ask(CALL, max_tokens=20) == ("", "length", 0), "the beginning of a call is no content"
+    assert ask(CALL + CALL, max_tokens=60) == (None, "length", 1)
+    assert ask(f"Well.{CALL}", max_tokens=20) == ("Well.", "length", 0)
 
 
 def test_thoughts_nobody_asked_for_are_thoughts(server: Any, client: openai.OpenAI) -> None:

@@ -121,4 +121,6 @@ class EngineLoop:
     def _report(self, outputs: list[RequestOutput], refusals: list[Refusal]) -> None:
         """After the step's pages have returned, so that whoever has its last token sees them free."""
         engine = self._engine
-        self._channel.send(StepReport.of(engine.steps_done, engine.scheduler.stats(), outputs, refusals))
+        scheduler = engine.scheduler
+        events = scheduler.take_events()
+        self._channel.send(StepReport.of(engine.steps_done, scheduler.stats(), outputs, refusals, events))

@@ -18,11 +18,13 @@ import logging
 import multiprocessing
 import socket
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from modelserve.errors import InvalidInput
 from modelserve.termination import TERMINAL_EXIT_CODE
 from modelserve_worker.engine.child import BuildEngine, run_child
+from modelserve_worker.engine.fair_queue import FairLimits, FairQueue
 from modelserve_worker.engine.wire import (
     Abort,
     FrameReader,
@@ -35,7 +37,7 @@ from modelserve_worker.engine.wire import (
     encode,
 )
 from modelserve_worker.engine_client import EngineDead
-from modelserve_worker.request import Request, RequestOutput
+from modelserve_worker.request import FinishReason, Request, RequestOutput
 from modelserve_worker.scheduling.stats import EngineStats
 from modelserve_worker.terminal_error import TerminalError
 
@@ -65,6 +67,10 @@ class _Stream:
         self.changed = asyncio.Event()
         self.failure: Exception | None = None
 
+    def take(self, output: RequestOutput) -> None:
+        self.arrived.append(output)
+        self.changed.set()
+
     def fail(self, error: Exception) -> None:
         self.failure = self.failure or error
         self.changed.set()
@@ -75,7 +81,8 @@ class EngineProcess(asyncio.Protocol):
 
     max_model_len: int
 
-    def __init__(self, build: BuildEngine) -> None:
+    def __init__(self, build: BuildEngine, limits: FairLimits = FairLimits()) -> None:  # noqa: B008 - frozen
+        self._queue = FairQueue(limits)
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
@@ -92,6 +99,8 @@ class EngineProcess(asyncio.Protocol):
         self._ready: asyncio.Future[Ready] | None = None
         self._on_loading: Callable[[int, int], None] | None = None
         self._stats = EngineStats()
+        self._admitted_s: dict[str, float] = {}  # of requests that have said nothing yet
+        self.on_step_tokens: Callable[[Sequence[int]], None] | None = None  # hears the tokens of each step
         self._plan_report: Mapping[str, Any] = {}
         self._heard_s = 0.0  # loop time of the last sign that steps end, or of the first request of an idle engine
         self._tasks: set[asyncio.Task[None]] = set()
@@ -116,19 +125,21 @@ class EngineProcess(asyncio.Protocol):
         self._run(self._watch(ready.step_deadline_s))
         return ready
 
-    async def generate(self, requests: Sequence[Request]) -> AsyncGenerator[list[RequestOutput], None]:
+    async def generate(
+        self, requests: Sequence[Request], *, client: str = ""
+    ) -> AsyncGenerator[list[RequestOutput], None]:
         """See EngineClient. The engine's refusal of one request ends the whole call, with InvalidInput."""
         if self._death is not None:
             raise EngineDead(self._death)
         for request in requests:
             if request.request_id in self._streams:
                 raise InvalidInput(f"request id {request.request_id!r} is in use; choose another", field="request_id")
+        self._queue.add(client, requests)
         stream = _Stream()
         if not self._streams:
             self._heard_s = asyncio.get_running_loop().time()
-        for request in requests:
-            self._streams[request.request_id] = stream
-            self._send(request)
+        self._streams |= {request.request_id: stream for request in requests}
+        self._send_next()
         try:
             still_open = len(requests)
             while still_open:
@@ -143,12 +154,21 @@ class EngineProcess(asyncio.Protocol):
         finally:
             for request in requests:
                 if self._streams.get(request.request_id) is stream:
-                    self._streams[request.request_id] = None
-                    self._send(Abort(request.request_id))
+                    if self._queue.remove(request.request_id):
+                        del self._streams[request.request_id]
+                    else:
+                        self._streams[request.request_id] = None
+                        self._send(Abort(request.request_id))
 
     def abort(self, request_id: str) -> None:
         """See EngineClient. The request's last output, with ABORT, still comes."""
-        if self._streams.get(request_id) is not None:
+        stream = self._streams.get(request_id)
+        if stream is None:
+            return
+        if self._queue.remove(request_id):
+            del self._streams[request_id]
+            stream.take(RequestOutput(request_id, (), FinishReason.ABORT))
+        else:
             self._send(Abort(request_id))
 
     def is_alive(self) -> bool:
@@ -158,8 +178,8 @@ class EngineProcess(asyncio.Protocol):
         return dict(self._plan_report)
 
     def stats(self) -> EngineStats:
-        """The state after the last step that was reported."""
-        return self._stats
+        """The state after the last step that was reported, with those that wait for their turn on this side."""
+        return replace(self._stats, num_waiting=self._stats.num_waiting + self._queue.num_waiting)
 
     async def shutdown(self) -> None:
         """End the process after its current step, and fail what is still open with EngineDead. Idempotent."""
@@ -213,17 +233,29 @@ class EngineProcess(asyncio.Protocol):
 
     def _deliver(self, report: StepReport) -> None:
         """Hand out one step's outputs. An id stays in use until its last output, so streams never mix."""
+        self._admitted_s.update(report.events.admitted)
+        if self.on_step_tokens is not None:
+            self.on_step_tokens(report.events.step_tokens)
         for output in report.all_outputs():
             stream = self._streams[output.request_id]
             if output.finish_reason is not None:
                 del self._streams[output.request_id]
+                self._queue.ended(output.request_id)
+            else:
+                self._queue.started(output.request_id)
+            admitted_s = self._admitted_s.pop(output.request_id, None)
             if stream is not None:
-                stream.arrived.append(output)
-                stream.changed.set()
+                stream.take(output if admitted_s is None else replace(output, admitted_s=admitted_s))
         for refusal in report.refusals:
+            self._queue.ended(refusal.request_id)
             stream = self._streams.pop(refusal.request_id)
             if stream is not None:
                 stream.fail(InvalidInput(refusal.text, field=refusal.field))
+        self._send_next()
+
+    def _send_next(self) -> None:
+        for request in self._queue.take():
+            self._send(request)
 
     def _send(self, command: Request | Abort | Stop) -> None:
         if self._transport is not None and not self._transport.is_closing():

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from modelserve.termination import TerminationReason
 from modelserve_worker.request import Request, RequestOutput
-from modelserve_worker.scheduling.stats import EngineStats
+from modelserve_worker.scheduling.stats import EngineStats, StepEvents
 
 _LENGTH = struct.Struct("<I")
 
@@ -91,12 +91,18 @@ class StepReport(NamedTuple):
     token_ids: list[int]
     outputs: list[RequestOutput]
     refusals: list[Refusal]
+    events: StepEvents
 
     @classmethod
     def of(
-        cls, steps_done: int, stats: EngineStats, outputs: Iterable[RequestOutput], refusals: list[Refusal]
+        cls,
+        steps_done: int,
+        stats: EngineStats,
+        outputs: Iterable[RequestOutput],
+        refusals: list[Refusal],
+        events: StepEvents,
     ) -> StepReport:
-        report = cls(steps_done, stats, [], [], [], refusals)
+        report = cls(steps_done, stats, [], [], [], refusals, events)
         for output in outputs:
             if output.finish_reason is None and len(output.token_ids) == 1 and not output.logprobs:
                 report.request_ids.append(output.request_id)

@@ -33,6 +33,7 @@ rows wherever those tables pointed: then every other running request is recomput
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict, deque
 
 import numpy as np
@@ -47,7 +48,7 @@ from modelserve_worker.scheduling.arena import PageArena
 from modelserve_worker.scheduling.page_table import PageTable
 from modelserve_worker.scheduling.prefill import share_prefill_tokens
 from modelserve_worker.scheduling.running import RunningRequest, RunningRequests, StepInFlight
-from modelserve_worker.scheduling.stats import EngineStats
+from modelserve_worker.scheduling.stats import EngineStats, StepEvents
 
 MAX_STEPS_IN_FLIGHT = 2
 
@@ -64,6 +65,7 @@ class Scheduler:
         self._running = RunningRequests(limits.max_num_seqs)
         self._counters = self._running.counters
         self._in_flight: deque[StepInFlight] = deque()
+        self._events = StepEvents()
         self._tables_unknown = False  # a step failed: the next one names every entry
         self._step = 0
         self._preemptions = self._prompt_tokens = self._generation_tokens = self._failed_steps = 0
@@ -180,6 +182,11 @@ class Scheduler:
             failed_steps_total=self._failed_steps,
         )
 
+    def take_events(self) -> StepEvents:
+        """What happened since the last call."""
+        events, self._events = self._events, StepEvents()
+        return events
+
     def check_integrity(self) -> None:
         """Raise AssertionError unless the arena is sound, every held byte belongs to one request, and counts agree."""
         self.arena.check_integrity()
@@ -232,6 +239,9 @@ class Scheduler:
             if growth > free:
                 break
             del self._waiting[request.request_id]
+            if not request.admitted:
+                request.admitted = True
+                self._events.admitted.append((request.request_id, time.monotonic()))
             table = PageTable(self.arena, self._geometry, slot)
             table.reserve(request.num_tokens)
             running = RunningRequest(request, slot, table, self.limits.stop_token_ids(request))
@@ -280,6 +290,7 @@ class Scheduler:
             global_updates=self.arena.take_updates(LayerKind.GLOBAL),
             sliding_updates=self.arena.take_updates(LayerKind.SLIDING),
         )
+        self._events.step_tokens.append(len(token_ids))
         counters.advance(slots, ends, samples, self._step)
         self._in_flight.append(StepInFlight(self._step, bool(batch.page_moves), slots, slots[samples]))
         return batch

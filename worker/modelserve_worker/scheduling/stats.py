@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class StepEvents:
+    """What happened since the last report: requests first admitted, with the time.monotonic() of it, and the tokens of
+    each step that was scheduled.
+    """
+
+    admitted: list[tuple[str, float]] = field(default_factory=list)
+    step_tokens: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,11 @@
-"""The gate in front of the inference routes: open while ready, for bodies of bounded size, counting every request."""
+"""The gate in front of the inference routes: open while ready, counting every request and what it holds."""
 
 from __future__ import annotations
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from modelserve_worker.server.errors import ApiError, unavailable
+from modelserve_worker.server.errors import unavailable
 from modelserve_worker.server.state import Phase, ServerState
-
-MAX_BODY_BYTES = 32 * 1024 * 1024  # several times the longest context as JSON token ids
 
 
 class Admission:
@@ -27,25 +25,6 @@ class Admission:
             return
         self._state.request_opened()
         try:
-            await self._app(scope, _bounded(receive), send)
+            await self._app(scope, receive, send)
         finally:
             self._state.request_closed()
-
-
-def _bounded(receive: Receive) -> Receive:
-    """Count the body while it arrives: a length header may lie or be absent. Raises ApiError 413."""
-    received = 0
-
-    async def bounded() -> Message:
-        nonlocal received
-        message = await receive()
-        if message["type"] == "http.request":
-            received += len(message.get("body", b""))
-            if received > MAX_BODY_BYTES:
-                raise ApiError(
-                    f"the request body is larger than {MAX_BODY_BYTES} bytes; send fewer prompts per request",
-                    status=413, code="body_too_large",
-                )  # fmt: skip
-        return message
-
-    return bounded

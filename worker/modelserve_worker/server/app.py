@@ -1,49 +1,49 @@
-"""The routes, and how a body becomes an answer."""
+"""The application: its routes, what stands in front of them, and what its errors look like."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
-from typing import Any, TypeVar
+import os
+from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from pydantic import BaseModel, ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import ClientDisconnect, Request
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from modelserve.errors import InvalidInput
-from modelserve_worker.engine_client import EngineDead
 from modelserve_worker.metrics import WorkerMetrics
+from modelserve_worker.server.access_log import AccessLog
 from modelserve_worker.server.admission import Admission
+from modelserve_worker.server.authentication import ApiKeys, Authentication
+from modelserve_worker.server.body_limits import OpenBodies
 from modelserve_worker.server.chat import ChatAnswer
 from modelserve_worker.server.completions import CompletionAnswer
-from modelserve_worker.server.errors import ApiError, from_validation, unavailable
+from modelserve_worker.server.entrance import Entrance
+from modelserve_worker.server.errors import ApiError
+from modelserve_worker.server.field_policy import FieldPolicy
 from modelserve_worker.server.health import health, plan, ready, show_version
-from modelserve_worker.server.json_text import read_json, to_json
+from modelserve_worker.server.ignored_fields import IgnoredFields
+from modelserve_worker.server.inference import answer, as_api_error, internal_error
 from modelserve_worker.server.protocol import ChatCompletionRequest, CompletionRequest
-from modelserve_worker.server.sequences import GenerationError, SequenceRunner
+from modelserve_worker.server.request_body import RequestBodies
+from modelserve_worker.server.settings import DoorSettings
 from modelserve_worker.server.state import ServerState
-from modelserve_worker.server.streaming import (
-    DONE,
-    ClientDisconnectError,
-    EventStreamResponse,
-    event,
-    run_until_disconnect,
-)
-
-log = logging.getLogger(__name__)
-Body = TypeVar("Body", bound=BaseModel)
-_FAILURES = (ApiError, InvalidInput, GenerationError, EngineDead)
+from modelserve_worker.server.streaming import EventStreamResponse
+from modelserve_worker.server.tracing import Tracing
 
 
-def create_app(state: ServerState, metrics: WorkerMetrics) -> Starlette:
+def create_app(
+    state: ServerState,
+    metrics: WorkerMetrics,
+    settings: DoorSettings | None = None,
+    open_bodies: OpenBodies | None = None,
+) -> Starlette:
     """The application. It may be served while the engine is still loading: `state` says so."""
+    settings = settings or DoorSettings()
+    open_bodies = open_bodies or OpenBodies()
     routes = [
         Route("/v1/models", list_models),
         Route("/v1/models/{name:path}", show_model),
@@ -57,104 +57,55 @@ def create_app(state: ServerState, metrics: WorkerMetrics) -> Starlette:
     ]
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(Admission, state=state)],
+        middleware=[
+            Middleware(
+                Entrance,
+                open_bodies=open_bodies,
+                metrics=metrics,
+                access_log=AccessLog(settings.access_log),
+                tracing=Tracing.from_environment(os.environ, state.model.name),
+                routes=[route.path for route in routes],
+            ),
+            *_cross_origin(settings),
+            Middleware(Authentication, keys=ApiKeys(settings.api_keys, settings.api_key_file)),
+            Middleware(Admission, state=state),
+        ],
         exception_handlers={ApiError: _api_error, HTTPException: _http_error, Exception: _unexpected_error},
     )
     app.state.server = state
     app.state.metrics = metrics
+    ignored_fields = IgnoredFields(metrics.registry, state.model.name)
+    app.state.bodies = RequestBodies(
+        state,
+        open_bodies,
+        FieldPolicy(strict=settings.strict_fields, on_ignored=ignored_fields.count),
+        gap_s=settings.body_gap_seconds,
+        total_s=settings.body_seconds,
+    )
     return app
 
 
+def _cross_origin(settings: DoorSettings) -> list[Middleware]:
+    """CORS, where pages of some origins may call: without it, browsers keep all other origins out."""
+    if not settings.allowed_origins:
+        return []
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=list(settings.allowed_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["authorization", "content-type", "x-api-key", "x-request-id"],
+            expose_headers=["x-request-id"],
+        )
+    ]
+
+
 async def completions(request: Request) -> Response | EventStreamResponse:
-    return await _answer(request, CompletionRequest, CompletionAnswer)
+    return await answer(request, CompletionRequest, CompletionAnswer)
 
 
 async def chat_completions(request: Request) -> Response | EventStreamResponse:
-    return await _answer(request, ChatCompletionRequest, ChatAnswer)
-
-
-async def _answer(
-    request: Request,
-    body_type: type[CompletionRequest] | type[ChatCompletionRequest],
-    answer_type: Callable[..., CompletionAnswer | ChatAnswer],
-) -> Response | EventStreamResponse:
-    state: ServerState = request.app.state.server
-    data = await _body(request)
-
-    def prepare() -> tuple[CompletionRequest | ChatCompletionRequest, CompletionAnswer | ChatAnswer]:
-        body = _parse(data, body_type)
-        model = state.require_model(body.model)
-        return body, answer_type(body, model, max_model_len=state.serving_engine().max_model_len)
-
-    # Parsing, rendering and encoding a long prompt takes tens of milliseconds: not on the loop that streams answers.
-    body, answer = await asyncio.to_thread(prepare)
-    runner = SequenceRunner(state.serving_engine(), state.model.text.vocabulary, request.app.state.metrics)
-    if body.stream:
-        return EventStreamResponse(_events(answer.events(runner)))
-    try:
-        document = await run_until_disconnect(request.receive, answer.whole(runner))
-    except ClientDisconnectError:
-        return Response(status_code=499)  # nobody reads it; the access log shows why the request ended
-    except _FAILURES as error:
-        raise _as_api_error(error) from error
-    return Response(to_json(document), media_type="application/json")
-
-
-async def _events(answer: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """The stream of an answer with its end: [DONE], after an error event where it failed.
-
-    Raises ApiError for what fails before there is an event: it gets its own status then.
-    """
-    begun = False
-    try:
-        async with aclosing(answer) as events:
-            async for chunk in events:
-                begun = True
-                yield chunk
-    except _FAILURES as error:
-        if not begun:
-            raise _as_api_error(error) from error
-        yield event(_as_api_error(error).body())
-    except Exception:
-        if not begun:
-            raise
-        log.exception("a stream failed")
-        yield event(_internal_error().body())
-    yield DONE
-
-
-async def _body(request: Request) -> bytes:
-    try:
-        return await request.body()
-    except ClientDisconnect as error:
-        raise ApiError("the client left before its request was complete", status=499) from error
-
-
-def _parse(data: bytes, body_type: type[Body]) -> Body:
-    try:
-        document = read_json(data)
-    except ValueError as error:
-        raise ApiError(f"the body is not valid JSON: {error}", code="invalid_json") from error
-    if not isinstance(document, dict):
-        raise ApiError(f"the body must be a JSON object, not {type(document).__name__}", code="invalid_json")
-    try:
-        return body_type.model_validate(document)
-    except ValidationError as error:
-        raise from_validation(error) from error
-
-
-def _as_api_error(error: Exception) -> ApiError:
-    if isinstance(error, ApiError):
-        return error
-    if isinstance(error, InvalidInput):
-        return ApiError(str(error), param=error.field, code="invalid_value")
-    if isinstance(error, EngineDead):
-        return unavailable(f"the engine has stopped: {error}")
-    return ApiError(str(error), status=500, code="generation_failed")
-
-
-def _internal_error() -> ApiError:
-    return ApiError("the server failed; its log says why", status=500, code="internal_error")
+    return await answer(request, ChatCompletionRequest, ChatAnswer)
 
 
 async def list_models(request: Request) -> Response:
@@ -183,7 +134,7 @@ async def show_metrics(request: Request) -> Response:
 
 
 async def _api_error(_: Request, error: Exception) -> Response:
-    return _as_api_error(error).response()
+    return as_api_error(error).response()
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -193,4 +144,4 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 async def _unexpected_error(_: Request, __: Exception) -> Response:
-    return _internal_error().response()
+    return internal_error().response()

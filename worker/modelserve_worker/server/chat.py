@@ -22,12 +22,16 @@ class ChatAnswer:
     """Answers one chat request, whole or as a stream. Raises ApiError when the request cannot be served."""
 
     def __init__(self, body: ChatCompletionRequest, model: ServedModel, *, max_model_len: int) -> None:
-        self._body = body
+        self._body = body.model_copy(update={"messages": []})  # its text is not held while the answer is made
         self._vocabulary = model.text.vocabulary
         response_id = f"chatcmpl-{uuid.uuid4().hex}"
         self._specs = chat_sequences(body, model, response_id=response_id, max_model_len=max_model_len)
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
         self._envelope = Envelope(response_id, kind, model.name, with_usage=body.include_usage)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(len(spec.request.prompt_token_ids) for spec in self._specs[:: self._body.n])
 
     async def whole(self, runner: SequenceRunner) -> dict[str, Any]:
         replies = await runner.collect(self._specs)

@@ -23,19 +23,16 @@ class CompletionAnswer:
     """Answers one completion request, whole or as a stream. Raises ApiError when the request cannot be served."""
 
     def __init__(self, body: CompletionRequest, model: ServedModel, *, max_model_len: int) -> None:
-        self._body = body
-        self._model = model
         response_id = f"cmpl-{uuid.uuid4().hex}"
         self._specs = completion_sequences(body, model, response_id=response_id, max_model_len=max_model_len)
-        self._echoes = [self._echo(spec) for spec in self._specs]
+        self._echoes = [_echo(body, spec, model) for spec in self._specs]
+        self._body = body.model_copy(update={"prompt": []})  # its text is not held while the answer is made
         self._envelope = Envelope(response_id, "text_completion", model.name, with_usage=body.include_usage)
         self._logprobs = [CompletionLogprobs(model.text.vocabulary, first_offset=len(echo)) for echo in self._echoes]
 
-    def _echo(self, spec: SequenceSpec) -> str:
-        if not self._body.echo:
-            return ""
-        prompt = self._body.prompt[spec.index // self._body.n]
-        return prompt if isinstance(prompt, str) else _decode(prompt, self._model.text.vocabulary)
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(len(spec.request.prompt_token_ids) for spec in self._specs[:: self._body.n])
 
     async def whole(self, runner: SequenceRunner) -> dict[str, Any]:
         replies = await runner.collect(self._specs)
@@ -81,6 +78,13 @@ class CompletionAnswer:
             "finish_reason": reply.finish_reason,
             "stop_reason": reply.stop_reason,
         }
+
+
+def _echo(body: CompletionRequest, spec: SequenceSpec, model: ServedModel) -> str:
+    if not body.echo:
+        return ""
+    prompt = body.prompt[spec.index // body.n]
+    return prompt if isinstance(prompt, str) else _decode(prompt, model.text.vocabulary)
 
 
 def _decode(token_ids: Sequence[int], vocabulary: Vocabulary) -> str:

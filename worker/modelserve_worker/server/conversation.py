@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from modelserve_worker.server.errors import ApiError
 from modelserve_worker.server.json_text import nested_deeper, read_json
 from modelserve_worker.server.messages import Message, MessageToolCall
+from modelserve_worker.text.markers import without_thoughts
 from modelserve_worker.text.tool_calls import MAX_DEPTH
 
+_INSTRUCTIONS = ("system", "developer")
 _ONLY_ASSISTANT = ("tool_calls", "reasoning_content", "reasoning")
 
 
 def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Messages with arguments as objects; tool messages carry both the id they answer and the function's name.
 
-    A thought stands under both names that templates look for. Raises ApiError that names the field.
+    A thought stands under both names that templates look for. System and developer messages, wherever they stand, are
+    one message at the beginning: the format has one place for them. Raises ApiError that names the field.
     """
     functions: dict[str, str] = {}  # name by id of the calls so far; a later call may use an id again
     ready = []
@@ -24,6 +27,11 @@ def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
         where = f"messages.{index}"
         _require_fields_of_role(message, where)
         entry = message.model_dump(include={"role", "content", "name"}, exclude_none=True)
+        if message.role in ("assistant", "tool") and message.content is None and not message.tool_calls:
+            entry["content"] = ""
+        elif message.role == "assistant" and message.content is not None:
+            # Here and not in the template, which sees markers in a message as the text they are.
+            entry["content"] = without_thoughts(_text(message.content))
         if message.role == "tool":
             entry |= {"tool_call_id": message.tool_call_id, "name": _answered(message, functions, where)}
         if message.tool_calls:
@@ -33,7 +41,20 @@ def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
         if thought:
             entry |= {"reasoning_content": thought, "reasoning": thought}
         ready.append(entry)
-    return ready
+    return _instructions_first(ready)
+
+
+def _instructions_first(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    instructions = [entry for entry in messages if entry["role"] in _INSTRUCTIONS]
+    if not instructions or (len(instructions) == 1 and instructions[0] is messages[0]):
+        return messages
+    text = "\n\n".join(_text(entry["content"]) for entry in instructions)
+    others = [entry for entry in messages if entry["role"] not in _INSTRUCTIONS]
+    return [{"role": instructions[0]["role"], "content": text}, *others]
+
+
+def _text(content: str | Sequence[Mapping[str, str]]) -> str:
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
 def _require_fields_of_role(message: Message, where: str) -> None:
@@ -44,8 +65,8 @@ def _require_fields_of_role(message: Message, where: str) -> None:
                 raise _wrong(f"{where}.{name}", f"only assistant messages have it, not one of role {role!r}")
     if role != "tool" and message.tool_call_id is not None:
         raise _wrong(f"{where}.tool_call_id", f"only tool messages have it, not one of role {role!r}")
-    said_otherwise = message.tool_calls or message.reasoning_content or message.reasoning
-    if message.content is None and not said_otherwise:
+    # An assistant may have said nothing (a thought that was cut), and a function may return nothing.
+    if message.content is None and role not in ("assistant", "tool"):
         raise ApiError(f"field '{where}.content' is required", param=f"{where}.content", code="missing_field")
 
 

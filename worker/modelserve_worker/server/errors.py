@@ -11,6 +11,9 @@ from starlette.responses import Response
 
 RETRY_AFTER_SECONDS = 2
 
+_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+_RETRY = {"retry-after": str(RETRY_AFTER_SECONDS)}
+_HEADERS: Mapping[int, Mapping[str, str]] = {401: {"www-authenticate": "Bearer"}, 429: _RETRY, 503: _RETRY}
 _CHAT_ONLY = "it is a field of /v1/chat/completions"
 
 # Fields of other servers that clients send, and what they can do here instead.
@@ -45,13 +48,13 @@ class ApiError(Exception):
     def type(self) -> str:
         if self.status >= 500:
             return "server_error"
-        return "not_found_error" if self.status == 404 else "invalid_request_error"
+        return _TYPES.get(self.status, "invalid_request_error")
 
     def body(self) -> dict[str, Any]:
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
     def response(self) -> Response:
-        headers: Mapping[str, str] = {"retry-after": str(RETRY_AFTER_SECONDS)} if self.status == 503 else {}
+        headers = _HEADERS.get(self.status, {})
         # ASCII: a message quotes the client's input, which may hold characters that UTF-8 cannot carry.
         return Response(
             json.dumps(self.body()), status_code=self.status, media_type="application/json", headers=headers
@@ -73,8 +76,9 @@ def from_validation(error: ValidationError) -> ApiError:
         return ApiError(f"field {param!r} is not supported: {remedy}", param=param, code="unsupported_field")
     if first["type"] == "missing":
         return ApiError(f"field {param!r} is required", param=param, code="missing_field")
+    where = "" if param is None else f"{param}: "  # a rule over several fields names them itself
     if first["type"] == "value_error":
-        return ApiError(f"{param}: {first['ctx']['error']}", param=param, code="invalid_value")
+        return ApiError(f"{where}{first['ctx']['error']}", param=param, code="invalid_value")
     given = repr(first["input"])
     shown = given if len(given) <= 80 else given[:77] + "..."
-    return ApiError(f"{param}: {first['msg']}, not {shown}", param=param, code="invalid_value")
+    return ApiError(f"{where}{first['msg']}, not {shown}", param=param, code="invalid_value")

@@ -13,7 +13,10 @@ from pydantic.fields import FieldInfo
 
 from modelserve.engine_args import EngineArgs
 from modelserve.errors import InvalidInput
+from modelserve_worker.server.authentication import ApiKeys
+from modelserve_worker.server.settings import DoorSettings
 
+API_KEY_FILE_VARIABLE = "MODELSERVE_API_KEY_FILE"
 _SWITCHES = (bool, Literal[False])
 
 
@@ -35,6 +38,41 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
             )
         else:
             parser.add_argument(flag, default=argparse.SUPPRESS, metavar="VALUE", help=_help(field))
+
+
+def add_door_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of DoorSettings; those that may be given several times have the name of one (`--api-key`)."""
+    for name, field in DoorSettings.model_fields.items():
+        flag = f"--{name.replace('_', '-')}"
+        if field.annotation is bool:
+            parser.add_argument(
+                flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=field.description
+            )
+        elif isinstance(field.default, tuple):
+            parser.add_argument(
+                flag.removesuffix("s"), dest=name, action="append", default=argparse.SUPPRESS, metavar="VALUE",
+                help=f"{field.description} May be given several times.",
+            )  # fmt: skip
+        else:
+            parser.add_argument(flag, default=argparse.SUPPRESS, metavar="VALUE", help=_help(field))
+
+
+def door_settings(flags: Mapping[str, Any], environment: Mapping[str, str]) -> DoorSettings:
+    """Settings from `flags` by field name; the file of keys may come as MODELSERVE_API_KEY_FILE.
+
+    Raises InvalidInput that names the field.
+    """
+    document = dict(flags)
+    if environment.get(API_KEY_FILE_VARIABLE):
+        document.setdefault("api_key_file", environment[API_KEY_FILE_VARIABLE])
+    try:
+        settings = DoorSettings.model_validate(document)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = str(first["loc"][0])
+        raise InvalidInput(f"{field}: {first['msg']}, not {first['input']!r}", field=field) from error
+    ApiKeys(settings.api_keys, settings.api_key_file)  # a file that cannot be read is a wrong setting, at the start
+    return settings
 
 
 def _help(field: FieldInfo) -> str:

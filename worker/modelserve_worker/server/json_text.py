@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
+# Python's parser keeps the interpreter to itself from the first byte to the last, so what it may have to build is
+# bounded before it starts. Each bound alone is about 0.1 s of a slow core; a body of text is far below all of them.
+MAX_CONTAINERS = 100_000  # objects and lists
+MAX_MEMBERS = 100_000  # names in objects
+MAX_VALUES = 500_000  # what commas part: token ids, mostly
+
+_STRINGS_PER_LOOK = 1024
+
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode  # json.dumps would build one per call
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)  # an unfinished one ends with the text
 
 
 def to_json(document: Any) -> bytes:
@@ -20,6 +31,51 @@ def read_json(text: str | bytes) -> Any:
         return json.loads(text, parse_constant=_no_constant, parse_float=_finite)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+
+
+@dataclass
+class _Structure:
+    """Characters that build something, counted."""
+
+    containers: int = 0
+    members: int = 0
+    values: int = 0
+
+    def count(self, data: bytes, begin: int = 0, end: int | None = None) -> None:
+        self.containers += data.count(b"[", begin, end) + data.count(b"{", begin, end)
+        self.members += data.count(b":", begin, end)
+        self.values += data.count(b",", begin, end)
+
+    def excess(self) -> str | None:
+        for found, limit, what in (
+            (self.containers, MAX_CONTAINERS, "objects and lists"),
+            (self.members, MAX_MEMBERS, "names in objects"),
+            (self.values, MAX_VALUES, "values"),
+        ):
+            if found > limit:
+                return f"more than {limit} {what}"
+        return None
+
+
+def structure_excess(data: bytes) -> str | None:
+    """What a JSON text has too much of, such as "more than 100000 objects and lists"; None where it may be read.
+
+    Nearly always this is five searches for one character. Where these find too many, characters inside strings are
+    told from the others, so text is never refused for its punctuation; Python code does that and lets others run.
+    """
+    rough = _Structure()
+    rough.count(data)
+    if rough.excess() is None:
+        return None
+    exact = _Structure()
+    at = 0
+    for number, string in enumerate(_STRING.finditer(data)):
+        exact.count(data, at, string.start())
+        if number % _STRINGS_PER_LOOK == 0 and (excess := exact.excess()):
+            return excess
+        at = string.end()
+    exact.count(data, at)
+    return exact.excess()
 
 
 def nested_deeper(value: Any, limit: int) -> bool:

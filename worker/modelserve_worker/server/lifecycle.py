@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import signal
 import socket
@@ -12,12 +13,22 @@ from collections.abc import Awaitable, Callable, Iterator
 import uvicorn
 from starlette.applications import Starlette
 
+from modelserve_worker.server.bounded_log import bound_logs
+from modelserve_worker.server.connections import (
+    ACCEPTED_AT_ONCE,
+    Connection,
+    Connections,
+    most_connections,
+    raise_descriptor_limit,
+)
+from modelserve_worker.server.settings import DoorSettings
 from modelserve_worker.server.state import Phase, ServerState
 
 log = logging.getLogger(__name__)
 
 _LOG_INTERVAL_S = 5.0
 _ALIVE_INTERVAL_S = 0.5
+_KERNEL_BACKLOG = 2048
 _CLOSE_SECONDS = 5  # for the last answers to reach slow clients
 _KEEP_ALIVE_SECONDS = 75  # longer than load balancers and clients keep idle connections
 
@@ -27,7 +38,15 @@ class EngineStopped(RuntimeError):  # noqa: N818 - an outcome, like EngineDead
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without signal handlers: draining comes before its own shutdown."""
+    """uvicorn without signal handlers: draining comes before its own shutdown.
+
+    Its backlog is how many connections asyncio accepts in one turn; the kernel's queue is longer than that.
+    """
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(_KERNEL_BACKLOG)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -38,7 +57,7 @@ def bind(host: str, port: int) -> socket.socket:
     """A listening socket; port 0 takes a free one. Raises OSError with the address."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener = socket.create_server((host, port), family=family, backlog=2048)
+        listener = socket.create_server((host, port), family=family, backlog=_KERNEL_BACKLOG)
     except OSError as error:
         raise OSError(f"cannot listen on {host}:{port}: {error}; choose another --host or --port") from error
     # Accepted sockets inherit it. asyncio sets it only where the socket names its protocol, which accept() does not;
@@ -55,6 +74,7 @@ async def run_server(
     drain_seconds: float,
     starting: Awaitable[None],
     stop_engine: Callable[[], Awaitable[None]],
+    settings: DoorSettings | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then finish open requests for at most `drain_seconds`.
 
@@ -63,8 +83,19 @@ async def run_server(
     requests that are still open then fail with EngineDead, so that their clients get an error, not a broken stream.
     Raises EngineStopped.
     """
+    settings = settings or DoorSettings()
+    limit = settings.max_connections or most_connections(raise_descriptor_limit())
+    connections = Connections(
+        limit,
+        header_s=settings.header_seconds,
+        discard_s=settings.body_gap_seconds,
+        write_s=settings.write_seconds,
+    )
+    bound_logs()
     config = uvicorn.Config(
         app,
+        http=functools.partial(Connection, connections),  # type: ignore[arg-type] # it is called like the class
+        backlog=ACCEPTED_AT_ONCE,
         lifespan="off",
         log_config=None,
         access_log=False,
@@ -73,7 +104,7 @@ async def run_server(
     )
     server = _Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    log.info("listening on %s:%d", *listener.getsockname()[:2])
+    log.info("listening on %s:%d for at most %d connections", *listener.getsockname()[:2], limit)
     stop = _stop_on_signals()
     started = asyncio.ensure_future(starting)
     stopped = asyncio.create_task(stop.wait())

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
+from modelserve_worker.server.field_policy import CALL_FIELDS, LENIENT, MESSAGE_FIELDS, PART_FIELDS, FieldPolicy
 from modelserve_worker.server.request_model import RequestModel
 from modelserve_worker.server.tools import FunctionName
 
+MAX_MESSAGES = 32768
 MAX_CALLS = 128  # in one message
 MAX_CALL_ID_LENGTH = 256
 
@@ -16,17 +18,22 @@ MAX_CALL_ID_LENGTH = 256
 class CalledFunction(RequestModel):
     """`arguments` is a JSON object as text."""
 
+    ignored = CALL_FIELDS
+    described_as = "tool_calls.function."
+
     name: FunctionName
     arguments: str
 
 
 class MessageToolCall(RequestModel):
-    """A call that the assistant made. `index` is what clients leave in calls they put together from a stream."""
+    """A call that the assistant made."""
+
+    ignored = CALL_FIELDS
+    described_as = "tool_calls."
 
     id: str = Field(min_length=1, max_length=MAX_CALL_ID_LENGTH)
     type: Literal["function"] = "function"
     function: CalledFunction
-    index: int | None = None
 
 
 class Message(RequestModel):
@@ -34,6 +41,9 @@ class Message(RequestModel):
 
     `reasoning` is the name some clients send `reasoning_content` back under.
     """
+
+    ignored = MESSAGE_FIELDS
+    described_as = "messages."
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[dict[str, str]] | None = None
@@ -45,15 +55,19 @@ class Message(RequestModel):
 
     @field_validator("content", mode="before")
     @classmethod
-    def _text_parts_only(cls, value: Any) -> Any:
+    def _text_parts_only(cls, value: Any, info: ValidationInfo) -> Any:
         if isinstance(value, str):
             return value
         if not isinstance(value, list):
             raise ValueError("content is a string or a list of text parts")
+        policy = info.context if isinstance(info.context, FieldPolicy) else LENIENT
+        parts = []
         for part in value:
             kind = part.get("type") if isinstance(part, dict) else part
             if kind != "text":
                 raise ValueError(f"content part {str(kind)[:40]!r} is not supported: this server reads text only")
-            if set(part) != {"type", "text"} or not isinstance(part["text"], str):
+            kept = policy.without_ignored(part, PART_FIELDS, "messages.content.")
+            if set(kept) != {"type", "text"} or not isinstance(kept["text"], str):
                 raise ValueError('a text part is {"type": "text", "text": "..."}')
-        return value
+            parts.append(kept)
+        return parts

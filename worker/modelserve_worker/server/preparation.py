@@ -13,6 +13,7 @@ from modelserve_worker.server.protocol import MAX_PROMPTS, ChatCompletionRequest
 from modelserve_worker.server.state import ServedModel
 from modelserve_worker.text.chat_template import ChatTemplateError
 from modelserve_worker.text.markers import Markers
+from modelserve_worker.text.prompt_encoder import GUARD, InvalidTextError, TooManyTokensError
 from modelserve_worker.text.reply import PLAIN_TEXT, ReplyFormat
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
@@ -31,20 +32,21 @@ class SequenceSpec:
     reply_format: ReplyFormat
 
 
-def completion_prompts(body: CompletionRequest, model: ServedModel) -> list[tuple[int, ...]]:
+def completion_prompts(body: CompletionRequest, model: ServedModel, *, max_model_len: int) -> list[tuple[int, ...]]:
     """Token ids of every prompt. Raises ApiError."""
     prompts = []
     for prompt in body.prompt:
         if isinstance(prompt, str):
-            prompts.append(_encode(prompt, model, param="prompt", add_special_tokens=body.add_special_tokens))
+            ends = body.add_special_tokens
+            prompts.append(_encode(prompt, model, param="prompt", add_special_tokens=ends, most_tokens=max_model_len))
         else:
             _require_in_vocabulary(prompt, model, param="prompt")
             prompts.append(tuple(prompt))
     return prompts
 
 
-def chat_prompt(body: ChatCompletionRequest, model: ServedModel) -> tuple[int, ...]:
-    """Token ids of the rendered conversation. Raises ApiError."""
+def chat_prompt(body: ChatCompletionRequest, model: ServedModel, *, max_model_len: int) -> tuple[int, ...]:
+    """Token ids of the rendered conversation; markers that its texts spell are text. Raises ApiError."""
     template = model.text.chat_template
     if template is None:
         raise ApiError(
@@ -56,23 +58,30 @@ def chat_prompt(body: ChatCompletionRequest, model: ServedModel) -> tuple[int, .
     if reserved:
         param = f"chat_template_kwargs.{reserved[0]}"
         raise ApiError(f"{param} is set by the server; remove it", param=param, code="invalid_value")
+    if len(body.messages) > max_model_len:  # each has a token at least
+        raise _too_many_tokens(len(body.messages), max_model_len, param="messages")
     tools = [tool.model_dump(exclude_unset=True) for tool in body.offered_tools]
+    guarded = model.text.encoder.guarded
     try:
         text = template.render(
-            template_messages(body.messages),
+            guarded(template_messages(body.messages)),
             add_generation_prompt=body.add_generation_prompt,
-            variables={**body.template_variables, "tools": tools or None},
+            variables=guarded({**body.template_variables, "tools": tools or None}),
         )
+    except InvalidTextError as error:
+        raise _invalid_text("messages") from error
     except ChatTemplateError as error:
-        raise ApiError(f"the chat template refused the messages: {error}", param="messages") from error
-    return _encode(text, model, param="messages", add_special_tokens=body.add_special_tokens)
+        reason = str(error).replace(GUARD, "")
+        raise ApiError(f"the chat template refused the messages: {reason}", param="messages") from error
+    ends = body.add_special_tokens
+    return _encode(text, model, param="messages", add_special_tokens=ends, most_tokens=max_model_len)
 
 
 def completion_sequences(
     body: CompletionRequest, model: ServedModel, *, response_id: str, max_model_len: int
 ) -> list[SequenceSpec]:
     """The answers to every prompt, in order. Raises ApiError."""
-    prompts = completion_prompts(body, model)
+    prompts = completion_prompts(body, model, max_model_len=max_model_len)
     if len(prompts) * body.n > MAX_PROMPTS:
         raise ApiError(
             f"{len(prompts)} prompts times n={body.n} are {len(prompts) * body.n} answers; the limit is {MAX_PROMPTS}",
@@ -98,7 +107,7 @@ def chat_sequences(
     body: ChatCompletionRequest, model: ServedModel, *, response_id: str, max_model_len: int
 ) -> list[SequenceSpec]:
     """The n answers to a conversation. Raises ApiError."""
-    prompt = chat_prompt(body, model)
+    prompt = chat_prompt(body, model, max_model_len=max_model_len)
     asked = body.max_completion_tokens or body.max_tokens
     param = "max_completion_tokens" if body.max_completion_tokens else "max_tokens"
     room = _room(prompt, model_len=max_model_len, asked=asked, param=param)
@@ -188,19 +197,31 @@ def _sampling(
     )
 
 
-def _encode(text: str, model: ServedModel, *, param: str, add_special_tokens: bool) -> tuple[int, ...]:
+def _encode(
+    text: str, model: ServedModel, *, param: str, add_special_tokens: bool, most_tokens: int
+) -> tuple[int, ...]:
     try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ApiError(
-            f"{param} holds half of a surrogate pair at character {error.start}; send valid Unicode", param=param
-        ) from error
-    token_ids = model.text.encode(text, add_special_tokens=add_special_tokens)
+        token_ids = model.text.encoder.encode(text, add_special_tokens=add_special_tokens, most_tokens=most_tokens)
+    except InvalidTextError as error:
+        raise _invalid_text(param) from error
+    except TooManyTokensError as error:
+        raise _too_many_tokens(error.at_least, most_tokens, param=param) from error
     if not token_ids:
         raise ApiError(f"{param} is empty; it needs at least one token", param=param)
     # Some checkpoints have tokenizers with added tokens that the model has no embedding for.
     _require_in_vocabulary(token_ids, model, param=param)
     return token_ids
+
+
+def _too_many_tokens(at_least: int, limit: int, *, param: str) -> ApiError:
+    return ApiError(
+        f"the prompt has at least {at_least} tokens; the limit is {limit} tokens. Shorten the prompt",
+        param=param, code="context_length_exceeded",
+    )  # fmt: skip
+
+
+def _invalid_text(param: str) -> ApiError:
+    return ApiError(f"{param} holds half of a surrogate pair; send valid Unicode", param=param)
 
 
 def _require_in_vocabulary(token_ids: Sequence[int], model: ServedModel, *, param: str) -> None:

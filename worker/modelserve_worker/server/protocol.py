@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import FailFast, Field, field_validator, model_validator
 
-from modelserve_worker.server.messages import Message
+from modelserve_worker.server.field_policy import CHAT_FIELDS, COMPLETION_FIELDS, STREAM_OPTIONS_FIELDS
+from modelserve_worker.server.json_text import nested_deeper
+from modelserve_worker.server.messages import MAX_MESSAGES, Message
 from modelserve_worker.server.request_model import RequestModel
 from modelserve_worker.server.tools import MAX_TOOLS, Tool
+from modelserve_worker.text.tool_calls import MAX_DEPTH
 
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16
@@ -23,6 +26,9 @@ TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 
 
 class StreamOptions(RequestModel):
+    ignored = STREAM_OPTIONS_FIELDS
+    described_as = "stream_options."
+
     include_usage: bool = False
 
 
@@ -52,14 +58,6 @@ class SamplingFields(RequestModel):
     ignore_eos: bool = False
     skip_special_tokens: bool = True
 
-    # Accepted because clients send them; they change nothing here.
-    user: str | None = None
-    metadata: dict[str, Any] | None = None
-    store: Literal[False] | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-
     @field_validator("stop", mode="before")
     @classmethod
     def _one_stop_string(cls, value: Any) -> Any:
@@ -86,6 +84,8 @@ class SamplingFields(RequestModel):
 
 class CompletionRequest(SamplingFields):
     """POST /v1/completions."""
+
+    ignored = COMPLETION_FIELDS
 
     prompt: list[str | list[int]]
     echo: bool = False
@@ -130,7 +130,9 @@ class ResponseFormat(RequestModel):
 class ChatCompletionRequest(SamplingFields):
     """POST /v1/chat/completions."""
 
-    messages: list[Message] = Field(min_length=1)
+    ignored = CHAT_FIELDS
+
+    messages: Annotated[list[Message], FailFast()] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: int | None = Field(default=None, ge=1, le=LARGEST_COUNT)
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
@@ -163,9 +165,16 @@ class ChatCompletionRequest(SamplingFields):
             )
         return value
 
+    @field_validator("chat_template_kwargs", mode="after")
+    @classmethod
+    def _bounded(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if nested_deeper(value, MAX_DEPTH):
+            raise ValueError(f"objects and lists are nested more than {MAX_DEPTH} deep")
+        return value
+
     @model_validator(mode="after")
     def _alternatives_need_logprobs(self) -> ChatCompletionRequest:
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs is allowed only with logprobs=true")
         return self
 

@@ -9,10 +9,11 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from modelserve.errors import InvalidInput
-from modelserve_worker.engine_client import EngineClient, EngineDead
+from modelserve_worker.engine_client import EngineBusy, EngineClient, EngineDead
 from modelserve_worker.metrics import WorkerMetrics
 from modelserve_worker.request import FinishReason, RequestOutput, TokenLogprobs
 from modelserve_worker.server.preparation import SequenceSpec
+from modelserve_worker.server.request_context import RequestContext
 from modelserve_worker.text.reply import Channel, Part, ReplyParser, Text, join_texts
 from modelserve_worker.text.tool_calls import ToolCall
 from modelserve_worker.text.vocabulary import Vocabulary
@@ -71,6 +72,8 @@ class Reply:
         """Take what a step produced; the parts it added. Raises GenerationError when the engine gave it up."""
         if output.finish_reason in _UNFINISHED:
             raise GenerationError(output.error or "the server ended the request before it was complete")
+        if output.admitted_s is not None:
+            self._timer.admitted(output.admitted_s)
         parts, num_read = self._parts(output)
         self.parts += parts
         self.num_tokens += num_read
@@ -104,7 +107,7 @@ class Reply:
                 self.finish_reason, self.stop_reason = "stop", parser.stop_string
                 return parts, position + 1
         if output.finish_reason is not None:
-            parts += parser.finish()
+            parts += parser.finish(cut=output.finish_reason is FinishReason.LENGTH)
             if parser.ended:
                 self.finish_reason, self.stop_reason = "stop", parser.stop_string
             else:
@@ -121,8 +124,15 @@ def texts(parts: Sequence[Part], channel: Channel) -> str:
 class SequenceRunner:
     """Runs the sequences of one HTTP request."""
 
-    def __init__(self, engine: EngineClient, vocabulary: Vocabulary, metrics: WorkerMetrics) -> None:
+    def __init__(
+        self,
+        engine: EngineClient,
+        vocabulary: Vocabulary,
+        metrics: WorkerMetrics,
+        context: RequestContext | None = None,
+    ) -> None:
         self._engine = engine
+        self._context = context
         self._vocabulary = vocabulary
         self._metrics = metrics
 
@@ -138,19 +148,23 @@ class SequenceRunner:
         """Replies that went on, each once, with the parts added, until all are complete.
 
         Several steps that came together are told as one. Closing the generator aborts the replies that go on.
-        Raises InvalidInput when the engine refuses a sequence, GenerationError and EngineDead.
+        Raises InvalidInput when the engine refuses a sequence, EngineBusy, GenerationError and EngineDead.
         """
+        client = "" if self._context is None else self._context.client
         replies = {spec.request.request_id: Reply(spec, self._vocabulary, self._metrics) for spec in specs}
         incomplete = len(replies)
         reason = FinishReason.ABORT
         try:
-            async with aclosing(self._engine.generate([spec.request for spec in specs])) as steps:
+            async with aclosing(self._engine.generate([spec.request for spec in specs], client=client)) as steps:
                 async for outputs in steps:
                     step: dict[str, tuple[Reply, list[Part]]] = {}
                     for output in outputs:
                         reply = replies[output.request_id]
                         if reply.finish_reason is None:  # a stop string ends an answer before the engine does
+                            told = reply.num_tokens
                             parts = reply.read(output)
+                            if self._context is not None:
+                                self._context.note_tokens(reply.num_tokens - told, admitted_s=output.admitted_s)
                             if output.request_id in step:
                                 parts = step[output.request_id][1] + parts
                             step[output.request_id] = reply, join_texts(parts)
@@ -162,7 +176,7 @@ class SequenceRunner:
                         yield list(step.values())
                     if not incomplete:
                         return
-        except (EngineDead, GenerationError, InvalidInput):
+        except (EngineBusy, EngineDead, GenerationError, InvalidInput):
             reason = FinishReason.ERROR
             raise
         finally:

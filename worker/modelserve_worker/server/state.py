@@ -35,6 +35,7 @@ class ServerState:
     detail: str = "starting"  # how far loading is
     engine: EngineClient | None = None
     open_requests: int = 0
+    draining: asyncio.Event = field(default_factory=asyncio.Event)
     idle: asyncio.Event = field(default_factory=asyncio.Event)  # set while draining and no request is open
 
     def mark_ready(self, engine: EngineClient) -> None:
@@ -42,6 +43,7 @@ class ServerState:
 
     def start_draining(self) -> None:
         self.phase, self.detail = Phase.DRAINING, "draining"
+        self.draining.set()
         self._notice_idle()
 
     def request_opened(self) -> None:

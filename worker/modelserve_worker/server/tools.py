@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
+from modelserve_worker.server.field_policy import TOOL_FIELDS
 from modelserve_worker.server.json_text import nested_deeper
 from modelserve_worker.server.request_model import RequestModel
 from modelserve_worker.text.tool_calls import MAX_DEPTH, MAX_NAME_LENGTH
@@ -46,6 +47,9 @@ class FunctionDefinition(RequestModel):
 
 class Tool(RequestModel):
     """OpenAI's {"type": "function", "function": {...}}."""
+
+    ignored = TOOL_FIELDS
+    described_as = "tools."
 
     type: Literal["function"]
     function: FunctionDefinition

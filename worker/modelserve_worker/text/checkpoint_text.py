@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from tokenizers import Tokenizer
 from modelserve.checkpoint_files import GENERATION_FILE, read_generation_config, read_json_object
 from modelserve.errors import InvalidInput
 from modelserve_worker.text.chat_template import ChatTemplate
+from modelserve_worker.text.prompt_encoder import PromptEncoder
 from modelserve_worker.text.vocabulary import Vocabulary
 
 _TOKEN_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -36,11 +38,11 @@ class CheckpointText:
     chat_template: ChatTemplate | None
     defaults: SamplingDefaults
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
-        """Token ids; `add_special_tokens` puts the beginning-of-sequence token in front (a chat prompt has its own)."""
-        # A batch of one: `encode` holds the interpreter while it works, `encode_batch` lets other threads run.
-        (encoding,) = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        return tuple(encoding.ids)
+    @cached_property
+    def encoder(self) -> PromptEncoder:
+        """The way to token ids: raw text with its control tokens, and conversations, which can spell none."""
+        longest = max(map(len, self.vocabulary.token_bytes))
+        return PromptEncoder(self.tokenizer, longest_token_bytes=longest)
 
 
 def load_checkpoint_text(directory: Path) -> CheckpointText:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-_CLOSED_BY = ("<channel|>", "<|turn>", "<turn|>", "<tool_response|>")
+THOUGHT_OPEN, THOUGHT_CLOSE = "<|channel>", "<channel|>"
+_CLOSED_BY = (THOUGHT_CLOSE, "<|turn>", "<turn|>", "<tool_response|>")
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Markers:
     @classmethod
     def of(cls, ids: Mapping[str, int]) -> Markers:
         """Markers of the vocabulary `ids` (token text to id)."""
-        thought_open, thought_close = _pair(ids, "<|channel>", "<channel|>")
+        thought_open, thought_close = _pair(ids, THOUGHT_OPEN, THOUGHT_CLOSE)
         call_open, call_close = _pair(ids, "<|tool_call>", "<tool_call|>")
         return cls(
             thought_open=thought_open,
@@ -50,3 +51,10 @@ class Markers:
 
 def _pair(ids: Mapping[str, int], opening: str, closing: str) -> tuple[int | None, int | None]:
     return (ids[opening], ids[closing]) if opening in ids and closing in ids else (None, None)
+
+
+def without_thoughts(text: str) -> str:
+    """What an answer says beside its thoughts, from its raw text: as Gemma's template takes them out of older turns."""
+    if THOUGHT_OPEN not in text and THOUGHT_CLOSE not in text:
+        return text
+    return "".join(piece.split(THOUGHT_OPEN, 1)[0] for piece in text.split(THOUGHT_CLOSE))

@@ -75,7 +75,8 @@ class ReplyParser:
     """Reads one answer. Push no further token once `ended` is true.
 
     Stop strings are searched from token number `min_tokens` on, in each run of reasoning or content by itself, and not
-    in calls. A call that is unfinished or malformed is content: the text of its tokens without the markers.
+    in calls. A call that is malformed, or left unfinished by the model, is content: the text of its tokens without the
+    markers.
     """
 
     def __init__(
@@ -126,8 +127,13 @@ class ReplyParser:
         self.reasoning_tokens += self._state in (_State.LABEL, _State.THOUGHT)
         return self._said(self._detokenizer.push(token_id))
 
-    def finish(self) -> list[Part]:
-        """The rest, when the answer ended for another reason than `ended`."""
+    def finish(self, *, cut: bool = False) -> list[Part]:
+        """The rest, when the answer ended for another reason than `ended`.
+
+        `cut`: by its length. The beginning of a call is then no part of the answer: it is neither a call nor text.
+        """
+        if cut:
+            self._call = []
         return self._leave()
 
     def _entered(self, token_id: int, markers: Markers) -> _State | None:

@@ -1,0 +1,28 @@
+"""What the front end of a worker may hold in host memory for its clients, by name. Bytes.
+
+The worker refuses (429) what would exceed OPEN_BODIES_BYTES, and the pod's memory request contains all of it, so
+clients cannot make a worker larger than its plan.
+"""
+
+from __future__ import annotations
+
+from modelserve.sizing.memory import CPU_HEADROOM
+
+MIB = 1 << 20
+
+OPEN_BODIES_BYTES = 512 * MIB
+"""Bodies that are being read, and the prompts of open requests."""
+
+HELD_BYTES_PER_TOKEN = 40
+"""Of a prompt while its request is open: a place in a tuple and a Python integer, with a margin."""
+
+PREPARATION_BYTES = 512 * MIB
+"""One large body while it is parsed, rendered and encoded; one at a time. Most of it is the tokenizer's: about 130
+bytes per token of a piece, which is encoded at once where it has at most six bytes per token of the context."""
+
+
+def open_bodies_bytes(cpu_memory_bytes: int | None) -> int:
+    """What a worker lets open requests hold. On the CPU, whose memory the plan divides: half of the plan's headroom."""
+    if cpu_memory_bytes is None:
+        return OPEN_BODIES_BYTES
+    return min(OPEN_BODIES_BYTES, int(cpu_memory_bytes * CPU_HEADROOM) // 2)

@@ -1,0 +1,172 @@
+"""What ordinary clients send beside the API: ignored where it changes nothing, counted; --strict-fields refuses it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import ValidationError
+
+from modelserve_worker.server import field_policy
+from modelserve_worker.server.conversation import template_messages
+from modelserve_worker.server.field_policy import FieldPolicy, Ignored
+from modelserve_worker.server.protocol import ChatCompletionRequest, CompletionRequest
+
+USER: dict[str, Any] = {"role": "user", "content": "hi"}
+CHAT: dict[str, Any] = {"model": "tiny", "messages": [USER]}
+TEXT: dict[str, Any] = {"model": "tiny", "prompt": "hi"}
+TABLES = {
+    "stream_options.": field_policy.STREAM_OPTIONS_FIELDS,
+    "messages.": field_policy.MESSAGE_FIELDS,
+    "messages.content.": field_policy.PART_FIELDS,
+    "tool_calls.": field_policy.CALL_FIELDS,
+    "tools.": field_policy.TOOL_FIELDS,
+}
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs/api.md"
+
+
+@pytest.fixture
+def http(server: Any) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url) as client:
+        yield client
+
+
+def _with(table: str, name: str, value: Any) -> dict[str, Any]:
+    """A chat request with the field in an object that `table` is about."""
+    if table == "stream_options.":
+        return CHAT | {"stream": True, "stream_options": {name: value}}
+    if table == "messages.":
+        return CHAT | {"messages": [USER | {name: value}]}
+    if table == "messages.content.":
+        return CHAT | {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi", name: value}]}]}
+    if table == "tools.":
+        return CHAT | {"tools": [{"type": "function", "function": {"name": "f"}, name: value}]}
+    call = {"id": "a", "function": {"name": "f", "arguments": "{}"}, name: value}
+    return CHAT | {"messages": [USER, {"role": "assistant", "tool_calls": [call]}]}
+
+
+CASES = [
+    (ChatCompletionRequest, CHAT | {name: value}, name)
+    for name, ignored in field_policy.CHAT_FIELDS.items()
+    for value in ignored.values or ("x", {"a": [1]}, True)
+] + [
+    (CompletionRequest, TEXT | {name: value}, name)
+    for name, ignored in field_policy.COMPLETION_FIELDS.items()
+    for value in ignored.values or ("x", {"a": [1]}, True)
+] + [
+    (ChatCompletionRequest, _with(table, name, value), table + name)
+    for table, fields in TABLES.items()
+    for name, ignored in fields.items()
+    for value in ignored.values or ("x", {"a": [1]}, True)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("body_type", "body", "field"), CASES)
+def test_an_ignored_field_leaves_the_request_as_it_was_and_is_told(body_type: Any, body: Any, field: str) -> None:
+    told: list[str] = []
+    read = body_type.model_validate(body, context=FieldPolicy(on_ignored=lambda name, _: told.append(name)))
+    assert told == [field]
+    if "." not in field:
+        assert read == body_type.model_validate(TEXT if body_type is CompletionRequest else CHAT)
+    with pytest.raises(ValidationError):
+        body_type.model_validate(body, context=FieldPolicy(strict=True))
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (TEXT | {"best_of": 2}, "best_of"),
+        (TEXT | {"use_beam_search": True}, "use_beam_search"),
+        (TEXT | {"suffix": "x"}, "suffix"),
+        (TEXT | {"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+        (TEXT | {"length_penalty": 0.5}, "length_penalty"),
+        (CHAT | {"echo": True}, "echo"),
+        (CHAT | {"verbosity": "low"}, "verbosity"),
+        (CHAT | {"web_search_options": {}}, "web_search_options"),
+        (CHAT | {"bad_words": ["x"]}, "bad_words"),
+        (CHAT | {"include_reasoning": False}, "include_reasoning"),
+        (CHAT | {"messages": [USER | {"prefix": True}]}, "messages.0.prefix"),
+        (CHAT | {"messages": [USER | {"refusal": "no"}]}, "messages.0.refusal"),
+        (CHAT | {"temprature": 1}, "temprature"),
+    ],
+)
+def test_what_would_change_the_answer_is_refused_by_name(http: httpx.Client, body: dict[str, Any], param: str) -> None:
+    response = http.post("/v1/completions" if "prompt" in body else "/v1/chat/completions", json=body)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], error["code"]) == (400, param, "unsupported_field")
+
+
+def test_ignored_fields_are_counted_and_named_once_in_the_log(
+    server: Any, http: httpx.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "modelserve_worker.server.ignored_fields")
+    for _ in range(3):
+        assert http.post("/v1/chat/completions", json=CHAT | {"store": True}).status_code == 200
+    labels = {"model_name": "tiny", "field": "store"}
+    assert server.metrics.registry.get_sample_value("modelserve_ignored_fields_total", labels) == 3
+    assert [record.getMessage() for record in caplog.records] == [
+        "clients send the field 'store', which is ignored: nothing is stored here, whatever it says"
+    ]
+
+
+def _template_messages(*messages: dict[str, Any]) -> list[dict[str, Any]]:
+    return template_messages(ChatCompletionRequest.model_validate(CHAT | {"messages": list(messages)}).messages)
+
+
+def test_late_and_several_system_messages_are_one_at_the_beginning() -> None:
+    first, late = {"role": "system", "content": "a"}, {"role": "developer", "content": [{"type": "text", "text": "b"}]}
+    answer = {"role": "assistant", "content": "x"}
+    assert _template_messages(first, USER, answer, late, USER) == [
+        {"role": "system", "content": "a\n\nb"}, USER, answer, USER,
+    ]  # fmt: skip
+    assert _template_messages(USER, late) == [{"role": "developer", "content": "b"}, USER]
+    assert _template_messages(first, USER) == [first, USER]
+
+
+def test_assistants_and_tools_may_say_nothing(http: httpx.Client) -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    body = CHAT | {
+        "messages": [
+            USER,
+            {"role": "assistant", "content": None},
+            USER,
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "a", "content": None},
+        ]
+    }
+    response = http.post("/v1/chat/completions", json=body)
+    assert response.status_code == 200
+    assert "None" not in response.json()["choices"][0]["message"]["content"]
+
+
+def test_no_alternatives_are_no_question(http: httpx.Client) -> None:
+    assert http.post("/v1/chat/completions", json=CHAT | {"top_logprobs": 0}).status_code == 200
+
+
+def _row(where: str, name: str, ignored: Ignored) -> str:
+    values = "any" if ignored.values is None else ", ".join(f"`{_spelled(value)}`" for value in ignored.values)
+    return f"| `{where}{name}` | {values} | {ignored.reason} |"
+
+
+def _spelled(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def expected_rows() -> list[str]:
+    rows = []
+    for name, ignored in {**field_policy.CHAT_FIELDS, **field_policy.COMPLETION_FIELDS}.items():
+        shared = name in field_policy.SHARED_FIELDS
+        route = "" if shared else "completions: " if name in field_policy.COMPLETION_FIELDS else "chat: "
+        rows.append(_row(route, name, ignored).replace(f"`{route}", f"{route}`"))
+    rows += [_row(where, name, ignored) for where, table in TABLES.items() for name, ignored in table.items()]
+    return rows
+
+
+def test_the_document_lists_every_ignored_field_with_its_reason() -> None:
+    text = DOCUMENT.read_text()
+    rows = re.findall(r"^\|.*\|$", text.partition("## Fields that are ignored")[2].partition("\n## ")[0], re.MULTILINE)
+    assert rows[2:] == expected_rows()

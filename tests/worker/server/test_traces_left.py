@@ -1,0 +1,174 @@
+"""What a request leaves behind: its id, a line in the log, counts by status, vLLM's histograms, a span."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from modelserve_worker.metrics import WorkerMetrics
+from modelserve_worker.request import FinishReason
+from modelserve_worker.server import access_log
+from modelserve_worker.server.access_log import AccessLog
+from modelserve_worker.server.body_limits import OpenBodies
+from modelserve_worker.server.entrance import Entrance
+from modelserve_worker.server.request_context import RequestContext
+from modelserve_worker.server.tracing import Tracing
+
+Lines = Callable[[int], list[str]]
+TEXT: dict[str, Any] = {"model": "tiny", "prompt": "hi", "max_tokens": 2}
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Lines:
+    caplog.set_level(logging.INFO, access_log.log.name)
+
+    def lines(count: int) -> list[str]:
+        """All lines, once there are `count`: one is written when its client has been answered."""
+        deadline = time.monotonic() + 20
+        while len(caplog.records) < count:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        return [record.getMessage() for record in caplog.records]
+
+    return lines
+
+
+def test_ids_are_given_back_or_made(server: Any) -> None:
+    given = httpx.post(f"{server.url}/v1/completions", json=TEXT, headers={"x-request-id": "abc-1"})
+    assert given.headers["x-request-id"] == "abc-1"
+    made = {httpx.get(f"{server.url}/health", headers={"x-request-id": bad}).headers["x-request-id"]
+            for bad in ("", "a b", "x" * 129, "a\tb")}  # fmt: skip
+    assert len(made) == 4
+    assert all(len(each) == 32 for each in made)
+    assert httpx.get(f"{server.url}/nowhere").headers["x-request-id"], "refusals, too"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_line_has_lengths_and_times(server: Any, lines: Lines, stream: bool) -> None:
+    httpx.get(f"{server.url}/health")
+    httpx.post(f"{server.url}/v1/completions", json=TEXT | {"stream": stream}, headers={"x-request-id": "abc-1"})
+    (line,) = lines(1)
+    assert line.startswith("POST /v1/completions 200 request_id=abc-1 client=127.0.0.1 body_bytes=")
+    fields = dict(part.split("=", 1) for part in line.split(" ")[3:])
+    assert (fields["prompt_tokens"], fields["completion_tokens"]) == ("3", "2")
+    assert 0 <= float(fields["first_token_ms"]) <= float(fields["total_ms"])
+
+
+def test_statuses_are_counted_by_route(server: Any) -> None:
+    httpx.post(f"{server.url}/v1/completions", json=TEXT)
+    httpx.post(f"{server.url}/v1/completions", json=TEXT | {"n": 0})
+    httpx.get(f"{server.url}/a/path/nobody/knows")
+    httpx.request("BREW", f"{server.url}/health")
+    counts = {
+        (sample.labels["method"], sample.labels["handler"], sample.labels["status"]): sample.value
+        for family in server.metrics.registry.collect() if family.name == "http_requests"
+        for sample in family.samples if sample.name.endswith("_total")
+    }  # fmt: skip
+    assert counts == {
+        ("POST", "/v1/completions", "200"): 1,
+        ("POST", "/v1/completions", "400"): 1,
+        ("GET", "none", "404"): 1,
+        ("other", "/health", "405"): 1,
+    }
+
+
+def _context(**fields: Any) -> RequestContext:
+    with OpenBodies().account() as account:
+        return RequestContext("abc-1", "key-1", account, arrival_s=0.0, **fields)
+
+
+def test_json_is_one_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        log = AccessLog("json")
+        access_log.log.handlers[0].setStream(sys.stderr)  # type: ignore[attr-defined]
+        access_log.log.setLevel(logging.INFO)
+        log.write(_context(body_bytes=9, prompt_tokens=3), method="POST", path='/a"\n', status=200)
+        line = json.loads(capsys.readouterr().err)
+    finally:
+        access_log.log.handlers.clear()
+        access_log.log.propagate = True
+    assert (line["path"], line["status"], line["request_id"], line["prompt_tokens"]) == ('/a"\n', 200, "abc-1", 3)
+
+
+def test_refusals_are_told_at_a_bounded_rate(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = AccessLog("text")
+    now = 1000.0
+    monkeypatch.setattr(access_log, "_now", lambda: now)
+    for _ in range(1000):
+        log.write(_context(), method="GET", path="/x", status=429)
+    log.write(_context(), method="GET", path="/x\n", status=200)
+    assert [line.split()[2] for line in lines(121)] == ["429"] * 120 + ["200"]
+    assert "\n" not in lines(121)[-1]
+    now = 1061.0
+    log.write(_context(), method="GET", path="/x", status=429)
+    assert "kept_back=880" in lines(122)[-1]
+
+
+def test_the_parts_of_a_request_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics = WorkerMetrics("tiny")
+    timer = metrics.start_request(5, arrival_s=100.0)
+    monkeypatch.setattr("modelserve_worker.metrics.time.monotonic", lambda: 103.0)
+    timer.admitted(101.0)
+    timer.tokens(1)
+    monkeypatch.setattr("modelserve_worker.metrics.time.monotonic", lambda: 107.0)
+    timer.tokens(1)
+    timer.finish(FinishReason.STOP)
+    sums = {
+        name: metrics.registry.get_sample_value(f"vllm:request_{name}_time_seconds_sum", {"model_name": "tiny"})
+        for name in ("queue", "prefill", "decode", "inference")
+    }
+    assert sums == {"queue": 1.0, "prefill": 2.0, "decode": 4.0, "inference": 6.0}
+    metrics.observe_steps([3, 500])
+    assert metrics.registry.get_sample_value("vllm:iteration_tokens_total_sum", {"model_name": "tiny"}) == 503
+
+
+async def test_a_span_tells_a_request_to_its_caller() -> None:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        context = RequestContext.of(scope)
+        context.prompt_tokens = 7
+        context.note_tokens(2, admitted_s=context.arrival_s)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    entrance = Entrance(
+        app, open_bodies=OpenBodies(), metrics=WorkerMetrics("tiny"), access_log=AccessLog("off"),
+        tracing=Tracing(provider, "tiny"), routes=["/v1/completions"],
+    )  # fmt: skip
+    trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    scope = {
+        "type": "http", "method": "POST", "path": "/v1/completions", "client": ("::1", 1),
+        "headers": [(b"traceparent", f"00-{trace}-{parent}-01".encode())],
+    }  # fmt: skip
+
+    async def send(_: Any) -> None:
+        pass
+
+    await entrance(scope, None, send)  # type: ignore[arg-type]
+    (span,) = exporter.get_finished_spans()
+    assert (span.name, f"{span.context.trace_id:032x}", f"{span.parent.span_id:016x}") == (
+        "POST /v1/completions", trace, parent,
+    )  # fmt: skip
+    assert (span.attributes["gen_ai.usage.input_tokens"], span.attributes["gen_ai.usage.output_tokens"]) == (7, 2)
+    assert span.attributes["http.response.status_code"] == 200
+
+
+def test_without_the_library_the_log_says_what_to_install(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert Tracing.from_environment({}, "tiny") is None
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    assert Tracing.from_environment({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:4318"}, "tiny") is None
+    assert "install modelserve[worker,otel], or unset OTEL_EXPORTER_OTLP_ENDPOINT" in caplog.text

@@ -1,0 +1,77 @@
+"""The outermost middleware: every request gets an id and a context, gives back what it held, and leaves its trace."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterable
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from modelserve_worker.metrics import WorkerMetrics
+from modelserve_worker.server.access_log import AccessLog
+from modelserve_worker.server.body_limits import OpenBodies
+from modelserve_worker.server.request_context import RequestContext
+from modelserve_worker.server.tracing import Tracing
+
+_REQUEST_ID = re.compile(r"[!-~]{1,128}")  # what may stand in a header and in a line of a log
+_ABANDONED = 499  # no answer was begun: the client left first
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
+class Entrance:
+    """ASGI middleware. `routes` are the paths that metrics and traces name; others are "none"."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        open_bodies: OpenBodies,
+        metrics: WorkerMetrics,
+        access_log: AccessLog,
+        tracing: Tracing | None,
+        routes: Iterable[str],
+    ) -> None:
+        self._app = app
+        self._open_bodies = open_bodies
+        self._metrics = metrics
+        self._access_log = access_log
+        self._tracing = tracing
+        self._routes = frozenset(routes)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        client = scope.get("client")
+        status = _ABANDONED
+
+        async def named(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message = {**message, "headers": [*message["headers"], (b"x-request-id", request_id.encode())]}
+            await send(message)
+
+        with self._open_bodies.account() as account:
+            context = RequestContext(request_id, client[0] if client else "", account)
+            context.attach(scope)
+            try:
+                await self._app(scope, receive, named)
+            except Exception:
+                status = 500
+                raise
+            finally:
+                self._leave_trace(context, scope, headers, status)
+
+    def _leave_trace(self, context: RequestContext, scope: Scope, headers: Headers, status: int) -> None:
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        route = scope["path"] if scope["path"] in self._routes else "none"
+        self._metrics.count_http(method, route, status)
+        self._access_log.write(context, method=method, path=scope["path"], status=status)
+        if self._tracing is not None and method == "POST":
+            self._tracing.record(context, headers, method=method, path=route, status=status)

@@ -1,0 +1,112 @@
+"""How a body becomes an answer, whole or as a stream, whatever its route."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Any, Protocol, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from modelserve.errors import InvalidInput
+from modelserve_worker.engine_client import EngineBusy, EngineDead
+from modelserve_worker.server.errors import ApiError, unavailable
+from modelserve_worker.server.json_text import to_json
+from modelserve_worker.server.protocol import SamplingFields
+from modelserve_worker.server.request_body import RequestBodies
+from modelserve_worker.server.request_context import RequestContext
+from modelserve_worker.server.sequences import GenerationError, SequenceRunner
+from modelserve_worker.server.state import ServerState
+from modelserve_worker.server.streaming import (
+    DONE,
+    ClientDisconnectError,
+    EventStreamResponse,
+    event,
+    run_until_disconnect,
+)
+
+log = logging.getLogger(__name__)
+Body = TypeVar("Body", bound=SamplingFields)
+FAILURES = (ApiError, InvalidInput, GenerationError, EngineBusy, EngineDead)
+
+
+class Answer(Protocol):
+    """An answer in the shapes of one route."""
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of all prompts, each counted once."""
+        ...
+
+    async def whole(self, runner: SequenceRunner) -> dict[str, Any]: ...
+
+    def events(self, runner: SequenceRunner) -> AsyncGenerator[bytes, None]: ...
+
+
+async def answer(
+    request: Request, body_type: type[Body], make_answer: Callable[..., Answer]
+) -> Response | EventStreamResponse:
+    """Read the body, call `make_answer(body, model, max_model_len=...)` off the loop, and run it. Raises ApiError."""
+    state: ServerState = request.app.state.server
+    bodies: RequestBodies = request.app.state.bodies
+    context = RequestContext.of(request.scope)
+
+    def make(body: Body) -> tuple[bool, Answer]:
+        model = state.require_model(body.model)
+        return body.stream, make_answer(body, model, max_model_len=state.serving_engine().max_model_len)
+
+    stream, prepared = await bodies.prepare(request, body_type, make)
+    context.prompt_tokens = prepared.num_prompt_tokens
+    context.account.hold_tokens(prepared.num_prompt_tokens)
+    runner = SequenceRunner(state.serving_engine(), state.model.text.vocabulary, request.app.state.metrics, context)
+    if stream:
+        return EventStreamResponse(_events(prepared.events(runner)))
+    try:
+        document = await run_until_disconnect(request.receive, prepared.whole(runner))
+    except ClientDisconnectError:
+        return Response(status_code=499)  # nobody reads it; the access log shows why the request ended
+    except FAILURES as error:
+        raise as_api_error(error) from error
+    return Response(to_json(document), media_type="application/json")
+
+
+async def _events(answer: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """The stream of an answer with its end: [DONE], after an error event where it failed.
+
+    Raises ApiError for what fails before there is an event: it gets its own status then.
+    """
+    begun = False
+    try:
+        async with aclosing(answer) as events:
+            async for chunk in events:
+                begun = True
+                yield chunk
+    except FAILURES as error:
+        if not begun:
+            raise as_api_error(error) from error
+        yield event(as_api_error(error).body())
+    except Exception:
+        if not begun:
+            raise
+        log.exception("a stream failed")
+        yield event(internal_error().body())
+    yield DONE
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """One of FAILURES as the answer that its client gets."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, InvalidInput):
+        return ApiError(str(error), param=error.field, code="invalid_value")
+    if isinstance(error, EngineBusy):
+        return ApiError(str(error), status=429, code="server_busy")
+    if isinstance(error, EngineDead):
+        return unavailable(f"the engine has stopped: {error}")
+    return ApiError(str(error), status=500, code="generation_failed")
+
+
+def internal_error() -> ApiError:
+    return ApiError("the server failed; its log says why", status=500, code="internal_error")

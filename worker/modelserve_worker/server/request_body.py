@@ -1,0 +1,171 @@
+"""A request's body: from bytes on a socket to a validated model and what is made of it. All POST routes use it.
+
+What a body may cost is bounded at each stage, before the stage begins: its type and length by its headers, its bytes
+while they arrive (with a deadline), its structure before JSON is parsed (json_text), its text before it is encoded
+(preparation). Parsing, validating, rendering and encoding run in threads, so the event loop goes on. Bodies wait only
+for others of their size: a small one never waits for a large one, and of the largest one at a time is unpacked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect, Request
+
+from modelserve_worker.server.body_limits import BodyAccount, OpenBodies, largest_body_bytes
+from modelserve_worker.server.errors import ApiError, from_validation
+from modelserve_worker.server.field_policy import FieldPolicy
+from modelserve_worker.server.json_text import read_json, structure_excess
+from modelserve_worker.server.request_context import RequestContext
+from modelserve_worker.server.state import ServerState
+
+Body = TypeVar("Body", bound=BaseModel)
+Result = TypeVar("Result")
+
+_LANES = ((64 * 1024, 4), (1024 * 1024, 2))  # (bytes of a body at most, threads)
+_LAST_BODIES_S = 0.5  # given to bodies that are still arriving when the server begins to drain
+
+
+class RequestBodies:
+    """Reads and prepares bodies for one application. `gap_s`: most seconds between two pieces of a body; `total_s`: for
+    all of it."""
+
+    def __init__(
+        self, state: ServerState, open_bodies: OpenBodies, policy: FieldPolicy, *, gap_s: float, total_s: float
+    ) -> None:
+        self._state = state
+        self._policy = policy
+        self._gap_s = gap_s
+        self._total_s = total_s
+        self.open_bodies = open_bodies
+        self._lanes = [(most, ThreadPoolExecutor(threads)) for most, threads in _LANES]
+        self._last_lane = ThreadPoolExecutor(1)
+
+    async def prepare(self, request: Request, body_type: type[Body], make: Callable[[Body], Result]) -> Result:
+        """What `make` makes of the validated body, in a thread. Raises ApiError."""
+        context = RequestContext.of(request.scope)
+        data = await self._read(request, context.account)
+        context.body_bytes = len(data)
+
+        def work() -> Result:
+            return make(validated(data, body_type, self._policy))
+
+        lane = next((lane for most, lane in self._lanes if len(data) <= most), self._last_lane)
+        return await asyncio.get_running_loop().run_in_executor(lane, work)
+
+    async def _read(self, request: Request, account: BodyAccount) -> bytes:
+        limit = largest_body_bytes(self._state.serving_engine().max_model_len)
+        _require_json(request)
+        _require_length(request, limit)
+        received = bytearray()
+        try:
+            async with (
+                asyncio.timeout(self._total_s),
+                aclosing(_Pieces(self._state, self._gap_s).of(request)) as pieces,
+            ):
+                async for piece in pieces:
+                    if len(received) + len(piece) > limit:
+                        raise _too_large(f"has more than {limit} bytes", limit)
+                    account.hold(len(received) + len(piece))
+                    received += piece
+        except TimeoutError as error:
+            raise ApiError(
+                f"the body did not arrive in time ({len(received)} bytes did); at most {self._gap_s:g} s may pass "
+                f"between two pieces of it and {self._total_s:g} s in all",
+                status=408, code="request_timeout",
+            ) from error  # fmt: skip
+        except ClientDisconnect as error:
+            raise ApiError("the client left before its request was complete", status=499) from error
+        return bytes(received)
+
+
+class _Pieces:
+    """The pieces of a body while they arrive. Raises TimeoutError, ClientDisconnect, and ApiError while draining."""
+
+    def __init__(self, state: ServerState, gap_s: float) -> None:
+        self._state = state
+        self._gap_s = gap_s
+
+    async def of(self, request: Request) -> AsyncGenerator[bytes, None]:
+        draining = asyncio.ensure_future(self._state.draining.wait())
+        piece: asyncio.Future[Any] | None = None
+        try:
+            more = True
+            while more:
+                piece = asyncio.ensure_future(request.receive())
+                await asyncio.wait({piece, draining}, timeout=self._gap_s, return_when=asyncio.FIRST_COMPLETED)
+                if not piece.done() and draining.done():
+                    await asyncio.wait({piece}, timeout=_LAST_BODIES_S)
+                    if not piece.done():
+                        raise ApiError(
+                            "the server is stopping and the body of this request has not arrived; send it again",
+                            status=503, code="unavailable",
+                        )  # fmt: skip
+                if not piece.done():
+                    raise TimeoutError
+                message = piece.result()
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnect
+                more = message.get("more_body", False)
+                yield message.get("body", b"")
+        finally:
+            draining.cancel()
+            if piece is not None:
+                piece.cancel()
+
+
+def validated(data: bytes, body_type: type[Body], policy: FieldPolicy) -> Body:
+    """The body that `data` holds. Raises ApiError."""
+    if (excess := structure_excess(data)) is not None:
+        raise ApiError(f"the body holds {excess}; send fewer messages or prompts in one request", code="body_too_large")
+    try:
+        document = read_json(data)
+    except ValueError as error:
+        raise ApiError(f"the body is not valid JSON: {error}", code="invalid_json") from error
+    if not isinstance(document, dict):
+        raise ApiError(f"the body must be a JSON object, not {type(document).__name__}", code="invalid_json")
+    try:
+        return body_type.model_validate(document, context=policy)
+    except ValidationError as error:
+        raise from_validation(error) from error
+
+
+def _require_json(request: Request) -> None:
+    """Also what keeps other sites' pages out: a browser sends no other origin JSON without asking first (CORS)."""
+    given = request.headers.get("content-type", "")
+    kind, _, parameters = given.partition(";")
+    name, _, charset = parameters.strip().partition("=")
+    is_utf8 = name.strip().lower() != "charset" or charset.strip(' "').lower() in ("utf-8", "utf8")
+    if kind.strip().lower() != "application/json" or not is_utf8:
+        raise ApiError(
+            f"the content type {given[:80]!r} is not supported; send JSON with 'Content-Type: application/json'",
+            status=415, code="unsupported_media_type",
+        )  # fmt: skip
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.lower() != "identity":
+        raise ApiError(
+            f"the content encoding {encoding[:40]!r} is not supported; send the body uncompressed",
+            status=415, code="unsupported_media_type",
+        )  # fmt: skip
+
+
+def _require_length(request: Request, limit: int) -> None:
+    length = request.headers.get("content-length")
+    if length is None:
+        return
+    if "transfer-encoding" in request.headers:  # two lengths: a proxy may have seen another end of this request
+        raise ApiError("Content-Length and Transfer-Encoding stand together; send one of them", code="two_lengths")
+    if int(length) > limit:  # the HTTP parser has seen that it is a number
+        raise _too_large(f"has {length} bytes", limit)
+
+
+def _too_large(what: str, limit: int) -> ApiError:
+    return ApiError(
+        f"the request body {what}; with this context the limit is {limit}. Send fewer prompts per request",
+        status=413, code="body_too_large",
+    )  # fmt: skip
