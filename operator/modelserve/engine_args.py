@@ -46,4 +46,7 @@ class EngineArgs(BaseModel):
     prefix_caching: Literal[False] = Field(default=False, description="Not in this release.")
     debug_kv_stamps: bool = Field(default=False, description="Stamp every cache row and check every read (slow).")
     seed: int = Field(default=0, ge=0)
-    drain_seconds: int = Field(default=60, ge=0, le=3600, description="After SIGTERM: seconds given to open requests.")
+    shutdown_delay_seconds: int = Field(
+        default=0, ge=0, le=600, description="After SIGTERM: seconds in which new connections are still accepted."
+    )
+    drain_seconds: int = Field(default=60, ge=0, le=3600, description="After that: seconds given to open requests.")

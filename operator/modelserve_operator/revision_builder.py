@@ -17,7 +17,7 @@ from modelserve_operator import labels
 from modelserve_operator.catalogue import Catalogue
 from modelserve_operator.declared_pools import declared_offers, named_offers
 from modelserve_operator.inventory import Pool, pool_offers
-from modelserve_operator.manifests.worker_template import GPU_TOLERATION, worker_template
+from modelserve_operator.manifests.worker_template import GPU_TOLERATION, SHUTDOWN_DELAY_SECONDS, worker_template
 from modelserve_operator.revision import Revision, spec_hash
 from modelserve_operator.settings import Settings
 from modelserve_operator.sources import ModelSource
@@ -89,7 +89,9 @@ def build_revision(
     image = spec.image or settings.worker_image
     terms = [term.to_json() for term in sized.node_selector_terms or ()]
     plan_hash = labels.short_hash([sized.hash, spec_hash(spec), terms, image])
-    arguments = engine_args_for(sized, spec, model_directory=source.directory)
+    arguments = engine_args_for(sized, spec, model_directory=source.directory).model_copy(
+        update={"shutdown_delay_seconds": SHUTDOWN_DELAY_SECONDS}
+    )
     return Revision(
         hash=plan_hash,
         spec_hash=spec_hash(spec),

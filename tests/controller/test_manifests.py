@@ -108,7 +108,9 @@ def test_the_mounted_settings_are_those_of_the_plan(tiny_facts: ModelFacts) -> N
     (worker,) = revision.template["spec"]["containers"]
     assert worker["command"] == ["modelserve-worker", "serve", "--config", "/etc/modelserve/engine.yaml"]
     grace = revision.template["spec"]["terminationGracePeriodSeconds"]
-    assert grace > worker["lifecycle"]["preStop"]["sleep"]["seconds"] + arguments.drain_seconds
+    assert grace > arguments.shutdown_delay_seconds + arguments.drain_seconds
+    probe = worker["readinessProbe"]
+    assert arguments.shutdown_delay_seconds > probe["periodSeconds"] * probe["failureThreshold"]
 
 
 def test_the_cpu_gets_the_memory_that_was_planned_and_no_gpu(tiny_facts: ModelFacts) -> None:

@@ -137,6 +137,7 @@ async def _serve(args: EngineArgs, engine: EngineProcess, state: ServerState, li
         create_app(state, metrics),
         state,
         listener,
+        shutdown_delay_seconds=args.shutdown_delay_seconds,
         drain_seconds=args.drain_seconds,
         starting=start(),
         stop_engine=engine.shutdown,

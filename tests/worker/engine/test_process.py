@@ -215,10 +215,13 @@ async def test_shutdown_ends_streams_and_process(start: Start) -> None:
     await until(lambda: not is_running(rank))
 
 
-async def test_shutdown_while_it_loads_waits_for_nothing() -> None:
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_shutdown_while_it_loads_waits_for_nothing(cancelled: bool) -> None:
     engine = EngineProcess(functools.partial(stub_engine.build, end="never"))
     starting = asyncio.create_task(engine.start(lambda done, total: None))
     await asyncio.sleep(0)
+    if cancelled:
+        starting.cancel()
     async with asyncio.timeout(5):
         await engine.shutdown()
     starting.cancel()

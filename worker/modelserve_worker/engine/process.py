@@ -161,10 +161,11 @@ class EngineProcess(asyncio.Protocol):
         """The state after the last step that was reported."""
         return self._stats
 
-    async def shutdown(self) -> None:
-        """End the process after its current step, and fail what is still open with EngineDead. Idempotent."""
-        started = self._ready is not None and self._ready.done() and self._death is None
-        self._die("the engine was shut down")
+    async def shutdown(self, reason: str = "the engine was shut down") -> None:
+        """End the process after its current step, and fail what is still open with EngineDead(reason). Idempotent."""
+        ready = self._ready  # cancelled: whoever waited for the start has given up, and the engine still loads
+        started = ready is not None and ready.done() and not ready.cancelled() and self._death is None
+        self._die(reason)
         if started:
             self._send(Stop())
             await asyncio.to_thread(self._process.join, _GRACE_S)

@@ -1,4 +1,4 @@
-"""The gate in front of the inference routes: open while ready, for bodies of bounded size, counting every request."""
+"""The gate in front of the inference routes: shut while the model loads, bodies of bounded size, requests counted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Admission:
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
-        if self._state.phase is not Phase.READY:
+        if self._state.phase is Phase.LOADING:
             reason = f"the server is {self._state.phase.value} ({self._state.detail}); try again"
             await unavailable(reason).response()(scope, receive, send)
             return
