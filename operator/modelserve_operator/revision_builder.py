@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
@@ -89,8 +90,9 @@ def build_revision(
     image = spec.image or settings.worker_image
     terms = [term.to_json() for term in sized.node_selector_terms or ()]
     plan_hash = labels.short_hash([sized.hash, spec_hash(spec), terms, image])
-    arguments = engine_args_for(sized, spec, model_directory=source.directory).model_copy(
-        update={"shutdown_delay_seconds": SHUTDOWN_DELAY_SECONDS}
+    arguments = engine_args_for(sized, spec, model_directory=source.directory)
+    arguments = arguments.model_copy(
+        update={**_sized_for(sized), "shutdown_delay_seconds": SHUTDOWN_DELAY_SECONDS},
     )
     return Revision(
         hash=plan_hash,
@@ -109,6 +111,18 @@ def build_revision(
         ),
         weight_bytes=facts.weight_bytes,
     )
+
+
+def _sized_for(sized: PlanStatus) -> dict[str, Any]:
+    """The GPU that the worker compares with what it finds; nothing on the CPU, whose memory the container limits.
+
+    The terms of a plan add up to its budget, the utilised share of the memory.
+    """
+    if not sized.gpus_per_replica or sized.per_gpu is None or sized.engine is None:
+        return {}
+    budget = sum(sized.per_gpu.to_json().values())
+    memory = int(Decimal(budget) / Decimal(sized.engine.gpu_memory_utilization))
+    return {"accelerator": sized.accelerator, "accelerator_memory_bytes": memory}
 
 
 @lru_cache(maxsize=1024)  # many ModelServes are alike
