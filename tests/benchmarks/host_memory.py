@@ -13,9 +13,11 @@ what a GPU's host needs, but for CUDA itself.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import socket
+import string
 import subprocess
 import sys
 import tempfile
@@ -91,6 +93,28 @@ def cut(config: dict[str, Any], layers: int) -> dict[str, Any]:
     return config
 
 
+def write_tokenizer(directory: Path, *, vocab_size: int) -> int:
+    """Give the tokenizer as many pieces as the published one and, as each is every split of a word, more merges (the
+    published one has 515 thousand); returns their number.
+    """
+    path = directory / "tokenizer.json"
+    document = json.loads(path.read_text(encoding="utf-8"))
+    model = document["model"]
+    vocabulary: dict[str, int] = {piece: i for piece, i in model["vocab"].items() if not piece.startswith("\u0120")}
+    merges = [tuple(pair) for pair in model["merges"]]
+    words = (
+        "".join(letters) for size in (2, 3, 4) for letters in itertools.product(string.ascii_lowercase, repeat=size)
+    )
+    free = iter(sorted(set(range(vocab_size)) - set(vocabulary.values())))
+    for word, token_id in zip((word for word in words if word not in vocabulary), free, strict=False):
+        vocabulary[word] = token_id
+        splits = ((word[:at], word[at:]) for at in range(1, len(word)))
+        merges += [pair for pair in splits if pair[0] in vocabulary and pair[1] in vocabulary]
+    model |= {"vocab": vocabulary, "merges": [list(pair) for pair in merges]}
+    path.write_text(json.dumps(document), encoding="utf-8")
+    return len(merges)
+
+
 def serve(directory: Path, options: argparse.Namespace) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -164,7 +188,8 @@ def main() -> None:
         directory = Path(name)
         config = cut(random_checkpoint.read_config(options.variant), options.layers)
         size = random_checkpoint.write_files(directory, config, device="cpu", processes=1)
-        print(f"{options.variant} with {options.layers} layers: {size / MIB:.0f} MiB of weights")
+        merges = write_tokenizer(directory, vocab_size=config.get("text_config", config)["vocab_size"])
+        print(f"{options.variant} with {options.layers} layers: {size / MIB:.0f} MiB of weights, {merges} merges")
         serve(directory, options)
 
 

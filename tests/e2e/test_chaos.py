@@ -11,11 +11,11 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from localcluster import lifecycle, operator_process
+from localcluster.convergence import ready_endpoints, restarts, wait_converged, worker_pods
 from localcluster.deployment import CHECKPOINT, NAME_LABEL, Deployed, apply_example
 from localcluster.faulty_api import Fault, faulty_api
 from localcluster.kubectl import KubectlError, wait_for
@@ -40,7 +40,7 @@ def _chaos(cluster: Target) -> Iterator[Deployed]:
 @pytest.fixture
 def chaos(_chaos: Deployed, operator: OperatorProcess) -> Deployed:
     """Two workers behind one Service."""
-    _converged(_chaos)
+    wait_converged(_chaos, REPLICAS)
     return _chaos
 
 
@@ -49,44 +49,6 @@ def local(cluster: Target) -> Layout:
     if cluster.local is None:
         pytest.skip("it reaches into the node, which is not on this machine")
     return cluster.local
-
-
-def _pods(served: Deployed) -> dict[str, dict[str, Any]]:
-    """Worker pods that are not on their way out, by uid."""
-    return {
-        pod["metadata"]["uid"]: pod
-        for pod in served.owned("pods")
-        if "deletionTimestamp" not in pod["metadata"] and "job-name" not in pod["metadata"]["labels"]
-    }
-
-
-def _restarts(pod: dict[str, Any]) -> int:
-    return sum(each["restartCount"] for each in pod["status"].get("containerStatuses", ()))
-
-
-def _endpoints(served: Deployed) -> set[str]:
-    """uids of the pods that are ready endpoints of the Service."""
-    slices = served.kubectl.items("endpointslices", "-l", f"kubernetes.io/service-name={served.name}")
-    endpoints = [each for body in slices for each in body.get("endpoints") or ()]
-    return {each["targetRef"]["uid"] for each in endpoints if each["conditions"].get("ready")}
-
-
-def _converged(served: Deployed, *, replicas: int = REPLICAS) -> None:
-    """Ready, every worker an endpoint, one child of each kind, and nothing left of what was before."""
-    served.wait_ready(timeout_s=120)
-
-    def whole() -> bool:
-        pods, deployments = served.owned("pods"), served.owned("deployments")
-        return (
-            [each["spec"]["replicas"] for each in deployments] == [replicas]
-            and len(pods) == len(_pods(served)) == replicas
-            and _endpoints(served) == _pods(served).keys()
-        )
-
-    wait_for("one Deployment with its workers, and no other", whole, timeout_s=120)
-    for kind in ("services", "poddisruptionbudgets"):
-        assert len(served.owned(kind)) == 1, kind
-    assert served.condition("Stalled") == {}
 
 
 def _in_rollout(served: Deployed, max_model_len: int) -> None:
@@ -98,7 +60,7 @@ def _in_rollout(served: Deployed, max_model_len: int) -> None:
 def test_two_operators_finish_what_a_killed_one_began_and_no_request_fails(
     cluster: Target, chaos: Deployed, operator: OperatorProcess
 ) -> None:
-    before = set(_pods(chaos))
+    before = set(worker_pods(chaos))
     with traffic_to(chaos, clients=4) as traffic:
         traffic.wait_for_answers()
         _in_rollout(chaos, 8192)
@@ -106,67 +68,67 @@ def test_two_operators_finish_what_a_killed_one_began_and_no_request_fails(
         operator_process.start(cluster)
         rival = operator_process.start_rival(cluster)
         try:
-            _converged(chaos)
+            wait_converged(chaos, REPLICAS)
             assert rival.alive
         finally:
             rival.terminate(timeout_s=10)
         traffic.wait_for_answers()
     assert traffic.errors == [], "the old workers have ended their connections and no client has noticed"
-    assert not before & set(_pods(chaos))
+    assert not before & set(worker_pods(chaos))
     assert chaos.status()["maxModelLen"] == 8192
 
 
 def test_a_killed_worker_comes_back_and_only_its_own_requests_fail(local: Layout, chaos: Deployed) -> None:
-    victim, other = _pods(chaos).values()
+    victim, other = worker_pods(chaos).values()
     with traffic_to(chaos, clients=4) as traffic:
         traffic.wait_for_answers()
         os.kill(worker_processes(victim).front_end, signal.SIGKILL)
-        wait_for("its endpoint gone", lambda: _endpoints(chaos) == {other["metadata"]["uid"]}, timeout_s=30)
+        wait_for("its endpoint gone", lambda: ready_endpoints(chaos) == {other["metadata"]["uid"]}, timeout_s=30)
         detected = time.monotonic() + 1  # the node's rules follow the endpoints
-        _converged(chaos)
+        wait_converged(chaos, REPLICAS)
         traffic.wait_for_answers()
     assert traffic.errors_since(detected) == []
-    after = _pods(chaos)
-    assert {uid: _restarts(pod) for uid, pod in after.items()} == {
-        victim["metadata"]["uid"]: _restarts(victim) + 1,
-        other["metadata"]["uid"]: _restarts(other),
+    after = worker_pods(chaos)
+    assert {uid: restarts(pod) for uid, pod in after.items()} == {
+        victim["metadata"]["uid"]: restarts(victim) + 1,
+        other["metadata"]["uid"]: restarts(other),
     }
 
 
 def test_a_worker_that_hangs_in_mid_stream_is_replaced_and_nobody_new_waits_for_it(
     local: Layout, chaos: Deployed
 ) -> None:
-    victim, other = _pods(chaos).values()
+    victim, other = worker_pods(chaos).values()
     with traffic_to(chaos, clients=4) as traffic:
         traffic.wait_for_answers()
         stopped = time.monotonic()
         os.kill(worker_processes(victim).engine, signal.SIGSTOP)
-        wait_for("its endpoint gone", lambda: _endpoints(chaos) == {other["metadata"]["uid"]}, timeout_s=90)
+        wait_for("its endpoint gone", lambda: ready_endpoints(chaos) == {other["metadata"]["uid"]}, timeout_s=90)
         detected = time.monotonic() + 1
         print(f"a stopped engine: its endpoint was gone after {detected - 1 - stopped:.1f} s")
         traffic.wait_for_answers()
-        _converged(chaos)
+        wait_converged(chaos, REPLICAS)
         traffic.wait_for_answers()
     assert traffic.errors_since(detected) == []
     assert any("has said nothing for 16 s" in error for error in traffic.errors), traffic.errors
-    assert _restarts(_pods(chaos)[other["metadata"]["uid"]]) == _restarts(other)
+    assert restarts(worker_pods(chaos)[other["metadata"]["uid"]]) == restarts(other)
 
 
 def test_a_volume_that_cannot_be_read_for_a_while_hurts_only_who_reads(local: Layout, chaos: Deployed) -> None:
     """A worker that starts meanwhile fails for good; it is tried again when the node changes, or after a minute."""
     folder = local.weights / NAMESPACE / CHECKPOINT.name
-    victim, other = _pods(chaos).values()
+    victim, other = worker_pods(chaos).values()
     with traffic_to(chaos, clients=4) as traffic:
         traffic.wait_for_answers()
         folder.chmod(0)
         try:
             os.kill(worker_processes(victim).front_end, signal.SIGKILL)
-            wait_for("its endpoint gone", lambda: _endpoints(chaos) == {other["metadata"]["uid"]}, timeout_s=30)
+            wait_for("its endpoint gone", lambda: ready_endpoints(chaos) == {other["metadata"]["uid"]}, timeout_s=30)
             detected = time.monotonic() + 1
             wait_for("Stalled", lambda: chaos.condition("Stalled").get("status") == "True", timeout_s=90)
             assert chaos.condition("Stalled")["reason"] == "InvalidCheckpoint"
             assert "ermission denied" in chaos.condition("Stalled")["message"]
-            wait_for("the failed pod gone", lambda: set(_pods(chaos)) == {other["metadata"]["uid"]}, timeout_s=60)
+            wait_for("the failed pod gone", lambda: set(worker_pods(chaos)) == {other["metadata"]["uid"]}, timeout_s=60)
             assert chaos.condition("Available")["status"] == "True"
         finally:
             folder.chmod(0o755)
@@ -174,16 +136,16 @@ def test_a_volume_that_cannot_be_read_for_a_while_hurts_only_who_reads(local: La
         chaos.kubectl.run("cordon", node)
         chaos.kubectl.run("uncordon", node)
         wait_for("no longer Stalled", lambda: chaos.condition("Stalled") == {}, timeout_s=120)
-        _converged(chaos)
+        wait_converged(chaos, REPLICAS)
         traffic.wait_for_answers()
     assert traffic.errors_since(detected) == []
-    assert _restarts(_pods(chaos)[other["metadata"]["uid"]]) == _restarts(other)
+    assert restarts(worker_pods(chaos)[other["metadata"]["uid"]]) == restarts(other)
 
 
 def test_without_etcd_workers_serve_on_and_the_operator_goes_on_after_it(
     local: Layout, chaos: Deployed, operator: OperatorProcess
 ) -> None:
-    before = {uid: _restarts(pod) for uid, pod in _pods(chaos).items()}
+    before = {uid: restarts(pod) for uid, pod in worker_pods(chaos).items()}
     with traffic_to(chaos, clients=2) as traffic:
         traffic.wait_for_answers()
         lifecycle.kill_and_restart(local, "etcd", down_s=3)
@@ -192,8 +154,8 @@ def test_without_etcd_workers_serve_on_and_the_operator_goes_on_after_it(
         traffic.wait_for_answers()
     assert traffic.errors == []
     assert operator.process.alive
-    _converged(chaos)
-    assert {uid: _restarts(pod) for uid, pod in _pods(chaos).items()} == before
+    wait_converged(chaos, REPLICAS)
+    assert {uid: restarts(pod) for uid, pod in worker_pods(chaos).items()} == before
 
 
 def _answers(served: Deployed) -> bool:
@@ -225,13 +187,13 @@ def test_errors_of_the_api_server_end_no_pod_and_are_overcome(
     cluster: Target, local: Layout, chaos: Deployed, operator: OperatorProcess, tmp_path: Path
 ) -> None:
     """429, 500 and 409 to three of four requests, every watch expired, then all watches frozen."""
-    before = {uid: _restarts(pod) for uid, pod in _pods(chaos).items()}
+    before = {uid: restarts(pod) for uid, pod in worker_pods(chaos).items()}
     operator.stop()
     with faulty_api(local.operator_kubeconfig) as api, traffic_to(chaos, clients=2) as traffic:
         kubeconfig = tmp_path / "kubeconfig"
         api.write_kubeconfig(kubeconfig)
         harried = operator_process.start(cluster, kubeconfig=kubeconfig, settings={"MODELSERVE_WATCHDOG_SECONDS": "5"})
-        _converged(chaos)
+        wait_converged(chaos, REPLICAS)
 
         api.fault = Fault.STORM
         _wipe_status(chaos)
@@ -253,35 +215,35 @@ def test_errors_of_the_api_server_end_no_pod_and_are_overcome(
         traffic.wait_for_answers()
     assert traffic.errors == []
     operator_process.start(cluster)
-    _converged(chaos)
-    assert {uid: _restarts(pod) for uid, pod in _pods(chaos).items()} == before
+    wait_converged(chaos, REPLICAS)
+    assert {uid: restarts(pod) for uid, pod in worker_pods(chaos).items()} == before
 
 
 def test_a_drain_of_the_only_worker_answers_all_it_took_and_makes_another(tiny: Deployed, chaos: Deployed) -> None:
-    (only,) = _pods(tiny).values()
+    (only,) = worker_pods(tiny).values()
     name = only["metadata"]["name"]
     eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": NAMESPACE}}
     with traffic_to(tiny, clients=4) as traffic:
         traffic.wait_for_answers()
         path = f"/api/v1/namespaces/{NAMESPACE}/pods/{name}/eviction"
         tiny.kubectl.run("create", "--raw", path, "-f", "-", document=json.dumps(eviction))
-        wait_for("another worker", lambda: len(_endpoints(tiny) - {only["metadata"]["uid"]}) == 1, timeout_s=120)
+        wait_for("another worker", lambda: len(ready_endpoints(tiny) - {only["metadata"]["uid"]}) == 1, timeout_s=120)
         replaced = time.monotonic() + 1
-        _converged(tiny, replicas=1)
+        wait_converged(tiny, 1)
         traffic.wait_for_answers()
     assert traffic.errors_since(replaced) == []
     # While there is no worker at all, connections are refused; whatever was accepted was answered.
     refused = [error for error in traffic.errors if "APIConnectionError" in error]
     assert traffic.errors == refused
-    _converged(chaos)
+    wait_converged(chaos, REPLICAS)
 
 
 def test_deleting_it_in_the_middle_of_a_rollout_leaves_nothing(tiny: Deployed, chaos: Deployed) -> None:
-    bystander = set(_pods(tiny))
+    bystander = set(worker_pods(tiny))
     _in_rollout(chaos, 4096)
     chaos.kubectl.run("delete", "modelserve", "chaos", "--wait=false")
     selector = f"{NAME_LABEL}=chaos"
     wait_for("all children collected", lambda: chaos.kubectl.items(CHILDREN, "-l", selector) == [], timeout_s=180)
     assert not chaos.kubectl.exists("modelserve", "chaos")
-    assert set(_pods(tiny)) == bystander
+    assert set(worker_pods(tiny)) == bystander
     tiny.wait_ready(timeout_s=30)

@@ -49,7 +49,8 @@ class Traffic:
                 self._ask(client, stream=self.answered % 2 == 1)
                 self.answered += 1
             except Exception as error:
-                self.failures.append((began, f"{type(error).__name__}: {error}"))
+                took_s = time.monotonic() - began
+                self.failures.append((began, f"{type(error).__name__} after {took_s:.1f} s: {error}"))
             time.sleep(0.05)
 
     def _ask(self, client: openai.OpenAI, *, stream: bool) -> None:

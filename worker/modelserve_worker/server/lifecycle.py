@@ -97,6 +97,7 @@ async def run_server(
                 drain_seconds,
             )
             if not await drain(server, state, delay_s=shutdown_delay_seconds, limit_s=drain_seconds):
+                log.warning("%d requests are not complete after the drain", state.open_requests)
                 reason = (
                     f"this worker was told to stop, and the answer was not complete {drain_seconds:g} s later "
                     "(rollout.drainSeconds); ask again"
