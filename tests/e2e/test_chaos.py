@@ -33,7 +33,7 @@ CHILDREN = "deployments,replicasets,pods,services,configmaps,poddisruptionbudget
 @pytest.fixture(scope="module")
 def _chaos(cluster: Target) -> Iterator[Deployed]:
     operator_process.start(cluster)
-    yield apply_example(cluster, NAMESPACE, "chaos", replicas=REPLICAS, rollout={"drainSeconds": 10})
+    yield apply_example(cluster, NAMESPACE, "chaos", replicas=REPLICAS)
     cluster.kubectl.within(NAMESPACE).run("delete", "modelserve", "chaos", "--ignore-not-found", "--wait=false")
 
 

@@ -74,7 +74,7 @@ def take_volume_away(layout: Layout, served: Deployed) -> float:
 def check(served: Deployed, traffic: Traffic, name: str, fault: Callable[[], float]) -> None:
     began = time.monotonic()
     detected = fault()
-    wait_converged(served, REPLICAS, timeout_s=600)
+    wait_converged(served, REPLICAS)
     traffic.wait_for_answers()
     if errors := traffic.errors_since(detected):
         sys.exit(f"{name}: {len(errors)} requests failed after it was noticed: {errors[:5]}")
@@ -91,8 +91,8 @@ def main() -> None:
     weights_volume.create_namespace(target, NAMESPACE)
     upload_checkpoint(target, NAMESPACE, CHECKPOINT)
     operator_process.start(target)
-    served = apply_example(target, NAMESPACE, "soak", replicas=REPLICAS, rollout={"drainSeconds": 10})
-    wait_converged(served, REPLICAS, timeout_s=600)
+    served = apply_example(target, NAMESPACE, "soak", replicas=REPLICAS)
+    wait_converged(served, REPLICAS)
     with traffic_to(served, clients=4) as traffic:
         traffic.wait_for_answers()
         for number in range(options.rounds):

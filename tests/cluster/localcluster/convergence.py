@@ -29,7 +29,7 @@ def ready_endpoints(served: Deployed) -> set[str]:
     return {each["targetRef"]["uid"] for each in endpoints if each["conditions"].get("ready")}
 
 
-def wait_converged(served: Deployed, replicas: int, *, timeout_s: float = 180.0) -> None:
+def wait_converged(served: Deployed, replicas: int, *, timeout_s: float = 600.0) -> None:
     """Ready, every worker an endpoint, one child of each kind, and nothing left of what was before.
 
     Raises ClusterError with what is too many or missing.
