@@ -196,7 +196,8 @@ class Applier:
             body = {"metadata": identity, "status": status}
             stored: Body = await self._kube.apply(MODEL_SERVE, body, subresource="status")
         except KubeError as error:
-            if error.status in (404, 409):  # deleted, or deleted and made anew: its own event brings us back
+            made_anew = error.status == 409 and "uid" in str(error).lower()  # as the API server says of a precondition
+            if error.status == 404 or made_anew:  # its own event brings us back; any other conflict brings none
                 return False
             raise
         # A condition that the schema's default put there is nobody's: an apply does not take it away.

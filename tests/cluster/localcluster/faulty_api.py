@@ -52,19 +52,25 @@ class FaultyApi:
         }
         path.write_text(yaml.safe_dump(document))
 
-    async def serve(self, ended: asyncio.Event, started: threading.Event) -> None:
+    def stop(self) -> None:
+        """From any thread, once it is served."""
+        self._loop.call_soon_threadsafe(self._ended.set)
+
+    async def serve(self, started: threading.Event) -> None:
+        """Until `stop`; tells `started` when `url` is known."""
+        self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
         connector = aiohttp.TCPConnector(ssl=self._tls, limit=0)
         timeout = aiohttp.ClientTimeout(total=None)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False) as self._session:
             app = web.Application(client_max_size=1 << 26)
             app.router.add_route("*", "/{path:.*}", self._handle)
-            runner = web.AppRunner(app, shutdown_timeout=0.1)
+            runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
             await runner.setup()
             site = web.TCPSite(runner, "127.0.0.1", 0)
             await site.start()
             self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
             started.set()
-            await ended.wait()
+            await self._ended.wait()
             await runner.cleanup()
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
@@ -72,8 +78,9 @@ class FaultyApi:
         if self.fault is Fault.STORM and not watches and (status := self._refusal(request.method)):
             return web.json_response(_status(status), status=status, headers={"Retry-After": "1"})
         headers = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
+        body = await request.read() or None  # an empty one would be given a type
         async with self._session.request(
-            request.method, self._upstream + request.path_qs, headers=headers, data=await request.read()
+            request.method, self._upstream + request.path_qs, headers=headers, data=body
         ) as answer:
             response = web.StreamResponse(status=answer.status)
             response.content_type = answer.content_type
@@ -96,7 +103,7 @@ class FaultyApi:
             self.answered[410] += 1
             await response.write(json.dumps({"type": "ERROR", "object": _status(410)}).encode() + b"\n")
             await asyncio.sleep(0.2)  # a client that asks again at once would be a storm of its own
-        except StopAsyncIteration:
+        except (StopAsyncIteration, ConnectionError):  # either side has gone
             pass
         finally:
             reading.cancel()
@@ -141,14 +148,12 @@ def _credentials(kubeconfig: Path) -> tuple[str, ssl.SSLContext]:
 @contextmanager
 def faulty_api(kubeconfig: Path) -> Iterator[FaultyApi]:
     """The proxy in a thread of its own, while the context lasts."""
-    api, started, ended = FaultyApi(kubeconfig), threading.Event(), asyncio.Event()
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_until_complete, args=(api.serve(ended, started),), name="faulty-api")
+    api, started = FaultyApi(kubeconfig), threading.Event()
+    thread = threading.Thread(target=lambda: asyncio.run(api.serve(started)), name="faulty-api")
     thread.start()
     try:
         assert started.wait(10)
         yield api
     finally:
-        loop.call_soon_threadsafe(ended.set)
+        api.stop()
         thread.join(10)
-        loop.close()
