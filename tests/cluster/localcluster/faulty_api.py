@@ -25,7 +25,7 @@ _PASSED_ON = ("Content-Type", "Accept", "User-Agent")
 
 class Fault(Enum):
     NONE = "everything passes"
-    STORM = "of four requests one passes: 429, 500 and (to writes) 409 in turn; watches go on"
+    STORM = "every second read gets 429 or 500, and two of three writes 409 or 500; watches go on"
     EXPIRED = "every watch ends with 410, also one that is just begun"
     FROZEN = "watches stay open and deliver nothing"
 
@@ -38,7 +38,8 @@ class FaultyApi:
         self.answered: dict[int, int] = dict.fromkeys(_REASONS, 0)  # errors that were made up, by status
         self.url = ""
         self._upstream, self._tls = _credentials(kubeconfig)
-        self._turns = itertools.count()
+        self._reads = itertools.cycle((429, None, 500, None))
+        self._writes = itertools.cycle((409, 500, None))
 
     def write_kubeconfig(self, path: Path) -> None:
         named = {"name": "faulty"}
@@ -111,8 +112,7 @@ class FaultyApi:
                 await reading
 
     def _refusal(self, method: str) -> int | None:
-        writes = method != "GET"
-        status = (429, 500, 409 if writes else 500, None)[next(self._turns) % 4]
+        status = next(self._reads if method == "GET" else self._writes)
         if status is not None:
             self.answered[status] += 1
         return status
