@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from modelserve import __version__
-
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from modelserve import __version__
 from modelserve_worker.server.state import ServerState
 
 
