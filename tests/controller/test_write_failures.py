@@ -157,6 +157,37 @@ def test_a_conflict_is_settled_by_the_next_try_without_a_word(ready_world, refus
 
 
 @pytest.mark.parametrize(
+    ("status", "message", "again"),
+    [
+        (409, "Operation cannot be fulfilled: the object has been modified", True),
+        (429, "too many requests", True),
+        (409, "Precondition failed: UID in precondition: a, UID in object meta: b", False),
+        (404, "not found", False),
+    ],
+)
+def test_a_status_that_could_not_be_written_is_left_to_the_queue_unless_the_object_is_gone(
+    ready_world, monkeypatch: pytest.MonkeyPatch, status: int, message: str, again: bool
+) -> None:
+    """No event follows a write that did not happen, so nobody else would try again."""
+    apply = ready_world.cluster.apply
+
+    async def refused(kind: ResourceKind, body: Mapping[str, Any], *, subresource: str | None = None) -> dict[str, Any]:
+        if subresource == "status":
+            raise KubeError(status, message)
+        stored: dict[str, Any] = await apply(kind, body, subresource=subresource)
+        return stored
+
+    monkeypatch.setattr(ready_world.cluster, "apply", refused)
+    ready_world.cluster.change(MODEL_SERVE, "tiny", lambda body: body.pop("status"))
+    if again:
+        with pytest.raises(KubeError, match=message):
+            ready_world.settle()
+    else:
+        ready_world.settle()
+    assert len(ready_world.cluster.of(DEPLOYMENT)) == 1
+
+
+@pytest.mark.parametrize(
     ("message", "reason"), [(POD_QUOTA, "QuotaExceeded"), (POD_SECURITY, "PolicyDenied"), (WEBHOOK, "PolicyDenied")]
 )
 def test_pods_that_are_refused_are_no_capacity(ready_world, message: str, reason: str) -> None:

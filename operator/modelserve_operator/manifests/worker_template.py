@@ -25,7 +25,12 @@ PORT = 8000
 CONFIG_PATH = "/etc/modelserve"
 ENGINE_FILE = "engine.yaml"
 
-PRE_STOP_SECONDS = 10  # endpoints of the Service forget the pod before it stops accepting requests
+READINESS_PERIOD_SECONDS = 2
+READINESS_FAILURES = 3
+ENDPOINT_SECONDS = 6  # for EndpointSlices, and every node's rules after them, to follow
+SHUTDOWN_DELAY_SECONDS = READINESS_PERIOD_SECONDS * READINESS_FAILURES + ENDPOINT_SECONDS
+"""From SIGTERM until no Service leads to the worker. The kubelet signals it as soon as the pod is deleted, which takes
+the pod out of its Services unless they have no other: then its endpoint goes on as long as it passes for ready."""
 EXIT_SECONDS = 15  # for the process to end once its last request has
 LOAD_BYTES_PER_SECOND = 25_000_000  # a slow network volume
 LEAST_STARTUP_SECONDS = 1800
@@ -71,7 +76,6 @@ def worker_template(
     worker["volumeMounts"].append({"name": "engine", "mountPath": CONFIG_PATH, "readOnly": True})
     downloaded_bytes = weight_bytes if source.downloaded and source.claim is None else None
     worker["resources"] = worker_resources(extra.get("resources") or {}, plan, downloaded_bytes=downloaded_bytes)
-    worker["lifecycle"] = {"preStop": {"sleep": {"seconds": PRE_STOP_SECONDS}}}
     worker.update(_probes(weight_bytes))
     engine_items = [{"key": ENGINE_FILE, "path": ENGINE_FILE}]
     revision = labels.revision_name(name, plan_hash)
@@ -88,7 +92,7 @@ def worker_template(
     for option in ("serviceAccountName", "imagePullSecrets", "priorityClassName", "runtimeClassName"):
         if extra.get(option):
             pod[option] = extra[option]
-    pod["terminationGracePeriodSeconds"] = PRE_STOP_SECONDS + spec.rollout.drain_seconds + EXIT_SECONDS
+    pod["terminationGracePeriodSeconds"] = SHUTDOWN_DELAY_SECONDS + spec.rollout.drain_seconds + EXIT_SECONDS
     metadata: dict[str, Any] = {"labels": {**extra.get("labels", {}), **own_labels}}
     if extra.get("annotations"):
         metadata["annotations"] = extra["annotations"]
@@ -104,7 +108,12 @@ def _probes(weight_bytes: int) -> dict[str, Any]:
             "timeoutSeconds": 5,
             "failureThreshold": math.ceil(startup_seconds(weight_bytes) / STARTUP_PERIOD_SECONDS),
         },
-        "readinessProbe": {**ready, "periodSeconds": 2, "timeoutSeconds": 5, "failureThreshold": 3},
+        "readinessProbe": {
+            **ready,
+            "periodSeconds": READINESS_PERIOD_SECONDS,
+            "timeoutSeconds": 5,
+            "failureThreshold": READINESS_FAILURES,
+        },
         "livenessProbe": {**health, "periodSeconds": 30, "timeoutSeconds": 10, "failureThreshold": 4},
     }
 

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -88,6 +89,21 @@ def down(layout: Layout) -> bool:
         _remove(layout)
     _lock_file().unlink(missing_ok=True)
     return True
+
+
+def kill_and_restart(layout: Layout, name: str, *, down_s: float = 0.0) -> None:
+    """SIGKILL one program of the running cluster and start it again after `down_s` seconds."""
+    record = Record.load(layout)
+    assert record is not None, "the cluster runs"
+    entered = record.processes[name]  # nsenter, which waits for the program in the node's namespaces
+    children = Path(f"/proc/{entered.pid}/task/{entered.pid}/children").read_text().split()
+    for child in children:
+        os.kill(int(child), signal.SIGKILL)
+    entered.kill()
+    time.sleep(down_s)
+    programs = require_programs(lambda _: None)
+    line = [*node_namespaces.enter(record.processes["node"]), *components.commands(layout, programs)[name]]
+    record.with_process(name, spawn(line, log=layout.logs / f"{name}.log"))
 
 
 def _start(layout: Layout, programs: dict[str, Path], progress: Progress, profile: NodeProfile) -> None:
