@@ -197,8 +197,7 @@ class Applier:
             operation = {"op": "add", "path": "/status", "value": whole}
             await self._patch(MODEL_SERVE, model_serve, [operation], subresource="status")
         except KubeError as error:
-            made_anew = error.status == 409 and "uid" in str(error).lower()  # as the API server says of a precondition
-            if error.status == 404 or made_anew:  # its own event brings us back
+            if error.status == 404:  # deleted: its own event brings us back
                 return False
             if error.status == 409:
                 raise StatusOvertakenError(str(error)) from error

@@ -69,7 +69,7 @@ def test_the_worker_that_is_left_serves_and_only_the_status_is_written(two) -> N
     assert two.status("big")["readyReplicas"] == 1
     assert two.condition("Ready", "big")[0] == "False"
     assert two.condition("Stalled", "big") is None
-    assert {what for what in two.rest() if what[0] != "create"} == {("apply/status", "ModelServe", "big")}
+    assert {what for what in two.rest() if what[0] != "create"} == {("patch/status", "ModelServe", "big")}
     assert kept in _pods(two)
     assert two.status("other") == bystander
 
