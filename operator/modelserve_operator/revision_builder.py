@@ -88,7 +88,8 @@ def build_revision(
     """
     image = spec.image or settings.worker_image
     terms = [term.to_json() for term in sized.node_selector_terms or ()]
-    plan_hash = labels.short_hash([sized.hash, spec_hash(spec), terms, image])
+    pull_secrets = settings.image_pull_secrets
+    plan_hash = labels.short_hash([sized.hash, spec_hash(spec), terms, image, *pull_secrets])
     arguments = engine_args_for(sized, spec, model_directory=source.directory)
     return Revision(
         hash=plan_hash,
@@ -104,6 +105,7 @@ def build_revision(
             weight_bytes=facts.weight_bytes,
             image=image,
             pull_policy=settings.image_pull_policy,
+            pull_secrets=pull_secrets,
         ),
         weight_bytes=facts.weight_bytes,
     )
