@@ -55,6 +55,8 @@ async def run(settings: Settings) -> None:
             watching = kopf.operator(
                 registry=build_registry(gatherer, queue),
                 settings=build_settings(),
+                # Else kopf asks for the user's name, and a pod's uid need not have one.
+                identity=settings.lease_holder,  # type: ignore[arg-type]  # a str, of a type that kopf keeps to itself
                 standalone=True,  # the Lease decides who works: peering would write objects of its own
                 clusterwide=not settings.watch_namespaces,
                 namespaces=settings.watch_namespaces,

@@ -20,7 +20,7 @@ from typing import Any
 from localcluster.node_profile import NodeProfile, linux_devices
 from localcluster.settings import PAUSE_IMAGE, REPOSITORY, WORKER_IMAGE
 
-LENT = Path("/opt/modelserve")
+LENT = Path("/opt/modelserve-lent")  # not where the product's own images have it
 _PASSWD = "root:x:0:0:root:/root:/bin/sh\nworker:x:65532:65532:worker:/tmp:/bin/sh\n"
 _GROUP = "root:x:0:\nworker:x:65532:\n"
 _SYSTEM_FOLDERS = ("bin", "sbin", "lib", "lib64")
