@@ -32,7 +32,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Building images takes minutes and mostly waits for the disk: it begins now, beside the other tests."""
     wanted = any("/e2e/test_the_chart" in item.path.as_posix() for item in session.items)
-    if wanted and not session.config.option.collectonly and user_kubeconfig() is None and not lifecycle.obstacles():
+    asked = "MODELSERVE_TEST_IMAGES" in os.environ and not session.config.option.collectonly
+    if wanted and asked and user_kubeconfig() is None and not lifecycle.obstacles():
         BUILDING.append(image_job.start())
 
 
@@ -40,7 +41,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def built_images() -> Iterator[None]:
     """Waits for the images, Helm and promtool."""
     if not BUILDING:
-        pytest.skip("images are built for the local cluster only")
+        pytest.skip("images (5 GB) are built for the local cluster where MODELSERVE_TEST_IMAGES is set")
     image_job.wait(BUILDING[0])
     yield
     if "MODELSERVE_KEEP_CLUSTER" not in os.environ:

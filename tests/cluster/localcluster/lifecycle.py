@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from localcluster import components, image_build, kernel_state, node_namespaces
-from localcluster.binaries import Progress, cni_folder, install_packages, require_packages, require_programs
+from localcluster import components, kernel_state, node_namespaces
+from localcluster.binaries import Progress, cni_folder, require_packages, require_programs
 from localcluster.images import plain_runtime_spec, runtime_spec, write_images, write_programs
 from localcluster.node_profile import PLAIN, NodeProfile
 from localcluster.processes import spawn
@@ -56,7 +56,6 @@ def prepare(progress: Progress) -> None:
     """Install and build what is missing. Raises ClusterError."""
     with _exclusive():
         require_packages(progress, services=True)
-        install_packages(image_build.PROGRAMS, progress)
         require_programs(progress)
 
 
