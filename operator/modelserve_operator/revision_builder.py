@@ -123,7 +123,8 @@ def build_revision(
     """
     image = spec.image or settings.worker_image
     terms = [term.to_json() for term in sized.node_selector_terms or ()]
-    revision_hash = labels.short_hash([sized.hash, spec_hash(spec), terms, image])
+    pull_secrets = settings.image_pull_secrets
+    revision_hash = labels.short_hash([sized.hash, spec_hash(spec), terms, image, *pull_secrets])
     arguments = engine_args_for(sized, spec, model_directory=source.directory)
     arguments = arguments.model_copy(
         update={**_sized_for(sized), "shutdown_delay_seconds": SHUTDOWN_DELAY_SECONDS},
@@ -142,6 +143,7 @@ def build_revision(
             weight_bytes=facts.weight_bytes,
             image=image,
             pull_policy=settings.image_pull_policy,
+            pull_secrets=pull_secrets,
         ),
         weight_bytes=facts.weight_bytes,
     )

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from modelserve.api import ModelServeSpec, PlanStatus
+from modelserve.api.spec import SecretKeyRef
 from modelserve.hardware import GPU_RESOURCE
 from modelserve_operator import labels
 from modelserve_operator.manifests.pod_resources import (
@@ -16,6 +17,7 @@ from modelserve_operator.manifests.restricted_pod import (
     container,
     environment,
     fetch_container,
+    image_pull_secrets,
     keep_compiled_kernels,
     pod_spec,
 )
@@ -23,6 +25,8 @@ from modelserve_operator.sources import ModelSource
 
 PORT = 8000
 CONFIG_PATH = "/etc/modelserve"
+API_KEY_PATH = "/etc/modelserve-api-key"
+API_KEY_FILE = "api-key"
 ENGINE_FILE = "engine.yaml"
 
 READINESS_PERIOD_SECONDS = 2
@@ -58,6 +62,7 @@ def worker_template(
     weight_bytes: int,
     image: str,
     pull_policy: str,
+    pull_secrets: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """PodTemplateSpec. What the user adds in spec.pod goes in first; what the operator sets wins."""
     extra = spec.pod.to_json()
@@ -72,6 +77,8 @@ def worker_template(
     if plan.resource_name:
         keep_compiled_kernels(worker, source)
     worker["ports"] = [{"name": "http", "containerPort": PORT, "protocol": "TCP"}]
+    if spec.api_key_secret_ref is not None:
+        _mount_api_key(pod, worker, spec.api_key_secret_ref)
     worker["env"] = environment(extra.get("env") or [], [*worker["env"], {"name": "HF_HUB_OFFLINE", "value": "1"}])
     worker["volumeMounts"].append({"name": "engine", "mountPath": CONFIG_PATH, "readOnly": True})
     downloaded_bytes = weight_bytes if source.downloaded and source.claim is None else None
@@ -89,14 +96,24 @@ def worker_template(
         fetch = fetch_container(source, image=image, pull_policy=pull_policy, metadata_only=False, users=users)
         pod["initContainers"] = [{**fetch, "resources": download_resources(worker["resources"])}]
     pod.update(_placement(spec, plan, name=name, plan_hash=plan_hash))
-    for option in ("serviceAccountName", "imagePullSecrets", "priorityClassName", "runtimeClassName"):
+    for option in ("serviceAccountName", "priorityClassName", "runtimeClassName"):
         if extra.get(option):
             pod[option] = extra[option]
+    if secrets := image_pull_secrets(spec, pull_secrets):
+        pod["imagePullSecrets"] = secrets
     pod["terminationGracePeriodSeconds"] = SHUTDOWN_DELAY_SECONDS + spec.rollout.drain_seconds + EXIT_SECONDS
     metadata: dict[str, Any] = {"labels": {**extra.get("labels", {}), **own_labels}}
     if extra.get("annotations"):
         metadata["annotations"] = extra["annotations"]
     return {"metadata": metadata, "spec": pod}
+
+
+def _mount_api_key(pod: dict[str, Any], worker: dict[str, Any], secret: SecretKeyRef) -> None:
+    """A file and not a variable: a new key arrives in it without a new pod."""
+    items = [{"key": secret.key, "path": API_KEY_FILE}]
+    pod["volumes"].append({"name": "api-key", "secret": {"secretName": secret.name, "items": items}})
+    worker["volumeMounts"].append({"name": "api-key", "mountPath": API_KEY_PATH, "readOnly": True})
+    worker["env"].append({"name": "MODELSERVE_API_KEY_FILE", "value": f"{API_KEY_PATH}/{API_KEY_FILE}"})
 
 
 def _probes(weight_bytes: int) -> dict[str, Any]:
