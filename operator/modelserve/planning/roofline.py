@@ -14,9 +14,9 @@ share of the roofline. Both constants are measured.
 
 W weight bytes read (embedding tables of inputs not, of experts the share that B tokens touch), P parameters a token
 uses, E those of the output head, D head width, n layers of a kind, g and s cache bytes per token over all global and
-sliding layers; layers without a cache of their own read their producer's, and in prefill compute the last row alone, so they
-are left out of P and n there. A quantised linear layer is read in its
-format and multiplied in bfloat16. Bandwidth and rates are what kernels reach (see hardware).
+sliding layers; layers without a cache of their own read their producer's, and in prefill compute the last row alone, so
+they are left out of P and n there. A quantised linear layer is read in its format and multiplied in bfloat16. Bandwidth
+and rates are what kernels reach (see hardware).
 """
 
 from __future__ import annotations
