@@ -70,8 +70,8 @@ NAMESPACED_RULES: tuple[dict[str, Any], ...] = (
     _rule("apps", "deployments", verbs=(*_APPLY, "delete")),
     _rule("batch", "jobs", verbs=(*_APPLY, "delete")),
     _rule("", "configmaps", verbs=(*_APPLY, "delete")),
-    _rule("", "services", verbs=_APPLY),
-    _rule("policy", "poddisruptionbudgets", verbs=_APPLY),
+    _rule("", "services", verbs=(*_APPLY, "delete")),
+    _rule("policy", "poddisruptionbudgets", verbs=(*_APPLY, "delete")),
     _rule("", "pods", verbs=_WATCH),
     _rule(ENDPOINT_SLICE.group, ENDPOINT_SLICE.plural, verbs=_WATCH),
     _rule("", "persistentvolumeclaims", verbs=("get",)),
@@ -104,6 +104,9 @@ ADMISSION_VERBS: tuple[tuple[str, str, str], ...] = (
     ("", "configmaps", "create"),
     ("", "services", "create"),
     ("policy", "poddisruptionbudgets", "create"),
+    # An owner reference is only admitted to those who may delete the object: children that an orphaning delete left.
+    ("", "services", "delete"),
+    ("policy", "poddisruptionbudgets", "delete"),
     # blockOwnerDeletion is only admitted to those who may update the owner's finalizers; none is ever set.
     (labels.GROUP, "modelserves/finalizers", "update"),
 )

@@ -106,7 +106,9 @@ class RandomSpecs:
 
 
 def _places(document: Any) -> Any:
-    """(container, key) of everything in a document."""
+    """(container, key) of everything in a document; nothing of a scalar."""
+    if not isinstance(document, dict | list):
+        return
     pairs = document.items() if isinstance(document, dict) else enumerate(document)
     for key, value in pairs:
         yield document, key

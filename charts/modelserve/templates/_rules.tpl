@@ -7,8 +7,9 @@
 - {apiGroups: [apps], resources: [deployments], verbs: [get, list, watch, create, patch, delete]}
 - {apiGroups: [batch], resources: [jobs], verbs: [get, list, watch, create, patch, delete]}
 - {apiGroups: [""], resources: [configmaps], verbs: [get, list, watch, create, patch, delete]}
-- {apiGroups: [""], resources: [services], verbs: [get, list, watch, create, patch]}
-- {apiGroups: [policy], resources: [poddisruptionbudgets], verbs: [get, list, watch, create, patch]}
+# An owner reference is only admitted to those who may delete the object: children that an orphaning delete left.
+- {apiGroups: [""], resources: [services], verbs: [get, list, watch, create, patch, delete]}
+- {apiGroups: [policy], resources: [poddisruptionbudgets], verbs: [get, list, watch, create, patch, delete]}
 - {apiGroups: [""], resources: [pods], verbs: [list, watch]}
 - {apiGroups: [discovery.k8s.io], resources: [endpointslices], verbs: [list, watch]}
 - {apiGroups: [""], resources: [persistentvolumeclaims], verbs: [get]}
