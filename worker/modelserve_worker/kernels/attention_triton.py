@@ -126,7 +126,7 @@ def decode_attention(
     shape = {"KV_HEADS": rows.heads, "GROUP": group, "D": width}
     tiled = {
         "TILE": tile.keys,
-        "FORMAT": fmt,
+        **({"FORMAT": fmt} if packed else {}),
         "BLOCK_M": max(16, group),
         "num_warps": tile.warps,
         "num_stages": tile.stages,

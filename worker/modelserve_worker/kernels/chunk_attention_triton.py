@@ -13,7 +13,24 @@ import triton
 import triton.language as tl
 
 from modelserve_worker.kernels.attention_tiles import attention_specimens
-from modelserve_worker.kernels.decode_attention_triton import LOG2_E, column_block, natural_columns, stored_to
+from modelserve_worker.kernels.decode_attention_triton import LOG2_E, column_block, natural_columns
+
+
+@triton.jit
+def stored_to(values, compute: tl.constexpr, FORMAT: tl.constexpr):
+    """Elements of a cache row as they come from memory -> numbers of the compute dtype, before any scale."""
+    if FORMAT == "fp8_e4m3":
+        return values.to(tl.float8e4nv, bitcast=True).to(compute)
+    if FORMAT == "fp8_e5m2":
+        return values.to(tl.float8e5, bitcast=True).to(compute)
+    return values.to(compute)
+
+
+@triton.jit
+def chunk_of(ends, number):
+    """The chunk that the block or page `number` belongs to, by running sums int32 [CHUNKS], and its number there."""
+    before = ends <= number
+    return tl.sum(before.to(tl.int32)), number - tl.max(tl.where(before, ends, 0))
 
 
 @triton.jit
@@ -65,8 +82,8 @@ def global_chunk(
     head = tl.program_id(1)
     if block < 0:
         return
-    chunk = tl.sum((ends <= block).to(tl.int32))
-    first = (block - tl.max(tl.where(ends <= block, ends, 0))) * tokens_per_block
+    chunk, own_block = chunk_of(ends, block)
+    first = own_block * tokens_per_block
     start = tl.load(chunk_starts + chunk)
     length = tl.load(chunk_lengths + chunk)
     slot = tl.load(chunk_slots + chunk).to(tl.int64)
@@ -146,8 +163,8 @@ def global_chunk_v_only(
     head = tl.program_id(1)
     if block < 0:
         return
-    chunk = tl.sum((ends <= block).to(tl.int32))
-    first = (block - tl.max(tl.where(ends <= block, ends, 0))) * tokens_per_block
+    chunk, own_block = chunk_of(ends, block)
+    first = own_block * tokens_per_block
     start = tl.load(chunk_starts + chunk)
     length = tl.load(chunk_lengths + chunk)
     slot = tl.load(chunk_slots + chunk).to(tl.int64)
@@ -244,8 +261,8 @@ def sliding_chunk(
     block, head = tl.program_id(0), tl.program_id(1)
     if block >= tl.max(ends):
         return
-    chunk = tl.sum((ends <= block).to(tl.int32))
-    first = (block - tl.max(tl.where(ends <= block, ends, 0))) * tokens_per_block
+    chunk, own_block = chunk_of(ends, block)
+    first = own_block * tokens_per_block
     start = tl.load(chunk_starts + chunk)
     length = tl.load(chunk_lengths + chunk)
     slot = tl.load(chunk_slots + chunk).to(tl.int64)

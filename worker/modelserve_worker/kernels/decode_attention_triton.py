@@ -23,16 +23,6 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def stored_to(values, compute: tl.constexpr, FORMAT: tl.constexpr):
-    """Elements of a cache row as they come from memory -> numbers of the compute dtype, before any scale."""
-    if FORMAT == "fp8_e4m3":
-        return values.to(tl.float8e4nv, bitcast=True).to(compute)
-    if FORMAT == "fp8_e5m2":
-        return values.to(tl.float8e5, bitcast=True).to(compute)
-    return values.to(compute)
-
-
-@triton.jit
 def split_range(
     position, split, PAGE: tl.constexpr, WINDOW: tl.constexpr, SPLIT_PAGES: tl.constexpr, MOST_SPLITS: tl.constexpr
 ):
@@ -44,6 +34,15 @@ def split_range(
     per_split = tl.maximum(SPLIT_PAGES, tl.cdiv(pages, MOST_SPLITS))
     begin = first_page + split * per_split
     return begin, tl.minimum(begin + per_split, first_page + pages)
+
+
+@triton.jit
+def online_softmax(scores, maximum, total):
+    """One tile, of which every row sees a key: weights, decay of earlier sums, new maximum and sum (base 2)."""
+    new_maximum = tl.maximum(maximum, tl.max(scores, 1))
+    weights = tl.exp2(scores - new_maximum[:, None])
+    decay = tl.exp2(maximum - new_maximum)
+    return weights, decay, new_maximum, total * decay + tl.sum(weights, 1)
 
 
 @triton.jit
@@ -75,7 +74,6 @@ def split_decode(
     WINDOW: tl.constexpr,  # 0: none
     SPLIT_PAGES: tl.constexpr,
     MOST_SPLITS: tl.constexpr,
-    FORMAT: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
     compute: tl.constexpr = q.dtype.element_ty
@@ -105,19 +103,10 @@ def split_decode(
         rows = arena + origin + page * page_stride + tokens[:, None] * D + columns[None, :]
         keys = tl.load(rows + k_offset, mask=readable[:, None], other=0.0)
         values = tl.load(rows + v_offset, mask=readable[:, None], other=0.0)
-        scores = tl.dot(queries, stored_to(tl.trans(keys), compute, FORMAT))
-        if FORMAT == "int8":
-            scale_rows = scales + scale_origin + page * scale_stride + tokens
-            scores = scores * tl.load(scale_rows + k_scale_offset, mask=readable, other=0.0).to(tl.float32)[None, :]
+        scores = tl.dot(queries, tl.trans(keys).to(compute))
         scores = tl.where(readable[None, :], scores * LOG2_E, -float("inf"))
-        new_maximum = tl.maximum(maximum, tl.max(scores, 1))
-        weights = tl.exp2(scores - new_maximum[:, None])
-        decay = tl.exp2(maximum - new_maximum)
-        total = total * decay + tl.sum(weights, 1)
-        if FORMAT == "int8":
-            weights = weights * tl.load(scale_rows + v_scale_offset, mask=readable, other=0.0).to(tl.float32)[None, :]
-        output = tl.dot(weights.to(compute), stored_to(values, compute, FORMAT), output * decay[:, None])
-        maximum = new_maximum
+        weights, decay, maximum, total = online_softmax(scores, maximum, total)
+        output = tl.dot(weights.to(compute), values.to(compute), output * decay[:, None])
     result = ((row * MOST_SPLITS + split) * KV_HEADS + head) * GROUP + members
     tl.store(partial + result.to(tl.int64)[:, None] * D + columns[None, :], output, mask=members[:, None] < GROUP)
     tl.store(maxima + result, maximum, mask=members < GROUP)
@@ -172,7 +161,6 @@ def split_decode_v_only(
     TILE: tl.constexpr,
     SPLIT_PAGES: tl.constexpr,
     MOST_SPLITS: tl.constexpr,
-    FORMAT: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
     compute: tl.constexpr = q.dtype.element_ty
@@ -219,32 +207,22 @@ def split_decode_v_only(
         cos_0 = tl.load(start_cos + tile * PAIRS + pairs)[None, :]
         sin_0 = tl.load(start_sin + tile * PAIRS + pairs)[None, :]
         cos, sin = cos_0 * cos_t - sin_0 * sin_t, sin_0 * cos_t + cos_0 * sin_t
-        k1 = stored_to(v1, tl.float32, FORMAT) * weight_1
-        k2 = stored_to(v2, tl.float32, FORMAT) * weight_2
-        scores = tl.dot(qv, stored_to(tl.trans(vv), compute, FORMAT))
-        scores += tl.dot(qw, stored_to(tl.trans(vw), compute, FORMAT))
-        scores += tl.dot(qn, stored_to(tl.trans(vn), compute, FORMAT))
+        k1 = v1.to(tl.float32) * weight_1
+        k2 = v2.to(tl.float32) * weight_2
+        scores = tl.dot(qv, tl.trans(vv).to(compute))
+        scores += tl.dot(qw, tl.trans(vw).to(compute))
+        scores += tl.dot(qn, tl.trans(vn).to(compute))
         scores += tl.dot(q1, tl.trans((k1 * cos - k2 * sin).to(compute)))
         scores += tl.dot(q2, tl.trans((k2 * cos + k1 * sin).to(compute)))
-        if FORMAT == "int8":
-            scale_rows = scales + scale_origin + page * scale_stride + v_scale_offset + tokens
-            scale = tl.load(scale_rows, mask=readable, other=0.0).to(tl.float32)[None, :]
-            scores = scores * scale
         scores = tl.where(readable[None, :], scores * LOG2_E, -float("inf"))
-        new_maximum = tl.maximum(maximum, tl.max(scores, 1))
-        weights = tl.exp2(scores - new_maximum[:, None])
-        decay = tl.exp2(maximum - new_maximum)
-        total = total * decay + tl.sum(weights, 1)
-        if FORMAT == "int8":
-            weights = weights * scale
+        weights, decay, maximum, total = online_softmax(scores, maximum, total)
         p = weights.to(compute)
         decay = decay[:, None]
-        ov = tl.dot(p, stored_to(vv, compute, FORMAT), ov * decay)
-        ow = tl.dot(p, stored_to(vw, compute, FORMAT), ow * decay)
-        on = tl.dot(p, stored_to(vn, compute, FORMAT), on * decay)
-        o1 = tl.dot(p, stored_to(v1, compute, FORMAT), o1 * decay)
-        o2 = tl.dot(p, stored_to(v2, compute, FORMAT), o2 * decay)
-        maximum = new_maximum
+        ov = tl.dot(p, vv.to(compute), ov * decay)
+        ow = tl.dot(p, vw.to(compute), ow * decay)
+        on = tl.dot(p, vn.to(compute), on * decay)
+        o1 = tl.dot(p, v1.to(compute), o1 * decay)
+        o2 = tl.dot(p, v2.to(compute), o2 * decay)
     result = ((row * MOST_SPLITS + split) * KV_HEADS + head) * GROUP + members
     target = partial + result.to(tl.int64)[:, None] * D
     tl.store(target + tl.arange(0, wide)[None, :], ov, mask=wanted[:, None])

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from modelserve_worker.kernels.attention_tiles import attention_specimens
+from modelserve_worker.kernels.chunk_attention_triton import chunk_of
 from modelserve_worker.kernels.packed_decode_triton import byte_values, unit_of
 
 
@@ -70,8 +71,7 @@ def expand_keys(
     number, head = tl.program_id(0), tl.program_id(1)
     if number >= tl.max(ends):
         return
-    chunk = tl.sum((ends <= number).to(tl.int32))
-    logical = number - tl.max(tl.where(ends <= number, ends, 0))
+    chunk, logical = chunk_of(ends, number)
     end = tl.load(chunk_starts + chunk) + tl.load(chunk_lengths + chunk)
     page = tl.load(table + tl.load(chunk_slots + chunk).to(tl.int64) * table_stride + logical).to(tl.int64)
     offsets = tl.arange(0, PAGE)

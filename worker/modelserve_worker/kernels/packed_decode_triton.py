@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from modelserve_worker.kernels.attention_tiles import attention_specimens
-from modelserve_worker.kernels.decode_attention_triton import LOG2_E, column_block, split_range
+from modelserve_worker.kernels.decode_attention_triton import LOG2_E, column_block, online_softmax, split_range
 
 # Two pairs in one register, low byte first. int8: (byte ^ 0x80) as the mantissa of 8.0 is 8 + u / 128; minus 9.
 INT8_PAIRS = tl.constexpr("""{
@@ -166,16 +166,12 @@ def split_decode_packed(
             scale_rows = scales + scale_origin + page * scale_stride + tokens
             scores *= tl.load(scale_rows + k_scale_offset, mask=readable, other=0.0).to(tl.float32)[None, :]
         scores = tl.where(readable[None, :], scores * factor, -float("inf"))
-        new_maximum = tl.maximum(maximum, tl.max(scores, 1))
-        weights = tl.exp2(scores - new_maximum[:, None])
-        decay = tl.exp2(maximum - new_maximum)
-        total = total * decay + tl.sum(weights, 1)
+        weights, decay, maximum, total = online_softmax(scores, maximum, total)
         if FORMAT == "int8":  # times 128: rows are normed, so the product is about the row's largest number
             scale = tl.load(scale_rows + v_scale_offset, mask=readable, other=0.0).to(tl.float32)
             weights *= (scale * unit_of(FORMAT))[None, :]
         decay = decay[:, None]
         even, odd = summed(weights.to(compute), values, even * decay, odd * decay, compute, FORMAT)
-        maximum = new_maximum
     unit = 1.0 if FORMAT == "int8" else unit_of(FORMAT)  # int8: in the weights already
     result = ((row * MOST_SPLITS + split) * KV_HEADS + head) * GROUP + members
     store_columns(partial + result.to(tl.int64)[:, None] * D, 0, even * unit, odd * unit, wanted)
@@ -299,10 +295,7 @@ def split_decode_v_only_packed(
         else:
             scores *= LOG2_E * unit_of(FORMAT)
         scores = tl.where(readable[None, :], scores, -float("inf"))
-        new_maximum = tl.maximum(maximum, tl.max(scores, 1))
-        weights = tl.exp2(scores - new_maximum[:, None])
-        decay = tl.exp2(maximum - new_maximum)
-        total = total * decay + tl.sum(weights, 1)
+        weights, decay, maximum, total = online_softmax(scores, maximum, total)
         if FORMAT == "int8":
             weights = weights * scale
         p = weights.to(compute)
@@ -311,7 +304,6 @@ def split_decode_v_only_packed(
         on_even, on_odd = summed(p, vn, on_even * decay, on_odd * decay, compute, FORMAT)
         o1_even, o1_odd = summed(p, v1, o1_even * decay, o1_odd * decay, compute, FORMAT)
         o2_even, o2_odd = summed(p, v2, o2_even * decay, o2_odd * decay, compute, FORMAT)
-        maximum = new_maximum
     unit = 1.0 if FORMAT == "int8" else unit_of(FORMAT)
     result = ((row * MOST_SPLITS + split) * KV_HEADS + head) * GROUP + members
     target = partial + result.to(tl.int64)[:, None] * D
