@@ -13,7 +13,7 @@ from modelserve_worker.engine_client import EngineClient, EngineDead
 from modelserve_worker.metrics import WorkerMetrics
 from modelserve_worker.request import FinishReason, RequestOutput, TokenLogprobs
 from modelserve_worker.server.preparation import SequenceSpec
-from modelserve_worker.text.reply import Channel, Part, ReplyParser, Text, join_texts
+from modelserve_worker.text.reply import CallArguments, CallBegun, Channel, Part, ReplyParser, Text, join_parts
 from modelserve_worker.text.tool_calls import ToolCall
 from modelserve_worker.text.vocabulary import Vocabulary
 
@@ -34,7 +34,7 @@ class Reply:
     def __init__(self, spec: SequenceSpec, vocabulary: Vocabulary, metrics: WorkerMetrics) -> None:
         request = spec.request
         self.index = spec.index
-        self.parts: list[Part] = []
+        self.parts: list[Text | ToolCall] = []
         self.num_tokens = 0  # of the answer, the one that ended it included
         self._logprobs: list[tuple[int, TokenLogprobs]] = []
         self.finish_reason: str | None = None
@@ -72,7 +72,7 @@ class Reply:
         if output.finish_reason in _UNFINISHED:
             raise GenerationError(output.error or "the server ended the request before it was complete")
         parts, num_read = self._parts(output)
-        self.parts += parts
+        self.parts += [part for part in parts if not isinstance(part, CallBegun | CallArguments)]
         self.num_tokens += num_read
         if output.logprobs:
             self._logprobs += zip(output.token_ids[:num_read], output.logprobs[:num_read], strict=True)
@@ -153,7 +153,7 @@ class SequenceRunner:
                             parts = reply.read(output)
                             if output.request_id in step:
                                 parts = step[output.request_id][1] + parts
-                            step[output.request_id] = reply, join_texts(parts)
+                            step[output.request_id] = reply, join_parts(parts)
                             if reply.finish_reason is not None:
                                 incomplete -= 1
                                 if output.finish_reason is None and incomplete:
