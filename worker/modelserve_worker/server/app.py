@@ -21,24 +21,31 @@ from modelserve.errors import InvalidInput
 from modelserve_worker.engine_client import EngineDead
 from modelserve_worker.metrics import WorkerMetrics
 from modelserve_worker.server.admission import Admission
+from modelserve_worker.server.answer import Answer
+from modelserve_worker.server.anthropic.answer import MessagesAnswer, error_body
+from modelserve_worker.server.anthropic.request import CountTokensRequest, MessagesRequest, count_tokens
 from modelserve_worker.server.chat import ChatAnswer
 from modelserve_worker.server.completions import CompletionAnswer
 from modelserve_worker.server.errors import ApiError, from_validation, unavailable
-from modelserve_worker.server.health import health, plan, ready, show_version
+from modelserve_worker.server.health import health, load, plan, ready, show_version
 from modelserve_worker.server.json_text import read_json, to_json
+from modelserve_worker.server.openapi import openapi_document
 from modelserve_worker.server.protocol import ChatCompletionRequest, CompletionRequest
+from modelserve_worker.server.responses.answer import ResponsesAnswer
+from modelserve_worker.server.responses.request import ResponsesRequest
 from modelserve_worker.server.sequences import GenerationError, SequenceRunner
 from modelserve_worker.server.state import ServerState
 from modelserve_worker.server.streaming import (
-    DONE,
     ClientDisconnectError,
     EventStreamResponse,
-    event,
     run_until_disconnect,
 )
+from modelserve_worker.server.tokens import DetokenizeRequest, TokenizeRequest, detokenize, tokenize, tokenizer_info
 
 log = logging.getLogger(__name__)
 Body = TypeVar("Body", bound=BaseModel)
+AnswerBody = TypeVar("AnswerBody", CompletionRequest, ChatCompletionRequest, ResponsesRequest, MessagesRequest)
+ResultBody = TypeVar("ResultBody", CountTokensRequest, TokenizeRequest, DetokenizeRequest)
 _FAILURES = (ApiError, InvalidInput, GenerationError, EngineDead)
 
 
@@ -49,9 +56,18 @@ def create_app(state: ServerState, metrics: WorkerMetrics) -> Starlette:
         Route("/v1/models/{name:path}", show_model),
         Route("/v1/completions", completions, methods=["POST"]),
         Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+        Route("/v1/responses", responses, methods=["POST"]),
+        Route("/v1/messages", messages, methods=["POST"]),
+        Route("/v1/messages/count_tokens", messages_count_tokens, methods=["POST"]),
+        Route("/tokenize", tokenize_text, methods=["POST"]),
+        Route("/detokenize", detokenize_ids, methods=["POST"]),
+        Route("/tokenizer_info", show_tokenizer),
+        Route("/openapi.json", show_openapi),
         Route("/v1/plan", plan),
         Route("/health", health),
+        Route("/ping", health),
         Route("/ready", ready),
+        Route("/load", load),
         Route("/metrics", show_metrics),
         Route("/version", show_version),
     ]
@@ -73,15 +89,33 @@ async def chat_completions(request: Request) -> Response | EventStreamResponse:
     return await _answer(request, ChatCompletionRequest, ChatAnswer)
 
 
+async def responses(request: Request) -> Response | EventStreamResponse:
+    return await _answer(request, ResponsesRequest, ResponsesAnswer)
+
+
+async def messages(request: Request) -> Response | EventStreamResponse:
+    return await _answer(request, MessagesRequest, MessagesAnswer)
+
+
+async def messages_count_tokens(request: Request) -> Response:
+    return await _result(request, CountTokensRequest, count_tokens)
+
+
+async def tokenize_text(request: Request) -> Response:
+    return await _result(request, TokenizeRequest, tokenize)
+
+
+async def detokenize_ids(request: Request) -> Response:
+    return await _result(request, DetokenizeRequest, detokenize)
+
+
 async def _answer(
-    request: Request,
-    body_type: type[CompletionRequest] | type[ChatCompletionRequest],
-    answer_type: Callable[..., CompletionAnswer | ChatAnswer],
+    request: Request, body_type: type[AnswerBody], answer_type: Callable[..., Answer]
 ) -> Response | EventStreamResponse:
     state: ServerState = request.app.state.server
     data = await _body(request)
 
-    def prepare() -> tuple[CompletionRequest | ChatCompletionRequest, CompletionAnswer | ChatAnswer]:
+    def prepare() -> tuple[AnswerBody, Answer]:
         body = _parse(data, body_type)
         model = state.require_model(body.model)
         return body, answer_type(body, model, max_model_len=state.serving_engine().max_model_len)
@@ -90,7 +124,7 @@ async def _answer(
     body, answer = await asyncio.to_thread(prepare)
     runner = SequenceRunner(state.serving_engine(), state.model.text.vocabulary, request.app.state.metrics)
     if body.stream:
-        return EventStreamResponse(_events(answer.events(runner)))
+        return EventStreamResponse(_events(answer, runner))
     try:
         document = await run_until_disconnect(request.receive, answer.whole(runner))
     except ClientDisconnectError:
@@ -100,27 +134,44 @@ async def _answer(
     return Response(to_json(document), media_type="application/json")
 
 
-async def _events(answer: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """The stream of an answer with its end: [DONE], after an error event where it failed.
+async def _result(request: Request, body_type: type[ResultBody], compute: Callable[..., dict[str, Any]]) -> Response:
+    """What follows from the body alone, without the engine."""
+    state: ServerState = request.app.state.server
+    data = await _body(request)
+
+    def work() -> bytes:
+        body = _parse(data, body_type)
+        model = state.require_model(body.model or state.model.name)
+        try:
+            return to_json(compute(body, model, max_model_len=state.serving_engine().max_model_len))
+        except ValidationError as error:  # of the request that the body stands for
+            raise from_validation(error) from error
+
+    return Response(await asyncio.to_thread(work), media_type="application/json")
+
+
+async def _events(answer: Answer, runner: SequenceRunner) -> AsyncGenerator[bytes, None]:
+    """The stream of an answer with its end, after an error event where it failed.
 
     Raises ApiError for what fails before there is an event: it gets its own status then.
     """
     begun = False
     try:
-        async with aclosing(answer) as events:
+        async with aclosing(answer.events(runner)) as events:
             async for chunk in events:
                 begun = True
                 yield chunk
     except _FAILURES as error:
         if not begun:
             raise _as_api_error(error) from error
-        yield event(_as_api_error(error).body())
+        yield answer.failure(_as_api_error(error))
     except Exception:
         if not begun:
             raise
         log.exception("a stream failed")
-        yield event(_internal_error().body())
-    yield DONE
+        yield answer.failure(_internal_error())
+    if answer.stream_end:
+        yield answer.stream_end
 
 
 async def _body(request: Request) -> bytes:
@@ -158,21 +209,24 @@ def _internal_error() -> ApiError:
 
 
 async def list_models(request: Request) -> Response:
-    return JSONResponse({"object": "list", "data": [_model_card(request.app.state.server)]})
+    state: ServerState = request.app.state.server
+    return JSONResponse({"object": "list", "data": [_model_card(state, name) for name in state.model.names]})
 
 
 async def show_model(request: Request) -> Response:
     state: ServerState = request.app.state.server
-    state.require_model(request.path_params["name"])
-    return JSONResponse(_model_card(state))
+    name = request.path_params["name"]
+    state.require_model(name)
+    return JSONResponse(_model_card(state, name))
 
 
-def _model_card(state: ServerState) -> dict[str, Any]:
+def _model_card(state: ServerState, name: str) -> dict[str, Any]:
     return {
-        "id": state.model.name,
+        "id": name,
         "object": "model",
         "created": state.model.created,
         "owned_by": "modelserve",
+        "root": state.model.name,
         "max_model_len": state.serving_engine().max_model_len,
     }
 
@@ -182,15 +236,28 @@ async def show_metrics(request: Request) -> Response:
     return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 
-async def _api_error(_: Request, error: Exception) -> Response:
-    return _as_api_error(error).response()
+async def show_tokenizer(request: Request) -> Response:
+    return JSONResponse(tokenizer_info(request.app.state.server.model))
+
+
+async def show_openapi(request: Request) -> Response:
+    return Response(to_json(openapi_document(request.app.state.server)), media_type="application/json")
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    return _in_shape_of(request, _as_api_error(error))
+
+
+def _in_shape_of(request: Request, error: ApiError) -> Response:
+    """The error as the clients of the route read it."""
+    return error.response(error_body(error) if request.url.path.startswith("/v1/messages") else None)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     text = {404: "no such route", 405: "this route does not answer that method"}.get(status, "the request failed")
-    return ApiError(f"{text}: {request.method} {request.url.path}", status=status).response()
+    return _in_shape_of(request, ApiError(f"{text}: {request.method} {request.url.path}", status=status))
 
 
-async def _unexpected_error(_: Request, __: Exception) -> Response:
-    return _internal_error().response()
+async def _unexpected_error(request: Request, _: Exception) -> Response:
+    return _in_shape_of(request, _internal_error())

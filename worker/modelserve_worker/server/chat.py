@@ -8,17 +8,21 @@ from contextlib import aclosing
 from typing import Any
 
 from modelserve_worker.server.envelope import Envelope
+from modelserve_worker.server.errors import ApiError
 from modelserve_worker.server.logprobs import chat_logprobs
 from modelserve_worker.server.preparation import chat_sequences
 from modelserve_worker.server.protocol import ChatCompletionRequest
 from modelserve_worker.server.sequences import Reply, SequenceRunner
 from modelserve_worker.server.state import ServedModel
+from modelserve_worker.server.streaming import DONE, event
 from modelserve_worker.server.usage import chat_usage
 from modelserve_worker.text.reply import CallArguments, CallBegun, Channel, Part, Text
 
 
 class ChatAnswer:
     """Answers one chat request, whole or as a stream. Raises ApiError when the request cannot be served."""
+
+    stream_end = DONE
 
     def __init__(self, body: ChatCompletionRequest, model: ServedModel, *, max_model_len: int) -> None:
         self._body = body
@@ -66,6 +70,10 @@ class ChatAnswer:
                     yield b"".join(events)
         if self._body.include_usage:
             yield self._envelope.usage_event(self._usage(list(replies.values())))
+
+    def failure(self, error: ApiError) -> bytes:
+        """The event for a stream which cannot go on."""
+        return event(error.body())
 
     def _deltas(self, reply: Reply, parts: Sequence[Part]) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
         """Deltas of a step; the log probabilities of all its tokens are with the first of them."""

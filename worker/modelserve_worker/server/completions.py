@@ -8,19 +8,22 @@ from contextlib import aclosing
 from typing import Any
 
 from modelserve_worker.server.envelope import Envelope
+from modelserve_worker.server.errors import ApiError
 from modelserve_worker.server.logprobs import CompletionLogprobs
 from modelserve_worker.server.preparation import SequenceSpec, completion_sequences
 from modelserve_worker.server.protocol import CompletionRequest
 from modelserve_worker.server.sequences import Reply, SequenceRunner, texts
 from modelserve_worker.server.state import ServedModel
+from modelserve_worker.server.streaming import DONE, event
 from modelserve_worker.server.usage import usage
-from modelserve_worker.text.detokenizer import IncrementalDetokenizer
+from modelserve_worker.text.detokenizer import decode
 from modelserve_worker.text.reply import Channel, Part
-from modelserve_worker.text.vocabulary import Vocabulary
 
 
 class CompletionAnswer:
     """Answers one completion request, whole or as a stream. Raises ApiError when the request cannot be served."""
+
+    stream_end = DONE
 
     def __init__(self, body: CompletionRequest, model: ServedModel, *, max_model_len: int) -> None:
         self._body = body
@@ -35,7 +38,7 @@ class CompletionAnswer:
         if not self._body.echo:
             return ""
         prompt = self._body.prompt[spec.index // self._body.n]
-        return prompt if isinstance(prompt, str) else _decode(prompt, self._model.text.vocabulary)
+        return prompt if isinstance(prompt, str) else decode(prompt, self._model.text.vocabulary)
 
     async def whole(self, runner: SequenceRunner) -> dict[str, Any]:
         replies = await runner.collect(self._specs)
@@ -68,6 +71,10 @@ class CompletionAnswer:
         if self._body.include_usage:
             yield self._envelope.usage_event(usage(self._specs, counts, n=self._body.n))
 
+    def failure(self, error: ApiError) -> bytes:
+        """The event for a stream which cannot go on."""
+        return event(error.body())
+
     def _choice(self, reply: Reply, parts: Sequence[Part], *, first: bool) -> dict[str, Any] | None:
         """The choice of an event; None for a token inside a character, which says nothing yet."""
         text = texts(parts, Channel.CONTENT)
@@ -81,8 +88,3 @@ class CompletionAnswer:
             "finish_reason": reply.finish_reason,
             "stop_reason": reply.stop_reason,
         }
-
-
-def _decode(token_ids: Sequence[int], vocabulary: Vocabulary) -> str:
-    detokenizer = IncrementalDetokenizer(vocabulary)
-    return "".join([*(detokenizer.push(token_id) for token_id in token_ids), detokenizer.finish()])

@@ -29,6 +29,13 @@ class MessageToolCall(RequestModel):
     index: int | None = None
 
 
+class TextPart(RequestModel):
+    """A part of a content as it is documented; the content's own check reads it."""
+
+    type: Literal["text"]
+    text: str
+
+
 class Message(RequestModel):
     """One message of a conversation. `content` is text, or a list of {"type": "text", "text": ...} parts.
 
@@ -43,7 +50,7 @@ class Message(RequestModel):
     reasoning_content: str | None = None
     reasoning: str | None = None
 
-    @field_validator("content", mode="before")
+    @field_validator("content", mode="before", json_schema_input_type=str | list[TextPart])
     @classmethod
     def _text_parts_only(cls, value: Any) -> Any:
         if isinstance(value, str):

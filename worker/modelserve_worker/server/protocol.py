@@ -19,7 +19,16 @@ MAX_ID_DIGITS = 10  # of a token id written as text; Python refuses to read a nu
 
 LARGEST_COUNT = (1 << 31) - 1  # a top_k beyond 64 bits would fail every request of its step
 
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+_Text = Annotated[str, Field(min_length=1)]
+_Ids = Annotated[list[TokenId], Field(min_length=1)]
+Prompts = (
+    _Text
+    | _Ids
+    | Annotated[list[_Text], Field(min_length=1, max_length=MAX_PROMPTS)]
+    | Annotated[list[_Ids], Field(min_length=1, max_length=MAX_PROMPTS)]
+)
 
 
 class StreamOptions(RequestModel):
@@ -44,9 +53,7 @@ class SamplingFields(RequestModel):
     frequency_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
     logit_bias: dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]] = Field(default_factory=dict, max_length=1024)
     seed: int | None = Field(default=None, ge=-(1 << 63), lt=1 << 63)
-    stop: list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]] = Field(
-        default_factory=list, max_length=MAX_STOP_STRINGS
-    )
+    stop: Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] = Field(default_factory=list)
     stop_token_ids: list[TokenId] = Field(default_factory=list, max_length=256)
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
@@ -60,7 +67,11 @@ class SamplingFields(RequestModel):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
 
-    @field_validator("stop", mode="before")
+    @field_validator(
+        "stop",
+        mode="before",
+        json_schema_input_type=StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)],
+    )
     @classmethod
     def _one_stop_string(cls, value: Any) -> Any:
         return [value] if isinstance(value, str) else value
@@ -92,10 +103,13 @@ class CompletionRequest(SamplingFields):
     logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     add_special_tokens: bool = True
 
-    @field_validator("prompt", mode="plain")  # what it passes is not checked again, one token id at a time
+    @field_validator("prompt", mode="plain", json_schema_input_type=Prompts)
     @classmethod
     def _list_of_prompts(cls, value: Any) -> list[str | list[int]]:
-        """One text, several texts, one list of token ids or several of them: all become a list of prompts."""
+        """One text, several texts, one list of token ids or several of them: all become a list of prompts.
+
+        Plain, as what it passes must not be checked again, one token id at a time.
+        """
         if isinstance(value, str):
             prompts: list[Any] = [value]
         elif not isinstance(value, list):
@@ -141,6 +155,7 @@ class ChatCompletionRequest(SamplingFields):
     parallel_tool_calls: bool = True
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
     add_special_tokens: bool = False  # chat templates write the beginning-of-sequence token themselves
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
@@ -167,6 +182,15 @@ class ChatCompletionRequest(SamplingFields):
     def _alternatives_need_logprobs(self) -> ChatCompletionRequest:
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs is allowed only with logprobs=true")
+        return self
+
+    @model_validator(mode="after")
+    def _one_end_of_the_prompt(self) -> ChatCompletionRequest:
+        if self.continue_final_message:
+            if self.add_generation_prompt and "add_generation_prompt" in self.model_fields_set:
+                raise ValueError("continue_final_message and add_generation_prompt exclude each other; set one of them")
+            if self.messages[-1].role != "assistant" or self.messages[-1].tool_calls:
+                raise ValueError("continue_final_message needs a last message of role assistant without tool_calls")
         return self
 
     @property

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ class CheckpointText:
     vocabulary: Vocabulary
     chat_template: ChatTemplate | None
     defaults: SamplingDefaults
+    tokenizer_config: Mapping[str, Any] = field(default_factory=dict)  # tokenizer_config.json as it is
 
     def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         """Token ids; `add_special_tokens` puts the beginning-of-sequence token in front (a chat prompt has its own)."""
@@ -62,6 +64,7 @@ def load_checkpoint_text(directory: Path) -> CheckpointText:
         vocabulary=Vocabulary.from_tokenizer(tokenizer),
         chat_template=_chat_template(directory, settings),
         defaults=_defaults(generation),
+        tokenizer_config=settings,
     )
 
 
