@@ -139,11 +139,11 @@ def test_a_last_message_of_the_assistant_is_continued(server: Any, http: httpx.C
     [
         ({"max_tokens": None}, "field 'max_tokens' is required"),
         ({"temperature": 1.5}, "temperature: Input should be less than or equal to 1, not 1.5"),
-        ({"messages": [{"role": "system", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "system", "content": "x"}]}, "messages.0: Input tag 'system' found using 'role'"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "'image' found using 'type'"),
         (
             {"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]}]},
-            "a message of role 'user' has no tool_use blocks",
+            "messages.0.user.content.0: Input tag 'tool_use' found using 'type' does not match",
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a"}]}]},

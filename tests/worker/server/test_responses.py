@@ -119,7 +119,7 @@ def test_an_answer_that_is_cut_says_so(server: Any, client: openai.OpenAI) -> No
             {"input": [{"type": "function_call_output", "call_id": "x", "output": "1"}]},
             "messages.0.tool_call_id", "as the chat completion that this request stands for: messages.0.tool_call_id",
         ),
-        ({"reasoning": {"effort": "much"}}, "reasoning_effort", "not 'much'"),
+        ({"reasoning": {"effort": "much"}}, "reasoning.effort", "not 'much'"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_kept_is_refused_by_name(

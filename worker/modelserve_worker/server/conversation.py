@@ -7,10 +7,8 @@ from typing import Any
 
 from modelserve_worker.server.errors import ApiError
 from modelserve_worker.server.json_text import nested_deeper, read_json
-from modelserve_worker.server.messages import Message, MessageToolCall
+from modelserve_worker.server.messages import ONLY_ASSISTANT, Message, MessageToolCall
 from modelserve_worker.text.tool_calls import MAX_DEPTH
-
-_ONLY_ASSISTANT = ("tool_calls", "reasoning_content", "reasoning")
 
 
 def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -39,7 +37,7 @@ def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 def _require_fields_of_role(message: Message, where: str) -> None:
     role = message.role
     if role != "assistant":
-        for name in _ONLY_ASSISTANT:
+        for name in ONLY_ASSISTANT:
             if getattr(message, name):
                 raise _wrong(f"{where}.{name}", f"only assistant messages have it, not one of role {role!r}")
     if role != "tool" and message.tool_call_id is not None:

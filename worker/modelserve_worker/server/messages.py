@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, GetJsonSchemaHandler, field_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from modelserve_worker.server.request_model import RequestModel
 from modelserve_worker.server.tools import FunctionName
 
 MAX_CALLS = 128  # in one message
 MAX_CALL_ID_LENGTH = 256
+ONLY_ASSISTANT = ("tool_calls", "reasoning_content", "reasoning")
+_SAID = ("content", *ONLY_ASSISTANT)
+
+
+# What the text must be, conversation.py reads.
+JsonObjectText = Annotated[str, Field(json_schema_extra={"format": "json-object"})]
 
 
 class CalledFunction(RequestModel):
     """`arguments` is a JSON object as text."""
 
     name: FunctionName
-    arguments: str
+    arguments: JsonObjectText
 
 
 class MessageToolCall(RequestModel):
@@ -64,3 +72,29 @@ class Message(RequestModel):
             if set(part) != {"type", "text"} or not isinstance(part["text"], str):
                 raise ValueError('a text part is {"type": "text", "text": "..."}')
         return value
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """One schema for each kind of role, with the fields that it may have and must have."""
+        reference = handler(core)
+        schema = handler.resolve_ref_schema(reference)
+        fields = schema.pop("properties")
+        asks = {"role": {"type": "string", "enum": ["system", "developer", "user"]}}
+        answers = {"role": {"const": "assistant"}, **{name: fields[name] for name in ONLY_ASSISTANT}}
+        returns = {"role": {"const": "tool"}, "tool_call_id": fields["tool_call_id"]}
+        kinds: tuple[tuple[dict[str, Any], list[str]], ...]
+        kinds = ((asks, ["content"]), (answers, []), (returns, ["content", "tool_call_id"]))
+        for key in ("type", "required", "additionalProperties"):
+            schema.pop(key)
+        schema["oneOf"] = [
+            {
+                "type": "object",
+                "properties": {"content": fields["content"], "name": fields["name"], **own},
+                "required": ["role", *required],
+                "additionalProperties": False,
+            }
+            for own, required in kinds
+        ]
+        # The calls of an assistant need no content.
+        schema["oneOf"][1]["anyOf"] = [{"required": [name]} for name in _SAID]
+        return reference

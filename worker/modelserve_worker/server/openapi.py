@@ -10,14 +10,23 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from modelserve_worker.server.anthropic.request import CountTokensRequest, MessagesRequest
-from modelserve_worker.server.protocol import ChatCompletionRequest, CompletionRequest
+from modelserve_worker.server.protocol import LARGEST_COUNT, ChatCompletionRequest, CompletionRequest
 from modelserve_worker.server.response_schemas import SCHEMAS
 from modelserve_worker.server.responses.request import ResponsesRequest
 from modelserve_worker.server.state import ServedModel, ServerState
 from modelserve_worker.server.tokens import DetokenizeRequest, TokenizeRequest
 
 _REF = "#/components/schemas/{model}"
-_LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens")
+_LENGTHS = {"max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens"}
+_NEEDS = {"stream_options": "stream", "top_logprobs": "logprobs"}  # fields that are refused unless another is true
+_NO_TOKEN = 1 << 31  # the bound of token ids in the models
+
+_EVENT = {
+    "type": "object",
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+    "required": ["data"],
+}
+_ABOUT = "A field of a request that is null counts as left out. docs/clients.md says what is absent, and why."
 
 
 @dataclass(frozen=True)
@@ -62,11 +71,10 @@ def openapi_document(state: ServerState) -> dict[str, Any]:
     _, generated = models_json_schema([(body, "validation") for body in bodies], ref_template=_REF)
     schemas: dict[str, Any] = generated["$defs"]
     max_model_len = state.engine.max_model_len if state.engine is not None else None
-    for body in bodies:
-        _bound(schemas[body.__name__]["properties"], state.model, max_model_len)
+    _bound(list(schemas.values()), state.model, max_model_len)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "modelserve", "version": version("modelserve")},
+        "info": {"title": "modelserve", "version": version("modelserve"), "description": _ABOUT},
         "paths": {route.path: {_method(route): _operation(route, state.model)} for route in ROUTES},
         "components": {"schemas": SCHEMAS | schemas},
     }
@@ -79,7 +87,7 @@ def _method(route: _Route) -> str:
 def _operation(route: _Route, model: ServedModel) -> dict[str, Any]:
     media = "text/plain" if route.answer == "Metrics" else "application/json"
     answers = {media: {"schema": {"$ref": _REF.format(model=route.answer)}}}
-    streamed = {"text/event-stream": {"schema": {"type": "string"}}} if route.streams else {}
+    streamed = {"text/event-stream": {"schema": _EVENT}} if route.streams else {}
     responses: dict[str, Any] = {"200": {"description": "the answer", "content": answers | streamed}}
     if route.unavailable:
         responses["503"] = {"description": "not now", "content": answers}
@@ -96,13 +104,33 @@ def _operation(route: _Route, model: ServedModel) -> dict[str, Any]:
     return operation
 
 
-def _bound(properties: dict[str, Any], model: ServedModel, max_model_len: int | None) -> None:
-    """What the models of the bodies cannot know: the names, the vocabulary and the context of the served model."""
-    properties["model"] = {"type": "string", "enum": list(model.names)}
-    for name in _LENGTHS:
-        if name in properties and max_model_len is not None:
-            numbers = [option for option in properties[name].get("anyOf", [properties[name]]) if "type" in option]
-            numbers[0]["maximum"] = max_model_len
-    for name in ("tokens", "stop_token_ids"):
-        if name in properties:
-            properties[name]["items"] |= {"maximum": model.vocab_size - 1}
+def _bound(schema: Any, model: ServedModel, max_model_len: int | None) -> None:
+    """Write what the models of the bodies cannot say: names, vocabulary and context of the served model, and needs.
+
+    A field that may be null may as well be left out; that is said once, not with every field.
+    """
+    if isinstance(schema, list):
+        for each in schema:
+            _bound(each, model, max_model_len)
+    if not isinstance(schema, dict):
+        return
+    options = schema.get("anyOf", [])
+    if {"type": "null"} in options:
+        options.remove({"type": "null"})
+        schema.pop("default", None)
+    if schema.get("exclusiveMaximum") == _NO_TOKEN:
+        del schema["exclusiveMaximum"]
+        schema["maximum"] = model.vocab_size - 1
+    properties = schema.get("properties", {})
+    if "model" in properties:
+        properties["model"] = {"type": "string", "enum": list(model.names)}
+    for name in _LENGTHS & set(properties):
+        numbers = [option for option in properties[name].get("anyOf", [properties[name]]) if "minimum" in option]
+        numbers[0]["maximum"] = max_model_len or LARGEST_COUNT
+    needs = {name: needed for name, needed in _NEEDS.items() if {name, needed} <= set(properties)}
+    if needs:
+        schema["dependentSchemas"] = {
+            name: {"properties": {needed: {"const": True}}, "required": [needed]} for name, needed in needs.items()
+        }
+    for each in schema.values():
+        _bound(each, model, max_model_len)

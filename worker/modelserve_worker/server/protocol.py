@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from modelserve_worker.server.messages import Message
-from modelserve_worker.server.request_model import RequestModel
+from modelserve_worker.server.request_model import RequestModel, whole_numbers
 from modelserve_worker.server.tools import MAX_TOOLS, Tool
 
 MAX_CHOICES = 128
@@ -20,7 +20,9 @@ MAX_ID_DIGITS = 10  # of a token id written as text; Python refuses to read a nu
 LARGEST_COUNT = (1 << 31) - 1  # a top_k beyond 64 bits would fail every request of its step
 
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+TokenIds = Annotated[list[TokenId], BeforeValidator(whole_numbers)]
 _Text = Annotated[str, Field(min_length=1)]
 _Ids = Annotated[list[TokenId], Field(min_length=1)]
 Prompts = (
@@ -51,10 +53,14 @@ class SamplingFields(RequestModel):
     repetition_penalty: float | None = Field(default=None, gt=0.0, le=10.0)
     presence_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
     frequency_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
-    logit_bias: dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]] = Field(default_factory=dict, max_length=1024)
+    logit_bias: dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]] = Field(
+        default_factory=dict,
+        max_length=1024,
+        json_schema_extra={"propertyNames": {"pattern": f"^[0-9]{{1,{MAX_ID_DIGITS}}}$"}},
+    )
     seed: int | None = Field(default=None, ge=-(1 << 63), lt=1 << 63)
     stop: Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] = Field(default_factory=list)
-    stop_token_ids: list[TokenId] = Field(default_factory=list, max_length=256)
+    stop_token_ids: TokenIds = Field(default_factory=list, max_length=256)
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
@@ -115,12 +121,14 @@ class CompletionRequest(SamplingFields):
         elif not isinstance(value, list):
             raise ValueError("a prompt is a string, a list of strings, a list of token ids, or a list of such lists")
         else:
-            prompts = [value] if value and isinstance(value[0], int) else value
+            prompts = [value] if value and isinstance(value[0], int | float) else value
         for prompt in prompts:
             if not isinstance(prompt, str | list):
                 raise ValueError(f"a prompt is a string or a list of token ids, not {str(prompt)[:40]!r}")
             if not prompt:
                 raise ValueError("a prompt must not be empty; it needs at least one character or token id")
+            if isinstance(prompt, list):
+                prompt[:] = whole_numbers(prompt)
             if isinstance(prompt, list) and not (set(map(type, prompt)) == {int} and min(prompt) >= 0):
                 wrong = next(token_id for token_id in prompt if type(token_id) is not int or token_id < 0)
                 raise ValueError(f"token ids are integers from 0 on, not {str(wrong)[:40]!r}")
@@ -153,7 +161,7 @@ class ChatCompletionRequest(SamplingFields):
     tools: list[Tool] = Field(default_factory=list, max_length=MAX_TOOLS)
     tool_choice: Literal["auto", "none"] = "auto"
     parallel_tool_calls: bool = True
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: ReasoningEffort | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False  # chat templates write the beginning-of-sequence token themselves

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, GetJsonSchemaHandler, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from modelserve_worker.server.messages import Message
 from modelserve_worker.server.preparation import chat_prompt, completion_prompts, require_in_vocabulary
-from modelserve_worker.server.protocol import ChatCompletionRequest, CompletionRequest, TokenId
+from modelserve_worker.server.protocol import ChatCompletionRequest, CompletionRequest, TokenIds
 from modelserve_worker.server.request_model import RequestModel
 from modelserve_worker.server.state import ServedModel
 from modelserve_worker.server.tools import MAX_TOOLS, Tool
@@ -29,6 +31,24 @@ class TokenizeRequest(RequestModel):
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     add_special_tokens: bool | None = Field(default=None, description="true for prompt, false for messages")
     return_token_strs: bool = False
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        reference = handler(core)
+        schema = handler.resolve_ref_schema(reference)
+        fields = schema.pop("properties")
+        for key in ("type", "additionalProperties"):
+            schema.pop(key)
+        schema["oneOf"] = [
+            {
+                "type": "object",
+                "properties": {name: field for name, field in fields.items() if name not in others},
+                "required": [required],
+                "additionalProperties": False,
+            }
+            for required, others in (("prompt", _OF_CHAT), ("messages", ("prompt",)))
+        ]
+        return reference
 
     @model_validator(mode="after")
     def _one_of_two(self) -> TokenizeRequest:
@@ -55,7 +75,7 @@ class DetokenizeRequest(RequestModel):
     """Token ids to text, special tokens written out."""
 
     model: str | None = None
-    tokens: list[TokenId] = Field(max_length=1 << 20)
+    tokens: TokenIds = Field(max_length=1 << 20)
 
 
 def tokenize(body: TokenizeRequest, model: ServedModel, *, max_model_len: int) -> dict[str, Any]:

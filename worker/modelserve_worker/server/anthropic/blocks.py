@@ -49,33 +49,33 @@ class ToolResultBlock(_Block):
     content: str | list[dict[str, Any]] = ""
     is_error: bool = False
 
-    @field_validator("content", mode="before")
+    @field_validator("content", mode="before", json_schema_input_type=str | list[TextBlock])
     @classmethod
     def _text_only(cls, value: Any) -> Any:
         return text_parts(value, ("text",))
 
 
-Block = Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")]
+UserBlock = Annotated[TextBlock | ToolResultBlock, Field(discriminator="type")]
+AssistantBlock = Annotated[TextBlock | ThinkingBlock | ToolUseBlock, Field(discriminator="type")]
 
 
 def _one_block(value: Any) -> Any:
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
-class MessageParam(RequestModel):
-    role: Literal["user", "assistant"]
-    content: Annotated[list[Block], BeforeValidator(_one_block, json_schema_input_type=str | list[Block])]
+class UserMessage(RequestModel):
+    role: Literal["user"]
+    content: Annotated[list[UserBlock], BeforeValidator(_one_block, json_schema_input_type=str | list[UserBlock])]
 
-    @field_validator("content", mode="after")
-    @classmethod
-    def _only_of_the_role(cls, blocks: list[Block], info: Any) -> list[Block]:
-        wrong: tuple[type[_Block], ...] = (ToolResultBlock,)
-        if info.data.get("role") == "user":
-            wrong = (ThinkingBlock, ToolUseBlock)
-        for block in blocks:
-            if isinstance(block, wrong):
-                raise ValueError(f"a message of role {info.data.get('role')!r} has no {block.type} blocks")
-        return blocks
+
+class AssistantMessage(RequestModel):
+    role: Literal["assistant"]
+    content: Annotated[
+        list[AssistantBlock], BeforeValidator(_one_block, json_schema_input_type=str | list[AssistantBlock])
+    ]
+
+
+MessageParam = Annotated[UserMessage | AssistantMessage, Field(discriminator="role")]
 
 
 def chat_messages(messages: Sequence[MessageParam]) -> list[dict[str, Any]]:
@@ -83,7 +83,7 @@ def chat_messages(messages: Sequence[MessageParam]) -> list[dict[str, Any]]:
     ready: list[dict[str, Any]] = []
     for message in messages:
         text = [{"type": "text", "text": block.text} for block in message.content if isinstance(block, TextBlock)]
-        if message.role == "user":
+        if isinstance(message, UserMessage):
             results = [block for block in message.content if isinstance(block, ToolResultBlock)]
             ready += [{"role": "tool", "tool_call_id": r.tool_use_id, "content": r.content} for r in results]
             if text or not results:
@@ -93,7 +93,7 @@ def chat_messages(messages: Sequence[MessageParam]) -> list[dict[str, Any]]:
     return ready
 
 
-def _of_assistant(blocks: Sequence[Block], text: list[dict[str, str]]) -> dict[str, Any]:
+def _of_assistant(blocks: Sequence[AssistantBlock], text: list[dict[str, str]]) -> dict[str, Any]:
     said: dict[str, Any] = {"role": "assistant", "content": text or None}
     calls = [block for block in blocks if isinstance(block, ToolUseBlock)]
     if calls:

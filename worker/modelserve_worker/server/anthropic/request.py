@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from modelserve_worker.server.anthropic.blocks import MessageParam, chat_messages
+from modelserve_worker.server.anthropic.blocks import MessageParam, TextBlock, chat_messages
 from modelserve_worker.server.preparation import chat_prompt
 from modelserve_worker.server.protocol import LARGEST_COUNT, MAX_STOP_LENGTH, MAX_STOP_STRINGS, ChatCompletionRequest
 from modelserve_worker.server.request_model import RequestModel
@@ -64,7 +64,7 @@ class CountTokensRequest(RequestModel):
     thinking: Thinking | None = None
     cache_control: dict[str, Any] | None = None  # changes nothing here
 
-    @field_validator("system", mode="before")
+    @field_validator("system", mode="before", json_schema_input_type=str | list[TextBlock])
     @classmethod
     def _text_only(cls, value: Any) -> Any:
         return text_parts(value, ("text",))

@@ -7,12 +7,24 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator
 
-from modelserve_worker.server.messages import MAX_CALL_ID_LENGTH
+from modelserve_worker.server.messages import MAX_CALL_ID_LENGTH, JsonObjectText
 from modelserve_worker.server.request_model import RequestModel
 from modelserve_worker.server.tools import FunctionName
 from modelserve_worker.server.translation import text_parts
 
 _TEXT_KINDS = ("input_text", "output_text", "text")
+
+
+class TextContent(RequestModel):
+    """A part of a content as it is documented; what else clients leave in it changes nothing."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+
+
+class ReasoningContent(RequestModel):
+    type: Literal["reasoning_text"]
+    text: str
 
 
 class _Item(RequestModel):
@@ -28,7 +40,7 @@ class MessageItem(_Item):
     content: str | list[dict[str, Any]]
     phase: str | None = None
 
-    @field_validator("content", mode="before")
+    @field_validator("content", mode="before", json_schema_input_type=str | list[TextContent])
     @classmethod
     def _text_only(cls, value: Any) -> Any:
         return text_parts(value, _TEXT_KINDS)
@@ -40,7 +52,7 @@ class FunctionCallItem(_Item):
     type: Literal["function_call"]
     call_id: str = Field(min_length=1, max_length=MAX_CALL_ID_LENGTH)
     name: FunctionName
-    arguments: str
+    arguments: JsonObjectText
 
 
 class FunctionCallOutputItem(_Item):
@@ -48,7 +60,7 @@ class FunctionCallOutputItem(_Item):
     call_id: str = Field(min_length=1, max_length=MAX_CALL_ID_LENGTH)
     output: str | list[dict[str, Any]]
 
-    @field_validator("output", mode="before")
+    @field_validator("output", mode="before", json_schema_input_type=str | list[TextContent])
     @classmethod
     def _text_only(cls, value: Any) -> Any:
         return text_parts(value, _TEXT_KINDS)
@@ -62,11 +74,10 @@ class ReasoningItem(_Item):
     content: list[dict[str, Any]] = Field(default_factory=list)
     encrypted_content: str | None = None
 
-    @field_validator("content", mode="after")
+    @field_validator("content", mode="before", json_schema_input_type=list[ReasoningContent])
     @classmethod
-    def _text_only(cls, value: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        text_parts(value, ("reasoning_text",))
-        return value
+    def _text_only(cls, value: Any) -> Any:
+        return text_parts(value, ("reasoning_text",))
 
     def thought(self) -> str:
         return "".join(part["text"] for part in self.content)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from modelserve_worker.server.protocol import LARGEST_COUNT, ChatCompletionRequest
+from modelserve_worker.server.protocol import LARGEST_COUNT, ChatCompletionRequest, ReasoningEffort
 from modelserve_worker.server.request_model import RequestModel
 from modelserve_worker.server.responses.input_items import InputItem, chat_messages
 from modelserve_worker.server.tools import MAX_TOOLS, FunctionName
@@ -43,7 +43,7 @@ class ChosenFunction(RequestModel):
 class ReasoningOptions(RequestModel):
     """Thoughts come whole, as reasoning text; a wish for a summary changes nothing."""
 
-    effort: str | None = None
+    effort: ReasoningEffort | None = None
     summary: str | None = None
     generate_summary: str | None = None
 
