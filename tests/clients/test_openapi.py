@@ -45,7 +45,8 @@ def test_schemathesis(server_url: str) -> None:
         check=False,
     )
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"operation"')]
-    assert len(lines) == len(ROUTES), done.stderr[-3000:]
+    tried = {line["operation"].split()[1] for line in lines}
+    assert tried == {route.path for route in ROUTES} - {"/openapi.json"}, done.stderr[-3000:]
     assert [(line["operation"], line["faults"]) for line in lines if line["faults"]] == []
     with_body: Counter[bool] = Counter()
     for line in lines:

@@ -237,11 +237,17 @@ async def show_metrics(request: Request) -> Response:
 
 
 async def show_tokenizer(request: Request) -> Response:
-    return JSONResponse(tokenizer_info(request.app.state.server.model))
+    return await _document(tokenizer_info, request.app.state.server.model)
 
 
 async def show_openapi(request: Request) -> Response:
-    return Response(to_json(openapi_document(request.app.state.server)), media_type="application/json")
+    return await _document(openapi_document, request.app.state.server)
+
+
+async def _document(describe: Callable[[Any], dict[str, Any]], subject: Any) -> Response:
+    """One that is large: made off the loop that streams answers."""
+    content = await asyncio.to_thread(lambda: to_json(describe(subject)))
+    return Response(content, media_type="application/json")
 
 
 async def _api_error(request: Request, error: Exception) -> Response:
