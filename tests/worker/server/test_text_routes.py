@@ -78,7 +78,8 @@ def test_load_and_ping(server: Any, http: httpx.Client) -> None:
     server.engine.step_seconds = 0.2  # far from its end however busy the machine is
     body = {"model": "tiny", "prompt": "a", "stream": True, "ignore_eos": True, "max_tokens": 400}
     with http.stream("POST", "/v1/completions", json=body) as answer:
-        next(answer.iter_lines())
+        lines = answer.iter_lines()  # kept: an iterator that is dropped closes its connection
+        next(lines)
         assert http.get("/load").json() == {"server_load": 1}
     assert http.get("/ping").status_code == 200
     server.engine.dead = "stopped"
