@@ -74,7 +74,7 @@ CLIENTS = (
     Client("lm-eval", "lm_eval_client", "openai2", "lm-eval", ("chat", "completions", "loglikelihood")),
     Client("guidellm (payloads replayed)", "benchmark_payloads", "openai3", "0.8.1", _REPLAYED, ("guidellm",)),
     Client("aiperf (payloads replayed)", "benchmark_payloads", "openai3", "0.13.0", _REPLAYED, ("aiperf",)),
-    Client("vllm bench (payloads replayed)", "benchmark_payloads", "openai3", "main", _REPLAYED, ("vllm bench",)),
+    Client("vllm bench (payloads replayed)", "benchmark_payloads", "openai3", "at 02cfb53", _REPLAYED, ("vllm bench",)),
 )  # fmt: skip
 
 

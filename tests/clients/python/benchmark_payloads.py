@@ -1,4 +1,4 @@
-"""The requests that load generators send, replayed: guidellm 0.8.1, aiperf 0.13.0, vllm bench of vLLM 0.33."""
+"""The requests that load generators send, replayed: guidellm 0.8.1, aiperf 0.13.0, vllm bench at 02cfb53."""
 
 from __future__ import annotations
 
