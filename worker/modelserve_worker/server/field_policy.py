@@ -75,7 +75,6 @@ CHAT_FIELDS: Mapping[str, Ignored] = {
     "documents": Ignored(_OFF, ([],)),
     "verbosity": Ignored(_DEFAULT, ("medium",)),
     "include_reasoning": Ignored(_DEFAULT, (True,)),
-    "continue_final_message": Ignored(_OFF, (False,)),
 }
 
 STREAM_OPTIONS_FIELDS: Mapping[str, Ignored] = {
