@@ -38,5 +38,6 @@ check: install ## Run ruff, mypy and the import contracts
 	$(BIN)/mypy --explicit-package-bases tests/cluster tests/e2e
 	$(BIN)/lint-imports
 
-crds: install ## Write crds/ from the API models
+crds: install ## Write crds/ and its copy in the chart from the API models
 	$(BIN)/python -m modelserve.crd crds
+	$(BIN)/python -m modelserve.crd charts/modelserve/crds

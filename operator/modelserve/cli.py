@@ -38,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     pool=arguments.pool,
                     assume=tuple(arguments.assume),
                     plot=arguments.plot,
+                    every=arguments.all,
                 )
             )
             print(text, flush=True)
@@ -100,6 +101,9 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--pool", metavar="QUANTITY", help="with --compare: pool per GPU in place of the planned one")
     plan.add_argument(
         "--assume", action="append", default=[], metavar="TERM=QUANTITY", help="bytes of a memory term (context=512Mi)"
+    )
+    plan.add_argument(
+        "--all", action="store_true", help="without --accelerator: every candidate, not only the best of each product"
     )
     plan.add_argument("--plot", metavar="FILE.png", help="draw concurrency against context (needs modelserve[plot])")
     inspect = commands.add_parser("inspect", help="print geometry, size and format of a checkpoint as JSON")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
@@ -14,6 +14,10 @@ from modelserve.sizing.vllm import TURNING_POINTS, VllmVersion, parse_version, r
 
 GIB = 1 << 30
 PEER = "vllm"
+
+
+PeerCurve = tuple[str, tuple[tuple[int, float], ...]]
+"""A name, and (tokens of each request, requests at once)."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,23 @@ def compare(
     dtypes = dict.fromkeys((pool.dtype, KVCacheDtype.INT8))
     rows.extend(_own_row(architecture, pool, layout, dtype) for dtype in dtypes for layout in layouts)
     return rows
+
+
+def peer_curves(
+    architecture: ModelArchitecture, pool: ComparedPool, versions: tuple[VllmVersion, ...]
+) -> tuple[PeerCurve, ...]:
+    """What each release says of requests of 1,024 tokens to maxModelLen, each length as its --max-model-len."""
+    lengths = [1024 << power for power in range(9) if 1024 << power < pool.max_model_len]
+    curves = []
+    for version in versions:
+        points = []
+        for length in (*lengths, pool.max_model_len):
+            row = _peer_row(architecture, replace(pool, max_model_len=length), version)
+            if float(row.get("concurrency", 0)) > 0:
+                points.append((length, float(row["concurrency"])))
+        if points:
+            curves.append((f"{PEER} {version}, {pool.dtype}, on the chosen pool", tuple(points)))
+    return tuple(curves)
 
 
 def comparison_text(pool: ComparedPool, rows: list[dict[str, Any]]) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from modelserve import __version__
 from modelserve.api import CATEGORIES, GROUP, KIND, PLURAL, SHORT_NAMES, SINGULAR, VERSION
 from modelserve.api.modelserve import MAX_NAME_LENGTH, NAME_PATTERN
 from modelserve.api.spec import ModelServeSpec
@@ -20,6 +21,7 @@ from modelserve.api.status import UNOBSERVED, ModelServeStatus
 
 CRD_NAME = f"{PLURAL}.{GROUP}"
 FILE_NAME = f"{GROUP}_{PLURAL}.yaml"
+RELEASE_ANNOTATION = f"{GROUP}/release"  # whose definition it is: an older release leaves a newer one's alone
 _HEADER = "# Generated from operator/modelserve/api by `make crds`; edit the models, not this file.\n"
 _READY = '.status.conditions[?(@.type=="Ready")]'
 _COLUMNS = (  # name, type, JSONPath, priority (1 = only with -o wide), description
@@ -44,7 +46,7 @@ def custom_resource_definition() -> dict[str, Any]:
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": CRD_NAME},
+        "metadata": {"name": CRD_NAME, "annotations": {RELEASE_ANNOTATION: __version__}},
         "spec": {
             "group": GROUP,
             "scope": "Namespaced",

@@ -24,6 +24,10 @@ class EngineArgs(BaseModel):
     host: str = "0.0.0.0"  # noqa: S104 - a pod serves on its own address
     port: int = Field(default=8000, ge=0, le=65535)
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    accelerator: str | None = Field(
+        default=None, description="GPU product, MIG profile included, that these settings were sized for."
+    )
+    accelerator_memory_bytes: int | None = Field(default=None, ge=1, description="Its memory, as sizing counted it.")
     dtype: Literal["auto", "bfloat16", "float32"] = Field(default="auto", description="auto: the checkpoint's dtype.")
     tensor_parallel_size: int = Field(default=1, ge=1, le=64)
     max_model_len: int | Literal["auto"] = Field(
@@ -48,7 +52,10 @@ class EngineArgs(BaseModel):
     prefix_caching: Literal[False] = Field(default=False, description="Not in this release.")
     debug_kv_stamps: bool = Field(default=False, description="Stamp every cache row and check every read (slow).")
     seed: int = Field(default=0, ge=0)
-    drain_seconds: int = Field(default=60, ge=0, le=3600, description="After SIGTERM: seconds given to open requests.")
+    shutdown_delay_seconds: int = Field(
+        default=0, ge=0, le=600, description="After SIGTERM: seconds in which new connections are still accepted."
+    )
+    drain_seconds: int = Field(default=60, ge=0, le=3600, description="After that: seconds given to open requests.")
 
     @field_validator("served_model_name", mode="after")
     @classmethod

@@ -17,17 +17,26 @@ from modelserve.api import KIND, ModelServe, ModelServeSpec, PlanStatus
 from modelserve.api.schema_types import QUANTITY_PATTERN, quantity_value
 from modelserve.architecture import ModelArchitecture
 from modelserve.catalogue import declared_pools, user_catalogue
-from modelserve.comparison import ComparedPool, compare, compared_pool, compared_versions, comparison_text
+from modelserve.comparison import (
+    ComparedPool,
+    PeerCurve,
+    compare,
+    compared_pool,
+    compared_versions,
+    comparison_text,
+    peer_curves,
+)
 from modelserve.errors import InvalidInput
 from modelserve.hardware import CATALOGUE, Accelerator
 from modelserve.inspection import read_architecture, read_weight_format
-from modelserve.plan_text import ShownCandidate, plan_text, pools_text
+from modelserve.plan_text import ShownCandidate, best_of_each_product, plan_text, pools_text
 from modelserve.planning.evaluation import Fit
 from modelserve.planning.learned import LearnedTerms
 from modelserve.planning.node_labels import whole
 from modelserve.planning.node_pools import offers_from_node_pool
 from modelserve.planning.offers import AcceleratorOffer, offers_from_nodes
 from modelserve.planning.planner import candidate_list, consider, plan
+from modelserve.planning.wishes import Wishes, wishes
 from modelserve.plot import plot_concurrency
 from modelserve.published import published_model, published_uris
 from modelserve.sizing.memory import check_overrides
@@ -52,24 +61,29 @@ class PlanOptions:
     pool: str | None = None  # a quantity that takes the place of the planned pool in the comparison
     assume: tuple[str, ...] = ()  # TERM=QUANTITY
     plot: str | None = None  # PNG file of concurrency against context
+    every: bool = False  # in the table: all candidates, where no accelerator is named
 
 
 @dataclass(frozen=True)
 class PlannedServe:
-    """One entry of the output, with every candidate for the table."""
+    """One entry of the output, with every candidate."""
 
     name: str
     plan: PlanStatus
     shown: tuple[ShownCandidate, ...]
+    wishes: Wishes
     compared: ComparedPool | None
     comparison: list[dict[str, Any]]
+    peers: tuple[PeerCurve, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         entry: dict[str, Any] = {"name": self.name, "plan": self.plan.to_json()}
         return entry | ({"comparison": self.comparison} if self.comparison else {})
 
-    def to_text(self) -> str:
-        page = plan_text(self.name, self.plan, self.shown)
+    def to_text(self, *, every: bool) -> str:
+        """The table, of `every` candidate or of the best of each product."""
+        shown = self.shown if every else best_of_each_product(self.shown)
+        page = plan_text(self.name, self.plan, shown, wishes=self.wishes, left_out=len(self.shown) - len(shown))
         return f"{page}\n\n{comparison_text(self.compared, self.comparison)}" if self.compared else page
 
 
@@ -90,7 +104,8 @@ def run_plan(options: PlanOptions) -> tuple[str, int]:
         text = yaml.safe_dump(entries, sort_keys=False, width=120).rstrip("\n")
     else:
         pools = [pools_text(offers)] if options.nodes is not None and offers else []
-        text = "\n\n".join([*pools, *(entry.to_text() for entry in planned)])
+        every = options.every or bool(options.accelerators)
+        text = "\n\n".join([*pools, *(entry.to_text(every=every) for entry in planned)])
     return text, EXIT_FITS if all(entry.plan.fits for entry in planned) else EXIT_NO_PLAN
 
 
@@ -103,14 +118,17 @@ def _planned(
     candidates = candidate_list(considered, spec, architecture, learned=assumed, weight_format=stored)
     shown = tuple(ShownCandidate(c, each.evaluation) for c, each in zip(candidates, considered, strict=True))
     made = plan(spec, architecture, offers, learned=assumed, weight_format=stored)
+    asked = wishes(spec, learned=assumed, weight_format=stored)
     if options.compare is None:
-        return PlannedServe(serve.metadata.name, made, shown, None, [])
+        return PlannedServe(serve.metadata.name, made, shown, asked, None, [])
     versions = compared_versions(options.compare)
     pool_bytes = _bytes("--pool", options.pool) if options.pool else None
     pool = compared_pool(spec, made, architecture, pool_bytes=pool_bytes)
     if pool is None:
         raise InvalidInput(f"{serve.metadata.name}: nothing fits, so there is no pool to compare; give one with --pool")
-    return PlannedServe(serve.metadata.name, made, shown, pool, compare(architecture, pool, versions))
+    rows = compare(architecture, pool, versions)
+    peers = peer_curves(architecture, pool, versions) if options.plot is not None else ()
+    return PlannedServe(serve.metadata.name, made, shown, asked, pool, rows, peers)
 
 
 def _plot(planned: Sequence[PlannedServe], file: str) -> None:
@@ -118,7 +136,7 @@ def _plot(planned: Sequence[PlannedServe], file: str) -> None:
         raise InvalidInput(f"--plot draws one {KIND}; the file holds {len(planned)}")
     (entry,) = planned
     fits = [each.evaluation for each in entry.shown if isinstance(each.evaluation, Fit)]
-    plot_concurrency(fits, Path(file), title=f"{entry.name}: requests at once against context")
+    plot_concurrency(fits, Path(file), peers=entry.peers, title=f"{entry.name}: requests at once against context")
 
 
 def _assumed(texts: Sequence[str]) -> LearnedTerms:

@@ -7,15 +7,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from modelserve.api import Candidate, PlanStatus
+from modelserve.api.spec import Objective
 from modelserve.planning.evaluation import Evaluation, Fit
 from modelserve.planning.node_labels import PRODUCT_LABEL
 from modelserve.planning.offers import AcceleratorOffer
+from modelserve.planning.wishes import Wishes
 from modelserve.sizing.memory import MemoryPlan
 
 GIB = 1 << 30
 MIB = 1 << 20
 WIDTH = 100
-_RIGHT = frozenset({"GPUS", "MAX LEN", "8K", "32K", "128K", "MAX", "TTFT", "TPOT", "$/H", "$/1M"})
+_RIGHT = frozenset({"GPUS", "MAX LEN", "8K", "32K", "128K", "MAX", "TTFT", "TPOT", "BATCH", "$/H", "$/1M"})
 
 
 @dataclass(frozen=True)
@@ -26,12 +28,38 @@ class ShownCandidate:
     evaluation: Evaluation
 
 
-def plan_text(name: str, plan: PlanStatus, shown: Sequence[ShownCandidate]) -> str:
-    """The whole page of one ModelServe."""
+_OBJECTIVES: dict[Objective, str] = {
+    "Throughput": "most output tokens per second and GPU",
+    "Latency": "least time per output token, then to the first",
+    "MaxContext": "longest maxModelLen, then most requests of it",
+    "Cost": "lowest price of a replica-hour ($/H, from accelerators.costPerHour); without a price last, by memory; "
+    "$/1M, the price of a million output tokens at the expected rate, is shown and decides nothing",
+}
+
+
+def best_of_each_product(shown: Sequence[ShownCandidate]) -> tuple[ShownCandidate, ...]:
+    """The first candidate of each product; they come best first."""
+    best: dict[str, ShownCandidate] = {}
+    for each in shown:
+        best.setdefault(each.candidate.accelerator, each)
+    return tuple(best.values())
+
+
+def plan_text(
+    name: str, plan: PlanStatus, shown: Sequence[ShownCandidate], *, wishes: Wishes, left_out: int = 0
+) -> str:
+    """The whole page of one ModelServe. `left_out` candidates are not among `shown`."""
     head = f"{name}: " + (f"plan {plan.hash}" if plan.fits else "no plan")
     parts = [head, _wrapped(plan.message or "", indent="  ")]
     if shown:
-        parts += ["", "Requests at once by context length; expected milliseconds to the first and per output token"]
+        length = wishes.input_tokens + wishes.output_tokens
+        told = (
+            f"Best first by objective {wishes.objective}: {_OBJECTIVES[wishes.objective]}.",
+            "8K to MAX: requests at once, by context length.",
+            f"TTFT: milliseconds to the first token of one prompt of {wishes.input_tokens:,} tokens, alone.",
+            f"TPOT: milliseconds per output token while BATCH requests of {length:,} tokens are decoded together.",
+        )
+        parts += ["", *(_wrapped(line, indent="") for line in told)]
         parts += _grouped(shown, _choice_rows(shown))
         parts += ["", "Memory of one GPU, GiB: the pool is what the terms leave of the budget"]
         parts += _grouped(shown, _memory_rows(shown))
@@ -40,6 +68,9 @@ def plan_text(name: str, plan: PlanStatus, shown: Sequence[ShownCandidate]) -> s
         parts += ["", f"Terms of the chosen plan, MiB of each {'container' if chosen.gpus == 0 else 'GPU'}"]
         parts += _term_lines(chosen.memory)
     notes = [_note(each.candidate) for each in shown if each.candidate.message or each.candidate.remedy]
+    if left_out:
+        rest = f"The best candidate of each product is shown; --all shows {left_out} more."
+        notes.append(_wrapped(rest, indent="  "))
     return "\n".join([*parts, *(["", "Notes", *notes] if notes else [])])
 
 
@@ -87,7 +118,22 @@ def _grouped(shown: Sequence[ShownCandidate], rows: Sequence[Sequence[str]]) -> 
 
 def _choice_rows(shown: Iterable[ShownCandidate]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [
-        ("GPUS", "VERDICT", "KV CACHE", "MAX LEN", "8K", "32K", "128K", "MAX", "TTFT", "TPOT", "$/H", "$/1M", "LIMIT")
+        (
+            "GPUS",
+            "VERDICT",
+            "KV CACHE",
+            "MAX LEN",
+            "8K",
+            "32K",
+            "128K",
+            "MAX",
+            "TTFT",
+            "TPOT",
+            "BATCH",
+            "$/H",
+            "$/1M",
+            "LIMIT",
+        )
     ]
     for each in shown:
         candidate = each.candidate
@@ -101,6 +147,7 @@ def _choice_rows(shown: Iterable[ShownCandidate]) -> list[tuple[str, ...]]:
                 *((value or "-") for value in ((at.at8k, at.at32k, at.at128k, at.at_max) if at else (None,) * 4)),
                 f"{float(speed.time_to_first_token_ms):,.0f}" if speed else "-",
                 f"{float(speed.time_per_output_token_ms):,.1f}" if speed else "-",
+                str(speed.concurrency) if speed else "-",
                 candidate.cost_per_hour or "-",
                 candidate.cost_per_million_tokens or "-",
                 candidate.limited_by or "-",

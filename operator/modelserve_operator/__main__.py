@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import sys
+import time
 
 import kopf
 
@@ -16,6 +18,7 @@ from modelserve_operator.apply import Applier
 from modelserve_operator.gather import Gatherer
 from modelserve_operator.handlers import build_registry, build_settings
 from modelserve_operator.kube import ClusterKube, KubeError
+from modelserve_operator.leadership import Leadership, LeaseLostError
 from modelserve_operator.reconcile import Reconciler
 from modelserve_operator.replanning import Replanning
 from modelserve_operator.settings import Settings, WorkerAccess, from_environment
@@ -28,7 +31,7 @@ logger = logging.getLogger("modelserve_operator")
 
 
 async def run(settings: Settings) -> None:
-    """Run the operator until SIGTERM or SIGINT. Raises WatchFrozenError, KubeError when it cannot go on."""
+    """Run the operator until a signal. Raises WatchFrozenError, LeaseLostError, KubeError when it cannot go on."""
     store, queue = Store(), WorkQueue()
     async with ClusterKube(through_api_proxy=settings.worker_access is WorkerAccess.API_PROXY) as kube:
         shared = SharedConfig(settings.namespace)
@@ -36,18 +39,32 @@ async def run(settings: Settings) -> None:
         reconciler = Reconciler(gatherer, Applier(kube, store), shared, settings)
         replanning = Replanning(gatherer, queue)
         watchdog = Watchdog(gatherer, replanning, interval=settings.watchdog_seconds, resync=settings.resync_seconds)
-        async with endpoint.serve(host=settings.metrics_host, port=settings.metrics_port, alive=watchdog.alive):
+        leadership = Leadership(
+            kube.api_client, name=settings.lease_name, namespace=settings.namespace, holder=settings.lease_holder
+        )
+
+        def alive() -> bool:
+            return leadership.waiting or watchdog.alive()
+
+        async with (
+            endpoint.serve(host=settings.metrics_host, port=settings.metrics_port, alive=alive),
+            leadership.held() as keep_lease,
+        ):
+            watchdog.last_round_trip = time.monotonic()
             await _first_list(gatherer)
             replanning.everything()
             watching = kopf.operator(
                 registry=build_registry(gatherer, replanning),
                 settings=build_settings(),
-                standalone=True,  # one replica, Recreate: peering would write objects of its own
+                # Else kopf asks for the user's name, and a pod's uid need not have one.
+                identity=settings.lease_holder,  # type: ignore[arg-type]  # a str, of a type that kopf keeps to itself
+                standalone=True,  # the Lease decides who works: peering would write objects of its own
                 clusterwide=not settings.watch_namespaces,
                 namespaces=settings.watch_namespaces,
             )
             # kopf comes last: on a signal it waits for every task that was started after itself.
             await _until_first_ends(
+                asyncio.create_task(keep_lease(), name="lease"),
                 asyncio.create_task(queue.run(reconciler.reconcile, workers=settings.reconcile_workers), name="queue"),
                 asyncio.create_task(watchdog.run(), name="watchdog"),
                 asyncio.create_task(watching, name="watches"),
@@ -78,6 +95,25 @@ async def _until_first_ends(*tasks: asyncio.Task[None]) -> None:
         task.result()
 
 
+async def _until_signal(settings: Settings) -> None:
+    """`run`, ended by a signal also while it waits for the Lease; once kopf runs, it is kopf that hears signals."""
+    running = asyncio.current_task()
+    assert running is not None
+    stopped = asyncio.Event()
+
+    def stop() -> None:
+        stopped.set()
+        running.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop)
+    try:
+        await run(settings)
+    except asyncio.CancelledError:
+        if not stopped.is_set():
+            raise
+
+
 def main() -> None:
     """Console script. Exit code 2: a setting is wrong; 1: the operator could not go on and should be restarted."""
     try:
@@ -88,9 +124,9 @@ def main() -> None:
     logging.getLogger("kopf").setLevel(logging.WARNING)  # it logs every event of every object
     logger.info("settings: %s", settings.model_dump_json())
     try:
-        asyncio.run(run(settings))
+        asyncio.run(_until_signal(settings))
         logger.info("stopped")
-    except (WatchFrozenError, KubeError, OSError) as error:
+    except (WatchFrozenError, LeaseLostError, KubeError, OSError) as error:
         sys.exit(_explain(error, code=1))
 
 

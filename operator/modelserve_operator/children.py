@@ -10,7 +10,7 @@ from modelserve_operator import labels
 from modelserve_operator.apply import Applier, NameTakenError, PredecessorError
 from modelserve_operator.drift import DriftContestedError
 from modelserve_operator.inspection import answer_lost, job_named
-from modelserve_operator.kinds import CONFIG_MAP, DEPLOYMENT, DISRUPTION_BUDGET, JOB, SERVICE
+from modelserve_operator.kinds import CONFIG_MAP, DEPLOYMENT, DISRUPTION_BUDGET, JOB, SERVICE, ResourceKind
 from modelserve_operator.kube import KubeError
 from modelserve_operator.manifests.inspect_job import inspect_job
 from modelserve_operator.manifests.metadata import owner_reference
@@ -49,13 +49,13 @@ class Children:
         serves = step.serve is not None
         switched = taken = False
         if serves:
-            body, budget = (
-                service(observed.model_serve, plan_hash=None if step.shared else step.serve),
-                disruption_budget(observed.model_serve),
-            )
-            shared = [await _tried(partial(self._applier.apply, SERVICE, body))]
+            selected = None if step.shared else step.serve
+            body = service(observed.model_serve, plan_hash=selected, type_=self._settings.service_type)
+            shared = [await _tried(partial(self._apply, SERVICE, body))]
             switched = shared[0] is None
-            shared.append(await _tried(partial(self._applier.apply, DISRUPTION_BUDGET, budget)))
+            shared.append(
+                await _tried(partial(self._apply, DISRUPTION_BUDGET, disruption_budget(observed.model_serve)))
+            )
             taken = any(isinstance(failure, NameTakenError) for failure in shared)
             failures += shared
         selects = observed.service is not None and observed.selected in (None, step.serve)
@@ -65,6 +65,17 @@ class Children:
                 failures.append(await _tried(part))
         failed = next((failure for failure in failures if failure is not None), None)
         return failed or await _tried(partial(self._prune, observed, decision, step))
+
+    async def _apply(self, kind: ResourceKind, body: Mapping[str, Any]) -> None:
+        """Apply a child with the labels and annotations of the settings; those of the operator itself win."""
+        metadata = dict(body["metadata"])
+        for field, common in (
+            ("labels", self._settings.child_labels),
+            ("annotations", self._settings.child_annotations),
+        ):
+            if common:
+                metadata[field] = {**common, **metadata.get(field, {})}
+        await self._applier.apply(kind, {**body, "metadata": metadata})
 
     async def _apply_inspection(self, observed: Observed, decision: Decision) -> None:
         """Run the inspect Job, or store what it found and remove it."""
@@ -79,13 +90,14 @@ class Children:
                 source=decision.source,
                 image=decision.spec.image or self._settings.worker_image,
                 pull_policy=self._settings.image_pull_policy,
+                pull_secrets=self._settings.image_pull_secrets,
             )
-            await self._applier.apply(JOB, job)
+            await self._apply(JOB, job)
         elif decision.inspect and running is not None and answer_lost(observed, name):
             await self._applier.delete(JOB, running)  # its event brings a new one
         elif decision.facts is not None and running is not None:
             config_map = model_facts_config_map(observed.model_serve, source=decision.source, facts=decision.facts)
-            await self._applier.apply(CONFIG_MAP, config_map)
+            await self._apply(CONFIG_MAP, config_map)
             await self._applier.delete(JOB, running)
 
     def _revisions(
@@ -113,8 +125,8 @@ class Children:
     async def _apply_revision(self, observed: Observed, new: Revision | None, body: Mapping[str, Any]) -> None:
         """The Deployment, and before it the ConfigMap of a revision that is new, or committed anew."""
         if new is not None:
-            await self._applier.apply(CONFIG_MAP, revision_config_map(observed.model_serve, new))
-        await self._applier.apply(DEPLOYMENT, body)
+            await self._apply(CONFIG_MAP, revision_config_map(observed.model_serve, new))
+        await self._apply(DEPLOYMENT, body)
 
     async def _prune(self, observed: Observed, decision: Decision, step: Step) -> None:
         """Delete revisions that are over, and inspections of models that the spec no longer names."""

@@ -46,38 +46,65 @@ CLAIM = ResourceKind("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim"
 EVENT = ResourceKind("", "v1", "events", "Event", owned=False)
 NODE_POOL = ResourceKind("karpenter.sh", "v1", "nodepools", "NodePool", namespaced=False, owned=False)
 
+DEFINITION = ResourceKind(
+    "apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", namespaced=False, owned=False
+)
+
 CHILDREN = (DEPLOYMENT, SERVICE, CONFIG_MAP, DISRUPTION_BUDGET, JOB, POD, ENDPOINT_SLICE)
 WATCHED = (*CHILDREN, NODE, MODEL_SERVE)  # listed in this order: a ModelServe is known only after all of its children
 
 OPTIONAL = (NODE_POOL,)  # not every cluster has the kind, nor has every operator leave to read it
 
-_READ = ("get", "list", "watch")
-_WRITE = (*_READ, "create", "patch", "delete")
+
+def _rule(group: str, *resources: str, verbs: tuple[str, ...]) -> dict[str, Any]:
+    return {"apiGroups": [group], "resources": list(resources), "verbs": list(verbs)}
+
+
+_WATCH = ("list", "watch")
+_APPLY = ("get", *_WATCH, "create", "patch")
 
 NAMESPACED_RULES: tuple[dict[str, Any], ...] = (
-    {"apiGroups": [labels.GROUP], "resources": ["modelserves"], "verbs": list(_READ)},
-    {"apiGroups": [labels.GROUP], "resources": ["modelserves/status"], "verbs": ["patch"]},
-    # blockOwnerDeletion is only admitted to those who may update the owner's finalizers; none is ever set.
-    {"apiGroups": [labels.GROUP], "resources": ["modelserves/finalizers"], "verbs": ["update"]},
-    {"apiGroups": ["apps"], "resources": ["deployments"], "verbs": list(_WRITE)},
-    {"apiGroups": ["batch"], "resources": ["jobs"], "verbs": list(_WRITE)},
-    {"apiGroups": ["policy"], "resources": ["poddisruptionbudgets"], "verbs": list(_WRITE)},
-    {"apiGroups": [""], "resources": ["services", "configmaps"], "verbs": list(_WRITE)},
-    {"apiGroups": [""], "resources": ["pods"], "verbs": list(_READ)},
-    {"apiGroups": [ENDPOINT_SLICE.group], "resources": [ENDPOINT_SLICE.plural], "verbs": list(_READ)},
-    {"apiGroups": [""], "resources": ["pods/proxy"], "verbs": ["get"]},  # only with worker access api-proxy
-    {"apiGroups": [""], "resources": ["persistentvolumeclaims"], "verbs": ["get"]},
-    {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]},
+    _rule(labels.GROUP, "modelserves", verbs=("get", *_WATCH)),
+    _rule(labels.GROUP, "modelserves/status", verbs=("patch",)),
+    _rule(labels.GROUP, "modelserves/finalizers", verbs=("update",)),
+    _rule("apps", "deployments", verbs=(*_APPLY, "delete")),
+    _rule("batch", "jobs", verbs=(*_APPLY, "delete")),
+    _rule("", "configmaps", verbs=(*_APPLY, "delete")),
+    _rule("", "services", verbs=_APPLY),
+    _rule("policy", "poddisruptionbudgets", verbs=_APPLY),
+    _rule("", "pods", verbs=_WATCH),
+    _rule(ENDPOINT_SLICE.group, ENDPOINT_SLICE.plural, verbs=_WATCH),
+    _rule("", "persistentvolumeclaims", verbs=("get",)),
+    _rule("", "events", verbs=("create",)),
 )
 """RBAC rules in the watched namespaces."""
 
-CLUSTER_RULES: tuple[dict[str, Any], ...] = (
-    {"apiGroups": [""], "resources": ["nodes"], "verbs": list(_READ)},
-    {"apiGroups": [""], "resources": ["namespaces"], "verbs": list(_READ)},
-    {"apiGroups": [NODE_POOL.group], "resources": [NODE_POOL.plural], "verbs": list(_READ)},
-    {"apiGroups": ["apiextensions.k8s.io"], "resources": ["customresourcedefinitions"], "verbs": list(_READ)},
+API_PROXY_RULES: tuple[dict[str, Any], ...] = (_rule("", "pods/proxy", verbs=("get",)),)
+"""The same, with worker access api-proxy."""
+
+OWN_RULES: tuple[dict[str, Any], ...] = (
+    _rule("", "configmaps", verbs=("get", "create", "patch")),
+    _rule("coordination.k8s.io", "leases", verbs=("get", "create", "update")),
 )
-"""RBAC rules that only a ClusterRole can give; namespaces and definitions are what kopf itself looks at.
+"""RBAC rules in the operator's own namespace: what was learned about memory, the user's accelerators, the election."""
+
+CLUSTER_RULES: tuple[dict[str, Any], ...] = (
+    _rule("", "nodes", verbs=_WATCH),
+    _rule(NODE_POOL.group, NODE_POOL.plural, verbs=_WATCH),
+)
+"""RBAC rules that only a ClusterRole can give.
 
 Without the rule for NodePools, pools that have no node yet are unknown; nothing else is lost.
 """
+
+ADMISSION_VERBS: tuple[tuple[str, str, str], ...] = (
+    # Server-side apply asks for it when the object is new; the request itself is a patch.
+    ("apps", "deployments", "create"),
+    ("batch", "jobs", "create"),
+    ("", "configmaps", "create"),
+    ("", "services", "create"),
+    ("policy", "poddisruptionbudgets", "create"),
+    # blockOwnerDeletion is only admitted to those who may update the owner's finalizers; none is ever set.
+    (labels.GROUP, "modelserves/finalizers", "update"),
+)
+"""(group, resource, verb) that admission asks for while it judges another request: no request of ours names them."""

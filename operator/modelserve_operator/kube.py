@@ -84,6 +84,11 @@ class ClusterKube:
         self._workers = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=WORKER_TIMEOUT_SECONDS))
         return self
 
+    @property
+    def api_client(self) -> client.ApiClient:
+        """The client itself, for the library's leader election."""
+        return self._client
+
     async def __aexit__(self, *_: object) -> None:
         await self._client.close()  # type: ignore[no-untyped-call]
         await self._workers.close()
@@ -113,7 +118,7 @@ class ClusterKube:
         return await self._request(
             "PATCH",
             kind,
-            kind.path(metadata["namespace"], metadata["name"], subresource=subresource),
+            kind.path(metadata.get("namespace"), metadata["name"], subresource=subresource),
             query=[("fieldManager", labels.FIELD_MANAGER), ("force", "true")],
             body={"apiVersion": kind.api_version, "kind": kind.kind, **body},
             content_type="application/apply-patch+yaml",

@@ -15,10 +15,7 @@ WRITES = Counter("modelserve_operator_writes", "Objects written.", ["verb", "kin
 API_REQUESTS = Counter(
     "modelserve_operator_api_requests", "Requests to the API server.", ["method", "kind"], registry=REGISTRY
 )
-SIZING_ERROR = Gauge(
-    "modelserve_sizing_error_ratio",
-    "(measured - predicted) / predicted bytes of a memory term, of the ready worker whose pool fell shortest.",
-    ["namespace", "name", "accelerator", "term"],
-    registry=REGISTRY,
-)
 WATCH_EVENTS = Counter("modelserve_operator_watch_events", "Watch events received.", ["kind"], registry=REGISTRY)
+LEADER = Gauge(
+    "modelserve_operator_leader", "1: this operator reconciles; 0: it waits for another one's lease.", registry=REGISTRY
+)

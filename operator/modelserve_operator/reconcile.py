@@ -7,9 +7,8 @@ import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
 
-from modelserve_operator import metrics
+from modelserve_operator import resource_metrics
 from modelserve_operator.apply import Applier, NameTakenError, PredecessorError, StatusOvertakenError
 from modelserve_operator.calibration import measurement
 from modelserve_operator.children import Children, WriteError
@@ -58,7 +57,7 @@ class Reconciler:
         """
         observed = await self._gatherer.observe(key)
         if observed is None or observed.model_serve["metadata"].get("deletionTimestamp"):
-            metrics.SIZING_ERROR.remove_by_labels({"namespace": key.namespace, "name": key.name})
+            resource_metrics.forget(*key)
             self._applier.forget(key)
             return None  # the garbage collector deletes the children
         decision = decide(observed, self._settings)
@@ -103,7 +102,7 @@ class Reconciler:
             write_failure=failure.finding if failure is not None and failure.delay is None else None,
         )
         status = summarise(view)
-        _measure(observed, status)
+        resource_metrics.show(observed.namespace, observed.name, status, desired=_replicas(decision))
         await self._learn(observed, decision)
         if await self._applier.apply_status(observed.model_serve, status):
             for transition in transitions(observed.model_serve.get("status") or {}, status, warnings=decision.warnings):
@@ -161,17 +160,6 @@ def _stalled_by(decision: Decision, failure: WriteFailure) -> Decision:
     """The decision, as far as a write that failed for good leaves it."""
     accepted = failure.finding if failure.of_spec else decision.accepted
     return replace(decision, accepted=accepted, stalled=decision.stalled or failure.finding)
-
-
-def _measure(observed: Observed, status: Mapping[str, Any]) -> None:
-    """Set the gauges of the sizing error to what the status says; terms that are gone are removed."""
-    who = {"namespace": observed.namespace, "name": observed.name}
-    metrics.SIZING_ERROR.remove_by_labels(who)
-    accelerator = (status.get("plan") or {}).get("accelerator") or ""
-    for term in (status.get("calibration") or {}).get("terms") or ():
-        if "errorPercent" in term:
-            gauge = metrics.SIZING_ERROR.labels(**who, accelerator=accelerator, term=term["name"])
-            gauge.set(float(term["errorPercent"]) / 100)
 
 
 def _next_attempt(observed: Observed, running: Mapping[str, RunningRevision]) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
@@ -17,7 +18,7 @@ from modelserve_operator import labels
 from modelserve_operator.catalogue import Catalogue
 from modelserve_operator.declared_pools import declared_offers, named_offers
 from modelserve_operator.inventory import Pool, pool_offers
-from modelserve_operator.manifests.worker_template import GPU_TOLERATION, worker_template
+from modelserve_operator.manifests.worker_template import GPU_TOLERATION, SHUTDOWN_DELAY_SECONDS, worker_template
 from modelserve_operator.revision import Revision, spec_hash
 from modelserve_operator.settings import Settings
 from modelserve_operator.sources import ModelSource
@@ -122,8 +123,12 @@ def build_revision(
     """
     image = spec.image or settings.worker_image
     terms = [term.to_json() for term in sized.node_selector_terms or ()]
-    revision_hash = labels.short_hash([sized.hash, spec_hash(spec), terms, image])
+    pull_secrets = settings.image_pull_secrets
+    revision_hash = labels.short_hash([sized.hash, spec_hash(spec), terms, image, *pull_secrets])
     arguments = engine_args_for(sized, spec, model_directory=source.directory)
+    arguments = arguments.model_copy(
+        update={**_sized_for(sized), "shutdown_delay_seconds": SHUTDOWN_DELAY_SECONDS},
+    )
     return Revision(
         hash=revision_hash,
         spec_hash=spec_hash(spec),
@@ -138,12 +143,25 @@ def build_revision(
             weight_bytes=facts.weight_bytes,
             image=image,
             pull_policy=settings.image_pull_policy,
+            pull_secrets=pull_secrets,
         ),
         weight_bytes=facts.weight_bytes,
     )
 
 
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # the C form, where PyYAML was built with it, is much faster
+
+
+def _sized_for(sized: PlanStatus) -> dict[str, Any]:
+    """The GPU that the worker compares with what it finds; nothing on the CPU, whose memory the container limits.
+
+    The terms of a plan add up to its budget, the utilised share of the memory.
+    """
+    if not sized.gpus_per_replica or sized.per_gpu is None or sized.engine is None:
+        return {}
+    budget = sum(sized.per_gpu.to_json().values())
+    memory = int(Decimal(budget) / Decimal(sized.engine.gpu_memory_utilization))
+    return {"accelerator": sized.accelerator, "accelerator_memory_bytes": memory}
 
 
 @lru_cache(maxsize=1024)  # many ModelServes are alike

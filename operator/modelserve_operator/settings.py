@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import socket
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -21,6 +24,14 @@ class WorkerAccess(StrEnum):
     API_PROXY = "api-proxy"  # outside the cluster: through the API server's pod proxy (needs pods/proxy)
 
 
+class ServiceType(StrEnum):
+    """Type of the Services that clients of a ModelServe use."""
+
+    CLUSTER_IP = "ClusterIP"
+    NODE_PORT = "NodePort"
+    LOAD_BALANCER = "LoadBalancer"
+
+
 class Settings(BaseModel):
     """Each field is the variable MODELSERVE_<FIELD IN CAPITALS>; other MODELSERVE_* variables are errors."""
 
@@ -30,12 +41,33 @@ class Settings(BaseModel):
         default=f"modelserve-worker:{__version__}", min_length=1, description="Image of the pods."
     )
     image_pull_policy: str = Field(default="IfNotPresent", pattern="^(Always|IfNotPresent|Never)$")
+    image_pull_secrets: tuple[str, ...] = Field(
+        default=(),
+        max_length=8,
+        description="Comma-separated Secrets of the ModelServe's namespace, for pulling the pods' images.",
+    )
+    child_labels: dict[str, str] = Field(
+        default={}, max_length=32, description="JSON object: labels of every child, beside the operator's own."
+    )
+    child_annotations: dict[str, str] = Field(
+        default={}, max_length=32, description="JSON object: annotations of every child, beside the operator's own."
+    )
+    service_type: ServiceType = ServiceType.CLUSTER_IP
     watch_namespaces: tuple[str, ...] = Field(default=(), description="Comma-separated; empty: all namespaces.")
     namespace: str = Field(
         default=DEFAULT_NAMESPACE,
         max_length=63,
         pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$",
         description="The operator's own: its ConfigMaps are read and written there.",
+    )
+    lease_name: str = Field(
+        default="",
+        max_length=63,
+        pattern=r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?)?$",
+        description="Lease in the operator's namespace; of several operators its holder works. Empty: no election.",
+    )
+    lease_holder: str = Field(
+        default_factory=socket.gethostname, min_length=1, description="This operator's name in it."
     )
     worker_access: WorkerAccess = WorkerAccess.POD_IP
     metrics_port: int = Field(default=9090, ge=0, le=65535, description="/metrics and /healthz; 0: any free port.")
@@ -44,6 +76,21 @@ class Settings(BaseModel):
     watchdog_seconds: float = Field(default=60.0, ge=5.0, description="Between two checks for frozen watches.")
     reconcile_workers: int = Field(default=8, ge=1, le=256)
     log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$")
+
+
+_LISTS = frozenset({"watch_namespaces", "image_pull_secrets"})
+_OBJECTS = frozenset({"child_labels", "child_annotations"})
+
+
+def _parsed(field: str, text: str) -> Any:
+    if field in _LISTS:
+        return tuple(filter(None, text.split(",")))
+    if field in _OBJECTS:
+        try:
+            return json.loads(text)
+        except ValueError:
+            return text  # the validation names the variable and what it holds
+    return text
 
 
 def from_environment(environment: Mapping[str, str]) -> Settings:
@@ -56,7 +103,7 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
         if field not in Settings.model_fields:
             known = ", ".join(f"{PREFIX}{name.upper()}" for name in Settings.model_fields)
             raise InvalidInput(f"unknown setting {variable}={text!r}; known settings: {known}", field=variable)
-        values[field] = tuple(filter(None, text.split(","))) if field == "watch_namespaces" else text
+        values[field] = _parsed(field, text)
     try:
         return Settings.model_validate(values)
     except ValidationError as error:

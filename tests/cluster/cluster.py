@@ -1,6 +1,6 @@
 """A real single-node Kubernetes for the demo and the tests.
 
-`python tests/cluster/cluster.py build|up|down|status|kubeconfig [demo|test|scratch|gpu]`
+`python tests/cluster/cluster.py build|images|up|down|status|kubeconfig [demo|test|scratch|gpu]`
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ import argparse
 import sys
 import time
 
-from localcluster import lifecycle
+from localcluster import image_build, lifecycle
+from localcluster.binaries import TOOLS, require_tool
 from localcluster.record import Record
 from localcluster.settings import CLUSTERS, ClusterError, Layout
 
@@ -37,9 +38,18 @@ def _build() -> None:
         lifecycle.prepare(_progress)
 
 
+def _images() -> None:
+    """What the tests of the chart need beside the cluster: Helm, the images, promtool, in the order of their need."""
+    helm, *others = TOOLS
+    require_tool(helm, _progress)
+    image_build.build(_progress)
+    for name in others:
+        require_tool(name, _progress)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="cluster.py", description=__doc__)
-    parser.add_argument("command", choices=["build", "up", "down", "status", "kubeconfig"])
+    parser.add_argument("command", choices=["build", "images", "up", "down", "status", "kubeconfig"])
     parser.add_argument("name", choices=CLUSTERS, nargs="?", default="demo", help="default: demo")
     arguments = parser.parse_args()
     command, layout = arguments.command, Layout(arguments.name)
@@ -50,6 +60,8 @@ def main() -> int:
             print(layout.admin_kubeconfig)
         elif command == "build":
             _build()
+        elif command == "images":
+            _images()
         elif command == "up":
             started = time.monotonic()
             lifecycle.up(layout, _progress)

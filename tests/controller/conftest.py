@@ -158,7 +158,8 @@ class FakeCluster:
         """Give Deployments and Jobs the pods they ask for; the pods have no state yet."""
         for deployment in self.of(DEPLOYMENT):
             wanted = deployment["spec"]["replicas"]
-            pods = sorted(self.pods_of(deployment), key=_ready, reverse=True)  # those that are not ready go first
+            there = [pod for pod in self.pods_of(deployment) if "deletionTimestamp" not in pod["metadata"]]
+            pods = sorted(there, key=_ready, reverse=True)  # those that are not ready go first
             for pod in pods[wanted:]:
                 self.remove(POD, *key_of(pod))
             for _ in range(wanted - len(pods)):
@@ -196,6 +197,8 @@ class FakeCluster:
         names = ("weightsBytes", "activationBytes", "overheadBytes", "kvPoolBytes")
         before = dict(zip((*terms, "pool"), (predicted[name] for name in names), strict=True))
         for pod in self.pods_of(deployment):
+            if "deletionTimestamp" in pod["metadata"]:
+                continue
             self.worker_plans[pod["metadata"]["name"]] = {
                 "maxModelLen": max_model_len or plan["maxModelLen"],
                 "perGpu": predicted,

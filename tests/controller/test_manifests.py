@@ -9,6 +9,7 @@ import yaml
 
 from modelserve.api import ModelServe, ModelServeSpec
 from modelserve.engine_args import EngineArgs
+from modelserve.hardware import CATALOGUE
 from modelserve.model_facts import ModelFacts
 from modelserve_operator import labels
 from modelserve_operator.inventory import Pool
@@ -108,7 +109,20 @@ def test_the_mounted_settings_are_those_of_the_plan(tiny_facts: ModelFacts) -> N
     (worker,) = revision.template["spec"]["containers"]
     assert worker["command"] == ["modelserve-worker", "serve", "--config", "/etc/modelserve/engine.yaml"]
     grace = revision.template["spec"]["terminationGracePeriodSeconds"]
-    assert grace > worker["lifecycle"]["preStop"]["sleep"]["seconds"] + arguments.drain_seconds
+    assert grace > arguments.shutdown_delay_seconds + arguments.drain_seconds
+    probe = worker["readinessProbe"]
+    assert arguments.shutdown_delay_seconds > probe["periodSeconds"] * probe["failureThreshold"]
+
+
+def test_the_worker_is_told_which_gpu_it_was_sized_for_and_none_on_the_cpu(tiny_facts: ModelFacts) -> None:
+    def settings(**fields: Any) -> EngineArgs:
+        return EngineArgs.model_validate(yaml.safe_load(_revision(_spec(**fields), tiny_facts).engine_yaml))
+
+    on_gpu = settings(accelerators={}, kvCache={"gpuMemoryUtilization": "0.85"})
+    assert on_gpu.accelerator == "NVIDIA-H200"
+    assert on_gpu.accelerator_memory_bytes == pytest.approx(CATALOGUE["NVIDIA-H200"].visible_bytes, abs=1024)
+    on_cpu = settings()
+    assert (on_cpu.accelerator, on_cpu.accelerator_memory_bytes) == (None, None)
 
 
 def test_the_cpu_gets_the_memory_that_was_planned_and_no_gpu(tiny_facts: ModelFacts) -> None:
@@ -190,7 +204,7 @@ def test_the_rbac_rules_cover_every_watched_kind() -> None:
         for resource in rule["resources"]
     }
     for kind in (*WATCHED, *OPTIONAL):
-        assert {"get", "list", "watch"} <= granted[kind.group, kind.plural]
+        assert {"list", "watch"} <= granted[kind.group, kind.plural]
     assert granted["serving.modelserve.dev", "modelserves"] == {"get", "list", "watch"}, "the spec is never written"
     assert ("", "secrets") not in granted
 

@@ -156,6 +156,37 @@ def test_a_conflict_is_settled_by_the_next_try_without_a_word(ready_world, refus
     assert ready_world.status()["conditions"] == before["conditions"]
 
 
+@pytest.mark.parametrize(("status", "again"), [(409, True), (429, True), (404, False)])
+def test_a_status_that_could_not_be_written_is_written_again_unless_the_object_is_gone(
+    ready_world, monkeypatch: pytest.MonkeyPatch, status: int, again: bool
+) -> None:
+    """No event follows a write that did not happen, so nobody else would try again."""
+    patch, refusals = ready_world.cluster.json_patch, [status]
+
+    async def refused_once(kind: ResourceKind, **write: Any) -> dict[str, Any]:
+        if write["subresource"] == "status" and refusals:
+            if status == 409:  # somebody was faster
+                ready_world.cluster.change(
+                    MODEL_SERVE, "tiny", lambda body: body["metadata"].update(labels={"by": "us"})
+                )
+            raise KubeError(refusals.pop(), "refused")
+        stored: dict[str, Any] = await patch(kind, **write)
+        return stored
+
+    before = ready_world.status()["conditions"]
+    monkeypatch.setattr(ready_world.cluster, "json_patch", refused_once)
+    ready_world.cluster.change(MODEL_SERVE, "tiny", lambda body: body.pop("status"))
+    if status == 429:
+        with pytest.raises(KubeError, match="refused"):
+            ready_world.settle()  # the queue's affair, with its growing waits
+        ready_world.pending = ready_world.gatherer.known_keys()
+    ready_world.settle()
+    assert not refusals
+    if again:
+        assert ready_world.status()["conditions"] == before
+    assert len(ready_world.cluster.of(DEPLOYMENT)) == 1
+
+
 @pytest.mark.parametrize(
     ("message", "reason"), [(POD_QUOTA, "QuotaExceeded"), (POD_SECURITY, "PolicyDenied"), (WEBHOOK, "PolicyDenied")]
 )

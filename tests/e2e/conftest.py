@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Iterator
 
 import pytest
 
-from localcluster import lifecycle, operator_process, weights_volume
+from localcluster import image_build, image_job, lifecycle, operator_process, weights_volume
 from localcluster.checkpoint_upload import upload_checkpoint
 from localcluster.crds import install_crds
 from localcluster.deployment import CHECKPOINT, Deployed, apply_example
@@ -17,6 +18,7 @@ from localcluster.target import Target, find, user_kubeconfig
 
 LAYOUT = Layout("test")
 NAMESPACE = "modelserve-e2e"
+BUILDING: list[subprocess.Popen[bytes]] = []
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -25,6 +27,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.e2e)
             item.add_marker(pytest.mark.xdist_group("e2e"))  # one process: there is one cluster
             item.add_marker(pytest.mark.timeout(1800))  # the first may have to build Kubernetes
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Building images takes minutes and mostly waits for the disk: it begins now, beside the other tests."""
+    wanted = any("/e2e/test_the_chart" in item.path.as_posix() for item in session.items)
+    asked = "MODELSERVE_TEST_IMAGES" in os.environ and not session.config.option.collectonly
+    if wanted and asked and user_kubeconfig() is None and not lifecycle.obstacles():
+        BUILDING.append(image_job.start())
+
+
+@pytest.fixture(scope="session")
+def built_images() -> Iterator[None]:
+    """Waits for the images, Helm and promtool."""
+    if not BUILDING:
+        pytest.skip("images (5 GB) are built for the local cluster where MODELSERVE_TEST_IMAGES is set")
+    image_job.wait(BUILDING[0])
+    yield
+    if "MODELSERVE_KEEP_CLUSTER" not in os.environ:
+        image_build.remove()
 
 
 @pytest.hookimpl(hookwrapper=True)

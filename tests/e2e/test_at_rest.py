@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from localcluster import audit
 from localcluster.deployment import Deployed
 from localcluster.kubectl import wait_for
 from localcluster.settings import OPERATOR_USER, Layout
@@ -21,11 +21,10 @@ REST_SECONDS = float(os.environ.get("MODELSERVE_REST_SECONDS", "60"))
 
 def _writes(layout: Layout) -> list[str]:
     """Every write of the operator, events included, from the API server's audit log."""
-    entries: list[dict[str, Any]] = [json.loads(line) for line in layout.audit_log.read_text().splitlines()]
     return [
         f"{entry['stageTimestamp']} {entry['verb']} {entry['requestURI']}"
-        for entry in entries
-        if entry["user"]["username"] == OPERATOR_USER
+        for entry in audit.requests(layout, OPERATOR_USER)
+        if entry["verb"] not in audit.READS
     ]
 
 

@@ -101,8 +101,12 @@ def read_config(variant: str) -> dict[str, Any]:
 
 
 def write_checkpoint(directory: Path, *, variant: str, device: str, processes: int, seed: int = 0) -> int:
+    """`write_files` for a published size, or for the demo's model."""
+    return write_files(directory, read_config(variant), device=device, processes=processes, seed=seed)
+
+
+def write_files(directory: Path, config: dict[str, Any], *, device: str, processes: int, seed: int = 0) -> int:
     """Write config, tokenizer and shards; return the weights' bytes. Processes share the GPU, and leave it empty."""
-    config = read_config(variant)
     architecture = ModelArchitecture.from_config(config)
     directory.mkdir(parents=True, exist_ok=True)
     directory.chmod(0o755)

@@ -156,6 +156,7 @@ async def _serve(
         create_app(state, metrics, door, OpenBodies(open_bodies_bytes(args.cpu_memory_bytes))),
         state,
         listener,
+        shutdown_delay_seconds=args.shutdown_delay_seconds,
         drain_seconds=args.drain_seconds,
         starting=start(),
         stop_engine=engine.shutdown,

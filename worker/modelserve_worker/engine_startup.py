@@ -22,7 +22,7 @@ def build_engine(args: EngineArgs, progress: Callable[[int, int], None]) -> Buil
     from modelserve_worker.engine.deadline import step_deadline_s
     from modelserve_worker.engine.engine import Engine
     from modelserve_worker.engine.plan_report import plan_report
-    from modelserve_worker.execution.device import AcceleratorMismatch
+    from modelserve_worker.execution.accelerator_check import AcceleratorMismatch
     from modelserve_worker.execution.memory import InsufficientMemory
     from modelserve_worker.execution.ranks import launch
     from modelserve_worker.scheduling.admission import SchedulerLimits

@@ -295,6 +295,10 @@ class ModelServeSpec(ApiModel):
         pattern=r"^[a-z0-9][A-Za-z0-9._:/@-]*$",
         description="Worker image; left out: the operator's own release.",
     )
+    api_key_secret_ref: SecretKeyRef | None = Field(
+        default=None,
+        description="Secret with the key that clients must send as a bearer token; left out: no key is asked for.",
+    )
     context: ContextSpec | None = Field(default=None, description="Context length.")
     workload: WorkloadSpec | None = Field(default=None, description="Expected traffic of one replica.")
     objective: Objective | None = Field(default=None, description="What the plan optimises; left out: Throughput.")

@@ -14,8 +14,9 @@ share of the roofline. Both constants are measured.
 
 W weight bytes read (embedding tables of inputs not, of experts the share that B tokens touch), P parameters a token
 uses, E those of the output head, D head width, n layers of a kind, g and s cache bytes per token over all global and
-sliding layers; layers without a cache of their own read their producer's. A quantised linear layer is read in its
-format and multiplied in bfloat16. Bandwidth and rates are what kernels reach (see hardware).
+sliding layers; layers without a cache of their own read their producer's, and in prefill compute the last row alone, so
+they are left out of P and n there. A quantised linear layer is read in its format and multiplied in bfloat16. Bandwidth
+and rates are what kernels reach (see hardware).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from modelserve.architecture import LayerKind, ModelArchitecture
-from modelserve.hardware import ACHIEVABLE_ATTENTION_FLOPS, ACHIEVABLE_BANDWIDTH, ACHIEVABLE_FLOPS
+from modelserve.hardware import ACHIEVABLE_BANDWIDTH, ACHIEVABLE_FLOPS, attention_share
 from modelserve.planning.evaluation import Fit
 from modelserve.planning.wishes import Wishes
 from modelserve.sizing.pages import PageSpec
@@ -32,7 +33,8 @@ from modelserve.sizing.weights import element_bytes, parameters_per_rank, weight
 from modelserve.weight_format import WeightFormat
 
 # On an H200 (docs/benchmarks.md). One request at 8,192 tokens: 31B decodes in 17.1 ms, 14.6 by the roofline below, over
-# 60 layers; E4B in 4.43, 2.2 by the roofline, over 42. 8,192 tokens are prefilled in 0.86 s, 0.71 by the roofline.
+# 60 layers; E4B in 4.43, 2.2 by the roofline, over 42. 31B prefills 8,192 tokens in 0.81 s, 0.67 by the roofline, and
+# 126,000 in 20.6 s, 19.3; E4B 8,192 in 0.073 s, 0.053.
 SECONDS_PER_LAYER = 45e-6
 PREFILL_SHARE = 0.83
 MIXED_STEP_SECONDS = 0.04  # of matrix products in a step in which requests decode: what a token may wait for its next
@@ -95,13 +97,15 @@ def _decode_seconds(
 def _prefill_seconds(fit: Fit, architecture: ModelArchitecture, *, length: int) -> float:
     tp, rate = fit.tensor_parallel, fit.accelerator.flops
     head = architecture.vocab_size * architecture.hidden_size
-    linear = 2 * _layer_parameters(architecture) * length + 2 * head
+    owning = _owning_layers(architecture)
+    linear = 2 * _layer_parameters(owning) * length + 2 * head
     window = min(length, architecture.sliding_window)
     scores = _attended_columns(
-        architecture, global_keys=length * length / 2, sliding_keys=length * window - window * window / 2
+        owning, global_keys=length * length / 2, sliding_keys=length * window - window * window / 2
     )
     attention = 4 * architecture.num_attention_heads * scores
-    seconds = (linear / (rate * ACHIEVABLE_FLOPS) + attention / (rate * ACHIEVABLE_ATTENTION_FLOPS)) / tp
+    of_rate = attention_share(fit.accelerator.compute_capability)
+    seconds = (linear / (rate * ACHIEVABLE_FLOPS) + attention / (rate * of_rate)) / tp
     seconds = seconds / PREFILL_SHARE
     seconds += _all_reduce_seconds(architecture, tokens=length, tensor_parallel=tp, link=fit.accelerator.link)
     return seconds + architecture.num_hidden_layers * SECONDS_PER_LAYER
@@ -154,6 +158,14 @@ def _token_parameters(architecture: ModelArchitecture) -> float:
 def _layer_parameters(architecture: ModelArchitecture) -> float:
     """Parameters that one token is multiplied with, but those of the output head."""
     return _token_parameters(architecture) - architecture.vocab_size * architecture.hidden_size
+
+
+def _owning_layers(architecture: ModelArchitecture) -> ModelArchitecture:
+    """The model without its KV-shared layers, for what is counted by layers."""
+    layers = architecture.first_shared_layer
+    full = tuple(layer for layer in architecture.full_attention_layers if layer < layers)
+    fewer = {"num_hidden_layers": layers, "num_kv_shared_layers": 0, "full_attention_layers": full}
+    return architecture.model_copy(update=fewer) if layers < architecture.num_hidden_layers else architecture
 
 
 def _weight_bytes_read(

@@ -10,7 +10,7 @@ from modelserve.termination import TERMINAL_EXIT_CODE, TERMINATION_MESSAGE_PATH
 from modelserve_operator import labels
 from modelserve_operator.manifests.metadata import child_metadata
 from modelserve_operator.manifests.pod_resources import INSPECT_RESOURCES
-from modelserve_operator.manifests.restricted_pod import container, fetch_container, pod_spec
+from modelserve_operator.manifests.restricted_pod import container, fetch_container, image_pull_secrets, pod_spec
 from modelserve_operator.observed import Body
 from modelserve_operator.sources import ModelSource
 
@@ -18,7 +18,13 @@ RETRIES = 3
 
 
 def inspect_job(
-    model_serve: Body, spec: ModelServeSpec, *, source: ModelSource, image: str, pull_policy: str
+    model_serve: Body,
+    spec: ModelServeSpec,
+    *,
+    source: ModelSource,
+    image: str,
+    pull_policy: str,
+    pull_secrets: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """A Job without GPUs. Exit code TERMINAL_EXIT_CODE fails it at once; other failures are tried RETRIES times again.
 
@@ -41,9 +47,11 @@ def inspect_job(
         fetch = fetch_container(source, image=image, pull_policy=pull_policy, metadata_only=True, users=users)
         pod["initContainers"] = [{**fetch, "resources": INSPECT_RESOURCES}]
     options = spec.pod.to_json()
-    for option in ("tolerations", "serviceAccountName", "imagePullSecrets", "priorityClassName"):
+    for option in ("tolerations", "serviceAccountName", "priorityClassName"):
         if options.get(option):
             pod[option] = options[option]
+    if secrets := image_pull_secrets(spec, pull_secrets):
+        pod["imagePullSecrets"] = secrets
     on_terminal_exit = {
         "action": "FailJob",
         "onExitCodes": {"operator": "In", "values": [TERMINAL_EXIT_CODE]},

@@ -19,11 +19,11 @@ from modelserve.sizing.front_end import OPEN_BODIES_BYTES, PREPARATION_BYTES
 GIB = 1 << 30
 GPU_VENDOR = GPU_RESOURCE.partition("/")[0] + "/"
 
-# Anonymous memory of a worker on GPUs: the server with its tokenizer and what it may hold for its clients, and per rank
-# PyTorch, the host side of a CUDA context and pinned staging. Estimates from the processes' parts, with a margin; not
-# yet measured on every product.
-SERVER_BYTES = GIB + OPEN_BODIES_BYTES + PREPARATION_BYTES
-RANK_BYTES = 4 * GIB
+# Anonymous memory of a worker on GPUs, from peaks that tests/benchmarks/host_memory.py measures (docs/operations.md,
+# "What pods ask for"). Loading adds nothing that grows with the weights: they are read through the page cache.
+FRONT_END_BYTES = 5 * GIB // 8 + OPEN_BODIES_BYTES + PREPARATION_BYTES  # measured 0.58 with the published tokenizer
+ENGINE_BYTES = GIB // 2  # measured 0.33 per rank beside weights and pool
+CUDA_BYTES = 3 * GIB  # per rank, not measured: the host side of a context, its libraries, compiling kernels, staging
 SHARED_MEMORY_BYTES = GIB  # /dev/shm of a tensor-parallel group, which counts as memory
 LIMIT_FACTOR = 2  # page cache lives between request and limit
 CPU_LIMIT_FACTOR = 4  # and at least CPU_LIMIT
@@ -49,7 +49,7 @@ def worker_resources(users: Mapping[str, Any], plan: PlanStatus, *, downloaded_b
         limits["memory"] = str(plan.container_memory_bytes)
         memory, cpu = plan.container_memory_bytes, 1
     else:
-        memory = SERVER_BYTES + ranks * RANK_BYTES + SHARED_MEMORY_BYTES * (ranks > 1)
+        memory = FRONT_END_BYTES + ranks * (ENGINE_BYTES + CUDA_BYTES) + SHARED_MEMORY_BYTES * (ranks > 1)
         cpu = 1 + ranks
     defaults = {"cpu": (cpu, max(CPU_LIMIT, CPU_LIMIT_FACTOR * cpu)), "memory": (memory, LIMIT_FACTOR * memory)}
     if downloaded_bytes is not None:

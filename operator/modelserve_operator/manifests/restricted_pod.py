@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from modelserve.api import ModelServeSpec
 from modelserve_operator.sources import MODELS_PATH, ModelSource
 
 USER_ID = 65532
@@ -80,6 +81,13 @@ def environment(users: list[dict[str, Any]], own: list[dict[str, Any]]) -> list[
     """The user's variables and ours, which win."""
     taken = {variable["name"] for variable in own}
     return [*(variable for variable in users if variable["name"] not in taken), *own]
+
+
+def image_pull_secrets(spec: ModelServeSpec, operators: tuple[str, ...]) -> list[dict[str, str]]:
+    """Secrets of the spec, and after them those that the operator adds to every pod."""
+    return [
+        {"name": name} for name in dict.fromkeys([*(each.name for each in spec.pod.image_pull_secrets), *operators])
+    ]
 
 
 def fetch_container(

@@ -13,13 +13,13 @@ from modelserve_operator.sources import ModelSource
 FACTS_KEY = "model.json"
 
 
-def service(model_serve: Body, *, plan_hash: str | None) -> dict[str, Any]:
+def service(model_serve: Body, *, plan_hash: str | None, type_: str = "ClusterIP") -> dict[str, Any]:
     """NAME: port 80 to the workers of one revision, or with None of every one; another moves all new connections."""
     name = model_serve["metadata"]["name"]
     return {
         "metadata": child_metadata(model_serve, name=name, component=labels.WORKER),
         "spec": {
-            "type": "ClusterIP",
+            "type": str(type_),
             "ports": [{"name": "http", "port": 80, "targetPort": "http", "protocol": "TCP"}],
             "selector": labels.selector(name) | ({labels.PLAN_HASH: plan_hash} if plan_hash is not None else {}),
         },

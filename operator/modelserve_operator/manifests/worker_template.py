@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from modelserve.api import ModelServeSpec, PlanStatus
+from modelserve.api.spec import SecretKeyRef
 from modelserve.hardware import GPU_RESOURCE
 from modelserve_operator import labels
 from modelserve_operator.manifests.pod_resources import (
@@ -16,6 +17,7 @@ from modelserve_operator.manifests.restricted_pod import (
     container,
     environment,
     fetch_container,
+    image_pull_secrets,
     keep_compiled_kernels,
     pod_spec,
 )
@@ -23,9 +25,16 @@ from modelserve_operator.sources import ModelSource
 
 PORT = 8000
 CONFIG_PATH = "/etc/modelserve"
+API_KEY_PATH = "/etc/modelserve-api-key"
+API_KEY_FILE = "api-key"
 ENGINE_FILE = "engine.yaml"
 
-PRE_STOP_SECONDS = 10  # endpoints of the Service forget the pod before it stops accepting requests
+READINESS_PERIOD_SECONDS = 2
+READINESS_FAILURES = 3
+ENDPOINT_SECONDS = 6  # for EndpointSlices, and every node's rules after them, to follow
+SHUTDOWN_DELAY_SECONDS = READINESS_PERIOD_SECONDS * READINESS_FAILURES + ENDPOINT_SECONDS
+"""From SIGTERM until no Service leads to the worker. The kubelet signals it as soon as the pod is deleted, which takes
+the pod out of its Services unless they have no other: then its endpoint goes on as long as it passes for ready."""
 EXIT_SECONDS = 15  # for the process to end once its last request has
 LOAD_BYTES_PER_SECOND = 25_000_000  # a slow network volume
 LEAST_STARTUP_SECONDS = 1800
@@ -53,6 +62,7 @@ def worker_template(
     weight_bytes: int,
     image: str,
     pull_policy: str,
+    pull_secrets: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """PodTemplateSpec. What the user adds in spec.pod goes in first; what the operator sets wins."""
     extra = spec.pod.to_json()
@@ -67,11 +77,12 @@ def worker_template(
     if plan.resource_name:
         keep_compiled_kernels(worker, source)
     worker["ports"] = [{"name": "http", "containerPort": PORT, "protocol": "TCP"}]
+    if spec.api_key_secret_ref is not None:
+        _mount_api_key(pod, worker, spec.api_key_secret_ref)
     worker["env"] = environment(extra.get("env") or [], [*worker["env"], {"name": "HF_HUB_OFFLINE", "value": "1"}])
     worker["volumeMounts"].append({"name": "engine", "mountPath": CONFIG_PATH, "readOnly": True})
     downloaded_bytes = weight_bytes if source.downloaded and source.claim is None else None
     worker["resources"] = worker_resources(extra.get("resources") or {}, plan, downloaded_bytes=downloaded_bytes)
-    worker["lifecycle"] = {"preStop": {"sleep": {"seconds": PRE_STOP_SECONDS}}}
     worker.update(_probes(weight_bytes))
     engine_items = [{"key": ENGINE_FILE, "path": ENGINE_FILE}]
     revision = labels.revision_name(name, plan_hash)
@@ -85,14 +96,24 @@ def worker_template(
         fetch = fetch_container(source, image=image, pull_policy=pull_policy, metadata_only=False, users=users)
         pod["initContainers"] = [{**fetch, "resources": download_resources(worker["resources"])}]
     pod.update(_placement(spec, plan, name=name, plan_hash=plan_hash))
-    for option in ("serviceAccountName", "imagePullSecrets", "priorityClassName", "runtimeClassName"):
+    for option in ("serviceAccountName", "priorityClassName", "runtimeClassName"):
         if extra.get(option):
             pod[option] = extra[option]
-    pod["terminationGracePeriodSeconds"] = PRE_STOP_SECONDS + spec.rollout.drain_seconds + EXIT_SECONDS
+    if secrets := image_pull_secrets(spec, pull_secrets):
+        pod["imagePullSecrets"] = secrets
+    pod["terminationGracePeriodSeconds"] = SHUTDOWN_DELAY_SECONDS + spec.rollout.drain_seconds + EXIT_SECONDS
     metadata: dict[str, Any] = {"labels": {**extra.get("labels", {}), **own_labels}}
     if extra.get("annotations"):
         metadata["annotations"] = extra["annotations"]
     return {"metadata": metadata, "spec": pod}
+
+
+def _mount_api_key(pod: dict[str, Any], worker: dict[str, Any], secret: SecretKeyRef) -> None:
+    """A file and not a variable: a new key arrives in it without a new pod."""
+    items = [{"key": secret.key, "path": API_KEY_FILE}]
+    pod["volumes"].append({"name": "api-key", "secret": {"secretName": secret.name, "items": items}})
+    worker["volumeMounts"].append({"name": "api-key", "mountPath": API_KEY_PATH, "readOnly": True})
+    worker["env"].append({"name": "MODELSERVE_API_KEY_FILE", "value": f"{API_KEY_PATH}/{API_KEY_FILE}"})
 
 
 def _probes(weight_bytes: int) -> dict[str, Any]:
@@ -104,7 +125,12 @@ def _probes(weight_bytes: int) -> dict[str, Any]:
             "timeoutSeconds": 5,
             "failureThreshold": math.ceil(startup_seconds(weight_bytes) / STARTUP_PERIOD_SECONDS),
         },
-        "readinessProbe": {**ready, "periodSeconds": 2, "timeoutSeconds": 5, "failureThreshold": 3},
+        "readinessProbe": {
+            **ready,
+            "periodSeconds": READINESS_PERIOD_SECONDS,
+            "timeoutSeconds": 5,
+            "failureThreshold": READINESS_FAILURES,
+        },
         "livenessProbe": {**health, "periodSeconds": 30, "timeoutSeconds": 10, "failureThreshold": 4},
     }
 

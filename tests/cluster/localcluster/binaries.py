@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -60,13 +61,41 @@ def require_programs(progress: Progress) -> dict[str, Path]:
     return {name: folder / name for name in PROGRAMS} | {"pause": build_folder() / "pause"}
 
 
-def _build(package: str, output: str) -> None:
+TOOLS = {  # a Go module of its own beside kube/, pinned by its go.sum: the package, and what it leaves out
+    "helm": ("helm.sh/helm/v3/cmd/helm", ""),
+    "promtool": ("github.com/prometheus/prometheus/cmd/promtool", "remove_all_sd"),  # clients of every cloud
+}
+
+
+def require_tool(name: str, progress: Progress) -> Path:
+    """Path of one of TOOLS, built first where it is missing. Raises ClusterError when it cannot be built."""
+    module = GO_MODULE.parent / name
+    digest = hashlib.sha256((module / "go.sum").read_bytes()).hexdigest()[:10]
+    program = cache_dir() / f"{name}-{digest}" / name
+    if not os.access(program, os.X_OK):
+        progress(f"building {name} from source, once")
+        package, tags = TOOLS[name]
+        program.parent.mkdir(parents=True, exist_ok=True)
+        built = program.with_suffix(f".{os.getpid()}")
+        command = [_go(name), "build", "-buildvcs=false", "-ldflags=-s -w", f"-tags={tags}", "-o", str(built), package]
+        done = subprocess.run(command, cwd=module, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise ClusterError(f"building {name} failed:\n{done.stderr[-2000:]}")
+        built.rename(program)
+    return program
+
+
+def _go(wanted: str) -> str:
     go = shutil.which("go") or "/usr/local/go/bin/go"
     if not Path(go).exists():
         raise ClusterError(
-            "Go is not installed, and neither KUBEBUILDER_ASSETS nor the cache folder "
-            f"{build_folder()} holds {', '.join((*PROGRAMS, 'pause'))}: install Go 1.25 or newer and put it on PATH"
+            f"Go is not installed, and {wanted} has to be built: install Go 1.26 or newer and put it on PATH"
         )
+    return go
+
+
+def _build(package: str, output: str) -> None:
+    go = _go(f"{', '.join((*PROGRAMS, 'pause'))} (neither KUBEBUILDER_ASSETS nor {build_folder()} holds them)")
     build_folder().mkdir(parents=True, exist_ok=True)
     version = f"v{KUBERNETES_VERSION}"
     major, minor, _ = KUBERNETES_VERSION.split(".")
@@ -99,6 +128,12 @@ def _missing_packages(packages: dict[str, str]) -> list[str]:
     return sorted(missing)
 
 
+def install_packages(packages: dict[str, str], progress: Progress) -> None:
+    """Install the Debian packages whose commands are missing. Raises ClusterError when they cannot be installed."""
+    if missing := sorted({package for command, package in packages.items() if shutil.which(command) is None}):
+        _apt_install(missing, progress)
+
+
 def require_packages(progress: Progress, *, services: bool) -> None:
     """Install the Debian packages whose commands are missing. Raises ClusterError when they cannot be installed.
 
@@ -108,16 +143,20 @@ def require_packages(progress: Progress, *, services: bool) -> None:
     missing = _missing_packages(packages)
     if not missing:
         return
+    _apt_install(missing, progress)
+    if still := _missing_packages(packages):
+        raise ClusterError(f"packages were installed, but their programs are not on PATH: {', '.join(still)}")
+
+
+def _apt_install(packages: list[str], progress: Progress) -> None:
     if shutil.which("apt-get") is None:
-        raise ClusterError(f"missing programs, and no apt-get to install them: {', '.join(missing)}")
-    progress(f"installing Debian packages: {' '.join(missing)}")
+        raise ClusterError(f"missing programs, and no apt-get to install them: {', '.join(packages)}")
+    progress(f"installing Debian packages: {' '.join(packages)}")
     environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
     for command in (
         ["apt-get", "update", "-qq"],
-        ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing],
+        ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *packages],
     ):
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
             raise ClusterError(f"{' '.join(command)} failed:\n{done.stderr.strip() or done.stdout.strip()}")
-    if still := _missing_packages(packages):
-        raise ClusterError(f"packages were installed, but their programs are not on PATH: {', '.join(still)}")

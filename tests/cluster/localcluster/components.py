@@ -10,7 +10,15 @@ import yaml
 
 from localcluster.certificates import CertificateAuthority
 from localcluster.node_profile import NodeProfile
-from localcluster.settings import API_PORT, NODE_NAME, OPERATOR_USER, PAUSE_IMAGE, Layout
+from localcluster.settings import (
+    API_PORT,
+    IMAGE_RUNTIME,
+    NODE_NAME,
+    OPERATOR_USER,
+    PAUSE_IMAGE,
+    RELEASE_NAMESPACES,
+    Layout,
+)
 
 _ETCD_URL = "http://127.0.0.1:2379"
 _CLIENTS = {  # certificate: (user, group)
@@ -37,18 +45,25 @@ def write_certificates(layout: Layout) -> None:
 
 
 def write_configuration(
-    layout: Layout, *, cni_folder: Path, runtime_spec: dict[str, Any], profile: NodeProfile
+    layout: Layout,
+    *,
+    cni_folder: Path,
+    runtime_spec: dict[str, Any],
+    plain_spec: dict[str, Any],
+    snapshotter: str,
+    profile: NodeProfile,
 ) -> None:
     folder = layout.config
     (folder / "cni").mkdir(parents=True, exist_ok=True)
     (folder / "runtime-spec.json").write_text(json.dumps(runtime_spec))
-    (folder / "containerd.toml").write_text(_containerd(layout, cni_folder))
+    (folder / "plain-runtime-spec.json").write_text(json.dumps(plain_spec))
+    (folder / "containerd.toml").write_text(_containerd(layout, cni_folder, snapshotter))
     (folder / "cni" / "10-modelserve.conflist").write_text(json.dumps(_cni(layout, profile)))
     for name, document in (("kubelet", _kubelet(layout, profile)), ("proxy", _proxy(layout)), ("audit", AUDIT_POLICY)):
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(document))
 
 
-def _containerd(layout: Layout, cni_folder: Path) -> str:
+def _containerd(layout: Layout, cni_folder: Path, snapshotter: str) -> str:
     cri = 'plugins."io.containerd.grpc.v1.cri"'
     return f"""version = 2
 root = "{layout.path}/containerd"
@@ -63,11 +78,14 @@ restrict_oom_score_adj = true
 bin_dir = "{cni_folder}"
 conf_dir = "{layout.config}/cni"
 [{cri}.containerd]
-# Images are a few empty folders: a copy costs nothing, and works on any file system, overlayfs included.
-snapshotter = "native"
+snapshotter = "{snapshotter}"
 [{cri}.containerd.runtimes.runc]
 runtime_type = "io.containerd.runc.v2"
 base_runtime_spec = "{layout.config}/runtime-spec.json"
+# For images that bring all they need: nothing is lent.
+[{cri}.containerd.runtimes.{IMAGE_RUNTIME}]
+runtime_type = "io.containerd.runc.v2"
+base_runtime_spec = "{layout.config}/plain-runtime-spec.json"
 """
 
 
@@ -136,11 +154,14 @@ def _proxy(layout: Layout) -> dict[str, Any]:
 
 
 AUDIT_POLICY: dict[str, Any] = {
-    # Writes are recorded by user, kind and name, without bodies. Leases are heartbeats and would drown the rest.
+    # Writes are recorded by user, kind and name, without bodies; of operators all that they ask for. Other leases are
+    # heartbeats and would drown the rest.
     "apiVersion": "audit.k8s.io/v1",
     "kind": "Policy",
     "omitStages": ["RequestReceived"],
     "rules": [
+        {"level": "Metadata", "users": [OPERATOR_USER]},
+        {"level": "Metadata", "userGroups": [f"system:serviceaccounts:{name}" for name in RELEASE_NAMESPACES]},
         {"level": "None", "resources": [{"group": "coordination.k8s.io", "resources": ["leases"]}]},
         {"level": "Metadata", "verbs": ["create", "update", "patch", "delete", "deletecollection"]},
         {"level": "None"},

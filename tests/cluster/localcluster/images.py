@@ -20,7 +20,7 @@ from typing import Any
 from localcluster.node_profile import NodeProfile, linux_devices
 from localcluster.settings import PAUSE_IMAGE, REPOSITORY, WORKER_IMAGE
 
-LENT = Path("/opt/modelserve")
+LENT = Path("/opt/modelserve-lent")  # not where the product's own images have it
 _PASSWD = "root:x:0:0:root:/root:/bin/sh\nworker:x:65532:65532:worker:/tmp:/bin/sh\n"
 _GROUP = "root:x:0:\nworker:x:65532:\n"
 _SYSTEM_FOLDERS = ("bin", "sbin", "lib", "lib64")
@@ -64,6 +64,12 @@ def write_programs(folder: Path) -> None:
         path.chmod(0o755)
 
 
+def plain_runtime_spec(default: dict[str, Any]) -> dict[str, Any]:
+    """The OCI runtime specification of containers that bring all they need in their image."""
+    # Without CAP_SYS_RESOURCE a limit may not be raised above the runtime's own, so containers inherit that.
+    return default | {"process": {name: value for name, value in default["process"].items() if name != "rlimits"}}
+
+
 def runtime_spec(default: dict[str, Any], *, programs: Path, profile: NodeProfile) -> dict[str, Any]:
     """The OCI runtime specification that containerd starts from: its own default plus the lent folders and devices."""
     options = ["rbind", "ro", "nosuid", "nodev"]
@@ -71,10 +77,8 @@ def runtime_spec(default: dict[str, Any], *, programs: Path, profile: NodeProfil
         {"destination": str(inside), "source": str(outside), "type": "bind", "options": options}
         for inside, outside in _lent_folders(programs, profile).items()
     ]
-    # Without CAP_SYS_RESOURCE a limit may not be raised above the runtime's own, so containers inherit that.
-    process = {name: value for name, value in default["process"].items() if name != "rlimits"}
     linux = linux_devices(default["linux"], profile.devices)
-    return default | {"process": process, "linux": linux, "mounts": [*default["mounts"], *mounts]}
+    return plain_runtime_spec(default) | {"linux": linux, "mounts": [*default["mounts"], *mounts]}
 
 
 def _folder(archive: tarfile.TarFile, name: str, mode: int) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from localcluster import components, kernel_state, node_namespaces
 from localcluster.binaries import Progress, cni_folder, require_packages, require_programs
-from localcluster.images import runtime_spec, write_images, write_programs
+from localcluster.images import plain_runtime_spec, runtime_spec, write_images, write_programs
 from localcluster.node_profile import PLAIN, NodeProfile
 from localcluster.processes import spawn
 from localcluster.record import Record
@@ -90,6 +91,21 @@ def down(layout: Layout) -> bool:
     return True
 
 
+def kill_and_restart(layout: Layout, name: str, *, down_s: float = 0.0) -> None:
+    """SIGKILL one program of the running cluster and start it again after `down_s` seconds."""
+    record = Record.load(layout)
+    assert record is not None, "the cluster runs"
+    entered = record.processes[name]  # nsenter, which waits for the program in the node's namespaces
+    children = Path(f"/proc/{entered.pid}/task/{entered.pid}/children").read_text().split()
+    for child in children:
+        os.kill(int(child), signal.SIGKILL)
+    entered.kill()
+    time.sleep(down_s)
+    programs = require_programs(lambda _: None)
+    line = [*node_namespaces.enter(record.processes["node"]), *components.commands(layout, programs)[name]]
+    record.with_process(name, spawn(line, log=layout.logs / f"{name}.log"))
+
+
 def _start(layout: Layout, programs: dict[str, Path], progress: Progress, profile: NodeProfile) -> None:
     for folder in (layout.logs, layout.weights, layout.path / "pod-logs"):
         folder.mkdir(parents=True)
@@ -100,8 +116,15 @@ def _start(layout: Layout, programs: dict[str, Path], progress: Progress, profil
     plugins = cni_folder()
     assert plugins is not None, "require_packages checked it"
     write_programs(layout.path / "bin")
-    spec = runtime_spec(json.loads(default), programs=layout.path / "bin", profile=profile)
-    components.write_configuration(layout, cni_folder=plugins, runtime_spec=spec, profile=profile)
+    snapshotter = _snapshotter(layout)
+    components.write_configuration(
+        layout,
+        cni_folder=plugins,
+        runtime_spec=runtime_spec(json.loads(default), programs=layout.path / "bin", profile=profile),
+        plain_spec=plain_runtime_spec(json.loads(default)),
+        snapshotter=snapshotter,
+        profile=profile,
+    )
     record = Record.new(layout)
     kernel_state.save_settings(_kernel_settings())
     kernel_state.create_cgroups(layout.cgroup)
@@ -126,7 +149,7 @@ def _start(layout: Layout, programs: dict[str, Path], progress: Progress, profil
     ctr = [*inside, "ctr", f"--address={layout.containerd_socket}", "--namespace=k8s.io"]
     _wait("containerd", lambda: _succeeds([*ctr, "version"]), record, layout)
     for archive in write_images(layout.path / "images", pause=programs["pause"], profile=profile):
-        _check([*ctr, "images", "import", "--snapshotter=native", str(archive)])
+        _check([*ctr, "images", "import", f"--snapshotter={snapshotter}", str(archive)])
     start("kube-controller-manager", "kube-scheduler", "kubelet", *(["kube-proxy"] if profile.services else []))
     progress("waiting for the node")
     ready = 'jsonpath={.status.conditions[?(@.type=="Ready")].status}'
@@ -143,6 +166,23 @@ def _start(layout: Layout, programs: dict[str, Path], progress: Progress, profil
         record,
         layout,
     )
+
+
+def import_image(layout: Layout, archive: Path) -> None:
+    """Give the node of a running cluster an image, from a docker-archive. Raises ClusterError."""
+    record = Record.load(layout)
+    if record is None:
+        raise ClusterError(f"cluster {layout.name} does not run")
+    ctr = ["ctr", f"--address={layout.containerd_socket}", "--namespace=k8s.io"]
+    inside = node_namespaces.enter(record.processes["node"])
+    _check([*inside, *ctr, "images", "import", f"--snapshotter={_snapshotter(layout)}", str(archive)])
+
+
+def _snapshotter(layout: Layout) -> str:
+    """Layers are stacked by the kernel, but not on a file system that is stacked itself: there they are copied."""
+    mounts = [line.split()[1:3] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    found = max((m for m in mounts if layout.path.is_relative_to(m[0])), key=lambda mount: len(mount[0]))
+    return "native" if found[1] == "overlay" else "overlayfs"
 
 
 def _wait(what: str, ready: Callable[[], bool], record: Record, layout: Layout, *, timeout_s: float = 90.0) -> None:

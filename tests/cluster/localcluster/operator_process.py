@@ -8,7 +8,9 @@ import shutil
 import sys
 import time
 import urllib.request
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from localcluster.processes import Process, free_ports, spawn
@@ -41,8 +43,17 @@ class OperatorProcess:
         (self.layout.operator_folder / "record.json").unlink(missing_ok=True)
 
 
-def start(target: Target, *, timeout_s: float = 30.0) -> OperatorProcess:
-    """Start the operator unless it runs, and wait until it answers. Raises ClusterError with the end of its log."""
+def start(
+    target: Target,
+    *,
+    timeout_s: float = 30.0,
+    kubeconfig: Path | None = None,
+    settings: Mapping[str, str] | None = None,
+) -> OperatorProcess:
+    """Start the operator unless it runs, and wait until it answers. Raises ClusterError with the end of its log.
+
+    `kubeconfig`: another way to the cluster than the target's. `settings`: MODELSERVE_ variables beside the usual ones.
+    """
     if (found := OperatorProcess.running(target.layout)) is not None:
         return found
     if target.local is not None:
@@ -50,16 +61,9 @@ def start(target: Target, *, timeout_s: float = 30.0) -> OperatorProcess:
     layout = target.layout
     layout.operator_folder.mkdir(parents=True, exist_ok=True)
     (port,) = free_ports(1)
-    # An unknown MODELSERVE_ variable stops the operator, and this program has variables of its own.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("MODELSERVE_")}
-    environment |= {
-        "KUBECONFIG": str(target.operator_kubeconfig),
-        "MODELSERVE_WORKER_IMAGE": target.worker_image,
-        "MODELSERVE_IMAGE_PULL_POLICY": "IfNotPresent" if target.local is None else "Never",
-        "MODELSERVE_WORKER_ACCESS": "api-proxy" if target.local is None else "pod-ip",
-        "MODELSERVE_METRICS_HOST": "127.0.0.1",
-        "MODELSERVE_METRICS_PORT": str(port),
-    }
+    environment = _environment(target, port) | dict(settings or {})
+    if kubeconfig is not None:
+        environment["KUBECONFIG"] = str(kubeconfig)
     process = spawn([sys.executable, "-m", "modelserve_operator"], log=layout.operator_log, environment=environment)
     started = OperatorProcess(layout, process, port)
     (layout.operator_folder / "record.json").write_text(json.dumps({"process": asdict(started.process), "port": port}))
@@ -90,6 +94,26 @@ def permissions() -> tuple[dict[str, Any], ...]:
         "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": OPERATOR_USER}],
     }
     return namespace, role, binding
+
+
+def start_rival(target: Target) -> Process:
+    """Another operator beside the one that `start` knows; it is the caller's to end."""
+    environment = _environment(target, *free_ports(1))
+    command = [sys.executable, "-m", "modelserve_operator"]
+    return spawn(command, log=target.layout.operator_folder / "rival.log", environment=environment)
+
+
+def _environment(target: Target, port: int) -> dict[str, str]:
+    # An unknown MODELSERVE_ variable stops the operator, and this program has variables of its own.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MODELSERVE_")}
+    return environment | {
+        "KUBECONFIG": str(target.operator_kubeconfig),
+        "MODELSERVE_WORKER_IMAGE": target.worker_image,
+        "MODELSERVE_IMAGE_PULL_POLICY": "IfNotPresent" if target.local is None else "Never",
+        "MODELSERVE_WORKER_ACCESS": "api-proxy" if target.local is None else "pod-ip",
+        "MODELSERVE_METRICS_HOST": "127.0.0.1",
+        "MODELSERVE_METRICS_PORT": str(port),
+    }
 
 
 def stop(layout: Layout) -> bool:

@@ -14,29 +14,52 @@ from typing import Any
 import openai
 
 from localcluster.deployment import Deployed
+from localcluster.kubectl import wait_for
 from localcluster.service_access import service_url
 
 
 @dataclass
 class Traffic:
-    """A client that keeps its connections and asks again and again; every failure is kept."""
+    """Clients that keep their connections and ask again and again, without retries; every failure is kept."""
 
     url: str
     model: str
     answered: int = 0
-    errors: list[str] = field(default_factory=list)
+    failures: list[tuple[float, str]] = field(default_factory=list)  # when the request began, and its error
     stopped: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def errors(self) -> list[str]:
+        return [text for _, text in self.failures]
+
+    def errors_since(self, moment: float) -> list[str]:
+        """Errors of requests that began at `moment` (monotonic) or later."""
+        return [f"{began - moment:+.1f} s: {text}" for began, text in self.failures if began >= moment]
+
+    def wait_for_answers(self, count: int = 10) -> None:
+        """Wait until so many more requests have been answered."""
+        before = self.answered
+        wait_for(f"{count} answers more", lambda: self.answered >= before + count, timeout_s=60)
 
     def run(self) -> None:
         client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
         while not self.stopped.is_set():
+            began = time.monotonic()
             try:
-                answer = client.completions.create(model=self.model, prompt="page", max_tokens=4, temperature=0)
-                assert answer.usage is not None
+                self._ask(client, stream=self.answered % 2 == 1)
                 self.answered += 1
             except Exception as error:
-                self.errors.append(f"{type(error).__name__}: {error}")
+                took_s = time.monotonic() - began
+                self.failures.append((began, f"{type(error).__name__} after {took_s:.1f} s: {error}"))
             time.sleep(0.05)
+
+    def _ask(self, client: openai.OpenAI, *, stream: bool) -> None:
+        if stream:
+            chunks = list(client.completions.create(model=self.model, prompt="page", max_tokens=4, stream=True))
+            assert chunks[-1].choices[0].finish_reason is not None
+        else:
+            answer = client.completions.create(model=self.model, prompt="page", max_tokens=4)
+            assert answer.usage is not None
 
 
 def models_at(url: str) -> list[dict[str, Any]]:
@@ -47,16 +70,18 @@ def models_at(url: str) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def traffic_to(served: Deployed) -> Iterator[Traffic]:
-    """A client of the Service while the context lasts."""
+def traffic_to(served: Deployed, *, clients: int = 1) -> Iterator[Traffic]:
+    """Clients of the Service while the context lasts, each with a pool of its own."""
     namespace = served.kubectl.namespace
     assert namespace is not None
     with service_url(served.target, namespace, served.name) as url:
         traffic = Traffic(url, models_at(url)[0]["id"])
-        thread = threading.Thread(target=traffic.run)
-        thread.start()
+        threads = [threading.Thread(target=traffic.run) for _ in range(clients)]
+        for thread in threads:
+            thread.start()
         try:
             yield traffic
         finally:
             traffic.stopped.set()
-            thread.join()
+            for thread in threads:
+                thread.join()

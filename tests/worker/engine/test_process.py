@@ -19,6 +19,8 @@ from stub_engine import Fault
 
 from modelserve.errors import InvalidInput
 from modelserve.termination import TERMINAL_EXIT_CODE, TerminationReason
+from modelserve_worker.engine import process
+from modelserve_worker.engine.deadline import HEARTBEAT_S
 from modelserve_worker.engine.fair_queue import FairLimits
 from modelserve_worker.engine.process import EngineProcess, EngineStartFailed
 from modelserve_worker.engine_client import EngineBusy, EngineDead
@@ -196,6 +198,28 @@ async def test_a_hang_is_noticed_and_ends_the_process(start: Start) -> None:
     await until(lambda: not is_running(engine.pid))
 
 
+async def test_a_stopped_process_is_noticed_and_a_long_step_is_none(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "SILENT_HEARTBEATS", 2)
+    stopped, busy, idle = await start(step_seconds=0.005), await start(), await start()
+    stream = asyncio.create_task(collect(stopped, request("a", 100_000)))
+    long_step = asyncio.create_task(collect(busy, request("long", seed=Fault.HANG)))
+    await until(lambda: stopped.stats().num_running == 1)
+    os.kill(stopped.pid, signal.SIGSTOP)
+    async with asyncio.timeout(25):
+        with pytest.raises(EngineDead, match=r"has said nothing for 4 s: it is stopped or stuck"):
+            await stream
+    await until(lambda: not is_running(stopped.pid))
+    await asyncio.sleep(2 * HEARTBEAT_S)
+    assert (stopped.is_alive(), busy.is_alive(), idle.is_alive()) == (False, True, True)
+    assert not long_step.done()
+    assert len(token_ids(await collect(idle, request("b")))) == 5
+    os.kill(busy.pid, signal.SIGKILL)
+    with pytest.raises(EngineDead, match="killed"):
+        await long_step
+
+
 async def test_an_idle_engine_does_not_hang(start: Start) -> None:
     engine = await start(deadline_s=1.5)
     await collect(engine, request("a"))
@@ -216,10 +240,13 @@ async def test_shutdown_ends_streams_and_process(start: Start) -> None:
     await until(lambda: not is_running(rank))
 
 
-async def test_shutdown_while_it_loads_waits_for_nothing() -> None:
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_shutdown_while_it_loads_waits_for_nothing(cancelled: bool) -> None:
     engine = EngineProcess(functools.partial(stub_engine.build, end="never"))
     starting = asyncio.create_task(engine.start(lambda done, total: None))
     await asyncio.sleep(0)
+    if cancelled:
+        starting.cancel()
     async with asyncio.timeout(5):
         await engine.shutdown()
     starting.cancel()

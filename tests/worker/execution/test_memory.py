@@ -11,7 +11,8 @@ from modelserve.errors import InvalidInput
 from modelserve.sizing.memory import memory_plan
 from modelserve.sizing.weights import weight_bytes
 from modelserve.termination import TerminationReason
-from modelserve_worker.execution.device import AcceleratorMismatch, select_device, select_geometry, with_compute_dtype
+from modelserve_worker.execution.accelerator_check import AcceleratorMismatch
+from modelserve_worker.execution.device import select_device, select_geometry, with_compute_dtype
 from modelserve_worker.execution.memory import (
     InsufficientMemory,
     cpu_limit_bytes,

@@ -5,80 +5,20 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from stub_engine import Fault
+from worker_process import MODEL, serving
 
 from modelserve.termination import TERMINAL_EXIT_CODE
 
-ROOT = Path(__file__).resolve().parents[3]
-MODEL = ROOT / "tests/models/gemma4-tiny-ple"
 BODY: dict[str, Any] = {"model": MODEL.name, "prompt": [2, 3], "ignore_eos": True}
 ENDLESS = BODY | {"max_tokens": 800, "stream": True}
-
-
-class Worker:
-    """A running worker: its process, its client and its termination message."""
-
-    def __init__(self, process: subprocess.Popen[str], http: httpx.Client, termination: Path) -> None:
-        self.process = process
-        self.http = http
-        self.termination = termination
-
-    def wait_until_ready(self) -> None:
-        deadline = time.monotonic() + 60
-        while True:
-            assert self.process.poll() is None
-            assert time.monotonic() < deadline
-            try:
-                if self.http.get("/ready").status_code == 200:
-                    return
-            except httpx.TransportError:
-                pass
-            time.sleep(0.05)
-
-    def engine(self) -> dict[str, int]:
-        report: dict[str, int] = self.http.get("/v1/plan").json()
-        return report
-
-    def imported(self) -> str:
-        """What the front end said at its end about heavy modules."""
-        assert self.process.stdout is not None
-        return self.process.stdout.read().splitlines()[-1]
-
-
-@contextmanager
-def serving(tmp_path: Path, **settings: Any) -> Iterator[Worker]:
-    termination = tmp_path / "termination-log"
-    termination.touch()
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    process = subprocess.Popen(
-        [
-            sys.executable, str(Path(__file__).with_name("stub_worker.py")), json.dumps(settings), str(termination),
-            "serve", "--model", str(MODEL), "--host", "127.0.0.1", "--port", str(port), "--drain-seconds", "20",
-        ],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-        stdout=subprocess.PIPE,
-        text=True,
-    )  # fmt: skip
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}") as http:
-            yield Worker(process, http, termination)
-    finally:
-        process.kill()
-        process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
 
 
 def _is_running(pid: int) -> bool:
@@ -119,6 +59,7 @@ def test_a_worker_serves_refuses_and_drains_without_torch(tmp_path: Path) -> Non
                 assert "ZeroDivisionError" in broken.json()["error"]["message"]
             worker.process.send_signal(signal.SIGTERM)
             assert _events(lines)[-1]["choices"][0]["finish_reason"] == "length"
+        worker.http.close()  # idle connections are waited for
         assert worker.process.wait(20) == 0
         assert worker.imported() == "[]"
         _gone(engine["pid"], engine["rank"])

@@ -37,15 +37,16 @@ class _Running:
                 app,
                 self.state,
                 listener,
+                shutdown_delay_seconds=0.0,
                 drain_seconds=drain_seconds,
                 starting=self._start(),
                 stop_engine=self._stop_engine,
             )
         )
 
-    async def _stop_engine(self) -> None:
+    async def _stop_engine(self, reason: str) -> None:
         if self.engine is not None:
-            self.engine.dead = "the engine was shut down"
+            self.engine.dead = reason
 
     async def _start(self) -> None:
         await self.go.wait()
@@ -86,7 +87,9 @@ async def test_open_requests_end_with_the_drain_time(served_model: ServedModel, 
         events = (await stream.aread()).decode().split("\n\n")
     await asyncio.wait_for(running.task, 10)
     assert 0.5 <= time.monotonic() - began < 4
-    assert json.loads(events[-3].removeprefix("data: "))["error"]["code"] == "unavailable"
+    error = json.loads(events[-3].removeprefix("data: "))["error"]
+    assert (error["code"], error["type"]) == ("unavailable", "server_error")
+    assert "the answer was not complete 0.5 s later (rollout.drainSeconds); ask again" in error["message"]
     assert (events[-2], echo_engine.running) == ("data: [DONE]", set())
 
 

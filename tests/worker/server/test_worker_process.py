@@ -120,11 +120,6 @@ def test_concurrent_clients_a_killed_one_and_a_drain(config: Path) -> None:
         )
         next(stream)
         worker.send_signal(signal.SIGTERM)
-        deadline = time.monotonic() + 10
-        while httpx.get(f"http://127.0.0.1:{port}/ready").json()["status"] != "draining":
-            assert time.monotonic() < deadline
-        with pytest.raises(openai.InternalServerError, match="draining"):
-            ask(0)
         assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
         assert worker.wait(timeout=30) == 0
 

@@ -7,6 +7,7 @@ engine's own children (the other ranks) end with this process in the same way, s
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
@@ -19,9 +20,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
+from modelserve_worker.engine.deadline import HEARTBEAT_S
 from modelserve_worker.engine.engine import Engine
 from modelserve_worker.engine.loop import Channel, EngineLoop
-from modelserve_worker.engine.wire import Loading, Ready, StartFailed
+from modelserve_worker.engine.wire import Heartbeat, Loading, Ready, StartFailed
 from modelserve_worker.terminal_error import TerminalError
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -60,6 +62,7 @@ def run_child(end: socket.socket, build: BuildEngine) -> None:
     gc.collect()
     gc.freeze()  # what start-up left stays: a collection between two steps need not walk through all of torch again
     channel.send(built.ready)
+    threading.Thread(target=_beat, args=(channel,), name="heartbeat", daemon=True).start()
     EngineLoop(built.engine, channel).run()
     _exit(0)
 
@@ -78,6 +81,14 @@ class _LoadingReports:
             if now - self._last_s >= _LOADING_INTERVAL_S or done_bytes == total_bytes:
                 self._last_s = now
                 self._channel.send(Loading(done_bytes, total_bytes))
+
+
+def _beat(channel: Channel) -> None:
+    """Say again and again that this process runs; another thread ends it when the front end is gone."""
+    with contextlib.suppress(OSError):
+        while True:
+            time.sleep(HEARTBEAT_S)
+            channel.send(Heartbeat())
 
 
 def _give_up(channel: Channel, message: StartFailed) -> NoReturn:

@@ -1,4 +1,4 @@
-"""How long a step may take before its device or a rank counts as hung. Torch-free."""
+"""How long a step may take before its device or a rank counts as hung, and its process be silent. Torch-free."""
 
 from __future__ import annotations
 
@@ -10,6 +10,14 @@ that a hot card has lowered. Two minutes also lie below the ten that NCCL waits 
 CPU_STEP_DEADLINE_S = 1800.0
 """The same 127 TFLOP take a quarter of an hour on a few cores at 0.15 TFLOP/s. Nothing but the join of ranks can hang
 on a CPU, and gloo gives a lost rank up after 600 s by itself; this is the last resort."""
+
+HEARTBEAT_S = 2.0
+"""A thread of the engine's process says this often that the process runs, however long a step takes."""
+
+SILENT_HEARTBEATS = 8
+"""So many in a row that are missing mean that the process is stopped or its interpreter stuck: 16 s, so that within
+25 s its requests have ended, the worker too, and no Service leads to it. They are counted, not timed: a front end that
+was itself stopped (a frozen container) has not missed any."""
 
 
 def step_deadline_s(device: str) -> float:

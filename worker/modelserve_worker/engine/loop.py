@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import select
 import socket
+import threading
 from typing import Any
 
 from modelserve.errors import InvalidInput
@@ -26,15 +27,18 @@ logger = logging.getLogger(__name__)
 
 
 class Channel:
-    """The engine's end of the socket pair, in blocking mode."""
+    """The engine's end of the socket pair, in blocking mode. Any thread may send."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
         self._frames = FrameReader()
+        self._sending = threading.Lock()
 
     def send(self, message: Any) -> None:
         """Raises OSError when the front end is gone."""
-        self._socket.sendall(encode(message))
+        frame = encode(message)
+        with self._sending:
+            self._socket.sendall(frame)
 
     def receive(self) -> list[Command]:
         """Commands that have come, without waiting. Raises EOFError when the front end is gone."""

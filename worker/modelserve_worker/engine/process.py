@@ -9,6 +9,7 @@ What ends the engine ends every open stream with EngineDead:
 - The process is gone: the socket is at its end in the same moment, whoever killed it.
 - It hangs: streams are open and no step has ended for the deadline that the engine named (engine/deadline.py). This is
   watched here because nothing that hangs in the engine's process, the interpreter lock included, can stop it here.
+- Its process says nothing at all any more, not even heartbeats, which no step can hold up: it is stopped or stuck.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 from modelserve.errors import InvalidInput
 from modelserve.termination import TERMINAL_EXIT_CODE
 from modelserve_worker.engine.child import BuildEngine, run_child
+from modelserve_worker.engine.deadline import HEARTBEAT_S, SILENT_HEARTBEATS
 from modelserve_worker.engine.fair_queue import FairLimits, FairQueue
 from modelserve_worker.engine.wire import (
     Abort,
@@ -103,6 +105,7 @@ class EngineProcess(asyncio.Protocol):
         self.on_step_tokens: Callable[[Sequence[int]], None] | None = None  # hears the tokens of each step
         self._plan_report: Mapping[str, Any] = {}
         self._heard_s = 0.0  # loop time of the last sign that steps end, or of the first request of an idle engine
+        self._silent_heartbeats = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -123,6 +126,7 @@ class EngineProcess(asyncio.Protocol):
         ready = await self._ready
         self.max_model_len, self._plan_report, self._stats = ready.max_model_len, ready.plan_report, ready.stats
         self._run(self._watch(ready.step_deadline_s))
+        self._run(self._watch_heartbeats())
         return ready
 
     async def generate(
@@ -181,10 +185,11 @@ class EngineProcess(asyncio.Protocol):
         """The state after the last step that was reported, with those that wait for their turn on this side."""
         return replace(self._stats, num_waiting=self._stats.num_waiting + self._queue.num_waiting)
 
-    async def shutdown(self) -> None:
-        """End the process after its current step, and fail what is still open with EngineDead. Idempotent."""
-        started = self._ready is not None and self._ready.done() and self._death is None
-        self._die("the engine was shut down")
+    async def shutdown(self, reason: str = "the engine was shut down") -> None:
+        """End the process after its current step, and fail what is still open with EngineDead(reason). Idempotent."""
+        ready = self._ready  # cancelled: whoever waited for the start has given up, and the engine still loads
+        started = ready is not None and ready.done() and not ready.cancelled() and self._death is None
+        self._die(reason)
         if started:
             self._send(Stop())
             await asyncio.to_thread(self._process.join, _GRACE_S)
@@ -207,6 +212,7 @@ class EngineProcess(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
+        self._silent_heartbeats = 0
         for message in self._frames.feed(data):
             self._receive(message)
 
@@ -296,9 +302,23 @@ class EngineProcess(asyncio.Protocol):
                     f"no step has ended for {silent_s:.0f} s with {len(self._streams)} requests open "
                     f"(limit {deadline_s:g} s): the device or a rank hangs"
                 )
-                logger.critical("%s; the engine's process is killed", reason)
-                self._die(reason)
-                self._process.kill()
+                self._give_up(reason)
+
+    async def _watch_heartbeats(self) -> None:
+        """Notice a process that is stopped, or whose interpreter is stuck, with or without requests."""
+        while self._death is None:
+            await asyncio.sleep(HEARTBEAT_S)
+            self._silent_heartbeats += 1
+            if self._silent_heartbeats > SILENT_HEARTBEATS and self._death is None:
+                self._give_up(
+                    f"the engine's process has said nothing for {SILENT_HEARTBEATS * HEARTBEAT_S:g} s: "
+                    "it is stopped or stuck"
+                )
+
+    def _give_up(self, reason: str) -> None:
+        logger.critical("%s; the engine's process is killed", reason)
+        self._die(reason)
+        self._process.kill()
 
     def _run(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -118,6 +118,11 @@ class StepReport(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """The engine's process runs."""
+
+
+@dataclass(frozen=True, slots=True)
 class Stopped:
     """The engine has ended and the text says why; nothing follows."""
 

@@ -9,16 +9,10 @@ from modelserve.engine_args import EngineArgs
 from modelserve.errors import InvalidInput
 from modelserve.sizing.kernel_buffers import fills_matrix_tiles
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, cache_geometry
-from modelserve.termination import TerminationReason
+from modelserve_worker.execution.accelerator_check import AcceleratorMismatch, DeviceFacts
 
 _BFLOAT16_CAPABILITY = (8, 0)
 _FP8_E4M3_CAPABILITY = (8, 9)
-
-
-class AcceleratorMismatch(InvalidInput):
-    """This machine lacks the device, or the device lacks the format, that EngineArgs ask for."""
-
-    reason = TerminationReason.AcceleratorMismatch
 
 
 def select_device(args: EngineArgs, *, rank: int) -> torch.device:
@@ -36,6 +30,12 @@ def select_device(args: EngineArgs, *, rank: int) -> torch.device:
             field="device",
         )
     return torch.device("cuda", rank)
+
+
+def device_facts(device: torch.device) -> DeviceFacts:
+    """What the driver says of a GPU."""
+    properties = torch.cuda.get_device_properties(device)
+    return DeviceFacts(properties.name, properties.total_memory, (properties.major, properties.minor))
 
 
 def with_compute_dtype(architecture: ModelArchitecture, args: EngineArgs) -> ModelArchitecture:

@@ -23,9 +23,11 @@ from modelserve.sizing.cuda_graphs import graphs_bytes
 from modelserve.sizing.memory import KEYS_PER_PASS
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.batch import AdmittedRequest, ScheduledBatch, TableUpdates
+from modelserve_worker.execution.accelerator_check import check_accelerator
 from modelserve_worker.execution.device import (
     check_formats,
     compute_dtype,
+    device_facts,
     runs_on_kernels,
     select_device,
     select_geometry,
@@ -102,6 +104,8 @@ def start_rank(
     """
     phases = Phases()
     device = select_device(args, rank=rank)
+    if device.type == "cuda":
+        check_accelerator(args, device_facts(device))
     directory = Path(args.model)
     architecture = with_compute_dtype(read_architecture(directory), args)
     geometry = select_geometry(architecture, args)

@@ -1,4 +1,4 @@
-"""The gate in front of the inference routes: open while ready, counting every request and what it holds."""
+"""The gate in front of the inference routes: shut while the model loads, counting requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Admission:
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
-        if self._state.phase is not Phase.READY:
+        if self._state.phase is Phase.LOADING:
             reason = f"the server is {self._state.phase.value} ({self._state.detail}); try again"
             await error_response(unavailable(reason), scope["path"])(scope, receive, send)
             return

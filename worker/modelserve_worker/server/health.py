@@ -23,7 +23,10 @@ async def health(request: Request) -> Response:
 
 
 async def ready(request: Request) -> Response:
-    """200 while new requests are accepted; else 503 with the phase and, while loading, how far it is."""
+    """200 while new requests are wanted; else 503 with the phase and, while loading, how far it is.
+
+    A draining worker answers those that still come, but asks for no more.
+    """
     state = _state(request)
     body = {"status": state.phase.value if state.alive() else "failed", "detail": state.detail}
     return JSONResponse(body, status_code=200 if state.ready() else 503)

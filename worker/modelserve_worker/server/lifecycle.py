@@ -21,6 +21,7 @@ from modelserve_worker.server.connections import (
     most_connections,
     raise_descriptor_limit,
 )
+from modelserve_worker.server.draining import CloseWhileDraining, drain
 from modelserve_worker.server.settings import DoorSettings
 from modelserve_worker.server.state import Phase, ServerState
 
@@ -71,17 +72,19 @@ async def run_server(
     state: ServerState,
     listener: socket.socket,
     *,
+    shutdown_delay_seconds: float,
     drain_seconds: float,
     starting: Awaitable[None],
-    stop_engine: Callable[[], Awaitable[None]],
+    stop_engine: Callable[[str], Awaitable[None]],
     settings: DoorSettings | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then finish open requests for at most `drain_seconds`.
+    """Serve until SIGTERM or SIGINT, then take requests for `shutdown_delay_seconds` more, and finish open ones for at
+    most `drain_seconds` after that (draining.py).
 
     `starting` brings the engine up and marks `state` ready; what it raises ends the server and is raised here. On a
     signal before that, this returns without waiting for it. `stop_engine` is awaited before connections are closed:
-    requests that are still open then fail with EngineDead, so that their clients get an error, not a broken stream.
-    Raises EngineStopped.
+    requests that are still open then fail with EngineDead and the reason it is given, so that their clients get an
+    error, not a broken stream. Raises EngineStopped.
     """
     settings = settings or DoorSettings()
     limit = settings.max_connections or most_connections(raise_descriptor_limit())
@@ -93,8 +96,9 @@ async def run_server(
     )
     bound_logs()
     config = uvicorn.Config(
-        app,
+        CloseWhileDraining(app, state),
         http=functools.partial(Connection, connections),  # type: ignore[arg-type] # it is called like the class
+        ws="none",
         backlog=ACCEPTED_AT_ONCE,
         lifespan="off",
         log_config=None,
@@ -109,20 +113,29 @@ async def run_server(
     started = asyncio.ensure_future(starting)
     stopped = asyncio.create_task(stop.wait())
     logging_progress = asyncio.create_task(_log_progress(state))
+    reason = "the engine was shut down"
     try:
         await asyncio.wait({started, stopped, serving}, return_when=asyncio.FIRST_COMPLETED)
         if started.done():
             started.result()
             await _serve_until_stopped(state, stopped, serving)
-        state.start_draining()
-        log.info("draining %d open requests for at most %g s", state.open_requests, drain_seconds)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(drain_seconds):
-                await state.idle.wait()
+            state.start_draining()
+            log.info(
+                "draining: new requests for %g s, %d open ones for at most %g s more",
+                shutdown_delay_seconds,
+                state.open_requests,
+                drain_seconds,
+            )
+            if not await drain(server, state, delay_s=shutdown_delay_seconds, limit_s=drain_seconds):
+                log.warning("%d requests are not complete after the drain", state.open_requests)
+                reason = (
+                    f"this worker was told to stop, and the answer was not complete {drain_seconds:g} s later "
+                    "(rollout.drainSeconds); ask again"
+                )
     finally:
         for task in (started, stopped, logging_progress):
             task.cancel()
-        await stop_engine()
+        await stop_engine(reason)
         server.should_exit = True
         await serving
 

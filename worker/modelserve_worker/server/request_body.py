@@ -85,21 +85,21 @@ class RequestBodies:
 
 
 class _Pieces:
-    """The pieces of a body while they arrive. Raises TimeoutError, ClientDisconnect, and ApiError while draining."""
+    """The pieces of a body while they arrive. Raises TimeoutError, ClientDisconnect, and ApiError after a drain."""
 
     def __init__(self, state: ServerState, gap_s: float) -> None:
         self._state = state
         self._gap_s = gap_s
 
     async def of(self, request: Request) -> AsyncGenerator[bytes, None]:
-        draining = asyncio.ensure_future(self._state.draining.wait())
+        last_call = asyncio.ensure_future(self._state.last_call.wait())
         piece: asyncio.Future[Any] | None = None
         try:
             more = True
             while more:
                 piece = asyncio.ensure_future(request.receive())
-                await asyncio.wait({piece, draining}, timeout=self._gap_s, return_when=asyncio.FIRST_COMPLETED)
-                if not piece.done() and draining.done():
+                await asyncio.wait({piece, last_call}, timeout=self._gap_s, return_when=asyncio.FIRST_COMPLETED)
+                if not piece.done() and last_call.done():
                     await asyncio.wait({piece}, timeout=_LAST_BODIES_S)
                     if not piece.done():
                         raise ApiError(
@@ -114,7 +114,7 @@ class _Pieces:
                 more = message.get("more_body", False)
                 yield message.get("body", b"")
         finally:
-            draining.cancel()
+            last_call.cancel()
             if piece is not None:
                 piece.cancel()
 

@@ -15,7 +15,7 @@ from modelserve_worker.text.checkpoint_text import CheckpointText
 class Phase(StrEnum):
     LOADING = "loading"
     READY = "ready"
-    DRAINING = "draining"  # SIGTERM came: open requests finish, new ones get a 503
+    DRAINING = "draining"  # SIGTERM came: every request is answered, and its connection ends
 
 
 @dataclass(frozen=True)
@@ -43,27 +43,19 @@ class ServerState:
     detail: str = "starting"  # how far loading is
     engine: EngineClient | None = None
     open_requests: int = 0
-    draining: asyncio.Event = field(default_factory=asyncio.Event)
-    idle: asyncio.Event = field(default_factory=asyncio.Event)  # set while draining and no request is open
+    last_call: asyncio.Event = field(default_factory=asyncio.Event)  # set when nothing new is accepted any more
 
     def mark_ready(self, engine: EngineClient) -> None:
         self.engine, self.phase, self.detail = engine, Phase.READY, "ready"
 
     def start_draining(self) -> None:
         self.phase, self.detail = Phase.DRAINING, "draining"
-        self.draining.set()
-        self._notice_idle()
 
     def request_opened(self) -> None:
         self.open_requests += 1
 
     def request_closed(self) -> None:
         self.open_requests -= 1
-        self._notice_idle()
-
-    def _notice_idle(self) -> None:
-        if self.phase is Phase.DRAINING and self.open_requests == 0:
-            self.idle.set()
 
     def alive(self) -> bool:
         """False once the process can only be replaced."""

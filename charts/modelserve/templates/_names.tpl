@@ -1,0 +1,66 @@
+{{- define "modelserve.fullname" -}}
+{{- if contains .Chart.Name .Release.Name -}}
+{{- printf "%s-operator" .Release.Name | trunc 50 -}}
+{{- else -}}
+{{- printf "%s-%s-operator" .Release.Name .Chart.Name | trunc 50 -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "modelserve.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "modelserve.fullname" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- required "serviceAccount.name is needed where serviceAccount.create is false" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "modelserve.selectorLabels" -}}
+app.kubernetes.io/name: modelserve-operator
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- /* Never managed-by: modelserve, which marks the children of ModelServes. */ -}}
+{{- define "modelserve.labels" -}}
+{{ include "modelserve.selectorLabels" . }}
+app.kubernetes.io/part-of: modelserve
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end -}}
+
+{{- /* (image, Chart): repository@digest or repository:tag */ -}}
+{{- define "modelserve.image" -}}
+{{- $image := index . 0 -}}
+{{- $chart := index . 1 -}}
+{{- if $image.digest -}}
+{{- printf "%s@%s" $image.repository $image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" $image.repository (default $chart.AppVersion $image.tag) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "modelserve.workerNamespaces" -}}
+{{- concat .Values.watchNamespaces .Values.networkPolicy.workers.namespaces | uniq | toJson -}}
+{{- end -}}
+
+{{- define "modelserve.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+seccompProfile: {type: RuntimeDefault}
+{{- end -}}
+
+{{- define "modelserve.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end -}}
+
+{{- define "modelserve.pullSecrets" -}}
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+{{- end -}}

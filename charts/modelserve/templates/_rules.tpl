@@ -1,0 +1,19 @@
+{{- /* The same rules as modelserve_operator.kinds; a test holds them equal. */ -}}
+{{- define "modelserve.namespacedRules" -}}
+- {apiGroups: [serving.modelserve.dev], resources: [modelserves], verbs: [get, list, watch]}
+- {apiGroups: [serving.modelserve.dev], resources: [modelserves/status], verbs: [patch]}
+# blockOwnerDeletion is only admitted to those who may update the owner's finalizers; none is ever set.
+- {apiGroups: [serving.modelserve.dev], resources: [modelserves/finalizers], verbs: [update]}
+- {apiGroups: [apps], resources: [deployments], verbs: [get, list, watch, create, patch, delete]}
+- {apiGroups: [batch], resources: [jobs], verbs: [get, list, watch, create, patch, delete]}
+- {apiGroups: [""], resources: [configmaps], verbs: [get, list, watch, create, patch, delete]}
+- {apiGroups: [""], resources: [services], verbs: [get, list, watch, create, patch]}
+- {apiGroups: [policy], resources: [poddisruptionbudgets], verbs: [get, list, watch, create, patch]}
+- {apiGroups: [""], resources: [pods], verbs: [list, watch]}
+- {apiGroups: [discovery.k8s.io], resources: [endpointslices], verbs: [list, watch]}
+- {apiGroups: [""], resources: [persistentvolumeclaims], verbs: [get]}
+- {apiGroups: [""], resources: [events], verbs: [create]}
+{{- if eq .Values.workerAccess "api-proxy" }}
+- {apiGroups: [""], resources: [pods/proxy], verbs: [get]}
+{{- end }}
+{{- end -}}

@@ -1,0 +1,31 @@
+"""What a user asked of the API server, from its audit log."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from localcluster.settings import Layout
+
+READS = ("get", "list", "watch")
+
+
+def requests(layout: Layout, user: str) -> Iterator[dict[str, Any]]:
+    """Entries of one user, in order."""
+    for line in layout.audit_log.read_text().splitlines():
+        entry: dict[str, Any] = json.loads(line)
+        if entry["user"]["username"] == user:
+            yield entry
+
+
+def rules_used(layout: Layout, user: str) -> set[tuple[str, str, str, str]]:
+    """(namespace, group, resource/subresource, verb) of every request for a resource; namespace "" for all of them."""
+    used = set()
+    for entry in requests(layout, user):
+        reference = entry.get("objectRef")
+        if reference is not None and "resource" in reference:
+            parts = (reference["resource"], reference.get("subresource"))
+            resource = "/".join(part for part in parts if part)
+            used.add((reference.get("namespace", ""), reference.get("apiGroup", ""), resource, entry["verb"]))
+    return used

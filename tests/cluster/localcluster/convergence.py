@@ -1,0 +1,53 @@
+"""Is a ModelServe as it should be: its workers, its endpoints, and one child of each kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from localcluster.deployment import Deployed
+from localcluster.kubectl import wait_for
+from localcluster.settings import ClusterError
+
+
+def worker_pods(served: Deployed) -> dict[str, dict[str, Any]]:
+    """Worker pods that are not on their way out, by uid."""
+    return {
+        pod["metadata"]["uid"]: pod
+        for pod in served.owned("pods")
+        if "deletionTimestamp" not in pod["metadata"] and "job-name" not in pod["metadata"]["labels"]
+    }
+
+
+def restarts(pod: dict[str, Any]) -> int:
+    return sum(each["restartCount"] for each in pod["status"].get("containerStatuses", ()))
+
+
+def ready_endpoints(served: Deployed) -> set[str]:
+    """uids of the pods that are ready endpoints of the Service."""
+    slices = served.kubectl.items("endpointslices", "-l", f"kubernetes.io/service-name={served.name}")
+    endpoints = [each for body in slices for each in body.get("endpoints") or ()]
+    return {each["targetRef"]["uid"] for each in endpoints if each["conditions"].get("ready")}
+
+
+def wait_converged(served: Deployed, replicas: int, *, timeout_s: float = 600.0) -> None:
+    """Ready, every worker an endpoint, one child of each kind, and nothing left of what was before.
+
+    Raises ClusterError with what is too many or missing.
+    """
+    served.wait_ready(timeout_s=timeout_s)
+
+    def whole() -> bool:
+        workers, deployments = worker_pods(served), served.owned("deployments")
+        pods = [pod for pod in served.owned("pods") if "job-name" not in pod["metadata"]["labels"]]
+        return (
+            [each["spec"]["replicas"] for each in deployments] == [replicas]
+            and len(pods) == len(workers) == replicas
+            and ready_endpoints(served) == workers.keys()
+        )
+
+    wait_for(f"{served.name}: one Deployment of {replicas} workers and no other", whole, timeout_s=timeout_s)
+    for kind in ("services", "poddisruptionbudgets"):
+        if (found := len(served.owned(kind))) != 1:
+            raise ClusterError(f"{served.name} has {found} {kind}")
+    if stalled := served.condition("Stalled"):
+        raise ClusterError(f"{served.name} is ready and Stalled: {stalled['reason']}: {stalled['message']}")

@@ -1,0 +1,90 @@
+"""The table of `modelserve plan`: one line a product unless asked for more, and headings that say what figures mean."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from modelserve import plot
+from modelserve.cli import main
+from modelserve.comparison import PeerCurve
+from modelserve.hardware import CATALOGUE
+from modelserve.planning.evaluation import Fit
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "gemma4-31b.yaml"
+ROW = re.compile(r"^ +(\d+) +(Chosen|Fits|Refused) ", re.MULTILINE)
+
+
+def _table(capsys: pytest.CaptureFixture[str], *arguments: str, file: Path = EXAMPLE) -> str:
+    assert main(["plan", "-f", str(file), *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def test_without_an_accelerator_each_product_has_its_best_and_all_shows_the_rest(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    products = [record for record in CATALOGUE.values() if not record.is_cpu]
+    best = _table(capsys)
+    assert len(ROW.findall(best)) == len(products)
+    (left_out,) = re.findall(r"--all shows (\d+) more", best)
+    every = _table(capsys, "--all")
+    assert len(ROW.findall(every)) == len(products) + int(left_out)
+    assert "--all" not in every
+    named = _table(capsys, "--accelerator", "NVIDIA-H200:4")
+    assert len(ROW.findall(named)) == 3
+    assert len(best.splitlines()) < len(every.splitlines()) / 2
+
+
+def test_the_headings_say_for_which_prompt_and_batch(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    document = yaml.safe_load(EXAMPLE.read_text())
+    document["spec"]["workload"] = {"inputTokens": 8192, "outputTokens": 512, "concurrency": 8}
+    document["spec"]["objective"] = "Cost"
+    document["spec"]["accelerators"] = {"costPerHour": {"NVIDIA-H200": "4.10"}}
+    file = tmp_path / "serve.yaml"
+    file.write_text(yaml.safe_dump(document))
+    table = " ".join(_table(capsys, "--accelerator", "NVIDIA-H200", file=file).split())
+    assert "TTFT: milliseconds to the first token of one prompt of 8,192 tokens, alone." in table
+    assert "while BATCH requests of 8,704 tokens are decoded together." in table
+    assert "objective Cost: lowest price of a replica-hour ($/H" in table
+    assert re.search(r"TPOT BATCH \$/H \$/1M", table)
+    assert re.search(r" 8 4\.10 \d", table)
+
+
+def test_every_candidate_and_the_peer_are_drawn_with_plain_ticks(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figure = pytest.importorskip("matplotlib.figure")
+    drawn: list[tuple[list[str], list[str]]] = []
+
+    def keep(self: object, *_: object, **__: object) -> None:
+        (axes,) = self.axes  # type: ignore[attr-defined]
+        self.draw_without_rendering()  # type: ignore[attr-defined]
+        labels = [str(line.get_label()) for line in axes.get_lines()]
+        drawn.append((labels, [tick.get_text() for tick in axes.get_yticklabels() if tick.get_text()]))
+
+    monkeypatch.setattr(figure.Figure, "savefig", keep)
+    _table(capsys, "--compare", "vllm:0.33", "--plot", str(tmp_path / "unused.png"))
+    ((labels, ticks),) = drawn
+    every = _table(capsys, "--all")
+    assert len(labels) == len(re.findall(r" (?:Chosen|Fits) ", every)) + 1
+    assert sum("vllm 0.33" in label for label in labels) == 1
+    assert "100" in ticks
+    assert not any("$" in tick or "^" in tick or "e" in tick for tick in ticks)
+
+
+def test_curves_of_the_peer_fall_with_the_length(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    curves: list[PeerCurve] = []
+
+    def keep(fits: list[Fit], path: Path, *, title: str, peers: tuple[PeerCurve, ...]) -> None:
+        curves.extend(peers)
+
+    monkeypatch.setattr("modelserve.plan_command.plot_concurrency", keep)
+    flags = ["--accelerator", "NVIDIA-H200", "--compare", "vllm:0.33", "--plot", str(tmp_path / "unused.png")]
+    assert main(["plan", "-f", str(EXAMPLE), *flags]) == 0
+    ((name, points),) = curves
+    assert name.startswith("vllm 0.33")
+    assert [length for length, _ in points][:2] == [plot.SHORTEST, 2 * plot.SHORTEST]
+    assert [held for _, held in points] == sorted((held for _, held in points), reverse=True)

@@ -1,0 +1,249 @@
+"""Faults on the real cluster: each leaves what it did not hit alone, and afterwards everything is as it should be.
+
+One ModelServe of two workers goes through all of them. What takes minutes is in tests/soak/chaos.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from localcluster import lifecycle, operator_process
+from localcluster.convergence import ready_endpoints, restarts, wait_converged, worker_pods
+from localcluster.deployment import CHECKPOINT, NAME_LABEL, Deployed, apply_example
+from localcluster.faulty_api import Fault, faulty_api
+from localcluster.kubectl import KubectlError, wait_for
+from localcluster.operator_process import OperatorProcess
+from localcluster.pod_processes import worker_processes
+from localcluster.settings import Layout
+from localcluster.target import Target
+from localcluster.traffic import traffic_to
+
+NAMESPACE = "modelserve-e2e"
+REPLICAS = 2
+CHILDREN = "deployments,replicasets,pods,services,configmaps,poddisruptionbudgets,jobs,endpointslices"
+
+
+@pytest.fixture(scope="module")
+def _chaos(cluster: Target) -> Iterator[Deployed]:
+    operator_process.start(cluster)
+    yield apply_example(cluster, NAMESPACE, "chaos", replicas=REPLICAS)
+    cluster.kubectl.within(NAMESPACE).run("delete", "modelserve", "chaos", "--ignore-not-found", "--wait=false")
+
+
+@pytest.fixture
+def chaos(_chaos: Deployed, operator: OperatorProcess) -> Deployed:
+    """Two workers behind one Service."""
+    wait_converged(_chaos, REPLICAS)
+    return _chaos
+
+
+@pytest.fixture
+def local(cluster: Target) -> Layout:
+    if cluster.local is None:
+        pytest.skip("it reaches into the node, which is not on this machine")
+    return cluster.local
+
+
+def _in_rollout(served: Deployed, max_model_len: int) -> None:
+    """Begin a rollout, and return when the pods of the new revision have been asked for."""
+    served.patch({"context": {"maxModelLen": max_model_len}})
+    wait_for("a second Deployment", lambda: len(served.owned("deployments")) == 2, timeout_s=60)
+
+
+def test_two_operators_finish_what_a_killed_one_began_and_no_request_fails(
+    cluster: Target, chaos: Deployed, operator: OperatorProcess
+) -> None:
+    before = set(worker_pods(chaos))
+    with traffic_to(chaos, clients=4) as traffic:
+        traffic.wait_for_answers()
+        _in_rollout(chaos, 8192)
+        operator.process.kill()
+        operator_process.start(cluster)
+        rival = operator_process.start_rival(cluster)
+        try:
+            wait_converged(chaos, REPLICAS)
+            assert rival.alive
+        finally:
+            rival.terminate(timeout_s=10)
+        traffic.wait_for_answers()
+    assert traffic.errors == [], "the old workers have ended their connections and no client has noticed"
+    assert not before & set(worker_pods(chaos))
+    assert chaos.status()["maxModelLen"] == 8192
+
+
+def test_a_killed_worker_comes_back_and_only_its_own_requests_fail(local: Layout, chaos: Deployed) -> None:
+    victim, other = worker_pods(chaos).values()
+    with traffic_to(chaos, clients=4) as traffic:
+        traffic.wait_for_answers()
+        os.kill(worker_processes(victim).front_end, signal.SIGKILL)
+        wait_for("its endpoint gone", lambda: ready_endpoints(chaos) == {other["metadata"]["uid"]}, timeout_s=30)
+        detected = time.monotonic() + 1  # the node's rules follow the endpoints
+        wait_converged(chaos, REPLICAS)
+        traffic.wait_for_answers()
+    assert traffic.errors_since(detected) == []
+    after = worker_pods(chaos)
+    assert {uid: restarts(pod) for uid, pod in after.items()} == {
+        victim["metadata"]["uid"]: restarts(victim) + 1,
+        other["metadata"]["uid"]: restarts(other),
+    }
+
+
+def test_a_worker_that_hangs_in_mid_stream_is_replaced_and_nobody_new_waits_for_it(
+    local: Layout, chaos: Deployed
+) -> None:
+    victim, other = worker_pods(chaos).values()
+    with traffic_to(chaos, clients=4) as traffic:
+        traffic.wait_for_answers()
+        stopped = time.monotonic()
+        os.kill(worker_processes(victim).engine, signal.SIGSTOP)
+        wait_for("its endpoint gone", lambda: ready_endpoints(chaos) == {other["metadata"]["uid"]}, timeout_s=90)
+        detected = time.monotonic() + 1
+        print(f"a stopped engine: its endpoint was gone after {detected - 1 - stopped:.1f} s")
+        traffic.wait_for_answers()
+        wait_converged(chaos, REPLICAS)
+        traffic.wait_for_answers()
+    assert traffic.errors_since(detected) == []
+    assert any("has said nothing for 16 s" in error for error in traffic.errors), traffic.errors
+    assert restarts(worker_pods(chaos)[other["metadata"]["uid"]]) == restarts(other)
+
+
+def test_a_volume_that_cannot_be_read_for_a_while_hurts_only_who_reads(local: Layout, chaos: Deployed) -> None:
+    """A worker that starts meanwhile fails for good; it is tried again when the node changes, or after a minute."""
+    folder = local.weights / NAMESPACE / CHECKPOINT.name
+    victim, other = worker_pods(chaos).values()
+    with traffic_to(chaos, clients=4) as traffic:
+        traffic.wait_for_answers()
+        folder.chmod(0)
+        try:
+            os.kill(worker_processes(victim).front_end, signal.SIGKILL)
+            wait_for("its endpoint gone", lambda: ready_endpoints(chaos) == {other["metadata"]["uid"]}, timeout_s=30)
+            detected = time.monotonic() + 1
+            wait_for("Stalled", lambda: chaos.condition("Stalled").get("status") == "True", timeout_s=90)
+            assert chaos.condition("Stalled")["reason"] == "InvalidCheckpoint"
+            assert "ermission denied" in chaos.condition("Stalled")["message"]
+            wait_for("the failed pod gone", lambda: set(worker_pods(chaos)) == {other["metadata"]["uid"]}, timeout_s=60)
+            assert chaos.condition("Available")["status"] == "True"
+        finally:
+            folder.chmod(0o755)
+        node = chaos.kubectl.items("nodes")[0]["metadata"]["name"]
+        chaos.kubectl.run("cordon", node)
+        chaos.kubectl.run("uncordon", node)
+        wait_for("no longer Stalled", lambda: chaos.condition("Stalled") == {}, timeout_s=120)
+        wait_converged(chaos, REPLICAS)
+        traffic.wait_for_answers()
+    assert traffic.errors_since(detected) == []
+    assert restarts(worker_pods(chaos)[other["metadata"]["uid"]]) == restarts(other)
+
+
+def test_without_etcd_workers_serve_on_and_the_operator_goes_on_after_it(
+    local: Layout, chaos: Deployed, operator: OperatorProcess
+) -> None:
+    before = {uid: restarts(pod) for uid, pod in worker_pods(chaos).items()}
+    with traffic_to(chaos, clients=2) as traffic:
+        traffic.wait_for_answers()
+        lifecycle.kill_and_restart(local, "etcd", down_s=3)
+        wait_for("the API server", lambda: _answers(chaos), timeout_s=60)
+        _deleted_budget_comes_back(chaos)
+        traffic.wait_for_answers()
+    assert traffic.errors == []
+    assert operator.process.alive
+    wait_converged(chaos, REPLICAS)
+    assert {uid: restarts(pod) for uid, pod in worker_pods(chaos).items()} == before
+
+
+def _answers(served: Deployed) -> bool:
+    try:
+        served.kubectl.run("get", "--raw", "/readyz", "--request-timeout=5s")
+    except KubectlError:
+        return False
+    return True
+
+
+def _deleted_budget_comes_back(served: Deployed) -> None:
+    """The operator watches, and writes."""
+    (budget,) = served.owned("poddisruptionbudgets")
+    served.kubectl.run("delete", "poddisruptionbudget", served.name)
+
+    def back() -> bool:
+        return [each for each in served.owned("poddisruptionbudgets") if each["metadata"]["uid"] != uid] != []
+
+    uid = budget["metadata"]["uid"]
+    wait_for("the disruption budget again", back, timeout_s=120)
+
+
+def _wipe_status(served: Deployed) -> None:
+    removal = '[{"op": "remove", "path": "/status"}]'
+    served.kubectl.run("patch", "ms", served.name, "--subresource=status", "--type=json", "-p", removal)
+
+
+def test_errors_of_the_api_server_end_no_pod_and_are_overcome(
+    cluster: Target, local: Layout, chaos: Deployed, operator: OperatorProcess, tmp_path: Path
+) -> None:
+    """429, 500 and 409 to more than half of all requests, every watch expired, then all watches frozen."""
+    before = {uid: restarts(pod) for uid, pod in worker_pods(chaos).items()}
+    operator.stop()
+    with faulty_api(local.operator_kubeconfig) as api, traffic_to(chaos, clients=2) as traffic:
+        kubeconfig = tmp_path / "kubeconfig"
+        api.write_kubeconfig(kubeconfig)
+        harried = operator_process.start(cluster, kubeconfig=kubeconfig, settings={"MODELSERVE_WATCHDOG_SECONDS": "5"})
+        wait_converged(chaos, REPLICAS)
+
+        api.fault = Fault.STORM
+        _wipe_status(chaos)
+        _deleted_budget_comes_back(chaos)
+        wait_for("the status again", lambda: "plan" in chaos.status(), timeout_s=120)
+        chaos.wait_ready(timeout_s=120)
+
+        api.fault = Fault.EXPIRED
+        wait_for("expired watches", lambda: api.answered[410] > 10, timeout_s=60)
+        api.fault = Fault.NONE
+        _deleted_budget_comes_back(chaos)
+        assert all(count > 0 for count in api.answered.values()), api.answered
+        assert harried.process.alive
+
+        api.fault = Fault.FROZEN
+        chaos.kubectl.run("annotate", "modelserve", "chaos", "example.com/unheard=1", "--overwrite")
+        assert harried.process.ended_within(90), "an operator that hears nothing ends, to be started again"
+        assert "WatchFrozen" in local.operator_log.read_text() or "no watch event" in local.operator_log.read_text()
+        traffic.wait_for_answers()
+    assert traffic.errors == []
+    operator_process.start(cluster)
+    wait_converged(chaos, REPLICAS)
+    assert {uid: restarts(pod) for uid, pod in worker_pods(chaos).items()} == before
+
+
+def test_a_drain_of_the_only_worker_answers_all_it_took_and_makes_another(tiny: Deployed, chaos: Deployed) -> None:
+    (only,) = worker_pods(tiny).values()
+    name = only["metadata"]["name"]
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": NAMESPACE}}
+    with traffic_to(tiny, clients=4) as traffic:
+        traffic.wait_for_answers()
+        path = f"/api/v1/namespaces/{NAMESPACE}/pods/{name}/eviction"
+        tiny.kubectl.run("create", "--raw", path, "-f", "-", document=json.dumps(eviction))
+        wait_for("another worker", lambda: len(ready_endpoints(tiny) - {only["metadata"]["uid"]}) == 1, timeout_s=120)
+        replaced = time.monotonic() + 1
+        wait_converged(tiny, 1)
+        traffic.wait_for_answers()
+    assert traffic.errors_since(replaced) == []
+    # While there is no worker at all, connections are refused; whatever was accepted was answered.
+    refused = [error for error in traffic.errors if "APIConnectionError" in error]
+    assert traffic.errors == refused
+    wait_converged(chaos, REPLICAS)
+
+
+def test_deleting_it_in_the_middle_of_a_rollout_leaves_nothing(tiny: Deployed, chaos: Deployed) -> None:
+    bystander = set(worker_pods(tiny))
+    _in_rollout(chaos, 4096)
+    chaos.kubectl.run("delete", "modelserve", "chaos", "--wait=false")
+    selector = f"{NAME_LABEL}=chaos"
+    wait_for("all children collected", lambda: chaos.kubectl.items(CHILDREN, "-l", selector) == [], timeout_s=180)
+    assert not chaos.kubectl.exists("modelserve", "chaos")
+    assert set(worker_pods(tiny)) == bystander
+    tiny.wait_ready(timeout_s=30)
