@@ -89,15 +89,14 @@ class Reason:
 CONSTRAINED = Reason("needs `response_format`, a forced call or strict arguments: constrained output", (
     "a call cannot be forced|response_format.type|strict arguments need constrained output"
 ))  # fmt: skip
-FIELD = Reason("a field of the client is refused that could be ignored", "provider_specific_fields|continuous_usage")
 PROMPT_LOGPROBS = Reason("needs log probabilities of the prompt (`echo` with `logprobs`)", "400 Client Error")
 
 FAILURES: dict[str, dict[str, Reason]] = {
     "openai (Python)": {"structured": CONSTRAINED},
     "openai (Node)": {"structured": CONSTRAINED},
     "LangChain": {"structured": CONSTRAINED},
-    "LiteLLM `openai/`": dict.fromkeys(("chat", "tools", "reasoning"), FIELD) | {"structured": CONSTRAINED},
-    "LiteLLM `hosted_vllm/`": dict.fromkeys(("reasoning",), FIELD) | {"structured": CONSTRAINED},
+    "LiteLLM `openai/`": {"structured": CONSTRAINED},
+    "LiteLLM `hosted_vllm/`": {"structured": CONSTRAINED},
     "LlamaIndex": {"structured": CONSTRAINED},
     "instructor, forced call": {"structured": CONSTRAINED},
     "instructor, JSON": {"structured": CONSTRAINED},
@@ -106,7 +105,6 @@ FAILURES: dict[str, dict[str, Reason]] = {
     "smolagents": {"tools": CONSTRAINED},
     "Vercel AI": {"structured": CONSTRAINED},
     "lm-eval": {"loglikelihood": PROMPT_LOGPROBS},
-    "guidellm (payloads replayed)": dict.fromkeys(_REPLAYED, FIELD),
 }
 
 

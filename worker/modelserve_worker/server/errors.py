@@ -21,6 +21,7 @@ _REMEDIES = {
     "tools": _CHAT_ONLY,
     "tool_choice": _CHAT_ONLY,
     "parallel_tool_calls": _CHAT_ONLY,
+    "top_logprobs": _CHAT_ONLY,
     "reasoning_effort": _CHAT_ONLY,
     "functions": "use tools",
     "function_call": "use tools, with tool_choice for the request and tool_calls in messages",

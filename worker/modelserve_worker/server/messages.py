@@ -8,8 +8,9 @@ from pydantic import Field, GetJsonSchemaHandler, ValidationInfo, field_validato
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from modelserve_worker.server.field_policy import CALL_FIELDS, LENIENT, MESSAGE_FIELDS, PART_FIELDS, FieldPolicy
+from modelserve_worker.server.field_policy import CALL_FIELDS, MESSAGE_FIELDS
 from modelserve_worker.server.request_model import RequestModel
+from modelserve_worker.server.text_content import text_parts
 from modelserve_worker.server.tools import FunctionName
 
 MAX_MESSAGES = 32768
@@ -71,21 +72,7 @@ class Message(RequestModel):
     @field_validator("content", mode="before", json_schema_input_type=str | list[TextPart])
     @classmethod
     def _text_parts_only(cls, value: Any, info: ValidationInfo) -> Any:
-        if isinstance(value, str):
-            return value
-        if not isinstance(value, list):
-            raise ValueError("content is a string or a list of text parts")
-        policy = info.context if isinstance(info.context, FieldPolicy) else LENIENT
-        parts = []
-        for part in value:
-            kind = part.get("type") if isinstance(part, dict) else part
-            if kind != "text":
-                raise ValueError(f"content part {str(kind)[:40]!r} is not supported: this server reads text only")
-            kept = policy.without_ignored(part, PART_FIELDS, "messages.content.")
-            if set(kept) != {"type", "text"} or not isinstance(kept["text"], str):
-                raise ValueError('a text part is {"type": "text", "text": "..."}')
-            parts.append(kept)
-        return parts
+        return text_parts(value, ("text",), info)
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, model_validator
 
-from modelserve_worker.server.field_policy import LENIENT, FieldPolicy, Ignored
+from modelserve_worker.server.field_policy import Ignored, policy_of
 
 
 class RequestModel(BaseModel):
@@ -27,8 +27,7 @@ class RequestModel(BaseModel):
     def _fields_that_count(cls, body: Any, info: ValidationInfo) -> Any:
         if not isinstance(body, dict):
             return body
-        policy = info.context if isinstance(info.context, FieldPolicy) else LENIENT
-        kept = policy.without_ignored(body, cls.ignored, cls.described_as)
+        kept = policy_of(info.context).without_ignored(body, cls.ignored, cls.described_as)
         return {name: _whole(value) for name, value in kept.items()}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -30,23 +30,6 @@ def only_sequence(
     except ApiError as error:
         raise _translated(error) from error
     return spec
-
-
-def text_parts(content: Any, kinds: Sequence[str]) -> str | list[dict[str, str]]:
-    """The content of a chat message: a string, or the parts that are of one of `kinds`, as text. Raises ValueError."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise ValueError(f"content is a string or a list of parts, not {type(content).__name__}")
-    parts = []
-    for part in content:
-        kind = part.get("type") if isinstance(part, dict) else part
-        if kind not in kinds:
-            raise ValueError(f"content part {str(kind)[:40]!r} is not supported: this server reads text only")
-        if not isinstance(part.get("text"), str):
-            raise ValueError(f"a content part of type {kind!r} needs a text")
-        parts.append({"type": "text", "text": part["text"]})
-    return parts
 
 
 def _translated(error: ApiError) -> ApiError:

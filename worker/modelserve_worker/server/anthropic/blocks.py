@@ -6,30 +6,30 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
+from modelserve_worker.server.field_policy import BLOCK_FIELDS
 from modelserve_worker.server.messages import MAX_CALL_ID_LENGTH
 from modelserve_worker.server.request_model import RequestModel
+from modelserve_worker.server.text_content import text_parts
 from modelserve_worker.server.tools import FunctionName
-from modelserve_worker.server.translation import text_parts
 
 
 class _Block(RequestModel):
-    cache_control: dict[str, Any] | None = None  # changes nothing here
+    ignored = BLOCK_FIELDS
+    described_as = "content."
 
 
 class TextBlock(_Block):
     type: Literal["text"]
     text: str
-    citations: list[Any] | None = None  # of an earlier answer; changes nothing here
 
 
 class ThinkingBlock(_Block):
-    """What the model thought in an earlier answer. Nothing is signed here, and a signature is not read."""
+    """What the model thought in an earlier answer."""
 
     type: Literal["thinking"]
     thinking: str
-    signature: str | None = None
 
 
 class ToolUseBlock(_Block):
@@ -42,17 +42,16 @@ class ToolUseBlock(_Block):
 
 
 class ToolResultBlock(_Block):
-    """What a call returned. The model has no sign for `is_error`: the content must say it."""
+    """What a call returned."""
 
     type: Literal["tool_result"]
     tool_use_id: str = Field(min_length=1, max_length=MAX_CALL_ID_LENGTH)
     content: str | list[dict[str, Any]] = ""
-    is_error: bool = False
 
     @field_validator("content", mode="before", json_schema_input_type=str | list[TextBlock])
     @classmethod
-    def _text_only(cls, value: Any) -> Any:
-        return text_parts(value, ("text",))
+    def _text_only(cls, value: Any, info: ValidationInfo) -> Any:
+        return text_parts(value, ("text",), info)
 
 
 UserBlock = Annotated[TextBlock | ToolResultBlock, Field(discriminator="type")]

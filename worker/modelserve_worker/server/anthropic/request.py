@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from modelserve_worker.server.anthropic.blocks import MessageParam, TextBlock, chat_messages
+from modelserve_worker.server.field_policy import ANTHROPIC_FIELDS, THINKING_FIELDS, TOOL_FIELDS
 from modelserve_worker.server.preparation import chat_prompt
 from modelserve_worker.server.protocol import LARGEST_COUNT, MAX_STOP_LENGTH, MAX_STOP_STRINGS, ChatCompletionRequest
 from modelserve_worker.server.request_model import RequestModel
 from modelserve_worker.server.state import ServedModel
+from modelserve_worker.server.text_content import text_parts
 from modelserve_worker.server.tools import MAX_TOOLS, FunctionName
-from modelserve_worker.server.translation import chat_request, text_parts
+from modelserve_worker.server.translation import chat_request
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
@@ -20,14 +22,14 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 class ToolParam(RequestModel):
     """A function that the model may call; Anthropic's own tools are not there."""
 
+    ignored = TOOL_FIELDS
+    described_as = "tools."
+
     type: Literal["custom"] = "custom"
     name: FunctionName
     description: str | None = None
     input_schema: dict[str, Any] = Field(default_factory=dict)
     strict: bool | None = None
-    cache_control: dict[str, Any] | None = None  # these change nothing here
-    eager_input_streaming: bool | None = None
-    input_examples: list[dict[str, Any]] | None = None
 
     def chat_tool(self) -> dict[str, Any]:
         function = {"name": self.name, "description": self.description, "parameters": self.input_schema}
@@ -46,15 +48,16 @@ class ToolChoice(RequestModel):
 
 
 class Thinking(RequestModel):
-    """`budget_tokens` is a wish that the model does not know of; `max_tokens` bounds thought and answer together."""
+    ignored = THINKING_FIELDS
+    described_as = "thinking."
 
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: int | None = Field(default=None, ge=1)
-    display: str | None = None
 
 
 class CountTokensRequest(RequestModel):
     """POST /v1/messages/count_tokens: what /v1/messages takes, less what says how to sample."""
+
+    ignored = ANTHROPIC_FIELDS
 
     model: str
     messages: list[MessageParam] = Field(min_length=1)
@@ -62,12 +65,11 @@ class CountTokensRequest(RequestModel):
     tools: list[ToolParam] = Field(default_factory=list, max_length=MAX_TOOLS)
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
-    cache_control: dict[str, Any] | None = None  # changes nothing here
 
     @field_validator("system", mode="before", json_schema_input_type=str | list[TextBlock])
     @classmethod
-    def _text_only(cls, value: Any) -> Any:
-        return text_parts(value, ("text",))
+    def _text_only(cls, value: Any, info: ValidationInfo) -> Any:
+        return text_parts(value, ("text",), info)
 
     def chat_fields(self) -> dict[str, Any]:
         messages = chat_messages(self.messages)
@@ -96,8 +98,6 @@ class MessagesRequest(CountTokensRequest):
     temperature: float | None = Field(default=None, ge=0.0, le=1.0)
     top_p: float | None = Field(default=None, gt=0.0, le=1.0)
     top_k: int | None = Field(default=None, ge=0, le=LARGEST_COUNT)
-    metadata: dict[str, Any] | None = None  # these change nothing here
-    service_tier: str | None = None
 
     def chat(self) -> ChatCompletionRequest:
         """The chat completion that this request stands for. Raises ApiError."""

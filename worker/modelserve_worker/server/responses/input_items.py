@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, field_validator
+from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator
 
+from modelserve_worker.server.field_policy import INPUT_FIELDS
 from modelserve_worker.server.messages import MAX_CALL_ID_LENGTH, JsonObjectText
 from modelserve_worker.server.request_model import RequestModel
+from modelserve_worker.server.text_content import text_parts
 from modelserve_worker.server.tools import FunctionName
-from modelserve_worker.server.translation import text_parts
 
 _TEXT_KINDS = ("input_text", "output_text", "text")
 
 
 class TextContent(RequestModel):
-    """A part of a content as it is documented; what else clients leave in it changes nothing."""
+    """A part of a content as it is documented; the content's own check reads it."""
 
     type: Literal["input_text", "output_text", "text"]
     text: str
@@ -28,22 +29,19 @@ class ReasoningContent(RequestModel):
 
 
 class _Item(RequestModel):
-    """`id` and `status` are what clients leave in items of an earlier response; they change nothing."""
-
-    id: str | None = None
-    status: str | None = None
+    ignored = INPUT_FIELDS
+    described_as = "input."
 
 
 class MessageItem(_Item):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[dict[str, Any]]
-    phase: str | None = None
 
     @field_validator("content", mode="before", json_schema_input_type=str | list[TextContent])
     @classmethod
-    def _text_only(cls, value: Any) -> Any:
-        return text_parts(value, _TEXT_KINDS)
+    def _text_only(cls, value: Any, info: ValidationInfo) -> Any:
+        return text_parts(value, _TEXT_KINDS, info)
 
 
 class FunctionCallItem(_Item):
@@ -62,22 +60,20 @@ class FunctionCallOutputItem(_Item):
 
     @field_validator("output", mode="before", json_schema_input_type=str | list[TextContent])
     @classmethod
-    def _text_only(cls, value: Any) -> Any:
-        return text_parts(value, _TEXT_KINDS)
+    def _text_only(cls, value: Any, info: ValidationInfo) -> Any:
+        return text_parts(value, _TEXT_KINDS, info)
 
 
 class ReasoningItem(_Item):
     """What the model thought in an earlier response. Only `content` is read."""
 
     type: Literal["reasoning"]
-    summary: list[dict[str, Any]] = Field(default_factory=list)
     content: list[dict[str, Any]] = Field(default_factory=list)
-    encrypted_content: str | None = None
 
     @field_validator("content", mode="before", json_schema_input_type=list[ReasoningContent])
     @classmethod
-    def _text_only(cls, value: Any) -> Any:
-        return text_parts(value, ("reasoning_text",))
+    def _text_only(cls, value: Any, info: ValidationInfo) -> Any:
+        return text_parts(value, ("reasoning_text",), info)
 
     def thought(self) -> str:
         return "".join(part["text"] for part in self.content)

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
+from modelserve_worker.server.field_policy import REASONING_FIELDS, RESPONSES_FIELDS, STREAM_OPTIONS_FIELDS
 from modelserve_worker.server.protocol import LARGEST_COUNT, ChatCompletionRequest, ReasoningEffort
 from modelserve_worker.server.request_model import RequestModel
 from modelserve_worker.server.responses.input_items import InputItem, chat_messages
@@ -41,11 +42,12 @@ class ChosenFunction(RequestModel):
 
 
 class ReasoningOptions(RequestModel):
-    """Thoughts come whole, as reasoning text; a wish for a summary changes nothing."""
+    """Thoughts come whole, as reasoning text."""
+
+    ignored = REASONING_FIELDS
+    described_as = "reasoning."
 
     effort: ReasoningEffort | None = None
-    summary: str | None = None
-    generate_summary: str | None = None
 
 
 class TextOptions(RequestModel):
@@ -62,7 +64,8 @@ class TextOptions(RequestModel):
 
 
 class ResponseStreamOptions(RequestModel):
-    include_obfuscation: bool = False
+    ignored = STREAM_OPTIONS_FIELDS
+    described_as = "stream_options."
 
 
 def _one_message(value: Any) -> Any:
@@ -71,6 +74,8 @@ def _one_message(value: Any) -> Any:
 
 class ResponsesRequest(RequestModel):
     """POST /v1/responses. What names a state of the server is refused, as the server has none."""
+
+    ignored = RESPONSES_FIELDS
 
     model: str
     input: Annotated[
@@ -92,20 +97,11 @@ class ResponsesRequest(RequestModel):
     stream_options: ResponseStreamOptions | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
-    # Accepted because clients send them; they change nothing here. A response is never stored, and says so.
-    store: bool | None = None
-    include: list[str] = Field(default_factory=list)
+    include: list[str] = Field(default_factory=list, description="what there is comes unasked")
+
+    # The response repeats these; they change nothing else.
     metadata: dict[str, Any] | None = None
-    truncation: Literal["auto", "disabled"] | None = Field(
-        default=None, description="nothing is cut: an input beyond the context is refused"
-    )
-    max_tool_calls: int | None = Field(default=None, description="bounds built-in tools, of which there are none")
-    top_logprobs: Literal[0] | None = None
     user: str | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
 
     previous_response_id: Annotated[Any, Field(json_schema_extra={"type": "null"})] = None
     conversation: Annotated[Any, Field(json_schema_extra={"type": "null"})] = None
