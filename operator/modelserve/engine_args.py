@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic.alias_generators import to_camel
 
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
@@ -18,7 +18,9 @@ class EngineArgs(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True)
 
     model: str = Field(description="Directory that holds config.json, the tokenizer and the safetensors files.")
-    served_model_name: str | None = Field(default=None, description="Name in the API; default: the directory's name.")
+    served_model_name: str | list[str] | None = Field(
+        default=None, description="Names in the API, the first of them in answers; default: the directory's name."
+    )
     host: str = "0.0.0.0"  # noqa: S104 - a pod serves on its own address
     port: int = Field(default=8000, ge=0, le=65535)
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -54,3 +56,17 @@ class EngineArgs(BaseModel):
         default=0, ge=0, le=600, description="After SIGTERM: seconds in which new connections are still accepted."
     )
     drain_seconds: int = Field(default=60, ge=0, le=3600, description="After that: seconds given to open requests.")
+
+    @field_validator("served_model_name", mode="after")
+    @classmethod
+    def _names(cls, value: str | list[str] | None) -> str | list[str] | None:
+        names = [value] if isinstance(value, str) else value
+        if names is not None and (not names or not all(names) or len(set(names)) < len(names)):
+            raise ValueError("names must not be missing, empty or the same twice")
+        return value
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """Names in the API, the one in answers first; none when it is the directory's."""
+        names = self.served_model_name
+        return () if names is None else (names,) if isinstance(names, str) else tuple(names)

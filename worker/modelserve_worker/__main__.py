@@ -132,8 +132,8 @@ def _read_model(args: EngineArgs, architecture: ModelArchitecture) -> ServedMode
         text = load_checkpoint_text(directory)
     except InvalidInput as error:
         raise TerminalError.of_checkpoint(error) from error
-    name = args.served_model_name or directory.resolve().name
-    return ServedModel(name, text, vocab_size=architecture.vocab_size)
+    name, *aliases = args.served_names or (directory.resolve().name,)
+    return ServedModel(name, text, vocab_size=architecture.vocab_size, aliases=tuple(aliases))
 
 
 async def _serve(

@@ -72,8 +72,24 @@ def test_a_refusal_has_the_shape_of_all_errors(guarded: Any) -> None:
     assert "is missing" in error["message"]
 
 
+def test_every_api_asks_for_a_key_in_its_own_way(guarded: Any) -> None:
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/responses": {"model": "tiny", "input": "hi", "max_output_tokens": 2},
+        "/v1/messages": {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2},
+        "/v1/messages/count_tokens": {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]},
+        "/tokenize": {"prompt": "hi"},
+        "/detokenize": {"tokens": [300]},
+    }
+    for path, body in bodies.items():
+        refused = httpx.post(guarded.url + path, json=body)
+        assert refused.status_code == 401, path
+        assert refused.json()["error"]["type"] == "authentication_error"
+        assert (refused.json().get("type") == "error") == path.startswith("/v1/messages")
+        assert httpx.post(guarded.url + path, json=body, headers={"x-api-key": "first-key"}).status_code == 200, path
+
+
 def test_probes_and_metrics_are_open(guarded: Any) -> None:
-    for path in OPEN_PATHS - {"/ping", "/load"}:
+    for path in OPEN_PATHS:
         assert httpx.get(guarded.url + path).status_code == 200, path
     for path in ("/v1/models", "/nowhere"):
         assert httpx.get(guarded.url + path).status_code == 401, path

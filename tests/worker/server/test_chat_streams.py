@@ -115,6 +115,9 @@ def _streamed(answer: ChatAnswer, runner: SequenceRunner) -> dict[str, Any]:
             else:
                 assert value or position == 0 or choice["logprobs"]
                 message[name] = message.get(name, "") + value
+    message["tool_calls"] = [call for call in message.get("tool_calls", []) if _is_json(call["function"]["arguments"])]
+    if not message["tool_calls"]:  # a call that was cut or malformed leaves arguments that are no JSON
+        del message["tool_calls"]
     if message["content"] == "" and "tool_calls" in message:
         message["content"] = None
     return {
@@ -125,6 +128,14 @@ def _streamed(answer: ChatAnswer, runner: SequenceRunner) -> dict[str, Any]:
         "stop_reason": events[-1]["choices"][0]["stop_reason"],
         "usage": last["usage"],
     }
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _add_calls(calls: list[dict[str, Any]], deltas: list[dict[str, Any]]) -> None:

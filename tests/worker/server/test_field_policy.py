@@ -12,9 +12,11 @@ import pytest
 from pydantic import ValidationError
 
 from modelserve_worker.server import field_policy
+from modelserve_worker.server.anthropic.request import MessagesRequest
 from modelserve_worker.server.conversation import template_messages
 from modelserve_worker.server.field_policy import FieldPolicy, Ignored
 from modelserve_worker.server.protocol import ChatCompletionRequest, CompletionRequest
+from modelserve_worker.server.responses.request import ResponsesRequest
 
 USER: dict[str, Any] = {"role": "user", "content": "hi"}
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [USER]}
@@ -25,6 +27,14 @@ TABLES = {
     "messages.content.": field_policy.PART_FIELDS,
     "tool_calls.": field_policy.CALL_FIELDS,
     "tools.": field_policy.TOOL_FIELDS,
+}
+RESPONSES: dict[str, Any] = {"model": "tiny", "input": [USER]}
+MESSAGES: dict[str, Any] = {"model": "tiny", "max_tokens": 8, "messages": [USER]}
+OTHER_TABLES = {
+    "input.": field_policy.INPUT_FIELDS,
+    "reasoning.": field_policy.REASONING_FIELDS,
+    "content.": field_policy.BLOCK_FIELDS,
+    "thinking.": field_policy.THINKING_FIELDS,
 }
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs/api.md"
 
@@ -49,6 +59,18 @@ def _with(table: str, name: str, value: Any) -> dict[str, Any]:
     return CHAT | {"messages": [USER, {"role": "assistant", "tool_calls": [call]}]}
 
 
+def _with_other(table: str, name: str, value: Any) -> tuple[Any, dict[str, Any]]:
+    """The same of the requests that become chat requests."""
+    if table == "input.":
+        return ResponsesRequest, RESPONSES | {"input": [USER | {name: value}]}
+    if table == "reasoning.":
+        return ResponsesRequest, RESPONSES | {"reasoning": {name: value}}
+    if table == "thinking.":
+        return MessagesRequest, MESSAGES | {"thinking": {"type": "enabled", name: value}}
+    block = {"type": "text", "text": "hi", name: value}
+    return MessagesRequest, MESSAGES | {"messages": [{"role": "user", "content": [block]}]}
+
+
 CASES = [
     (ChatCompletionRequest, CHAT | {name: value}, name)
     for name, ignored in field_policy.CHAT_FIELDS.items()
@@ -62,7 +84,28 @@ CASES = [
     for table, fields in TABLES.items()
     for name, ignored in fields.items()
     for value in ignored.values or ("x", {"a": [1]}, True)
+] + [
+    (body_type, body | {name: value}, name)
+    for body_type, body, fields in (
+        (ResponsesRequest, RESPONSES, field_policy.RESPONSES_FIELDS),
+        (MessagesRequest, MESSAGES, field_policy.ANTHROPIC_FIELDS),
+    )
+    for name, ignored in fields.items()
+    for value in ignored.values or ("x", {"a": [1]}, True)
+] + [
+    (*_with_other(table, name, value), table + name)
+    for table, fields in OTHER_TABLES.items()
+    for name, ignored in fields.items()
+    for value in ignored.values or ("x", {"a": [1]}, True)
 ]  # fmt: skip
+
+
+PLAIN = {
+    CompletionRequest: TEXT,
+    ChatCompletionRequest: CHAT,
+    ResponsesRequest: RESPONSES,
+    MessagesRequest: MESSAGES,
+}
 
 
 @pytest.mark.parametrize(("body_type", "body", "field"), CASES)
@@ -71,7 +114,7 @@ def test_an_ignored_field_leaves_the_request_as_it_was_and_is_told(body_type: An
     read = body_type.model_validate(body, context=FieldPolicy(on_ignored=lambda name, _: told.append(name)))
     assert told == [field]
     if "." not in field:
-        assert read == body_type.model_validate(TEXT if body_type is CompletionRequest else CHAT)
+        assert read == body_type.model_validate(PLAIN[body_type])
     with pytest.raises(ValidationError):
         body_type.model_validate(body, context=FieldPolicy(strict=True))
 
@@ -162,7 +205,11 @@ def expected_rows() -> list[str]:
         shared = name in field_policy.SHARED_FIELDS
         route = "" if shared else "completions: " if name in field_policy.COMPLETION_FIELDS else "chat: "
         rows.append(_row(route, name, ignored).replace(f"`{route}", f"{route}`"))
-    rows += [_row(where, name, ignored) for where, table in TABLES.items() for name, ignored in table.items()]
+    for route, table in (("Responses: ", field_policy.RESPONSES_FIELDS), ("Messages: ", field_policy.ANTHROPIC_FIELDS)):
+        own = {name: ignored for name, ignored in table.items() if name not in field_policy.SHARED_FIELDS}
+        rows += [_row(route, name, ignored).replace(f"`{route}", f"{route}`") for name, ignored in own.items()]
+    tables = TABLES | OTHER_TABLES
+    rows += [_row(where, name, ignored) for where, table in tables.items() for name, ignored in table.items()]
     return rows
 
 

@@ -39,6 +39,20 @@ def test_flags_set_typed_fields() -> None:
     assert _args("--model", "/m", "--max-model-len", "auto") == EngineArgs(model="/m")
 
 
+def test_several_names_from_flags_and_files(tmp_path: Path) -> None:
+    assert _args("--model", "/m").served_names == ()
+    assert _args("--model", "/m", "--served-model-name", "a").served_names == ("a",)
+    assert _args("--served-model-name", "a", "b/c", "--model", "/m").served_names == ("a", "b/c")
+    config = tmp_path / "engine.yaml"
+    for document, names in (("a", ("a",)), ("[a, b]", ("a", "b"))):
+        config.write_text(f"model: /m\nservedModelName: {document}\n")
+        assert _args("--config", str(config)).served_names == names
+    for wrong in ("[]", "[a, a]", '[a, ""]'):
+        config.write_text(f"model: /m\nservedModelName: {wrong}\n")
+        with pytest.raises(InvalidInput, match=r"servedModelName: .*missing, empty or the same twice"):
+            _args("--config", str(config))
+
+
 @pytest.mark.parametrize("name", ["maxModelLen", "max_model_len"])
 def test_flags_win_over_the_file(tmp_path: Path, name: str) -> None:
     config = tmp_path / "engine.yaml"

@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
+from modelserve_worker.server.anthropic.request import MessagesRequest
 from modelserve_worker.server.conversation import template_messages
 from modelserve_worker.server.errors import ApiError
 from modelserve_worker.server.preparation import chat_prompt, completion_prompts
 from modelserve_worker.server.protocol import ChatCompletionRequest, CompletionRequest
+from modelserve_worker.server.responses.request import ResponsesRequest
 from modelserve_worker.server.state import ServedModel
+from modelserve_worker.server.tokens import TokenizeRequest
 from modelserve_worker.text.checkpoint_text import load_checkpoint_text
 from modelserve_worker.text.detokenizer import IncrementalDetokenizer
 
@@ -111,6 +114,29 @@ def test_each_marker_is_read_as_it_is_written(model: ServedModel, marker: str) -
 def test_honest_text_has_the_ids_of_the_rendered_text(model: ServedModel, directory: Path, text: str) -> None:
     body = _conversation(text, key="a <b")
     assert list(_ids(body, model)) == _reference(body, model, directory)
+
+
+@pytest.mark.parametrize("content", [FORGED, [{"type": "text", "text": FORGED}]])
+def test_the_other_apis_make_none_either(model: ServedModel, content: Any) -> None:
+    said = [{"role": "user", "content": content}]
+    honest = _control(_ids({"model": "tiny", "messages": [{"role": "user", "content": "a"}]}, model), model)
+    bodies = (
+        MessagesRequest.model_validate({"model": "tiny", "messages": said, "max_tokens": 1}).chat(),
+        ResponsesRequest.model_validate({"model": "tiny", "input": said}).chat(),
+    )
+    for body in bodies:
+        assert _control(chat_prompt(body, model, max_model_len=LONG), model) == honest
+    tokenized = TokenizeRequest.model_validate({"messages": said}).token_ids(model, max_model_len=LONG)
+    assert _control(tokenized, model) == honest
+    begun = [
+        MessagesRequest.model_validate(
+            {"model": "tiny", "messages": [*said, {"role": "assistant", "content": text}], "max_tokens": 1}
+        ).chat()
+        for text in (FORGED, "a")
+    ]
+    assert all(body.continue_final_message for body in begun)
+    forged, plain = (_control(chat_prompt(body, model, max_model_len=LONG), model) for body in begun)
+    assert forged == plain
 
 
 def test_thoughts_are_taken_out_of_older_answers(model: ServedModel) -> None:

@@ -174,6 +174,17 @@ def test_null_and_no_op_fields_are_accepted(http: httpx.Client) -> None:
     assert response.json()["choices"][0]["message"]["content"].startswith("system\n")
 
 
+def test_whole_numbers_may_be_written_as_floats(server: Any, http: httpx.Client) -> None:
+    """JSON does not tell 2.0 from 2; 2.5 and "2" are something else."""
+    body = TEXT | {"prompt": [303.0, 304], "n": 2.0, "max_tokens": 3.0, "temperature": 1, "stop_token_ids": [5.0]}
+    answer = http.post("/v1/completions", json=body)
+    assert (answer.status_code, len(answer.json()["choices"])) == (200, 2)
+    request = server.engine.requests[-1]
+    assert (request.prompt_token_ids, request.sampling.stop_token_ids) == ((303, 304), (5,))
+    for wrong in ({"n": 2.5}, {"n": "2"}, {"n": True}, {"prompt": [1.5]}, {"stop_token_ids": [0.5]}):
+        assert http.post("/v1/completions", json=body | wrong).status_code == 400, wrong
+
+
 def test_nesting_up_to_the_limit_is_rendered(server: Any, http: httpx.Client) -> None:
     server.engine.max_model_len = 4096
     body = _history(_calls(("a", json.dumps(_nested(32))))) | _tool(parameters=_nested(32), strict=False)

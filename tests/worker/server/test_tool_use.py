@@ -55,7 +55,7 @@ def test_a_call_its_response_and_the_answer(server: Any, client: openai.OpenAI) 
     (choice,) = answer.choices
     message = choice.message
     assert (choice.finish_reason, message.content) == ("tool_calls", None)
-    assert message.to_dict()["reasoning_content"] == "I should look."
+    assert message.to_dict()["reasoning_content"] == message.to_dict()["reasoning"] == "I should look."
     assert message.tool_calls is not None
     (call,) = message.tool_calls
     assert call.type == "function"
@@ -89,17 +89,16 @@ def test_a_stream_of_thought_content_and_calls(server: Any, client: openai.OpenA
     )
     deltas: list[dict[str, Any]] = [chunk.choices[0].delta.to_dict() for chunk in chunks if chunk.choices]
     assert deltas[0] == {"role": "assistant", "content": ""}
-    assert deltas[1:15] == [{"reasoning_content": letter} for letter in "I should look."]
+    assert deltas[1:15] == [{"reasoning_content": letter, "reasoning": letter} for letter in "I should look."]
     assert deltas[15:20] == [{"content": letter} for letter in "Wait."]
     calls = [call for delta in deltas[20:-1] for call in delta["tool_calls"]]
-    assert [call["index"] for call in calls] == [0, 0, 1, 1]
-    for head, arguments in (calls[:2], calls[2:]):
+    middle = len(calls) // 2
+    assert calls[0]["id"] != calls[middle]["id"]
+    for index, (head, *arguments) in enumerate((calls[:middle], calls[middle:])):
         assert (head["type"], head["function"]) == ("function", {"name": "weather", "arguments": ""})
-        assert arguments == {
-            "index": head["index"],
-            "function": {"arguments": json.dumps(ARGUMENTS, ensure_ascii=False)},
-        }
-    assert calls[0]["id"] != calls[2]["id"]
+        pieces = [piece["function"]["arguments"] for piece in arguments]
+        assert arguments == [{"index": index, "function": {"arguments": piece}} for piece in pieces]
+        assert pieces == ['{"city": "', *"Paris é", '"', ', "days": 2', "}"]
     assert deltas[-1] == {}
     assert chunks[-2].choices[0].finish_reason == "tool_calls"
     assert chunks[-1].usage is not None
@@ -187,7 +186,12 @@ def test_special_tokens_on_request_show_the_answer_as_it_is(server: Any, client:
 def test_stop_strings_end_thoughts_too(server: Any, client: openai.OpenAI) -> None:
     _model_says(server, f"{THOUGHT}Warm.<turn|>")
     (choice,) = client.chat.completions.create(model="tiny", messages=ASK, stop="look").choices
-    assert choice.message.to_dict() == {"role": "assistant", "content": "", "reasoning_content": "I should "}
+    assert choice.message.to_dict() == {
+        "role": "assistant",
+        "content": "",
+        "reasoning_content": "I should ",
+        "reasoning": "I should ",
+    }
     assert (choice.finish_reason, choice.to_dict()["stop_reason"]) == ("stop", "look")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 import pytest
@@ -9,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modelserve_worker.text.markers import Markers
-from modelserve_worker.text.reply import Channel, Part, ReplyFormat, ReplyParser, Text, join_texts
+from modelserve_worker.text.reply import (
+    CallArguments,
+    CallBegun,
+    Channel,
+    Part,
+    ReplyFormat,
+    ReplyParser,
+    Text,
+    join_parts,
+)
 from modelserve_worker.text.tool_calls import ToolCall
 from modelserve_worker.text.vocabulary import Vocabulary
 from modelserve_worker.tiny.tokenizer_files import FIRST_BYTE_ID, SPECIAL_TOKENS, build_tokenizer
@@ -41,12 +51,17 @@ def _reasoning(text: str) -> Text:
 
 
 def _read(parser: ReplyParser, token_ids: Sequence[int]) -> list[Part]:
+    """Texts and calls of the whole answer."""
+    return [part for part in _pieces(parser, token_ids) if not isinstance(part, CallBegun | CallArguments)]
+
+
+def _pieces(parser: ReplyParser, token_ids: Sequence[int]) -> list[Part]:
     parts: list[Part] = []
     for token_id in token_ids:
         parts += parser.push(token_id)
         if parser.ended:
-            return join_texts(parts)
-    return join_texts([*parts, *parser.finish()])
+            return join_parts(parts)
+    return join_parts([*parts, *parser.finish()])
 
 
 def _parts(text: str, reply_format: ReplyFormat = CALLS) -> list[Part]:
@@ -80,7 +95,8 @@ def test_a_thought_before_the_answer() -> None:
         (f"<|channel>thought\na{PARIS}", [_reasoning("a"), PARIS_CALL]),
         (f"<|channel>thought\na<channel|>{PARIS}<|tool_response>", [_reasoning("a"), PARIS_CALL]),
         ("<|tool_call>call:weather{city:Paris}<tool_call|>!", [_content("call:weather{city:Paris}!")]),
-        ('<|tool_call>call:weather{city:<|"|>Par', [_content("call:weather{city:Par")]),
+        ('a<|tool_call>call:weather{city:<|"|>Par', [_content("a")]),  # cut
+        ("<|tool_call>call:weather{city:Par", []),
         (f"<|tool_call>call:a{{{PARIS}", [_content("call:a{"), PARIS_CALL]),
         ("<|tool_call>call:a{<|channel>thought\nb<channel|>c", [_content("call:a{"), _reasoning("b"), _content("c")]),
         ("<|tool_call>call:a{}<|tool_response>b", [_content("call:a{}b")]),
@@ -193,14 +209,48 @@ def test_pushing_on_and_starting_anew_agree(pieces: list[list[int]], tools: bool
     emitted: list[Part] = []
     for position, token_id in enumerate(token_ids, start=1):
         emitted += parser.push(token_id)
-        whole = _read(ReplyParser(VOCABULARY, reply_format, stop=stop), token_ids[:position])
-        assert _is_beginning(join_texts(emitted), whole)
+        whole = _pieces(ReplyParser(VOCABULARY, reply_format, stop=stop), token_ids[:position])
+        assert _is_beginning(join_parts(emitted), whole)
         if parser.ended:
-            assert join_texts(emitted) == whole
+            assert join_parts(emitted) == whole
             return
-    assert join_texts([*emitted, *parser.finish()]) == _read(
+    assert join_parts([*emitted, *parser.finish()]) == _pieces(
         ReplyParser(VOCABULARY, reply_format, stop=stop), token_ids
     )
+
+
+@given(TOKENS)
+def test_the_pieces_of_a_call_are_its_arguments_and_those_of_no_call_are_no_json(pieces: list[list[int]]) -> None:
+    token_ids = [token_id for piece in pieces for token_id in piece]
+    parts = _pieces(ReplyParser(VOCABULARY, CALLS), token_ids)
+    for before, part, after in zip([None, *parts], parts, [*parts[1:], None], strict=False):
+        if isinstance(part, CallArguments):
+            assert isinstance(before, CallBegun)
+            if isinstance(after, ToolCall):
+                assert (before.name, part.json) == (after.name, after.arguments_json())
+            else:
+                with pytest.raises(ValueError, match=r"Expecting|Unterminated"):
+                    json.loads(part.json)
+        else:
+            assert not isinstance(before, CallBegun)
+
+
+def test_arguments_come_with_the_tokens_that_say_them() -> None:
+    parser = ReplyParser(VOCABULARY, CALLS)
+    pieces = [part for token_id in _ids(PARIS) for part in parser.push(token_id)]
+    assert pieces == [
+        CallBegun("weather"), CallArguments('{"city": "'), *map(CallArguments, "Paris"), CallArguments('"'),
+        CallArguments(', "days": 2'), CallArguments("}"), PARIS_CALL,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("length", range(len(_ids(f"<|channel>thought\nhm<channel|>So: {PARIS}{PARIS}"))))
+def test_a_cut_at_every_token(length: int) -> None:
+    token_ids = _ids(f"<|channel>thought\nhm<channel|>So: {PARIS}{PARIS}")[:length]
+    parts = _read(ReplyParser(VOCABULARY, CALLS), token_ids)
+    said = "".join(part.text for part in parts if isinstance(part, Text))
+    assert "hmSo: ".startswith(said)
+    assert [part for part in parts if isinstance(part, ToolCall)] == [PARIS_CALL] * token_ids.count(49)
 
 
 def _is_beginning(parts: list[Part], whole: list[Part]) -> bool:
@@ -208,7 +258,11 @@ def _is_beginning(parts: list[Part], whole: list[Part]) -> bool:
         return True
     *complete, last = parts
     following = whole[len(complete)] if len(complete) < len(whole) else None
-    if complete != whole[: len(complete)] or not isinstance(last, Text) or not isinstance(following, Text):
+    if complete != whole[: len(complete)]:
+        return False
+    if isinstance(last, CallArguments) and isinstance(following, CallArguments):
+        return following.json.startswith(last.json)
+    if not isinstance(last, Text) or not isinstance(following, Text):
         return False
     return last.channel == following.channel and following.text.startswith(last.text)
 
@@ -220,5 +274,6 @@ def test_no_marker_leaks_and_nothing_is_lost(pieces: list[list[int]], tools: boo
     said = "".join(part.text for part in parts if isinstance(part, Text))
     assert not any(name in said for name in SPECIAL_TOKENS.values())
     calls = [part for part in parts if isinstance(part, ToolCall)]
-    if not calls and "thought" not in _reference(token_ids) and "\ufffd" not in said:
+    cut = 100 in token_ids or (tools and 48 in token_ids)  # perhaps a label or a call that the end cuts
+    if not calls and not cut and "\ufffd" not in said:
         assert said == _reference(token_ids)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from modelserve_worker.text.chat_template import ChatTemplate
 from modelserve_worker.text.markers import Markers
-from modelserve_worker.text.reply import ReplyFormat, ReplyParser
-from modelserve_worker.text.tool_calls import MAX_DEPTH, QUOTE, ToolCall, parse_call
+from modelserve_worker.text.reply import CallArguments, CallBegun, ReplyFormat, ReplyParser, join_parts
+from modelserve_worker.text.tool_calls import MAX_DEPTH, QUOTE, CallReader, ToolCall
 from modelserve_worker.text.vocabulary import Vocabulary
 from modelserve_worker.tiny.__main__ import chat_template
 from modelserve_worker.tiny.tokenizer_files import build_tokenizer
@@ -47,6 +47,20 @@ VALUES = st.recursive(
 )
 
 
+def _read(source: str, *, piece: int | None = None) -> ToolCall:
+    """The call, read whole or `piece` characters at a time. What comes before its end is never JSON."""
+    reader = CallReader()
+    said = ""
+    piece = piece or len(source) or 1
+    for start in range(0, len(source), piece):
+        said += reader.push(source[start : start + piece])
+        with pytest.raises(ValueError, match=r"Expecting|Unterminated|Extra data"):
+            json.loads(said)
+    rest, call = reader.close()
+    assert said + rest == call.arguments_json()
+    return call
+
+
 def _call_tokens(arguments: dict[str, Any]) -> list[int]:
     """The tokens of a call as the template writes it, markers included."""
     message = {"role": "assistant", "tool_calls": [{"function": {"name": "get.it-2", "arguments": arguments}}]}
@@ -58,7 +72,10 @@ def _call_tokens(arguments: dict[str, Any]) -> list[int]:
 def test_arguments_come_back_from_the_template_as_they_were(arguments: dict[str, Any]) -> None:
     parser = ReplyParser(VOCABULARY, ReplyFormat(MARKERS, tool_calls=True))
     parts = [part for token_id in _call_tokens(arguments) for part in parser.push(token_id)]
-    assert parts == [ToolCall("get.it-2", arguments)]
+    begun, said, call = join_parts(parts)
+    assert (begun, call) == (CallBegun("get.it-2"), ToolCall("get.it-2", arguments))
+    assert isinstance(call, ToolCall)
+    assert said == CallArguments(call.arguments_json())
     assert json.loads(ToolCall("get.it-2", arguments).arguments_json()) == arguments
     assert parser.finish() == []
 
@@ -77,7 +94,8 @@ def test_arguments_come_back_from_the_template_as_they_were(arguments: dict[str,
     ],
 )
 def test_spellings_that_are_calls(source: str, arguments: dict[str, Any] | None) -> None:
-    call = parse_call(source)
+    call = _read(source)
+    assert call == _read(source, piece=1)
     assert call.name == "f"
     if arguments is not None:
         assert call.arguments == arguments
@@ -95,14 +113,14 @@ def test_spellings_that_are_calls(source: str, arguments: dict[str, Any] | None)
     ],
 )  # fmt: skip
 def test_spellings_that_are_no_calls(source: str) -> None:
-    with pytest.raises(ValueError, match=r"expected|deeper than 32|stands twice|too large|4300 digits"):
-        parse_call(source)
+    with pytest.raises(ValueError, match=r"expected|deeper than 32|stands twice|too large|4400 char|unfinished"):
+        _read(source)
 
 
 @given(st.text(alphabet=f'cal:f{{}}[],01.e-"{QUOTE} \n'))
 def test_any_text_is_a_call_or_a_value_error(source: str) -> None:
     try:
-        call = parse_call(f"call:f{{{source}")
+        call = _read(f"call:f{{{source}")
     except ValueError:
         return
-    json.loads(call.arguments_json())
+    assert call == _read(f"call:f{{{source}", piece=1)

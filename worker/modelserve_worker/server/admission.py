@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from modelserve_worker.server.error_response import error_response
 from modelserve_worker.server.errors import unavailable
 from modelserve_worker.server.state import Phase, ServerState
 
@@ -21,7 +22,7 @@ class Admission:
             return
         if self._state.phase is Phase.LOADING:
             reason = f"the server is {self._state.phase.value} ({self._state.detail}); try again"
-            await unavailable(reason).response()(scope, receive, send)
+            await error_response(unavailable(reason), scope["path"])(scope, receive, send)
             return
         self._state.request_opened()
         try:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+from collections.abc import Callable
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -17,21 +19,29 @@ from starlette.routing import Route
 from modelserve_worker.metrics import WorkerMetrics
 from modelserve_worker.server.access_log import AccessLog
 from modelserve_worker.server.admission import Admission
+from modelserve_worker.server.anthropic.answer import MessagesAnswer
+from modelserve_worker.server.anthropic.request import CountTokensRequest, MessagesRequest, count_tokens
 from modelserve_worker.server.authentication import ApiKeys, Authentication
 from modelserve_worker.server.body_limits import OpenBodies
 from modelserve_worker.server.chat import ChatAnswer
 from modelserve_worker.server.completions import CompletionAnswer
 from modelserve_worker.server.entrance import Entrance
+from modelserve_worker.server.error_response import error_response
 from modelserve_worker.server.errors import ApiError
 from modelserve_worker.server.field_policy import FieldPolicy
-from modelserve_worker.server.health import health, plan, ready, show_version
+from modelserve_worker.server.health import health, load, plan, ready, show_version
 from modelserve_worker.server.ignored_fields import IgnoredFields
-from modelserve_worker.server.inference import answer, as_api_error, internal_error
+from modelserve_worker.server.inference import answer, as_api_error, internal_error, result
+from modelserve_worker.server.json_text import to_json
+from modelserve_worker.server.openapi import openapi_document
 from modelserve_worker.server.protocol import ChatCompletionRequest, CompletionRequest
 from modelserve_worker.server.request_body import RequestBodies
+from modelserve_worker.server.responses.answer import ResponsesAnswer
+from modelserve_worker.server.responses.request import ResponsesRequest
 from modelserve_worker.server.settings import DoorSettings
 from modelserve_worker.server.state import ServerState
 from modelserve_worker.server.streaming import EventStreamResponse
+from modelserve_worker.server.tokens import DetokenizeRequest, TokenizeRequest, detokenize, tokenize, tokenizer_info
 from modelserve_worker.server.tracing import Tracing
 
 
@@ -49,9 +59,18 @@ def create_app(
         Route("/v1/models/{name:path}", show_model),
         Route("/v1/completions", completions, methods=["POST"]),
         Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+        Route("/v1/responses", responses, methods=["POST"]),
+        Route("/v1/messages", messages, methods=["POST"]),
+        Route("/v1/messages/count_tokens", messages_count_tokens, methods=["POST"]),
+        Route("/tokenize", tokenize_text, methods=["POST"]),
+        Route("/detokenize", detokenize_ids, methods=["POST"]),
+        Route("/tokenizer_info", show_tokenizer),
+        Route("/openapi.json", show_openapi),
         Route("/v1/plan", plan),
         Route("/health", health),
+        Route("/ping", health),
         Route("/ready", ready),
+        Route("/load", load),
         Route("/metrics", show_metrics),
         Route("/version", show_version),
     ]
@@ -108,22 +127,45 @@ async def chat_completions(request: Request) -> Response | EventStreamResponse:
     return await answer(request, ChatCompletionRequest, ChatAnswer)
 
 
+async def responses(request: Request) -> Response | EventStreamResponse:
+    return await answer(request, ResponsesRequest, ResponsesAnswer)
+
+
+async def messages(request: Request) -> Response | EventStreamResponse:
+    return await answer(request, MessagesRequest, MessagesAnswer)
+
+
+async def messages_count_tokens(request: Request) -> Response:
+    return await result(request, CountTokensRequest, count_tokens)
+
+
+async def tokenize_text(request: Request) -> Response:
+    return await result(request, TokenizeRequest, tokenize)
+
+
+async def detokenize_ids(request: Request) -> Response:
+    return await result(request, DetokenizeRequest, detokenize)
+
+
 async def list_models(request: Request) -> Response:
-    return JSONResponse({"object": "list", "data": [_model_card(request.app.state.server)]})
+    state: ServerState = request.app.state.server
+    return JSONResponse({"object": "list", "data": [_model_card(state, name) for name in state.model.names]})
 
 
 async def show_model(request: Request) -> Response:
     state: ServerState = request.app.state.server
-    state.require_model(request.path_params["name"])
-    return JSONResponse(_model_card(state))
+    name = request.path_params["name"]
+    state.require_model(name)
+    return JSONResponse(_model_card(state, name))
 
 
-def _model_card(state: ServerState) -> dict[str, Any]:
+def _model_card(state: ServerState, name: str) -> dict[str, Any]:
     return {
-        "id": state.model.name,
+        "id": name,
         "object": "model",
         "created": state.model.created,
         "owned_by": "modelserve",
+        "root": state.model.name,
         "max_model_len": state.serving_engine().max_model_len,
     }
 
@@ -133,15 +175,30 @@ async def show_metrics(request: Request) -> Response:
     return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 
-async def _api_error(_: Request, error: Exception) -> Response:
-    return as_api_error(error).response()
+async def show_tokenizer(request: Request) -> Response:
+    return await _document(tokenizer_info, request.app.state.server.model)
+
+
+async def show_openapi(request: Request) -> Response:
+    return await _document(openapi_document, request.app.state.server)
+
+
+async def _document(describe: Callable[[Any], dict[str, Any]], subject: Any) -> Response:
+    """One that is large: made off the loop that streams answers."""
+    content = await asyncio.to_thread(lambda: to_json(describe(subject)))
+    return Response(content, media_type="application/json")
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    return error_response(as_api_error(error), request.url.path)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     text = {404: "no such route", 405: "this route does not answer that method"}.get(status, "the request failed")
-    return ApiError(f"{text}: {request.method} {request.url.path}", status=status).response()
+    path = request.url.path
+    return error_response(ApiError(f"{text}: {request.method} {path}", status=status), path)
 
 
-async def _unexpected_error(_: Request, __: Exception) -> Response:
-    return internal_error().response()
+async def _unexpected_error(request: Request, _: Exception) -> Response:
+    return error_response(internal_error(), request.url.path)

@@ -13,6 +13,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from modelserve.errors import InvalidInput
+from modelserve_worker.server.error_response import error_response
 from modelserve_worker.server.errors import ApiError
 from modelserve_worker.server.request_context import RequestContext
 
@@ -95,7 +96,7 @@ def _read(file: Path) -> tuple[bytes, ...]:
 
 
 class Authentication:
-    """ASGI middleware: 401 in OpenAI's shape unless a key comes as `Authorization: Bearer KEY` or `X-Api-Key: KEY`."""
+    """ASGI middleware: 401 unless a key comes as `Authorization: Bearer KEY` or `X-Api-Key: KEY`."""
 
     def __init__(self, app: ASGIApp, *, keys: ApiKeys) -> None:
         self._app = app
@@ -112,7 +113,8 @@ class Authentication:
         if name is None:
             what = "is none of this server's keys" if given else "is missing"
             message = f"the API key {what}; send it as 'Authorization: Bearer KEY'"
-            await ApiError(message, status=401, code="invalid_api_key").response()(scope, receive, send)
+            error = ApiError(message, status=401, code="invalid_api_key")
+            await error_response(error, scope["path"])(scope, receive, send)
             return
         RequestContext.of(scope).client = name
         await self._app(scope, receive, send)

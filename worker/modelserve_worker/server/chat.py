@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
 from modelserve_worker.server.envelope import Envelope
+from modelserve_worker.server.errors import ApiError
 from modelserve_worker.server.logprobs import chat_logprobs
 from modelserve_worker.server.preparation import chat_sequences
 from modelserve_worker.server.protocol import ChatCompletionRequest
 from modelserve_worker.server.sequences import Reply, SequenceRunner
 from modelserve_worker.server.state import ServedModel
+from modelserve_worker.server.streaming import DONE, event
 from modelserve_worker.server.usage import chat_usage
-from modelserve_worker.text.reply import Part, Text
-from modelserve_worker.text.tool_calls import ToolCall
+from modelserve_worker.text.reply import CallArguments, CallBegun, Channel, Part, Text
 
 
 class ChatAnswer:
     """Answers one chat request, whole or as a stream. Raises ApiError when the request cannot be served."""
+
+    stream_end = DONE
 
     def __init__(self, body: ChatCompletionRequest, model: ServedModel, *, max_model_len: int) -> None:
         self._body = body.model_copy(update={"messages": []})  # its text is not held while the answer is made
@@ -28,6 +31,7 @@ class ChatAnswer:
         self._specs = chat_sequences(body, model, response_id=response_id, max_model_len=max_model_len)
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
         self._envelope = Envelope(response_id, kind, model.name, with_usage=body.include_usage)
+        self._calls = [0] * len(self._specs)  # begun so far, in a stream
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -50,12 +54,10 @@ class ChatAnswer:
     async def events(self, runner: SequenceRunner) -> AsyncGenerator[bytes, None]:
         """Per choice: the role with its first event, the parts of the answer, and at its end the finish reason.
 
-        Reasoning and content come as the model writes them. A call comes when it is complete, its index, id and name
-        first and then all of its arguments: only the end of a call shows that it is one. What one step says (or
-        several, where the client is slow) is one piece.
+        Reasoning, content and the arguments of calls come as the model writes them; a call begins with its index, id
+        and name. What one step says (or several, where the client is slow) is one piece.
         """
         replies: dict[int, Reply] = {}
-        calls = [0] * len(self._specs)
         async with aclosing(runner.stream(self._specs)) as steps:
             async for step in steps:
                 events: list[bytes] = []
@@ -63,9 +65,8 @@ class ChatAnswer:
                     if reply.index not in replies:
                         replies[reply.index] = reply
                         events.append(self._event(reply.index, {"role": "assistant", "content": ""}))
-                    for delta, logprobs in self._deltas(reply, parts, first_call=calls[reply.index]):
+                    for delta, logprobs in self._deltas(reply, parts):
                         events.append(self._event(reply.index, delta, logprobs=logprobs))
-                    calls[reply.index] += sum(isinstance(part, ToolCall) for part in parts)
                     if reply.finish_reason is not None:
                         end = {"finish_reason": _finish_reason(reply), "stop_reason": reply.stop_reason}
                         events.append(self._event(reply.index, {}, **end))
@@ -74,17 +75,30 @@ class ChatAnswer:
         if self._body.include_usage:
             yield self._envelope.usage_event(self._usage(list(replies.values())))
 
-    def _deltas(
-        self, reply: Reply, parts: Sequence[Part], *, first_call: int
-    ) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
+    def failure(self, error: ApiError) -> bytes:
+        """The event for a stream which cannot go on."""
+        return event(error.body())
+
+    def _deltas(self, reply: Reply, parts: Sequence[Part]) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
         """Deltas of a step; the log probabilities of all its tokens are with the first of them."""
-        deltas = list(_part_deltas(parts, first_call=first_call))
+        deltas = [delta for part in parts if (delta := self._delta(reply.index, part)) is not None]
         taken = reply.take_logprobs()
         if not taken:
             return [(delta, None) for delta in deltas]
         logprobs = chat_logprobs(taken, self._vocabulary)
         first, *others = deltas or [{"content": ""}]  # a token inside a character, or one that is no text
         return [(first, logprobs), *((delta, None) for delta in others)]
+
+    def _delta(self, index: int, part: Part) -> dict[str, Any] | None:
+        """None for the end of a call, which its stream does not tell."""
+        if isinstance(part, Text):
+            return _text_fields(part)
+        if isinstance(part, CallBegun):
+            self._calls[index] += 1
+            return {"tool_calls": [{"index": self._calls[index] - 1, **_call(part.name, arguments="")}]}
+        if isinstance(part, CallArguments):
+            return {"tool_calls": [{"index": self._calls[index] - 1, "function": {"arguments": part.json}}]}
+        return None
 
     def _usage(self, replies: Sequence[Reply]) -> dict[str, Any]:
         counts = [reply.num_tokens for reply in replies]
@@ -96,30 +110,26 @@ class ChatAnswer:
 
 
 def _message(answer: Reply) -> dict[str, Any]:
-    """`content` is null where the answer consists of calls; `reasoning_content` is there when the model thought."""
+    """`content` is null where the answer consists of calls; what the model thought stands under both of its names."""
     calls = answer.tool_calls
     message: dict[str, Any] = {"role": "assistant", "content": None if calls and not answer.content else answer.content}
     if answer.reasoning:
-        message["reasoning_content"] = answer.reasoning
+        message |= _text_fields(Text(Channel.REASONING, answer.reasoning))
     if calls:
-        message["tool_calls"] = [_call(call, arguments=call.arguments_json()) for call in calls]
+        message["tool_calls"] = [_call(call.name, arguments=call.arguments_json()) for call in calls]
     return message
 
 
-def _call(call: ToolCall, *, arguments: str) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": arguments}
+def _text_fields(part: Text) -> dict[str, Any]:
+    """Some clients look for a thought under `reasoning_content`, the others under `reasoning`."""
+    if part.channel is Channel.REASONING:
+        return {"reasoning_content": part.text, "reasoning": part.text}
+    return {"content": part.text}
+
+
+def _call(name: str, *, arguments: str) -> dict[str, Any]:
+    function = {"name": name, "arguments": arguments}
     return {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function}
-
-
-def _part_deltas(parts: Iterable[Part], *, first_call: int) -> Iterator[dict[str, Any]]:
-    index = first_call
-    for part in parts:
-        if isinstance(part, Text):
-            yield {part.channel.value: part.text}
-        else:
-            yield {"tool_calls": [{"index": index, **_call(part, arguments="")}]}
-            yield {"tool_calls": [{"index": index, "function": {"arguments": part.arguments_json()}}]}
-            index += 1
 
 
 def _finish_reason(reply: Reply) -> str | None:

@@ -8,19 +8,22 @@ from contextlib import aclosing
 from typing import Any
 
 from modelserve_worker.server.envelope import Envelope
+from modelserve_worker.server.errors import ApiError
 from modelserve_worker.server.logprobs import CompletionLogprobs
 from modelserve_worker.server.preparation import SequenceSpec, completion_sequences
 from modelserve_worker.server.protocol import CompletionRequest
 from modelserve_worker.server.sequences import Reply, SequenceRunner, texts
 from modelserve_worker.server.state import ServedModel
+from modelserve_worker.server.streaming import DONE, event
 from modelserve_worker.server.usage import usage
-from modelserve_worker.text.detokenizer import IncrementalDetokenizer
+from modelserve_worker.text.detokenizer import decode
 from modelserve_worker.text.reply import Channel, Part
-from modelserve_worker.text.vocabulary import Vocabulary
 
 
 class CompletionAnswer:
     """Answers one completion request, whole or as a stream. Raises ApiError when the request cannot be served."""
+
+    stream_end = DONE
 
     def __init__(self, body: CompletionRequest, model: ServedModel, *, max_model_len: int) -> None:
         response_id = f"cmpl-{uuid.uuid4().hex}"
@@ -65,6 +68,10 @@ class CompletionAnswer:
         if self._body.include_usage:
             yield self._envelope.usage_event(usage(self._specs, counts, n=self._body.n))
 
+    def failure(self, error: ApiError) -> bytes:
+        """The event for a stream which cannot go on."""
+        return event(error.body())
+
     def _choice(self, reply: Reply, parts: Sequence[Part], *, first: bool) -> dict[str, Any] | None:
         """The choice of an event; None for a token inside a character, which says nothing yet."""
         text = texts(parts, Channel.CONTENT)
@@ -84,9 +91,4 @@ def _echo(body: CompletionRequest, spec: SequenceSpec, model: ServedModel) -> st
     if not body.echo:
         return ""
     prompt = body.prompt[spec.index // body.n]
-    return prompt if isinstance(prompt, str) else _decode(prompt, model.text.vocabulary)
-
-
-def _decode(token_ids: Sequence[int], vocabulary: Vocabulary) -> str:
-    detokenizer = IncrementalDetokenizer(vocabulary)
-    return "".join([*(detokenizer.push(token_id) for token_id in token_ids), detokenizer.finish()])
+    return prompt if isinstance(prompt, str) else decode(prompt, model.text.vocabulary)

@@ -7,12 +7,11 @@ from typing import Any
 
 from modelserve_worker.server.errors import ApiError
 from modelserve_worker.server.json_text import nested_deeper, read_json
-from modelserve_worker.server.messages import Message, MessageToolCall
+from modelserve_worker.server.messages import ONLY_ASSISTANT, Message, MessageToolCall
 from modelserve_worker.text.markers import without_thoughts
 from modelserve_worker.text.tool_calls import MAX_DEPTH
 
 _INSTRUCTIONS = ("system", "developer")
-_ONLY_ASSISTANT = ("tool_calls", "reasoning_content", "reasoning")
 
 
 def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -60,7 +59,7 @@ def _text(content: str | Sequence[Mapping[str, str]]) -> str:
 def _require_fields_of_role(message: Message, where: str) -> None:
     role = message.role
     if role != "assistant":
-        for name in _ONLY_ASSISTANT:
+        for name in ONLY_ASSISTANT:
             if getattr(message, name):
                 raise _wrong(f"{where}.{name}", f"only assistant messages have it, not one of role {role!r}")
     if role != "tool" and message.tool_call_id is not None:

@@ -21,6 +21,7 @@ _REMEDIES = {
     "tools": _CHAT_ONLY,
     "tool_choice": _CHAT_ONLY,
     "parallel_tool_calls": _CHAT_ONLY,
+    "top_logprobs": _CHAT_ONLY,
     "reasoning_effort": _CHAT_ONLY,
     "functions": "use tools",
     "function_call": "use tools, with tool_choice for the request and tool_calls in messages",
@@ -53,11 +54,12 @@ class ApiError(Exception):
     def body(self) -> dict[str, Any]:
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
-    def response(self) -> Response:
+    def response(self, body: Mapping[str, Any] | None = None) -> Response:
+        """`body` says it in the shape of another API than OpenAI's."""
         headers = _HEADERS.get(self.status, {})
         # ASCII: a message quotes the client's input, which may hold characters that UTF-8 cannot carry.
         return Response(
-            json.dumps(self.body()), status_code=self.status, media_type="application/json", headers=headers
+            json.dumps(body or self.body()), status_code=self.status, media_type="application/json", headers=headers
         )
 
 

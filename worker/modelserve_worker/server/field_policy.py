@@ -75,8 +75,16 @@ CHAT_FIELDS: Mapping[str, Ignored] = {
     "documents": Ignored(_OFF, ([],)),
     "verbosity": Ignored(_DEFAULT, ("medium",)),
     "include_reasoning": Ignored(_DEFAULT, (True,)),
-    "continue_final_message": Ignored(_OFF, (False,)),
 }
+
+RESPONSES_FIELDS: Mapping[str, Ignored] = {
+    **{name: ignored for name, ignored in SHARED_FIELDS.items() if name not in ("user", "metadata")},  # told again
+    "truncation": Ignored("nothing is cut: an input beyond the context is refused"),
+    "max_tool_calls": Ignored("it bounds built-in tools, of which there are none"),
+    "top_logprobs": Ignored(_OFF, (0,)),
+}
+
+ANTHROPIC_FIELDS: Mapping[str, Ignored] = {**SHARED_FIELDS, "cache_control": Ignored(_NO_PREFIX_CACHE)}
 
 STREAM_OPTIONS_FIELDS: Mapping[str, Ignored] = {
     "continuous_usage_stats": Ignored("usage comes with the last event, if include_usage asks for it"),
@@ -108,8 +116,34 @@ PART_FIELDS: Mapping[str, Ignored] = {
     "cache_control": Ignored(_NO_PREFIX_CACHE),
     "annotations": Ignored(_ECHO),
     "citations": Ignored(_ECHO),
+    "logprobs": Ignored(_ECHO),
     "provider_specific_fields": Ignored(_ECHO),
     "id": Ignored(_ECHO),
+}
+
+INPUT_FIELDS: Mapping[str, Ignored] = {
+    "id": Ignored(_ECHO),
+    "status": Ignored(_ECHO),
+    "phase": Ignored(_ECHO),
+    "summary": Ignored("of a thought, content is read"),
+    "encrypted_content": Ignored("nothing is encrypted here; of a thought, content is read"),
+}
+
+BLOCK_FIELDS: Mapping[str, Ignored] = {
+    "cache_control": Ignored(_NO_PREFIX_CACHE),
+    "citations": Ignored(_ECHO),
+    "signature": Ignored("nothing is signed here"),
+    "is_error": Ignored("the model's format has no sign for it; the content must say it"),
+}
+
+THINKING_FIELDS: Mapping[str, Ignored] = {
+    "budget_tokens": Ignored("the model has no such budget; max_tokens bounds thought and answer together"),
+    "display": Ignored("thoughts come whole"),
+}
+
+REASONING_FIELDS: Mapping[str, Ignored] = {
+    "summary": Ignored("thoughts come whole"),
+    "generate_summary": Ignored("thoughts come whole"),
 }
 
 CALL_FIELDS: Mapping[str, Ignored] = {
@@ -124,6 +158,8 @@ TOOL_FIELDS: Mapping[str, Ignored] = {
     "cache_control": Ignored(_NO_PREFIX_CACHE),
     "provider_specific_fields": Ignored(_ECHO),
     "defer_loading": Ignored(_OFF, (False,)),
+    "eager_input_streaming": Ignored("arguments are always streamed as they are written"),
+    "input_examples": Ignored("the model's format has no place for them"),
 }
 
 
@@ -152,3 +188,8 @@ class FieldPolicy:
 
 
 LENIENT = FieldPolicy()
+
+
+def policy_of(context: Any) -> FieldPolicy:
+    """The policy that is the context of a validation, or one that tells nobody."""
+    return context if isinstance(context, FieldPolicy) else LENIENT

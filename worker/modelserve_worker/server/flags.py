@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, get_args
 
 import yaml
 from pydantic import ValidationError
@@ -37,7 +37,8 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
                 flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=field.description
             )
         else:
-            parser.add_argument(flag, default=argparse.SUPPRESS, metavar="VALUE", help=_help(field))
+            several: dict[str, Any] = {"nargs": "+"} if list[str] in get_args(field.annotation) else {}
+            parser.add_argument(flag, **several, default=argparse.SUPPRESS, metavar="VALUE", help=_help(field))
 
 
 def add_door_flags(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""Routes for kubelet, operator and people: /health, /ready, /version, /v1/plan."""
+"""Routes for kubelet, operator, load balancers and people: /health (/ping), /ready, /load, /version, /v1/plan."""
 
 from __future__ import annotations
 
@@ -30,6 +30,11 @@ async def ready(request: Request) -> Response:
     state = _state(request)
     body = {"status": state.phase.value if state.alive() else "failed", "detail": state.detail}
     return JSONResponse(body, status_code=200 if state.ready() else 503)
+
+
+async def load(request: Request) -> Response:
+    """Requests that are being answered, in vLLM's shape."""
+    return JSONResponse({"server_load": _state(request).open_requests})
 
 
 async def show_version(_: Request) -> Response:

@@ -1,4 +1,4 @@
-"""How a body becomes an answer, whole or as a stream, whatever its route."""
+"""How a body becomes an answer, whole or as a stream, or what follows from the body alone; whatever its route."""
 
 from __future__ import annotations
 
@@ -7,53 +7,69 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any, Protocol, TypeVar
 
+from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
 from modelserve.errors import InvalidInput
 from modelserve_worker.engine_client import EngineBusy, EngineDead
-from modelserve_worker.server.errors import ApiError, unavailable
+from modelserve_worker.server.anthropic.request import CountTokensRequest, MessagesRequest
+from modelserve_worker.server.errors import ApiError, from_validation, unavailable
 from modelserve_worker.server.json_text import to_json
-from modelserve_worker.server.protocol import SamplingFields
+from modelserve_worker.server.protocol import ChatCompletionRequest, CompletionRequest
 from modelserve_worker.server.request_body import RequestBodies
 from modelserve_worker.server.request_context import RequestContext
+from modelserve_worker.server.responses.request import ResponsesRequest
 from modelserve_worker.server.sequences import GenerationError, SequenceRunner
 from modelserve_worker.server.state import ServerState
 from modelserve_worker.server.streaming import (
-    DONE,
     ClientDisconnectError,
     EventStreamResponse,
-    event,
     run_until_disconnect,
 )
+from modelserve_worker.server.tokens import DetokenizeRequest, TokenizeRequest
 
 log = logging.getLogger(__name__)
-Body = TypeVar("Body", bound=SamplingFields)
+AnswerBody = TypeVar("AnswerBody", CompletionRequest, ChatCompletionRequest, ResponsesRequest, MessagesRequest)
+ResultBody = TypeVar("ResultBody", CountTokensRequest, TokenizeRequest, DetokenizeRequest)
 FAILURES = (ApiError, InvalidInput, GenerationError, EngineBusy, EngineDead)
 
 
 class Answer(Protocol):
-    """An answer in the shapes of one route."""
+    """An answer in the shapes of one route; making it raises ApiError when the request cannot be served.
+
+    `stream_end` is sent behind the last event, also behind the one of `failure`.
+    """
+
+    stream_end: bytes
 
     @property
     def num_prompt_tokens(self) -> int:
         """Tokens of all prompts, each counted once."""
         ...
 
-    async def whole(self, runner: SequenceRunner) -> dict[str, Any]: ...
+    async def whole(self, runner: SequenceRunner) -> dict[str, Any]:
+        """The body of the response."""
+        ...
 
-    def events(self, runner: SequenceRunner) -> AsyncGenerator[bytes, None]: ...
+    def events(self, runner: SequenceRunner) -> AsyncGenerator[bytes, None]:
+        """Encoded server-sent events."""
+        ...
+
+    def failure(self, error: ApiError) -> bytes:
+        """The event that tells of an error in a stream that has begun."""
+        ...
 
 
 async def answer(
-    request: Request, body_type: type[Body], make_answer: Callable[..., Answer]
+    request: Request, body_type: type[AnswerBody], make_answer: Callable[..., Answer]
 ) -> Response | EventStreamResponse:
     """Read the body, call `make_answer(body, model, max_model_len=...)` off the loop, and run it. Raises ApiError."""
     state: ServerState = request.app.state.server
     bodies: RequestBodies = request.app.state.bodies
     context = RequestContext.of(request.scope)
 
-    def make(body: Body) -> tuple[bool, Answer]:
+    def make(body: AnswerBody) -> tuple[bool, Answer]:
         model = state.require_model(body.model)
         return body.stream, make_answer(body, model, max_model_len=state.serving_engine().max_model_len)
 
@@ -62,7 +78,7 @@ async def answer(
     context.account.hold_tokens(prepared.num_prompt_tokens)
     runner = SequenceRunner(state.serving_engine(), state.model.text.vocabulary, request.app.state.metrics, context)
     if stream:
-        return EventStreamResponse(_events(prepared.events(runner)))
+        return EventStreamResponse(_events(prepared, runner))
     try:
         document = await run_until_disconnect(request.receive, prepared.whole(runner))
     except ClientDisconnectError:
@@ -72,27 +88,43 @@ async def answer(
     return Response(to_json(document), media_type="application/json")
 
 
-async def _events(answer: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """The stream of an answer with its end: [DONE], after an error event where it failed.
+async def result(request: Request, body_type: type[ResultBody], compute: Callable[..., dict[str, Any]]) -> Response:
+    """What `compute(body, model, max_model_len=...)` makes of the body without the engine. Raises ApiError."""
+    state: ServerState = request.app.state.server
+    bodies: RequestBodies = request.app.state.bodies
+
+    def make(body: ResultBody) -> bytes:
+        model = state.require_model(body.model or state.model.name)
+        try:
+            return to_json(compute(body, model, max_model_len=state.serving_engine().max_model_len))
+        except ValidationError as error:  # of the request that the body stands for
+            raise from_validation(error) from error
+
+    return Response(await bodies.prepare(request, body_type, make), media_type="application/json")
+
+
+async def _events(answer: Answer, runner: SequenceRunner) -> AsyncGenerator[bytes, None]:
+    """The stream of an answer with its end, after an error event where it failed.
 
     Raises ApiError for what fails before there is an event: it gets its own status then.
     """
     begun = False
     try:
-        async with aclosing(answer) as events:
+        async with aclosing(answer.events(runner)) as events:
             async for chunk in events:
                 begun = True
                 yield chunk
     except FAILURES as error:
         if not begun:
             raise as_api_error(error) from error
-        yield event(as_api_error(error).body())
+        yield answer.failure(as_api_error(error))
     except Exception:
         if not begun:
             raise
         log.exception("a stream failed")
-        yield event(internal_error().body())
-    yield DONE
+        yield answer.failure(internal_error())
+    if answer.stream_end:
+        yield answer.stream_end
 
 
 def as_api_error(error: Exception) -> ApiError:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, GetJsonSchemaHandler, ValidationInfo, field_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
-from modelserve_worker.server.field_policy import CALL_FIELDS, LENIENT, MESSAGE_FIELDS, PART_FIELDS, FieldPolicy
+from modelserve_worker.server.field_policy import CALL_FIELDS, MESSAGE_FIELDS
 from modelserve_worker.server.request_model import RequestModel
+from modelserve_worker.server.text_content import text_parts
 from modelserve_worker.server.tools import FunctionName
 
 MAX_MESSAGES = 32768
 MAX_CALLS = 128  # in one message
 MAX_CALL_ID_LENGTH = 256
+ONLY_ASSISTANT = ("tool_calls", "reasoning_content", "reasoning")
+_SAID = ("content", *ONLY_ASSISTANT)
+
+
+# What the text must be, conversation.py reads.
+JsonObjectText = Annotated[str, Field(json_schema_extra={"format": "json-object"})]
 
 
 class CalledFunction(RequestModel):
@@ -22,7 +31,7 @@ class CalledFunction(RequestModel):
     described_as = "tool_calls.function."
 
     name: FunctionName
-    arguments: str
+    arguments: JsonObjectText
 
 
 class MessageToolCall(RequestModel):
@@ -34,6 +43,13 @@ class MessageToolCall(RequestModel):
     id: str = Field(min_length=1, max_length=MAX_CALL_ID_LENGTH)
     type: Literal["function"] = "function"
     function: CalledFunction
+
+
+class TextPart(RequestModel):
+    """A part of a content as it is documented; the content's own check reads it."""
+
+    type: Literal["text"]
+    text: str
 
 
 class Message(RequestModel):
@@ -53,21 +69,33 @@ class Message(RequestModel):
     reasoning_content: str | None = None
     reasoning: str | None = None
 
-    @field_validator("content", mode="before")
+    @field_validator("content", mode="before", json_schema_input_type=str | list[TextPart])
     @classmethod
     def _text_parts_only(cls, value: Any, info: ValidationInfo) -> Any:
-        if isinstance(value, str):
-            return value
-        if not isinstance(value, list):
-            raise ValueError("content is a string or a list of text parts")
-        policy = info.context if isinstance(info.context, FieldPolicy) else LENIENT
-        parts = []
-        for part in value:
-            kind = part.get("type") if isinstance(part, dict) else part
-            if kind != "text":
-                raise ValueError(f"content part {str(kind)[:40]!r} is not supported: this server reads text only")
-            kept = policy.without_ignored(part, PART_FIELDS, "messages.content.")
-            if set(kept) != {"type", "text"} or not isinstance(kept["text"], str):
-                raise ValueError('a text part is {"type": "text", "text": "..."}')
-            parts.append(kept)
-        return parts
+        return text_parts(value, ("text",), info)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """One schema for each kind of role, with the fields that it may have and must have."""
+        reference = handler(core)
+        schema = handler.resolve_ref_schema(reference)
+        fields = schema.pop("properties")
+        asks = {"role": {"type": "string", "enum": ["system", "developer", "user"]}}
+        answers = {"role": {"const": "assistant"}, **{name: fields[name] for name in ONLY_ASSISTANT}}
+        returns = {"role": {"const": "tool"}, "tool_call_id": fields["tool_call_id"]}
+        kinds: tuple[tuple[dict[str, Any], list[str]], ...]
+        kinds = ((asks, ["content"]), (answers, []), (returns, ["content", "tool_call_id"]))
+        for key in ("type", "required", "additionalProperties"):
+            schema.pop(key)
+        schema["oneOf"] = [
+            {
+                "type": "object",
+                "properties": {"content": fields["content"], "name": fields["name"], **own},
+                "required": ["role", *required],
+                "additionalProperties": False,
+            }
+            for own, required in kinds
+        ]
+        # The calls of an assistant need no content.
+        schema["oneOf"][1]["anyOf"] = [{"required": [name]} for name in _SAID]
+        return reference

@@ -40,7 +40,7 @@ def completion_prompts(body: CompletionRequest, model: ServedModel, *, max_model
             ends = body.add_special_tokens
             prompts.append(_encode(prompt, model, param="prompt", add_special_tokens=ends, most_tokens=max_model_len))
         else:
-            _require_in_vocabulary(prompt, model, param="prompt")
+            require_in_vocabulary(prompt, model, param="prompt")
             prompts.append(tuple(prompt))
     return prompts
 
@@ -66,6 +66,7 @@ def chat_prompt(body: ChatCompletionRequest, model: ServedModel, *, max_model_le
         text = template.render(
             guarded(template_messages(body.messages)),
             add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
             variables=guarded({**body.template_variables, "tools": tools or None}),
         )
     except InvalidTextError as error:
@@ -173,8 +174,8 @@ def _sampling(
     body: SamplingFields, model: ServedModel, *, seed: int, max_tokens: int, logprobs: int | None
 ) -> SamplingParams:
     logit_bias = tuple((int(key), bias) for key, bias in body.logit_bias.items())
-    _require_in_vocabulary([token_id for token_id, _ in logit_bias], model, param="logit_bias")
-    _require_in_vocabulary(body.stop_token_ids, model, param="stop_token_ids")
+    require_in_vocabulary([token_id for token_id, _ in logit_bias], model, param="logit_bias")
+    require_in_vocabulary(body.stop_token_ids, model, param="stop_token_ids")
     defaults = model.text.defaults
     top_k = defaults.top_k if body.top_k is None else body.top_k
     return SamplingParams(
@@ -209,7 +210,7 @@ def _encode(
     if not token_ids:
         raise ApiError(f"{param} is empty; it needs at least one token", param=param)
     # Some checkpoints have tokenizers with added tokens that the model has no embedding for.
-    _require_in_vocabulary(token_ids, model, param=param)
+    require_in_vocabulary(token_ids, model, param=param)
     return token_ids
 
 
@@ -224,7 +225,8 @@ def _invalid_text(param: str) -> ApiError:
     return ApiError(f"{param} holds half of a surrogate pair; send valid Unicode", param=param)
 
 
-def _require_in_vocabulary(token_ids: Sequence[int], model: ServedModel, *, param: str) -> None:
+def require_in_vocabulary(token_ids: Sequence[int], model: ServedModel, *, param: str) -> None:
+    """Raises ApiError for an id that the model has no embedding for."""
     largest = max(token_ids, default=0)
     if largest >= model.vocab_size:
         raise ApiError(

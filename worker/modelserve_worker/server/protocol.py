@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import FailFast, Field, field_validator, model_validator
+from pydantic import BeforeValidator, FailFast, Field, field_validator, model_validator
 
 from modelserve_worker.server.field_policy import CHAT_FIELDS, COMPLETION_FIELDS, STREAM_OPTIONS_FIELDS
 from modelserve_worker.server.json_text import nested_deeper
 from modelserve_worker.server.messages import MAX_MESSAGES, Message
-from modelserve_worker.server.request_model import RequestModel
+from modelserve_worker.server.request_model import RequestModel, whole_numbers
 from modelserve_worker.server.tools import MAX_TOOLS, Tool
 from modelserve_worker.text.tool_calls import MAX_DEPTH
 
@@ -22,7 +22,18 @@ MAX_ID_DIGITS = 10  # of a token id written as text; Python refuses to read a nu
 
 LARGEST_COUNT = (1 << 31) - 1  # a top_k beyond 64 bits would fail every request of its step
 
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+TokenIds = Annotated[list[TokenId], BeforeValidator(whole_numbers)]
+_Text = Annotated[str, Field(min_length=1)]
+_Ids = Annotated[list[TokenId], Field(min_length=1)]
+Prompts = (
+    _Text
+    | _Ids
+    | Annotated[list[_Text], Field(min_length=1, max_length=MAX_PROMPTS)]
+    | Annotated[list[_Ids], Field(min_length=1, max_length=MAX_PROMPTS)]
+)
 
 
 class StreamOptions(RequestModel):
@@ -48,17 +59,23 @@ class SamplingFields(RequestModel):
     repetition_penalty: float | None = Field(default=None, gt=0.0, le=10.0)
     presence_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
     frequency_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
-    logit_bias: dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]] = Field(default_factory=dict, max_length=1024)
-    seed: int | None = Field(default=None, ge=-(1 << 63), lt=1 << 63)
-    stop: list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]] = Field(
-        default_factory=list, max_length=MAX_STOP_STRINGS
+    logit_bias: dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]] = Field(
+        default_factory=dict,
+        max_length=1024,
+        json_schema_extra={"propertyNames": {"pattern": f"^[0-9]{{1,{MAX_ID_DIGITS}}}$"}},
     )
-    stop_token_ids: list[TokenId] = Field(default_factory=list, max_length=256)
+    seed: int | None = Field(default=None, ge=-(1 << 63), lt=1 << 63)
+    stop: Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] = Field(default_factory=list)
+    stop_token_ids: TokenIds = Field(default_factory=list, max_length=256)
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
 
-    @field_validator("stop", mode="before")
+    @field_validator(
+        "stop",
+        mode="before",
+        json_schema_input_type=StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)],
+    )
     @classmethod
     def _one_stop_string(cls, value: Any) -> Any:
         return [value] if isinstance(value, str) else value
@@ -92,21 +109,26 @@ class CompletionRequest(SamplingFields):
     logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     add_special_tokens: bool = True
 
-    @field_validator("prompt", mode="plain")  # what it passes is not checked again, one token id at a time
+    @field_validator("prompt", mode="plain", json_schema_input_type=Prompts)
     @classmethod
     def _list_of_prompts(cls, value: Any) -> list[str | list[int]]:
-        """One text, several texts, one list of token ids or several of them: all become a list of prompts."""
+        """One text, several texts, one list of token ids or several of them: all become a list of prompts.
+
+        Plain, as what it passes must not be checked again, one token id at a time.
+        """
         if isinstance(value, str):
             prompts: list[Any] = [value]
         elif not isinstance(value, list):
             raise ValueError("a prompt is a string, a list of strings, a list of token ids, or a list of such lists")
         else:
-            prompts = [value] if value and isinstance(value[0], int) else value
+            prompts = [value] if value and isinstance(value[0], int | float) else value
         for prompt in prompts:
             if not isinstance(prompt, str | list):
                 raise ValueError(f"a prompt is a string or a list of token ids, not {str(prompt)[:40]!r}")
             if not prompt:
                 raise ValueError("a prompt must not be empty; it needs at least one character or token id")
+            if isinstance(prompt, list):
+                prompt[:] = whole_numbers(prompt)
             if isinstance(prompt, list) and not (set(map(type, prompt)) == {int} and min(prompt) >= 0):
                 wrong = next(token_id for token_id in prompt if type(token_id) is not int or token_id < 0)
                 raise ValueError(f"token ids are integers from 0 on, not {str(wrong)[:40]!r}")
@@ -141,8 +163,9 @@ class ChatCompletionRequest(SamplingFields):
     tools: list[Tool] = Field(default_factory=list, max_length=MAX_TOOLS)
     tool_choice: Literal["auto", "none"] = "auto"
     parallel_tool_calls: bool = True
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: ReasoningEffort | None = None
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
     add_special_tokens: bool = False  # chat templates write the beginning-of-sequence token themselves
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
@@ -176,6 +199,15 @@ class ChatCompletionRequest(SamplingFields):
     def _alternatives_need_logprobs(self) -> ChatCompletionRequest:
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs is allowed only with logprobs=true")
+        return self
+
+    @model_validator(mode="after")
+    def _one_end_of_the_prompt(self) -> ChatCompletionRequest:
+        if self.continue_final_message:
+            if self.add_generation_prompt and "add_generation_prompt" in self.model_fields_set:
+                raise ValueError("continue_final_message and add_generation_prompt exclude each other; set one of them")
+            if self.messages[-1].role != "assistant" or self.messages[-1].tool_calls:
+                raise ValueError("continue_final_message needs a last message of role assistant without tool_calls")
         return self
 
     @property

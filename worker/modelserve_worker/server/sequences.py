@@ -14,7 +14,7 @@ from modelserve_worker.metrics import WorkerMetrics
 from modelserve_worker.request import FinishReason, RequestOutput, TokenLogprobs
 from modelserve_worker.server.preparation import SequenceSpec
 from modelserve_worker.server.request_context import RequestContext
-from modelserve_worker.text.reply import Channel, Part, ReplyParser, Text, join_texts
+from modelserve_worker.text.reply import CallArguments, CallBegun, Channel, Part, ReplyParser, Text, join_parts
 from modelserve_worker.text.tool_calls import ToolCall
 from modelserve_worker.text.vocabulary import Vocabulary
 
@@ -35,7 +35,7 @@ class Reply:
     def __init__(self, spec: SequenceSpec, vocabulary: Vocabulary, metrics: WorkerMetrics) -> None:
         request = spec.request
         self.index = spec.index
-        self.parts: list[Part] = []
+        self.parts: list[Text | ToolCall] = []
         self.num_tokens = 0  # of the answer, the one that ended it included
         self._logprobs: list[tuple[int, TokenLogprobs]] = []
         self.finish_reason: str | None = None
@@ -75,7 +75,7 @@ class Reply:
         if output.admitted_s is not None:
             self._timer.admitted(output.admitted_s)
         parts, num_read = self._parts(output)
-        self.parts += parts
+        self.parts += [part for part in parts if not isinstance(part, CallBegun | CallArguments)]
         self.num_tokens += num_read
         if output.logprobs:
             self._logprobs += zip(output.token_ids[:num_read], output.logprobs[:num_read], strict=True)
@@ -107,7 +107,7 @@ class Reply:
                 self.finish_reason, self.stop_reason = "stop", parser.stop_string
                 return parts, position + 1
         if output.finish_reason is not None:
-            parts += parser.finish(cut=output.finish_reason is FinishReason.LENGTH)
+            parts += parser.finish()
             if parser.ended:
                 self.finish_reason, self.stop_reason = "stop", parser.stop_string
             else:
@@ -167,7 +167,7 @@ class SequenceRunner:
                                 self._context.note_tokens(reply.num_tokens - told, admitted_s=output.admitted_s)
                             if output.request_id in step:
                                 parts = step[output.request_id][1] + parts
-                            step[output.request_id] = reply, join_texts(parts)
+                            step[output.request_id] = reply, join_parts(parts)
                             if reply.finish_reason is not None:
                                 incomplete -= 1
                                 if output.finish_reason is None and incomplete:

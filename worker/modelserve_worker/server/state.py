@@ -20,12 +20,20 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True)
 class ServedModel:
-    """The model under its public name. `vocab_size` counts the rows of the embedding, padding included."""
+    """The model under its public names. `vocab_size` counts the rows of the embedding, padding included.
+
+    Answers and metrics have `name`; a request may use any of `aliases` instead.
+    """
 
     name: str
     text: CheckpointText
     vocab_size: int
+    aliases: tuple[str, ...] = ()
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, *self.aliases)
 
 
 @dataclass
@@ -65,10 +73,11 @@ class ServerState:
         return self.engine
 
     def require_model(self, name: str) -> ServedModel:
-        """Raises ApiError 404 for another name than the served one."""
-        if name != self.model.name:
+        """Raises ApiError 404 for a name that is not served."""
+        if name not in self.model.names:
+            served = ", ".join(map(repr, self.model.names))
             raise ApiError(
-                f"the model {name!r} does not exist; this server serves {self.model.name!r}",
+                f"the model {name!r} does not exist; this server serves {served}",
                 status=404, param="model", code="model_not_found",
             )  # fmt: skip
         return self.model

@@ -28,6 +28,11 @@ def event(document: Any) -> bytes:
     return b"data: " + to_json(document) + b"\n\n"
 
 
+def named_event(name: str, document: Any) -> bytes:
+    """An event with its kind in front, for clients that read it there."""
+    return b"event: " + name.encode() + b"\n" + event(document)
+
+
 async def run_until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`, which is cancelled at once when the client disconnects. The body must have been read.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NoReturn
@@ -39,6 +40,7 @@ class ChatTemplate:
         )
         environment.filters["tojson"] = _to_json
         environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+        self.source = source
         self._special_tokens = dict(special_tokens)
         try:
             self._template = environment.from_string(source)
@@ -55,9 +57,25 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt text, special tokens written out. Raises ChatTemplateError."""
+        """The prompt text, special tokens written out. Raises ChatTemplateError.
+
+        `continue_final_message` leaves the last message open: the prompt ends with the last character of its content.
+        """
+        if not continue_final_message:
+            return self._render(messages, add_generation_prompt, variables)
+        end = f"[end {secrets.token_hex(16)}]"  # what templates trim and write behind a content is behind this, too
+        text = self._render([*messages[:-1], _with_end(messages[-1], end)], False, variables)
+        content, found, _ = text.partition(end)
+        if not found:
+            raise ChatTemplateError("it does not write the content of the final message, which cannot be continued")
+        return content
+
+    def _render(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, variables: Mapping[str, Any] | None
+    ) -> str:
         context = {
             **(variables or {}),
             **self._special_tokens,
@@ -78,3 +96,10 @@ class ChatTemplate:
             RecursionError,
         ) as error:
             raise ChatTemplateError(f"{type(error).__name__}: {error}") from error
+
+
+def _with_end(message: Mapping[str, Any], end: str) -> dict[str, Any]:
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return {**message, "content": content + end}
+    return {**message, "content": [*content, {"type": "text", "text": end}]}

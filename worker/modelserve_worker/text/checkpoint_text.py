@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ class CheckpointText:
     vocabulary: Vocabulary
     chat_template: ChatTemplate | None
     defaults: SamplingDefaults
+    tokenizer_config: Mapping[str, Any] = field(default_factory=dict)  # tokenizer_config.json as it is
 
     @cached_property
     def encoder(self) -> PromptEncoder:
@@ -64,6 +66,7 @@ def load_checkpoint_text(directory: Path) -> CheckpointText:
         vocabulary=Vocabulary.from_tokenizer(tokenizer),
         chat_template=_chat_template(directory, settings),
         defaults=_defaults(directory),
+        tokenizer_config=settings,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+from collections.abc import Iterable
 
 from modelserve_worker.text.vocabulary import Vocabulary
 
@@ -28,3 +29,9 @@ class IncrementalDetokenizer:
     def finish(self) -> str:
         """U+FFFD for a character that stays incomplete. Tokens that follow begin a new text."""
         return self._utf8.decode(b"", final=True)
+
+
+def decode(token_ids: Iterable[int], vocabulary: Vocabulary, *, skip_special_tokens: bool = True) -> str:
+    """The text of tokens that are all there."""
+    detokenizer = IncrementalDetokenizer(vocabulary, skip_special_tokens=skip_special_tokens)
+    return "".join([*map(detokenizer.push, token_ids), detokenizer.finish()])

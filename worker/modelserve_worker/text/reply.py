@@ -1,29 +1,29 @@
 """An answer's tokens to its parts while they arrive: what the model thought, what it says, the functions it calls.
 
-Thoughts and content come out token by token, a call in one piece once it is complete. Nothing emitted is taken back,
-and the parts do not depend on how the tokens were grouped.
+Thoughts, content and the arguments of calls come out token by token. Nothing emitted is taken back, and the parts do
+not depend on how the tokens were grouped.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import Enum, StrEnum, auto
+from enum import Enum, auto
 
 from modelserve_worker.text.detokenizer import IncrementalDetokenizer
 from modelserve_worker.text.markers import Markers
 from modelserve_worker.text.stop_strings import StopStringFilter
-from modelserve_worker.text.tool_calls import QUOTE, ToolCall, parse_call
+from modelserve_worker.text.tool_calls import QUOTE, CallReader, ToolCall
 from modelserve_worker.text.vocabulary import Vocabulary
 
 _THOUGHT_LABEL = "thought\n"  # the name of the channel, which the model writes before the thought itself
 
 
-class Channel(StrEnum):
-    """Where a text belongs; the values are the fields of a chat message."""
+class Channel(Enum):
+    """Where a text belongs."""
 
-    CONTENT = "content"
-    REASONING = "reasoning_content"
+    CONTENT = auto()
+    REASONING = auto()
 
 
 @dataclass(frozen=True)
@@ -32,16 +32,35 @@ class Text:
     text: str
 
 
-Part = Text | ToolCall
+@dataclass(frozen=True)
+class CallBegun:
+    """A call whose first value has begun. Pieces of its arguments follow, then the ToolCall itself if it is one.
+
+    Any other part, or the end of the answer, shows that it was none: it is cut or malformed, its arguments no JSON.
+    """
+
+    name: str
 
 
-def join_texts(parts: Iterable[Part]) -> list[Part]:
-    """Neighbouring texts of one channel put together."""
+@dataclass(frozen=True)
+class CallArguments:
+    """The next piece of the JSON of the arguments of the call that has begun."""
+
+    json: str
+
+
+Part = Text | CallBegun | CallArguments | ToolCall
+
+
+def join_parts(parts: Iterable[Part]) -> list[Part]:
+    """Neighbouring texts of one channel put together, and neighbouring pieces of one call's arguments."""
     joined: list[Part] = []
     for part in parts:
         last = joined[-1] if joined else None
         if isinstance(part, Text) and isinstance(last, Text) and part.channel is last.channel:
             joined[-1] = Text(part.channel, last.text + part.text)
+        elif isinstance(part, CallArguments) and isinstance(last, CallArguments):
+            joined[-1] = CallArguments(last.json + part.json)
         else:
             joined.append(part)
     return joined
@@ -75,8 +94,8 @@ class ReplyParser:
     """Reads one answer. Push no further token once `ended` is true.
 
     Stop strings are searched from token number `min_tokens` on, in each run of reasoning or content by itself, and not
-    in calls. A call that is malformed, or left unfinished by the model, is content: the text of its tokens without the
-    markers.
+    in calls. A malformed call is content: the text of its tokens without the markers. One that the end of the answer
+    cuts is neither content nor a ToolCall.
     """
 
     def __init__(
@@ -98,7 +117,10 @@ class ReplyParser:
         self._num_tokens = 0
         self._num_calls = 0
         self._label = ""  # what may be the beginning of the label
-        self._call: list[int] = []  # tokens of the call that has begun
+        self._call: list[int] = []  # tokens of the call that is open
+        self._call_text = IncrementalDetokenizer(vocabulary)
+        self._call_reader: CallReader | None = None  # None: what is open is malformed, or no call is open
+        self._call_begun = False
         tail = reply_format.prompt_tail
         self._state = _State.CONTENT if tail is None else _State.THOUGHT if tail else _State.LABEL
         self.reasoning_tokens = 0  # tokens inside thoughts, their markers not counted
@@ -120,21 +142,20 @@ class ReplyParser:
             complete = self._state is _State.CALL and token_id == self._markers.call_close
             parts = self._close_call() if complete else self._leave()
             self._state = entered
+            if entered is _State.CALL:
+                self._call_reader, self._call_begun = CallReader(), False
             return parts
         if self._state is _State.CALL:
             self._call.append(token_id)
-            return []
+            is_quote = self._markers is not None and token_id == self._markers.quote
+            return self._read_call(self._quote() if is_quote else self._call_text.push(token_id))
         self.reasoning_tokens += self._state in (_State.LABEL, _State.THOUGHT)
         return self._said(self._detokenizer.push(token_id))
 
-    def finish(self, *, cut: bool = False) -> list[Part]:
-        """The rest, when the answer ended for another reason than `ended`.
-
-        `cut`: by its length. The beginning of a call is then no part of the answer: it is neither a call nor text.
-        """
-        if cut:
-            self._call = []
-        return self._leave()
+    def finish(self) -> list[Part]:
+        """The rest, when the answer ended otherwise than by `ended`. A label or a call that it cuts is no text."""
+        self._label = ""
+        return [] if self._state is _State.CALL else self._leave()
 
     def _entered(self, token_id: int, markers: Markers) -> _State | None:
         """The state behind the marker `token_id`; None for every token that changes nothing."""
@@ -148,27 +169,44 @@ class ReplyParser:
             return _State.CONTENT if self._state is _State.CALL else None
         return None
 
-    def _close_call(self) -> list[Part]:
+    def _read_call(self, source: str) -> list[Part]:
+        """Parts of the open call that `source` made certain."""
+        if self._call_reader is None:
+            return []
         try:
-            call = parse_call(self._call_source())
+            return self._arguments(self._call_reader, self._call_reader.push(source))
         except ValueError:
-            return self._leave()
-        self._call = []
-        self._num_calls += 1
-        return [call]
+            self._call_reader = None
+            return []
 
-    def _call_source(self) -> str:
-        pieces = [bytearray()]
-        for token_id in self._call:
-            if self._markers is not None and token_id == self._markers.quote:
-                pieces.append(bytearray())
-            elif token_id not in self._vocabulary.special_ids:
-                pieces[-1] += self._vocabulary.bytes_of(token_id)
-        return QUOTE.join(piece.decode(errors="replace") for piece in pieces)
+    def _close_call(self) -> list[Part]:
+        parts = self._read_call(self._call_text.finish())
+        if self._call_reader is not None:
+            try:
+                rest, call = self._call_reader.close()
+            except ValueError:
+                return [*parts, *self._leave()]
+            self._call = []
+            self._num_calls += 1
+            return [*parts, *self._arguments(self._call_reader, rest), call]
+        return [*parts, *self._leave()]
+
+    def _arguments(self, reader: CallReader, json_text: str) -> list[Part]:
+        if not json_text:
+            return []
+        assert reader.name is not None
+        begun: list[Part] = [] if self._call_begun else [CallBegun(reader.name)]
+        self._call_begun = True
+        return [*begun, CallArguments(json_text)]
+
+    def _quote(self) -> str:
+        """The end of one text and the beginning of another; half a character is not completed behind it."""
+        return self._call_text.finish() + QUOTE
 
     def _leave(self) -> list[Part]:
         """What the present state still holds back; a call that is no call is said as text."""
         raw = "".join([*map(self._detokenizer.push, self._call), self._detokenizer.finish()])
+        self._call_text.finish()
         self._call = []
         parts = self._said(raw)
         if self._state is _State.LABEL and self._label:

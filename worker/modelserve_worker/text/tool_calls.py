@@ -1,4 +1,4 @@
-"""Gemma 4's syntax for the call of a function: call:NAME{key:VALUE,...}.
+"""Gemma 4's syntax for the call of a function, call:NAME{key:VALUE,...}, to JSON while it arrives.
 
 VALUE is a string between quote tokens, a number as in JSON, true, false, null, a list [VALUE,...] or an object
 {key:VALUE,...}. A key stands bare, or between quote tokens.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,12 +17,12 @@ MAX_DEPTH = 32  # objects and lists inside each other, the arguments counted
 MAX_NAME_LENGTH = 64
 QUOTE = "\udc00"  # stands for the quote token; half of a surrogate pair, which decoded UTF-8 never holds
 
-_HEAD = re.compile(rf"call:([A-Za-z0-9_.-]{{1,{MAX_NAME_LENGTH}}})(?=\{{)")
-_SPACE = re.compile(r"[ \t\r\n]*")
-_STRING = re.compile(f"{QUOTE}([^{QUOTE}]*){QUOTE}")
-_BARE_KEY = re.compile(rf'[^:,{{}}\[\]"{QUOTE}]+(?=:)')
+_MAX_LEXEME = 4400  # characters of a name, key, number or word; Python reads integers of 4,300 digits
+_SPACE = " \t\r\n"
+_HEAD = re.compile(rf"call:([A-Za-z0-9_.-]{{1,{MAX_NAME_LENGTH}}})")
+_KEY_END = re.compile(rf'[:,{{}}\[\]"{QUOTE}]')
+_VALUE_END = re.compile(rf"[,\]}}{_SPACE}]")
 _NUMBER = re.compile(r"(-?(?:0|[1-9][0-9]*))(\.[0-9]+)?([eE][+-]?[0-9]+)?")
-_WORD = re.compile(r"[A-Za-z]+")
 # Templates write a missing value in the word of whatever language renders them.
 _WORDS = {"true": True, "false": False, "null": None, "none": None, "None": None, "nil": None}
 
@@ -37,114 +38,182 @@ class ToolCall:
         return json.dumps(self.arguments, ensure_ascii=False, allow_nan=False)
 
 
-def parse_call(source: str) -> ToolCall:
-    """The call that `source` spells, QUOTE standing for the quote token. Integers stay integers, of any size.
+class CallReader:
+    """Reads the source of one call piece by piece, QUOTE standing for the quote token.
 
-    Raises ValueError where it is no such call: unfinished, nested deeper than MAX_DEPTH, a key given twice, or a number
-    that JSON cannot carry.
+    All that `push` and `close` return, put together, is the arguments' JSON. It begins with the first value, and the
+    brace that ends it comes from `close` alone: what a call that never ends has said is no JSON, and nobody can act on
+    it. Integers stay integers, of any size.
     """
-    return _Parser(source).call()
 
+    def __init__(self) -> None:
+        self.name: str | None = None
+        self._source = ""  # not read yet
+        self._held = ""  # JSON that stands in front of the next value, or behind the last one
+        self._json: list[str] = []
+        self._keys: list[set[str] | None] = []  # of the objects that are open, None for a list
+        self._read: Callable[[], str | None] = self._read_head
 
-class _Parser:
-    """Recursive descent over one text; `_at` is the next character to read."""
+    def push(self, source: str) -> str:
+        """JSON that `source` made certain; often empty. Push nothing more after an error.
 
-    def __init__(self, source: str) -> None:
-        self._source = source
-        self._at = 0
+        Raises ValueError where it is no call: nested deeper than MAX_DEPTH, a key given twice, or a number that JSON
+        cannot carry.
+        """
+        self._source += source
+        pieces = []
+        while self._skip_space() and (piece := self._read()) is not None:
+            pieces.append(piece)
+        self._json += pieces
+        return "".join(pieces)
 
-    def call(self) -> ToolCall:
-        self._skip_space()
-        head = self._match(_HEAD)
+    def close(self) -> tuple[str, ToolCall]:
+        """The rest of the JSON, and the call. Raises ValueError where it is unfinished."""
+        if self._read != self._read_nothing or self.name is None:
+            raise ValueError("the call is unfinished")
+        return self._held, ToolCall(self.name, json.loads("".join([*self._json, self._held])))
+
+    def _skip_space(self) -> bool:
+        """Whether something follows. White space inside a string counts."""
+        if self._read != self._read_string:
+            self._source = self._source.lstrip(_SPACE)
+        return self._source != ""
+
+    # Each reads one element if all of it is there, and says what it makes certain; None: more is needed.
+
+    def _read_head(self) -> str | None:
+        at = self._end(self._source.find("{"))
+        if at is None:
+            return None
+        head = _HEAD.fullmatch(self._source, 0, at)
         if head is None:
-            raise self._unexpected("call:NAME{")
-        arguments = self._object(depth=1)
-        if self._at < len(self._source):
-            raise self._unexpected("the end")
-        return ToolCall(head[1], arguments)
+            raise ValueError("expected call:NAME{")
+        self.name = head[1]
+        self._take(at)
+        self._open("{")
+        return ""
 
-    def _value(self, *, depth: int) -> Any:
-        if self._follows("{"):
-            return self._object(depth=depth)
-        if self._follows("["):
-            return self._list(depth=depth)
-        if string := self._match(_STRING):
-            return string[1]
-        if number := self._match(_NUMBER):
-            return _number(number)
-        if (word := self._match(_WORD)) and word[0] in _WORDS:
-            return _WORDS[word[0]]
-        raise self._unexpected("a value")
+    def _read_first_key(self) -> str | None:
+        return self._close_container() if self._source[0] == "}" else self._read_key()
 
-    def _object(self, *, depth: int) -> dict[str, Any]:
-        _require_depth(depth)
-        self._take("{")
-        members: dict[str, Any] = {}
-        while not self._follows("}"):
-            if members:
-                self._take(",")
-            key = self._key()
-            if key in members:  # a function must not run with one of two values at the parser's choice
-                raise ValueError(f"the key {key!r} stands twice")
-            self._take(":")
-            members[key] = self._value(depth=depth + 1)
-            self._skip_space()
-        self._take("}")
-        return members
+    def _read_key(self) -> str | None:
+        if self._source[0] == QUOTE:
+            at = self._end(self._source.find(QUOTE, 1))
+            if at is None:
+                return None
+            key = self._source[1:at]
+            self._take(at + 1)
+        else:
+            found = _KEY_END.search(self._source)
+            at = self._end(found.start() if found else -1)
+            if at is None:
+                return None
+            key = self._source[:at].rstrip(_SPACE)
+            if not key or self._source[at] != ":":
+                raise ValueError("expected a key")
+            self._take(at)
+        keys = self._keys[-1]
+        assert keys is not None
+        if key in keys:  # a function must not run with one of two values at the parser's choice
+            raise ValueError(f"the key {key!r} stands twice")
+        keys.add(key)
+        self._held += f"{json.dumps(key, ensure_ascii=False)}: "
+        self._read = self._read_colon
+        return ""
 
-    def _list(self, *, depth: int) -> list[Any]:
-        _require_depth(depth)
-        self._take("[")
-        entries: list[Any] = []
-        while not self._follows("]"):
-            if entries:
-                self._take(",")
-            entries.append(self._value(depth=depth + 1))
-            self._skip_space()
-        self._take("]")
-        return entries
+    def _read_colon(self) -> str:
+        if self._source[0] != ":":
+            raise ValueError("expected ':'")
+        self._take(1)
+        self._read = self._read_value
+        return ""
 
-    def _key(self) -> str:
-        if string := self._match(_STRING):
-            self._skip_space()
-            return string[1]
-        if bare := self._match(_BARE_KEY):
-            return bare[0].rstrip(" \t\r\n")
-        raise self._unexpected("a key")
+    def _read_first_entry(self) -> str | None:
+        return self._close_container() if self._source[0] == "]" else self._read_value()
 
-    def _follows(self, character: str) -> bool:
-        return self._source.startswith(character, self._at)
+    def _read_value(self) -> str | None:
+        first = self._source[0]
+        if first in "{[":
+            self._open(first)
+            return self._release("")
+        if first == QUOTE:
+            self._take(1)
+            self._read = self._read_string
+            return self._release('"')
+        found = _VALUE_END.search(self._source)
+        at = self._end(found.start() if found else -1)
+        if at is None:
+            return None
+        value = _word_or_number(self._source[:at])
+        self._take(at)
+        self._read = self._read_behind_value
+        return self._release(json.dumps(value))
 
-    def _take(self, character: str) -> None:
-        """Read `character` and the white space behind it."""
-        if not self._follows(character):
-            raise self._unexpected(repr(character))
-        self._at += 1
-        self._skip_space()
+    def _read_string(self) -> str:
+        text, quote, self._source = self._source.partition(QUOTE)
+        said = json.dumps(text, ensure_ascii=False)[1:-1]
+        if not quote:
+            return said
+        self._read = self._read_behind_value
+        return said + '"'
 
-    def _skip_space(self) -> None:
-        self._match(_SPACE)
+    def _read_behind_value(self) -> str:
+        keys = self._keys[-1]
+        if self._source[0] == ",":
+            self._take(1)
+            self._held = ", "
+            self._read = self._read_value if keys is None else self._read_key
+            return ""
+        if self._source[0] != ("]" if keys is None else "}"):
+            raise ValueError("expected ',' or the end of a list or an object")
+        return self._close_container()
 
-    def _match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
-        found = pattern.match(self._source, self._at)
-        if found is not None:
-            self._at = found.end()
-        return found
+    def _read_nothing(self) -> str:
+        raise ValueError("expected the end")
 
-    def _unexpected(self, wanted: str) -> ValueError:
-        return ValueError(f"expected {wanted} at character {self._at}")
+    def _open(self, bracket: str) -> None:
+        if len(self._keys) == MAX_DEPTH:
+            raise ValueError(f"nested deeper than {MAX_DEPTH}")
+        self._keys.append(set() if bracket == "{" else None)
+        self._take(1)
+        self._held += bracket
+        self._read = self._read_first_key if bracket == "{" else self._read_first_entry
+
+    def _close_container(self) -> str:
+        self._keys.pop()
+        bracket = self._source[0]
+        self._take(1)
+        if self._keys:
+            self._read = self._read_behind_value
+            return self._release(bracket)
+        self._held += bracket
+        self._read = self._read_nothing
+        return ""
+
+    def _release(self, json_text: str) -> str:
+        held, self._held = self._held, ""
+        return held + json_text
+
+    def _take(self, count: int) -> None:
+        self._source = self._source[count:]
+
+    def _end(self, at: int) -> int | None:
+        """Where an element ends; None: not yet. Bounds what is searched again with every token."""
+        if (at if at >= 0 else len(self._source)) > _MAX_LEXEME:
+            raise ValueError(f"a name, key or number has more than {_MAX_LEXEME} characters")
+        return at if at >= 0 else None
 
 
-def _require_depth(depth: int) -> None:
-    if depth > MAX_DEPTH:
-        raise ValueError(f"nested deeper than {MAX_DEPTH}")
-
-
-def _number(match: re.Match[str]) -> int | float:
+def _word_or_number(text: str) -> int | float | bool | None:
+    if text in _WORDS:
+        return _WORDS[text]
+    match = _NUMBER.fullmatch(text)
+    if match is None:
+        raise ValueError("expected a value")
     whole, fraction, exponent = match.groups()
     if fraction is None and exponent is None:
         return int(whole)  # ValueError beyond Python's bound of digits
-    value = float(match[0])
+    value = float(text)
     if not math.isfinite(value):
         raise ValueError("a number is too large for JSON")
     return value

@@ -1,0 +1,88 @@
+"""POST /v1/messages: the shapes of its answers."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
+from typing import Any
+
+from modelserve_worker.server.anthropic.content import ContentStream, content_blocks
+from modelserve_worker.server.anthropic.errors import error_body
+from modelserve_worker.server.anthropic.request import MessagesRequest
+from modelserve_worker.server.errors import ApiError
+from modelserve_worker.server.sequences import Reply, SequenceRunner
+from modelserve_worker.server.state import ServedModel
+from modelserve_worker.server.streaming import named_event
+from modelserve_worker.server.translation import only_sequence
+
+
+class MessagesAnswer:
+    """Answers one request, whole or as a stream. Raises ApiError when the request cannot be served."""
+
+    stream_end = b""
+
+    def __init__(self, body: MessagesRequest, model: ServedModel, *, max_model_len: int) -> None:
+        self._id = f"msg_{uuid.uuid4().hex}"
+        self._model = model.name
+        self._spec = only_sequence(body.chat(), model, response_id=self._id, max_model_len=max_model_len)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self._spec.request.prompt_token_ids)
+
+    async def whole(self, runner: SequenceRunner) -> dict[str, Any]:
+        (reply,) = await runner.collect([self._spec])
+        end = _end(reply)
+        return self._message(content_blocks(reply.parts), output_tokens=reply.num_tokens) | end
+
+    async def events(self, runner: SequenceRunner) -> AsyncGenerator[bytes, None]:
+        """Anthropic's events: the message without content, its blocks one after another, and how it ended."""
+        content = ContentStream()
+        begun = False
+        async with aclosing(runner.stream([self._spec])) as steps:
+            async for ((reply, parts),) in steps:
+                events: list[dict[str, Any]] = []
+                if not begun:
+                    begun = True
+                    events.append({"type": "message_start", "message": self._message([], output_tokens=0)})
+                events += content.push(parts)
+                if reply.finish_reason is not None:
+                    events += content.finish()
+                    usage = self._usage(reply.num_tokens)
+                    events += [{"type": "message_delta", "delta": _end(reply), "usage": usage}]
+                    events += [{"type": "message_stop"}]
+                if events:
+                    yield _encoded(events)
+
+    def failure(self, error: ApiError) -> bytes:
+        """The event that ends a stream which cannot go on."""
+        return _encoded([error_body(error)])
+
+    def _message(self, content: list[dict[str, Any]], *, output_tokens: int) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": content,
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": self._usage(output_tokens),
+        }
+
+    def _usage(self, output_tokens: int) -> dict[str, int]:
+        cached = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
+        return {"input_tokens": self.num_prompt_tokens, **cached, "output_tokens": output_tokens}
+
+
+def _end(reply: Reply) -> dict[str, Any]:
+    if reply.finish_reason == "length":
+        return {"stop_reason": "max_tokens", "stop_sequence": None}
+    if isinstance(reply.stop_reason, str):
+        return {"stop_reason": "stop_sequence", "stop_sequence": reply.stop_reason}
+    return {"stop_reason": "tool_use" if reply.tool_calls else "end_turn", "stop_sequence": None}
+
+
+def _encoded(events: Iterable[dict[str, Any]]) -> bytes:
+    return b"".join(named_event(event["type"], event) for event in events)

@@ -1,0 +1,106 @@
+"""The content blocks of Anthropic's messages, and the chat messages they stand for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+
+from modelserve_worker.server.field_policy import BLOCK_FIELDS
+from modelserve_worker.server.messages import MAX_CALL_ID_LENGTH
+from modelserve_worker.server.request_model import RequestModel
+from modelserve_worker.server.text_content import text_parts
+from modelserve_worker.server.tools import FunctionName
+
+
+class _Block(RequestModel):
+    ignored = BLOCK_FIELDS
+    described_as = "content."
+
+
+class TextBlock(_Block):
+    type: Literal["text"]
+    text: str
+
+
+class ThinkingBlock(_Block):
+    """What the model thought in an earlier answer."""
+
+    type: Literal["thinking"]
+    thinking: str
+
+
+class ToolUseBlock(_Block):
+    """A call that the model made in an earlier answer."""
+
+    type: Literal["tool_use"]
+    id: str = Field(min_length=1, max_length=MAX_CALL_ID_LENGTH)
+    name: FunctionName
+    input: dict[str, Any]
+
+
+class ToolResultBlock(_Block):
+    """What a call returned."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str = Field(min_length=1, max_length=MAX_CALL_ID_LENGTH)
+    content: str | list[dict[str, Any]] = ""
+
+    @field_validator("content", mode="before", json_schema_input_type=str | list[TextBlock])
+    @classmethod
+    def _text_only(cls, value: Any, info: ValidationInfo) -> Any:
+        return text_parts(value, ("text",), info)
+
+
+UserBlock = Annotated[TextBlock | ToolResultBlock, Field(discriminator="type")]
+AssistantBlock = Annotated[TextBlock | ThinkingBlock | ToolUseBlock, Field(discriminator="type")]
+
+
+def _one_block(value: Any) -> Any:
+    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
+class UserMessage(RequestModel):
+    role: Literal["user"]
+    content: Annotated[list[UserBlock], BeforeValidator(_one_block, json_schema_input_type=str | list[UserBlock])]
+
+
+class AssistantMessage(RequestModel):
+    role: Literal["assistant"]
+    content: Annotated[
+        list[AssistantBlock], BeforeValidator(_one_block, json_schema_input_type=str | list[AssistantBlock])
+    ]
+
+
+MessageParam = Annotated[UserMessage | AssistantMessage, Field(discriminator="role")]
+
+
+def chat_messages(messages: Sequence[MessageParam]) -> list[dict[str, Any]]:
+    """Chat messages: the results in a message of the user come before what else it says."""
+    ready: list[dict[str, Any]] = []
+    for message in messages:
+        text = [{"type": "text", "text": block.text} for block in message.content if isinstance(block, TextBlock)]
+        if isinstance(message, UserMessage):
+            results = [block for block in message.content if isinstance(block, ToolResultBlock)]
+            ready += [{"role": "tool", "tool_call_id": r.tool_use_id, "content": r.content} for r in results]
+            if text or not results:
+                ready.append({"role": "user", "content": text})
+        else:
+            ready.append(_of_assistant(message.content, text))
+    return ready
+
+
+def _of_assistant(blocks: Sequence[AssistantBlock], text: list[dict[str, str]]) -> dict[str, Any]:
+    said: dict[str, Any] = {"role": "assistant", "content": text or None}
+    calls = [block for block in blocks if isinstance(block, ToolUseBlock)]
+    if calls:
+        said["tool_calls"] = [
+            {"id": call.id, "function": {"name": call.name, "arguments": json.dumps(call.input)}} for call in calls
+        ]
+    elif not text:
+        said["content"] = ""
+    if thought := "".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock)):
+        said["reasoning_content"] = thought
+    return said

@@ -1,0 +1,124 @@
+"""The items of a Responses input, and the chat messages they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator
+
+from modelserve_worker.server.field_policy import INPUT_FIELDS
+from modelserve_worker.server.messages import MAX_CALL_ID_LENGTH, JsonObjectText
+from modelserve_worker.server.request_model import RequestModel
+from modelserve_worker.server.text_content import text_parts
+from modelserve_worker.server.tools import FunctionName
+
+_TEXT_KINDS = ("input_text", "output_text", "text")
+
+
+class TextContent(RequestModel):
+    """A part of a content as it is documented; the content's own check reads it."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+
+
+class ReasoningContent(RequestModel):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class _Item(RequestModel):
+    ignored = INPUT_FIELDS
+    described_as = "input."
+
+
+class MessageItem(_Item):
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | list[dict[str, Any]]
+
+    @field_validator("content", mode="before", json_schema_input_type=str | list[TextContent])
+    @classmethod
+    def _text_only(cls, value: Any, info: ValidationInfo) -> Any:
+        return text_parts(value, _TEXT_KINDS, info)
+
+
+class FunctionCallItem(_Item):
+    """A call that the model made in an earlier response."""
+
+    type: Literal["function_call"]
+    call_id: str = Field(min_length=1, max_length=MAX_CALL_ID_LENGTH)
+    name: FunctionName
+    arguments: JsonObjectText
+
+
+class FunctionCallOutputItem(_Item):
+    type: Literal["function_call_output"]
+    call_id: str = Field(min_length=1, max_length=MAX_CALL_ID_LENGTH)
+    output: str | list[dict[str, Any]]
+
+    @field_validator("output", mode="before", json_schema_input_type=str | list[TextContent])
+    @classmethod
+    def _text_only(cls, value: Any, info: ValidationInfo) -> Any:
+        return text_parts(value, _TEXT_KINDS, info)
+
+
+class ReasoningItem(_Item):
+    """What the model thought in an earlier response. Only `content` is read."""
+
+    type: Literal["reasoning"]
+    content: list[dict[str, Any]] = Field(default_factory=list)
+
+    @field_validator("content", mode="before", json_schema_input_type=list[ReasoningContent])
+    @classmethod
+    def _text_only(cls, value: Any, info: ValidationInfo) -> Any:
+        return text_parts(value, ("reasoning_text",), info)
+
+    def thought(self) -> str:
+        return "".join(part["text"] for part in self.content)
+
+
+def _kind(item: Any) -> str | None:
+    kind = item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", None)
+    return kind if isinstance(kind, str) else None
+
+
+InputItem = Annotated[
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[FunctionCallItem, Tag("function_call")]
+    | Annotated[FunctionCallOutputItem, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")],
+    Discriminator(_kind),
+]
+
+
+def chat_messages(items: Sequence[InputItem], *, instructions: str | None) -> list[dict[str, Any]]:
+    """Chat messages: thought, text and calls that follow each other are one message of the assistant."""
+    messages: list[dict[str, Any]] = []
+    if instructions is not None:
+        messages.append({"role": "system", "content": instructions})
+    for item in items:
+        if isinstance(item, FunctionCallOutputItem):
+            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": item.output})
+        elif isinstance(item, MessageItem) and item.role != "assistant":
+            messages.append({"role": item.role, "content": item.content})
+        else:
+            _add_to_assistant(messages, item)
+    return [message for message in messages if len(message) > 1]  # a thought without text leaves nothing
+
+
+def _add_to_assistant(messages: list[dict[str, Any]], item: MessageItem | FunctionCallItem | ReasoningItem) -> None:
+    last = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
+    begins = isinstance(item, ReasoningItem) or (isinstance(item, MessageItem) and "content" in (last or {}))
+    if last is None or begins:
+        last = {"role": "assistant"}
+        messages.append(last)
+    if isinstance(item, ReasoningItem):
+        if thought := item.thought():
+            last["reasoning_content"] = thought
+    elif isinstance(item, MessageItem):
+        last["content"] = item.content
+    else:
+        function = {"name": item.name, "arguments": item.arguments}
+        last.setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
