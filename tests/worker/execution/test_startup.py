@@ -9,6 +9,7 @@ import torch
 from model_checkpoints import load_checkpoint, make_checkpoint
 
 from modelserve.errors import InvalidInput
+from modelserve.sizing.activation import PROMPT_SCORE_ROWS
 from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.model_runner import GPUModelRunner
 from modelserve_worker.execution.startup import profile_batches, read_architecture
@@ -73,6 +74,6 @@ def test_the_profile_step_needs_two_pages_whatever_the_context(
         (1, tokens, {start}), (8, 8, {start})
     ]  # fmt: skip
     runner.profile(batches)
-    assert rows == [1, 8]
+    assert rows == [min(PROMPT_SCORE_ROWS, tokens - 1), 1, 8], "a block of the chunk is scored, then rows are sampled"
     assert counted[0] > 0, "the profile's requests have penalties"
     assert not sampler._seen.any()

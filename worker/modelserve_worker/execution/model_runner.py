@@ -8,6 +8,7 @@ behind an event that only `PendingStep.result` waits for. Steps replay captured 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -15,16 +16,18 @@ from torch import Tensor
 
 from modelserve.architecture import LayerKind
 from modelserve.errors import InvalidInput
-from modelserve_worker.batch import IN_FLIGHT, PendingStep, ScheduledBatch
+from modelserve_worker.batch import IN_FLIGHT, Int32Array, PendingStep, ScheduledBatch
 from modelserve_worker.execution.block_tables import BlockTables
 from modelserve_worker.execution.device import runs_on_kernels
 from modelserve_worker.execution.input_batch import PackedStep, QueryBlocks, SampledRows, StepPacker
 from modelserve_worker.execution.kv_cache import KVCache
-from modelserve_worker.execution.launched_step import FailedStep, LaunchedStep
+from modelserve_worker.execution.launched_step import FailedStep, LaunchedStep, UnsampledStep
 from modelserve_worker.execution.paged_attention import PagedAttention
 from modelserve_worker.execution.plain_step import plain_step
+from modelserve_worker.execution.prompt_scores import PromptScorer, ScoredChunk
 from modelserve_worker.execution.sampler import Sampler, SamplerOutput
 from modelserve_worker.execution.step_graphs import StepGraphs
+from modelserve_worker.execution.token_masks import TokenMaskBuffer, TokenMasks
 from modelserve_worker.kernels.step_inputs import StepInputs
 from modelserve_worker.layers.attention import AttentionBackend
 from modelserve_worker.layers.rotary import rotate
@@ -87,6 +90,8 @@ class GPUModelRunner:
             eos_token_ids=architecture.eos_token_ids,
             device=device,
         )
+        self._scorer = PromptScorer(softcap=architecture.final_logit_softcapping, device=device)
+        self._masks = TokenMaskBuffer(max_num_seqs=max_num_seqs, vocab_size=architecture.vocab_size, device=device)
         self.last_tokens = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
         self._names: dict[int, str] = {}  # request ids by slot
         self._graphs: StepGraphs | None = None
@@ -148,15 +153,17 @@ class GPUModelRunner:
             hidden, logits = None, graphs.replay(packed, rows)
         else:
             hidden, logits = graphs.replay(packed, rows), None
+        scored = self._scorer.score(batch, partial(self._logits_of, hidden, logits))
         sampled = packed.sampled
         if sampled is None:
-            return LaunchedStep(batch.step, None, on_gpu=self.launches_ahead)
+            return LaunchedStep(batch.step, None, on_gpu=self.launches_ahead, scored=scored)
         if hidden is not None:
             logits = self.model.head(_sampled_rows(hidden, sampled))
         else:
             assert logits is not None
             logits = _sampled_rows(logits, sampled)
-        return LaunchedStep(batch.step, self._sample(sampled, logits), on_gpu=self.launches_ahead)
+        sample = partial(self._sampled, batch, sampled, logits, scored)
+        return UnsampledStep(sample) if len(batch.constrained) else sample()
 
     def _pack(self, batch: ScheduledBatch, *, padded_to: int | None = None) -> PackedStep:
         updates = {LayerKind.GLOBAL: batch.global_updates, LayerKind.SLIDING: batch.sliding_updates}
@@ -164,6 +171,7 @@ class GPUModelRunner:
             self.tables.check(kind, entries, num_pages=self.cache.num_pages[kind])
         packed = self._packer.pack(batch, padded_to=padded_to)
         self._sampler.admit(batch.admitted)
+        self._scorer.admit(batch.admitted)
         self._names.update((request.slot, request.request_id) for request in batch.admitted)
         self.cache.move(batch.page_moves)
         for kind, entries in updates.items():
@@ -177,11 +185,35 @@ class GPUModelRunner:
         hidden: Tensor = self.model(tokens, step.positions, self._attention(step), num_rows=packed.num_rows)
         return hidden
 
+    def _logits_of(self, hidden: Tensor | None, logits: Tensor | None, rows: slice) -> Tensor:
+        """Raw logits of some rows of a step that has run."""
+        if logits is not None:
+            return logits[rows]
+        assert hidden is not None
+        scores: Tensor = self.model.head(hidden[rows])
+        return scores
+
     def _logits(self, packed: PackedStep) -> Tensor:
         """Raw logits of every row."""
         return self.model.head(self._hidden(packed))
 
-    def _sample(self, rows: SampledRows, logits: Tensor) -> SamplerOutput:
+    @torch.inference_mode()
+    def _sampled(
+        self,
+        batch: ScheduledBatch,
+        rows: SampledRows,
+        logits: Tensor,
+        scored: Sequence[ScoredChunk],
+        masks: Int32Array | None = None,
+    ) -> LaunchedStep:
+        """Launch the sampling of a step; `masks` are those of its constrained rows."""
+        sent = None
+        if masks is not None:
+            sent = self._masks.send(batch.constrained, masks, rows=len(rows.host_slots))
+        sampled = self._sample(rows, logits, sent)
+        return LaunchedStep(batch.step, sampled, on_gpu=self.launches_ahead, scored=scored)
+
+    def _sample(self, rows: SampledRows, logits: Tensor, masks: TokenMasks | None) -> SamplerOutput:
         sampled = self._sampler.sample(
             logits,
             slots=rows.slots,
@@ -189,6 +221,7 @@ class GPUModelRunner:
             output_counts=rows.output_counts,
             host_slots=rows.host_slots,
             host_output_counts=rows.host_output_counts,
+            masks=masks,
         )
         self.last_tokens.index_copy_(0, rows.slots.long(), sampled.tokens.clamp(min=0).int())
         return sampled

@@ -28,7 +28,7 @@ from modelserve.architecture import ModelArchitecture
 from modelserve.engine_args import EngineArgs
 from modelserve.errors import InvalidInput, ModelServeError
 from modelserve.sizing.pages import CacheGeometry
-from modelserve_worker.batch import ModelRunner, PendingStep, SampledTokens, ScheduledBatch
+from modelserve_worker.batch import Int32Array, ModelRunner, PendingStep, SampledTokens, ScheduledBatch
 from modelserve_worker.engine_client import EngineDead
 from modelserve_worker.execution.launched_step import FailedStep
 from modelserve_worker.execution.memory_report import MemoryReport
@@ -91,6 +91,8 @@ def worker_loop(runner: ModelRunner, batches: Connection) -> None:
         if batch is None:
             return
         step = runner.execute(batch)
+        if len(batch.constrained):
+            step = step.constrain(batches.recv())
         if isinstance(step, FailedStep) and not step.before_collectives:
             step.result()
 
@@ -154,8 +156,8 @@ class WorkerRanks:
         except queue.Empty:
             return self.failure("before it was ready")
 
-    def send(self, batch: ScheduledBatch | None) -> None:
-        """Hand a step to every rank. Raises RankDiedError when one is gone."""
+    def send(self, batch: ScheduledBatch | Int32Array | None) -> None:
+        """Hand a step, or the masks of its constrained rows, to every rank. Raises RankDiedError when one is gone."""
         for pipe in self._pipes:
             try:
                 pipe.send(batch)
@@ -245,6 +247,14 @@ class _RankedStep:
 
     def done(self) -> bool:
         return self._step.done()
+
+    def constrain(self, masks: Int32Array) -> PendingStep:
+        """On every rank; a dead one fails the step."""
+        try:
+            self._workers.send(masks)
+        except Exception as error:
+            return FailedStep(error)
+        return _RankedStep(self._step.constrain(masks), self._workers)
 
     def result(self) -> SampledTokens:
         """Tokens of the step. Raises RankDiedError when a rank is gone, else what the step failed with."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ from modelserve.architecture import ModelArchitecture
 from modelserve.engine_args import EngineArgs
 from modelserve.errors import InvalidInput
 from modelserve.inspection import CONFIG_FILE, read_json_object
+from modelserve.sizing.activation import PROMPT_SCORE_ROWS
 from modelserve.sizing.cuda_graphs import graphs_bytes
 from modelserve.sizing.memory import KEYS_PER_PASS
 from modelserve.sizing.pages import CacheGeometry
@@ -42,7 +43,7 @@ _CPU_PROFILE_TOKENS = 64  # nothing is measured on the CPU: the step shows that 
 # Every filter and penalty on, so that the profile step holds every temporary of sampling.
 _PROFILE_SAMPLING = SamplingParams(
     seed=0, max_tokens=1, top_k=2, top_p=0.5, min_p=0.1, repetition_penalty=1.1, presence_penalty=0.1,
-    frequency_penalty=0.1, logprobs=20,
+    frequency_penalty=0.1, logprobs=20, prompt_logprobs=20,
 )  # fmt: skip
 
 logger = logging.getLogger(__name__)
@@ -194,7 +195,9 @@ def _profile(
 def profile_batches(*, start: int, tokens: int, rows: int) -> tuple[ScheduledBatch, ...]:
     """A prefill chunk of positions [start, start + tokens), then `rows` decodes. Every table entry names page 0."""
     requests = tuple(AdmittedRequest(slot, f"profile-{slot}", _PROFILE_SAMPLING, (0,), ()) for slot in range(rows))
-    chunk = _profile_batch(0, slots=1, start=start, length=tokens, admitted=requests[:1])
+    scored = min(start + tokens, start + 1 + PROMPT_SCORE_ROWS)  # one block of the chunk's rows
+    first = replace(requests[0], prompt_token_ids=(0,) * scored)
+    chunk = _profile_batch(0, slots=1, start=start, length=tokens, admitted=(first,))
     return chunk, _profile_batch(1, slots=rows, start=start, length=1, admitted=requests)
 
 

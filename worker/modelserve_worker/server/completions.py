@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
 from modelserve_worker.server.envelope import Envelope
-from modelserve_worker.server.logprobs import CompletionLogprobs
+from modelserve_worker.server.logprobs import CompletionLogprobs, prompt_logprobs_list
 from modelserve_worker.server.preparation import SequenceSpec, completion_sequences
 from modelserve_worker.server.protocol import CompletionRequest
 from modelserve_worker.server.sequences import Reply, SequenceRunner, texts
@@ -39,18 +40,44 @@ class CompletionAnswer:
 
     async def whole(self, runner: SequenceRunner) -> dict[str, Any]:
         replies = await runner.collect(self._specs)
-        choices = [
-            {
+        if self._body.scored_alternatives is not None:  # an object per token of a prompt: not on the loop
+            choices = await asyncio.to_thread(self._choices, replies)
+        else:
+            choices = self._choices(replies)
+        counts = [reply.num_tokens for reply in replies]
+        return self._envelope.document(choices, usage(self._specs, counts, n=self._body.n))
+
+    def _choices(self, replies: Sequence[Reply]) -> list[dict[str, Any]]:
+        choices = []
+        for index, reply in enumerate(replies):
+            choice = {
                 "index": index,
                 "text": self._echoes[index] + reply.content,
-                "logprobs": None if self._body.logprobs is None else self._logprobs[index].take(reply.take_logprobs()),
+                "logprobs": self._scores(reply, first=True),
                 "finish_reason": reply.finish_reason,
                 "stop_reason": reply.stop_reason,
             }
-            for index, reply in enumerate(replies)
-        ]
-        counts = [reply.num_tokens for reply in replies]
-        return self._envelope.document(choices, usage(self._specs, counts, n=self._body.n))
+            if self._body.prompt_logprobs is not None:
+                choice["prompt_logprobs"] = prompt_logprobs_list(
+                    reply.prompt_token_ids,
+                    reply.prompt_logprobs,
+                    self._model.text.vocabulary,
+                    alternatives=self._body.prompt_logprobs,
+                )
+            choices.append(choice)
+        return choices
+
+    def _scores(self, reply: Reply, *, first: bool) -> dict[str, Any] | None:
+        """Those of the reply's new tokens, and with its first ones those of an echoed prompt."""
+        if self._body.logprobs is None:
+            return None
+        echoed = reply.prompt_logprobs if first and self._body.echo else None
+        return self._logprobs[reply.index].take(
+            reply.take_logprobs(),
+            prompt=reply.prompt_token_ids,
+            prompt_logprobs=echoed,
+            alternatives=self._body.logprobs,
+        )
 
     async def events(self, runner: SequenceRunner) -> AsyncGenerator[bytes, None]:
         """The events of one step, or of several where the client is slow, in one piece."""
@@ -71,13 +98,14 @@ class CompletionAnswer:
     def _choice(self, reply: Reply, parts: Sequence[Part], *, first: bool) -> dict[str, Any] | None:
         """The choice of an event; None for a token inside a character, which says nothing yet."""
         text = texts(parts, Channel.CONTENT)
-        logprobs = reply.take_logprobs()
-        if not (first or text or logprobs or reply.finish_reason):
+        scores = self._scores(reply, first=first)
+        scored = scores is not None and bool(scores["tokens"])
+        if not (first or text or scored or reply.finish_reason):
             return None
         return {
             "index": reply.index,
             "text": self._echoes[reply.index] + text if first else text,
-            "logprobs": self._logprobs[reply.index].take(logprobs) if logprobs else None,
+            "logprobs": scores if scored else None,
             "finish_reason": reply.finish_reason,
             "stop_reason": reply.stop_reason,
         }
