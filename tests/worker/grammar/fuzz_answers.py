@@ -2,7 +2,7 @@
 
     PYTHONPATH=operator:worker python tests/worker/grammar/fuzz_answers.py --cases 1000 [--seed N]
 
-Prints by kind how many answers were finished, and how many were cut by their length; exits with 1 at the first wrong one.
+Prints by kind how many answers were finished and how many cut by their length; ends with 1 at the first wrong one.
 """
 
 from __future__ import annotations

@@ -52,10 +52,8 @@ def random_schema(rng: random.Random, depth: int = 2) -> dict[str, Any]:
     if kind == "anyOf":
         return {"anyOf": [random_schema(rng, depth - 1) for _ in range(rng.randint(1, 3))]}
     if kind == "array":
-        low = rng.randint(0, 2)
-        return {
-            "type": "array", "items": random_schema(rng, depth - 1), "minItems": low, "maxItems": low + rng.randint(0, 2)
-        }  # fmt: skip
+        low, items = rng.randint(0, 2), random_schema(rng, depth - 1)
+        return {"type": "array", "items": items, "minItems": low, "maxItems": low + rng.randint(0, 2)}
     return random_object(rng, depth)
 
 

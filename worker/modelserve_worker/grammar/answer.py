@@ -72,6 +72,7 @@ class AnswerGrammar:
     tools: Sequence[CalledTool] = ()
     several_calls: bool = False
     text: bool = False
+    field: str = "tools"  # of the request, to name in a refusal
 
     def source(self, markers: Markers, thought: Thought) -> str:
         """The library's JSON. Raises InvalidInput that names the field at fault."""

@@ -34,7 +34,10 @@ def _error(source: str) -> str | None:
 
 
 def _in_our_words(error: str) -> str:
-    first = error.strip().splitlines()[0]
+    first, *others = error.strip().splitlines()
+    reasons = [line.strip() for line in others if line.strip().startswith("error: ")]  # of a regular expression
+    if reasons:
+        return f"{first.removesuffix(':')}: {reasons[0].removeprefix('error: ')}"
     unimplemented, _, keys = first.partition("Unimplemented keys: ")
     if keys:
         return f"{unimplemented}the keywords {keys.strip('[]')} cannot be followed; leave them out"

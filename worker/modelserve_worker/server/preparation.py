@@ -5,7 +5,9 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+from modelserve.errors import InvalidInput
 from modelserve_worker.grammar.answer import Thought
 from modelserve_worker.request import Request, SamplingParams
 from modelserve_worker.server.conversation import template_messages
@@ -19,6 +21,7 @@ from modelserve_worker.text.reply import PLAIN_TEXT, ReplyFormat
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 _SEEDS = 1 << 63
+_NO_MARKERS = Markers.of({})
 _THINK = "<|think|>"  # the token by which a prompt asks for thoughts
 
 
@@ -82,8 +85,7 @@ def completion_sequences(
             f"{len(prompts)} prompts times n={body.n} are {len(prompts) * body.n} answers; the limit is {MAX_PROMPTS}",
             param="n", code="invalid_value",
         )  # fmt: skip
-    answer = answer_grammar(response_format=body.response_format, structured_outputs=body.structured_outputs)
-    grammar = None if answer is None else grammar_source(answer, Markers.of({}), Thought.NONE)
+    grammar = _grammar(body)
     specs: list[SequenceSpec] = []
     for prompt in prompts:
         asked = None if body.max_tokens is None else max(1, body.max_tokens)
@@ -127,17 +129,24 @@ def chat_sequences(
     )
 
 
+def _grammar(
+    body: CompletionRequest | ChatCompletionRequest,
+    markers: Markers = _NO_MARKERS,
+    thought: Thought = Thought.NONE,
+    **calls: Any,
+) -> str | None:
+    """What the answer must match; None where any answer will do. Raises ApiError."""
+    try:
+        answer = answer_grammar(
+            response_format=body.response_format, structured_outputs=body.structured_outputs, **calls
+        )
+        return None if answer is None else grammar_source(answer, markers, thought)
+    except InvalidInput as error:
+        raise ApiError(str(error), param=error.field, code="invalid_value") from error
+
+
 def _chat_grammar(body: ChatCompletionRequest, prompt: tuple[int, ...], model: ServedModel) -> str | None:
-    """What the answer must match, behind the thought that may stand before it; None where any answer will do."""
-    answer = answer_grammar(
-        response_format=body.response_format,
-        structured_outputs=body.structured_outputs,
-        tools=body.tools,
-        tool_choice=body.tool_choice,
-        parallel_tool_calls=body.parallel_tool_calls,
-    )
-    if answer is None:
-        return None
+    """The grammar begins behind the thought that may stand before the answer. Raises ApiError."""
     vocabulary = model.text.vocabulary
     markers = Markers.of(vocabulary.ids)
     thought = Thought.NONE
@@ -145,7 +154,14 @@ def _chat_grammar(body: ChatCompletionRequest, prompt: tuple[int, ...], model: S
         thought = Thought.OPEN
     elif markers.thought_open is not None and vocabulary.ids.get(_THINK) in prompt:
         thought = Thought.POSSIBLE
-    return grammar_source(answer, markers, thought)
+    return _grammar(
+        body,
+        markers,
+        thought,
+        tools=body.tools,
+        tool_choice=body.tool_choice,
+        parallel_tool_calls=body.parallel_tool_calls,
+    )
 
 
 def _reply_format(body: ChatCompletionRequest, prompt: tuple[int, ...], model: ServedModel) -> ReplyFormat:

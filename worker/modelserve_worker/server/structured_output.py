@@ -192,13 +192,13 @@ def answer_grammar(
     A forced call takes the place of `response_format`; where the model may choose, an answer is either that or calls.
     Where there is a grammar, functions that are not strict are held to their schema as far as it can be followed.
     """
-    wanted = None if response_format is None else response_format.part()
+    wanted, field = None if response_format is None else response_format.part(), "response_format"
     if structured_outputs is not None:
         if wanted is not None:
             raise InvalidInput(
                 "structured_outputs and response_format exclude each other; send one", field="response_format"
             )
-        wanted = structured_outputs.part()
+        wanted, field = structured_outputs.part(), "structured_outputs"
     offered = [] if tool_choice == "none" else tools
     forced = forced_tools(tools, tool_choice)
     if forced:
@@ -209,7 +209,7 @@ def answer_grammar(
             several_calls=parallel_tool_calls and not isinstance(tool_choice, NamedToolChoice),
         )
     if wanted is not None:
-        return AnswerGrammar(part=wanted, tools=_called(tools, offered), several_calls=parallel_tool_calls)
+        return AnswerGrammar(part=wanted, tools=_called(tools, offered), several_calls=parallel_tool_calls, field=field)
     if any(tool.function.strict for tool in offered):
         return AnswerGrammar(tools=_called(tools, offered), several_calls=parallel_tool_calls, text=True)
     return None
@@ -221,7 +221,7 @@ def grammar_source(answer: AnswerGrammar, markers: Markers, thought: Thought) ->
         if tool.strict and tool.parameters:  # what is no valid schema is told in terms of the schema
             check_grammar(_document(tool), field=tool.field or f"tools.{index}")
     source = answer.source(markers, thought)
-    check_grammar(source, field="tools" if answer.part is None else "response_format")
+    check_grammar(source, field=answer.field)
     return source
 
 
