@@ -153,8 +153,8 @@ def test_mixed_batches_draw_what_naive_code_draws(monkeypatch, vocab_size) -> No
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of the interpreter: inf - inf, not used
-@pytest.mark.parametrize("vocab_size", [700, 1024])
-def test_masked_rows_draw_what_is_allowed_and_their_neighbours_as_ever(monkeypatch, vocab_size) -> None:
+def test_masked_rows_draw_what_is_allowed_and_their_neighbours_as_ever(monkeypatch) -> None:
+    vocab_size = 700  # its last word of a mask is part full
     seed = secrets.randbits(32)
     rng = np.random.default_rng(seed)
     cases = [_random_case(rng) for _ in range(24)]
