@@ -86,26 +86,7 @@ class Reason:
     error: str
 
 
-CONSTRAINED = Reason("needs `response_format`, a forced call or strict arguments: constrained output", (
-    "a call cannot be forced|response_format.type|strict arguments need constrained output"
-))  # fmt: skip
-PROMPT_LOGPROBS = Reason("needs log probabilities of the prompt (`echo` with `logprobs`)", "400 Client Error")
-
-FAILURES: dict[str, dict[str, Reason]] = {
-    "openai (Python)": {"structured": CONSTRAINED},
-    "openai (Node)": {"structured": CONSTRAINED},
-    "LangChain": {"structured": CONSTRAINED},
-    "LiteLLM `openai/`": {"structured": CONSTRAINED},
-    "LiteLLM `hosted_vllm/`": {"structured": CONSTRAINED},
-    "LlamaIndex": {"structured": CONSTRAINED},
-    "instructor, forced call": {"structured": CONSTRAINED},
-    "instructor, JSON": {"structured": CONSTRAINED},
-    "pydantic-ai": dict.fromkeys(("tools", "tools_stream", "structured", "responses"), CONSTRAINED),
-    "openai-agents": dict.fromkeys(("tools", "tools_stream", "structured", "responses"), CONSTRAINED),
-    "smolagents": {"tools": CONSTRAINED},
-    "Vercel AI": {"structured": CONSTRAINED},
-    "lm-eval": {"loglikelihood": PROMPT_LOGPROBS},
-}
+FAILURES: dict[str, dict[str, Reason]] = {}
 
 
 def requirements(environment: str) -> Path:

@@ -11,14 +11,16 @@ import socket
 import threading
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import uvicorn
 from tokenizers import Tokenizer
 
 from modelserve_worker.metrics import WorkerMetrics
-from modelserve_worker.request import FinishReason, Request, RequestOutput
+from modelserve_worker.request import FinishReason, PromptLogprobs, Request, RequestOutput, TokenLogprobs
 from modelserve_worker.scheduling.stats import EngineStats
 from modelserve_worker.server.app import create_app
 from modelserve_worker.server.state import ServedModel, ServerState
@@ -53,6 +55,17 @@ def reply(prompt: str) -> str:
     return f"{thought}Hello from Paris.<turn|>"
 
 
+def _scores(request: Request, *, alternatives: int) -> PromptLogprobs:
+    """Every token of a prompt is the second likeliest."""
+    count = len(request.prompt_token_ids) - 1
+    return PromptLogprobs(
+        np.full(count, -1.0, dtype=np.float32),
+        np.full(count, 2, dtype=np.int32),
+        np.tile(np.arange(300, 300 + alternatives, dtype=np.int32), (count, 1)),
+        np.tile(-0.5 - np.arange(alternatives, dtype=np.float32), (count, 1)),
+    )
+
+
 class ScriptedEngine:
     """Says `reply` of the prompt, four tokens a step."""
 
@@ -73,13 +86,18 @@ class ScriptedEngine:
             tokens = tokens[: sampling.max_tokens]
             for start in range(0, len(tokens), 4):
                 group = tuple(tokens[start : start + 4])
+                output = RequestOutput(request.request_id, group)
+                if start == 0 and sampling.prompt_logprobs is not None:
+                    output = replace(output, prompt_logprobs=_scores(request, alternatives=sampling.prompt_logprobs))
+                if sampling.logprobs is not None:
+                    output = replace(output, logprobs=(TokenLogprobs(-1.0, 1, ()),) * len(group))
                 if start + 4 < len(tokens):
-                    yield [RequestOutput(request.request_id, group)]
+                    yield [output]
                 elif cut:
-                    yield [RequestOutput(request.request_id, group, FinishReason.LENGTH)]
+                    yield [replace(output, finish_reason=FinishReason.LENGTH)]
                 else:
                     assert group[-1] in ENDS
-                    yield [RequestOutput(request.request_id, group, FinishReason.STOP, stop_token_id=group[-1])]
+                    yield [replace(output, finish_reason=FinishReason.STOP, stop_token_id=group[-1])]
 
     def abort(self, request_id: str) -> None:
         """The steps of a request end with its stream."""

@@ -17,12 +17,14 @@ Rules of one step, in order:
    sliding layer writes the rows that outlive the step, [max(start, end - W + 1), end). A written row may overwrite an
    expired one of the same request. A step of at most `commit_first_tokens` tokens of a request overwrites no row that
    it reads, so there the order does not matter.
-4. Requests with `samples` get one token from the logits of their last position.
+4. Requests with `samples` get one token from the logits of their last position. Where a step has `constrained` rows,
+   sampling waits for their token masks (`PendingStep.constrain`): which tokens may follow depends on the token that
+   the step before sampled, which the host has not seen when this one is launched.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -30,12 +32,16 @@ from numpy.typing import NDArray
 
 from modelserve.architecture import LayerKind
 from modelserve.sizing.pages import CacheGeometry
-from modelserve_worker.request import SamplingParams, TokenLogprobs
+from modelserve_worker.request import PromptLogprobs, SamplingParams, TokenLogprobs
 
 IN_FLIGHT = -1  # in ScheduledBatch.token_ids: the token this slot sampled last, which is on the device
 NOT_A_NUMBER = -1  # in SampledTokens.token_ids: the logits of this request held a NaN, nothing was sampled
 
 Int32Array = NDArray[np.int32]
+
+
+def _nothing() -> Int32Array:
+    return np.zeros(0, dtype=np.int32)
 
 
 def commit_first_tokens(geometry: CacheGeometry) -> int:
@@ -95,6 +101,7 @@ class ScheduledBatch:
     page_moves: tuple[PageMove, ...]
     global_updates: TableUpdates
     sliding_updates: TableUpdates
+    constrained: Int32Array = field(default_factory=_nothing)  # which of the sampling requests, by their order
 
     @property
     def num_requests(self) -> int:
@@ -112,6 +119,8 @@ class SampledTokens:
     step: int
     token_ids: Int32Array  # [S]; NOT_A_NUMBER ends that request and no other
     logprobs: dict[int, TokenLogprobs]  # by index into token_ids, for those that asked
+    prompt_logprobs: dict[int, tuple[int, PromptLogprobs]] = field(default_factory=dict)
+    """By slot, for those that asked: the position of the first prompt token that the step scored, and its scores."""
 
 
 class PendingStep(Protocol):
@@ -119,6 +128,13 @@ class PendingStep(Protocol):
 
     def done(self) -> bool:
         """True when `result` will not wait: the device has passed this step, whether or not it samples."""
+        ...
+
+    def constrain(self, masks: Int32Array) -> PendingStep:
+        """Launch the sampling of a step with C `constrained` rows, once; the step to take the result of.
+
+        masks int32 [C, ceil(vocab / 32)], bit i of word w set where token 32 w + i may be sampled.
+        """
         ...
 
     def result(self) -> SampledTokens: ...

@@ -6,6 +6,9 @@ The front end imports this module to name its function, so what needs torch is i
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from modelserve.architecture import LayerKind
 from modelserve.engine_args import EngineArgs
@@ -15,6 +18,9 @@ from modelserve.termination import TerminationReason
 from modelserve_worker.engine.child import BuiltEngine
 from modelserve_worker.engine.wire import Ready
 from modelserve_worker.terminal_error import TerminalError
+
+if TYPE_CHECKING:
+    from modelserve_worker.grammar.compiler import GrammarCompiler
 
 
 def build_engine(args: EngineArgs, progress: Callable[[int, int], None]) -> BuiltEngine:
@@ -28,6 +34,9 @@ def build_engine(args: EngineArgs, progress: Callable[[int, int], None]) -> Buil
     from modelserve_worker.scheduling.admission import SchedulerLimits
     from modelserve_worker.scheduling.scheduler import Scheduler
 
+    beside_loading = ThreadPoolExecutor(1, thread_name_prefix="grammar-tables")
+    grammars = beside_loading.submit(_grammars, Path(args.model))
+    beside_loading.shutdown(wait=False)
     try:
         replica = launch(args, progress=progress)
     except AcceleratorMismatch as error:
@@ -61,4 +70,15 @@ def build_engine(args: EngineArgs, progress: Callable[[int, int], None]) -> Buil
         },
         stats=scheduler.stats(),
     )
-    return BuiltEngine(Engine(scheduler, replica.runner), ready)
+    return BuiltEngine(Engine(scheduler, replica.runner, grammars.result()), ready)
+
+
+def _grammars(directory: Path) -> GrammarCompiler | None:
+    """None for a checkpoint without a tokenizer, which the front end refuses to serve."""
+    from modelserve_worker.execution.startup import read_architecture
+    from modelserve_worker.grammar.compiler import GrammarCompiler
+
+    tokenizer, architecture = directory / "tokenizer.json", read_architecture(directory)
+    if not tokenizer.is_file():
+        return None
+    return GrammarCompiler(tokenizer, vocab_size=architecture.vocab_size, eos_token_ids=architecture.eos_token_ids)

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 
 class FinishReason(StrEnum):
@@ -26,6 +31,7 @@ class SamplingParams:
     `logprobs`: number of top alternatives to report per token; None reports nothing; 0 reports the chosen token only.
     `stop_token_ids` end the request like EOS does; EOS ids come from the model unless ignore_eos.
     Stop *strings* are the detokenizer's business and are not here.
+    `prompt_logprobs` is for the prompt's tokens what `logprobs` is for the answer's.
     """
 
     seed: int
@@ -42,6 +48,7 @@ class SamplingParams:
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +60,70 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...]  # (token id, logprob), most likely first
 
 
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Natural-log probabilities of N consecutive prompt tokens, each given all tokens before it; the first has none.
+
+    Columns, since a prompt is long: pickling them costs nothing per token.
+    """
+
+    logprobs: NDArray[np.float32]  # [N]
+    ranks: NDArray[np.int32]  # [N], 1 = the most likely token
+    top_tokens: NDArray[np.int32]  # [N, k], most likely first
+    top_logprobs: NDArray[np.float32]  # [N, k]
+
+    def __len__(self) -> int:
+        return len(self.logprobs)
+
+    def __getitem__(self, rows: slice) -> PromptLogprobs:
+        return PromptLogprobs(self.logprobs[rows], self.ranks[rows], self.top_tokens[rows], self.top_logprobs[rows])
+
+    def rows(self) -> list[TokenLogprobs]:
+        """An object per token."""
+        columns = (self.logprobs, self.ranks, self.top_tokens, self.top_logprobs)
+        return [
+            TokenLogprobs(logprob, rank, tuple(zip(tokens, logprobs, strict=True)))
+            for logprob, rank, tokens, logprobs in zip(*(column.tolist() for column in columns), strict=True)
+        ]
+
+    @classmethod
+    def joined(cls, parts: Sequence[PromptLogprobs]) -> PromptLogprobs:
+        names = ("logprobs", "ranks", "top_tokens", "top_logprobs")
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+
+class TokenConstraint(Protocol):
+    """Which tokens may follow in one answer. `consume` hears each sampled token, in order, but the one that ended it.
+
+    `complete`: the answer is whole and nothing may follow. `error`: it cannot go on, and why.
+    """
+
+    @property
+    def complete(self) -> bool: ...
+
+    @property
+    def error(self) -> str | None: ...
+
+    def consume(self, token_id: int) -> None: ...
+
+
 @dataclass(slots=True)
 class Request:
-    """One sequence (n > 1 is n requests). Written by the scheduler alone once it has been added."""
+    """One sequence (n > 1 is n requests). Written by the engine alone once it has been added.
+
+    `grammar` (as `modelserve_worker.grammar` writes it) is what the answer must match; the engine makes its
+    `constraint`, which goes with the request through preemptions.
+    """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     arrival_s: float = field(default_factory=time.monotonic)
+    grammar: str | None = None
     output_token_ids: list[int] = field(default_factory=list)
     admitted: bool = False  # it has been in a slot, which a preemption may have taken
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)  # computed so far, without gaps
+    constraint: TokenConstraint | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -84,3 +145,4 @@ class RequestOutput:
     error: str | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
     admitted_s: float | None = None  # with its first output: when it left the queue, in time.monotonic() of this host
+    prompt_logprobs: PromptLogprobs | None = None  # with the first token, of all prompt tokens but the first

@@ -19,6 +19,7 @@ from modelserve.sizing.weights import element_bytes
 MIB = 1 << 20
 KEYS_PER_PASS = 16_384  # keys of global layers that plain attention reads (and, for v_only, expands) at a time
 SCORES_PER_PASS = 1 << 25  # attention scores of one matrix product
+PROMPT_SCORE_ROWS = 32  # rows of logits that are scored at a time for log probabilities of a prompt
 ROWS_PER_SORT = 16  # rows of logits that are sorted at a time, where the sampling kernels do not do
 TOP_K_CAPACITY = 128  # largest top-k of the sampling kernels, a power of two
 VOCABULARY_CHUNK = 4096  # logits that one program of the sampling kernels reduces to TOP_K_CAPACITY, a power of two
@@ -80,6 +81,7 @@ def activation_terms(
     per_layer = tokens * architecture.num_hidden_layers * architecture.hidden_size_per_layer_input
     rope = tokens * (architecture.head_dim + architecture.global_head_dim)  # cos and sin of half a head, both kinds
     penalties = max_num_seqs * architecture.vocab_size * 4  # int32 counts
+    masks = max_num_seqs * -(-architecture.vocab_size // 32) * 4  # a bit per token, of every sequence that may be bound
     sampling = sampling_bytes(architecture, sequences=max_num_seqs, tensor_parallel_size=tp)
     if not on_cpu and fills_matrix_tiles(architecture):
         buffers = kernel_buffers(
@@ -96,6 +98,7 @@ def activation_terms(
             "per_layer_inputs": 2 * per_layer * e,
             "rope": rope * FLOAT32,
             "penalties": penalties,
+            "token_masks": masks,
             "cublas": CUBLAS_WORKSPACE_BYTES,
             "segments": SEGMENT_SLACK_BYTES,
             **buffers,
@@ -118,6 +121,7 @@ def activation_terms(
         "per_layer_inputs": per_layer * e,
         "rope": rope * e,
         "penalties": penalties,
+        "token_masks": masks,
         "block_tables": max_num_seqs * pages * 8,  # int64 page numbers
         **({} if on_cpu else {"cublas": CUBLAS_WORKSPACE_BYTES}),
     }
@@ -215,9 +219,13 @@ def sampling_bytes(architecture: ModelArchitecture, *, sequences: int, tensor_pa
 
     At its peak a row of such a pass holds its logits, adjusted and scaled values, sorted values and 8-byte indices, and
     of the sort's own 32 bytes (two copies of the values, three of 8-byte words).
+    A block of prompt rows that are scored holds its logits, their shares, two float32 copies, and one byte for each
+    comparison with the token's own; it is gone before the step samples.
     """
     e, vocabulary = element_bytes(architecture), architecture.vocab_size
     logits = vocabulary * e * (1 if tensor_parallel_size == 1 else 2)
     candidates = -(-vocabulary // VOCABULARY_CHUNK) * TOP_K_CAPACITY * 8
     sorting = e + 2 * FLOAT32 + (FLOAT32 + 8) + (2 * FLOAT32 + 3 * 8)
-    return sequences * (logits + candidates) + min(sequences, ROWS_PER_SORT) * vocabulary * sorting
+    drawing = sequences * (logits + candidates) + min(sequences, ROWS_PER_SORT) * vocabulary * sorting
+    scoring = PROMPT_SCORE_ROWS * (logits + vocabulary * (2 * FLOAT32 + 1))
+    return max(drawing, scoring)

@@ -61,6 +61,7 @@ _SOURCES = {
     "per_layer_inputs": "2 T P e",
     "rope": "4 T (D + D_global)",
     "penalties": "4 S V",
+    "token_masks": "S V / 8",
     "cublas": "library default on Hopper",
     "segments": "part-filled segments of PyTorch's allocator",
     "block_tables": "4 S entries of both tables",

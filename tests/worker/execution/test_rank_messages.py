@@ -38,11 +38,12 @@ def batch(seed: int, *, admitted: int = 0, moves: int = 0) -> ScheduledBatch:
         page_moves=tuple(PageMove(list(LayerKind)[i % 2], i, i + 1) for i in range(moves)),
         global_updates=TableUpdates(words(moves), words(moves), words(moves)),
         sliding_updates=TableUpdates(words(rows), words(rows), words(rows)),
+        constrained=words(moves),
     )
 
 
 def same(a: ScheduledBatch, b: ScheduledBatch) -> bool:
-    arrays = ("slots", "starts", "lengths", "samples", "output_counts", "token_ids")
+    arrays = ("slots", "starts", "lengths", "samples", "output_counts", "token_ids", "constrained")
     tables = [(getattr(a, name), getattr(b, name)) for name in ("global_updates", "sliding_updates")]
     pairs = [(getattr(a, name), getattr(b, name)) for name in arrays]
     pairs += [(getattr(x, name), getattr(y, name)) for x, y in tables for name in ("slots", "indices", "pages")]

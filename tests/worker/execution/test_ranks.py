@@ -9,9 +9,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from model_checkpoints import make_checkpoint, random_tokens
@@ -41,25 +43,45 @@ def _args(directory: Path, **changes) -> EngineArgs:
     ).model_copy(update=changes)
 
 
-def _tokens(replica: LaunchedReplica, driver_for, steps: int) -> list[int]:
-    """A prompt, then sampled tokens one by one."""
+def _tokens(replica: LaunchedReplica, driver_for, steps: int, *, allowed: Sequence[int] = ()) -> list[int]:
+    """A prompt, then sampled tokens one by one, with `allowed` of these alone."""
     driver = driver_for(replica.geometry, min(replica.pool_bytes, 1 << 24))
     ids, outputs = random_tokens(40, seed=4), []
     for step in range(steps):
         share = driver.share("r", ids, samples=True, sampling=SAMPLED, num_output_tokens=step)
-        outputs.append(int(replica.runner.execute(driver.batch(share)).result().token_ids[0]))
+        batch = driver.batch(share)
+        if allowed:
+            # Ranks compare their tokens by step, so steps of another run have other numbers.
+            batch = replace(batch, step=batch.step + 1000, constrained=np.zeros(1, dtype=np.int32))
+            step = replica.runner.execute(batch)
+            step = step.constrain(_mask(allowed, replica.architecture.vocab_size))
+        else:
+            step = replica.runner.execute(batch)
+        outputs.append(int(step.result().token_ids[0]))
         ids = [outputs[-1]]
     return outputs
+
+
+def _mask(allowed: Sequence[int], vocab_size: int) -> np.ndarray:
+    bits = np.zeros(-(-vocab_size // 32) * 32, dtype=np.uint8)
+    bits[list(allowed)] = 1
+    return np.packbits(bits, bitorder="little").view(np.int32)[None]
 
 
 @pytest.mark.parametrize("variant", ["31B", "E4B"])
 def test_two_ranks_say_what_one_says(tmp_path, driver_for, variant) -> None:
     make_checkpoint(variant, tmp_path, seed=6)
-    alone = _tokens(launch(_args(tmp_path)), driver_for, 12)
+    allowed = range(30, 250, 7)
+    single = launch(_args(tmp_path))
+    alone = _tokens(single, driver_for, 12)
+    masked = _tokens(single, driver_for, 6, allowed=allowed)
+    assert set(masked) <= set(allowed)
+    assert not set(alone) <= set(allowed)
     replica = launch(_args(tmp_path, tensor_parallel_size=2))
     try:
         assert replica.pool_bytes == replica.memory.pool_bytes > 0
         assert _tokens(replica, driver_for, 12) == alone
+        assert _tokens(replica, driver_for, 6, allowed=allowed) == masked
         # A step refused before any collective is refused on both ranks, and the next one works.
         driver = driver_for(replica.geometry, 1 << 24)
         with pytest.raises(InvalidInput, match="token id outside"):

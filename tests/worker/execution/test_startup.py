@@ -9,6 +9,7 @@ import torch
 from model_checkpoints import load_checkpoint, make_checkpoint
 
 from modelserve.errors import InvalidInput
+from modelserve.sizing.activation import PROMPT_SCORE_ROWS
 from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.model_runner import GPUModelRunner
 from modelserve_worker.execution.sampling_slots import SamplingSlots
@@ -74,18 +75,19 @@ def test_the_profile_step_needs_two_pages_whatever_the_context(
     monkeypatch.setattr(sampler, "reset", lambda: counted.append(int(sampler._seen.count_nonzero())) or reset())
     batches = profile_batches(start=start, tokens=tokens, rows=8)
     assert [(b.num_requests, b.num_tokens, set(b.starts.tolist())) for b in batches] == [
-        (1, tokens, {start}), (8, 8, {start}), (8, 8, {start})
+        (1, tokens, {start}), (1, tokens, {start}), (8, 8, {start}), (8, 8, {start})
     ]  # fmt: skip
     drawn = SamplingSlots(
         max_num_seqs=8, vocab_size=model.architecture.vocab_size, eos_token_ids=(), device=cache.arena.device
     )
-    for batch, exact in zip(batches, (True, True, False), strict=True):
+    for batch, exact in zip(batches, (True, True, True, False), strict=True):
         drawn.admit(batch.admitted)
         chosen = drawn.exact_rows(batch.slots, batch.output_counts)
         assert chosen.tolist() == [exact] * batch.num_requests, (
             "kernels and the exact path both run before requests come"
         )
     runner.profile(batches)
-    assert rows == [1, 8, 8]
+    block = [min(PROMPT_SCORE_ROWS, tokens - 1)] if tokens > 1 else []
+    assert rows == [*block, 1, 1, 8, 8], "a block of the first chunk is scored, then rows are sampled"
     assert counted[0] > 0, "the profile's requests have penalties"
     assert not sampler._seen.any()

@@ -17,6 +17,7 @@ import torch
 from modelserve_worker.batch import NOT_A_NUMBER, AdmittedRequest
 from modelserve_worker.execution import sampler as sampler_module
 from modelserve_worker.execution.sampler import Sampler
+from modelserve_worker.execution.token_masks import TokenMaskBuffer
 from modelserve_worker.kernels.counter_random import gumbel_noise
 from modelserve_worker.kernels.sampling_triton import draw_tokens
 from modelserve_worker.request import SamplingParams
@@ -76,7 +77,16 @@ def _slot(row: int, cases: list[Case]) -> int:
     return len(cases) + 2 - row
 
 
-def _tokens(sampler: Sampler, logits: torch.Tensor, cases: list[Case]) -> list[int]:
+def _tokens(
+    sampler: Sampler, logits: torch.Tensor, cases: list[Case], allowed: dict[int, np.ndarray] | None = None
+) -> list[int]:
+    """`allowed`: by row, bool [vocab]."""
+    masks = None
+    if allowed:
+        words = [np.packbits(np.resize(row, -(-len(row) // 32) * 32), bitorder="little") for row in allowed.values()]
+        buffer = TokenMaskBuffer(max_num_seqs=len(cases), vocab_size=logits.shape[1], device=DEVICE)
+        rows = np.array(list(allowed), dtype=np.int32)
+        masks = buffer.send(rows, np.stack(words).view(np.int32), rows=len(cases))
     slots = np.array([_slot(row, cases) for row in range(len(cases))], dtype=np.int32)
     counts = np.array([c.outputs for c in cases], dtype=np.int32)
     return sampler.sample(
@@ -86,13 +96,16 @@ def _tokens(sampler: Sampler, logits: torch.Tensor, cases: list[Case]) -> list[i
         output_counts=torch.tensor(counts, device=DEVICE),
         host_slots=slots,
         host_output_counts=counts,
+        masks=masks,
     ).tokens.tolist()
 
 
-def _naive(logits: torch.Tensor, case: Case) -> int | None:
+def _naive(logits: torch.Tensor, case: Case, allowed: np.ndarray | None = None) -> int | None:
     """The token of one row, in float64 and by sorting; None where rounding may decide otherwise."""
     params = case.sampling
     values = CAP * np.tanh(logits.double().cpu().numpy() / CAP)
+    if allowed is not None:
+        values[~allowed] = -np.inf
     for token, bias in params.logit_bias:
         values[token] += bias
     if case.outputs < params.min_tokens:
@@ -102,6 +115,7 @@ def _naive(logits: torch.Tensor, case: Case) -> int | None:
         return int(order[0])
     values = values / params.temperature
     kept = order[: params.top_k or None]
+    kept = kept[np.isfinite(values[kept])]
     weights = np.exp(values[kept] - values[kept[0]])
     if params.min_p > 0:
         if np.abs(weights - params.min_p).min() < CLOSE * params.min_p:
@@ -136,6 +150,31 @@ def test_mixed_batches_draw_what_naive_code_draws(monkeypatch, vocab_size) -> No
     for name, tokens in (("kernels", fast), ("twin", plain)):
         wrong = [(row, tokens[row], naive[row], cases[row]) for row in decided if tokens[row] != naive[row]]
         assert not wrong, f"seed {seed}: {name}: row, token, naive token, case: {wrong}"
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of the interpreter: inf - inf, not used
+def test_masked_rows_draw_what_is_allowed_and_their_neighbours_as_ever(monkeypatch) -> None:
+    vocab_size = 700  # its last word of a mask is part full
+    seed = secrets.randbits(32)
+    rng = np.random.default_rng(seed)
+    cases = [_random_case(rng) for _ in range(24)]
+    logits = _logits(rng, len(cases), vocab_size)
+    allowed = {}
+    for row in rng.permutation(len(cases))[:12].tolist():
+        allowed[row] = rng.random(vocab_size) < rng.choice([0.5, 0.01])
+        allowed[row][rng.integers(0, vocab_size, 13)] = True  # more than `min_tokens` can forbid at once
+    naive = [_naive(logits[row], case, allowed.get(row)) for row, case in enumerate(cases)]
+    decided = [row for row, token in enumerate(naive) if token is not None]
+    assert len(decided) > len(cases) // 2, f"seed {seed}: {len(decided)} rows are comparable"
+    for kernels in (True, False):
+        sampler = _sampler(monkeypatch, cases, vocab_size, kernels=kernels)
+        free = _tokens(sampler, logits, cases)
+        sampler.reset()
+        tokens = _tokens(sampler, logits, cases, allowed)
+        assert all(allowed[row][tokens[row]] for row in allowed), f"seed {seed}, kernels {kernels}"
+        assert [tokens[row] == free[row] for row in range(24) if row not in allowed] == [True] * 12, f"seed {seed}"
+        wrong = [(row, tokens[row], naive[row], cases[row]) for row in decided if tokens[row] != naive[row]]
+        assert not wrong, f"seed {seed}, kernels {kernels}: row, token, naive token, case: {wrong}"
 
 
 def test_neither_chunks_nor_capacity_change_a_token(monkeypatch) -> None:

@@ -40,14 +40,14 @@ class _Server:
         self.task = asyncio.create_task(
             run_server(
                 create_app(self.state, WorkerMetrics("tiny"), settings), self.state, listener, drain_seconds=30,
-                starting=self._start(), stop_engine=self._stop, settings=settings,
+                shutdown_delay_seconds=0, starting=self._start(), stop_engine=self._stop, settings=settings,
             )
         )  # fmt: skip
 
     async def _start(self) -> None:
         self.state.mark_ready(self._engine)
 
-    async def _stop(self) -> None:
+    async def _stop(self, reason: str) -> None:
         self._engine.dead = "the engine was shut down"
 
     async def connect(self, data: bytes = b"") -> socket.socket:

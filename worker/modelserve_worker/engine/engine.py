@@ -6,11 +6,17 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from modelserve_worker.batch import ModelRunner, PendingStep, SampledTokens, ScheduledBatch
+from modelserve.errors import InvalidInput
+from modelserve_worker.batch import Int32Array, ModelRunner, PendingStep, SampledTokens, ScheduledBatch
 from modelserve_worker.engine_client import EngineDead
-from modelserve_worker.request import RequestOutput
+from modelserve_worker.request import FinishReason, Request, RequestOutput
 
 if TYPE_CHECKING:  # the front end imports this module's names and needs no scheduler
+    from concurrent.futures import Future
+
+    from llguidance import LLMatcher
+
+    from modelserve_worker.grammar.compiler import GrammarCompiler
     from modelserve_worker.scheduling.scheduler import Scheduler
 
 MAX_FAILURES_IN_A_ROW = 3
@@ -27,6 +33,9 @@ class _FailedLaunch:
     def done(self) -> bool:
         return True
 
+    def constrain(self, masks: Int32Array) -> PendingStep:  # noqa: ARG002
+        return self
+
     def result(self) -> SampledTokens:
         raise self.error
 
@@ -34,20 +43,39 @@ class _FailedLaunch:
 class Engine:
     """Drives `runner` with what `scheduler` decides, one step ahead of the results where that helps. One thread."""
 
-    def __init__(self, scheduler: Scheduler, runner: ModelRunner) -> None:
+    def __init__(self, scheduler: Scheduler, runner: ModelRunner, grammars: GrammarCompiler | None = None) -> None:
+        """`grammars`: without it, requests with a grammar are refused."""
         self.scheduler = scheduler
         self.runner = runner
+        self._grammars = grammars
+        self._compiling: dict[str, tuple[Request, Future[LLMatcher]]] = {}  # requests whose grammar is not ready
         self.steps_done = 0  # steps whose results were taken, failed ones and those that sample nothing included
         self._pending: tuple[ScheduledBatch, PendingStep] | None = None
         self._failures = 0
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_requests or self._pending is not None
+        return self.scheduler.has_requests or self._pending is not None or bool(self._compiling)
 
     @property
     def has_work_in_flight(self) -> bool:
         return self._pending is not None
+
+    def add(self, request: Request) -> None:
+        """Queue a request, once its grammar is compiled if it has one. Raises InvalidInput if it could never run."""
+        if request.grammar is None:
+            self.scheduler.add(request)
+        elif self._grammars is None:
+            raise InvalidInput("this engine has no tokenizer and cannot follow a grammar", field="structured_outputs")
+        else:
+            self.scheduler.validate(request)
+            self._compiling[request.request_id] = (request, self._grammars.compile(request.grammar))
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """End a request; None if it is unknown or has ended."""
+        if self._compiling.pop(request_id, None) is not None:
+            return RequestOutput(request_id, (), FinishReason.ABORT)
+        return self.scheduler.abort(request_id)
 
     def step(self) -> list[RequestOutput]:
         """Launch the next step, then wait for the one before it and return what that one produced.
@@ -55,16 +83,51 @@ class Engine:
         The launch comes first even when the earlier step is already done: a device that has nothing queued idles while
         its results are worked through. A runner that does not launch ahead (the CPU, where `execute` is the whole
         step) has its step answered at once: running ahead would hold every token back by one step.
+        A step with constrained rows is launched as early, up to its logits; the masks of those rows are computed behind
+        the earlier step's result, while the device works, and sampling is launched with them.
         Raises EngineDead when a step failed with it, or MAX_FAILURES_IN_A_ROW steps one after the other; fewer fail
         their requests only.
         """
+        outputs = self._add_compiled() if self._compiling else []
         oldest, self._pending = self._pending, None
         batch = self.scheduler.schedule()
         if batch is not None:
             self._pending = (batch, self._launch(batch))
-        if not self.runner.launches_ahead:
+        if oldest is not None:
+            outputs += self._take(*oldest)
+        if self._pending is not None:
+            batch, pending = self._pending
+            self._pending = batch, self._constrained(batch, pending)
+        if not self.runner.launches_ahead and self._pending is not None:
             oldest, self._pending = self._pending, None
-        return self._take(*oldest) if oldest is not None else []
+            outputs += self._take(*oldest)
+        return outputs
+
+    def _add_compiled(self) -> list[RequestOutput]:
+        """Queue the requests whose grammars are ready."""
+        assert self._grammars is not None
+        outputs = []
+        for request, future in [entry for entry in self._compiling.values() if entry[1].done()]:
+            del self._compiling[request.request_id]
+            sampling = request.sampling
+            try:
+                request.constraint = self._grammars.matcher(
+                    future.result(),
+                    stop_token_ids=sampling.stop_token_ids,
+                    ignore_eos=sampling.ignore_eos,
+                    min_tokens=sampling.min_tokens,
+                )
+                self.scheduler.add(request)
+            except Exception as error:  # of this request alone
+                outputs.append(RequestOutput(request.request_id, (), FinishReason.ERROR, error=str(error)))
+        return outputs
+
+    def _constrained(self, batch: ScheduledBatch, pending: PendingStep) -> PendingStep:
+        """The step with its sampling launched, now that what its requests sampled before is known."""
+        if not len(batch.constrained):
+            return pending
+        assert self._grammars is not None
+        return pending.constrain(self._grammars.masks(self.scheduler.constraints(batch)))
 
     def _take(self, batch: ScheduledBatch, pending: PendingStep) -> list[RequestOutput]:
         try:

@@ -118,8 +118,8 @@ class EngineLoop:
 
     def _carry_out(self, command: Request | Abort) -> RequestOutput | None:
         if isinstance(command, Abort):
-            return self._engine.scheduler.abort(command.request_id)
-        self._engine.scheduler.add(command)
+            return self._engine.abort(command.request_id)
+        self._engine.add(command)
         return None
 
     def _report(self, outputs: list[RequestOutput], refusals: list[Refusal]) -> None:

@@ -104,7 +104,8 @@ class StepReport(NamedTuple):
     ) -> StepReport:
         report = cls(steps_done, stats, [], [], [], refusals, events)
         for output in outputs:
-            if output.finish_reason is None and len(output.token_ids) == 1 and not output.logprobs:
+            scored = output.logprobs or output.prompt_logprobs
+            if output.finish_reason is None and len(output.token_ids) == 1 and not scored:
                 report.request_ids.append(output.request_id)
                 report.token_ids.append(output.token_ids[0])
             else:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from modelserve_worker.batch import SampledTokens
+from modelserve_worker.batch import Int32Array, PendingStep, SampledTokens
 from modelserve_worker.execution.sampler import SamplerOutput
-from modelserve_worker.request import TokenLogprobs
+from modelserve_worker.request import PromptLogprobs, TokenLogprobs
 
 
 class FailedStep:
@@ -21,25 +24,43 @@ class FailedStep:
     def done(self) -> bool:
         return True
 
+    def constrain(self, masks: Int32Array) -> PendingStep:  # noqa: ARG002
+        return self
+
     def result(self) -> SampledTokens:
         raise self._error
+
+
+class ScoredPrompt(Protocol):
+    """A chunk of a prompt whose scores are on their way; `scores` once the device has passed the step."""
+
+    @property
+    def slot(self) -> int: ...
+
+    @property
+    def first(self) -> int: ...
+
+    def scores(self) -> PromptLogprobs: ...
 
 
 class LaunchedStep:
     """A step on its way; the device has passed it, whether or not it samples, when the event has."""
 
-    def __init__(self, step: int, sampled: SamplerOutput | None, *, on_gpu: bool) -> None:
+    def __init__(
+        self, step: int, sampled: SamplerOutput | None, *, on_gpu: bool, scored: Sequence[ScoredPrompt] = ()
+    ) -> None:
         self._step = step
-        self._tokens = None if sampled is None else _to_host(sampled.tokens)
+        self._scored = scored
+        self._tokens = None if sampled is None else to_host(sampled.tokens)
         self._logprobs: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
         if sampled is not None and sampled.logprobs is not None:
             reported = sampled.logprobs
             self._wanted = reported.wanted
             self._logprobs = (
-                _to_host(reported.chosen),
-                _to_host(reported.rank),
-                _to_host(reported.top_tokens),
-                _to_host(reported.top_logprobs),
+                to_host(reported.chosen),
+                to_host(reported.rank),
+                to_host(reported.top_tokens),
+                to_host(reported.top_logprobs),
             )
         self._event: torch.cuda.Event | None = None
         if on_gpu:
@@ -49,17 +70,22 @@ class LaunchedStep:
     def done(self) -> bool:
         return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
 
+    def constrain(self, masks: Int32Array) -> PendingStep:  # noqa: ARG002
+        """It had no constrained rows."""
+        raise AssertionError("this step was sampled when it was launched")
+
     def result(self) -> SampledTokens:
         """Wait for the device. Raises what it failed with."""
         if self._event is not None:
             self._event.synchronize()
+        prompts = {chunk.slot: (chunk.first, chunk.scores()) for chunk in self._scored}
         if self._tokens is None:
-            return SampledTokens(self._step, np.zeros(0, dtype=np.int32), {})
+            return SampledTokens(self._step, np.zeros(0, dtype=np.int32), {}, prompts)
         tokens = self._tokens.numpy().astype(np.int32)
         if self._logprobs is None:
-            return SampledTokens(self._step, tokens, {})
+            return SampledTokens(self._step, tokens, {}, prompts)
         rows = np.flatnonzero((self._wanted >= 0) & (tokens >= 0)).tolist()
-        return SampledTokens(self._step, tokens, {row: self._reported(row) for row in rows})
+        return SampledTokens(self._step, tokens, {row: self._reported(row) for row in rows}, prompts)
 
     def _reported(self, row: int) -> TokenLogprobs:
         assert self._logprobs is not None
@@ -69,7 +95,27 @@ class LaunchedStep:
         return TokenLogprobs(float(chosen[row]), int(rank[row]), tuple(top))
 
 
-def _to_host(values: Tensor) -> Tensor:
+class UnsampledStep:
+    """A step whose logits are on their way and whose sampling waits for the masks of its constrained rows."""
+
+    def __init__(self, sample: Callable[[Int32Array], LaunchedStep]) -> None:
+        self._sample = sample
+
+    def done(self) -> bool:
+        return False
+
+    def constrain(self, masks: Int32Array) -> PendingStep:
+        """Launch the sampling; what that fails with is raised by `result` of what it returns, as for every launch."""
+        try:
+            return self._sample(masks)
+        except Exception as error:
+            return FailedStep(error)
+
+    def result(self) -> SampledTokens:
+        raise AssertionError("a step with constrained rows is sampled before its result is taken")
+
+
+def to_host(values: Tensor) -> Tensor:
     """Start the copy to pinned memory; on the CPU the tensor itself."""
     if not values.is_cuda:
         return values

@@ -17,16 +17,18 @@ from torch import Tensor
 
 from modelserve.architecture import LayerKind
 from modelserve.errors import InvalidInput
-from modelserve_worker.batch import IN_FLIGHT, PendingStep, ScheduledBatch
+from modelserve_worker.batch import IN_FLIGHT, Int32Array, PendingStep, ScheduledBatch
 from modelserve_worker.execution.block_tables import BlockTables
 from modelserve_worker.execution.device import runs_on_kernels
 from modelserve_worker.execution.input_batch import PackedStep, QueryBlocks, SampledRows, StepPacker
 from modelserve_worker.execution.kv_cache import KVCache
-from modelserve_worker.execution.launched_step import FailedStep, LaunchedStep
+from modelserve_worker.execution.launched_step import FailedStep, LaunchedStep, UnsampledStep
 from modelserve_worker.execution.paged_attention import PagedAttention
 from modelserve_worker.execution.plain_step import plain_step
+from modelserve_worker.execution.prompt_scores import PromptScorer, ScoredChunk
 from modelserve_worker.execution.sampler import Sampler, SamplerOutput
 from modelserve_worker.execution.step_graphs import StepGraphs
+from modelserve_worker.execution.token_masks import TokenMaskBuffer, TokenMasks
 from modelserve_worker.kernels.step_inputs import StepInputs
 from modelserve_worker.layers.attention import AttentionBackend
 from modelserve_worker.layers.rotary import rotate
@@ -67,13 +69,14 @@ class GPUModelRunner:
             self._kernels = KernelAttention(
                 model, cache, self.tables, max_num_seqs=max_num_seqs, max_model_len=max_model_len
             )
+        self._narrows = architecture.first_shared_layer < architecture.num_hidden_layers
         self._packer = StepPacker(
             cache.geometry,
             max_num_batched_tokens=max_num_batched_tokens,
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
             vocab_size=architecture.vocab_size,
-            narrows=architecture.first_shared_layer < architecture.num_hidden_layers,
+            narrows=self._narrows,
             blocks=_NO_BLOCKS if self._kernels is None else self._kernels.blocks,
             device=device,
         )
@@ -84,6 +87,8 @@ class GPUModelRunner:
             eos_token_ids=architecture.eos_token_ids,
             device=device,
         )
+        self._scorer = PromptScorer(softcap=architecture.final_logit_softcapping, device=device)
+        self._masks = TokenMaskBuffer(max_num_seqs=max_num_seqs, vocab_size=architecture.vocab_size, device=device)
         self.last_tokens = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
         self._names: dict[int, str] = {}  # request ids by slot
         self._graphs: StepGraphs | None = None
@@ -146,18 +151,22 @@ class GPUModelRunner:
 
     @torch.inference_mode()
     def _launch(self, batch: ScheduledBatch) -> PendingStep:
-        graphs = self._graphs
+        self._scorer.admit(batch.admitted)
+        # Scores need the rows that a narrowed step leaves out, and captured steps of such a model are narrowed.
+        all_rows = self._narrows and self._scorer.scores(batch)
+        graphs = None if all_rows else self._graphs
         rows = None if graphs is None else graphs.rows_for(batch)
-        packed = self._pack(batch, padded_to=rows)
+        packed = self._pack(batch, padded_to=rows, all_rows=all_rows)
         eager = graphs is None or rows is None
         result = self._hidden(packed) if graphs is None or rows is None else graphs.replay(packed, rows)
+        # A captured step of decodes alone ends with the head.
+        head = self.model.head if eager or packed.inputs.chunks is not None else _as_it_is
+        scored = self._scorer.score(batch, lambda some: head(result[some]))
         sampled = packed.sampled
         if sampled is None:
-            return LaunchedStep(batch.step, None, on_gpu=self.launches_ahead)
-        wanted = _sampled_rows(result, sampled)
-        # A captured step of decodes alone ends with the head.
-        logits = self.model.head(wanted) if eager or packed.inputs.chunks is not None else wanted
-        return LaunchedStep(batch.step, self._sample(sampled, logits), on_gpu=self.launches_ahead)
+            return LaunchedStep(batch.step, None, on_gpu=self.launches_ahead, scored=scored)
+        sample = partial(self._sampled, batch, sampled, head(_sampled_rows(result, sampled)), scored)
+        return UnsampledStep(sample) if len(batch.constrained) else sample()
 
     def _pack(self, batch: ScheduledBatch, *, padded_to: int | None = None, all_rows: bool = False) -> PackedStep:
         updates = {LayerKind.GLOBAL: batch.global_updates, LayerKind.SLIDING: batch.sliding_updates}
@@ -183,7 +192,23 @@ class GPUModelRunner:
         """Raw logits of every row."""
         return self.model.head(self._hidden(packed))
 
-    def _sample(self, rows: SampledRows, logits: Tensor) -> SamplerOutput:
+    @torch.inference_mode()
+    def _sampled(
+        self,
+        batch: ScheduledBatch,
+        rows: SampledRows,
+        logits: Tensor,
+        scored: Sequence[ScoredChunk],
+        masks: Int32Array | None = None,
+    ) -> LaunchedStep:
+        """Launch the sampling of a step; `masks` are those of its constrained rows."""
+        sent = None
+        if masks is not None:
+            sent = self._masks.send(batch.constrained, masks, rows=len(rows.host_slots))
+        sampled = self._sample(rows, logits, sent)
+        return LaunchedStep(batch.step, sampled, on_gpu=self.launches_ahead, scored=scored)
+
+    def _sample(self, rows: SampledRows, logits: Tensor, masks: TokenMasks | None) -> SamplerOutput:
         sampled = self._sampler.sample(
             logits,
             slots=rows.slots,
@@ -191,6 +216,7 @@ class GPUModelRunner:
             output_counts=rows.output_counts,
             host_slots=rows.host_slots,
             host_output_counts=rows.host_output_counts,
+            masks=masks,
         )
         self.last_tokens.index_copy_(0, rows.slots.long(), sampled.tokens.clamp(min=0).int())
         return sampled
@@ -220,6 +246,10 @@ class GPUModelRunner:
         rotated = rotate(turned, cos[:, :pairs], sin[:, :pairs]).transpose(0, 1)
         scaled[..., width - 2 * pairs :] = rotated.reshape(*values.shape[:-1], 2 * pairs)
         return scaled.to(values.dtype)
+
+
+def _as_it_is(rows: Tensor) -> Tensor:
+    return rows
 
 
 def _sampled_rows(rows: Tensor, sampled: SampledRows) -> Tensor:

@@ -17,7 +17,8 @@ from modelserve.architecture import LayerKind
 from modelserve_worker.batch import AdmittedRequest, PageMove, ScheduledBatch, TableUpdates
 
 _KINDS = tuple(LayerKind)
-_SECTIONS = 14  # step, slots, starts, lengths, samples, output counts, tokens, moves, two tables of three columns
+# Step, slots, starts, lengths, samples, output counts, tokens, constrained, moves, two tables of three columns.
+_SECTIONS = 15
 _WORD = 4
 
 Words = NDArray[np.int32]
@@ -34,6 +35,7 @@ def encode_batch(batch: ScheduledBatch) -> bytes:
         batch.samples.astype(np.int32),
         batch.output_counts,
         batch.token_ids,
+        batch.constrained,
         np.array(moves, dtype=np.int32).reshape(-1),
         *_columns(batch.global_updates),
         *_columns(batch.sliding_updates),
@@ -55,7 +57,7 @@ def decode_batch(message: bytes | bytearray) -> ScheduledBatch:
     ends = np.cumsum(counts) + _SECTIONS
     words = np.frombuffer(message, dtype=np.int32, count=int(ends[-1]))
     first, *arrays = (words[end - count : end] for count, end in zip(counts.tolist(), ends.tolist(), strict=True))
-    slots, starts, lengths, samples, output_counts, token_ids, moves, *tables = arrays
+    slots, starts, lengths, samples, output_counts, token_ids, constrained, moves, *tables = arrays
     rest = memoryview(message)[int(ends[-1]) * _WORD :]
     admitted = pickle.loads(rest) if len(rest) else []  # noqa: S301 - written by our own rank 0
     return ScheduledBatch(
@@ -73,6 +75,7 @@ def decode_batch(message: bytes | bytearray) -> ScheduledBatch:
         page_moves=tuple(PageMove(_KINDS[kind], *pages) for kind, *pages in moves.reshape(-1, 3).tolist()),
         global_updates=TableUpdates(*tables[:3]),
         sliding_updates=TableUpdates(*tables[3:]),
+        constrained=constrained,
     )
 
 

@@ -27,13 +27,14 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import numpy as np
 import torch.distributed as dist
 
 from modelserve.architecture import ModelArchitecture
 from modelserve.engine_args import EngineArgs
 from modelserve.errors import InvalidInput, ModelServeError
 from modelserve.sizing.pages import CacheGeometry
-from modelserve_worker.batch import ModelRunner, PendingStep, SampledTokens, ScheduledBatch
+from modelserve_worker.batch import Int32Array, ModelRunner, PendingStep, SampledTokens, ScheduledBatch
 from modelserve_worker.engine_client import EngineDead
 from modelserve_worker.execution.launched_step import FailedStep
 from modelserve_worker.execution.memory_report import MemoryReport
@@ -98,6 +99,11 @@ def worker_loop(runner: ModelRunner, ring: RankRing, reader: int) -> None:
     while message := ring.receive(reader):
         batch = decode_batch(message)
         step = runner.execute(batch)
+        if len(batch.constrained):
+            masks = ring.receive(reader)
+            if not masks:
+                return
+            step = step.constrain(np.frombuffer(masks, dtype=np.int32).reshape(len(batch.constrained), -1))
         if isinstance(step, FailedStep):
             if not step.before_collectives:
                 step.result()
@@ -179,6 +185,10 @@ class WorkerRanks:
     def send(self, batch: ScheduledBatch) -> None:
         """Hand a step to every rank. Raises RankDiedError when one is gone."""
         self._ring.send(encode_batch(batch), check=self.check)
+
+    def send_masks(self, masks: Int32Array) -> None:
+        """Hand every rank the masks of the constrained rows of the last step. Raises RankDiedError when one is gone."""
+        self._ring.send(masks.tobytes(), check=self.check)
 
     def check(self) -> None:
         """Raise RankDiedError when a rank is gone."""
@@ -298,6 +308,14 @@ class _RankedStep:
 
     def done(self) -> bool:
         return self._step.done()
+
+    def constrain(self, masks: Int32Array) -> PendingStep:
+        """On every rank; a dead one fails the step."""
+        try:
+            self._workers.send_masks(masks)
+        except Exception as error:
+            return FailedStep(error)
+        return _RankedStep(self._step.constrain(masks), self._workers)
 
     def result(self) -> SampledTokens:
         """Tokens of the step. Raises RankDiedError when a rank is gone, else what the step failed with."""

@@ -1,9 +1,9 @@
 """Logits to tokens on the device.
 
-Order, as OpenAI-compatible servers have it: log probabilities are of the raw logits; then logit_bias, min_tokens (EOS
-and stop ids masked), repetition, presence and frequency penalties; temperature; min-p; top-k; top-p; one draw. With
-temperature 0 (any below 1e-5) the token is the argmax after the penalties. Every filter keeps the most likely token;
-equals are cut by token id, the lowest stays.
+Order, as OpenAI-compatible servers have it: log probabilities are of the raw logits; then the token mask of a
+constrained row; logit_bias, min_tokens (EOS and stop ids masked), repetition, presence and frequency penalties;
+temperature; min-p; top-k; top-p; one draw. With temperature 0 (any below 1e-5) the token is the argmax after the
+penalties. Every filter keeps the most likely token; equals are cut by token id, the lowest stays.
 
 Two paths, chosen for each row by its own parameters alone, so that no other row can change its token. On a GPU, rows
 that are greedy, unfiltered, or filtered by a top-k of at most TOP_K_CAPACITY (with top-p and min-p) go through
@@ -23,7 +23,8 @@ from torch import Tensor
 from modelserve.sizing.activation import ROWS_PER_SORT
 from modelserve_worker.batch import NOT_A_NUMBER, AdmittedRequest
 from modelserve_worker.execution.sampling_slots import SamplingSlots, Slots
-from modelserve_worker.kernels.sampling import draw_tokens, softcapped
+from modelserve_worker.execution.token_masks import TokenMasks
+from modelserve_worker.kernels.sampling import draw_tokens, masked, softcapped
 
 _IN_PROMPT = 1 << 30  # bit of a penalty count that says: the token is in the prompt
 
@@ -101,6 +102,7 @@ class Sampler:
         output_counts: Tensor,
         host_slots: Slots,
         host_output_counts: Slots,
+        masks: TokenMasks | None = None,
     ) -> SamplerOutput:
         """Raw logits [S, vocab] of the head, before the softcap, left unchanged -> one token per row.
 
@@ -128,6 +130,8 @@ class Sampler:
                 min_tokens=columns.min_tokens,
                 banned=columns.banned,
                 softcap=self._softcap,
+                mask_rows=None if masks is None else masks.rows,
+                masks=None if masks is None else masks.words,
             )
         for rows, on_device in self._passes(exact):
             drawn = self._draw_exactly(
@@ -136,6 +140,8 @@ class Sampler:
                 positions=positions[on_device],
                 host_slots=host_slots[rows],
                 host_output_counts=host_output_counts[rows],
+                masks=masks,
+                rows=rows,
             )
             tokens.index_copy_(0, on_device, drawn)
         return SamplerOutput(tokens, self._logprobs(logits, tokens, self._slots.logprobs[host_slots]))
@@ -151,11 +157,22 @@ class Sampler:
             yield rows[first:end], on_device[first:end]
 
     def _draw_exactly(
-        self, logits: Tensor, *, slots: Tensor, positions: Tensor, host_slots: Slots, host_output_counts: Slots
+        self,
+        logits: Tensor,
+        *,
+        slots: Tensor,
+        positions: Tensor,
+        host_slots: Slots,
+        host_output_counts: Slots,
+        masks: TokenMasks | None,
+        rows: NDArray[np.int64],
     ) -> Tensor:
+        """The draw of some of the step's rows: those with these numbers."""
         parameters = self._slots
         values = softcapped(logits, self._softcap)
         broken = values.isnan().any(dim=-1)
+        if masks is not None:
+            self._mask(values, masks, rows)
         for row, (slot, count) in enumerate(zip(host_slots.tolist(), host_output_counts.tolist(), strict=True)):
             if slot in parameters.bias:
                 biased, bias = parameters.bias[slot]
@@ -176,6 +193,14 @@ class Sampler:
         if penalised:  # a slot without penalties may be counted too: it starts afresh when it is given away
             self._count(slots.long() * self._seen.shape[1] + tokens)
         return tokens.masked_fill_(broken, NOT_A_NUMBER)
+
+    def _mask(self, values: Tensor, masks: TokenMasks, rows: NDArray[np.int64]) -> None:
+        constrained = np.flatnonzero(masks.host_rows[rows] >= 0)
+        if not len(constrained):
+            return
+        here = self._slots.upload(constrained)
+        words = masks.words[self._slots.upload(masks.host_rows[rows][constrained].astype(np.int64))]
+        values.index_copy_(0, here, masked(values[here], words))
 
     def _penalise(self, values: Tensor, slots: Tensor) -> None:
         columns, seen = self._slots.device, self._seen[slots]

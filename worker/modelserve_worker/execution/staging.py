@@ -48,11 +48,13 @@ class StagingBuffer:
         start, end = self._spans[name]
         return self._arrays[self._turn][start:end]
 
-    def send(self) -> None:
-        """Copy the buffer to the device on the current stream, without waiting for it."""
+    def send(self, *, last: str | None = None, words: int = 0) -> None:
+        """Copy the buffer to the device on the current stream, without waiting for it: all of it, or what stands before
+        section `last`, and the first `words` of that."""
         if not self._on_gpu:
             return
-        self._device.copy_(self._hosts[self._turn], non_blocking=True)
+        end = self._device.numel() if last is None else self._spans[last][0] + words
+        self._device[:end].copy_(self._hosts[self._turn][:end], non_blocking=True)
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         self._sent[self._turn] = event

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,7 @@ from modelserve.architecture import ModelArchitecture
 from modelserve.checkpoint_files import GENERATION_FILE, read_generation_config
 from modelserve.engine_args import EngineArgs
 from modelserve.errors import InvalidInput, UnsupportedModel
-from modelserve.sizing.activation import sampling_bytes
+from modelserve.sizing.activation import PROMPT_SCORE_ROWS, sampling_bytes
 from modelserve.sizing.cuda_graphs import graphs_bytes
 from modelserve.sizing.memory import KEYS_PER_PASS
 from modelserve.sizing.pages import CacheGeometry
@@ -55,7 +55,7 @@ _CPU_PROFILE_TOKENS = 64  # nothing is measured on the CPU: the step shows that 
 # Every filter and penalty on, so that the profile step holds every temporary of sampling.
 _PROFILE_SAMPLING = SamplingParams(
     seed=0, max_tokens=1, top_k=2, top_p=0.5, min_p=0.1, repetition_penalty=1.1, presence_penalty=0.1,
-    frequency_penalty=0.1, logprobs=20,
+    frequency_penalty=0.1, logprobs=20, prompt_logprobs=20,
 )  # fmt: skip
 # And one that kernels draw, where there are any: no request is to wait for their compilation.
 _KERNELS_SAMPLING = SamplingParams(seed=0, max_tokens=1, top_k=64, top_p=0.95)
@@ -265,20 +265,25 @@ def _profile(
 
 
 def profile_batches(*, start: int, tokens: int, rows: int) -> tuple[ScheduledBatch, ...]:
-    """A prefill chunk of positions [start, start + tokens), then `rows` decodes, then those that kernels draw.
+    """Two prefill chunks of positions [start, start + tokens), then `rows` decodes, then those that kernels draw.
 
+    A block of the first chunk is scored, for which a model that narrows its steps computes all rows in all layers.
     Every table entry names page 0.
     """
     heavy, drawn = (
         tuple(AdmittedRequest(slot, f"profile-{slot}", sampling, (0,), ()) for slot in range(rows))
         for sampling in (_PROFILE_SAMPLING, _KERNELS_SAMPLING)
     )
-    chunk = _profile_batch(0, slots=1, start=start, length=tokens, admitted=heavy[:1])
+    prompt = (0,) * min(start + tokens, start + 1 + PROMPT_SCORE_ROWS)
+    chunks = (
+        _profile_batch(step, slots=1, start=start, length=tokens, admitted=(first,))
+        for step, first in enumerate((replace(heavy[0], prompt_token_ids=prompt), heavy[0]))
+    )
     decodes = (
         _profile_batch(step, slots=rows, start=start, length=1, admitted=admitted)
-        for step, admitted in enumerate((heavy, drawn), start=1)
+        for step, admitted in enumerate((heavy, drawn), start=2)
     )
-    return chunk, *decodes
+    return *chunks, *decodes
 
 
 def _profile_batch(

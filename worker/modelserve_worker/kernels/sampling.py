@@ -37,6 +37,13 @@ def softcapped(logits: Tensor, cap: float | None) -> Tensor:
     return wide if cap is None else wide.mul_(1.0 / cap).tanh_().mul_(cap)
 
 
+def masked(values: Tensor, words: Tensor) -> Tensor:
+    """Float32 [N, vocab] with -inf for each token whose bit in int32 [N, ceil(vocab / 32)] is 0; NaN there as well."""
+    bits = torch.arange(32, dtype=torch.int32, device=words.device)
+    allowed = ((words[:, :, None] >> bits) & 1).view(len(words), -1)[:, : values.shape[1]]
+    return values.masked_fill(allowed == 0, -torch.inf)
+
+
 def draw_tokens(values: Tensor, parameters: DrawParameters, *, random: bool, min_p: bool, truncated: bool) -> Tensor:
     """One token per row of values float32 [N, vocab], which hold all adjustments but the temperature: int64 [N].
 

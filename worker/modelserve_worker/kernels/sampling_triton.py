@@ -50,6 +50,8 @@ def draw_tokens(
     min_tokens: Tensor,
     banned: Tensor,
     softcap: float | None,
+    mask_rows: Tensor | None = None,
+    masks: Tensor | None = None,
     chunk: int = VOCABULARY_CHUNK,
     capacity: int = TOP_K_CAPACITY,
 ) -> Tensor:
@@ -58,7 +60,8 @@ def draw_tokens(
     slots, positions and output_counts int32 [S]; the parameters are by slot: seeds int64, top_k, min_tokens and banned
     [slots, 8] (-1: no token) int32, the others float32. A row with top_k > capacity, or with top_k 0 and top_p < 1 or
     min_p > 0, gets a token that means nothing. -1: the row held a NaN. `chunk` and `capacity` are powers of two,
-    capacity <= chunk; neither changes a token.
+    capacity <= chunk; neither changes a token. A row whose entry in `mask_rows` int32 [S] is m >= 0 may only get tokens
+    whose bit in masks[m], int32 [C, ceil(vocab / 32)] contiguous, is set; at least one is.
     """
     rows, vocab_size = logits.shape
     chunks = triton.cdiv(vocab_size, chunk)
@@ -70,8 +73,8 @@ def draw_tokens(
     cap = 1.0 if softcap is None else softcap
     _select_chunks[(chunks, rows)](
         logits, slots, positions, output_counts, seeds, temperature, top_k, min_tokens, banned, candidates,
-        not_a_number, logits.stride(0), vocab_size, cap, 1.0 / cap, BANNED=banned.shape[1], CAPPED=softcap is not None,
-        CHUNK=chunk, CAPACITY=capacity, num_warps=_CHUNK_WARPS,
+        not_a_number, mask_rows, masks, logits.stride(0), vocab_size, cap, 1.0 / cap, BANNED=banned.shape[1],
+        CAPPED=softcap is not None, MASKED=masks is not None, CHUNK=chunk, CAPACITY=capacity, num_warps=_CHUNK_WARPS,
     )  # fmt: skip
     _draw_rows[(rows,)](
         candidates, finalists, not_a_number, slots, positions, seeds, temperature, top_k, top_p, min_p, tokens, chunks,
@@ -93,12 +96,15 @@ def _select_chunks(
     banned,
     candidates,
     not_a_number,
+    mask_rows,
+    masks,
     row_stride,
     vocab_size,
     softcap,
     softcap_reciprocal,
     BANNED: tl.constexpr,
     CAPPED: tl.constexpr,
+    MASKED: tl.constexpr,
     CHUNK: tl.constexpr,
     CAPACITY: tl.constexpr,
 ):
@@ -119,6 +125,11 @@ def _select_chunks(
     values = tl.where(broken, -float("inf"), values)
     if CAPPED:
         values = _tanh(values * softcap_reciprocal) * softcap
+    if MASKED:
+        mask = tl.load(mask_rows + row).to(tl.int64)
+        words = masks + mask * ((vocab_size + 31) // 32) + tokens // 32
+        word = tl.load(words, mask=inside & (mask >= 0), other=-1)
+        values = tl.where(((word >> (tokens % 32)) & 1) != 0, values, -float("inf"))
     if tl.load(output_counts + row) < tl.load(min_tokens + slot):
         for i in tl.static_range(BANNED):
             values = tl.where(tokens == tl.load(banned + slot * BANNED + i), -float("inf"), values)
@@ -302,15 +313,20 @@ def _specimens(vocab_size: int, dtype: str) -> list[KernelSpecimen]:
     by_slot = {"seeds": "*i64", "temperatures": "*fp32", "top_ks": "*i32"}
     rows = {"slots": "*i32", "positions": "*i32"}
     chunks = triton.cdiv(vocab_size, VOCABULARY_CHUNK)
-    select = KernelSpecimen(
-        _select_chunks,
-        {"logits": dtype, **rows, "output_counts": "*i32", **by_slot, "min_tokens": "*i32", "banned": "*i32"}
-        | {"candidates": "*i64", "not_a_number": "*i32", "row_stride": "i32", "vocab_size": "i32"}
-        | {"softcap": "fp32", "softcap_reciprocal": "fp32"},
-        {"BANNED": 8, "CAPPED": True, "CHUNK": VOCABULARY_CHUNK, "CAPACITY": TOP_K_CAPACITY},
-        num_warps=_CHUNK_WARPS,
-        multiples_of_16=frozenset({"row_stride", "vocab_size"}),
-    )
+    masks = {"mask_rows": "*i32", "masks": "*i32"}
+    select = [
+        KernelSpecimen(
+            _select_chunks,
+            {"logits": dtype, **rows, "output_counts": "*i32", **by_slot, "min_tokens": "*i32", "banned": "*i32"}
+            | {"candidates": "*i64", "not_a_number": "*i32", **(masks if masked else {})}
+            | {"row_stride": "i32", "vocab_size": "i32", "softcap": "fp32", "softcap_reciprocal": "fp32"},
+            {"BANNED": 8, "CAPPED": True, "MASKED": masked, "CHUNK": VOCABULARY_CHUNK, "CAPACITY": TOP_K_CAPACITY}
+            | ({} if masked else dict.fromkeys(masks)),
+            num_warps=_CHUNK_WARPS,
+            multiples_of_16=frozenset({"row_stride", "vocab_size"}),
+        )
+        for masked in (False, True)
+    ]
     draw = KernelSpecimen(
         _draw_rows,
         {"candidates": "*i64", "finalists": "*i64", "not_a_number": "*i32", **rows, **by_slot}
@@ -320,7 +336,7 @@ def _specimens(vocab_size: int, dtype: str) -> list[KernelSpecimen]:
         multiples_of_16=frozenset({"chunks"}),
         spilled_bytes=16,
     )
-    return [select, draw]
+    return [*select, draw]
 
 
 SPECIMENS = tuple(_specimens(262_144, "*bf16"))

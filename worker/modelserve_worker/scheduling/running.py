@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
@@ -26,9 +26,13 @@ class RunningRequest:
 
     def admitted(self) -> AdmittedRequest:
         """What the device learns of it when its first tokens are scheduled."""
-        request = self.request
+        request, sampling = self.request, self.request.sampling
+        if request.constraint is not None:
+            sampling = replace(sampling, min_tokens=0)  # its masks see to that, and never leave it without a token
+        if request.output_token_ids:
+            sampling = replace(sampling, prompt_logprobs=None)  # they went out with the first token
         return AdmittedRequest(
-            self.slot, request.request_id, request.sampling, request.prompt_token_ids, tuple(request.output_token_ids)
+            self.slot, request.request_id, sampling, request.prompt_token_ids, tuple(request.output_token_ids)
         )
 
     def token_ids(self, start: int, end: int) -> Int32Array:
@@ -58,6 +62,7 @@ class SlotCounters:
         self.last_token = np.zeros(slots, dtype=np.int32)  # the last known token that is not in flight
         self.held_bytes = np.zeros(slots, dtype=np.int64)  # pool bytes of its pages
         self.last_step = np.zeros(slots, dtype=np.int64)  # newest step it is in; -1: none yet
+        self.constrained: NDArray[np.bool_] = np.zeros(slots, dtype=np.bool_)  # its tokens are masked
 
     def enter(self, running: RunningRequest, most_cached_tokens: int) -> None:
         """Start a stay, whose pages are reserved."""
@@ -70,6 +75,7 @@ class SlotCounters:
         self.most_cached[slot] = most_cached_tokens
         self.last_token[slot] = (request.output_token_ids or request.prompt_token_ids)[-1]
         self.last_step[slot] = -1
+        self.constrained[slot] = request.constraint is not None
         self.note_pages(running)
 
     def note_pages(self, running: RunningRequest) -> None:

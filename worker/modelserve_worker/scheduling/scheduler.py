@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict, deque
+from dataclasses import replace
 
 import numpy as np
 
@@ -42,7 +43,14 @@ from modelserve.architecture import LayerKind
 from modelserve.errors import InvalidInput
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.batch import IN_FLIGHT, NOT_A_NUMBER, Int32Array, SampledTokens, ScheduledBatch
-from modelserve_worker.request import FinishReason, Request, RequestOutput, TokenLogprobs
+from modelserve_worker.request import (
+    FinishReason,
+    PromptLogprobs,
+    Request,
+    RequestOutput,
+    TokenConstraint,
+    TokenLogprobs,
+)
 from modelserve_worker.scheduling.admission import Admission, SchedulerLimits
 from modelserve_worker.scheduling.arena import PageArena
 from modelserve_worker.scheduling.page_table import PageTable
@@ -117,6 +125,7 @@ class Scheduler:
         record = self._next_in_flight(sampled.step)
         counters, slots = self._counters, record.sampling
         assert len(slots) == len(sampled.token_ids), f"{len(sampled.token_ids)} tokens came for {len(slots)} requests"
+        self._take_prompt_logprobs(sampled)
         counters.in_flight[slots] -= 1
         counters.last_token[slots] = sampled.token_ids
         full = counters.known[slots] - counters.in_flight[slots] > counters.most_cached[slots]
@@ -135,14 +144,17 @@ class Scheduler:
             self._generation_tokens += 1
             request.output_token_ids.append(token_id)
             logprobs = (sampled.logprobs[index],) if index in sampled.logprobs else ()
-            if token_id in running.stop_token_ids and len(request.output_token_ids) > request.sampling.min_tokens:
-                outputs.append(self._finish(running, FinishReason.STOP, token_id, logprobs))
-            elif last:
-                outputs.append(self._finish(running, FinishReason.LENGTH, token_id, logprobs))
-            else:
-                outputs.append(RequestOutput(request.request_id, (token_id,), logprobs=logprobs))
+            output = self._output(running, token_id, logprobs, last=last)
+            if request.prompt_logprobs and len(request.output_token_ids) == 1:
+                output = replace(output, prompt_logprobs=PromptLogprobs.joined(request.prompt_logprobs))
+            outputs.append(output)
         self._running.return_pages(record.step)
         return outputs
+
+    def constraints(self, batch: ScheduledBatch) -> list[TokenConstraint | None]:
+        """Of the constrained rows of a step in flight, in order; None for a request that has ended since."""
+        stays = self._running.stays(batch.slots[batch.samples][batch.constrained])
+        return [None if running.ended else running.request.constraint for running in stays]
 
     def fail(self, step: int, error: str) -> list[RequestOutput]:
         """The oldest step in flight failed: end its requests with `error` and discard their pages.
@@ -289,6 +301,7 @@ class Scheduler:
             page_moves=self.arena.take_moves(),
             global_updates=self.arena.take_updates(LayerKind.GLOBAL),
             sliding_updates=self.arena.take_updates(LayerKind.SLIDING),
+            constrained=np.flatnonzero(counters.constrained[slots[samples]]).astype(np.int32),
         )
         self._events.step_tokens.append(len(token_ids))
         counters.advance(slots, ends, samples, self._step)
@@ -299,6 +312,33 @@ class Scheduler:
         record = self._in_flight.popleft()
         assert record.step == step, f"step {step} answered before step {record.step}"
         return record
+
+    def _output(
+        self, running: RunningRequest, token_id: int, logprobs: tuple[TokenLogprobs, ...], *, last: bool
+    ) -> RequestOutput:
+        """What a request's new token, which is its last by length where `last`, says to whoever waits."""
+        request, constraint = running.request, running.request.constraint
+        if token_id in running.stop_token_ids and len(request.output_token_ids) > request.sampling.min_tokens:
+            return self._finish(running, FinishReason.STOP, token_id, logprobs, stop_token_id=token_id)
+        if constraint is not None:
+            constraint.consume(token_id)
+            if constraint.error is not None:
+                return self._finish(running, FinishReason.ERROR, error=constraint.error)
+            if constraint.complete:
+                return self._finish(running, FinishReason.STOP, token_id, logprobs)
+        if last:
+            return self._finish(running, FinishReason.LENGTH, token_id, logprobs)
+        return RequestOutput(request.request_id, (token_id,), logprobs=logprobs)
+
+    def _take_prompt_logprobs(self, sampled: SampledTokens) -> None:
+        """Keep what follows the scores a request has: a recomputed one, or one that has ended, is told again."""
+        for slot, (first, scores) in sampled.prompt_logprobs.items():
+            (running,) = self._running.stays(np.array([slot], dtype=np.int32))
+            kept = running.request.prompt_logprobs
+            known = 1 + sum(map(len, kept))  # the first token has no score
+            assert first <= known, f"prompt scores of positions {known} to {first} are missing"
+            if new := scores[known - first :]:
+                kept.append(new)
 
     def _fail_for_nan(self, running: RunningRequest) -> RequestOutput:
         position = running.request.num_tokens
@@ -317,6 +357,7 @@ class Scheduler:
         token_id: int | None = None,
         logprobs: tuple[TokenLogprobs, ...] = (),
         *,
+        stop_token_id: int | None = None,
         error: str | None = None,
     ) -> RequestOutput:
         self._end(running)
@@ -324,7 +365,7 @@ class Scheduler:
             running.request.request_id,
             () if token_id is None else (token_id,),
             reason,
-            token_id if reason is FinishReason.STOP else None,
+            stop_token_id,
             error,
             logprobs,
         )

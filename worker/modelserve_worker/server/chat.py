@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -9,7 +10,7 @@ from typing import Any
 
 from modelserve_worker.server.envelope import Envelope
 from modelserve_worker.server.errors import ApiError
-from modelserve_worker.server.logprobs import chat_logprobs
+from modelserve_worker.server.logprobs import chat_logprobs, prompt_logprobs_list
 from modelserve_worker.server.preparation import chat_sequences
 from modelserve_worker.server.protocol import ChatCompletionRequest
 from modelserve_worker.server.sequences import Reply, SequenceRunner
@@ -49,7 +50,16 @@ class ChatAnswer:
             }
             for index, reply in enumerate(replies)
         ]
-        return self._envelope.document(choices, self._usage(replies))
+        document = self._envelope.document(choices, self._usage(replies))
+        if self._body.prompt_logprobs is not None:
+            document["prompt_logprobs"] = await asyncio.to_thread(
+                prompt_logprobs_list,
+                replies[0].prompt_token_ids,
+                replies[0].prompt_logprobs,
+                self._vocabulary,
+                alternatives=self._body.prompt_logprobs,
+            )
+        return document
 
     async def events(self, runner: SequenceRunner) -> AsyncGenerator[bytes, None]:
         """Per choice: the role with its first event, the parts of the answer, and at its end the finish reason.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -9,7 +10,7 @@ from typing import Any
 
 from modelserve_worker.server.envelope import Envelope
 from modelserve_worker.server.errors import ApiError
-from modelserve_worker.server.logprobs import CompletionLogprobs
+from modelserve_worker.server.logprobs import CompletionLogprobs, prompt_logprobs_list
 from modelserve_worker.server.preparation import SequenceSpec, completion_sequences
 from modelserve_worker.server.protocol import CompletionRequest
 from modelserve_worker.server.sequences import Reply, SequenceRunner, texts
@@ -31,7 +32,8 @@ class CompletionAnswer:
         self._echoes = [_echo(body, spec, model) for spec in self._specs]
         self._body = body.model_copy(update={"prompt": []})  # its text is not held while the answer is made
         self._envelope = Envelope(response_id, "text_completion", model.name, with_usage=body.include_usage)
-        self._logprobs = [CompletionLogprobs(model.text.vocabulary, first_offset=len(echo)) for echo in self._echoes]
+        self._vocabulary = model.text.vocabulary
+        self._logprobs = [CompletionLogprobs(self._vocabulary, first_offset=len(echo)) for echo in self._echoes]
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -39,18 +41,44 @@ class CompletionAnswer:
 
     async def whole(self, runner: SequenceRunner) -> dict[str, Any]:
         replies = await runner.collect(self._specs)
-        choices = [
-            {
+        if self._body.scored_alternatives is not None:  # an object per token of a prompt: not on the loop
+            choices = await asyncio.to_thread(self._choices, replies)
+        else:
+            choices = self._choices(replies)
+        counts = [reply.num_tokens for reply in replies]
+        return self._envelope.document(choices, usage(self._specs, counts, n=self._body.n))
+
+    def _choices(self, replies: Sequence[Reply]) -> list[dict[str, Any]]:
+        choices = []
+        for index, reply in enumerate(replies):
+            choice = {
                 "index": index,
                 "text": self._echoes[index] + reply.content,
-                "logprobs": None if self._body.logprobs is None else self._logprobs[index].take(reply.take_logprobs()),
+                "logprobs": self._scores(reply, first=True),
                 "finish_reason": reply.finish_reason,
                 "stop_reason": reply.stop_reason,
             }
-            for index, reply in enumerate(replies)
-        ]
-        counts = [reply.num_tokens for reply in replies]
-        return self._envelope.document(choices, usage(self._specs, counts, n=self._body.n))
+            if self._body.prompt_logprobs is not None:
+                choice["prompt_logprobs"] = prompt_logprobs_list(
+                    reply.prompt_token_ids,
+                    reply.prompt_logprobs,
+                    self._vocabulary,
+                    alternatives=self._body.prompt_logprobs,
+                )
+            choices.append(choice)
+        return choices
+
+    def _scores(self, reply: Reply, *, first: bool) -> dict[str, Any] | None:
+        """Those of the reply's new tokens, and with its first ones those of an echoed prompt."""
+        if self._body.logprobs is None:
+            return None
+        echoed = reply.prompt_logprobs if first and self._body.echo else None
+        return self._logprobs[reply.index].take(
+            reply.take_logprobs(),
+            prompt=reply.prompt_token_ids,
+            prompt_logprobs=echoed,
+            alternatives=self._body.logprobs,
+        )
 
     async def events(self, runner: SequenceRunner) -> AsyncGenerator[bytes, None]:
         """The events of one step, or of several where the client is slow, in one piece."""
@@ -75,13 +103,14 @@ class CompletionAnswer:
     def _choice(self, reply: Reply, parts: Sequence[Part], *, first: bool) -> dict[str, Any] | None:
         """The choice of an event; None for a token inside a character, which says nothing yet."""
         text = texts(parts, Channel.CONTENT)
-        logprobs = reply.take_logprobs()
-        if not (first or text or logprobs or reply.finish_reason):
+        scores = self._scores(reply, first=first)
+        scored = scores is not None and bool(scores["tokens"])
+        if not (first or text or scored or reply.finish_reason):
             return None
         return {
             "index": reply.index,
             "text": self._echoes[reply.index] + text if first else text,
-            "logprobs": self._logprobs[reply.index].take(logprobs) if logprobs else None,
+            "logprobs": scores if scored else None,
             "finish_reason": reply.finish_reason,
             "stop_reason": reply.stop_reason,
         }

@@ -16,6 +16,8 @@ _RETRY = {"retry-after": str(RETRY_AFTER_SECONDS)}
 _HEADERS: Mapping[int, Mapping[str, str]] = {401: {"www-authenticate": "Bearer"}, 429: _RETRY, 503: _RETRY}
 _CHAT_ONLY = "it is a field of /v1/chat/completions"
 
+_ONE_BACKEND = "there is one way to constrain an answer here; leave it out"
+
 # Fields of other servers that clients send, and what they can do here instead.
 _REMEDIES = {
     "tools": _CHAT_ONLY,
@@ -28,10 +30,17 @@ _REMEDIES = {
     "audio": "this server reads and writes text only",
     "best_of": "use n and choose among the answers",
     "suffix": "insertion is not supported; put everything into the prompt",
-    "prompt_logprobs": "logprobs reports the generated tokens only",
     "chat_template": "the checkpoint's own chat template is used; chat_template_kwargs sets its variables",
-    "guided_json": "structured output is not supported in this release",
-    "structured_outputs": "structured output is not supported in this release",
+    "guided_json": 'use structured_outputs: {"json": SCHEMA}',
+    "guided_json_object": 'use response_format: {"type": "json_object"}',
+    "guided_regex": 'use structured_outputs: {"regex": EXPRESSION}',
+    "guided_choice": 'use structured_outputs: {"choice": [TEXT, ...]}',
+    "guided_grammar": 'use structured_outputs: {"grammar": GRAMMAR}',
+    "guided_decoding_backend": _ONE_BACKEND,
+    "guided_whitespace_pattern": "white space between the parts of a document is bounded by the server",
+    "disable_any_whitespace": "white space between the parts of a document is bounded by the server",
+    "whitespace_pattern": "white space between the parts of a document is bounded by the server",
+    "disable_fallback": _ONE_BACKEND,
 }
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from modelserve_worker.request import TokenLogprobs
+from modelserve_worker.request import PromptLogprobs, TokenLogprobs
 from modelserve_worker.text.vocabulary import Vocabulary
 
 _LEAST = -9999.0  # stands for minus infinity, which JSON cannot say
@@ -14,6 +14,24 @@ _LEAST = -9999.0  # stands for minus infinity, which JSON cannot say
 def _entry(token_id: int, logprob: float, vocabulary: Vocabulary) -> dict[str, Any]:
     data = vocabulary.bytes_of(token_id)
     return {"token": data.decode(errors="replace"), "logprob": max(logprob, _LEAST), "bytes": list(data)}
+
+
+def prompt_logprobs_list(
+    prompt: Sequence[int], scores: PromptLogprobs | None, vocabulary: Vocabulary, *, alternatives: int
+) -> list[dict[str, Any] | None] | None:
+    """vLLM's shape: null for the first token, then {token id: {logprob, rank, decoded_token}} of the `alternatives`
+    likeliest tokens and of the prompt's own."""
+    if scores is None:
+        return None
+    entries: list[dict[str, Any] | None] = [None]
+    for token_id, row in zip(prompt[1:], scores.rows(), strict=True):
+        ranked = [(other, rank, logprob) for rank, (other, logprob) in enumerate(row.top[:alternatives], start=1)]
+        entry = {}
+        for other, rank, logprob in [(token_id, row.rank, row.logprob), *ranked]:
+            text = vocabulary.bytes_of(other).decode(errors="replace")
+            entry[str(other)] = {"logprob": max(logprob, _LEAST), "rank": rank, "decoded_token": text}
+        entries.append(entry)
+    return entries
 
 
 TokensWithLogprobs = Iterable[tuple[int, TokenLogprobs]]
@@ -35,16 +53,33 @@ class CompletionLogprobs:
         self._vocabulary = vocabulary
         self._offset = first_offset
 
-    def take(self, tokens: TokensWithLogprobs) -> dict[str, Any]:
-        texts, values, tops, offsets = [], [], [], []
-        for token_id, logprobs in tokens:
+    def take(
+        self,
+        tokens: TokensWithLogprobs,
+        *,
+        prompt: Sequence[int] = (),
+        prompt_logprobs: PromptLogprobs | None = None,
+        alternatives: int = 0,
+    ) -> dict[str, Any]:
+        """Of an answer's tokens, behind those of an echoed prompt: its first token has null, the others at most
+        `alternatives` of the tokens that were likelier."""
+        texts: list[str] = []
+        values: list[float | None] = []
+        tops: list[dict[str, float] | None] = []
+        offsets: list[int] = []
+        scored: list[tuple[int, TokenLogprobs | None]] = []
+        if prompt_logprobs is not None:
+            self._offset = 0
+            scores = [TokenLogprobs(row.logprob, row.rank, row.top[:alternatives]) for row in prompt_logprobs.rows()]
+            scored += zip(prompt, [None, *scores], strict=True)
+        for token_id, logprobs in [*scored, *tokens]:
             text = self._text(token_id)
             texts.append(text)
-            value = max(logprobs.logprob, _LEAST)
+            value = None if logprobs is None else max(logprobs.logprob, _LEAST)
             values.append(value)
             # The chosen token is always listed, as clients look it up by its text.
-            top = {self._text(other): max(logprob, _LEAST) for other, logprob in logprobs.top}
-            tops.append({text: value} | top if top else None)
+            top = {} if logprobs is None else {self._text(t): max(logprob, _LEAST) for t, logprob in logprobs.top}
+            tops.append({text: value} | top if top and value is not None else None)
             offsets.append(self._offset)
             self._offset += len(text)
         return {"tokens": texts, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}

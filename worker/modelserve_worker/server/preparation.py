@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
+from modelserve.errors import InvalidInput
+from modelserve_worker.grammar.answer import Thought
 from modelserve_worker.request import Request, SamplingParams
 from modelserve_worker.server.conversation import template_messages
 from modelserve_worker.server.errors import ApiError
 from modelserve_worker.server.protocol import MAX_PROMPTS, ChatCompletionRequest, CompletionRequest, SamplingFields
 from modelserve_worker.server.state import ServedModel
+from modelserve_worker.server.structured_output import answer_grammar, grammar_source
 from modelserve_worker.text.chat_template import ChatTemplateError
 from modelserve_worker.text.markers import Markers
 from modelserve_worker.text.prompt_encoder import GUARD, InvalidTextError, TooManyTokensError
@@ -18,6 +22,8 @@ from modelserve_worker.text.reply import PLAIN_TEXT, ReplyFormat
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 _SEEDS = 1 << 63
+_NO_MARKERS = Markers.of({})
+_THINK = "<|think|>"  # the token by which a prompt asks for thoughts
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,7 @@ class SequenceSpec:
     include_stop: bool
     skip_special_tokens: bool
     reply_format: ReplyFormat
+    prompt_only: bool = False  # max_tokens 0: the engine samples one token, and nobody hears of it
 
 
 def completion_prompts(body: CompletionRequest, model: ServedModel, *, max_model_len: int) -> list[tuple[int, ...]]:
@@ -88,10 +95,12 @@ def completion_sequences(
             f"{len(prompts)} prompts times n={body.n} are {len(prompts) * body.n} answers; the limit is {MAX_PROMPTS}",
             param="n", code="invalid_value",
         )  # fmt: skip
+    grammar = _grammar(body)
     specs: list[SequenceSpec] = []
     for prompt in prompts:
-        room = _room(prompt, model_len=max_model_len, asked=body.max_tokens, param="max_tokens")
-        max_tokens = body.max_tokens or min(DEFAULT_COMPLETION_TOKENS, room)
+        asked = None if body.max_tokens is None else max(1, body.max_tokens)
+        room = _room(prompt, model_len=max_model_len, asked=asked, param="max_tokens")
+        max_tokens = asked or min(DEFAULT_COMPLETION_TOKENS, room)
         specs += _choices(
             body,
             prompt,
@@ -99,7 +108,10 @@ def completion_sequences(
             response_id=response_id,
             max_tokens=max_tokens,
             logprobs=body.logprobs,
+            prompt_logprobs=body.scored_alternatives,
             first_index=len(specs),
+            grammar=grammar,
+            prompt_only=body.max_tokens == 0,
         )
     return specs
 
@@ -120,8 +132,45 @@ def chat_sequences(
         response_id=response_id,
         max_tokens=asked or room,
         logprobs=logprobs,
+        prompt_logprobs=body.prompt_logprobs,
         first_index=0,
+        grammar=_chat_grammar(body, prompt, model),
         reply_format=_reply_format(body, prompt, model),
+    )
+
+
+def _grammar(
+    body: CompletionRequest | ChatCompletionRequest,
+    markers: Markers = _NO_MARKERS,
+    thought: Thought = Thought.NONE,
+    **calls: Any,
+) -> str | None:
+    """What the answer must match; None where any answer will do. Raises ApiError."""
+    try:
+        answer = answer_grammar(
+            response_format=body.response_format, structured_outputs=body.structured_outputs, **calls
+        )
+        return None if answer is None else grammar_source(answer, markers, thought)
+    except InvalidInput as error:
+        raise ApiError(str(error), param=error.field, code="invalid_value") from error
+
+
+def _chat_grammar(body: ChatCompletionRequest, prompt: tuple[int, ...], model: ServedModel) -> str | None:
+    """The grammar begins behind the thought that may stand before the answer. Raises ApiError."""
+    vocabulary = model.text.vocabulary
+    markers = Markers.of(vocabulary.ids)
+    thought = Thought.NONE
+    if markers.tail_of_open_thought(prompt) is not None:
+        thought = Thought.OPEN
+    elif markers.thought_open is not None and vocabulary.ids.get(_THINK) in prompt:
+        thought = Thought.POSSIBLE
+    return _grammar(
+        body,
+        markers,
+        thought,
+        tools=body.tools,
+        tool_choice=body.tool_choice,
+        parallel_tool_calls=body.parallel_tool_calls,
     )
 
 
@@ -146,25 +195,31 @@ def _choices(
     response_id: str,
     max_tokens: int,
     logprobs: int | None,
+    prompt_logprobs: int | None,
     first_index: int,
+    grammar: str | None,
     reply_format: ReplyFormat = PLAIN_TEXT,
+    prompt_only: bool = False,
 ) -> list[SequenceSpec]:
     """The n answers to one prompt. With a seed, answer i of a prompt is the same whatever else is in the body."""
     if body.min_tokens > max_tokens:
         raise ApiError(f"min_tokens {body.min_tokens} exceeds max_tokens {max_tokens}", param="min_tokens")
     seed = secrets.randbelow(_SEEDS) if body.seed is None else body.seed
+    sampling = _sampling(body, model, seed=seed, max_tokens=max_tokens, logprobs=logprobs)
     return [
         SequenceSpec(
             index=first_index + choice,
             request=Request(
                 f"{response_id}-{first_index + choice}",
                 prompt,
-                _sampling(body, model, seed=(seed + choice) % _SEEDS, max_tokens=max_tokens, logprobs=logprobs),
+                replace(sampling, seed=(seed + choice) % _SEEDS, prompt_logprobs=prompt_logprobs),
+                grammar=grammar,
             ),
             stop=tuple(body.stop),
             include_stop=body.include_stop_str_in_output,
             skip_special_tokens=body.skip_special_tokens,
             reply_format=reply_format,
+            prompt_only=prompt_only,
         )
         for choice in range(body.n)
     ]

@@ -10,6 +10,7 @@ from modelserve_worker.server.field_policy import CHAT_FIELDS, COMPLETION_FIELDS
 from modelserve_worker.server.json_text import nested_deeper
 from modelserve_worker.server.messages import MAX_MESSAGES, Message
 from modelserve_worker.server.request_model import RequestModel, whole_numbers
+from modelserve_worker.server.structured_output import ResponseFormat, StructuredOutputs, ToolChoice, forced_tools
 from modelserve_worker.server.tools import MAX_TOOLS, Tool
 from modelserve_worker.text.tool_calls import MAX_DEPTH
 
@@ -70,6 +71,8 @@ class SamplingFields(RequestModel):
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    structured_outputs: StructuredOutputs | None = None
+    prompt_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
 
     @field_validator(
         "stop",
@@ -94,6 +97,12 @@ class SamplingFields(RequestModel):
             raise ValueError("stream_options is allowed only with stream=true")
         return self
 
+    @model_validator(mode="after")
+    def _prompt_logprobs_come_whole(self) -> SamplingFields:
+        if self.prompt_logprobs is not None and self.stream:
+            raise ValueError("prompt_logprobs come with a whole answer; leave stream out")
+        return self
+
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
@@ -105,6 +114,8 @@ class CompletionRequest(SamplingFields):
     ignored = COMPLETION_FIELDS
 
     prompt: list[str | list[int]]
+    max_tokens: int | None = Field(default=None, ge=0, le=LARGEST_COUNT, description="0: the prompt's scores alone")
+    response_format: ResponseFormat | None = None
     echo: bool = False
     logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     add_special_tokens: bool = True
@@ -138,15 +149,11 @@ class CompletionRequest(SamplingFields):
             raise ValueError(f"there are {len(prompts)} prompts; the limit is {MAX_PROMPTS}")
         return prompts
 
-    @model_validator(mode="after")
-    def _echo_without_logprobs(self) -> CompletionRequest:
-        if self.echo and self.logprobs is not None:
-            raise ValueError("echo with logprobs is not supported: log probabilities of the prompt are not computed")
-        return self
-
-
-class ResponseFormat(RequestModel):
-    type: Literal["text"]
+    @property
+    def scored_alternatives(self) -> int | None:
+        """How many alternatives to report for each token of the prompt; None when its tokens are not scored."""
+        asked = [count for count in (self.logprobs if self.echo else None, self.prompt_logprobs) if count is not None]
+        return max(asked, default=None)
 
 
 class ChatCompletionRequest(SamplingFields):
@@ -161,7 +168,7 @@ class ChatCompletionRequest(SamplingFields):
     response_format: ResponseFormat | None = None
     modalities: list[Literal["text"]] | None = None
     tools: list[Tool] = Field(default_factory=list, max_length=MAX_TOOLS)
-    tool_choice: Literal["auto", "none"] = "auto"
+    tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
     reasoning_effort: ReasoningEffort | None = None
     add_generation_prompt: bool = True
@@ -178,15 +185,10 @@ class ChatCompletionRequest(SamplingFields):
             raise ValueError(f"two functions are named {twice[0]!r}; names must differ")
         return tools
 
-    @field_validator("tool_choice", mode="before")
-    @classmethod
-    def _no_forced_call(cls, value: Any) -> Any:
-        if value == "required" or isinstance(value, dict):
-            raise ValueError(
-                'a call cannot be forced: constrained output is not in this release; use "auto", '
-                "and say in the prompt which function to call"
-            )
-        return value
+    @model_validator(mode="after")
+    def _forced_tools_exist(self) -> ChatCompletionRequest:
+        forced_tools(self.tools, self.tool_choice)
+        return self
 
     @field_validator("chat_template_kwargs", mode="after")
     @classmethod
@@ -213,7 +215,7 @@ class ChatCompletionRequest(SamplingFields):
     @property
     def offered_tools(self) -> list[Tool]:
         """Tools the model is told of: none with tool_choice "none", so that nothing invites a call."""
-        return self.tools if self.tool_choice == "auto" else []
+        return [] if self.tool_choice == "none" else self.tools
 
     @property
     def template_variables(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from contextlib import aclosing
 from modelserve.errors import InvalidInput
 from modelserve_worker.engine_client import EngineBusy, EngineClient, EngineDead
 from modelserve_worker.metrics import WorkerMetrics
-from modelserve_worker.request import FinishReason, RequestOutput, TokenLogprobs
+from modelserve_worker.request import FinishReason, PromptLogprobs, RequestOutput, TokenLogprobs
 from modelserve_worker.server.preparation import SequenceSpec
 from modelserve_worker.server.request_context import RequestContext
 from modelserve_worker.text.reply import CallArguments, CallBegun, Channel, Part, ReplyParser, Text, join_parts
@@ -40,6 +40,8 @@ class Reply:
         self._logprobs: list[tuple[int, TokenLogprobs]] = []
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
+        self.prompt_token_ids = request.prompt_token_ids
+        self.prompt_logprobs: PromptLogprobs | None = None  # with the first token, where they were asked for
         self._spec = spec
         self._parser = ReplyParser(
             vocabulary,
@@ -74,6 +76,7 @@ class Reply:
             raise GenerationError(output.error or "the server ended the request before it was complete")
         if output.admitted_s is not None:
             self._timer.admitted(output.admitted_s)
+        self.prompt_logprobs = output.prompt_logprobs or self.prompt_logprobs
         parts, num_read = self._parts(output)
         self.parts += [part for part in parts if not isinstance(part, CallBegun | CallArguments)]
         self.num_tokens += num_read
@@ -98,6 +101,9 @@ class Reply:
         """Parts that the output made certain, and how many of its tokens belong to the answer."""
         parser = self._parser
         parts: list[Part] = []
+        if self._spec.prompt_only:
+            self.finish_reason = "length"
+            return [], 0
         last = len(output.token_ids) - 1
         for position, token_id in enumerate(output.token_ids):
             if position == last and output.stop_token_id is not None and not self._spec.include_stop:

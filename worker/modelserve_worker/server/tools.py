@@ -20,7 +20,7 @@ FunctionName = Annotated[str, Field(pattern=rf"^[A-Za-z0-9_.-]{{1,{MAX_NAME_LENG
 
 
 class FunctionDefinition(RequestModel):
-    """`parameters` is a JSON schema; the model sees it, and nothing holds the model to it."""
+    """`parameters` is a JSON schema, which the model sees, and is held to when it is `strict` or a call is forced."""
 
     name: FunctionName
     description: str | None = Field(default=None, max_length=MAX_DESCRIPTION_LENGTH)
@@ -35,13 +35,6 @@ class FunctionDefinition(RequestModel):
         length = len(json.dumps(value, ensure_ascii=False))
         if length > MAX_PARAMETERS_LENGTH:
             raise ValueError(f"the schema has {length} characters of JSON; the limit is {MAX_PARAMETERS_LENGTH}")
-        return value
-
-    @field_validator("strict", mode="after")
-    @classmethod
-    def _not_constrained(cls, value: bool) -> bool:
-        if value:
-            raise ValueError("strict arguments need constrained output, which is not in this release; leave strict out")
         return value
 
 

@@ -1,0 +1,93 @@
+"""Schemas and grammars that are large, deep, endless or wrong: refused by name, or compiled within their bounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from modelserve.errors import InvalidInput
+from modelserve_worker.grammar.answer import AnswerGrammar, Thought, choice_part, grammar_part, regex_part
+from modelserve_worker.grammar.check import check_grammar
+from modelserve_worker.grammar.schema import bounded_schema, json_grammar
+from modelserve_worker.text.markers import Markers
+
+
+def _nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+def _check(part: dict[str, Any]) -> None:
+    check_grammar(AnswerGrammar(part=part).source(Markers.of({}), Thought.NONE), field="response_format")
+
+
+def _check_schema(schema: Any) -> None:
+    _check(json_grammar(bounded_schema(schema, field="response_format")))
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        (_nested(64), "nested more than 64 deep"),
+        ({"enum": ["x" * 65_536]}, "characters of JSON; the limit is 65536"),
+        ({"properties": {f"p{i}": {} for i in range(2_100)}}, "objects; the limit is 2048"),
+        ({"not": {}}, 'the keywords "not" cannot be followed'),
+        ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+        ({"if": {}, "then": {}}, '"if", "then"'),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf"),
+        ({"type": "objekt"}, "Invalid type: objekt"),
+        ({"type": "string", "format": "colour"}, "Unknown format: colour"),
+        ({"type": "string", "pattern": "(?=a)"}, "look-around"),
+        ({"$ref": "http://169.254.169.254/latest"}, "does not fetch"),
+        ({"$ref": "file:///etc/passwd"}, "does not fetch"),
+        ({"type": "integer", "minimum": 5, "maximum": 3}, "Unsatisfiable"),
+        ({"$ref": "#"}, "response_format: "),
+        ({"type": "object", "x-guidance": {"lenient": True}, "not": {}}, "cannot be followed"),
+        ({"allOf": [{"anyOf": [{"properties": {f"k{i}{j}": {}}} for j in range(4)]} for i in range(12)]}, "too large"),
+        ([], "must be a JSON schema"),
+        (False, "cannot be followed"),
+    ],
+)
+def test_a_schema_that_cannot_be_followed_is_refused_by_name(schema, words) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        _check_schema(schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        _nested(30),
+        {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(500)}},
+        {"type": "string", "minLength": 10**9},
+        {"type": "array", "minItems": 10**9},
+        {"$defs": {f"d{i}": {"properties": {k: {"$ref": f"#/$defs/d{i + 1}"} for k in "ab"}} for i in range(30)}
+         | {"d30": {}}, "$ref": "#/$defs/d0"},
+        {"$defs": {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(20)} | {"d20": {}},
+         "$ref": "#/$defs/d0"},
+        {"type": "string", "pattern": "^(a|b|ab)*c{1,1000}(x{1,1000}){1,1000}$"},
+        {"oneOf": [{"type": "object", "properties": {"t": {"const": str(i)}}, "required": ["t"]} for i in range(200)]},
+        True,
+    ],
+)  # fmt: skip
+def test_a_schema_that_looks_expensive_is_compiled_in_its_bounds(schema) -> None:
+    _check_schema(schema)
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        (lambda: regex_part("(a"), "unclosed group"),
+        (lambda: regex_part(r"(a)\1"), "backreferences are not supported"),
+        (lambda: regex_part("(?!a)b"), "look-around"),
+        (lambda: grammar_part("start: missing", field="g"), "unknown name"),
+        (lambda: grammar_part('root ::= "a" missing', field="g"), "not found"),
+        (lambda: grammar_part('start: "a"{3,1}', field="g"), "response_format: "),
+        (lambda: choice_part(["x" * 60_000 + str(i) for i in range(5)]), "the limit is 262144"),
+    ],
+)
+def test_a_grammar_that_is_none_is_refused(part, words) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        _check(part())

@@ -1,0 +1,89 @@
+"""Which tokens a matcher lets follow beside its grammar's: the ends of an answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from trained_answers import MODEL
+
+from modelserve_worker.grammar.compiler import GrammarCompiler
+from modelserve_worker.grammar.matcher import GrammarMatcher
+from modelserve_worker.text.checkpoint_text import load_checkpoint_text
+
+VOCABULARY = load_checkpoint_text(MODEL).vocabulary
+EOS = (1, 106, 50)
+A, B, STOP = VOCABULARY.ids["a"], VOCABULARY.ids["b"], 46
+SPELLS_A, SPELLS_B = ({t for t, data in enumerate(VOCABULARY.token_bytes) if data == text} for text in (b"a", b"b"))
+GRAMMAR = "start: /ab?/"
+
+
+@pytest.fixture(scope="module")
+def compiler() -> GrammarCompiler:
+    return GrammarCompiler(MODEL / "tokenizer.json", vocab_size=2112, eos_token_ids=EOS)
+
+
+def _matcher(compiler: GrammarCompiler, **fields) -> GrammarMatcher:
+    fields = {"stop_token_ids": (), "ignore_eos": False, "min_tokens": 0} | fields
+    return compiler.matcher(compiler.compile(GRAMMAR).result(), **fields)
+
+
+def _allowed(compiler: GrammarCompiler, matcher: GrammarMatcher) -> set[int]:
+    (row,) = compiler.masks([matcher])
+    return set(np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist())
+
+
+def test_the_tables_have_the_bytes_that_answers_are_read_with(compiler: GrammarCompiler) -> None:
+    table = compiler._tokenizer
+    for token, data in enumerate(VOCABULARY.token_bytes):
+        if token not in VOCABULARY.special_ids and data != b"\xff":  # no text has that byte
+            assert table.decode_bytes([token]) == data
+        else:
+            assert table.is_special_token(token)
+
+
+def test_a_whole_answer_may_end_and_is_complete_when_nothing_may_follow(compiler) -> None:
+    matcher = _matcher(compiler, stop_token_ids=[STOP, 1 << 30])
+    assert A in _allowed(compiler, matcher) <= SPELLS_A
+    matcher.consume(A)
+    assert not matcher.complete
+    assert _allowed(compiler, matcher) == {*SPELLS_B, STOP, *EOS}
+    matcher.consume(B)
+    assert matcher.complete
+    assert matcher.error is None
+
+
+def test_ends_wait_for_min_tokens_and_never_for_ever(compiler) -> None:
+    matcher = _matcher(compiler, min_tokens=9, stop_token_ids=[STOP])
+    matcher.consume(A)
+    assert _allowed(compiler, matcher) == SPELLS_B
+    matcher = _matcher(compiler, ignore_eos=True, stop_token_ids=[STOP])
+    matcher.consume(A)
+    assert _allowed(compiler, matcher) == {*SPELLS_B, STOP}
+
+
+def test_a_token_that_does_not_match_is_an_error(compiler) -> None:
+    matcher = _matcher(compiler)
+    matcher.consume(B)
+    assert matcher.error is not None
+    assert not matcher.complete
+
+
+def test_rows_of_requests_that_have_ended_are_free_and_grammars_are_kept(compiler) -> None:
+    first, second = _matcher(compiler), _matcher(compiler)
+    first.consume(A)
+    masks = compiler.masks([None, first, second])
+    assert masks.shape == (3, 66)
+    assert (masks[0] == -1).all()
+    assert not np.array_equal(masks[1], masks[2]), "each answer has its own state"
+    assert compiler.compile(GRAMMAR) is compiler.compile(GRAMMAR)
+    for number in range(70):
+        compiler.compile(f'start: "{number}"')
+    assert len(compiler._compiled) == 64
+
+
+def test_a_tokenizer_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(Exception, match=r"tokenizer\.json"):
+        GrammarCompiler(tmp_path / "tokenizer.json", vocab_size=10, eos_token_ids=EOS)

@@ -1,0 +1,1 @@
+"""Constrained output: grammars, their compilation, and which tokens they let follow. Torch-free."""

@@ -1,0 +1,58 @@
+"""JSON schemas as clients send them: bounded before anything is built from them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from modelserve.errors import InvalidInput
+
+MAX_SCHEMA_CHARACTERS = 64 * 1024
+MAX_SCHEMA_DEPTH = 64  # objects and lists inside each other, of the document
+MAX_SCHEMA_OBJECTS = 2_048  # JSON objects in the document, so at most as many properties
+_WHITE_SPACE = r"( |\n[ \t]{0,40})"  # between the parts of a document: one blank, or a new line with its indentation
+_OPTIONS = {
+    "whitespace_pattern": _WHITE_SPACE,  # unbounded, a model that is unsure writes blanks until its last token
+    "lenient": False,
+    "coerce_one_of": False,
+}
+
+
+def bounded_schema(schema: Any, *, field: str) -> dict[str, Any] | bool:
+    """The schema itself. Raises InvalidInput for what is no schema or larger than the limits."""
+    if not isinstance(schema, dict | bool):
+        raise InvalidInput(f"{field} must be a JSON schema (an object, or true), not {schema!r:.80}", field=field)
+    objects = 0
+    for depth, level in enumerate(_levels(schema), start=1):
+        objects += sum(isinstance(each, dict) for each in level)
+        if depth > MAX_SCHEMA_DEPTH:
+            raise InvalidInput(
+                f"{field}: objects and lists are nested more than {MAX_SCHEMA_DEPTH} deep; flatten the schema, or use "
+                "$defs and $ref",
+                field=field,
+            )
+    if objects > MAX_SCHEMA_OBJECTS:
+        raise InvalidInput(f"{field}: the schema has {objects} objects; the limit is {MAX_SCHEMA_OBJECTS}", field=field)
+    length = len(json.dumps(schema, ensure_ascii=False))
+    if length > MAX_SCHEMA_CHARACTERS:
+        raise InvalidInput(
+            f"{field}: the schema has {length} characters of JSON; the limit is {MAX_SCHEMA_CHARACTERS}", field=field
+        )
+    return schema
+
+
+def json_grammar(schema: dict[str, Any] | bool) -> dict[str, Any]:
+    """The part of a grammar that JSON documents of `schema` match; keys in the schema's order."""
+    document = {} if schema is True else {"not": {}} if schema is False else schema
+    return {"json_schema": {**document, "x-guidance": _OPTIONS}}
+
+
+def _levels(document: Any) -> Iterator[list[Any]]:
+    level = [document]
+    while level:
+        yield level
+        inner: list[Any] = []
+        for each in level:
+            inner += each.values() if isinstance(each, dict) else each if isinstance(each, list) else ()
+        level = [each for each in inner if isinstance(each, dict | list)]
