@@ -15,6 +15,7 @@ import pytest
 from stub_engine import Fault
 from worker_process import MODEL, serving
 
+from modelserve import __version__
 from modelserve.termination import TERMINAL_EXIT_CODE
 
 BODY: dict[str, Any] = {"model": MODEL.name, "prompt": [2, 3], "ignore_eos": True}
@@ -104,6 +105,7 @@ def test_a_start_that_no_restart_can_help_keeps_its_exit_code_and_message(tmp_pa
         assert worker.process.wait(60) == TERMINAL_EXIT_CODE
         assert json.loads(worker.termination.read_text()) == {
             "reason": "InsufficientMemory", "message": "12 bytes are missing per device", "shortfallBytes": 12,
+            "measured": {"context": 7}, "engineVersion": __version__,
         }  # fmt: skip
         assert worker.imported() == "[]"
 

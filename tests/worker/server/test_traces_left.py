@@ -69,17 +69,24 @@ def test_statuses_are_counted_by_route(server: Any) -> None:
     httpx.post(f"{server.url}/v1/completions", json=TEXT | {"n": 0})
     httpx.get(f"{server.url}/a/path/nobody/knows")
     httpx.request("BREW", f"{server.url}/health")
-    counts = {
-        (sample.labels["method"], sample.labels["handler"], sample.labels["status"]): sample.value
-        for family in server.metrics.registry.collect() if family.name == "http_requests"
-        for sample in family.samples if sample.name.endswith("_total")
-    }  # fmt: skip
-    assert counts == {
+
+    def counts() -> dict[tuple[str, ...], float]:
+        return {
+            (sample.labels["method"], sample.labels["handler"], sample.labels["status"]): sample.value
+            for family in server.metrics.registry.collect() if family.name == "http_requests"
+            for sample in family.samples if sample.name.endswith("_total")
+        }  # fmt: skip
+
+    expected = {
         ("POST", "/v1/completions", "200"): 1,
         ("POST", "/v1/completions", "400"): 1,
         ("GET", "none", "404"): 1,
         ("other", "/health", "405"): 1,
     }
+    deadline = time.monotonic() + 10  # a request is counted once its answer has gone out
+    while counts() != expected and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert counts() == expected
 
 
 def _context(**fields: Any) -> RequestContext:
