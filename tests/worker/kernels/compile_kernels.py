@@ -140,12 +140,14 @@ def main() -> int:
     problems += [] if todo else ["no kernel was found"]
     with tempfile.TemporaryDirectory() as cache:
         os.environ["TRITON_CACHE_DIR"] = cache
-        with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as pool:
-            outcomes = []
-            for outcome in pool.map(compile_one, todo):
-                outcomes.append(outcome)
-                used = f"{outcome.registers:3d} registers {outcome.spilled_bytes:5d} B spilled"
-                print(f"sm_{outcome.job.capability} {used} {outcome.shared_bytes:6d} B shared  {outcome.job.name}")
+        outcomes = []
+        # A process compiles for one capability: Triton keeps how fp8 is converted from the first that it compiled for.
+        for capability in chosen.capability:
+            with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as pool:
+                for outcome in pool.map(compile_one, (job for job in todo if job.capability == capability)):
+                    outcomes.append(outcome)
+                    used = f"{outcome.registers:3d} registers {outcome.spilled_bytes:5d} B spilled"
+                    print(f"sm_{capability} {used} {outcome.shared_bytes:6d} B shared  {outcome.job.name}")
     problems += [f"sm_{o.job.capability} {o.job.name}: {text}" for o in outcomes for text in o.problems]
     print(f"{len(outcomes)} compiled, {len(problems)} problems", *problems, sep="\n")
     return bool(problems)
