@@ -12,7 +12,7 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from modelserve.architecture import LayerKind, ModelArchitecture
-from modelserve.sizing.kernel_buffers import FLOAT32, fills_matrix_tiles, kernel_buffers
+from modelserve.sizing.kernel_buffers import FLOAT32, captures_steps, fills_matrix_tiles, kernel_buffers
 from modelserve.sizing.pages import GLOBAL_PAGE_TOKENS, KVCacheDtype, KVCacheLayout
 from modelserve.sizing.weights import element_bytes
 
@@ -112,7 +112,8 @@ def activation_terms(
             "mlp": _mlp_bytes(architecture, tokens=tokens, tensor_parallel_size=tp, copies=3),
             "sampling": sampling,
         }
-        if tp == 1:  # steps are captured but sampling is not, and finds no room in the graphs' pool
+        if captures_steps(architecture, tensor_parallel_size=tp):
+            # Sampling is not captured, and finds no room in the graphs' pool.
             always["sampling"] = phases.pop("sampling")
         return MappingProxyType(always), MappingProxyType(phases)
     pages = -(-architecture.max_position_embeddings // GLOBAL_PAGE_TOKENS)

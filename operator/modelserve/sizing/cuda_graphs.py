@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from modelserve.architecture import ModelArchitecture
 from modelserve.sizing.activation import MIB
-from modelserve.sizing.kernel_buffers import fills_matrix_tiles
+from modelserve.sizing.kernel_buffers import captures_steps
 from modelserve.sizing.weights import element_bytes
 
 CUDA_GRAPH_NODE_BYTES = 12 << 10  # of the driver, per kernel of a captured step
@@ -35,7 +35,7 @@ def graphs_bytes(
     The tensors of a step lie in one pool that all graphs share, which is as large as the activation term that it takes
     the place of. Beside it: the driver's nodes, and the buffers in which graphs leave their logits or hidden states.
     """
-    if tensor_parallel_size > 1 or not fills_matrix_tiles(architecture):
+    if not captures_steps(architecture, tensor_parallel_size=tensor_parallel_size):
         return 0
     rows = max(max_num_batched_tokens, max_num_seqs)
     count = len(decode_graph_sizes(max_num_seqs)) + len(mixed_graph_sizes(rows))

@@ -27,6 +27,11 @@ def fills_matrix_tiles(architecture: ModelArchitecture) -> bool:
     return tiled and pairs >= 16 and architecture.global_head_dim == 8 * pairs
 
 
+def captures_steps(architecture: ModelArchitecture, *, tensor_parallel_size: int) -> bool:
+    """Whether a GPU replays captured steps of this model: those of kernels, on one rank."""
+    return tensor_parallel_size == 1 and fills_matrix_tiles(architecture)
+
+
 def kernel_buffers(
     architecture: ModelArchitecture,
     *,
