@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 import pytest
-import triton
 
 from modelserve.published import published_model
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
@@ -58,7 +57,7 @@ def test_hopper_alone_takes_the_kernel_and_counts_whole_tokens_in_a_cluster(name
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CudaSource:
     (tmp_path / "small.cu").write_text(SMALL)
     monkeypatch.setattr(cuda_kernel, "FOLDER", tmp_path)
-    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path / "cache"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     return CudaSource("small.cu", "small", "sm_90a", ("VALUE=1",))
 
 

@@ -145,6 +145,7 @@ class WorkerRanks:
             self._pipes.append(ours)
         self._stopping = False
         self._last_words: list[str] = []
+        self._ended: list[str] = []  # the ranks that ended first, by themselves
         self._died = threading.Event()
         self._own: dict[int, int] = {}  # checksums of steps that not all ranks have noted, by step
         self._watcher = threading.Thread(target=self._watch, name="rank-watcher", daemon=True)
@@ -218,13 +219,12 @@ class WorkerRanks:
 
     def failure(self, when: str) -> RankDiedError:
         """The dead ranks with their exit codes, and what they said."""
-        ended = [f"{p.name} (exit code {p.exitcode})" for p in self._processes if p.exitcode is not None]
         for pipe in self._pipes:
             with contextlib.suppress(EOFError, OSError):
                 if pipe.poll():
                     self._last_words.append(str(pipe.recv()))
         words = f": {'; '.join(self._last_words)}" if self._last_words else ""
-        return RankDiedError(f"{', '.join(ended) or 'a rank'} ended {when}{words}. The replica must be restarted")
+        return RankDiedError(f"{', '.join(self._ended) or 'a rank'} ended {when}{words}. The replica must be restarted")
 
     def abort(self) -> None:
         """Kill all ranks at once; `has_died` is true from here on."""
@@ -253,9 +253,13 @@ class WorkerRanks:
             raise RingAborted("a rank does not answer")
 
     def _watch(self) -> None:
-        wait([process.sentinel for process in self._processes])
+        gone = wait([process.sentinel for process in self._processes])
         if self._stopping:
             return
+        for process in self._processes:
+            if process.sentinel in gone:
+                process.join(1.0)  # an end is seen before its exit code
+                self._ended.append(f"{process.name} (exit code {process.exitcode})")
         logger.error("a tensor-parallel rank ended; the replica cannot go on")
         self.abort()
         # Collectives on a GPU wait for the dead rank inside a kernel; aborting the group ends them. gloo notices.
