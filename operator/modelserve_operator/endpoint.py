@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -16,10 +17,16 @@ logger = logging.getLogger(__name__)
 
 @asynccontextmanager
 async def serve(*, host: str, port: int, alive: Callable[[], bool]) -> AsyncIterator[int]:
-    """Serve until the context ends; yields the port, a free one for `port` 0. /healthz is 503 while not alive()."""
+    """Serve until the context ends; yields the port, a free one for `port` 0. /healthz is 503 while not alive().
 
-    async def metrics(_: web.Request) -> web.Response:
-        return web.Response(body=generate_latest(REGISTRY), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    `/metrics?name[]=NAME` answers with some metrics only. Made beside the loop: it is 4 MB for 5,000 ModelServes.
+    """
+
+    async def metrics(request: web.Request) -> web.Response:
+        names = request.query.getall("name[]", [])
+        shown = REGISTRY.restricted_registry(names) if names else REGISTRY
+        body = await asyncio.to_thread(generate_latest, shown)
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def healthz(_: web.Request) -> web.Response:
         healthy = alive()

@@ -1,69 +1,92 @@
-"""What the status of a ModelServe says, as metrics: for alerts, dashboards and autoscalers."""
+"""What the status of a ModelServe says, as metrics: for alerts, dashboards and autoscalers.
+
+Kept as numbers per ModelServe and put into words at a scrape: a reconcile costs the same however many there are.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
-from prometheus_client import Gauge
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from modelserve_operator.metrics import REGISTRY
 
 Body = Mapping[str, Any]
+Series = tuple[str, tuple[str, ...], float]  # name of a gauge, its labels after namespace and name, value
 
-_WHO = ["namespace", "name"]
-SIZING_ERROR = Gauge(
-    "modelserve_sizing_error_ratio",
-    "(measured - predicted) / predicted bytes of a memory term, of the ready worker whose pool fell shortest.",
-    [*_WHO, "accelerator", "term"],
-    registry=REGISTRY,
-)
-CONDITION = Gauge(
-    "modelserve_condition", "1 while the condition is True, else 0.", [*_WHO, "type", "reason"], registry=REGISTRY
-)
-REPLICAS = Gauge("modelserve_replicas", "Worker pods: desired, there, ready.", [*_WHO, "state"], registry=REGISTRY)
-TARGET_CONCURRENCY = Gauge(
-    "modelserve_target_concurrency",
-    "Requests that one replica is planned to answer at once, under spec.workload: what an autoscaler should aim at.",
-    [*_WHO, "accelerator"],
-    registry=REGISTRY,
-)
-POOL_BYTES = Gauge(
-    "modelserve_planned_pool_bytes", "KV pool of one GPU as planned.", [*_WHO, "accelerator"], registry=REGISTRY
-)
-_ALL = (SIZING_ERROR, CONDITION, REPLICAS, TARGET_CONCURRENCY, POOL_BYTES)
+SIZING_ERROR = "modelserve_sizing_error_ratio"
+CONDITION = "modelserve_condition"
+REPLICAS = "modelserve_replicas"
+TARGET_CONCURRENCY = "modelserve_target_concurrency"
+POOL_BYTES = "modelserve_planned_pool_bytes"
+_GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
+    SIZING_ERROR: (
+        "(measured - predicted) / predicted bytes of a memory term, of the ready worker whose pool fell shortest.",
+        ("accelerator", "term"),
+    ),
+    CONDITION: ("1 while the condition is True, else 0.", ("type", "reason")),
+    REPLICAS: ("Worker pods: desired, there, ready.", ("state",)),
+    TARGET_CONCURRENCY: (
+        "Requests that one replica is planned to answer at once, under spec.workload: the aim of an autoscaler.",
+        ("accelerator",),
+    ),
+    POOL_BYTES: ("KV pool of one GPU as planned.", ("accelerator",)),
+}
 SHOWN_CONDITIONS = ("Ready", "Available", "CapacityAvailable", "Stalled")
+
+
+class _Statuses(Collector):
+    """The series of every ModelServe. Read in the thread of a scrape, written in the loop's."""
+
+    def __init__(self) -> None:
+        self.series: dict[tuple[str, str], tuple[Series, ...]] = {}
+
+    def describe(self) -> Iterator[GaugeMetricFamily]:
+        for name, (documentation, labels) in _GAUGES.items():
+            yield GaugeMetricFamily(name, documentation, labels=("namespace", "name", *labels))
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        families = {family.name: family for family in self.describe()}
+        for who, series in tuple(self.series.items()):
+            for name, labels, value in series:
+                families[name].add_metric((*who, *labels), value)
+        yield from families.values()
+
+
+_STATUSES = _Statuses()
+REGISTRY.register(_STATUSES)
 
 
 def show(namespace: str, name: str, status: Body, *, desired: int) -> None:
     """Set every gauge of one ModelServe to what its status says; series that are gone are removed."""
-    forget(namespace, name)
-    who = {"namespace": namespace, "name": name}
-    plan = status.get("plan") or {}
-    accelerator = plan.get("accelerator") or ""
-    for term in (status.get("calibration") or {}).get("terms") or ():
-        if "errorPercent" in term:
-            gauge = SIZING_ERROR.labels(**who, accelerator=accelerator, term=term["name"])
-            gauge.set(float(term["errorPercent"]) / 100)
-    found = {each["type"]: each for each in status.get("conditions") or ()}
-    for kind in SHOWN_CONDITIONS:  # one that is gone is not True
-        condition = found.get(kind) or {}
-        series = CONDITION.labels(**who, type=kind, reason=condition.get("reason", ""))
-        series.set(condition.get("status") == "True")
-    pods = {"desired": desired, "there": status.get("replicas") or 0, "ready": status.get("readyReplicas") or 0}
-    for state, number in pods.items():
-        REPLICAS.labels(**who, state=state).set(number)
-    if (target := target_concurrency(plan)) is not None:
-        TARGET_CONCURRENCY.labels(**who, accelerator=accelerator).set(target)
-    if (memory := plan.get("perGpu")) is not None:
-        POOL_BYTES.labels(**who, accelerator=accelerator).set(memory["kvPoolBytes"])
+    _STATUSES.series[namespace, name] = tuple(_series(status, desired))
 
 
 def forget(namespace: str, name: str) -> None:
     """A ModelServe is gone."""
-    for gauge in _ALL:
-        gauge.remove_by_labels({"namespace": namespace, "name": name})
+    _STATUSES.series.pop((namespace, name), None)
+
+
+def _series(status: Body, desired: int) -> Iterator[Series]:
+    plan = status.get("plan") or {}
+    accelerator = plan.get("accelerator") or ""
+    for term in (status.get("calibration") or {}).get("terms") or ():
+        if "errorPercent" in term:
+            yield SIZING_ERROR, (accelerator, term["name"]), float(term["errorPercent"]) / 100
+    found = {each["type"]: each for each in status.get("conditions") or ()}
+    for kind in SHOWN_CONDITIONS:  # one that is gone is not True
+        condition = found.get(kind) or {}
+        yield CONDITION, (kind, condition.get("reason", "")), float(condition.get("status") == "True")
+    yield REPLICAS, ("desired",), desired
+    yield REPLICAS, ("there",), status.get("replicas") or 0
+    yield REPLICAS, ("ready",), status.get("readyReplicas") or 0
+    if (target := target_concurrency(plan)) is not None:
+        yield TARGET_CONCURRENCY, (accelerator,), target
+    if (memory := plan.get("perGpu")) is not None:
+        yield POOL_BYTES, (accelerator,), memory["kvPoolBytes"]
 
 
 def target_concurrency(plan: Body) -> int | None:

@@ -136,7 +136,8 @@ class Operator:
         if not self.process.alive:
             raise RuntimeError((self.plane.folder / "operator.log").read_text()[-3000:])
         try:
-            async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{self.port}/metrics") as got:
+            url = f"http://127.0.0.1:{self.port}/metrics"
+            async with aiohttp.ClientSession() as session, session.get(url, params={"name[]": name}) as got:
                 text = await got.text()
         except aiohttp.ClientError:
             return 0.0

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from modelserve.errors import InvalidInput
-from modelserve_operator import diff, endpoint, watchdog
+from modelserve_operator import diff, endpoint, resource_metrics, watchdog
 from modelserve_operator.kinds import CONFIG_MAP, DEPLOYMENT, MODEL_SERVE, NODE, POD, ResourceKind
 from modelserve_operator.replanning import Replanning
 from modelserve_operator.settings import from_environment
@@ -265,6 +265,12 @@ async def test_the_endpoint_serves_metrics_and_liveness() -> None:
     ):
         async with session.get("/metrics") as response:
             assert "modelserve_operator_queue_depth" in await response.text()
+        resource_metrics.show("ml", "shown", {}, desired=1)
+        async with session.get("/metrics", params={"name[]": "modelserve_replicas"}) as response:
+            text = await response.text()
+            assert 'modelserve_replicas{name="shown",namespace="ml",state="desired"} 1.0' in text
+            assert "modelserve_operator_queue_depth" not in text
+        resource_metrics.forget("ml", "shown")
         async with session.get("/healthz") as response:
             assert response.status == 200
         healthy = False
