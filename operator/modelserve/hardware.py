@@ -14,19 +14,6 @@ CPU_PRODUCT = "CPU"
 GPU_RESOURCE = "nvidia.com/gpu"
 _MIB = 1 << 20
 
-# What kernels reach of the datasheet figures, measured on an H200: 4.3 of 4.8 TB/s; 790 of 989 TFLOP/s in large matrix
-# products; in attention over heads of 512, whose tiles do not fit the matrix units well, 540 to 660 with the kernel
-# that is written for Hopper, about 280 in Triton, which all others run.
-ACHIEVABLE_BANDWIDTH = 0.9
-ACHIEVABLE_FLOPS = 0.8
-HOPPER = (9, 0)
-
-
-def attention_share(compute_capability: tuple[int, int]) -> float:
-    """Of the datasheet's rate, in attention of prefill."""
-    return 0.55 if compute_capability == HOPPER else 0.28
-
-
 PCIE_LINK = 25e9  # bytes/s that PCIe 4.0 x16 reaches; NVLink figures are the datasheets', one way
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from modelserve.api import Candidate, PlanStatus
 from modelserve.api.spec import Objective
+from modelserve.planning.engine_rates import engine_rates
 from modelserve.planning.evaluation import Evaluation, Fit
 from modelserve.planning.node_labels import PRODUCT_LABEL
 from modelserve.planning.offers import AcceleratorOffer
@@ -52,12 +53,12 @@ def plan_text(
     head = f"{name}: " + (f"plan {plan.hash}" if plan.fits else "no plan")
     parts = [head, _wrapped(plan.message or "", indent="  ")]
     if shown:
-        length = wishes.input_tokens + wishes.output_tokens
+        tokens = f"{wishes.input_tokens:,} + {wishes.output_tokens:,}"
         told = (
             f"Best first by objective {wishes.objective}: {_OBJECTIVES[wishes.objective]}.",
             "8K to MAX: requests at once, by context length.",
             f"TTFT: milliseconds to the first token of one prompt of {wishes.input_tokens:,} tokens, alone.",
-            f"TPOT: milliseconds per output token while BATCH requests of {length:,} tokens are decoded together.",
+            f"TPOT: mean milliseconds between tokens while BATCH requests of {tokens} tokens are open at a time.",
         )
         parts += ["", *(_wrapped(line, indent="") for line in told)]
         parts += _grouped(shown, _choice_rows(shown))
@@ -67,6 +68,7 @@ def plan_text(
     if isinstance(chosen, Fit):
         parts += ["", f"Terms of the chosen plan, MiB of each {'container' if chosen.gpus == 0 else 'GPU'}"]
         parts += _term_lines(chosen.memory)
+        parts += _time_lines(plan, chosen)
     notes = [_note(each.candidate) for each in shown if each.candidate.message or each.candidate.remedy]
     if left_out:
         rest = f"The best candidate of each product is shown; --all shows {left_out} more."
@@ -190,6 +192,39 @@ def _term_lines(memory: MemoryPlan) -> list[str]:
     ]
     rows.append(("pool", "kv_pool", f"{memory.kv_pool_bytes / MIB:,.0f}", "what the budget leaves"))
     return [f"  {group:<10}  {name:<{width}}  {size:>9}  {source}" for group, name, size, source in rows]
+
+
+_TIMES = {
+    "weights": "bytes that a step reads / bandwidth",
+    "linears": "matrix products that reading weights does not hide",
+    "cache": "pages of the requests that decode / bandwidth",
+    "attention": "the prompt's rows",
+    "elementwise": "norms, activations and the like / bandwidth",
+    "launches": "kernels x start and gap",
+    "all_reduces": "two sums a layer over the GPUs",
+    "prompts": "other requests' prompts in the steps of a token",
+}
+
+
+def _time_lines(plan: PlanStatus, chosen: Fit) -> list[str]:
+    """TTFT and TPOT of the chosen candidate, term by term, and where the constants come from."""
+    speed = next((each.speed for each in plan.candidates if each.verdict == "Chosen"), None)
+    if speed is None or speed.first_token is None or speed.output_token is None:
+        return []
+    rates = engine_rates(chosen.accelerator.compute_capability)
+    known = "measured on H200" if rates.measured else "assumed from Hopper, attention in Triton"
+    rows = [("", "TTFT", "TPOT", "")]
+    for name, source in _TIMES.items():
+        first, token = getattr(speed.first_token, name), getattr(speed.output_token, name)
+        if first or token:
+            rows.append((name, first or "-", token or "-", source))
+    rows.append(("sum", speed.time_to_first_token_ms, speed.time_per_output_token_ms, ""))
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    lines = [
+        f"  {name:<{widths[0]}}  {first:>{widths[1]}}  {token:>{widths[2]}}  {source}".rstrip()
+        for name, first, token, source in rows
+    ]
+    return ["", f"Where the time goes, ms; constants of {rates.generation}: {known}", *lines]
 
 
 def _note(candidate: Candidate) -> str:

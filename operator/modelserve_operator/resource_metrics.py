@@ -92,7 +92,8 @@ def _series(status: Body, desired: int) -> Iterator[Series]:
 def target_concurrency(plan: Body) -> int | None:
     """Requests decoded together under the planned workload: at least one, at most what a step takes; None: no plan.
 
-    The roofline's figure where the plan has one; else what the pool holds of 8,192 tokens each, or of maxModelLen.
+    The figure of the expected speed where the plan has one; else what the pool holds of 8,192 tokens each, or of
+    maxModelLen.
     """
     chosen: Body = next((each for each in plan.get("candidates") or () if each.get("verdict") == "Chosen"), {})
     held = plan.get("concurrency") or {}

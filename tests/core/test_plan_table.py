@@ -47,7 +47,7 @@ def test_the_headings_say_for_which_prompt_and_batch(capsys: pytest.CaptureFixtu
     file.write_text(yaml.safe_dump(document))
     table = " ".join(_table(capsys, "--accelerator", "NVIDIA-H200", file=file).split())
     assert "TTFT: milliseconds to the first token of one prompt of 8,192 tokens, alone." in table
-    assert "while BATCH requests of 8,704 tokens are decoded together." in table
+    assert "while BATCH requests of 8,192 + 512 tokens are open at a time." in table
     assert "objective Cost: lowest price of a replica-hour ($/H" in table
     assert re.search(r"TPOT BATCH \$/H \$/1M", table)
     assert re.search(r" 8 4\.10 \d", table)

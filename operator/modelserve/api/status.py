@@ -127,13 +127,38 @@ class Concurrency(ApiModel):
     at_max: DecimalString = Field(description="Of maxModelLen tokens each.")
 
 
-class ExpectedSpeed(ApiModel):
-    """What the roofline expects under spec.workload: it ranks candidates and promises nothing."""
+class TimeTerms(ApiModel):
+    """Where the time goes, in milliseconds; terms that round to nothing are left out."""
 
-    concurrency: Tokens = Field(description="Requests decoded together.")
+    weights: DecimalString | None = Field(default=None, description="Reading the weights.")
+    linears: DecimalString | None = Field(
+        default=None, description="Matrix products, as far as they do not hide behind reading the weights."
+    )
+    cache: DecimalString | None = Field(default=None, description="Reading the cache of the requests that decode.")
+    attention: DecimalString | None = Field(default=None, description="Attention of the prompt's rows.")
+    elementwise: DecimalString | None = Field(default=None, description="Norms, activations and the like.")
+    launches: DecimalString | None = Field(default=None, description="Starting kernels, and the gaps between them.")
+    all_reduces: DecimalString | None = Field(default=None, description="Sums over the GPUs of the replica.")
+    prompts: DecimalString | None = Field(
+        default=None, description="Rows of other requests' prompts that share the steps of a token."
+    )
+
+
+class ExpectedSpeed(ApiModel):
+    """What the speed model expects under spec.workload; docs/sizing.md has its formulas and how true they were."""
+
+    concurrency: Tokens = Field(description="Requests that are open at a time, as many as one replica holds.")
     time_to_first_token_ms: DecimalString = Field(description="Prefill of one prompt with nothing else running.")
-    time_per_output_token_ms: DecimalString = Field(description="One decode step of all those requests.")
+    time_per_output_token_ms: DecimalString = Field(
+        description="Mean time between tokens of an answer, with the prompts of the other requests in between."
+    )
     output_tokens_per_second: DecimalString = Field(description="Of one replica, prefill of the prompts included.")
+    first_token: TimeTerms | None = Field(
+        default=None, description="Terms of timeToFirstTokenMs; of the chosen candidate."
+    )
+    output_token: TimeTerms | None = Field(
+        default=None, description="Terms of timePerOutputTokenMs; of the chosen candidate."
+    )
 
 
 class Candidate(ApiModel):
@@ -153,7 +178,7 @@ class Candidate(ApiModel):
     kv_cache: KVCachePlan | None = Field(default=None, description="Storage of the key/value cache.")
     per_gpu: GpuMemory | None = Field(default=None, description="Where the memory of one GPU goes.")
     concurrency: Concurrency | None = Field(default=None, description="Requests at once.")
-    speed: ExpectedSpeed | None = Field(default=None, description="Expected rates, from the roofline.")
+    speed: ExpectedSpeed | None = Field(default=None, description="Expected rates.")
     cost_per_hour: DecimalString | None = Field(default=None, description="Price of one replica-hour.")
     cost_per_million_tokens: DecimalString | None = Field(
         default=None, description="Price of a million output tokens at the expected rate."

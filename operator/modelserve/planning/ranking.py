@@ -7,7 +7,7 @@ from decimal import Decimal
 
 from modelserve.architecture import ModelArchitecture
 from modelserve.planning.evaluation import Fit
-from modelserve.planning.roofline import Speed, speed
+from modelserve.planning.expected_speed import Speed, speed
 from modelserve.planning.wishes import Wishes
 
 RankKey = tuple[bool, bool, bool, tuple[float, ...], int, int, str]
@@ -43,7 +43,7 @@ def token_cost(replica_hour: Decimal, expected: Speed) -> Decimal:
 
 def _objective_key(fit: Fit, expected: Speed, wishes: Wishes, *, costs: Mapping[str, Decimal]) -> tuple[float, ...]:
     if wishes.objective == "Latency":
-        return (expected.step_seconds, expected.prefill_seconds)
+        return (expected.expected.output_token.seconds, expected.expected.first_token.seconds)
     if wishes.objective == "MaxContext":
         return (-fit.max_model_len, -fit.memory.kv_pool_bytes / fit.geometry.held_bytes(fit.max_model_len))
     if wishes.objective == "Cost":

@@ -18,13 +18,15 @@ from modelserve.api.status import (
     NodeSelectorTerm,
     PlanStatus,
     RequestBytes,
+    TimeTerms,
     Verdict,
 )
 from modelserve.architecture import ModelArchitecture
 from modelserve.planning.evaluation import GIB, Fit, Refusal
+from modelserve.planning.expected_speed import Speed, mixed_step_tokens, speed
 from modelserve.planning.offers import PRODUCT_LABEL, AcceleratorOffer
 from modelserve.planning.ranking import replica_cost, token_cost
-from modelserve.planning.roofline import mixed_step_tokens, speed
+from modelserve.planning.step_time import StepTime
 from modelserve.planning.wishes import Wishes
 from modelserve.sizing.memory import MemoryPlan
 
@@ -85,15 +87,28 @@ def fitting_candidate(
         kv_cache=KVCachePlan(dtype=fit.geometry.dtype, layout=fit.geometry.layout),
         per_gpu=gpu_memory(fit.memory),
         concurrency=concurrency(fit),
-        speed=ExpectedSpeed(
-            concurrency=expected.concurrency,
-            time_to_first_token_ms=f"{expected.prefill_seconds * 1e3:.1f}",
-            time_per_output_token_ms=f"{expected.step_seconds * 1e3:.2f}",
-            output_tokens_per_second=f"{expected.output_tokens_per_s:.1f}",
-        ),
+        speed=expected_speed(expected, with_terms=verdict == "Chosen"),
         cost_per_hour=None if cost is None else f"{cost:.2f}",
         cost_per_million_tokens=None if per_million is None else f"{per_million:.2f}",
     )
+
+
+def expected_speed(expected: Speed, *, with_terms: bool) -> ExpectedSpeed:
+    """Expected rates in milliseconds and tokens per second."""
+    first, token = expected.expected.first_token, expected.expected.output_token
+    return ExpectedSpeed(
+        concurrency=expected.load.requests,
+        time_to_first_token_ms=f"{first.seconds * 1e3:.1f}",
+        time_per_output_token_ms=f"{token.seconds * 1e3:.2f}",
+        output_tokens_per_second=f"{expected.output_tokens_per_s:.1f}",
+        first_token=_time_terms(first, digits=1) if with_terms else None,
+        output_token=_time_terms(token, digits=2) if with_terms else None,
+    )
+
+
+def _time_terms(time: StepTime, *, digits: int) -> TimeTerms:
+    shown = {name: f"{seconds * 1e3:.{digits}f}" for name, seconds in time._asdict().items()}
+    return TimeTerms(**{name: text for name, text in shown.items() if float(text)})
 
 
 def refused_candidate(refusal: Refusal, *, remedy: str | None) -> Candidate:

@@ -27,6 +27,16 @@ def mixed_graph_sizes(max_num_batched_tokens: int) -> tuple[int, ...]:
     return (*(size for size in sizes if size < max_num_batched_tokens), max_num_batched_tokens)
 
 
+def kernels_per_step(architecture: ModelArchitecture) -> int:
+    """Kernels that one step launches."""
+    per_layer = NODES_PER_LAYER
+    if architecture.hidden_size_per_layer_input:
+        per_layer += NODES_PER_LAYER_INPUT
+    if architecture.num_experts:
+        per_layer += NODES_PER_EXPERT_LAYER
+    return architecture.num_hidden_layers * per_layer + NODES_PER_STEP
+
+
 def graphs_bytes(
     architecture: ModelArchitecture, *, tensor_parallel_size: int, max_num_batched_tokens: int, max_num_seqs: int
 ) -> int:
@@ -39,11 +49,6 @@ def graphs_bytes(
         return 0
     rows = max(max_num_batched_tokens, max_num_seqs)
     count = len(decode_graph_sizes(max_num_seqs)) + len(mixed_graph_sizes(rows))
-    per_layer = NODES_PER_LAYER
-    if architecture.hidden_size_per_layer_input:
-        per_layer += NODES_PER_LAYER_INPUT
-    if architecture.num_experts:
-        per_layer += NODES_PER_EXPERT_LAYER
-    nodes = count * (architecture.num_hidden_layers * per_layer + NODES_PER_STEP)
+    nodes = count * kernels_per_step(architecture)
     outputs = (max_num_seqs * architecture.vocab_size + rows * architecture.hidden_size) * element_bytes(architecture)
     return nodes * CUDA_GRAPH_NODE_BYTES + outputs + SEGMENT_BYTES

@@ -1,0 +1,59 @@
+"""What our engine reaches of a GPU, per generation (compute capability): the constants of every expected speed.
+
+One GPU was measured, the H200 (9.0), at its own clocks with kernels and captured steps; docs/benchmarks.md has the
+figures and the commands, docs/sizing.md says which of them each constant comes from. Of the other generations nothing
+was measured: their kernels are the same Triton but for attention over long contexts, which on Hopper is written by
+hand, so their shares are the H200's and their attention is what the same H200 did in Triton. Shares are of the
+datasheet's figures (modelserve.hardware).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+Capability = tuple[int, int]
+HOPPER: Capability = (9, 0)
+
+
+@dataclass(frozen=True)
+class EngineRates:
+    """Shares of bandwidth and of the dense bfloat16 rate, 0 to 1, and seconds."""
+
+    generation: str
+    measured: bool  # on a GPU of this generation; else assumed from Hopper
+    weight_read: float = 0.87  # of bandwidth: decode of 31B and E4B at one request, solved for this and launch_seconds
+    cache_read: float = 0.75  # of bandwidth: decode attention in batches, 3.5 to 3.8 of 4.8 TB/s
+    turned_8_bit_read: float = 0.28  # of bandwidth: 8-bit rows of V-only layers, decoded and turned in registers
+    elementwise: float = 0.77  # of bandwidth: norms and GeGLU at 8,192 rows, 80 to 94 % of 4.3 TB/s
+    linear: float = 0.71  # of the dense rate: TTFT of 31B at 8,192 tokens; 740 of 989 TFLOP/s by kernels, 790 alone
+    exposed: float = 0.2  # of the shorter of reading weights and multiplying, what does not hide behind the longer
+    attention_v_only: float = 0.6  # of the dense rate: chunks over global layers that store V alone
+    attention_kv: float = 0.46  # the same where K and V are stored
+    attention_sliding: float = 0.29  # chunks over a sliding window
+    launch_seconds: float = 3.0e-6  # per kernel of a captured step: its start and the gap before it
+    eager_launch_seconds: float = 20e-6  # per kernel of a step that is not captured, on the host
+    mixed_layer_seconds: float = 50e-6  # per layer of a step with decodes and prompts: both attentions over few rows
+    all_reduce_seconds: float = 17e-6  # of a small message between two GPUs of a node, without NVLink multicast
+    nvlink: float = 0.5  # of NVLink's rate in large messages: 227 of 450 GB/s; what PCIe reaches is in its own figure
+
+
+_HOPPER = EngineRates("Hopper", measured=True)
+_TRITON = replace(_HOPPER, measured=False, attention_v_only=0.28, attention_kv=0.18)
+GENERATIONS: dict[Capability, EngineRates] = {
+    (0, 0): replace(_TRITON, generation="CPU"),
+    (7, 5): replace(_TRITON, generation="Turing"),
+    (8, 0): replace(_TRITON, generation="Ampere"),
+    (8, 6): replace(_TRITON, generation="Ampere"),
+    (8, 9): replace(_TRITON, generation="Ada"),
+    HOPPER: _HOPPER,
+    (10, 0): replace(_TRITON, generation="Blackwell"),
+    (12, 0): replace(_TRITON, generation="Blackwell"),
+}
+
+
+def engine_rates(capability: Capability) -> EngineRates:
+    """The constants of a generation; of one that is not listed, those of the newest listed one before it."""
+    known = GENERATIONS.get(capability)
+    if known is not None:
+        return known
+    return GENERATIONS[max(each for each in GENERATIONS if each <= capability)]

@@ -1,0 +1,133 @@
+"""How fast a candidate would be under the expected workload, from the times of its steps (step_time).
+
+A prompt alone is computed in steps of `maxNumBatchedTokens`. While requests decode, prompts ride in mixed steps of M =
+`maxNumMixedTokens` rows. In a closed loop of c requests of I prompt and O answer tokens, d of which decode at a time:
+
+    steps per request    n = (O - 1) / d, of which mixed k = I / (M - d), or one where a step takes whole prompts
+    time per request     S = k t_mixed + max(0, n - k) t_decode
+    who decodes          d = c - k t_mixed / S (Little), at most (O - 1) / k: then prompts wait for each other
+    TPOT = S / max(n, k), requests/s = 1 / S, tokens/s = O / S
+
+Where less than one request decodes on average, the rest of the prompts is computed in whole steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from modelserve.architecture import ModelArchitecture
+from modelserve.planning.engine_rates import engine_rates
+from modelserve.planning.evaluation import Fit
+from modelserve.planning.step_time import PromptRows, RankSpeed, StepTime, layer_parameters
+from modelserve.planning.wishes import Wishes
+
+MIXED_STEP_SECONDS = 0.045  # of matrix products in a step in which requests decode: what a token may wait for its next
+LEAST_MIXED_TOKENS = 256
+_ROUNDS = 3  # of the equation for d, which each round brings nearer by about ten
+
+
+@dataclass(frozen=True)
+class Load:
+    """A closed loop: `requests` are always open, each of so many prompt and answer tokens."""
+
+    requests: int
+    input_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True)
+class LoadSpeed:
+    """What one replica does of a load once it runs evenly."""
+
+    first_token: StepTime  # of one prompt when nothing else runs
+    output_token: StepTime  # mean over an answer, beside the other requests
+    requests_per_s: float
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Expected rates of one candidate under the expected workload."""
+
+    load: Load
+    meets_concurrency: bool  # the pool holds the expected number of requests at the expected length
+    expected: LoadSpeed
+
+    @property
+    def output_tokens_per_s(self) -> float:
+        """Of one replica, prompts included."""
+        return self.expected.requests_per_s * self.load.output_tokens
+
+
+def speed(fit: Fit, architecture: ModelArchitecture, wishes: Wishes) -> Speed:
+    """Serve the expected requests on one replica, as many at once as it holds."""
+    length = min(wishes.input_tokens + wishes.output_tokens, fit.max_model_len)
+    held = fit.geometry.requests(fit.memory.kv_pool_bytes, length)
+    most = wishes.sequences(fit.accelerator)
+    wanted = wishes.concurrency or (1 if wishes.objective == "Latency" else most)
+    prompt = max(1, min(wishes.input_tokens, length - 1))
+    load = Load(max(1, min(held, wanted, most)), prompt, max(1, length - prompt))
+    rank = RankSpeed(
+        architecture,
+        fit.accelerator,
+        fit.geometry,
+        tensor_parallel=fit.tensor_parallel,
+        weight_format=wishes.weight_format,
+    )
+    expected = load_speed(
+        rank,
+        load,
+        max_num_batched_tokens=wishes.chunk(fit.accelerator),
+        max_num_mixed_tokens=mixed_step_tokens(fit, architecture, wishes),
+    )
+    meets = held >= (wishes.concurrency or 1) and length == wishes.input_tokens + wishes.output_tokens
+    return Speed(load, meets, expected)
+
+
+def load_speed(rank: RankSpeed, load: Load, *, max_num_batched_tokens: int, max_num_mixed_tokens: int) -> LoadSpeed:
+    """The formulas above."""
+    tokens, following = load.input_tokens, max(1, load.output_tokens - 1)
+    prompt = PromptRows.chunk(0, tokens, window=rank.window, ends=True)
+    alone = _alone(rank, prompt, max_num_batched_tokens)
+    context = tokens + load.output_tokens / 2
+    if load.requests == 1:
+        token = rank.step(decodes=1, context=context)
+        return LoadSpeed(alone, token, 1 / (alone.seconds + (load.output_tokens - 1) * token.seconds))
+
+    decodes = float(load.requests - 1)
+    for _ in range(_ROUNDS):
+        arriving = max(1.0, decodes / following)  # prompts of the requests that take the place of those that end
+        rows = min(max(max_num_mixed_tokens - decodes, max_num_mixed_tokens / 2), arriving * tokens)
+        decode = rank.step(decodes=decodes, context=context)
+        mixed = rank.step(decodes=decodes, context=context, prompts=prompt.of_mean(rows)).seconds
+        mixed_steps, steps = tokens / rows, following / decodes
+        seconds = mixed_steps * mixed + max(0.0, steps - mixed_steps) * decode.seconds
+        between = seconds / max(steps, mixed_steps)
+        decodes = min(load.requests - mixed_steps * mixed / seconds, following / mixed_steps)
+        if decodes < 1:  # one decodes at most, its steps take a part of a prompt along, and the rest has whole steps
+            decodes, rows = 1.0, min(max_num_mixed_tokens - 1, tokens / following)
+            decode = rank.step(decodes=1, context=context)
+            between = rank.step(decodes=1, context=context, prompts=prompt.of_mean(rows)).seconds
+            seconds = following * between + alone.seconds * (1 - rows * following / tokens)
+            break
+    token = decode._replace(prompts=between - decode.seconds)
+    return LoadSpeed(alone, token, 1 / seconds)
+
+
+def _alone(rank: RankSpeed, prompt: PromptRows, max_num_batched_tokens: int) -> StepTime:
+    """One prompt in as many equal steps as it needs."""
+    steps = -(-int(prompt.rows) // max_num_batched_tokens)
+    return rank.step(prompts=prompt.of_mean(prompt.rows / steps)).times(steps)
+
+
+def mixed_step_tokens(fit: Fit, architecture: ModelArchitecture, wishes: Wishes) -> int:
+    """Most tokens of a step in which requests decode: as asked, else the power of two that MIXED_STEP_SECONDS compute.
+
+    Smaller steps read the weights more often for the same prompts, larger ones make running requests wait.
+    """
+    chunk = wishes.chunk(fit.accelerator)
+    if wishes.max_num_mixed_tokens:
+        return min(wishes.max_num_mixed_tokens, chunk)
+    device = fit.accelerator
+    rate = device.flops * engine_rates(device.compute_capability).linear * fit.tensor_parallel
+    tokens = int(MIXED_STEP_SECONDS * rate / (2 * layer_parameters(architecture)))
+    return min(chunk, max(LEAST_MIXED_TOKENS, 1 << max(0, tokens.bit_length() - 1)))

@@ -1,0 +1,248 @@
+"""How long one step of the engine takes on one rank, as a sum of named terms.
+
+    weights      W / (bandwidth x weight_read)
+    linears      A + exposed W' - W' where the arithmetic A takes longer than reading W', else exposed A
+    cache        decodes x (g L + s min(L, window)) / (bandwidth x cache_read)
+    attention    4 heads (D_g n_g K_g / rate_g + D_s n_s K_s / rate_s) / TP of the prompts' rows
+    elementwise  rows x bytes a row / (bandwidth x elementwise)
+    launches     kernels x seconds, and layers x mixed_layer_seconds where a step has decodes and prompts
+    all_reduces  2 layers x (all_reduce_seconds + 2 (TP - 1) / TP x rows H e / (link x nvlink))
+
+W bytes of the weights that the step reads (embedding tables of inputs not, of experts the share that its rows touch),
+W' the seconds of that; A = (2 P rows + 2 E samples) / TP / (rate x linear), P parameters that a row is multiplied with,
+E those of the output head; g and s cache bytes per token over all global and sliding layers; D head width, n layers of
+a kind, K keys that the rows of prompts attend to, summed over rows. Layers without a cache of their own read their
+producer's, and compute the last row of a prompt alone, so they are left out of what prompts cost.
+A step that is not captured takes at least what the host needs to launch it: `launches` fills what is missing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from modelserve.architecture import LayerKind, ModelArchitecture
+from modelserve.hardware import PCIE_LINK, Accelerator
+from modelserve.planning.engine_rates import engine_rates
+from modelserve.sizing.cuda_graphs import kernels_per_step
+from modelserve.sizing.kernel_buffers import captures_steps
+from modelserve.sizing.pages import CacheGeometry, KVCacheLayout
+from modelserve.sizing.weights import element_bytes, parameters_per_rank, weight_terms
+from modelserve.weight_format import WeightFormat
+
+
+class StepTime(NamedTuple):
+    """Seconds by term."""
+
+    weights: float
+    linears: float
+    cache: float
+    attention: float
+    elementwise: float
+    launches: float
+    all_reduces: float
+    prompts: float = 0.0  # of a mean token: what it waits for rows of prompts that share its steps
+
+    @property
+    def seconds(self) -> float:
+        return sum(self)
+
+    def times(self, factor: float) -> StepTime:
+        return StepTime(*(factor * each for each in self))
+
+
+@dataclass(frozen=True)
+class PromptRows:
+    """The part of a step that computes prompts: rows, the keys they attend to, and how many prompts end in it."""
+
+    rows: float
+    global_keys: float
+    sliding_keys: float
+    ends: float
+
+    @classmethod
+    def chunk(cls, start: int, rows: int, *, window: int, ends: bool) -> PromptRows:
+        """Positions [start, start + rows) of one prompt."""
+        end = start + rows
+        seen = _window_keys(end, window) - _window_keys(start, window)
+        return cls(rows, (end * end - start * start) / 2, seen, float(ends))
+
+    def and_also(self, other: PromptRows) -> PromptRows:
+        return PromptRows(
+            self.rows + other.rows,
+            self.global_keys + other.global_keys,
+            self.sliding_keys + other.sliding_keys,
+            self.ends + other.ends,
+        )
+
+    def of_mean(self, rows: float) -> PromptRows:
+        """So many rows, taken evenly from all places of these."""
+        share = rows / self.rows
+        return PromptRows(rows, self.global_keys * share, self.sliding_keys * share, self.ends * share)
+
+
+NO_ROWS = PromptRows(0, 0, 0, 0)
+
+
+def _window_keys(length: float, window: int) -> float:
+    """Keys that the rows of a prompt of `length` tokens see in a sliding window, in all."""
+    seen = min(length, window)
+    return length * seen - seen * seen / 2
+
+
+class RankSpeed:
+    """Step times of one model on one rank of one accelerator, as planned."""
+
+    def __init__(
+        self,
+        architecture: ModelArchitecture,
+        device: Accelerator,
+        geometry: CacheGeometry,
+        *,
+        tensor_parallel: int,
+        weight_format: WeightFormat | None,
+    ) -> None:
+        self.window = architecture.sliding_window
+        self._work = _work(architecture, tensor_parallel, weight_format)
+        self._device = device
+        self._rates = rates = engine_rates(device.compute_capability)
+        readers = self._work.readers
+        self._global_bytes, self._sliding_bytes = (
+            geometry.page(kind).layer_bytes * readers[kind] / geometry.page(kind).page_tokens
+            for kind in (LayerKind.GLOBAL, LayerKind.SLIDING)
+        )
+        self._link = device.link if device.link == PCIE_LINK else device.link * rates.nvlink
+        v_only = geometry.layout is KVCacheLayout.V_ONLY
+        turned = v_only and geometry.dtype.element_bytes == 1
+        self._global_read = device.bandwidth * (rates.turned_8_bit_read if turned else rates.cache_read)
+        self._global_rate = device.flops * (rates.attention_v_only if v_only else rates.attention_kv)
+
+    def step(self, *, decodes: float = 0, context: float = 0, prompts: PromptRows = NO_ROWS) -> StepTime:
+        """A step of `decodes` requests at a mean length of `context` tokens beside rows of prompts."""
+        work, rates, device = self._work, self._rates, self._device
+        rows = decodes + prompts.rows
+        weights = work.weight_bytes(rows) / (device.bandwidth * rates.weight_read)
+        flop = decodes * work.decode_flop + prompts.rows * work.prompt_flop + (decodes + prompts.ends) * work.head_flop
+        multiply = flop / (device.flops * rates.linear)
+        linears = rates.exposed * min(multiply, weights) + max(multiply - weights, 0)
+        cache = decodes * context * self._global_bytes / self._global_read
+        cache += decodes * min(context, self.window) * self._sliding_bytes / (device.bandwidth * rates.cache_read)
+        attention = prompts.global_keys * work.global_flop / self._global_rate
+        attention += prompts.sliding_keys * work.sliding_flop / (device.flops * rates.attention_sliding)
+        moved = decodes * work.decode_moved + prompts.rows * work.prompt_moved
+        elementwise = moved / (device.bandwidth * rates.elementwise)
+        all_reduces = work.all_reduces * rates.all_reduce_seconds
+        all_reduces += rows * work.reduced_bytes / self._link
+        launches = work.kernels * rates.launch_seconds
+        if decodes and prompts.rows:
+            launches += work.layers * rates.mixed_layer_seconds
+        if not work.captured:
+            device_seconds = weights + linears + cache + attention + elementwise + all_reduces
+            launches = max(launches, work.kernels * rates.eager_launch_seconds - device_seconds)
+        return StepTime(weights, linears, cache, attention, elementwise, launches, all_reduces)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What one rank reads, multiplies and launches; FLOP and bytes are per row or per key."""
+
+    layers: int
+    kernels: int
+    captured: bool
+    read_bytes: float  # weights that every step reads
+    expert_bytes: float
+    idle_base: float  # share of experts that one row leaves alone
+    decode_flop: float
+    prompt_flop: float  # without the layers that compute the last row alone
+    head_flop: float
+    decode_moved: float  # bytes between kernels that only change elements
+    prompt_moved: float
+    global_flop: float  # of one query row and one key, over the layers that prompts run
+    sliding_flop: float
+    all_reduces: int
+    reduced_bytes: float  # of one row, over all its all-reduces and the ring
+    readers: dict[LayerKind, int]
+
+    def weight_bytes(self, rows: float) -> float:
+        """Read by a step of so many rows; experts are drawn evenly."""
+        idle: float = self.idle_base**rows
+        return self.read_bytes + self.expert_bytes * (1 - idle)
+
+
+@lru_cache(maxsize=256)
+def _work(architecture: ModelArchitecture, tensor_parallel: int, weight_format: WeightFormat | None) -> _Work:
+    tp, layers = tensor_parallel, architecture.num_hidden_layers
+    terms = weight_terms(architecture, tensor_parallel_size=tp, weight_format=weight_format)
+    terms.pop("per_layer_embedding", None)  # a row per token
+    experts = terms.pop("experts", 0)
+    owning = _owning_layers(architecture)
+    head = architecture.vocab_size * architecture.hidden_size
+    size = element_bytes(architecture)
+    idle = 1 - architecture.top_k_experts / architecture.num_experts if architecture.num_experts else 0.0
+    return _Work(
+        layers=layers,
+        kernels=kernels_per_step(architecture),
+        captured=captures_steps(architecture, tensor_parallel_size=tp),
+        read_bytes=sum(terms.values()),
+        expert_bytes=experts,
+        idle_base=idle,
+        decode_flop=2 * layer_parameters(architecture) / tp,
+        prompt_flop=2 * layer_parameters(owning) / tp,
+        head_flop=2 * head / tp,
+        decode_moved=_moved_bytes(architecture, tp),
+        prompt_moved=_moved_bytes(owning, tp),
+        global_flop=_key_flop(owning, LayerKind.GLOBAL) / tp,
+        sliding_flop=_key_flop(owning, LayerKind.SLIDING) / tp,
+        all_reduces=2 * layers if tp > 1 else 0,
+        reduced_bytes=2 * layers * architecture.hidden_size * size * 2 * (tp - 1) / tp,
+        readers={kind: _count(architecture, kind) for kind in LayerKind},
+    )
+
+
+def _owning_layers(architecture: ModelArchitecture) -> ModelArchitecture:
+    """The model without its KV-shared layers, for what is counted by layers."""
+    layers = architecture.first_shared_layer
+    full = tuple(layer for layer in architecture.full_attention_layers if layer < layers)
+    fewer = {"num_hidden_layers": layers, "num_kv_shared_layers": 0, "full_attention_layers": full}
+    return architecture.model_copy(update=fewer) if layers < architecture.num_hidden_layers else architecture
+
+
+def _count(architecture: ModelArchitecture, kind: LayerKind) -> int:
+    """Layers of a kind, with or without a cache of their own."""
+    full = len(architecture.full_attention_layers)
+    return full if kind is LayerKind.GLOBAL else architecture.num_hidden_layers - full
+
+
+@lru_cache(maxsize=64)
+def layer_parameters(architecture: ModelArchitecture) -> float:
+    """Parameters that one token is multiplied with, but those of the output head."""
+    table = architecture.num_hidden_layers * architecture.hidden_size_per_layer_input
+    total: float = parameters_per_rank(architecture, tensor_parallel_size=1)
+    total -= table * architecture.vocab_size_per_layer_input
+    if architecture.num_experts:
+        experts = architecture.num_hidden_layers * architecture.num_experts
+        per_expert = 3 * architecture.hidden_size * architecture.moe_intermediate_size
+        total -= (1 - architecture.top_k_experts / architecture.num_experts) * experts * per_expert
+    return total - architecture.vocab_size * architecture.hidden_size
+
+
+def _key_flop(architecture: ModelArchitecture, kind: LayerKind) -> int:
+    """Of one query row against one key, over all layers of a kind: two products of two operations a column."""
+    width = architecture.global_head_dim if kind is LayerKind.GLOBAL else architecture.head_dim
+    return 4 * architecture.num_attention_heads * width * _count(architecture, kind)
+
+
+def _moved_bytes(architecture: ModelArchitecture, tensor_parallel: int) -> float:
+    """Bytes of one row that elementwise kernels read and write: 8 H of two norms with their sums, 3 I of GeGLU, what
+    `prepare` reads and writes of queries, keys and values, and 4 widths of a per-layer embedding."""
+    moved = 0.0
+    for layer in range(architecture.num_hidden_layers):
+        kind, width = architecture.kind(layer), architecture.layer_head_dim(layer)
+        heads = architecture.num_attention_heads / tensor_parallel
+        heads += 2 * architecture.kv_heads_per_rank(kind, tensor_parallel)
+        moved += 8 * architecture.hidden_size + 2 * heads * width
+        moved += 3 * architecture.layer_intermediate_size(layer) / tensor_parallel
+        moved += 4 * architecture.hidden_size_per_layer_input
+        moved += 3 * architecture.top_k_experts * architecture.moe_intermediate_size / tensor_parallel
+    return moved * element_bytes(architecture)

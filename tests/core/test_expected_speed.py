@@ -1,0 +1,163 @@
+"""Expected speed: its terms by hand, what status shows of them, and what must hold for any load."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from modelserve.api import ModelServeSpec
+from modelserve.hardware import CATALOGUE
+from modelserve.planning import AcceleratorOffer, plan
+from modelserve.planning.engine_rates import GENERATIONS, HOPPER, engine_rates
+from modelserve.planning.expected_speed import Load, load_speed
+from modelserve.planning.step_time import PromptRows, RankSpeed
+from modelserve.published import published_model
+from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
+from modelserve.sizing.weights import weight_terms
+
+H200 = CATALOGUE["NVIDIA-H200"]
+
+
+def _rank(variant: str = "31B", *, tensor_parallel: int = 1, product: str = "NVIDIA-H200", dtype: str = "bfloat16"):
+    facts = published_model(f"hf://google/gemma-4-{variant}-it")
+    assert facts is not None
+    layout = KVCacheLayout.V_ONLY if facts.architecture.attention_k_eq_v else KVCacheLayout.KV
+    geometry = cache_geometry(
+        facts.architecture, dtype=KVCacheDtype(dtype), layout=layout, tensor_parallel_size=tensor_parallel
+    )
+    device = CATALOGUE[product]
+    return RankSpeed(facts.architecture, device, geometry, tensor_parallel=tensor_parallel, weight_format=None)
+
+
+def _plan(*products: str, gpus: int = 1, **spec: Any) -> Any:
+    facts = published_model("hf://google/gemma-4-31B-it")
+    assert facts is not None
+    document = {"model": {"uri": "hf://google/gemma-4-31B-it"}, **spec}
+    offers = [AcceleratorOffer(CATALOGUE[product], gpus) for product in products]
+    return plan(ModelServeSpec.model_validate(document), facts.architecture, offers)
+
+
+def test_a_decode_step_of_31b_by_hand() -> None:
+    """docs/sizing.md has the same arithmetic: 60 layers, 50 sliding with 16 KV heads, 10 global with 4 that store V."""
+    facts = published_model("hf://google/gemma-4-31B-it")
+    assert facts is not None
+    time, rates = _rank().step(decodes=8, context=8192), engine_rates(HOPPER)
+    read = sum(weight_terms(facts.architecture, tensor_parallel_size=1).values())
+    assert time.weights == pytest.approx(read / (4.8e12 * rates.weight_read))
+    held = 8 * (8192 * 10 * 4 * 512 * 2 + 1024 * 50 * 16 * 256 * 2 * 2)
+    assert time.cache == pytest.approx(held / (4.8e12 * rates.cache_read))
+    assert time.launches == pytest.approx((60 * 12 + 30) * rates.launch_seconds)
+    products = 8 * read  # two operations for each of two bytes, eight times; the norms are too small to see
+    assert time.linears == pytest.approx(rates.exposed * products / (989e12 * rates.linear), rel=0.01)
+    assert (time.attention, time.all_reduces, time.prompts) == (0, 0, 0)
+    assert time.seconds == pytest.approx(sum(time))
+
+
+def test_rows_of_a_prompt_by_hand() -> None:
+    time, rates = _rank().step(prompts=PromptRows.chunk(6144, 2048, window=1024, ends=False)), engine_rates(HOPPER)
+    global_flop = 10 * 4 * 32 * 512 * 2048 * (6144 + 1024)  # each row its own half on average
+    sliding_flop = 50 * 4 * 32 * 256 * 2048 * 1024
+    expected = global_flop / (989e12 * rates.attention_v_only) + sliding_flop / (989e12 * rates.attention_sliding)
+    assert time.attention == pytest.approx(expected)
+    assert time.linears > time.weights, "2,048 rows are bound by their products"
+    beside = _rank().step(decodes=1, context=100, prompts=PromptRows.chunk(0, 64, window=1024, ends=True))
+    assert beside.launches - time.launches == pytest.approx(60 * rates.mixed_layer_seconds)
+
+
+def test_layers_that_share_a_cache_cost_a_prompt_nothing() -> None:
+    rank, rows = _rank("E4B"), PromptRows.chunk(0, 8192, window=512, ends=True)
+    time, rates = rank.step(prompts=rows), engine_rates(HOPPER)
+    facts = published_model("hf://google/gemma-4-E4B-it")
+    assert facts is not None
+    layers = facts.architecture.first_shared_layer
+    assert layers < facts.architecture.num_hidden_layers
+    owning = [layer for layer in facts.architecture.full_attention_layers if layer < layers]
+    most = 4 * 8 * 512 * len(owning) * 8192 * 8192 / 2 / (989e12 * rates.attention_kv)
+    assert most <= time.attention <= 2 * most
+
+
+def test_several_gpus_share_the_work_and_pay_for_their_sums_and_launches() -> None:
+    one, two = (_rank(tensor_parallel=tp).step(decodes=64, context=8192) for tp in (1, 2))
+    assert two.weights == pytest.approx(one.weights / 2, rel=0.01)
+    assert two.cache == pytest.approx(one.cache / 2)
+    assert (one.all_reduces, two.all_reduces > 120 * 17e-6) == (0, True)
+    alone, rates = _rank(tensor_parallel=8).step(decodes=1, context=100), engine_rates(HOPPER)
+    assert alone.seconds == pytest.approx(750 * rates.eager_launch_seconds), "steps on several GPUs are not captured"
+    slow = _rank(tensor_parallel=2, product="NVIDIA-A100-80GB-PCIe").step(decodes=64, context=100)
+    assert (
+        slow.all_reduces
+        > _rank(tensor_parallel=2, product="NVIDIA-A100-SXM4-80GB").step(decodes=64, context=100).all_reduces
+    ), "PCIe is slower than NVLink"
+
+
+def test_experts_that_no_row_chose_are_not_read() -> None:
+    rank = _rank("26B-A4B")
+    one, many = (rank.step(decodes=n, context=100).weights for n in (1, 64))
+    assert 4 * one < many < 12 * one
+
+
+def test_eight_bit_rows_of_v_only_layers_cost_their_decoding() -> None:
+    bfloat16, int8 = (_rank(dtype=dtype).step(decodes=1, context=131_072).cache for dtype in ("bfloat16", "int8"))
+    assert int8 > bfloat16
+    kv, small = (_rank("E4B", dtype=dtype).step(decodes=1, context=131_072).cache for dtype in ("bfloat16", "int8"))
+    assert small < kv
+
+
+def test_every_product_has_constants_and_only_hopper_has_measured_ones() -> None:
+    for record in CATALOGUE.values():
+        assert record.compute_capability in GENERATIONS, record.product
+    assert {rates.generation for rates in GENERATIONS.values() if rates.measured} == {"Hopper"}
+    assert engine_rates((10, 3)) is GENERATIONS[10, 0]
+    assert engine_rates((99, 0)) is GENERATIONS[12, 0]
+
+
+def test_the_chosen_candidate_shows_its_terms_and_they_add_up() -> None:
+    result = _plan("NVIDIA-H200", "NVIDIA-H100-NVL", gpus=8, workload={"inputTokens": 8192, "concurrency": 8})
+    chosen, *others = result.candidates
+    assert all(each.speed.first_token is None and each.speed.output_token is None for each in others)
+    for terms, total, off in (
+        (chosen.speed.first_token, chosen.speed.time_to_first_token_ms, 0.5),
+        (chosen.speed.output_token, chosen.speed.time_per_output_token_ms, 0.05),
+    ):
+        shown = {name: float(text) for name, text in terms.model_dump(exclude_none=True).items()}
+        assert sum(shown.values()) == pytest.approx(float(total), abs=off)
+        assert min(shown.values()) > 0
+    assert "prompts" in chosen.speed.output_token.to_json()
+    small = {key: chosen.speed.to_json()[key] for key in ("firstToken", "outputToken")}
+    assert len(json.dumps(small, separators=(",", ":"))) < 350, "there may be thousands of statuses"
+
+
+def test_alone_no_other_prompt_is_waited_for() -> None:
+    speed = (
+        _plan("NVIDIA-H200", workload={"inputTokens": 8192, "outputTokens": 150, "concurrency": 1}).candidates[0].speed
+    )
+    assert speed.output_token.prompts is None
+    assert float(speed.time_per_output_token_ms) == pytest.approx(17.19, rel=0.02), "docs/benchmarks.md"
+    assert float(speed.time_to_first_token_ms) == pytest.approx(814, rel=0.02)
+
+
+@settings(max_examples=300)
+@given(
+    variant=st.sampled_from(["31B", "E4B", "26B-A4B"]),
+    product=st.sampled_from(["NVIDIA-H200", "NVIDIA-L4", "Tesla-T4", "CPU"]),
+    requests=st.integers(1, 512),
+    input_tokens=st.integers(1, 200_000),
+    output_tokens=st.integers(1, 20_000),
+    mixed=st.sampled_from([256, 512, 2048, 8192]),
+)
+def test_any_load_has_a_speed(
+    variant: str, product: str, requests: int, input_tokens: int, output_tokens: int, mixed: int
+) -> None:
+    rank, load = _rank(variant, product=product), Load(requests, input_tokens, output_tokens)
+    found = load_speed(rank, load, max_num_batched_tokens=8192, max_num_mixed_tokens=mixed)
+    assert min(found.first_token) >= 0
+    assert min(found.output_token) >= 0
+    one = load_speed(rank, replace(load, requests=1), max_num_batched_tokens=8192, max_num_mixed_tokens=mixed)
+    assert found.output_token.seconds >= 0.98 * one.output_token.weights, "every token reads the weights"
+    busy = (output_tokens - 1) * found.output_token.seconds * found.requests_per_s
+    assert 0 < busy <= requests * 1.05 or output_tokens == 1, "no more decode at a time than are open"
