@@ -147,7 +147,7 @@ async def _serve(
     async def start() -> None:
         began = time.monotonic()
         ready = await engine.start(on_loading)
-        engine.on_step_tokens = metrics.observe_steps
+        engine.on_steps = metrics.observe_steps
         metrics.observe_engine(engine.stats, cache_config=ready.cache_config)
         state.mark_ready(engine)
         log.info("ready after %.1f s, contexts up to %d tokens", time.monotonic() - began, ready.max_model_len)

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from modelserve.measured_speed import STEP_KINDS
 from modelserve_worker.request import FinishReason
-from modelserve_worker.scheduling.stats import EngineStats
+from modelserve_worker.scheduling.stats import EngineStats, StepEvents
 
 _FIRST_TOKEN_SECONDS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
 )  # fmt: skip
 _TOKEN_SECONDS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 _REQUEST_SECONDS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+_STEP_SECONDS = (0.001, 0.002, 0.004, 0.006, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.1, 0.2, 0.4, 0.8, 1.5, 3, 10, 60)
 _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _TOKEN_COUNTS = tuple(1 << power for power in range(19))
 
@@ -49,6 +51,14 @@ class WorkerMetrics:
             "vllm:request_inference_time_seconds", "From a place in the batch to the last token.", _REQUEST_SECONDS
         )
         self._step_tokens = self._histogram("vllm:iteration_tokens_total", "Tokens of an engine step.", _STEP_TOKENS)
+        step_seconds = Histogram(
+            "modelserve_step_seconds",
+            "Time that the device had a step, by what was in it.",
+            ["model_name", "kind"],
+            buckets=_STEP_SECONDS,
+            registry=self.registry,
+        )
+        self._step_seconds = {kind: step_seconds.labels(model_name, kind.lower()) for kind in STEP_KINDS}
         self.request_latency = self._histogram(
             "vllm:e2e_request_latency_seconds", "From arrival to the last token.", _REQUEST_SECONDS
         )
@@ -74,10 +84,12 @@ class WorkerMetrics:
         """Report the engine from now on. `cache_config` becomes the labels of vllm:cache_config_info."""
         self.registry.register(_EngineCollector(stats, self._model_name, cache_config))
 
-    def observe_steps(self, step_tokens: Sequence[int]) -> None:
-        """Steps of so many tokens were scheduled."""
-        for tokens in step_tokens:
+    def observe_steps(self, events: StepEvents) -> None:
+        """Steps were scheduled, and steps ended."""
+        for tokens in events.step_tokens:
             self._step_tokens.observe(tokens)
+        for step in events.timed_steps:
+            self._step_seconds[step.kind].observe(step.seconds)
 
     def count_http(self, method: str, route: str, status: int) -> None:
         """One answered HTTP request; `route` is one of the application's, so that labels are bounded."""

@@ -23,7 +23,7 @@ from modelserve_worker.engine.child import BuiltEngine
 from modelserve_worker.engine.wire import Ready
 from modelserve_worker.engine_client import EngineDead
 from modelserve_worker.request import FinishReason, Request, RequestOutput, TokenLogprobs
-from modelserve_worker.scheduling.stats import EngineStats, StepEvents
+from modelserve_worker.scheduling.stats import EngineStats, StepEvents, TimedStep
 from modelserve_worker.terminal_error import TerminalError
 
 FIRST_TOKEN = 600  # words, in the trained checkpoints of tests/models
@@ -94,7 +94,8 @@ class StubEngine:
         admitted = [(name, time.monotonic()) for name, request in self.requests.items() if not request.admitted]
         for request in self.requests.values():
             request.admitted = True
-        return StepEvents(admitted, [len(self.requests)])
+        timed = [TimedStep(0.02, len(self.requests), 100.0, 0, 0.0)] if self.requests else []
+        return StepEvents(admitted, [len(self.requests)], timed)
 
     def stats(self) -> EngineStats:
         return EngineStats(num_running=len(self.requests), generation_tokens_total=self.steps_done)

@@ -100,6 +100,19 @@ async def test_several_requests_come_through_one_iterator(start: Start) -> None:
     assert await collect(engine) == []
 
 
+async def test_the_plan_says_how_long_steps_take_once_there_were_enough(start: Start) -> None:
+    engine = await start()
+    await collect(engine, request("short", 10))
+    assert engine.plan_report() == {"pid": engine.pid}
+    heard: list[int] = []
+    engine.on_steps = lambda events: heard.extend(events.step_tokens)
+    await collect(engine, request("long", 60))
+    (measured,) = engine.plan_report()["speed"]
+    assert (measured["kind"], measured["milliseconds"], measured["contextTokens"]) == ("Decode", 20, 100)
+    assert measured["steps"] >= 60
+    assert len(heard) >= 60
+
+
 async def test_a_slow_reader_gets_several_steps_at_once(start: Start) -> None:
     engine = await start()
     lists = []

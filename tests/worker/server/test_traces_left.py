@@ -17,6 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from modelserve_worker.metrics import WorkerMetrics
 from modelserve_worker.request import FinishReason
+from modelserve_worker.scheduling.stats import StepEvents, TimedStep
 from modelserve_worker.server import access_log
 from modelserve_worker.server.access_log import AccessLog
 from modelserve_worker.server.body_limits import OpenBodies
@@ -135,8 +136,14 @@ def test_the_parts_of_a_request_are_timed(monkeypatch: pytest.MonkeyPatch) -> No
         for name in ("queue", "prefill", "decode", "inference")
     }
     assert sums == {"queue": 1.0, "prefill": 2.0, "decode": 4.0, "inference": 6.0}
-    metrics.observe_steps([3, 500])
+    timed = [TimedStep(0.25, 3, 10.0, 0, 0.0), TimedStep(0.5, 3, 10.0, 497, 9.0), TimedStep(0.125, 0, 0.0, 500, 9.0)]
+    metrics.observe_steps(StepEvents(step_tokens=[3, 500], timed_steps=timed))
     assert metrics.registry.get_sample_value("vllm:iteration_tokens_total_sum", {"model_name": "tiny"}) == 503
+    seconds = {
+        kind: metrics.registry.get_sample_value("modelserve_step_seconds_sum", {"model_name": "tiny", "kind": kind})
+        for kind in ("decode", "mixed", "prefill")
+    }
+    assert seconds == {"decode": 0.25, "mixed": 0.5, "prefill": 0.125}
 
 
 async def test_a_span_tells_a_request_to_its_caller() -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from modelserve.errors import InvalidInput
 from modelserve_worker.batch import Int32Array, ModelRunner, PendingStep, SampledTokens, ScheduledBatch
+from modelserve_worker.engine.step_clock import StepClock
 from modelserve_worker.engine_client import EngineDead
 from modelserve_worker.request import FinishReason, Request, RequestOutput
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:  # the front end imports this module's names and needs no sche
 
     from modelserve_worker.grammar.compiler import GrammarCompiler
     from modelserve_worker.scheduling.scheduler import Scheduler
+    from modelserve_worker.scheduling.stats import StepEvents
 
 MAX_FAILURES_IN_A_ROW = 3
 
@@ -52,6 +54,7 @@ class Engine:
         self.steps_done = 0  # steps whose results were taken, failed ones and those that sample nothing included
         self._pending: tuple[ScheduledBatch, PendingStep] | None = None
         self._failures = 0
+        self._clock = StepClock()
 
     @property
     def has_work(self) -> bool:
@@ -76,6 +79,12 @@ class Engine:
         if self._compiling.pop(request_id, None) is not None:
             return RequestOutput(request_id, (), FinishReason.ABORT)
         return self.scheduler.abort(request_id)
+
+    def take_events(self) -> StepEvents:
+        """What happened since the last call."""
+        events = self.scheduler.take_events()
+        events.timed_steps += self._clock.take()
+        return events
 
     def step(self) -> list[RequestOutput]:
         """Launch the next step, then wait for the one before it and return what that one produced.
@@ -133,13 +142,16 @@ class Engine:
         try:
             sampled = pending.result()
         except Exception as error:
+            self._clock.ended(batch, failed=True)
             return self._fail(batch, error)
         finally:
             self.steps_done += 1
+        self._clock.ended(batch, failed=False)
         self._failures = 0
         return self.scheduler.update(sampled)
 
     def _launch(self, batch: ScheduledBatch) -> PendingStep:
+        self._clock.launching(batch)
         try:
             return self.runner.execute(batch)
         except Exception as error:

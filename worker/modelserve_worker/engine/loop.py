@@ -125,6 +125,5 @@ class EngineLoop:
     def _report(self, outputs: list[RequestOutput], refusals: list[Refusal]) -> None:
         """After the step's pages have returned, so that whoever has its last token sees them free."""
         engine = self._engine
-        scheduler = engine.scheduler
-        events = scheduler.take_events()
-        self._channel.send(StepReport.of(engine.steps_done, scheduler.stats(), outputs, refusals, events))
+        stats, events = engine.scheduler.stats(), engine.take_events()
+        self._channel.send(StepReport.of(engine.steps_done, stats, outputs, refusals, events))

@@ -27,6 +27,7 @@ from modelserve.termination import TERMINAL_EXIT_CODE
 from modelserve_worker.engine.child import BuildEngine, run_child
 from modelserve_worker.engine.deadline import HEARTBEAT_S, SILENT_HEARTBEATS
 from modelserve_worker.engine.fair_queue import FairLimits, FairQueue
+from modelserve_worker.engine.measured_speed import MeasuredSpeed
 from modelserve_worker.engine.wire import (
     Abort,
     FrameReader,
@@ -40,7 +41,7 @@ from modelserve_worker.engine.wire import (
 )
 from modelserve_worker.engine_client import EngineDead
 from modelserve_worker.request import FinishReason, Request, RequestOutput
-from modelserve_worker.scheduling.stats import EngineStats
+from modelserve_worker.scheduling.stats import EngineStats, StepEvents
 from modelserve_worker.terminal_error import TerminalError
 
 _BUFFER_BYTES = 1 << 20  # some hundred steps: a front end that is busy for a moment does not hold up the engine
@@ -102,7 +103,8 @@ class EngineProcess(asyncio.Protocol):
         self._on_loading: Callable[[int, int], None] | None = None
         self._stats = EngineStats()
         self._admitted_s: dict[str, float] = {}  # of requests that have said nothing yet
-        self.on_step_tokens: Callable[[Sequence[int]], None] | None = None  # hears the tokens of each step
+        self.on_steps: Callable[[StepEvents], None] | None = None  # hears of each step
+        self._speed = MeasuredSpeed()
         self._plan_report: Mapping[str, Any] = {}
         self._heard_s = 0.0  # loop time of the last sign that steps end, or of the first request of an idle engine
         self._silent_heartbeats = 0
@@ -179,7 +181,8 @@ class EngineProcess(asyncio.Protocol):
         return self._death is None
 
     def plan_report(self) -> dict[str, Any]:
-        return dict(self._plan_report)
+        speed = [steps.to_json() for steps in self._speed.report()]
+        return {**self._plan_report, **({"speed": speed} if speed else {})}
 
     def stats(self) -> EngineStats:
         """The state after the last step that was reported, with those that wait for their turn on this side."""
@@ -240,8 +243,9 @@ class EngineProcess(asyncio.Protocol):
     def _deliver(self, report: StepReport) -> None:
         """Hand out one step's outputs. An id stays in use until its last output, so streams never mix."""
         self._admitted_s.update(report.events.admitted)
-        if self.on_step_tokens is not None:
-            self.on_step_tokens(report.events.step_tokens)
+        self._speed.add(report.events.timed_steps)
+        if self.on_steps is not None:
+            self.on_steps(report.events)
         for output in report.all_outputs():
             stream = self._streams[output.request_id]
             if output.finish_reason is not None:

@@ -3,16 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from modelserve.measured_speed import StepKind
+
+
+class TimedStep(NamedTuple):
+    """A step that ended: how long the device had it, and what was in it."""
+
+    seconds: float
+    decodes: int
+    context: float  # tokens in the cache of each of them, on average
+    prompt_rows: int
+    prompt_context: float  # keys that one of those rows attends to, on average
+
+    @property
+    def kind(self) -> StepKind:
+        if not self.prompt_rows:
+            return "Decode"
+        return "Mixed" if self.decodes else "Prefill"
 
 
 @dataclass(slots=True)
 class StepEvents:
-    """What happened since the last report: requests first admitted, with the time.monotonic() of it, and the tokens of
-    each step that was scheduled.
+    """What happened since the last report: requests first admitted, with the time.monotonic() of it, the tokens of
+    each step that was scheduled, and the time of each that ended.
     """
 
     admitted: list[tuple[str, float]] = field(default_factory=list)
     step_tokens: list[int] = field(default_factory=list)
+    timed_steps: list[TimedStep] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,46 @@
+"""How long each step had the device, as the engine's loop sees it: two readings of a clock a step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from modelserve_worker.batch import ScheduledBatch
+from modelserve_worker.scheduling.stats import TimedStep
+
+
+class StepClock:
+    """A step begins when it is launched or, behind another one, when that ends; so no idle time is in any."""
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self._now = now
+        self._launched_s: dict[int, float] = {}  # by step, of those in flight
+        self._last_end_s = 0.0
+        self._timed: list[TimedStep] = []
+
+    def launching(self, batch: ScheduledBatch) -> None:
+        """Call before the launch, which on the CPU is the whole step."""
+        self._launched_s[batch.step] = self._now()
+
+    def ended(self, batch: ScheduledBatch, *, failed: bool) -> None:
+        """Its result is there. A step that failed is not timed, and ends all the same."""
+        end, launched = self._now(), self._launched_s.pop(batch.step)
+        start, self._last_end_s = max(launched, self._last_end_s), end
+        if not failed:
+            self._timed.append(_timed(batch, end - start))
+
+    def take(self) -> list[TimedStep]:
+        """Steps that ended since the last call."""
+        timed, self._timed = self._timed, []
+        return timed
+
+
+def _timed(batch: ScheduledBatch, seconds: float) -> TimedStep:
+    decoded = batch.lengths == 1  # a prompt's last row alone costs what a decode does
+    decodes, rows = int(decoded.sum()), len(batch.token_ids)
+    context = int(batch.starts[decoded].sum()) / decodes if decodes else 0.0
+    if decodes == rows:
+        return TimedStep(seconds, decodes, context, 0, 0.0)
+    starts, lengths = batch.starts[~decoded].astype(float), batch.lengths[~decoded]
+    keys = float((lengths * (starts + lengths / 2)).sum())
+    return TimedStep(seconds, decodes, context, rows - decodes, keys / (rows - decodes))
