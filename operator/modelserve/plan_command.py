@@ -31,7 +31,7 @@ from modelserve.hardware import CATALOGUE, Accelerator
 from modelserve.inspection import read_architecture, read_weight_format
 from modelserve.plan_text import ShownCandidate, best_of_each_product, plan_text, pools_text
 from modelserve.planning.evaluation import Fit
-from modelserve.planning.learned import LearnedTerms
+from modelserve.planning.learned import Learned
 from modelserve.planning.node_labels import whole
 from modelserve.planning.node_pools import offers_from_node_pool
 from modelserve.planning.offers import AcceleratorOffer, offers_from_nodes
@@ -110,7 +110,7 @@ def run_plan(options: PlanOptions) -> tuple[str, int]:
 
 
 def _planned(
-    serve: ModelServe, offers: Sequence[AcceleratorOffer], options: PlanOptions, assumed: LearnedTerms
+    serve: ModelServe, offers: Sequence[AcceleratorOffer], options: PlanOptions, assumed: Learned
 ) -> PlannedServe:
     spec = serve.spec
     architecture, stored = _model(spec)
@@ -139,7 +139,7 @@ def _plot(planned: Sequence[PlannedServe], file: str) -> None:
     plot_concurrency(fits, Path(file), peers=entry.peers, title=f"{entry.name}: requests at once against context")
 
 
-def _assumed(texts: Sequence[str]) -> LearnedTerms:
+def _assumed(texts: Sequence[str]) -> Learned:
     """`--assume TERM=QUANTITY` as the terms every rank is planned with."""
     terms: dict[str, int] = {}
     for text in texts:
@@ -148,7 +148,7 @@ def _assumed(texts: Sequence[str]) -> LearnedTerms:
             raise InvalidInput(f"--assume {text[:64]!r} is not TERM=QUANTITY, such as context=512Mi")
         terms[name] = _bytes(f"--assume {name}", quantity)
     check_overrides(terms)
-    return lambda *_, **__: terms
+    return Learned(terms=lambda *_, **__: terms)
 
 
 def _bytes(flag: str, quantity: str) -> int:

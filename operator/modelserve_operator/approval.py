@@ -26,7 +26,7 @@ def choose(
     What was committed last stays, whatever nodes come and go, until an approval names another. An approval is a plan's
     hash, or a revision's where two share a plan: by the plan alone no new image or placement is approved.
     """
-    newest = max(known := tuple(known), key=_order, default=None)
+    newest = committed_last(known := tuple(known))
     unknown = None
     for approval in approvals:
         if newest is not None and _names(approval, newest):
@@ -40,6 +40,11 @@ def choose(
     if newest is not None:
         return Choice(newest, unknown if fresh is not None and fresh.hash != newest.hash else None)
     return Choice(fresh if automatic else None, unknown)
+
+
+def committed_last(known: Iterable[Revision]) -> Revision | None:
+    """Of revisions of one spec, the one that runs until an approval names another."""
+    return max(known, key=_order, default=None)
 
 
 def _names(approval: str, revision: Revision) -> bool:

@@ -6,13 +6,16 @@ from collections.abc import Iterable, Mapping
 from decimal import Decimal
 
 from modelserve.api import Calibration, GpuMemory, PlanStatus
+from modelserve.api.status import CalibrationSpeed
 from modelserve.hardware import CPU_PRODUCT
 from modelserve.model_facts import ModelFacts
-from modelserve_operator.learned_memory import STEADY_TERMS, Entry, geometry_digest, step_shape
+from modelserve_operator.measurements import STEADY_TERMS, Entry, geometry_digest, step_shape
 from modelserve_operator.observed import WorkerReport
 
 
-def calibration(reports: Iterable[WorkerReport], plan: PlanStatus | None) -> Calibration | None:
+def calibration(
+    reports: Iterable[WorkerReport], plan: PlanStatus | None, *, speed: tuple[CalibrationSpeed, ...] = ()
+) -> Calibration | None:
     """What the committed plan promised beside what came of it, of the worker whose pool fell shortest.
 
     `terms` and `pages` are the worker's own comparison: with the formulas alone, before anything was learned. None on
@@ -32,6 +35,7 @@ def calibration(reports: Iterable[WorkerReport], plan: PlanStatus | None) -> Cal
         predicted=predicted,
         measured=memory,
         error_percent=_pool_error(predicted, memory),
+        speed=speed or None,
     )
 
 
@@ -51,9 +55,10 @@ def measurement(
     engine_version: str,
     model_uri: str,
     measured_at: str,
+    speed: Mapping[str, float],
 ) -> Entry | None:
     """What the terms of one worker (bytes by name) teach about the ranks of its plan, whether it got ready or found too
-    little memory. On the CPU nothing is measured: None.
+    little memory, and `speed`, what was measured of its steps (speed_calibration). On the CPU nothing is: None.
 
     `measured_at`: when its pod was made. A report is read many times, and only a newer worker's takes one back.
 
@@ -75,4 +80,5 @@ def measurement(
         terms={name: measured[name] for name in STEADY_TERMS if name in measured},
         activation={step: measured["activation"]},
         measured_at=measured_at,
+        speed=dict(speed),
     )

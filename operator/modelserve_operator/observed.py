@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from modelserve.api import CalibrationPages, CalibrationTerm, GpuMemory
+from modelserve.measured_speed import MeasuredSteps
 from modelserve.termination import TERMINAL_EXIT_CODE, TerminationMessage
 from modelserve_operator import labels
 from modelserve_operator.kinds import CONFIG_MAP, DEPLOYMENT, DISRUPTION_BUDGET, JOB, SERVICE, ResourceKind
@@ -42,6 +43,7 @@ class WorkerReport:
     engine_version: str = ""
     terms: tuple[CalibrationTerm, ...] = ()
     pages: tuple[CalibrationPages, ...] = ()
+    speed: tuple[MeasuredSteps, ...] = ()
 
 
 @dataclass(frozen=True)

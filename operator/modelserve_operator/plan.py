@@ -13,7 +13,7 @@ from modelserve.errors import InvalidInput
 from modelserve.model_facts import ModelFacts
 from modelserve.weight_format import WeightFormat
 from modelserve_operator import labels
-from modelserve_operator.approval import Choice, choose
+from modelserve_operator.approval import Choice, choose, committed_last
 from modelserve_operator.catalogue import CATALOGUE_NAME, Catalogue
 from modelserve_operator.inspection import inspection_failure, known_facts
 from modelserve_operator.left_out import no_accelerators
@@ -147,8 +147,9 @@ def _planned(decision: Decision, observed: Observed, settings: Settings) -> Deci
     assert decision.source is not None
     assert decision.facts is not None
     spec, mode = decision.spec, decision.spec.plan.mode
+    known = tuple(revision for revision in observed.revisions if revision.spec_hash == spec_hash(spec))
     try:
-        fresh_plan = plan_for(spec, decision.facts, observed.supply)
+        fresh_plan = plan_for(spec, decision.facts, observed.supply, committed=committed_last(known))
     except InvalidInput as error:
         finding = Finding(False, Reason.INVALID_SPEC, str(error))
         return replace(decision, accepted=finding, planned=NOT_PLANNED, stalled=finding)
@@ -163,7 +164,7 @@ def _planned(decision: Decision, observed: Observed, settings: Settings) -> Deci
         return _previewed(decision, fresh_plan, fresh, observed)
     approvals = (spec.plan.approved_hash, labels.annotation_of(observed.model_serve, labels.APPROVE_PLAN))
     choice = choose(
-        (revision for revision in observed.revisions if revision.spec_hash == spec_hash(spec)),
+        known,
         fresh,
         approvals=filter(None, approvals),
         automatic=mode == "Automatic",

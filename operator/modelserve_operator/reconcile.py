@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
+from typing import Any
 
 from modelserve_operator import resource_metrics
 from modelserve_operator.apply import Applier, NameTakenError, PredecessorError, StatusOvertakenError
@@ -24,7 +25,9 @@ from modelserve_operator.rollout import RunningRevision, Step, next_step
 from modelserve_operator.running import known_revisions, replacements, running_revisions
 from modelserve_operator.settings import Settings
 from modelserve_operator.shared_config import SharedConfig
+from modelserve_operator.speed_calibration import speed_factors
 from modelserve_operator.status import summarise, transitions
+from modelserve_operator.store import shown_speed
 from modelserve_operator.work_queue import Key
 from modelserve_operator.write_failures import WriteFailure, contested, name_taken, refused
 
@@ -103,16 +106,19 @@ class Reconciler:
         )
         status = summarise(view)
         resource_metrics.show(observed.namespace, observed.name, status, desired=_replicas(decision))
-        await self._learn(observed, decision)
+        await self._learn(observed, decision, shown_speed(status))
         if await self._applier.apply_status(observed.model_serve, status):
             for transition in transitions(observed.model_serve.get("status") or {}, status, warnings=decision.warnings):
                 await self._applier.announce(observed.model_serve, transition)
 
-    async def _learn(self, observed: Observed, decision: Decision) -> None:
-        """Remember what the workers of the wanted revision measured. A failure to store it stops nothing else."""
+    async def _learn(self, observed: Observed, decision: Decision, speed: list[dict[str, Any]]) -> None:
+        """Remember what the workers of the wanted revision measured, and `speed` as the status shows it. A failure to
+        store it stops nothing else.
+        """
         target, facts = decision.target, decision.facts
         if target is None or facts is None or decision.source is None:
             return
+        factors = speed_factors(speed, target.plan) if speed else {}
         entries = [
             measurement(
                 measured,
@@ -121,6 +127,7 @@ class Reconciler:
                 engine_version=engine_version,
                 model_uri=decision.source.uri,
                 measured_at=pod.created,
+                speed=factors,
             )
             for pod in observed.pods_of(target.hash)
             for measured, engine_version in _measured(pod, observed.reports.get(pod.uid))

@@ -13,11 +13,13 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from modelserve_operator.metrics import REGISTRY
+from modelserve_operator.store import shown_speed
 
 Body = Mapping[str, Any]
 Series = tuple[str, tuple[str, ...], float]  # name of a gauge, its labels after namespace and name, value
 
 SIZING_ERROR = "modelserve_sizing_error_ratio"
+SPEED_ERROR = "modelserve_speed_error_ratio"
 CONDITION = "modelserve_condition"
 REPLICAS = "modelserve_replicas"
 TARGET_CONCURRENCY = "modelserve_target_concurrency"
@@ -26,6 +28,10 @@ _GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     SIZING_ERROR: (
         "(measured - predicted) / predicted bytes of a memory term, of the ready worker whose pool fell shortest.",
         ("accelerator", "term"),
+    ),
+    SPEED_ERROR: (
+        "(measured - expected) / expected time of steps, as status.calibration.speed shows it.",
+        ("accelerator", "kind"),
     ),
     CONDITION: ("1 while the condition is True, else 0.", ("type", "reason")),
     REPLICAS: ("Worker pods: desired, there, ready.", ("state",)),
@@ -76,6 +82,8 @@ def _series(status: Body, desired: int) -> Iterator[Series]:
     for term in (status.get("calibration") or {}).get("terms") or ():
         if "errorPercent" in term:
             yield SIZING_ERROR, (accelerator, term["name"]), float(term["errorPercent"]) / 100
+    for speed in shown_speed(status):
+        yield SPEED_ERROR, (accelerator, speed["kind"]), float(speed["errorPercent"]) / 100
     found = {each["type"]: each for each in status.get("conditions") or ()}
     for kind in SHOWN_CONDITIONS:  # one that is gone is not True
         condition = found.get(kind) or {}

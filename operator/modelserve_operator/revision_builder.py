@@ -14,6 +14,7 @@ import yaml
 from modelserve.api import ModelServeSpec, NodeSelectorTerm, PlanStatus, PodOverrides
 from modelserve.model_facts import ModelFacts
 from modelserve.planning import ENGINE_VERSION, AcceleratorOffer, engine_args_for, plan, plan_hash
+from modelserve.planning.learned import Learned
 from modelserve_operator import labels
 from modelserve_operator.catalogue import Catalogue
 from modelserve_operator.declared_pools import declared_offers, named_offers
@@ -25,19 +26,28 @@ from modelserve_operator.sources import ModelSource
 from modelserve_operator.supply import Offered, Supply
 
 
-def plan_for(spec: ModelServeSpec, facts: ModelFacts, supply: Supply) -> PlanStatus:
+def plan_for(
+    spec: ModelServeSpec, facts: ModelFacts, supply: Supply, *, committed: Revision | None = None
+) -> PlanStatus:
     """Plan on the pools that exist and those that are declared; where none fits, also on products that the spec names.
 
     A declared pool counts whether or not it has nodes now, so that a plan does not change with them. Terms that were
     measured before take the place of predicted ones. Raises InvalidInput for settings that contradict the model.
 
+    Beside a `committed` revision candidates are ranked with the speeds that its plan knew, so that no plan is proposed
+    for the speed alone that its own workers, or others, have measured since.
+
     A plan takes milliseconds, and many ModelServes differ in name only: it is kept with the offers it was made from.
     """
     offered = _offered(spec, supply)
-    key = (_read_by_planner(spec), facts)
+    speed = None if committed is None else committed.plan.speed_factors or ()
+    key = (_read_by_planner(spec), facts, speed)
     sized = offered.plans.get(key)
     if sized is None:
-        sized = _plan(spec, facts, supply, offered.offers)
+        learned = supply.learned.learned_for(facts, engine_version=ENGINE_VERSION)
+        if speed is not None:
+            learned = replace(learned, speed=speed)
+        sized = _plan(spec, facts, supply, offered.offers, learned)
         offered.keep(key, sized)
     return sized.model_copy(update={"hash": plan_hash(sized, spec)}) if sized.fits else sized
 
@@ -53,13 +63,14 @@ def _read_by_planner(spec: ModelServeSpec) -> str:
     return spec.model_dump_json(exclude=_NOT_READ, exclude_none=True)
 
 
-def _plan(spec: ModelServeSpec, facts: ModelFacts, supply: Supply, there: tuple[AcceleratorOffer, ...]) -> PlanStatus:
-    terms = supply.learned.terms_for(facts, engine_version=ENGINE_VERSION)
-    result = plan(spec, facts.architecture, there, learned=terms, weight_format=facts.format)
+def _plan(
+    spec: ModelServeSpec, facts: ModelFacts, supply: Supply, there: tuple[AcceleratorOffer, ...], learned: Learned
+) -> PlanStatus:
+    result = plan(spec, facts.architecture, there, learned=learned, weight_format=facts.format)
     named = [] if result.fits else named_offers(spec, supply.catalogue, there)
     if not named:
         return result
-    return plan(spec, facts.architecture, [*there, *named], learned=terms, weight_format=facts.format)
+    return plan(spec, facts.architecture, [*there, *named], learned=learned, weight_format=facts.format)
 
 
 def _offered(spec: ModelServeSpec, supply: Supply) -> Offered:

@@ -1,4 +1,4 @@
-"""The ConfigMaps of the operator's own namespace as they were last heard of: what was learned about memory, and the
+"""The ConfigMaps of the operator's own namespace as they were last heard of: what workers measured, and the
 cluster's own accelerators."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from typing import Any
 from modelserve_operator import labels
 from modelserve_operator.catalogue import CATALOGUE_NAME, Catalogue
 from modelserve_operator.kinds import CONFIG_MAP, ResourceKind
-from modelserve_operator.learned_memory import LearnedMemory
+from modelserve_operator.measurements import Measurements
 from modelserve_operator.store import Body, version_of
 
 CALIBRATION_NAME = "modelserve-calibration"
@@ -20,7 +20,7 @@ class SharedConfig:
     def __init__(self, namespace: str) -> None:
         self.namespace = namespace
         self.names = (CALIBRATION_NAME, CATALOGUE_NAME)
-        self.learned = LearnedMemory()
+        self.learned = Measurements()
         self.catalogue = Catalogue()
         self._heard: dict[str, tuple[int, object]] = {}  # by name: resourceVersion and data of the newest body
 
@@ -39,7 +39,7 @@ class SharedConfig:
         if data == known_data:
             return False
         if name == CALIBRATION_NAME:
-            self.learned = LearnedMemory.from_data(data or {})
+            self.learned = Measurements.from_data(data or {})
         else:
             self.catalogue = Catalogue.from_data(data or {})
         return True
@@ -50,7 +50,7 @@ class SharedConfig:
         version, data = self._heard.get(name, (0, None))
         self._heard[name] = (max(version, version_of(body)), data)
 
-    def calibration_config_map(self, learned: LearnedMemory) -> dict[str, Any]:
+    def calibration_config_map(self, learned: Measurements) -> dict[str, Any]:
         """The ConfigMap that keeps `learned`. Deleting it, or an entry of it, makes the operator measure anew."""
         own = {
             labels.APP_NAME: "modelserve",

@@ -7,12 +7,15 @@ from datetime import datetime
 from typing import Any
 
 from modelserve.api import PlanStatus
+from modelserve.api.status import CalibrationSpeed
 from modelserve_operator import labels
 from modelserve_operator.calibration import calibration
 from modelserve_operator.conditions import View, conditions
 from modelserve_operator.observed import Body, Transition
 from modelserve_operator.plan import Finding, Warn
 from modelserve_operator.reasons import ConditionType, Phase, Reason
+from modelserve_operator.speed_calibration import speed_calibration
+from modelserve_operator.store import shown_speed
 
 MESSAGE_LIMIT = 2048
 _TEXT = {True: "True", False: "False", None: "Unknown"}
@@ -50,10 +53,26 @@ def summarise(view: View) -> dict[str, Any]:
     if decision.proposed is not None:
         status["proposedPlan"] = decision.proposed.plan.to_json()
         status["proposedRevision"] = labels.revision_name(observed.name, decision.proposed.hash)
-    found_memory = calibration(reports, running)
-    if found_memory is not None:
-        status["calibration"] = found_memory.to_json()
+    measured = calibration(reports, running, speed=_speed(view, status.get("revision")))
+    if measured is not None:
+        status["calibration"] = measured.to_json()
     return status
+
+
+def _speed(view: View, revision: str | None) -> tuple[CalibrationSpeed, ...]:
+    """What the workers of the wanted revision measured of their steps; nothing while another one serves."""
+    observed, target, facts = view.observed, view.decision.target, view.decision.facts
+    if target is None or facts is None or view.step.serve != target.hash:
+        return ()
+    before = observed.model_serve.get("status") or {}
+    pods = (pod for pod in observed.pods_of(target.hash) if pod.uid in observed.endpoints)
+    return speed_calibration(
+        (observed.reports[pod.uid] for pod in pods if pod.uid in observed.reports),
+        target.plan,
+        facts,
+        observed.supply.catalogue.accelerators,
+        shown=shown_speed(before) if before.get("revision") == revision else (),
+    )
 
 
 def _serving_plan(view: View) -> PlanStatus | None:

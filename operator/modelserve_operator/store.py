@@ -77,8 +77,21 @@ class Store:
 
 
 def digested(status: Body) -> dict[str, Any]:
-    """A status with its large parts as digests: nobody reads them back, only whether they are the same matters."""
-    return {key: labels.short_hash(value) if key in _LARGE else value for key, value in status.items()}
+    """A status with its large parts as digests: nobody reads them back, only whether they are the same matters.
+
+    Of the calibration its speeds stay: they are shown until they have clearly moved.
+    """
+    found = {key: labels.short_hash(value) if key in _LARGE else value for key, value in status.items()}
+    if speed := shown_speed(status):
+        found["shownSpeed"] = speed
+    return found
+
+
+def shown_speed(status: Body) -> list[dict[str, Any]]:
+    """Speeds in the calibration of a status, whole or digested."""
+    calibration = status.get("calibration")
+    found: list[dict[str, Any]] = status.get("shownSpeed") or []
+    return calibration.get("speed") or [] if isinstance(calibration, Mapping) else found
 
 
 _LARGE = frozenset({"plan", "proposedPlan", "calibration"})

@@ -7,24 +7,26 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from modelserve.api import PlanStatus
+from modelserve.api.status import SpeedFactors
 from modelserve.model_facts import ModelFacts
 from modelserve.planning import AcceleratorOffer
 from modelserve_operator.catalogue import Catalogue
 from modelserve_operator.inventory import Pool
-from modelserve_operator.learned_memory import LearnedMemory
+from modelserve_operator.measurements import Measurements
 
+PlanKey = tuple[str, ModelFacts, tuple[SpeedFactors, ...] | None]  # spec as text; speeds of a committed plan
 MOST_PLANS = 1024  # of some 20 KiB each
 MOST_KINDS = 64  # of pods, by what they select and tolerate
 
 
 @dataclass(frozen=True)
 class Offered:
-    """What pools offer to one kind of pods, and the plans that were made from it: by spec, as text, and model."""
+    """What pools offer to one kind of pods, and the plans that were made from it: by what it was made of."""
 
     offers: tuple[AcceleratorOffer, ...]
-    plans: dict[tuple[str, ModelFacts], PlanStatus] = field(default_factory=dict, compare=False)
+    plans: dict[PlanKey, PlanStatus] = field(default_factory=dict, compare=False)
 
-    def keep(self, key: tuple[str, ModelFacts], plan: PlanStatus) -> None:
+    def keep(self, key: PlanKey, plan: PlanStatus) -> None:
         """Remember a plan, in place of the oldest when there are MOST_PLANS."""
         if len(self.plans) >= MOST_PLANS:
             del self.plans[next(iter(self.plans))]
@@ -40,7 +42,7 @@ class Supply:
     idle: tuple[tuple[str, str], ...] = ()  # nodes whose labels name a GPU of which none is allocatable, with its name
     node_pools: tuple[Mapping[str, Any], ...] = ()  # of Karpenter, in the order of their names
     catalogue: Catalogue = field(default_factory=Catalogue)
-    learned: LearnedMemory = field(default_factory=LearnedMemory)
+    learned: Measurements = field(default_factory=Measurements)
     offered: dict[str, Offered] = field(default_factory=dict, compare=False)  # by kind of pods, see plan_for
     offered_before: Mapping[str, Offered] = field(default_factory=dict, compare=False)  # kept where it is still right
 

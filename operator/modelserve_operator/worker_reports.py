@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from modelserve.api import CalibrationPages, CalibrationTerm, GpuMemory
+from modelserve.measured_speed import MAX_MEASURED, MeasuredSteps
 from modelserve_operator.kube import Kube, WorkerUnreachableError
 from modelserve_operator.observed import Pod, WorkerReport
 
@@ -18,20 +19,26 @@ logger = logging.getLogger(__name__)
 Body = Mapping[str, Any]
 
 ASK_AGAIN = timedelta(seconds=5)
+REFRESH = timedelta(minutes=5)  # speed is measured all the time; a worker is asked by the first reconcile after this
 
 
 class WorkerReports:
-    """Reports by pod uid; a worker is asked when it has turned Ready, and after a restart."""
+    """Reports by pod uid; a worker is asked when it has turned Ready, after a restart, and when REFRESH has passed.
+
+    What it said stays when it does not answer again.
+    """
 
     def __init__(self, kube: Kube, clock: Callable[[], datetime]) -> None:
         self._kube = kube
         self._clock = clock
         self._known: dict[str, tuple[int, WorkerReport]] = {}  # pod uid -> restarts, report
+        self._asked: dict[str, datetime] = {}  # pod uid -> when it was last asked for what is known
         self._silent_since: dict[str, datetime] = {}  # pod uid -> when it was last asked in vain
 
     def forget(self, uid: str) -> None:
         """A pod is gone."""
         self._known.pop(uid, None)
+        self._asked.pop(uid, None)
         self._silent_since.pop(uid, None)
 
     async def read(self, pods: Iterable[Body]) -> dict[str, WorkerReport]:
@@ -46,8 +53,9 @@ class WorkerReports:
 
     def _due(self, pod: Pod) -> bool:
         asked = self._silent_since.get(pod.uid)
-        waited = asked is None or self._clock() - asked >= ASK_AGAIN
-        return waited and self._known.get(pod.uid, (-1,))[0] != pod.restarts
+        if self._known.get(pod.uid, (-1,))[0] == pod.restarts:
+            return self._clock() - self._asked[pod.uid] >= REFRESH
+        return asked is None or self._clock() - asked >= ASK_AGAIN
 
     async def _ask(self, pod: Pod, body: Body) -> None:
         try:
@@ -58,6 +66,7 @@ class WorkerReports:
         else:
             self._known[pod.uid] = (pod.restarts, answer)
             self._silent_since.pop(pod.uid, None)
+        self._asked[pod.uid] = self._clock()
 
 
 def _report(document: Mapping[str, Any]) -> WorkerReport:
@@ -70,4 +79,14 @@ def _report(document: Mapping[str, Any]) -> WorkerReport:
         engine_version=str(document.get("engineVersion") or ""),
         terms=tuple(map(CalibrationTerm.model_validate, document.get("terms") or ())),
         pages=tuple(map(CalibrationPages.model_validate, document.get("pages") or ())),
+        speed=_speed(document.get("speed") or []),
     )
+
+
+def _speed(entries: Any) -> tuple[MeasuredSteps, ...]:
+    """Of another shape than ours: nothing, and the rest of the report counts."""
+    try:
+        return tuple(map(MeasuredSteps.model_validate, list(entries)[:MAX_MEASURED]))
+    except (ValidationError, TypeError) as error:
+        logger.warning("what a worker says of its speed is ignored: %s", error)
+        return ()

@@ -14,7 +14,7 @@ from modelserve.sizing.cuda_graphs import graphs_bytes
 from modelserve.termination import TERMINAL_EXIT_CODE, TerminationMessage, TerminationReason
 from modelserve_operator.kinds import CONFIG_MAP, MODEL_SERVE, POD
 from modelserve_operator.kube import KubeError
-from modelserve_operator.learned_memory import MAX_ENTRIES, Entry, LearnedMemory
+from modelserve_operator.measurements import MAX_ENTRIES, Entry, Measurements
 from modelserve_operator.metrics import REGISTRY
 from modelserve_operator.shared_config import CALIBRATION_NAME, SharedConfig
 
@@ -35,7 +35,7 @@ def _measure(world, name: str, **surplus: int) -> None:
 
 
 def _entries(world) -> list[Entry]:
-    return list(LearnedMemory.from_data(_learned(world) or {}).entries.values())
+    return list(Measurements.from_data(_learned(world) or {}).entries.values())
 
 
 def _as_known(world, name: str, **more: int) -> dict[str, int]:
@@ -176,8 +176,8 @@ def test_what_was_learned_survives_a_restart_and_its_deletion_measures_anew(worl
     world.cluster.remove(CONFIG_MAP, "modelserve-system", CALIBRATION_NAME)
     world.settle()
     assert _learned(world) is not None
-    (entry,) = LearnedMemory.from_data(_learned(world) or {}).entries.values()
-    (before,) = LearnedMemory.from_data(stored or {}).entries.values()
+    (entry,) = Measurements.from_data(_learned(world) or {}).entries.values()
+    (before,) = Measurements.from_data(stored or {}).entries.values()
     assert entry.terms == before.terms
 
 
@@ -237,7 +237,7 @@ def _entry(number: int, **terms: int) -> Entry:
 
 
 def test_the_config_map_stays_bounded_and_drops_the_oldest() -> None:
-    learned = LearnedMemory().including(_entry(n, weights=5) for n in range(MAX_ENTRIES))
+    learned = Measurements().including(_entry(n, weights=5) for n in range(MAX_ENTRIES))
     grown = learned.including([_entry(MAX_ENTRIES, weights=5)])
     assert len(grown.entries) == MAX_ENTRIES
     assert {entry.product for entry in learned.entries.values()} - {e.product for e in grown.entries.values()} == {
@@ -249,11 +249,11 @@ def test_the_config_map_stays_bounded_and_drops_the_oldest() -> None:
 def test_an_event_that_our_own_write_overtook_takes_nothing_back() -> None:
     shared = SharedConfig("home")
 
-    def body(version: int, learned: LearnedMemory) -> dict[str, Any]:
+    def body(version: int, learned: Measurements) -> dict[str, Any]:
         made = shared.calibration_config_map(learned)
         return {**made, "metadata": {**made["metadata"], "resourceVersion": str(version)}}
 
-    one = LearnedMemory().including([_entry(1, weights=5)])
+    one = Measurements().including([_entry(1, weights=5)])
     both = one.including([_entry(2, weights=5)])
     shared.learned = both
     shared.wrote(body(11, both))
@@ -262,14 +262,14 @@ def test_an_event_that_our_own_write_overtook_takes_nothing_back() -> None:
     assert shared.note(CALIBRATION_NAME, body(11, both)), "others are told once the cluster has it"
     assert not shared.note(CALIBRATION_NAME, body(11, both))
     assert shared.note(CALIBRATION_NAME, None)
-    assert shared.learned == LearnedMemory()
+    assert shared.learned == Measurements()
 
 
 def test_figures_follow_the_newest_worker_and_the_largest_of_those_given_together() -> None:
     def at(second: int, **terms: int) -> Entry:
         return _entry(1, **terms).model_copy(update={"measured_at": f"2026-01-01T00:00:0{second}Z"})
 
-    learned = LearnedMemory().including([at(5, weights=500 * MIB, context=9)])
+    learned = Measurements().including([at(5, weights=500 * MIB, context=9)])
     for older in (at(4, weights=900 * MIB), at(5, weights=100 * MIB), at(6, weights=437 * MIB)):
         assert learned.including([older]) is learned
     (added,) = learned.including([at(4, nccl=7)]).entries.values()
@@ -279,14 +279,14 @@ def test_figures_follow_the_newest_worker_and_the_largest_of_those_given_togethe
 
 
 def test_a_little_less_is_no_news_and_broken_values_are_dropped() -> None:
-    learned = LearnedMemory().including([_entry(1, weights=50 * MIB)])
+    learned = Measurements().including([_entry(1, weights=50 * MIB)])
     assert learned.including([_entry(1, weights=20 * MIB)]) is learned
     grown = learned.including([_entry(1, weights=60 * MIB, nccl=3)])
     (entry,) = grown.entries.values()
     assert entry.terms == {"weights": 60 * MIB, "nccl": 3}
     data = grown.to_data()
     broken = {"a": "{", "b": '{"product": "x"}', "c": next(iter(data.values())).replace(str(60 * MIB), "-1")}
-    assert LearnedMemory.from_data({**data, **broken}) == grown
+    assert Measurements.from_data({**data, **broken}) == grown
 
 
 def test_a_worker_that_found_too_little_memory_teaches_what_it_measured(world) -> None:

@@ -104,7 +104,7 @@ def test_lists_that_are_maps_have_required_keys() -> None:
     keyed = {path: node for path, node in _fields() if node.get("x-kubernetes-list-type") == "map"}
     assert set(keyed) == {
         "status.conditions", "status.plan.candidates", "status.proposedPlan.candidates", "status.calibration.terms",
-        "status.calibration.pages", "spec.pod.env", "spec.pod.imagePullSecrets",
+        "status.calibration.pages", "status.calibration.speed", "spec.pod.env", "spec.pod.imagePullSecrets",
     }  # fmt: skip
     for path, node in keyed.items():
         assert set(node["x-kubernetes-list-map-keys"]) <= set(node["items"]["required"]), path

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from modelserve.api import ModelServeSpec
 from modelserve.hardware import CATALOGUE
 from modelserve.planning import AcceleratorOffer, plan
+from modelserve.planning.learned import Learned
 from modelserve.published import published_model
 
 MIB = 1 << 20
@@ -33,7 +34,10 @@ def test_a_plan_takes_learned_terms_for_the_rank_that_they_are_of() -> None:
         terms = {"weights": 30_000 * MIB, "activation": 2000 * MIB, "context": 1 * MIB, "nccl": 3 * MIB}
         return terms if product == "NVIDIA-H200" else {}
 
-    before, after = plan(spec, facts.architecture, offers), plan(spec, facts.architecture, offers, learned=learned)
+    before, after = (
+        plan(spec, facts.architecture, offers),
+        plan(spec, facts.architecture, offers, learned=Learned(terms=learned)),
+    )
     memory = {c.accelerator: c.per_gpu for c in after.candidates}
     untouched = {c.accelerator: c.per_gpu for c in before.candidates}
     assert asked == {("NVIDIA-H200", 2), ("NVIDIA-H100-NVL", 2)}

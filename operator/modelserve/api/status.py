@@ -25,6 +25,7 @@ from modelserve.api.schema_types import (
     Tokens,
 )
 from modelserve.engine_args import DEFAULT_MAX_NUM_MIXED_TOKENS
+from modelserve.measured_speed import StepKind
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
 
 CONDITION_TYPES = (
@@ -33,6 +34,7 @@ CONDITION_TYPES = (
 )  # fmt: skip
 MAX_CANDIDATES = 16
 MAX_TERMS = 128
+MAX_SPEED_FACTORS = 32
 
 Verdict = Literal["Chosen", "Fits", "Refused"]
 LimitedBy = Literal[
@@ -46,6 +48,7 @@ LimitedBy = Literal[
     "Concurrency",
     "Sharing",
 ]
+TokenCount = Annotated[int, Field(ge=0, le=1 << 24, json_schema_extra={"format": "int32"})]
 PageCount = Annotated[int, Field(ge=0, le=1 << 40, json_schema_extra={"format": "int64"})]
 Timestamp = Annotated[str, StringConstraints(max_length=32), Field(json_schema_extra={"format": "date-time"})]
 
@@ -161,6 +164,17 @@ class ExpectedSpeed(ApiModel):
     )
 
 
+class SpeedFactors(ApiModel):
+    """Measured over expected time of steps, for one model on one kind of rank; 1 where they agree within a tenth."""
+
+    accelerator: Product = Field(description="Accelerator product.")
+    tensor_parallel: GpuCount = Field(description="Tensor-parallel size.")
+    kv_cache: KVCachePlan = Field(description="Storage of the key/value cache.")
+    decode: DecimalString = Field(description="Of steps that only decode.")
+    mixed: DecimalString = Field(description="Of steps with decodes and prompts.")
+    prefill: DecimalString = Field(description="Of steps with prompts alone.")
+
+
 class Candidate(ApiModel):
     """One accelerator and number of GPUs that was considered, with its arithmetic and verdict."""
 
@@ -225,6 +239,12 @@ class PlanStatus(ApiModel):
     per_request: RequestBytes | None = Field(default=None, description="Bytes one request holds.")
     concurrency: Concurrency | None = Field(default=None, description="Requests at once.")
     message: Message | None = Field(default=None, description="The plan in a sentence, with its reasons.")
+    speed_factors: tuple[SpeedFactors, ...] | None = Field(
+        default=None,
+        max_length=MAX_SPEED_FACTORS,
+        description="What workers had measured when the plan was made, as it counted in expected speeds. What is "
+        "measured later counts in the next plan, not in this one.",
+    )
     candidates: tuple[Candidate, ...] = Field(
         default=(),
         max_length=MAX_CANDIDATES,
@@ -280,8 +300,21 @@ class CalibrationPages(ApiModel):
     measured: PageCount = Field(description="Pages in the pool that was allocated.")
 
 
+class CalibrationSpeed(ApiModel):
+    """Recent steps of one kind, of the size that took the workers most of their time: expected beside measured."""
+
+    kind: StepKind = Field(description="Decode, Prefill (prompts alone) or Mixed (both).")
+    steps: Count = Field(description="Steps that were measured.")
+    requests: DecimalString | None = Field(default=None, description="Requests decoded in a step, on average.")
+    context_tokens: TokenCount | None = Field(default=None, description="Tokens in the cache of each, on average.")
+    prompt_tokens: TokenCount | None = Field(default=None, description="Tokens of prompts in a step, on average.")
+    predicted_ms: DecimalString = Field(description="What the formulas expect of such a step.")
+    measured_ms: DecimalString = Field(description="What one took on average.")
+    error_percent: SignedDecimalString = Field(description="(measured - predicted) / predicted, in percent.")
+
+
 class Calibration(ApiModel):
-    """Predicted beside measured memory of one GPU, over the ready workers the worst."""
+    """Predicted beside measured: memory of one GPU, over the ready workers the worst, and times of steps."""
 
     terms: tuple[CalibrationTerm, ...] = Field(
         default=(),
@@ -299,6 +332,12 @@ class Calibration(ApiModel):
     measured: GpuMemory | None = Field(default=None, description="What a worker reports.")
     error_percent: SignedDecimalString | None = Field(
         default=None, description="(measured - predicted) / predicted of kvPoolBytes, in percent."
+    )
+    speed: tuple[CalibrationSpeed, ...] | None = Field(
+        default=None,
+        max_length=3,
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["kind"]},
+        description="Times of steps by kind, as they were when one last moved by more than a tenth.",
     )
 
 
@@ -354,5 +393,5 @@ class ModelServeStatus(ApiModel):
         default=None, max_length=253, description="What would run it; another image or placement is another revision."
     )
     calibration: Calibration | None = Field(
-        default=None, json_schema_extra=_WHOLE, description="Predicted beside measured memory."
+        default=None, json_schema_extra=_WHOLE, description="Predicted beside measured memory and speed."
     )

@@ -119,7 +119,7 @@ def _memory(
         kv_layout=geometry.layout,
         weight_format=wishes.weight_format,
         drafter_bytes=wishes.drafter_bytes,
-        learned=wishes.learned(
+        learned=wishes.learned.terms(
             accelerator.product,
             tensor_parallel_size=tensor_parallel,
             max_num_batched_tokens=chunk,

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from modelserve.architecture import ModelArchitecture
 from modelserve.planning.engine_rates import engine_rates
 from modelserve.planning.evaluation import Fit
+from modelserve.planning.learned import StepFactors
 from modelserve.planning.step_time import PromptRows, RankSpeed, StepTime, layer_parameters
 from modelserve.planning.wishes import Wishes
 
@@ -72,6 +73,7 @@ def speed(fit: Fit, architecture: ModelArchitecture, wishes: Wishes) -> Speed:
         fit.geometry,
         tensor_parallel=fit.tensor_parallel,
         weight_format=wishes.weight_format,
+        factors=step_factors(fit, wishes),
     )
     expected = load_speed(
         rank,
@@ -83,8 +85,25 @@ def speed(fit: Fit, architecture: ModelArchitecture, wishes: Wishes) -> Speed:
     return Speed(load, meets, expected)
 
 
+def step_factors(fit: Fit, wishes: Wishes) -> StepFactors:
+    """What was measured of steps like the candidate's."""
+    return wishes.learned.step_factors(
+        fit.accelerator.product,
+        tensor_parallel_size=fit.tensor_parallel,
+        dtype=fit.geometry.dtype,
+        layout=fit.geometry.layout,
+    )
+
+
 def load_speed(rank: RankSpeed, load: Load, *, max_num_batched_tokens: int, max_num_mixed_tokens: int) -> LoadSpeed:
     """The formulas above."""
+
+    def steps_with(decodes: float, rows: float) -> tuple[StepTime, float]:
+        """A decode step, and the seconds of a mixed one, which measured factors do not make the shorter one."""
+        decode = rank.step(decodes=decodes, context=context)
+        mixed = rank.step(decodes=decodes, context=context, prompts=prompt.of_mean(rows))
+        return decode, max(mixed.seconds, decode.seconds)
+
     tokens, following = load.input_tokens, max(1, load.output_tokens - 1)
     prompt = PromptRows.chunk(0, tokens, window=rank.window, ends=True)
     alone = _alone(rank, prompt, max_num_batched_tokens)
@@ -97,16 +116,14 @@ def load_speed(rank: RankSpeed, load: Load, *, max_num_batched_tokens: int, max_
     for _ in range(_ROUNDS):
         arriving = max(1.0, decodes / following)  # prompts of the requests that take the place of those that end
         rows = min(max(max_num_mixed_tokens - decodes, max_num_mixed_tokens / 2), arriving * tokens)
-        decode = rank.step(decodes=decodes, context=context)
-        mixed = rank.step(decodes=decodes, context=context, prompts=prompt.of_mean(rows)).seconds
+        decode, mixed = steps_with(decodes, rows)
         mixed_steps, steps = tokens / rows, following / decodes
         seconds = mixed_steps * mixed + max(0.0, steps - mixed_steps) * decode.seconds
         between = seconds / max(steps, mixed_steps)
         decodes = min(load.requests - mixed_steps * mixed / seconds, following / mixed_steps)
         if decodes < 1:  # one decodes at most, its steps take a part of a prompt along, and the rest has whole steps
             decodes, rows = 1.0, min(max_num_mixed_tokens - 1, tokens / following)
-            decode = rank.step(decodes=1, context=context)
-            between = rank.step(decodes=1, context=context, prompts=prompt.of_mean(rows)).seconds
+            decode, between = steps_with(decodes, rows)
             seconds = following * between + alone.seconds * (1 - rows * following / tokens)
             break
     token = decode._replace(prompts=between - decode.seconds)

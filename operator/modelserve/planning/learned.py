@@ -1,9 +1,13 @@
-"""What workers measured before, as a plan may use it: bytes of memory terms by name, for one kind of rank."""
+"""What workers measured before, as a plan may use it: bytes of memory terms, and how true expected times are."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from modelserve.api.status import SpeedFactors
+from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
 
 
 class LearnedTerms(Protocol):
@@ -21,7 +25,7 @@ class LearnedTerms(Protocol):
         """Bytes by term (weights, activation, and the names of `overhead_terms`); empty when nothing is known."""
 
 
-def nothing_learned(
+def no_terms(
     product: str,  # noqa: ARG001 - the arguments are those of every LearnedTerms
     *,
     tensor_parallel_size: int,  # noqa: ARG001
@@ -31,3 +35,38 @@ def nothing_learned(
 ) -> Mapping[str, int]:
     """The empty calibration."""
     return {}
+
+
+class StepFactors(NamedTuple):
+    """Measured over expected time, by kind of step."""
+
+    decode: float = 1.0
+    mixed: float = 1.0
+    prefill: float = 1.0
+
+
+AS_EXPECTED = StepFactors()
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What is known of one model, in one weight format, under one engine version."""
+
+    terms: LearnedTerms = no_terms
+    speed: tuple[SpeedFactors, ...] = ()
+
+    def step_factors(
+        self, product: str, *, tensor_parallel_size: int, dtype: KVCacheDtype, layout: KVCacheLayout
+    ) -> StepFactors:
+        """Of a kind of rank that was measured; AS_EXPECTED for every other."""
+        for each in self.speed:
+            cache = each.kv_cache
+            if (each.accelerator, each.tensor_parallel) == (product, tensor_parallel_size) and (
+                cache.dtype,
+                cache.layout,
+            ) == (dtype, layout):
+                return StepFactors(float(each.decode), float(each.mixed), float(each.prefill))
+        return AS_EXPECTED
+
+
+NOTHING_LEARNED = Learned()

@@ -13,7 +13,7 @@ from modelserve.hardware import CPU_PRODUCT, GPU_RESOURCE, Accelerator
 from modelserve.planning import report
 from modelserve.planning.engine_settings import ENGINE_VERSION, plan_hash
 from modelserve.planning.evaluation import Evaluation, Fit, Refusal, evaluate
-from modelserve.planning.learned import LearnedTerms, nothing_learned
+from modelserve.planning.learned import NOTHING_LEARNED, Learned
 from modelserve.planning.offers import CPU_OFFER, AcceleratorOffer
 from modelserve.planning.ranking import RankKey, rank_key
 from modelserve.planning.remedies import remedies, remedy_text
@@ -35,7 +35,7 @@ def plan(
     accelerators: Sequence[AcceleratorOffer],
     *,
     engine_version: str = ENGINE_VERSION,
-    learned: LearnedTerms = nothing_learned,
+    learned: Learned = NOTHING_LEARNED,
     weight_format: WeightFormat | None = None,
 ) -> PlanStatus:
     """The best plan, with the best candidate of each product (16 at most). `plan.fits` is False when none fits.
@@ -71,7 +71,7 @@ def consider(
     architecture: ModelArchitecture,
     accelerators: Sequence[AcceleratorOffer],
     *,
-    learned: LearnedTerms = nothing_learned,
+    learned: Learned = NOTHING_LEARNED,
     weight_format: WeightFormat | None = None,
 ) -> tuple[Considered, ...]:
     """Every product and number of GPUs that the spec allows: those that fit first, the best before the others."""
@@ -93,7 +93,7 @@ def candidate_list(
     spec: ModelServeSpec,
     architecture: ModelArchitecture,
     *,
-    learned: LearnedTerms = nothing_learned,
+    learned: Learned = NOTHING_LEARNED,
     weight_format: WeightFormat | None = None,
 ) -> tuple[Candidate, ...]:
     """Candidates as status shows them; the first is Chosen when it fits. Refusals get remedies that were evaluated."""

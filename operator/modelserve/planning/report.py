@@ -7,6 +7,7 @@ from decimal import Decimal
 
 from modelserve.api.spec import ModelServeSpec
 from modelserve.api.status import (
+    MAX_SPEED_FACTORS,
     MAX_TERMS,
     Candidate,
     Concurrency,
@@ -23,7 +24,8 @@ from modelserve.api.status import (
 )
 from modelserve.architecture import ModelArchitecture
 from modelserve.planning.evaluation import GIB, Fit, Refusal
-from modelserve.planning.expected_speed import Speed, mixed_step_tokens, speed
+from modelserve.planning.expected_speed import Speed, mixed_step_tokens, speed, step_factors
+from modelserve.planning.learned import AS_EXPECTED
 from modelserve.planning.offers import PRODUCT_LABEL, AcceleratorOffer
 from modelserve.planning.ranking import replica_cost, token_cost
 from modelserve.planning.step_time import StepTime
@@ -66,6 +68,7 @@ def chosen_plan(
         per_request=request_bytes(fit),
         concurrency=concurrency(fit),
         message=_plan_message(fit, architecture, wishes, spec),
+        speed_factors=wishes.learned.speed[:MAX_SPEED_FACTORS] or None,
         candidates=candidates,
     )
 
@@ -223,8 +226,12 @@ def _plan_message(fit: Fit, architecture: ModelArchitecture, wishes: Wishes, spe
 
 
 def _reservations(fit: Fit, wishes: Wishes) -> str:
-    """Where the candidate gives less than was asked, or than the model could."""
+    """Where the candidate gives less than was asked, or than the model could; and what was measured of its speed."""
     notes = []
+    factors = step_factors(fit, wishes)
+    if factors != AS_EXPECTED:
+        measured = ", ".join(f"{name} {factor:.2f}" for name, factor in factors._asdict().items())
+        notes.append(f"expected times are corrected by what workers measured of such steps: {measured}")
     if fit.downgraded:
         asked = wishes.max_model_len or wishes.min_model_len or 0
         notes.append(f"int8 cache, because {asked:,} tokens do not fit in the weights' dtype")

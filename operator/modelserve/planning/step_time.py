@@ -25,6 +25,7 @@ from typing import NamedTuple
 from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.hardware import PCIE_LINK, Accelerator
 from modelserve.planning.engine_rates import engine_rates
+from modelserve.planning.learned import AS_EXPECTED, StepFactors
 from modelserve.sizing.cuda_graphs import kernels_per_step
 from modelserve.sizing.kernel_buffers import captures_steps
 from modelserve.sizing.pages import CacheGeometry, KVCacheLayout
@@ -68,6 +69,11 @@ class PromptRows:
         seen = _window_keys(end, window) - _window_keys(start, window)
         return cls(rows, (end * end - start * start) / 2, seen, float(ends))
 
+    @classmethod
+    def at(cls, rows: float, *, keys: float, window: int) -> PromptRows:
+        """So many rows, each of which attends to `keys` keys of global layers on average."""
+        return cls(rows, rows * keys, rows * min(keys, window), 0.0)
+
     def and_also(self, other: PromptRows) -> PromptRows:
         return PromptRows(
             self.rows + other.rows,
@@ -102,7 +108,10 @@ class RankSpeed:
         *,
         tensor_parallel: int,
         weight_format: WeightFormat | None,
+        factors: StepFactors = AS_EXPECTED,
     ) -> None:
+        """`factors`: what was measured over what the formulas say, by kind of step."""
+        self._factors = factors
         self.window = architecture.sliding_window
         self._work = _work(architecture, tensor_parallel, weight_format)
         self._device = device
@@ -140,7 +149,12 @@ class RankSpeed:
         if not work.captured:
             device_seconds = weights + linears + cache + attention + elementwise + all_reduces
             launches = max(launches, work.kernels * rates.eager_launch_seconds - device_seconds)
-        return StepTime(weights, linears, cache, attention, elementwise, launches, all_reduces)
+        time = StepTime(weights, linears, cache, attention, elementwise, launches, all_reduces)
+        if self._factors is AS_EXPECTED:
+            return time
+        if not prompts.rows:
+            return time.times(self._factors.decode)
+        return time.times(self._factors.mixed if decodes else self._factors.prefill)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from modelserve.api.schema_types import MAX_BYTES, quantity_value
 from modelserve.api.spec import ModelServeSpec, Objective
 from modelserve.errors import InvalidInput
 from modelserve.hardware import Accelerator
-from modelserve.planning.learned import LearnedTerms, nothing_learned
+from modelserve.planning.learned import NOTHING_LEARNED, Learned
 from modelserve.published import published_drafter_bytes
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
 from modelserve.weight_format import WeightFormat
@@ -44,7 +44,7 @@ class Wishes:
     input_tokens: int = DEFAULT_INPUT_TOKENS
     output_tokens: int = DEFAULT_OUTPUT_TOKENS
     concurrency: int | None = None
-    learned: LearnedTerms = nothing_learned
+    learned: Learned = NOTHING_LEARNED
     weight_format: WeightFormat | None = None  # None: the architecture's dtype
     drafter_bytes: int = 0  # of a published drafter, whole on every rank
 
@@ -67,9 +67,10 @@ class Wishes:
 
 
 def wishes(
-    spec: ModelServeSpec, *, learned: LearnedTerms = nothing_learned, weight_format: WeightFormat | None = None
+    spec: ModelServeSpec, *, learned: Learned = NOTHING_LEARNED, weight_format: WeightFormat | None = None
 ) -> Wishes:
-    """Read the parts of a spec that sizing depends on; `learned` terms take the place of predicted ones.
+    """Read the parts of a spec that sizing depends on; `learned` terms take the place of predicted ones, and
+    its factors correct expected speeds.
 
     Raises InvalidInput for a memory limit that no machine has.
     """

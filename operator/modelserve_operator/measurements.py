@@ -1,31 +1,42 @@
-"""What workers measured, remembered for plans to come: bytes of memory terms per kind of rank. Pure.
+"""What workers measured, remembered for plans to come: bytes of memory terms, and times of steps over what was
+expected of them, per kind of rank. Pure.
 
 A remembered figure grows with the next worker that needs more, so that a plan made after a bad surprise never repeats
 it, and comes down with a newer worker that needs clearly less (WORTH_LOWERING_BYTES). What an older worker reports
-again takes nothing back: two that differ do not overwrite each other for ever. Another engine version starts afresh.
+again takes nothing back: two that differ do not overwrite each other for ever. A factor of speed follows the newest
+worker too, once it has moved by more than a tenth. Another engine version starts afresh.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 from pydantic.alias_generators import to_camel
 
+from modelserve.api.schema_types import GpuCount, Product
+from modelserve.api.status import KVCachePlan, SpeedFactors
+from modelserve.measured_speed import STEP_KINDS
 from modelserve.model_facts import ModelFacts
-from modelserve.planning.learned import LearnedTerms, nothing_learned
+from modelserve.planning.learned import NOTHING_LEARNED, Learned
+from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
 from modelserve_operator import labels
 
 MAX_ENTRIES = 512  # of about 400 bytes each, in a ConfigMap of at most 1 MiB
-MAX_STEPS = 16  # shapes of a step whose activation one entry remembers
+MAX_STEPS = 16  # shapes of a step whose activation one entry remembers; kinds of steps whose speed it does
 WORTH_WRITING_BYTES = 1 << 20
 WORTH_LOWERING_BYTES = 64 << 20
+WORTH_TELLING = 0.1  # of a figure of speed: less is the formulas' own error, and noise
+LEAST_FACTOR, MOST_FACTOR = 0.5, 3.0  # beyond that something else is amiss than the formulas
 STEADY_TERMS = ("weights", "context", "nccl")  # do not depend on the shape of a step
 
+_SPEED_KEY = f"^({'|'.join(KVCacheDtype)})/({'|'.join(KVCacheLayout)}) ({'|'.join(STEP_KINDS)})$"
+SpeedKey = Annotated[str, StringConstraints(pattern=_SPEED_KEY)]
+Factor = Annotated[float, Field(ge=LEAST_FACTOR, le=MOST_FACTOR)]
 TermBytes = Annotated[int, Field(ge=0, lt=1 << 50)]
 
 
@@ -34,14 +45,15 @@ class Entry(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True)
 
-    product: str
+    product: Product
     engine_version: str
     model: str  # digest of the architecture
     model_uri: str  # where it was first measured, for people
     dtype: str  # of the weights
-    tensor_parallel: int
+    tensor_parallel: GpuCount
     terms: dict[str, TermBytes]
     activation: dict[str, TermBytes]  # by `step_shape`
+    speed: dict[SpeedKey, Factor] = {}  # measured over expected time, by `speed_of`
     measured_at: str  # when the pod of the newest worker was made
 
     @property
@@ -52,13 +64,13 @@ class Entry(BaseModel):
 
 
 @dataclass(frozen=True)
-class LearnedMemory:
+class Measurements:
     """All entries, by key."""
 
     entries: Mapping[str, Entry] = field(default_factory=dict)
 
     @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> LearnedMemory:
+    def from_data(cls, data: Mapping[str, Any]) -> Measurements:
         """Read `to_data` back. A value that was edited into something else is dropped: it is measured again."""
         entries = {}
         for text in data.values():
@@ -76,15 +88,16 @@ class LearnedMemory:
             for key, entry in sorted(self.entries.items())
         }
 
-    def including(self, measured: Iterable[Entry]) -> LearnedMemory:
+    def including(self, measured: Iterable[Entry]) -> Measurements:
         """With new measurements, the largest of those given together; this very object when none of them is worth
-        writing: more than 1 MiB above what is known, or more than 64 MiB below it and newer."""
+        writing: more than 1 MiB above what is known, or more than 64 MiB below it and newer; a tenth of a speed."""
         together: dict[str, Entry] = {}
         for entry in measured:
             other = together.get(entry.key, entry)
             terms, activation = _largest(other.terms, entry.terms), _largest(other.activation, entry.activation)
             latest = max(other.measured_at, entry.measured_at)
-            update = {"terms": terms, "activation": activation, "measured_at": latest}
+            speed = {**other.speed, **entry.speed}
+            update = {"terms": terms, "activation": activation, "speed": speed, "measured_at": latest}
             together[entry.key] = entry.model_copy(update=update)
         entries = dict(self.entries)
         for entry in together.values():
@@ -95,16 +108,17 @@ class LearnedMemory:
             age = (entry.measured_at > known.measured_at) - (entry.measured_at < known.measured_at)
             terms = _renewed(known.terms, entry.terms, age=age)
             activation = _renewed(known.activation, entry.activation, age=age)
-            if terms != known.terms or activation != known.activation:
+            speed = _renewed_speed(known.speed, entry.speed, age=age)
+            if (terms, activation, speed) != (known.terms, known.activation, known.speed):
                 latest = max(known.measured_at, entry.measured_at)
-                update = {"terms": terms, "activation": activation, "measured_at": latest}
+                update = {"terms": terms, "activation": activation, "speed": speed, "measured_at": latest}
                 entries[entry.key] = known.model_copy(update=update)
         if entries == self.entries:
             return self
         newest = sorted(entries.values(), key=lambda entry: (entry.measured_at, entry.key))[-MAX_ENTRIES:]
-        return LearnedMemory({entry.key: entry for entry in newest})
+        return Measurements({entry.key: entry for entry in newest})
 
-    def terms_for(self, facts: ModelFacts, *, engine_version: str) -> LearnedTerms:
+    def learned_for(self, facts: ModelFacts, *, engine_version: str) -> Learned:
         """What plans for this model and release may use."""
         model, dtype = geometry_digest(facts), str(facts.format)
         fitting = {
@@ -114,7 +128,7 @@ class LearnedMemory:
         }
 
         if not fitting:
-            return nothing_learned
+            return NOTHING_LEARNED
 
         def learned(
             product: str,
@@ -131,7 +145,45 @@ class LearnedMemory:
             activation = entry.activation.get(step_shape(max_num_batched_tokens, max_num_seqs, cache_format))
             return terms if activation is None else {**terms, "activation": activation}
 
-        return learned
+        factors = [found for _, entry in sorted(fitting.items()) for found in _speed_factors(entry)]
+        return Learned(learned, tuple(factors))
+
+
+def _speed_factors(entry: Entry) -> Iterator[SpeedFactors]:
+    """One for each format of the cache. A kind of step that was not measured has the mean of those that were; what is
+    within WORTH_TELLING is 1."""
+    formats = dict.fromkeys(name.split()[0] for name in entry.speed)
+    for cache_format in formats:
+        dtype, _, layout = cache_format.partition("/")
+        known = {kind: entry.speed.get(speed_of(cache_format, kind)) for kind in STEP_KINDS}
+        measured = [factor for factor in known.values() if factor is not None]
+        shown = {
+            kind.lower(): factor if factor is not None else sum(measured) / len(measured)
+            for kind, factor in known.items()
+        }
+        if any(abs(factor - 1) > WORTH_TELLING for factor in shown.values()):
+            yield SpeedFactors(
+                accelerator=entry.product,
+                tensor_parallel=entry.tensor_parallel,
+                kv_cache=KVCachePlan(dtype=KVCacheDtype(dtype), layout=KVCacheLayout(layout)),
+                **{kind: f"{f if abs(f - 1) > WORTH_TELLING else 1:.2f}" for kind, f in shown.items()},
+            )
+
+
+def _renewed_speed(known: Mapping[str, float], measured: Mapping[str, float], *, age: int) -> dict[str, float]:
+    """Known factors, replaced by measured ones that are no older and differ by more than WORTH_TELLING."""
+    found = dict(known)
+    for name, factor in measured.items():
+        before = found.get(name)
+        if before is None or (age >= 0 and abs(factor / before - 1) > WORTH_TELLING):
+            found.pop(name, None)  # so that the newest come last
+            found[name] = factor
+    return dict(list(found.items())[-MAX_STEPS:])
+
+
+def speed_of(cache_format: str, kind: str) -> str:
+    """Key of `Entry.speed`: "bfloat16/v_only Decode"."""
+    return f"{cache_format} {kind}"
 
 
 def _largest(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
