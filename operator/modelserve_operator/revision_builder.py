@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from decimal import Decimal
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import yaml
@@ -40,14 +40,12 @@ def plan_for(
     A plan takes milliseconds, and many ModelServes differ in name only: it is kept with the offers it was made from.
     """
     offered = _offered(spec, supply)
-    speed = None if committed is None else committed.plan.speed_factors or ()
+    learned = partial(supply.learned.learned_for, facts, engine_version=ENGINE_VERSION)
+    speed = learned().speed if committed is None else committed.plan.speed_factors or ()
     key = (_read_by_planner(spec), facts, speed)
     sized = offered.plans.get(key)
     if sized is None:
-        learned = supply.learned.learned_for(facts, engine_version=ENGINE_VERSION)
-        if speed is not None:
-            learned = replace(learned, speed=speed)
-        sized = _plan(spec, facts, supply, offered.offers, learned)
+        sized = _plan(spec, facts, supply, offered.offers, replace(learned(), speed=speed))
         offered.keep(key, sized)
     return sized.model_copy(update={"hash": plan_hash(sized, spec)}) if sized.fits else sized
 

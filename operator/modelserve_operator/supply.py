@@ -14,7 +14,7 @@ from modelserve_operator.catalogue import Catalogue
 from modelserve_operator.inventory import Pool
 from modelserve_operator.measurements import Measurements
 
-PlanKey = tuple[str, ModelFacts, tuple[SpeedFactors, ...] | None]  # spec as text; speeds of a committed plan
+PlanKey = tuple[str, ModelFacts, tuple[SpeedFactors, ...]]  # the spec as text; what was measured of speed
 MOST_PLANS = 1024  # of some 20 KiB each
 MOST_KINDS = 64  # of pods, by what they select and tolerate
 
