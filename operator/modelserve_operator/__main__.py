@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -65,10 +66,19 @@ async def run(settings: Settings) -> None:
             # kopf comes last: on a signal it waits for every task that was started after itself.
             await _until_first_ends(
                 asyncio.create_task(keep_lease(), name="lease"),
-                asyncio.create_task(queue.run(reconciler.reconcile, workers=settings.reconcile_workers), name="queue"),
+                asyncio.create_task(
+                    queue.run(reconciler.reconcile, workers=settings.reconcile_workers, at_first_rest=_keep),
+                    name="queue",
+                ),
                 asyncio.create_task(watchdog.run(), name="watchdog"),
                 asyncio.create_task(watching, name="watches"),
             )
+
+
+def _keep() -> None:
+    """What is there now stays: no search for garbage goes through it again, which stops everything (0.4 s at 5,000)."""
+    gc.collect()
+    gc.freeze()
 
 
 async def _first_list(gatherer: Gatherer) -> None:

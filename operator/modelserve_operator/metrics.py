@@ -10,6 +10,9 @@ RECONCILES = Counter(
     "modelserve_operator_reconciles", "Reconciles of a ModelServe.", ["outcome"], registry=REGISTRY
 )  # outcome: ok | error
 RECONCILE_SECONDS = Histogram("modelserve_operator_reconcile_seconds", "Duration of one reconcile.", registry=REGISTRY)
+QUEUE_SECONDS = Histogram(
+    "modelserve_operator_queue_seconds", "How long a key waited for its reconcile.", registry=REGISTRY
+)
 QUEUE_DEPTH = Gauge("modelserve_operator_queue_depth", "Keys waiting for a reconcile.", registry=REGISTRY)
 WRITES = Counter("modelserve_operator_writes", "Objects written.", ["verb", "kind"], registry=REGISTRY)
 API_REQUESTS = Counter(

@@ -38,23 +38,23 @@ class WorkQueue:
     def __init__(self, *, first_delay: float = 0.5, longest_delay: float = 60.0) -> None:
         self._first_delay = first_delay
         self._longest_delay = longest_delay
-        self._ahead: OrderedDict[Key, None] = OrderedDict()
-        self._behind: OrderedDict[Key, None] = OrderedDict()
+        self._ahead: OrderedDict[Key, float] = OrderedDict()  # since when a key waits
+        self._behind: OrderedDict[Key, float] = OrderedDict()
         self._again: dict[Key, bool] = {}  # added while it is being reconciled: whether it goes ahead then
         self._taken = 0
         self._running: set[Key] = set()
         self._failures: dict[Key, int] = {}
         self._timers: dict[Key, asyncio.TimerHandle] = {}
         self._wakeup = asyncio.Event()
+        self._at_first_rest: Callable[[], None] | None = None
 
     def add(self, key: Key, *, ahead: bool = True) -> None:
         """Have a key reconciled; not `ahead`: once those that are have been."""
         if key in self._running:
             self._again[key] = ahead or self._again.get(key, False)
         elif key not in self._ahead:
-            if ahead:
-                self._behind.pop(key, None)
-            (self._ahead if ahead else self._behind)[key] = None
+            since = self._behind.pop(key, None) if ahead else self._behind.get(key)
+            (self._ahead if ahead else self._behind)[key] = time.monotonic() if since is None else since
             self._wakeup.set()
         metrics.QUEUE_DEPTH.set(self.depth)
 
@@ -73,8 +73,12 @@ class WorkQueue:
             timer.cancel()
         self._timers[key] = loop.call_later(delay, self._timer_fired, key)
 
-    async def run(self, reconcile: Reconcile, *, workers: int) -> None:
-        """Reconcile keys until cancelled, at most `workers` of them at the same time."""
+    async def run(self, reconcile: Reconcile, *, workers: int, at_first_rest: Callable[[], None] | None = None) -> None:
+        """Reconcile keys until cancelled, at most `workers` of them at the same time.
+
+        `at_first_rest` is called once, when nothing waits and nothing is being reconciled any more.
+        """
+        self._at_first_rest = at_first_rest
         async with asyncio.TaskGroup() as tasks:
             for _ in range(workers):
                 tasks.create_task(self._work(reconcile))
@@ -87,7 +91,8 @@ class WorkQueue:
         """The next key; there must be one."""
         self._taken += 1
         turn = self._behind and (self._taken % BEHIND_SHARE == 0 or not self._ahead)
-        key, _ = (self._behind if turn else self._ahead).popitem(last=False)
+        key, since = (self._behind if turn else self._ahead).popitem(last=False)
+        metrics.QUEUE_SECONDS.observe(time.monotonic() - since)
         metrics.QUEUE_DEPTH.set(self.depth)
         return key
 
@@ -104,6 +109,9 @@ class WorkQueue:
                 self._running.discard(key)
                 if key in self._again:
                     self.add(key, ahead=self._again.pop(key))
+            if self._at_first_rest is not None and not (self.depth or self._running):
+                at_rest, self._at_first_rest = self._at_first_rest, None
+                at_rest()
 
     async def _reconcile_once(self, reconcile: Reconcile, key: Key) -> None:
         started = time.monotonic()

@@ -26,17 +26,15 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import scale_fleet as fleet
-from prometheus_client.parser import text_string_to_metric_families
+from scale_operator import Operator, cpu_seconds
 
 from localcluster.control_plane import ControlPlane, control_plane
 from localcluster.operator_process import permissions
-from localcluster.processes import Process, free_ports, spawn
 from localcluster.settings import OPERATOR_USER
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,7 +42,12 @@ SERVES = f"/apis/serving.modelserve.dev/v1alpha1/namespaces/{fleet.NAMESPACE}/mo
 NODES = "/api/v1/nodes"
 CLIENTS = 16  # requests of this program at a time
 HEARTBEATS_PER_S = 7  # 2,000 nodes, each every five minutes
+OWN_SECONDS = {
+    "modelserve_operator_queue_seconds": "in the queue",
+    "modelserve_operator_reconcile_seconds": "in a reconcile, its writes included",
+}
 MERGE = "application/merge-patch+json"
+READS = ("get", "list", "watch")
 STRATEGIC = "application/strategic-merge-patch+json"
 
 
@@ -96,76 +99,16 @@ class Api:
                     yield json.loads(line)
 
 
-@dataclass
-class Operator:
-    """The operator's process, and what it says of itself."""
-
-    plane: ControlPlane
-    process: Process
-    port: int
-    started: float = field(default_factory=time.monotonic)
-
-    @classmethod
-    def start(cls, plane: ControlPlane, *, profile: Path | None = None) -> Operator:
-        (port,) = free_ports(1)
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("MODELSERVE_")}
-        environment |= {
-            "KUBECONFIG": str(plane.operator_kubeconfig),
-            "PYTHONPATH": str(ROOT / "operator"),
-            "MODELSERVE_METRICS_HOST": "127.0.0.1",
-            "MODELSERVE_METRICS_PORT": str(port),
-        }
-        profiler = ["-m", "cProfile", "-o", str(profile)] if profile else []
-        command = [sys.executable, *profiler, "-m", "modelserve_operator"]
-        return cls(plane, spawn(command, log=plane.folder / "operator.log", environment=environment), port)
-
-    def stop(self) -> None:
-        self.process.terminate(timeout_s=60)
-
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self.started
-
-    def memory_mib(self, name: str) -> float:
-        """VmHWM (the most it ever had) or VmRSS (what it has now)."""
-        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
-        return int(next(line for line in lines if line.startswith(name)).split()[1]) / 1024
-
-    async def sample(self, name: str, **labels: str) -> float:
-        """Sum of the samples of a metric that have these labels; 0 before the operator answers."""
-        if not self.process.alive:
-            raise RuntimeError((self.plane.folder / "operator.log").read_text()[-3000:])
-        try:
-            url = f"http://127.0.0.1:{self.port}/metrics"
-            async with aiohttp.ClientSession() as session, session.get(url, params={"name[]": name}) as got:
-                text = await got.text()
-        except aiohttp.ClientError:
-            return 0.0
-        samples = (each for family in text_string_to_metric_families(text) for each in family.samples)
-        return sum(each.value for each in samples if each.name == name and labels.items() <= each.labels.items())
-
-    async def reconciled(self) -> float:
-        return await self.sample("modelserve_operator_reconciles_total")
-
-    async def idle(self) -> bool:
-        return await self.sample("modelserve_operator_queue_depth") == 0
-
-    async def rests(self, *, at_least: float) -> float:
-        """Wait until `at_least` reconciles are done and none waits; the second when that was first seen."""
-        while await self.reconciled() < at_least or not await self.idle():  # noqa: ASYNC110 - another process
-            await asyncio.sleep(0.25)
-        return self.seconds
-
-
-def cpu_seconds(process: Process) -> float:
-    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def writes(plane: ControlPlane) -> list[str]:
-    """Every write of the operator so far, events included."""
+    """Every write of the operator so far, events included, but renewals of its Lease."""
     entries = map(json.loads, plane.audit_log.read_text().splitlines())
-    return [f"{entry['verb']} {entry['requestURI']}" for entry in entries if entry["user"]["username"] == OPERATOR_USER]
+    return [
+        f"{entry['verb']} {entry['requestURI']}"
+        for entry in entries
+        if entry["user"]["username"] == OPERATOR_USER
+        and entry["verb"] not in READS
+        and entry.get("objectRef", {}).get("resource") != "leases"
+    ]
 
 
 class Measured:
@@ -298,19 +241,25 @@ async def answers(api: Api) -> AsyncIterator[Answers]:
         watching.cancel()
 
 
-async def changes(api: Api, measured: Measured, operator: Operator, options: argparse.Namespace) -> None:
-    rng, total = random.Random(options.seed + 1), int(options.rate * options.change_s)
-    async with answers(api) as found, measured.cpu("changes", operator), asyncio.TaskGroup() as tasks:
+async def changes(api: Api, measured: Measured, operator: Operator, options: argparse.Namespace, rate: float) -> None:
+    rng, total, phase = random.Random(options.seed + rate), int(rate * options.change_s), f"{rate:g}/s"
+    before = {name: await operator.buckets(name) for name in OWN_SECONDS}
+    async with answers(api) as found, measured.cpu(phase, operator), asyncio.TaskGroup() as tasks:
         begin = time.monotonic()
         for number in range(total):
-            await asyncio.sleep(max(0.0, begin + number / options.rate - time.monotonic()))
+            await asyncio.sleep(max(0.0, begin + number / rate - time.monotonic()))
             name = f"serve-{rng.randrange(options.model_serves):05d}"
             tasks.create_task(found.change(name, fleet.edit(rng)))
         took = time.monotonic() - begin
         await found.complete()
-    measured.add("changes", "per second", total / took)
+    measured.add(phase, "changes a second", total / took)
     for share, limit in ((0.5, None), (0.9, None), (0.99, 500), (1.0, None)):
-        measured.add("changes", f"to the plan, p{share * 100:.0f}, ms", quantile(found.seconds, share) * 1e3, limit)
+        measured.add(phase, f"to the plan, p{share * 100:.0f}, ms", quantile(found.seconds, share) * 1e3, limit)
+    for name, what in OWN_SECONDS.items():
+        counts = await operator.buckets(name)
+        counts.subtract(before[name])
+        bound = min(bound for bound, count in counts.items() if count >= 0.99 * max(counts.values()))
+        measured.add(phase, f"of it {what}, p99 at most, ms", bound * 1e3)
 
 
 async def overtaken(api: Api, measured: Measured, operator: Operator, options: argparse.Namespace) -> None:
@@ -353,7 +302,8 @@ async def measure(measured: Measured, plane: ControlPlane, options: argparse.Nam
             await at_rest(api, measured, operator, options)
             measured.add("at rest", "memory, highest (VmHWM), MiB", operator.memory_mib("VmHWM"), 400)
             operator = await restart(measured, operator, options)
-            await changes(api, measured, operator, options)
+            for rate in options.rates:
+                await changes(api, measured, operator, options, rate)
             await overtaken(api, measured, operator, options)
             measured.add("overtaken", "memory, highest (VmHWM), MiB", operator.memory_mib("VmHWM"), 400)
             log = (plane.folder / "operator.log").read_text()
@@ -369,7 +319,7 @@ def main() -> None:
     parser.add_argument("--model-serves", type=int, default=5000)
     parser.add_argument("--nodes", type=int, default=2000)
     parser.add_argument("--rest-s", type=float, default=300.0, help="seconds at rest")
-    parser.add_argument("--rate", type=float, default=50.0, help="changes per second")
+    parser.add_argument("--rates", type=float, nargs="*", default=[20.0, 50.0], help="changes per second")
     parser.add_argument("--change-s", type=float, default=30.0, help="seconds of changes")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="the figures as JSON instead of a table")

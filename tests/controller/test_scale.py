@@ -201,6 +201,28 @@ async def test_a_crowd_goes_on_however_busy_users_are() -> None:
     assert done[: BEHIND_SHARE - 1] == ["users"] * (BEHIND_SHARE - 1)
 
 
+async def test_the_first_rest_is_told_once_when_nothing_waits_or_runs() -> None:
+    queue, done, rests = WorkQueue(), [], []
+
+    async def reconcile(key: Key) -> None:
+        await asyncio.sleep(0)
+        done.append(key.name)
+        if key.name == "a":
+            queue.add(Key("ml", "b"))
+
+    queue.add(Key("ml", "a"))
+    running = asyncio.create_task(queue.run(reconcile, workers=3, at_first_rest=lambda: rests.append(list(done))))
+    while not rests:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    queue.add(Key("ml", "c"))
+    while "c" not in done:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert rests == [["a", "b"]]
+
+
 async def test_a_key_that_waits_behind_is_brought_ahead_and_not_done_twice() -> None:
     queue, done = WorkQueue(), []
     for name in "abc":
