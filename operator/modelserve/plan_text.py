@@ -212,7 +212,7 @@ def _time_lines(plan: PlanStatus, chosen: Fit) -> list[str]:
     if speed is None or speed.first_token is None or speed.output_token is None:
         return []
     rates = engine_rates(chosen.accelerator.compute_capability)
-    known = "measured on H200" if rates.measured else "assumed from Hopper, attention in Triton"
+    known = "measured on H200" if rates.measured else "assumed, not measured"
     rows = [("", "TTFT", "TPOT", "")]
     for name, source in _TIMES.items():
         first, token = getattr(speed.first_token, name), getattr(speed.output_token, name)

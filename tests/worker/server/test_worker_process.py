@@ -139,6 +139,10 @@ def test_the_same_seed_says_the_same_alone_and_in_company(config: Path) -> None:
         with ThreadPoolExecutor(6) as pool:
             assert list(pool.map(ask, range(6))) == alone
         assert len(set(alone)) == 6
+        speed = httpx.get(f"{base_url}/plan").json()["speed"]
+        decodes = [each for each in speed if (each["kind"], each["requests"]) == ("Decode", 1)]
+        assert [each["steps"] >= 20 and each["milliseconds"] > 0 for each in decodes] == [True]
+        assert _metric(port, "modelserve_step_seconds_count") >= decodes[0]["steps"]
 
 
 @pytest.mark.parametrize(
