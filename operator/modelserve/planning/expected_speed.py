@@ -24,7 +24,7 @@ from modelserve.planning.wishes import Wishes
 
 MIXED_STEP_SECONDS = 0.045  # of matrix products in a step in which requests decode: what a token may wait for its next
 LEAST_MIXED_TOKENS = 256
-_ROUNDS = 3  # of the equation for d, which each round brings nearer by about ten
+_ROUNDS = 3  # of the equation for d: more of them change less than the formulas' own error
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,12 @@ class Speed:
 
     load: Load
     meets_concurrency: bool  # the pool holds the expected number of requests at the expected length
-    expected: LoadSpeed
+    at_load: LoadSpeed
 
     @property
     def output_tokens_per_s(self) -> float:
         """Of one replica, prompts included."""
-        return self.expected.requests_per_s * self.load.output_tokens
+        return self.at_load.requests_per_s * self.load.output_tokens
 
 
 def speed(fit: Fit, architecture: ModelArchitecture, wishes: Wishes) -> Speed:
@@ -75,14 +75,14 @@ def speed(fit: Fit, architecture: ModelArchitecture, wishes: Wishes) -> Speed:
         weight_format=wishes.weight_format,
         factors=step_factors(fit, wishes),
     )
-    expected = load_speed(
+    at_load = load_speed(
         rank,
         load,
         max_num_batched_tokens=wishes.chunk(fit.accelerator),
         max_num_mixed_tokens=mixed_step_tokens(fit, architecture, wishes),
     )
     meets = held >= (wishes.concurrency or 1) and length == wishes.input_tokens + wishes.output_tokens
-    return Speed(load, meets, expected)
+    return Speed(load, meets, at_load)
 
 
 def step_factors(fit: Fit, wishes: Wishes) -> StepFactors:

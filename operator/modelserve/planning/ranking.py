@@ -43,7 +43,7 @@ def token_cost(replica_hour: Decimal, expected: Speed) -> Decimal:
 
 def _objective_key(fit: Fit, expected: Speed, wishes: Wishes, *, costs: Mapping[str, Decimal]) -> tuple[float, ...]:
     if wishes.objective == "Latency":
-        return (expected.expected.output_token.seconds, expected.expected.first_token.seconds)
+        return (expected.at_load.output_token.seconds, expected.at_load.first_token.seconds)
     if wishes.objective == "MaxContext":
         return (-fit.max_model_len, -fit.memory.kv_pool_bytes / fit.geometry.held_bytes(fit.max_model_len))
     if wishes.objective == "Cost":

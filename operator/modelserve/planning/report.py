@@ -98,7 +98,7 @@ def fitting_candidate(
 
 def expected_speed(expected: Speed, *, with_terms: bool) -> ExpectedSpeed:
     """Expected rates in milliseconds and tokens per second."""
-    first, token = expected.expected.first_token, expected.expected.output_token
+    first, token = expected.at_load.first_token, expected.at_load.output_token
     return ExpectedSpeed(
         concurrency=expected.load.requests,
         time_to_first_token_ms=f"{first.seconds * 1e3:.1f}",
