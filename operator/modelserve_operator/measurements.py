@@ -69,6 +69,11 @@ class Measurements:
 
     entries: Mapping[str, Entry] = field(default_factory=dict)
 
+    @property
+    def memory(self) -> dict[str, tuple[Mapping[str, int], Mapping[str, int]]]:
+        """What plans that are committed depend on: bytes by key of the entry, terms and activation."""
+        return {key: (entry.terms, entry.activation) for key, entry in self.entries.items()}
+
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Measurements:
         """Read `to_data` back. A value that was edited into something else is dropped: it is measured again."""

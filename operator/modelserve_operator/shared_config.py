@@ -22,7 +22,7 @@ class SharedConfig:
         self.names = (CALIBRATION_NAME, CATALOGUE_NAME)
         self.learned = Measurements()
         self.catalogue = Catalogue()
-        self._heard: dict[str, tuple[int, object]] = {}  # by name: resourceVersion and data of the newest body
+        self._heard: dict[str, tuple[int, dict[str, Any] | None]] = {}  # by name: version and data of the newest body
 
     def concerns(self, kind: ResourceKind, body: Body) -> bool:
         """Whether this object is one of the shared ConfigMaps."""
@@ -30,7 +30,10 @@ class SharedConfig:
         return kind is CONFIG_MAP and metadata.get("namespace") == self.namespace and metadata["name"] in self.names
 
     def note(self, name: str, body: Body | None) -> bool:
-        """Take over a ConfigMap's state, None when it is absent. True when plans may depend on the difference."""
+        """Take over a ConfigMap's state, None when it is absent. True when plans may depend on the difference.
+
+        A speed that was measured anew concerns no plan that there is: it counts when one is made for another reason.
+        """
         version, data = (0, None) if body is None else (version_of(body), body.get("data") or {})
         known_version, known_data = self._heard.get(name, (0, None))
         if 0 < version < known_version:
@@ -40,8 +43,8 @@ class SharedConfig:
             return False
         if name == CALIBRATION_NAME:
             self.learned = Measurements.from_data(data or {})
-        else:
-            self.catalogue = Catalogue.from_data(data or {})
+            return self.learned.memory != Measurements.from_data(known_data or {}).memory
+        self.catalogue = Catalogue.from_data(data or {})
         return True
 
     def wrote(self, body: Body) -> None:

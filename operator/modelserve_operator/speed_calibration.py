@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 from pydantic import ValidationError
 
 from modelserve.api import PlanStatus
 from modelserve.api.status import CalibrationSpeed
 from modelserve.hardware import CPU_PRODUCT, Accelerator
-from modelserve.measured_speed import STEP_KINDS, MeasuredSteps
+from modelserve.measured_speed import STEP_KINDS, MeasuredSteps, StepKind
 from modelserve.model_facts import ModelFacts
 from modelserve.planning.step_time import PromptRows, RankSpeed
 from modelserve.sizing.pages import cache_geometry
@@ -27,19 +27,19 @@ def speed_calibration(
     *,
     shown: Iterable[Body],
 ) -> tuple[CalibrationSpeed, ...]:
-    """Of each kind of step, the size that takes the workers most of their time.
+    """Means over the recent steps of each kind, of all workers and sizes.
 
     `shown` is what the status says of the same revision: it stays until a measured time has moved against its
     expectation by more than WORTH_TELLING, so that nothing is written at rest, nor when a pod starts anew. Nothing on
     the CPU, nor for a product that is in no catalogue: nobody knows what to expect there.
     """
     before = {each.kind: each for each in _read(shown)}
-    measured = {each.kind: each for each in sorted((e for report in reports for e in report.speed), key=_busy)}
+    measured = [steps for report in reports for steps in report.speed]
     rank = _rank(plan, facts, accelerators)
     found = []
     for kind in STEP_KINDS:
-        known, steps = before.get(kind), measured.get(kind)
-        fresh = _compared(steps, rank) if steps is not None and rank is not None else None
+        known, steps = before.get(kind), [each for each in measured if each.kind == kind]
+        fresh = _compared(kind, steps, rank) if steps and rank is not None else None
         if known is not None and (fresh is None or abs(_factor(fresh) / _factor(known) - 1) <= WORTH_TELLING):
             fresh = known
         if fresh is not None:
@@ -67,10 +67,6 @@ def _read(shown: Iterable[Body]) -> Iterator[CalibrationSpeed]:
                 yield speed
 
 
-def _busy(steps: MeasuredSteps) -> float:
-    return steps.steps * steps.milliseconds
-
-
 def _factor(speed: CalibrationSpeed) -> float:
     return float(speed.measured_ms) / float(speed.predicted_ms)
 
@@ -89,26 +85,30 @@ def _rank(plan: PlanStatus, facts: ModelFacts, accelerators: Mapping[str, Accele
     return RankSpeed(facts.architecture, device, geometry, tensor_parallel=tensor_parallel, weight_format=facts.format)
 
 
-def _compared(steps: MeasuredSteps, rank: RankSpeed) -> CalibrationSpeed | None:
+def _compared(kind: StepKind, measured: Sequence[MeasuredSteps], rank: RankSpeed) -> CalibrationSpeed | None:
     """None where the figures round to nothing."""
-    rows = PromptRows.at(steps.prompt_tokens, keys=steps.prompt_context, window=rank.window)
-    expected = rank.step(decodes=steps.requests, context=steps.context_tokens, prompts=rows).seconds * 1e3
-    predicted, measured = f"{expected:.3f}", f"{steps.milliseconds:.3f}"
-    if not float(predicted) or not float(measured):
+    count = sum(each.steps for each in measured)
+
+    def mean(of: Callable[[MeasuredSteps], float]) -> float:
+        return sum(each.steps * of(each) for each in measured) / count
+
+    predicted, took = f"{mean(partial(_expected_ms, rank)):.3f}", f"{mean(lambda each: each.milliseconds):.3f}"
+    if not float(predicted) or not float(took):
         return None
+    requests, rows = mean(lambda each: each.requests), mean(lambda each: each.prompt_tokens)
+    context = mean(lambda each: each.requests * each.context_tokens) / requests if requests else 0.0
     return CalibrationSpeed(
-        kind=steps.kind,
-        steps=steps.steps,
-        **dict(_sizes(steps)),
+        kind=kind,
+        steps=count,
+        requests=f"{requests:.1f}" if requests else None,
+        context_tokens=round(context) if requests else None,
+        prompt_tokens=round(rows) if rows else None,
         predicted_ms=predicted,
-        measured_ms=measured,
-        error_percent=f"{100 * (float(measured) / float(predicted) - 1):.1f}",
+        measured_ms=took,
+        error_percent=f"{100 * (float(took) / float(predicted) - 1):.1f}",
     )
 
 
-def _sizes(steps: MeasuredSteps) -> Iterator[tuple[str, Any]]:
-    if steps.requests:
-        yield "requests", f"{steps.requests:.1f}"
-        yield "context_tokens", round(steps.context_tokens)
-    if steps.prompt_tokens:
-        yield "prompt_tokens", round(steps.prompt_tokens)
+def _expected_ms(rank: RankSpeed, steps: MeasuredSteps) -> float:
+    rows = PromptRows.at(steps.prompt_tokens, keys=steps.prompt_context, window=rank.window)
+    return rank.step(decodes=steps.requests, context=steps.context_tokens, prompts=rows).seconds * 1e3

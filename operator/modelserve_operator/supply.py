@@ -53,6 +53,6 @@ class Supply:
         self.offered[kind] = offered
 
     def succeeding(self, before: Supply) -> Supply:
-        """This supply, with the plans of an earlier one that a change of pools may have left right."""
-        same = (self.catalogue, self.learned) == (before.catalogue, before.learned)
+        """This supply, with the plans of an earlier one that a change of pools, or of speeds, may have left right."""
+        same = self.catalogue == before.catalogue and self.learned.memory == before.learned.memory
         return replace(self, offered_before=before.offered or before.offered_before) if same else self

@@ -11,6 +11,8 @@ from modelserve.measured_speed import MeasuredSteps
 from modelserve.planning.step_time import RankSpeed
 from modelserve.published import published_model
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
+from modelserve_operator import revision_builder
+from modelserve_operator.inventory import NodeChange
 from modelserve_operator.kinds import CONFIG_MAP, MODEL_SERVE, POD
 from modelserve_operator.measurements import Measurements
 from modelserve_operator.metrics import REGISTRY
@@ -105,7 +107,7 @@ def test_the_status_shows_what_was_measured_beside_what_is_expected_of_such_step
     prefill = MeasuredSteps(
         kind="Prefill", steps=30, milliseconds=50, requests=0, context_tokens=0, prompt_tokens=8192, prompt_context=4096
     ).to_json()
-    _tell(world, "first", prefill, _decodes(1.25 * _decode_ms()), _decodes(1e6, steps=1) | {"milliseconds": 0.001})
+    _tell(world, "first", prefill, _decodes(1.25 * _decode_ms()))
     assert _shown(world, "first")["Decode"] == {
         "kind": "Decode", "steps": 200, "requests": "8.0", "contextTokens": 4000, "errorPercent": "25.0",
         "predictedMs": f"{_decode_ms():.3f}", "measuredMs": f"{round(1.25 * _decode_ms(), 6):.3f}",
@@ -122,6 +124,43 @@ def test_the_status_shows_what_was_measured_beside_what_is_expected_of_such_step
     world.cluster.remove(MODEL_SERVE, "ml", "first")
     world.settle()
     assert _gauge("first") is None
+
+
+def test_sizes_and_workers_are_taken_together_by_their_steps(world) -> None:
+    world.add_node("a", **{**H200, "gpus": 2})
+    _serve(world, "first", {**E4B, "replicas": 2})
+    one, two = (name for name in world.cluster.worker_plans if name.startswith("first-"))
+    alone = _rank().step(decodes=1, context=1000).seconds * 1e3
+    small = {**_decodes(2 * alone, steps=100), "requests": 1, "contextTokens": 1000}
+    world.cluster.worker_plans[one]["speed"] = [_decodes(_decode_ms(), steps=200)]
+    world.cluster.worker_plans[two]["speed"] = [small, _decodes(_decode_ms(), steps=100)]
+    _resync(world)
+    shown = _shown(world, "first")["Decode"]
+    assert (shown["steps"], shown["requests"], shown["contextTokens"]) == (400, "6.2", 24_250 / 6.25)
+    assert float(shown["predictedMs"]) == pytest.approx((3 * _decode_ms() + alone) / 4, abs=0.002)
+    assert float(shown["measuredMs"]) == pytest.approx((3 * _decode_ms() + 2 * alone) / 4, abs=0.002)
+
+
+def test_a_speed_alone_has_nobody_reconciled_and_no_plan_made_anew(world, monkeypatch) -> None:
+    """Traffic moves speeds all day, and there may be thousands of ModelServes."""
+    world.add_node("a", **H200)
+    _serve(world, "first")
+    _serve(world, "other")
+    made = []
+    plan = revision_builder.plan
+    monkeypatch.setattr(revision_builder, "plan", lambda *args, **kwargs: made.append(1) or plan(*args, **kwargs))
+    heard = []
+    concerned = world.gatherer.concerned
+    monkeypatch.setattr(world.gatherer, "concerned", lambda change: heard.append(change) or concerned(change))
+    _tell(world, "first", _decodes(2 * _decode_ms()))
+    assert _remembered(world)[0] == {"bfloat16/kv Decode": 2.0}
+    assert set(heard) == {NodeChange.NONE}
+    assert made == []
+    _resync(world)
+    assert made == [], "plans are kept by the speeds that they were made with"
+    world.create(E4B, name="third")
+    assert made == [1]
+    assert world.status("third")["plan"]["speedFactors"]
 
 
 def test_nothing_is_written_until_a_figure_has_moved_by_a_tenth(measured) -> None:

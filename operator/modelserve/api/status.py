@@ -301,15 +301,15 @@ class CalibrationPages(ApiModel):
 
 
 class CalibrationSpeed(ApiModel):
-    """Recent steps of one kind, of the size that took the workers most of their time: expected beside measured."""
+    """Recent steps of one kind, on all ready workers: expected beside measured time."""
 
     kind: StepKind = Field(description="Decode, Prefill (prompts alone) or Mixed (both).")
     steps: Count = Field(description="Steps that were measured.")
     requests: DecimalString | None = Field(default=None, description="Requests decoded in a step, on average.")
     context_tokens: TokenCount | None = Field(default=None, description="Tokens in the cache of each, on average.")
     prompt_tokens: TokenCount | None = Field(default=None, description="Tokens of prompts in a step, on average.")
-    predicted_ms: DecimalString = Field(description="What the formulas expect of such a step.")
-    measured_ms: DecimalString = Field(description="What one took on average.")
+    predicted_ms: DecimalString = Field(description="What the formulas expect of just these steps, on average.")
+    measured_ms: DecimalString = Field(description="What they took, on average.")
     error_percent: SignedDecimalString = Field(description="(measured - predicted) / predicted, in percent.")
 
 
