@@ -138,7 +138,7 @@ class ClusterKube:
             kind,
             kind.path(namespace, name, subresource=subresource),
             query=[("fieldManager", labels.FIELD_MANAGER)],
-            body=operations,
+            body=list(operations),
             content_type="application/json-patch+json",
         )
 
@@ -182,13 +182,11 @@ class ClusterKube:
         headers = {"Accept": "application/json", "Content-Type": content_type}
         parameters = [(key, value) for key, value in query if value]
         request = await self._client.param_serialize(
-            method, path, query_params=parameters, header_params=headers, body=body, auth_settings=["BearerToken"]
+            method, path, query_params=parameters, header_params=headers, auth_settings=["BearerToken"]
         )
-        method, url, headers, document, _ = request
-        try:
-            response = await self._client.call_api(
-                method, url, headers, document, _request_timeout=READ_TIMEOUT_SECONDS
-            )
+        method, url, headers, _, _ = request
+        try:  # the body is JSON already: the client would look at every value of a status for objects of its own
+            response = await self._client.call_api(method, url, headers, body, _request_timeout=READ_TIMEOUT_SECONDS)
             text: bytes = await response.read()  # type: ignore[no-untyped-call]
         except (aiohttp.ClientError, TimeoutError) as error:
             raise KubeError(0, f"{method} {path}: no answer from the API server: {error!r}") from error

@@ -74,7 +74,7 @@ class Settings(BaseModel):
     metrics_host: str = "0.0.0.0"  # noqa: S104 - a pod's probes and Prometheus come from outside it
     resync_seconds: float = Field(default=600.0, ge=30.0, description="Full relist and reconcile of everything.")
     watchdog_seconds: float = Field(default=60.0, ge=5.0, description="Between two checks for frozen watches.")
-    reconcile_workers: int = Field(default=8, ge=1, le=256)
+    reconcile_workers: int = Field(default=16, ge=1, le=256)
     log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$")
 
 

@@ -144,18 +144,23 @@ async def _run_stream(server: Server, http: aiohttp.ClientSession, seen: Seen) -
 
 
 async def _ask(server: Server, http: aiohttp.ClientSession, seen: Seen) -> None:
+    """An answer that has not begun when the watch ends counts with what it has waited so far."""
     while True:
-        began = time.monotonic()
-        async with http.post(
-            f"{server.url}/v1/completions", json=_body(max_tokens=2), headers=_key(BYSTANDER)
-        ) as answer:
-            first = True
-            async for _ in answer.content.iter_any():
-                if first:
-                    seen.first_tokens.append(time.monotonic() - began)
-                    first = False
-            if answer.status != 200:
-                seen.failures.append(f"short request {answer.status}")
+        began, first = time.monotonic(), True
+        try:
+            async with http.post(
+                f"{server.url}/v1/completions", json=_body(max_tokens=2), headers=_key(BYSTANDER)
+            ) as answer:
+                async for _ in answer.content.iter_any():
+                    if first:
+                        seen.first_tokens.append(time.monotonic() - began)
+                        first = False
+                if answer.status != 200:
+                    seen.failures.append(f"short request {answer.status}")
+        except asyncio.CancelledError:
+            if first:
+                seen.first_tokens.append(time.monotonic() - began)
+            raise
         await asyncio.sleep(0.02)
 
 
@@ -248,7 +253,15 @@ async def many_streams(url: str, http: aiohttp.ClientSession) -> None:
 
 
 async def slow_reader(url: str, _: aiohttp.ClientSession) -> None:
-    body = json.dumps(_body(n=16, max_tokens=1900, logprobs=5)).encode()
+    await _never_read(url, _body(max_tokens=1900, logprobs=5))
+
+
+async def slow_reader_of_16(url: str, _: aiohttp.ClientSession) -> None:
+    await _never_read(url, _body(n=16, max_tokens=1900, logprobs=5))
+
+
+async def _never_read(url: str, request: dict[str, Any]) -> None:
+    body = json.dumps(request).encode()
     head = (
         f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         f"Authorization: Bearer {ABUSER}\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -281,6 +294,7 @@ SCENARIOS: dict[str, Callable[[str, aiohttp.ClientSession], Coroutine[Any, Any, 
     "many-prompts": many_prompts,
     "many-streams": many_streams,
     "slow-reader": slow_reader,
+    "slow-reader-of-16": slow_reader_of_16,
 }
 
 

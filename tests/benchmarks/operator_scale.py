@@ -158,6 +158,7 @@ async def first_start(api: Api, measured: Measured, operator: Operator, count: i
             await asyncio.sleep(0.1)
         measured.add("start", "first reconcile, s", operator.seconds)
         measured.add("start", "every status has a plan, s", await operator.rests(at_least=count), 60)
+    await asyncio.sleep(2)  # the last ones, which no longer waited
     listed = await api.send("GET", SERVES)
     planned = sum("plan" in body["status"] for body in listed["items"])
     if planned != count:

@@ -38,7 +38,7 @@ def test_a_call_of_many_prompts_leaves_places_and_shares_what_comes_free() -> No
     for request in first[:10]:
         queue.ended(request.request_id)
     later = Counter(_names(queue.take()))
-    assert later["big"] >= 4 <= later["other"], "they take turns"
+    assert later["big"] >= 3 <= later["other"], "they take turns"
 
 
 def test_a_client_of_many_calls_counts_as_one_while_others_are_about() -> None:
@@ -54,10 +54,29 @@ def test_a_client_of_many_calls_counts_as_one_while_others_are_about() -> None:
     assert _names(queue.take()) == ["mine"], "before the 66 that came before it"
     for request in alone[1:10]:
         queue.ended(request.request_id)
-    assert len(queue.take()) == 6, "two places stay free while the other client is about"
+    assert len(queue.take()) == 5, "two places stay free while the other client is about"
     now = 100.0
     queue.add("a", _requests("late", 1))
-    assert len(queue.take()) == 3, "and no longer than that"
+    assert len(queue.take()) == 4, "and no longer than that"
+
+
+@pytest.mark.parametrize("one_client", [True, False])
+def test_whoever_runs_a_few_and_asks_for_one_more_finds_a_place(one_client: bool) -> None:
+    """Four streams run when the crowd comes: the short requests beside them wait for nobody's end."""
+    queue = FairQueue(FairLimits(places=32, step_tokens=2048, max_waiting=1024))
+    own = "b" if not one_client else "a"
+    for number in range(4):
+        queue.add(own, _requests(f"stream{number}", 1))
+    _run(queue, queue.take())
+    queue.add("a", _requests("big", 512))
+    _run(queue, queue.take())
+    for number in range(50):
+        queue.add(own, _requests(f"short{number}", 1))
+        (short,) = queue.take()
+        assert short.request_id == f"short{number}-0", "at once"
+        queue.started(short.request_id)
+        queue.ended(short.request_id)
+        assert queue.take() == [], "the place stays free for the next one"
 
 
 def test_long_prompts_of_one_client_do_not_stand_before_a_short_one_of_another() -> None:

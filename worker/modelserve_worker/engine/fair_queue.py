@@ -2,8 +2,8 @@
 
 The engine serves first come, first served, which is fair only among those that it knows. So it is given little more
 than it can run, and everybody else waits here, where a call of 512 prompts is one of many calls and 500 calls of one
-client are one client. One call never holds all places: a few stay free for the others. The same holds for one client
-while others are about.
+client are one client. A few places stay free of a call that holds at least as much as all others together, and, while
+others are about, of a client that has its equal part: who asks for little never waits for the end of somebody's work.
 """
 
 from __future__ import annotations
@@ -133,16 +133,18 @@ class FairQueue:
 
     def _next_call(self) -> _Call | None:
         """The next client's next call that may go on, both moved to the end of their turns."""
-        most = self._limits.places - self._limits.reserve
-        crowded = len(self._seen) > 1
+        num_sent = len(self._sent)
+        into_reserve = num_sent >= self._limits.places - self._limits.reserve
+        part = max(1, self._limits.places // len(self._seen)) if len(self._seen) > 1 else self._limits.places * 2
         for client in self._clients:
-            if crowded and self._sent_by_client.get(client, 0) >= most:
+            if into_reserve and self._sent_by_client.get(client, 0) >= part:
                 continue
-            calls = self._clients[client]
-            call = next((call for call in calls.values() if call.num_sent < most and self._may_prefill(call)), None)
+            calls = self._clients[client].values()
+            small = (call for call in calls if not into_reserve or call.num_sent * 2 < num_sent)
+            call = next(filter(self._may_prefill, small), None)
             if call is not None:
                 self._clients.move_to_end(client)
-                calls.move_to_end(id(call))
+                self._clients[client].move_to_end(id(call))
                 return call
         return None
 
