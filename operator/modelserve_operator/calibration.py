@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from decimal import Decimal
 
 from modelserve.api import Calibration, GpuMemory, PlanStatus
-from modelserve.api.status import CalibrationSpeed
+from modelserve.api.speed import CalibrationSpeed
 from modelserve.hardware import CPU_PRODUCT
 from modelserve.model_facts import ModelFacts
 from modelserve_operator.measurements import STEADY_TERMS, Entry, geometry_digest, step_shape

@@ -9,7 +9,7 @@ from functools import partial
 from pydantic import ValidationError
 
 from modelserve.api import PlanStatus
-from modelserve.api.status import CalibrationSpeed
+from modelserve.api.speed import CalibrationSpeed
 from modelserve.hardware import CPU_PRODUCT, Accelerator
 from modelserve.measured_speed import STEP_KINDS, MeasuredSteps, StepKind
 from modelserve.model_facts import ModelFacts

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from modelserve.api import PlanStatus
-from modelserve.api.status import CalibrationSpeed
+from modelserve.api.speed import CalibrationSpeed
 from modelserve_operator import labels
 from modelserve_operator.calibration import calibration
 from modelserve_operator.conditions import View, conditions

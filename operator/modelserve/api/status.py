@@ -24,8 +24,8 @@ from modelserve.api.schema_types import (
     SignedDecimalString,
     Tokens,
 )
+from modelserve.api.speed import CalibrationSpeed, ExpectedSpeed
 from modelserve.engine_args import DEFAULT_MAX_NUM_MIXED_TOKENS
-from modelserve.measured_speed import StepKind
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
 
 CONDITION_TYPES = (
@@ -48,7 +48,6 @@ LimitedBy = Literal[
     "Concurrency",
     "Sharing",
 ]
-TokenCount = Annotated[int, Field(ge=0, le=1 << 24, json_schema_extra={"format": "int32"})]
 PageCount = Annotated[int, Field(ge=0, le=1 << 40, json_schema_extra={"format": "int64"})]
 Timestamp = Annotated[str, StringConstraints(max_length=32), Field(json_schema_extra={"format": "date-time"})]
 
@@ -128,40 +127,6 @@ class Concurrency(ApiModel):
     at32k: DecimalString | None = Field(default=None, description="Of 32,768 tokens each.")
     at128k: DecimalString | None = Field(default=None, description="Of 131,072 tokens each.")
     at_max: DecimalString = Field(description="Of maxModelLen tokens each.")
-
-
-class TimeTerms(ApiModel):
-    """Where the time goes, in milliseconds; terms that round to nothing are left out."""
-
-    weights: DecimalString | None = Field(default=None, description="Reading the weights.")
-    linears: DecimalString | None = Field(
-        default=None, description="Matrix products, as far as they do not hide behind reading the weights."
-    )
-    cache: DecimalString | None = Field(default=None, description="Reading the cache of the requests that decode.")
-    attention: DecimalString | None = Field(default=None, description="Attention of the prompt's rows.")
-    elementwise: DecimalString | None = Field(default=None, description="Norms, activations and the like.")
-    launches: DecimalString | None = Field(default=None, description="Starting kernels, and the gaps between them.")
-    all_reduces: DecimalString | None = Field(default=None, description="Sums over the GPUs of the replica.")
-    prompts: DecimalString | None = Field(
-        default=None, description="Rows of other requests' prompts that share the steps of a token."
-    )
-
-
-class ExpectedSpeed(ApiModel):
-    """What the speed model expects under spec.workload; docs/sizing.md has its formulas and how true they were."""
-
-    concurrency: Tokens = Field(description="Requests that are open at a time, as many as one replica holds.")
-    time_to_first_token_ms: DecimalString = Field(description="Prefill of one prompt with nothing else running.")
-    time_per_output_token_ms: DecimalString = Field(
-        description="Mean time between tokens of an answer, with the prompts of the other requests in between."
-    )
-    output_tokens_per_second: DecimalString = Field(description="Of one replica, prefill of the prompts included.")
-    first_token: TimeTerms | None = Field(
-        default=None, description="Terms of timeToFirstTokenMs; of the chosen candidate."
-    )
-    output_token: TimeTerms | None = Field(
-        default=None, description="Terms of timePerOutputTokenMs; of the chosen candidate."
-    )
 
 
 class SpeedFactors(ApiModel):
@@ -298,19 +263,6 @@ class CalibrationPages(ApiModel):
     page_bytes: Bytes = Field(description="Bytes of one page over all layers of the kind; 0 when none owns a cache.")
     predicted: PageCount = Field(description="Pages in the predicted pool.")
     measured: PageCount = Field(description="Pages in the pool that was allocated.")
-
-
-class CalibrationSpeed(ApiModel):
-    """Recent steps of one kind, on all ready workers: expected beside measured time."""
-
-    kind: StepKind = Field(description="Decode, Prefill (prompts alone) or Mixed (both).")
-    steps: Count = Field(description="Steps that were measured.")
-    requests: DecimalString | None = Field(default=None, description="Requests decoded in a step, on average.")
-    context_tokens: TokenCount | None = Field(default=None, description="Tokens in the cache of each, on average.")
-    prompt_tokens: TokenCount | None = Field(default=None, description="Tokens of prompts in a step, on average.")
-    predicted_ms: DecimalString = Field(description="What the formulas expect of just these steps, on average.")
-    measured_ms: DecimalString = Field(description="What they took, on average.")
-    error_percent: SignedDecimalString = Field(description="(measured - predicted) / predicted, in percent.")
 
 
 class Calibration(ApiModel):

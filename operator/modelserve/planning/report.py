@@ -6,20 +6,19 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 
 from modelserve.api.spec import ModelServeSpec
+from modelserve.api.speed import ExpectedSpeed, TimeTerms
 from modelserve.api.status import (
     MAX_SPEED_FACTORS,
     MAX_TERMS,
     Candidate,
     Concurrency,
     EnginePlan,
-    ExpectedSpeed,
     GpuMemory,
     KVCachePlan,
     NodeSelectorRequirement,
     NodeSelectorTerm,
     PlanStatus,
     RequestBytes,
-    TimeTerms,
     Verdict,
 )
 from modelserve.architecture import ModelArchitecture
