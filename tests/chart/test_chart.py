@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -238,6 +239,10 @@ def test_images_are_built_from_the_pinned_requirements(image: str) -> None:
     assert own.items() <= pins.items()
     assert ("torch" in own) is (image == "worker")
     assert "kopf" not in own or image == "operator"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = {"operator": ("operator",), "worker": ("worker", "otel")}[image]
+    stated = [*project["dependencies"], *(each for extra in extras for each in project["optional-dependencies"][extra])]
+    assert {re.split("[>=<~]", each)[0] for each in stated} <= own.keys()
 
 
 def _blocks(path: Path) -> dict[str, str]:
