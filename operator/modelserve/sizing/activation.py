@@ -12,9 +12,11 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from modelserve.architecture import LayerKind, ModelArchitecture
+from modelserve.sizing.dequantisation import dequantised_bytes
 from modelserve.sizing.kernel_buffers import FLOAT32, captures_steps, fills_matrix_tiles, kernel_buffers
 from modelserve.sizing.pages import GLOBAL_PAGE_TOKENS, KVCacheDtype, KVCacheLayout
 from modelserve.sizing.weights import element_bytes
+from modelserve.weight_format import WeightFormat
 
 MIB = 1 << 20
 KEYS_PER_PASS = 16_384  # keys of global layers that plain attention reads (and, for v_only, expands) at a time
@@ -38,6 +40,7 @@ def activation_bytes(
     on_cpu: bool,
     kv_dtype: KVCacheDtype,
     kv_layout: KVCacheLayout,
+    weight_format: WeightFormat | None = None,
 ) -> int:
     """Bytes that the allocator holds at the peak of a step: what lives throughout, and the largest phase."""
     always, phases = activation_terms(
@@ -48,6 +51,7 @@ def activation_bytes(
         on_cpu=on_cpu,
         kv_dtype=kv_dtype,
         kv_layout=kv_layout,
+        weight_format=weight_format,
     )
     return sum(always.values()) + sum(phases[name] for name in largest_phase(phases))
 
@@ -72,11 +76,19 @@ def activation_terms(
     on_cpu: bool,
     kv_dtype: KVCacheDtype,
     kv_layout: KVCacheLayout,
+    weight_format: WeightFormat | None = None,
 ) -> tuple[Mapping[str, int], Mapping[str, int]]:
     """(terms that live throughout a step, terms of its phases), in bytes of one rank.
 
-    The format of the cache decides what chunks expand, on GPUs; the CPU's terms hold for all formats.
+    The format of the cache decides what chunks expand, on GPUs; the CPU's terms hold for all formats of it.
     """
+    dequantised = dequantised_bytes(
+        architecture,
+        tensor_parallel_size=tensor_parallel_size,
+        max_num_batched_tokens=max_num_batched_tokens,
+        weight_format=weight_format,
+    )
+    scratch = {"dequantised": dequantised} if dequantised else {}
     tokens, e, tp = max_num_batched_tokens, element_bytes(architecture), tensor_parallel_size
     per_layer = tokens * architecture.num_hidden_layers * architecture.hidden_size_per_layer_input
     rope = tokens * (architecture.head_dim + architecture.global_head_dim)  # cos and sin of half a head, both kinds
@@ -101,6 +113,7 @@ def activation_terms(
             "token_masks": masks,
             "cublas": CUBLAS_WORKSPACE_BYTES,
             "segments": SEGMENT_SLACK_BYTES,
+            **scratch,
             **buffers,
         }
         phases = {
@@ -125,6 +138,7 @@ def activation_terms(
         "token_masks": masks,
         "block_tables": max_num_seqs * pages * 8,  # int64 page numbers
         **({} if on_cpu else {"cublas": CUBLAS_WORKSPACE_BYTES}),
+        **scratch,
     }
     phases = {
         # The projection as its norm sees it: two float32 copies; the other two e are its input and the counted result.

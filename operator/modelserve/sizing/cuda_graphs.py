@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from modelserve.architecture import ModelArchitecture
 from modelserve.sizing.activation import MIB
+from modelserve.sizing.dequantisation import dequantising_kernels
 from modelserve.sizing.kernel_buffers import captures_steps
 from modelserve.sizing.weights import element_bytes
+from modelserve.weight_format import WeightFormat
 
 CUDA_GRAPH_NODE_BYTES = 12 << 10  # of the driver, per kernel of a captured step
 NODES_PER_LAYER = 12  # four projections, prepare, decode attention in two, two norms, GeGLU, and split products
@@ -28,7 +30,12 @@ def mixed_graph_sizes(max_num_batched_tokens: int) -> tuple[int, ...]:
 
 
 def graphs_bytes(
-    architecture: ModelArchitecture, *, tensor_parallel_size: int, max_num_batched_tokens: int, max_num_seqs: int
+    architecture: ModelArchitecture,
+    *,
+    tensor_parallel_size: int,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+    weight_format: WeightFormat | None = None,
 ) -> int:
     """Bytes of all graphs of one rank; 0 where none is captured: on several ranks, and without attention kernels.
 
@@ -44,6 +51,7 @@ def graphs_bytes(
         per_layer += NODES_PER_LAYER_INPUT
     if architecture.num_experts:
         per_layer += NODES_PER_EXPERT_LAYER
-    nodes = count * (architecture.num_hidden_layers * per_layer + NODES_PER_STEP)
+    of_a_step = architecture.num_hidden_layers * per_layer + NODES_PER_STEP
+    nodes = count * (of_a_step + dequantising_kernels(architecture, weight_format))
     outputs = (max_num_seqs * architecture.vocab_size + rows * architecture.hidden_size) * element_bytes(architecture)
     return nodes * CUDA_GRAPH_NODE_BYTES + outputs + SEGMENT_BYTES

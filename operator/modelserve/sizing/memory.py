@@ -64,6 +64,7 @@ _SOURCES = {
     "token_masks": "S V / 8",
     "cublas": "library default on Hopper",
     "segments": "part-filled segments of PyTorch's allocator",
+    "dequantised": "largest quantised matrix in the compute type",
     "block_tables": "4 S entries of both tables",
     "step_metadata": "4 (5 T + 18 S + 3 S^2)",
     "decode_splits": "4 S splits heads (D + 2)",
@@ -210,6 +211,7 @@ def _all_terms(
         on_cpu=on_cpu,
         kv_dtype=kv_dtype,
         kv_layout=kv_layout,
+        weight_format=weight_format,
     )
     phases = {**predicted_phases, **{name: given[name] for name in PHASES if name in given}}
     overhead = overhead_terms(
@@ -221,6 +223,7 @@ def _all_terms(
             tensor_parallel_size=tp,
             max_num_batched_tokens=max_num_batched_tokens,
             max_num_seqs=max_num_seqs,
+            weight_format=weight_format,
         ),
     )
     predicted: tuple[tuple[MemoryGroup, dict[str, int]], ...] = (

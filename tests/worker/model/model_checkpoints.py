@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import Gemma4ForCausalLM, Gemma4TextConfig
 
 from modelserve.architecture import ModelArchitecture
+from modelserve.inspection import read_weight_format
 from modelserve_worker.execution.loader import load_model
 from modelserve_worker.execution.parallel import TensorParallel
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM as Gemma4
@@ -141,4 +142,5 @@ def load_checkpoint(
         parallel=parallel or TensorParallel(),
         device=torch.device("cpu"),
         dtype=dtype,
+        weight_format=read_weight_format(directory),
     )

@@ -139,7 +139,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _architecture(model: str) -> ModelArchitecture:
     """Of a published model (hf://google/gemma-4-31B-it), or of a directory with a config.json."""
     facts = published_model(model)
-    return facts.architecture if facts is not None else read_architecture(Path(model), servable_only=True)
+    return facts.architecture if facts is not None else read_architecture(Path(model))
 
 
 def _capability(target: str) -> int:

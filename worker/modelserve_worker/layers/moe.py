@@ -9,8 +9,10 @@ from torch.nn import functional
 from modelserve.architecture import ModelArchitecture
 from modelserve.errors import InvalidInput
 from modelserve.sizing.weights import EXPERT_WIDTH_MULTIPLE
+from modelserve.weight_format import TextLinear, WeightFormat
 from modelserve_worker.kernels.elementwise import ElementwiseDoors, rms_normalize
 from modelserve_worker.layers.parallel import TensorParallel
+from modelserve_worker.layers.stored_matrix import stored_matrix
 
 
 class Router(nn.Module):
@@ -59,6 +61,7 @@ class Experts(nn.Module):
         *,
         doors: ElementwiseDoors,
         parallel: TensorParallel,
+        weight_format: WeightFormat | None,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
@@ -71,11 +74,24 @@ class Experts(nn.Module):
                 f"hidden_size {architecture.hidden_size} is not a multiple of {EXPERT_WIDTH_MULTIPLE}, as experts need"
             )
         experts, hidden = architecture.num_experts, architecture.hidden_size
-        self.gate_up = nn.Parameter(
-            torch.empty((experts, 2 * self.shard.size, hidden), device=device, dtype=dtype), requires_grad=False
+        width = self.shard.size
+        self.gate_up = stored_matrix(
+            TextLinear.EXPERT_GATE_UP,
+            [width, width],
+            hidden,
+            weight_format=weight_format,
+            experts=experts,
+            device=device,
+            dtype=dtype,
         )
-        self.down = nn.Parameter(
-            torch.empty((experts, hidden, self.shard.size), device=device, dtype=dtype), requires_grad=False
+        self.down = stored_matrix(
+            TextLinear.EXPERT_DOWN,
+            [hidden],
+            width,
+            weight_format=weight_format,
+            experts=experts,
+            device=device,
+            dtype=dtype,
         )
         self.register_buffer("indices", torch.arange(experts, device=device), persistent=False)
         self.indices: Tensor
@@ -87,8 +103,8 @@ class Experts(nn.Module):
         chosen, order = experts.flatten().sort(stable=True)
         ends = torch.searchsorted(chosen, self.indices, right=True).to(torch.int32)
         rows = x[order // experts.shape[1]]
-        inner = self.doors.gated_gelu(functional.grouped_mm(rows, self.gate_up.transpose(1, 2), offs=ends))
-        expanded = functional.grouped_mm(inner, self.down.transpose(1, 2), offs=ends)
+        inner = self.doors.gated_gelu(functional.grouped_mm(rows, self.gate_up.dense().transpose(1, 2), offs=ends))
+        expanded = functional.grouped_mm(inner, self.down.dense().transpose(1, 2), offs=ends)
         weighted = torch.empty(expanded.shape, device=x.device, dtype=torch.float32)
         shares = expanded * weights.flatten()[order].unsqueeze(-1)
         weighted[order] = shares.masked_fill((chosen == len(self.indices)).unsqueeze(-1), 0.0)
