@@ -15,6 +15,7 @@ from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.sizing.dequantisation import dequantised_bytes
 from modelserve.sizing.kernel_buffers import FLOAT32, captures_steps, fills_matrix_tiles, kernel_buffers
 from modelserve.sizing.pages import GLOBAL_PAGE_TOKENS, KVCacheDtype, KVCacheLayout
+from modelserve.sizing.quantised_tiles import multiplied_by_kernels, product_bytes
 from modelserve.sizing.weights import element_bytes
 from modelserve.weight_format import WeightFormat
 
@@ -82,13 +83,13 @@ def activation_terms(
 
     The format of the cache decides what chunks expand, on GPUs; the CPU's terms hold for all formats of it.
     """
-    dequantised = dequantised_bytes(
+    scratch = _quantised_scratch(
         architecture,
         tensor_parallel_size=tensor_parallel_size,
         max_num_batched_tokens=max_num_batched_tokens,
+        on_cpu=on_cpu,
         weight_format=weight_format,
     )
-    scratch = {"dequantised": dequantised} if dequantised else {}
     tokens, e, tp = max_num_batched_tokens, element_bytes(architecture), tensor_parallel_size
     per_layer = tokens * architecture.num_hidden_layers * architecture.hidden_size_per_layer_input
     rope = tokens * (architecture.head_dim + architecture.global_head_dim)  # cos and sin of half a head, both kinds
@@ -150,6 +151,23 @@ def activation_terms(
         "sampling": sampling,
     }
     return MappingProxyType(always), MappingProxyType(phases)
+
+
+def _quantised_scratch(
+    architecture: ModelArchitecture,
+    *,
+    tensor_parallel_size: int,
+    max_num_batched_tokens: int,
+    on_cpu: bool,
+    weight_format: WeightFormat | None,
+) -> dict[str, int]:
+    """What products with quantised matrices hold: `quantised_products` of kernels, `dequantised` of plain PyTorch."""
+    sizes = {"tensor_parallel_size": tensor_parallel_size, "max_num_batched_tokens": max_num_batched_tokens}
+    if weight_format is None or not weight_format.quantised:
+        return {}
+    if not on_cpu and multiplied_by_kernels(architecture, weight_format):
+        return {"quantised_products": product_bytes(architecture, **sizes, weight_format=weight_format)}
+    return {"dequantised": dequantised_bytes(architecture, **sizes, weight_format=weight_format)}
 
 
 def _residual_copies(architecture: ModelArchitecture, tensor_parallel_size: int) -> int:

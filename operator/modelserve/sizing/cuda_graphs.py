@@ -6,6 +6,7 @@ from modelserve.architecture import ModelArchitecture
 from modelserve.sizing.activation import MIB
 from modelserve.sizing.dequantisation import dequantising_kernels
 from modelserve.sizing.kernel_buffers import captures_steps
+from modelserve.sizing.quantised_tiles import multiplied_by_kernels, product_kernels
 from modelserve.sizing.weights import element_bytes
 from modelserve.weight_format import WeightFormat
 
@@ -45,13 +46,20 @@ def graphs_bytes(
     if not captures_steps(architecture, tensor_parallel_size=tensor_parallel_size):
         return 0
     rows = max(max_num_batched_tokens, max_num_seqs)
-    count = len(decode_graph_sizes(max_num_seqs)) + len(mixed_graph_sizes(rows))
+    sizes = (*decode_graph_sizes(max_num_seqs), *mixed_graph_sizes(rows))
     per_layer = NODES_PER_LAYER
     if architecture.hidden_size_per_layer_input:
         per_layer += NODES_PER_LAYER_INPUT
     if architecture.num_experts:
         per_layer += NODES_PER_EXPERT_LAYER
     of_a_step = architecture.num_hidden_layers * per_layer + NODES_PER_STEP
-    nodes = count * (of_a_step + dequantising_kernels(architecture, weight_format))
+    nodes = sum(of_a_step + _quantised_kernels(architecture, weight_format, size) for size in sizes)
     outputs = (max_num_seqs * architecture.vocab_size + rows * architecture.hidden_size) * element_bytes(architecture)
     return nodes * CUDA_GRAPH_NODE_BYTES + outputs + SEGMENT_BYTES
+
+
+def _quantised_kernels(architecture: ModelArchitecture, weight_format: WeightFormat | None, rows: int) -> int:
+    """Kernels of a step of `rows` rows beside those of a model in bfloat16."""
+    if weight_format is not None and multiplied_by_kernels(architecture, weight_format):
+        return product_kernels(architecture, weight_format, rows=rows)
+    return dequantising_kernels(architecture, weight_format)

@@ -27,6 +27,7 @@ from modelserve.sizing.activation import (
 from modelserve.sizing.cuda_graphs import graphs_bytes
 from modelserve.sizing.kernel_buffers import fills_matrix_tiles
 from modelserve.sizing.pages import LAYER_ALIGNMENT_BYTES, KVCacheDtype, KVCacheLayout
+from modelserve.sizing.quantised_tiles import tile_padding_bytes
 from modelserve.sizing.weights import segment_rounding_bytes, weight_bytes
 from modelserve.weight_format import WeightFormat
 
@@ -56,6 +57,7 @@ MEMORY_GROUPS: tuple[MemoryGroup, ...] = ("weights", "activation", "overhead")
 _SOURCES = {
     "parameters": "tensor shapes x storage format",
     "allocator": "2 MiB segments of PyTorch's allocator",
+    "tile_padding": "quantised matrices to whole tiles of the kernels",
     "drafter": "published size, whole on every rank",
     "residual": "T H e: 2, or 6 on several ranks or with experts",
     "per_layer_inputs": "2 T P e",
@@ -65,6 +67,7 @@ _SOURCES = {
     "cublas": "library default on Hopper",
     "segments": "part-filled segments of PyTorch's allocator",
     "dequantised": "largest quantised matrix in the compute type",
+    "quantised_products": "split sums; a dequantised block, rounded or ordered inputs",
     "block_tables": "4 S entries of both tables",
     "step_metadata": "4 (5 T + 18 S + 3 S^2)",
     "decode_splits": "4 S splits heads (D + 2)",
@@ -201,6 +204,8 @@ def _all_terms(
         weights["allocator"] = segment_rounding_bytes(
             architecture, tensor_parallel_size=tp, weight_format=weight_format
         )
+        if padding := tile_padding_bytes(architecture, tensor_parallel_size=tp, weight_format=weight_format):
+            weights["tile_padding"] = padding
     if drafter_bytes:
         weights["drafter"] = drafter_bytes
     always, predicted_phases = activation_terms(

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from modelserve.sizing.quantised_tiles import fp8_inputs
 from modelserve_worker.kernels import fp8_linear, fp8_linear_triton
-from modelserve_worker.kernels.fp8_linear import Fp8Matrix, PlainFp8, dequantised, fp8_door, repack_fp8, unpaired
-from modelserve_worker.kernels.fp8_linear_triton import PLANES, fp8_grouped_with, fp8_product_with
+from modelserve_worker.kernels.fp8_linear import PlainFp8, dequantised, fp8_door, repack_fp8, unpaired
+from modelserve_worker.kernels.fp8_linear_triton import PLANES, TritonFp8, fp8_grouped_with, fp8_product_with
 from modelserve_worker.kernels.linear_tiles import LinearTile, split_sums
 
-Kind = Literal["channel", "tensor", "block"]
+Kind = Literal["channel", "block"]
 WHOLE = LinearTile(32, 8, 2, 3, programs=1)
 SPLIT = LinearTile(64, 16, 4, 3, programs=64)
 
@@ -27,7 +27,7 @@ def published(rows: int, inputs: int, kind: Kind, device: torch.device) -> tuple
     bits = torch.randint(256, (rows, inputs), dtype=torch.uint8)
     bits[bits & 0x7F == 0x7F] = 0  # no NaN
     elements = bits.view(torch.float8_e4m3fn).to(device)
-    shape = {"channel": (rows, 1), "tensor": (1,), "block": (-(-rows // 128), -(-inputs // 128))}[kind]
+    shape = (rows, 1) if kind == "channel" else (-(-rows // 128), -(-inputs // 128))
     scale = (0.001 + 0.01 * torch.rand(shape)).to(device)
     each = scale.double()
     if kind == "block":
@@ -41,7 +41,7 @@ def error(actual: Tensor, expected: Tensor) -> float:
 
 
 CASES: list[tuple[int, int, Kind]] = [
-    (80, 512, "channel"), (40, 704, "channel"), (150, 320, "block"), (200, 256, "block"), (33, 100, "tensor"),
+    (80, 512, "channel"), (40, 704, "channel"), (150, 320, "block"), (200, 256, "block"), (33, 100, "channel"),
 ]  # fmt: skip
 
 
@@ -52,7 +52,7 @@ def test_repacked_weights_are_the_published_ones(rows, inputs, kind, device, mon
     address = elements.data_ptr()
     matrix = repack_fp8(elements, scale, rounds_inputs=False)
     assert matrix.elements.shape == (rows, fp8_inputs(inputs))
-    assert matrix.blockwise == (kind == "block")
+    assert matrix.scale_rows == (128 if kind == "block" else 0)
     assert (matrix.elements.data_ptr() == address) == (inputs % 64 == 0), "in place where it can be"
     assert torch.equal(dequantised(matrix, torch.float64), exact)
 
@@ -68,6 +68,18 @@ def test_products_equal_float64(rows, inputs, kind, tile, device) -> None:
         assert error(fp8_product_with(x, matrix, tile), expected) < 4e-3
         assert error(PlainFp8().linear(x, matrix), expected) < 8e-3
     assert not split_sums(device).arrivals.any()
+
+
+def test_blocks_that_begin_anew_with_each_stacked_matrix(device) -> None:
+    """As the experts of 26B-A4B: 704 rows are five and a half blocks."""
+    made = [published(rows, 320, "block", device) for rows in (192, 192, 48)]
+    elements = torch.cat([each.view(torch.uint8) for each, _, _ in made]).view(torch.float8_e4m3fn)
+    exact, x = torch.cat([each for _, _, each in made]), torch.randn(3, 320, device=device).bfloat16()
+    scale = torch.cat([each for _, each, _ in made])
+    matrix = repack_fp8(elements, scale, rounds_inputs=False, parts=(192, 192, 48))
+    assert matrix.scale_rows == 64
+    assert torch.equal(dequantised(matrix, torch.float64), exact)
+    assert error(fp8_product_with(x, matrix, SPLIT), x.double() @ exact.t()) < 4e-3
 
 
 @pytest.mark.parametrize("inputs", [5376, 21504])
@@ -92,9 +104,9 @@ def test_a_broken_row_breaks_no_other(device) -> None:
 @pytest.mark.parametrize("kind", ["channel", "block"])
 def test_experts_multiply_their_own_rows(kind, device) -> None:
     made = [published(160, 352, kind, device) for _ in range(4)]
-    matrices = [repack_fp8(elements, scale, rounds_inputs=False) for elements, scale, _ in made]
-    octets = torch.stack([m.elements.view(torch.uint8) for m in matrices]).view(torch.float8_e4m3fn)
-    stacked = Fp8Matrix(octets, torch.stack([m.scales for m in matrices]), 352, rounds_inputs=False)
+    octets = torch.stack([elements.view(torch.uint8) for elements, _, _ in made]).view(torch.float8_e4m3fn)
+    stacked = repack_fp8(octets, torch.stack([scale for _, scale, _ in made]), rounds_inputs=False)
+    assert torch.equal(dequantised(stacked, torch.float64), torch.stack([exact for _, _, exact in made]))
     bounds = [0, 3, 3, 23, 24]  # one expert without rows, one with more than a block
     x = torch.randn(30, 352, device=device).bfloat16()
     ends = torch.tensor(bounds[1:], dtype=torch.int32, device=device)
@@ -153,6 +165,12 @@ def test_scales_that_do_not_fit_are_refused(scale, device) -> None:
         repack_fp8(elements, torch.ones(scale, device=device), rounds_inputs=False)
 
 
-def test_a_device_has_one_door() -> None:
-    assert isinstance(fp8_door(torch.device("cpu")), PlainFp8)
-    assert fp8_door(torch.device("cpu")) is fp8_door(torch.device("cpu"))
+def test_a_device_has_one_door_or_none(monkeypatch) -> None:
+    assert fp8_door(torch.device("cpu")) is None
+    for capability in (90, 75):
+        fp8_door.cache_clear()
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, of=capability: divmod(of, 10))
+        door = fp8_door(torch.device("cuda", 0))
+        assert isinstance(door, TritonFp8) if capability == 90 else door is None
+        assert fp8_door(torch.device("cuda", 0)) is door
+    fp8_door.cache_clear()

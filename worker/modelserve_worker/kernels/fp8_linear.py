@@ -8,6 +8,7 @@ its inputs: activations that are rounded to e4m3 are written in the same order.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
@@ -16,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from modelserve.sizing.quantised_tiles import FP8_PAIR_INPUTS, fp8_inputs
+from modelserve.sizing.quantised_tiles import FP8_PAIR_INPUTS, fp8_inputs, fp8_scale_rows
+from modelserve_worker.kernels.linear_tiles import kernel_capability
 
 SCALE_BLOCK = 128  # rows and inputs that share a scale of a blockwise matrix
 LARGEST = 448.0  # of e4m3
@@ -25,57 +27,56 @@ _PLANE = FP8_PAIR_INPUTS // 2
 
 
 @dataclass(frozen=True, slots=True)
-class Fp8Matrix:
+class Fp8Pairs:
     """A matrix of N rows and K inputs; experts put a dimension E before all others.
 
-    elements float8_e4m3fn [N, K rounded up to 64], zeros past the inputs. scales float32 [N], or blockwise
-    [ceil(N / 128), ceil(K / 128)]. `rounds_inputs`: the checkpoint was made for inputs rounded to e4m3 by row, so that
-    a product may do so.
+    elements float8_e4m3fn [N, K rounded up to 64], zeros past the inputs. scales float32 [N] with `scale_rows` 0, or
+    blockwise [ceil(N / scale_rows), ceil(K / 128)]. `rounds_inputs`: the checkpoint was made for inputs rounded to e4m3
+    by row, so that a product may do so.
     """
 
     elements: Tensor
     scales: Tensor
     inputs: int
+    scale_rows: int
     rounds_inputs: bool
 
     @property
     def rows(self) -> int:
         return self.elements.shape[-2]
 
-    @property
-    def blockwise(self) -> bool:
-        return self.scales.dim() == self.elements.dim()
 
-    def expert(self, index: int) -> Fp8Matrix:
-        """The matrix of one expert, in the same memory."""
-        return Fp8Matrix(self.elements[index], self.scales[index], self.inputs, self.rounds_inputs)
+def repack_fp8(weight: Tensor, scale: Tensor, *, rounds_inputs: bool, parts: Sequence[int] = ()) -> Fp8Pairs:
+    """Published elements float8_e4m3fn [N, K] and their float32 scales -> a matrix for the kernels.
 
-
-def repack_fp8(weight: Tensor, scale: Tensor, *, rounds_inputs: bool) -> Fp8Matrix:
-    """Published elements float8_e4m3fn [N, K] and their scales -> a matrix for the kernels.
-
-    scale of one element, [N, 1], or [ceil(N / 128), ceil(K / 128)], of any floating dtype. `weight` is given up: where
-    K is a multiple of 64 the result lies in its memory. The extra memory is 64 MiB at most. Raises ValueError for
+    scale [N, 1], or [blocks, ceil(K / 128)] of blocks of 128 rows that begin anew with each of the `parts` (rows of the
+    matrices that are stacked; left out: one). `weight` is given up: where K is a multiple of 64 the result lies in its
+    memory. The extra memory is 64 MiB at most. Experts may be a dimension before the others. Raises ValueError for
     scales of another shape.
     """
-    rows, inputs = weight.shape
-    blocks = -(-rows // SCALE_BLOCK), -(-inputs // SCALE_BLOCK)
-    scales = scale.float()
-    if scale.numel() == 1:
-        scales = scales.reshape(1).repeat(rows)
-    elif scale.shape == (rows, 1):
-        scales = scales.flatten().contiguous()
-    elif scale.shape != blocks:
+    *leading, rows, inputs = weight.shape
+    parts = tuple(parts) or (rows,)
+    block_rows = [-(-part // SCALE_BLOCK) for part in parts]
+    if scale.shape == (*leading, rows, 1):
+        scales, scale_rows = scale.squeeze(-1).contiguous(), 0
+    elif scale.shape == (*leading, sum(block_rows), -(-inputs // SCALE_BLOCK)):
+        scale_rows = fp8_scale_rows(parts)
+        finer = scale.repeat_interleave(SCALE_BLOCK // scale_rows, dim=-2)
+        of_parts = torch.split(finer, [count * SCALE_BLOCK // scale_rows for count in block_rows], dim=-2)
+        needed = (-(-part // scale_rows) for part in parts)
+        scales = torch.cat([each.narrow(-2, 0, count) for each, count in zip(of_parts, needed, strict=True)], dim=-2)
+    else:
         raise ValueError(f"scales {list(scale.shape)} do not fit FP8 weights of {rows} rows and {inputs} inputs")
     stored = fp8_inputs(inputs)
-    weight = weight.contiguous()
-    octets = weight.view(torch.uint8)
-    elements = octets if stored == inputs else torch.empty((rows, stored), dtype=torch.uint8, device=weight.device)
+    octets = weight.view(torch.uint8).view(-1, inputs)
+    shape = (octets.shape[0], stored)
+    elements = octets if stored == inputs else torch.empty(shape, dtype=torch.uint8, device=weight.device)
     most = max(1, REPACKED_ELEMENTS // stored)
-    for first in range(0, rows, most):
+    for first in range(0, octets.shape[0], most):
         some = slice(first, first + most)
         elements[some] = paired(functional.pad(octets[some], (0, stored - inputs)))
-    return Fp8Matrix(elements.view(torch.float8_e4m3fn), scales, inputs, rounds_inputs)
+    held = elements.view(torch.float8_e4m3fn).view(*leading, rows, stored)
+    return Fp8Pairs(held, scales, inputs, scale_rows, rounds_inputs)
 
 
 def paired(elements: Tensor) -> Tensor:
@@ -88,15 +89,15 @@ def unpaired(elements: Tensor) -> Tensor:
     return elements.reshape(*elements.shape[:-1], -1, _PLANE, 2).transpose(-1, -2).flatten(-3)
 
 
-def dequantised(matrix: Fp8Matrix, dtype: torch.dtype) -> Tensor:
-    """A matrix without experts -> [N, K] of `dtype`; element times scale is rounded once."""
+def dequantised(matrix: Fp8Pairs, dtype: torch.dtype) -> Tensor:
+    """The elements [N, K] of a matrix in `dtype`, each times its scale and rounded once; with experts [E, N, K]."""
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    elements = unpaired(matrix.elements.to(wide))[:, : matrix.inputs]
+    elements = unpaired(matrix.elements.to(wide))[..., : matrix.inputs]
     scales = matrix.scales.to(wide)
-    if not matrix.blockwise:
-        return (elements * scales.unsqueeze(1)).to(dtype)
-    each = scales.repeat_interleave(SCALE_BLOCK, 0)[: matrix.rows].repeat_interleave(SCALE_BLOCK, 1)
-    return (elements * each[:, : matrix.inputs]).to(dtype)
+    if not matrix.scale_rows:
+        return (elements * scales.unsqueeze(-1)).to(dtype)
+    rows = scales.repeat_interleave(matrix.scale_rows, -2)[..., : matrix.rows, :]
+    return (elements * rows.repeat_interleave(SCALE_BLOCK, -1)[..., : matrix.inputs]).to(dtype)
 
 
 def rounded_inputs(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -114,11 +115,11 @@ def rounded_inputs(x: Tensor) -> tuple[Tensor, Tensor]:
 class Fp8Door(Protocol):
     """Products with FP8 weights on one kind of device."""
 
-    def linear(self, x: Tensor, matrix: Fp8Matrix) -> Tensor:
+    def linear(self, x: Tensor, matrix: Fp8Pairs) -> Tensor:
         """x [T, K] times the transposed matrix -> [T, N] in the dtype of x."""
         ...
 
-    def grouped(self, x: Tensor, matrix: Fp8Matrix, ends: Tensor) -> Tensor:
+    def grouped(self, x: Tensor, matrix: Fp8Pairs, ends: Tensor) -> Tensor:
         """Rows sorted by expert: rows [ends[e - 1], ends[e]) of x [R, K] times the matrix of expert e -> [R, N].
 
         ends int32 [E], which never leave the device. Rows from ends[E - 1] on are undefined.
@@ -127,21 +128,21 @@ class Fp8Door(Protocol):
 
 
 class PlainFp8:
-    """The products in plain PyTorch: dequantise, then multiply. Inputs are never rounded, which is nearer the truth."""
+    """What the kernels are compared with: dequantise, then multiply. Inputs are not rounded, which is nearer truth."""
 
-    def linear(self, x: Tensor, matrix: Fp8Matrix) -> Tensor:
+    def linear(self, x: Tensor, matrix: Fp8Pairs) -> Tensor:
         return functional.linear(x, dequantised(matrix, x.dtype))
 
-    def grouped(self, x: Tensor, matrix: Fp8Matrix, ends: Tensor) -> Tensor:
-        matrices = torch.stack([dequantised(matrix.expert(e), x.dtype) for e in range(len(ends))])
-        return functional.grouped_mm(x, matrices.transpose(1, 2), offs=ends)
+    def grouped(self, x: Tensor, matrix: Fp8Pairs, ends: Tensor) -> Tensor:
+        return functional.grouped_mm(x, dequantised(matrix, x.dtype).transpose(1, 2), offs=ends)
 
 
 @cache
-def fp8_door(device: torch.device) -> Fp8Door:
-    """The implementation for a device, chosen once: kernels on CUDA, the plain twin elsewhere."""
-    if device.type != "cuda":
-        return PlainFp8()
+def fp8_door(device: torch.device) -> Fp8Door | None:
+    """The kernels of a device, chosen once; None where there are none and matrices are multiplied as published."""
+    capability = kernel_capability(device)
+    if capability is None:
+        return None
     from modelserve_worker.kernels.fp8_linear_triton import TritonFp8
 
-    return TritonFp8(device)
+    return TritonFp8(capability)

@@ -1,4 +1,4 @@
-"""Triton kernels of products with FP8 (e4m3) weights, in the order of `fp8_linear.Fp8Matrix`, on any capability.
+"""Triton kernels of products with FP8 (e4m3) weights, in the order of `fp8_linear.Fp8Pairs`, on any capability.
 
 Weights are the left operand: 16-bit pairs become two planes [BLOCK_N, 64] of bfloat16 by integer operations, exactly,
 and are multiplied with inputs of BLOCK_M rows. Scales go on float32 sums: a row's at the end, a block's every 128
@@ -17,11 +17,11 @@ import triton.language as tl
 from torch import Tensor
 
 from modelserve.sizing.quantised_tiles import FP8_PAIR_INPUTS, fp8_inputs
-from modelserve_worker.kernels.fp8_linear import LARGEST, SCALE_BLOCK, Fp8Matrix
+from modelserve_worker.kernels.fp8_linear import LARGEST, SCALE_BLOCK, Fp8Pairs
 from modelserve_worker.kernels.linear_tiles import (
     FEW_ROWS,
-    FUSED_ROWS,
     GENERATIONS,
+    MANY,
     LinearTile,
     grouped_tile,
     linear_tile,
@@ -91,7 +91,7 @@ def columns_of_pairs():
 
 
 @triton.jit
-def fp8_sum(x_at, wanted, elements, scales, n, N, K, stored, begin, end, WHOLE: tl.constexpr, BLOCKWISE: tl.constexpr):
+def fp8_sum(x_at, wanted, elements, scales, n, N, K, stored, begin, end, WHOLE: tl.constexpr, SCALE_ROWS: tl.constexpr):
     """Float32 [BLOCK_N, BLOCK_M] of tiles [begin, end), scaled. Rows n may lie past the end: the last one stands in."""
     n = tl.minimum(n, N - 1)
     pair = tl.arange(0, TILE_INPUTS // 2)
@@ -107,12 +107,12 @@ def fp8_sum(x_at, wanted, elements, scales, n, N, K, stored, begin, end, WHOLE: 
         even, odd = planes_of(pairs)
         x_even = inputs_of(x_at, first, k, wanted, K, WHOLE)
         x_odd = inputs_of(x_at, first + PAIR_INPUTS // 2, k, wanted, K, WHOLE)
-        if BLOCKWISE:
-            scale = tl.load(scales + n // TILE_INPUTS * tl.cdiv(K, TILE_INPUTS) + tile)
+        if SCALE_ROWS:
+            scale = tl.load(scales + n // SCALE_ROWS * tl.cdiv(K, TILE_INPUTS) + tile)
             total += tl.dot(odd, x_odd, tl.dot(even, x_even)) * scale[:, None]
         else:
             total = tl.dot(odd, x_odd, tl.dot(even, x_even, total))
-    if not BLOCKWISE:
+    if not SCALE_ROWS:
         total *= tl.load(scales + n)[:, None]
     return total
 
@@ -132,7 +132,7 @@ def fp8_product(
     stored,
     splits,
     WHOLE: tl.constexpr,  # K is a multiple of the tile
-    BLOCKWISE: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,  # rows of a block with one scale; 0: each row has one
     SPLIT: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -142,7 +142,7 @@ def fp8_product(
     n = column_block * BLOCK_N + tl.arange(0, BLOCK_N)
     x_at = x + m.to(tl.int64)[None, :] * x_stride + columns_of_pairs()[:, None]
     begin, end = split_range(tl.cdiv(K, TILE_INPUTS), split, splits)
-    total = fp8_sum(x_at, (m < rows)[None, :], elements, scales, n, N, K, stored, begin, end, WHOLE, BLOCKWISE)
+    total = fp8_sum(x_at, (m < rows)[None, :], elements, scales, n, N, K, stored, begin, end, WHOLE, SCALE_ROWS)
     block = row_block * tl.num_programs(1) + column_block
     store_product(total, output, m, n, rows, N, sums, arrivals, block, split, splits, SPLIT)
 
@@ -159,7 +159,7 @@ def fp8_expert_products(
     K,
     stored,
     WHOLE: tl.constexpr,
-    BLOCKWISE: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
@@ -168,12 +168,12 @@ def fp8_expert_products(
     begin = tl.where(expert == 0, 0, tl.load(ends + tl.maximum(expert - 1, 0)))
     tiles = tl.cdiv(K, TILE_INPUTS)
     elements += expert.to(tl.int64) * N * (stored // 2)
-    scales += expert * (tl.cdiv(N, TILE_INPUTS) * tiles if BLOCKWISE else N)
+    scales += expert * (tl.cdiv(N, SCALE_ROWS) * tiles if SCALE_ROWS else N)
     n = column_block * BLOCK_N + tl.arange(0, BLOCK_N)
     for first in range(begin + part * BLOCK_M, end, tl.num_programs(2) * BLOCK_M):
         m = first + tl.arange(0, BLOCK_M)
         x_at = x + m.to(tl.int64)[None, :] * x_stride + columns_of_pairs()[:, None]
-        total = fp8_sum(x_at, (m < end)[None, :], elements, scales, n, N, K, stored, 0, tiles, WHOLE, BLOCKWISE)
+        total = fp8_sum(x_at, (m < end)[None, :], elements, scales, n, N, K, stored, 0, tiles, WHOLE, SCALE_ROWS)
         store_product(total, output, m, n, end, N, None, None, 0, 0, 1, False)
 
 
@@ -201,14 +201,14 @@ def rounded_bits(values, scale):
     return limited.to(tl.float8e4nv).to(tl.uint8, bitcast=True).to(tl.int32)
 
 
-def _constants(matrix: Fp8Matrix, tile: LinearTile) -> dict[str, Any]:
+def _constants(matrix: Fp8Pairs, tile: LinearTile) -> dict[str, Any]:
     return {
-        "WHOLE": matrix.inputs % SCALE_BLOCK == 0, "BLOCKWISE": matrix.blockwise,
+        "WHOLE": matrix.inputs % SCALE_BLOCK == 0, "SCALE_ROWS": matrix.scale_rows,
         "BLOCK_N": tile.outputs, "BLOCK_M": tile.rows, "num_warps": tile.warps, "num_stages": tile.stages,
     }  # fmt: skip
 
 
-def fp8_product_with(x: Tensor, matrix: Fp8Matrix, tile: LinearTile) -> Tensor:
+def fp8_product_with(x: Tensor, matrix: Fp8Pairs, tile: LinearTile) -> Tensor:
     """x [T, K] bfloat16 times the transposed matrix, inputs as they are, with the tile given -> [T, N]."""
     x = x if x.stride(1) == 1 else x.contiguous()
     rows, outputs = x.shape[0], matrix.rows
@@ -223,7 +223,7 @@ def fp8_product_with(x: Tensor, matrix: Fp8Matrix, tile: LinearTile) -> Tensor:
     return output
 
 
-def fp8_grouped_with(x: Tensor, matrix: Fp8Matrix, ends: Tensor, tile: LinearTile) -> Tensor:
+def fp8_grouped_with(x: Tensor, matrix: Fp8Pairs, ends: Tensor, tile: LinearTile) -> Tensor:
     """`Fp8Door.grouped` with the tile given. Each expert's matrix is read once for every block of its rows."""
     x = x if x.stride(1) == 1 else x.contiguous()
     experts, outputs, stored = matrix.elements.shape
@@ -252,13 +252,12 @@ def rounded_inputs(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class TritonFp8:
-    """The door of a CUDA device; inputs are bfloat16."""
+    """The door of a GPU of `capability`, 10 * major + minor; inputs are bfloat16."""
 
-    def __init__(self, device: torch.device) -> None:
-        major, minor = torch.cuda.get_device_capability(device)
-        self._capability = 10 * major + minor
+    def __init__(self, capability: int) -> None:
+        self._capability = capability
 
-    def linear(self, x: Tensor, matrix: Fp8Matrix) -> Tensor:
+    def linear(self, x: Tensor, matrix: Fp8Pairs) -> Tensor:
         if x.shape[0] > FEW_ROWS and self._multiplies_rounded(matrix):
             rounded, scales = rounded_inputs(x)
             return torch._scaled_mm(
@@ -266,11 +265,11 @@ class TritonFp8:
             )
         return fp8_product_with(x, matrix, linear_tile("fp8", x.shape[0], capability=self._capability))
 
-    def grouped(self, x: Tensor, matrix: Fp8Matrix, ends: Tensor) -> Tensor:
+    def grouped(self, x: Tensor, matrix: Fp8Pairs, ends: Tensor) -> Tensor:
         return fp8_grouped_with(x, matrix, ends, grouped_tile("fp8", x.shape[0], len(ends), self._capability))
 
-    def _multiplies_rounded(self, matrix: Fp8Matrix) -> bool:
-        fits = not matrix.blockwise and matrix.rows % _SCALED_MULTIPLE == 0
+    def _multiplies_rounded(self, matrix: Fp8Pairs) -> bool:
+        fits = not matrix.scale_rows and matrix.rows % _SCALED_MULTIPLE == 0
         return matrix.rounds_inputs and fits and self._capability >= FP8_CAPABILITY
 
 
@@ -282,7 +281,8 @@ def _specimen(
         "ends": "*i32",
     }  # fmt: skip
     constants = {
-        "WHOLE": whole, "BLOCKWISE": blockwise, "SPLIT": True, "BLOCK_N": tile.outputs, "BLOCK_M": tile.rows,
+        "WHOLE": whole, "SCALE_ROWS": SCALE_BLOCK if blockwise else 0, "SPLIT": True,
+        "BLOCK_N": tile.outputs, "BLOCK_M": tile.rows,
     }  # fmt: skip
     return KernelSpecimen(
         kernel,
@@ -299,7 +299,7 @@ def _specimens() -> list[KernelSpecimen]:
         _specimen(fp8_product, few, (80, 1000), blockwise=True),
         _specimen(fp8_expert_products, few, (80, 1000), blockwise=False, whole=False),
         *(
-            _specimen(fp8_product, tiles_of("fp8", capability=generation[0])[FUSED_ROWS], generation, blockwise=True)
+            _specimen(fp8_product, tiles_of("fp8", capability=generation[0])[MANY], generation, blockwise=True)
             for generation in GENERATIONS
         ),
         KernelSpecimen(

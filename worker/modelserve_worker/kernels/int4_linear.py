@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from modelserve.sizing.quantised_tiles import INT4_TILE_INPUTS, int4_tiles
+from modelserve.sizing.quantised_tiles import INT4_GROUPS, INT4_TILE_INPUTS, int4_tiles
+from modelserve_worker.kernels.linear_tiles import kernel_capability
 
 PLANE_INPUTS = 32  # words of a row and tile
 PLANES = INT4_TILE_INPUTS // PLANE_INPUTS  # nibbles of a word
@@ -53,28 +54,31 @@ class Int4Tiles:
 def repack_int4(packed: Tensor, scale: Tensor, zero_point: Tensor | None = None) -> Int4Tiles:
     """Published words int32 [N, K / 8], scale bfloat16 [N, K / g], zero_point int32 [ceil(N / 8), K / g] -> tiles.
 
-    One matrix at a time: the extra memory beside the result is at most 96 MiB. Raises ValueError where shapes do not
-    fit together, or for groups that are not 32, 64, 128 or 256 inputs.
+    Experts may be a dimension before the others. The extra memory beside the result is at most 96 MiB. Raises
+    ValueError where shapes do not fit together, or for groups that the kernels do not take.
     """
-    rows, inputs = packed.shape[0], 8 * packed.shape[1]
-    if scale.dim() != 2 or scale.shape[0] != rows or not scale.shape[1] or inputs % scale.shape[1]:
+    *leading, rows, columns = packed.shape
+    inputs = 8 * columns
+    if scale.shape[:-1] != packed.shape[:-1] or not scale.shape[-1] or inputs % scale.shape[-1]:
         raise ValueError(f"scales {list(scale.shape)} do not fit INT4 weights of {rows} rows and {inputs} inputs")
-    group = inputs // scale.shape[1]
-    if group not in (32, 64, 128, 256):
-        raise ValueError(f"INT4 groups of {group} inputs: the kernels take 32, 64, 128 and 256")
-    if zero_point is not None and zero_point.shape != (-(-rows // 8), scale.shape[1]):
+    group = inputs // scale.shape[-1]
+    if group not in INT4_GROUPS:
+        raise ValueError(f"INT4 groups of {group} inputs: the kernels take {', '.join(map(str, INT4_GROUPS))}")
+    if zero_point is not None and zero_point.shape != (*leading, -(-rows // 8), scale.shape[-1]):
         raise ValueError(f"zero points {list(zero_point.shape)} do not fit scales {list(scale.shape)}")
     tiles = int4_tiles(inputs)
-    words = torch.empty((tiles, rows, PLANE_INPUTS), dtype=torch.int32, device=packed.device)
+    words = torch.empty((*leading, tiles, rows, PLANE_INPUTS), dtype=torch.int32, device=packed.device)
     most = max(1, REPACKED_ELEMENTS // (tiles * INT4_TILE_INPUTS))
-    for first in range(0, rows, most):
-        _repack_rows(packed[first : first + most].contiguous(), words[:, first : first + most])
+    for source, target in zip(packed.view(-1, rows, columns), words.view(-1, *words.shape[-3:]), strict=True):
+        for first in range(0, rows, most):
+            _repack_rows(source[first : first + most].contiguous(), target[:, first : first + most])
     zeros = None
     if zero_point is not None:
-        of_groups = _grouped(_nibbles(zero_point.t().contiguous())[:, :rows], tiles, group)
-        pairs = functional.pad(of_groups, (0, 0, 0, of_groups.shape[1] % 2))
-        zeros = pairs[:, 0::2] | pairs[:, 1::2] << 4
-    return Int4Tiles(words, _grouped(scale.t(), tiles, group), zeros, inputs)
+        nibbles = _nibbles(zero_point.mT.contiguous())[..., :rows]  # [K / g, N]
+        of_groups = _grouped(nibbles, tiles, group)
+        pairs = functional.pad(of_groups, (0, 0, 0, of_groups.shape[-2] % 2))
+        zeros = pairs[..., 0::2, :] | pairs[..., 1::2, :] << 4
+    return Int4Tiles(words, _grouped(scale.mT, tiles, group), zeros, inputs)
 
 
 def _repack_rows(packed: Tensor, words: Tensor) -> None:
@@ -94,8 +98,8 @@ def _nibbles(words: Tensor) -> Tensor:
 def _grouped(values: Tensor, tiles: int, group: int) -> Tensor:
     """[K / g, N] -> [tiles, 256 / g, N], zeros past the end."""
     groups = tiles * (INT4_TILE_INPUTS // group)
-    padded = functional.pad(values, (0, 0, 0, groups - values.shape[0]))
-    return padded.reshape(tiles, -1, values.shape[1]).contiguous()
+    padded = functional.pad(values, (0, 0, 0, groups - values.shape[-2]))
+    return padded.reshape(*values.shape[:-2], tiles, -1, values.shape[-1]).contiguous()
 
 
 def dequantised(tiles: Int4Tiles, dtype: torch.dtype) -> Tensor:
@@ -140,7 +144,7 @@ class Int4Door(Protocol):
 
 
 class PlainInt4:
-    """The products in plain PyTorch: dequantise, then multiply."""
+    """What the kernels are compared with, in plain PyTorch: dequantise, then multiply."""
 
     def linear(self, x: Tensor, tiles: Int4Tiles) -> Tensor:
         return functional.linear(x, dequantised(tiles, x.dtype))
@@ -150,10 +154,11 @@ class PlainInt4:
 
 
 @cache
-def int4_door(device: torch.device) -> Int4Door:
-    """The implementation for a device, chosen once: Triton kernels on CUDA, the plain twin elsewhere."""
-    if device.type != "cuda":
-        return PlainInt4()
+def int4_door(device: torch.device) -> Int4Door | None:
+    """The kernels of a device, chosen once; None where there are none and matrices are multiplied as published."""
+    capability = kernel_capability(device)
+    if capability is None:
+        return None
     from modelserve_worker.kernels.int4_linear_triton import TritonInt4
 
-    return TritonInt4(device)
+    return TritonInt4(capability)

@@ -16,12 +16,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from modelserve.sizing.quantised_tiles import INT4_TILE_INPUTS, dequantised_rows
+from modelserve.sizing.quantised_tiles import INT4_FUSED_ROWS, INT4_TILE_INPUTS, dequantised_rows
 from modelserve_worker.kernels.int4_linear import PLANE_INPUTS, PLANES, Int4Tiles
 from modelserve_worker.kernels.linear_tiles import (
     FEW_ROWS,
-    FUSED_ROWS,
     GENERATIONS,
+    MANY,
     LinearTile,
     grouped_tile,
     linear_tile,
@@ -317,14 +317,13 @@ def int4_dequantised_product(x: Tensor, tiles: Int4Tiles) -> Tensor:
 
 
 class TritonInt4:
-    """The door of a CUDA device; inputs are bfloat16."""
+    """The door of a GPU of `capability`, 10 * major + minor; inputs are bfloat16."""
 
-    def __init__(self, device: torch.device) -> None:
-        major, minor = torch.cuda.get_device_capability(device)
-        self._capability = 10 * major + minor
+    def __init__(self, capability: int) -> None:
+        self._capability = capability
 
     def linear(self, x: Tensor, tiles: Int4Tiles) -> Tensor:
-        if x.shape[0] > FUSED_ROWS:
+        if x.shape[0] > INT4_FUSED_ROWS:
             return int4_dequantised_product(x, tiles)
         return int4_product_with(x, tiles, linear_tile("int4", x.shape[0], capability=self._capability))
 
@@ -369,7 +368,7 @@ def _specimen(
 def _specimens() -> list[KernelSpecimen]:
     """Groups of 32 and 128, with zero points and without; each generation's tile for the most rows."""
     few, wide = tiles_of("int4", capability=90)[8], tiles_of("int4", capability=90)[FEW_ROWS]
-    many = {generation: tiles_of("int4", capability=generation[0])[FUSED_ROWS] for generation in GENERATIONS}
+    many = {generation: tiles_of("int4", capability=generation[0])[MANY] for generation in GENERATIONS}
     anywhere = (80, 1000)
     return [
         _specimen(int4_product, few, anywhere, groups=8, zeros=False),

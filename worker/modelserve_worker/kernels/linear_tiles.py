@@ -17,6 +17,7 @@ from modelserve.sizing.quantised_tiles import SPLIT_SUM_BYTES
 Format = Literal["int4", "fp8"]
 GROUPED_ROWS = 4  # rows an expert has on average, up to which the few-row kernel multiplies
 MOST_COUNTERS = 1 << 12
+LEAST_MAJOR = 8
 _FLOAT32 = 4
 
 
@@ -47,18 +48,18 @@ class LinearTile:
 # Compute capabilities with the same shared memory: 163 KiB a block, 99 KiB, 227 KiB.
 GENERATIONS = ((80, 80), (86, 89), (90, 1000))
 FEW_ROWS = 16
-FUSED_ROWS = 1024  # from more rows on INT4 is dequantised block by block, and multiplied by cuBLAS
+MANY = 1 << 30  # rows: for all that no other tile is for
 _FEW = {8: LinearTile(64, 8, 2, 3, 512, few=True), FEW_ROWS: LinearTile(64, 16, 2, 3, 512, few=True)}
 _TILES: dict[Format, tuple[dict[int, LinearTile], ...]] = {
     "int4": (
-        {**_FEW, 64: LinearTile(128, 64, 8, 2, 264), FUSED_ROWS: LinearTile(128, 64, 8, 2, 264)},
-        {**_FEW, 64: LinearTile(64, 64, 4, 2, 264), FUSED_ROWS: LinearTile(64, 64, 4, 2, 264)},
-        {**_FEW, 64: LinearTile(128, 64, 8, 3, 264), FUSED_ROWS: LinearTile(128, 128, 8, 2, 240)},
+        {**_FEW, 64: LinearTile(128, 64, 8, 2, 264), MANY: LinearTile(128, 64, 8, 2, 264)},
+        {**_FEW, 64: LinearTile(64, 64, 4, 2, 264), MANY: LinearTile(64, 64, 4, 2, 264)},
+        {**_FEW, 64: LinearTile(128, 64, 8, 3, 264), MANY: LinearTile(128, 128, 8, 2, 240)},
     ),
     "fp8": (
-        {**_FEW, 64: LinearTile(128, 64, 8, 3, 264), FUSED_ROWS: LinearTile(128, 64, 8, 3, 264)},
-        {**_FEW, 64: LinearTile(64, 64, 4, 3, 264), FUSED_ROWS: LinearTile(64, 64, 4, 3, 264)},
-        {**_FEW, 64: LinearTile(128, 64, 8, 3, 264), FUSED_ROWS: LinearTile(128, 128, 8, 3, 240)},
+        {**_FEW, 64: LinearTile(128, 64, 8, 3, 264), MANY: LinearTile(128, 64, 8, 3, 264)},
+        {**_FEW, 64: LinearTile(64, 64, 4, 3, 264), MANY: LinearTile(64, 64, 4, 3, 264)},
+        {**_FEW, 64: LinearTile(128, 64, 8, 3, 264), MANY: LinearTile(128, 128, 8, 3, 240)},
     ),
 }
 
@@ -72,15 +73,22 @@ def tiles_of(fmt: Format, *, capability: int) -> dict[int, LinearTile]:
 
 
 def linear_tile(fmt: Format, rows: int, *, capability: int) -> LinearTile:
-    """The tile for a product of `rows` rows; the last one serves all larger numbers."""
-    tiles = tiles_of(fmt, capability=capability)
-    return next((tile for most, tile in tiles.items() if rows <= most), tiles[FUSED_ROWS])
+    """The tile for a product of `rows` rows."""
+    return next(tile for most, tile in tiles_of(fmt, capability=capability).items() if rows <= most)
 
 
 def grouped_tile(fmt: Format, rows: int, experts: int, capability: int) -> LinearTile:
     """The tile for `rows` rows dealt out to `experts` experts."""
     most = 8 if rows <= GROUPED_ROWS * experts else 64
     return tiles_of(fmt, capability=capability)[most]
+
+
+def kernel_capability(device: torch.device) -> int | None:
+    """10 * major + minor of a GPU that the kernels run on; None for other devices."""
+    if device.type != "cuda":
+        return None
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor if major >= LEAST_MAJOR else None
 
 
 @dataclass(frozen=True, slots=True)

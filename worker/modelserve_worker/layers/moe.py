@@ -103,8 +103,8 @@ class Experts(nn.Module):
         chosen, order = experts.flatten().sort(stable=True)
         ends = torch.searchsorted(chosen, self.indices, right=True).to(torch.int32)
         rows = x[order // experts.shape[1]]
-        inner = self.doors.gated_gelu(functional.grouped_mm(rows, self.gate_up.dense().transpose(1, 2), offs=ends))
-        expanded = functional.grouped_mm(inner, self.down.dense().transpose(1, 2), offs=ends)
+        inner = self.doors.gated_gelu(self.gate_up.grouped(rows, ends))
+        expanded = self.down.grouped(inner, ends)
         weighted = torch.empty(expanded.shape, device=x.device, dtype=torch.float32)
         shares = expanded * weights.flatten()[order].unsqueeze(-1)
         weighted[order] = shares.masked_fill((chosen == len(self.indices)).unsqueeze(-1), 0.0)

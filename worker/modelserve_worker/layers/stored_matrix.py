@@ -1,9 +1,10 @@
 """A matrix of a linear layer as the checkpoint stores it, and the one product that layers ask of it.
 
 Parameters have the checkpoint's own layout, so that a loader copies bytes. `loaded` follows the last byte: what a
-format turns once, in place, it turns there, matrix by matrix. The products here are the plain ones: the matrix in the
-compute type, made anew each time, then PyTorch's product. Nothing waits for the host and no shape depends on a value,
-so a step that multiplies by any of them can be captured. `modelserve.sizing.dequantisation` counts the scratch.
+format turns once it turns there, matrix by matrix, and where kernels multiply by it, it takes the order of theirs
+(`repack`; `modelserve.sizing.quantised_tiles` counts). Elsewhere products are the plain ones: the matrix in the compute
+type, made anew each time, then PyTorch's product (`modelserve.sizing.dequantisation`). Nothing waits for the host and
+no shape depends on a value, so a step that multiplies by any of them can be captured.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from modelserve.sizing.quantised_tiles import INT4_GROUPS
 from modelserve.weight_format import FP8_BLOCK, StoredType, TextLinear, WeightFormat
+from modelserve_worker.kernels.fp8_linear import Fp8Door, Fp8Pairs, fp8_door, repack_fp8
+from modelserve_worker.kernels.int4_linear import Int4Door, Int4Tiles, int4_door, repack_int4
 
 PACKED = 8  # int4 elements of an int32
 ZERO = 8  # what stands for zero in a symmetric int4 matrix: elements are stored with this added
@@ -33,12 +37,26 @@ class StoredMatrix(nn.Module):
         """x [T, columns] in the compute dtype -> [T, rows]. Not for experts."""
         return functional.linear(x, self.dense())
 
+    def grouped(self, x: Tensor, ends: Tensor) -> Tensor:
+        """Of experts: rows [ends[e - 1], ends[e]) of x [R, columns] by the matrix of expert e -> [R, rows].
+
+        ends int32 [experts]. Rows from the last end on are undefined.
+        """
+        return functional.grouped_mm(x, self.dense().transpose(1, 2), offs=ends)
+
     def dense(self) -> Tensor:
-        """The elements in the compute dtype, each rounded once: a new tensor, or the parameter where it is that."""
+        """The elements in the compute dtype, each rounded once: a new tensor, or the parameter where it is that.
+
+        Not after `repack`.
+        """
         raise NotImplementedError
 
     def loaded(self) -> None:
-        """All parameters are filled: called once, before the first product. Raises InvalidInput for what cannot be."""
+        """All parameters are filled: called once, before the first product. Raises ValueError for what cannot be."""
+        self.repack()
+
+    def repack(self) -> None:
+        """Bring the parameters into the order of the device's kernels, where it has some for them."""
 
     def _parameter(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> nn.Parameter:
         leading = (self.experts,) if self.experts else ()
@@ -92,9 +110,15 @@ class Int4Matrix(StoredMatrix):
             order = torch.empty(columns, dtype=torch.int32, device=device)
             self.order = nn.Parameter(order, requires_grad=False)
             self.group_index = (torch.arange(columns, dtype=torch.int32) // self.group_size).repeat(len(self.parts), 1)
+        self._door: Int4Door | None = None
 
     def linear(self, x: Tensor) -> Tensor:
-        return super().linear(x if self.order is None else x.index_select(-1, self.order))
+        x = x if self.order is None else x.index_select(-1, self.order)
+        return super().linear(x) if self._door is None else self._door.linear(x, self._tiles())
+
+    def grouped(self, x: Tensor, ends: Tensor) -> Tensor:
+        x = x if self.order is None else x.index_select(-1, self.order)
+        return super().grouped(x, ends) if self._door is None else self._door.grouped(x, self._tiles(), ends)
 
     def dense(self) -> Tensor:
         elements = torch.empty((*self.packed.shape, PACKED), dtype=self.dtype, device=self.packed.device)
@@ -105,8 +129,27 @@ class Int4Matrix(StoredMatrix):
         return elements.flatten(-2)
 
     def loaded(self) -> None:
-        if self.order is None or self.group_index is None:
+        if self.order is not None:
+            self._put_in_order(self.order)
+        self.repack()
+
+    def repack(self) -> None:
+        door = int4_door(self.packed.device) if self.dtype == torch.bfloat16 else None
+        if door is None or self.group_size not in INT4_GROUPS:
             return
+        tiles = repack_int4(self.packed, self.scale, self.zero_point)
+        self.packed = nn.Parameter(tiles.words, requires_grad=False)
+        self.scale = nn.Parameter(tiles.scales, requires_grad=False)
+        if tiles.zero_points is not None:
+            self.zero_point = nn.Parameter(tiles.zero_points, requires_grad=False)
+        self._door = door
+
+    def _tiles(self) -> Int4Tiles:
+        return Int4Tiles(self.packed, self.scale, self.zero_point, self.columns)
+
+    def _put_in_order(self, places: nn.Parameter) -> None:
+        """Columns of one group beside each other, and in `places` the input that each takes."""
+        assert self.group_index is not None
         index, self.group_index = self.group_index, None
         for part in index[1:]:
             if not torch.equal(part, index[0]):
@@ -119,7 +162,7 @@ class Int4Matrix(StoredMatrix):
                 f"weight_g_idx does not give each of {self.scale.shape[-1]} groups {self.group_size} inputs"
             )
         order = index[0].argsort(stable=True).to(self.packed.device)
-        self.order.copy_(order)
+        places.copy_(order)
         nibbles = torch.empty((self.rows, self.columns), dtype=torch.uint8, device=self.packed.device)
         _unpack(self.packed, nibbles.view(self.rows, -1, PACKED))
         pairs = nibbles.index_select(1, order).view(self.rows, -1, 2)
@@ -161,6 +204,15 @@ class Fp8Matrix(StoredMatrix):
         self.tensor_scale: Tensor | None = None
         if weight_format.scales == "tensor":
             self.tensor_scale = torch.empty((max(1, experts), len(self.parts)), dtype=torch.float32)
+        self.rounds_inputs = weight_format.fp8_activations
+        self.scale_rows = 0  # of the kernels' scales
+        self._door: Fp8Door | None = None
+
+    def linear(self, x: Tensor) -> Tensor:
+        return super().linear(x) if self._door is None else self._door.linear(x, self._pairs())
+
+    def grouped(self, x: Tensor, ends: Tensor) -> Tensor:
+        return super().grouped(x, ends) if self._door is None else self._door.grouped(x, self._pairs(), ends)
 
     def dense(self) -> Tensor:
         elements = self.weight.to(self.dtype)
@@ -173,11 +225,24 @@ class Fp8Matrix(StoredMatrix):
         return elements
 
     def loaded(self) -> None:
-        if self.tensor_scale is None:
+        if self.tensor_scale is not None:
+            scales, self.tensor_scale = self.tensor_scale, None
+            by_row = torch.cat([scales[:, i : i + 1].expand(-1, part) for i, part in enumerate(self.parts)], dim=1)
+            self.scale.copy_(by_row.reshape(self.scale.shape))
+        self.repack()
+
+    def repack(self) -> None:
+        door = fp8_door(self.weight.device) if self.dtype == torch.bfloat16 else None
+        if door is None:
             return
-        scales, self.tensor_scale = self.tensor_scale, None
-        by_row = torch.cat([scales[:, i : i + 1].expand(-1, part) for i, part in enumerate(self.parts)], dim=1)
-        self.scale.copy_(by_row.reshape(self.scale.shape))
+        pairs = repack_fp8(self.weight, self.scale, rounds_inputs=self.rounds_inputs, parts=self.parts)
+        self.weight = nn.Parameter(pairs.elements, requires_grad=False)
+        self.scale = nn.Parameter(pairs.scales, requires_grad=False)
+        self.scale_rows = pairs.scale_rows
+        self._door = door
+
+    def _pairs(self) -> Fp8Pairs:
+        return Fp8Pairs(self.weight, self.scale, self.columns, self.scale_rows, self.rounds_inputs)
 
     def _row_scales(self) -> Tensor:
         """float32 [..., rows, ceil(columns / 128)]."""
