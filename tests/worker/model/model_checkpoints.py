@@ -83,10 +83,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def make_checkpoint(variant: str, directory: Path, *, seed: int, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
-    """Write config.json and model.safetensors of a small `variant` (a key of VARIANTS); return the config as a dict."""
+def make_checkpoint(
+    variant: str, directory: Path, *, seed: int, dtype: torch.dtype = torch.float32, **changes: int
+) -> dict[str, Any]:
+    """Write config.json and model.safetensors of a small `variant` (a key of VARIANTS), with `changes` to its config;
+    return the config as a dict."""
     config = Gemma4TextConfig(
-        **COMMON | VARIANTS[variant] | {"num_hidden_layers": len(VARIANTS[variant]["layer_types"])}
+        **COMMON | VARIANTS[variant] | {"num_hidden_layers": len(VARIANTS[variant]["layer_types"])} | changes
     )
     model = Gemma4ForCausalLM(config)
     generator = torch.Generator().manual_seed(seed)
