@@ -8,7 +8,6 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 FP8_BLOCK = 128  # rows and columns that share one scale of block formats
-FP8_ACTIVATIONS_CAPABILITY = (8, 9)  # the least that multiplies e4m3 by e4m3
 
 
 class StoredType(StrEnum):

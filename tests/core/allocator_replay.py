@@ -81,16 +81,24 @@ class Block:
 class Replay:
     """Bfloat16 model and cache; `reserved` after the profile's two steps: a chunk, then decodes of all sequences.
 
-    `captured`: the steps have a pool of their own, in which sampling finds no room.
+    `captured`: the steps have a pool of their own, in which sampling finds no room. `bits`: of a weight; below 16 the
+    elements of any matrix are made in one buffer, for 4 with half of its nibbles.
     """
 
     def __init__(
-        self, architecture: ModelArchitecture, *, ranks: int, tokens: int, sequences: int, captured: bool
+        self,
+        architecture: ModelArchitecture,
+        *,
+        ranks: int,
+        tokens: int,
+        sequences: int,
+        captured: bool,
+        bits: int = 16,
     ) -> None:
         self._architecture, self._ranks = architecture, ranks
         self._allocator = CachingAllocator()
         self._outside = CachingAllocator() if captured else self._allocator
-        held = self._buffers(tokens, sequences)
+        held = [*self._buffers(tokens, sequences), *self._matrices(bits)]
         self._workspaces: Sequence[Block] = ()
         self._step(tokens, rows=1, chunk=True)
         self._step(sequences, rows=sequences, chunk=False)
@@ -123,6 +131,15 @@ class Replay:
             sizes += [(longest // 64 + 1) * pairs * FLOAT32] * 2
             sizes += [max(longest, 65_536) * kv_heads * 2 * pairs * BFLOAT16]
         return [self._block(size) for size in sizes]
+
+    def _matrices(self, bits: int) -> list[Block]:
+        a = self._architecture
+        gate_up = 2 * max(a.layer_intermediate_size(layer) for layer in range(a.num_hidden_layers))
+        heads = a.num_attention_heads * a.global_head_dim + 2 * a.num_global_key_value_heads * a.global_head_dim
+        sizes = [rows // self._ranks * a.hidden_size for rows in (gate_up, heads)]
+        sizes += [a.num_experts * 2 * a.moe_intermediate_size // self._ranks * a.hidden_size]
+        sizes += [a.num_hidden_layers * a.hidden_size_per_layer_input * a.hidden_size]
+        return [] if bits == 16 else [self._block(max(sizes) * BFLOAT16 + (max(sizes) // 2 if bits == 4 else 0))]
 
     def _step(self, tokens: int, *, rows: int, chunk: bool) -> None:
         a, block = self._architecture, self._block

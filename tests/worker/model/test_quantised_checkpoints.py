@@ -15,6 +15,7 @@ import pytest
 import torch
 from dense_attention import dense_logits
 from model_checkpoints import load_checkpoint, make_checkpoint, random_tokens, read_architecture, reference_logits
+from paged_logits import Forced, Traffic, replay
 from published_layouts import write_dequantised
 from quantise import FORMATS, quantise
 from rank_logits import tensor_parallel_logits
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from modelserve.errors import InvalidInput
 from modelserve.inspection import inspect_checkpoint, read_weight_format
+from modelserve.sizing.dequantisation import workspace_bytes
 from modelserve.sizing.weights import weight_bytes
 from modelserve.weight_format import TextLinear
 from modelserve_worker.execution.loader import load_model
@@ -152,6 +154,28 @@ def test_a_split_that_cuts_what_a_scale_spans_is_refused_alike(name: str, width:
     assert str(started.value) == str(planned.value)
     whole = architecture.model_copy(update={"intermediate_size": 512})
     assert weight_bytes(whole, tensor_parallel_size=1, weight_format=stored) > 0
+
+
+@pytest.mark.parametrize(
+    ("variant", "name"), [("31B", "int4_g32_asym_actorder"), ("26B-A4B", "int4_g32"), ("E2B", "fp8_block")]
+)
+def test_requests_side_by_side_share_a_workspace(variant: str, name: str, made: Made, tmp_path: Path) -> None:
+    """Through scheduler and paged cache, in chunks; every matrix makes its elements in the same buffer."""
+    directory = made(variant, name)
+    model = load_checkpoint(directory)
+    prompts = tuple(tuple(random_tokens(length, seed=length)) for length in (9, 40, 75))
+    requests = tuple(Forced(ids, len(ids) - 3, arrives=i) for i, ids in enumerate(prompts))
+    replayed = replay(model, Traffic(requests, chunk=16))
+    dense = write_dequantised(directory, tmp_path / "dense")
+    for ids, logits in zip(prompts, replayed.logits, strict=True):
+        assert difference(logits, reference_logits(dense, list(ids))[: len(ids) - 1]) <= TOLERANCE
+    workspaces = {id(matrix.workspace): matrix.workspace for _, matrix in model.stored_matrices()}
+    assert len(workspaces) == 1
+    (workspace,) = workspaces.values()
+    assert workspace is not None
+    assert workspace.nbytes == workspace_bytes(
+        model.architecture, tensor_parallel_size=1, weight_format=model.weight_format
+    )
 
 
 PACKED = "model.language_model.layers.2.self_attn.o_proj.weight_packed"

@@ -13,7 +13,7 @@ from quantise import FORMATS, fp8_tensors, int4_tensors
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from modelserve.sizing.dequantisation import kernels, scratch_bytes
+from modelserve.sizing.dequantisation import bytes_beside, kernels, scratch_bytes
 from modelserve.sizing.weights import WeightTensor
 from modelserve.weight_format import StoredType, TextLinear
 from modelserve_worker.layers.stored_matrix import Fp8Matrix, Int4Matrix, StoredMatrix, stored_matrix
@@ -101,14 +101,23 @@ class KernelTrace(TorchDispatchMode):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_product_takes_the_scratch_and_the_kernels_that_are_counted(name: str) -> None:
+    """In memory of its own, and in a workspace that holds no byte too many."""
     stored, tensor = FORMATS[name], WeightTensor("linear", ROWS, COLUMNS, linear=TextLinear.DOWN)
     matrix, _ = filled(name, torch.bfloat16)
     with KernelTrace() as trace:
-        dense = matrix.dense()
-    counted = scratch_bytes(tensor, stored, element_size=2)
-    assert dense.nbytes <= trace.most <= counted < 2 * dense.nbytes
+        alone = matrix.dense()
+    scratch = scratch_bytes(tensor, stored, element_size=2)
+    beside = bytes_beside(tensor, stored, element_size=2, tokens=0)
+    assert scratch <= trace.most <= scratch + beside
     of_order = 1 if stored.activation_order else 0  # of the inputs, which `linear` takes
     assert len(trace.kernels) <= kernels(tensor, stored) - of_order <= len(trace.kernels) + 2, trace.kernels
+
+    matrix.workspace = torch.full((scratch,), 255, dtype=torch.uint8)
+    with KernelTrace() as trace:
+        shared = matrix.dense()
+    assert torch.equal(shared, alone)
+    assert shared.untyped_storage().data_ptr() == matrix.workspace.untyped_storage().data_ptr()
+    assert trace.most <= beside
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -3,12 +3,14 @@
 Parameters have the checkpoint's own layout, so that a loader copies bytes. `loaded` follows the last byte: what a
 format turns once it turns there, matrix by matrix, and where kernels multiply by it, it takes the order of theirs
 (`repack`; `modelserve.sizing.quantised_tiles` counts). Elsewhere products are the plain ones: the matrix in the compute
-type, made anew each time, then PyTorch's product (`modelserve.sizing.dequantisation`). Nothing waits for the host and
-no shape depends on a value, so a step that multiplies by any of them can be captured.
+type, made anew each time, then PyTorch's product. Those matrices share one workspace, since a stream computes one
+product after the other; `modelserve.sizing.dequantisation` says its size. Nothing waits for the host and no shape
+depends on a value, so a step that multiplies by any of them can be captured.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -32,10 +34,16 @@ class StoredMatrix(nn.Module):
         self.parts = tuple(parts)
         self.rows, self.columns, self.experts = sum(parts), columns, experts
         self.dtype = dtype  # of inputs, results and `dense`
+        self.workspace: Tensor | None = None  # uint8, shared with other matrices; without one, scratch is new each time
 
     def linear(self, x: Tensor) -> Tensor:
         """x [T, columns] in the compute dtype -> [T, rows]. Not for experts."""
         return functional.linear(x, self.dense())
+
+    @property
+    def dequantises(self) -> bool:
+        """Whether its products use the workspace."""
+        return False
 
     def grouped(self, x: Tensor, ends: Tensor) -> Tensor:
         """Of experts: rows [ends[e - 1], ends[e]) of x [R, columns] by the matrix of expert e -> [R, rows].
@@ -45,10 +53,8 @@ class StoredMatrix(nn.Module):
         return functional.grouped_mm(x, self.dense().transpose(1, 2), offs=ends)
 
     def dense(self) -> Tensor:
-        """The elements in the compute dtype, each rounded once: a new tensor, or the parameter where it is that.
-
-        Not after `repack`.
-        """
+        """The elements in the compute dtype, each rounded once: the parameter where it is that, else scratch, which
+        holds until the next product by any matrix of the same workspace. Not after `repack` for kernels."""
         raise NotImplementedError
 
     def loaded(self) -> None:
@@ -57,6 +63,13 @@ class StoredMatrix(nn.Module):
 
     def repack(self) -> None:
         """Bring the parameters into the order of the device's kernels, where it has some for them."""
+
+    def _scratch(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device, *, start: int = 0) -> Tensor:
+        """Memory of the shared workspace from byte `start` on, or new memory where there is none."""
+        if self.workspace is None:
+            return torch.empty(tuple(shape), dtype=dtype, device=device)
+        size = math.prod(shape) * dtype.itemsize
+        return self.workspace[start : start + size].view(dtype).view(*shape)
 
     def _parameter(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> nn.Parameter:
         leading = (self.experts,) if self.experts else ()
@@ -116,13 +129,19 @@ class Int4Matrix(StoredMatrix):
         x = x if self.order is None else x.index_select(-1, self.order)
         return super().linear(x) if self._door is None else self._door.linear(x, self._tiles())
 
+    @property
+    def dequantises(self) -> bool:
+        return self._door is None
+
     def grouped(self, x: Tensor, ends: Tensor) -> Tensor:
         x = x if self.order is None else x.index_select(-1, self.order)
         return super().grouped(x, ends) if self._door is None else self._door.grouped(x, self._tiles(), ends)
 
     def dense(self) -> Tensor:
-        elements = torch.empty((*self.packed.shape, PACKED), dtype=self.dtype, device=self.packed.device)
-        _unpack(self.packed, elements)
+        device, packed_bytes = self.packed.device, self.packed.view(torch.uint8)
+        elements = self._scratch((*self.packed.shape, PACKED), self.dtype, device)
+        half = self._scratch(packed_bytes.shape, torch.uint8, device, start=elements.nbytes)
+        _unpack(self.packed, elements, half)
         grouped = elements.view(*self.scale.shape, self.group_size)
         grouped.sub_(ZERO if self.zero_point is None else self._zeros().unsqueeze(-1))
         grouped.mul_(self.scale.unsqueeze(-1))
@@ -164,7 +183,7 @@ class Int4Matrix(StoredMatrix):
         order = index[0].argsort(stable=True).to(self.packed.device)
         places.copy_(order)
         nibbles = torch.empty((self.rows, self.columns), dtype=torch.uint8, device=self.packed.device)
-        _unpack(self.packed, nibbles.view(self.rows, -1, PACKED))
+        _unpack(self.packed, nibbles.view(self.rows, -1, PACKED), torch.empty_like(self.packed.view(torch.uint8)))
         pairs = nibbles.index_select(1, order).view(self.rows, -1, 2)
         self.packed.copy_((pairs[..., 0] | pairs[..., 1] << 4).view(torch.int32))
 
@@ -173,7 +192,7 @@ class Int4Matrix(StoredMatrix):
         assert self.zero_point is not None
         packed = self.zero_point
         zeros = torch.empty((*packed.shape, PACKED), dtype=self.dtype, device=packed.device)
-        _unpack(packed, zeros)
+        _unpack(packed, zeros, torch.empty_like(packed.view(torch.uint8)))
         return zeros.movedim(-1, -2).reshape(self.scale.shape)
 
 
@@ -211,11 +230,16 @@ class Fp8Matrix(StoredMatrix):
     def linear(self, x: Tensor) -> Tensor:
         return super().linear(x) if self._door is None else self._door.linear(x, self._pairs())
 
+    @property
+    def dequantises(self) -> bool:
+        return self._door is None
+
     def grouped(self, x: Tensor, ends: Tensor) -> Tensor:
         return super().grouped(x, ends) if self._door is None else self._door.grouped(x, self._pairs(), ends)
 
     def dense(self) -> Tensor:
-        elements = self.weight.to(self.dtype)
+        elements = self._scratch(self.weight.shape, self.dtype, self.weight.device)
+        elements.copy_(self.weight)
         if not self.blocks:
             return elements.mul_(self.scale)
         scale, whole = self._row_scales(), self.columns // FP8_BLOCK
@@ -276,11 +300,11 @@ def stored_matrix(
     return DenseMatrix(parts, columns, experts=experts, dtype=dtype, device=device)
 
 
-def _unpack(packed: Tensor, into: Tensor) -> None:
-    """Write the nibbles 0..15 of int32 [..., n] into `into` [..., n, 8], of any dtype."""
+def _unpack(packed: Tensor, into: Tensor, half: Tensor) -> None:
+    """Nibbles 0..15 of int32 [..., n] to `into` [..., n, 8], of any dtype. `half`: uint8 [..., 4 n], overwritten."""
     pairs = packed.view(torch.uint8)
     places = into.view(*pairs.shape, 2)
-    half = pairs & 15
+    torch.bitwise_and(pairs, 15, out=half)
     places[..., 0].copy_(half)
     torch.bitwise_right_shift(pairs, 4, out=half)
     places[..., 1].copy_(half)

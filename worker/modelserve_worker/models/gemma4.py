@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.errors import InvalidInput
+from modelserve.sizing.dequantisation import workspace_bytes
 from modelserve.sizing.weights import tensor_parallel_problem
 from modelserve.weight_format import TextLinear, WeightFormat
 from modelserve_worker.kernels.elementwise import ElementwiseDoors, elementwise_doors
@@ -321,6 +322,17 @@ class Gemma4ForCausalLM(nn.Module):
         for name, module in self.named_modules():
             if isinstance(module, StoredMatrix):
                 yield name, module
+
+    def share_workspace(self) -> None:
+        """Give all matrices that are dequantised for each product one buffer. Until then each product makes its own."""
+        matrices = [matrix for _, matrix in self.stored_matrices() if matrix.dequantises]
+        if not matrices:
+            return
+        computed = self.architecture.model_copy(update={"dtype": str(self.dtype).removeprefix("torch.")})
+        size = workspace_bytes(computed, tensor_parallel_size=self.parallel.size, weight_format=self.weight_format)
+        workspace = torch.empty(size, dtype=torch.uint8, device=self.norm.weight.device)
+        for matrix in matrices:
+            matrix.workspace = workspace
 
     def parameter_bytes(self) -> int:
         """Bytes of this rank's weights."""
