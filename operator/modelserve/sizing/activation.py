@@ -161,12 +161,12 @@ def _quantised_scratch(
     on_cpu: bool,
     weight_format: WeightFormat | None,
 ) -> dict[str, int]:
-    """What products with quantised matrices hold: `quantised_products` of kernels, `dequantised` of plain PyTorch."""
+    """What products with quantised matrices hold: `products` of kernels, `dequantised` of plain PyTorch."""
     sizes = {"tensor_parallel_size": tensor_parallel_size, "max_num_batched_tokens": max_num_batched_tokens}
     if weight_format is None or not weight_format.quantised:
         return {}
     if not on_cpu and multiplied_by_kernels(architecture, weight_format):
-        return {"quantised_products": product_bytes(architecture, **sizes, weight_format=weight_format)}
+        return {"products": product_bytes(architecture, **sizes, weight_format=weight_format)}
     return {"dequantised": dequantised_bytes(architecture, **sizes, weight_format=weight_format)}
 
 

@@ -67,7 +67,7 @@ _SOURCES = {
     "cublas": "library default on Hopper",
     "segments": "part-filled segments of PyTorch's allocator",
     "dequantised": "largest quantised matrix in the compute type",
-    "quantised_products": "split sums; a dequantised block, rounded or ordered inputs",
+    "products": "split sums; a dequantised block or rounded inputs",
     "block_tables": "4 S entries of both tables",
     "step_metadata": "4 (5 T + 18 S + 3 S^2)",
     "decode_splits": "4 S splits heads (D + 2)",

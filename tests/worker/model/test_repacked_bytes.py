@@ -74,16 +74,16 @@ def terms(stored: WeightFormat | None, *, tokens: int, on_cpu: bool = False, dty
 def test_what_products_hold_on_a_gpu_and_on_a_cpu() -> None:
     sums = split_sums(torch.device("cpu"))
     assert sums.parts.nbytes + sums.arrivals.nbytes == SPLIT_SUM_BYTES
-    assert terms(int4(32), tokens=1024)["quantised_products"] == SPLIT_SUM_BYTES
-    many = terms(int4(32), tokens=8192)["quantised_products"] - SPLIT_SUM_BYTES
+    assert terms(int4(32), tokens=1024)["products"] == SPLIT_SUM_BYTES
+    many = terms(int4(32), tokens=8192)["products"] - SPLIT_SUM_BYTES
     assert 0.9 * DEQUANTISED_BLOCK_BYTES < many <= DEQUANTISED_BLOCK_BYTES
-    assert terms(FP8, tokens=8192)["quantised_products"] == SPLIT_SUM_BYTES + 8192 * (21504 + 4)
-    assert terms(FP8_BLOCK, tokens=8192)["quantised_products"] == SPLIT_SUM_BYTES
-    assert "quantised_products" not in terms(None, tokens=8192)
+    assert terms(FP8, tokens=8192)["products"] == SPLIT_SUM_BYTES + 8192 * (21504 + 4)
+    assert terms(FP8_BLOCK, tokens=8192)["products"] == SPLIT_SUM_BYTES
+    assert "products" not in terms(None, tokens=8192)
     facts = published_model("hf://google/gemma-4-31B")
     assert facts is not None
     for plain in (terms(int4(32), tokens=64, on_cpu=True), terms(int4(16), tokens=64)):
-        assert "quantised_products" not in plain
+        assert "products" not in plain
         assert plain["dequantised"] > 43008 * 5376 * 2
     assert not multiplied_by_kernels(facts.architecture.model_copy(update={"dtype": "float32"}), FP8)
 
