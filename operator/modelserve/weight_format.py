@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic.alias_generators import to_camel
 
 FP8_BLOCK = 128  # rows and columns that share one scale of block formats
 
@@ -42,7 +43,7 @@ class WeightFormat(BaseModel):
     The matrices of `dense` are bfloat16 in a quantised checkpoint, as everything is that is no `TextLinear`.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, validate_by_name=True)
 
     stored: StoredType
     scales: Literal["group", "channel", "tensor", "block"] | None = Field(

@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from modelserve.architecture import ModelArchitecture
 from modelserve.cli import main
 from modelserve.errors import InvalidInput, UnsupportedModel
 from modelserve.inspection import inspect_checkpoint
 from modelserve.model_facts import ModelFacts
+from modelserve.sizing.weights import weight_bytes
 from modelserve.termination import (
     MESSAGE_LIMIT_BYTES,
     TERMINAL_EXIT_CODE,
@@ -186,3 +188,25 @@ def test_a_termination_message_fits_and_stays_json(text: str, repeat: int) -> No
     decoded = TerminationMessage.model_validate_json(encoded)
     assert (decoded.reason, decoded.shortfallBytes) == (message.reason, 1)
     assert message.message.startswith(decoded.message.removesuffix("..."))
+
+
+def test_gguf_files_are_refused_with_what_to_use(tmp_path: Path) -> None:
+    (checkpoint(tmp_path) / "model.safetensors").rename(tmp_path / "gemma-4-31B_q4_0-it.gguf")
+    with pytest.raises(InvalidInput, match=r"GGUF .* use a safetensors checkpoint, .*qat-w4a16-ct"):
+        inspect_checkpoint(tmp_path)
+
+
+def test_a_quantised_directory_is_planned_from_its_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without weight files, on the CPU: INT4 weights, of which the plan says the bytes."""
+    weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 8, "symmetric": False}
+    stated = {"quant_method": "compressed-tensors", "config_groups": {"g": {"targets": ["Linear"], "weights": weights}}}
+    directory = checkpoint(tmp_path / "model", quantization_config=stated | {"ignore": ["lm_head"]})
+    (directory / "model.safetensors").unlink()
+    spec = {"model": {"uri": f"file://{directory}"}, "accelerators": {"products": ["CPU"]}}
+    document = {"apiVersion": "serving.modelserve.dev/v1alpha1", "kind": "ModelServe", "metadata": {"name": "x"}}
+    (tmp_path / "x.yaml").write_text(json.dumps(document | {"spec": spec}))
+    assert main(["plan", "-f", str(tmp_path / "x.yaml"), "-o", "json"]) == 0
+    (entry,) = json.loads(capsys.readouterr().out)
+    stored = int4(8, symmetric=False)
+    counted = weight_bytes(ModelArchitecture.from_config(CONFIG), tensor_parallel_size=1, weight_format=stored)
+    assert entry["plan"]["perGpu"]["weightsBytes"] == counted

@@ -202,6 +202,7 @@ def start_rank(
         pool_bytes=pool_bytes,
         geometry=geometry,
         max_model_len=max_model_len,
+        weight_format=weight_format,
     )
     logger.info(
         "rank %d of %d on %s: weights %.3f, activation %.3f, overhead %.3f, KV pool %.3f GiB; contexts to %d tokens%s",
