@@ -18,6 +18,7 @@ MIB = 1 << 20
 SMALL_BYTES, SMALL_SEGMENT = 1 * MIB, 2 * MIB  # blocks up to 1 MiB lie in segments of 2
 MIDDLE_BYTES, MIDDLE_SEGMENT = 10 * MIB, 20 * MIB  # those below 10 MiB in segments of 20
 FLOAT32, INT64, BFLOAT16 = 4, 8, 2
+COUNTERS = 16 << 10  # bytes of the counters beside the parts
 ROWS_PER_SORT = 16
 
 
@@ -81,8 +82,8 @@ class Block:
 class Replay:
     """Bfloat16 model and cache; `reserved` after the profile's two steps: a chunk, then decodes of all sequences.
 
-    `captured`: the steps have a pool of their own, in which sampling finds no room. `bits`: of a weight; below 16 the
-    elements of any matrix are made in one buffer, for 4 with half of its nibbles.
+    `captured`: the steps have a pool of their own, in which sampling finds no room. `bits`: of a weight; below 16
+    kernels add up parts of products in one buffer, and for 4 a step of many rows dequantises into another.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class Replay:
         self._architecture, self._ranks = architecture, ranks
         self._allocator = CachingAllocator()
         self._outside = CachingAllocator() if captured else self._allocator
-        held = [*self._buffers(tokens, sequences), *self._matrices(bits)]
+        held = [*self._buffers(tokens, sequences), *self._matrices(bits, tokens)]
         self._workspaces: Sequence[Block] = ()
         self._step(tokens, rows=1, chunk=True)
         self._step(sequences, rows=sequences, chunk=False)
@@ -132,14 +133,11 @@ class Replay:
             sizes += [max(longest, 65_536) * kv_heads * 2 * pairs * BFLOAT16]
         return [self._block(size) for size in sizes]
 
-    def _matrices(self, bits: int) -> list[Block]:
-        a = self._architecture
-        gate_up = 2 * max(a.layer_intermediate_size(layer) for layer in range(a.num_hidden_layers))
-        heads = a.num_attention_heads * a.global_head_dim + 2 * a.num_global_key_value_heads * a.global_head_dim
-        sizes = [rows // self._ranks * a.hidden_size for rows in (gate_up, heads)]
-        sizes += [a.num_experts * 2 * a.moe_intermediate_size // self._ranks * a.hidden_size]
-        sizes += [a.num_hidden_layers * a.hidden_size_per_layer_input * a.hidden_size]
-        return [] if bits == 16 else [self._block(max(sizes) * BFLOAT16 + (max(sizes) // 2 if bits == 4 else 0))]
+    def _matrices(self, bits: int, tokens: int) -> list[Block]:
+        sizes = [] if bits == 16 else [(16 << 20) - COUNTERS, COUNTERS]
+        if bits == 4 and tokens > 1024:
+            sizes.append(128 << 20)
+        return [self._block(size) for size in sizes]
 
     def _step(self, tokens: int, *, rows: int, chunk: bool) -> None:
         a, block = self._architecture, self._block

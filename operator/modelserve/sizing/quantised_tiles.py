@@ -92,23 +92,22 @@ def product_bytes(
     max_num_batched_tokens: int,
     weight_format: WeightFormat,
 ) -> int:
-    """Bytes beside inputs and results: parts of split sums, and the most that one product of a step's rows has.
+    """Bytes beside inputs and results: what all products share, and the most that one of a step's rows has for itself.
 
-    INT4: a dequantised block of rows where a step has many rows of inputs, and these in the order of an activation
-    order. FP8: inputs rounded to e4m3 with their scales, where the checkpoint was made for that.
+    INT4 shares a dequantised block where a step has many rows of inputs; its own are these in an activation order. FP8:
+    inputs rounded to e4m3 with their scales, where the checkpoint was made for that.
     """
     tokens, e, most = max_num_batched_tokens, element_bytes(architecture), 0
+    blocks = weight_format.stored is StoredType.INT4 and tokens > INT4_FUSED_ROWS
+    shared = SPLIT_SUM_BYTES + (DEQUANTISED_BLOCK_BYTES if blocks else 0)
     for tensor in weight_tensors(architecture, tensor_parallel_size=tensor_parallel_size):
         stored, scratch = weight_format.of(tensor.linear), 0
-        if stored is StoredType.INT4:
-            if tokens > INT4_FUSED_ROWS and tensor.count == 1:
-                scratch = dequantised_rows(rows=tensor.rows, inputs=tensor.columns) * tensor.columns * e
-            if weight_format.activation_order:
-                scratch += tokens * tensor.columns * e
+        if stored is StoredType.INT4 and weight_format.activation_order:
+            scratch = tokens * tensor.columns * e
         elif stored is StoredType.FP8 and weight_format.fp8_activations:
             scratch = tokens * (fp8_inputs(tensor.columns) + 4)
         most = max(most, scratch)
-    return SPLIT_SUM_BYTES + most
+    return shared + most
 
 
 @lru_cache(maxsize=256)

@@ -11,14 +11,13 @@ from modelserve.sizing.activation import activation_terms
 from modelserve.sizing.cuda_graphs import CUDA_GRAPH_NODE_BYTES, graphs_bytes
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
 from modelserve.sizing.quantised_tiles import (
-    DEQUANTISED_BLOCK_BYTES,
     SPLIT_SUM_BYTES,
     multiplied_by_kernels,
     tile_padding_bytes,
 )
 from modelserve.sizing.weights import weight_bytes
 from modelserve.weight_format import WeightFormat, int4
-from modelserve_worker.kernels.linear_tiles import split_sums
+from modelserve_worker.kernels.linear_tiles import dequantised_block, split_sums
 from modelserve_worker.layers import stored_matrix
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
@@ -75,8 +74,8 @@ def test_what_products_hold_on_a_gpu_and_on_a_cpu() -> None:
     sums = split_sums(torch.device("cpu"))
     assert sums.parts.nbytes + sums.arrivals.nbytes == SPLIT_SUM_BYTES
     assert terms(int4(32), tokens=1024)["products"] == SPLIT_SUM_BYTES
-    many = terms(int4(32), tokens=8192)["products"] - SPLIT_SUM_BYTES
-    assert 0.9 * DEQUANTISED_BLOCK_BYTES < many <= DEQUANTISED_BLOCK_BYTES
+    block = dequantised_block(torch.device("meta"))
+    assert terms(int4(32), tokens=1280)["products"] == SPLIT_SUM_BYTES + block.nbytes
     assert terms(FP8, tokens=8192)["products"] == SPLIT_SUM_BYTES + 8192 * (21504 + 4)
     assert terms(FP8_BLOCK, tokens=8192)["products"] == SPLIT_SUM_BYTES
     assert "products" not in terms(None, tokens=8192)

@@ -23,6 +23,7 @@ from modelserve_worker.kernels.linear_tiles import (
     GENERATIONS,
     MANY,
     LinearTile,
+    dequantised_block,
     grouped_tile,
     linear_tile,
     split_sums,
@@ -300,11 +301,11 @@ def int4_product_with(x: Tensor, tiles: Int4Tiles, tile: LinearTile) -> Tensor:
 
 
 def int4_dequantised_product(x: Tensor, tiles: Int4Tiles) -> Tensor:
-    """The same by cuBLAS: blocks of the matrix's rows are dequantised into one scratch after another."""
+    """The same by cuBLAS, block by block of the matrix's rows, each dequantised into one buffer."""
     rows, inputs = tiles.rows, tiles.inputs
     output = torch.empty((x.shape[0], rows), dtype=x.dtype, device=x.device)
     most = dequantised_rows(rows=rows, inputs=inputs)
-    elements = torch.empty((most, inputs), dtype=x.dtype, device=x.device)
+    elements = dequantised_block(x.device)[: most * inputs].view(most, inputs)
     for first in range(0, rows, most):
         last = min(first + most, rows)
         grid = triton.cdiv(last - first, DEQUANTISED_OUTPUTS), tiles.words.shape[-3]

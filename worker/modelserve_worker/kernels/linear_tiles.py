@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from modelserve.sizing.quantised_tiles import SPLIT_SUM_BYTES
+from modelserve.sizing.quantised_tiles import DEQUANTISED_BLOCK_BYTES, SPLIT_SUM_BYTES
 
 Format = Literal["int4", "fp8"]
 GROUPED_ROWS = 4  # rows an expert has on average, up to which the few-row kernel multiplies
@@ -107,3 +107,12 @@ def split_sums(device: torch.device) -> SplitSums:
         torch.empty(floats, dtype=torch.float32, device=device),
         torch.zeros(MOST_COUNTERS, dtype=torch.int32, device=device),
     )
+
+
+@cache
+def dequantised_block(device: torch.device) -> Tensor:
+    """bfloat16 [DEQUANTISED_BLOCK_BYTES / 2] that every product of many rows dequantises into, one after the other.
+
+    It is kept: the allocator would cut a free block of this size up for others, and take a new one each time.
+    """
+    return torch.empty(DEQUANTISED_BLOCK_BYTES // 2, dtype=torch.bfloat16, device=device)
