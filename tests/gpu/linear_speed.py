@@ -187,8 +187,9 @@ def measured(
         for rows in arguments.rows:
             x = torch.randn((rows, inputs), device=CUDA).bfloat16()
             times = {}
+            large = rows > INT4_FUSED_ROWS and (fmt == "int4" or capability >= FP8_CAPABILITY)
             for name, product in products(fmt, rows, capability):
-                if rows > INT4_FUSED_ROWS and not name.startswith(("dequantised", "scaled")):
+                if large and not name.startswith(("dequantised", "scaled")):
                     continue
                 try:
                     times[name] = microseconds([partial(product(m), x) for m in matrices])
