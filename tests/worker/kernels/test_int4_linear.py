@@ -13,7 +13,7 @@ from torch import Tensor
 
 from modelserve.sizing.quantised_tiles import SPLIT_SUM_BYTES, dequantised_rows, int4_matrix_bytes
 from modelserve_worker.kernels import int4_linear, int4_linear_triton
-from modelserve_worker.kernels.int4_linear import Int4Tiles, PlainInt4, dequantised, int4_door, repack_int4
+from modelserve_worker.kernels.int4_linear import Int4Tiles, dequantised, repack_int4
 from modelserve_worker.kernels.int4_linear_triton import (
     PAIRS,
     SCALED,
@@ -30,6 +30,7 @@ from modelserve_worker.kernels.linear_tiles import (
     split_sums,
     tiles_of,
 )
+from modelserve_worker.kernels.quantised_doors import PlainInt4, int4_door
 
 FEW = LinearTile(32, 8, 2, 3, programs=1, few=True)
 FEW_SPLIT = LinearTile(32, 16, 2, 3, programs=64, few=True)

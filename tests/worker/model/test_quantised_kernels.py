@@ -35,7 +35,9 @@ def on_kernels(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Gemma4ForCau
     with monkeypatch.context() as patch:
         patch.setattr(stored_matrix, "int4_door", lambda _: TritonInt4(CAPABILITY))
         patch.setattr(stored_matrix, "fp8_door", lambda _: TritonFp8(CAPABILITY))
-        return load_checkpoint(directory, dtype=torch.bfloat16)
+        model = load_checkpoint(directory, dtype=torch.bfloat16)
+    assert not any(matrix.dequantises for _, matrix in model.stored_matrices())
+    return model
 
 
 @pytest.mark.parametrize(("variant", "name"), [("31B", "int4_g32_asym_actorder"), ("E2B", "fp8_channel")])
@@ -48,7 +50,6 @@ def test_logits_are_as_near_to_float32_as_those_of_plain_products(
     model = on_kernels(directory, monkeypatch)
     for count in (len(IDS), 3):
         logits = dense_logits(model, IDS[:count])
-        assert not torch.equal(logits, plain[:count]), "the kernels were not asked"
         assert error(logits, exact[:count]) < 1.3 * error(plain[:count], exact[:count]) + 2e-3
 
 

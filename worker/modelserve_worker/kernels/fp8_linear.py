@@ -1,4 +1,4 @@
-"""FP8 (e4m3) weights as the kernels read them, how published ones are brought into that order, and the plain twins.
+"""FP8 (e4m3) weights as the kernels read them, how published ones are brought into that order, and back.
 
 Published (compressed-tensors, float-quantized): elements [N, K] and one scale for all, one per row, or one per block of
 128 x 128. Ours: of every 64 inputs element c lies beside element 32 + c, c < 32, so that a 16-bit pair gives one
@@ -10,15 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from modelserve.sizing.quantised_tiles import FP8_PAIR_INPUTS, fp8_inputs, fp8_scale_rows
-from modelserve_worker.kernels.linear_tiles import kernel_capability
 
 SCALE_BLOCK = 128  # rows and inputs that share a scale of a blockwise matrix
 LARGEST = 448.0  # of e4m3
@@ -110,39 +107,3 @@ def rounded_inputs(x: Tensor) -> tuple[Tensor, Tensor]:
     scales = torch.where(largest > 0, largest / LARGEST, 1.0)
     rounded = (wide / scales).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
     return paired(rounded.view(torch.uint8)).contiguous().view(torch.float8_e4m3fn), scales
-
-
-class Fp8Door(Protocol):
-    """Products with FP8 weights on one kind of device."""
-
-    def linear(self, x: Tensor, matrix: Fp8Pairs) -> Tensor:
-        """x [T, K] times the transposed matrix -> [T, N] in the dtype of x."""
-        ...
-
-    def grouped(self, x: Tensor, matrix: Fp8Pairs, ends: Tensor) -> Tensor:
-        """Rows sorted by expert: rows [ends[e - 1], ends[e]) of x [R, K] times the matrix of expert e -> [R, N].
-
-        ends int32 [E], which never leave the device. Rows from ends[E - 1] on are undefined.
-        """
-        ...
-
-
-class PlainFp8:
-    """What the kernels are compared with: dequantise, then multiply. Inputs are not rounded, which is nearer truth."""
-
-    def linear(self, x: Tensor, matrix: Fp8Pairs) -> Tensor:
-        return functional.linear(x, dequantised(matrix, x.dtype))
-
-    def grouped(self, x: Tensor, matrix: Fp8Pairs, ends: Tensor) -> Tensor:
-        return functional.grouped_mm(x, dequantised(matrix, x.dtype).transpose(1, 2), offs=ends)
-
-
-@cache
-def fp8_door(device: torch.device) -> Fp8Door | None:
-    """The kernels of a device, chosen once; None where there are none and matrices are multiplied as published."""
-    capability = kernel_capability(device)
-    if capability is None:
-        return None
-    from modelserve_worker.kernels.fp8_linear_triton import TritonFp8
-
-    return TritonFp8(capability)

@@ -1,4 +1,4 @@
-"""INT4 weights as the kernels read them, how published ones are brought into that order, and the plain twins.
+"""INT4 weights as the kernels read them, how published ones are brought into that order, and back.
 
 Published (compressed-tensors, pack-quantized): words [N, K / 8] whose nibble j, least significant first, is element
 8 w + j of a row, stored as value + 8; one scale per row and group of g inputs; zero points packed alike along rows.
@@ -11,15 +11,12 @@ elements an instruction, with one scale. A tile of all rows is one piece of memo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
-from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from modelserve.sizing.quantised_tiles import INT4_GROUPS, INT4_TILE_INPUTS, int4_tiles
-from modelserve_worker.kernels.linear_tiles import kernel_capability
 
 PLANE_INPUTS = 32  # words of a row and tile
 PLANES = INT4_TILE_INPUTS // PLANE_INPUTS  # nibbles of a word
@@ -126,39 +123,3 @@ def _zeros(tiles: Int4Tiles) -> Tensor:
     assert tiles.zero_points is not None
     both = torch.stack((tiles.zero_points & 15, tiles.zero_points >> 4), dim=-2).flatten(-3, -2)
     return both[..., : tiles.scales.shape[-2], :]
-
-
-class Int4Door(Protocol):
-    """Products with INT4 weights on one kind of device."""
-
-    def linear(self, x: Tensor, tiles: Int4Tiles) -> Tensor:
-        """x [T, K] times the transposed matrix -> [T, N] in the dtype of x."""
-        ...
-
-    def grouped(self, x: Tensor, tiles: Int4Tiles, ends: Tensor) -> Tensor:
-        """Rows sorted by expert: rows [ends[e - 1], ends[e]) of x [R, K] times the matrix of expert e -> [R, N].
-
-        ends int32 [E], which never leave the device. Rows from ends[E - 1] on are undefined.
-        """
-        ...
-
-
-class PlainInt4:
-    """What the kernels are compared with, in plain PyTorch: dequantise, then multiply."""
-
-    def linear(self, x: Tensor, tiles: Int4Tiles) -> Tensor:
-        return functional.linear(x, dequantised(tiles, x.dtype))
-
-    def grouped(self, x: Tensor, tiles: Int4Tiles, ends: Tensor) -> Tensor:
-        return functional.grouped_mm(x, dequantised(tiles, x.dtype).transpose(1, 2), offs=ends)
-
-
-@cache
-def int4_door(device: torch.device) -> Int4Door | None:
-    """The kernels of a device, chosen once; None where there are none and matrices are multiplied as published."""
-    capability = kernel_capability(device)
-    if capability is None:
-        return None
-    from modelserve_worker.kernels.int4_linear_triton import TritonInt4
-
-    return TritonInt4(capability)

@@ -19,8 +19,9 @@ from torch.nn import functional
 
 from modelserve.sizing.quantised_tiles import INT4_GROUPS
 from modelserve.weight_format import FP8_BLOCK, StoredType, TextLinear, WeightFormat
-from modelserve_worker.kernels.fp8_linear import Fp8Door, Fp8Pairs, fp8_door, repack_fp8
-from modelserve_worker.kernels.int4_linear import Int4Door, Int4Tiles, int4_door, repack_int4
+from modelserve_worker.kernels.fp8_linear import Fp8Pairs, repack_fp8
+from modelserve_worker.kernels.int4_linear import Int4Tiles, repack_int4
+from modelserve_worker.kernels.quantised_doors import Fp8Door, Int4Door, fp8_door, int4_door
 
 PACKED = 8  # int4 elements of an int32
 ZERO = 8  # what stands for zero in a symmetric int4 matrix: elements are stored with this added
