@@ -42,7 +42,7 @@ class StoredMatrix(nn.Module):
         raise NotImplementedError
 
     def loaded(self) -> None:
-        """All parameters are filled: called once, before the first product. Raises InvalidInput for what cannot be."""
+        """All parameters are filled: called once, before the first product. Raises ValueError for what cannot be."""
 
     def _scratch(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device, *, start: int = 0) -> Tensor:
         """Memory of the shared workspace from byte `start` on, or new memory where there is none."""
