@@ -149,20 +149,16 @@ def _fused(names: Sequence[str], linear: ColumnParallelLinear) -> Iterator[Weigh
 def _experts(prefix: str, experts: Experts, *, apart: bool) -> Iterator[WeightSource]:
     """Both matrices of all experts: one tensor for all, bfloat16 or packed int4, or tensors of each expert."""
     shard = experts.shard
-    gate, up = shard, Shard(shard.total + shard.start, shard.total + shard.stop, 2 * shard.total)
-    gate_up, down = experts.gate_up, experts.down
-    if isinstance(gate_up, Fp8Matrix) or (apart and isinstance(gate_up, Int4Matrix)):
-        for expert in range(gate_up.experts):
-            for part, name in enumerate(("gate_proj", "up_proj")):
-                share = MatrixShare((shard,), whole(gate_up.columns), part, expert)
-                yield from matrix_sources(gate_up, MatrixNames.of_module(f"{prefix}{expert}.{name}"), share)
-    else:
-        both = MatrixShare((Shard(gate.start, gate.stop, up.total), up), whole(gate_up.columns))
-        yield from matrix_sources(gate_up, MatrixNames.of_parameter(f"{prefix}gate_up_proj"), both)
-    if isinstance(down, Fp8Matrix) or (apart and isinstance(down, Int4Matrix)):
-        for expert in range(down.experts):
-            share = MatrixShare((whole(down.rows),), shard, expert=expert)
-            yield from matrix_sources(down, MatrixNames.of_module(f"{prefix}{expert}.down_proj"), share)
-    else:
-        share = MatrixShare((whole(down.rows),), shard)
-        yield from matrix_sources(down, MatrixNames.of_parameter(f"{prefix}down_proj"), share)
+    for matrix, names in ((experts.gate_up, ("gate_proj", "up_proj")), (experts.down, ("down_proj",))):
+        split_rows = matrix is experts.gate_up
+        rows, columns = (shard, whole(matrix.columns)) if split_rows else (whole(matrix.rows), shard)
+        if isinstance(matrix, Fp8Matrix) or (apart and isinstance(matrix, Int4Matrix)):
+            for expert in range(matrix.experts):
+                for part, name in enumerate(names):
+                    share = MatrixShare((rows,), columns, part, expert)
+                    yield from matrix_sources(matrix, MatrixNames.of_module(f"{prefix}{expert}.{name}"), share)
+            continue
+        total = len(names) * rows.total
+        runs = tuple(Shard(first + rows.start, first + rows.stop, total) for first in range(0, total, rows.total))
+        name = "gate_up_proj" if split_rows else "down_proj"
+        yield from matrix_sources(matrix, MatrixNames.of_parameter(prefix + name), MatrixShare(runs, columns))
