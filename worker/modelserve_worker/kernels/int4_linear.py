@@ -30,7 +30,8 @@ class Int4Tiles:
 
     words int32 [ceil(K / 256), N, 32]; scales bfloat16 [ceil(K / 256), 256 / g, N], for groups of g = 32, 64, 128 or
     256 inputs; zero_points uint8 [ceil(K / 256), ceil(128 / g), N], those of two groups in one, the first in the low
-    half. Element = (nibble - zero point) * scale. Without zero points they are 8. Inputs from K on have the scale 0.
+    half. Element = (nibble - zero point) * scale. Without zero points they are 8. Inputs from K on have the scale 0. A
+    matrix of one expert has fewer than 2^31 words.
     """
 
     words: Tensor

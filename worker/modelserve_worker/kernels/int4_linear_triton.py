@@ -182,6 +182,7 @@ def part_of_product(
     WHOLE: tl.constexpr,
     FEW: tl.constexpr,
 ):
+    """One of the two sums above."""
     if FEW:
         total = few_rows_sum(x_at, wanted, words, scales, zeros, n, N, K, begin, end, GROUPS, WHOLE)
     else:

@@ -52,7 +52,8 @@ class Experts(nn.Module):
 
     Rows are sorted by expert and go through two grouped products. No shape depends on what was chosen, and no expert
     count leaves the device where PyTorch has a grouped product of its own (bfloat16 from compute capability 9.0): there
-    a step can be captured. Elsewhere PyTorch reads the counts on the host, expert by expert.
+    a step can be captured, and wherever our own kernels multiply by quantised experts. Elsewhere PyTorch reads the
+    counts on the host, expert by expert.
     """
 
     def __init__(
