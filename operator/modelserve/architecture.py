@@ -13,7 +13,6 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from modelserve.errors import InvalidInput, UnsupportedModel
-from modelserve.weight_format import quantised_format
 
 MODEL_TYPES = ("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text")
 
@@ -138,12 +137,11 @@ class ModelArchitecture(BaseModel):
         return int(self.global_partial_rotary_factor * self.global_head_dim // 2)
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], *, servable_only: bool = True) -> ModelArchitecture:
+    def from_config(cls, config: Mapping[str, Any]) -> ModelArchitecture:
         """Read a parsed config.json (multimodal wrapper or bare text config).
 
-        `servable_only=False` also reads checkpoints whose weight format can be planned for but not loaded yet.
-        Raises UnsupportedModel for another architecture or weight format, InvalidInput for a Gemma 4 config with
-        missing, contradictory or unsupported fields.
+        How the weights are stored is read by `quantization_config.stated_format`. Raises UnsupportedModel for another
+        architecture, InvalidInput for a Gemma 4 config with missing, contradictory or unsupported fields.
         """
         if not isinstance(config, Mapping):
             raise InvalidInput(f"config.json must hold a JSON object, not {type(config).__name__}")
@@ -152,12 +150,6 @@ class ModelArchitecture(BaseModel):
             raise UnsupportedModel(
                 f"model_type {model_type!r} is not served; this release serves Gemma 4 text models "
                 f"({', '.join(MODEL_TYPES)})"
-            )
-        stored = quantised_format(config)
-        if stored is not None and servable_only:
-            raise UnsupportedModel(
-                f"the checkpoint is quantised ({stored}); this release serves unquantised ones: use the bfloat16 one",
-                field="quantization_config",
             )
         text = config.get("text_config", config)
         if not isinstance(text, Mapping):

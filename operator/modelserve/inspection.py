@@ -3,33 +3,56 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 from modelserve.architecture import ModelArchitecture
-from modelserve.checkpoint_files import CONFIG_FILE, TensorEntry, read_header, read_json_object, weight_files
+from modelserve.checkpoint_files import (
+    CONFIG_FILE,
+    TensorEntry,
+    read_header,
+    read_index,
+    read_json_object,
+    weight_files,
+)
 from modelserve.errors import InvalidInput, UnsupportedModel
 from modelserve.model_facts import ModelFacts
-from modelserve.weight_format import WeightFormat, quantised_format
+from modelserve.quantization_config import stated_format
+from modelserve.weight_format import BFLOAT16, FLOAT32, StoredType, TextLinear, WeightFormat, dense_format
 
 EMBEDDING_SUFFIX = "embed_tokens.weight"
-_FORMATS = {"BF16": WeightFormat.BFLOAT16, "F32": WeightFormat.FLOAT32}
-_QUANTISED_DTYPES = {WeightFormat.INT4_G32: "I32", WeightFormat.FP8_CHANNEL: "F8_E4M3"}  # of the packed weights
+_FORMATS = {"BF16": BFLOAT16, "F32": FLOAT32}
+_QUANTISED_DTYPES = {StoredType.INT4: "I32", StoredType.FP8: "F8_E4M3"}  # of the packed weights
 _TOWERS = ("vision_tower", "audio_tower", "embed_vision", "embed_audio", "vision_embedder")
+_DENSE_EXPERTS = {TextLinear.EXPERT_GATE_UP: ".experts.gate_up_proj", TextLinear.EXPERT_DOWN: ".experts.down_proj"}
 
 
-def read_architecture(directory: Path, *, servable_only: bool = False) -> ModelArchitecture:
-    """Geometry from `directory`/config.json, by default of formats that are only planned for too.
-
-    Raises InvalidInput or UnsupportedModel.
-    """
-    return ModelArchitecture.from_config(read_json_object(directory / CONFIG_FILE), servable_only=servable_only)
+def read_architecture(directory: Path) -> ModelArchitecture:
+    """Geometry from `directory`/config.json. Raises InvalidInput or UnsupportedModel."""
+    return ModelArchitecture.from_config(read_json_object(directory / CONFIG_FILE))
 
 
 def read_weight_format(directory: Path) -> WeightFormat:
-    """Storage format as `directory`/config.json states it. Raises InvalidInput or UnsupportedModel."""
+    """Storage format as `directory`/config.json states it. Raises InvalidInput or UnsupportedModel.
+
+    Where there are weight files, their names say whether experts are quantised: tools that quantise modules of class
+    Linear leave fused experts as they are, and the config does not tell.
+    """
     config = read_json_object(directory / CONFIG_FILE)
-    stated = quantised_format(config)
-    return stated or WeightFormat(ModelArchitecture.from_config(config).dtype)
+    architecture = ModelArchitecture.from_config(config)
+    stated = stated_format(config, architecture)
+    if stated is None:
+        return dense_format(architecture.dtype)
+    if not architecture.num_experts or not any(directory.glob("*.safetensors")):
+        return stated
+    names = read_index(directory) or {entry.name for path in weight_files(directory) for entry in read_header(path)}
+    return _as_the_files_hold_experts(stated, names)
+
+
+def _as_the_files_hold_experts(stated: WeightFormat, names: Iterable[str]) -> WeightFormat:
+    suffixes = {suffix: linear for linear, suffix in _DENSE_EXPERTS.items()}
+    dense = {suffixes[suffix] for name in names for suffix in suffixes if name.endswith(suffix)}
+    return stated.model_copy(update={"dense": tuple(each for each in TextLinear if each in {*stated.dense, *dense})})
 
 
 def inspect_checkpoint(directory: Path) -> ModelFacts:
@@ -37,14 +60,16 @@ def inspect_checkpoint(directory: Path) -> ModelFacts:
 
     Raises InvalidInput for missing, broken or contradicting files, UnsupportedModel for another model or weight format.
     """
-    architecture = read_architecture(directory)
+    config = read_json_object(directory / CONFIG_FILE)
+    architecture = ModelArchitecture.from_config(config)
+    stated = stated_format(config, architecture)
     files = weight_files(directory)
     tensors = {entry.name: entry for path in files for entry in read_header(path)}
     _check_embedding(tensors, architecture)
     return ModelFacts(
         architecture=architecture,
         weight_bytes=sum(path.stat().st_size for path in files),
-        format=_storage_format(tensors, quantised_format(read_json_object(directory / CONFIG_FILE))),
+        format=_storage_format(tensors, stated),
     )
 
 
@@ -65,10 +90,10 @@ def _storage_format(tensors: dict[str, TensorEntry], stated: WeightFormat | None
         if not any(tower in name for tower in _TOWERS):
             held[entry.dtype] += entry.end - entry.start
     if stated is not None:
-        packed = _QUANTISED_DTYPES[stated]
+        packed = _QUANTISED_DTYPES[stated.stored]
         if not held[packed]:
             raise InvalidInput(f"{CONFIG_FILE} states {stated} weights, but the files hold no {packed} tensor")
-        return stated
+        return _as_the_files_hold_experts(stated, tensors)
     dtype = held.most_common(1)[0][0]
     if dtype not in _FORMATS:
         raise UnsupportedModel(f"the weights are stored as {dtype}; this release serves {', '.join(_FORMATS)}")

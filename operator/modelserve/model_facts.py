@@ -17,8 +17,3 @@ class ModelFacts(BaseModel):
     architecture: ModelArchitecture
     weight_bytes: int = Field(ge=1, description="Bytes of the safetensors files, for download and start-up budgets.")
     format: WeightFormat = Field(description="Storage type of the text weights.")
-
-    @property
-    def servable(self) -> bool:
-        """Whether this release's engine loads the format; a plan can be made either way."""
-        return self.format.servable

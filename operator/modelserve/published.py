@@ -17,7 +17,7 @@ from typing import Any
 from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.model_facts import ModelFacts
 from modelserve.sizing.weights import weight_terms
-from modelserve.weight_format import WeightFormat
+from modelserve.weight_format import BFLOAT16, int4
 
 _NAME = re.compile(r"hf://google/gemma-4-(?P<variant>[A-Z0-9-]+?)(?P<form>-it|-it-qat-w4a16-ct)?")
 _QAT_FORM = "-it-qat-w4a16-ct"
@@ -74,14 +74,17 @@ def _facts(variant: str, form: str) -> ModelFacts:
     return ModelFacts(
         architecture=ModelArchitecture.from_config(config),
         weight_bytes=entry["checkpoint_bytes"],
-        format=WeightFormat.BFLOAT16,
+        format=BFLOAT16,
     )
 
 
 def _quantised(variant: str, facts: ModelFacts) -> ModelFacts:
-    """The INT4 form: towers stay bfloat16; the files may hold the embedding twice, so the budget counts it twice."""
-    entry, int4 = _data()["variants"][variant], WeightFormat.INT4_G32
-    text = weight_terms(facts.architecture, tensor_parallel_size=1, weight_format=int4)
+    """The INT4 form: all of the decoder's linear layers, those of per-layer embeddings too, in groups of 32.
+
+    Towers stay bfloat16; the files may hold the embedding twice, so the budget counts it twice.
+    """
+    entry, stored_as = _data()["variants"][variant], int4(32)
+    text = weight_terms(facts.architecture, tensor_parallel_size=1, weight_format=stored_as)
     towers = entry["checkpoint_bytes"] - 2 * entry["parameters"]
     stored = towers + sum(text.values()) + text["embedding"]
-    return facts.model_copy(update={"weight_bytes": stored, "format": int4})
+    return facts.model_copy(update={"weight_bytes": stored, "format": stored_as})

@@ -11,7 +11,6 @@ from itertools import islice
 from modelserve.api import ModelServe, ModelServeSpec, PlanStatus
 from modelserve.errors import InvalidInput
 from modelserve.model_facts import ModelFacts
-from modelserve.weight_format import WeightFormat
 from modelserve_operator import labels
 from modelserve_operator.approval import Choice, choose, committed_last
 from modelserve_operator.catalogue import CATALOGUE_NAME, Catalogue
@@ -158,8 +157,6 @@ def _planned(decision: Decision, observed: Observed, settings: Settings) -> Deci
         fresh = build_revision(
             spec, fresh_plan, name=observed.name, source=decision.source, facts=decision.facts, settings=settings
         )
-    if not decision.facts.servable:
-        return _not_servable(decision, fresh_plan)
     if previewed:
         return _previewed(decision, fresh_plan, fresh, observed)
     approvals = (spec.plan.approved_hash, labels.annotation_of(observed.model_serve, labels.APPROVE_PLAN))
@@ -196,18 +193,6 @@ def _unknown_approval(choice: Choice, fresh: Revision | None) -> Warn:
     known += [f"proposed is {fresh.plan.hash}"] if fresh is not None else ["no plan fits now"]
     message = f"The approved hash {choice.unknown} names no plan of this spec: {' and '.join(known)}."
     return Warn(Reason.APPROVAL_UNKNOWN, message)
-
-
-def _not_servable(decision: Decision, plan: PlanStatus) -> Decision:
-    """The plan is worth seeing; nothing of it is committed, and what already runs stays as it is."""
-    assert decision.facts is not None
-    servable = ", ".join(each for each in WeightFormat if each.servable)
-    message = (
-        f"the weights are stored as {decision.facts.format}, which this release plans for but does not serve; "
-        f"use a checkpoint in {servable}. What it would take is in status.plan"
-    )
-    finding = Finding(False, Reason.UNSUPPORTED_WEIGHT_FORMAT, message)
-    return replace(decision, accepted=finding, planned=NOT_PLANNED, plan=plan, stalled=finding)
 
 
 def _committed_decision(decision: Decision, committed: Revision, fresh: Revision | None, *, name: str) -> Decision:

@@ -22,7 +22,6 @@ class Reason(StrEnum):
     VALID = "Valid"
     INVALID_SPEC = "InvalidSpec"  # the spec contradicts itself; the message names the field and the limit
     UNSUPPORTED_FEATURE = "UnsupportedFeature"  # well-formed, but this release cannot do it
-    UNSUPPORTED_WEIGHT_FORMAT = "UnsupportedWeightFormat"  # the plan is shown, but the engine cannot load the weights
     VOLUME_NOT_SHAREABLE = "VolumeNotShareable"  # a ReadWriteOnce claim with more than one pod at a time
     NAME_CONFLICT = "NameConflict"  # an object of a name that the operator needs belongs to somebody else
 

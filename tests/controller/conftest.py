@@ -21,6 +21,7 @@ from modelserve.api.status import UNOBSERVED
 from modelserve.architecture import ModelArchitecture
 from modelserve.model_facts import ModelFacts
 from modelserve.planning import ENGINE_VERSION
+from modelserve.weight_format import BFLOAT16
 from modelserve_operator import labels
 from modelserve_operator.apply import Applier
 from modelserve_operator.gather import Gatherer
@@ -499,7 +500,7 @@ def tiny_facts() -> ModelFacts:
         max_position_embeddings=4096,
         vocab_size=512,
     )
-    return ModelFacts(architecture=architecture, weight_bytes=1_000_000, format="bfloat16")
+    return ModelFacts(architecture=architecture, weight_bytes=1_000_000, format=BFLOAT16)
 
 
 @pytest.fixture

@@ -227,23 +227,18 @@ def test_terms_do_not_depend_on_other_pools(world) -> None:
     assert _terms(world) == before
 
 
-def test_weights_that_cannot_be_served_are_planned_but_not_accepted(world) -> None:
+def test_quantised_weights_are_served_beside_what_serves(world) -> None:
+    """INT4 of the same model: a plan of its own, and the bfloat16 pods stay until its own are ready."""
     world.add_node("a", **H200)
     world.create({"model": MODEL}, name="big")
     world.make_ready()
     serving = world.deployments()
     world.edit("big", model={"uri": "hf://google/gemma-4-31B-it-qat-w4a16-ct"})
-    assert world.condition("Accepted", "big") == ("False", "UnsupportedWeightFormat")
-    assert world.condition("Stalled", "big") == ("True", "UnsupportedWeightFormat")
-    assert "int4_g32" in world.message("Accepted", "big")
-    assert "bfloat16" in world.message("Accepted", "big")
-    plan = world.status("big")["plan"]
-    assert plan["candidates"][0]["perGpu"]["weightsBytes"] < 25 << 30, "what it would take is shown"
-    assert world.deployments() == serving, "what serves is left alone"
-    assert world.condition("Available", "big") == ("True", "Serving")
-    world.edit("big", model=MODEL)
     assert world.condition("Accepted", "big") == ("True", "Valid")
-    assert world.deployments() == serving
+    plan = world.status("big")["plan"]
+    assert plan["candidates"][0]["perGpu"]["weightsBytes"] < 25 << 30
+    assert set(serving) <= set(world.deployments()), "what serves is left alone"
+    assert world.condition("Available", "big") == ("True", "Serving")
 
 
 def test_pods_that_use_every_gpu_change_no_plan(world) -> None:

@@ -18,6 +18,7 @@ MIB = 1 << 20
 SMALL_BYTES, SMALL_SEGMENT = 1 * MIB, 2 * MIB  # blocks up to 1 MiB lie in segments of 2
 MIDDLE_BYTES, MIDDLE_SEGMENT = 10 * MIB, 20 * MIB  # those below 10 MiB in segments of 20
 FLOAT32, INT64, BFLOAT16 = 4, 8, 2
+COUNTERS = 16 << 10  # bytes of the counters beside the parts
 ROWS_PER_SORT = 16
 
 
@@ -81,16 +82,24 @@ class Block:
 class Replay:
     """Bfloat16 model and cache; `reserved` after the profile's two steps: a chunk, then decodes of all sequences.
 
-    `captured`: the steps have a pool of their own, in which sampling finds no room.
+    `captured`: the steps have a pool of their own, in which sampling finds no room. `bits`: of a weight; below 16
+    kernels add up parts of products in one buffer, and for 4 a step of many rows dequantises into another.
     """
 
     def __init__(
-        self, architecture: ModelArchitecture, *, ranks: int, tokens: int, sequences: int, captured: bool
+        self,
+        architecture: ModelArchitecture,
+        *,
+        ranks: int,
+        tokens: int,
+        sequences: int,
+        captured: bool,
+        bits: int = 16,
     ) -> None:
         self._architecture, self._ranks = architecture, ranks
         self._allocator = CachingAllocator()
         self._outside = CachingAllocator() if captured else self._allocator
-        held = self._buffers(tokens, sequences)
+        held = [*self._buffers(tokens, sequences), *self._matrices(bits, tokens)]
         self._workspaces: Sequence[Block] = ()
         self._step(tokens, rows=1, chunk=True)
         self._step(sequences, rows=sequences, chunk=False)
@@ -122,6 +131,12 @@ class Replay:
             pairs = a.global_rotary_pairs
             sizes += [(longest // 64 + 1) * pairs * FLOAT32] * 2
             sizes += [max(longest, 65_536) * kv_heads * 2 * pairs * BFLOAT16]
+        return [self._block(size) for size in sizes]
+
+    def _matrices(self, bits: int, tokens: int) -> list[Block]:
+        sizes = [] if bits == 16 else [(16 << 20) - COUNTERS, COUNTERS]
+        if bits == 4 and tokens > 1024:
+            sizes.append(128 << 20)
         return [self._block(size) for size in sizes]
 
     def _step(self, tokens: int, *, rows: int, chunk: bool) -> None:

@@ -10,17 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from modelserve.architecture import ModelArchitecture
 from modelserve.cli import main
 from modelserve.errors import InvalidInput, UnsupportedModel
 from modelserve.inspection import inspect_checkpoint
 from modelserve.model_facts import ModelFacts
+from modelserve.sizing.weights import weight_bytes
 from modelserve.termination import (
     MESSAGE_LIMIT_BYTES,
     TERMINAL_EXIT_CODE,
     TerminationMessage,
     TerminationReason,
 )
-from modelserve.weight_format import WeightFormat
+from modelserve.weight_format import BFLOAT16, FLOAT32, int4
 
 VOCAB, HIDDEN = 64, 16
 CONFIG: dict[str, Any] = {
@@ -55,7 +57,7 @@ def checkpoint(
 
 def test_one_file(tmp_path: Path) -> None:
     facts = inspect_checkpoint(checkpoint(tmp_path))
-    assert (facts.architecture.hidden_size, facts.format) == (HIDDEN, "bfloat16")
+    assert (facts.architecture.hidden_size, facts.format) == (HIDDEN, BFLOAT16)
     assert facts.weight_bytes == (tmp_path / "model.safetensors").stat().st_size
 
 
@@ -71,7 +73,7 @@ def test_an_index_names_the_files_that_count(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     facts = inspect_checkpoint(tmp_path)
     assert facts.weight_bytes == sum((tmp_path / name).stat().st_size for name in ("a.safetensors", "b.safetensors"))
-    assert facts.format == "bfloat16"  # of the text weights; the vision tower is not served
+    assert facts.format == BFLOAT16  # of the text weights; the vision tower is not served
 
     (tmp_path / "b.safetensors").unlink()
     with pytest.raises(InvalidInput, match=r"b\.safetensors, which is not in"):
@@ -89,7 +91,7 @@ def test_an_index_may_not_leave_the_directory(tmp_path: Path, name: str) -> None
 
 
 def test_float32(tmp_path: Path) -> None:
-    assert inspect_checkpoint(checkpoint(tmp_path, dtype="F32")).format == "float32"
+    assert inspect_checkpoint(checkpoint(tmp_path, dtype="F32")).format == FLOAT32
 
 
 def test_other_formats_are_unsupported(tmp_path: Path) -> None:
@@ -99,9 +101,12 @@ def test_other_formats_are_unsupported(tmp_path: Path) -> None:
         inspect_checkpoint(checkpoint(tmp_path, quantization_config={"quant_method": "compressed-tensors"}))
 
 
-def test_int4_weights_are_recognised_and_left_to_the_plan(tmp_path: Path) -> None:
-    weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True}
-    stated = {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights}}}
+def test_int4_weights_are_recognised(tmp_path: Path) -> None:
+    weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 8, "symmetric": True}
+    stated = {
+        "quant_method": "compressed-tensors",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+    }
     checkpoint(tmp_path, quantization_config=stated)
     with pytest.raises(InvalidInput, match="no I32 tensor"):
         inspect_checkpoint(tmp_path)
@@ -110,7 +115,7 @@ def test_int4_weights_are_recognised_and_left_to_the_plan(tmp_path: Path) -> Non
         tmp_path / "model.safetensors", {EMBEDDING: ("BF16", [VOCAB, HIDDEN]), packed: ("I32", [HIDDEN, 4])}
     )
     facts = inspect_checkpoint(tmp_path)
-    assert (facts.format, facts.servable) == (WeightFormat.INT4_G32, False)
+    assert facts.format == int4(8)
     assert ModelFacts.model_validate_json(facts.model_dump_json(by_alias=True)) == facts
 
 
@@ -183,3 +188,25 @@ def test_a_termination_message_fits_and_stays_json(text: str, repeat: int) -> No
     decoded = TerminationMessage.model_validate_json(encoded)
     assert (decoded.reason, decoded.shortfallBytes) == (message.reason, 1)
     assert message.message.startswith(decoded.message.removesuffix("..."))
+
+
+def test_gguf_files_are_refused_with_what_to_use(tmp_path: Path) -> None:
+    (checkpoint(tmp_path) / "model.safetensors").rename(tmp_path / "gemma-4-31B_q4_0-it.gguf")
+    with pytest.raises(InvalidInput, match=r"GGUF .* use a safetensors checkpoint, .*qat-w4a16-ct"):
+        inspect_checkpoint(tmp_path)
+
+
+def test_a_quantised_directory_is_planned_from_its_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without weight files, on the CPU: INT4 weights, of which the plan says the bytes."""
+    weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 8, "symmetric": False}
+    stated = {"quant_method": "compressed-tensors", "config_groups": {"g": {"targets": ["Linear"], "weights": weights}}}
+    directory = checkpoint(tmp_path / "model", quantization_config=stated | {"ignore": ["lm_head"]})
+    (directory / "model.safetensors").unlink()
+    spec = {"model": {"uri": f"file://{directory}"}, "accelerators": {"products": ["CPU"]}}
+    document = {"apiVersion": "serving.modelserve.dev/v1alpha1", "kind": "ModelServe", "metadata": {"name": "x"}}
+    (tmp_path / "x.yaml").write_text(json.dumps(document | {"spec": spec}))
+    assert main(["plan", "-f", str(tmp_path / "x.yaml"), "-o", "json"]) == 0
+    (entry,) = json.loads(capsys.readouterr().out)
+    stored = int4(8, symmetric=False)
+    counted = weight_bytes(ModelArchitecture.from_config(CONFIG), tensor_parallel_size=1, weight_format=stored)
+    assert entry["plan"]["perGpu"]["weightsBytes"] == counted

@@ -25,7 +25,7 @@ from modelserve_worker.evaluation import flags as eval_flags
 from modelserve_worker.evaluation.cells import Cell
 from modelserve_worker.evaluation.skills import exercise
 from modelserve_worker.execution.loader import load_model
-from modelserve_worker.execution.startup import read_architecture
+from modelserve_worker.execution.startup import read_architecture, read_weight_format
 from modelserve_worker.execution.weights import InvalidCheckpoint
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.tiny.__main__ import chat_template
@@ -66,7 +66,12 @@ class EngineLogits:
         max_num_seqs: int = 8,
     ) -> None:
         self.model = load_model(
-            read_architecture(directory), directory, parallel=TensorParallel(), device=device, dtype=dtype
+            read_architecture(directory),
+            directory,
+            parallel=TensorParallel(),
+            device=device,
+            dtype=dtype,
+            weight_format=read_weight_format(directory),
         )
         self.chunk = chunk
         self._kv_dtype = kv_dtype or KVCacheDtype(str(dtype).removeprefix("torch."))

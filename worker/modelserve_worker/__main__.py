@@ -19,7 +19,7 @@ from modelserve import __version__
 from modelserve.architecture import ModelArchitecture
 from modelserve.engine_args import EngineArgs
 from modelserve.errors import InvalidInput
-from modelserve.inspection import read_architecture
+from modelserve.inspection import read_architecture, read_weight_format
 from modelserve.sizing.front_end import open_bodies_bytes
 from modelserve.termination import TERMINAL_EXIT_CODE, TerminationMessage, TerminationReason, write_termination
 from modelserve_worker.engine.child import LOG_FORMAT
@@ -120,8 +120,10 @@ def serve(args: EngineArgs, door: DoorSettings) -> None:
 
 
 def _read_architecture(args: EngineArgs) -> ModelArchitecture:
+    """Geometry of the model, once it is known that its weights are stored in a way that is served."""
     try:
-        return read_architecture(Path(args.model), servable_only=True)
+        read_weight_format(Path(args.model))
+        return read_architecture(Path(args.model))
     except InvalidInput as error:
         raise TerminalError.of_checkpoint(error) from error
 

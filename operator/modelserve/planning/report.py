@@ -217,10 +217,6 @@ def _plan_message(fit: Fit, architecture: ModelArchitecture, wishes: Wishes, spe
         sentences.append(
             f"spec.drafter is {counted}not in this release and keeps the plan from being applied: remove it"
         )
-    if wishes.weight_format is not None and not wishes.weight_format.servable:
-        sentences.append(
-            f"this release plans {wishes.weight_format} weights but does not serve them yet: use the bfloat16 model"
-        )
     return "; ".join(sentence for sentence in sentences if sentence)
 
 

@@ -196,7 +196,7 @@ def _work(architecture: ModelArchitecture, tensor_parallel: int, weight_format: 
     idle = 1 - architecture.top_k_experts / architecture.num_experts if architecture.num_experts else 0.0
     return _Work(
         layers=layers,
-        kernels=kernels_per_step(architecture),
+        kernels=kernels_per_step(architecture, weight_format, rows=1),
         captured=captures_steps(architecture, tensor_parallel_size=tp),
         read_bytes=sum(terms.values()),
         expert_bytes=experts,

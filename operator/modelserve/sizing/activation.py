@@ -12,9 +12,12 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from modelserve.architecture import LayerKind, ModelArchitecture
+from modelserve.sizing.dequantisation import dequantised_bytes
 from modelserve.sizing.kernel_buffers import FLOAT32, captures_steps, fills_matrix_tiles, kernel_buffers
 from modelserve.sizing.pages import GLOBAL_PAGE_TOKENS, KVCacheDtype, KVCacheLayout
+from modelserve.sizing.quantised_tiles import multiplied_by_kernels, product_bytes
 from modelserve.sizing.weights import element_bytes
+from modelserve.weight_format import WeightFormat
 
 MIB = 1 << 20
 KEYS_PER_PASS = 16_384  # keys of global layers that plain attention reads (and, for v_only, expands) at a time
@@ -38,6 +41,7 @@ def activation_bytes(
     on_cpu: bool,
     kv_dtype: KVCacheDtype,
     kv_layout: KVCacheLayout,
+    weight_format: WeightFormat | None = None,
 ) -> int:
     """Bytes that the allocator holds at the peak of a step: what lives throughout, and the largest phase."""
     always, phases = activation_terms(
@@ -48,6 +52,7 @@ def activation_bytes(
         on_cpu=on_cpu,
         kv_dtype=kv_dtype,
         kv_layout=kv_layout,
+        weight_format=weight_format,
     )
     return sum(always.values()) + sum(phases[name] for name in largest_phase(phases))
 
@@ -72,11 +77,19 @@ def activation_terms(
     on_cpu: bool,
     kv_dtype: KVCacheDtype,
     kv_layout: KVCacheLayout,
+    weight_format: WeightFormat | None = None,
 ) -> tuple[Mapping[str, int], Mapping[str, int]]:
     """(terms that live throughout a step, terms of its phases), in bytes of one rank.
 
-    The format of the cache decides what chunks expand, on GPUs; the CPU's terms hold for all formats.
+    The format of the cache decides what chunks expand, on GPUs; the CPU's terms hold for all formats of it.
     """
+    scratch = _quantised_scratch(
+        architecture,
+        tensor_parallel_size=tensor_parallel_size,
+        max_num_batched_tokens=max_num_batched_tokens,
+        on_cpu=on_cpu,
+        weight_format=weight_format,
+    )
     tokens, e, tp = max_num_batched_tokens, element_bytes(architecture), tensor_parallel_size
     per_layer = tokens * architecture.num_hidden_layers * architecture.hidden_size_per_layer_input
     rope = tokens * (architecture.head_dim + architecture.global_head_dim)  # cos and sin of half a head, both kinds
@@ -101,6 +114,7 @@ def activation_terms(
             "token_masks": masks,
             "cublas": CUBLAS_WORKSPACE_BYTES,
             "segments": SEGMENT_SLACK_BYTES,
+            **scratch,
             **buffers,
         }
         phases = {
@@ -125,6 +139,7 @@ def activation_terms(
         "token_masks": masks,
         "block_tables": max_num_seqs * pages * 8,  # int64 page numbers
         **({} if on_cpu else {"cublas": CUBLAS_WORKSPACE_BYTES}),
+        **scratch,
     }
     phases = {
         # The projection as its norm sees it: two float32 copies; the other two e are its input and the counted result.
@@ -136,6 +151,23 @@ def activation_terms(
         "sampling": sampling,
     }
     return MappingProxyType(always), MappingProxyType(phases)
+
+
+def _quantised_scratch(
+    architecture: ModelArchitecture,
+    *,
+    tensor_parallel_size: int,
+    max_num_batched_tokens: int,
+    on_cpu: bool,
+    weight_format: WeightFormat | None,
+) -> dict[str, int]:
+    """What products with quantised matrices hold: `products` of kernels, `dequantised` of plain PyTorch."""
+    sizes = {"tensor_parallel_size": tensor_parallel_size, "max_num_batched_tokens": max_num_batched_tokens}
+    if weight_format is None or not weight_format.quantised:
+        return {}
+    if not on_cpu and multiplied_by_kernels(architecture, weight_format):
+        return {"products": product_bytes(architecture, **sizes, weight_format=weight_format)}
+    return {"dequantised": dequantised_bytes(architecture, **sizes, weight_format=weight_format)}
 
 
 def _residual_copies(architecture: ModelArchitecture, tensor_parallel_size: int) -> int:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from modelserve.architecture import ModelArchitecture
 from modelserve.sizing.activation import MIB
+from modelserve.sizing.dequantisation import dequantising_kernels
 from modelserve.sizing.kernel_buffers import captures_steps
+from modelserve.sizing.quantised_tiles import multiplied_by_kernels, product_kernels
 from modelserve.sizing.weights import element_bytes
+from modelserve.weight_format import WeightFormat
 
 CUDA_GRAPH_NODE_BYTES = 12 << 10  # of the driver, per kernel of a captured step
 NODES_PER_LAYER = 12  # four projections, prepare, decode attention in two, two norms, GeGLU, and split products
@@ -27,18 +30,26 @@ def mixed_graph_sizes(max_num_batched_tokens: int) -> tuple[int, ...]:
     return (*(size for size in sizes if size < max_num_batched_tokens), max_num_batched_tokens)
 
 
-def kernels_per_step(architecture: ModelArchitecture) -> int:
-    """Kernels that one step launches."""
+def kernels_per_step(architecture: ModelArchitecture, weight_format: WeightFormat | None, *, rows: int) -> int:
+    """Kernels that one step of `rows` rows launches, on one rank alone."""
     per_layer = NODES_PER_LAYER
     if architecture.hidden_size_per_layer_input:
         per_layer += NODES_PER_LAYER_INPUT
     if architecture.num_experts:
         per_layer += NODES_PER_EXPERT_LAYER
-    return architecture.num_hidden_layers * per_layer + NODES_PER_STEP
+    count = architecture.num_hidden_layers * per_layer + NODES_PER_STEP
+    if weight_format is not None and multiplied_by_kernels(architecture, weight_format):
+        return count + product_kernels(architecture, weight_format, rows=rows)
+    return count + dequantising_kernels(architecture, weight_format)
 
 
 def graphs_bytes(
-    architecture: ModelArchitecture, *, tensor_parallel_size: int, max_num_batched_tokens: int, max_num_seqs: int
+    architecture: ModelArchitecture,
+    *,
+    tensor_parallel_size: int,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+    weight_format: WeightFormat | None = None,
 ) -> int:
     """Bytes of all graphs of one rank; 0 where none is captured: on several ranks, and without attention kernels.
 
@@ -48,7 +59,7 @@ def graphs_bytes(
     if not captures_steps(architecture, tensor_parallel_size=tensor_parallel_size):
         return 0
     rows = max(max_num_batched_tokens, max_num_seqs)
-    count = len(decode_graph_sizes(max_num_seqs)) + len(mixed_graph_sizes(rows))
-    nodes = count * kernels_per_step(architecture)
+    sizes = (*decode_graph_sizes(max_num_seqs), *mixed_graph_sizes(rows))
+    nodes = sum(kernels_per_step(architecture, weight_format, rows=size) for size in sizes)
     outputs = (max_num_seqs * architecture.vocab_size + rows * architecture.hidden_size) * element_bytes(architecture)
     return nodes * CUDA_GRAPH_NODE_BYTES + outputs + SEGMENT_BYTES

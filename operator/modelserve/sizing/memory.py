@@ -27,6 +27,7 @@ from modelserve.sizing.activation import (
 from modelserve.sizing.cuda_graphs import graphs_bytes
 from modelserve.sizing.kernel_buffers import fills_matrix_tiles
 from modelserve.sizing.pages import LAYER_ALIGNMENT_BYTES, KVCacheDtype, KVCacheLayout
+from modelserve.sizing.quantised_tiles import tile_padding_bytes
 from modelserve.sizing.weights import segment_rounding_bytes, weight_bytes
 from modelserve.weight_format import WeightFormat
 
@@ -56,6 +57,7 @@ MEMORY_GROUPS: tuple[MemoryGroup, ...] = ("weights", "activation", "overhead")
 _SOURCES = {
     "parameters": "tensor shapes x storage format",
     "allocator": "2 MiB segments of PyTorch's allocator",
+    "tile_padding": "quantised matrices to whole tiles of the kernels",
     "drafter": "published size, whole on every rank",
     "residual": "T H e: 2, or 6 on several ranks or with experts",
     "per_layer_inputs": "2 T P e",
@@ -64,6 +66,8 @@ _SOURCES = {
     "token_masks": "S V / 8",
     "cublas": "library default on Hopper",
     "segments": "part-filled segments of PyTorch's allocator",
+    "dequantised": "largest quantised matrix in the compute type",
+    "products": "split sums; a dequantised block or rounded inputs",
     "block_tables": "4 S entries of both tables",
     "step_metadata": "4 (5 T + 18 S + 3 S^2)",
     "decode_splits": "4 S splits heads (D + 2)",
@@ -200,6 +204,8 @@ def _all_terms(
         weights["allocator"] = segment_rounding_bytes(
             architecture, tensor_parallel_size=tp, weight_format=weight_format
         )
+        if padding := tile_padding_bytes(architecture, tensor_parallel_size=tp, weight_format=weight_format):
+            weights["tile_padding"] = padding
     if drafter_bytes:
         weights["drafter"] = drafter_bytes
     always, predicted_phases = activation_terms(
@@ -210,6 +216,7 @@ def _all_terms(
         on_cpu=on_cpu,
         kv_dtype=kv_dtype,
         kv_layout=kv_layout,
+        weight_format=weight_format,
     )
     phases = {**predicted_phases, **{name: given[name] for name in PHASES if name in given}}
     overhead = overhead_terms(
@@ -221,6 +228,7 @@ def _all_terms(
             tensor_parallel_size=tp,
             max_num_batched_tokens=max_num_batched_tokens,
             max_num_seqs=max_num_seqs,
+            weight_format=weight_format,
         ),
     )
     predicted: tuple[tuple[MemoryGroup, dict[str, int]], ...] = (

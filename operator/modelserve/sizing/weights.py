@@ -1,10 +1,14 @@
 """Bytes of the text weights on one rank, tensor by tensor, as the worker shards them.
 
 A linear layer of N outputs and K inputs takes, by format:
-    bfloat16, float32   N K e
-    int4_g32            N K / 2 + N K / 32 x 2      packed int4, one bfloat16 scale per 32 inputs
-    fp8_channel         N K + 2 N                   e4m3, one bfloat16 scale per output
-Embeddings, per-layer-embedding tensors, norms, scalars and the router stay in bfloat16 in the quantised formats.
+    bfloat16, float32    N K e
+    int4, groups of g    N K / 2 + 2 N K / g              packed int4, one bfloat16 scale per group
+                         + N K / 2 g                      packed zero points, where groups are asymmetric
+                         + 4 K                            the order of its inputs, with an activation order
+    fp8                  N K + 4 N                        e4m3, float32 scales: one per output row
+    fp8 in blocks        N K + 4 ceil(N / 128) ceil(K / 128)   of each checkpoint matrix that is fused into it
+Embeddings, norms, scalars and the router stay in bfloat16 in the quantised formats, and so do linear layers that the
+checkpoint does not quantise.
 """
 
 from __future__ import annotations
@@ -13,11 +17,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from modelserve.architecture import ModelArchitecture
+from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.errors import InvalidInput
-from modelserve.weight_format import INT4_GROUP, WeightFormat
+from modelserve.weight_format import FP8_BLOCK, StoredType, TextLinear, WeightFormat, dense_format
 
 EXPERT_WIDTH_MULTIPLE = 8  # grouped matrix products need rows of a multiple of 16 bytes: 8 bfloat16 elements
+PACKED = 8  # int4 elements of an int32
 SEGMENT_BYTES = 2 << 20  # device memory is taken in whole segments of this size by tensors of LARGE_TENSOR_BYTES on
 LARGE_TENSOR_BYTES = 10 << 20
 
@@ -30,21 +35,31 @@ class WeightTensor:
     rows: int
     columns: int
     count: int = 1  # experts: one tensor holds all, [count, rows, columns]
+    linear: TextLinear | None = None  # what a quantised format may store otherwise
+    parts: tuple[int, ...] = ()  # rows of the checkpoint matrices that are fused; empty for one
 
     @property
     def parameters(self) -> int:
         return self.rows * self.columns * self.count
 
+    def allocations(self, weight_format: WeightFormat) -> tuple[int, ...]:
+        """Bytes of the tensors that hold it: elements, scales, and what else its format has."""
+        stored = weight_format.of(self.linear)
+        if stored is StoredType.INT4:
+            groups = self.parameters // (weight_format.group_size or 1)
+            zero_points = () if weight_format.symmetric else (groups // PACKED * 4,)
+            order = (self.columns * 4,) if weight_format.activation_order else ()
+            return self.parameters // 2, groups * 2, *zero_points, *order
+        if stored is StoredType.FP8:
+            if weight_format.scales != "block":
+                return self.parameters, self.rows * self.count * 4
+            block_rows = sum(-(-part // FP8_BLOCK) for part in self.parts or (self.rows,))
+            return self.parameters, self.count * block_rows * -(-self.columns // FP8_BLOCK) * 4
+        return (self.parameters * weight_format.element_bytes,)
+
     def bytes_in(self, weight_format: WeightFormat) -> int:
         """Bytes with the scales; only linear layers and experts are quantised."""
-        if weight_format is WeightFormat.FLOAT32:
-            return self.parameters * 4
-        if self.term in ("linear", "experts"):
-            if weight_format is WeightFormat.INT4_G32:
-                return self.parameters // 2 + self.parameters // INT4_GROUP * 2
-            if weight_format is WeightFormat.FP8_CHANNEL:
-                return self.parameters + self.rows * self.count * 2
-        return self.parameters * 2
+        return sum(self.allocations(weight_format))
 
 
 def element_bytes(architecture: ModelArchitecture) -> int:
@@ -82,7 +97,7 @@ def weight_terms(
     architecture: ModelArchitecture, *, tensor_parallel_size: int, weight_format: WeightFormat | None = None
 ) -> dict[str, int]:
     """Bytes of one rank by term: embedding, per_layer_embedding, linear, experts, other. Raises as `weight_bytes`."""
-    return dict(_terms(architecture, tensor_parallel_size, weight_format or WeightFormat(architecture.dtype)))
+    return dict(_terms(architecture, tensor_parallel_size, weight_format or dense_format(architecture.dtype)))
 
 
 @lru_cache(maxsize=256)
@@ -94,10 +109,9 @@ def segment_rounding_bytes(
     PyTorch's caching allocator asks the device for whole segments of 2 MiB for every tensor of 10 MiB and more; the
     smaller ones share segments, one partly filled of each pool (2 MiB and 20 MiB).
     """
-    stored = weight_format or WeightFormat(architecture.dtype)
-    sizes = [
-        tensor.bytes_in(stored) for tensor in weight_tensors(architecture, tensor_parallel_size=tensor_parallel_size)
-    ]
+    stored = weight_format or dense_format(architecture.dtype)
+    tensors = weight_tensors(architecture, tensor_parallel_size=tensor_parallel_size)
+    sizes = [size for tensor in tensors for size in tensor.allocations(stored)]
     return sum(-size % SEGMENT_BYTES for size in sizes if size >= LARGE_TENSOR_BYTES) + 11 * SEGMENT_BYTES
 
 
@@ -115,8 +129,7 @@ def tensor_parallel_problem(
 ) -> str | None:
     """Why the model cannot be split over this many ranks, or None when it can.
 
-    int4_g32: every rank's share of the inputs of the output, down and expert projections must be whole groups of 32,
-    since a group has one scale. 26B-A4B: 704 / 4 = 176 is 5.5 groups, so its INT4 experts split over 2 ranks at most.
+    A rank's share of a quantised matrix is cut where its scales are: `_cut_limits`.
     """
     tp = tensor_parallel_size
     divided = {
@@ -131,18 +144,13 @@ def tensor_parallel_problem(
             return f"tensor parallel size {tp} does not divide {name} {value}"
     expert_width = architecture.moe_intermediate_size
     limits = [("moe_intermediate_size", expert_width, expert_width // tp, EXPERT_WIDTH_MULTIPLE, "")]
-    if weight_format is WeightFormat.INT4_G32:
-        hidden, heads = architecture.hidden_size, architecture.num_attention_heads
-        inner, columns = architecture.intermediate_size, heads * architecture.head_dim
-        limits += [
-            (name, value, share, INT4_GROUP, ", the INT4 group")
-            for name, value, share in (
-                ("hidden_size", hidden, hidden),  # not split
-                ("moe_intermediate_size", expert_width, expert_width // tp),
-                ("intermediate_size", inner, inner // tp),
-                ("num_attention_heads x head_dim", columns, columns // tp),
+    if weight_format is not None and weight_format.quantised:
+        if weight_format.activation_order and tp > 1:
+            return (
+                f"tensor parallel size {tp} does not split weights with an activation order (weight_g_idx): the inputs "
+                "of a group lie on all ranks; use 1, or a checkpoint without one (actorder weight or null)"
             )
-        ]
+        limits += _cut_limits(architecture, tp, weight_format)
     for name, value, share, multiple, why in limits:
         if share % multiple:
             return (
@@ -158,6 +166,57 @@ def tensor_parallel_problem(
     return None
 
 
+def _cut_limits(
+    architecture: ModelArchitecture, tp: int, weight_format: WeightFormat
+) -> Iterator[tuple[str, int, int, int, str]]:
+    """(dimension, its size, a rank's share, what the share must be a multiple of, why) of a quantised format.
+
+    Inputs come in whole INT4 groups, since a group has one scale: 26B-A4B's 704 / 4 = 176 is 5.5 groups of 32, so its
+    experts split over 2 ranks at most. Outputs with zero points come in eights, which are packed together. Where FP8
+    has blocks, a dimension is cut between them; one that is not cut may end in part of a block.
+    """
+    for linear, is_input, name, value, share in _dimensions(architecture, tp):
+        stored = weight_format.of(linear)
+        if stored is StoredType.INT4 and is_input:
+            yield name, value, share, weight_format.group_size or 1, ", the INT4 group"
+        elif stored is StoredType.INT4 and not weight_format.symmetric:
+            yield name, value, share, PACKED, ", the outputs whose zero points are packed together"
+        elif stored is StoredType.FP8 and weight_format.scales == "block" and share != value:
+            yield name, value, share, FP8_BLOCK, ", the FP8 block"
+
+
+def _dimensions(architecture: ModelArchitecture, tp: int) -> Iterator[tuple[TextLinear, bool, str, int, int]]:
+    """(linear layer, whether this is its input side, dimension, its size, a rank's share of it)."""
+    hidden, inner, expert = architecture.hidden_size, architecture.intermediate_size, architecture.moe_intermediate_size
+    width = architecture.hidden_size_per_layer_input
+    if architecture.num_experts:
+        yield TextLinear.EXPERT_GATE_UP, True, "hidden_size", hidden, hidden
+        yield TextLinear.EXPERT_GATE_UP, False, "moe_intermediate_size", expert, expert // tp
+        yield TextLinear.EXPERT_DOWN, True, "moe_intermediate_size", expert, expert // tp
+        yield TextLinear.EXPERT_DOWN, False, "hidden_size", hidden, hidden
+    for kind, head in ((LayerKind.SLIDING, "head_dim"), (LayerKind.GLOBAL, "global_head_dim")):
+        size = getattr(architecture, head)
+        heads, kv_heads = architecture.num_attention_heads, architecture.kv_heads(kind)
+        yield TextLinear.OUTPUT, True, f"num_attention_heads x {head}", heads * size, heads // tp * size
+        yield TextLinear.QKV, False, f"num_attention_heads x {head}", heads * size, heads // tp * size
+        share = architecture.kv_heads_per_rank(kind, tp) * size
+        yield TextLinear.QKV, False, f"KV heads x {head}", kv_heads * size, share
+    yield TextLinear.QKV, True, "hidden_size", hidden, hidden
+    yield TextLinear.OUTPUT, False, "hidden_size", hidden, hidden
+    yield TextLinear.GATE_UP, True, "hidden_size", hidden, hidden
+    yield TextLinear.GATE_UP, False, "intermediate_size", inner, inner // tp
+    yield TextLinear.DOWN, True, "intermediate_size", inner, inner // tp
+    yield TextLinear.DOWN, False, "hidden_size", hidden, hidden
+    if width:
+        yield TextLinear.LAYER_INPUT_GATE, True, "hidden_size", hidden, hidden
+        yield TextLinear.LAYER_INPUT_GATE, False, "hidden_size_per_layer_input", width, width
+        yield TextLinear.LAYER_PROJECTION, True, "hidden_size_per_layer_input", width, width
+        yield TextLinear.LAYER_PROJECTION, False, "hidden_size", hidden, hidden
+        yield TextLinear.MODEL_PROJECTION, True, "hidden_size", hidden, hidden
+        columns = architecture.num_hidden_layers * width
+        yield TextLinear.MODEL_PROJECTION, False, "layers x hidden_size_per_layer_input", columns, columns
+
+
 def weight_tensors(architecture: ModelArchitecture, *, tensor_parallel_size: int) -> Iterator[WeightTensor]:
     """Every tensor of one rank; small ones of a layer are counted together."""
     tp, hidden = tensor_parallel_size, architecture.hidden_size
@@ -168,31 +227,33 @@ def weight_tensors(architecture: ModelArchitecture, *, tensor_parallel_size: int
     if width:
         columns = architecture.num_hidden_layers * width
         yield WeightTensor("per_layer_embedding", architecture.vocab_size_per_layer_input // tp, columns)
-        yield WeightTensor("other", columns, hidden)
+        yield WeightTensor("other", columns, hidden, linear=TextLinear.MODEL_PROJECTION)
         yield WeightTensor("other", width, 1)
     for layer in range(architecture.num_hidden_layers):
         yield from _layer_tensors(architecture, layer, tp)
 
 
 def _layer_tensors(architecture: ModelArchitecture, layer: int, tp: int) -> Iterator[WeightTensor]:
-    hidden, width = architecture.hidden_size, architecture.layer_head_dim(layer)
-    query = architecture.num_attention_heads // tp * width
-    key_rows, norms = 0, 4 * hidden + 1 + width  # norms around attention and MLP; layer_scalar; q_norm
+    hidden, head = architecture.hidden_size, architecture.layer_head_dim(layer)
+    query = architecture.num_attention_heads // tp * head
+    projections, norms = [query], 4 * hidden + 1 + head  # norms around attention and MLP; layer_scalar; q_norm
     if architecture.owns_cache(layer):
-        key = architecture.kv_heads_per_rank(architecture.kind(layer), tp) * width
-        key_rows = key * (1 if architecture.k_from_v(layer) else 2)
-        norms += width  # k_norm
-    yield WeightTensor("linear", query + key_rows, hidden)
-    yield WeightTensor("linear", hidden, query)
+        key = architecture.kv_heads_per_rank(architecture.kind(layer), tp) * head
+        projections += [key] * (1 if architecture.k_from_v(layer) else 2)
+        norms += head  # k_norm
+    yield WeightTensor("linear", sum(projections), hidden, linear=TextLinear.QKV, parts=tuple(projections))
+    yield WeightTensor("linear", hidden, query, linear=TextLinear.OUTPUT)
     inner = architecture.layer_intermediate_size(layer) // tp
-    yield WeightTensor("linear", 2 * inner, hidden)
-    yield WeightTensor("linear", hidden, inner)
+    yield WeightTensor("linear", 2 * inner, hidden, linear=TextLinear.GATE_UP, parts=(inner, inner))
+    yield WeightTensor("linear", hidden, inner, linear=TextLinear.DOWN)
     if architecture.num_experts:
         inner, experts = architecture.moe_intermediate_size // tp, architecture.num_experts
-        yield WeightTensor("experts", 2 * inner, hidden, experts)
-        yield WeightTensor("experts", hidden, inner, experts)
+        gate_up = TextLinear.EXPERT_GATE_UP
+        yield WeightTensor("experts", 2 * inner, hidden, experts, linear=gate_up, parts=(inner, inner))
+        yield WeightTensor("experts", hidden, inner, experts, linear=TextLinear.EXPERT_DOWN)
         norms += experts * (hidden + 1) + hidden + 3 * hidden  # router: proj, per_expert_scale, scale; three norms
-    if architecture.hidden_size_per_layer_input:
-        yield WeightTensor("other", 2 * hidden, architecture.hidden_size_per_layer_input)  # gate, projection
+    if width := architecture.hidden_size_per_layer_input:
+        yield WeightTensor("other", width, hidden, linear=TextLinear.LAYER_INPUT_GATE)
+        yield WeightTensor("other", hidden, width, linear=TextLinear.LAYER_PROJECTION)
         norms += hidden
     yield WeightTensor("other", norms, 1)

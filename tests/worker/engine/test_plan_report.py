@@ -12,6 +12,8 @@ from modelserve.architecture import ModelArchitecture
 from modelserve.engine_args import EngineArgs
 from modelserve.sizing.memory import memory_plan
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
+from modelserve.sizing.weights import weight_bytes
+from modelserve.weight_format import WeightFormat, int4
 from modelserve_worker.engine.plan_report import plan_report
 from modelserve_worker.execution.memory_report import MemoryReport
 
@@ -34,7 +36,11 @@ ARCHITECTURE = ModelArchitecture(
 
 
 def report(
-    device: str, *, total_bytes: int = 4 * GIB, max_model_len: int = 40_000
+    device: str,
+    *,
+    total_bytes: int = 4 * GIB,
+    max_model_len: int = 40_000,
+    weight_format: WeightFormat | None = None,
 ) -> tuple[dict[str, Any], EngineArgs]:
     args = EngineArgs(
         model="/models/tiny", max_model_len=max_model_len, max_num_batched_tokens=512, max_num_seqs=8,
@@ -56,8 +62,17 @@ def report(
         pool_bytes=1 << 30,
         geometry=geometry,
         max_model_len=max_model_len,
+        weight_format=weight_format,
     )
     return plan_report(args, ARCHITECTURE, memory), args
+
+
+def test_quantised_weights_are_predicted_as_they_are_stored() -> None:
+    dense, packed = (report("cpu", weight_format=stored)[0]["perGpu"] for stored in (None, int4(32)))
+    assert packed["weightsBytes"] == weight_bytes(ARCHITECTURE, tensor_parallel_size=1, weight_format=int4(32))
+    assert packed["weightsBytes"] < 0.4 * dense["weightsBytes"]
+    scratch = 8 * 64 * 256 + 2 * 2 * 64 * 256  # of the widest matrix: q and k of a global layer
+    assert packed["activationBytes"] > dense["activationBytes"] + 2 * scratch
 
 
 @pytest.mark.parametrize(("device", "product", "gpus"), [("cpu", "CPU", 0), ("NVIDIA H200", "NVIDIA-H200", 2)])

@@ -38,6 +38,22 @@ for launch in launches:
         kernel_build._compile(launch, 90)
 print(json.dumps([each.file if isinstance(each, CudaSource) else each.kernel for each in launches]))
 """
+QUANTISED = """
+from modelserve.weight_format import WeightFormat
+whole = published_model("hf://google/gemma-4-26B-A4B").architecture.model_dump()
+architecture = ModelArchitecture.model_validate(whole | {"full_attention_layers": (1,), "num_hidden_layers": 2})
+args = EngineArgs(model="", max_num_seqs=1, max_num_batched_tokens=1280)
+formats = {
+    "int4": WeightFormat(stored="int4", scales="group", group_size=32),
+    "fp8": WeightFormat(stored="fp8", scales="channel", fp8_activations=True),
+}
+found = {}
+for name, stored in formats.items():
+    launches = kernel_trace.kernel_launches(architecture, args, capability=90, weight_format=stored)
+    kernels = {each.kernel for each in launches if not isinstance(each, CudaSource)}
+    found[name] = sorted(each for each in kernels if each.startswith((name, "round")))
+print(json.dumps(found))
+"""
 LAUNCH = """
 import ctypes, os, triton
 from triton.backends.nvidia import driver as nvidia
@@ -94,6 +110,15 @@ def test_every_kernel_that_a_start_up_needs_is_found(built: tuple[Path, Path, li
         "embed", "rms_norm", "residual_norm", "gated_gelu", "prepare", "commit", "split_decode", "split_decode_v_only",
         "combine", "expand_keys", "sliding_chunk", "chunk_attention_sm90.cu", "_select_chunks", "_draw_rows",
     }  # fmt: skip
+
+
+def test_kernels_of_quantised_models_are_found(tmp_path: Path) -> None:
+    """INT4 with more rows than the fused kernel takes, and FP8 whose inputs are rounded, in a model with experts."""
+    found = run(QUANTISED, tmp_path, tmp_path, "1")
+    assert found == {
+        "int4": ["int4_dequantise", "int4_expert_products", "int4_product"],
+        "fp8": ["fp8_expert_products", "fp8_product", "round_inputs"],
+    }
 
 
 def test_launches_of_another_process_hit_what_was_shipped_without_a_compiler(

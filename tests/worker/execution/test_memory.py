@@ -28,7 +28,7 @@ def test_a_cpu_pool_is_what_the_plan_promised(small_architecture) -> None:
     args = EngineArgs(model="m", cpu_memory_bytes=3 * GIB)
     weights = weight_bytes(architecture, tensor_parallel_size=1)
     geometry = select_geometry(architecture, args)
-    use = cpu_memory_use(architecture, geometry, args, weights_bytes=weights)
+    use = cpu_memory_use(architecture, geometry, args, weight_format=None, weights_bytes=weights)
     plan = memory_plan(
         architecture, total_bytes=3 * GIB, utilization=Decimal("0.9"), tensor_parallel_size=1,
         max_num_batched_tokens=args.max_num_batched_tokens, max_num_seqs=args.max_num_seqs, on_cpu=True,

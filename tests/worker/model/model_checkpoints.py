@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import Gemma4ForCausalLM, Gemma4TextConfig
 
 from modelserve.architecture import ModelArchitecture
+from modelserve.inspection import read_weight_format
 from modelserve_worker.execution.loader import load_model
 from modelserve_worker.execution.parallel import TensorParallel
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM as Gemma4
@@ -82,10 +83,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def make_checkpoint(variant: str, directory: Path, *, seed: int, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
-    """Write config.json and model.safetensors of a small `variant` (a key of VARIANTS); return the config as a dict."""
+def make_checkpoint(
+    variant: str, directory: Path, *, seed: int, dtype: torch.dtype = torch.float32, **changes: int
+) -> dict[str, Any]:
+    """Write config.json and model.safetensors of a small `variant` (a key of VARIANTS), with `changes` to its config;
+    return the config as a dict."""
     config = Gemma4TextConfig(
-        **COMMON | VARIANTS[variant] | {"num_hidden_layers": len(VARIANTS[variant]["layer_types"])}
+        **COMMON | VARIANTS[variant] | {"num_hidden_layers": len(VARIANTS[variant]["layer_types"])} | changes
     )
     model = Gemma4ForCausalLM(config)
     generator = torch.Generator().manual_seed(seed)
@@ -141,4 +145,5 @@ def load_checkpoint(
         parallel=parallel or TensorParallel(),
         device=torch.device("cpu"),
         dtype=dtype,
+        weight_format=read_weight_format(directory),
     )

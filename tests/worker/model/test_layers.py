@@ -90,7 +90,12 @@ def test_the_norm_weight_multiplies_as_it_is() -> None:
 
 def test_experts_that_no_token_chose_take_no_part(architecture: ModelArchitecture) -> None:
     experts = Experts(
-        architecture, doors=PlainElementwise(), parallel=TensorParallel(), device=CPU, dtype=torch.float32
+        architecture,
+        doors=PlainElementwise(),
+        parallel=TensorParallel(),
+        weight_format=None,
+        device=CPU,
+        dtype=torch.float32,
     )
     generator = torch.Generator().manual_seed(0)
     for parameter in experts.parameters():
@@ -101,10 +106,10 @@ def test_experts_that_no_token_chose_take_no_part(architecture: ModelArchitectur
     expected = torch.zeros_like(x)
     for token in range(3):
         for weight, expert in zip(weights[token], chosen[token], strict=True):
-            gate, up = (experts.gate_up[expert] @ x[token]).chunk(2)
+            gate, up = (experts.gate_up.dense()[expert] @ x[token]).chunk(2)
             inner = torch.nn.functional.gelu(gate, approximate="tanh") * up
-            expected[token] += weight * (experts.down[expert] @ inner)
-    experts.gate_up.data[[0, 2, 3, 5, 6]] = float("nan")
+            expected[token] += weight * (experts.down.dense()[expert] @ inner)
+    experts.gate_up.dense().data[[0, 2, 3, 5, 6]] = float("nan")
     torch.testing.assert_close(experts(x, weights, chosen), expected, rtol=1e-4, atol=1e-3)
 
 
@@ -112,7 +117,12 @@ def test_rows_past_the_last_choose_no_expert_and_come_out_as_zeros(architecture:
     """What a grouped product leaves in rows of no expert is undefined: here it is NaN, and it must not spread."""
     router = Router(architecture, device=CPU, dtype=torch.float32)
     experts = Experts(
-        architecture, doors=PlainElementwise(), parallel=TensorParallel(), device=CPU, dtype=torch.float32
+        architecture,
+        doors=PlainElementwise(),
+        parallel=TensorParallel(),
+        weight_format=None,
+        device=CPU,
+        dtype=torch.float32,
     )
     generator = torch.Generator().manual_seed(0)
     for parameter in (*router.parameters(), *experts.parameters()):

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from modelserve.architecture import ModelArchitecture
 from modelserve.checkpoint_files import INDEX_FILE as INDEX
 from modelserve.checkpoint_files import read_header
-from modelserve.errors import InvalidInput, UnsupportedModel
+from modelserve.errors import InvalidInput
 from modelserve.termination import TERMINAL_EXIT_CODE, TerminationReason
 from modelserve_worker.execution import weights_reading
 from modelserve_worker.execution.loader import load_model
@@ -389,20 +389,6 @@ def test_stalled_storage_ends_the_process_with_its_reason(tmp_path: Path) -> Non
     assert done.returncode == TERMINAL_EXIT_CODE, done.stderr
     assert "loading stalled" in done.stderr
     assert f"reading {tmp_path}/model.safetensors" in done.stderr
-
-
-def test_a_quantised_checkpoint_is_refused_from_its_config_alone(copy: Callable[[str], Path]) -> None:
-    directory = copy("31B")
-    config = json.loads((directory / "config.json").read_text())
-    weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
-    quantised = {
-        "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
-        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
-    }
-    (directory / "config.json").write_text(json.dumps(config | {"quantization_config": quantised}))
-    with pytest.raises(UnsupportedModel, match=r"quantised \(int4_g32\).*bfloat16"):
-        read_architecture(directory)
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ def plan_report(args: EngineArgs, architecture: ModelArchitecture, memory: Memor
         on_cpu=on_cpu,
         kv_dtype=memory.geometry.dtype,
         kv_layout=memory.geometry.layout,
+        weight_format=memory.weight_format,
     )
     geometry, length = memory.geometry, memory.max_model_len
     plan = PlanStatus(

@@ -28,9 +28,10 @@ from triton.backends.nvidia import driver as nvidia
 from modelserve.architecture import ModelArchitecture
 from modelserve.engine_args import EngineArgs
 from modelserve.errors import InvalidInput
-from modelserve.inspection import read_architecture
+from modelserve.inspection import read_architecture, read_weight_format
 from modelserve.published import published_model
 from modelserve.sizing.kernel_buffers import fills_matrix_tiles
+from modelserve.weight_format import WeightFormat
 from modelserve_worker.execution.device import with_compute_dtype
 from modelserve_worker.execution.kernel_trace import Launch, TargetDriver, kernel_launches
 from modelserve_worker.kernels.cuda_kernel import CudaSource, kept
@@ -42,7 +43,13 @@ LEAST_CAPABILITY = 80
 
 
 def build_kernels(
-    architecture: ModelArchitecture, args: EngineArgs, *, output: Path, capabilities: Sequence[int], processes: int
+    architecture: ModelArchitecture,
+    args: EngineArgs,
+    *,
+    weight_format: WeightFormat,
+    output: Path,
+    capabilities: Sequence[int],
+    processes: int,
 ) -> int:
     """Compile into `output` what a rank with `args` launches on GPUs of `capabilities` (90: sm_90); returns how many.
 
@@ -57,7 +64,10 @@ def build_kernels(
         initializer = functools.partial(_begin, str(output), _cuda_library_folder(Path(stubs)))
         with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=initializer) as pool:
             driver = pool.submit(_build_driver)
-            traced = {each: pool.submit(kernel_launches, architecture, args, capability=each) for each in capabilities}
+            traced = {
+                each: pool.submit(kernel_launches, architecture, args, capability=each, weight_format=weight_format)
+                for each in capabilities
+            }
             running = [
                 pool.submit(_compile, launch, capability)
                 for capability, launches in traced.items()
@@ -125,21 +135,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         flags = vars(parser.parse_args(argv))
         own = {name: flags.pop(name) for name in ("output", "target", "processes", "config")}
         args = engine_args(flags, own["config"])
-        architecture = with_compute_dtype(_architecture(args.model), args)
+        stated, weight_format = _model(args.model)
+        architecture = with_compute_dtype(stated, args)
         if architecture.dtype != "bfloat16" or not fills_matrix_tiles(architecture):
             raise InvalidInput(f"{args.model} runs on plain PyTorch: there are no kernels to compile", field="model")
         capabilities = [_capability(target) for target in own["target"]]
-        build_kernels(architecture, args, output=own["output"], capabilities=capabilities, processes=own["processes"])
+        build_kernels(
+            architecture,
+            args,
+            weight_format=weight_format,
+            output=own["output"],
+            capabilities=capabilities,
+            processes=own["processes"],
+        )
     except InvalidInput as error:
         sys.stderr.write(f"{error}\n")
         return 2
     return 0
 
 
-def _architecture(model: str) -> ModelArchitecture:
+def _model(model: str) -> tuple[ModelArchitecture, WeightFormat]:
     """Of a published model (hf://google/gemma-4-31B-it), or of a directory with a config.json."""
     facts = published_model(model)
-    return facts.architecture if facts is not None else read_architecture(Path(model), servable_only=True)
+    if facts is not None:
+        return facts.architecture, facts.format
+    return read_architecture(Path(model)), read_weight_format(Path(model))
 
 
 def _capability(target: str) -> int:

@@ -27,6 +27,7 @@ from triton.backends.compiler import GPUTarget
 from modelserve.architecture import ModelArchitecture
 from modelserve.engine_args import EngineArgs
 from modelserve.sizing.cuda_graphs import decode_graph_sizes, mixed_graph_sizes
+from modelserve.weight_format import WeightFormat
 from modelserve_worker.execution.block_tables import BlockTables
 from modelserve_worker.execution.device import compute_dtype, select_geometry
 from modelserve_worker.execution.input_batch import PackedStep, StepPacker
@@ -122,11 +123,13 @@ def _launches_go_to(found: Callable[[Launch], None], capability: int) -> Iterato
         yield
 
 
-def kernel_launches(architecture: ModelArchitecture, args: EngineArgs, *, capability: int) -> list[Launch]:
+def kernel_launches(
+    architecture: ModelArchitecture, args: EngineArgs, *, capability: int, weight_format: WeightFormat | None = None
+) -> list[Launch]:
     """Every launch of rank 0 while it starts and serves, for a GPU of `capability` (90 for sm_90).
 
-    `args.model` is not read. Raises InvalidInput where model and arguments do not fit. For a process of its own: while
-    this runs, no kernel can be launched.
+    `weight_format` None is an unquantised checkpoint. `args.model` is not read. Raises InvalidInput where model and
+    arguments do not fit. For a process of its own: while this runs, no kernel can be launched.
     """
     launches: dict[Launch, None] = {}
     with (
@@ -136,11 +139,11 @@ def kernel_launches(architecture: ModelArchitecture, args: EngineArgs, *, capabi
         FakeTensorMode(),
     ):
         warnings.simplefilter("ignore")  # torch warns of pointers of fake tensors
-        _run_steps(architecture, args)
+        _run_steps(architecture, args, weight_format)
     return list(launches)
 
 
-def _run_steps(architecture: ModelArchitecture, args: EngineArgs) -> None:
+def _run_steps(architecture: ModelArchitecture, args: EngineArgs, weight_format: WeightFormat | None) -> None:
     from modelserve_worker.execution.fast_attention import KernelAttention  # Triton, on GPUs alone
 
     geometry = select_geometry(architecture, args)
@@ -148,7 +151,10 @@ def _run_steps(architecture: ModelArchitecture, args: EngineArgs) -> None:
     sizes = {"max_num_seqs": args.max_num_seqs, "max_model_len": longest}
     tokens = max(args.max_num_batched_tokens, args.max_num_seqs)
     parallel = _RankAlone(rank=0, size=args.tensor_parallel_size)
-    model = Gemma4ForCausalLM(architecture, parallel=parallel, device=_CUDA, dtype=compute_dtype(architecture))
+    dtype = compute_dtype(architecture)
+    model = Gemma4ForCausalLM(architecture, parallel=parallel, weight_format=weight_format, device=_CUDA, dtype=dtype)
+    for _, matrix in model.stored_matrices():
+        matrix.repack()
     with unset_fake_temporarily():
         tables = BlockTables(geometry, **sizes, device=_CPU)
     tables.device = {kind: _on_cuda(table) for kind, table in tables.device.items()}

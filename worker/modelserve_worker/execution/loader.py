@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -10,6 +11,7 @@ import torch
 
 from modelserve.architecture import ModelArchitecture
 from modelserve.checkpoint_files import TensorEntry
+from modelserve.weight_format import WeightFormat
 from modelserve_worker.execution.weights import CheckpointFiles, InvalidCheckpoint
 from modelserve_worker.execution.weights_dummy import DummyWeights
 from modelserve_worker.execution.weights_progress import LoadProgress, ProgressCallback
@@ -17,11 +19,12 @@ from modelserve_worker.execution.weights_reading import read_weights
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.models.gemma4_checkpoint import (
-    WeightSource,
+    names_experts_apart,
     text_name,
     unused_names,
     weight_sources,
 )
+from modelserve_worker.models.weight_source import WeightSource
 
 LISTED = 3  # tensors named per kind of fault
 
@@ -35,46 +38,51 @@ def load_model(
     parallel: TensorParallel,
     device: torch.device,
     dtype: torch.dtype,
+    weight_format: WeightFormat | None = None,
     load_format: Literal["auto", "dummy"] = "auto",
     seed: int = 0,
     progress: ProgressCallback | None = None,
 ) -> Gemma4ForCausalLM:
     """Build this rank's model on `device` and fill it from `directory` ("auto") or with random weights ("dummy").
 
-    Raises InvalidInput when the tensor-parallel size does not fit, InvalidCheckpoint for missing, unexpected, misshapen
-    or unreadable tensors. 300 s without a byte end the process with reason LoadStalled.
+    `weight_format` None is an unquantised checkpoint. Raises InvalidInput when the tensor-parallel size does not fit,
+    InvalidCheckpoint for missing, unexpected, misshapen or unreadable tensors. 300 s without a byte end the process
+    with reason LoadStalled.
     """
-    if load_format == "dummy":
-        return _dummy_model(architecture, parallel=parallel, device=device, dtype=dtype, seed=seed, progress=progress)
+    model = Gemma4ForCausalLM(architecture, parallel=parallel, weight_format=weight_format, device=device, dtype=dtype)
     with LoadProgress(callback=progress) as counted:
-        files = CheckpointFiles.scan(directory, opening=lambda file: counted.reading(f"the header of {file}"))
-        model = Gemma4ForCausalLM(architecture, parallel=parallel, device=device, dtype=dtype)
-        matched = _match(model, files)
-        read_weights(matched, device=device, progress=counted)
+        if load_format == "dummy":
+            counted.expect(model.parameter_bytes())
+            weights = DummyWeights(seed=seed, device=device, dtype=dtype)
+            for source in weight_sources(model):
+                counted.advance(weights.fill(source))
+        else:
+            files = CheckpointFiles.scan(directory, opening=lambda file: counted.reading(f"the header of {file}"))
+            matched = _match(model, files)
+            read_weights(matched, device=device, progress=counted)
+            _check_values(matched)
+    for name, matrix in model.stored_matrices():
+        try:
+            matrix.loaded()
+        except ValueError as error:
+            raise InvalidCheckpoint(f"checkpoint {directory}: {name}: {error}") from error
     return model
 
 
-def _dummy_model(
-    architecture: ModelArchitecture,
-    *,
-    parallel: TensorParallel,
-    device: torch.device,
-    dtype: torch.dtype,
-    seed: int,
-    progress: ProgressCallback | None,
-) -> Gemma4ForCausalLM:
-    model = Gemma4ForCausalLM(architecture, parallel=parallel, device=device, dtype=dtype)
-    weights = DummyWeights(seed=seed, device=device, dtype=dtype)
-    with LoadProgress(callback=progress) as counted:
-        counted.expect(model.parameter_bytes())
-        for source in weight_sources(model):
-            counted.advance(weights.fill(source))
-    return model
+def _check_values(matched: Sequence[tuple[WeightSource, TensorEntry]]) -> None:
+    """Raise InvalidCheckpoint for a tensor that must hold certain numbers, the shape of a packed one, and does not."""
+    for source, tensor in matched:
+        if source.values is not None and (held := source.parameter.tolist()) != list(source.values):
+            raise InvalidCheckpoint(
+                f"{tensor.file}: tensor {tensor.name!r} holds {held}, config.json gives {list(source.values)}: the "
+                "weights are of another model"
+            )
 
 
 def _match(model: Gemma4ForCausalLM, files: CheckpointFiles) -> list[tuple[WeightSource, TensorEntry]]:
     """Pair every tensor the model needs with the one in the files, in file order. Raises InvalidCheckpoint."""
-    wanted = {source.name: source for source in weight_sources(model)}
+    sources = weight_sources(model, experts_apart=names_experts_apart(files.tensors))
+    wanted = {source.name: source for source in sources}
     unused = unused_names(model)
     matched: dict[str, tuple[WeightSource, TensorEntry]] = {}
     present: set[str] = set()

@@ -16,6 +16,7 @@ from modelserve.errors import DoesNotFit, InvalidInput
 from modelserve.sizing.memory import memory_plan, overhead_terms
 from modelserve.sizing.pages import LAYER_ALIGNMENT_BYTES, CacheGeometry
 from modelserve.termination import TerminationReason
+from modelserve.weight_format import WeightFormat
 
 UNLIMITED_CPU_SHARE = Decimal("0.5")  # of available memory, where neither EngineArgs nor a cgroup sets a limit
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
@@ -121,7 +122,12 @@ class GPUMemoryProbe:
 
 
 def cpu_memory_use(
-    architecture: ModelArchitecture, geometry: CacheGeometry, args: EngineArgs, *, weights_bytes: int
+    architecture: ModelArchitecture,
+    geometry: CacheGeometry,
+    args: EngineArgs,
+    *,
+    weight_format: WeightFormat | None,
+    weights_bytes: int,
 ) -> MemoryUse:
     """The core's plan for this rank's share of the memory limit, with the weights that were really loaded.
 
@@ -139,6 +145,7 @@ def cpu_memory_use(
         on_cpu=True,
         kv_dtype=geometry.dtype,
         kv_layout=geometry.layout,
+        weight_format=weight_format,
     )
     overhead = overhead_terms(tensor_parallel_size=args.tensor_parallel_size, total_bytes=total, on_cpu=True)
     return MemoryUse(total, plan.budget_bytes, weights_bytes, plan.activation_bytes, overhead)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from modelserve.architecture import LayerKind
 from modelserve.sizing.pages import CacheGeometry
+from modelserve.weight_format import WeightFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class MemoryReport:
     pool_bytes: int
     geometry: CacheGeometry
     max_model_len: int  # what is served: the asked length, or less when the pool is smaller
+    weight_format: WeightFormat | None = None  # None: unquantised, in the architecture's dtype
 
     @property
     def overhead_bytes(self) -> int:

@@ -60,6 +60,7 @@ class GPUModelRunner:
         architecture = model.architecture
         self.model = model
         self.cache = cache
+        model.share_workspace()
         self.launches_ahead = device.type == "cuda"
         self.tables = BlockTables(cache.geometry, max_num_seqs=max_num_seqs, max_model_len=max_model_len, device=device)
         self._kernels: KernelAttention | None = None

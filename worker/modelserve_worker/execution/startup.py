@@ -22,6 +22,7 @@ from modelserve.sizing.activation import PROMPT_SCORE_ROWS, sampling_bytes
 from modelserve.sizing.cuda_graphs import graphs_bytes
 from modelserve.sizing.memory import KEYS_PER_PASS
 from modelserve.sizing.pages import CacheGeometry
+from modelserve.weight_format import WeightFormat
 from modelserve_worker.batch import AdmittedRequest, ScheduledBatch, TableUpdates
 from modelserve_worker.execution.accelerator_check import check_accelerator
 from modelserve_worker.execution.device import (
@@ -78,7 +79,7 @@ def read_architecture(directory: Path) -> ModelArchitecture:
     Raises InvalidCheckpoint when one of them is broken, UnsupportedModel for another model.
     """
     try:
-        architecture = inspection.read_architecture(directory, servable_only=True)
+        architecture = inspection.read_architecture(directory)
         named = read_generation_config(directory).get("eos_token_id")
     except UnsupportedModel:
         raise
@@ -92,6 +93,19 @@ def read_architecture(directory: Path) -> ModelArchitecture:
             field=GENERATION_FILE,
         )
     return architecture.model_copy(update={"eos_token_ids": tuple(sorted({*architecture.eos_token_ids, *token_ids}))})
+
+
+def read_weight_format(directory: Path) -> WeightFormat:
+    """How the checkpoint stores its text weights.
+
+    Raises InvalidCheckpoint when a file is broken, UnsupportedModel for a format that is not served.
+    """
+    try:
+        return inspection.read_weight_format(directory)
+    except UnsupportedModel:
+        raise
+    except InvalidInput as error:
+        raise InvalidCheckpoint(str(error), field=error.field) from error
 
 
 def start_rank(
@@ -108,6 +122,7 @@ def start_rank(
         check_accelerator(args, device_facts(device))
     directory = Path(args.model)
     architecture = with_compute_dtype(read_architecture(directory), args)
+    weight_format = read_weight_format(directory)
     geometry = select_geometry(architecture, args)
     check_formats(device, architecture, geometry)
     used_before = 0
@@ -141,6 +156,7 @@ def start_rank(
         parallel=parallel,
         device=device,
         dtype=dtype,
+        weight_format=weight_format,
         load_format=args.load_format,
         seed=args.seed,
         progress=progress,
@@ -186,6 +202,7 @@ def start_rank(
         pool_bytes=pool_bytes,
         geometry=geometry,
         max_model_len=max_model_len,
+        weight_format=weight_format,
     )
     logger.info(
         "rank %d of %d on %s: weights %.3f, activation %.3f, overhead %.3f, KV pool %.3f GiB; contexts to %d tokens%s",
@@ -253,6 +270,7 @@ def _profile(
             tensor_parallel_size=args.tensor_parallel_size,
             max_num_batched_tokens=args.max_num_batched_tokens,
             max_num_seqs=args.max_num_seqs,
+            weight_format=model.weight_format,
         )
         use = probe.measure(
             args.gpu_memory_utilization,
@@ -261,7 +279,14 @@ def _profile(
             beside_graphs_bytes=beside_graphs_bytes,
         )
         return runner, use
-    return runner, cpu_memory_use(model.architecture, geometry, args, weights_bytes=model.parameter_bytes())
+    use = cpu_memory_use(
+        model.architecture,
+        geometry,
+        args,
+        weight_format=model.weight_format,
+        weights_bytes=model.parameter_bytes(),
+    )
+    return runner, use
 
 
 def profile_batches(*, start: int, tokens: int, rows: int) -> tuple[ScheduledBatch, ...]:

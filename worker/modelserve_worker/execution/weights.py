@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,14 @@ from modelserve.checkpoint_files import INDEX_FILE, TensorEntry, read_header, re
 from modelserve.errors import InvalidInput
 from modelserve.termination import TerminationReason
 
-FLOAT_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+DTYPES = {
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "I32": torch.int32,
+    "I64": torch.int64,
+}
 
 
 class InvalidCheckpoint(InvalidInput):
@@ -22,15 +29,15 @@ class InvalidCheckpoint(InvalidInput):
     reason = TerminationReason.InvalidCheckpoint
 
 
-def stored_dtype(tensor: TensorEntry) -> torch.dtype:
-    """Raises InvalidCheckpoint for anything but plain floating point (quantised weights are not served), and where the
-    tensor's bytes are not those of its shape."""
-    if tensor.dtype not in FLOAT_DTYPES:
+def stored_dtype(tensor: TensorEntry, accepted: Sequence[str]) -> torch.dtype:
+    """Raises InvalidCheckpoint for a dtype that is not one of those accepted (safetensors names) for this tensor, and
+    where the tensor's bytes are not those of its shape."""
+    if tensor.dtype not in accepted:
         raise InvalidCheckpoint(
-            f"{tensor.file}: tensor {tensor.name!r} has dtype {tensor.dtype}; this release loads "
-            f"{', '.join(FLOAT_DTYPES)}: use an unquantised checkpoint"
+            f"{tensor.file}: tensor {tensor.name!r} has dtype {tensor.dtype}; the weights that config.json states have "
+            f"{' or '.join(accepted)} there: use the checkpoint's own config.json, or an unquantised checkpoint"
         )
-    dtype = FLOAT_DTYPES[tensor.dtype]
+    dtype = DTYPES[tensor.dtype]
     needed, held = math.prod(tensor.shape) * dtype.itemsize, tensor.end - tensor.start
     if needed != held:
         raise InvalidCheckpoint(

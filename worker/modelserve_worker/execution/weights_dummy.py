@@ -2,7 +2,8 @@
 
 Scales keep activations and attention scores of ordinary size, so that a run does the work of a real one:
 matrices are N(0, 1 / fan-in), the products q.k of normed heads have variance 1 (q_norm * k_norm ~ 1 / sqrt(d)), every
-other norm weight and scalar is 1 +- 0.1. Values depend on (seed, tensor name, row) alone, so every tensor-parallel size
+other norm weight and scalar is 1 +- 0.1. Quantised matrices have even nibbles or normal e4m3 elements, and scales that
+give them the same variance. Values depend on (seed, tensor name, row) alone, so every tensor-parallel size
 gets shares of the same tensors.
 """
 
@@ -14,7 +15,7 @@ import zlib
 import torch
 from torch import Tensor
 
-from modelserve_worker.models.gemma4_checkpoint import WeightSource
+from modelserve_worker.models.weight_source import FP8_DEVIATION, WeightSource
 
 BLOCK_ELEMENTS = 1 << 25
 SPREAD = 0.1
@@ -30,6 +31,11 @@ class DummyWeights:
 
     def fill(self, source: WeightSource) -> int:
         """Fill this rank's share of one tensor, a block of rows at a time; returns its bytes."""
+        if source.name.endswith("g_idx"):
+            return 0  # in order, as it is made
+        if source.values is not None:
+            source.parameter.copy_(torch.tensor(source.values))
+            return 0
         done, step = 0, max(1, BLOCK_ELEMENTS // math.prod(source.shape[1:]))
         for region in source.regions:
             begin, length = (region.source, region.length) if region.dim == 0 else (0, source.shape[0])
@@ -53,11 +59,24 @@ class DummyWeights:
         rows = blocks[0] if len(blocks) == 1 else torch.cat(blocks)
         return rows.narrow(0, start - first * block_rows, count)
 
+    def _words(self, source: WeightSource, shape: tuple[int, ...]) -> Tensor:
+        """Eight random nibbles in each; zero points are 7 or 8."""
+        device, limits = self.generator.device, (-(1 << 31), 1 << 31)
+        words = torch.randint(*limits, shape, generator=self.generator, device=device, dtype=torch.int64)
+        if source.name.endswith("zero_point"):
+            words = 0x77777777 + (words & 0x11111111)
+        return words.to(torch.int32)
+
     def _block(self, source: WeightSource, block: int, rows: int) -> Tensor:
         self.generator.manual_seed(zlib.crc32(f"{self.seed}/{source.name}/{block}".encode()))
-        noise = torch.randn(
-            (rows, *source.shape[1:]), generator=self.generator, device=self.generator.device, dtype=self.dtype
-        )
+        shape = (rows, *source.shape[1:])
+        if source.dtypes == ("I32",):
+            return self._words(source, shape)
+        noise = torch.randn(shape, generator=self.generator, device=self.generator.device, dtype=self.dtype)
+        if source.scale is not None:
+            return noise.mul_(SPREAD).add_(1.0).mul_(source.scale)
+        if source.dtypes == ("F8_E4M3",):
+            return noise.mul_(FP8_DEVIATION).to(torch.float8_e4m3fn)
         if len(source.shape) > 1:
             return noise.mul_(source.shape[-1] ** -0.5)
         noise.mul_(SPREAD).add_(1.0)

@@ -25,7 +25,7 @@ from modelserve.checkpoint_files import TensorEntry
 from modelserve.sizing.host_memory import STAGING_BYTES_PER_THREAD, WEIGHT_READERS
 from modelserve_worker.execution.weights import InvalidCheckpoint, stored_dtype
 from modelserve_worker.execution.weights_progress import LoadProgress
-from modelserve_worker.models.gemma4_checkpoint import WeightSource
+from modelserve_worker.models.weight_source import WeightSource
 
 BUFFERS = 2  # per thread: one is filled while the other is copied
 PIECE_BYTES = STAGING_BYTES_PER_THREAD // BUFFERS
@@ -64,7 +64,7 @@ class Piece:
 
 def pieces_of(source: WeightSource, tensor: TensorEntry) -> Iterator[Piece]:
     """What this rank reads of one tensor, in file order. Raises InvalidCheckpoint for a dtype that is not loaded."""
-    dtype = stored_dtype(tensor)
+    dtype = stored_dtype(tensor, source.dtypes)
     for region in source.regions:
         outer, inner = math.prod(source.shape[: region.dim]), math.prod(source.shape[region.dim + 1 :])
         rows = source.parameter.view(outer, -1).narrow(1, region.target * inner, region.length * inner)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from modelserve.architecture import ModelArchitecture
+from modelserve.weight_format import TextLinear, WeightFormat
 from modelserve_worker.kernels.elementwise import rms_normalize
 from modelserve_worker.kernels.step_inputs import LastRows
 from modelserve_worker.layers.linear import ColumnParallelLinear, RowParallelLinear
@@ -46,6 +47,7 @@ class Attention(nn.Module):
         *,
         layer: int,
         parallel: TensorParallel,
+        weight_format: WeightFormat | None,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
@@ -63,8 +65,19 @@ class Attention(nn.Module):
             shards = [q, kv]
         else:
             shards = [q, kv, kv]
-        self.qkv = ColumnParallelLinear(architecture.hidden_size, shards=shards, device=device, dtype=dtype)
-        self.o = RowParallelLinear(architecture.hidden_size, shard=q, parallel=parallel, device=device, dtype=dtype)
+        hidden = architecture.hidden_size
+        self.qkv = ColumnParallelLinear(
+            TextLinear.QKV, hidden, shards=shards, weight_format=weight_format, device=device, dtype=dtype
+        )
+        self.o = RowParallelLinear(
+            TextLinear.OUTPUT,
+            hidden,
+            shard=q,
+            parallel=parallel,
+            weight_format=weight_format,
+            device=device,
+            dtype=dtype,
+        )
         self.q_norm = RMSNorm(self.head_dim, eps=self.eps, device=device, dtype=dtype)
         self.k_norm = (
             RMSNorm(self.head_dim, eps=self.eps, device=device, dtype=dtype) if architecture.owns_cache(layer) else None

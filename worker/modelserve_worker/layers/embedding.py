@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from modelserve.architecture import ModelArchitecture
+from modelserve.weight_format import TextLinear, WeightFormat
 from modelserve_worker.kernels.elementwise import ElementwiseDoors
 from modelserve_worker.layers.linear import ReplicatedLinear
 from modelserve_worker.layers.norm import RMSNorm
@@ -76,6 +77,7 @@ class PerLayerEmbedding(nn.Module):
         *,
         doors: ElementwiseDoors,
         parallel: TensorParallel,
+        weight_format: WeightFormat | None,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
@@ -95,7 +97,12 @@ class PerLayerEmbedding(nn.Module):
             dtype=dtype,
         )
         self.projection = ReplicatedLinear(
-            architecture.hidden_size, self.layers * self.width, device=device, dtype=dtype
+            TextLinear.MODEL_PROJECTION,
+            architecture.hidden_size,
+            self.layers * self.width,
+            weight_format=weight_format,
+            device=device,
+            dtype=dtype,
         )
         self.norm = RMSNorm(self.width, eps=architecture.rms_norm_eps, device=device, dtype=dtype)
 

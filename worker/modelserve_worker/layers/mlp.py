@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from modelserve.weight_format import TextLinear, WeightFormat
 from modelserve_worker.kernels.elementwise import ElementwiseDoors
 from modelserve_worker.layers.linear import ColumnParallelLinear, RowParallelLinear
 from modelserve_worker.layers.parallel import TensorParallel
@@ -20,14 +21,30 @@ class GatedMLP(nn.Module):
         *,
         doors: ElementwiseDoors,
         parallel: TensorParallel,
+        weight_format: WeightFormat | None,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
         super().__init__()
         self.doors = doors
         shard = parallel.shard(intermediate_size, what="intermediate_size")
-        self.gate_up = ColumnParallelLinear(hidden_size, shards=(shard, shard), device=device, dtype=dtype)
-        self.down = RowParallelLinear(hidden_size, shard=shard, parallel=parallel, device=device, dtype=dtype)
+        self.gate_up = ColumnParallelLinear(
+            TextLinear.GATE_UP,
+            hidden_size,
+            shards=(shard, shard),
+            weight_format=weight_format,
+            device=device,
+            dtype=dtype,
+        )
+        self.down = RowParallelLinear(
+            TextLinear.DOWN,
+            hidden_size,
+            shard=shard,
+            parallel=parallel,
+            weight_format=weight_format,
+            device=device,
+            dtype=dtype,
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         result: Tensor = self.down(self.doors.gated_gelu(self.gate_up.stacked(x)))

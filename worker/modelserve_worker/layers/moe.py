@@ -9,8 +9,10 @@ from torch.nn import functional
 from modelserve.architecture import ModelArchitecture
 from modelserve.errors import InvalidInput
 from modelserve.sizing.weights import EXPERT_WIDTH_MULTIPLE
+from modelserve.weight_format import TextLinear, WeightFormat
 from modelserve_worker.kernels.elementwise import ElementwiseDoors, rms_normalize
 from modelserve_worker.layers.parallel import TensorParallel
+from modelserve_worker.layers.stored_matrix import stored_matrix
 
 
 class Router(nn.Module):
@@ -50,7 +52,8 @@ class Experts(nn.Module):
 
     Rows are sorted by expert and go through two grouped products. No shape depends on what was chosen, and no expert
     count leaves the device where PyTorch has a grouped product of its own (bfloat16 from compute capability 9.0): there
-    a step can be captured. Elsewhere PyTorch reads the counts on the host, expert by expert.
+    a step can be captured, and wherever our own kernels multiply by quantised experts. Elsewhere PyTorch reads the
+    counts on the host, expert by expert.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class Experts(nn.Module):
         *,
         doors: ElementwiseDoors,
         parallel: TensorParallel,
+        weight_format: WeightFormat | None,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
@@ -71,11 +75,24 @@ class Experts(nn.Module):
                 f"hidden_size {architecture.hidden_size} is not a multiple of {EXPERT_WIDTH_MULTIPLE}, as experts need"
             )
         experts, hidden = architecture.num_experts, architecture.hidden_size
-        self.gate_up = nn.Parameter(
-            torch.empty((experts, 2 * self.shard.size, hidden), device=device, dtype=dtype), requires_grad=False
+        width = self.shard.size
+        self.gate_up = stored_matrix(
+            TextLinear.EXPERT_GATE_UP,
+            [width, width],
+            hidden,
+            weight_format=weight_format,
+            experts=experts,
+            device=device,
+            dtype=dtype,
         )
-        self.down = nn.Parameter(
-            torch.empty((experts, hidden, self.shard.size), device=device, dtype=dtype), requires_grad=False
+        self.down = stored_matrix(
+            TextLinear.EXPERT_DOWN,
+            [hidden],
+            width,
+            weight_format=weight_format,
+            experts=experts,
+            device=device,
+            dtype=dtype,
         )
         self.register_buffer("indices", torch.arange(experts, device=device), persistent=False)
         self.indices: Tensor
@@ -87,8 +104,8 @@ class Experts(nn.Module):
         chosen, order = experts.flatten().sort(stable=True)
         ends = torch.searchsorted(chosen, self.indices, right=True).to(torch.int32)
         rows = x[order // experts.shape[1]]
-        inner = self.doors.gated_gelu(functional.grouped_mm(rows, self.gate_up.transpose(1, 2), offs=ends))
-        expanded = functional.grouped_mm(inner, self.down.transpose(1, 2), offs=ends)
+        inner = self.doors.gated_gelu(self.gate_up.grouped(rows, ends))
+        expanded = self.down.grouped(inner, ends)
         weighted = torch.empty(expanded.shape, device=x.device, dtype=torch.float32)
         shares = expanded * weights.flatten()[order].unsqueeze(-1)
         weighted[order] = shares.masked_fill((chosen == len(self.indices)).unsqueeze(-1), 0.0)

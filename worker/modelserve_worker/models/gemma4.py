@@ -8,13 +8,17 @@ scale rounded to the weights' dtype.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.errors import InvalidInput
+from modelserve.sizing.dequantisation import workspace_bytes
 from modelserve.sizing.weights import tensor_parallel_problem
+from modelserve.weight_format import TextLinear, WeightFormat
 from modelserve_worker.kernels.elementwise import ElementwiseDoors, elementwise_doors
 from modelserve_worker.kernels.row_codec import v_only_columns
 from modelserve_worker.kernels.step_inputs import LastRows
@@ -26,6 +30,7 @@ from modelserve_worker.layers.moe import Experts, Router
 from modelserve_worker.layers.norm import RMSNorm
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.layers.rotary import RotaryEmbedding
+from modelserve_worker.layers.stored_matrix import StoredMatrix
 
 
 class MixtureOfExperts(nn.Module):
@@ -37,6 +42,7 @@ class MixtureOfExperts(nn.Module):
         *,
         doors: ElementwiseDoors,
         parallel: TensorParallel,
+        weight_format: WeightFormat | None,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
@@ -44,7 +50,9 @@ class MixtureOfExperts(nn.Module):
         self.doors = doors
         hidden, eps = architecture.hidden_size, architecture.rms_norm_eps
         self.router = Router(architecture, device=device, dtype=dtype)
-        self.experts = Experts(architecture, doors=doors, parallel=parallel, device=device, dtype=dtype)
+        self.experts = Experts(
+            architecture, doors=doors, parallel=parallel, weight_format=weight_format, device=device, dtype=dtype
+        )
         self.pre_norm = RMSNorm(hidden, eps=eps, device=device, dtype=dtype)
         self.post_norm = RMSNorm(hidden, eps=eps, device=device, dtype=dtype)
         self.dense_post_norm = RMSNorm(hidden, eps=eps, device=device, dtype=dtype)
@@ -61,13 +69,23 @@ class PerLayerInput(nn.Module):
     """What a PLE layer adds last, before its norm: W_p(gelu(W_g x) * ple)."""
 
     def __init__(
-        self, architecture: ModelArchitecture, *, doors: ElementwiseDoors, device: torch.device, dtype: torch.dtype
+        self,
+        architecture: ModelArchitecture,
+        *,
+        doors: ElementwiseDoors,
+        weight_format: WeightFormat | None,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
         super().__init__()
         self.doors = doors
         hidden, width = architecture.hidden_size, architecture.hidden_size_per_layer_input
-        self.gate = ReplicatedLinear(hidden, width, device=device, dtype=dtype)
-        self.projection = ReplicatedLinear(width, hidden, device=device, dtype=dtype)
+        self.gate = ReplicatedLinear(
+            TextLinear.LAYER_INPUT_GATE, hidden, width, weight_format=weight_format, device=device, dtype=dtype
+        )
+        self.projection = ReplicatedLinear(
+            TextLinear.LAYER_PROJECTION, width, hidden, weight_format=weight_format, device=device, dtype=dtype
+        )
         self.norm = RMSNorm(hidden, eps=architecture.rms_norm_eps, device=device, dtype=dtype)
 
     def forward(self, x: Tensor, per_layer: Tensor) -> Tensor:
@@ -89,6 +107,7 @@ class DecoderLayer(nn.Module):
         layer: int,
         doors: ElementwiseDoors,
         parallel: TensorParallel,
+        weight_format: WeightFormat | None,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
@@ -98,20 +117,26 @@ class DecoderLayer(nn.Module):
         self.doors = doors
         self.eps = architecture.rms_norm_eps
         hidden, eps = architecture.hidden_size, self.eps
-        self.attention = Attention(architecture, layer=layer, parallel=parallel, device=device, dtype=dtype)
+        self.attention = Attention(
+            architecture, layer=layer, parallel=parallel, weight_format=weight_format, device=device, dtype=dtype
+        )
         width = architecture.layer_intermediate_size(layer)
-        self.mlp = GatedMLP(hidden, width, doors=doors, parallel=parallel, device=device, dtype=dtype)
+        self.mlp = GatedMLP(
+            hidden, width, doors=doors, parallel=parallel, weight_format=weight_format, device=device, dtype=dtype
+        )
         self.input_norm = RMSNorm(hidden, eps=eps, device=device, dtype=dtype)
         self.post_attention_norm = RMSNorm(hidden, eps=eps, device=device, dtype=dtype)
         self.pre_feedforward_norm = RMSNorm(hidden, eps=eps, device=device, dtype=dtype)
         self.post_feedforward_norm = RMSNorm(hidden, eps=eps, device=device, dtype=dtype)
         self.moe = (
-            MixtureOfExperts(architecture, doors=doors, parallel=parallel, device=device, dtype=dtype)
+            MixtureOfExperts(
+                architecture, doors=doors, parallel=parallel, weight_format=weight_format, device=device, dtype=dtype
+            )
             if architecture.num_experts
             else None
         )
         self.per_layer_input = (
-            PerLayerInput(architecture, doors=doors, device=device, dtype=dtype)
+            PerLayerInput(architecture, doors=doors, weight_format=weight_format, device=device, dtype=dtype)
             if architecture.hidden_size_per_layer_input
             else None
         )
@@ -155,7 +180,8 @@ class DecoderLayer(nn.Module):
 class Gemma4ForCausalLM(nn.Module):
     """One rank's share of the decoder. Parameters are allocated, not initialised: a loader fills them.
 
-    Raises InvalidInput when the tensor-parallel size does not fit the geometry.
+    `weight_format` None is an unquantised checkpoint. Raises InvalidInput when the tensor-parallel size does not fit
+    the geometry, or cuts what one scale of a quantised matrix spans.
     """
 
     def __init__(
@@ -163,11 +189,12 @@ class Gemma4ForCausalLM(nn.Module):
         architecture: ModelArchitecture,
         *,
         parallel: TensorParallel,
+        weight_format: WeightFormat | None = None,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
         super().__init__()
-        if problem := tensor_parallel_problem(architecture, parallel.size):
+        if problem := tensor_parallel_problem(architecture, parallel.size, weight_format=weight_format):
             raise InvalidInput(problem, field="tensorParallelSize")
         vocab, hidden = architecture.vocab_size, architecture.hidden_size
         if architecture.hidden_size_per_layer_input and architecture.vocab_size_per_layer_input < vocab:
@@ -176,6 +203,7 @@ class Gemma4ForCausalLM(nn.Module):
                 "some tokens would have no per-layer embedding"
             )
         self.architecture = architecture
+        self.weight_format = weight_format
         self.parallel = parallel
         self.dtype = dtype
         self.doors = doors = elementwise_doors(device)
@@ -191,12 +219,22 @@ class Gemma4ForCausalLM(nn.Module):
             dtype=dtype,
         )
         self.per_layer_embedding = (
-            PerLayerEmbedding(architecture, doors=doors, parallel=parallel, device=device, dtype=dtype)
+            PerLayerEmbedding(
+                architecture, doors=doors, parallel=parallel, weight_format=weight_format, device=device, dtype=dtype
+            )
             if architecture.hidden_size_per_layer_input
             else None
         )
         self.layers = nn.ModuleList(
-            DecoderLayer(architecture, layer=layer, doors=doors, parallel=parallel, device=device, dtype=dtype)
+            DecoderLayer(
+                architecture,
+                layer=layer,
+                doors=doors,
+                parallel=parallel,
+                weight_format=weight_format,
+                device=device,
+                dtype=dtype,
+            )
             for layer in range(architecture.num_hidden_layers)
         )
         self.norm = RMSNorm(hidden, eps=architecture.rms_norm_eps, device=device, dtype=dtype)
@@ -278,6 +316,23 @@ class Gemma4ForCausalLM(nn.Module):
 
     def decoder_layers(self) -> list[DecoderLayer]:
         return [self.decoder_layer(layer) for layer in range(len(self.layers))]
+
+    def stored_matrices(self) -> Iterator[tuple[str, StoredMatrix]]:
+        """Every matrix that a format may store otherwise, with its name in this model."""
+        for name, module in self.named_modules():
+            if isinstance(module, StoredMatrix):
+                yield name, module
+
+    def share_workspace(self) -> None:
+        """Give all matrices that are dequantised for each product one buffer. Until then each product makes its own."""
+        matrices = [matrix for _, matrix in self.stored_matrices() if matrix.dequantises]
+        if not matrices:
+            return
+        computed = self.architecture.model_copy(update={"dtype": str(self.dtype).removeprefix("torch.")})
+        size = workspace_bytes(computed, tensor_parallel_size=self.parallel.size, weight_format=self.weight_format)
+        workspace = torch.empty(size, dtype=torch.uint8, device=self.norm.weight.device)
+        for matrix in matrices:
+            matrix.workspace = workspace
 
     def parameter_bytes(self) -> int:
         """Bytes of this rank's weights."""

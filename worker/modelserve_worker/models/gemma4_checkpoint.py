@@ -5,15 +5,24 @@ Names are relative to the text model: `layers.0.self_attn.q_proj.weight`, withou
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 
 from torch import Tensor
 
 from modelserve_worker.layers.attention import Attention
-from modelserve_worker.layers.linear import ColumnParallelLinear, RowParallelLinear
+from modelserve_worker.layers.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
+from modelserve_worker.layers.moe import Experts
 from modelserve_worker.layers.parallel import Shard
+from modelserve_worker.layers.stored_matrix import Fp8Matrix, Int4Matrix
 from modelserve_worker.models.gemma4 import DecoderLayer, Gemma4ForCausalLM
+from modelserve_worker.models.weight_source import (
+    MatrixNames,
+    MatrixShare,
+    Region,
+    WeightSource,
+    matrix_sources,
+    whole,
+)
 
 TEXT_PREFIXES = ("model.language_model.", "model.")
 TOWER_PREFIXES = (
@@ -24,26 +33,6 @@ TOWER_PREFIXES = (
     "model.embed_audio.",
 )
 HEAD = "lm_head.weight"
-
-
-@dataclass(frozen=True, slots=True)
-class Region:
-    """`length` indices of dimension `dim`: from `source` in the checkpoint tensor to `target` in the parameter."""
-
-    dim: int
-    source: int
-    target: int
-    length: int
-
-
-@dataclass(frozen=True, slots=True)
-class WeightSource:
-    """One checkpoint tensor of `shape`, and the regions of it that this rank copies into `parameter`."""
-
-    name: str
-    shape: tuple[int, ...]
-    parameter: Tensor
-    regions: tuple[Region, ...]
 
 
 def text_name(name: str) -> str | None:
@@ -64,22 +53,31 @@ def unused_names(model: Gemma4ForCausalLM) -> frozenset[str]:
     """
     architecture = model.architecture
     names = {
-        f"layers.{layer}.self_attn.{name}.weight"
+        f"layers.{layer}.self_attn.{name}.weight{ending}"
         for layer in range(architecture.first_shared_layer, architecture.num_hidden_layers)
         for name in ("k_proj", "v_proj", "k_norm", "v_norm")
+        for ending in ("", "_packed", "_scale", "_zero_point", "_g_idx", "_shape")
     }
+    names |= {f"layers.{i}.experts.{name}_proj_shape" for i in range(len(model.layers)) for name in ("gate_up", "down")}
     return frozenset(names | ({HEAD} if model.output_head is None else set()))
 
 
-def weight_sources(model: Gemma4ForCausalLM) -> Iterator[WeightSource]:
+def names_experts_apart(names: Iterable[str]) -> bool:
+    """Whether a checkpoint has tensors of each expert, as tools write that quantise modules of class Linear."""
+    return any(".experts.0.gate_proj." in name for name in names)
+
+
+def weight_sources(model: Gemma4ForCausalLM, *, experts_apart: bool = False) -> Iterator[WeightSource]:
     """Every tensor that a checkpoint must hold for this model, with this rank's share of it."""
     yield from _sharded("embed_tokens.weight", model.embedding.weight, model.embedding.shard, dim=0)
     if (ple := model.per_layer_embedding) is not None:
         yield from _sharded("embed_tokens_per_layer.weight", ple.table.weight, ple.table.shard, dim=0)
-        yield from _whole("per_layer_model_projection.weight", ple.projection.weight)
+        yield from _replicated("per_layer_model_projection", ple.projection)
         yield from _whole("per_layer_projection_norm.weight", ple.norm.weight)
     for layer in model.decoder_layers():
         yield from _layer(f"layers.{layer.layer}.", layer)
+        if layer.moe is not None:
+            yield from _experts(f"layers.{layer.layer}.experts.", layer.moe.experts, apart=experts_apart)
     yield from _whole("norm.weight", model.norm.weight)
     if model.output_head is not None:
         yield from _sharded(HEAD, model.output_head.weight, model.output_head.shard, dim=0)
@@ -87,9 +85,9 @@ def weight_sources(model: Gemma4ForCausalLM) -> Iterator[WeightSource]:
 
 def _layer(prefix: str, layer: DecoderLayer) -> Iterator[WeightSource]:
     yield from _attention(prefix + "self_attn.", layer.attention)
-    yield from _fused([prefix + "mlp.gate_proj.weight", prefix + "mlp.up_proj.weight"], layer.mlp.gate_up)
-    yield from _row_parallel(prefix + "mlp.down_proj.weight", layer.mlp.down)
-    whole = {
+    yield from _fused([prefix + "mlp.gate_proj", prefix + "mlp.up_proj"], layer.mlp.gate_up)
+    yield from _row_parallel(prefix + "mlp.down_proj", layer.mlp.down)
+    unsplit = {
         "input_layernorm.weight": layer.input_norm.weight,
         "post_attention_layernorm.weight": layer.post_attention_norm.weight,
         "pre_feedforward_layernorm.weight": layer.pre_feedforward_norm.weight,
@@ -97,33 +95,24 @@ def _layer(prefix: str, layer: DecoderLayer) -> Iterator[WeightSource]:
         "layer_scalar": layer.scalar,
     }
     if (ple := layer.per_layer_input) is not None:
-        whole["per_layer_input_gate.weight"] = ple.gate.weight
-        whole["per_layer_projection.weight"] = ple.projection.weight
-        whole["post_per_layer_input_norm.weight"] = ple.norm.weight
+        yield from _replicated(prefix + "per_layer_input_gate", ple.gate)
+        yield from _replicated(prefix + "per_layer_projection", ple.projection)
+        unsplit["post_per_layer_input_norm.weight"] = ple.norm.weight
     if (moe := layer.moe) is not None:
-        whole["router.proj.weight"] = moe.router.weight
-        whole["router.scale"] = moe.router.scale
-        whole["router.per_expert_scale"] = moe.router.per_expert_scale
-        whole["pre_feedforward_layernorm_2.weight"] = moe.pre_norm.weight
-        whole["post_feedforward_layernorm_1.weight"] = moe.dense_post_norm.weight
-        whole["post_feedforward_layernorm_2.weight"] = moe.post_norm.weight
-        shard = moe.experts.shard
-        experts, _, hidden = moe.experts.gate_up.shape
-        yield WeightSource(
-            prefix + "experts.gate_up_proj",
-            (experts, 2 * shard.total, hidden),
-            moe.experts.gate_up,
-            (Region(1, shard.start, 0, shard.size), Region(1, shard.total + shard.start, shard.size, shard.size)),
-        )
-        yield from _sharded(prefix + "experts.down_proj", moe.experts.down, shard, dim=2)
-    for name, parameter in whole.items():
+        unsplit["router.proj.weight"] = moe.router.weight
+        unsplit["router.scale"] = moe.router.scale
+        unsplit["router.per_expert_scale"] = moe.router.per_expert_scale
+        unsplit["pre_feedforward_layernorm_2.weight"] = moe.pre_norm.weight
+        unsplit["post_feedforward_layernorm_1.weight"] = moe.dense_post_norm.weight
+        unsplit["post_feedforward_layernorm_2.weight"] = moe.post_norm.weight
+    for name, parameter in unsplit.items():
         yield from _whole(prefix + name, parameter)
 
 
 def _attention(prefix: str, attention: Attention) -> Iterator[WeightSource]:
     names = ("q_proj", "k_proj", "v_proj")[: len(attention.qkv.shards)]
-    yield from _fused([f"{prefix}{name}.weight" for name in names], attention.qkv)
-    yield from _row_parallel(prefix + "o_proj.weight", attention.o)
+    yield from _fused([prefix + name for name in names], attention.qkv)
+    yield from _row_parallel(prefix + "o_proj", attention.o)
     yield from _whole(prefix + "q_norm.weight", attention.q_norm.weight)
     if attention.k_norm is not None:
         yield from _whole(prefix + "k_norm.weight", attention.k_norm.weight)
@@ -140,13 +129,36 @@ def _sharded(name: str, parameter: Tensor, shard: Shard, *, dim: int) -> Iterato
     yield WeightSource(name, tuple(shape), parameter, (Region(dim, shard.start, 0, shard.size),))
 
 
+def _replicated(name: str, linear: ReplicatedLinear) -> Iterator[WeightSource]:
+    matrix = linear.matrix
+    share = MatrixShare((whole(matrix.rows),), whole(matrix.columns))
+    yield from matrix_sources(matrix, MatrixNames.of_module(name), share)
+
+
 def _row_parallel(name: str, linear: RowParallelLinear) -> Iterator[WeightSource]:
-    yield from _sharded(name, linear.weight, linear.shard, dim=1)
+    share = MatrixShare((whole(linear.matrix.rows),), linear.shard)
+    yield from matrix_sources(linear.matrix, MatrixNames.of_module(name), share)
 
 
 def _fused(names: Sequence[str], linear: ColumnParallelLinear) -> Iterator[WeightSource]:
-    target = 0
-    for name, shard in zip(names, linear.shards, strict=True):
-        shape = (shard.total, linear.weight.shape[1])
-        yield WeightSource(name, shape, linear.weight, (Region(0, shard.start, target, shard.size),))
-        target += shard.size
+    for part, (name, shard) in enumerate(zip(names, linear.shards, strict=True)):
+        share = MatrixShare((shard,), whole(linear.matrix.columns), part)
+        yield from matrix_sources(linear.matrix, MatrixNames.of_module(name), share)
+
+
+def _experts(prefix: str, experts: Experts, *, apart: bool) -> Iterator[WeightSource]:
+    """Both matrices of all experts: one tensor for all, bfloat16 or packed int4, or tensors of each expert."""
+    shard = experts.shard
+    for matrix, names in ((experts.gate_up, ("gate_proj", "up_proj")), (experts.down, ("down_proj",))):
+        split_rows = matrix is experts.gate_up
+        rows, columns = (shard, whole(matrix.columns)) if split_rows else (whole(matrix.rows), shard)
+        if isinstance(matrix, Fp8Matrix) or (apart and isinstance(matrix, Int4Matrix)):
+            for expert in range(matrix.experts):
+                for part, name in enumerate(names):
+                    share = MatrixShare((rows,), columns, part, expert)
+                    yield from matrix_sources(matrix, MatrixNames.of_module(f"{prefix}{expert}.{name}"), share)
+            continue
+        total = len(names) * rows.total
+        runs = tuple(Shard(first + rows.start, first + rows.stop, total) for first in range(0, total, rows.total))
+        name = "gate_up_proj" if split_rows else "down_proj"
+        yield from matrix_sources(matrix, MatrixNames.of_parameter(prefix + name), MatrixShare(runs, columns))

@@ -1,0 +1,244 @@
+"""Quantise a checkpoint into a published layout:
+
+    PYTHONPATH=operator:worker python tests/models/quantise.py MODEL --format int4_g32 --output DIR
+
+Round to nearest, no data. The layouts are compressed-tensors': pack-quantized INT4 as google/gemma-4-*-it-qat-w4a16-ct
+and cyankiwi's AWQ-4bit have it, float-quantized FP8 as RedHatAI's FP8-dynamic and FP8-block have it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from modelserve.architecture import ModelArchitecture
+from modelserve.quantization_config import modules
+from modelserve.weight_format import FP8_BLOCK, StoredType, TextLinear, WeightFormat
+from modelserve_worker.tiny.weights import PREFIX, save_weights
+
+ALWAYS_IGNORED = ["lm_head", "re:.*embed.*", "re:.*router.*", "re:.*vision_tower.*", "re:.*audio_tower.*"]
+FP8_LARGEST = 448.0
+
+
+def int4(group_size: int, **settings: bool) -> WeightFormat:
+    return WeightFormat(stored=StoredType.INT4, scales="group", group_size=group_size, **settings)
+
+
+FORMATS = {
+    **{
+        f"int4_g{size}{'_asym' if not symmetric else ''}{'_actorder' if ordered else ''}": int4(
+            size, symmetric=symmetric, activation_order=ordered
+        )
+        for size in (32, 128)
+        for symmetric in (True, False)
+        for ordered in (False, True)
+    },
+    **{
+        f"fp8_{scales}": WeightFormat(stored=StoredType.FP8, scales=scales) for scales in ("channel", "tensor", "block")
+    },
+}
+
+
+def pack(nibbles: Tensor) -> Tensor:
+    """0..15 [N, K] -> int32 [N, K / 8], the first of eight in the lowest bits."""
+    shifts = torch.arange(0, 32, 4)
+    words = (nibbles.view(nibbles.shape[0], -1, 8).long() << shifts).sum(dim=-1)
+    return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
+
+
+def int4_tensors(weight: Tensor, stored: WeightFormat, order: Tensor) -> dict[str, Tensor]:
+    """Tensors of one matrix [N, K] by what follows `weight_`. `order` [K]: columns of the first group, then others."""
+    rows, columns = weight.shape
+    size = stored.group_size or columns
+    index = torch.empty(columns, dtype=torch.int32)
+    index[order] = torch.arange(columns, dtype=torch.int32) // size
+    grouped = weight.double()[:, order].view(rows, -1, size)
+    if stored.symmetric:
+        scale = (grouped.abs().amax(-1) / 7.5).clamp(min=1e-8).to(torch.bfloat16)
+        zero = torch.full(scale.shape, 8)
+    else:
+        low, high = grouped.amin(-1).clamp(max=0), grouped.amax(-1).clamp(min=0)
+        scale = ((high - low) / 15).clamp(min=1e-8).to(torch.bfloat16)
+        zero = (-low / scale.double()).round().clamp(0, 15).long()
+    steps = ((grouped / scale.double().unsqueeze(-1)).round() + zero.unsqueeze(-1)).clamp(0, 15).long()
+    nibbles = torch.empty((rows, columns), dtype=torch.long)
+    nibbles[:, order] = steps.view(rows, columns)
+    tensors = {"packed": pack(nibbles), "scale": scale, "shape": torch.tensor([rows, columns])}
+    if not stored.symmetric:
+        tensors["zero_point"] = pack(zero.T.contiguous()).T.contiguous()
+    if stored.activation_order:
+        tensors["g_idx"] = index
+    return tensors
+
+
+def fp8_tensors(weight: Tensor, stored: WeightFormat) -> dict[str, Tensor]:
+    """Elements under the empty name, and their scale, of one matrix [N, K]."""
+    rows, columns = weight.shape
+    if stored.scales == "block":
+        padded = torch.nn.functional.pad(weight.double(), (0, -columns % FP8_BLOCK, 0, -rows % FP8_BLOCK))
+        blocks = padded.view(padded.shape[0] // FP8_BLOCK, FP8_BLOCK, -1, FP8_BLOCK)
+        scale = (blocks.abs().amax((1, 3)) / FP8_LARGEST).clamp(min=1e-8).to(torch.bfloat16)
+        spread = scale.double().repeat_interleave(FP8_BLOCK, 0).repeat_interleave(FP8_BLOCK, 1)[:rows, :columns]
+    else:
+        largest = (
+            weight.double().abs().amax(1, keepdim=True) if stored.scales == "channel" else weight.double().abs().amax()
+        )
+        scale = (largest / FP8_LARGEST).clamp(min=1e-8).to(torch.bfloat16)
+        spread, scale = scale.double(), scale.view(-1, 1) if stored.scales == "channel" else scale.view(1)
+    elements = (weight.double() / spread).clamp(-FP8_LARGEST, FP8_LARGEST).float()
+    return {"": elements.to(torch.float8_e4m3fn), "scale": scale}
+
+
+def quantisable(architecture: ModelArchitecture, stored: WeightFormat) -> list[TextLinear]:
+    """Kinds of linear layers whose inputs are whole groups."""
+    a, size = architecture, stored.group_size or 1
+    heads = a.num_attention_heads
+    inputs = {
+        TextLinear.OUTPUT: (heads * a.head_dim, heads * a.global_head_dim),
+        TextLinear.DOWN: (a.intermediate_size,),
+        TextLinear.EXPERT_DOWN: (a.moe_intermediate_size,),
+        TextLinear.LAYER_PROJECTION: (a.hidden_size_per_layer_input,),
+    }
+    return [each for each in modules(a) if not any(k % size for k in inputs.get(each, (a.hidden_size,)))]
+
+
+def quantization_config(
+    architecture: ModelArchitecture, stored: WeightFormat, dense: Sequence[TextLinear]
+) -> dict[str, Any]:
+    """As tools write it, with the modules of `dense` in `ignore` by name."""
+    if stored.stored is StoredType.INT4:
+        layout, weights = "pack-quantized", {
+            "num_bits": 4, "type": "int", "strategy": "group", "group_size": stored.group_size,
+            "symmetric": stored.symmetric, "actorder": "group" if stored.activation_order else None,
+        }  # fmt: skip
+        activations = None
+    else:
+        layout, weights = (
+            "float-quantized",
+            {"num_bits": 8, "type": "float", "strategy": stored.scales, "symmetric": True},
+        )
+        weights["block_structure"] = [FP8_BLOCK, FP8_BLOCK] if stored.scales == "block" else None
+        activations = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True, "symmetric": True}
+    named = modules(architecture)
+    ignored = [PREFIX + name for each in dense for name in named[each]]
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": activations, "output_activations": None}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": layout,
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "ignore": [*ALWAYS_IGNORED, *ignored],
+        "kv_cache_scheme": None,
+    }
+
+
+def quantised_tensors(
+    tensors: Mapping[str, Tensor],
+    architecture: ModelArchitecture,
+    stored: WeightFormat,
+    linears: Sequence[TextLinear],
+    *,
+    fused_experts: bool,
+) -> dict[str, Tensor]:
+    """All tensors of the quantised checkpoint, by name without prefix. `fused_experts`: packed INT4 in one tensor."""
+    written = dict(tensors)
+    for linear in linears:
+        for name in modules(architecture)[linear]:
+            weight = _take(written, tensors, name)
+            seeded = torch.Generator().manual_seed(weight.shape[1])
+            order = torch.arange(weight.shape[1])
+            if stored.activation_order:  # what a matrix's inputs are ordered by is the same for all that share them
+                order = torch.randperm(weight.shape[1], generator=seeded)
+            made = (
+                int4_tensors(weight, stored, order) if stored.stored is StoredType.INT4 else fp8_tensors(weight, stored)
+            )
+            written |= {f"{name}.weight{'_' + part if part else ''}": tensor for part, tensor in made.items()}
+    return _fuse_experts(written, architecture) if fused_experts else written
+
+
+def _take(written: dict[str, Tensor], tensors: Mapping[str, Tensor], module: str) -> Tensor:
+    """Remove a module's weight, or the fused experts that it is part of, and return it."""
+    if f"{module}.weight" in tensors:
+        return written.pop(f"{module}.weight").float()
+    layer, _, rest = module.partition(".experts.")
+    expert, _, name = rest.partition(".")
+    fused = f"{layer}.experts.{'down' if name == 'down_proj' else 'gate_up'}_proj"
+    written.pop(fused, None)
+    whole = tensors[fused][int(expert)].float()
+    return whole if name == "down_proj" else whole.chunk(2)[0 if name == "gate_proj" else 1]
+
+
+def _fuse_experts(written: dict[str, Tensor], architecture: ModelArchitecture) -> dict[str, Tensor]:
+    for layer in range(architecture.num_hidden_layers):
+        for part in ("packed", "scale", "zero_point"):
+            prefix, ending = f"layers.{layer}.experts.", f"_proj.weight_{part}"
+            if f"{prefix}0.down{ending}" not in written:
+                continue
+            take = [
+                [written.pop(f"{prefix}{e}.{name}{ending}") for name in ("gate", "up", "down")]
+                for e in range(architecture.num_experts)
+            ]
+            written[f"{prefix}gate_up_proj_{part}"] = torch.stack([torch.cat(each[:2]) for each in take])
+            written[f"{prefix}down_proj_{part}"] = torch.stack([each[2] for each in take])
+    return {name: tensor for name, tensor in written.items() if not (".experts." in name and name.endswith("_shape"))}
+
+
+def quantise(
+    model: Path,
+    output: Path,
+    format_name: str,
+    *,
+    leave: Sequence[TextLinear] = (),
+    fused_experts: bool = False,
+) -> WeightFormat:
+    """Write the checkpoint `model`, quantised but for the linear layers of `leave`, to `output`; return its format.
+
+    Raises KeyError for a format that is not in FORMATS.
+    """
+    stored, config = FORMATS[format_name], json.loads((model / "config.json").read_text())
+    architecture = ModelArchitecture.from_config(config)
+    linears = [each for each in quantisable(architecture, stored) if each not in leave]
+    dense = [each for each in modules(architecture) if each not in linears]
+    output.mkdir(parents=True, exist_ok=True)
+    for file in model.iterdir():
+        if file.suffix != ".safetensors" and file.name != "model.safetensors.index.json":
+            shutil.copy(file, output)
+    config["quantization_config"] = quantization_config(architecture, stored, dense)
+    (output / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    source = {k: v for file in sorted(model.glob("*.safetensors")) for k, v in load_file(file).items()}
+    prefix = PREFIX if any(name.startswith(PREFIX) for name in source) else "model."
+    bare = {name.removeprefix(prefix): tensor for name, tensor in source.items()}
+    made = quantised_tensors(bare, architecture, stored, linears, fused_experts=fused_experts)
+    save_weights({PREFIX + name: tensor.contiguous() for name, tensor in made.items()}, output)
+    return stored.model_copy(update={"dense": tuple(dense), "fp8_activations": stored.stored is StoredType.FP8})
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path, help="a directory with an unquantised checkpoint")
+    parser.add_argument("--format", choices=FORMATS, required=True)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument(
+        "--leave", nargs="*", choices=[*TextLinear], default=[], help="linear layers to leave in bfloat16"
+    )
+    parser.add_argument("--fused-experts", action="store_true", help="experts in one tensor, INT4 only")
+    arguments = parser.parse_args(argv)
+    leave = [TextLinear(each) for each in arguments.leave]
+    stored = quantise(
+        arguments.model, arguments.output, arguments.format, leave=leave, fused_experts=arguments.fused_experts
+    )
+    print(f"{arguments.output}: {stored}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

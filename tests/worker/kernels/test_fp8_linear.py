@@ -1,0 +1,177 @@
+"""FP8 products: repacked weights are the published ones, kernels and twins say what float64 says."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Literal
+
+import numpy as np
+import ptx
+import pytest
+import torch
+from torch import Tensor
+
+from modelserve.sizing.quantised_tiles import fp8_inputs
+from modelserve_worker.kernels import fp8_linear, fp8_linear_triton
+from modelserve_worker.kernels.fp8_linear import dequantised, repack_fp8, unpaired
+from modelserve_worker.kernels.fp8_linear_triton import PLANES, TritonFp8, fp8_grouped_with, fp8_product_with
+from modelserve_worker.kernels.linear_tiles import LinearTile, split_sums
+from modelserve_worker.kernels.quantised_doors import PlainFp8, fp8_door
+
+Kind = Literal["channel", "block"]
+WHOLE = LinearTile(32, 8, 2, 3, programs=1)
+SPLIT = LinearTile(64, 16, 4, 3, programs=64)
+
+
+def published(rows: int, inputs: int, kind: Kind, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Elements of every kind of e4m3 number, scales, and what they mean in float64."""
+    bits = torch.randint(256, (rows, inputs), dtype=torch.uint8)
+    bits[bits & 0x7F == 0x7F] = 0  # no NaN
+    elements = bits.view(torch.float8_e4m3fn).to(device)
+    shape = (rows, 1) if kind == "channel" else (-(-rows // 128), -(-inputs // 128))
+    scale = (0.001 + 0.01 * torch.rand(shape)).to(device)
+    each = scale.double()
+    if kind == "block":
+        each = each.repeat_interleave(128, 0)[:rows].repeat_interleave(128, 1)[:, :inputs]
+    return elements, scale, elements.double() * each
+
+
+def error(actual: Tensor, expected: Tensor) -> float:
+    assert actual.shape == expected.shape
+    return float((actual.double() - expected).norm() / expected.norm())
+
+
+CASES: list[tuple[int, int, Kind]] = [
+    (80, 512, "channel"), (40, 704, "channel"), (150, 320, "block"), (200, 256, "block"), (33, 100, "channel"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rows", "inputs", "kind"), CASES)
+def test_repacked_weights_are_the_published_ones(rows, inputs, kind, device, monkeypatch) -> None:
+    monkeypatch.setattr(fp8_linear, "REPACKED_ELEMENTS", 20 * 1024)
+    elements, scale, exact = published(rows, inputs, kind, device)
+    address = elements.data_ptr()
+    matrix = repack_fp8(elements, scale, rounds_inputs=False)
+    assert matrix.elements.shape == (rows, fp8_inputs(inputs))
+    assert matrix.scale_rows == (128 if kind == "block" else 0)
+    assert (matrix.elements.data_ptr() == address) == (inputs % 64 == 0), "in place where it can be"
+    assert torch.equal(dequantised(matrix, torch.float64), exact)
+
+
+@pytest.mark.parametrize("tile", [WHOLE, SPLIT], ids=["whole", "split"])
+@pytest.mark.parametrize(("rows", "inputs", "kind"), CASES)
+def test_products_equal_float64(rows, inputs, kind, tile, device) -> None:
+    elements, scale, exact = published(rows, inputs, kind, device)
+    matrix = repack_fp8(elements, scale, rounds_inputs=False)
+    for count in (1, 17):
+        x = torch.randn(count, inputs, device=device).bfloat16()
+        expected = x.double() @ exact.t()
+        assert error(fp8_product_with(x, matrix, tile), expected) < 4e-3
+        assert error(PlainFp8().linear(x, matrix), expected) < 8e-3
+    assert not split_sums(device).arrivals.any()
+
+
+def test_blocks_that_begin_anew_with_each_stacked_matrix(device) -> None:
+    """As the experts of 26B-A4B: 704 rows are five and a half blocks."""
+    made = [published(rows, 320, "block", device) for rows in (192, 192, 48)]
+    elements = torch.cat([each.view(torch.uint8) for each, _, _ in made]).view(torch.float8_e4m3fn)
+    exact, x = torch.cat([each for _, _, each in made]), torch.randn(3, 320, device=device).bfloat16()
+    scale = torch.cat([each for _, each, _ in made])
+    matrix = repack_fp8(elements, scale, rounds_inputs=False, parts=(192, 192, 48))
+    assert matrix.scale_rows == 64
+    assert torch.equal(dequantised(matrix, torch.float64), exact)
+    assert error(fp8_product_with(x, matrix, SPLIT), x.double() @ exact.t()) < 4e-3
+
+
+@pytest.mark.parametrize("inputs", [5376, 21504])
+def test_products_over_the_inputs_of_the_31b(inputs, device) -> None:
+    elements, scale, exact = published(16, inputs, "channel", device)
+    x = torch.randn(2, inputs, device=device).bfloat16()
+    output = fp8_product_with(x, repack_fp8(elements, scale, rounds_inputs=False), SPLIT)
+    assert error(output, x.double() @ exact.t()) < 4e-3
+
+
+def test_a_broken_row_breaks_no_other(device) -> None:
+    elements, scale, _ = published(40, 320, "channel", device)
+    matrix = repack_fp8(elements, scale, rounds_inputs=False)
+    x = torch.randn(4, 320, device=device).bfloat16()
+    sound = x.clone()
+    x[1, 300] = torch.nan
+    output = fp8_product_with(x, matrix, SPLIT)
+    assert output[1].isnan().all()
+    assert torch.equal(output[[0, 2, 3]], fp8_product_with(sound, matrix, SPLIT)[[0, 2, 3]])
+
+
+@pytest.mark.parametrize("kind", ["channel", "block"])
+def test_experts_multiply_their_own_rows(kind, device) -> None:
+    made = [published(160, 352, kind, device) for _ in range(4)]
+    octets = torch.stack([elements.view(torch.uint8) for elements, _, _ in made]).view(torch.float8_e4m3fn)
+    stacked = repack_fp8(octets, torch.stack([scale for _, scale, _ in made]), rounds_inputs=False)
+    assert torch.equal(dequantised(stacked, torch.float64), torch.stack([exact for _, _, exact in made]))
+    bounds = [0, 3, 3, 23, 24]  # one expert without rows, one with more than a block
+    x = torch.randn(30, 352, device=device).bfloat16()
+    ends = torch.tensor(bounds[1:], dtype=torch.int32, device=device)
+    actual, plain = fp8_grouped_with(x, stacked, ends, WHOLE), PlainFp8().grouped(x, stacked, ends)
+    for expert, (_, _, exact) in enumerate(made):
+        span = slice(bounds[expert], bounds[expert + 1])
+        if span.start < span.stop:
+            assert error(actual[span], x[span].double() @ exact.t()) < 4e-3
+            assert error(plain[span], x[span].double() @ exact.t()) < 8e-3
+
+
+@pytest.mark.parametrize("inputs", [64, 100, 704])
+def test_inputs_are_rounded_by_row_as_the_twin_rounds_them(inputs, device) -> None:
+    x = (torch.randn(5, inputs, device=device) * 10 ** (4 * torch.rand(5, 1, device=device) - 2)).bfloat16()
+    x[3] = 0.0
+    rounded, scales = fp8_linear_triton.rounded_inputs(x)
+    expected, expected_scales = fp8_linear.rounded_inputs(x)
+    assert torch.equal(scales, expected_scales)
+    assert torch.equal(rounded.view(torch.uint8), expected.view(torch.uint8))
+    back = unpaired(rounded.double())[:, :inputs] * scales.double()
+    # Half a step of three mantissa bits, or of the subnormals below 2^-6.
+    bound = torch.maximum(x.double().abs() * 2.0**-4, scales.double() * 2.0**-10)
+    assert ((back - x.double()).abs() <= bound * 1.0001).all()
+    assert (back.abs().amax(1)[[0, 1, 2, 4]] > 0).all()
+
+
+def test_rounded_inputs_and_weights_multiply_in_one_order(device) -> None:
+    """The scaled product knows nothing of pairs: both sides must have the same."""
+    elements, scale, exact = published(48, 704, "channel", device)
+    matrix = repack_fp8(elements, scale, rounds_inputs=True)
+    x = torch.randn(20, 704, device=device).bfloat16()
+    rounded, scales = fp8_linear_triton.rounded_inputs(x)
+    product = (rounded.double() @ matrix.elements.double().t()) * scales.double() * matrix.scales.double()
+    assert error(product, x.double() @ exact.t()) < 5e-2
+    assert error(product, (unpaired(rounded.double())[:, :704] * scales.double()) @ exact.t()) < 1e-6
+
+
+def test_the_assembly_converts_every_e4m3_number() -> None:
+    bits = np.arange(256, dtype=np.uint32)
+    bits[[0x7F, 0xFF]] = 0
+    shuffled = np.random.default_rng(seed := secrets.randbits(32)).permutation(bits)
+    words = bits | shuffled << 8 | shuffled[::-1] << 16 | bits[::-1] << 24
+    first, second = ptx.run(PLANES.value, [words], outputs=2)
+
+    def value(octets: np.ndarray) -> Tensor:
+        return torch.from_numpy(octets.astype(np.uint8)).view(torch.float8_e4m3fn).double()
+
+    assert torch.equal(ptx.halves(first), torch.stack([value(bits), value(shuffled[::-1])], -1)), seed
+    assert torch.equal(ptx.halves(second), torch.stack([value(shuffled), value(bits[::-1])], -1)), seed
+
+
+@pytest.mark.parametrize("scale", [(80, 4), (79, 1), (2, 4), (4,)])
+def test_scales_that_do_not_fit_are_refused(scale, device) -> None:
+    elements = torch.zeros((80, 512), dtype=torch.uint8, device=device).view(torch.float8_e4m3fn)
+    with pytest.raises(ValueError, match="do not fit FP8 weights of 80 rows and 512 inputs"):
+        repack_fp8(elements, torch.ones(scale, device=device), rounds_inputs=False)
+
+
+def test_a_device_has_one_door_or_none(monkeypatch) -> None:
+    assert fp8_door(torch.device("cpu")) is None
+    for capability in (90, 75):
+        fp8_door.cache_clear()
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, of=capability: divmod(of, 10))
+        door = fp8_door(torch.device("cuda", 0))
+        assert isinstance(door, TritonFp8) if capability == 90 else door is None
+        assert fp8_door(torch.device("cuda", 0)) is door
+    fp8_door.cache_clear()

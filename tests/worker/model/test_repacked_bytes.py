@@ -1,0 +1,103 @@
+"""What matrices hold in the order of the kernels, and what their products hold beside it, is what sizing counts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from modelserve.architecture import ModelArchitecture
+from modelserve.published import published_model
+from modelserve.sizing.activation import activation_terms
+from modelserve.sizing.cuda_graphs import CUDA_GRAPH_NODE_BYTES, graphs_bytes
+from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
+from modelserve.sizing.quantised_tiles import (
+    SPLIT_SUM_BYTES,
+    multiplied_by_kernels,
+    tile_padding_bytes,
+)
+from modelserve.sizing.weights import weight_bytes
+from modelserve.weight_format import WeightFormat, int4
+from modelserve_worker.kernels.linear_tiles import dequantised_block, split_sums
+from modelserve_worker.layers import stored_matrix
+from modelserve_worker.layers.parallel import TensorParallel
+from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
+
+FP8 = WeightFormat(stored="fp8", scales="channel", fp8_activations=True)
+FP8_BLOCK = WeightFormat(stored="fp8", scales="block")
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "stored", "padded"),
+    [
+        ("31B", 2, int4(32), False),
+        ("E4B", 1, int4(128, symmetric=False), False),
+        ("31B", 8, int4(32), True),  # 2,688 inputs of a rank's share are ten and a half tiles
+        ("26B-A4B", 2, int4(32, symmetric=False), True),
+        ("26B-A4B", 1, FP8_BLOCK, True),  # the experts' 704 rows are five and a half blocks
+        ("31B", 1, FP8, False),
+    ],
+)
+def test_repacked_matrices(name, size, stored, padded, monkeypatch) -> None:
+    facts = published_model(f"hf://google/gemma-4-{name}")
+    assert facts is not None
+    monkeypatch.setattr(stored_matrix, "int4_door", lambda _: object())
+    monkeypatch.setattr(stored_matrix, "fp8_door", lambda _: object())
+    parallel = TensorParallel(rank=size - 1, size=size)
+    whole = facts.architecture.model_dump()
+    architecture = ModelArchitecture.model_validate(
+        whole | {"full_attention_layers": (1,), "num_hidden_layers": 2, "num_kv_shared_layers": 0}
+    )
+    model = Gemma4ForCausalLM(
+        architecture, parallel=parallel, weight_format=stored, device=torch.device("meta"), dtype=torch.bfloat16
+    )
+    for _, matrix in model.stored_matrices():
+        matrix.repack()
+    arguments = {"tensor_parallel_size": size, "weight_format": stored}
+    padding = tile_padding_bytes(architecture, **arguments)
+    assert model.parameter_bytes() == weight_bytes(architecture, **arguments) + padding
+    assert (padding > 0) == padded
+    assert padding < 0.16 * model.parameter_bytes()
+
+
+def terms(stored: WeightFormat | None, *, tokens: int, on_cpu: bool = False, dtype: str = "bfloat16") -> dict[str, int]:
+    facts = published_model("hf://google/gemma-4-31B")
+    assert facts is not None
+    always, _ = activation_terms(
+        facts.architecture.model_copy(update={"dtype": dtype}), tensor_parallel_size=1, max_num_batched_tokens=tokens,
+        max_num_seqs=8, on_cpu=on_cpu, kv_dtype=KVCacheDtype(dtype), kv_layout=KVCacheLayout.V_ONLY,
+        weight_format=stored,
+    )  # fmt: skip
+    return dict(always)
+
+
+def test_what_products_hold_on_a_gpu_and_on_a_cpu() -> None:
+    sums = split_sums(torch.device("cpu"))
+    assert sums.parts.nbytes + sums.arrivals.nbytes == SPLIT_SUM_BYTES
+    assert terms(int4(32), tokens=1024)["products"] == SPLIT_SUM_BYTES
+    block = dequantised_block(torch.device("meta"))
+    assert terms(int4(32), tokens=1280)["products"] == SPLIT_SUM_BYTES + block.nbytes
+    assert terms(FP8, tokens=8192)["products"] == SPLIT_SUM_BYTES + 8192 * (21504 + 4)
+    assert terms(FP8_BLOCK, tokens=8192)["products"] == SPLIT_SUM_BYTES
+    assert "products" not in terms(None, tokens=8192)
+    facts = published_model("hf://google/gemma-4-31B")
+    assert facts is not None
+    for plain in (terms(int4(32), tokens=64, on_cpu=True), terms(int4(16), tokens=64)):
+        assert "products" not in plain
+        assert plain["dequantised"] > 43008 * 5376 * 2
+    assert not multiplied_by_kernels(facts.architecture.model_copy(update={"dtype": "float32"}), FP8)
+
+
+def test_captured_steps_of_many_rows_have_a_kernel_for_each_block() -> None:
+    facts = published_model("hf://google/gemma-4-31B")
+    assert facts is not None
+
+    def nodes(stored: WeightFormat | None, tokens: int) -> int:
+        held = graphs_bytes(
+            facts.architecture, tensor_parallel_size=1, max_num_batched_tokens=tokens, max_num_seqs=8,
+            weight_format=stored,
+        )  # fmt: skip
+        return held // CUDA_GRAPH_NODE_BYTES
+
+    assert nodes(int4(32), 1024) == nodes(None, 1024)
+    assert 60 * 4 < nodes(int4(32), 1280) - nodes(None, 1280) < 60 * 30
+    assert nodes(FP8, 64) - nodes(None, 64) == pytest.approx(60 * 4 * 5, abs=1)  # five captured sizes

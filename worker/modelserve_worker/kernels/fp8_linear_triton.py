@@ -1,0 +1,313 @@
+"""Triton kernels of products with FP8 (e4m3) weights, in the order of `fp8_linear.Fp8Pairs`, on any capability.
+
+Weights are the left operand: 16-bit pairs become two planes [BLOCK_N, 64] of bfloat16 by integer operations, exactly,
+and are multiplied with inputs of BLOCK_M rows. Scales go on float32 sums: a row's at the end, a block's every 128
+inputs.
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from modelserve.sizing.quantised_tiles import FP8_PAIR_INPUTS, fp8_inputs
+from modelserve_worker.kernels.fp8_linear import LARGEST, SCALE_BLOCK, Fp8Pairs
+from modelserve_worker.kernels.linear_tiles import (
+    FEW_ROWS,
+    GENERATIONS,
+    MANY,
+    LinearTile,
+    grouped_tile,
+    linear_tile,
+    split_sums,
+    tiles_of,
+)
+from modelserve_worker.kernels.specimen import KernelSpecimen
+from modelserve_worker.kernels.split_inputs import split_range, store_product
+
+FP8_CAPABILITY = 89  # from here on matrix units multiply e4m3
+_SCALED_MULTIPLE = 16  # of the rows of a matrix that PyTorch's product of e4m3 takes
+TILE_INPUTS = tl.constexpr(SCALE_BLOCK)
+PAIR_INPUTS = tl.constexpr(FP8_PAIR_INPUTS)
+MOST = tl.constexpr(LARGEST)
+PACKED = tl.constexpr(not triton.knobs.runtime.interpret)  # the interpreter has no assembly
+UNIT = tl.constexpr(2.0**120)  # bfloat16's exponent begins 120 below e4m3's
+
+# Two pairs in one register. Sign and the other seven bits go to the top and to the middle of bfloat16; times 2^120,
+# which is exact, subnormals included.
+PLANES = tl.constexpr("""{
+.reg .b32 v, t, unit, none;
+mov.b32 unit, 0x7b807b80;
+mov.b32 none, 0x80008000;
+shl.b32 v, $2, 8;
+shr.b32 t, v, 4;
+and.b32 t, t, 0x07f007f0;
+lop3.b32 t, v, 0x80008000, t, 0xea;
+fma.rn.bf16x2 $0, t, unit, none;
+shr.b32 t, $2, 4;
+and.b32 t, t, 0x07f007f0;
+lop3.b32 t, $2, 0x80008000, t, 0xea;
+fma.rn.bf16x2 $1, t, unit, none;
+}""")
+
+
+@triton.jit
+def element(bits):
+    """e4m3 in the low eight bits of int32 -> float32."""
+    return ((((bits & 0x80) << 8) | ((bits & 0x7F) << 4)) << 16).to(tl.float32, bitcast=True) * UNIT
+
+
+@triton.jit
+def planes_of(pairs):
+    """Pairs int16 -> their first and their second elements."""
+    if PACKED:
+        return tl.inline_asm_elementwise(
+            PLANES, "=r,=r,r", [pairs], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2
+        )
+    else:  # noqa: RET505 - the compiler looks at both after an if without else
+        bits = pairs.to(tl.int32)
+        return element(bits), element(bits >> 8)
+
+
+@triton.jit
+def inputs_of(x_at, first, k, wanted, K, WHOLE: tl.constexpr):
+    """Inputs first + k of some rows [k, BLOCK_M]; zeros past the last one and past the rows."""
+    mask = wanted if WHOLE else wanted & (first + k < K)[:, None]
+    values = tl.load(x_at + first, mask=mask, other=0.0)
+    return values if PACKED else values.to(tl.float32)
+
+
+@triton.jit
+def columns_of_pairs():
+    """Inputs of the first elements of a tile's pairs, from its first input; those of the second lie 32 behind."""
+    pair = tl.arange(0, TILE_INPUTS // 2)
+    return pair // (PAIR_INPUTS // 2) * PAIR_INPUTS + pair % (PAIR_INPUTS // 2)
+
+
+@triton.jit
+def fp8_sum(x_at, wanted, elements, scales, n, N, K, stored, begin, end, WHOLE: tl.constexpr, SCALE_ROWS: tl.constexpr):
+    """Float32 [BLOCK_N, BLOCK_M] of tiles [begin, end), scaled. Rows n may lie past the end: the last one stands in."""
+    n = tl.minimum(n, N - 1)
+    pair = tl.arange(0, TILE_INPUTS // 2)
+    k = columns_of_pairs()
+    rows = elements + n.to(tl.int64)[:, None] * (stored // 2) + pair[None, :]
+    total = tl.zeros([n.shape[0], wanted.shape[1]], tl.float32)
+    for tile in range(begin, end):
+        first = tile * TILE_INPUTS
+        if WHOLE:
+            pairs = tl.load(rows + first // 2)
+        else:
+            pairs = tl.load(rows + first // 2, mask=(first // 2 + pair < stored // 2)[None, :], other=0)
+        even, odd = planes_of(pairs)
+        x_even = inputs_of(x_at, first, k, wanted, K, WHOLE)
+        x_odd = inputs_of(x_at, first + PAIR_INPUTS // 2, k, wanted, K, WHOLE)
+        if SCALE_ROWS:
+            scale = tl.load(scales + n // SCALE_ROWS * tl.cdiv(K, TILE_INPUTS) + tile)
+            total += tl.dot(odd, x_odd, tl.dot(even, x_even)) * scale[:, None]
+        else:
+            total = tl.dot(odd, x_odd, tl.dot(even, x_even, total))
+    if not SCALE_ROWS:
+        total *= tl.load(scales + n)[:, None]
+    return total
+
+
+@triton.jit(do_not_specialize=["rows", "splits"])
+def fp8_product(
+    x,  # [rows, K]
+    x_stride,
+    elements,  # int16: pairs [N, stored / 2]
+    scales,
+    output,  # [rows, N]
+    sums,
+    arrivals,
+    rows,
+    N,
+    K,
+    stored,
+    splits,
+    WHOLE: tl.constexpr,  # K is a multiple of the tile
+    SCALE_ROWS: tl.constexpr,  # rows of a block with one scale; 0: each row has one
+    SPLIT: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    row_block, column_block, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    m = row_block * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = column_block * BLOCK_N + tl.arange(0, BLOCK_N)
+    x_at = x + m.to(tl.int64)[None, :] * x_stride + columns_of_pairs()[:, None]
+    begin, end = split_range(tl.cdiv(K, TILE_INPUTS), split, splits)
+    total = fp8_sum(x_at, (m < rows)[None, :], elements, scales, n, N, K, stored, begin, end, WHOLE, SCALE_ROWS)
+    block = row_block * tl.num_programs(1) + column_block
+    store_product(total, output, m, n, rows, N, sums, arrivals, block, split, splits, SPLIT)
+
+
+@triton.jit
+def fp8_expert_products(
+    x,  # [R, K], rows of one expert beside one another
+    x_stride,
+    elements,  # of expert 0; the others follow
+    scales,
+    output,  # [R, N]
+    ends,  # of each expert's rows
+    N,
+    K,
+    stored,
+    WHOLE: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    column_block, expert, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    end = tl.load(ends + expert)
+    begin = tl.where(expert == 0, 0, tl.load(ends + tl.maximum(expert - 1, 0)))
+    tiles = tl.cdiv(K, TILE_INPUTS)
+    elements += expert.to(tl.int64) * N * (stored // 2)
+    scales += expert * (tl.cdiv(N, SCALE_ROWS) * tiles if SCALE_ROWS else N)
+    n = column_block * BLOCK_N + tl.arange(0, BLOCK_N)
+    for first in range(begin + part * BLOCK_M, end, tl.num_programs(2) * BLOCK_M):
+        m = first + tl.arange(0, BLOCK_M)
+        x_at = x + m.to(tl.int64)[None, :] * x_stride + columns_of_pairs()[:, None]
+        total = fp8_sum(x_at, (m < end)[None, :], elements, scales, n, N, K, stored, 0, tiles, WHOLE, SCALE_ROWS)
+        store_product(total, output, m, n, end, N, None, None, 0, 0, 1, False)
+
+
+@triton.jit
+def round_inputs(x, x_stride, rounded, scales, K: tl.constexpr, stored: tl.constexpr, BLOCK: tl.constexpr):
+    """A row to e4m3 in the order of pairs, the largest element to 448."""
+    row = tl.program_id(0).to(tl.int64)
+    pair = tl.arange(0, BLOCK)
+    k = pair // (PAIR_INPUTS // 2) * PAIR_INPUTS + pair % (PAIR_INPUTS // 2)
+    at = x + row * x_stride + k
+    even = tl.load(at, mask=k < K, other=0.0).to(tl.float32)
+    odd = tl.load(at + PAIR_INPUTS // 2, mask=k + PAIR_INPUTS // 2 < K, other=0.0).to(tl.float32)
+    largest = tl.max(tl.maximum(tl.abs(even), tl.abs(odd)), axis=0)
+    scale = tl.where(largest > 0, tl.div_rn(largest, MOST), 1.0)
+    low = rounded_bits(even, scale)
+    high = rounded_bits(odd, scale)
+    tl.store(rounded + row * (stored // 2) + pair, (low | (high << 8)).to(tl.int16), mask=pair < stored // 2)
+    tl.store(scales + row, scale)
+
+
+@triton.jit
+def rounded_bits(values, scale):
+    """values / scale as e4m3, its bits in int32."""
+    limited = tl.minimum(tl.maximum(tl.div_rn(values, scale), -MOST), MOST)
+    return limited.to(tl.float8e4nv).to(tl.uint8, bitcast=True).to(tl.int32)
+
+
+def _constants(matrix: Fp8Pairs, tile: LinearTile) -> dict[str, Any]:
+    return {
+        "WHOLE": matrix.inputs % SCALE_BLOCK == 0, "SCALE_ROWS": matrix.scale_rows,
+        "BLOCK_N": tile.outputs, "BLOCK_M": tile.rows, "num_warps": tile.warps, "num_stages": tile.stages,
+    }  # fmt: skip
+
+
+def fp8_product_with(x: Tensor, matrix: Fp8Pairs, tile: LinearTile) -> Tensor:
+    """x [T, K] bfloat16 times the transposed matrix, inputs as they are, with the tile given -> [T, N]."""
+    x = x if x.stride(1) == 1 else x.contiguous()
+    rows, outputs = x.shape[0], matrix.rows
+    output = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
+    splits = tile.splits(rows=rows, outputs=outputs, tiles=triton.cdiv(matrix.inputs, SCALE_BLOCK))
+    shared = split_sums(x.device)
+    grid = triton.cdiv(rows, tile.rows), triton.cdiv(outputs, tile.outputs), splits
+    fp8_product[grid](
+        x, x.stride(0), matrix.elements.view(torch.int16), matrix.scales, output, shared.parts, shared.arrivals,
+        rows, outputs, matrix.inputs, matrix.elements.shape[1], splits, SPLIT=splits > 1, **_constants(matrix, tile),
+    )  # fmt: skip
+    return output
+
+
+def fp8_grouped_with(x: Tensor, matrix: Fp8Pairs, ends: Tensor, tile: LinearTile) -> Tensor:
+    """`Fp8Door.grouped` with the tile given. Each expert's matrix is read once for every block of its rows."""
+    x = x if x.stride(1) == 1 else x.contiguous()
+    experts, outputs, stored = matrix.elements.shape
+    output = torch.empty((x.shape[0], outputs), dtype=x.dtype, device=x.device)
+    grid = triton.cdiv(outputs, tile.outputs), experts, tile.parts(rows=x.shape[0], experts=experts)
+    fp8_expert_products[grid](
+        x, x.stride(0), matrix.elements.view(torch.int16), matrix.scales, output, ends, outputs, matrix.inputs, stored,
+        **_constants(matrix, tile),
+    )  # fmt: skip
+    return output
+
+
+def rounded_inputs(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The kernel of `fp8_linear.rounded_inputs`; from capability 8.9 on."""
+    x = x if x.stride(1) == 1 else x.contiguous()
+    rows, inputs = x.shape
+    stored = fp8_inputs(inputs)
+    rounded = torch.empty((rows, stored), dtype=torch.float8_e4m3fn, device=x.device)
+    scales = torch.empty((rows, 1), dtype=torch.float32, device=x.device)
+    block = triton.next_power_of_2(stored // 2)
+    round_inputs[(rows,)](
+        x, x.stride(0), rounded.view(torch.int16), scales, K=inputs, stored=stored, BLOCK=block,
+        num_warps=min(16, max(1, block // 256)),
+    )  # fmt: skip
+    return rounded, scales
+
+
+class TritonFp8:
+    """The door of a GPU of `capability`, 10 * major + minor; inputs are bfloat16."""
+
+    def __init__(self, capability: int) -> None:
+        self._capability = capability
+
+    def linear(self, x: Tensor, matrix: Fp8Pairs) -> Tensor:
+        if x.shape[0] > FEW_ROWS and self._multiplies_rounded(matrix):
+            rounded, scales = rounded_inputs(x)
+            return torch._scaled_mm(
+                rounded, matrix.elements.t(), scale_a=scales, scale_b=matrix.scales.unsqueeze(0), out_dtype=x.dtype
+            )
+        return fp8_product_with(x, matrix, linear_tile("fp8", x.shape[0], capability=self._capability))
+
+    def grouped(self, x: Tensor, matrix: Fp8Pairs, ends: Tensor) -> Tensor:
+        return fp8_grouped_with(x, matrix, ends, grouped_tile("fp8", x.shape[0], len(ends), self._capability))
+
+    def _multiplies_rounded(self, matrix: Fp8Pairs) -> bool:
+        fits = not matrix.scale_rows and matrix.rows % _SCALED_MULTIPLE == 0
+        return matrix.rounds_inputs and fits and self._capability >= FP8_CAPABILITY
+
+
+def _specimen(
+    kernel: Any, tile: LinearTile, generation: tuple[int, int], *, blockwise: bool, whole: bool = True
+) -> KernelSpecimen:
+    types = {
+        "x": "*bf16", "elements": "*i16", "scales": "*fp32", "output": "*bf16", "sums": "*fp32", "arrivals": "*i32",
+        "ends": "*i32",
+    }  # fmt: skip
+    constants = {
+        "WHOLE": whole, "SCALE_ROWS": SCALE_BLOCK if blockwise else 0, "SPLIT": True,
+        "BLOCK_N": tile.outputs, "BLOCK_M": tile.rows,
+    }  # fmt: skip
+    return KernelSpecimen(
+        kernel,
+        {name: types.get(name, "i32") for name in kernel.arg_names if name not in constants},
+        {name: value for name, value in constants.items() if name in kernel.arg_names},
+        tile.warps, tile.stages, multiples_of_16=frozenset({"x_stride", "N", "K", "stored"}),
+        lowest_capability=generation[0], highest_capability=generation[1],
+    )  # fmt: skip
+
+
+def _specimens() -> list[KernelSpecimen]:
+    few = tiles_of("fp8", capability=90)[8]
+    return [
+        _specimen(fp8_product, few, (80, 1000), blockwise=True),
+        _specimen(fp8_expert_products, few, (80, 1000), blockwise=False, whole=False),
+        *(
+            _specimen(fp8_product, tiles_of("fp8", capability=generation[0])[MANY], generation, blockwise=True)
+            for generation in GENERATIONS
+        ),
+        KernelSpecimen(
+            round_inputs, {"x": "*bf16", "x_stride": "i32", "rounded": "*i16", "scales": "*fp32"},
+            {"K": 21504, "stored": 21504, "BLOCK": 16384}, num_warps=16, multiples_of_16=frozenset({"x_stride"}),
+            lowest_capability=FP8_CAPABILITY,
+        ),
+    ]  # fmt: skip
+
+
+SPECIMENS = _specimens()

@@ -1,0 +1,118 @@
+"""Tiles of the kernels for quantised linear layers, by format, rows and GPU: the data that a measurement changes.
+
+`tests/gpu/linear_speed.py` times these and others on the published models' shapes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from modelserve.sizing.quantised_tiles import DEQUANTISED_BLOCK_BYTES, SPLIT_SUM_BYTES
+
+Format = Literal["int4", "fp8"]
+GROUPED_ROWS = 4  # rows an expert has on average, up to which the few-row kernel multiplies
+MOST_COUNTERS = 1 << 12
+LEAST_MAJOR = 8
+_FLOAT32 = 4
+
+
+@dataclass(frozen=True, slots=True)
+class LinearTile:
+    """Block of one program: `outputs` rows of the matrix times `rows` rows of inputs.
+
+    Inputs are split while all blocks together are fewer than `programs`. `few`: the kernel for few rows.
+    """
+
+    outputs: int
+    rows: int
+    warps: int
+    stages: int
+    programs: int
+    few: bool = False
+
+    def splits(self, *, rows: int, outputs: int, tiles: int) -> int:
+        """Parts that `tiles` tiles of inputs are cut into, each of two tiles at least."""
+        blocks = -(-rows // self.rows) * -(-outputs // self.outputs)
+        return max(1, min(self.programs // blocks, tiles // 2))
+
+    def parts(self, *, rows: int, experts: int) -> int:
+        """Programs that share an expert's blocks of rows: as if every expert had twice its share of them."""
+        return max(1, min(16, 2 * rows // (experts * self.rows)))
+
+
+# Compute capabilities with the same shared memory: 163 KiB a block, 99 KiB, 227 KiB.
+GENERATIONS = ((80, 80), (86, 89), (90, 1000))
+FEW_ROWS = 16
+MANY = 1 << 30  # rows: for all that no other tile is for
+_FEW = {8: LinearTile(64, 8, 2, 3, 512, few=True), FEW_ROWS: LinearTile(64, 16, 2, 3, 512, few=True)}
+_TILES: dict[Format, tuple[dict[int, LinearTile], ...]] = {
+    "int4": (
+        {**_FEW, 64: LinearTile(128, 64, 8, 2, 264), MANY: LinearTile(128, 64, 8, 2, 264)},
+        {**_FEW, 64: LinearTile(64, 64, 4, 2, 264), MANY: LinearTile(64, 64, 4, 2, 264)},
+        {**_FEW, 64: LinearTile(128, 64, 8, 3, 264), MANY: LinearTile(128, 128, 8, 2, 240)},
+    ),
+    "fp8": (
+        {**_FEW, 64: LinearTile(128, 64, 8, 3, 264), MANY: LinearTile(128, 64, 8, 3, 264)},
+        {**_FEW, 64: LinearTile(64, 64, 4, 3, 264), MANY: LinearTile(64, 64, 4, 3, 264)},
+        {**_FEW, 64: LinearTile(128, 64, 8, 3, 264), MANY: LinearTile(128, 128, 8, 3, 240)},
+    ),
+}
+
+
+def tiles_of(fmt: Format, *, capability: int) -> dict[int, LinearTile]:
+    """Tiles by the most rows they are for; `capability` is 10 * major + minor, at least 80."""
+    for (lowest, highest), tiles in zip(GENERATIONS, _TILES[fmt], strict=True):
+        if lowest <= capability <= highest:
+            return tiles
+    raise ValueError(f"no tiles of linear layers for compute capability {capability}: 80 is the lowest supported")
+
+
+def linear_tile(fmt: Format, rows: int, *, capability: int) -> LinearTile:
+    """The tile for a product of `rows` rows."""
+    return next(tile for most, tile in tiles_of(fmt, capability=capability).items() if rows <= most)
+
+
+def grouped_tile(fmt: Format, rows: int, experts: int, capability: int) -> LinearTile:
+    """The tile for `rows` rows dealt out to `experts` experts."""
+    most = 8 if rows <= GROUPED_ROWS * experts else 64
+    return tiles_of(fmt, capability=capability)[most]
+
+
+def kernel_capability(device: torch.device) -> int | None:
+    """10 * major + minor of a GPU that the kernels run on; None for other devices."""
+    if device.type != "cuda":
+        return None
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor if major >= LEAST_MAJOR else None
+
+
+@dataclass(frozen=True, slots=True)
+class SplitSums:
+    """What programs with parts of one sum share: float32 parts, and int32 counters that are 0 between launches."""
+
+    parts: Tensor
+    arrivals: Tensor
+
+
+@cache
+def split_sums(device: torch.device) -> SplitSums:
+    """The buffers of a device, SPLIT_SUM_BYTES together: launches follow one another, so all layers share them."""
+    floats = SPLIT_SUM_BYTES // _FLOAT32 - MOST_COUNTERS
+    return SplitSums(
+        torch.empty(floats, dtype=torch.float32, device=device),
+        torch.zeros(MOST_COUNTERS, dtype=torch.int32, device=device),
+    )
+
+
+@cache
+def dequantised_block(device: torch.device) -> Tensor:
+    """bfloat16 [DEQUANTISED_BLOCK_BYTES / 2] that every product of many rows dequantises into, one after the other.
+
+    It is kept: the allocator would cut a free block of this size up for others, and take a new one each time.
+    """
+    return torch.empty(DEQUANTISED_BLOCK_BYTES // 2, dtype=torch.bfloat16, device=device)

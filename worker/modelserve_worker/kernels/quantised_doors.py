@@ -1,0 +1,87 @@
+"""The doors of products with quantised weights, and the plain twins that their kernels are compared with."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from modelserve_worker.kernels import fp8_linear, int4_linear
+from modelserve_worker.kernels.fp8_linear import Fp8Pairs
+from modelserve_worker.kernels.int4_linear import Int4Tiles
+from modelserve_worker.kernels.linear_tiles import kernel_capability
+
+
+class Int4Door(Protocol):
+    """Products with INT4 weights on one kind of device."""
+
+    def linear(self, x: Tensor, tiles: Int4Tiles) -> Tensor:
+        """x [T, K] times the transposed matrix -> [T, N] in the dtype of x."""
+        ...
+
+    def grouped(self, x: Tensor, tiles: Int4Tiles, ends: Tensor) -> Tensor:
+        """Rows sorted by expert: rows [ends[e - 1], ends[e]) of x [R, K] times the matrix of expert e -> [R, N].
+
+        ends int32 [E], which never leave the device. Rows from ends[E - 1] on are undefined.
+        """
+        ...
+
+
+class Fp8Door(Protocol):
+    """Products with FP8 weights on one kind of device."""
+
+    def linear(self, x: Tensor, matrix: Fp8Pairs) -> Tensor:
+        """x [T, K] times the transposed matrix -> [T, N] in the dtype of x."""
+        ...
+
+    def grouped(self, x: Tensor, matrix: Fp8Pairs, ends: Tensor) -> Tensor:
+        """Rows sorted by expert: rows [ends[e - 1], ends[e]) of x [R, K] times the matrix of expert e -> [R, N].
+
+        ends int32 [E], which never leave the device. Rows from ends[E - 1] on are undefined.
+        """
+        ...
+
+
+class PlainInt4:
+    """What the kernels are compared with, in plain PyTorch: dequantise, then multiply."""
+
+    def linear(self, x: Tensor, tiles: Int4Tiles) -> Tensor:
+        return functional.linear(x, int4_linear.dequantised(tiles, x.dtype))
+
+    def grouped(self, x: Tensor, tiles: Int4Tiles, ends: Tensor) -> Tensor:
+        return functional.grouped_mm(x, int4_linear.dequantised(tiles, x.dtype).transpose(1, 2), offs=ends)
+
+
+class PlainFp8:
+    """What the kernels are compared with: dequantise, then multiply. Inputs are not rounded, which is nearer truth."""
+
+    def linear(self, x: Tensor, matrix: Fp8Pairs) -> Tensor:
+        return functional.linear(x, fp8_linear.dequantised(matrix, x.dtype))
+
+    def grouped(self, x: Tensor, matrix: Fp8Pairs, ends: Tensor) -> Tensor:
+        return functional.grouped_mm(x, fp8_linear.dequantised(matrix, x.dtype).transpose(1, 2), offs=ends)
+
+
+@cache
+def int4_door(device: torch.device) -> Int4Door | None:
+    """The kernels of a device, chosen once; None where there are none and matrices are multiplied as published."""
+    capability = kernel_capability(device)
+    if capability is None:
+        return None
+    from modelserve_worker.kernels.int4_linear_triton import TritonInt4
+
+    return TritonInt4(capability)
+
+
+@cache
+def fp8_door(device: torch.device) -> Fp8Door | None:
+    """The kernels of a device, chosen once; None where there are none and matrices are multiplied as published."""
+    capability = kernel_capability(device)
+    if capability is None:
+        return None
+    from modelserve_worker.kernels.fp8_linear_triton import TritonFp8
+
+    return TritonFp8(capability)
