@@ -76,7 +76,7 @@ class WeightFormat(BaseModel):
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of an element of what is not quantised."""
+        """Bytes of an element, of formats that are not quantised; 2 beside quantised matrices."""
         return 4 if self.stored is StoredType.FLOAT32 else 2
 
     def of(self, linear: TextLinear | None) -> StoredType:

@@ -44,6 +44,16 @@ def test_ranks_share_a_quantised_model(variant: str, tp: int) -> None:
     assert whole < weight_bytes(architecture, tensor_parallel_size=1)
 
 
+def test_what_is_not_quantised_is_held_as_it_is_computed() -> None:
+    """Computing in float32 doubles the embedding and the norms, and no packed byte."""
+    exact = _architecture("E2B").model_copy(update={"dtype": "float32"})
+    half, single = (
+        weight_terms(each, tensor_parallel_size=1, weight_format=int4(32)) for each in (_architecture("E2B"), exact)
+    )
+    assert single["embedding"] == 2 * half["embedding"]
+    assert single["linear"] == half["linear"]
+
+
 def test_int4_experts_split_by_whole_groups() -> None:
     """704 / 2 = 352 is 11 groups of 32; 704 / 4 = 176 is 5.5."""
     moe = _architecture("26B-A4B")

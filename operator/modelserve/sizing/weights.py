@@ -42,8 +42,11 @@ class WeightTensor:
     def parameters(self) -> int:
         return self.rows * self.columns * self.count
 
-    def allocations(self, weight_format: WeightFormat) -> tuple[int, ...]:
-        """Bytes of the tensors that hold it: elements, scales, and what else its format has."""
+    def allocations(self, weight_format: WeightFormat, *, dense_element: int) -> tuple[int, ...]:
+        """Bytes of the tensors that hold it: elements, scales, and what else its format has.
+
+        `dense_element`: bytes of an element of what is not quantised.
+        """
         stored = weight_format.of(self.linear)
         if stored is StoredType.INT4:
             groups = self.parameters // (weight_format.group_size or 1)
@@ -55,16 +58,17 @@ class WeightTensor:
                 return self.parameters, self.rows * self.count * 4
             block_rows = sum(-(-part // FP8_BLOCK) for part in self.parts or (self.rows,))
             return self.parameters, self.count * block_rows * -(-self.columns // FP8_BLOCK) * 4
-        return (self.parameters * weight_format.element_bytes,)
-
-    def bytes_in(self, weight_format: WeightFormat) -> int:
-        """Bytes with the scales; only linear layers and experts are quantised."""
-        return sum(self.allocations(weight_format))
+        return (self.parameters * dense_element,)
 
 
 def element_bytes(architecture: ModelArchitecture) -> int:
     """Bytes of one activation element, and of one unquantised weight."""
     return 4 if architecture.dtype == "float32" else 2
+
+
+def _dense_element(architecture: ModelArchitecture, weight_format: WeightFormat) -> int:
+    """Bytes of an unquantised element: beside quantised matrices in the type that is computed in."""
+    return element_bytes(architecture) if weight_format.quantised else weight_format.element_bytes
 
 
 def weight_bytes(
@@ -88,8 +92,10 @@ def _terms(architecture: ModelArchitecture, tensor_parallel_size: int, weight_fo
     if problem:
         raise InvalidInput(problem, field="tensorParallelSize")
     terms: dict[str, int] = {}
+    element = _dense_element(architecture, weight_format)
     for tensor in weight_tensors(architecture, tensor_parallel_size=tensor_parallel_size):
-        terms[tensor.term] = terms.get(tensor.term, 0) + tensor.bytes_in(weight_format)
+        size = sum(tensor.allocations(weight_format, dense_element=element))
+        terms[tensor.term] = terms.get(tensor.term, 0) + size
     return terms
 
 
@@ -111,7 +117,8 @@ def segment_rounding_bytes(
     """
     stored = weight_format or dense_format(architecture.dtype)
     tensors = weight_tensors(architecture, tensor_parallel_size=tensor_parallel_size)
-    sizes = [size for tensor in tensors for size in tensor.allocations(stored)]
+    element = _dense_element(architecture, stored)
+    sizes = [size for tensor in tensors for size in tensor.allocations(stored, dense_element=element)]
     return sum(-size % SEGMENT_BYTES for size in sizes if size >= LARGE_TENSOR_BYTES) + 11 * SEGMENT_BYTES
 
 

@@ -124,7 +124,7 @@ def test_what_is_loaded_is_what_is_counted(variant: str, name: str, made: Made) 
             directory,
             parallel=TensorParallel(rank=size - 1, size=size),
             device=torch.device("cpu"),
-            dtype=torch.bfloat16,
+            dtype=torch.float32,  # the config's
             weight_format=stored,
         )
         assert model.parameter_bytes() == weight_bytes(architecture, tensor_parallel_size=size, weight_format=stored)

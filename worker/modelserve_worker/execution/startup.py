@@ -95,17 +95,18 @@ def read_architecture(directory: Path) -> ModelArchitecture:
     return architecture.model_copy(update={"eos_token_ids": tuple(sorted({*architecture.eos_token_ids, *token_ids}))})
 
 
-def read_weight_format(directory: Path) -> WeightFormat:
-    """How the checkpoint stores its text weights.
+def read_weight_format(directory: Path) -> WeightFormat | None:
+    """How the checkpoint stores its text weights; None where it does not quantise them: they are held as computed.
 
     Raises InvalidCheckpoint when a file is broken, UnsupportedModel for a format that is not served.
     """
     try:
-        return inspection.read_weight_format(directory)
+        stored = inspection.read_weight_format(directory)
     except UnsupportedModel:
         raise
     except InvalidInput as error:
         raise InvalidCheckpoint(str(error), field=error.field) from error
+    return stored if stored.quantised else None
 
 
 def start_rank(
