@@ -6,9 +6,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 REGISTRY = CollectorRegistry()
 
-RECONCILES = Counter(
-    "modelserve_operator_reconciles", "Reconciles of a ModelServe.", ["outcome"], registry=REGISTRY
-)  # outcome: ok | error
+RECONCILES = Counter("modelserve_operator_reconciles", "Reconciles of a ModelServe.", ["outcome"], registry=REGISTRY)
+for _outcome in ("ok", "error"):  # there from the start: an increase is computed from the first scrape on
+    RECONCILES.labels(_outcome)
 RECONCILE_SECONDS = Histogram("modelserve_operator_reconcile_seconds", "Duration of one reconcile.", registry=REGISTRY)
 QUEUE_SECONDS = Histogram(
     "modelserve_operator_queue_seconds", "How long a key waited for its reconcile.", registry=REGISTRY

@@ -24,6 +24,7 @@ from localcluster.service_access import service_url
 from localcluster.settings import IMAGE_RUNTIME, OPERATOR_USER, RELEASE_NAMESPACES, REPOSITORY, Layout
 from localcluster.target import Target
 from localcluster.traffic import traffic_to
+from modelserve.crd import FILE_NAME
 from modelserve_operator.kinds import ADMISSION_VERBS
 
 NAMESPACE = "modelserve-e2e"
@@ -383,6 +384,7 @@ def test_uninstalled_it_leaves_what_serves_and_installed_again_for_one_namespace
     brought = kubectl.get("crd", CRD)
     assert brought["metadata"]["annotations"][RELEASE] != "0.0.1"
     assert "later" not in _spec_fields(brought)
+    _no_difference(kubectl, (REPOSITORY / "crds" / FILE_NAME).read_text())
     _service_comes_back(imaged, "imaged")
     imaged.wait_ready()
     assert _workers(imaged.kubectl) == before

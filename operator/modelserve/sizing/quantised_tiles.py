@@ -61,11 +61,17 @@ def tile_padding_bytes(
     """Bytes by which one rank's matrices are larger than published ones; 0 for most shapes."""
     if weight_format is None or not multiplied_by_kernels(architecture, weight_format):
         return 0
-    tensors = weight_tensors(architecture, tensor_parallel_size=tensor_parallel_size)
-    return sum(_held_bytes(tensor, weight_format) - tensor.bytes_in(weight_format) for tensor in tensors)
+    quantised = [
+        tensor
+        for tensor in weight_tensors(architecture, tensor_parallel_size=tensor_parallel_size)
+        if weight_format.of(tensor.linear) in (StoredType.INT4, StoredType.FP8)
+    ]
+    published = (sum(tensor.allocations(weight_format, dense_element=0)) for tensor in quantised)
+    return sum(_held_bytes(tensor, weight_format) for tensor in quantised) - sum(published)
 
 
 def _held_bytes(tensor: WeightTensor, weight_format: WeightFormat) -> int:
+    """Of a quantised matrix in the kernels' order."""
     stored = weight_format.of(tensor.linear)
     if stored is StoredType.INT4:
         assert weight_format.group_size is not None
@@ -76,12 +82,10 @@ def _held_bytes(tensor: WeightTensor, weight_format: WeightFormat) -> int:
             group=weight_format.group_size,
             zero_points=not weight_format.symmetric,
         )
-    if stored is StoredType.FP8:
-        scales = tensor.rows
-        if weight_format.scales == "block":
-            scales = -(-tensor.rows // fp8_scale_rows(tensor.parts)) * -(-tensor.columns // FP8_BLOCK)
-        return tensor.count * (tensor.rows * fp8_inputs(tensor.columns) + 4 * scales)
-    return tensor.bytes_in(weight_format)
+    scales = tensor.rows
+    if weight_format.scales == "block":
+        scales = -(-tensor.rows // fp8_scale_rows(tensor.parts)) * -(-tensor.columns // FP8_BLOCK)
+    return tensor.count * (tensor.rows * fp8_inputs(tensor.columns) + 4 * scales)
 
 
 @lru_cache(maxsize=256)
