@@ -29,7 +29,7 @@ demo-down: ## Remove the demo, its cluster and everything they created
 
 test: install ## Run every test, the end-to-end ones on the real Kubernetes
 	@$(BIN)/python tests/cluster/cluster.py build
-	$(BIN)/pytest -n 2 --dist loadfile -m "not e2e"
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not e2e"
 	$(BIN)/pytest -m e2e
 
 check: install ## Run ruff, mypy and the import contracts

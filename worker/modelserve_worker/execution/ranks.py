@@ -286,8 +286,9 @@ class MultiRankRunner:
         except Exception as error:
             return FailedStep(error)
         step = self._local.execute(batch)
-        if isinstance(step, FailedStep) and not step.before_collectives:
-            # The other ranks have entered collectives that this one will never join.
+        broken = isinstance(step, FailedStep) and not step.before_collectives
+        # The other ranks have entered collectives that this one will never join. Who is dead already is named first.
+        if broken and not self._workers.has_died(within_s=_GRACE_S):
             self._workers.abort()
         return _RankedStep(step, self._workers)
 
