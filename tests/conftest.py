@@ -1,9 +1,16 @@
-"""Kernels run in Triton's interpreter where there is no GPU; it must be chosen before any kernel module is imported."""
+"""Kernels run in Triton's interpreter where there is no GPU; it must be chosen before any kernel module is imported.
+
+No example of Hypothesis is held to a time: a busy machine is no fault.
+"""
 
 import os
 from typing import Any
 
+import hypothesis
 import torch
+
+hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("untimed")
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
