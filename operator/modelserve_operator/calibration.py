@@ -9,6 +9,7 @@ from modelserve.api import Calibration, GpuMemory, PlanStatus
 from modelserve.api.speed import CalibrationSpeed
 from modelserve.hardware import CPU_PRODUCT
 from modelserve.model_facts import ModelFacts
+from modelserve.sizing.pages import cache_format
 from modelserve_operator.measurements import STEADY_TERMS, Entry, geometry_digest, step_shape
 from modelserve_operator.observed import WorkerReport
 
@@ -68,8 +69,8 @@ def measurement(
         return None
     if not {"weights", "activation", "context"} <= measured.keys():
         return None
-    cache_format = f"{plan.kv_cache.dtype.value}/{plan.kv_cache.layout.value}"
-    step = step_shape(plan.engine.max_num_batched_tokens, plan.engine.max_num_seqs, cache_format)
+    stored = cache_format(plan.kv_cache.dtype, plan.kv_cache.layout)
+    step = step_shape(plan.engine.max_num_batched_tokens, plan.engine.max_num_seqs, stored)
     return Entry(
         product=plan.accelerator,
         engine_version=engine_version,

@@ -14,7 +14,7 @@ from modelserve.hardware import CPU_PRODUCT, Accelerator
 from modelserve.measured_speed import STEP_KINDS, MeasuredSteps, StepKind
 from modelserve.model_facts import ModelFacts
 from modelserve.planning.step_time import PromptRows, RankSpeed
-from modelserve.sizing.pages import cache_geometry
+from modelserve.sizing.pages import cache_format, cache_geometry
 from modelserve_operator.measurements import LEAST_FACTOR, MOST_FACTOR, WORTH_TELLING, speed_of
 from modelserve_operator.observed import Body, WorkerReport
 
@@ -51,11 +51,9 @@ def speed_factors(shown: Iterable[Body], plan: PlanStatus) -> dict[str, float]:
     """What the status says of speed, as it is remembered: measured over expected time, by `speed_of`."""
     cache = plan.kv_cache
     assert cache is not None
-    cache_format = f"{cache.dtype.value}/{cache.layout.value}"
+    found = cache_format(cache.dtype, cache.layout)
     factors = ((each.kind, _factor(each)) for each in _read(shown))
-    return {
-        speed_of(cache_format, kind): round(min(max(factor, LEAST_FACTOR), MOST_FACTOR), 2) for kind, factor in factors
-    }
+    return {speed_of(found, kind): round(min(max(factor, LEAST_FACTOR), MOST_FACTOR), 2) for kind, factor in factors}
 
 
 def _read(shown: Iterable[Body]) -> Iterator[CalibrationSpeed]:

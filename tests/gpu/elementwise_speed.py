@@ -114,20 +114,23 @@ def captured(calls: list[Callable[[], object]]) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def microseconds(case: Case, rows: int) -> float:
-    """Median over replays of the time of one call."""
-    count = min(MOST_CALLS, max(4, PASS_BYTES // (rows * case.row_bytes)))
-    calls = [case.make(rows) for _ in range(count)]  # kept: they own the inputs
-    graph = captured(calls)
-    times = []
+def microseconds(calls: list[Callable[[], object]]) -> float:
+    """Median over replays of the time of one of the calls."""
+    graph, times = captured(calls), []
     for _ in range(ROUNDS):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
         graph.replay()
         end.record()
         torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3 / count)
+        times.append(begin.elapsed_time(end) * 1e3 / len(calls))
     return statistics.median(times)
+
+
+def measured(case: Case, rows: int) -> float:
+    """Microseconds of one call of the case."""
+    count = min(MOST_CALLS, max(4, PASS_BYTES // (rows * case.row_bytes)))
+    return microseconds([case.make(rows) for _ in range(count)])  # kept: they own the inputs
 
 
 @torch.no_grad()
@@ -160,7 +163,7 @@ def main() -> int:
     print(f"{'kernel':24}{'rows':>7}{'us':>10}{'of the floor':>14}")
     for case in CASES:
         for rows in chosen.rows:
-            taken = microseconds(case, rows)
+            taken = measured(case, rows)
             floor = rows * case.row_bytes / chosen.bandwidth * 1e6
             print(f"{case.name:24}{rows:7}{taken:10.2f}{floor / taken:14.0%}")
     return 0 if agree else 1

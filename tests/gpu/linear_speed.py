@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 import torch
-from elementwise_speed import captured
+from elementwise_speed import MOST_CALLS, PASS_BYTES, microseconds
 from torch import Tensor
 from torch.nn import functional
 
@@ -37,7 +36,6 @@ SHAPES = {  # outputs x inputs of the fused matrices
     "31B": {"qkv": (16384, 5376), "o": (5376, 8192), "gate_up": (43008, 5376), "down": (5376, 21504)},
     "E4B": {"qkv": (3072, 2560), "o": (2560, 2048), "gate_up": (20480, 2560), "down": (2560, 10240)},
 }
-PASS_BYTES, MOST_CALLS, ROUNDS = 400_000_000, 64, 20
 TOLERANCE = 8e-3  # of products of bfloat16 elements, each rounded
 Product = Callable[[Tensor], Tensor]
 
@@ -129,19 +127,6 @@ def wrong(fmt: str, capability: int) -> Iterator[str]:
                     yield f"{fmt} {name} {rows} x {inputs} -> {outputs}: {error:.1e} of the norm: WRONG"
                 if not torch.equal(output, product(matrix)(x)):
                     yield f"{fmt} {name} {rows} x {inputs} -> {outputs}: two calls differ: WRONG"
-
-
-def microseconds(calls: list[Callable[[], object]]) -> float:
-    """Median over replays of the time of one of the calls."""
-    graph, times = captured(calls), []
-    for _ in range(ROUNDS):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3 / len(calls))
-    return statistics.median(times)
 
 
 def main() -> int:

@@ -10,7 +10,7 @@ from modelserve.architecture import ModelArchitecture
 from modelserve.hardware import Accelerator
 from modelserve.planning.wishes import Wishes
 from modelserve.sizing.memory import MemoryPlan, memory_plan
-from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, cache_geometry
+from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, cache_format, cache_geometry
 from modelserve.sizing.weights import tensor_parallel_problem
 
 FP8_E4M3_CAPABILITY = (8, 9)
@@ -124,7 +124,7 @@ def _memory(
             tensor_parallel_size=tensor_parallel,
             max_num_batched_tokens=chunk,
             max_num_seqs=sequences,
-            cache_format=f"{geometry.dtype.value}/{geometry.layout.value}",
+            cache_format=cache_format(geometry.dtype, geometry.layout),
         ),
     )
 

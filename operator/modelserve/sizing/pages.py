@@ -44,6 +44,11 @@ class KVCacheLayout(StrEnum):
     V_ONLY = "v_only"
 
 
+def cache_format(dtype: KVCacheDtype, layout: KVCacheLayout) -> str:
+    """How what was measured of a cache is filed: "bfloat16/v_only"."""
+    return f"{dtype.value}/{layout.value}"
+
+
 @dataclass(frozen=True)
 class Plane:
     """One array of a layer block: shape [heads, page_tokens, width] of `element_bytes` elements at `offset_bytes`."""

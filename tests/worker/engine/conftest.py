@@ -7,22 +7,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from small_pages import EOS, GEOMETRY
 
-from modelserve.architecture import LayerKind
-from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, PageSpec
 from modelserve_worker.batch import NOT_A_NUMBER, SampledTokens, ScheduledBatch
 from modelserve_worker.engine.engine import Engine
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.scheduler import Scheduler
-
-EOS = 1
-GEOMETRY = CacheGeometry(
-    global_page=PageSpec(LayerKind.GLOBAL, 4, (1,), (), 16),
-    sliding_page=PageSpec(LayerKind.SLIDING, 2, (0,), (), 8),
-    window=5,
-    dtype=KVCacheDtype.BFLOAT16,
-    layout=KVCacheLayout.KV,
-)
 
 
 @dataclass

@@ -88,8 +88,8 @@ def test_the_norm_weight_multiplies_as_it_is() -> None:
     assert norm(torch.full((1, 4), 5.0))[0].tolist() == pytest.approx([0.0, 1.0, 2.0, 3.0], abs=1e-5)
 
 
-def test_experts_that_no_token_chose_take_no_part(architecture: ModelArchitecture) -> None:
-    experts = Experts(
+def _experts(architecture: ModelArchitecture) -> Experts:
+    return Experts(
         architecture,
         doors=PlainElementwise(),
         parallel=TensorParallel(),
@@ -97,6 +97,10 @@ def test_experts_that_no_token_chose_take_no_part(architecture: ModelArchitectur
         device=CPU,
         dtype=torch.float32,
     )
+
+
+def test_experts_that_no_token_chose_take_no_part(architecture: ModelArchitecture) -> None:
+    experts = _experts(architecture)
     generator = torch.Generator().manual_seed(0)
     for parameter in experts.parameters():
         parameter.data.normal_(generator=generator)
@@ -116,14 +120,7 @@ def test_experts_that_no_token_chose_take_no_part(architecture: ModelArchitectur
 def test_rows_past_the_last_choose_no_expert_and_come_out_as_zeros(architecture: ModelArchitecture) -> None:
     """What a grouped product leaves in rows of no expert is undefined: here it is NaN, and it must not spread."""
     router = Router(architecture, device=CPU, dtype=torch.float32)
-    experts = Experts(
-        architecture,
-        doors=PlainElementwise(),
-        parallel=TensorParallel(),
-        weight_format=None,
-        device=CPU,
-        dtype=torch.float32,
-    )
+    experts = _experts(architecture)
     generator = torch.Generator().manual_seed(0)
     for parameter in (*router.parameters(), *experts.parameters()):
         parameter.data.normal_(generator=generator)

@@ -132,6 +132,16 @@ class LiveServer:
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
 
+    def says(self, text: str) -> int:
+        """Script the engine; the number of tokens."""
+        self.engine.reply = list(self.state.model.text.encoder.encode(text, add_special_tokens=False, most_tokens=4096))
+        return len(self.engine.reply)
+
+    def prompt(self) -> str:
+        """What the engine was asked last, markers included."""
+        ids = self.engine.requests[-1].prompt_token_ids
+        return str(self.state.model.text.tokenizer.decode(ids, skip_special_tokens=False))
+
 
 @contextmanager
 def serve(state: ServerState, engine: EchoEngine, settings: DoorSettings | None = None) -> Iterator[LiveServer]:

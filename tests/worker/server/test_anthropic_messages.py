@@ -33,17 +33,6 @@ def http(server: Any) -> Iterator[httpx.Client]:
         yield client
 
 
-def _model_says(server: Any, text: str) -> int:
-    server.engine.reply = list(server.state.model.text.encoder.encode(text, add_special_tokens=False, most_tokens=4096))
-    return len(server.engine.reply)
-
-
-def _prompt(server: Any) -> str:
-    ids = server.engine.requests[-1].prompt_token_ids
-    text: str = server.state.model.text.tokenizer.decode(ids, skip_special_tokens=False)
-    return text
-
-
 def _ask(http: httpx.Client, **fields: Any) -> dict[str, Any]:
     answer = http.post("/v1/messages", json=ASK | fields)
     assert answer.status_code == 200, answer.text
@@ -60,14 +49,14 @@ def _events(http: httpx.Client, **fields: Any) -> list[dict[str, Any]]:
 
 
 def test_blocks_come_and_go_back_as_they_came(server: Any, http: httpx.Client) -> None:
-    count = _model_says(server, SAYS)
+    count = server.says(SAYS)
     answer = _ask(http, thinking={"type": "enabled", "budget_tokens": 1024})
     thought, text, call = answer["content"]
     assert thought == {"type": "thinking", "thinking": "I should look.", "signature": ""}
     assert text == {"type": "text", "text": "Wait."}
     assert (call["type"], call["name"], call["input"]) == ("tool_use", "weather", {"city": "Paris", "days": 2})
     assert (answer["role"], answer["stop_reason"], answer["stop_sequence"]) == ("assistant", "tool_use", None)
-    before = _prompt(server)
+    before = server.prompt()
     assert before.startswith("<bos><|turn>system\n<|think|>\nBe short.<|tool>declaration:weather{")
     tokens = len(server.engine.requests[-1].prompt_token_ids)
     assert (answer["usage"]["input_tokens"], answer["usage"]["output_tokens"]) == (tokens, count)
@@ -77,7 +66,7 @@ def test_blocks_come_and_go_back_as_they_came(server: Any, http: httpx.Client) -
     )
     assert counted.json() == {"input_tokens": tokens}
 
-    _model_says(server, "21 °C.<turn|>")
+    server.says("21 °C.<turn|>")
     result = {"type": "tool_result", "tool_use_id": call["id"], "content": [{"type": "text", "text": "21"}]}
     history = [
         *ASK["messages"],
@@ -87,11 +76,11 @@ def test_blocks_come_and_go_back_as_they_came(server: Any, http: httpx.Client) -
     again = _ask(http, thinking={"type": "enabled", "budget_tokens": 1024}, messages=history)
     assert (again["content"], again["stop_reason"]) == ([{"type": "text", "text": "21 °C."}], "end_turn")
     response = '<|tool_response>response:weather{value:<|"|>21<|"|>}<tool_response|>'
-    assert _prompt(server) == f"{before}<|channel>thought\nI should look.<channel|>Wait.{CALL}{response}"
+    assert server.prompt() == f"{before}<|channel>thought\nI should look.<channel|>Wait.{CALL}{response}"
 
 
 def test_the_events_of_a_stream_put_the_same_message_together(server: Any, http: httpx.Client) -> None:
-    _model_says(server, SAYS)
+    server.says(SAYS)
     first, *events, end, stop = _events(http)
     assert (first["type"], first["message"]["content"], stop) == ("message_start", [], {"type": "message_stop"})
     blocks: list[dict[str, Any]] = []
@@ -114,24 +103,24 @@ def test_the_events_of_a_stream_put_the_same_message_together(server: Any, http:
 
 
 def test_how_an_answer_ended(server: Any, http: httpx.Client) -> None:
-    _model_says(server, SAYS)
+    server.says(SAYS)
     cut = _ask(http, max_tokens=50)
     assert (cut["stop_reason"], [block["type"] for block in cut["content"]]) == ("max_tokens", ["thinking", "text"])
     stopped = _ask(http, stop_sequences=["it"])
     assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", "it")
     assert stopped["content"][-1] == {"type": "text", "text": "Wa"}
-    _model_says(server, f"{CALL}{CALL}<|tool_response>")
+    server.says(f"{CALL}{CALL}<|tool_response>")
     assert len(_ask(http)["content"]) == 2
     alone = _ask(http, tool_choice={"type": "auto", "disable_parallel_tool_use": True})
     assert len(alone["content"]) == 1
-    assert "declaration" not in (_ask(http, tool_choice={"type": "none"}) and _prompt(server))
+    assert "declaration" not in (_ask(http, tool_choice={"type": "none"}) and server.prompt())
 
 
 def test_a_last_message_of_the_assistant_is_continued(server: Any, http: httpx.Client) -> None:
-    _model_says(server, "21.<turn|>")
+    server.says("21.<turn|>")
     begun = [*ASK["messages"], {"role": "assistant", "content": "In degrees it is "}]
     assert _ask(http, messages=begun, tools=[])["content"] == [{"type": "text", "text": "21."}]
-    assert _prompt(server).endswith("<|turn>model\nIn degrees it is ")
+    assert server.prompt().endswith("<|turn>model\nIn degrees it is ")
 
 
 @pytest.mark.parametrize(

@@ -26,19 +26,8 @@ def client(server: Any) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def _model_says(server: Any, text: str) -> int:
-    server.engine.reply = list(server.state.model.text.encoder.encode(text, add_special_tokens=False, most_tokens=4096))
-    return len(server.engine.reply)
-
-
-def _prompt(server: Any) -> str:
-    ids = server.engine.requests[-1].prompt_token_ids
-    text: str = server.state.model.text.tokenizer.decode(ids, skip_special_tokens=False)
-    return text
-
-
 def test_thought_text_and_calls_are_items_and_go_back_as_they_came(server: Any, client: openai.OpenAI) -> None:
-    count = _model_says(server, SAYS)
+    count = server.says(SAYS)
     answer = client.responses.create(**ASK, instructions="Be short.", reasoning={"effort": "low"})
     thought, _, *calls = answer.output
     assert [item.type for item in answer.output] == ["reasoning", "message", "function_call", "function_call"]
@@ -48,11 +37,11 @@ def test_thought_text_and_calls_are_items_and_go_back_as_they_came(server: Any, 
     assert answer.usage is not None
     assert (answer.usage.output_tokens, answer.usage.output_tokens_details.reasoning_tokens) == (count, 22)
     assert answer.usage.input_tokens == len(server.engine.requests[-1].prompt_token_ids)
-    before = _prompt(server)
+    before = server.prompt()
     assert before.startswith("<bos><|turn>system\n<|think|>\nBe short.<|tool>declaration:weather{")
     assert before.endswith("<turn|>\n<|turn>user\nHow warm is Paris?<turn|>\n<|turn>model\n")
 
-    _model_says(server, "21 °C.<turn|>")
+    server.says("21 °C.<turn|>")
     results = [{"type": "function_call_output", "call_id": call.to_dict()["call_id"], "output": "21"} for call in calls]
     history: Any = [{"role": "user", "content": ASK["input"]}, *(item.to_dict() for item in answer.output), *results]
     again = client.responses.create(
@@ -61,11 +50,11 @@ def test_thought_text_and_calls_are_items_and_go_back_as_they_came(server: Any, 
     assert (again.output_text, again.to_dict()["store"]) == ("21 °C.", False)
     response = '<|tool_response>response:weather{value:<|"|>21<|"|>}<tool_response|>'
     thought_text = "<|channel>thought\nI should look.<channel|>"
-    assert _prompt(server) == f"{before}{thought_text}Wait.{CALL}{CALL}{response}{response}"
+    assert server.prompt() == f"{before}{thought_text}Wait.{CALL}{CALL}{response}{response}"
 
 
 def test_the_events_of_a_stream_put_the_same_response_together(server: Any, client: openai.OpenAI) -> None:
-    _model_says(server, SAYS)
+    server.says(SAYS)
     with client.responses.stream(**ASK) as stream:
         events = list(stream)
         final = stream.get_final_response()
@@ -88,7 +77,7 @@ def _told(item: Any) -> tuple[Any, ...]:
 
 
 def test_an_answer_that_is_cut_says_so(server: Any, client: openai.OpenAI) -> None:
-    _model_says(server, SAYS)
+    server.says(SAYS)
     answer = client.responses.create(**ASK, max_output_tokens=50)
     assert answer.status == "incomplete"
     assert answer.incomplete_details is not None

@@ -34,22 +34,10 @@ def client(server: Any) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def _model_says(server: Any, text: str) -> int:
-    """Script the engine; the number of tokens."""
-    server.engine.reply = list(server.state.model.text.encoder.encode(text, add_special_tokens=False, most_tokens=4096))
-    return len(server.engine.reply)
-
-
-def _prompt(server: Any) -> str:
-    ids = server.engine.requests[-1].prompt_token_ids
-    text: str = server.state.model.text.tokenizer.decode(ids, skip_special_tokens=False)
-    return text
-
-
 def test_a_call_its_response_and_the_answer(server: Any, client: openai.OpenAI) -> None:
-    count = _model_says(server, f"{THOUGHT}{CALL}<|tool_response>")
+    count = server.says(f"{THOUGHT}{CALL}<|tool_response>")
     answer = client.chat.completions.create(model="tiny", messages=ASK, tools=[WEATHER], reasoning_effort="low")
-    assert _prompt(server) == (
+    assert server.prompt() == (
         f"<bos><|turn>system\n<|think|>\n{DECLARED}<turn|>\n<|turn>user\nHow warm is Paris?<turn|>\n<|turn>model\n"
     )
     (choice,) = answer.choices
@@ -66,13 +54,13 @@ def test_a_call_its_response_and_the_answer(server: Any, client: openai.OpenAI) 
     assert answer.usage.completion_tokens_details.reasoning_tokens == len("thought\nI should look.")
     assert answer.usage.completion_tokens == count
 
-    before = _prompt(server)
-    _model_says(server, "It is 21 °C.<turn|>")
+    before = server.prompt()
+    server.says("It is 21 °C.<turn|>")
     messages = [*ASK, message.to_dict(), {"role": "tool", "tool_call_id": call.id, "content": "21"}]
     answer = client.chat.completions.create(model="tiny", messages=messages, tools=[WEATHER], reasoning_effort="low")
     # The turn goes on behind the tokens that the model wrote, unchanged.
     assert (
-        _prompt(server)
+        server.prompt()
         == f'{before}{THOUGHT}{CALL}<|tool_response>response:weather{{value:<|"|>21<|"|>}}<tool_response|>'
     )
     assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("It is 21 °C.", "stop")
@@ -81,7 +69,7 @@ def test_a_call_its_response_and_the_answer(server: Any, client: openai.OpenAI) 
 
 
 def test_a_stream_of_thought_content_and_calls(server: Any, client: openai.OpenAI) -> None:
-    _model_says(server, f"{THOUGHT}Wait.{CALL}{CALL}<|tool_response>")
+    server.says(f"{THOUGHT}Wait.{CALL}{CALL}<|tool_response>")
     chunks = list(
         client.chat.completions.create(
             model="tiny", messages=ASK, tools=[WEATHER], stream=True, stream_options={"include_usage": True}
@@ -107,7 +95,7 @@ def test_a_stream_of_thought_content_and_calls(server: Any, client: openai.OpenA
 
 
 def test_the_clients_own_accumulator_puts_a_stream_together(server: Any, client: openai.OpenAI) -> None:
-    _model_says(server, f"{THOUGHT}Wait.{CALL}<|tool_response>")
+    server.says(f"{THOUGHT}Wait.{CALL}<|tool_response>")
     with client.chat.completions.stream(model="tiny", messages=ASK, tools=[WEATHER]) as stream:
         (choice,) = stream.get_final_completion().choices
     assert (choice.finish_reason, choice.message.content) == ("tool_calls", "Wait.")
@@ -117,7 +105,7 @@ def test_the_clients_own_accumulator_puts_a_stream_together(server: Any, client:
 
 
 def test_log_probabilities_are_those_of_every_token(server: Any, client: openai.OpenAI) -> None:
-    count = _model_says(server, f"{THOUGHT}Wait.{CALL}<|tool_response>")
+    count = server.says(f"{THOUGHT}Wait.{CALL}<|tool_response>")
     ask: dict[str, Any] = {"model": "tiny", "messages": ASK, "tools": [WEATHER], "logprobs": True}
     whole = client.chat.completions.create(**ask).choices[0].logprobs
     assert whole is not None
@@ -129,19 +117,19 @@ def test_log_probabilities_are_those_of_every_token(server: Any, client: openai.
 
 
 def test_tool_choice_none_hides_the_tools(server: Any, client: openai.OpenAI) -> None:
-    _model_says(server, f"{CALL}<|tool_response>")
+    server.says(f"{CALL}<|tool_response>")
     answer = client.chat.completions.create(model="tiny", messages=ASK, tools=[WEATHER], tool_choice="none")
-    assert "declaration" not in _prompt(server)
+    assert "declaration" not in server.prompt()
     (choice,) = answer.choices
     assert (choice.message.content, choice.finish_reason) == ("call:weather{city:Paris é,days:2}", "stop")
     assert choice.message.tool_calls is None
     answer = client.chat.completions.create(model="tiny", messages=ASK, tools=[WEATHER], tool_choice="auto")
-    assert DECLARED in _prompt(server)
+    assert DECLARED in server.prompt()
     assert answer.choices[0].finish_reason == "tool_calls"
 
 
 def test_without_parallel_calls_the_first_one_ends_the_answer(server: Any, client: openai.OpenAI) -> None:
-    _model_says(server, f"Two.{CALL}{CALL}<|tool_response>")
+    server.says(f"Two.{CALL}{CALL}<|tool_response>")
     answer = client.chat.completions.create(model="tiny", messages=ASK, tools=[WEATHER], parallel_tool_calls=False)
     (choice,) = answer.choices
     assert (choice.message.content, choice.finish_reason, choice.to_dict()["stop_reason"]) == (
@@ -155,7 +143,7 @@ def test_without_parallel_calls_the_first_one_ends_the_answer(server: Any, clien
 
 def test_what_is_no_call_is_text_and_ends_as_it_ended(server: Any, client: openai.OpenAI) -> None:
     def ask(reply: str, **options: Any) -> tuple[str | None, str, int]:
-        _model_says(server, reply)
+        server.says(reply)
         (choice,) = client.chat.completions.create(model="tiny", messages=ASK, tools=[WEATHER], **options).choices
         return choice.message.content, choice.finish_reason, len(choice.message.tool_calls or [])
 
@@ -168,14 +156,14 @@ def test_what_is_no_call_is_text_and_ends_as_it_ended(server: Any, client: opena
 
 
 def test_thoughts_nobody_asked_for_are_thoughts(server: Any, client: openai.OpenAI) -> None:
-    _model_says(server, f"{THOUGHT}Warm.<turn|>")
+    server.says(f"{THOUGHT}Warm.<turn|>")
     answer = client.chat.completions.create(model="tiny", messages=ASK)
     assert answer.choices[0].message.content == "Warm."
     assert answer.choices[0].message.to_dict()["reasoning_content"] == "I should look."
 
 
 def test_special_tokens_on_request_show_the_answer_as_it_is(server: Any, client: openai.OpenAI) -> None:
-    _model_says(server, f"{THOUGHT}{CALL}<|tool_response>")
+    server.says(f"{THOUGHT}{CALL}<|tool_response>")
     answer = client.chat.completions.create(
         model="tiny", messages=ASK, tools=[WEATHER], extra_body={"skip_special_tokens": False}
     )
@@ -184,7 +172,7 @@ def test_special_tokens_on_request_show_the_answer_as_it_is(server: Any, client:
 
 
 def test_stop_strings_end_thoughts_too(server: Any, client: openai.OpenAI) -> None:
-    _model_says(server, f"{THOUGHT}Warm.<turn|>")
+    server.says(f"{THOUGHT}Warm.<turn|>")
     (choice,) = client.chat.completions.create(model="tiny", messages=ASK, stop="look").choices
     assert choice.message.to_dict() == {
         "role": "assistant",
@@ -208,7 +196,7 @@ def test_reasoning_effort_switches_thinking(
     client.chat.completions.create(
         model="tiny", messages=ASK, reasoning_effort=effort, max_tokens=1, extra_body={"chat_template_kwargs": kwargs}
     )
-    assert ("<|think|>" in _prompt(server)) is thinks
+    assert ("<|think|>" in server.prompt()) is thinks
 
 
 def test_a_history_with_calls_that_use_an_id_again(server: Any, client: openai.OpenAI) -> None:
@@ -225,5 +213,5 @@ def test_a_history_with_calls_that_use_an_id_again(server: Any, client: openai.O
 
     messages = [*ASK, call("f"), response("a"), *ASK, call("g"), response("b")]
     client.chat.completions.create(model="tiny", messages=messages, max_tokens=1)
-    assert 'response:f{value:<|"|>a<|"|>}' in _prompt(server)
-    assert 'response:g{value:<|"|>b<|"|>}' in _prompt(server)
+    assert 'response:f{value:<|"|>a<|"|>}' in server.prompt()
+    assert 'response:g{value:<|"|>b<|"|>}' in server.prompt()

@@ -135,9 +135,9 @@ class FairQueue:
         """The next client's next call that may go on, both moved to the end of their turns."""
         num_sent = len(self._sent)
         into_reserve = num_sent >= self._limits.places - self._limits.reserve
-        part = max(1, self._limits.places // len(self._seen)) if len(self._seen) > 1 else self._limits.places * 2
+        crowded, part = len(self._seen) > 1, max(1, self._limits.places // max(1, len(self._seen)))
         for client in self._clients:
-            if into_reserve and self._sent_by_client.get(client, 0) >= part:
+            if into_reserve and crowded and self._sent_by_client.get(client, 0) >= part:
                 continue
             calls = self._clients[client].values()
             small = (call for call in calls if not into_reserve or call.num_sent * 2 < num_sent)

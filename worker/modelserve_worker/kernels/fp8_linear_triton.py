@@ -29,7 +29,7 @@ from modelserve_worker.kernels.linear_tiles import (
     tiles_of,
 )
 from modelserve_worker.kernels.specimen import KernelSpecimen
-from modelserve_worker.kernels.split_inputs import split_range, store_product
+from modelserve_worker.kernels.split_inputs import expert_rows, split_range, store_product
 
 FP8_CAPABILITY = 89  # from here on matrix units multiply e4m3
 _SCALED_MULTIPLE = 16  # of the rows of a matrix that PyTorch's product of e4m3 takes
@@ -164,8 +164,7 @@ def fp8_expert_products(
     BLOCK_M: tl.constexpr,
 ):
     column_block, expert, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    end = tl.load(ends + expert)
-    begin = tl.where(expert == 0, 0, tl.load(ends + tl.maximum(expert - 1, 0)))
+    begin, end = expert_rows(ends, expert)
     tiles = tl.cdiv(K, TILE_INPUTS)
     elements += expert.to(tl.int64) * N * (stored // 2)
     scales += expert * (tl.cdiv(N, SCALE_ROWS) * tiles if SCALE_ROWS else N)
@@ -224,7 +223,7 @@ def fp8_product_with(x: Tensor, matrix: Fp8Pairs, tile: LinearTile) -> Tensor:
 
 
 def fp8_grouped_with(x: Tensor, matrix: Fp8Pairs, ends: Tensor, tile: LinearTile) -> Tensor:
-    """`Fp8Door.grouped` with the tile given. Each expert's matrix is read once for every block of its rows."""
+    """`ProductDoor.grouped` with the tile given. Each expert's matrix is read once for every block of its rows."""
     x = x if x.stride(1) == 1 else x.contiguous()
     experts, outputs, stored = matrix.elements.shape
     output = torch.empty((x.shape[0], outputs), dtype=x.dtype, device=x.device)

@@ -30,7 +30,7 @@ from modelserve_worker.kernels.linear_tiles import (
     tiles_of,
 )
 from modelserve_worker.kernels.specimen import KernelSpecimen
-from modelserve_worker.kernels.split_inputs import split_range, store_product
+from modelserve_worker.kernels.split_inputs import expert_rows, split_range, store_product
 
 DEQUANTISED_OUTPUTS = 32
 WORDS = tl.constexpr(PLANE_INPUTS)
@@ -240,9 +240,7 @@ def int4_expert_products(
     BLOCK_M: tl.constexpr,
 ):
     column_block, expert, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    end = tl.load(ends + expert)
-    begin = tl.load(ends + tl.maximum(expert - 1, 0))
-    begin = tl.where(expert == 0, 0, begin)
+    begin, end = expert_rows(ends, expert)
     tiles = tl.cdiv(K, TILE_INPUTS)
     words += expert.to(tl.int64) * tiles * N * WORDS
     scales += expert.to(tl.int64) * tiles * N * GROUPS
@@ -334,7 +332,7 @@ class TritonInt4:
 
 
 def int4_grouped_with(x: Tensor, tiles: Int4Tiles, ends: Tensor, tile: LinearTile) -> Tensor:
-    """`Int4Door.grouped` with the tile given. Each expert's matrix is read once for every block of its rows."""
+    """`ProductDoor.grouped` with the tile given. Each expert's matrix is read once for every block of its rows."""
     x = x if x.stride(1) == 1 else x.contiguous()
     experts, outputs = tiles.words.shape[0], tiles.rows
     output = torch.empty((x.shape[0], outputs), dtype=x.dtype, device=x.device)

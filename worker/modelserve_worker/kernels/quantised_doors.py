@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,30 +14,17 @@ from modelserve_worker.kernels.fp8_linear import Fp8Pairs
 from modelserve_worker.kernels.int4_linear import Int4Tiles
 from modelserve_worker.kernels.linear_tiles import kernel_capability
 
+MatrixT = TypeVar("MatrixT", contravariant=True)  # how the kernels hold a matrix, or one for each expert
 
-class Int4Door(Protocol):
-    """Products with INT4 weights on one kind of device."""
 
-    def linear(self, x: Tensor, tiles: Int4Tiles) -> Tensor:
+class ProductDoor(Protocol[MatrixT]):
+    """Products with weights of one format on one kind of device."""
+
+    def linear(self, x: Tensor, matrix: MatrixT, /) -> Tensor:
         """x [T, K] times the transposed matrix -> [T, N] in the dtype of x."""
         ...
 
-    def grouped(self, x: Tensor, tiles: Int4Tiles, ends: Tensor) -> Tensor:
-        """Rows sorted by expert: rows [ends[e - 1], ends[e]) of x [R, K] times the matrix of expert e -> [R, N].
-
-        ends int32 [E], which never leave the device. Rows from ends[E - 1] on are undefined.
-        """
-        ...
-
-
-class Fp8Door(Protocol):
-    """Products with FP8 weights on one kind of device."""
-
-    def linear(self, x: Tensor, matrix: Fp8Pairs) -> Tensor:
-        """x [T, K] times the transposed matrix -> [T, N] in the dtype of x."""
-        ...
-
-    def grouped(self, x: Tensor, matrix: Fp8Pairs, ends: Tensor) -> Tensor:
+    def grouped(self, x: Tensor, matrix: MatrixT, ends: Tensor, /) -> Tensor:
         """Rows sorted by expert: rows [ends[e - 1], ends[e]) of x [R, K] times the matrix of expert e -> [R, N].
 
         ends int32 [E], which never leave the device. Rows from ends[E - 1] on are undefined.
@@ -66,7 +53,7 @@ class PlainFp8:
 
 
 @cache
-def int4_door(device: torch.device) -> Int4Door | None:
+def int4_door(device: torch.device) -> ProductDoor[Int4Tiles] | None:
     """The kernels of a device, chosen once; None where there are none and matrices are multiplied as published."""
     capability = kernel_capability(device)
     if capability is None:
@@ -77,7 +64,7 @@ def int4_door(device: torch.device) -> Int4Door | None:
 
 
 @cache
-def fp8_door(device: torch.device) -> Fp8Door | None:
+def fp8_door(device: torch.device) -> ProductDoor[Fp8Pairs] | None:
     """The kernels of a device, chosen once; None where there are none and matrices are multiplied as published."""
     capability = kernel_capability(device)
     if capability is None:

@@ -21,6 +21,13 @@ def split_range(tiles, split, splits):
 
 
 @triton.jit
+def expert_rows(ends, expert):
+    """Rows [begin, end) of an expert, where `ends` has the end of each expert's."""
+    begin = tl.load(ends + tl.maximum(expert - 1, 0))
+    return tl.where(expert == 0, 0, begin), tl.load(ends + expert)
+
+
+@triton.jit
 def store_product(
     total,  # float32 [BLOCK_N, BLOCK_M] of this split
     output,  # [rows, N]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +22,10 @@ from modelserve.sizing.quantised_tiles import INT4_GROUPS
 from modelserve.weight_format import FP8_BLOCK, StoredType, TextLinear, WeightFormat
 from modelserve_worker.kernels.fp8_linear import Fp8Pairs, repack_fp8
 from modelserve_worker.kernels.int4_linear import Int4Tiles, repack_int4
-from modelserve_worker.kernels.quantised_doors import Fp8Door, Int4Door, fp8_door, int4_door
+from modelserve_worker.kernels.quantised_doors import ProductDoor, fp8_door, int4_door
 
 PACKED = 8  # int4 elements of an int32
+HeldT = TypeVar("HeldT", Int4Tiles, Fp8Pairs)
 ZERO = 8  # what stands for zero in a symmetric int4 matrix: elements are stored with this added
 
 
@@ -90,7 +92,29 @@ class DenseMatrix(StoredMatrix):
         return self.weight
 
 
-class Int4Matrix(StoredMatrix):
+class QuantisedMatrix(StoredMatrix, Generic[HeldT]):
+    """Multiplied by kernels once `repack` has found their door for the device, and dequantised until then."""
+
+    def __init__(self, parts: Sequence[int], columns: int, *, experts: int, dtype: torch.dtype) -> None:
+        super().__init__(parts, columns, experts=experts, dtype=dtype)
+        self._door: ProductDoor[HeldT] | None = None
+
+    def linear(self, x: Tensor) -> Tensor:
+        return super().linear(x) if self._door is None else self._door.linear(x, self._held())
+
+    def grouped(self, x: Tensor, ends: Tensor) -> Tensor:
+        return super().grouped(x, ends) if self._door is None else self._door.grouped(x, self._held(), ends)
+
+    @property
+    def dequantises(self) -> bool:
+        return self._door is None
+
+    def _held(self) -> HeldT:
+        """The parameters as the door's kernels take them."""
+        raise NotImplementedError
+
+
+class Int4Matrix(QuantisedMatrix[Int4Tiles]):
     """compressed-tensors pack-quantized: (q - zero) * scale, one scale (and zero) per row and group of columns.
 
     `packed` int32 [rows, columns / 8]: nibble j of a word, the lowest first, is element 8 w + j. `scale` bfloat16
@@ -124,19 +148,15 @@ class Int4Matrix(StoredMatrix):
             order = torch.empty(columns, dtype=torch.int32, device=device)
             self.order = nn.Parameter(order, requires_grad=False)
             self.group_index = (torch.arange(columns, dtype=torch.int32) // self.group_size).repeat(len(self.parts), 1)
-        self._door: Int4Door | None = None
 
     def linear(self, x: Tensor) -> Tensor:
-        x = x if self.order is None else x.index_select(-1, self.order)
-        return super().linear(x) if self._door is None else self._door.linear(x, self._tiles())
-
-    @property
-    def dequantises(self) -> bool:
-        return self._door is None
+        return super().linear(self._ordered(x))
 
     def grouped(self, x: Tensor, ends: Tensor) -> Tensor:
-        x = x if self.order is None else x.index_select(-1, self.order)
-        return super().grouped(x, ends) if self._door is None else self._door.grouped(x, self._tiles(), ends)
+        return super().grouped(self._ordered(x), ends)
+
+    def _ordered(self, x: Tensor) -> Tensor:
+        return x if self.order is None else x.index_select(-1, self.order)
 
     def dense(self) -> Tensor:
         device, packed_bytes = self.packed.device, self.packed.view(torch.uint8)
@@ -164,7 +184,7 @@ class Int4Matrix(StoredMatrix):
             self.zero_point = nn.Parameter(tiles.zero_points, requires_grad=False)
         self._door = door
 
-    def _tiles(self) -> Int4Tiles:
+    def _held(self) -> Int4Tiles:
         return Int4Tiles(self.packed, self.scale, self.zero_point, self.columns)
 
     def _put_in_order(self, places: nn.Parameter) -> None:
@@ -197,7 +217,7 @@ class Int4Matrix(StoredMatrix):
         return zeros.movedim(-1, -2).reshape(self.scale.shape)
 
 
-class Fp8Matrix(StoredMatrix):
+class Fp8Matrix(QuantisedMatrix[Fp8Pairs]):
     """compressed-tensors float-quantized: `weight` e4m3 [rows, columns] times `scale`, float32.
 
     One scale per row [rows, 1], or per block of 128 x 128 [blocks, ceil(columns / 128)], where the blocks of each
@@ -226,17 +246,6 @@ class Fp8Matrix(StoredMatrix):
             self.tensor_scale = torch.empty((max(1, experts), len(self.parts)), dtype=torch.float32)
         self.rounds_inputs = weight_format.fp8_activations
         self.scale_rows = 0  # of the kernels' scales
-        self._door: Fp8Door | None = None
-
-    def linear(self, x: Tensor) -> Tensor:
-        return super().linear(x) if self._door is None else self._door.linear(x, self._pairs())
-
-    @property
-    def dequantises(self) -> bool:
-        return self._door is None
-
-    def grouped(self, x: Tensor, ends: Tensor) -> Tensor:
-        return super().grouped(x, ends) if self._door is None else self._door.grouped(x, self._pairs(), ends)
 
     def dense(self) -> Tensor:
         elements = self._scratch(self.weight.shape, self.dtype, self.weight.device)
@@ -266,7 +275,7 @@ class Fp8Matrix(StoredMatrix):
         self.scale_rows = pairs.scale_rows
         self._door = door
 
-    def _pairs(self) -> Fp8Pairs:
+    def _held(self) -> Fp8Pairs:
         return Fp8Pairs(self.weight, self.scale, self.columns, self.scale_rows, self.rounds_inputs)
 
     def _row_scales(self) -> Tensor:

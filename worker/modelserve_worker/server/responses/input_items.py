@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, field_validator
 
 from modelserve_worker.server.field_policy import INPUT_FIELDS
 from modelserve_worker.server.messages import MAX_CALL_ID_LENGTH, JsonObjectText
@@ -23,6 +23,15 @@ class TextContent(RequestModel):
     text: str
 
 
+def _text_only(value: Any, info: ValidationInfo) -> Any:
+    return text_parts(value, _TEXT_KINDS, info)
+
+
+Text = Annotated[
+    str | list[dict[str, Any]], BeforeValidator(_text_only, json_schema_input_type=str | list[TextContent])
+]
+
+
 class ReasoningContent(RequestModel):
     type: Literal["reasoning_text"]
     text: str
@@ -36,12 +45,7 @@ class _Item(RequestModel):
 class MessageItem(_Item):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[dict[str, Any]]
-
-    @field_validator("content", mode="before", json_schema_input_type=str | list[TextContent])
-    @classmethod
-    def _text_only(cls, value: Any, info: ValidationInfo) -> Any:
-        return text_parts(value, _TEXT_KINDS, info)
+    content: Text
 
 
 class FunctionCallItem(_Item):
@@ -56,12 +60,7 @@ class FunctionCallItem(_Item):
 class FunctionCallOutputItem(_Item):
     type: Literal["function_call_output"]
     call_id: str = Field(min_length=1, max_length=MAX_CALL_ID_LENGTH)
-    output: str | list[dict[str, Any]]
-
-    @field_validator("output", mode="before", json_schema_input_type=str | list[TextContent])
-    @classmethod
-    def _text_only(cls, value: Any, info: ValidationInfo) -> Any:
-        return text_parts(value, _TEXT_KINDS, info)
+    output: Text
 
 
 class ReasoningItem(_Item):
