@@ -145,6 +145,7 @@ def _proxy(layout: Layout) -> dict[str, Any]:
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
         "mode": "iptables",
+        "iptables": {"syncPeriod": "5s"},  # rules that could not be written are tried again after this, not 30 s
         "clusterCIDR": layout.pod_range,
         "hostnameOverride": NODE_NAME,
         "clientConnection": {"kubeconfig": f"{layout.config}/proxy.kubeconfig"},

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from localcluster.kubectl import wait_for
 from localcluster.settings import ClusterError
 from localcluster.target import Target
 
@@ -16,7 +18,10 @@ def service_url(target: Target, namespace: str, service: str) -> Iterator[str]:
     """The base address `http://HOST[:PORT]` of a Service's port 80 while the context lasts."""
     kubectl = target.kubectl
     if target.local is not None:
-        yield f"http://{kubectl.get('service', service, '-n', namespace)['spec']['clusterIP']}"
+        address = kubectl.get("service", service, "-n", namespace)["spec"]["clusterIP"]
+        # The node's rules follow the endpoints, which make a ModelServe Ready, at a pace of their own.
+        wait_for(f"{service} behind {address}", lambda: _connects(address, 80), timeout_s=60)
+        yield f"http://{address}"
         return
     command = [
         str(kubectl.program),
@@ -38,3 +43,12 @@ def service_url(target: Target, namespace: str, service: str) -> Iterator[str]:
     finally:
         forward.terminate()
         forward.communicate()
+
+
+def _connects(host: str, port: int) -> bool:
+    """Whether a new connection opens. One that began before the node's rules were there keeps going astray."""
+    try:
+        socket.create_connection((host, port), timeout=2).close()
+    except OSError:
+        return False
+    return True
