@@ -69,7 +69,7 @@ def check_formats(device: torch.device, architecture: ModelArchitecture, geometr
     """Raise AcceleratorMismatch for a format that this GPU does not compute with. The CPU converts all of them."""
     if device.type != "cuda":
         return
-    capability = torch.cuda.get_device_capability(device)
+    capability = compute_capability(device)
     for needed, used, remedy in (
         (_BFLOAT16_CAPABILITY, architecture.dtype == "bfloat16", "dtype float32"),
         (_FP8_E4M3_CAPABILITY, geometry.dtype is KVCacheDtype.FP8_E4M3, "kvCacheDtype int8 or fp8_e5m2"),
@@ -82,9 +82,14 @@ def check_formats(device: torch.device, architecture: ModelArchitecture, geometr
             )
 
 
+def compute_capability(device: torch.device) -> tuple[int, int]:
+    """Of a GPU; (0, 0) of the CPU."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+
+
 def runs_on_kernels(architecture: ModelArchitecture, device: torch.device) -> bool:
     """Whether the kernels take this model: a GPU of capability 8.0 or more, bfloat16 (products of float32 would be
     rounded to tf32), and head dims and rotated pairs that fill matrix tiles."""
     if device.type != "cuda" or architecture.dtype != "bfloat16":
         return False
-    return fills_matrix_tiles(architecture) and torch.cuda.get_device_capability(device) >= (8, 0)
+    return fills_matrix_tiles(architecture) and compute_capability(device) >= (8, 0)
