@@ -24,7 +24,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from modelserve.architecture import LayerKind, ModelArchitecture
-from modelserve.hardware import PCIE_LINK, Accelerator
+from modelserve.hardware import CPU, PCIE_LINK, Accelerator
 from modelserve.planning.engine_rates import engine_rates
 from modelserve.planning.learned import AS_EXPECTED, StepFactors
 from modelserve.sizing.cuda_graphs import kernels_per_step
@@ -236,10 +236,10 @@ def doubling_context(
     architecture: ModelArchitecture, layout: KVCacheLayout, *, compute_capability: tuple[int, int]
 ) -> float:
     """Tokens of context at which a row of a prompt takes twice what the first row takes: products and attention to
-    global layers alone, both at the rates of the GPU's generation."""
+    global layers alone, both at the rates of the GPU's generation. Infinite on the CPU, whose rates are not known."""
     work, rates = _work(architecture, 1, None), engine_rates(compute_capability)
     attention = rates.attention_v_only if layout is KVCacheLayout.V_ONLY else rates.attention_kv
-    if not work.global_flop:
+    if not work.global_flop or compute_capability == CPU.compute_capability:
         return math.inf
     return (work.prompt_flop / rates.linear) / (work.global_flop / attention)
 
