@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from random import Random
@@ -69,7 +70,12 @@ class Traffic:
         )
         self.max_model_len = random.randint(3, 60)
         budget = random.randint(1, random.choice([4, 16]))
-        limits = SchedulerLimits(budget, random.randint(1, 6), self.max_model_len, (EOS,))
+        limits = SchedulerLimits(
+            budget, random.randint(1, 6), self.max_model_len, (EOS,),
+            max_num_mixed_tokens=random.choice([2, 5, 512]),
+            doubling_context=random.choice([math.inf, 20, 3]),
+            captured_rows=random.choice([(), (2, 4, 8, 16)]),
+        )  # fmt: skip
         most = random.choice([120, 140, 200])  # percent of what the longest request holds
         self.pool_bytes = self.geometry.held_bytes(self.max_model_len) * random.randint(100, most) // 100
         self.scheduler = Scheduler(limits, self.geometry, self.pool_bytes)
