@@ -238,12 +238,13 @@ class Replay:
 
     def _sample(self, rows: int) -> None:
         vocabulary, block = self._architecture.vocab_size, partial(Block, self._outside)
-        logits = [block(rows * vocabulary * BFLOAT16 // self._ranks)]
-        if self._ranks > 1:
-            logits += [block(rows * vocabulary * BFLOAT16) for _ in range(2)]
+        logits = block(rows * vocabulary * BFLOAT16 // self._ranks)
         for first in range(0, rows, ROWS_PER_SORT):
             plane = min(ROWS_PER_SORT, rows - first) * vocabulary
-            kept = [block(plane * BFLOAT16), block(plane * FLOAT32), block(plane * FLOAT32)]
+            shares = [block(plane * BFLOAT16 // self._ranks), block(plane * BFLOAT16)] if self._ranks > 1 else []
+            kept = [block(plane * BFLOAT16)]
+            del shares
+            kept += [block(plane * FLOAT32), block(plane * FLOAT32)]
             penalties = [block(plane * FLOAT32) for _ in range(4)]
             del penalties
             ordered = [block(plane * FLOAT32), block(plane * INT64)]

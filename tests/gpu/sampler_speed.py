@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 
 from modelserve_worker.batch import NOT_A_NUMBER, AdmittedRequest
 from modelserve_worker.execution.sampler import Sampler
+from modelserve_worker.kernels.sampling import PlainSampling
+from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.request import SamplingParams
 
 CUDA = torch.device("cuda")
@@ -42,9 +44,12 @@ class Batch:
 
     def __init__(self, sampling: list[SamplingParams], vocab_size: int, *, kernels: bool = True) -> None:
         rows = len(sampling)
-        self.sampler = Sampler(max_num_seqs=rows, vocab_size=vocab_size, softcap=CAP, eos_token_ids=EOS, device=CUDA)
+        self.sampler = Sampler(
+            max_num_seqs=rows, vocab_size=vocab_size, softcap=CAP, eos_token_ids=EOS, parallel=TensorParallel(),
+            device=CUDA,
+        )  # fmt: skip
         if not kernels:
-            self.sampler._device_draw = None
+            self.sampler._door = PlainSampling()
         self._host: NDArray[np.int32] = np.arange(rows, dtype=np.int32)[::-1].copy()
         self._slots = torch.from_numpy(self._host).cuda()
         self.sampler.admit(

@@ -248,17 +248,21 @@ def _mlp_bytes(architecture: ModelArchitecture, *, tokens: int, tensor_parallel_
 
 
 def sampling_bytes(architecture: ModelArchitecture, *, sequences: int, tensor_parallel_size: int) -> int:
-    """Logits in e, of several ranks their shares too; candidates of the sampling kernels; one pass of sorted rows.
+    """Logits in e of this rank's tokens; candidates of the sampling kernels; one pass of sorted rows.
 
     At its peak a row of such a pass holds its logits, adjusted and scaled values, sorted values and 8-byte indices, and
     of the sort's own 32 bytes (two copies of the values, three of 8-byte words).
-    A block of prompt rows that are scored holds its logits, their shares, two float32 copies, and one byte for each
-    comparison with the token's own; it is gone before the step samples.
+    A block of prompt rows that are scored holds its logits, two float32 copies, and one byte for each comparison with
+    the token's own; it is gone before the step samples.
+    On several ranks the rows of either have their logits gathered: their share, and all shares before they are put
+    together. Of the other rows candidates alone are: the share's, all ranks', and these put together.
     """
-    e, vocabulary = element_bytes(architecture), architecture.vocab_size
-    logits = vocabulary * e * (1 if tensor_parallel_size == 1 else 2)
-    candidates = -(-vocabulary // VOCABULARY_CHUNK) * TOP_K_CAPACITY * 8
+    e, vocabulary, ranks = element_bytes(architecture), architecture.vocab_size, tensor_parallel_size
+    share = vocabulary // ranks
+    gathered = 0 if ranks == 1 else (share + vocabulary) * e
+    lists = -(-share // VOCABULARY_CHUNK) + (0 if ranks == 1 else 1 + 2 * ranks)
     sorting = e + 2 * FLOAT32 + (FLOAT32 + 8) + (2 * FLOAT32 + 3 * 8)
-    drawing = sequences * (logits + candidates) + min(sequences, ROWS_PER_SORT) * vocabulary * sorting
-    scoring = PROMPT_SCORE_ROWS * (logits + vocabulary * (2 * FLOAT32 + 1))
+    drawing = sequences * (share * e + lists * TOP_K_CAPACITY * 8)
+    drawing += min(sequences, ROWS_PER_SORT) * (vocabulary * sorting + gathered)
+    scoring = PROMPT_SCORE_ROWS * (vocabulary * (e + 2 * FLOAT32 + 1) + gathered)
     return max(drawing, scoring)

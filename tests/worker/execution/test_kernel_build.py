@@ -38,6 +38,10 @@ for launch in launches:
         kernel_build._compile(launch, 90)
 print(json.dumps([each.file if isinstance(each, CudaSource) else each.kernel for each in launches]))
 """
+NAMES = """
+launches = kernel_trace.kernel_launches(architecture, args, capability=90)
+print(json.dumps([each.file if isinstance(each, CudaSource) else each.kernel for each in launches]))
+"""
 QUANTISED = """
 from modelserve.weight_format import WeightFormat
 whole = published_model("hf://google/gemma-4-26B-A4B").architecture.model_dump()
@@ -110,6 +114,15 @@ def test_every_kernel_that_a_start_up_needs_is_found(built: tuple[Path, Path, li
         "embed", "rms_norm", "residual_norm", "gated_gelu", "prepare", "commit", "split_decode", "split_decode_v_only",
         "combine", "expand_keys", "sliding_chunk", "chunk_attention_sm90.cu", "_select_chunks", "_draw_rows",
     }  # fmt: skip
+
+
+def test_several_ranks_launch_the_kernel_that_merges_their_candidates(
+    built: tuple[Path, Path, list[str]], tmp_path: Path
+) -> None:
+    shared = run(NAMES, tmp_path, tmp_path, "2")
+    assert isinstance(shared, list)
+    assert set(shared) - set(built[2]) == {"_merge_parts"}
+    assert {"_select_chunks", "_draw_rows"} <= set(shared)
 
 
 def test_kernels_of_quantised_models_are_found(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
 import os
@@ -20,6 +21,7 @@ from model_checkpoints import make_checkpoint, random_tokens
 
 from modelserve.engine_args import EngineArgs
 from modelserve.errors import InvalidInput
+from modelserve_worker.batch import SampledTokens
 from modelserve_worker.engine_client import EngineDead
 from modelserve_worker.execution import ranks
 from modelserve_worker.execution.memory import InsufficientMemory
@@ -27,6 +29,8 @@ from modelserve_worker.execution.ranks import LaunchedReplica, RankDiedError, Wo
 from modelserve_worker.request import SamplingParams
 
 SAMPLED = SamplingParams(seed=3, max_tokens=1, temperature=1.0, top_p=0.9)
+BY_CANDIDATES = replace(SAMPLED, top_k=40)  # each rank sends its share's best, not its logits
+PROMPT = random_tokens(40, seed=4)
 
 
 @pytest.fixture(autouse=True)
@@ -43,23 +47,46 @@ def _args(directory: Path, **changes) -> EngineArgs:
     ).model_copy(update=changes)
 
 
-def _tokens(replica: LaunchedReplica, driver_for, steps: int, *, allowed: Sequence[int] = ()) -> list[int]:
-    """A prompt, then sampled tokens one by one, with `allowed` of these alone."""
+_runs = itertools.count(1)
+
+
+def _results(
+    replica: LaunchedReplica, driver_for, steps: int, *, allowed: Sequence[int] = (), sampling: SamplingParams = SAMPLED
+) -> list[SampledTokens]:
+    """Of a prompt, then of sampled tokens one by one, with `allowed` of these alone."""
     driver = driver_for(replica.geometry, min(replica.pool_bytes, 1 << 24))
-    ids, outputs = random_tokens(40, seed=4), []
-    for step in range(steps):
-        share = driver.share("r", ids, samples=True, sampling=SAMPLED, num_output_tokens=step)
+    driver.step = 1000 * next(_runs)  # ranks compare their tokens by step, so steps of another run have other numbers
+    ids, results = PROMPT, []
+    for count in range(steps):
+        share = driver.share(
+            "r", ids, samples=True, sampling=sampling, prompt=tuple(PROMPT), num_output_tokens=count
+        )  # fmt: skip
         batch = driver.batch(share)
         if allowed:
-            # Ranks compare their tokens by step, so steps of another run have other numbers.
-            batch = replace(batch, step=batch.step + 1000, constrained=np.zeros(1, dtype=np.int32))
-            step = replica.runner.execute(batch)
+            step = replica.runner.execute(replace(batch, constrained=np.zeros(1, dtype=np.int32)))
             step = step.constrain(_mask(allowed, replica.architecture.vocab_size))
         else:
             step = replica.runner.execute(batch)
-        outputs.append(int(step.result().token_ids[0]))
-        ids = [outputs[-1]]
-    return outputs
+        results.append(step.result())
+        ids = [int(results[-1].token_ids[0])]
+    return results
+
+
+def _tokens(replica: LaunchedReplica, driver_for, steps: int, **options) -> list[int]:
+    return [int(result.token_ids[0]) for result in _results(replica, driver_for, steps, **options)]
+
+
+def _assert_scores_agree(results: list[SampledTokens], others: list[SampledTokens]) -> None:
+    """Tokens, their log probabilities, and those of the prompt: logits of shares are products of other shapes."""
+    for result, other in zip(results, others, strict=True):
+        assert result.token_ids.tolist() == other.token_ids.tolist()
+        mine, theirs = result.logprobs[0], other.logprobs[0]
+        assert (mine.rank, [token for token, _ in mine.top]) == (theirs.rank, [token for token, _ in theirs.top])
+        assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+    ((first, prompt),), ((_, other_prompt),) = results[0].prompt_logprobs.values(), others[0].prompt_logprobs.values()
+    assert first == 1
+    assert len(prompt.logprobs) == len(PROMPT) - 1
+    np.testing.assert_allclose(prompt.logprobs, other_prompt.logprobs, atol=1e-4)
 
 
 def _mask(allowed: Sequence[int], vocab_size: int) -> np.ndarray:
@@ -75,13 +102,20 @@ def test_two_ranks_say_what_one_says(tmp_path, driver_for, variant) -> None:
     single = launch(_args(tmp_path))
     alone = _tokens(single, driver_for, 12)
     masked = _tokens(single, driver_for, 6, allowed=allowed)
-    assert set(masked) <= set(allowed)
+    by_candidates = _tokens(single, driver_for, 6, sampling=BY_CANDIDATES)
+    both = _tokens(single, driver_for, 6, allowed=allowed, sampling=BY_CANDIDATES)
+    assert set(masked) | set(both) <= set(allowed)
     assert not set(alone) <= set(allowed)
+    scored = _results(single, driver_for, 2, sampling=replace(BY_CANDIDATES, logprobs=3, prompt_logprobs=3))
     replica = launch(_args(tmp_path, tensor_parallel_size=2))
     try:
         assert replica.pool_bytes == replica.memory.pool_bytes > 0
         assert _tokens(replica, driver_for, 12) == alone
         assert _tokens(replica, driver_for, 6, allowed=allowed) == masked
+        assert _tokens(replica, driver_for, 6, sampling=BY_CANDIDATES) == by_candidates
+        assert _tokens(replica, driver_for, 6, allowed=allowed, sampling=BY_CANDIDATES) == both
+        shared = _results(replica, driver_for, 2, sampling=replace(BY_CANDIDATES, logprobs=3, prompt_logprobs=3))
+        _assert_scores_agree(shared, scored)
         # A step refused before any collective is refused on both ranks, and the next one works.
         driver = driver_for(replica.geometry, 1 << 24)
         with pytest.raises(InvalidInput, match="token id outside"):
@@ -150,6 +184,30 @@ def test_ranks_that_come_to_other_tokens_end(tmp_path, driver_for, monkeypatch) 
             replica.runner.check()
     finally:
         replica.runner.shutdown()
+
+
+def test_a_step_that_rank_0_alone_cannot_sample_ends_the_group(tmp_path, driver_for, monkeypatch) -> None:
+    """The other rank waits for rank 0's candidates, which never come; the step before was right and stays so."""
+    make_checkpoint("31B", tmp_path, seed=6)
+    replica = launch(_args(tmp_path, tensor_parallel_size=2))
+    try:
+        driver = driver_for(replica.geometry, 1 << 24)
+        first = driver.batch(driver.share("r", PROMPT, samples=True, sampling=BY_CANDIDATES))
+        token = int(replica.runner.execute(first).result().token_ids[0])
+        second = driver.batch(driver.share("r", [token], samples=True, sampling=BY_CANDIDATES, num_output_tokens=1))
+        step = replica.runner.execute(replace(second, constrained=np.zeros(1, dtype=np.int32)))
+
+        def fail(*_: object, **__: object) -> None:
+            raise RuntimeError("no memory for masks")
+
+        monkeypatch.setattr(replica.runner._local._sampler, "sample", fail)
+        with pytest.raises(RankDiedError, match="no memory for masks"):
+            step.constrain(_mask(range(30), replica.architecture.vocab_size)).result()
+        with pytest.raises(RankDiedError):
+            _tokens(replica, driver_for, 1)
+    finally:
+        replica.runner.shutdown()
+    assert 0 <= token < replica.architecture.vocab_size
 
 
 def test_a_rank_that_ends_before_it_is_ready_says_why(tmp_path) -> None:

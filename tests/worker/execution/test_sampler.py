@@ -14,6 +14,7 @@ from modelserve.sizing.activation import ROWS_PER_SORT
 from modelserve_worker.batch import NOT_A_NUMBER, AdmittedRequest
 from modelserve_worker.execution.sampler import Sampler, SamplerOutput
 from modelserve_worker.kernels.counter_random import gumbel_noise
+from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.request import SamplingParams
 
 CPU = torch.device("cpu")
@@ -33,7 +34,10 @@ class Row:
 
 
 def _sampler(vocab_size: int, *, slots: int = 64, softcap: float | None = None, eos=(1,)) -> Sampler:
-    return Sampler(max_num_seqs=slots, vocab_size=vocab_size, softcap=softcap, eos_token_ids=eos, device=CPU)
+    return Sampler(
+        max_num_seqs=slots, vocab_size=vocab_size, softcap=softcap, eos_token_ids=eos, parallel=TensorParallel(),
+        device=CPU,
+    )  # fmt: skip
 
 
 def _admit(sampler: Sampler, rows: list[Row]) -> None:
@@ -99,7 +103,7 @@ def test_neighbouring_seeds_and_positions_are_independent() -> None:
 
 
 def test_the_noise_is_standard_gumbel() -> None:
-    noise = gumbel_noise(torch.arange(4), torch.arange(4), 100_000).double()
+    noise = gumbel_noise(torch.arange(4), torch.arange(4), torch.arange(100_000)).double()
     assert noise.isfinite().all()
     # Mean is Euler's constant, variance pi^2 / 6; 400,000 samples give standard errors of 0.002 and 0.006.
     assert abs(float(noise.mean()) - 0.5772157) < 0.01
@@ -224,7 +228,7 @@ def test_only_rows_that_ask_have_logprobs() -> None:
     assert reported.rank.tolist() == [0, 1, 1]
     assert reported.chosen[1:].tolist() == pytest.approx([float(capped[1, 2]), float(capped[2, 0])])
     assert reported.top_tokens[1].tolist() == [2, 0]
-    assert _sample(logits, rows[:1]).logprobs is None
+    assert _sample(logits[:1], rows[:1]).logprobs is None
 
 
 def test_nan_logits_are_reported_and_do_not_reach_other_rows() -> None:

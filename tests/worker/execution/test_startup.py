@@ -82,7 +82,7 @@ def test_the_profile_step_needs_two_pages_whatever_the_context(
     )
     for batch, exact in zip(batches, (True, True, True, False), strict=True):
         drawn.admit(batch.admitted)
-        chosen = drawn.exact_rows(batch.slots, batch.output_counts)
+        chosen = drawn.paths(batch.slots, batch.output_counts).exact
         assert chosen.tolist() == [exact] * batch.num_requests, (
             "kernels and the exact path both run before requests come"
         )

@@ -6,7 +6,6 @@ best scores, or the edge of top-p), the row is not compared, and too many of the
 
 from __future__ import annotations
 
-import functools
 import secrets
 from dataclasses import dataclass
 
@@ -19,7 +18,9 @@ from modelserve_worker.execution import sampler as sampler_module
 from modelserve_worker.execution.sampler import Sampler
 from modelserve_worker.execution.token_masks import TokenMaskBuffer
 from modelserve_worker.kernels.counter_random import gumbel_noise
-from modelserve_worker.kernels.sampling_triton import draw_tokens
+from modelserve_worker.kernels.sampling import PlainSampling
+from modelserve_worker.kernels.sampling_triton import TritonSampling
+from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.request import SamplingParams
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -66,9 +67,12 @@ def _logits(rng: np.random.Generator, rows: int, vocab_size: int) -> torch.Tenso
 def _sampler(
     monkeypatch, cases: list[Case], vocab_size: int, *, kernels: bool, chunk: int = 512, cap: float | None = CAP
 ) -> Sampler:
-    draw = functools.partial(draw_tokens, chunk=chunk) if kernels else None
-    monkeypatch.setattr(sampler_module, "device_draw", lambda device: draw)
-    sampler = Sampler(max_num_seqs=len(cases) + 3, vocab_size=vocab_size, softcap=cap, eos_token_ids=EOS, device=DEVICE)
+    door = TritonSampling(chunk=chunk) if kernels else PlainSampling()
+    monkeypatch.setattr(sampler_module, "sampling_door", lambda device: door)
+    sampler = Sampler(
+        max_num_seqs=len(cases) + 3, vocab_size=vocab_size, softcap=cap, eos_token_ids=EOS, parallel=TensorParallel(),
+        device=DEVICE,
+    )  # fmt: skip
     sampler.admit([AdmittedRequest(_slot(row, cases), "", c.sampling, (), ()) for row, c in enumerate(cases)])
     return sampler
 
@@ -127,7 +131,7 @@ def _naive(logits: torch.Tensor, case: Case, allowed: np.ndarray | None = None) 
             return None
         kept = kept[(before < params.top_p) | (np.arange(kept.size) == 0)]
     seed = torch.tensor([params.seed])
-    noise = gumbel_noise(seed, torch.tensor([case.position]), values.size)[0].double().numpy()
+    noise = gumbel_noise(seed, torch.tensor([case.position]), torch.arange(values.size))[0].double().numpy()
     scores = np.sort((values + noise)[kept])
     if kept.size > 1 and scores[-1] - scores[-2] < CLOSE:
         return None

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import Gemma4ForCausalLM, Gemma4TextConfig
 
 from modelserve.architecture import ModelArchitecture
 from modelserve.inspection import read_weight_format
@@ -88,6 +87,8 @@ def make_checkpoint(
 ) -> dict[str, Any]:
     """Write config.json and model.safetensors of a small `variant` (a key of VARIANTS), with `changes` to its config;
     return the config as a dict."""
+    from transformers import Gemma4ForCausalLM, Gemma4TextConfig  # seconds, which ranks that only load need not wait
+
     config = Gemma4TextConfig(
         **COMMON | VARIANTS[variant] | {"num_hidden_layers": len(VARIANTS[variant]["layer_types"])} | changes
     )
@@ -120,6 +121,8 @@ def rewrite(directory: Path, *, rename: dict[str, str] | None = None, add: dict[
 
 def reference_logits(directory: Path, token_ids: list[int], *, dtype: torch.dtype = torch.float32) -> Tensor:
     """float32 [len(token_ids), vocab]: transformers' logits of every position, in one pass without a cache."""
+    from transformers import Gemma4ForCausalLM
+
     model = Gemma4ForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation="eager").eval()
     with torch.no_grad():
         logits: Tensor = model(input_ids=torch.tensor([token_ids]), use_cache=False).logits

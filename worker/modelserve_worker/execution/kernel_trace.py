@@ -32,9 +32,12 @@ from modelserve_worker.execution.block_tables import BlockTables
 from modelserve_worker.execution.device import compute_dtype, select_geometry
 from modelserve_worker.execution.input_batch import PackedStep, StepPacker
 from modelserve_worker.execution.kv_cache import KVCache
-from modelserve_worker.execution.sampling_slots import SamplingSlots, SlotColumns
+from modelserve_worker.execution.sampler import draw_candidates
+from modelserve_worker.execution.sampling_slots import SamplingSlots
 from modelserve_worker.kernels import chunk_attention_sm90
 from modelserve_worker.kernels.cuda_kernel import CudaSource
+from modelserve_worker.kernels.sampling import CandidateRows, sampling_door
+from modelserve_worker.kernels.slot_columns import SlotColumns
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 
@@ -177,7 +180,7 @@ def _run_steps(architecture: ModelArchitecture, args: EngineArgs, weight_format:
                 with unset_fake_temporarily():
                     step = views(rows)
                 _run(model, attention, _on_cuda(step))
-    _sample(architecture, args)
+    _sample(architecture, args, parallel)
 
 
 def _run(model: Gemma4ForCausalLM, attention: Any, step: PackedStep) -> None:
@@ -186,24 +189,19 @@ def _run(model: Gemma4ForCausalLM, attention: Any, step: PackedStep) -> None:
     model.head(hidden)
 
 
-def _sample(architecture: ModelArchitecture, args: EngineArgs) -> None:
-    from modelserve_worker.execution.sampler import device_draw
-
-    draw = device_draw(_CUDA)
-    assert draw is not None
+def _sample(architecture: ModelArchitecture, args: EngineArgs, parallel: TensorParallel) -> None:
     with unset_fake_temporarily():
         slots = SamplingSlots(
             max_num_seqs=args.max_num_seqs, vocab_size=architecture.vocab_size, eos_token_ids=(0,), device=_CPU
         )
-    words = _on_cuda(slots.device.words)
-    columns = SlotColumns(words, slots.device.top_k.numel())
-    names = ("seeds", "temperature", "top_k", "top_p", "min_p", "min_tokens", "banned")
-    rows = torch.empty(args.max_num_seqs, dtype=torch.int32, device=_CUDA)
-    logits = torch.empty(len(rows), architecture.vocab_size, dtype=compute_dtype(architecture), device=_CUDA)
-    draw(
-        logits, slots=rows, positions=rows, output_counts=rows, softcap=architecture.final_logit_softcapping,
-        **{name: getattr(columns, name) for name in names},
+    count, vocab_size = args.max_num_seqs, architecture.vocab_size
+    sampled = torch.empty(count, dtype=torch.int32, device=_CUDA)
+    logits = torch.empty(count, vocab_size // parallel.size, dtype=compute_dtype(architecture), device=_CUDA)
+    rows = CandidateRows(
+        slots=sampled, positions=sampled, output_counts=sampled, width=1, softcap=architecture.final_logit_softcapping,
+        columns=SlotColumns(_on_cuda(slots.device.words), slots.device.top_k.numel()),
     )  # fmt: skip
+    draw_candidates(sampling_door(_CUDA), parallel, logits, rows, first_token=0)
 
 
 def _on_cuda(value: Any) -> Any:

@@ -86,6 +86,7 @@ class GPUModelRunner:
             vocab_size=architecture.vocab_size,
             softcap=architecture.final_logit_softcapping,
             eos_token_ids=architecture.eos_token_ids,
+            parallel=model.parallel,
             device=device,
         )
         self._scorer = PromptScorer(softcap=architecture.final_logit_softcapping, device=device)
@@ -167,7 +168,7 @@ class GPUModelRunner:
         result = self._hidden(packed) if graphs is None or rows is None else graphs.replay(packed, rows)
         # A captured step of decodes alone ends with the head.
         head = self.model.head if eager or packed.inputs.chunks is not None else _as_it_is
-        scored = self._scorer.score(batch, lambda some: head(result[some]))
+        scored = self._scorer.score(batch, lambda some: self.model.parallel.all_gather(head(result[some])))
         sampled = packed.sampled
         if sampled is None:
             return LaunchedStep(batch.step, None, on_gpu=self.launches_ahead, scored=scored)
@@ -195,7 +196,7 @@ class GPUModelRunner:
         return hidden
 
     def _logits(self, packed: PackedStep) -> Tensor:
-        """Raw logits of every row."""
+        """Raw logits of every row, of this rank's tokens."""
         return self.model.head(self._hidden(packed))
 
     @torch.inference_mode()

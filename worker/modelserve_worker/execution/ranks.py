@@ -288,12 +288,7 @@ class MultiRankRunner:
             self._workers.send(batch)
         except Exception as error:
             return FailedStep(error)
-        step = self._local.execute(batch)
-        broken = isinstance(step, FailedStep) and not step.before_collectives
-        # The other ranks have entered collectives that this one will never join. Who is dead already is named first.
-        if broken and not self._workers.has_died(within_s=_GRACE_S):
-            self._workers.abort()
-        return _RankedStep(step, self._workers)
+        return _ranked(self._local.execute(batch), self._workers)
 
     def check(self) -> None:
         """Raise RankDiedError when a rank is gone."""
@@ -323,7 +318,7 @@ class _RankedStep:
             self._workers.send_masks(masks)
         except Exception as error:
             return FailedStep(error)
-        return _RankedStep(self._step.constrain(masks), self._workers)
+        return _ranked(self._step.constrain(masks), self._workers)
 
     def result(self) -> SampledTokens:
         """Tokens of the step. Raises RankDiedError when a rank is gone, else what the step failed with."""
@@ -339,6 +334,15 @@ class _RankedStep:
             raise self._workers.failure("during a step")
         self._workers.compare(tokens.step, token_checksum(tokens))
         return tokens
+
+
+def _ranked(step: PendingStep, workers: WorkerRanks) -> PendingStep:
+    """A step that rank 0 has launched, or sampled. The group ends where that failed for rank 0 alone."""
+    broken = isinstance(step, FailedStep) and not step.before_collectives
+    # The other ranks have entered collectives that this one will never join. Who is dead already is named first.
+    if broken and not workers.has_died(within_s=_GRACE_S):
+        workers.abort()
+    return _RankedStep(step, workers)
 
 
 def _worker_main(args: EngineArgs, rank: int, init_method: str, last_words: Connection, ring_name: str) -> None:

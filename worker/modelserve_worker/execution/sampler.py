@@ -5,14 +5,15 @@ constrained row; logit_bias, min_tokens (EOS and stop ids masked), repetition, p
 temperature; min-p; top-k; top-p; one draw. With temperature 0 (any below 1e-5) the token is the argmax after the
 penalties. Every filter keeps the most likely token; equals are cut by token id, the lowest stays.
 
-Two paths, chosen for each row by its own parameters alone, so that no other row can change its token. On a GPU, rows
-that are greedy, unfiltered, or filtered by a top-k of at most TOP_K_CAPACITY (with top-p and min-p) go through
-`kernels.sampling_triton`; every other row, and every row on the CPU, through `kernels.sampling`, a few at a time.
+Two paths, chosen for each row by its own parameters alone, so that no other row can change its token. Rows that are
+greedy, unfiltered, or filtered by a top-k of at most TOP_K_CAPACITY (with top-p and min-p) are sampled by candidates:
+each rank selects from its share of the logits, ranks gather what they selected, and all draw the same. Of every other
+row, and of each whose log probabilities are reported, ranks gather the logits, a few rows at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +25,15 @@ from modelserve.sizing.activation import ROWS_PER_SORT
 from modelserve_worker.batch import NOT_A_NUMBER, AdmittedRequest
 from modelserve_worker.execution.sampling_slots import SamplingSlots, Slots
 from modelserve_worker.execution.token_masks import TokenMasks
-from modelserve_worker.kernels.sampling import draw_tokens, masked, softcapped
+from modelserve_worker.kernels.sampling import (
+    CandidateRows,
+    SamplingDoor,
+    allowed_tokens,
+    draw_tokens,
+    sampling_door,
+    softcapped,
+)
+from modelserve_worker.layers.parallel import TensorParallel
 
 _IN_PROMPT = 1 << 30  # bit of a penalty count that says: the token is in the prompt
 
@@ -49,13 +58,15 @@ class SamplerOutput:
     logprobs: SampledLogprobs | None
 
 
-def device_draw(device: torch.device) -> Callable[..., Tensor] | None:
-    """The kernels' `draw_tokens`, or None where there are none and every row takes the plain path."""
-    if device.type != "cuda":
-        return None
-    from modelserve_worker.kernels import sampling_triton  # chooses where kernels run when it is imported
-
-    return sampling_triton.draw_tokens
+def draw_candidates(
+    door: SamplingDoor, parallel: TensorParallel, logits: Tensor, rows: CandidateRows, *, first_token: int
+) -> Tensor:
+    """Tokens int64 [S], the same on every rank, of this rank's share of the raw logits [S, vocab / size]."""
+    candidates = door.select(logits, rows, first_token=first_token)
+    if parallel.size > 1:
+        gathered = parallel.all_gather(door.merge(candidates, rows))
+        candidates = gathered.view(len(logits), parallel.size, rows.width)
+    return door.draw(candidates, rows)
 
 
 class Sampler:
@@ -68,14 +79,17 @@ class Sampler:
         vocab_size: int,
         softcap: float | None,
         eos_token_ids: tuple[int, ...],
+        parallel: TensorParallel,
         device: torch.device,
     ) -> None:
+        self._parallel = parallel
+        self._first_token = parallel.shard(vocab_size, what="vocab_size").start
         self._softcap = softcap
         self._slots = SamplingSlots(
             max_num_seqs=max_num_seqs, vocab_size=vocab_size, eos_token_ids=eos_token_ids, device=device
         )
         self._seen = torch.zeros(max_num_seqs, vocab_size, dtype=torch.int32, device=device)
-        self._device_draw = device_draw(device)
+        self._door = sampling_door(device)
 
     def reset(self) -> None:
         """Forget what every slot has seen."""
@@ -104,38 +118,31 @@ class Sampler:
         host_output_counts: Slots,
         masks: TokenMasks | None = None,
     ) -> SamplerOutput:
-        """Raw logits [S, vocab] of the head, before the softcap, left unchanged -> one token per row.
+        """Raw logits [S, vocab / size] of the head, before the softcap, left unchanged -> one token per row.
 
         slots, positions (of the sampled token) and output_counts (tokens that the row's request has sampled before):
         int32 [S] on the device; host_slots and host_output_counts: the same on the host. Tokens are counted in the
-        slots that have penalties. Waits for nothing.
+        slots that have penalties. Waits for nothing. With several ranks all of them come here, with the same of
+        everything but logits, and meet in the collectives that the rows' paths call for.
         """
-        exact = np.ones(len(host_slots), dtype=np.bool_)
-        if self._device_draw is not None:
-            exact = self._slots.exact_rows(host_slots, host_output_counts)
-        if self._device_draw is None or exact.all():
-            tokens = torch.empty(len(host_slots), dtype=torch.int64, device=logits.device)
-        else:
-            columns = self._slots.device
-            tokens = self._device_draw(
-                logits,
+        paths = self._slots.paths(host_slots, host_output_counts)
+        if paths.width:
+            candidate_rows = CandidateRows(
                 slots=slots,
                 positions=positions,
                 output_counts=output_counts,
-                seeds=columns.seeds,
-                temperature=columns.temperature,
-                top_k=columns.top_k,
-                top_p=columns.top_p,
-                min_p=columns.min_p,
-                min_tokens=columns.min_tokens,
-                banned=columns.banned,
+                columns=self._slots.device,
+                width=paths.width,
                 softcap=self._softcap,
                 mask_rows=None if masks is None else masks.rows,
                 masks=None if masks is None else masks.words,
             )
-        for rows, on_device in self._passes(exact):
+            tokens = draw_candidates(self._door, self._parallel, logits, candidate_rows, first_token=self._first_token)
+        else:
+            tokens = torch.empty(len(host_slots), dtype=torch.int64, device=logits.device)
+        for rows, on_device in self._passes(paths.exact):
             drawn = self._draw_exactly(
-                logits[on_device],
+                self._parallel.all_gather(logits[on_device]),
                 slots=slots[on_device],
                 positions=positions[on_device],
                 host_slots=host_slots[rows],
@@ -144,7 +151,7 @@ class Sampler:
                 rows=rows,
             )
             tokens.index_copy_(0, on_device, drawn)
-        return SamplerOutput(tokens, self._logprobs(logits, tokens, self._slots.logprobs[host_slots]))
+        return SamplerOutput(tokens, self._logprobs(logits, tokens, paths.reported))
 
     def _passes(self, which: NDArray[np.bool_]) -> Iterator[tuple[NDArray[np.int64], Tensor]]:
         """The rows that are True, ROWS_PER_SORT at a time, as indices on the host and on the device."""
@@ -167,7 +174,7 @@ class Sampler:
         masks: TokenMasks | None,
         rows: NDArray[np.int64],
     ) -> Tensor:
-        """The draw of some of the step's rows: those with these numbers."""
+        """The draw of some of the step's rows, those with these numbers, from all their logits [N, vocab]."""
         parameters = self._slots
         values = softcapped(logits, self._softcap)
         broken = values.isnan().any(dim=-1)
@@ -185,7 +192,7 @@ class Sampler:
         random = parameters.random[host_slots]
         tokens = draw_tokens(
             values,
-            parameters.draw_parameters(slots, positions),
+            parameters.device.draw_parameters(slots, positions),
             random=bool(random.any()),
             min_p=bool((random & parameters.min_p[host_slots]).any()),
             truncated=bool((random & parameters.truncated[host_slots]).any()),
@@ -200,7 +207,8 @@ class Sampler:
             return
         here = self._slots.upload(constrained)
         words = masks.words[self._slots.upload(masks.host_rows[rows][constrained].astype(np.int64))]
-        values.index_copy_(0, here, masked(values[here], words))
+        allowed = allowed_tokens(words, torch.arange(values.shape[1], device=values.device))
+        values.index_copy_(0, here, values[here].masked_fill_(~allowed, -torch.inf))
 
     def _penalise(self, values: Tensor, slots: Tensor) -> None:
         columns, seen = self._slots.device, self._seen[slots]
@@ -236,7 +244,7 @@ class Sampler:
             wanted=wanted,
         )
         for _, some in self._passes(wanted >= 0):
-            logprobs = softcapped(logits[some], self._softcap).log_softmax(dim=-1)
+            logprobs = softcapped(self._parallel.all_gather(logits[some]), self._softcap).log_softmax(dim=-1)
             chosen = logprobs.gather(1, tokens[some].clamp_(min=0)[:, None])
             top = logprobs.topk(most, dim=-1)
             reported.chosen.index_copy_(0, some, chosen[:, 0])

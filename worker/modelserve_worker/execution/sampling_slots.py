@@ -6,6 +6,7 @@ The host keeps a copy to choose code paths by, so that no step waits for the dev
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,38 +16,27 @@ from torch import Tensor
 
 from modelserve.sizing.activation import TOP_K_CAPACITY
 from modelserve_worker.batch import AdmittedRequest
-from modelserve_worker.kernels.sampling import MIN_TEMPERATURE, DrawParameters
+from modelserve_worker.kernels.sampling import MIN_TEMPERATURE
+from modelserve_worker.kernels.slot_columns import BANNED, FLOATS, WORDS_PER_SLOT, SlotColumns
 from modelserve_worker.request import SamplingParams
 
 _WORD = 1 << 64
-_FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-_BANNED = 8  # tokens per slot that the kernels can ban; a longer list takes the exact path
-_WORDS_PER_SLOT = 2 + 1 + 1 + len(_FLOATS) + _BANNED  # of 32 bits: seed, top_k, min_tokens, the floats, banned tokens
 
 Slots = NDArray[np.int32]
 
 
-class SlotColumns:
-    """One buffer of 32-bit words with a column of `slots` values per parameter, on the host or on a device.
+@dataclass(frozen=True)
+class RowPaths:
+    """How the S rows of a step are sampled: which by candidates, which from all their logits.
 
-    seeds int64; top_k (0 where it keeps the whole vocabulary), min_tokens (0 where it bans nothing) and banned
-    [slots, 8] (-1: no token) int32; the others float32.
+    Ranks that share the vocabulary gather candidates, and all logits of the other rows. So all of them must come to the
+    same paths without asking each other: paths follow from the requests that were admitted and from a step's slots and
+    counts, which every rank reads from the same batches, and from nothing that a rank computes.
     """
 
-    def __init__(self, words: Tensor, slots: int) -> None:
-        self.words = words
-        self.seeds = words[: 2 * slots].view(torch.int64)
-        self.top_k = words[2 * slots : 3 * slots]
-        self.min_tokens = words[3 * slots : 4 * slots]
-        (
-            self.temperature,
-            self.top_p,
-            self.min_p,
-            self.repetition_penalty,
-            self.presence_penalty,
-            self.frequency_penalty,
-        ) = words[4 * slots : (4 + len(_FLOATS)) * slots].view(torch.float32).view(len(_FLOATS), slots)
-        self.banned = words[(4 + len(_FLOATS)) * slots :].view(slots, _BANNED)
+    exact: NDArray[np.bool_]  # [S]: filters that are no matter of a few candidates
+    reported: NDArray[np.int32]  # [S]: alternatives whose log probabilities are reported; -1: nothing at all
+    width: int  # candidates that the row with most of them needs, 1 to TOP_K_CAPACITY; 0: every row is exact
 
 
 class SamplingSlots:
@@ -60,20 +50,21 @@ class SamplingSlots:
         self._eos_token_ids = eos_token_ids
         self._device = device
         padded = -(-max_num_seqs // 4) * 4  # aligned to 16 bytes whatever the batch, for one version of the kernels
-        self._host = SlotColumns(torch.zeros(_WORDS_PER_SLOT * padded, dtype=torch.int32), padded)
+        self._host = SlotColumns(torch.zeros(WORDS_PER_SLOT * padded, dtype=torch.int32), padded)
         self.device = SlotColumns(self._host.words.to(device), padded)
         self.penalised = np.zeros(max_num_seqs, dtype=np.bool_)  # logits depend on the tokens the slot has seen
         self.random = np.zeros(max_num_seqs, dtype=np.bool_)
         self.truncated = np.zeros(max_num_seqs, dtype=np.bool_)  # by top-k or top-p
         self.min_p = np.zeros(max_num_seqs, dtype=np.bool_)
-        self.logprobs = np.full(max_num_seqs, -1, dtype=np.int32)  # alternatives to report; -1: nothing at all
-        columns = ("seeds", "top_k", "min_tokens", "banned", *_FLOATS)
+        self._reported = np.full(max_num_seqs, -1, dtype=np.int32)
+        columns = ("seeds", "top_k", "min_tokens", "banned", *FLOATS)
         self._columns: dict[str, NDArray[Any]] = {name: getattr(self._host, name).numpy() for name in columns}
         self.min_tokens = self._columns["min_tokens"]
         self.bias: dict[int, tuple[Tensor, Tensor]] = {}  # slot -> different tokens int64 [M], values float32 [M]
         self.banned: dict[int, Tensor] = {}  # slot -> tokens int64 [M] that min_tokens forbids
         self._exact = np.zeros(max_num_seqs, dtype=np.bool_)
         self._exact_bans = np.zeros(max_num_seqs, dtype=np.bool_)  # more banned tokens than the kernels take
+        self._candidates = np.ones(max_num_seqs, dtype=np.int32)  # that a row which is not exact needs
 
     def admit(self, admitted: Sequence[AdmittedRequest]) -> None:
         """Take the parameters of these requests into their slots, on the host and, on the stream, on the device."""
@@ -81,22 +72,11 @@ class SamplingSlots:
             self._take(request.slot, request.sampling)
         self.device.words.copy_(self._pinned(self._host.words), non_blocking=True)
 
-    def exact_rows(self, slots: Slots, output_counts: Slots) -> NDArray[np.bool_]:
-        """Of the rows with these slots and tokens sampled so far: those whose filters the kernels do not have."""
+    def paths(self, slots: Slots, output_counts: Slots) -> RowPaths:
+        """Those of the rows with these slots and tokens sampled so far."""
         banning = self._exact_bans[slots] & (output_counts < self.min_tokens[slots])
-        return np.asarray(self._exact[slots] | banning)
-
-    def draw_parameters(self, slots: Tensor, positions: Tensor) -> DrawParameters:
-        """Rows of the device's columns; slots and positions are integers [N]."""
-        columns = self.device
-        return DrawParameters(
-            columns.seeds[slots],
-            positions.long(),
-            columns.temperature[slots],
-            columns.top_k[slots],
-            columns.top_p[slots],
-            columns.min_p[slots],
-        )
+        exact = np.asarray(self._exact[slots] | banning)
+        return RowPaths(exact, self._reported[slots], int(self._candidates[slots][~exact].max(initial=0)))
 
     def upload(self, values: NDArray[np.generic]) -> Tensor:
         """A small array on the device, sent without waiting."""
@@ -107,7 +87,7 @@ class SamplingSlots:
         top_k = sampling.top_k if sampling.top_k < self._vocab_size else 0
         columns["seeds"][slot] = _signed(sampling.seed)
         columns["top_k"][slot] = top_k
-        for name in _FLOATS:
+        for name in FLOATS:
             columns[name][slot] = getattr(sampling, name)
         self.random[slot] = sampling.temperature >= MIN_TEMPERATURE
         self.truncated[slot] = top_k > 0 or sampling.top_p < 1
@@ -115,10 +95,11 @@ class SamplingSlots:
         self.penalised[slot] = (
             sampling.repetition_penalty != 1.0 or sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0
         )
-        self.logprobs[slot] = -1 if sampling.logprobs is None else sampling.logprobs
+        self._reported[slot] = -1 if sampling.logprobs is None else sampling.logprobs
         self._take_lists(slot, sampling)
         unsorted = top_k > TOP_K_CAPACITY or (top_k == 0 and (sampling.top_p < 1 or sampling.min_p > 0))
         self._exact[slot] = self.penalised[slot] or slot in self.bias or (self.random[slot] and unsorted)
+        self._candidates[slot] = max(1, top_k) if self.random[slot] else 1
 
     def _take_lists(self, slot: int, sampling: SamplingParams) -> None:
         self.bias.pop(slot, None)
@@ -138,8 +119,8 @@ class SamplingSlots:
         if sampling.min_tokens == 0 or not banned:
             return
         self.banned[slot] = self.upload(np.array(banned, dtype=np.int64))
-        self._exact_bans[slot] = len(banned) > _BANNED
-        self._columns["banned"][slot] = (banned + [-1] * _BANNED)[:_BANNED]
+        self._exact_bans[slot] = len(banned) > BANNED
+        self._columns["banned"][slot] = (banned + [-1] * BANNED)[:BANNED]
 
     def _pinned(self, values: Tensor) -> Tensor:
         """A copy that the device may read while the host goes on; the allocator keeps it until the copy is done."""

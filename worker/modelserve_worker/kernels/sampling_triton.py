@@ -1,12 +1,12 @@
-"""Filters and the draw of one token per row on a GPU: the logits are read once, by programs that share out each row.
+"""Sampling by candidates on a GPU: the logits are read once, by programs that share out each row.
 
 `_select_chunks` reduces a chunk of the vocabulary to the only tokens that can still win: the best one of a greedy or an
-unfiltered row (its Gumbel noise already added), the top_k of a filtered one. `_draw_rows` merges the chunks of a row.
-A candidate is one 64-bit word whose order is the order of selection: the value's bits made monotone, then the token id
-complemented, so ties fall to the lower id. The k-th largest is found by bisection on these bits, exactly. Nothing is
-accumulated in floating point across threads, and nothing atomically.
+unfiltered row (its Gumbel noise already added), the top_k of a filtered one. `_merge_parts` reduces the chunks of a
+rank's share in the same way, where ranks share the vocabulary; `_draw_rows` merges the parts of a row, which are its
+chunks on one rank and else what the ranks have sent, and draws. The k-th largest is found by bisection on the bits of
+the values, exactly. Nothing is accumulated in floating point across threads, and nothing atomically.
 
-The plain twin is `kernels.sampling`; noise has the bits of `kernels.counter_random`.
+The plain twin is in `kernels.sampling`; noise has the bits of `kernels.counter_random`.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
@@ -21,12 +21,15 @@ from triton.language.extra import libdevice
 
 from modelserve.sizing.activation import TOP_K_CAPACITY, VOCABULARY_CHUNK
 from modelserve_worker.kernels import sampling
+from modelserve_worker.kernels.sampling import CandidateRows
+from modelserve_worker.kernels.slot_columns import BANNED
 from modelserve_worker.kernels.specimen import KernelSpecimen
 
 _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)  # the interpreter has no libdevice
 _MIN_TEMPERATURE = tl.constexpr(sampling.MIN_TEMPERATURE)
 _WEIGHT_UNIT = tl.constexpr(2.0**sampling.WEIGHT_BITS)
-_NOBODY = tl.constexpr(-(1 << 63) + 1)  # below every candidate
+_NOBODY = tl.constexpr(sampling.NOBODY)
+_NAN_KEY = tl.constexpr(sampling.NAN_KEY)
 _LEAST_KEY = tl.constexpr(-(1 << 31))  # below the key of -inf
 _GOLDEN = tl.constexpr(-0x61C8864680B583EB)  # the constants of SplitMix64, as in kernels.counter_random
 _MIX_1 = tl.constexpr(-0x40A7B892E31B1A47)
@@ -36,54 +39,57 @@ _CHUNK_WARPS = 8
 _ROW_WARPS = 16
 
 
-def draw_tokens(
-    logits: Tensor,
-    *,
-    slots: Tensor,
-    positions: Tensor,
-    output_counts: Tensor,
-    seeds: Tensor,
-    temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    min_p: Tensor,
-    min_tokens: Tensor,
-    banned: Tensor,
-    softcap: float | None,
-    mask_rows: Tensor | None = None,
-    masks: Tensor | None = None,
-    chunk: int = VOCABULARY_CHUNK,
-    capacity: int = TOP_K_CAPACITY,
-) -> Tensor:
-    """One token per row of raw logits [S, vocab] (rows contiguous), softcapped while they are read: int64 [S].
+class TritonSampling:
+    """The door's kernels. `chunk`: logits of one program, a power of two from TOP_K_CAPACITY; it changes no token."""
 
-    slots, positions and output_counts int32 [S]; the parameters are by slot: seeds int64, top_k, min_tokens and banned
-    [slots, 8] (-1: no token) int32, the others float32. A row with top_k > capacity, or with top_k 0 and top_p < 1 or
-    min_p > 0, gets a token that means nothing. -1: the row held a NaN. `chunk` and `capacity` are powers of two,
-    capacity <= chunk; neither changes a token. A row whose entry in `mask_rows` int32 [S] is m >= 0 may only get tokens
-    whose bit in masks[m], int32 [C, ceil(vocab / 32)] contiguous, is set; at least one is.
-    """
-    rows, vocab_size = logits.shape
-    chunks = triton.cdiv(vocab_size, chunk)
-    assert triton.next_power_of_2(chunks) * capacity < 1 << 15, "more candidates a row than _largest can count"
-    candidates = torch.empty(rows, chunks, capacity, dtype=torch.int64, device=logits.device)
-    finalists = torch.empty(rows, capacity, dtype=torch.int64, device=logits.device)
-    not_a_number = torch.empty(rows, chunks, dtype=torch.int32, device=logits.device)
-    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    cap = 1.0 if softcap is None else softcap
-    _select_chunks[(chunks, rows)](
-        logits, slots, positions, output_counts, seeds, temperature, top_k, min_tokens, banned, candidates,
-        not_a_number, mask_rows, masks, logits.stride(0), vocab_size, cap, 1.0 / cap, BANNED=banned.shape[1],
-        CAPPED=softcap is not None, MASKED=masks is not None, CHUNK=chunk, CAPACITY=capacity, num_warps=_CHUNK_WARPS,
-    )  # fmt: skip
-    _draw_rows[(rows,)](
-        candidates, finalists, not_a_number, slots, positions, seeds, temperature, top_k, top_p, min_p, tokens, chunks,
-        CHUNKS=triton.next_power_of_2(chunks), CAPACITY=capacity, num_warps=_ROW_WARPS,
-    )  # fmt: skip
-    return tokens
+    def __init__(self, *, chunk: int = VOCABULARY_CHUNK) -> None:
+        self._chunk = chunk
+
+    def select(self, logits: Tensor, rows: CandidateRows, *, first_token: int) -> Tensor:
+        (count, share), columns = logits.shape, rows.columns
+        chunks = triton.cdiv(share, self._chunk)
+        candidates = torch.empty(count, chunks, rows.width, dtype=torch.int64, device=logits.device)
+        cap = 1.0 if rows.softcap is None else rows.softcap
+        _select_chunks[(chunks, count)](
+            logits, rows.slots, rows.positions, rows.output_counts, columns.seeds, columns.temperature, columns.top_k,
+            columns.min_tokens, columns.banned, candidates, rows.mask_rows, rows.masks, logits.stride(0), share,
+            0 if rows.masks is None else rows.masks.shape[1], first_token, rows.width, cap, 1.0 / cap,
+            BANNED=columns.banned.shape[1], CAPPED=rows.softcap is not None, MASKED=rows.masks is not None,
+            CHUNK=self._chunk, CAPACITY=TOP_K_CAPACITY, num_warps=_CHUNK_WARPS,
+        )  # fmt: skip
+        return candidates
+
+    def merge(self, candidates: Tensor, rows: CandidateRows) -> Tensor:
+        (count, parts, width), columns = candidates.shape, rows.columns
+        merged = torch.empty(count, width, dtype=torch.int64, device=candidates.device)
+        _merge_parts[(count,)](
+            candidates, merged, rows.slots, columns.temperature, columns.top_k, parts, width, PARTS=_padded(parts),
+            CAPACITY=TOP_K_CAPACITY, num_warps=_ROW_WARPS,
+        )  # fmt: skip
+        return merged
+
+    def draw(self, candidates: Tensor, rows: CandidateRows) -> Tensor:
+        (count, parts, width), columns = candidates.shape, rows.columns
+        finalists = torch.empty(count, width, dtype=torch.int64, device=candidates.device)
+        tokens = torch.empty(count, dtype=torch.int64, device=candidates.device)
+        _draw_rows[(count,)](
+            candidates, finalists, rows.slots, rows.positions, columns.seeds, columns.temperature, columns.top_k,
+            columns.top_p, columns.min_p, tokens, parts, width, PARTS=_padded(parts), CAPACITY=TOP_K_CAPACITY,
+            num_warps=_ROW_WARPS,
+        )  # fmt: skip
+        return tokens
 
 
-@triton.jit(do_not_specialize_on_alignment=["slots", "positions", "output_counts"])  # parts of a step's buffer
+def _padded(parts: int) -> int:
+    padded: int = triton.next_power_of_2(parts)
+    assert padded * TOP_K_CAPACITY < 1 << 15, "more candidates a row than _largest can count"
+    return padded
+
+
+# Rows' slots, positions and counts are parts of a step's buffer, and the width is the batch's.
+@triton.jit(
+    do_not_specialize=["first_token", "width"], do_not_specialize_on_alignment=["slots", "positions", "output_counts"]
+)
 def _select_chunks(
     logits,
     slots,
@@ -95,11 +101,13 @@ def _select_chunks(
     min_tokens,
     banned,
     candidates,
-    not_a_number,
     mask_rows,
     masks,
     row_stride,
-    vocab_size,
+    share,
+    mask_words,
+    first_token,
+    width,
     softcap,
     softcap_reciprocal,
     BANNED: tl.constexpr,
@@ -108,26 +116,26 @@ def _select_chunks(
     CHUNK: tl.constexpr,
     CAPACITY: tl.constexpr,
 ):
-    """Write a chunk's candidates int64 [S, chunks, CAPACITY], in order of token id, and whether it held a NaN."""
+    """Write the candidates of a chunk of a share of the vocabulary, in order of token id: int64 [S, chunks, width]."""
     row = tl.program_id(1).to(tl.int64)
     entry = row * tl.num_programs(0) + tl.program_id(0)
     slot = tl.load(slots + row)
     temperature = tl.load(temperatures + slot)
     top_k = tl.load(top_ks + slot)
     greedy = temperature < _MIN_TEMPERATURE
-    wanted = _candidates_wanted(greedy, top_k, CAPACITY)
+    wanted = _candidates_wanted(greedy, top_k, width)
 
-    tokens = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
-    inside = tokens < vocab_size
-    values = tl.load(logits + row * row_stride + tokens, mask=inside, other=0.0).to(tl.float32)
+    columns = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
+    inside = columns < share
+    tokens = first_token + columns
+    values = tl.load(logits + row * row_stride + columns, mask=inside, other=0.0).to(tl.float32)
     broken = values != values
-    tl.store(not_a_number + entry, tl.max(broken.to(tl.int32), axis=0))
     values = tl.where(broken, -float("inf"), values)
     if CAPPED:
         values = _tanh(values * softcap_reciprocal) * softcap
     if MASKED:
         mask = tl.load(mask_rows + row).to(tl.int64)
-        words = masks + mask * ((vocab_size + 31) // 32) + tokens // 32
+        words = masks + mask * mask_words + tokens // 32
         word = tl.load(words, mask=inside & (mask >= 0), other=-1)
         values = tl.where(((word >> (tokens % 32)) & 1) != 0, values, -float("inf"))
     if tl.load(output_counts + row) < tl.load(min_tokens + slot):
@@ -136,9 +144,9 @@ def _select_chunks(
     values = tl.div_rn(values, tl.where(greedy, 1.0, temperature))
     if (top_k == 0) & (temperature >= _MIN_TEMPERATURE):
         values += _gumbel_noise(tl.load(seeds + slot), tl.load(positions + row), tokens)
-    keys = tl.where(inside, _key(values), _LEAST_KEY)
+    keys = tl.where(inside, tl.where(broken, _NAN_KEY, _key(values)), _LEAST_KEY)
 
-    first = candidates + entry * CAPACITY
+    first = candidates + entry * width
     if wanted == 1:
         tl.store(first, tl.max(_candidate(keys, tokens), axis=0))
     else:
@@ -148,11 +156,25 @@ def _select_chunks(
         tl.store(first + place, _candidate(keys, tokens), mask=chosen)
 
 
-@triton.jit(do_not_specialize_on_alignment=["slots", "positions"])
+@triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=["slots"])
+def _merge_parts(
+    candidates, merged, slots, temperatures, top_ks, parts, width, PARTS: tl.constexpr, CAPACITY: tl.constexpr
+):
+    """Write the best candidates of all parts of one row: int64 [S, width]."""
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + row)
+    wanted = _candidates_wanted(tl.load(temperatures + slot) < _MIN_TEMPERATURE, tl.load(top_ks + slot), width)
+    first = candidates + row * parts * width
+    if wanted == 1:
+        tl.store(merged + row * width, _best_of_parts(first, parts, width, PARTS))
+    else:
+        _write_largest(first, merged + row * width, parts, width, wanted, PARTS, CAPACITY)
+
+
+@triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=["slots", "positions"])
 def _draw_rows(
     candidates,
     finalists,
-    not_a_number,
     slots,
     positions,
     seeds,
@@ -161,32 +183,46 @@ def _draw_rows(
     top_ps,
     min_ps,
     sampled,
-    chunks,
-    CHUNKS: tl.constexpr,
+    parts,
+    width,
+    PARTS: tl.constexpr,
     CAPACITY: tl.constexpr,
 ):
     """Merge the candidates of one row, filter them, draw one and write its token."""
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
-    wanted = _candidates_wanted(tl.load(temperatures + slot) < _MIN_TEMPERATURE, tl.load(top_ks + slot), CAPACITY)
-    chunk = tl.arange(0, CHUNKS)
-    broken = tl.max(tl.load(not_a_number + row * chunks + chunk, mask=chunk < chunks, other=0), axis=0)
-    first = candidates + row * chunks * CAPACITY
+    wanted = _candidates_wanted(tl.load(temperatures + slot) < _MIN_TEMPERATURE, tl.load(top_ks + slot), width)
+    first = candidates + row * parts * width
     if wanted == 1:
-        best = tl.max(tl.load(first + chunk * CAPACITY, mask=chunk < chunks, other=_NOBODY), axis=0)
+        top = _best_of_parts(first, parts, width, PARTS)
+        best = top
     else:
-        entry = tl.arange(0, CHUNKS * CAPACITY)
-        filled = (entry < chunks * CAPACITY) & (entry % CAPACITY < wanted)
-        keys = (tl.load(first + entry, mask=filled, other=_NOBODY) >> 32).to(tl.int32)
-        chosen, place = _largest(keys, tl.min(keys, axis=0), wanted)
-        mine = finalists + row * CAPACITY
-        tl.store(mine + place, tl.load(first + entry, mask=chosen), mask=chosen)  # read again: it would fill registers
+        mine = finalists + row * width
+        _write_largest(first, mine, parts, width, wanted, PARTS, CAPACITY)
         tl.debug_barrier()  # the threads that read the finalists are not those that wrote them
         lane = tl.arange(0, CAPACITY)
         final = tl.load(mine + lane, mask=lane < wanted, other=_NOBODY)
+        top = tl.max(final, axis=0)
         noise = _gumbel_noise(tl.load(seeds + slot), tl.load(positions + row), _token(final))
         best = _draw(final, noise, tl.load(top_ps + slot), tl.load(min_ps + slot))
-    tl.store(sampled + row, tl.where(broken != 0, -1, _token(best)).to(tl.int64))
+    tl.store(sampled + row, tl.where((top >> 32) == _NAN_KEY, -1, _token(best)).to(tl.int64))
+
+
+@triton.jit
+def _best_of_parts(first, parts, width, PARTS: tl.constexpr):
+    part = tl.arange(0, PARTS)
+    return tl.max(tl.load(first + part * width, mask=part < parts, other=_NOBODY), axis=0)
+
+
+@triton.jit
+def _write_largest(first, to, parts, width, wanted, PARTS: tl.constexpr, CAPACITY: tl.constexpr):
+    """Write the `wanted` largest candidates of all parts, in the order in which they stand there."""
+    entry = tl.arange(0, PARTS * CAPACITY)
+    part, lane = entry // CAPACITY, entry % CAPACITY
+    places = first + part * width + lane
+    keys = (tl.load(places, mask=(part < parts) & (lane < wanted), other=_NOBODY) >> 32).to(tl.int32)
+    chosen, place = _largest(keys, tl.min(keys, axis=0), wanted)
+    tl.store(to + place, tl.load(places, mask=chosen), mask=chosen)  # read again: it would fill registers
 
 
 @triton.jit
@@ -197,8 +233,8 @@ def _draw(final, noise, top_p, min_p):
     values = _value(final)
     floor = tl.where(min_p > 0.0, largest + _log(tl.where(min_p > 0.0, min_p, 1.0)), -float("inf"))
     kept = (final > _NOBODY) & (values >= floor)
-    # A value equal to the largest weighs 1 even where both are infinite.
-    relative = tl.where(values == largest, 0.0, values - largest)
+    # A value equal to the largest weighs 1 even where both are infinite; what a NaN makes of the weights is not used.
+    relative = tl.where(values < largest, values - largest, 0.0)
     weights = tl.where(kept, _exp(relative) * _WEIGHT_UNIT, 0.0).to(tl.int64)
     before = tl.sum(tl.where(final[None, :] > final[:, None], weights[None, :], 0), axis=1)
     total = tl.sum(weights, axis=0).to(tl.float64)
@@ -210,9 +246,9 @@ def _draw(final, noise, top_p, min_p):
 
 
 @triton.jit
-def _candidates_wanted(greedy, top_k, CAPACITY: tl.constexpr):
+def _candidates_wanted(greedy, top_k, width):
     """A row that is not for these kernels is cut to what there is room for."""
-    return tl.where(greedy | (top_k == 0), 1, tl.minimum(top_k, CAPACITY))
+    return tl.where(greedy | (top_k == 0), 1, tl.minimum(top_k, width))
 
 
 @triton.jit
@@ -309,34 +345,41 @@ def _log1p(x):
     return result
 
 
-def _specimens(vocab_size: int, dtype: str) -> list[KernelSpecimen]:
-    by_slot = {"seeds": "*i64", "temperatures": "*fp32", "top_ks": "*i32"}
+def _specimens(vocab_size: int, dtype: str, *, ranks: int) -> list[KernelSpecimen]:
+    by_slot = {"temperatures": "*fp32", "top_ks": "*i32"}
     rows = {"slots": "*i32", "positions": "*i32"}
-    chunks = triton.cdiv(vocab_size, VOCABULARY_CHUNK)
-    masks = {"mask_rows": "*i32", "masks": "*i32"}
+    share, masks = vocab_size // ranks, {"mask_rows": "*i32", "masks": "*i32"}
+    sizes = dict.fromkeys(("row_stride", "share", "mask_words", "first_token", "width"), "i32")
     select = [
         KernelSpecimen(
             _select_chunks,
-            {"logits": dtype, **rows, "output_counts": "*i32", **by_slot, "min_tokens": "*i32", "banned": "*i32"}
-            | {"candidates": "*i64", "not_a_number": "*i32", **(masks if masked else {})}
-            | {"row_stride": "i32", "vocab_size": "i32", "softcap": "fp32", "softcap_reciprocal": "fp32"},
-            {"BANNED": 8, "CAPPED": True, "MASKED": masked, "CHUNK": VOCABULARY_CHUNK, "CAPACITY": TOP_K_CAPACITY}
+            {"logits": dtype, **rows, "output_counts": "*i32", "seeds": "*i64", **by_slot, "min_tokens": "*i32"}
+            | {"banned": "*i32", "candidates": "*i64", **(masks if masked else {}), **sizes}
+            | {"softcap": "fp32", "softcap_reciprocal": "fp32"},
+            {"BANNED": BANNED, "CAPPED": True, "MASKED": masked, "CHUNK": VOCABULARY_CHUNK, "CAPACITY": TOP_K_CAPACITY}
             | ({} if masked else dict.fromkeys(masks)),
             num_warps=_CHUNK_WARPS,
-            multiples_of_16=frozenset({"row_stride", "vocab_size"}),
+            multiples_of_16=frozenset({"row_stride", "share", "mask_words"}),
         )
         for masked in (False, True)
     ]
+    counts = {"parts": "i32", "width": "i32"}
+    merge = KernelSpecimen(
+        _merge_parts,
+        {"candidates": "*i64", "merged": "*i64", "slots": "*i32", **by_slot, **counts},
+        {"PARTS": _padded(triton.cdiv(share, VOCABULARY_CHUNK)), "CAPACITY": TOP_K_CAPACITY},
+        num_warps=_ROW_WARPS,
+        multiples_of_16=frozenset({"parts"}),
+    )
     draw = KernelSpecimen(
         _draw_rows,
-        {"candidates": "*i64", "finalists": "*i64", "not_a_number": "*i32", **rows, **by_slot}
-        | {"top_ps": "*fp32", "min_ps": "*fp32", "sampled": "*i64", "chunks": "i32"},
-        {"CHUNKS": triton.next_power_of_2(chunks), "CAPACITY": TOP_K_CAPACITY},
+        {"candidates": "*i64", "finalists": "*i64", **rows, "seeds": "*i64", **by_slot}
+        | {"top_ps": "*fp32", "min_ps": "*fp32", "sampled": "*i64", **counts},
+        {"PARTS": _padded(triton.cdiv(share, VOCABULARY_CHUNK) if ranks == 1 else ranks), "CAPACITY": TOP_K_CAPACITY},
         num_warps=_ROW_WARPS,
-        multiples_of_16=frozenset({"chunks"}),
-        spilled_bytes=16,
+        multiples_of_16=frozenset({"parts"} if ranks == 1 else ()),
     )
-    return [*select, draw]
+    return [*select, draw] if ranks == 1 else [merge, draw]
 
 
-SPECIMENS = tuple(_specimens(262_144, "*bf16"))
+SPECIMENS = tuple(specimen for ranks in (1, 2) for specimen in _specimens(262_144, "*bf16", ranks=ranks))

@@ -285,14 +285,15 @@ class Gemma4ForCausalLM(nn.Module):
 
     @torch.no_grad()
     def head(self, hidden: Tensor) -> Tensor:
-        """hidden [N, H] after the final norm -> raw logits [N, vocab] in the model's dtype, on every rank."""
+        """hidden [N, H] after the final norm -> raw logits of this rank's tokens, [N, vocab / size] in its dtype."""
         weight = self.embedding.weight if self.output_head is None else self.output_head.weight
-        return self.parallel.all_gather(functional.linear(hidden, weight))
+        return functional.linear(hidden, weight)
 
     @torch.no_grad()
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """hidden [N, H] after the final norm -> float32 [N, vocab], softcapped (c * tanh(z / c)), on every rank."""
-        return self.doors.softcap(self.head(hidden), self.architecture.final_logit_softcapping)
+        logits = self.parallel.all_gather(self.head(hidden))
+        return self.doors.softcap(logits, self.architecture.final_logit_softcapping)
 
     def k_norm_weight(self, layer: int) -> Tensor:
         """Weight [D] that normed the keys which `layer` reads (its producer's, on a KV-shared layer)."""
