@@ -36,7 +36,8 @@ from modelserve_worker.execution.sampler import draw_candidates
 from modelserve_worker.execution.sampling_slots import SamplingSlots
 from modelserve_worker.kernels import chunk_attention_sm90
 from modelserve_worker.kernels.cuda_kernel import CudaSource
-from modelserve_worker.kernels.sampling import CandidateRows, sampling_door
+from modelserve_worker.kernels.sampling import CandidateRows
+from modelserve_worker.kernels.sampling_door import sampling_door
 from modelserve_worker.kernels.slot_columns import SlotColumns
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM

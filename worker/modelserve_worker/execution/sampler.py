@@ -30,9 +30,9 @@ from modelserve_worker.kernels.sampling import (
     SamplingDoor,
     allowed_tokens,
     draw_tokens,
-    sampling_door,
     softcapped,
 )
+from modelserve_worker.kernels.sampling_door import sampling_door
 from modelserve_worker.layers.parallel import TensorParallel
 
 _IN_PROMPT = 1 << 30  # bit of a penalty count that says: the token is in the prompt

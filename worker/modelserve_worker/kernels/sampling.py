@@ -8,7 +8,6 @@ in integers, so that neither the order of addition nor the rest of the batch can
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Protocol
 
 import torch
@@ -60,16 +59,6 @@ class SamplingDoor(Protocol):
     def draw(self, candidates: Tensor, rows: CandidateRows) -> Tensor:
         """One token per row of candidates int64 [S, parts, width], contiguous: int64 [S]. -1: the row held a NaN."""
         ...
-
-
-@cache
-def sampling_door(device: torch.device) -> SamplingDoor:
-    """The implementation for a device: Triton kernels on CUDA, the plain twin elsewhere."""
-    if device.type != "cuda":
-        return PlainSampling()
-    from modelserve_worker.kernels.sampling_triton import TritonSampling
-
-    return TritonSampling()
 
 
 class PlainSampling:
