@@ -201,9 +201,9 @@ def _available(view: View) -> Finding:
     if ready:
         of = "both revisions" if view.step.shared else f"revision {view.step.serve}"
         return Finding(True, Reason.SERVING, f"{ready} workers of {of} take requests.")
-    if view.replicas == 0:
+    if view.replicas == 0 and view.decision.spec is not None:
         return Finding(False, Reason.SCALED_TO_ZERO, "No worker takes requests.")
-    waiting = sum(pod.ready and not pod.terminating and pod.plan_hash is not None for pod in view.observed.pods)
+    waiting = sum(pod.ready for pod in view.observed.workers)
     why = f": {waiting} are ready, but Service {view.observed.name} has no endpoint of theirs" if waiting else ""
     return Finding(False, Reason.NOT_SERVING, f"No worker takes requests{why}.")
 

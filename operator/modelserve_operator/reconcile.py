@@ -95,17 +95,19 @@ class Reconciler:
         failure: WriteFailure | None,
     ) -> None:
         """Write the status and announce what is new in it."""
+        desired = _replicas(decision, running)
         view = View(
             observed,
             decision,
             step,
             running,
-            replicas=_replicas(decision),
+            replicas=desired,
             revisions=known_revisions(observed),
             write_failure=failure.finding if failure is not None and failure.delay is None else None,
         )
         status = summarise(view)
-        resource_metrics.show(observed.namespace, observed.name, status, desired=_replicas(decision))
+        nothing_wanted = decision.rests and not running
+        resource_metrics.show(observed.namespace, observed.name, status, desired=0 if nothing_wanted else desired)
         await self._learn(observed, decision, shown_speed(status))
         if await self._applier.apply_status(observed.model_serve, status):
             for transition in transitions(observed.model_serve.get("status") or {}, status, warnings=decision.warnings):
@@ -175,8 +177,9 @@ def _next_attempt(observed: Observed, running: Mapping[str, RunningRevision]) ->
     return max(0.0, (min(due) - observed.now).total_seconds()) + 0.1 if due else None
 
 
-def _replicas(decision: Decision) -> int:
-    return decision.spec.replicas if decision.spec else 0
+def _replicas(decision: Decision, running: Mapping[str, RunningRevision]) -> int:
+    """As the spec says; under one that is refused, what runs stays as it is."""
+    return decision.spec.replicas if decision.spec else sum(revision.replicas for revision in running.values())
 
 
 def _step(observed: Observed, decision: Decision, running: dict[str, RunningRevision]) -> Step:

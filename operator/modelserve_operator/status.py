@@ -25,14 +25,13 @@ def summarise(view: View) -> dict[str, Any]:
     """`status` in full: what is not in it is not true. Conditions keep their transition time until they flip."""
     observed, decision = view.observed, view.decision
     found = dict(conditions(view))
-    workers = [pod for pod in observed.pods if pod.plan_hash is not None and not pod.terminating]
     serving = [pod for pod in observed.pods if pod.uid in observed.endpoints]
     reports = [observed.reports[pod.uid] for pod in serving if pod.uid in observed.reports]
     status: dict[str, Any] = {
         "observedGeneration": observed.generation,
         "conditions": _merge(found, observed.model_serve, generation=observed.generation, now=observed.now),
         "phase": _phase(found, decision.planned).value,
-        "replicas": len(workers),  # of all revisions, as the selector counts them
+        "replicas": len(observed.workers),  # of all revisions, as the selector counts them
         "readyReplicas": len(serving),
         "selector": labels.selector_text(observed.name),
     }
