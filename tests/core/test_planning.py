@@ -166,6 +166,8 @@ def test_the_cpu_is_used_only_where_it_is_named() -> None:
     small = _spec(uri, accelerators={"products": ["CPU"]})
     (refused,) = plan(small, _architecture(uri), []).candidates
     assert refused.remedy == "fits with pod.resources.limits.memory 11Gi"
+    asked = {"accelerators": {"products": ["CPU"]}, "pod": {"resources": {"requests": {"memory": "16Gi"}}}}
+    assert plan(_spec(uri, **asked), _architecture(uri), []).container_memory_bytes == 16 << 30, "no limit is below it"
 
 
 def test_the_cpu_runs_one_rank() -> None:
