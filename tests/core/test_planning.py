@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from modelserve.api import API_VERSION, KIND, ModelServe, ModelServeSpec, NodeSelectorRequirement, NodeSelectorTerm
 from modelserve.architecture import ModelArchitecture
-from modelserve.hardware import CATALOGUE
+from modelserve.hardware import CATALOGUE, accelerator_from_labels
 from modelserve.planning import AcceleratorOffer, engine_args_for, plan, plan_hash
 from modelserve.planning.evaluation import Fit, Refusal, evaluate
 from modelserve.planning.planner import consider
@@ -126,6 +126,23 @@ def test_reasons_other_than_memory(
     assert (candidate.verdict, candidate.limited_by) == ("Refused", limited_by)
     assert says in (candidate.message or "")
     assert candidate.remedy
+
+
+def test_fp8_on_an_accelerator_of_unknown_capability_says_which_labels_are_missing() -> None:
+    device = accelerator_from_labels("Odd-1", memory_mib=90_000)
+    assert device is not None
+    (refused,) = plan(_spec(kvCache={"dtype": "fp8_e4m3"}), _architecture(), [AcceleratorOffer(device, 1)]).candidates
+    assert refused.limited_by == "ComputeCapability"
+    assert "nvidia.com/gpu.compute.major" in (refused.message or "")
+
+
+@pytest.mark.parametrize("field", ["maxNumSeqs", "maxNumMixedTokens"])
+def test_a_setting_that_a_step_cannot_hold_is_said_to_be_lowered(field: str) -> None:
+    spec = _spec("hf://google/gemma-4-E2B-it", engine={field: 4096})
+    result = plan(spec, _architecture("hf://google/gemma-4-E2B-it"), [_offer("NVIDIA-L40S")])
+    assert f"{field} is 2,048 instead of 4,096" in (result.message or "")
+    args = engine_args_for(result, spec, model_directory="/")
+    assert {"maxNumSeqs": args.max_num_seqs, "maxNumMixedTokens": args.max_num_mixed_tokens}[field] == 2048
 
 
 def test_fp8_fits_where_the_hardware_has_it() -> None:

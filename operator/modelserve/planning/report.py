@@ -227,9 +227,13 @@ def _reservations(fit: Fit, wishes: Wishes) -> str:
     if factors != AS_EXPECTED:
         measured = ", ".join(f"{name} {factor:.2f}" for name, factor in factors._asdict().items())
         notes.append(f"expected times are corrected by what workers measured of such steps: {measured}")
+    chunk = wishes.chunk(fit.accelerator)
+    for name, asked in (("maxNumSeqs", wishes.max_num_seqs), ("maxNumMixedTokens", wishes.max_num_mixed_tokens)):
+        if asked and asked > chunk:
+            notes.append(f"{name} is {chunk:,} instead of {asked:,}, the maxNumBatchedTokens of a step")
     if fit.downgraded:
-        asked = wishes.max_model_len or wishes.min_model_len or 0
-        notes.append(f"int8 cache, because {asked:,} tokens do not fit in the weights' dtype")
+        length = wishes.max_model_len or wishes.min_model_len or 0
+        notes.append(f"int8 cache, because {length:,} tokens do not fit in the weights' dtype")
     if fit.shortened:
         notes.append(
             f"maxModelLen is {fit.max_model_len:,} instead of {wishes.max_model_len:,}: the pool holds no more"
