@@ -94,6 +94,8 @@ def run_plan(options: PlanOptions) -> tuple[str, int]:
 
     Raises InvalidInput for anything wrong in the documents, flags or node file.
     """
+    if options.pool is not None and options.compare is None:
+        raise InvalidInput(f"--pool {options.pool[:32]!r} is the pool of a comparison; give --compare vllm with it")
     where = inventory(options.accelerators, node_file=options.nodes, catalogue_file=options.catalogue)
     assumed = _assumed(options.assume)
     planned = [_planned(serve, where, options, assumed) for serve in _model_serves(options.file)]

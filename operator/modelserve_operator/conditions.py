@@ -125,6 +125,8 @@ def _capacity(view: View) -> Finding:
             proposal = proposal_text(view.observed.name, view.decision.target, view.decision.proposed)
             message = f"{message.rstrip('.')}. {proposal}"
         return Finding(False, Reason.WAITING_FOR_NODES, message)
+    if sum(pod.placed for pod in view.target_pods) < view.step.replicas.get(target.hash, 0):
+        return Finding(None, Reason.WAITING_FOR_NODES, "Not every pod has a node yet, and none is known to lack one.")
     return Finding(True, Reason.CAPACITY_SUFFICIENT, "Every pod that should run has a node.")
 
 

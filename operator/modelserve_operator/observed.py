@@ -81,6 +81,7 @@ class Pod:
     ready: bool
     terminating: bool
     ended: bool  # over as a whole, as one that was evicted: its object stays, its controller makes another
+    placed: bool  # it has a node
     unschedulable: str | None  # the scheduler's message
     gated: str | None  # why its scheduling gates are there, as far as Kubernetes says
     trouble: str | None  # why a container waits or restarts, in words
@@ -115,6 +116,7 @@ class Pod:
             ready=ready,
             terminating=bool(body["metadata"].get("deletionTimestamp")),
             ended=status.get("phase") in ENDED_PHASES,
+            placed=scheduled.get("status") == "True" or status.get("phase") not in (None, "Pending"),
             unschedulable=scheduled.get("message", "") if scheduled.get("reason") == "Unschedulable" else None,
             gated=scheduled.get("message", "") if scheduled.get("reason") == "SchedulingGated" else None,
             trouble=next(filter(None, map(_trouble, containers)), None),

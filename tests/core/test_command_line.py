@@ -62,6 +62,7 @@ def test_bad_input_exits_2_with_one_line_on_stderr() -> None:
         (("plan", "-f", str(EXAMPLE), "--accelerator", "H200"), "NVIDIA-H200"),
         (("plan", "-f", str(EXAMPLE), "--accelerator", "NVIDIA-H200:0"), "1 to 64"),
         (("plan", "-f", str(EXAMPLE), "--nodes", str(EXAMPLE)), "holds no Node"),
+        (("plan", "-f", str(EXAMPLE), "--pool", "5Gi"), "give --compare vllm with it"),
         (("plan", "-f", str(ROOT / "docs/examples/gemma4-tiny.yaml")), "file://DIR"),
     ):
         done = _run(*arguments)
