@@ -63,6 +63,7 @@ def test_bad_input_exits_2_with_one_line_on_stderr() -> None:
         (("plan", "-f", str(EXAMPLE), "--accelerator", "NVIDIA-H200:0"), "1 to 64"),
         (("plan", "-f", str(EXAMPLE), "--nodes", str(EXAMPLE)), "holds no Node"),
         (("plan", "-f", str(EXAMPLE), "--pool", "5Gi"), "give --compare vllm with it"),
+        (("inspect", str(ROOT / "tests/models/gemma4-tiny-ple"), "--output", "/nonexistent/x"), "cannot write"),
         (("plan", "-f", str(ROOT / "docs/examples/gemma4-tiny.yaml")), "file://DIR"),
     ):
         done = _run(*arguments)

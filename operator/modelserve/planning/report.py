@@ -132,8 +132,9 @@ def no_plan(candidates: Sequence[Candidate], spec: ModelServeSpec) -> str:
     """Why nothing fits, by the candidate that came nearest."""
     if not candidates:
         named = spec.accelerators.products if spec.accelerators else None
-        wanted = f"of the products {', '.join(named)} " if named else ""
-        return f"no accelerator {wanted}is offered; the CPU is used only where accelerators.products names CPU"
+        if named:
+            return f"no accelerator of the products {', '.join(named)} is offered"
+        return "no accelerator is offered; the CPU is used only where accelerators.products names CPU"
     nearest = candidates[0]
     sentence = (
         f"no candidate fits; nearest is {_label(nearest.accelerator, nearest.gpus_per_replica)}: {nearest.message}"
