@@ -44,13 +44,17 @@ def summarise(view: View) -> dict[str, Any]:
         status["maxModelLen"] = previewed.max_model_len
     running = _serving_plan(view)
     shown = decision.plan or running  # while another waits, or the spec is refused, what runs is still shown
+    proposed = decision.proposed.plan if decision.proposed is not None else None
+    if running is not None and shown is not None and not shown.fits:  # also beside one that nothing can hold
+        shown, proposed = running, shown
     if shown is not None:
         status["plan"] = shown.to_json()
     revision = decision.target.hash if decision.target is not None else view.step.serve if running is shown else None
     if revision is not None:
         status["revision"] = labels.revision_name(observed.name, revision)
+    if proposed is not None:
+        status["proposedPlan"] = proposed.to_json()
     if decision.proposed is not None:
-        status["proposedPlan"] = decision.proposed.plan.to_json()
         status["proposedRevision"] = labels.revision_name(observed.name, decision.proposed.hash)
     measured = calibration(reports, running, speed=_speed(view, status.get("revision")))
     if measured is not None:
