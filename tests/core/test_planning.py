@@ -291,6 +291,22 @@ def test_objectives_choose_differently() -> None:
     assert chosen["Cost"].candidates[0].cost_per_hour == "0.80"
 
 
+def test_a_workload_that_is_more_than_the_pool_holds_is_said_with_what_it_holds() -> None:
+    uri = "hf://google/gemma-4-E4B-it"
+
+    def message(**workload: int) -> str:
+        return plan(_spec(uri, workload=workload), _architecture(uri), [_offer("NVIDIA-L4")]).message or ""
+
+    assert "expected" not in message(inputTokens=30_000, outputTokens=2000, concurrency=6)
+    crowded = message(inputTokens=30_000, outputTokens=2000, concurrency=300)
+    assert "300 requests of 32,000 tokens are expected at once, and the pool holds 6" in crowded
+    long = message(inputTokens=300_000, outputTokens=2000)
+    assert "requests of 302,000 tokens are expected, above maxModelLen: times are of 131,072" in long
+    assert "expected" not in (
+        plan(_spec(uri, context={"maxModelLen": 1024}), _architecture(uri), [_offer("NVIDIA-L4")]).message or ""
+    ), "nobody named a workload"
+
+
 def test_the_expected_workload_comes_before_the_price() -> None:
     uri = "hf://google/gemma-4-E4B-it"
     workload = {"inputTokens": 30_000, "outputTokens": 2000, "concurrency": 48}
