@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator
 
 from modelserve.api import ModelServeSpec
@@ -22,11 +23,21 @@ def no_accelerators(spec: ModelServeSpec, supply: Supply) -> str:
         (name, f"names {product}, but its allocatable {GPU_RESOURCE} is 0: is the device plugin running?")
         for name, product in supply.idle
     ]
+    remedy = " ".join([*_unknown_products(spec, supply), REMEDY])
     if not found:
-        return f"No node names a GPU in its labels ({PRODUCT_LABEL}, or a cloud's own). {REMEDY}"
+        return f"No node names a GPU in its labels ({PRODUCT_LABEL}, or a cloud's own). {remedy}"
     shown = "; ".join(f"{name}: {why}" for name, why in sorted(found)[:MOST_NODES])
     more = f"; and {len(found) - MOST_NODES} more" if len(found) > MOST_NODES else ""
-    return f"No node offers a GPU that the spec may use. {shown}{more}. {REMEDY}"
+    return f"No node offers a GPU that the spec may use. {shown}{more}. {remedy}"
+
+
+def _unknown_products(spec: ModelServeSpec, supply: Supply) -> Iterator[str]:
+    """Products of the spec that no catalogue has: they cannot be planned for before a node is there."""
+    known = supply.catalogue.accelerators
+    for product in (spec.accelerators.products if spec.accelerators else None) or ():
+        if product not in known:
+            near = difflib.get_close_matches(product, known, n=1, cutoff=0.3)
+            yield f"{product} is in no catalogue{f'; nearest is {near[0]}' if near else ''}."
 
 
 def _left_out(spec: ModelServeSpec, supply: Supply) -> Iterator[tuple[str, str]]:

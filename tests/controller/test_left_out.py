@@ -65,6 +65,14 @@ def test_a_plan_for_one_host_is_made_from_the_gpus_of_that_host(world) -> None:
     assert "proposed" not in world.message("Planned", "one")
 
 
+def test_a_product_that_no_catalogue_has_is_said_with_the_nearest_one(world) -> None:
+    world.create({"model": MODEL, "accelerators": {"products": ["H200"]}}, name="big")
+    assert world.condition("Planned", "big") == ("False", "NoAccelerators")
+    assert "H200 is in no catalogue; nearest is NVIDIA-H200." in world.message("Planned", "big")
+    world.edit("big", accelerators={"products": ["H200", "NVIDIA-H200"]})
+    assert world.condition("Planned", "big") == ("True", "PlanCommitted"), "the other is taken on trust"
+
+
 def test_a_long_list_of_nodes_is_cut(world) -> None:
     world.create({"model": MODEL}, name="big")
     for number in range(20):
