@@ -222,9 +222,9 @@ def _ready(view: View, *, stalled: Finding | None, workers: Finding, capacity: F
         message = f"{view.serving_ready} of {view.replicas} workers are behind Service {view.observed.name}."
         return Finding(False, Reason.ROLLING_OUT, message)
     if view.step.complete:
-        plan_hash = view.decision.target.hash if view.decision.target else ""
+        revision = labels.revision_name(view.observed.name, view.decision.target.hash)
         reason = Reason.SCALED_TO_ZERO if view.replicas == 0 else Reason.ROLLED_OUT
-        return Finding(True, reason, f"Plan {plan_hash} is rolled out: {workers.message}")
+        return Finding(True, reason, f"Revision {revision} is rolled out: {workers.message}")
     if capacity.ok is False:
         return Finding(False, capacity.reason, capacity.message)
     return Finding(False, Reason.ROLLING_OUT, workers.message)

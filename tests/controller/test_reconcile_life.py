@@ -47,6 +47,7 @@ def test_an_unknown_model_is_inspected_planned_and_served(
     world.make_ready()
     status = world.status()
     assert world.condition("Ready") == ("True", "RolledOut")
+    assert f"Revision {world.status()['revision']} is rolled out" in world.message("Ready")
     assert world.condition("Available") == ("True", "Serving")
     assert world.condition("Reconciling") is None
     assert world.condition("Stalled") is None
