@@ -187,6 +187,20 @@ def test_the_cpu_is_used_only_where_it_is_named() -> None:
     assert plan(_spec(uri, **asked), _architecture(uri), []).container_memory_bytes == 16 << 30, "no limit is below it"
 
 
+@pytest.mark.parametrize("uri", ["hf://google/gemma-4-E2B-it", "hf://google/gemma-4-12B-it-qat-w4a16-ct"])
+def test_a_gpu_that_cannot_compute_the_models_dtype_is_refused_as_the_worker_would(uri: str) -> None:
+    facts = published_model(uri)
+    assert facts is not None
+    result = plan(_spec(uri), facts.architecture, [_offer("Tesla-T4", 8)], weight_format=facts.format)
+    assert not result.fits
+    (candidate,) = result.candidates
+    assert candidate.limited_by == "ComputeCapability"
+    assert candidate.message == "bfloat16, the model's dtype, needs compute capability 8.0; this has 7.5"
+    assert (candidate.remedy or "").startswith("fits on 1 x ")
+    single = facts.architecture.model_copy(update={"dtype": "float32"})
+    assert plan(_spec(uri), single, [_offer("Tesla-T4", 8)]).fits, "plain PyTorch computes float32 there"
+
+
 def test_the_cpu_runs_one_rank() -> None:
     uri = "hf://google/gemma-4-E2B-it"
     pod = {"resources": {"limits": {"memory": "16Gi"}}}
