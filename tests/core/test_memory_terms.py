@@ -119,7 +119,8 @@ def test_a_model_that_the_kernels_do_not_take_runs_in_plain_pytorch_on_gpus_too(
     architecture = ModelArchitecture(
         dtype=dtype, num_hidden_layers=6, full_attention_layers=(5,), hidden_size=256, intermediate_size=512,
         num_attention_heads=8, num_key_value_heads=4, num_global_key_value_heads=2, head_dim=head_dim,
-        global_head_dim=2 * head_dim, attention_k_eq_v=True, sliding_window=1024, max_position_embeddings=131072, vocab_size=512,
+        global_head_dim=2 * head_dim, attention_k_eq_v=True, sliding_window=1024, max_position_embeddings=131072,
+        vocab_size=512,
     )  # fmt: skip
     sizes = {
         "tensor_parallel_size": 1, "max_num_batched_tokens": 512, "max_num_seqs": 8,

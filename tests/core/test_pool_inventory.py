@@ -150,6 +150,21 @@ def test_aks_names_the_machine() -> None:
     assert _selected(offer) == {"node.kubernetes.io/instance-type": "Standard_NC24ads_A100_v4"}
 
 
+@pytest.mark.parametrize(
+    ("size", "product"),
+    [
+        ("Standard_NC40ads_H100_v5", "NVIDIA-H100-NVL"),
+        ("Standard_ND96isr_H100_v5", "NVIDIA-H100-80GB-HBM3"),
+        ("Standard_ND96amsr_A100_v4", "NVIDIA-A100-SXM4-80GB"),
+        ("Standard_ND96isr_H200_v5", "NVIDIA-H200"),
+    ],
+)
+def test_sizes_of_azure_tell_boards_from_modules(size: str, product: str) -> None:
+    """An H100 of an NC size has 94 GB, one of an ND size 80: a plan for the larger one fits no worker there."""
+    labels = {"kubernetes.azure.com/accelerator": "nvidia", "node.kubernetes.io/instance-type": size}
+    assert _one(_node(labels, {"nvidia.com/gpu": "8"})).accelerator == CATALOGUE[product]
+
+
 def test_discovery_knows_the_gpu_and_the_cloud_names_the_pool() -> None:
     labels = {GKE: "nvidia-h100-80gb", "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.count": "8"}
     offer = _one(_node(labels))
