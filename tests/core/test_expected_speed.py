@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -40,6 +41,25 @@ def _plan(*products: str, gpus: int = 1, **spec: Any) -> Any:
     document = {"model": {"uri": "hf://google/gemma-4-31B-it"}, **spec}
     offers = [AcceleratorOffer(CATALOGUE[product], gpus) for product in products]
     return plan(ModelServeSpec.model_validate(document), facts.architecture, offers)
+
+
+def test_the_context_at_which_a_row_of_31b_takes_twice_by_hand() -> None:
+    """60 layers of 32 heads: 2 FLOP a parameter of 29.3e9, 4 x 32 x 512 a key of each of 10 global layers."""
+    layers = 5376 * 3 * 21504 * 60  # MLP
+    layers += 50 * 256 * 5376 * (32 + 2 * 16 + 32) + 10 * 512 * 5376 * (32 + 4 + 32)  # V is of K on global layers
+    by_hand = (2 * layers / 0.71) / (4 * 32 * 512 * 10 / 0.6)
+    assert _rank().doubling_context == pytest.approx(by_hand, rel=1e-3)
+    assert _rank(product="NVIDIA-L4").doubling_context == pytest.approx(by_hand * 0.28 / 0.6, rel=1e-3)
+    assert math.isinf(_rank(product="CPU").doubling_context)
+
+
+def test_prompts_that_fit_a_step_are_expected_as_before_and_long_ones_to_take_more_steps() -> None:
+    rank = _rank()
+    at = {"max_num_batched_tokens": 8192, "max_num_mixed_tokens": 512}
+    fits = load_speed(rank, Load(1, 8192, 150), **at).first_token
+    assert fits.weights == pytest.approx(rank.step(prompts=PromptRows(1, 0, 0, 1)).weights), "one step reads them once"
+    long = load_speed(rank, Load(1, 126_000, 64), **at).first_token
+    assert long.weights / fits.weights == 79, "of 2,048 rows up to 37,766 tokens, of fewer behind them"
 
 
 def test_a_decode_step_of_31b_by_hand() -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from modelserve.architecture import LayerKind
 from modelserve.engine_args import EngineArgs
 from modelserve.errors import DoesNotFit, InvalidInput
+from modelserve.planning.step_time import doubling_context
 from modelserve.sizing.pages import GLOBAL_PAGE_TOKENS
 from modelserve.termination import TerminationReason
 from modelserve_worker.engine.child import BuiltEngine
@@ -56,6 +57,10 @@ def build_engine(args: EngineArgs, progress: Callable[[int, int], None]) -> Buil
         max_model_len=replica.max_model_len,
         eos_token_ids=replica.architecture.eos_token_ids,
         max_num_mixed_tokens=args.max_num_mixed_tokens,
+        doubling_context=doubling_context(
+            replica.architecture, replica.geometry.layout, compute_capability=replica.compute_capability
+        ),
+        captured_rows=replica.captured_rows,
     )
     scheduler = Scheduler(limits, replica.geometry, replica.pool_bytes)
     ready = Ready(

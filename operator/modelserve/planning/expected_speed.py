@@ -1,7 +1,8 @@
 """How fast a candidate would be under the expected workload, from the times of its steps (step_time).
 
-A prompt alone is computed in steps of `maxNumBatchedTokens`. While requests decode, prompts ride in mixed steps of M =
-`maxNumMixedTokens` rows. In a closed loop of c requests of I prompt and O answer tokens, d of which decode at a time:
+A prompt alone is computed in one step of `maxNumBatchedTokens`, or, if longer, in steps of four mixed ones. While
+requests decode, prompts ride in mixed steps of M = `maxNumMixedTokens` rows, fewer behind long contexts (prompt_rows).
+In a closed loop of c requests of I prompt and O answer tokens, d of which decode at a time:
 
     steps per request    n = (O - 1) / d, of which mixed k = I / (M - d), or one where a step takes whole prompts
     time per request     S = k t_mixed + max(0, n - k) t_decode
@@ -13,12 +14,14 @@ Where less than one request decodes on average, the rest of the prompts is compu
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from modelserve.architecture import ModelArchitecture
 from modelserve.planning.engine_rates import engine_rates
 from modelserve.planning.evaluation import Fit
 from modelserve.planning.learned import StepFactors
+from modelserve.planning.prompt_rows import PromptCost, rows_alone
 from modelserve.planning.step_time import PromptRows, RankSpeed, StepTime, layer_parameters
 from modelserve.planning.wishes import Wishes
 
@@ -106,7 +109,8 @@ def load_speed(rank: RankSpeed, load: Load, *, max_num_batched_tokens: int, max_
 
     tokens, following = load.input_tokens, max(1, load.output_tokens - 1)
     prompt = PromptRows.chunk(0, tokens, window=rank.window, ends=True)
-    alone = _alone(rank, prompt, max_num_batched_tokens)
+    alone = _alone(rank, prompt, max_num_batched_tokens, max_num_mixed_tokens)
+    prices = PromptCost.of_steps(rank.doubling_context, max_num_batched_tokens)
     context = tokens + load.output_tokens / 2
     if load.requests == 1:
         token = rank.step(decodes=1, context=context)
@@ -115,7 +119,8 @@ def load_speed(rank: RankSpeed, load: Load, *, max_num_batched_tokens: int, max_
     decodes = float(load.requests - 1)
     for _ in range(_ROUNDS):
         arriving = max(1.0, decodes / following)  # prompts of the requests that take the place of those that end
-        rows = min(max(max_num_mixed_tokens - decodes, max_num_mixed_tokens / 2), arriving * tokens)
+        rows = max(max_num_mixed_tokens - decodes, max_num_mixed_tokens / 2)
+        rows = min(tokens / prices.steps(tokens, rows), arriving * tokens)
         decode, mixed = steps_with(decodes, rows)
         mixed_steps, steps = tokens / rows, following / decodes
         seconds = mixed_steps * mixed + max(0.0, steps - mixed_steps) * decode.seconds
@@ -130,9 +135,11 @@ def load_speed(rank: RankSpeed, load: Load, *, max_num_batched_tokens: int, max_
     return LoadSpeed(alone, token, 1 / seconds)
 
 
-def _alone(rank: RankSpeed, prompt: PromptRows, max_num_batched_tokens: int) -> StepTime:
+def _alone(rank: RankSpeed, prompt: PromptRows, max_num_batched_tokens: int, max_num_mixed_tokens: int) -> StepTime:
     """One prompt in as many equal steps as it needs."""
-    steps = -(-int(prompt.rows) // max_num_batched_tokens)
+    tokens = int(prompt.rows)
+    rows = rows_alone(tokens, max_num_batched_tokens=max_num_batched_tokens, max_num_mixed_tokens=max_num_mixed_tokens)
+    steps = math.ceil(PromptCost.of_steps(rank.doubling_context, max_num_batched_tokens).steps(tokens, rows))
     return rank.step(prompts=prompt.of_mean(prompt.rows / steps)).times(steps)
 
 

@@ -18,12 +18,13 @@ A step that is not captured takes at least what the host needs to launch it: `la
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
 from modelserve.architecture import LayerKind, ModelArchitecture
-from modelserve.hardware import PCIE_LINK, Accelerator
+from modelserve.hardware import CPU, PCIE_LINK, Accelerator
 from modelserve.planning.engine_rates import engine_rates
 from modelserve.planning.learned import AS_EXPECTED, StepFactors
 from modelserve.sizing.cuda_graphs import kernels_per_step
@@ -113,6 +114,9 @@ class RankSpeed:
         """`factors`: what was measured over what the formulas say, by kind of step."""
         self._factors = factors
         self.window = architecture.sliding_window
+        self.doubling_context = doubling_context(
+            architecture, geometry.layout, compute_capability=device.compute_capability
+        )
         self._work = _work(architecture, tensor_parallel, weight_format)
         self._device = device
         self._rates = rates = engine_rates(device.compute_capability)
@@ -226,6 +230,18 @@ def _count(architecture: ModelArchitecture, kind: LayerKind) -> int:
     """Layers of a kind, with or without a cache of their own."""
     full = len(architecture.full_attention_layers)
     return full if kind is LayerKind.GLOBAL else architecture.num_hidden_layers - full
+
+
+def doubling_context(
+    architecture: ModelArchitecture, layout: KVCacheLayout, *, compute_capability: tuple[int, int]
+) -> float:
+    """Tokens of context at which a row of a prompt takes twice what the first row takes: products and attention to
+    global layers alone, both at the rates of the GPU's generation. Infinite on the CPU, whose rates are not known."""
+    work, rates = _work(architecture, 1, None), engine_rates(compute_capability)
+    attention = rates.attention_v_only if layout is KVCacheLayout.V_ONLY else rates.attention_kv
+    if not work.global_flop or compute_capability == CPU.compute_capability:
+        return math.inf
+    return (work.prompt_flop / rates.linear) / (work.global_flop / attention)
 
 
 @lru_cache(maxsize=64)

@@ -69,8 +69,8 @@ def runner() -> CountingRunner:
 
 @pytest.fixture
 def build_engine(runner: CountingRunner) -> Callable[..., Engine]:
-    def build(*, budget: int = 64, seqs: int = 64, requests_of_100: int = 64) -> Engine:
-        limits = SchedulerLimits(budget, seqs, 100, (EOS,))
+    def build(*, budget: int = 64, seqs: int = 64, requests_of_100: int = 64, mixed: int = 512) -> Engine:
+        limits = SchedulerLimits(budget, seqs, 100, (EOS,), mixed)
         return Engine(Scheduler(limits, GEOMETRY, requests_of_100 * GEOMETRY.held_bytes(100)), runner)
 
     return build

@@ -48,6 +48,20 @@ def test_the_next_step_is_launched_before_a_result_is_taken_even_when_it_is_ther
     assert engine.steps_done == 3
 
 
+def test_a_long_step_is_answered_before_the_next_is_scheduled_and_newcomers_are_in_that(
+    build_engine: Callable[..., Engine], runner
+) -> None:
+    engine = build_engine(budget=64, mixed=8)
+    engine.scheduler.add(request("long", prompt=40, max_tokens=3))
+    engine.step()
+    engine.scheduler.add(request("chat", prompt=3, max_tokens=3))
+    outputs = run(engine)
+    assert runner.events[:3] == [("launch", 1), ("result", 1), ("launch", 2)], "not while it runs"
+    assert runner.batches[1].lengths.tolist() == [1, 3], "the newcomer, and the long one's next token"
+    assert runner.events[3:5] == [("launch", 3), ("result", 2)], "short steps are launched ahead as ever"
+    assert [len(outputs[name]) for name in ("long", "chat")] == [3, 3]
+
+
 def test_a_runner_that_does_not_launch_ahead_is_answered_at_once(build_engine: Callable[..., Engine], runner) -> None:
     runner.launches_ahead = False
     engine = build_engine()

@@ -10,9 +10,10 @@ from scheduled import Driver
 from stamped_device import StampedModel
 
 from modelserve.architecture import LayerKind
+from modelserve.planning.prompt_rows import PromptCost
 from modelserve_worker.request import Request, SamplingParams
 from modelserve_worker.scheduling.admission import SchedulerLimits
-from modelserve_worker.scheduling.prefill import share_prefill_tokens
+from modelserve_worker.scheduling.prefill import share_prefill_tokens, trim_to_captured
 from modelserve_worker.scheduling.scheduler import Scheduler
 
 GEOMETRY = StampedModel((LayerKind.SLIDING, LayerKind.GLOBAL)).geometry(
@@ -28,9 +29,16 @@ def request(name: str, prompt: int, max_tokens: int = 4) -> Request:
     return Request(name, (5,) * prompt, SamplingParams(seed=0, max_tokens=max_tokens))
 
 
+def shared(remaining: list[int], budget: int) -> list[int]:
+    """Where every token costs the same."""
+    left = np.array(remaining, dtype=np.int32)
+    shares: list[int] = share_prefill_tokens(left, np.zeros_like(left), budget, PromptCost()).tolist()
+    return shares
+
+
 @given(remaining=st.lists(st.integers(1, 60), min_size=1, max_size=6), budget=st.integers(1, 99))
 def test_shares_use_the_budget_and_favour_the_oldest_and_the_shortest(remaining: list[int], budget: int) -> None:
-    shares = share_prefill_tokens(np.array(remaining, dtype=np.int32), budget).tolist()
+    shares = shared(remaining, budget)
     assert all(0 <= share <= left for share, left in zip(shares, remaining, strict=True))
     assert sum(shares) == min(budget, sum(remaining)), "nothing is wasted"
     assert shares[0] >= min(remaining[0], (budget + 1) // 2), "the oldest has its half"
@@ -40,11 +48,99 @@ def test_shares_use_the_budget_and_favour_the_oldest_and_the_shortest(remaining:
 
 
 def test_no_prefills_have_no_shares() -> None:
-    assert share_prefill_tokens(np.empty(0, dtype=np.int32), 7).tolist() == []
+    assert shared([], 7) == []
 
 
 def test_equal_prompts_are_computed_one_after_the_other() -> None:
-    assert share_prefill_tokens(np.full(4, 16_384, dtype=np.int32), 2048).tolist() == [2048, 0, 0, 0]
+    assert shared([16_384] * 4, 2048) == [2048, 0, 0, 0]
+
+
+PREFILLS = st.lists(st.tuples(st.integers(1, 5000), st.integers(0, 200_000)), min_size=1, max_size=6)  # left, computed
+
+
+@given(
+    prefills=PREFILLS,
+    budget=st.integers(1, 3000),
+    doubling=st.integers(100, 1_000_000),
+    full=st.integers(0, 9000),
+)
+def test_a_step_costs_what_it_may_and_nothing_that_it_could_pay_is_left(
+    prefills: list[tuple[int, int]], budget: int, doubling: int, full: int
+) -> None:
+    prices = PromptCost(doubling, full)
+    remaining, computed = (np.array(each, dtype=np.int32) for each in zip(*prefills, strict=True))
+    shares = share_prefill_tokens(remaining, computed, budget, prices)
+    assert (shares >= 0).all()
+    assert (shares <= remaining).all()
+    assert shares[0] >= 1, "the oldest always goes on"
+    assert shares.sum() <= budget
+    costs = [prices.cost(start, rows) for start, rows in zip(computed.tolist(), shares.tolist(), strict=True)]
+    last_row = prices.cost(int(computed[0]), 1)
+    assert sum(costs) <= prices.allowed(budget) + last_row, "but for the oldest's half, which is rounded up"
+    whole = prices.cost(int(computed[0]), min(int(remaining[0]), budget))
+    assert costs[0] >= min(prices.allowed(budget) / 2, whole) * (1 - 1e-6), "the oldest has its half"
+    if shares.sum() < budget:
+        left = prices.allowed(budget) - sum(costs)
+        more = [
+            prices.cost(int(start + share), 1)
+            for start, share, of in zip(computed, shares, remaining, strict=True)
+            if share < of
+        ]
+        assert not more or left <= max(more) + 1e-3, "not even one more token of the costliest was left unpaid"
+
+
+@given(doubling=st.integers(100, 1_000_000), full=st.integers(1, 9000), rows=st.integers(1, 9000))
+def test_up_to_the_full_context_rows_are_limited_by_their_number_alone(doubling: int, full: int, rows: int) -> None:
+    prices = PromptCost(doubling, full)
+    rows = min(rows, full)
+    for start in (0, (full - rows) // 2, full - rows):
+        assert prices.rows(start, prices.allowed(rows)) >= rows * (1 - 1e-9)
+    assert prices.rows(full, prices.allowed(rows)) <= rows
+
+
+@given(start=st.integers(0, 200_000), cost=st.floats(0.1, 10_000), doubling=st.integers(100, 1_000_000))
+def test_rows_of_a_cost_cost_it(start: int, cost: float, doubling: int) -> None:
+    prices = PromptCost(doubling)
+    assert prices.cost(start, prices.rows(start, cost)) == pytest.approx(cost)
+
+
+def test_the_steps_of_a_prompt_are_those_that_its_shares_make() -> None:
+    prices, rows, tokens = PromptCost(75_000, 8192), 2048, 126_000
+    computed = steps = 0
+    while computed < tokens:
+        left, done = np.array([tokens - computed], dtype=np.int32), np.array([computed], dtype=np.int32)
+        computed += int(share_prefill_tokens(left, done, rows, prices)[0])
+        steps += 1
+    assert steps == pytest.approx(prices.steps(tokens, rows), abs=1)
+    assert steps > tokens / rows * 1.3
+
+
+@pytest.mark.parametrize(
+    ("shares", "remaining", "decodes", "trimmed"),
+    [
+        ([400], [9000], 0, [256]),
+        ([400], [9000], 20, [236]),
+        ([100, 380], [100, 9000], 0, [100, 156]),  # who ends in it keeps what it has
+        ([400], [400], 0, [400]),
+        ([300, 60], [9000, 60], 0, [196, 60]),
+        ([50], [9000], 0, [50]),  # below the smallest
+        ([100, 200, 200], [100, 200, 9000], 0, [100, 200, 200]),  # 500 to 256 would take all that the last one has
+        ([512], [9000], 0, [512]),
+        ([1], [9000], 100, [1]),  # a token at least
+    ],
+)
+def test_a_step_is_trimmed_to_a_captured_one(
+    shares: list[int], remaining: list[int], decodes: int, trimmed: list[int]
+) -> None:
+    found = np.array(shares, dtype=np.int32)
+    trim_to_captured(found, np.array(remaining, dtype=np.int32), decodes, (64, 128, 256, 512))
+    assert found.tolist() == trimmed
+
+
+def test_without_captured_steps_nothing_is_trimmed() -> None:
+    found = np.array([400], dtype=np.int32)
+    trim_to_captured(found, np.array([9000], dtype=np.int32), 0, ())
+    assert found.tolist() == [400]
 
 
 @pytest.mark.parametrize(("budget", "chat"), [(8192, 1000), (2048, 300), (512, 300), (64, 100)])
@@ -83,16 +179,22 @@ def test_a_prompt_fills_the_step_alone_and_a_mixed_step_beside_a_decode(budget: 
     answered: dict[str, object] = {}
     while "chat" not in answered:
         step = target.schedule()
-        assert step.batch.num_tokens == budget, "nobody decodes yet"
+        alone = min(budget, 4 * mixed)
+        assert step.batch.num_tokens == alone, "nobody decodes yet, and the long one needs several steps"
         answered = target.answer(step)
     assert target.schedule().lengths == {"chat": 1, "long": min(budget, mixed) - 1}
 
 
 def test_however_many_decode_a_prefill_has_half_of_a_mixed_step() -> None:
     limits = SchedulerLimits(2048, 1024, 17_000, (), 512)
-    assert [limits.prefill_tokens(decodes) for decodes in (0, 1, 256, 257, 1000, 1900, 2047)] == [
+    assert [limits.prefill_tokens(decodes, 2048) for decodes in (0, 1, 256, 257, 1000, 1900, 2047)] == [
         2048, 511, 256, 256, 256, 148, 1,
     ]  # fmt: skip
+
+
+def test_a_prompt_that_fits_has_the_whole_step_and_a_longer_one_the_steps_of_long_ones() -> None:
+    limits = SchedulerLimits(8192, 64, 17_000, (), 512)
+    assert [limits.prefill_tokens(0, longest) for longest in (1, 8192, 8193)] == [8192, 8192, 2048]
 
 
 def test_a_stream_of_short_prompts_does_not_starve_a_long_one() -> None:

@@ -90,8 +90,9 @@ class Engine:
         """Launch the next step, then wait for the one before it and return what that one produced.
 
         The launch comes first even when the earlier step is already done: a device that has nothing queued idles while
-        its results are worked through. A runner that does not launch ahead (the CPU, where `execute` is the whole
-        step) has its step answered at once: running ahead would hold every token back by one step.
+        its results are worked through. Only a long step is answered before (`SchedulerLimits.answers_first`).
+        A runner that does not launch ahead (the CPU, where `execute` is the whole step) has its step answered at once:
+        running ahead would hold every token back by one step.
         A step with constrained rows is launched as early, up to its logits; the masks of those rows are computed behind
         the earlier step's result, while the device works, and sampling is launched with them.
         Raises EngineDead when a step failed with it, or MAX_FAILURES_IN_A_ROW steps one after the other; fewer fail
@@ -99,6 +100,9 @@ class Engine:
         """
         outputs = self._add_compiled() if self._compiling else []
         oldest, self._pending = self._pending, None
+        if oldest is not None and self.scheduler.limits.answers_first(oldest[0]):
+            outputs += self._take(*oldest)
+            oldest = None
         batch = self.scheduler.schedule()
         if batch is not None:
             self._pending = (batch, self._launch(batch))

@@ -67,7 +67,7 @@ def check_formats(device: torch.device, architecture: ModelArchitecture, geometr
     """Raise AcceleratorMismatch for a format that this GPU does not compute with. The CPU converts all of them."""
     if device.type != "cuda":
         return
-    capability = torch.cuda.get_device_capability(device)
+    capability = compute_capability(device)
     for needed, used, remedy in (
         (BFLOAT16_CAPABILITY, architecture.dtype == "bfloat16", "dtype float32"),
         (FP8_E4M3_CAPABILITY, geometry.dtype is KVCacheDtype.FP8_E4M3, "kvCacheDtype int8 or fp8_e5m2"),
@@ -80,8 +80,11 @@ def check_formats(device: torch.device, architecture: ModelArchitecture, geometr
             )
 
 
+def compute_capability(device: torch.device) -> tuple[int, int]:
+    """Of a GPU; (0, 0) of the CPU."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+
+
 def runs_on_kernels(architecture: ModelArchitecture, device: torch.device) -> bool:
     """Whether the kernels compute this model here: they take it, and the GPU is of capability 8.0 or more."""
-    if device.type != "cuda" or not taken_by_kernels(architecture):
-        return False
-    return torch.cuda.get_device_capability(device) >= BFLOAT16_CAPABILITY
+    return taken_by_kernels(architecture) and compute_capability(device) >= BFLOAT16_CAPABILITY

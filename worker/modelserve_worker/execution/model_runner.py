@@ -111,6 +111,11 @@ class GPUModelRunner:
         if self._kernels is not None and self.model.parallel.size == 1 and self.cache.stamps is None:
             self._graphs = StepGraphs(self._packer, **self._most, logits=self._logits, hidden=self._hidden)
 
+    @property
+    def captured_rows(self) -> tuple[int, ...]:
+        """Sizes of the captured steps with prompts, rising; none on the CPU."""
+        return () if self._graphs is None else self._graphs.mixed_rows
+
     def execute(self, batch: ScheduledBatch) -> PendingStep:
         """Launch one step. An error of the launch is raised by the returned step's `result`, not here."""
         try:

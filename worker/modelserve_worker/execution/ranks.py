@@ -36,6 +36,7 @@ from modelserve.errors import InvalidInput, ModelServeError
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.batch import Int32Array, ModelRunner, PendingStep, SampledTokens, ScheduledBatch
 from modelserve_worker.engine_client import EngineDead
+from modelserve_worker.execution.device import compute_capability
 from modelserve_worker.execution.launched_step import FailedStep
 from modelserve_worker.execution.memory_report import MemoryReport
 from modelserve_worker.execution.rank_messages import decode_batch, encode_batch
@@ -64,6 +65,8 @@ class LaunchedReplica:
     pool_bytes: int
     max_model_len: int
     memory: MemoryReport
+    compute_capability: tuple[int, int]  # of the GPUs; (0, 0) on the CPU
+    captured_rows: tuple[int, ...]  # of steps with prompts, rising
 
 
 def launch(args: EngineArgs, *, progress: ProgressCallback | None = None) -> LaunchedReplica:
@@ -369,4 +372,6 @@ def _replica(started: StartedRank, runner: ModelRunner) -> LaunchedReplica:
         pool_bytes=memory.pool_bytes,
         max_model_len=memory.max_model_len,
         memory=memory,
+        compute_capability=compute_capability(started.runner.cache.arena.device),
+        captured_rows=started.runner.captured_rows,
     )

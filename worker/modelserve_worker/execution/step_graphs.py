@@ -46,6 +46,11 @@ class StepGraphs:
             for rows in reversed(decode_graph_sizes(max_num_seqs))
         }
 
+    @property
+    def mixed_rows(self) -> tuple[int, ...]:
+        """Sizes of the captured steps with chunks, rising."""
+        return tuple(sorted(self._mixed))
+
     def rows_for(self, batch: ScheduledBatch) -> int | None:
         """The bucket of a batch; None where no captured step takes it."""
         if int(batch.lengths.max(initial=0)) <= 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,35 +10,57 @@ from numpy.typing import NDArray
 
 from modelserve.engine_args import DEFAULT_MAX_NUM_MIXED_TOKENS
 from modelserve.errors import InvalidInput
+from modelserve.planning.prompt_rows import PromptCost, rows_alone
 from modelserve.sizing.pages import CacheGeometry
-from modelserve_worker.batch import Int32Array
+from modelserve_worker.batch import Int32Array, ScheduledBatch
 from modelserve_worker.request import Request
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """Token and request limits of one engine. `eos_token_ids` end a request unless it ignores them."""
+    """Token and request limits of one engine, and what its steps cost.
+
+    `eos_token_ids` end a request unless it ignores them. At a context of `doubling_context` tokens a row of a prompt
+    takes twice what it takes at the beginning. Steps with prompts are captured for so many `captured_rows`, rising.
+    """
 
     max_num_batched_tokens: int
     max_num_seqs: int
     max_model_len: int
     eos_token_ids: tuple[int, ...]
     max_num_mixed_tokens: int = DEFAULT_MAX_NUM_MIXED_TOKENS
+    doubling_context: float = math.inf
+    captured_rows: tuple[int, ...] = ()
 
     @property
     def max_running(self) -> int:
         """Requests that run at once. Never more than a step has tokens: see the fairness argument of the scheduler."""
         return min(self.max_num_seqs, self.max_num_batched_tokens)
 
-    def prefill_tokens(self, decodes: int) -> int:
-        """Prompt tokens that a step takes beside `decodes` requests that decode in it.
+    @property
+    def prompt_cost(self) -> PromptCost:
+        """What rows of prompts cost, by their place."""
+        return PromptCost.of_steps(self.doubling_context, self.max_num_batched_tokens)
 
-        Alone, prefills fill the step. Beside decodes they fill a mixed step, and have half of one however many decode.
+    def prefill_tokens(self, decodes: int, longest: int) -> int:
+        """Prompt tokens that a step takes beside `decodes` requests that decode in it, none of more than `longest`.
+
+        Alone, prefills fill the step, or the steps of a long prompt. Beside decodes they fill a mixed step, and have
+        half of one however many decode.
         """
-        most = self.max_num_batched_tokens - decodes
-        if decodes:
-            most = min(most, max(self.max_num_mixed_tokens - decodes, self.max_num_mixed_tokens // 2))
-        return most
+        if not decodes:
+            return rows_alone(
+                longest,
+                max_num_batched_tokens=self.max_num_batched_tokens,
+                max_num_mixed_tokens=self.max_num_mixed_tokens,
+            )
+        mixed = max(self.max_num_mixed_tokens - decodes, self.max_num_mixed_tokens // 2)
+        return min(self.max_num_batched_tokens - decodes, mixed)
+
+    def answers_first(self, batch: ScheduledBatch) -> bool:
+        """Whether a step is so long that the next one is scheduled only after it: who comes meanwhile is in the next
+        one then and waits for no other, for which the device idles about a millisecond."""
+        return int(batch.lengths[batch.lengths > 1].sum()) > self.max_num_mixed_tokens
 
     def most_cached_tokens(self, request: Request) -> int:
         """Most positions of a request that are ever computed: all but the last token, whose row nobody reads."""

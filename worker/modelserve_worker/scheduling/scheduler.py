@@ -5,10 +5,12 @@ shared among the prefills, those admitted in this step included, so that short p
 always gets half (prefill.py). At most as many requests run as a step has tokens; so while one of them prefills, the
 others leave it at least one token of every step, and while some prefill, no decode waits: neither starves the other.
 
-Size of a step. Without decodes it is `max_num_batched_tokens`. Beside decodes prefills fill `max_num_mixed_tokens`, so
-that a token never waits long for its next, and so that decodes ride along: a step of 512 rows reads the weights once
-for all of them and costs little more than its share of the prefill alone, where a decode by itself costs a reading of
-the weights. The more of a request's tokens come in mixed steps, the fewer steps remain that only decode.
+Size of a step. Without decodes it is `max_num_batched_tokens`, or a few mixed steps while a prompt needs several.
+Beside decodes prefills fill `max_num_mixed_tokens`, so that a token never waits long for its next, and so
+that decodes ride along: a step of 512 rows reads the weights once for all of them and costs little more than its share
+of the prefill alone, where a decode by itself costs a reading of the weights. The more of a request's tokens come in
+mixed steps, the fewer steps remain that only decode. Behind a long context rows attend to more, and a step has fewer of
+them, as many as a captured step.
 
 Admission is first come first served, as many as slots and memory take at once, whether or not the step has tokens left
 for them. When the head of the queue does not fit, those behind it wait too, however small: the bytes that running
@@ -54,7 +56,7 @@ from modelserve_worker.request import (
 from modelserve_worker.scheduling.admission import Admission, SchedulerLimits
 from modelserve_worker.scheduling.arena import PageArena
 from modelserve_worker.scheduling.page_table import PageTable
-from modelserve_worker.scheduling.prefill import share_prefill_tokens
+from modelserve_worker.scheduling.prefill import share_prefill_tokens, trim_to_captured
 from modelserve_worker.scheduling.running import RunningRequest, RunningRequests, StepInFlight
 from modelserve_worker.scheduling.stats import EngineStats, StepEvents
 
@@ -117,7 +119,10 @@ class Scheduler:
                 prefills = np.concatenate((prefills, np.array(admitted, dtype=np.int32)))
         if not len(decodes) and not len(prefills):
             return None
-        shares = share_prefill_tokens(counters.remaining(prefills), self.limits.prefill_tokens(len(decodes)))
+        remaining, longest = counters.remaining(prefills), int(counters.known[prefills].max(initial=0))
+        budget = self.limits.prefill_tokens(len(decodes), longest)
+        shares = share_prefill_tokens(remaining, counters.computed[prefills], budget, self.limits.prompt_cost)
+        trim_to_captured(shares, remaining, len(decodes), self.limits.captured_rows)
         return self._batch(decodes, prefills[shares > 0], shares[shares > 0])
 
     def update(self, sampled: SampledTokens) -> list[RequestOutput]:
