@@ -141,7 +141,7 @@ class ModelArchitecture(BaseModel):
         """Read a parsed config.json (multimodal wrapper or bare text config).
 
         How the weights are stored is read by `quantization_config.stated_format`. Raises UnsupportedModel for another
-        architecture, InvalidInput for a Gemma 4 config with missing, contradictory or unsupported fields.
+        architecture, and for a setting that is not served; InvalidInput for missing or contradictory fields.
         """
         if not isinstance(config, Mapping):
             raise InvalidInput(f"config.json must hold a JSON object, not {type(config).__name__}")
@@ -176,7 +176,11 @@ def _fields(text: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any
     rope = text.get("rope_parameters") or {}
     sliding_rope = rope.get(LayerKind.SLIDING.value) or {}
     global_rope = rope.get(LayerKind.GLOBAL.value) or {}
+    dtype = (
+        config.get("dtype") or config.get("torch_dtype") or text.get("dtype") or text.get("torch_dtype") or "bfloat16"
+    )
     for name, value, served in (
+        ("dtype", dtype, ("bfloat16", "float32")),
         ("hidden_activation", text.get("hidden_activation", "gelu_pytorch_tanh"), ("gelu_pytorch_tanh",)),
         ("attention_bias", text.get("attention_bias", False), (False,)),
         ("use_bidirectional_attention", text.get("use_bidirectional_attention"), (None, "vision")),
@@ -185,7 +189,9 @@ def _fields(text: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any
         ("rope factor of global layers", global_rope.get("factor", 1.0), (1.0,)),
     ):
         if value not in served:
-            raise ValueError(f"{name} {value!r} is not supported ({', '.join(map(str, served))} is)")
+            raise UnsupportedModel(
+                f"config.json: {name} {value!r} is not supported; this release serves {', '.join(map(str, served))}"
+            )
     moe = bool(text.get("enable_moe_block"))
     ple = int(text.get("hidden_size_per_layer_input") or 0)
     eos = config.get("eos_token_id", text.get("eos_token_id", 1))
@@ -193,9 +199,6 @@ def _fields(text: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any
     kv_heads = text["num_key_value_heads"]
     overrides = _global_overrides(text, layer_types)
     global_heads = overrides.get("num_key_value_heads", text.get("num_global_key_value_heads")) if k_eq_v else None
-    dtype = (
-        config.get("dtype") or config.get("torch_dtype") or text.get("dtype") or text.get("torch_dtype") or "bfloat16"
-    )
     fields: dict[str, Any] = {
         "full_attention_layers": tuple(i for i, t in enumerate(layer_types) if t == LayerKind.GLOBAL.value),
         "num_key_value_heads": kv_heads,

@@ -67,14 +67,21 @@ def _inspect(directory: Path, output: str | None) -> int:
         if output is None:
             write_termination(message)
         else:
-            Path(output).write_text(message.encode())
+            _write(message.encode(), output)
         print(f"modelserve: {error}", file=sys.stderr)
         return TERMINAL_EXIT_CODE
     if output is None:
         print(text)
     else:
-        Path(output).write_text(text)
+        _write(text, output)
     return 0
+
+
+def _write(text: str, file: str) -> None:
+    try:
+        Path(file).write_text(text)
+    except OSError as error:
+        raise InvalidInput(f"--output: cannot write {file}: {error.strerror}") from error
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -13,6 +13,10 @@ from dataclasses import dataclass, replace
 CPU_PRODUCT = "CPU"
 GPU_RESOURCE = "nvidia.com/gpu"
 _MIB = 1 << 20
+# What GPUs compute with, by compute capability: the planner refuses by these, and so does the worker.
+LEAST_CAPABILITY = (7, 5)
+BFLOAT16_CAPABILITY = (8, 0)
+FP8_E4M3_CAPABILITY = (8, 9)
 
 PCIE_LINK = 25e9  # bytes/s that PCIe 4.0 x16 reaches; NVLink figures are the datasheets', one way
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +14,6 @@ import yaml
 from modelserve.api import KIND, ModelServe, ModelServeSpec, PlanStatus
 from modelserve.api.schema_types import QUANTITY_PATTERN, quantity_value
 from modelserve.architecture import ModelArchitecture
-from modelserve.catalogue import declared_pools, user_catalogue
 from modelserve.comparison import (
     ComparedPool,
     PeerCurve,
@@ -27,14 +24,11 @@ from modelserve.comparison import (
     peer_curves,
 )
 from modelserve.errors import InvalidInput
-from modelserve.hardware import CATALOGUE, Accelerator
 from modelserve.inspection import read_architecture, read_weight_format
+from modelserve.plan_sources import Inventory, documents, inventory, shown_name
 from modelserve.plan_text import ShownCandidate, best_of_each_product, plan_text, pools_text
 from modelserve.planning.evaluation import Fit
 from modelserve.planning.learned import Learned
-from modelserve.planning.node_labels import whole
-from modelserve.planning.node_pools import offers_from_node_pool
-from modelserve.planning.offers import AcceleratorOffer, offers_from_nodes
 from modelserve.planning.planner import candidate_list, consider, plan
 from modelserve.planning.wishes import Wishes, wishes
 from modelserve.plot import plot_concurrency
@@ -71,6 +65,7 @@ class PlannedServe:
     name: str
     plan: PlanStatus
     shown: tuple[ShownCandidate, ...]
+    left_out: tuple[str, ...]  # nodes, with why
     wishes: Wishes
     compared: ComparedPool | None
     comparison: list[dict[str, Any]]
@@ -83,7 +78,14 @@ class PlannedServe:
     def to_text(self, *, every: bool) -> str:
         """The table, of `every` candidate or of the best of each product."""
         shown = self.shown if every else best_of_each_product(self.shown)
-        page = plan_text(self.name, self.plan, shown, wishes=self.wishes, left_out=len(self.shown) - len(shown))
+        page = plan_text(
+            self.name,
+            self.plan,
+            shown,
+            wishes=self.wishes,
+            nodes_left_out=self.left_out,
+            rows_left_out=len(self.shown) - len(shown),
+        )
         return f"{page}\n\n{comparison_text(self.compared, self.comparison)}" if self.compared else page
 
 
@@ -92,9 +94,11 @@ def run_plan(options: PlanOptions) -> tuple[str, int]:
 
     Raises InvalidInput for anything wrong in the documents, flags or node file.
     """
-    offers = _offers(options)
+    if options.pool is not None and options.compare is None:
+        raise InvalidInput(f"--pool {options.pool[:32]!r} is the pool of a comparison; give --compare vllm with it")
+    where = inventory(options.accelerators, node_file=options.nodes, catalogue_file=options.catalogue)
     assumed = _assumed(options.assume)
-    planned = [_planned(serve, offers, options, assumed) for serve in _model_serves(options.file)]
+    planned = [_planned(serve, where, options, assumed) for serve in _model_serves(options.file)]
     if options.plot is not None:
         _plot(planned, options.plot)
     entries = [entry.to_json() for entry in planned]
@@ -103,32 +107,35 @@ def run_plan(options: PlanOptions) -> tuple[str, int]:
     elif options.output == "yaml":
         text = yaml.safe_dump(entries, sort_keys=False, width=120).rstrip("\n")
     else:
-        pools = [pools_text(offers)] if options.nodes is not None and offers else []
+        pools = [pools_text(found)] if where.of_cluster and (found := where.pools()) else []
         every = options.every or bool(options.accelerators)
         text = "\n\n".join([*pools, *(entry.to_text(every=every) for entry in planned)])
     return text, EXIT_FITS if all(entry.plan.fits for entry in planned) else EXIT_NO_PLAN
 
 
-def _planned(
-    serve: ModelServe, offers: Sequence[AcceleratorOffer], options: PlanOptions, assumed: Learned
-) -> PlannedServe:
+def _planned(serve: ModelServe, where: Inventory, options: PlanOptions, assumed: Learned) -> PlannedServe:
     spec = serve.spec
     architecture, stored = _model(spec)
+    offers = where.offers(spec)
+    made = plan(spec, architecture, offers, learned=assumed, weight_format=stored)
+    if not made.fits and (trusted := where.on_trust(spec, offers)):
+        offers = (*offers, *trusted)
+        made = plan(spec, architecture, offers, learned=assumed, weight_format=stored)
     considered = consider(spec, architecture, offers, learned=assumed, weight_format=stored)
     candidates = candidate_list(considered, spec, architecture, learned=assumed, weight_format=stored)
-    shown = tuple(ShownCandidate(c, each.evaluation) for c, each in zip(candidates, considered, strict=True))
-    made = plan(spec, architecture, offers, learned=assumed, weight_format=stored)
+    rows = tuple(ShownCandidate(c, each.evaluation) for c, each in zip(candidates, considered, strict=True))
     asked = wishes(spec, learned=assumed, weight_format=stored)
+    left_out = tuple(where.left_out(spec))
     if options.compare is None:
-        return PlannedServe(serve.metadata.name, made, shown, asked, None, [])
+        return PlannedServe(serve.metadata.name, made, rows, left_out, asked, None, [])
     versions = compared_versions(options.compare)
     pool_bytes = _bytes("--pool", options.pool) if options.pool else None
     pool = compared_pool(spec, made, architecture, pool_bytes=pool_bytes)
     if pool is None:
         raise InvalidInput(f"{serve.metadata.name}: nothing fits, so there is no pool to compare; give one with --pool")
-    rows = compare(architecture, pool, versions)
+    compared = compare(architecture, pool, versions)
     peers = peer_curves(architecture, pool, versions) if options.plot is not None else ()
-    return PlannedServe(serve.metadata.name, made, shown, asked, pool, rows, peers)
+    return PlannedServe(serve.metadata.name, made, rows, left_out, asked, pool, compared, peers)
 
 
 def _plot(planned: Sequence[PlannedServe], file: str) -> None:
@@ -178,71 +185,9 @@ def _model(spec: ModelServeSpec) -> tuple[ModelArchitecture, WeightFormat]:
 def _model_serves(file: str) -> list[ModelServe]:
     found = [
         ModelServe.parse(document, file_uri=True)
-        for document in _documents(file)
+        for document in documents(file)
         if not isinstance(document, dict) or document.get("kind", KIND) == KIND
     ]
     if not found:
-        raise InvalidInput(f"{_shown(file)} holds no {KIND}")
+        raise InvalidInput(f"{shown_name(file)} holds no {KIND}")
     return found
-
-
-def _documents(file: str) -> Iterator[Any]:
-    """Documents of a YAML file, the items of a List each on its own; empty documents are skipped."""
-    try:
-        text = sys.stdin.read() if file == "-" else Path(file).read_text()
-        documents = list(yaml.safe_load_all(text))
-    except OSError as error:
-        raise InvalidInput(f"cannot read {file}: {error.strerror}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise InvalidInput(f"{_shown(file)} is not YAML: {' '.join(str(error).split())}") from error
-    for document in documents:
-        if isinstance(document, dict) and str(document.get("kind", "")).endswith("List"):
-            items = document.get("items")
-            yield from items if isinstance(items, list) else ()
-        elif document is not None:
-            yield document
-
-
-def _catalogue(file: str | None) -> tuple[Mapping[str, Accelerator], tuple[AcceleratorOffer, ...]]:
-    """The shipped products with those of the file (a ConfigMap, or its data alone), and the pools it declares."""
-    if file is None:
-        return CATALOGUE, ()
-    documents = [document for document in _documents(file) if isinstance(document, dict)]
-    if len(documents) != 1:
-        raise InvalidInput(f"{_shown(file)} must hold one mapping of products or one ConfigMap, not {len(documents)}")
-    data = documents[0].get("data") if "kind" in documents[0] else documents[0]
-    if not isinstance(data, dict):
-        raise InvalidInput(f"{_shown(file)} has no data with one entry per product")
-    return {**CATALOGUE, **user_catalogue(data)}, declared_pools(data)
-
-
-def _offers(options: PlanOptions) -> tuple[AcceleratorOffer, ...]:
-    """Accelerators of the flags, the node file and the catalogue file; without any, every product known."""
-    catalogue, declared = _catalogue(options.catalogue)
-    offers = [*(_offer(text, catalogue) for text in options.accelerators), *declared]
-    if options.nodes is not None:
-        bodies = [body for body in _documents(options.nodes) if isinstance(body, dict)]
-        nodes = [body for body in bodies if body.get("kind", "Node") == "Node"]
-        pools = [body for body in bodies if body.get("kind") == "NodePool"]
-        if not nodes and not pools:
-            raise InvalidInput(f"{_shown(options.nodes)} holds no Node and no NodePool")
-        offers.extend(offers_from_nodes(nodes, catalogue))
-        offers.extend(offer for body in pools for offer in offers_from_node_pool(body, catalogue))
-    elif not offers:
-        offers = [AcceleratorOffer(record, GPUS_PER_NODE) for record in catalogue.values() if not record.is_cpu]
-    return tuple(offers)
-
-
-def _offer(text: str, catalogue: Mapping[str, Accelerator]) -> AcceleratorOffer:
-    product, separator, number = text.partition(":")
-    if product not in catalogue:
-        near = difflib.get_close_matches(product, catalogue, n=3, cutoff=0.3)
-        raise InvalidInput(f"--accelerator {product[:64]!r} is not known; nearest are {', '.join(near or catalogue)}")
-    if separator and not 1 <= whole(number) <= 64:
-        raise InvalidInput(f"--accelerator {text[:64]!r}: the count behind ':' must be 1 to 64 GPUs per node")
-    accelerator = catalogue[product]
-    return AcceleratorOffer(accelerator, 0 if accelerator.is_cpu else whole(number) or 1)
-
-
-def _shown(file: str) -> str:
-    return "standard input" if file == "-" else file

@@ -18,6 +18,7 @@ from modelserve.sizing.memory import MemoryPlan
 GIB = 1 << 30
 MIB = 1 << 20
 WIDTH = 100
+MOST_NODES = 8
 _RIGHT = frozenset({"GPUS", "MAX LEN", "8K", "32K", "128K", "MAX", "TTFT", "TPOT", "BATCH", "$/H", "$/1M"})
 
 
@@ -47,9 +48,17 @@ def best_of_each_product(shown: Sequence[ShownCandidate]) -> tuple[ShownCandidat
 
 
 def plan_text(
-    name: str, plan: PlanStatus, shown: Sequence[ShownCandidate], *, wishes: Wishes, left_out: int = 0
+    name: str,
+    plan: PlanStatus,
+    shown: Sequence[ShownCandidate],
+    *,
+    wishes: Wishes,
+    nodes_left_out: Sequence[str] = (),
+    rows_left_out: int = 0,
 ) -> str:
-    """The whole page of one ModelServe. `left_out` candidates are not among `shown`."""
+    """The whole page of one ModelServe. `nodes_left_out` say which nodes offer nothing to it, and why; so many
+    candidates, `rows_left_out`, are not among `shown`.
+    """
     head = f"{name}: " + (f"plan {plan.hash}" if plan.fits else "no plan")
     parts = [head, _wrapped(plan.message or "", indent="  ")]
     if shown:
@@ -70,8 +79,11 @@ def plan_text(
         parts += _term_lines(chosen.memory)
         parts += _time_lines(plan, chosen)
     notes = [_note(each.candidate) for each in shown if each.candidate.message or each.candidate.remedy]
-    if left_out:
-        rest = f"The best candidate of each product is shown; --all shows {left_out} more."
+    notes += [_wrapped(each, indent="  ") for each in nodes_left_out[:MOST_NODES]]
+    if len(nodes_left_out) > MOST_NODES:
+        notes.append(f"  and {len(nodes_left_out) - MOST_NODES} nodes more are left out")
+    if rows_left_out:
+        rest = f"The best candidate of each product is shown; --all shows {rows_left_out} more."
         notes.append(_wrapped(rest, indent="  "))
     return "\n".join([*parts, *(["", "Notes", *notes] if notes else [])])
 

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from modelserve_operator.kinds import CLAIM
 from modelserve_operator.kube import Kube
 
-KEPT = timedelta(minutes=10)  # the modes of a claim that exists cannot be changed; it may be made anew
+KEPT = timedelta(seconds=50)  # the modes of a claim that exists cannot be changed; it may be made anew
 KEPT_ABSENT = timedelta(seconds=10)
 
 

@@ -125,6 +125,8 @@ def _capacity(view: View) -> Finding:
             proposal = proposal_text(view.observed.name, view.decision.target, view.decision.proposed)
             message = f"{message.rstrip('.')}. {proposal}"
         return Finding(False, Reason.WAITING_FOR_NODES, message)
+    if sum(pod.placed for pod in view.target_pods) < view.step.replicas.get(target.hash, 0):
+        return Finding(None, Reason.WAITING_FOR_NODES, "Not every pod has a node yet, and none is known to lack one.")
     return Finding(True, Reason.CAPACITY_SUFFICIENT, "Every pod that should run has a node.")
 
 
@@ -201,9 +203,9 @@ def _available(view: View) -> Finding:
     if ready:
         of = "both revisions" if view.step.shared else f"revision {view.step.serve}"
         return Finding(True, Reason.SERVING, f"{ready} workers of {of} take requests.")
-    if view.replicas == 0:
+    if view.replicas == 0 and view.decision.spec is not None:
         return Finding(False, Reason.SCALED_TO_ZERO, "No worker takes requests.")
-    waiting = sum(pod.ready and not pod.terminating and pod.plan_hash is not None for pod in view.observed.pods)
+    waiting = sum(pod.ready for pod in view.observed.workers)
     why = f": {waiting} are ready, but Service {view.observed.name} has no endpoint of theirs" if waiting else ""
     return Finding(False, Reason.NOT_SERVING, f"No worker takes requests{why}.")
 
@@ -220,9 +222,9 @@ def _ready(view: View, *, stalled: Finding | None, workers: Finding, capacity: F
         message = f"{view.serving_ready} of {view.replicas} workers are behind Service {view.observed.name}."
         return Finding(False, Reason.ROLLING_OUT, message)
     if view.step.complete:
-        plan_hash = view.decision.target.hash if view.decision.target else ""
+        revision = labels.revision_name(view.observed.name, view.decision.target.hash)
         reason = Reason.SCALED_TO_ZERO if view.replicas == 0 else Reason.ROLLED_OUT
-        return Finding(True, reason, f"Plan {plan_hash} is rolled out: {workers.message}")
+        return Finding(True, reason, f"Revision {revision} is rolled out: {workers.message}")
     if capacity.ok is False:
         return Finding(False, capacity.reason, capacity.message)
     return Finding(False, Reason.ROLLING_OUT, workers.message)

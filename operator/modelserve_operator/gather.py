@@ -225,6 +225,7 @@ class Gatherer:
         found = Supply(
             pools=self._inventory.pools(),
             nodes_of=self._inventory.nodes_of(),
+            hosts=self._inventory.hosts(),
             idle=self._inventory.idle(),
             node_pools=tuple(sorted(self._store.all(NODE_POOL), key=key_of)),
             catalogue=self._shared.catalogue,

@@ -6,7 +6,7 @@ our own pods moved in. What labels mean is the core's business (`modelserve.plan
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntFlag
 from functools import lru_cache
@@ -14,44 +14,15 @@ from typing import Any
 
 from modelserve.hardware import GPU_RESOURCE
 from modelserve.planning import AcceleratorOffer, offers_from_nodes
+from modelserve.planning.admission import HOSTNAME_LABEL, Taint, lasting_taints, unmet
 from modelserve.planning.node_labels import named_gpu, node_gpus
 from modelserve_operator.catalogue import Catalogue
 from modelserve_operator.labels import short_hash
 
-HOSTNAME_LABEL = "kubernetes.io/hostname"
 _PER_NODE_LABELS = frozenset({HOSTNAME_LABEL, "nvidia.com/gfd.timestamp"})  # would make a pool of every node
 _GPU_VENDOR = GPU_RESOURCE.partition("/")[0] + "/"
-_LIFECYCLE_TAINTS = "node.kubernetes.io/"  # not-ready, unreachable, unschedulable, pressure: they come and go
 
 Body = Mapping[str, Any]
-
-
-@dataclass(frozen=True, order=True)
-class Taint:
-    key: str
-    value: str
-    effect: str
-
-    def tolerated(self, tolerations: Iterable[Body]) -> bool:
-        """Kubernetes' rule: an empty key with Exists tolerates all, an empty effect every effect."""
-        for toleration in tolerations:
-            key, effect = toleration.get("key"), toleration.get("effect")
-            if key not in (None, "", self.key) or effect not in (None, "", self.effect):
-                continue
-            if toleration.get("operator") == "Exists" or (key and (toleration.get("value") or "") == self.value):
-                return True
-        return False
-
-
-def lasting_taints(spec: Body) -> tuple[Taint, ...]:
-    """Taints of a node (or of a NodePool's template) that keep pods away for as long as it lives."""
-    return tuple(
-        sorted(
-            Taint(taint["key"], taint.get("value") or "", taint["effect"])
-            for taint in spec.get("taints") or ()
-            if taint["effect"] != "PreferNoSchedule" and not taint["key"].startswith(_LIFECYCLE_TAINTS)
-        )
-    )
 
 
 @dataclass(frozen=True, order=True)
@@ -62,14 +33,10 @@ class Pool:
     taints: tuple[Taint, ...] = ()
     resources: tuple[tuple[str, str], ...] = ()
 
-    def accepts(self, *, node_selector: Mapping[str, str], tolerations: Iterable[Body]) -> bool:
-        """Whether pods with this selector and these tolerations may run here; host names are left to the scheduler."""
-        have = dict(self.labels)
-        wanted = {key: value for key, value in node_selector.items() if key != HOSTNAME_LABEL}
-        allowed = tuple(tolerations)
-        return all(have.get(key) == value for key, value in wanted.items()) and all(
-            taint.tolerated(allowed) for taint in self.taints
-        )
+    def unmet(self, *, selector: Mapping[str, str], tolerations: Iterable[Body]) -> Iterator[str]:
+        """What keeps pods with this selector and these tolerations off its nodes; host names are no part of a pool."""
+        wanted = {key: value for key, value in selector.items() if key != HOSTNAME_LABEL}
+        return unmet(dict(self.labels), self.taints, selector=wanted, tolerations=tolerations)
 
 
 @lru_cache(maxsize=8192)  # every reconcile asks for every pool
@@ -104,10 +71,16 @@ class Place:
     open: bool  # not cordoned
     pool: Pool | None
     named: str | None  # the GPU in its labels, be it allocatable or not
+    host: str | None  # its host name as a selector may have it
+
+    @property
+    def offered(self) -> tuple[Pool | None, str | None, str | None]:
+        """What plans are made from."""
+        return self.pool, self.named, self.host if self.pool is not None else None
 
     @classmethod
     def of(cls, node: Body) -> Place:
-        status = node.get("status") or {}
+        status, labels = node.get("status") or {}, node["metadata"].get("labels") or {}
         states = {each["type"]: each.get("status") for each in status.get("conditions") or ()}
         return cls(
             uid=node["metadata"].get("uid") or "",
@@ -115,7 +88,8 @@ class Place:
             ready=states.get("Ready") == "True",
             open=not (node.get("spec") or {}).get("unschedulable"),
             pool=pool_of(node),
-            named=named_gpu(node["metadata"].get("labels") or {}),
+            named=named_gpu(labels),
+            host=labels.get(HOSTNAME_LABEL),
         )
 
 
@@ -153,7 +127,7 @@ class Inventory:
             return NodeChange.NONE
         self._digests.clear()
         self._nodes_of = self._idle = None
-        if before is not None and after is not None and (before.pool, before.named) == (after.pool, after.named):
+        if before is not None and after is not None and before.offered == after.offered:
             return NodeChange.PLACE
         if all(place is None or (place.pool, place.named) == (None, None) for place in (before, after)):
             return NodeChange.PLACE
@@ -182,6 +156,12 @@ class Inventory:
         self._nodes_of = {pool: tuple(names) for pool, names in found.items()}
         return self._nodes_of
 
+    def hosts(self) -> dict[str, str]:
+        """Nodes in pools by their host names, which need not be their own."""
+        return {
+            place.host: name for name, place in sorted(self._places.items()) if place.pool is not None and place.host
+        }
+
     def idle(self) -> tuple[tuple[str, str], ...]:
         """Nodes whose labels name a GPU of which none is allocatable, with its name."""
         if self._idle is None:
@@ -194,9 +174,3 @@ class Inventory:
         if self._pools is None:
             self._pools = tuple(sorted({place.pool for place in self._places.values() if place.pool is not None}))
         return self._pools
-
-
-def named_labels(offer: AcceleratorOffer) -> dict[str, str]:
-    """Labels by which an offer of a single pool names it."""
-    expressions = (each for term in offer.node_selector_terms for each in term.match_expressions)
-    return {each.key: each.values[0] for each in expressions if each.operator == "In" and each.values}

@@ -21,6 +21,7 @@ Body = Mapping[str, Any]
 
 WORKER_CONTAINER, FETCH_CONTAINER, INSPECT_CONTAINER = "worker", "fetch", "inspect"
 PULL_FAILURES = frozenset({"ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull"})
+ENDED_PHASES = frozenset({"Failed", "Succeeded"})
 OWN_CONTAINERS = frozenset({WORKER_CONTAINER, FETCH_CONTAINER, INSPECT_CONTAINER})  # others are injected by somebody
 
 
@@ -79,6 +80,8 @@ class Pod:
     restarts: int  # of all containers
     ready: bool
     terminating: bool
+    ended: bool  # over as a whole, as one that was evicted: its object stays, its controller makes another
+    placed: bool  # it has a node
     unschedulable: str | None  # the scheduler's message
     gated: str | None  # why its scheduling gates are there, as far as Kubernetes says
     trouble: str | None  # why a container waits or restarts, in words
@@ -112,6 +115,8 @@ class Pod:
             restarts=sum(map(_restarts, containers)),
             ready=ready,
             terminating=bool(body["metadata"].get("deletionTimestamp")),
+            ended=status.get("phase") in ENDED_PHASES,
+            placed=scheduled.get("status") == "True" or status.get("phase") not in (None, "Pending"),
             unschedulable=scheduled.get("message", "") if scheduled.get("reason") == "Unschedulable" else None,
             gated=scheduled.get("message", "") if scheduled.get("reason") == "SchedulingGated" else None,
             trouble=next(filter(None, map(_trouble, containers)), None),
@@ -254,6 +259,11 @@ class Observed:
         found = selector.get(labels.PLAN_HASH)
         return str(found) if found is not None else None
 
+    @property
+    def workers(self) -> tuple[Pod, ...]:
+        """Worker pods of all revisions that their Deployments count: not on their way out, and not ended."""
+        return tuple(pod for pod in self.pods if pod.plan_hash and not pod.terminating and not pod.ended)
+
     def pods_of(self, plan_hash: str) -> tuple[Pod, ...]:
-        """Pods of one revision that are not on their way out."""
-        return tuple(pod for pod in self.pods if pod.plan_hash == plan_hash and not pod.terminating)
+        """The `workers` of one revision."""
+        return tuple(pod for pod in self.workers if pod.plan_hash == plan_hash)

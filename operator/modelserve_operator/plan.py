@@ -19,7 +19,7 @@ from modelserve_operator.left_out import no_accelerators
 from modelserve_operator.observed import Observed
 from modelserve_operator.reasons import Reason
 from modelserve_operator.revision import Revision, spec_hash
-from modelserve_operator.revision_builder import build_revision, gpu_tolerations, plan_for
+from modelserve_operator.revision_builder import build_revision, plan_for
 from modelserve_operator.settings import Settings
 from modelserve_operator.sources import ModelSource, model_source
 
@@ -220,7 +220,7 @@ def _previewed(decision: Decision, plan: PlanStatus, fresh: Revision | None, obs
 
 def _impossible(decision: Decision, plan: PlanStatus, observed: Observed) -> Decision:
     if not plan.candidates and decision.spec is not None:
-        message = no_accelerators(decision.spec, observed.supply, gpu_tolerations(decision.spec))
+        message = no_accelerators(decision.spec, observed.supply)
         return replace(decision, planned=Finding(False, Reason.NO_ACCELERATORS, message), plan=plan)
     finding = Finding(False, Reason.DOES_NOT_FIT, plan.message or "No accelerator can hold the model.")
     return replace(decision, planned=finding, plan=plan, stalled=finding)

@@ -21,6 +21,7 @@ from modelserve_operator.kube import KubeError
 from modelserve_operator.observed import Observed, Pod, WorkerReport
 from modelserve_operator.plan import Decision, decide
 from modelserve_operator.pod_health import patience_left
+from modelserve_operator.reasons import Reason
 from modelserve_operator.rollout import RunningRevision, Step, next_step
 from modelserve_operator.running import known_revisions, replacements, running_revisions
 from modelserve_operator.settings import Settings
@@ -29,7 +30,7 @@ from modelserve_operator.speed_calibration import speed_factors
 from modelserve_operator.status import summarise, transitions
 from modelserve_operator.store import shown_speed
 from modelserve_operator.work_queue import Key
-from modelserve_operator.write_failures import WriteFailure, contested, name_taken, refused
+from modelserve_operator.write_failures import REFUSED_SECONDS, WriteFailure, contested, name_taken, refused
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +68,8 @@ class Reconciler:
         running = running_revisions(observed, replicas=decision.spec.replicas if decision.spec else None)
         step = _step(observed, decision, running)
         delays = [_next_attempt(observed, running), patience_left(observed.pods, observed.now)]
+        if decision.accepted.reason == Reason.VOLUME_NOT_SHAREABLE:  # no event tells when the claim is made anew
+            delays.append(REFUSED_SECONDS)
         failed = await self._children.apply(observed, decision, step, running)
         if isinstance(failed, PredecessorError):
             logger.info("%s/%s waits for the garbage collector: %s", *key, failed)
@@ -95,17 +98,19 @@ class Reconciler:
         failure: WriteFailure | None,
     ) -> None:
         """Write the status and announce what is new in it."""
+        desired = _replicas(decision, running)
         view = View(
             observed,
             decision,
             step,
             running,
-            replicas=_replicas(decision),
+            replicas=desired,
             revisions=known_revisions(observed),
             write_failure=failure.finding if failure is not None and failure.delay is None else None,
         )
         status = summarise(view)
-        resource_metrics.show(observed.namespace, observed.name, status, desired=_replicas(decision))
+        nothing_wanted = decision.rests and not running
+        resource_metrics.show(observed.namespace, observed.name, status, desired=0 if nothing_wanted else desired)
         await self._learn(observed, decision, shown_speed(status))
         if await self._applier.apply_status(observed.model_serve, status):
             for transition in transitions(observed.model_serve.get("status") or {}, status, warnings=decision.warnings):
@@ -175,8 +180,9 @@ def _next_attempt(observed: Observed, running: Mapping[str, RunningRevision]) ->
     return max(0.0, (min(due) - observed.now).total_seconds()) + 0.1 if due else None
 
 
-def _replicas(decision: Decision) -> int:
-    return decision.spec.replicas if decision.spec else 0
+def _replicas(decision: Decision, running: Mapping[str, RunningRevision]) -> int:
+    """As the spec says; under one that is refused, what runs stays as it is."""
+    return decision.spec.replicas if decision.spec else sum(revision.replicas for revision in running.values())
 
 
 def _step(observed: Observed, decision: Decision, running: dict[str, RunningRevision]) -> Step:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from decimal import Decimal
 from functools import lru_cache, partial
@@ -14,12 +14,13 @@ import yaml
 from modelserve.api import ModelServeSpec, NodeSelectorTerm, PlanStatus, PodOverrides
 from modelserve.model_facts import ModelFacts
 from modelserve.planning import ENGINE_VERSION, AcceleratorOffer, engine_args_for, plan, plan_hash
+from modelserve.planning.admission import gpu_tolerations, node_selector
+from modelserve.planning.declared_pools import declared_offers, named_offers
 from modelserve.planning.learned import Learned
 from modelserve_operator import labels
 from modelserve_operator.catalogue import Catalogue
-from modelserve_operator.declared_pools import declared_offers, named_offers
 from modelserve_operator.inventory import Pool, pool_offers
-from modelserve_operator.manifests.worker_template import GPU_TOLERATION, SHUTDOWN_DELAY_SECONDS, worker_template
+from modelserve_operator.manifests.worker_template import SHUTDOWN_DELAY_SECONDS, worker_template
 from modelserve_operator.revision import Revision, spec_hash
 from modelserve_operator.settings import Settings
 from modelserve_operator.sources import ModelSource
@@ -65,7 +66,7 @@ def _plan(
     spec: ModelServeSpec, facts: ModelFacts, supply: Supply, there: tuple[AcceleratorOffer, ...], learned: Learned
 ) -> PlanStatus:
     result = plan(spec, facts.architecture, there, learned=learned, weight_format=facts.format)
-    named = [] if result.fits else named_offers(spec, supply.catalogue, there)
+    named = [] if result.fits else named_offers(spec, supply.catalogue.accelerators, there)
     if not named:
         return result
     return plan(spec, facts.architecture, [*there, *named], learned=learned, weight_format=facts.format)
@@ -73,14 +74,18 @@ def _plan(
 
 def _offered(spec: ModelServeSpec, supply: Supply) -> Offered:
     """What the pools offer to pods like these: there may be thousands of pools, and few kinds of pods."""
-    selector = spec.accelerators.node_selector if spec.accelerators else {}
-    tolerations = gpu_tolerations(spec)
-    key = labels.short_hash([selector, tolerations])
+    selector = node_selector(spec)
+    key = labels.short_hash([selector, gpu_tolerations(spec)])
     found = supply.offered.get(key)
     if found is None:
         there = (
-            *existing_offers(spec, supply.pools, supply.catalogue, tolerations=tolerations),
-            *declared_offers(spec, supply.catalogue, supply.node_pools, tolerations=tolerations),
+            *existing_offers(spec, supply.pools_for(selector), supply.catalogue),
+            *declared_offers(
+                spec,
+                declared=supply.catalogue.declared,
+                node_pools=supply.node_pools,
+                catalogue=supply.catalogue.accelerators,
+            ),
         )
         before = supply.offered_before.get(key)
         found = before if before is not None and before.offers == there else Offered(there)
@@ -88,23 +93,15 @@ def _offered(spec: ModelServeSpec, supply: Supply) -> Offered:
     return found
 
 
-def gpu_tolerations(spec: ModelServeSpec) -> list[dict[str, Any]]:
-    """Tolerations of pods that ask for GPUs."""
-    return [GPU_TOLERATION, *(toleration.to_json() for toleration in spec.pod.tolerations)]
-
-
-def existing_offers(
-    spec: ModelServeSpec, pools: tuple[Pool, ...], catalogue: Catalogue, *, tolerations: Iterable[Mapping[str, Any]]
-) -> list[AcceleratorOffer]:
+def existing_offers(spec: ModelServeSpec, pools: Iterable[Pool], catalogue: Catalogue) -> list[AcceleratorOffer]:
     """One offer per accelerator, resource and number per node, of the pools where the pods may run.
 
     The order of offers and terms is their own, whatever else the labels of the nodes say.
     """
-    node_selector = spec.accelerators.node_selector if spec.accelerators else {}
-    allowed = tuple(tolerations)
+    selector, tolerations = node_selector(spec), gpu_tolerations(spec)
     grouped: dict[AcceleratorOffer, dict[NodeSelectorTerm, None]] = {}
     for pool in pools:
-        if pool.accepts(node_selector=node_selector, tolerations=allowed):
+        if not any(pool.unmet(selector=selector, tolerations=tolerations)):
             for bare, terms in _bare_offers(pool, catalogue):
                 grouped.setdefault(bare, {}).update(dict.fromkeys(terms))
     found = [replace(offer, node_selector_terms=tuple(sorted(terms, key=repr))) for offer, terms in grouped.items()]

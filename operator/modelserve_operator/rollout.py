@@ -39,7 +39,7 @@ class Replacement:
 
 @dataclass(frozen=True)
 class RunningRevision:
-    """A revision with a Deployment. Pods that are terminating do not count."""
+    """A revision with a Deployment. Pods that are terminating, or have ended, do not count."""
 
     hash: str
     replicas: int  # spec.replicas of the Deployment

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from modelserve import __version__
+from modelserve.api.schema_types import LabelKey, LabelValue
 from modelserve.errors import InvalidInput
 
 PREFIX = "MODELSERVE_"
@@ -46,10 +47,10 @@ class Settings(BaseModel):
         max_length=8,
         description="Comma-separated Secrets of the ModelServe's namespace, for pulling the pods' images.",
     )
-    child_labels: dict[str, str] = Field(
+    child_labels: dict[LabelKey, LabelValue] = Field(
         default={}, max_length=32, description="JSON object: labels of every child, beside the operator's own."
     )
-    child_annotations: dict[str, str] = Field(
+    child_annotations: dict[LabelKey, str] = Field(
         default={}, max_length=32, description="JSON object: annotations of every child, beside the operator's own."
     )
     service_type: ServiceType = ServiceType.CLUSTER_IP
@@ -84,7 +85,7 @@ _OBJECTS = frozenset({"child_labels", "child_annotations"})
 
 def _parsed(field: str, text: str) -> Any:
     if field in _LISTS:
-        return tuple(filter(None, text.split(",")))
+        return tuple(filter(None, map(str.strip, text.split(","))))
     if field in _OBJECTS:
         try:
             return json.loads(text)

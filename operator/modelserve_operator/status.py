@@ -25,14 +25,13 @@ def summarise(view: View) -> dict[str, Any]:
     """`status` in full: what is not in it is not true. Conditions keep their transition time until they flip."""
     observed, decision = view.observed, view.decision
     found = dict(conditions(view))
-    workers = [pod for pod in observed.pods if pod.plan_hash is not None and not pod.terminating]
     serving = [pod for pod in observed.pods if pod.uid in observed.endpoints]
     reports = [observed.reports[pod.uid] for pod in serving if pod.uid in observed.reports]
     status: dict[str, Any] = {
         "observedGeneration": observed.generation,
         "conditions": _merge(found, observed.model_serve, generation=observed.generation, now=observed.now),
         "phase": _phase(found, decision.planned).value,
-        "replicas": len(workers),  # of all revisions, as the selector counts them
+        "replicas": len(observed.workers),  # of all revisions, as the selector counts them
         "readyReplicas": len(serving),
         "selector": labels.selector_text(observed.name),
     }
@@ -45,13 +44,17 @@ def summarise(view: View) -> dict[str, Any]:
         status["maxModelLen"] = previewed.max_model_len
     running = _serving_plan(view)
     shown = decision.plan or running  # while another waits, or the spec is refused, what runs is still shown
+    proposed = decision.proposed.plan if decision.proposed is not None else None
+    if running is not None and shown is not None and not shown.fits:  # also beside one that nothing can hold
+        shown, proposed = running, shown
     if shown is not None:
         status["plan"] = shown.to_json()
     revision = decision.target.hash if decision.target is not None else view.step.serve if running is shown else None
     if revision is not None:
         status["revision"] = labels.revision_name(observed.name, revision)
+    if proposed is not None:
+        status["proposedPlan"] = proposed.to_json()
     if decision.proposed is not None:
-        status["proposedPlan"] = decision.proposed.plan.to_json()
         status["proposedRevision"] = labels.revision_name(observed.name, decision.proposed.hash)
     measured = calibration(reports, running, speed=_speed(view, status.get("revision")))
     if measured is not None:

@@ -10,6 +10,7 @@ from modelserve.api import PlanStatus
 from modelserve.api.status import SpeedFactors
 from modelserve.model_facts import ModelFacts
 from modelserve.planning import AcceleratorOffer
+from modelserve.planning.admission import HOSTNAME_LABEL
 from modelserve_operator.catalogue import Catalogue
 from modelserve_operator.inventory import Pool
 from modelserve_operator.measurements import Measurements
@@ -39,12 +40,20 @@ class Supply:
 
     pools: tuple[Pool, ...] = ()
     nodes_of: Mapping[Pool, tuple[str, ...]] = field(default_factory=dict)  # names of the nodes of each pool
+    hosts: Mapping[str, str] = field(default_factory=dict)  # names of nodes by their host names
     idle: tuple[tuple[str, str], ...] = ()  # nodes whose labels name a GPU of which none is allocatable, with its name
     node_pools: tuple[Mapping[str, Any], ...] = ()  # of Karpenter, in the order of their names
     catalogue: Catalogue = field(default_factory=Catalogue)
     learned: Measurements = field(default_factory=Measurements)
     offered: dict[str, Offered] = field(default_factory=dict, compare=False)  # by kind of pods, see plan_for
     offered_before: Mapping[str, Offered] = field(default_factory=dict, compare=False)  # kept where it is still right
+
+    def pools_for(self, selector: Mapping[str, str]) -> tuple[Pool, ...]:
+        """All pools or, where the selector names a host, the pool of that node."""
+        if HOSTNAME_LABEL not in selector:
+            return self.pools
+        node = self.hosts.get(selector[HOSTNAME_LABEL])
+        return tuple(pool for pool, names in self.nodes_of.items() if node in names)
 
     def keep(self, kind: str, offered: Offered) -> None:
         """Remember what one kind of pods is offered, in place of the oldest when there are MOST_KINDS."""

@@ -6,6 +6,7 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,42 @@ def test_policies_are_made_for_the_namespaces_of_workers(plain: Objects, namespa
     assert len(_of(plain, "NetworkPolicy")) == 1
     made = {name.partition("/")[0] for name in _of(namespaced, "NetworkPolicy")}
     assert made == {"modelserve-system", "team-a", "team-b", "team-c"}
+
+
+@pytest.mark.parametrize(
+    ("release", "namespace"),
+    [("modelserve-" + "a" * 38 + "-re", "ml"), ("2024", "77"), ("on", "true"), ("a.b", "ml")],
+    ids=["cut_at_a_dash", "numbers", "words_of_yaml", "dots"],
+)
+def test_every_name_of_a_release_and_namespace_is_text_that_kubernetes_takes(
+    helm: Helm, release: str, namespace: str
+) -> None:
+    rendered = replace(helm, release=release, namespace=namespace).template(
+        {**NAMESPACED, "watchNamespaces": ["0", "a"]}
+    )
+    objects = [each for each in yaml.safe_load_all(rendered) if each]
+    assert len(objects) > 20
+    for each in objects:
+        metadata = each["metadata"]
+        assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", metadata["name"]), metadata["name"]
+        for text in (metadata.get("namespace", ""), *metadata.get("labels", {}).values(), *_selected(each)):
+            assert isinstance(text, str), (each["kind"], text)
+    (deployment,) = _of(objects, "Deployment").values()
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert {"name": "MODELSERVE_NAMESPACE", "value": namespace} in container["env"]
+
+
+def _selected(body: dict[str, Any]) -> Iterator[Any]:
+    """Values of every selector in an object, and namespaces of its subjects."""
+    yield from (each["namespace"] for each in body.get("subjects", ()))
+    waiting: list[Any] = [body.get("spec")]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, dict):
+            yield from (each.get("matchLabels") or {}).values()
+            waiting += each.values()
+        elif isinstance(each, list):
+            waiting += each
 
 
 def test_labels_of_the_release_are_not_those_of_children(namespaced: Objects) -> None:

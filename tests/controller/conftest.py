@@ -159,7 +159,7 @@ class FakeCluster:
         """Give Deployments and Jobs the pods they ask for; the pods have no state yet."""
         for deployment in self.of(DEPLOYMENT):
             wanted = deployment["spec"]["replicas"]
-            there = [pod for pod in self.pods_of(deployment) if "deletionTimestamp" not in pod["metadata"]]
+            there = [pod for pod in self.pods_of(deployment) if _active(pod)]
             pods = sorted(there, key=_ready, reverse=True)  # those that are not ready go first
             for pod in pods[wanted:]:
                 self.remove(POD, *key_of(pod))
@@ -197,9 +197,7 @@ class FakeCluster:
         pool = sum(predicted.values()) - sum(terms.values())
         names = ("weightsBytes", "activationBytes", "overheadBytes", "kvPoolBytes")
         before = dict(zip((*terms, "pool"), (predicted[name] for name in names), strict=True))
-        for pod in self.pods_of(deployment):
-            if "deletionTimestamp" in pod["metadata"]:
-                continue
+        for pod in filter(_active, self.pods_of(deployment)):
             self.worker_plans[pod["metadata"]["name"]] = {
                 "maxModelLen": max_model_len or plan["maxModelLen"],
                 "perGpu": predicted,
@@ -310,6 +308,12 @@ def _apply_over(live: Any, document: Any, *, dropped: Any) -> Any:
 
 def _ours(body: Body) -> bool:
     return labels.label_of(body, labels.MANAGED_BY) == labels.FIELD_MANAGER
+
+
+def _active(pod: Body) -> bool:
+    """Whether its controller counts it: one that is being deleted, or has ended as a whole, is replaced."""
+    ended = (pod.get("status") or {}).get("phase") in ("Failed", "Succeeded")
+    return "deletionTimestamp" not in pod["metadata"] and not ended
 
 
 def _ready(pod: Body) -> bool:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from modelserve.api import ModelServeSpec
-from modelserve_operator.catalogue import CATALOGUE_NAME, Catalogue
-from modelserve_operator.declared_pools import declared_offers
+from modelserve.hardware import CATALOGUE
+from modelserve.planning.declared_pools import declared_offers
+from modelserve_operator.catalogue import CATALOGUE_NAME
 from modelserve_operator.gather import NOTHING
 from modelserve_operator.handlers import build_registry
 from modelserve_operator.kinds import CONFIG_MAP, DEPLOYMENT, NODE, NODE_POOL, SERVICE
@@ -135,9 +136,10 @@ TEAM_TAINT = {"taints": [{"key": "team", "value": "a", "effect": "NoSchedule"}]}
 def test_a_node_pool_counts_where_its_nodes_would_take_the_pods(
     selector: dict[str, str], tolerations: list[dict[str, str]], template: dict[str, Any], taken: bool
 ) -> None:
-    spec = ModelServeSpec.model_validate({"model": MODEL, "accelerators": {"nodeSelector": selector}})
-    gpu = {"key": "nvidia.com/gpu", "operator": "Exists"}
-    offers = declared_offers(spec, Catalogue(), [_node_pool(**template)], tolerations=[gpu, *tolerations])
+    spec = ModelServeSpec.model_validate(
+        {"model": MODEL, "accelerators": {"nodeSelector": selector}, "pod": {"tolerations": tolerations}}
+    )
+    offers = declared_offers(spec, declared=(), node_pools=[_node_pool(**template)], catalogue=CATALOGUE)
     assert bool(offers) is taken
 
 

@@ -30,6 +30,7 @@ from modelserve_operator.supply import Supply
             "='team=search': Input should be a valid dict",
         ),
         ("MODELSERVE_CHILD_LABELS", '{"team": 7}', "string"),
+        ("MODELSERVE_CHILD_LABELS", '{"team": "two words"}', "pattern"),
         ("MODELSERVE_SERVICE_TYPE", "ExternalName", "'ClusterIP', 'NodePort' or 'LoadBalancer'"),
         ("MODELSERVE_LEASE_NAME", "Not/A/Name", "MODELSERVE_LEASE_NAME='Not/A/Name'"),
     ],

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from modelserve.planning.admission import Taint
 from modelserve_operator.catalogue import Catalogue
-from modelserve_operator.inventory import Inventory, NodeChange, Taint, pool_of, pool_offers
+from modelserve_operator.inventory import Inventory, NodeChange, pool_of, pool_offers
 
 
 def _node(name: str = "a", *, product: str = "NVIDIA-L4", gpus: str = "2", **labels: str) -> dict[str, Any]:
@@ -97,9 +98,9 @@ def test_a_selector_and_taints_decide_where_pods_may_run() -> None:
     pool = pool_of(_node(zone="a"))
     assert pool is not None
     gpu = {"key": "nvidia.com/gpu", "operator": "Exists"}
-    assert pool.accepts(node_selector={"zone": "a", "kubernetes.io/hostname": "z"}, tolerations=[gpu])
-    assert not pool.accepts(node_selector={"zone": "b"}, tolerations=[gpu])
-    assert not pool.accepts(node_selector={}, tolerations=[])
+    assert list(pool.unmet(selector={"zone": "a", "kubernetes.io/hostname": "z"}, tolerations=[gpu])) == []
+    assert list(pool.unmet(selector={"zone": "b"}, tolerations=[gpu])) != []
+    assert list(pool.unmet(selector={}, tolerations=[])) != []
 
 
 def test_mig_slices_are_offers_of_their_own_resource() -> None:

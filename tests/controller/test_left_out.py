@@ -43,6 +43,36 @@ def test_no_accelerators_says_of_each_node_what_keeps_it_out(world) -> None:
     assert world.condition("Planned", "big") == ("True", "PlanCommitted")
 
 
+def test_a_plan_for_one_host_is_made_from_the_gpus_of_that_host(world) -> None:
+    """Whatever else the cluster has: the pods can only run there."""
+    host = {"kubernetes.io/hostname": "small"}
+    world.create({"model": {"uri": "hf://google/gemma-4-E4B-it"}, "accelerators": {"nodeSelector": host}}, name="one")
+    world.create({"model": MODEL}, name="any")
+    world.add_node("large", **H200)
+    assert world.condition("Planned", "one") == ("False", "NoAccelerators")
+    wanted = "large: label kubernetes.io/hostname is not small, which spec.accelerators.nodeSelector wants"
+    assert wanted in world.message("Planned", "one")
+    world.add_node("small", product="NVIDIA-L4", memory_mib=23_034, gpus=1)
+    assert world.status("one")["plan"]["accelerator"] == "NVIDIA-L4"
+    assert world.status("any")["plan"]["accelerator"] == "NVIDIA-H200"
+    (term,) = world.status("one")["plan"]["nodeSelectorTerms"]
+    named = {each["key"]: each["values"] for each in term["matchExpressions"]}
+    assert named == {"nvidia.com/gpu.product": ["NVIDIA-L4"], "kubernetes.io/hostname": ["small"]}
+    world.rest()
+    world.cluster.remove(NODE, "", "small")
+    world.settle()
+    assert world.condition("Planned", "one") == ("True", "PlanCommitted"), "a committed plan outlives its host"
+    assert "proposed" not in world.message("Planned", "one")
+
+
+def test_a_product_that_no_catalogue_has_is_said_with_the_nearest_one(world) -> None:
+    world.create({"model": MODEL, "accelerators": {"products": ["H200"]}}, name="big")
+    assert world.condition("Planned", "big") == ("False", "NoAccelerators")
+    assert "H200 is in no catalogue; nearest is NVIDIA-H200." in world.message("Planned", "big")
+    world.edit("big", accelerators={"products": ["H200", "NVIDIA-H200"]})
+    assert world.condition("Planned", "big") == ("True", "PlanCommitted"), "the other is taken on trust"
+
+
 def test_a_long_list_of_nodes_is_cut(world) -> None:
     world.create({"model": MODEL}, name="big")
     for number in range(20):

@@ -155,7 +155,7 @@ def test_a_dropped_field_shows_in_the_applied_hash() -> None:
 
 
 def test_settings_come_from_the_environment_and_unknown_ones_are_errors() -> None:
-    read = from_environment({"MODELSERVE_WATCH_NAMESPACES": "a,b", "MODELSERVE_RESYNC_SECONDS": "30", "PATH": "/bin"})
+    read = from_environment({"MODELSERVE_WATCH_NAMESPACES": "a, b", "MODELSERVE_RESYNC_SECONDS": "30", "PATH": "/bin"})
     assert read.watch_namespaces == ("a", "b")
     assert read.resync_seconds == 30
     with pytest.raises(InvalidInput, match=r"MODELSERVE_WORKER_IMAG='x'; known settings: MODELSERVE_WORKER_IMAGE"):

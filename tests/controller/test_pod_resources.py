@@ -71,6 +71,15 @@ def test_limits_are_at_or_above_requests_and_the_users_figures_win(
     assert "nvidia.com/gpu" not in made["requests"]
 
 
+def test_a_memory_request_alone_is_what_the_cpu_worker_is_planned_with(tiny_facts: ModelFacts) -> None:
+    asked = {"resources": {"requests": {"memory": "6Gi"}}}
+    pod = _pod(tiny_facts, accelerators={"products": ["CPU"]}, pod=asked)
+    resources = pod["containers"][0]["resources"]
+    assert resources["requests"]["memory"] == "6Gi"
+    assert resources["limits"]["memory"] == str(6 << 30)
+    _check(resources, "memory", "cpu")
+
+
 def test_a_gpu_worker_is_no_best_effort_and_the_weights_are_no_part_of_its_memory(tiny_facts: ModelFacts) -> None:
     heavy = tiny_facts.model_copy(update={"weight_bytes": 60 << 30})
     resources = [_pod(facts)["containers"][0]["resources"] for facts in (tiny_facts, heavy)]

@@ -47,6 +47,7 @@ def test_an_unknown_model_is_inspected_planned_and_served(
     world.make_ready()
     status = world.status()
     assert world.condition("Ready") == ("True", "RolledOut")
+    assert f"Revision {world.status()['revision']} is rolled out" in world.message("Ready")
     assert world.condition("Available") == ("True", "Serving")
     assert world.condition("Reconciling") is None
     assert world.condition("Stalled") is None
@@ -325,6 +326,24 @@ def test_an_operator_with_another_default_image_only_proposes(ready_world) -> No
     assert ready_world.deployments() == {proposed: 1}
     assert ready_world.revision() == proposed
     assert "proposedPlan" not in ready_world.status()
+
+
+def test_a_claim_that_is_made_anew_is_looked_at_within_a_minute(world, tiny_spec: dict[str, Any]) -> None:
+    def modes(*given: str) -> None:
+        metadata = {"name": "weights", "namespace": "ml"}
+        world.cluster.put(CLAIM, {"metadata": metadata, "spec": {"accessModes": list(given)}, "status": {}})
+
+    modes("ReadWriteOnce")
+    world.create({**tiny_spec, "replicas": 2})
+    assert world.condition("Accepted") == ("False", "VolumeNotShareable")
+    world.pass_time(59)
+    modes("ReadWriteMany")
+    world.pass_time(1)
+    assert world.condition("Accepted") == ("True", "Valid")
+    assert world.condition("Stalled") is None
+    world.rest()
+    world.pass_time(3600)
+    assert world.rest() == []
 
 
 def test_a_claim_for_one_pod_refuses_two(world, tiny_spec: dict[str, Any]) -> None:

@@ -96,6 +96,8 @@ def test_pending_pods_are_explained_in_the_schedulers_words(world) -> None:
     assert world.condition("Planned", "big") == ("True", "PlanCommitted"), "a declared product may grow from nothing"
     (deployment,) = world.cluster.of(DEPLOYMENT)
     (pod,) = world.cluster.pods_of(deployment)
+    assert world.condition("CapacityAvailable", "big") == ("Unknown", "WaitingForNodes"), "nobody has said yet"
+    assert "WaitingForNodes" not in [event["reason"] for event in world.cluster.events]
     scheduled = {
         "type": "PodScheduled",
         "status": "False",
@@ -108,6 +110,9 @@ def test_pending_pods_are_explained_in_the_schedulers_words(world) -> None:
     assert world.condition("Reconciling", "big") == ("True", "WaitingForNodes")
     assert world.condition("Stalled", "big") is None
     assert "0/3 nodes are available" in world.message("CapacityAvailable", "big")
+    world.cluster.set_pod(pod, phase="Pending", conditions=[{"type": "PodScheduled", "status": "True"}])
+    world.settle()
+    assert world.condition("CapacityAvailable", "big") == ("True", "CapacitySufficient")
 
 
 def test_without_any_accelerator_it_waits(world) -> None:

@@ -108,6 +108,20 @@ def test_another_model_is_told_apart_from_a_broken_one() -> None:
     assert not isinstance(raised.value, UnsupportedModel)
 
 
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ({"dtype": "float16"}, "dtype 'float16' is not supported; this release serves bfloat16, float32"),
+        ({"attention_bias": True}, "attention_bias True is not supported; this release serves False"),
+    ],
+    ids=["float16", "bias"],
+)
+def test_a_setting_that_is_not_served_is_no_broken_checkpoint(setting: dict[str, Any], says: str) -> None:
+    """Fetching it again, the remedy of an InvalidCheckpoint, would not help."""
+    with pytest.raises(UnsupportedModel, match=says):
+        ModelArchitecture.from_config({"model_type": "gemma4", "text_config": {**_CONFIG["text_config"], **setting}})
+
+
 @given(
     changes=st.dictionaries(
         st.sampled_from([*_CONFIG["text_config"], "num_kv_shared_layers", "rope_parameters", "enable_moe_block"]),  # type: ignore[misc]

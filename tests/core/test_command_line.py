@@ -62,6 +62,8 @@ def test_bad_input_exits_2_with_one_line_on_stderr() -> None:
         (("plan", "-f", str(EXAMPLE), "--accelerator", "H200"), "NVIDIA-H200"),
         (("plan", "-f", str(EXAMPLE), "--accelerator", "NVIDIA-H200:0"), "1 to 64"),
         (("plan", "-f", str(EXAMPLE), "--nodes", str(EXAMPLE)), "holds no Node"),
+        (("plan", "-f", str(EXAMPLE), "--pool", "5Gi"), "give --compare vllm with it"),
+        (("inspect", str(ROOT / "tests/models/gemma4-tiny-ple"), "--output", "/nonexistent/x"), "cannot write"),
         (("plan", "-f", str(ROOT / "docs/examples/gemma4-tiny.yaml")), "file://DIR"),
     ):
         done = _run(*arguments)
@@ -126,6 +128,46 @@ def test_nodes_are_read_with_their_labels(capsys: pytest.CaptureFixture[str], tm
     assert code == 0
     (entry,) = json.loads(output)
     assert (entry["plan"]["accelerator"], entry["plan"]["gpusPerReplica"]) == ("NVIDIA-L40S", 4)
+
+
+def test_nodes_that_do_not_let_the_pods_in_offer_nothing_and_are_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def node(name: str, product: str, *, taint: str | None = None, **labels: str) -> dict[str, Any]:
+        taints = [{"key": taint, "value": "x", "effect": "NoSchedule"}] if taint else []
+        metadata = {"name": name, "labels": {"nvidia.com/gpu.product": product, **labels}}
+        allocatable = {"nvidia.com/gpu": "8"}
+        return {
+            "kind": "Node",
+            "metadata": metadata,
+            "spec": {"taints": taints},
+            "status": {"allocatable": allocatable},
+        }
+
+    nodes = [
+        node("theirs", "NVIDIA-H200", team="a"),
+        node("tainted", "NVIDIA-B200", taint="reserved", team="b"),
+        node("usable", "NVIDIA-L40S", taint="nvidia.com/gpu", team="b"),
+        {"kind": "Node", "metadata": {"name": "cpu", "labels": {"team": "a"}}},
+    ]
+    (tmp_path / "nodes.yaml").write_text(yaml.safe_dump({"kind": "NodeList", "items": nodes}))
+    file = ("--nodes", str(tmp_path / "nodes.yaml"))
+    spec = _serve("gemma", accelerators={"nodeSelector": {"team": "b"}})
+    code, output = _plan(spec, *file, "-o", "json", capsys=capsys, tmp_path=tmp_path)
+    (entry,) = json.loads(output)
+    assert (code, entry["plan"]["accelerator"]) == (0, "NVIDIA-L40S")
+    assert len(entry["plan"]["candidates"]) == 1
+    _, table = _plan(spec, *file, capsys=capsys, tmp_path=tmp_path)
+    told = " ".join(table.split())
+    assert "node theirs is left out: label team is a, spec.accelerators.nodeSelector wants b" in told
+    assert "node tainted is left out: taint reserved=x:NoSchedule is not in spec.pod.tolerations" in told
+    assert "node usable" not in told
+    assert "node cpu" not in told
+    tolerant = _serve("gemma", pod={"tolerations": [{"key": "reserved", "operator": "Exists"}]})
+    code, output = _plan(tolerant, *file, "-o", "json", capsys=capsys, tmp_path=tmp_path)
+    assert {each["accelerator"] for each in json.loads(output)[0]["plan"]["candidates"]} == {
+        "NVIDIA-H200", "NVIDIA-B200", "NVIDIA-L40S",
+    }  # fmt: skip
 
 
 def test_a_directory_stands_for_a_checkpoint(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -167,6 +167,7 @@ def test_the_command_writes_the_facts(tmp_path: Path, capsys: pytest.CaptureFixt
     ("config", "reason"),
     [
         ({"model_type": "llama"}, TerminationReason.UnsupportedModel),
+        ({"attention_bias": True}, TerminationReason.UnsupportedModel),
         ({"hidden_size": None}, TerminationReason.InvalidCheckpoint),
     ],
 )

@@ -114,11 +114,13 @@ def test_what_is_held_grows_with_the_step_and_with_the_batch() -> None:
         assert larger.weights_bytes == base.weights_bytes
 
 
-def test_a_model_whose_heads_fill_no_tiles_runs_in_plain_pytorch_on_gpus_too() -> None:
+@pytest.mark.parametrize(("dtype", "head_dim"), [("bfloat16", 32), ("float32", 256)], ids=["heads", "float32"])
+def test_a_model_that_the_kernels_do_not_take_runs_in_plain_pytorch_on_gpus_too(dtype: str, head_dim: int) -> None:
     architecture = ModelArchitecture(
-        num_hidden_layers=6, full_attention_layers=(5,), hidden_size=256, intermediate_size=512, num_attention_heads=8,
-        num_key_value_heads=4, num_global_key_value_heads=2, head_dim=32, global_head_dim=64, attention_k_eq_v=True,
-        sliding_window=1024, max_position_embeddings=131072, vocab_size=512,
+        dtype=dtype, num_hidden_layers=6, full_attention_layers=(5,), hidden_size=256, intermediate_size=512,
+        num_attention_heads=8, num_key_value_heads=4, num_global_key_value_heads=2, head_dim=head_dim,
+        global_head_dim=2 * head_dim, attention_k_eq_v=True, sliding_window=1024, max_position_embeddings=131072,
+        vocab_size=512,
     )  # fmt: skip
     sizes = {
         "tensor_parallel_size": 1, "max_num_batched_tokens": 512, "max_num_seqs": 8,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from modelserve.api import API_VERSION, KIND, ModelServe, ModelServeSpec, NodeSelectorRequirement, NodeSelectorTerm
 from modelserve.architecture import ModelArchitecture
-from modelserve.hardware import CATALOGUE
+from modelserve.hardware import CATALOGUE, accelerator_from_labels
 from modelserve.planning import AcceleratorOffer, engine_args_for, plan, plan_hash
 from modelserve.planning.evaluation import Fit, Refusal, evaluate
 from modelserve.planning.planner import consider
@@ -128,6 +128,23 @@ def test_reasons_other_than_memory(
     assert candidate.remedy
 
 
+def test_fp8_on_an_accelerator_of_unknown_capability_says_which_labels_are_missing() -> None:
+    device = accelerator_from_labels("Odd-1", memory_mib=90_000)
+    assert device is not None
+    (refused,) = plan(_spec(kvCache={"dtype": "fp8_e4m3"}), _architecture(), [AcceleratorOffer(device, 1)]).candidates
+    assert refused.limited_by == "ComputeCapability"
+    assert "nvidia.com/gpu.compute.major" in (refused.message or "")
+
+
+@pytest.mark.parametrize("field", ["maxNumSeqs", "maxNumMixedTokens"])
+def test_a_setting_that_a_step_cannot_hold_is_said_to_be_lowered(field: str) -> None:
+    spec = _spec("hf://google/gemma-4-E2B-it", engine={field: 4096})
+    result = plan(spec, _architecture("hf://google/gemma-4-E2B-it"), [_offer("NVIDIA-L40S")])
+    assert f"{field} is 2,048 instead of 4,096" in (result.message or "")
+    args = engine_args_for(result, spec, model_directory="/")
+    assert {"maxNumSeqs": args.max_num_seqs, "maxNumMixedTokens": args.max_num_mixed_tokens}[field] == 2048
+
+
 def test_fp8_fits_where_the_hardware_has_it() -> None:
     result = plan(_spec(kvCache={"dtype": "fp8_e4m3"}), _architecture(), [_offer("NVIDIA-L40S", 8)])
     assert result.fits
@@ -166,6 +183,22 @@ def test_the_cpu_is_used_only_where_it_is_named() -> None:
     small = _spec(uri, accelerators={"products": ["CPU"]})
     (refused,) = plan(small, _architecture(uri), []).candidates
     assert refused.remedy == "fits with pod.resources.limits.memory 11Gi"
+    asked = {"accelerators": {"products": ["CPU"]}, "pod": {"resources": {"requests": {"memory": "16Gi"}}}}
+    assert plan(_spec(uri, **asked), _architecture(uri), []).container_memory_bytes == 16 << 30, "no limit is below it"
+
+
+@pytest.mark.parametrize("uri", ["hf://google/gemma-4-E2B-it", "hf://google/gemma-4-12B-it-qat-w4a16-ct"])
+def test_a_gpu_that_cannot_compute_the_models_dtype_is_refused_as_the_worker_would(uri: str) -> None:
+    facts = published_model(uri)
+    assert facts is not None
+    result = plan(_spec(uri), facts.architecture, [_offer("Tesla-T4", 8)], weight_format=facts.format)
+    assert not result.fits
+    (candidate,) = result.candidates
+    assert candidate.limited_by == "ComputeCapability"
+    assert candidate.message == "bfloat16, the model's dtype, needs compute capability 8.0; this has 7.5"
+    assert (candidate.remedy or "").startswith("fits on 1 x ")
+    single = facts.architecture.model_copy(update={"dtype": "float32"})
+    assert plan(_spec(uri), single, [_offer("Tesla-T4", 8)]).fits, "plain PyTorch computes float32 there"
 
 
 def test_the_cpu_runs_one_rank() -> None:
@@ -270,6 +303,22 @@ def test_objectives_choose_differently() -> None:
     assert picked["Latency"][0] == "NVIDIA-H200"
     assert picked["MaxContext"] == ("NVIDIA-H200", 8)
     assert chosen["Cost"].candidates[0].cost_per_hour == "0.80"
+
+
+def test_a_workload_that_is_more_than_the_pool_holds_is_said_with_what_it_holds() -> None:
+    uri = "hf://google/gemma-4-E4B-it"
+
+    def message(**workload: int) -> str:
+        return plan(_spec(uri, workload=workload), _architecture(uri), [_offer("NVIDIA-L4")]).message or ""
+
+    assert "expected" not in message(inputTokens=30_000, outputTokens=2000, concurrency=6)
+    crowded = message(inputTokens=30_000, outputTokens=2000, concurrency=300)
+    assert "300 requests of 32,000 tokens are expected at once, and the pool holds 6" in crowded
+    long = message(inputTokens=300_000, outputTokens=2000)
+    assert "requests of 302,000 tokens are expected, above maxModelLen: times are of 131,072" in long
+    assert "expected" not in (
+        plan(_spec(uri, context={"maxModelLen": 1024}), _architecture(uri), [_offer("NVIDIA-L4")]).message or ""
+    ), "nobody named a workload"
 
 
 def test_the_expected_workload_comes_before_the_price() -> None:

@@ -14,6 +14,7 @@ from modelserve.catalogue import declared_pools, user_catalogue
 from modelserve.errors import InvalidInput
 from modelserve.hardware import CATALOGUE
 from modelserve.planning import AcceleratorOffer, offers_from_node_pool, offers_from_nodes, plan
+from modelserve.planning.declared_pools import declared_offers
 from modelserve.published import published_model
 
 GKE, KARPENTER, EKS = (
@@ -149,6 +150,21 @@ def test_aks_names_the_machine() -> None:
     assert _selected(offer) == {"node.kubernetes.io/instance-type": "Standard_NC24ads_A100_v4"}
 
 
+@pytest.mark.parametrize(
+    ("size", "product"),
+    [
+        ("Standard_NC40ads_H100_v5", "NVIDIA-H100-NVL"),
+        ("Standard_ND96isr_H100_v5", "NVIDIA-H100-80GB-HBM3"),
+        ("Standard_ND96amsr_A100_v4", "NVIDIA-A100-SXM4-80GB"),
+        ("Standard_ND96isr_H200_v5", "NVIDIA-H200"),
+    ],
+)
+def test_sizes_of_azure_tell_boards_from_modules(size: str, product: str) -> None:
+    """An H100 of an NC size has 94 GB, one of an ND size 80: a plan for the larger one fits no worker there."""
+    labels = {"kubernetes.azure.com/accelerator": "nvidia", "node.kubernetes.io/instance-type": size}
+    assert _one(_node(labels, {"nvidia.com/gpu": "8"})).accelerator == CATALOGUE[product]
+
+
 def test_discovery_knows_the_gpu_and_the_cloud_names_the_pool() -> None:
     labels = {GKE: "nvidia-h100-80gb", "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.count": "8"}
     offer = _one(_node(labels))
@@ -176,6 +192,22 @@ def test_slices_of_the_single_strategy_are_whole_gpus_of_their_own_product() -> 
     spec, architecture = _gemma(parallelism={"tensor": 2})
     (refused,) = plan(spec, architecture, [offer]).candidates
     assert refused.limited_by == "GPUsPerNode"
+    assert refused.message == "parallelism.tensor 2: MIG slices cannot talk to each other, so a replica has one"
+    assert refused.remedy is not None
+    assert refused.remedy.startswith("fits on 1 x NVIDIA-H200-MIG-3g.71gb")
+
+
+def test_a_slice_that_two_strategies_offer_is_not_placed_where_its_resource_means_a_whole_gpu() -> None:
+    single = _node({"nvidia.com/gpu.product": "NVIDIA-H200-MIG-3g.71gb", "nvidia.com/gpu.count": "2"})
+    mixed = _node(
+        {"nvidia.com/gpu.product": "NVIDIA-H200", "nvidia.com/gpu.count": "4", "nvidia.com/mig-3g.71gb.count": "2"}
+    )
+    spec, architecture = _gemma(accelerators={"products": ["NVIDIA-H200-MIG-3g.71gb"]})
+    result = plan(spec, architecture, offers_from_nodes([single, mixed]))
+    assert result.resource_name == "nvidia.com/gpu"
+    assert result.node_selector_terms is not None
+    (term,) = result.node_selector_terms
+    assert [each.values for each in term.match_expressions] == [("NVIDIA-H200-MIG-3g.71gb",)]
 
 
 def test_slices_of_the_mixed_strategy_are_resources_of_their_own() -> None:
@@ -265,6 +297,13 @@ def test_the_largest_node_is_bounded(requirement: dict[str, Any], limits: dict[s
     assert offer.count == count
 
 
+@pytest.mark.parametrize("resource", ["cpu", "memory", "nvidia.com/gpu"])
+@pytest.mark.parametrize("limit", [0, "0"], ids=["number", "text"])
+def test_a_node_pool_that_may_bring_nothing_declares_nothing(resource: str, limit: object) -> None:
+    pool = _node_pool(_in(f"{KARPENTER}-name", "h200"), limits={resource: limit})
+    assert offers_from_node_pool(pool) == ()
+
+
 def test_memory_requirements_tell_the_large_a100() -> None:
     pool = _node_pool(_in(f"{KARPENTER}-name", "a100"), _in(f"{KARPENTER}-memory", "80000", operator="Gt"))
     assert offers_from_node_pool(pool)[0].accelerator.product == "NVIDIA-A100-SXM4-80GB"
@@ -294,6 +333,9 @@ def test_odd_nodes_offer_nothing_or_something_but_never_fail(labels: Any, status
         offers_from_node_pool({"metadata": body, "spec": {"template": {"spec": {"requirements": body}}}}), tuple
     )
     assert isinstance(offers_from_node_pool({"spec": body}), tuple)
+    odd = {"spec": {"template": {"metadata": body, "spec": {"requirements": body, "taints": status}}}}
+    asking = _gemma(accelerators={"nodeSelector": {"zone": "a"}})[0]
+    assert isinstance(declared_offers(asking, declared=(), node_pools=[odd], catalogue=CATALOGUE), list)
 
 
 ENTRY = """

@@ -1,8 +1,8 @@
 {{- define "modelserve.fullname" -}}
 {{- if contains .Chart.Name .Release.Name -}}
-{{- printf "%s-operator" .Release.Name | trunc 50 -}}
+{{- printf "%s-operator" .Release.Name | replace "." "-" | trunc 50 | trimSuffix "-" -}}
 {{- else -}}
-{{- printf "%s-%s-operator" .Release.Name .Chart.Name | trunc 50 -}}
+{{- printf "%s-%s-operator" .Release.Name .Chart.Name | replace "." "-" | trunc 50 | trimSuffix "-" -}}
 {{- end -}}
 {{- end -}}
 
@@ -16,7 +16,7 @@
 
 {{- define "modelserve.selectorLabels" -}}
 app.kubernetes.io/name: modelserve-operator
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{- /* Never managed-by: modelserve, which marks the children of ModelServes. */ -}}

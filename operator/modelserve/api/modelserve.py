@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any, Literal, Self
 
@@ -63,14 +64,20 @@ class ModelServe(ApiModel):
     def parse(cls, document: object, *, file_uri: bool = False) -> Self:
         """Validate one parsed document. `file_uri` also admits file://DIR model addresses (the command line).
 
+        It is validated as the JSON that the API server would see, which takes no text for a number or a truth value.
         Raises InvalidInput that names the first wrong field, the value and the limit.
         """
         if not isinstance(document, dict):
             raise InvalidInput(f"a ModelServe must be an object, not {type(document).__name__}")
         try:
-            return cls.model_validate(document, context={"file_uri": file_uri}, by_alias=True, by_name=False)
+            text = json.dumps(document, default=str)
+            return cls.model_validate_json(
+                text, strict=True, context={"file_uri": file_uri}, by_alias=True, by_name=False
+            )
         except ValidationError as error:
             raise _invalid(error) from error
+        except (TypeError, ValueError, RecursionError) as error:  # a YAML file may hold more, such as circles
+            raise InvalidInput(f"a ModelServe must be what JSON can say: {error}") from error
 
 
 def _invalid(error: ValidationError) -> InvalidInput:

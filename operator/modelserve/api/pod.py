@@ -63,7 +63,8 @@ class ResourceRequirements(ApiModel):
     limits: dict[str, Quantity] = Field(
         default_factory=dict,
         max_length=16,
-        description="Most the container may use, by resource name. On the CPU, `memory` is what the plan divides.",
+        description="Most the container may use, by resource name. On the CPU, `memory` is what the plan divides; "
+        "left out: 4Gi, or the request where that is more.",
     )
 
 

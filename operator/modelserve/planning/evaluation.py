@@ -7,14 +7,13 @@ from functools import lru_cache
 
 from modelserve.api.status import LimitedBy
 from modelserve.architecture import ModelArchitecture
-from modelserve.hardware import Accelerator
+from modelserve.hardware import BFLOAT16_CAPABILITY, FP8_E4M3_CAPABILITY, LEAST_CAPABILITY, Accelerator
+from modelserve.planning.node_labels import COMPUTE_LABELS
 from modelserve.planning.wishes import Wishes
 from modelserve.sizing.memory import MemoryPlan, memory_plan
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, cache_format, cache_geometry
 from modelserve.sizing.weights import tensor_parallel_problem
 
-FP8_E4M3_CAPABILITY = (8, 9)
-LEAST_CAPABILITY = (7, 5)
 GIB = 1 << 30
 
 
@@ -147,11 +146,15 @@ def _unservable(
     if accelerator.is_cpu:
         return _one_rank_only(wishes)
     capability = accelerator.compute_capability
+    known = capability > (0, 0)
     shown = ".".join(map(str, capability))
-    if (0, 0) < capability < LEAST_CAPABILITY:
+    if known and capability < LEAST_CAPABILITY:
         return "ComputeCapability", f"compute capability {shown} is below 7.5, the least that the engine runs on"
+    if known and architecture.dtype == "bfloat16" and capability < BFLOAT16_CAPABILITY:
+        return "ComputeCapability", f"bfloat16, the model's dtype, needs compute capability 8.0; this has {shown}"
     if wishes.kv_dtype is KVCacheDtype.FP8_E4M3 and capability < FP8_E4M3_CAPABILITY:
-        return "ComputeCapability", f"fp8_e4m3 needs compute capability 8.9; this accelerator has {shown}"
+        has = f"this accelerator has {shown}" if known else f"no label {' or '.join(COMPUTE_LABELS)} says what this has"
+        return "ComputeCapability", f"fp8_e4m3 needs compute capability 8.9; {has}"
     return None
 
 

@@ -52,11 +52,16 @@ AWS_PRODUCTS = {
     "h200": "NVIDIA-H200",
     "b200": "NVIDIA-B200",
 }
-AKS_PRODUCTS = {
+AKS_PRODUCTS = {  # of NC sizes, whose GPUs are PCIe boards
     "T4": "Tesla-T4",
     "A10": "NVIDIA-A10",
     "A100": "NVIDIA-A100-80GB-PCIe",
     "H100": "NVIDIA-H100-NVL",
+    "H200": "NVIDIA-H200",
+}
+AKS_ND_PRODUCTS = {  # of ND sizes, whose GPUs are SXM modules
+    "A100": "NVIDIA-A100-SXM4-80GB",
+    "H100": "NVIDIA-H100-80GB-HBM3",
     "H200": "NVIDIA-H200",
 }
 _AWS_A100 = "a100"
@@ -184,7 +189,9 @@ def _cloud_gpus(labels: Mapping[str, str], allocatable: Mapping[str, object]) ->
                 selector += ((f"{prefix}memory", str(labels[f"{prefix}memory"])),)
             return NodeGpus(product, count, 0 if known else memory, selector=selector)
     if labels.get(AKS_ACCELERATOR) == "nvidia" and (size := labels.get(INSTANCE_TYPE)):
-        found = next((AKS_PRODUCTS[part] for part in size.split("_") if part in AKS_PRODUCTS), None)
+        parts = size.split("_")
+        products = AKS_ND_PRODUCTS if any(part.startswith("ND") for part in parts) else AKS_PRODUCTS
+        found = next((products[part] for part in parts if part in products), None)
         if found:
             return NodeGpus(found, registered, selector=((INSTANCE_TYPE, size),))
     return None

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from modelserve.hardware import CATALOGUE, Accelerator
+from modelserve.hardware import CATALOGUE, GPU_RESOURCE, Accelerator
+from modelserve.planning.admission import lasting_taints
 from modelserve.planning.node_labels import (
     AWS_PREFIXES,
     GKE_COUNT,
@@ -20,7 +21,7 @@ from modelserve.planning.node_labels import (
     aws_product,
     whole,
 )
-from modelserve.planning.offers import AcceleratorOffer, taint_texts
+from modelserve.planning.offers import AcceleratorOffer
 from modelserve.planning.pinning import pinned_terms
 
 NODE_POOL_LABEL = "karpenter.sh/nodepool"
@@ -30,17 +31,21 @@ LARGEST_NODE = 8  # GPUs of the largest node a pool may bring, where no requirem
 def offers_from_node_pool(
     node_pool: Mapping[str, Any], catalogue: Mapping[str, Accelerator] = CATALOGUE
 ) -> tuple[AcceleratorOffer, ...]:
-    """One declared offer for each product that the pool's requirements name; empty for other pools and odd bodies."""
+    """One declared offer for each product that the pool's requirements name; empty for other pools, odd bodies, and a
+    pool whose limits are 0.
+    """
     template = _mapping(_mapping(node_pool.get("spec")).get("template"))
     labels = _mapping(_mapping(template.get("metadata")).get("labels"))
     spec = _mapping(template.get("spec"))
-    stated = spec.get("requirements")
-    requirements = [each for each in stated if isinstance(each, dict)] if isinstance(stated, list) else []
+    stated = requirements(spec)
     name = str(_mapping(node_pool.get("metadata")).get("name") or "")
-    count = _largest_count(requirements)
-    limit = whole(_mapping(_mapping(node_pool.get("spec")).get("limits")).get("nvidia.com/gpu"))
+    count = _largest_count(stated)
+    limits = _mapping(_mapping(node_pool.get("spec")).get("limits"))
+    if any(str(limits.get(resource)) == "0" for resource in ("cpu", "memory", GPU_RESOURCE)):
+        return ()  # switched off: it brings no node
+    limit = whole(limits.get(GPU_RESOURCE))
     found: dict[str, AcceleratorOffer] = {}
-    for product, key, value in _named_products(requirements, labels):
+    for product, key, value in _named_products(stated, labels):
         accelerator = catalogue.get(product)
         if accelerator is None or product in found:
             continue
@@ -50,7 +55,7 @@ def offers_from_node_pool(
             min(count, limit) if limit else count,
             pinned_terms(pairs, product=product),
             declared=True,
-            taints=taint_texts(spec.get("taints")),
+            taints=tuple(map(str, lasting_taints(spec))),
         )
     return tuple(found[product] for product in sorted(found))
 
@@ -71,7 +76,9 @@ def _named_products(requirements: list[dict[str, Any]], labels: Mapping[str, Any
 
 def _memory_bounds(requirement: Mapping[str, Any]) -> list[int]:
     named = requirement.get("key") in {f"{prefix}memory" for prefix in AWS_PREFIXES}
-    return [whole(value) for value in _values(requirement)] if named and requirement.get("operator") != "Lt" else []
+    return (
+        [whole(value) for value in stated_values(requirement)] if named and requirement.get("operator") != "Lt" else []
+    )
 
 
 def _largest_count(requirements: list[dict[str, Any]]) -> int:
@@ -79,7 +86,7 @@ def _largest_count(requirements: list[dict[str, Any]]) -> int:
     keys = {f"{prefix}count" for prefix in AWS_PREFIXES} | {GKE_COUNT}
     largest = LARGEST_NODE
     for each in requirements:
-        numbers = [whole(value) for value in _values(each)] if each.get("key") in keys else []
+        numbers = [whole(value) for value in stated_values(each)] if each.get("key") in keys else []
         if numbers and each.get("operator") == "In":
             largest = max(numbers)
         elif numbers and each.get("operator") == "Lt":
@@ -88,10 +95,17 @@ def _largest_count(requirements: list[dict[str, Any]]) -> int:
 
 
 def _in_values(requirement: Mapping[str, Any]) -> list[str]:
-    return _values(requirement) if requirement.get("operator", "In") == "In" else []
+    return stated_values(requirement) if requirement.get("operator", "In") == "In" else []
 
 
-def _values(requirement: Mapping[str, Any]) -> list[str]:
+def requirements(template_spec: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Requirements of a pool's template; those that are none are left out."""
+    stated = template_spec.get("requirements")
+    return [each for each in stated if isinstance(each, dict)] if isinstance(stated, list) else []
+
+
+def stated_values(requirement: Mapping[str, Any]) -> list[str]:
+    """Values of a requirement, 64 at most."""
     values = requirement.get("values")
     return [str(value)[:63] for value in values[:64]] if isinstance(values, list) else []
 

@@ -10,6 +10,7 @@ from typing import Any
 from modelserve.api.schema_types import LABEL_KEY_PATTERN, LABEL_VALUE_PATTERN
 from modelserve.api.status import NodeSelectorTerm
 from modelserve.hardware import CATALOGUE, CPU, GPU_RESOURCE, Accelerator, accelerator_from_labels
+from modelserve.planning.admission import lasting_taints
 from modelserve.planning.node_labels import (
     COMPUTE_LABELS,
     COUNT_LABEL,
@@ -30,7 +31,6 @@ __all__ = [
     "PRODUCT_LABEL",
     "AcceleratorOffer",
     "offers_from_nodes",
-    "taint_texts",
 ]
 
 MAX_PRODUCT = 63
@@ -73,7 +73,7 @@ def offers_from_nodes(
     for node in nodes:
         labels = _labels(_mapping(node.get("metadata")).get("labels"))
         allocatable = _mapping(_mapping(node.get("status")).get("allocatable"))
-        taints = taint_texts(_mapping(node.get("spec")).get("taints"))
+        taints = tuple(map(str, lasting_taints(node.get("spec"))))
         for gpus in node_gpus(labels, allocatable):
             accelerator = _accelerator(gpus, catalogue)
             if accelerator is None or not gpus.count:
@@ -89,18 +89,6 @@ def offers_from_nodes(
                 )
             ] = None
     return tuple(sorted(found, key=lambda offer: (offer.accelerator.product, offer.count, str(offer))))
-
-
-def taint_texts(taints: object) -> tuple[str, ...]:
-    """Taints that keep a pod away, as kubectl writes them; those that come and go with a node's health left out."""
-    found = []
-    for taint in taints if isinstance(taints, list) else ():
-        if not isinstance(taint, Mapping) or taint.get("effect") not in ("NoSchedule", "NoExecute"):
-            continue
-        key, value = str(taint.get("key")), str(taint.get("value") or "")
-        if not key.startswith("node.kubernetes.io/"):
-            found.append(f"{key}{'=' if value else ''}{value}:{taint['effect']}")
-    return tuple(sorted(found))
 
 
 def _accelerator(gpus: NodeGpus, catalogue: Mapping[str, Accelerator]) -> Accelerator | None:

@@ -14,6 +14,7 @@ from modelserve.planning import report
 from modelserve.planning.engine_settings import ENGINE_VERSION, plan_hash
 from modelserve.planning.evaluation import Evaluation, Fit, Refusal, evaluate
 from modelserve.planning.learned import NOTHING_LEARNED, Learned
+from modelserve.planning.node_labels import is_mig_slice
 from modelserve.planning.offers import CPU_OFFER, AcceleratorOffer
 from modelserve.planning.ranking import RankKey, rank_key
 from modelserve.planning.remedies import remedies, remedy_text
@@ -54,13 +55,16 @@ def plan(
         for offer in _allowed(spec, accelerators)
         if offer.accelerator.product == best.accelerator.product and not offer.refused
     ]
+    resource_name = _resource_name(best, offers)
+    if resource_name is not None:  # a pod that asks for a slice by name must not land on a whole GPU, nor the reverse
+        offers = [offer for offer in offers if offer.resource_name == resource_name]
     chosen = report.chosen_plan(
         best,
         architecture=architecture,
         wishes=wished,
         spec=spec,
         terms=report.placement(best, offers, spec),
-        resource_name=_resource_name(best, offers),
+        resource_name=resource_name,
         candidates=candidates,
     )
     return chosen.model_copy(update={"hash": plan_hash(chosen, spec, engine_version=engine_version)})
@@ -159,13 +163,14 @@ def _placed(result: Evaluation, wished: Wishes, *, node_count: int) -> Evaluatio
     """Refuse what fits the GPUs but no node: a replica is one pod on one node."""
     if isinstance(result, Refusal) or result.gpus <= node_count:
         return result
-    return Refusal(
-        result.accelerator,
-        result.gpus,
-        result.tensor_parallel,
-        "GPUsPerNode",
-        f"parallelism.tensor {wished.tensor_parallel} needs {result.gpus} GPUs on one node; nodes have {node_count}",
+    message = (
+        f"parallelism.tensor {wished.tensor_parallel} needs {result.gpus} GPUs on one node; nodes have {node_count}"
     )
+    if is_mig_slice(result.accelerator.product):
+        message = (
+            f"parallelism.tensor {wished.tensor_parallel}: MIG slices cannot talk to each other, so a replica has one"
+        )
+    return Refusal(result.accelerator, result.gpus, result.tensor_parallel, "GPUsPerNode", message)
 
 
 def _refusal_key(evaluation: Evaluation) -> tuple[int, int, str, int]:

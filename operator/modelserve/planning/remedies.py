@@ -85,8 +85,7 @@ def _resources(refusal: Refusal, architecture: ModelArchitecture, wishes: Wishes
     if device.is_cpu:
         yield from _more_container_memory(refusal, architecture, wishes)
         return
-    if not is_mig_slice(device.product):
-        yield from _first_fit(((device, count) for count in _other_counts(refusal)), architecture, wishes)
+    yield from _first_fit(((device, count) for count in _other_counts(refusal)), architecture, wishes)
     yield from _first_fit(_listed_places(), architecture, wishes)
 
 
@@ -97,7 +96,9 @@ def _listed_places() -> Iterator[tuple[Accelerator, int]]:
 
 
 def _other_counts(refusal: Refusal) -> list[int]:
-    """More GPUs; where the number itself is wrong, the nearest below first."""
+    """More GPUs; where the number itself is wrong, the nearest below first. Of MIG slices a replica has one."""
+    if is_mig_slice(refusal.accelerator.product):
+        return [1] if refusal.gpus > 1 else []
     more = [count for count in GPU_COUNTS if count > refusal.gpus]
     fewer = [count for count in reversed(GPU_COUNTS) if count < refusal.gpus]
     return fewer + more if refusal.limited_by in ("TensorParallel", "GPUsPerNode") else more

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 
 from modelserve.api.spec import ModelServeSpec
@@ -28,7 +28,7 @@ from modelserve.planning.learned import AS_EXPECTED
 from modelserve.planning.offers import PRODUCT_LABEL, AcceleratorOffer
 from modelserve.planning.ranking import replica_cost, token_cost
 from modelserve.planning.step_time import StepTime
-from modelserve.planning.wishes import Wishes
+from modelserve.planning.wishes import DEFAULT_INPUT_TOKENS, DEFAULT_OUTPUT_TOKENS, Wishes
 from modelserve.sizing.memory import MemoryPlan
 
 LENGTHS = {"at8k": 8_192, "at32k": 32_768, "at128k": 131_072}
@@ -132,8 +132,9 @@ def no_plan(candidates: Sequence[Candidate], spec: ModelServeSpec) -> str:
     """Why nothing fits, by the candidate that came nearest."""
     if not candidates:
         named = spec.accelerators.products if spec.accelerators else None
-        wanted = f"of the products {', '.join(named)} " if named else ""
-        return f"no accelerator {wanted}is offered; the CPU is used only where accelerators.products names CPU"
+        if named:
+            return f"no accelerator of the products {', '.join(named)} is offered"
+        return "no accelerator is offered; the CPU is used only where accelerators.products names CPU"
     nearest = candidates[0]
     sentence = (
         f"no candidate fits; nearest is {_label(nearest.accelerator, nearest.gpus_per_replica)}: {nearest.message}"
@@ -220,6 +221,17 @@ def _plan_message(fit: Fit, architecture: ModelArchitecture, wishes: Wishes, spe
     return "; ".join(sentence for sentence in sentences if sentence)
 
 
+def _workload_reservations(fit: Fit, wishes: Wishes) -> Iterator[str]:
+    """Where the expected requests are more or longer than the candidate holds, so that its times are of fewer."""
+    expected = wishes.input_tokens + wishes.output_tokens
+    length = min(expected, fit.max_model_len)
+    held = fit.geometry.requests(fit.memory.kv_pool_bytes, length)
+    if length < expected and expected != DEFAULT_INPUT_TOKENS + DEFAULT_OUTPUT_TOKENS:
+        yield f"requests of {expected:,} tokens are expected, above maxModelLen: times are of {length:,}"
+    if wishes.concurrency and held < wishes.concurrency:
+        yield f"{wishes.concurrency:,} requests of {length:,} tokens are expected at once, and the pool holds {held:,}"
+
+
 def _reservations(fit: Fit, wishes: Wishes) -> str:
     """Where the candidate gives less than was asked, or than the model could; and what was measured of its speed."""
     notes = []
@@ -227,9 +239,14 @@ def _reservations(fit: Fit, wishes: Wishes) -> str:
     if factors != AS_EXPECTED:
         measured = ", ".join(f"{name} {factor:.2f}" for name, factor in factors._asdict().items())
         notes.append(f"expected times are corrected by what workers measured of such steps: {measured}")
+    chunk = wishes.chunk(fit.accelerator)
+    for name, asked in (("maxNumSeqs", wishes.max_num_seqs), ("maxNumMixedTokens", wishes.max_num_mixed_tokens)):
+        if asked and asked > chunk:
+            notes.append(f"{name} is {chunk:,} instead of {asked:,}, the maxNumBatchedTokens of a step")
     if fit.downgraded:
-        asked = wishes.max_model_len or wishes.min_model_len or 0
-        notes.append(f"int8 cache, because {asked:,} tokens do not fit in the weights' dtype")
+        length = wishes.max_model_len or wishes.min_model_len or 0
+        notes.append(f"int8 cache, because {length:,} tokens do not fit in the weights' dtype")
+    notes += _workload_reservations(fit, wishes)
     if fit.shortened:
         notes.append(
             f"maxModelLen is {fit.max_model_len:,} instead of {wishes.max_model_len:,}: the pool holds no more"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from decimal import Decimal
+from typing import Literal
 
+from modelserve.api.pod import ResourceRequirements
 from modelserve.api.schema_types import MAX_BYTES, quantity_value
 from modelserve.api.spec import ModelServeSpec, Objective
 from modelserve.errors import InvalidInput
@@ -72,11 +74,10 @@ def wishes(
     """Read the parts of a spec that sizing depends on; `learned` terms take the place of predicted ones, and
     its factors correct expected speeds.
 
-    Raises InvalidInput for a memory limit that no machine has.
+    Raises InvalidInput for an amount of memory that no machine has.
     """
     context, cache, engine, workload = spec.context, spec.kv_cache, spec.engine, spec.workload
-    accelerators, resources = spec.accelerators, spec.pod.resources
-    memory = resources.limits.get("memory") if resources else None
+    accelerators = spec.accelerators
     return Wishes(
         tensor_parallel=spec.parallelism.tensor if spec.parallelism else None,
         max_per_replica=(accelerators.max_per_replica if accelerators else None) or MAX_GPUS_PER_REPLICA,
@@ -90,7 +91,7 @@ def wishes(
         max_num_batched_tokens=engine.max_num_batched_tokens if engine else None,
         max_num_mixed_tokens=engine.max_num_mixed_tokens if engine else None,
         max_num_seqs=engine.max_num_seqs if engine else None,
-        container_memory_bytes=_container_memory_bytes(memory) if memory else DEFAULT_CONTAINER_MEMORY_BYTES,
+        container_memory_bytes=_container_memory_bytes(spec.pod.resources or ResourceRequirements()),
         objective=spec.objective or "Throughput",
         input_tokens=(workload.input_tokens if workload else None) or DEFAULT_INPUT_TOKENS,
         output_tokens=(workload.output_tokens if workload else None) or DEFAULT_OUTPUT_TOKENS,
@@ -101,9 +102,17 @@ def wishes(
     )
 
 
-def _container_memory_bytes(quantity: str) -> int:
+def _container_memory_bytes(resources: ResourceRequirements) -> int:
+    """The memory limit as asked; left out, the default or a larger request, since no limit may be below its request."""
+    limit, request = resources.limits.get("memory"), resources.requests.get("memory")
+    if limit is not None:
+        return _memory_bytes(limit, "limits")
+    return max(DEFAULT_CONTAINER_MEMORY_BYTES, _memory_bytes(request, "requests") if request is not None else 0)
+
+
+def _memory_bytes(quantity: str, side: Literal["requests", "limits"]) -> int:
     size = int(quantity_value(quantity))
     if size > MAX_BYTES:
-        field = "spec.pod.resources.limits.memory"
+        field = f"spec.pod.resources.{side}.memory"
         raise InvalidInput(f"{field}: {quantity} is above {MAX_BYTES >> 50}Pi, more than any machine has", field=field)
     return size

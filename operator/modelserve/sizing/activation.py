@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.sizing.dequantisation import dequantised_bytes
-from modelserve.sizing.kernel_buffers import FLOAT32, captures_steps, fills_matrix_tiles, kernel_buffers
+from modelserve.sizing.kernel_buffers import FLOAT32, captures_steps, kernel_buffers, taken_by_kernels
 from modelserve.sizing.pages import GLOBAL_PAGE_TOKENS, KVCacheDtype, KVCacheLayout
 from modelserve.sizing.quantised_tiles import multiplied_by_kernels, product_bytes
 from modelserve.sizing.weights import element_bytes
@@ -96,7 +96,7 @@ def activation_terms(
     penalties = max_num_seqs * architecture.vocab_size * 4  # int32 counts
     masks = max_num_seqs * -(-architecture.vocab_size // 32) * 4  # a bit per token, of every sequence that may be bound
     sampling = sampling_bytes(architecture, sequences=max_num_seqs, tensor_parallel_size=tp)
-    if not on_cpu and fills_matrix_tiles(architecture):
+    if not on_cpu and taken_by_kernels(architecture):
         buffers = kernel_buffers(
             architecture,
             tensor_parallel_size=tp,

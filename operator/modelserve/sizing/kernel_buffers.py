@@ -20,16 +20,18 @@ LEAST_EXPANSION_KEYS = 1 << 16  # so that a step of many short chunks is not cut
 ROTATION_TILE_KEYS = 64  # keys of a tile whose first position has a row in the rotation tables
 
 
-def fills_matrix_tiles(architecture: ModelArchitecture) -> bool:
-    """Whether the attention kernels take this model: head dims and rotated pairs that fill matrix tiles."""
+def taken_by_kernels(architecture: ModelArchitecture) -> bool:
+    """Whether the attention kernels take this model: bfloat16 (products of float32 would be rounded to tf32), and head
+    dims and rotated pairs that fill matrix tiles.
+    """
     pairs, widths = architecture.global_rotary_pairs, (architecture.head_dim, architecture.global_head_dim)
     tiled = all(width >= 64 and width & (width - 1) == 0 for width in widths)
-    return tiled and pairs >= 16 and architecture.global_head_dim == 8 * pairs
+    return architecture.dtype == "bfloat16" and tiled and pairs >= 16 and architecture.global_head_dim == 8 * pairs
 
 
 def captures_steps(architecture: ModelArchitecture, *, tensor_parallel_size: int) -> bool:
     """Whether a GPU replays captured steps of this model: those of kernels, on one rank."""
-    return tensor_parallel_size == 1 and fills_matrix_tiles(architecture)
+    return tensor_parallel_size == 1 and taken_by_kernels(architecture)
 
 
 def kernel_buffers(

@@ -25,7 +25,7 @@ from modelserve.sizing.activation import (
     largest_phase,
 )
 from modelserve.sizing.cuda_graphs import graphs_bytes
-from modelserve.sizing.kernel_buffers import fills_matrix_tiles
+from modelserve.sizing.kernel_buffers import taken_by_kernels
 from modelserve.sizing.pages import LAYER_ALIGNMENT_BYTES, KVCacheDtype, KVCacheLayout
 from modelserve.sizing.quantised_tiles import tile_padding_bytes
 from modelserve.sizing.weights import segment_rounding_bytes, weight_bytes
@@ -236,7 +236,7 @@ def _all_terms(
         ("activation", {**always} | {name: phases[name] for name in largest_phase(phases)}),
         ("overhead", overhead),
     )
-    plain = on_cpu or not fills_matrix_tiles(architecture)
+    plain = on_cpu or not taken_by_kernels(architecture)
     sources = _SOURCES | _PLAIN_SOURCES if plain else _SOURCES
     if not overhead.get("graphs"):
         sources = sources | {"graphs": "none are captured"}

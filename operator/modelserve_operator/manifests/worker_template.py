@@ -7,7 +7,7 @@ from typing import Any
 
 from modelserve.api import ModelServeSpec, PlanStatus
 from modelserve.api.spec import SecretKeyRef
-from modelserve.hardware import GPU_RESOURCE
+from modelserve.planning.admission import GPU_TOLERATION
 from modelserve_operator import labels
 from modelserve_operator.manifests.pod_resources import (
     download_resources,
@@ -157,7 +157,3 @@ def _placement(spec: ModelServeSpec, plan: PlanStatus, *, name: str, plan_hash: 
         }
     ]
     return placement
-
-
-GPU_TOLERATION = {"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"}
-"""The taint that GPU nodes usually carry; pods that ask for GPUs tolerate it without being told."""

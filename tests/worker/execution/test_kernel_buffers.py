@@ -7,7 +7,7 @@ import torch
 
 from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.published import published_model, published_uris
-from modelserve.sizing.kernel_buffers import ROTATION_TILE_KEYS, expansion_keys, fills_matrix_tiles, kernel_buffers
+from modelserve.sizing.kernel_buffers import ROTATION_TILE_KEYS, expansion_keys, kernel_buffers, taken_by_kernels
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve_worker.execution.block_tables import BlockTables
 from modelserve_worker.execution.device import runs_on_kernels
@@ -78,7 +78,7 @@ def test_published_models_run_on_the_kernels_and_others_do_not(monkeypatch: pyte
     gpu, capability = torch.device("cuda", 0), (8, 0)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     for architecture in _architectures():
-        assert fills_matrix_tiles(architecture)
+        assert taken_by_kernels(architecture)
         assert runs_on_kernels(architecture, gpu)
         assert not runs_on_kernels(architecture, torch.device("cpu"))
         assert not runs_on_kernels(architecture.model_copy(update={"head_dim": 96}), gpu)

@@ -7,12 +7,10 @@ import torch
 from modelserve.architecture import ModelArchitecture
 from modelserve.engine_args import EngineArgs
 from modelserve.errors import InvalidInput
-from modelserve.sizing.kernel_buffers import fills_matrix_tiles
+from modelserve.hardware import BFLOAT16_CAPABILITY, FP8_E4M3_CAPABILITY
+from modelserve.sizing.kernel_buffers import taken_by_kernels
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve_worker.execution.accelerator_check import AcceleratorMismatch, DeviceFacts
-
-_BFLOAT16_CAPABILITY = (8, 0)
-_FP8_E4M3_CAPABILITY = (8, 9)
 
 
 def select_device(args: EngineArgs, *, rank: int) -> torch.device:
@@ -71,13 +69,13 @@ def check_formats(device: torch.device, architecture: ModelArchitecture, geometr
         return
     capability = compute_capability(device)
     for needed, used, remedy in (
-        (_BFLOAT16_CAPABILITY, architecture.dtype == "bfloat16", "dtype float32"),
-        (_FP8_E4M3_CAPABILITY, geometry.dtype is KVCacheDtype.FP8_E4M3, "kvCacheDtype int8 or fp8_e5m2"),
+        (BFLOAT16_CAPABILITY, architecture.dtype == "bfloat16", "dtype float32"),
+        (FP8_E4M3_CAPABILITY, geometry.dtype is KVCacheDtype.FP8_E4M3, "kvCacheDtype int8 or fp8_e5m2"),
     ):
         if used and capability < needed:
             raise AcceleratorMismatch(
                 f"{torch.cuda.get_device_name(device)} has compute capability {capability[0]}.{capability[1]}; "
-                f"{'bfloat16' if needed == _BFLOAT16_CAPABILITY else 'fp8_e4m3'} needs {needed[0]}.{needed[1]}: "
+                f"{'bfloat16' if needed == BFLOAT16_CAPABILITY else 'fp8_e4m3'} needs {needed[0]}.{needed[1]}: "
                 f"use {remedy}"
             )
 
@@ -88,8 +86,5 @@ def compute_capability(device: torch.device) -> tuple[int, int]:
 
 
 def runs_on_kernels(architecture: ModelArchitecture, device: torch.device) -> bool:
-    """Whether the kernels take this model: a GPU of capability 8.0 or more, bfloat16 (products of float32 would be
-    rounded to tf32), and head dims and rotated pairs that fill matrix tiles."""
-    if device.type != "cuda" or architecture.dtype != "bfloat16":
-        return False
-    return fills_matrix_tiles(architecture) and compute_capability(device) >= (8, 0)
+    """Whether the kernels compute this model here: they take it, and the GPU is of capability 8.0 or more."""
+    return taken_by_kernels(architecture) and compute_capability(device) >= BFLOAT16_CAPABILITY

@@ -30,7 +30,7 @@ from modelserve.engine_args import EngineArgs
 from modelserve.errors import InvalidInput
 from modelserve.inspection import read_architecture, read_weight_format
 from modelserve.published import published_model
-from modelserve.sizing.kernel_buffers import fills_matrix_tiles
+from modelserve.sizing.kernel_buffers import taken_by_kernels
 from modelserve.weight_format import WeightFormat
 from modelserve_worker.execution.device import with_compute_dtype
 from modelserve_worker.execution.kernel_trace import Launch, TargetDriver, kernel_launches
@@ -137,7 +137,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = engine_args(flags, own["config"])
         stated, weight_format = _model(args.model)
         architecture = with_compute_dtype(stated, args)
-        if architecture.dtype != "bfloat16" or not fills_matrix_tiles(architecture):
+        if not taken_by_kernels(architecture):
             raise InvalidInput(f"{args.model} runs on plain PyTorch: there are no kernels to compile", field="model")
         capabilities = [_capability(target) for target in own["target"]]
         build_kernels(

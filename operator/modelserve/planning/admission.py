@@ -1,0 +1,75 @@
+"""Which nodes let the pods of a spec in: lasting taints against tolerations, labels against the node selector. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from modelserve.api.spec import ModelServeSpec
+from modelserve.hardware import GPU_RESOURCE
+
+GPU_TOLERATION = {"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"}
+"""The taint that GPU nodes usually carry; pods that ask for GPUs tolerate it without being told."""
+HOSTNAME_LABEL = "kubernetes.io/hostname"
+_KEEPING_AWAY = ("NoSchedule", "NoExecute")
+_LIFECYCLE_TAINTS = "node.kubernetes.io/"  # not-ready, unreachable, unschedulable, pressure: they come and go
+
+Body = Mapping[str, Any]
+
+
+@dataclass(frozen=True, order=True)
+class Taint:
+    key: str
+    value: str
+    effect: str
+
+    def __str__(self) -> str:
+        """As kubectl writes it: KEY=VALUE:EFFECT."""
+        return f"{self.key}{'=' if self.value else ''}{self.value}:{self.effect}"
+
+    def tolerated(self, tolerations: Iterable[Body]) -> bool:
+        """Kubernetes' rule: an empty key with Exists tolerates all, an empty effect every effect."""
+        for toleration in tolerations:
+            key, effect = toleration.get("key"), toleration.get("effect")
+            if key not in (None, "", self.key) or effect not in (None, "", self.effect):
+                continue
+            if toleration.get("operator") == "Exists" or (key and (toleration.get("value") or "") == self.value):
+                return True
+        return False
+
+
+def lasting_taints(spec: object) -> tuple[Taint, ...]:
+    """Taints of a node's spec (or of a NodePool's template) that keep pods away for as long as it lives."""
+    stated = spec.get("taints") if isinstance(spec, Mapping) else None
+    return tuple(
+        sorted(
+            Taint(str(taint.get("key")), str(taint.get("value") or ""), taint["effect"])
+            for taint in (stated if isinstance(stated, list | tuple) else ())
+            if isinstance(taint, Mapping) and taint.get("effect") in _KEEPING_AWAY
+            and not str(taint.get("key")).startswith(_LIFECYCLE_TAINTS)
+        )
+    )  # fmt: skip
+
+
+def gpu_tolerations(spec: ModelServeSpec) -> list[dict[str, Any]]:
+    """Tolerations of pods that ask for GPUs."""
+    return [GPU_TOLERATION, *(toleration.to_json() for toleration in spec.pod.tolerations)]
+
+
+def node_selector(spec: ModelServeSpec) -> Mapping[str, str]:
+    """Labels that a node must have."""
+    return spec.accelerators.node_selector if spec.accelerators else {}
+
+
+def unmet(
+    labels: Body, taints: Iterable[Taint], *, selector: Mapping[str, str], tolerations: Iterable[Body]
+) -> Iterator[str]:
+    """What keeps pods with this selector and these tolerations off a node, in words; nothing where they may run."""
+    allowed = tuple(tolerations)
+    for taint in taints:
+        if not taint.tolerated(allowed):
+            yield f"taint {taint} is not in spec.pod.tolerations"
+    for key, value in selector.items():
+        if labels.get(key) != value:
+            yield f"label {key} is {labels.get(key, 'absent')}, spec.accelerators.nodeSelector wants {value}"
