@@ -14,7 +14,7 @@ from starlette.responses import Response
 from modelserve.errors import InvalidInput
 from modelserve_worker.engine_client import EngineBusy, EngineDead
 from modelserve_worker.server.anthropic.request import CountTokensRequest, MessagesRequest
-from modelserve_worker.server.errors import ApiError, from_validation, unavailable
+from modelserve_worker.server.errors import ApiError, from_validation, internal_error, unavailable
 from modelserve_worker.server.json_text import to_json
 from modelserve_worker.server.protocol import ChatCompletionRequest, CompletionRequest
 from modelserve_worker.server.request_body import RequestBodies
@@ -138,7 +138,3 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, EngineDead):
         return unavailable(f"the engine has stopped: {error}")
     return ApiError(str(error), status=500, code="generation_failed")
-
-
-def internal_error() -> ApiError:
-    return ApiError("the server failed; its log says why", status=500, code="internal_error")

@@ -26,8 +26,10 @@ def to_json(document: Any) -> bytes:
 
 
 def read_json(text: str | bytes) -> Any:
-    """The document. Raises ValueError for NaN, infinities and numbers that a float cannot hold, too."""
+    """The document; bytes are UTF-8. Raises ValueError, for NaN, infinities and numbers beyond a float, too."""
     try:
+        # Bytes that Python is left to decode may be UTF-16, too, in which structure could not be counted.
+        text = text if isinstance(text, str) else text.decode("utf-8-sig")
         return json.loads(text, parse_constant=_no_constant, parse_float=_finite)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error

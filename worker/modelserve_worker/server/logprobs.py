@@ -77,12 +77,18 @@ class CompletionLogprobs:
             texts.append(text)
             value = None if logprobs is None else max(logprobs.logprob, _LEAST)
             values.append(value)
-            # The chosen token is always listed, as clients look it up by its text.
-            top = {} if logprobs is None else {self._text(t): max(logprob, _LEAST) for t, logprob in logprobs.top}
-            tops.append({text: value} | top if top and value is not None else None)
+            tops.append(None if logprobs is None or not logprobs.top else self._alternatives(token_id, logprobs))
             offsets.append(self._offset)
             self._offset += len(text)
         return {"tokens": texts, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
+
+    def _alternatives(self, token_id: int, logprobs: TokenLogprobs) -> dict[str, float]:
+        """The chosen token is always listed, as clients look it up by its text. Of others that share a text, as parts
+        of characters do, the likeliest counts."""
+        listed: dict[str, float] = {}
+        for each, logprob in ((token_id, logprobs.logprob), *logprobs.top):
+            listed.setdefault(self._text(each), max(logprob, _LEAST))
+        return listed
 
     def _text(self, token_id: int) -> str:
         return self._vocabulary.bytes_of(token_id).decode(errors="replace")

@@ -9,6 +9,7 @@ from contextlib import aclosing
 from typing import Any
 
 from modelserve_worker.server.errors import ApiError
+from modelserve_worker.server.json_text import to_json
 from modelserve_worker.server.responses.output_items import OutputItems
 from modelserve_worker.server.responses.request import ResponsesRequest
 from modelserve_worker.server.sequences import Reply, SequenceRunner
@@ -31,6 +32,12 @@ class ResponsesAnswer:
             "id": self._id, "object": "response", "created_at": int(time.time()), "model": model.name,
             "background": False, **body.echoed(),
         }  # fmt: skip
+        try:
+            to_json(self._head)
+        except UnicodeEncodeError as error:  # in a field that is no part of the prompt, and only repeated
+            raise ApiError(
+                "the body holds half of a surrogate pair; send valid Unicode", code="invalid_value"
+            ) from error
         self._items = OutputItems()
         self._num_events = 0
 
