@@ -197,6 +197,7 @@ def test_types_that_are_named_twice_cost_nothing(strict) -> None:
         ({"properties": {"a": {"type": [{}]}}}, "names none of"),
         ({"properties": {"a": {"type": {}}}}, "names none of"),
         ({"properties": {"a": {"type": "string", "minLength": {}}}}, "minLength must be a number"),
+        ({"properties": {"a": {"type": "array", "minItems": None, "maxItems": 3}}}, "minItems must be a number"),
         (_references(1_500), "lead to each other"),
     ],
 )

@@ -252,7 +252,7 @@ class _SchemaRules:
     def _bounds(self, schema: Mapping[str, Any], lower: str, upper: str) -> tuple[int, int | None]:
         least, most = schema.get(lower, 0), schema.get(upper)
         for name, value in ((lower, least), (upper, most)):
-            if value is not None and (type(value) is not int or value < 0):
+            if (value is not None or name == lower) and (type(value) is not int or value < 0):
                 raise self._wrong(f"{name} must be a number from 0 on, not {value!r:.40}", name)
         if most is not None and most < least:
             raise self._wrong(f"{lower} {least} exceeds {upper} {most}", lower)
