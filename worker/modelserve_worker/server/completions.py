@@ -33,7 +33,10 @@ class CompletionAnswer:
         self._body = body.model_copy(update={"prompt": []})  # its text is not held while the answer is made
         self._envelope = Envelope(response_id, "text_completion", model.name, with_usage=body.include_usage)
         self._vocabulary = model.text.vocabulary
-        self._logprobs = [CompletionLogprobs(self._vocabulary, first_offset=len(echo)) for echo in self._echoes]
+        self._logprobs = [
+            CompletionLogprobs(self._vocabulary, echo=echo, skip_special_tokens=body.skip_special_tokens)
+            for echo in self._echoes
+        ]
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Any
 
 from modelserve_worker.request import PromptLogprobs, TokenLogprobs
+from modelserve_worker.text.detokenizer import IncrementalDetokenizer
 from modelserve_worker.text.vocabulary import Vocabulary
 
 _LEAST = -9999.0  # stands for minus infinity, which JSON cannot say
@@ -47,15 +49,21 @@ def chat_logprobs(tokens: TokensWithLogprobs, vocabulary: Vocabulary) -> dict[st
 
 
 class CompletionLogprobs:
-    """{"tokens", "token_logprobs", "top_logprobs", "text_offset"} of one choice; offsets go on from call to call."""
+    """{"tokens", "token_logprobs", "top_logprobs", "text_offset"} of one choice; offsets go on from call to call.
 
-    def __init__(self, vocabulary: Vocabulary, *, first_offset: int = 0) -> None:
+    An offset is where in the choice's text, which begins with `echo`, a token begins, in characters: tokens that share
+    a character begin with it, and one that is not shown stands where the next one does.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, *, echo: str, skip_special_tokens: bool = True) -> None:
         self._vocabulary = vocabulary
-        self._offset = first_offset
+        self._echo = echo
+        self._detokenizer = IncrementalDetokenizer(vocabulary, skip_special_tokens=skip_special_tokens)
+        self._offset = len(echo)
 
     def take(
         self,
-        tokens: TokensWithLogprobs,
+        tokens: Sequence[tuple[int, TokenLogprobs]],
         *,
         prompt: Sequence[int] = (),
         prompt_logprobs: PromptLogprobs | None = None,
@@ -66,10 +74,8 @@ class CompletionLogprobs:
         texts: list[str] = []
         values: list[float | None] = []
         tops: list[dict[str, float] | None] = []
-        offsets: list[int] = []
         scored: list[tuple[int, TokenLogprobs | None]] = []
         if prompt_logprobs is not None:
-            self._offset = 0
             scores = [TokenLogprobs(row.logprob, row.rank, row.top[:alternatives]) for row in prompt_logprobs.rows()]
             scored += zip(prompt, [None, *scores], strict=True)
         for token_id, logprobs in [*scored, *tokens]:
@@ -78,9 +84,22 @@ class CompletionLogprobs:
             value = None if logprobs is None else max(logprobs.logprob, _LEAST)
             values.append(value)
             tops.append(None if logprobs is None or not logprobs.top else self._alternatives(token_id, logprobs))
+        offsets = self._prompt_offsets(prompt) if scored else []
+        for token_id, _ in tokens:
             offsets.append(self._offset)
-            self._offset += len(text)
+            self._offset += len(self._detokenizer.push(token_id))
         return {"tokens": texts, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
+
+    def _prompt_offsets(self, prompt: Sequence[int]) -> list[int]:
+        """Of a prompt of ids, whose echo leaves special tokens out, or of a text: that may spell some, and those that
+        the tokenizer puts before it are not in it."""
+        for skipped in (True, False):
+            detokenizer = IncrementalDetokenizer(self._vocabulary, skip_special_tokens=skipped)
+            ends = list(accumulate(len(detokenizer.push(token_id)) for token_id in prompt))
+            before = ends[-1] + len(detokenizer.finish()) - len(self._echo)
+            if not before:
+                break
+        return [max(0, begin - before) for begin in [0, *ends[:-1]]]
 
     def _alternatives(self, token_id: int, logprobs: TokenLogprobs) -> dict[str, float]:
         """The chosen token is always listed, as clients look it up by its text. Of others that share a text, as parts
