@@ -1,15 +1,23 @@
-"""Log probabilities of completions: of tokens that share a text, and where in the text each token stands."""
+"""Log probabilities in answers: of tokens that share a text, where in the text each token stands, and that an answer
+which is full of them holds nobody up."""
 
 from __future__ import annotations
 
+import json
 import math
+import threading
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from modelserve_worker.request import PromptLogprobs, TokenLogprobs
-from modelserve_worker.server.logprobs import CompletionLogprobs
+from modelserve_worker.server import chat, completions, json_text
+from modelserve_worker.server.json_text import to_json, to_json_in_pieces
+from modelserve_worker.server.logprobs import CompletionLogprobs, prompt_logprobs_list
 from modelserve_worker.text.vocabulary import Vocabulary
 
 VOCABULARY = Vocabulary((b"a", b"\xf0", b"\xf1", b"\xf2"), frozenset(), {})
@@ -77,3 +85,66 @@ def test_special_tokens_that_are_shown_take_their_place(server: Any) -> None:
 def test_a_prompt_of_ids_has_the_offsets_of_its_text(server: Any) -> None:
     ids = server.state.model.text.encoder.encode("<bos>ab<|turn>c", add_special_tokens=False, most_tokens=100)
     assert _offsets(server, "abc", list(ids), [ids[1]]) == [0, 0, 1, 2, 2, 3]
+
+
+_TEXT = st.text('aé🙂"')
+_LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | _TEXT
+
+
+@given(st.recursive(_LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text('ab"'), inner)))
+def test_a_document_in_pieces_is_the_document(document: Any) -> None:
+    assert to_json_in_pieces(document) == to_json(document)
+
+
+@pytest.mark.parametrize("count", [0, 1, 64, 65, 2000])
+def test_long_lists_and_iterators_in_pieces_are_whole(count: int) -> None:
+    rows = [{"a": [number, None]} for number in range(count)]
+    assert json.loads(to_json_in_pieces({"rows": rows, "made": iter(rows)})) == {"rows": rows, "made": rows}
+
+
+def test_the_scores_of_a_long_prompt_are_made_and_encoded_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter is held while a piece is encoded: everybody else's tokens and /health wait for its end."""
+    count, top = 20_000, 20
+    shape = (count, top)
+    scores = PromptLogprobs(
+        np.zeros(count, np.float32), np.ones(count, np.int32), np.zeros(shape, np.int32), np.zeros(shape, np.float32)
+    )
+    prompt = [0] * (count + 1)
+    listed = prompt_logprobs_list(prompt, scores, VOCABULARY, alternatives=top)
+    told = CompletionLogprobs(VOCABULARY, echo="").take([], prompt=prompt, prompt_logprobs=scores, alternatives=top)
+    pieces: list[int] = []
+    encode = json_text._encode
+
+    def measured(value: Any) -> str:
+        pieces.append(len(text := encode(value)))
+        return text
+
+    monkeypatch.setattr(json_text, "_encode", measured)
+    document = json.loads(to_json_in_pieces({"choices": [{"prompt_logprobs": listed, "logprobs": told}]}))
+    (choice,) = document["choices"]
+    assert len(choice["prompt_logprobs"]) == len(choice["logprobs"]["tokens"]) == count + 1
+    assert max(pieces) < 200_000
+
+
+@pytest.mark.parametrize(
+    ("route", "fields", "module"),
+    [
+        ("completions", {"prompt": "hi", "logprobs": 2}, completions),
+        ("completions", {"prompt": "hi", "prompt_logprobs": 2}, completions),
+        ("chat/completions", {"messages": [{"role": "user", "content": "hi"}], "logprobs": True}, chat),
+        ("chat/completions", {"messages": [{"role": "user", "content": "hi"}], "prompt_logprobs": 0}, chat),
+    ],
+)
+def test_an_answer_with_log_probabilities_is_encoded_off_the_loop(
+    server: Any, monkeypatch: pytest.MonkeyPatch, route: str, fields: dict[str, Any], module: Any
+) -> None:
+    threads: list[str] = []
+
+    def encode(document: Any) -> bytes:
+        threads.append(threading.current_thread().name)
+        return to_json_in_pieces(document)
+
+    monkeypatch.setattr(module, "to_json_in_pieces", encode)
+    answer = httpx.post(f"{server.url}/v1/{route}", json={"model": "tiny", "max_tokens": 2} | fields)
+    assert answer.json()["usage"]["completion_tokens"] == 2
+    assert [name.startswith("asyncio_") for name in threads] == [True]

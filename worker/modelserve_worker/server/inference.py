@@ -48,8 +48,8 @@ class Answer(Protocol):
         """Tokens of all prompts, each counted once."""
         ...
 
-    async def whole(self, runner: SequenceRunner) -> dict[str, Any]:
-        """The body of the response."""
+    async def whole(self, runner: SequenceRunner) -> bytes:
+        """The body of the response, encoded."""
         ...
 
     def events(self, runner: SequenceRunner) -> AsyncGenerator[bytes, None]:
@@ -80,12 +80,12 @@ async def answer(
     if stream:
         return EventStreamResponse(_events(prepared, runner))
     try:
-        document = await run_until_disconnect(request.receive, prepared.whole(runner))
+        content = await run_until_disconnect(request.receive, prepared.whole(runner))
     except ClientDisconnectError:
         return Response(status_code=499)  # nobody reads it; the access log shows why the request ended
     except FAILURES as error:
         raise as_api_error(error) from error
-    return Response(to_json(document), media_type="application/json")
+    return Response(content, media_type="application/json")
 
 
 async def result(request: Request, body_type: type[ResultBody], compute: Callable[..., dict[str, Any]]) -> Response:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, chain
 from typing import Any
 
 from modelserve_worker.request import PromptLogprobs, TokenLogprobs
@@ -20,20 +20,23 @@ def _entry(token_id: int, logprob: float, vocabulary: Vocabulary) -> dict[str, A
 
 def prompt_logprobs_list(
     prompt: Sequence[int], scores: PromptLogprobs | None, vocabulary: Vocabulary, *, alternatives: int
-) -> list[dict[str, Any] | None] | None:
-    """vLLM's shape: null for the first token, then {token id: {logprob, rank, decoded_token}} of the `alternatives`
-    likeliest tokens and of the prompt's own."""
-    if scores is None:
-        return None
-    entries: list[dict[str, Any] | None] = [None]
+) -> Iterator[dict[str, Any] | None] | None:
+    """vLLM's shape, made as it is read: null for the first token, then {token id: {logprob, rank, decoded_token}} of
+    the `alternatives` likeliest tokens and of the prompt's own."""
+    return None if scores is None else _prompt_entries(prompt, scores, vocabulary, alternatives=alternatives)
+
+
+def _prompt_entries(
+    prompt: Sequence[int], scores: PromptLogprobs, vocabulary: Vocabulary, *, alternatives: int
+) -> Iterator[dict[str, Any] | None]:
+    yield None
     for token_id, row in zip(prompt[1:], scores.rows(), strict=True):
         ranked = [(other, rank, logprob) for rank, (other, logprob) in enumerate(row.top[:alternatives], start=1)]
         entry = {}
         for other, rank, logprob in [(token_id, row.rank, row.logprob), *ranked]:
             text = vocabulary.bytes_of(other).decode(errors="replace")
             entry[str(other)] = {"logprob": max(logprob, _LEAST), "rank": rank, "decoded_token": text}
-        entries.append(entry)
-    return entries
+        yield entry
 
 
 TokensWithLogprobs = Iterable[tuple[int, TokenLogprobs]]
@@ -74,17 +77,17 @@ class CompletionLogprobs:
         texts: list[str] = []
         values: list[float | None] = []
         tops: list[dict[str, float] | None] = []
-        scored: list[tuple[int, TokenLogprobs | None]] = []
+        scored: Iterable[tuple[int, TokenLogprobs | None]] = ()
         if prompt_logprobs is not None:
-            scores = [TokenLogprobs(row.logprob, row.rank, row.top[:alternatives]) for row in prompt_logprobs.rows()]
-            scored += zip(prompt, [None, *scores], strict=True)
-        for token_id, logprobs in [*scored, *tokens]:
+            scores = (TokenLogprobs(row.logprob, row.rank, row.top[:alternatives]) for row in prompt_logprobs.rows())
+            scored = chain([(prompt[0], None)], zip(prompt[1:], scores, strict=True))
+        for token_id, logprobs in chain(scored, tokens):
             text = self._text(token_id)
             texts.append(text)
             value = None if logprobs is None else max(logprobs.logprob, _LEAST)
             values.append(value)
             tops.append(None if logprobs is None or not logprobs.top else self._alternatives(token_id, logprobs))
-        offsets = self._prompt_offsets(prompt) if scored else []
+        offsets = self._prompt_offsets(prompt) if prompt_logprobs is not None else []
         for token_id, _ in tokens:
             offsets.append(self._offset)
             self._offset += len(self._detokenizer.push(token_id))

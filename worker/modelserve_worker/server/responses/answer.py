@@ -45,11 +45,11 @@ class ResponsesAnswer:
     def num_prompt_tokens(self) -> int:
         return len(self._spec.request.prompt_token_ids)
 
-    async def whole(self, runner: SequenceRunner) -> dict[str, Any]:
+    async def whole(self, runner: SequenceRunner) -> bytes:
         (reply,) = await runner.collect([self._spec])
         self._items.push(join_parts(reply.parts))
         self._items.finish(complete=reply.finish_reason == "stop")
-        return self._ended(reply)
+        return to_json(self._ended(reply))
 
     async def events(self, runner: SequenceRunner) -> AsyncGenerator[bytes, None]:
         """OpenAI's events: created, in progress, those of each output item in turn, and the end with all of it."""
