@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+_ROWS_AT_ONCE = 256
 
 
 class FinishReason(StrEnum):
@@ -78,13 +80,13 @@ class PromptLogprobs:
     def __getitem__(self, rows: slice) -> PromptLogprobs:
         return PromptLogprobs(self.logprobs[rows], self.ranks[rows], self.top_tokens[rows], self.top_logprobs[rows])
 
-    def rows(self) -> list[TokenLogprobs]:
-        """An object per token."""
-        columns = (self.logprobs, self.ranks, self.top_tokens, self.top_logprobs)
-        return [
-            TokenLogprobs(logprob, rank, tuple(zip(tokens, logprobs, strict=True)))
-            for logprob, rank, tokens, logprobs in zip(*(column.tolist() for column in columns), strict=True)
-        ]
+    def rows(self) -> Iterator[TokenLogprobs]:
+        """An object per token, a few at a time: all of a long prompt's would be hundreds of megabytes."""
+        for begin in range(0, len(self), _ROWS_AT_ONCE):
+            part = self[begin : begin + _ROWS_AT_ONCE]
+            columns = (part.logprobs, part.ranks, part.top_tokens, part.top_logprobs)
+            for logprob, rank, tokens, logprobs in zip(*(column.tolist() for column in columns), strict=True):
+                yield TokenLogprobs(logprob, rank, tuple(zip(tokens, logprobs, strict=True)))
 
     @classmethod
     def joined(cls, parts: Sequence[PromptLogprobs]) -> PromptLogprobs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import calendar
 import random
 
 import jsonschema
@@ -19,7 +20,8 @@ from modelserve_worker.text.markers import Markers
 from modelserve_worker.text.reply import ReplyFormat, ReplyParser, Text
 from modelserve_worker.text.tool_calls import ToolCall
 
-VOCABULARY = load_checkpoint_text(MODEL).vocabulary
+TEXT = load_checkpoint_text(MODEL)
+VOCABULARY = TEXT.vocabulary
 MARKERS = Markers.of(VOCABULARY.ids)
 EOS = 1
 
@@ -125,3 +127,88 @@ def test_arguments_that_are_not_strict_are_held_to_what_can_be_followed(tokenize
 def test_a_model_without_the_tokens_of_calls_is_told() -> None:
     with pytest.raises(InvalidInput, match="no tokens for calls"):
         AnswerGrammar(tools=[CalledTool("f", None, True, "tools")]).source(Markers.of({}), Thought.NONE)
+
+
+def _spells(source: str, tokenizer: LLTokenizer, arguments: str) -> bool:
+    """Whether the grammar lets the model write the call f{ARGUMENTS}, in which " stands for the quote token."""
+    arguments = arguments.replace('"', '<|"|>')
+    text = f"<|tool_call>call:f{{{arguments}}}<tool_call|>"
+    matcher = LLMatcher(tokenizer, source, log_level=0)
+    return all(
+        matcher.consume_token(token) for token in TEXT.encoder.encode(text, add_special_tokens=False, most_tokens=200)
+    )
+
+
+def test_every_day_of_the_calendar_can_be_said_and_no_other(tokenizer) -> None:
+    dates = _source({"properties": {"a": {"type": "string", "format": "date"}}, "required": ["a"]})
+    moments = _source({"properties": {"a": {"type": "string", "format": "date-time"}}, "required": ["a"]})
+    for year in (1900, 2000, 2023, 2024):
+        for month in range(1, 13):
+            for day in (1, 9, 10, 19, 20, 28, 29, 30, 31):
+                is_day = day <= calendar.monthrange(year, month)[1]
+                said = f"{year}-{month:02}-{day:02}"
+                assert _spells(dates, tokenizer, f'a:"{said}"') == is_day, said
+                if day > 28:
+                    assert _spells(moments, tokenizer, f'a:"{said}T23:59:59Z"') == is_day, said
+
+
+@pytest.mark.parametrize("schema", [{"type": "integer"}, {"type": "number"}, {}])
+def test_a_long_id_is_not_cut(tokenizer, schema) -> None:
+    source = _source({"properties": {"a": schema}, "required": ["a"]})
+    assert _spells(source, tokenizer, "a:1234567890123456789012")
+
+
+def test_an_id_keeps_its_capital_letters(tokenizer) -> None:
+    source = _source({"properties": {"a": {"type": "string", "format": "uuid"}}, "required": ["a"]})
+    assert _spells(source, tokenizer, 'a:"F81D4FAE-7DEC-11D0-A765-00A0C91E6BF6"')
+
+
+@pytest.mark.parametrize("key", ["Content-Type", "2024", '"New York"', '"Köln"', "$id"])
+def test_keys_that_no_schema_names_are_any_text(tokenizer, key) -> None:
+    source = _source({"properties": {"a": {"type": "object"}}, "required": ["a"]})
+    assert _spells(source, tokenizer, f'a:{{{key}:1,x:"y"}}')
+
+
+def _types_twice(depth: int) -> dict:
+    schema: dict = {"type": "integer"}
+    for _ in range(depth):
+        schema = {"type": ["object", "object", "object"], "properties": {"a": schema}}
+    return {"type": "object", "properties": {"a": schema}}
+
+
+def _references(length: int) -> dict:
+    chain = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(length)} | {f"d{length}": {"type": "integer"}}
+    return {"properties": {"a": {"$ref": "#/$defs/d0"}}, "$defs": chain}
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_types_that_are_named_twice_cost_nothing(strict) -> None:
+    assert len(_source(_types_twice(14), strict=strict)) < 10_000
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}, "back to itself"),
+        ({"properties": {"a": {}}, "required": [{}]}, "required is a list of names"),
+        ({"properties": {"a": {}}, "required": [1, "a"]}, "required is a list of names"),
+        ({"properties": {"a": {"$ref": {}}}}, "leads out of the schema"),
+        ({"properties": {"a": {"type": [{}]}}}, "names none of"),
+        ({"properties": {"a": {"type": {}}}}, "names none of"),
+        ({"properties": {"a": {"type": "string", "minLength": {}}}}, "minLength must be a number"),
+        ({"properties": {"a": {"type": "array", "minItems": None, "maxItems": 3}}}, "minItems must be a number"),
+        (_references(1_500), "lead to each other"),
+    ],
+)
+def test_a_schema_that_is_none_is_named_whether_or_not_it_is_strict(schema, words, strict) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        _source(schema, strict=strict)
+
+
+@pytest.mark.parametrize("broken", [{"format": {}}, {"pattern": "(?=a)b"}, {"pattern": "(?<!a)b", "minLength": 1}])
+def test_a_promise_that_nobody_made_does_not_refuse_a_call(tokenizer, broken) -> None:
+    source = _source({"properties": {"a": {"type": "string", **broken}}, "required": ["a"]}, strict=False)
+    assert _spells(source, tokenizer, 'a:"anything"')
+    with pytest.raises(InvalidInput, match="tools"):
+        _source({"properties": {"a": {"type": "string", **broken}}})

@@ -44,10 +44,11 @@ def _check_schema(schema: Any) -> None:
         ({"$ref": "http://169.254.169.254/latest"}, "does not fetch"),
         ({"$ref": "file:///etc/passwd"}, "does not fetch"),
         ({"type": "integer", "minimum": 5, "maximum": 3}, "Unsatisfiable"),
-        ({"$ref": "#"}, "response_format: "),
+        ({"$ref": "#"}, "response_format: a rule leads back to itself"),
         ({"type": "object", "x-guidance": {"lenient": True}, "not": {}}, "cannot be followed"),
         ({"allOf": [{"anyOf": [{"properties": {f"k{i}{j}": {}}} for j in range(4)]} for i in range(12)]}, "too large"),
         ([], "must be a JSON schema"),
+        ({"properties": {"\ud800": {}}}, "response_format holds half of a surrogate pair"),
         (False, "cannot be followed"),
     ],
 )

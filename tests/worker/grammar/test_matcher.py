@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from trained_answers import MODEL
 
+from modelserve_worker.grammar.answer import AnswerGrammar, Thought, choice_part
 from modelserve_worker.grammar.compiler import GrammarCompiler
 from modelserve_worker.grammar.matcher import GrammarMatcher
+from modelserve_worker.grammar.schema import json_grammar
 from modelserve_worker.text.checkpoint_text import load_checkpoint_text
+from modelserve_worker.text.detokenizer import decode
+from modelserve_worker.text.markers import Markers
 
 VOCABULARY = load_checkpoint_text(MODEL).vocabulary
 EOS = (1, 106, 50)
@@ -81,6 +86,22 @@ def test_rows_of_requests_that_have_ended_are_free_and_grammars_are_kept(compile
     for number in range(70):
         compiler.compile(f'start: "{number}"')
     assert len(compiler._compiled) == 64
+
+
+@pytest.mark.parametrize("said", ["<unk>", "a<bos>b", '<|"|>', "<|tool_call>call", "x<turn|>"])
+@pytest.mark.parametrize("as_json", [False, True])
+def test_text_that_spells_a_control_token_is_written_as_text(compiler, said, as_json) -> None:
+    """A schema may name <unk>; a mask that asked for the control token instead would end the answer with an error."""
+    part = json_grammar({"const": said}) if as_json else choice_part([said])
+    source = AnswerGrammar(part=part).source(Markers.of({}), Thought.NONE)
+    matcher = compiler.matcher(compiler.compile(source).result(), stop_token_ids=(), ignore_eos=False, min_tokens=0)
+    written: list[int] = []
+    while not matcher.complete:
+        written.append(min(_allowed(compiler, matcher) - set(EOS)))
+        matcher.consume(written[-1])
+        assert matcher.error is None
+    assert not VOCABULARY.special_ids & set(written)
+    assert decode(written, VOCABULARY) == (json.dumps(said) if as_json else said)
 
 
 def test_a_tokenizer_that_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
@@ -77,7 +78,7 @@ async def _document(model: TrainedModel, **body):
         async def collect(self, specs):
             return model.run(specs)
 
-    return await answer.whole(Runner())
+    return json.loads(await answer.whole(Runner()))
 
 
 async def test_echo_puts_the_prompt_before_the_answer(exact: TrainedModel) -> None:

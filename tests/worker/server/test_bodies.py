@@ -158,7 +158,8 @@ def test_open_bodies_are_bounded_and_given_back(
     with http.stream(
         "POST", "/v1/completions", json=TEXT | {"stream": True, "ignore_eos": True, "max_tokens": 100}
     ) as r:
-        next(r.iter_lines())
+        lines = r.iter_lines()  # kept: the end of an iterator is the end of its connection
+        next(lines)
         assert bodies.held_bytes == 3 * body_limits.HELD_BYTES_PER_TOKEN
     deadline = time.monotonic() + 10
     while bodies.held_bytes:
@@ -195,4 +196,10 @@ def test_a_busy_engine_is_a_429_with_its_client_named(server: Any, http: httpx.C
         assert (_error(response, 429)["code"], response.headers["retry-after"]) == ("server_busy", "2")
     server.engine.refusal = None
     _answers(http)
+    finished = {
+        sample.labels["finished_reason"]: sample.value
+        for family in server.metrics.registry.collect() if family.name == "vllm:request_success"
+        for sample in family.samples if sample.name.endswith("_total")
+    }  # fmt: skip
+    assert finished == {"stop": 1, "length": 0, "abort": 0, "error": 0}, "what is turned away has not failed"
     assert server.engine.clients == ["127.0.0.1"], "by address, where there are no keys"

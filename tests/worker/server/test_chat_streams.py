@@ -89,7 +89,7 @@ class ScriptedEngine:
 
 def _whole(answer: ChatAnswer, runner: SequenceRunner) -> dict[str, Any]:
     """Choice and usage of the answer, the calls without their random ids."""
-    document = asyncio.run(answer.whole(runner))
+    document = json.loads(asyncio.run(answer.whole(runner)))
     (choice,) = document["choices"]
     for call in choice["message"].get("tool_calls", []):
         assert call.pop("id").startswith("call_")

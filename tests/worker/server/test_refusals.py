@@ -214,7 +214,37 @@ def test_another_model_is_not_found(server: Any, http: httpx.Client) -> None:
         client.models.retrieve("big")
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff", b'{"model": NaN}', b"[" * 100_000])
+def test_a_fault_of_the_server_is_told_with_its_id_and_hurts_no_connection(
+    server: Any, http: httpx.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken() -> None:
+        raise ZeroDivisionError
+
+    server.engine.plan_report = broken
+    connections = set()
+    for _ in range(2):
+        answer = http.get("/v1/plan", headers={"x-request-id": "abc-1"})
+        assert _error(answer, 500)["code"] == "internal_error"
+        assert answer.headers["x-request-id"] == "abc-1"
+        connections.add(answer.extensions["network_stream"].get_extra_info("client_addr"))
+    assert len(connections) == 1, "others of a pool would find it closed with their request on it"
+    assert 'handler="/v1/plan",method="GET",status="500"} 2.0' in http.get("/metrics").text
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ZeroDivisionError] * 2
+    assert "request abc-1 failed" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[1]",
+        b"\xff",
+        b'{"model": NaN}',
+        b"[" * 100_000,
+        '{"model": "tiny", "prompt": "a"}'.encode("utf-16"),
+    ],
+)
 def test_bodies_that_are_not_json_objects(http: httpx.Client, content: bytes) -> None:
     response = http.post("/v1/completions", content=content, headers={"content-type": "application/json"})
     assert _error(response)["code"] == "invalid_json"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -117,6 +119,25 @@ def test_what_cannot_be_kept_is_refused_by_name(
     with pytest.raises(openai.BadRequestError, match=message) as refused:
         client.responses.create(**ASK | {"extra_body": fields})
     assert refused.value.param == param
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"metadata": {"a": "\ud800"}},
+        {"user": "\ud800"},
+        {"text": {"format": {"type": "json_schema", "name": "x", "description": "\ud800", "schema": {}}}},
+        {"tools": [WEATHER | {"parameters": {"description": "\ud800"}}], "tool_choice": "none"},
+        {"metadata": {"a": [[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]}},
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_could_not_be_repeated_in_the_answer_is_refused(server: Any, fields: dict[str, Any], stream: bool) -> None:
+    content = json.dumps({"model": "tiny", "input": "hi", "stream": stream} | fields)
+    answer = httpx.post(f"{server.url}/v1/responses", content=content, headers={"content-type": "application/json"})
+    message = answer.json()["error"]["message"]
+    assert answer.status_code == 400
+    assert "half of a surrogate pair" in message or "nested more than 32 deep" in message
 
 
 def test_a_failure_in_a_stream_is_an_event_and_its_end(server: Any, client: openai.OpenAI) -> None:

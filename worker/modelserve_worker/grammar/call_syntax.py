@@ -13,17 +13,21 @@ from typing import Any
 from llguidance import regex_to_lark
 
 from modelserve.errors import InvalidInput
+from modelserve_worker.grammar.check import check_grammar
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_.$-]+")
-_INTEGER = r"/-?(0|[1-9][0-9]{0,17})/"
-_NUMBER = r"/-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?([eE][+-]?[0-9]{1,2})?/"  # what a float can hold
-_FREE_KEY = r"/[A-Za-z_][A-Za-z0-9_]{0,63}/"
+# Ids of other systems have 19 digits and more; a bound, as a model that is unsure writes digits until its last token.
+_INTEGER = r"/-?(0|[1-9][0-9]{0,39})/"
+_NUMBER = r"/-?(0|[1-9][0-9]{0,39})(\.[0-9]{1,17})?([eE][+-]?[0-9]{1,2})?/"  # within what a float can hold
+_FREE_KEY = r"/[A-Za-z0-9_.$-]{1,64}/"
 _FREE_DEPTH = 8  # of values that no schema describes
 _RANGES = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_LEAP_YEAR = r"([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
 _FORMATS = {
-    "date": r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])",
+    "date": r"([0-9]{4}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)"
+    rf"|02-(0[1-9]|1[0-9]|2[0-8]))|{_LEAP_YEAR}-02-29)",
     "time": r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])",
-    "uuid": r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
+    "uuid": r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
     "ipv4": r"((25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])\.){3}(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])",
     "email": r"[A-Za-z0-9_+-]+(\.[A-Za-z0-9_+-]+)*@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+",
 }
@@ -47,7 +51,13 @@ class ArgumentRules:
 
     def arguments(self, schema: Mapping[str, Any], *, field: str, strict: bool) -> str:
         """The name of the rule of a call's arguments, in braces. Raises InvalidInput that names the keyword."""
-        return _SchemaRules(self, schema, field=field, strict=strict).arguments()
+        rules = _SchemaRules(self, schema, field=field, strict=strict)
+        try:
+            return rules.arguments()
+        except RecursionError as error:
+            raise InvalidInput(
+                f"{field}: too many schemas lead to each other by $ref; flatten it", field=field
+            ) from error
 
     def new(self, body: str) -> str:
         name = f"r{len(self.rules)}"
@@ -82,10 +92,10 @@ class ArgumentRules:
                 self.rules[name] += f' | "[" ({inner} ("," {inner})*)? "]" | {self.mapping(inner)}'
         return name
 
-    @staticmethod
-    def mapping(value: str) -> str:
-        """Any keys, each with a `value`."""
-        return f'"{{" ({_FREE_KEY} ":" {value} ("," {_FREE_KEY} ":" {value})*)? "}}"'
+    def mapping(self, value: str) -> str:
+        """Any keys, each with a `value`; those that cannot stand bare between quote tokens."""
+        self.rules["key"] = f"{_FREE_KEY} | {self.string('(?s:.){1,64}')}"
+        return f'"{{" (key ":" {value} ("," key ":" {value})*)? "}}"'
 
 
 _TEXT = "(?s:.)*"
@@ -112,8 +122,13 @@ class _SchemaRules:
 
     def arguments(self) -> str:
         schema = dict(self._document)
+        passed: set[str] = set()
         while "$ref" in schema:
-            schema = dict(self._resolve(schema["$ref"]))
+            target = schema["$ref"]
+            schema = dict(self._resolve(target))
+            if target in passed:
+                raise self._wrong(f"$ref {target!r:.80} leads back to itself", "$ref")
+            passed.add(target)
         if schema.get("type", "object") != "object":
             raise self._wrong(f"the parameters of a function are an object, not {schema['type']!r:.40}", "type")
         schema.setdefault("additionalProperties", False)  # who names no arguments wants none
@@ -141,10 +156,11 @@ class _SchemaRules:
             self._allow(schema, ())
             return self._rules.anything()
         kinds = kinds if isinstance(kinds, list) else [kinds]
-        unknown = [kind for kind in kinds if kind not in self._by_type]
+        unknown = [kind for kind in kinds if not isinstance(kind, str) or kind not in self._by_type]
         if unknown or not kinds:
             raise self._wrong(f"type {kinds!r:.80} names none of {', '.join(self._by_type)}", "type")
-        options = [self._rules.new(self._by_type[kind](schema | {"type": kind})) for kind in kinds]
+        # Each once: a type that is named twice, in objects inside each other, would double the rules at each level.
+        options = [self._rules.new(self._by_type[kind](schema | {"type": kind})) for kind in dict.fromkeys(kinds)]
         return options[0] if len(options) == 1 else self._rules.new(" | ".join(options))
 
     def _union(self, schema: Mapping[str, Any], union: str) -> str:
@@ -157,9 +173,10 @@ class _SchemaRules:
         return self._rules.new(" | ".join(map(self._value, options)))
 
     def _reference(self, target: Any) -> str:
+        found = self._resolve(target)
         if target not in self._references:
             self._references[target] = name = self._rules.new("")  # known before its body, which may name it
-            self._rules.rules[name] = self._value(self._resolve(target))
+            self._rules.rules[name] = self._value(found)
         return self._references[target]
 
     def _resolve(self, target: Any) -> Mapping[str, Any]:
@@ -177,8 +194,10 @@ class _SchemaRules:
         properties, required = schema.get("properties") or {}, schema.get("required") or []
         if not isinstance(properties, dict) or not isinstance(required, list):
             raise self._wrong("properties must be an object and required a list", "properties")
+        if unnamed := [name for name in required if not isinstance(name, str)]:
+            raise self._wrong(f"required is a list of names, not of {unnamed[0]!r:.40}", "required")
         others = schema.get("additionalProperties", True)
-        if missing := sorted(set(required) - set(properties)):
+        if self._strict and (missing := sorted(set(required) - set(properties))):
             raise self._wrong(f"required names {missing[0]!r:.80}, which is not among the properties", "required")
         if not properties:
             return '"{" "}"' if others is False else self._rules.mapping(self._value(others))
@@ -212,7 +231,7 @@ class _SchemaRules:
             return self._rules.string(f"(?s:.){{{least},{'' if most is None else most}}}")
         if self._strict and (least or most is not None or (pattern is not None and form is not None)):
             raise self._wrong("only one of pattern, format, and the two lengths can be followed at a time", "pattern")
-        if form is not None and form not in _FORMATS:
+        if form is not None and not (isinstance(form, str) and form in _FORMATS):
             if self._strict:
                 raise self._wrong(f"format {form!r:.40} cannot be followed; {', '.join(_FORMATS)} can", "format")
             return self._rules.string(_TEXT)
@@ -220,7 +239,8 @@ class _SchemaRules:
             return self._rules.string(_FORMATS[form])
         if not isinstance(pattern, str):
             raise self._wrong(f"pattern must be a regular expression, not {pattern!r:.40}", "pattern")
-        return self._rules.string(_anchored(pattern))
+        anchored = _anchored(pattern)
+        return self._rules.string(anchored if self._strict or _can_be_followed(anchored) else _TEXT)
 
     def _number(self, schema: Mapping[str, Any]) -> str:
         self._allow(schema, _RANGES)
@@ -232,7 +252,7 @@ class _SchemaRules:
     def _bounds(self, schema: Mapping[str, Any], lower: str, upper: str) -> tuple[int, int | None]:
         least, most = schema.get(lower, 0), schema.get(upper)
         for name, value in ((lower, least), (upper, most)):
-            if value is not None and (type(value) is not int or value < 0):
+            if (value is not None or name == lower) and (type(value) is not int or value < 0):
                 raise self._wrong(f"{name} must be a number from 0 on, not {value!r:.40}", name)
         if most is not None and most < least:
             raise self._wrong(f"{lower} {least} exceeds {upper} {most}", lower)
@@ -270,6 +290,14 @@ def _implied_type(schema: Mapping[str, Any]) -> str | None:
     """The type that a schema without one speaks of."""
     signs = (("object", "properties"), ("array", "items"), ("string", "pattern"), ("number", "minimum"))
     return next((kind for kind, keyword in signs if keyword in schema), None)
+
+
+def _can_be_followed(pattern: str) -> bool:
+    try:
+        check_grammar(json.dumps({"grammars": [{"lark_grammar": f"start: /{pattern}/"}]}), field="pattern")
+    except InvalidInput:
+        return False
+    return True
 
 
 def _anchored(pattern: str) -> str:

@@ -41,7 +41,9 @@ def _in_our_words(error: str) -> str:
     unimplemented, _, keys = first.partition("Unimplemented keys: ")
     if keys:
         return f"{unimplemented}the keywords {keys.strip('[]')} cannot be followed; leave them out"
-    return first
+    if first == "NoExtensionBias":  # the library has no other words for it
+        return "a rule leads back to itself and to no text"
+    return first.partition("; following special tokens are available")[0]
 
 
 @lru_cache(maxsize=1)

@@ -34,7 +34,12 @@ def bounded_schema(schema: Any, *, field: str) -> dict[str, Any] | bool:
             )
     if objects > MAX_SCHEMA_OBJECTS:
         raise InvalidInput(f"{field}: the schema has {objects} objects; the limit is {MAX_SCHEMA_OBJECTS}", field=field)
-    length = len(json.dumps(schema, ensure_ascii=False))
+    text = json.dumps(schema, ensure_ascii=False)
+    length = len(text)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInput(f"{field} holds half of a surrogate pair; send valid Unicode", field=field) from error
     if length > MAX_SCHEMA_CHARACTERS:
         raise InvalidInput(
             f"{field}: the schema has {length} characters of JSON; the limit is {MAX_SCHEMA_CHARACTERS}", field=field

@@ -31,7 +31,7 @@ from modelserve_worker.server.errors import ApiError
 from modelserve_worker.server.field_policy import FieldPolicy
 from modelserve_worker.server.health import health, load, plan, ready, show_version
 from modelserve_worker.server.ignored_fields import IgnoredFields
-from modelserve_worker.server.inference import answer, as_api_error, internal_error, result
+from modelserve_worker.server.inference import answer, as_api_error, result
 from modelserve_worker.server.json_text import to_json
 from modelserve_worker.server.openapi import openapi_document
 from modelserve_worker.server.protocol import ChatCompletionRequest, CompletionRequest
@@ -89,7 +89,7 @@ def create_app(
             Middleware(Authentication, keys=ApiKeys(settings.api_keys, settings.api_key_file)),
             Middleware(Admission, state=state),
         ],
-        exception_handlers={ApiError: _api_error, HTTPException: _http_error, Exception: _unexpected_error},
+        exception_handlers={ApiError: _api_error, HTTPException: _http_error},
     )
     app.state.server = state
     app.state.metrics = metrics
@@ -198,7 +198,3 @@ async def _http_error(request: Request, error: Exception) -> Response:
     text = {404: "no such route", 405: "this route does not answer that method"}.get(status, "the request failed")
     path = request.url.path
     return error_response(ApiError(f"{text}: {request.method} {path}", status=status), path)
-
-
-async def _unexpected_error(request: Request, _: Exception) -> Response:
-    return error_response(internal_error(), request.url.path)

@@ -34,5 +34,10 @@ class BoundedLog(logging.Filter):
 def bound_logs() -> None:
     """Bound what a client can cause: the HTTP parser's complaints, the event loop's, and those of connections."""
     bound = BoundedLog()
-    for name in ("uvicorn.error", "asyncio", "modelserve_worker.server.connections"):
+    for name in (
+        "uvicorn.error",
+        "asyncio",
+        "modelserve_worker.server.connections",
+        "modelserve_worker.server.entrance",
+    ):
         logging.getLogger(name).addFilter(bound)

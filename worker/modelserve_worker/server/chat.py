@@ -10,6 +10,7 @@ from typing import Any
 
 from modelserve_worker.server.envelope import Envelope
 from modelserve_worker.server.errors import ApiError
+from modelserve_worker.server.json_text import to_json, to_json_in_pieces
 from modelserve_worker.server.logprobs import chat_logprobs, prompt_logprobs_list
 from modelserve_worker.server.preparation import chat_sequences
 from modelserve_worker.server.protocol import ChatCompletionRequest
@@ -38,8 +39,14 @@ class ChatAnswer:
     def num_prompt_tokens(self) -> int:
         return sum(len(spec.request.prompt_token_ids) for spec in self._specs[:: self._body.n])
 
-    async def whole(self, runner: SequenceRunner) -> dict[str, Any]:
+    async def whole(self, runner: SequenceRunner) -> bytes:
         replies = await runner.collect(self._specs)
+        if not self._body.logprobs and self._body.prompt_logprobs is None:
+            return to_json(self._document(replies))
+        # An object per token and alternative, megabytes of them: not on the loop.
+        return await asyncio.to_thread(lambda: to_json_in_pieces(self._document(replies)))
+
+    def _document(self, replies: Sequence[Reply]) -> dict[str, Any]:
         choices = [
             {
                 "index": index,
@@ -52,8 +59,7 @@ class ChatAnswer:
         ]
         document = self._envelope.document(choices, self._usage(replies))
         if self._body.prompt_logprobs is not None:
-            document["prompt_logprobs"] = await asyncio.to_thread(
-                prompt_logprobs_list,
+            document["prompt_logprobs"] = prompt_logprobs_list(
                 replies[0].prompt_token_ids,
                 replies[0].prompt_logprobs,
                 self._vocabulary,
@@ -116,7 +122,8 @@ class ChatAnswer:
         return chat_usage(self._specs, counts, n=self._body.n, reasoning_tokens=thought)
 
     def _event(self, index: int, delta: dict[str, Any], **fields: Any) -> bytes:
-        return self._envelope.event({"index": index, "delta": delta, "logprobs": None, "finish_reason": None} | fields)
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None} | fields
+        return self._envelope.event(to_json(choice))
 
 
 def _message(answer: Reply) -> dict[str, Any]:

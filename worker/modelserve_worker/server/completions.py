@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
 from modelserve_worker.server.envelope import Envelope
 from modelserve_worker.server.errors import ApiError
+from modelserve_worker.server.json_text import to_json, to_json_in_pieces
 from modelserve_worker.server.logprobs import CompletionLogprobs, prompt_logprobs_list
 from modelserve_worker.server.preparation import SequenceSpec, completion_sequences
 from modelserve_worker.server.protocol import CompletionRequest
@@ -33,20 +34,25 @@ class CompletionAnswer:
         self._body = body.model_copy(update={"prompt": []})  # its text is not held while the answer is made
         self._envelope = Envelope(response_id, "text_completion", model.name, with_usage=body.include_usage)
         self._vocabulary = model.text.vocabulary
-        self._logprobs = [CompletionLogprobs(self._vocabulary, first_offset=len(echo)) for echo in self._echoes]
+        self._logprobs = [
+            CompletionLogprobs(self._vocabulary, echo=echo, skip_special_tokens=body.skip_special_tokens)
+            for echo in self._echoes
+        ]
 
     @property
     def num_prompt_tokens(self) -> int:
         return sum(len(spec.request.prompt_token_ids) for spec in self._specs[:: self._body.n])
 
-    async def whole(self, runner: SequenceRunner) -> dict[str, Any]:
+    async def whole(self, runner: SequenceRunner) -> bytes:
         replies = await runner.collect(self._specs)
-        if self._body.scored_alternatives is not None:  # an object per token of a prompt: not on the loop
-            choices = await asyncio.to_thread(self._choices, replies)
-        else:
-            choices = self._choices(replies)
+        if self._body.logprobs is None and self._body.prompt_logprobs is None:
+            return to_json(self._document(replies))
+        # An object per token and alternative, megabytes of them: not on the loop.
+        return await asyncio.to_thread(lambda: to_json_in_pieces(self._document(replies)))
+
+    def _document(self, replies: Sequence[Reply]) -> dict[str, Any]:
         counts = [reply.num_tokens for reply in replies]
-        return self._envelope.document(choices, usage(self._specs, counts, n=self._body.n))
+        return self._envelope.document(self._choices(replies), usage(self._specs, counts, n=self._body.n))
 
     def _choices(self, replies: Sequence[Reply]) -> list[dict[str, Any]]:
         choices = []
@@ -87,14 +93,20 @@ class CompletionAnswer:
             async for step in steps:
                 events = []
                 for reply, parts in step:
-                    choice = self._choice(reply, parts, first=counts[reply.index] == 0)
+                    first = counts[reply.index] == 0
                     counts[reply.index] = reply.num_tokens
-                    if choice is not None:
-                        events.append(self._envelope.event(choice))
-                if events:
-                    yield b"".join(events)
+                    if first and reply.prompt_logprobs is not None:  # as in a whole answer
+                        events.append(await asyncio.to_thread(self._event, reply, parts, first, to_json_in_pieces))
+                    else:
+                        events.append(self._event(reply, parts, first, to_json))
+                if said := b"".join(events):
+                    yield said
         if self._body.include_usage:
             yield self._envelope.usage_event(usage(self._specs, counts, n=self._body.n))
+
+    def _event(self, reply: Reply, parts: Sequence[Part], first: bool, encode: Callable[[Any], bytes]) -> bytes:
+        choice = self._choice(reply, parts, first=first)
+        return b"" if choice is None else self._envelope.event(encode(choice))
 
     def failure(self, error: ApiError) -> bytes:
         """The event for a stream which cannot go on."""

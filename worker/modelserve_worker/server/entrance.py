@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import uuid
 from collections.abc import Iterable
@@ -12,12 +13,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from modelserve_worker.metrics import WorkerMetrics
 from modelserve_worker.server.access_log import AccessLog
 from modelserve_worker.server.body_limits import OpenBodies
+from modelserve_worker.server.error_response import error_response
+from modelserve_worker.server.errors import internal_error
 from modelserve_worker.server.request_context import RequestContext
 from modelserve_worker.server.tracing import Tracing
 
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")  # what may stand in a header and in a line of a log
 _ABANDONED = 499  # no answer was begun: the client left first
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+log = logging.getLogger(__name__)
 
 
 class Entrance:
@@ -63,8 +68,10 @@ class Entrance:
             try:
                 await self._app(scope, receive, named)
             except Exception:
-                status = 500
-                raise
+                if status != _ABANDONED:  # an answer has begun: the connection ends with it
+                    raise
+                log.exception("request %s failed", request_id)
+                await error_response(internal_error(), scope["path"])(scope, receive, named)
             finally:
                 self._leave_trace(context, scope, headers, status)
 

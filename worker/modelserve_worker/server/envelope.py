@@ -25,9 +25,9 @@ class Envelope:
         """The whole response."""
         return {**self._fields, "choices": list(choices), "usage": usage}
 
-    def event(self, choice: dict[str, Any]) -> bytes:
-        """One event of a stream, encoded."""
-        return self._head + to_json(choice) + self._tail
+    def event(self, choice: bytes) -> bytes:
+        """One event of a stream, encoded, as its choice is."""
+        return self._head + choice + self._tail
 
     def usage_event(self, usage: dict[str, Any]) -> bytes:
         """The last event of a stream that reports usage: it has no choice."""

@@ -77,6 +77,10 @@ def unavailable(message: str) -> ApiError:
     return ApiError(message, status=503, code="unavailable")
 
 
+def internal_error() -> ApiError:
+    return ApiError("the server failed; its log says why", status=500, code="internal_error")
+
+
 def from_validation(error: ValidationError) -> ApiError:
     """The first fault of a request body, by field name."""
     first = error.errors(include_url=False)[0]

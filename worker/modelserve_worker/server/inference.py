@@ -14,7 +14,7 @@ from starlette.responses import Response
 from modelserve.errors import InvalidInput
 from modelserve_worker.engine_client import EngineBusy, EngineDead
 from modelserve_worker.server.anthropic.request import CountTokensRequest, MessagesRequest
-from modelserve_worker.server.errors import ApiError, from_validation, unavailable
+from modelserve_worker.server.errors import ApiError, from_validation, internal_error, unavailable
 from modelserve_worker.server.json_text import to_json
 from modelserve_worker.server.protocol import ChatCompletionRequest, CompletionRequest
 from modelserve_worker.server.request_body import RequestBodies
@@ -48,8 +48,8 @@ class Answer(Protocol):
         """Tokens of all prompts, each counted once."""
         ...
 
-    async def whole(self, runner: SequenceRunner) -> dict[str, Any]:
-        """The body of the response."""
+    async def whole(self, runner: SequenceRunner) -> bytes:
+        """The body of the response, encoded."""
         ...
 
     def events(self, runner: SequenceRunner) -> AsyncGenerator[bytes, None]:
@@ -80,12 +80,12 @@ async def answer(
     if stream:
         return EventStreamResponse(_events(prepared, runner))
     try:
-        document = await run_until_disconnect(request.receive, prepared.whole(runner))
+        content = await run_until_disconnect(request.receive, prepared.whole(runner))
     except ClientDisconnectError:
         return Response(status_code=499)  # nobody reads it; the access log shows why the request ended
     except FAILURES as error:
         raise as_api_error(error) from error
-    return Response(to_json(document), media_type="application/json")
+    return Response(content, media_type="application/json")
 
 
 async def result(request: Request, body_type: type[ResultBody], compute: Callable[..., dict[str, Any]]) -> Response:
@@ -138,7 +138,3 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, EngineDead):
         return unavailable(f"the engine has stopped: {error}")
     return ApiError(str(error), status=500, code="generation_failed")
-
-
-def internal_error() -> ApiError:
-    return ApiError("the server failed; its log says why", status=500, code="internal_error")

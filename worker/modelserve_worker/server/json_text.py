@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NoReturn
 
 # Python's parser keeps the interpreter to itself from the first byte to the last, so what it may have to build is
@@ -15,6 +17,8 @@ MAX_MEMBERS = 100_000  # names in objects
 MAX_VALUES = 500_000  # what commas part: token ids, mostly
 
 _STRINGS_PER_LOOK = 1024
+_ITEMS_PER_PIECE = 64  # of a list of small items: 0.1 MB where each says the log probabilities of 20 tokens
+_MOST_PARTS = 1024  # of a list whose items may be large: as many as a request has choices
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode  # json.dumps would build one per call
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)  # an unfinished one ends with the text
@@ -25,9 +29,44 @@ def to_json(document: Any) -> bytes:
     return _encode(document).encode()
 
 
+def to_json_in_pieces(document: Any) -> bytes:
+    """As `to_json`, for large documents, in a thread: the encoder keeps the interpreter to itself from the first byte
+    to the last, here between two pieces others get it. An iterator in the document is a list whose items are made as
+    they are encoded.
+    """
+    return "".join(_pieces(document)).encode()
+
+
+def _pieces(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        mark = "{"
+        for name, inner in value.items():
+            yield f"{mark}{_encode(name)}:"
+            yield from _pieces(inner)
+            mark = ","
+        yield "}" if value else "{}"
+    elif isinstance(value, Iterator) or (isinstance(value, list) and len(value) > _MOST_PARTS):
+        items, mark = iter(value), "["
+        while some := list(islice(items, _ITEMS_PER_PIECE)):
+            yield mark + _encode(some)[1:-1]
+            mark = ","
+        yield "[]" if mark == "[" else "]"
+    elif isinstance(value, list):
+        mark = "["
+        for item in value:
+            yield mark
+            yield from _pieces(item)
+            mark = ","
+        yield "]" if value else "[]"
+    else:
+        yield _encode(value)
+
+
 def read_json(text: str | bytes) -> Any:
-    """The document. Raises ValueError for NaN, infinities and numbers that a float cannot hold, too."""
+    """The document; bytes are UTF-8. Raises ValueError, for NaN, infinities and numbers beyond a float, too."""
     try:
+        # Bytes that Python is left to decode may be UTF-16, too, in which structure could not be counted.
+        text = text if isinstance(text, str) else text.decode("utf-8-sig")
         return json.loads(text, parse_constant=_no_constant, parse_float=_finite)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error

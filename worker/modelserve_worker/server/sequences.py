@@ -159,7 +159,7 @@ class SequenceRunner:
         client = "" if self._context is None else self._context.client
         replies = {spec.request.request_id: Reply(spec, self._vocabulary, self._metrics) for spec in specs}
         incomplete = len(replies)
-        reason = FinishReason.ABORT
+        reason: FinishReason | None = FinishReason.ABORT
         try:
             async with aclosing(self._engine.generate([spec.request for spec in specs], client=client)) as steps:
                 async for outputs in steps:
@@ -182,10 +182,14 @@ class SequenceRunner:
                         yield list(step.values())
                     if not incomplete:
                         return
-        except (EngineBusy, EngineDead, GenerationError, InvalidInput):
+        except EngineBusy:
+            reason = None  # nothing began, so nothing ended
+            raise
+        except (EngineDead, GenerationError, InvalidInput):
             reason = FinishReason.ERROR
             raise
         finally:
-            for reply in replies.values():
-                reply.give_up(reason)
+            if reason is not None:
+                for reply in replies.values():
+                    reply.give_up(reason)
         raise GenerationError("the engine ended the stream without a reason")

@@ -11,6 +11,7 @@ from modelserve_worker.server.anthropic.content import ContentStream, content_bl
 from modelserve_worker.server.anthropic.errors import error_body
 from modelserve_worker.server.anthropic.request import MessagesRequest
 from modelserve_worker.server.errors import ApiError
+from modelserve_worker.server.json_text import to_json
 from modelserve_worker.server.sequences import Reply, SequenceRunner
 from modelserve_worker.server.state import ServedModel
 from modelserve_worker.server.streaming import named_event
@@ -31,10 +32,10 @@ class MessagesAnswer:
     def num_prompt_tokens(self) -> int:
         return len(self._spec.request.prompt_token_ids)
 
-    async def whole(self, runner: SequenceRunner) -> dict[str, Any]:
+    async def whole(self, runner: SequenceRunner) -> bytes:
         (reply,) = await runner.collect([self._spec])
         end = _end(reply)
-        return self._message(content_blocks(reply.parts), output_tokens=reply.num_tokens) | end
+        return to_json(self._message(content_blocks(reply.parts), output_tokens=reply.num_tokens) | end)
 
     async def events(self, runner: SequenceRunner) -> AsyncGenerator[bytes, None]:
         """Anthropic's events: the message without content, its blocks one after another, and how it ended."""

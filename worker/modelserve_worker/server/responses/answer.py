@@ -9,6 +9,7 @@ from contextlib import aclosing
 from typing import Any
 
 from modelserve_worker.server.errors import ApiError
+from modelserve_worker.server.json_text import to_json
 from modelserve_worker.server.responses.output_items import OutputItems
 from modelserve_worker.server.responses.request import ResponsesRequest
 from modelserve_worker.server.sequences import Reply, SequenceRunner
@@ -31,6 +32,12 @@ class ResponsesAnswer:
             "id": self._id, "object": "response", "created_at": int(time.time()), "model": model.name,
             "background": False, **body.echoed(),
         }  # fmt: skip
+        try:
+            to_json(self._head)
+        except UnicodeEncodeError as error:  # in a field that is no part of the prompt, and only repeated
+            raise ApiError(
+                "the body holds half of a surrogate pair; send valid Unicode", code="invalid_value"
+            ) from error
         self._items = OutputItems()
         self._num_events = 0
 
@@ -38,11 +45,11 @@ class ResponsesAnswer:
     def num_prompt_tokens(self) -> int:
         return len(self._spec.request.prompt_token_ids)
 
-    async def whole(self, runner: SequenceRunner) -> dict[str, Any]:
+    async def whole(self, runner: SequenceRunner) -> bytes:
         (reply,) = await runner.collect([self._spec])
         self._items.push(join_parts(reply.parts))
         self._items.finish(complete=reply.finish_reason == "stop")
-        return self._ended(reply)
+        return to_json(self._ended(reply))
 
     async def events(self, runner: SequenceRunner) -> AsyncGenerator[bytes, None]:
         """OpenAI's events: created, in progress, those of each output item in turn, and the end with all of it."""
