@@ -75,10 +75,14 @@ def build(progress: Progress) -> None:
 
 
 def remove() -> None:
-    """Everything but the base, also what a build left that was broken off."""
+    """Everything but the base and downloaded packages, also what a build left that was broken off."""
     if shutil.which("buildah") is not None:
         _buildah("rm", "--all", check=False)
-    shutil.rmtree(_temporary(), ignore_errors=True)
+    for left in _temporary().glob("*"):
+        if left.is_file():
+            left.unlink()
+        elif left.name != "buildah-cache":  # of the Dockerfiles' cache mounts
+            shutil.rmtree(left, ignore_errors=True)
     for image in IMAGES:
         archive(image).unlink(missing_ok=True)
 
