@@ -18,8 +18,8 @@ from localcluster.target import Target, find, user_kubeconfig
 
 LAYOUT = Layout("test")
 NAMESPACE = "modelserve-e2e"
-BUILDING: list[subprocess.Popen[bytes]] = []  # the images, unless there are
-NO_IMAGES: list[str] = []  # reasons
+BUILDING: list[subprocess.Popen[bytes]] = []  # the job that builds the images
+NO_IMAGES: list[str] = []  # why there is none
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -37,8 +37,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         return
     if user_kubeconfig() is not None:
         NO_IMAGES.append("images are built for the local cluster, and KUBECONFIG names another")
-    NO_IMAGES.extend(lifecycle.obstacles() or filter(None, [image_build.obstacle()]))
-    if not NO_IMAGES:
+    elif reasons := lifecycle.obstacles() or list(filter(None, [image_build.obstacle()])):
+        NO_IMAGES.extend(reasons)
+    else:
         BUILDING.append(image_job.start())
 
 
