@@ -17,7 +17,8 @@ $(STAMP): requirements.txt pyproject.toml
 	  "error: Python 3.11 or newer is needed, %s is %d.%d; name another one: make PYTHON=python3.12" % (sys.executable, v[0], v[1]))'
 	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv || { echo "error: $(PYTHON) -m venv failed; on Debian and Ubuntu: apt install python3-venv"; rm -rf .venv; exit 1; }
 	@test -x $(BIN)/uv || $(BIN)/pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements.txt
+	@# Compiled once: a process that starts, and a pod that may not write here, would do it anew: 3 s of CPU for torch.
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --require-hashes -r requirements.txt
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -e .
 	@touch $@
 

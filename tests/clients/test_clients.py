@@ -33,7 +33,9 @@ def _command(client: Client) -> list[str]:
 
 
 def _results(client: Client, server_url: str) -> dict[str, str]:
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"SERVER_URL": server_url} | _QUIET
+    # Their packages, in a folder of their own, are compiled by the first script that imports them.
+    left_out = {"PYTHONPATH", "PYTHONDONTWRITEBYTECODE"}
+    environment = {k: v for k, v in os.environ.items() if k not in left_out} | {"SERVER_URL": server_url} | _QUIET
     done = subprocess.run(
         _command(client), env=environment, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
     )

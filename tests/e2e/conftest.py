@@ -18,7 +18,8 @@ from localcluster.target import Target, find, user_kubeconfig
 
 LAYOUT = Layout("test")
 NAMESPACE = "modelserve-e2e"
-BUILDING: list[subprocess.Popen[bytes]] = []
+BUILDING: list[subprocess.Popen[bytes]] = []  # the job that builds the images
+NO_IMAGES: list[str] = []  # why there is none
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -32,20 +33,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Building images takes minutes and mostly waits for the disk: it begins now, beside the other tests."""
     wanted = any("/e2e/test_the_chart" in item.path.as_posix() for item in session.items)
-    asked = "MODELSERVE_TEST_IMAGES" in os.environ and not session.config.option.collectonly
-    if wanted and asked and user_kubeconfig() is None and not lifecycle.obstacles():
+    if not wanted or session.config.option.collectonly:
+        return
+    if user_kubeconfig() is not None:
+        NO_IMAGES.append("images are built for the local cluster, and KUBECONFIG names another")
+    elif reasons := lifecycle.obstacles() or list(filter(None, [image_build.obstacle()])):
+        NO_IMAGES.extend(reasons)
+    else:
         BUILDING.append(image_job.start())
 
 
-@pytest.fixture(scope="session")
-def built_images() -> Iterator[None]:
-    """Waits for the images, Helm and promtool."""
-    if not BUILDING:
-        pytest.skip("images (5 GB) are built for the local cluster where MODELSERVE_TEST_IMAGES is set")
-    image_job.wait(BUILDING[0])
-    yield
-    if "MODELSERVE_KEEP_CLUSTER" not in os.environ:
+def pytest_sessionfinish() -> None:
+    """A session that was broken off leaves no build behind, and none keeps gigabytes that the next has to make anew."""
+    if BUILDING and "MODELSERVE_KEEP_CLUSTER" not in os.environ:
+        image_job.stop(BUILDING[0])
         image_build.remove()
+
+
+@pytest.fixture(scope="session")
+def built_images() -> None:
+    """Waits for the images, Helm and promtool."""
+    if NO_IMAGES:
+        pytest.skip("; ".join(NO_IMAGES))
+    image_job.wait(BUILDING[0])
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -52,18 +52,18 @@ class Deployed:
     ) -> float:
         """Wait until Ready is True for the present generation; `seen` gets every state on the way.
 
-        Returns seconds. Raises ClusterError with the reason when it stalls or takes too long.
+        Returns seconds. Raises ClusterError with the reason when that generation stalls or it takes too long.
         """
 
         def ready() -> bool:
             resource = self.resource()
             seen(resource)
+            generation = resource["metadata"]["generation"]
             stalled = condition(resource, "Stalled")
-            if stalled.get("status") == "True":
+            if stalled.get("status") == "True" and stalled.get("observedGeneration") == generation:
                 raise Stalled(f"ModelServe {self.name} stalled: {stalled['reason']}: {stalled['message']}")
             state = condition(resource, "Ready")
-            current = state.get("observedGeneration") == resource["metadata"]["generation"]
-            return current and state.get("status") == "True"
+            return state.get("observedGeneration") == generation and state.get("status") == "True"
 
         try:
             return wait_for(f"ModelServe {self.name} Ready", ready, timeout_s=timeout_s, interval_s=0.5)

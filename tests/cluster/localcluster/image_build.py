@@ -19,6 +19,9 @@ BASE = "docker.io/library/python:3.11-slim-bookworm"
 IMAGES = ("operator", "worker")
 TAG = "built"
 PROGRAMS = {"buildah": "buildah", "debootstrap": "debootstrap"}  # command: the Debian package that brings it
+NEEDED_BYTES = 20 * 10**9
+"""Free bytes with which `build` may begin. The most is held at the import into a node, 18 GB: the archives, 6 GB, and
+of each image the node's content and its snapshot. The build itself holds the worker three times."""
 _PACKAGES = "ca-certificates,python3,python3-venv,python3-dev,gcc,libc6-dev"
 _CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 
@@ -32,10 +35,21 @@ def archive(image: str) -> Path:
     return _folder() / f"{image}.tar"
 
 
+def obstacle() -> str:
+    """Why the disk cannot take the images; empty when it can. Archives that are kept are part of the need."""
+    cache_dir().mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(cache_dir()).free
+    free += sum(archive(image).stat().st_size for image in IMAGES if archive(image).exists())
+    if free >= NEEDED_BYTES:
+        return ""
+    needed = f"{NEEDED_BYTES / 1e9:.0f} GB at {cache_dir()} while they are built and tested"
+    return f"the images need {needed}; {free / 1e9:.1f} GB are free"
+
+
 def build(progress: Progress) -> None:
     """Write the archive of each of IMAGES. Raises ClusterError with the end of what a failed program wrote."""
     install_packages(PROGRAMS, progress)
-    _folder().mkdir(parents=True, exist_ok=True)
+    _temporary().mkdir(parents=True, exist_ok=True)
     if _buildah("images", "--quiet", BASE, check=False).returncode:
         _make_base(progress)
     for image in IMAGES:
@@ -61,7 +75,14 @@ def build(progress: Progress) -> None:
 
 
 def remove() -> None:
-    """Everything but the base."""
+    """Everything but the base and downloaded packages, also what a build left that was broken off."""
+    if shutil.which("buildah") is not None:
+        _buildah("rm", "--all", check=False)
+    for left in _temporary().glob("*"):
+        if left.is_file():
+            left.unlink()
+        elif left.name != "buildah-cache":  # of the Dockerfiles' cache mounts
+            shutil.rmtree(left, ignore_errors=True)
     for image in IMAGES:
         archive(image).unlink(missing_ok=True)
 
@@ -112,13 +133,19 @@ def _folder() -> Path:
     return cache_dir() / "images"
 
 
+def _temporary() -> Path:
+    """Where buildah writes a layer before it copies it into the archive."""
+    return _folder() / "tmp"
+
+
 def _buildah(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     store = [f"--root={_folder()}/storage", f"--runroot={_folder()}/run"]
     return _run(["buildah", *store, *arguments], check=check)
 
 
 def _run(command: list[str], *, check: bool = True) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    environment = os.environ | {"TMPDIR": str(_temporary())}
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
     if check and done.returncode:
         end = "\n".join((done.stdout + done.stderr).splitlines()[-20:])
         raise ClusterError(f"{' '.join(command[:4])} ... ended with exit status {done.returncode}:\n{end}")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 
 from localcluster.settings import REPOSITORY, ClusterError, cache_dir
 
@@ -15,7 +18,15 @@ def start() -> subprocess.Popen[bytes]:
     # buildah's mounts stay its own: another test looks for mounts that a cluster left.
     command = ["unshare", "--mount", "nice", "-n", "19", sys.executable, program, "images"]
     with (cache_dir() / "images.log").open("wb") as log:
-        return subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        return subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True)
+
+
+def stop(job: subprocess.Popen[bytes]) -> None:
+    """End it, with every program that it runs, unless it has ended."""
+    if job.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGKILL)
+        job.wait()
 
 
 def wait(job: subprocess.Popen[bytes], *, timeout_s: float = 1200.0) -> None:
@@ -23,7 +34,7 @@ def wait(job: subprocess.Popen[bytes], *, timeout_s: float = 1200.0) -> None:
     try:
         status = job.wait(timeout_s)
     except subprocess.TimeoutExpired:
-        job.kill()
+        stop(job)
         status = -1
     if status:
         end = (cache_dir() / "images.log").read_text(errors="replace")[-2000:]
