@@ -77,6 +77,11 @@ class PromptLogprobs:
     def __len__(self) -> int:
         return len(self.logprobs)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the columns."""
+        return sum(each.nbytes for each in (self.logprobs, self.ranks, self.top_tokens, self.top_logprobs))
+
     def __getitem__(self, rows: slice) -> PromptLogprobs:
         return PromptLogprobs(self.logprobs[rows], self.ranks[rows], self.top_tokens[rows], self.top_logprobs[rows])
 

@@ -11,10 +11,14 @@ from modelserve.sizing.memory import CPU_HEADROOM
 MIB = 1 << 20
 
 OPEN_BODIES_BYTES = 512 * MIB
-"""Bodies that are being read, and the prompts of open requests."""
+"""Bodies that are being read, the prompts of open requests, and log probabilities of answers until they are sent."""
 
 HELD_BYTES_PER_TOKEN = 40
 """Of a prompt while its request is open: a place in a tuple and a Python integer, with a margin."""
+
+HELD_BYTES_PER_LOGPROB = 400
+"""Of one token's log probability in an answer that is sent whole: a tuple, an id and a float, and what its JSON is made
+of and takes, which in the end is there twice."""
 
 PREPARATION_BYTES = 512 * MIB
 """One large body while it is parsed, rendered and encoded; one at a time. Most of it is the tokenizer's: about 130

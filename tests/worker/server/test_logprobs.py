@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from modelserve.sizing.front_end import HELD_BYTES_PER_LOGPROB
 from modelserve_worker.request import PromptLogprobs, TokenLogprobs
 from modelserve_worker.server import chat, completions, json_text
 from modelserve_worker.server.json_text import to_json, to_json_in_pieces
@@ -148,3 +149,29 @@ def test_an_answer_with_log_probabilities_is_encoded_off_the_loop(
     answer = httpx.post(f"{server.url}/v1/{route}", json={"model": "tiny", "max_tokens": 2} | fields)
     assert answer.json()["usage"]["completion_tokens"] == 2
     assert [name.startswith("asyncio_") for name in threads] == [True]
+
+
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "logprobs": True, "top_logprobs": 3}
+
+
+def test_scores_that_are_kept_for_a_whole_answer_are_bounded_for_all_clients_together(server: Any) -> None:
+    """They are counted as they come, so a request that ends early is not refused for what it might have asked."""
+    bodies = server.app.state.bodies.open_bodies
+    bodies.limit_bytes = 200 * 4 * HELD_BYTES_PER_LOGPROB
+    url, ids = f"{server.url}/v1/chat/completions", {"ignore_eos": True}
+    short = httpx.post(url, json=CHAT | {"max_tokens": 400})  # it says "hi" and ends
+    assert len(short.json()["choices"][0]["logprobs"]["content"]) < 100
+    server.engine.step_seconds = 0.001
+    with httpx.stream("POST", url, json=CHAT | ids | {"max_tokens": 300, "stream": True}) as bystander:
+        lines = bystander.iter_lines()
+        next(lines)
+        refused = httpx.post(url, json=CHAT | ids | {"max_tokens": 300, "n": 2}, timeout=30)
+        said = [line for line in lines if line.startswith("data: {")]
+    assert refused.status_code == 429
+    assert refused.json()["error"]["code"] == "server_busy"
+    assert f"the limit is {bodies.limit_bytes}" in refused.json()["error"]["message"]
+    assert len(server.engine.aborted) == 2, "its sequences, and nobody else's"
+    scored = [json.loads(line[6:])["choices"][0]["logprobs"] for line in said if '"content":[' in line]
+    assert sum(len(each["content"]) for each in scored) >= 298, "a stream gives its scores away as they come"
+    assert bodies.held_bytes == 0
+    assert httpx.post(url, json=CHAT | {"max_tokens": 2}).status_code == 200

@@ -39,7 +39,7 @@ class OpenBodies:
 
 
 class BodyAccount:
-    """What one request holds: the bytes of its body, later its prompts' tokens."""
+    """What one request holds: the bytes of its body, later its prompts' tokens and what is kept of its answers."""
 
     def __init__(self, bodies: OpenBodies) -> None:
         self._bodies = bodies
@@ -61,3 +61,7 @@ class BodyAccount:
     def hold_tokens(self, num_tokens: int) -> None:
         """Hold prompts of `num_tokens` tokens. Raises ApiError 429."""
         self.hold(num_tokens * HELD_BYTES_PER_TOKEN)
+
+    def hold_more(self, num_bytes: int) -> None:
+        """Hold `num_bytes` beside what is held. Raises ApiError 429, and has changed nothing, at the limit."""
+        self.hold(self._held_bytes + num_bytes)

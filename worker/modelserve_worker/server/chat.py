@@ -102,6 +102,7 @@ class ChatAnswer:
         if not taken:
             return [(delta, None) for delta in deltas]
         logprobs = chat_logprobs(taken, self._vocabulary)
+        logprobs["content"] = list(logprobs["content"])
         first, *others = deltas or [{"content": ""}]  # a token inside a character, or one that is no text
         return [(first, logprobs), *((delta, None) for delta in others)]
 

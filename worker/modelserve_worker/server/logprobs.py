@@ -43,12 +43,15 @@ TokensWithLogprobs = Iterable[tuple[int, TokenLogprobs]]
 
 
 def chat_logprobs(tokens: TokensWithLogprobs, vocabulary: Vocabulary) -> dict[str, Any]:
-    """{"content": [{token, logprob, bytes, top_logprobs}]}; `bytes` are exact where a token is part of a character."""
-    content = []
+    """{"content": [{token, logprob, bytes, top_logprobs}]}, made as they are read; `bytes` are exact where a token is
+    part of a character."""
+    return {"content": _chat_entries(tokens, vocabulary), "refusal": None}
+
+
+def _chat_entries(tokens: TokensWithLogprobs, vocabulary: Vocabulary) -> Iterator[dict[str, Any]]:
     for token_id, logprobs in tokens:
         top = [_entry(other, logprob, vocabulary) for other, logprob in logprobs.top]
-        content.append({**_entry(token_id, logprobs.logprob, vocabulary), "top_logprobs": top})
-    return {"content": content, "refusal": None}
+        yield {**_entry(token_id, logprobs.logprob, vocabulary), "top_logprobs": top}
 
 
 class CompletionLogprobs:

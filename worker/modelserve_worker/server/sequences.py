@@ -5,10 +5,11 @@ All sequences of one HTTP request come through one iterator of the engine, so a 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 
 from modelserve.errors import InvalidInput
+from modelserve.sizing.front_end import HELD_BYTES_PER_LOGPROB
 from modelserve_worker.engine_client import EngineBusy, EngineClient, EngineDead
 from modelserve_worker.metrics import WorkerMetrics
 from modelserve_worker.request import FinishReason, PromptLogprobs, RequestOutput, TokenLogprobs
@@ -92,6 +93,13 @@ class Reply:
         taken, self._logprobs = self._logprobs, []
         return taken
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of host memory that scores take until they are sent: the prompt's, and those of `take_logprobs`."""
+        prompt = 0 if self.prompt_logprobs is None else self.prompt_logprobs.nbytes
+        entries = len(self._logprobs) * (1 + (self._spec.request.sampling.logprobs or 0))
+        return prompt + entries * HELD_BYTES_PER_LOGPROB
+
     def give_up(self, reason: FinishReason) -> None:
         """Count an answer that nobody completes; without effect on a complete one."""
         if self.finish_reason is None:
@@ -154,11 +162,12 @@ class SequenceRunner:
         """Replies that went on, each once, with the parts added, until all are complete.
 
         Several steps that came together are told as one. Closing the generator aborts the replies that go on.
-        Raises InvalidInput when the engine refuses a sequence, EngineBusy, GenerationError and EngineDead.
+        Raises InvalidInput when the engine refuses a sequence, EngineBusy, GenerationError, EngineDead, and ApiError
+        429 when scores that nobody has taken are more than clients may make this process hold.
         """
         client = "" if self._context is None else self._context.client
         replies = {spec.request.request_id: Reply(spec, self._vocabulary, self._metrics) for spec in specs}
-        incomplete = len(replies)
+        incomplete, held = len(replies), 0
         reason: FinishReason | None = FinishReason.ABORT
         try:
             async with aclosing(self._engine.generate([spec.request for spec in specs], client=client)) as steps:
@@ -180,6 +189,7 @@ class SequenceRunner:
                                     self._engine.abort(output.request_id)
                     if step:
                         yield list(step.values())
+                        held = self._hold(replies.values(), held)
                     if not incomplete:
                         return
         except EngineBusy:
@@ -193,3 +203,11 @@ class SequenceRunner:
                 for reply in replies.values():
                     reply.give_up(reason)
         raise GenerationError("the engine ended the stream without a reason")
+
+    def _hold(self, replies: Iterable[Reply], held: int) -> int:
+        """Bytes that replies hold now, in the account of the request, where `held` were."""
+        if self._context is None:
+            return 0
+        now = sum(reply.held_bytes for reply in replies)
+        self._context.account.hold_more(now - held)
+        return now
