@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -169,6 +170,17 @@ def test_a_rank_that_dies_or_hangs_while_idle_is_noticed_and_nobody_else_is_ende
         assert bystander.poll() is None
         bystander.kill()
     assert not list(Path("/dev/shm").glob(f"*{os.getpid()}*")), "the ring is gone"
+
+
+def test_an_exit_code_that_another_thread_collects_is_waited_for() -> None:
+    class Ended:
+        codes: ClassVar = [None, None, -9, -9]
+
+        @property
+        def exitcode(self) -> int | None:
+            return self.codes.pop(0)
+
+    assert ranks._exit_code(Ended()) == -9
 
 
 def test_ranks_that_come_to_other_tokens_end(tmp_path, driver_for, monkeypatch) -> None:

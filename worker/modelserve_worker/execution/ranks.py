@@ -261,8 +261,7 @@ class WorkerRanks:
             return
         for process in self._processes:
             if process.sentinel in gone:
-                process.join(1.0)  # an end is seen before its exit code
-                self._ended.append(f"{process.name} (exit code {process.exitcode})")
+                self._ended.append(f"{process.name} (exit code {_exit_code(process)})")
         logger.error("a tensor-parallel rank ended; the replica cannot go on")
         self.abort()
         # Collectives on a GPU wait for the dead rank inside a kernel; aborting the group ends them. gloo notices.
@@ -270,6 +269,15 @@ class WorkerRanks:
             group = dist.group.WORLD
             assert group is not None
             group.abort()
+
+
+def _exit_code(process: BaseProcess) -> int | None:
+    """Of a process that has ended, which is seen before its exit code; None where that does not come. A thread that
+    asks while another one collects the end reads None, too, for a moment."""
+    deadline = time.monotonic() + 1.0
+    while process.exitcode is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return process.exitcode
 
 
 class MultiRankRunner:
