@@ -16,6 +16,7 @@ from modelserve.catalogue import declared_pools, user_catalogue
 from modelserve.errors import InvalidInput
 from modelserve.hardware import CATALOGUE, Accelerator
 from modelserve.planning.admission import gpu_tolerations, lasting_taints, node_selector, unmet
+from modelserve.planning.bodies import mapping
 from modelserve.planning.declared_pools import declared_offers, named_offers
 from modelserve.planning.node_labels import named_gpu, whole
 from modelserve.planning.node_pools import offers_from_node_pool
@@ -55,15 +56,15 @@ class Inventory:
         """Nodes with a GPU that do not let the pods of a spec in, and why."""
         found = []
         for node in self.nodes:
-            metadata = _mapping(node.get("metadata"))
+            metadata = mapping(node.get("metadata"))
             reasons = ", ".join(_unmet(node, spec))
-            if reasons and named_gpu(_mapping(metadata.get("labels"))):
+            if reasons and named_gpu(mapping(metadata.get("labels"))):
                 found.append(f"node {metadata.get('name', 'without a name')} is left out: {reasons}")
         return found
 
 
 def _unmet(node: Body, spec: ModelServeSpec) -> Iterator[str]:
-    labels = _mapping(_mapping(node.get("metadata")).get("labels"))
+    labels = mapping(mapping(node.get("metadata")).get("labels"))
     taints = lasting_taints(node.get("spec"))
     return unmet(labels, taints, selector=node_selector(spec), tolerations=gpu_tolerations(spec))
 
@@ -131,7 +132,3 @@ def _offer(text: str, catalogue: Mapping[str, Accelerator]) -> AcceleratorOffer:
 
 def shown_name(file: str) -> str:
     return "standard input" if file == "-" else file
-
-
-def _mapping(value: object) -> Body:
-    return value if isinstance(value, Mapping) else {}

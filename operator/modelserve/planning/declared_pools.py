@@ -8,6 +8,7 @@ from typing import Any
 from modelserve.api.spec import ModelServeSpec
 from modelserve.hardware import CPU_PRODUCT, Accelerator
 from modelserve.planning.admission import HOSTNAME_LABEL, gpu_tolerations, lasting_taints, node_selector
+from modelserve.planning.bodies import mapping
 from modelserve.planning.node_pools import offers_from_node_pool, requirements, stated_values
 from modelserve.planning.offers import AcceleratorOffer
 from modelserve.planning.wishes import MAX_GPUS_PER_REPLICA
@@ -66,8 +67,8 @@ def _agrees(selector: Mapping[str, str], labels: Mapping[str, str]) -> bool:
 
 def _accepts(node_pool: Body, *, selector: Mapping[str, str], tolerations: Iterable[Body]) -> bool:
     """Whether the pool's nodes would carry the selector's labels and let the pods in."""
-    template = _mapping(_mapping(node_pool.get("spec")).get("template"))
-    spec, labels = _mapping(template.get("spec")), _mapping(_mapping(template.get("metadata")).get("labels"))
+    template = mapping(mapping(node_pool.get("spec")).get("template"))
+    spec, labels = mapping(template.get("spec")), mapping(mapping(template.get("metadata")).get("labels"))
     stated = {str(each.get("key")): each for each in requirements(spec)}
     for key, value in selector.items():
         if key == HOSTNAME_LABEL:
@@ -82,7 +83,3 @@ def _accepts(node_pool: Body, *, selector: Mapping[str, str], tolerations: Itera
         if not fits:
             return False
     return all(taint.tolerated(tolerations) for taint in lasting_taints(spec))
-
-
-def _mapping(value: object) -> Body:
-    return value if isinstance(value, Mapping) else {}

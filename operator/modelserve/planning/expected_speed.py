@@ -109,8 +109,9 @@ def load_speed(rank: RankSpeed, load: Load, *, max_num_batched_tokens: int, max_
 
     tokens, following = load.input_tokens, max(1, load.output_tokens - 1)
     prompt = PromptRows.chunk(0, tokens, window=rank.window, ends=True)
-    alone = _alone(rank, prompt, max_num_batched_tokens, max_num_mixed_tokens)
     prices = PromptCost.of_steps(rank.doubling_context, max_num_batched_tokens)
+    whole = rows_alone(tokens, max_num_batched_tokens=max_num_batched_tokens, max_num_mixed_tokens=max_num_mixed_tokens)
+    alone = _alone(rank, prompt, steps=math.ceil(prices.steps(tokens, whole)))
     context = tokens + load.output_tokens / 2
     if load.requests == 1:
         token = rank.step(decodes=1, context=context)
@@ -135,11 +136,8 @@ def load_speed(rank: RankSpeed, load: Load, *, max_num_batched_tokens: int, max_
     return LoadSpeed(alone, token, 1 / seconds)
 
 
-def _alone(rank: RankSpeed, prompt: PromptRows, max_num_batched_tokens: int, max_num_mixed_tokens: int) -> StepTime:
-    """One prompt in as many equal steps as it needs."""
-    tokens = int(prompt.rows)
-    rows = rows_alone(tokens, max_num_batched_tokens=max_num_batched_tokens, max_num_mixed_tokens=max_num_mixed_tokens)
-    steps = math.ceil(PromptCost.of_steps(rank.doubling_context, max_num_batched_tokens).steps(tokens, rows))
+def _alone(rank: RankSpeed, prompt: PromptRows, *, steps: int) -> StepTime:
+    """One prompt in so many equal steps."""
     return rank.step(prompts=prompt.of_mean(prompt.rows / steps)).times(steps)
 
 

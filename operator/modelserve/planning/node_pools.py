@@ -12,6 +12,7 @@ from typing import Any
 
 from modelserve.hardware import CATALOGUE, GPU_RESOURCE, Accelerator
 from modelserve.planning.admission import lasting_taints
+from modelserve.planning.bodies import mapping
 from modelserve.planning.node_labels import (
     AWS_PREFIXES,
     GKE_COUNT,
@@ -34,13 +35,13 @@ def offers_from_node_pool(
     """One declared offer for each product that the pool's requirements name; empty for other pools, odd bodies, and a
     pool whose limits are 0.
     """
-    template = _mapping(_mapping(node_pool.get("spec")).get("template"))
-    labels = _mapping(_mapping(template.get("metadata")).get("labels"))
-    spec = _mapping(template.get("spec"))
+    template = mapping(mapping(node_pool.get("spec")).get("template"))
+    labels = mapping(mapping(template.get("metadata")).get("labels"))
+    spec = mapping(template.get("spec"))
     stated = requirements(spec)
-    name = str(_mapping(node_pool.get("metadata")).get("name") or "")
+    name = str(mapping(node_pool.get("metadata")).get("name") or "")
     count = _largest_count(stated)
-    limits = _mapping(_mapping(node_pool.get("spec")).get("limits"))
+    limits = mapping(mapping(node_pool.get("spec")).get("limits"))
     if any(str(limits.get(resource)) == "0" for resource in ("cpu", "memory", GPU_RESOURCE)):
         return ()  # switched off: it brings no node
     limit = whole(limits.get(GPU_RESOURCE))
@@ -108,7 +109,3 @@ def stated_values(requirement: Mapping[str, Any]) -> list[str]:
     """Values of a requirement, 64 at most."""
     values = requirement.get("values")
     return [str(value)[:63] for value in values[:64]] if isinstance(values, list) else []
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}

@@ -11,6 +11,7 @@ from modelserve.api.schema_types import LABEL_KEY_PATTERN, LABEL_VALUE_PATTERN
 from modelserve.api.status import NodeSelectorTerm
 from modelserve.hardware import CATALOGUE, CPU, GPU_RESOURCE, Accelerator, accelerator_from_labels
 from modelserve.planning.admission import lasting_taints
+from modelserve.planning.bodies import mapping
 from modelserve.planning.node_labels import (
     COMPUTE_LABELS,
     COUNT_LABEL,
@@ -71,8 +72,8 @@ def offers_from_nodes(
     """
     found: dict[AcceleratorOffer, None] = {}
     for node in nodes:
-        labels = _labels(_mapping(node.get("metadata")).get("labels"))
-        allocatable = _mapping(_mapping(node.get("status")).get("allocatable"))
+        labels = _labels(mapping(node.get("metadata")).get("labels"))
+        allocatable = mapping(mapping(node.get("status")).get("allocatable"))
         taints = tuple(map(str, lasting_taints(node.get("spec"))))
         for gpus in node_gpus(labels, allocatable):
             accelerator = _accelerator(gpus, catalogue)
@@ -130,11 +131,7 @@ def _labels(value: object) -> dict[str, str]:
     """The labels that are label-like: text a selector may name."""
     return {
         key: text
-        for key, text in _mapping(value).items()
+        for key, text in mapping(value).items()
         if isinstance(key, str) and isinstance(text, str) and len(key) <= 317 and len(text) <= MAX_PRODUCT
         and re.fullmatch(LABEL_KEY_PATTERN, key) and re.fullmatch(LABEL_VALUE_PATTERN, text)
     }  # fmt: skip
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, FailFast, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, FailFast, Field, field_validator, model_validator
 
 from modelserve_worker.server.field_policy import CHAT_FIELDS, COMPLETION_FIELDS, STREAM_OPTIONS_FIELDS
 from modelserve_worker.server.json_text import nested_deeper
@@ -23,6 +23,14 @@ MAX_ID_DIGITS = 10  # of a token id written as text; Python refuses to read a nu
 
 LARGEST_COUNT = (1 << 31) - 1  # a top_k beyond 64 bits would fail every request of its step
 
+
+def _bounded(value: dict[str, Any]) -> dict[str, Any]:
+    if nested_deeper(value, MAX_DEPTH):
+        raise ValueError(f"objects and lists are nested more than {MAX_DEPTH} deep")
+    return value
+
+
+BoundedObject = Annotated[dict[str, Any], AfterValidator(_bounded)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
@@ -174,7 +182,7 @@ class ChatCompletionRequest(SamplingFields):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False  # chat templates write the beginning-of-sequence token themselves
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    chat_template_kwargs: BoundedObject = Field(default_factory=dict)
 
     @field_validator("tools", mode="after")
     @classmethod
@@ -189,13 +197,6 @@ class ChatCompletionRequest(SamplingFields):
     def _forced_tools_exist(self) -> ChatCompletionRequest:
         forced_tools(self.tools, self.tool_choice)
         return self
-
-    @field_validator("chat_template_kwargs", mode="after")
-    @classmethod
-    def _bounded(cls, value: dict[str, Any]) -> dict[str, Any]:
-        if nested_deeper(value, MAX_DEPTH):
-            raise ValueError(f"objects and lists are nested more than {MAX_DEPTH} deep")
-        return value
 
     @model_validator(mode="after")
     def _alternatives_need_logprobs(self) -> ChatCompletionRequest:

@@ -94,6 +94,12 @@ class Reply:
         return taken
 
     @property
+    def scored(self) -> bool:
+        """Whether log probabilities were asked for, of its tokens or of its prompt's."""
+        sampling = self._spec.request.sampling
+        return sampling.logprobs is not None or sampling.prompt_logprobs is not None
+
+    @property
     def held_bytes(self) -> int:
         """Bytes of host memory that scores take until they are sent: the prompt's, and those of `take_logprobs`."""
         prompt = 0 if self.prompt_logprobs is None else self.prompt_logprobs.nbytes
@@ -167,7 +173,8 @@ class SequenceRunner:
         """
         client = "" if self._context is None else self._context.client
         replies = {spec.request.request_id: Reply(spec, self._vocabulary, self._metrics) for spec in specs}
-        incomplete, held = len(replies), 0
+        scored, held = [reply for reply in replies.values() if reply.scored], 0
+        incomplete = len(replies)
         reason: FinishReason | None = FinishReason.ABORT
         try:
             async with aclosing(self._engine.generate([spec.request for spec in specs], client=client)) as steps:
@@ -189,7 +196,8 @@ class SequenceRunner:
                                     self._engine.abort(output.request_id)
                     if step:
                         yield list(step.values())
-                        held = self._hold(replies.values(), held)
+                        if scored:
+                            held = self._hold(scored, held)
                     if not incomplete:
                         return
         except EngineBusy:

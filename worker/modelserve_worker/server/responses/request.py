@@ -7,13 +7,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator
 
 from modelserve_worker.server.field_policy import REASONING_FIELDS, RESPONSES_FIELDS, STREAM_OPTIONS_FIELDS
-from modelserve_worker.server.json_text import nested_deeper
-from modelserve_worker.server.protocol import LARGEST_COUNT, ChatCompletionRequest, ReasoningEffort
+from modelserve_worker.server.protocol import LARGEST_COUNT, BoundedObject, ChatCompletionRequest, ReasoningEffort
 from modelserve_worker.server.request_model import RequestModel
 from modelserve_worker.server.responses.input_items import InputItem, chat_messages
 from modelserve_worker.server.tools import MAX_TOOLS, FunctionName
 from modelserve_worker.server.translation import chat_request
-from modelserve_worker.text.tool_calls import MAX_DEPTH
 
 _STATELESS = "this server keeps nothing between requests; send the whole conversation as input"
 _REFUSED = {
@@ -102,7 +100,7 @@ class ResponsesRequest(RequestModel):
     include: list[str] = Field(default_factory=list, description="what there is comes unasked")
 
     # The response repeats these; they change nothing else.
-    metadata: dict[str, Any] | None = None
+    metadata: BoundedObject | None = None
     user: str | None = None
 
     previous_response_id: Annotated[Any, Field(json_schema_extra={"type": "null"})] = None
@@ -116,13 +114,6 @@ class ResponsesRequest(RequestModel):
     def _refused(cls, value: Any, info: Any) -> Any:
         if value is not False:  # null did not come this far
             raise ValueError(f"not supported: {_REFUSED[info.field_name]}")
-        return value
-
-    @field_validator("metadata", mode="after")
-    @classmethod
-    def _bounded(cls, value: dict[str, Any]) -> dict[str, Any]:
-        if nested_deeper(value, MAX_DEPTH):
-            raise ValueError(f"objects and lists are nested more than {MAX_DEPTH} deep")
         return value
 
     @field_validator("include", mode="after")
