@@ -29,9 +29,12 @@ whole = published_model("hf://google/gemma-4-31B").architecture.model_dump()
 architecture = ModelArchitecture.model_validate(whole | {"full_attention_layers": (1,), "num_hidden_layers": 2})
 args = EngineArgs(model="", max_num_seqs=4, max_num_batched_tokens=64, tensor_parallel_size=int(sys.argv[3]))
 cheap = ("combine", "residual_norm", "gated_gelu")
+def depends(launch):
+    return json.loads(launch.specialization)["options"].get("launch_pdl", False)
 """
 BUILD = """
 launches = kernel_trace.kernel_launches(architecture, args, capability=90)
+assert all(depends(each) for each in launches if not isinstance(each, CudaSource)), "a launch breaks the chain"
 kernel_build._begin(str(folder), kernel_build._cuda_library_folder(Path(cuda)))
 for launch in launches:
     if isinstance(launch, CudaSource) or launch.kernel in cheap:
@@ -54,6 +57,7 @@ formats = {
 found = {}
 for name, stored in formats.items():
     launches = kernel_trace.kernel_launches(architecture, args, capability=90, weight_format=stored)
+    assert all(depends(each) for each in launches if not isinstance(each, CudaSource)), "a launch breaks the chain"
     kernels = {each.kernel for each in launches if not isinstance(each, CudaSource)}
     found[name] = sorted(each for each in kernels if each.startswith((name, "round")))
 print(json.dumps(found))
