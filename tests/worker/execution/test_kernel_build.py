@@ -113,10 +113,11 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[st
 
 
 def test_every_kernel_that_a_start_up_needs_is_found(built: tuple[Path, Path, list[str]]) -> None:
-    """One door each: elementwise, prepare and commit, decode and chunk attention of both kinds, sampling."""
+    """One door each: start of a step, elementwise, prepare and commit, attention of both kinds, sampling, its end."""
     assert set(built[2]) == {
-        "embed", "rms_norm", "residual_norm", "gated_gelu", "prepare", "commit", "split_decode", "split_decode_v_only",
-        "combine", "expand_keys", "sliding_chunk", "chunk_attention_sm90.cu", "_select_chunks", "_draw_rows",
+        "step_tokens", "rotations", "keep_tokens", "embed", "rms_norm", "residual_norm", "gated_gelu", "prepare",
+        "commit", "split_decode", "split_decode_v_only", "combine", "expand_keys", "sliding_chunk",
+        "chunk_attention_sm90.cu", "_select_chunks", "_draw_rows",
     }  # fmt: skip
 
 
