@@ -78,13 +78,13 @@ def split_decode(
     BLOCK_M: tl.constexpr,
 ):
     launch_dependents()
-    wait_for_prerequisites()
     compute: tl.constexpr = q.dtype.element_ty
     tiles_per_page: tl.constexpr = PAGE // TILE
     head, split, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     position = tl.load(positions + row)
     slot = tl.load(slots + row).to(tl.int64)
     begin, end = split_range(position, split, PAGE, WINDOW, SPLIT_PAGES, MOST_SPLITS)
+    wait_for_prerequisites()
     if (begin >= end) | (position < 0):
         return
     members, columns, offsets = tl.arange(0, BLOCK_M), tl.arange(0, D), tl.arange(0, TILE)
@@ -167,7 +167,6 @@ def split_decode_v_only(
     BLOCK_M: tl.constexpr,
 ):
     launch_dependents()
-    wait_for_prerequisites()
     compute: tl.constexpr = q.dtype.element_ty
     tiles_per_page: tl.constexpr = PAGE // TILE
     wide: tl.constexpr = D // 4  # unrotated columns, in blocks of a power of two: short, independent chains of products
@@ -178,6 +177,7 @@ def split_decode_v_only(
     position = tl.load(positions + row)
     slot = tl.load(slots + row).to(tl.int64)
     begin, end = split_range(position, split, PAGE, 0, SPLIT_PAGES, MOST_SPLITS)
+    wait_for_prerequisites()
     if (begin >= end) | (position < 0):
         return
     members, offsets, pairs = tl.arange(0, BLOCK_M), tl.arange(0, TILE), tl.arange(0, PAIRS)
@@ -258,7 +258,6 @@ def combine(
     COLUMNS: tl.constexpr,
 ):
     launch_dependents()
-    wait_for_prerequisites()
     row, member = tl.program_id(0), tl.program_id(1)
     columns = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
     splits = tl.arange(0, SPLITS)
@@ -267,6 +266,7 @@ def combine(
     pages = position // PAGE - first_page + 1
     present = splits < tl.cdiv(pages, tl.maximum(SPLIT_PAGES, tl.cdiv(pages, MOST_SPLITS)))
     parts = ((row * MOST_SPLITS + splits) * KV_HEADS + member // GROUP) * GROUP + member % GROUP
+    wait_for_prerequisites()
     if position >= 0:
         high = tl.load(maxima + parts, mask=present, other=-float("inf"))
         weights = tl.where(present, tl.exp2(high - tl.max(high, 0)), 0.0)

@@ -3,8 +3,13 @@
 A kernel launched with `dependent_launch()` may start as soon as every program of the kernel before it on the stream has
 allowed that (`griddepcontrol.launch_dependents`) or has ended. `griddepcontrol.wait` then holds it until the kernel
 before is complete and its writes are visible. Each Triton kernel here begins with `launch_dependents` and
-`wait_for_prerequisites`, with at most loads of weights between them, which nobody writes while steps run. So the setup
-of a launch, and the fetch of those weights, pass while the kernel before still computes.
+`wait_for_prerequisites`, and reads between them at most what no kernel writes that it could meet:
+
+- weights, which nobody writes while steps run;
+- the arrays of a step (positions, slots), block tables, cos and sin. They are written before the embedding, whose
+  kernel alone waits first and only then lets others start: so whatever starts after it finds them complete.
+
+So the setup of a launch and the latency of those reads pass while the kernel before still computes.
 
 Why results are those of kernels that run one after the other:
 
@@ -38,14 +43,14 @@ _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)  # the interpreter k
 
 @triton.jit
 def launch_dependents() -> None:
-    """Let the next kernel start: the first thing that a kernel does."""
+    """Let the next kernel start: the first thing that a kernel does, but for the embedding's."""
     if not _INTERPRETED and cuda_capability_geq(LEAST_CAPABILITY // 10):
         gdc_launch_dependents()
 
 
 @triton.jit
 def wait_for_prerequisites() -> None:
-    """Wait for the kernel before. Only what nobody writes while steps run may be read earlier, and nothing written."""
+    """Wait for the kernel before. Earlier a kernel writes nothing, and reads what the module says at most."""
     if not _INTERPRETED and cuda_capability_geq(LEAST_CAPABILITY // 10):
         gdc_wait()
 

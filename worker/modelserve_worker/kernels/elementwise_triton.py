@@ -188,8 +188,8 @@ def gated_gelu(
 
 @triton.jit
 def embed(ids, table, embedded, table_rows, scale, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    launch_dependents()
     wait_for_prerequisites()
+    launch_dependents()  # in this order: whatever starts after it sees the step's arrays complete
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     token = tl.load(ids + row).to(tl.int64)
@@ -318,7 +318,9 @@ def _specimen(kernel: Any, launch: dict[str, int], types: dict[str, str], **cons
     warps = launch["num_warps"]
     shape = {name: value for name, value in launch.items() if name != "num_warps"}
     strides = frozenset(name for name, kind in types.items() if kind == "i32" and name != "rows")
-    return KernelSpecimen(kernel, types, {**constants, **shape}, num_warps=warps, multiples_of_16=strides)
+    return KernelSpecimen(
+        kernel, types, {**constants, **shape}, num_warps=warps, multiples_of_16=strides, waits_first=kernel is embed
+    )
 
 
 def _specimens(dtype: str) -> list[KernelSpecimen]:

@@ -132,7 +132,6 @@ def split_decode_packed(
     BLOCK_M: tl.constexpr,
 ):
     launch_dependents()
-    wait_for_prerequisites()
     compute: tl.constexpr = tl.float32 if q.dtype.element_ty == tl.float32 else tl.float16
     tiles_per_page: tl.constexpr = PAGE // TILE
     packed: tl.constexpr = D // 2
@@ -140,6 +139,7 @@ def split_decode_packed(
     position = tl.load(positions + row)
     slot = tl.load(slots + row).to(tl.int64)
     begin, end = split_range(position, split, PAGE, WINDOW, SPLIT_PAGES, MOST_SPLITS)
+    wait_for_prerequisites()
     if (begin >= end) | (position < 0):
         return
     members, columns, offsets = tl.arange(0, BLOCK_M), tl.arange(0, packed), tl.arange(0, TILE)
@@ -232,7 +232,6 @@ def split_decode_v_only_packed(
     BLOCK_M: tl.constexpr,
 ):
     launch_dependents()
-    wait_for_prerequisites()
     compute: tl.constexpr = tl.float32 if q.dtype.element_ty == tl.float32 else tl.float16
     tiles_per_page: tl.constexpr = PAGE // TILE
     packed: tl.constexpr = D // 2
@@ -243,6 +242,7 @@ def split_decode_v_only_packed(
     position = tl.load(positions + row)
     slot = tl.load(slots + row).to(tl.int64)
     begin, end = split_range(position, split, PAGE, 0, SPLIT_PAGES, MOST_SPLITS)
+    wait_for_prerequisites()
     if (begin >= end) | (position < 0):
         return
     members, offsets, couples = tl.arange(0, BLOCK_M), tl.arange(0, TILE), tl.arange(0, turned)
