@@ -81,13 +81,7 @@ def test_no_bit_depends_on_kernels_that_start_before_others_end(tmp_path, driver
         whole = tuple(ids)
         for step in range(32):
             share = driver.share(
-                "tokens",
-                ids,
-                samples=True,
-                slot=1,
-                sampling=sampling,
-                prompt=tuple(prompt[:50]),
-                num_output_tokens=step,
+                "tokens", ids, samples=True, slot=1, sampling=sampling, prompt=whole, num_output_tokens=step
             )
             tokens += replica.runner.execute(driver.batch(share)).result().token_ids.tolist()
             ids = tokens[-1:]
