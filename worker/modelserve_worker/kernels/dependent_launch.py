@@ -32,12 +32,20 @@ finds it beside the others, and what was built ahead is what is launched.
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.language.target_info import cuda_capability_geq, current_target
 
 LEAST_CAPABILITY = tl.constexpr(90)
+_PREFETCH = tl.constexpr("""{
+.reg .pred wanted;
+setp.ne.b32 wanted, $2, 0;
+@wanted prefetch.global.L2 [$1];
+mov.b32 $0, 0;
+}""")
 _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)  # the interpreter knows no assembly
 
 
@@ -53,6 +61,19 @@ def wait_for_prerequisites() -> None:
     """Wait for the kernel before. Earlier a kernel writes nothing, and reads what the module says at most."""
     if not _INTERPRETED and cuda_capability_geq(LEAST_CAPABILITY // 10):
         gdc_wait()
+
+
+@triton.jit
+def prefetch(lines: Any, wanted: Any) -> None:
+    """Bring the memory at pointers `lines`, 128 bytes each, into the L2 cache where `wanted`.
+
+    Nothing is read, so it may come before the wait, of memory that is being written, too.
+    """
+    if not _INTERPRETED and cuda_capability_geq(LEAST_CAPABILITY // 10):  # below, the loads themselves come as soon
+        addresses = lines.to(tl.int64, bitcast=True)
+        tl.inline_asm_elementwise(
+            _PREFETCH, "=r,l,r", [addresses, wanted.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1
+        )
 
 
 def dependent_launch() -> dict[str, bool]:
