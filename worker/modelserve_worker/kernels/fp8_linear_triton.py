@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from modelserve.sizing.quantised_tiles import FP8_PAIR_INPUTS, fp8_inputs
+from modelserve_worker.kernels.dependent_launch import dependent_launch, launch_dependents, wait_for_prerequisites
 from modelserve_worker.kernels.fp8_linear import LARGEST, SCALE_BLOCK, Fp8Pairs
 from modelserve_worker.kernels.linear_tiles import (
     FEW_ROWS,
@@ -137,6 +138,8 @@ def fp8_product(
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
+    launch_dependents()
+    wait_for_prerequisites()
     row_block, column_block, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     m = row_block * BLOCK_M + tl.arange(0, BLOCK_M)
     n = column_block * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -163,6 +166,8 @@ def fp8_expert_products(
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
+    launch_dependents()
+    wait_for_prerequisites()
     column_block, expert, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     begin, end = expert_rows(ends, expert)
     tiles = tl.cdiv(K, TILE_INPUTS)
@@ -179,6 +184,8 @@ def fp8_expert_products(
 @triton.jit
 def round_inputs(x, x_stride, rounded, scales, K: tl.constexpr, stored: tl.constexpr, BLOCK: tl.constexpr):
     """A row to e4m3 in the order of pairs, the largest element to 448."""
+    launch_dependents()
+    wait_for_prerequisites()
     row = tl.program_id(0).to(tl.int64)
     pair = tl.arange(0, BLOCK)
     k = pair // (PAIR_INPUTS // 2) * PAIR_INPUTS + pair % (PAIR_INPUTS // 2)
@@ -214,6 +221,7 @@ def _constants(matrix: Fp8Pairs, tile: LinearTile) -> dict[str, Any]:
     return {
         "WHOLE": matrix.inputs % SCALE_BLOCK == 0, "SCALE_ROWS": matrix.scale_rows,
         "BLOCK_N": tile.outputs, "BLOCK_M": tile.rows, "num_warps": tile.warps, "num_stages": tile.stages,
+        **dependent_launch(),
     }  # fmt: skip
 
 
@@ -255,7 +263,7 @@ def rounded_inputs(x: Tensor) -> tuple[Tensor, Tensor]:
     block = triton.next_power_of_2(stored // 2)
     round_inputs[(rows,)](
         x, x.stride(0), rounded.view(torch.int16), scales, K=inputs, stored=stored, BLOCK=block,
-        num_warps=min(16, max(1, block // 256)),
+        num_warps=min(16, max(1, block // 256)), **dependent_launch(),
     )  # fmt: skip
     return rounded, scales
 
