@@ -91,13 +91,23 @@ def _loaded(source: CudaSource, shared_bytes: int, device: int) -> Any:  # noqa:
 
 
 def launch(
-    source: CudaSource, *, grid: tuple[int, int], threads: int, shared_bytes: int, arguments: Sequence[tuple[Any, Any]]
+    source: CudaSource,
+    *,
+    grid: tuple[int, int],
+    threads: int,
+    shared_bytes: int,
+    arguments: Sequence[tuple[Any, Any]],
+    resident: bool = False,
 ) -> None:
     """Launch on the current stream of the current device; a graph captures it like any other kernel.
 
-    `arguments`: values with their ctypes types, tensor maps with None.
+    `arguments`: values with their ctypes types, tensor maps with None. `resident`: blocks go on until the work is done,
+    and no more are launched than there are multiprocessors.
     """
-    function = _loaded(source, shared_bytes, torch.cuda.current_device())
+    device = torch.cuda.current_device()
+    if resident:
+        grid = min(grid[0], torch.cuda.get_device_properties(device).multi_processor_count), grid[1]
+    function = _loaded(source, shared_bytes, device)
     values, types = zip(*arguments, strict=True)
     stream = torch.cuda.current_stream().cuda_stream
     _checked(driver.cuLaunchKernel(function, *grid, 1, threads, 1, 1, shared_bytes, stream, (values, types), 0))
