@@ -116,7 +116,7 @@ def test_every_kernel_that_a_start_up_needs_is_found(built: tuple[Path, Path, li
     """One door each: start of a step, elementwise, prepare and commit, attention of both kinds, sampling, its end."""
     assert set(built[2]) == {
         "step_tokens", "rotations", "keep_tokens", "embed", "rms_norm", "residual_norm", "gated_gelu", "prepare",
-        "commit", "split_decode", "split_decode_v_only", "combine", "expand_keys", "sliding_chunk",
+        "commit", "split_decode", "split_decode_v_only", "combine", "expand_keys", "sliding_attention_sm90.cu",
         "chunk_attention_sm90.cu", "linear_rows_sm90.cu", "_select_chunks", "_draw_rows",
     }  # fmt: skip
     # What starts after the embedding reads these without waiting.
@@ -152,7 +152,8 @@ def test_launches_of_another_process_hit_what_was_shipped_without_a_compiler(
     paths = {"MODELSERVE_KERNELS_DIR": str(moved), "TRITON_CACHE_DIR": str(own), "PATH": str(tmp_path)}
     hits = run(LAUNCH, folder, cuda, "1", **paths)
     assert isinstance(hits, list)
-    cheap = [name for name in names if name in ("combine", "residual_norm", "gated_gelu", "chunk_attention_sm90.cu")]
+    built_here = ("combine", "residual_norm", "gated_gelu", "chunk_attention_sm90.cu", "sliding_attention_sm90.cu")
+    cheap = [name for name in names if name in built_here]
     assert sorted(hits) == sorted([name, True] for name in cheap)
     assert not own.exists() or not list(own.iterdir())
 

@@ -34,7 +34,7 @@ from modelserve_worker.execution.input_batch import PackedStep, StepPacker
 from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.sampler import draw_candidates
 from modelserve_worker.execution.sampling_slots import SamplingSlots
-from modelserve_worker.kernels import chunk_attention_sm90, linear_rows_sm90
+from modelserve_worker.kernels import chunk_attention_sm90, linear_rows_sm90, sliding_attention_sm90
 from modelserve_worker.kernels.cuda_kernel import CudaSource
 from modelserve_worker.kernels.sampling import CandidateRows
 from modelserve_worker.kernels.sampling_door import sampling_door
@@ -45,6 +45,7 @@ from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 
 POOL_BYTES = 64 << 30  # beyond 32 bits in any element type; the profile's cache of two pages is traced beside it
 UNCAPTURED_ROWS = (3, 17, 300)  # of steps that no graph takes: row counts that are neither 1 nor multiples of 16
+MANY_CHUNKS = 1 << 20  # more than any buffer has room for, which decides how 8-bit rows are attended
 _CPU = torch.device("cpu")
 _CUDA = torch.device("cuda", 0)
 
@@ -118,11 +119,9 @@ def _launches_go_to(found: Callable[[Launch], None], capability: int) -> Iterato
         found(source)
 
     with (
-        mock.patch.object(chunk_attention_sm90, "launch", launch),
-        mock.patch.object(chunk_attention_sm90, "tensor_map"),
-        mock.patch.object(linear_rows_sm90, "launch", launch),
-        mock.patch.object(linear_rows_sm90, "tensor_map"),
-        mock.patch.object(linear_rows_sm90, "multiprocessors", return_value=1),
+        mock.patch.multiple(chunk_attention_sm90, launch=launch, tensor_map=mock.DEFAULT),
+        mock.patch.multiple(sliding_attention_sm90, launch=launch, tensor_map=mock.DEFAULT),
+        mock.patch.multiple(linear_rows_sm90, launch=launch, tensor_map=mock.DEFAULT),
         mock.patch.object(triton.runtime.driver, "_active", TargetDriver(capability)),
         mock.patch.object(triton.knobs.runtime, "jit_cache_hook", hook),
         mock.patch.object(triton.JITFunction, "run", specialise),
@@ -185,6 +184,8 @@ def _run_steps(architecture: ModelArchitecture, args: EngineArgs, weight_format:
                 with unset_fake_temporarily():
                     step = views(rows)
                 _run(model, attention, _on_cuda(step))
+                for chunks in (1, MANY_CHUNKS) if step.inputs.chunks is not None and rows in UNCAPTURED_ROWS else ():
+                    _run(model, attention, _on_cuda(_with_chunks(step, chunks)))
     _sample(architecture, args, parallel)
 
 
@@ -194,6 +195,12 @@ def _run(model: Gemma4ForCausalLM, attention: Any, step: PackedStep) -> None:
     tokens = step_doors(_CUDA).tokens(step.token_ids, slots, torch.empty_like(slots))
     hidden = model(tokens, step.inputs.positions, attention, num_rows=step.num_rows, last=step.last)
     model.head(hidden)
+
+
+def _with_chunks(step: PackedStep, most_chunks: int) -> PackedStep:
+    assert step.inputs.chunks is not None
+    chunks = dataclasses.replace(step.inputs.chunks, most_chunks=most_chunks)
+    return dataclasses.replace(step, inputs=dataclasses.replace(step.inputs, chunks=chunks))
 
 
 def _sample(architecture: ModelArchitecture, args: EngineArgs, parallel: TensorParallel) -> None:
