@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from modelserve.sizing.cuda_graphs import EXPERT_FEW_ROWS
 from modelserve_worker.kernels import routing_triton
 from modelserve_worker.kernels.elementwise_triton import gelu, load_row, rms, row_launch
 from modelserve_worker.kernels.experts import BranchNorms, Choice, DealtRows, RouterWeights, Shares
@@ -40,7 +41,7 @@ class ExpertTile:
     stages: int
 
 
-# Tiles of gate and up, and of down, by the most rows of a step.
+# Tiles of gate and up, and of down, by the most rows of a step, up to EXPERT_FEW_ROWS.
 TILES = {
     1: (ExpertTile(8, 512, 1, 4, 3), ExpertTile(16, 256, 1, 4, 3)),
     8: (ExpertTile(16, 128, 8, 2, 4), ExpertTile(32, 64, 8, 2, 4)),
@@ -215,7 +216,7 @@ def add_branches(
 class TritonExperts:
     """The doors on a CUDA device, for bfloat16. `add_branches` writes the sum in the residual's place."""
 
-    few_rows = max(TILES)
+    few_rows = EXPERT_FEW_ROWS
 
     def __init__(self, device: torch.device) -> None:
         # Made here and not in a step, which may be being captured. Launches follow one another: all layers share it.

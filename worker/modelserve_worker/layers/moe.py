@@ -106,4 +106,6 @@ class Experts(nn.Module):
             return Shares(self.doors.chosen_products(x, choice, gate_up.weight, down.weight), choice)
         dealt = self.doors.deal(x, choice, gate_up.experts)
         inner = self.elementwise.gated_gelu(gate_up.grouped(dealt.rows, dealt.ends))
-        return Shares(down.grouped(inner, dealt.ends), choice, dealt.places)
+        ends, places = dealt.ends, dealt.places
+        del dealt  # its rows are as large as what comes now
+        return Shares(down.grouped(inner, ends), choice, places)
