@@ -8,13 +8,17 @@ from modelserve.sizing.dequantisation import dequantising_kernels
 from modelserve.sizing.kernel_buffers import captures_steps
 from modelserve.sizing.quantised_tiles import multiplied_by_kernels, product_kernels
 from modelserve.sizing.weights import element_bytes
-from modelserve.weight_format import WeightFormat
+from modelserve.weight_format import StoredType, TextLinear, WeightFormat
 
 CUDA_GRAPH_NODE_BYTES = 12 << 10  # of the driver, per kernel of a captured step
 NODES_PER_LAYER = 12  # four projections, prepare, decode attention in two, two norms, GeGLU, and split products
 NODES_PER_LAYER_INPUT = 4  # of a per-layer embedding: two projections, their product, one more norm
-NODES_PER_EXPERT_LAYER = 30
+NODES_PER_EXPERT_LAYER = 9  # router and its norm, rows put in order in two, GeGLU, two products of two each
+NODES_PER_FEW_ROWS_OF_EXPERTS = 3  # router and two products
 NODES_PER_STEP = 30  # embeddings, rotations, the head
+EXPERT_FEW_ROWS = 64  # rows up to which kernels find the experts of a row by themselves
+EXPERT_LINEARS = (TextLinear.EXPERT_GATE_UP, TextLinear.EXPERT_DOWN)
+QUANTISED = {StoredType.INT4, StoredType.FP8}
 SEGMENT_BYTES = 20 * MIB  # least that the allocator takes for blocks of 1 to 10 MiB
 
 
@@ -36,7 +40,9 @@ def kernels_per_step(architecture: ModelArchitecture, weight_format: WeightForma
     if architecture.hidden_size_per_layer_input:
         per_layer += NODES_PER_LAYER_INPUT
     if architecture.num_experts:
-        per_layer += NODES_PER_EXPERT_LAYER
+        dense = weight_format is None or not {weight_format.of(each) for each in EXPERT_LINEARS} & QUANTISED
+        few = dense and rows <= EXPERT_FEW_ROWS
+        per_layer += NODES_PER_FEW_ROWS_OF_EXPERTS if few else NODES_PER_EXPERT_LAYER
     count = architecture.num_hidden_layers * per_layer + NODES_PER_STEP
     if weight_format is not None and multiplied_by_kernels(architecture, weight_format):
         return count + product_kernels(architecture, weight_format, rows=rows)
