@@ -83,7 +83,12 @@ def test_per_layer_embeddings_and_experts_add_kernels() -> None:
         assert _graphs(architecture) - _graphs(without) == more, variant
 
 
-def test_several_ranks_and_models_without_kernels_have_none() -> None:
+def test_several_ranks_capture_their_sums_and_hold_a_share_of_the_logits() -> None:
     architecture = _architecture("31B")
-    assert _graphs(architecture, ranks=2) == 0
+    sums = (len(decode_graph_sizes(64)) + len(mixed_graph_sizes(2048))) * (60 * 2 + 8) * (12 << 10)
+    assert _graphs(architecture, ranks=2) - _graphs(architecture) == sums - 64 * 262_144 * 2 // 2
+
+
+def test_models_without_kernels_have_none() -> None:
+    architecture = _architecture("31B")
     assert _graphs(architecture.model_copy(update={"head_dim": 32, "global_head_dim": 64})) == 0

@@ -13,7 +13,6 @@ W' the seconds of that; A = (2 P rows + 2 E samples) / TP / (rate x linear), P p
 E those of the output head; g and s cache bytes per token over all global and sliding layers; D head width, n layers of
 a kind, K keys that the rows of prompts attend to, summed over rows. Layers without a cache of their own read their
 producer's, and compute the last row of a prompt alone, so they are left out of what prompts cost.
-A step that is not captured takes at least what the host needs to launch it: `launches` fills what is missing.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from modelserve.hardware import CPU, PCIE_LINK, Accelerator
 from modelserve.planning.engine_rates import engine_rates
 from modelserve.planning.learned import AS_EXPECTED, StepFactors
 from modelserve.sizing.cuda_graphs import kernels_per_step
-from modelserve.sizing.kernel_buffers import captures_steps
 from modelserve.sizing.pages import CacheGeometry, KVCacheLayout
 from modelserve.sizing.weights import element_bytes, parameters_per_rank, weight_terms
 from modelserve.weight_format import WeightFormat
@@ -150,9 +148,6 @@ class RankSpeed:
         launches = work.kernels * rates.launch_seconds
         if decodes and prompts.rows:
             launches += work.layers * rates.mixed_layer_seconds
-        if not work.captured:
-            device_seconds = weights + linears + cache + attention + elementwise + all_reduces
-            launches = max(launches, work.kernels * rates.eager_launch_seconds - device_seconds)
         time = StepTime(weights, linears, cache, attention, elementwise, launches, all_reduces)
         if self._factors is AS_EXPECTED:
             return time
@@ -167,7 +162,6 @@ class _Work:
 
     layers: int
     kernels: int
-    captured: bool
     read_bytes: float  # weights that every step reads
     expert_bytes: float
     idle_base: float  # share of experts that one row leaves alone
@@ -200,8 +194,7 @@ def _work(architecture: ModelArchitecture, tensor_parallel: int, weight_format: 
     idle = 1 - architecture.top_k_experts / architecture.num_experts if architecture.num_experts else 0.0
     return _Work(
         layers=layers,
-        kernels=kernels_per_step(architecture, weight_format, rows=1),
-        captured=captures_steps(architecture, tensor_parallel_size=tp),
+        kernels=kernels_per_step(architecture, weight_format, rows=1, tensor_parallel_size=1),
         read_bytes=sum(terms.values()),
         expert_bytes=experts,
         idle_base=idle,

@@ -29,6 +29,7 @@ from modelserve_worker.layers.mlp import GatedMLP
 from modelserve_worker.layers.moe import Experts, Router
 from modelserve_worker.layers.norm import RMSNorm
 from modelserve_worker.layers.parallel import TensorParallel
+from modelserve_worker.layers.partial_sums import PartialSums
 from modelserve_worker.layers.rotary import RotaryEmbedding
 from modelserve_worker.layers.stored_matrix import StoredMatrix
 
@@ -48,6 +49,7 @@ class MixtureOfExperts(nn.Module):
     ) -> None:
         super().__init__()
         self.doors = doors
+        self.parallel = parallel
         hidden, eps = architecture.hidden_size, architecture.rms_norm_eps
         self.router = Router(architecture, device=device, dtype=dtype)
         self.experts = Experts(
@@ -58,10 +60,12 @@ class MixtureOfExperts(nn.Module):
         self.dense_post_norm = RMSNorm(hidden, eps=eps, device=device, dtype=dtype)
 
     def forward(self, residual: Tensor, dense: Tensor, num_rows: Tensor | None) -> Tensor:
-        """residual and the dense MLP's output, both [T, H] -> their sum after the branch norms, [T, H]."""
+        """residual and the dense MLP's output (to be added over ranks), both [T, H] -> the sum of both branches after
+        their norms, [T, H]."""
         eps = self.pre_norm.eps
         weights, experts = self.router(residual, num_rows)
         routed = self.experts(self.doors.rms_norm(residual, self.pre_norm.weight, eps=eps), weights, experts)
+        dense = self.parallel.all_reduce(dense)
         return self.doors.branch_sum(dense, routed, self.dense_post_norm.weight, self.post_norm.weight, eps=eps)
 
 
@@ -115,6 +119,7 @@ class DecoderLayer(nn.Module):
         self.layer = layer
         self.kind = architecture.kind(layer)
         self.doors = doors
+        self.sums = PartialSums(parallel, doors)
         self.eps = architecture.rms_norm_eps
         hidden, eps = architecture.hidden_size, self.eps
         self.attention = Attention(
@@ -158,19 +163,28 @@ class DecoderLayer(nn.Module):
         Returns the layer's result and the result's `next_norm`, both [T, H].
         """
         attended = self.attention(normed, rotation, attention)
-        x, normed = self._add_and_norm(x, attended, self.post_attention_norm, self.pre_feedforward_norm)
+        x, normed = self._add_and_norm(x, attended, self.post_attention_norm, self.pre_feedforward_norm, self.sums)
+        door: PartialSums | ElementwiseDoors = self.sums
         added, added_norm = self.mlp(normed), self.post_feedforward_norm
         if self.moe is not None:
-            added = self.moe(x, added, num_rows)
+            door, added = self.doors, self.moe(x, added, num_rows)
         if self.per_layer_input is not None:
-            x, _ = self.doors.residual_norm(x, added, added_norm.weight, scalar=None, next_weight=None, eps=self.eps)
-            added, added_norm = self.per_layer_input(x, per_layer), self.per_layer_input.norm
-        return self._add_and_norm(x, added, added_norm, next_norm, scalar=self.scalar)
+            x, _ = door.residual_norm(x, added, added_norm.weight, scalar=None, next_weight=None, eps=self.eps)
+            door, added = self.doors, self.per_layer_input(x, per_layer)
+            added_norm = self.per_layer_input.norm
+        return self._add_and_norm(x, added, added_norm, next_norm, door, scalar=self.scalar)
 
     def _add_and_norm(
-        self, x: Tensor, added: Tensor, added_norm: RMSNorm, next_norm: RMSNorm, scalar: Tensor | None = None
+        self,
+        x: Tensor,
+        added: Tensor,
+        added_norm: RMSNorm,
+        next_norm: RMSNorm,
+        door: PartialSums | ElementwiseDoors,
+        scalar: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        summed, normed = self.doors.residual_norm(
+        """`door`: `sums` where `added` is still to be added over ranks."""
+        summed, normed = door.residual_norm(
             x, added, added_norm.weight, scalar=scalar, next_weight=next_norm.weight, eps=self.eps
         )
         assert normed is not None  # there is a next norm
