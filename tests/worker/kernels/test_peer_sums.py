@@ -19,6 +19,7 @@ from modelserve.sizing.rank_sums import (
     peer_message_bytes,
     peer_rows_layout,
 )
+from modelserve_worker.execution import parallel as parallel_module
 from modelserve_worker.kernels import cuda_kernel, peer_rows, peer_sums
 from modelserve_worker.kernels.elementwise import PlainElementwise
 from modelserve_worker.kernels.peer_rows import PeerRows
@@ -178,9 +179,10 @@ def test_each_sum_goes_where_it_fits() -> None:
         assert (normed is None) == (following is None)
 
 
-def test_the_end_of_the_group_is_told_to_all_its_buffers() -> None:
+def test_the_end_of_the_group_is_told_to_all_its_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And to those of this group alone: another process's, or another group's, are no business of it."""
     small, rows = PeerSums(buffers(2), capability=(8, 0)), rows_door(PeerRowsLayout(16, 512, 2))
-    for door in (small, rows):
-        assert door._buffers.ended.item() == 0
-        door.end()
-        assert door._buffers.ended.item() == 1
+    bystander = PeerSums(buffers(2), capability=(8, 0))
+    monkeypatch.setattr(parallel_module, "_joined", [TensorParallel(peers=small, peer_rows=rows)])
+    parallel_module.abort_collectives()
+    assert [door._buffers.ended.item() for door in (small, rows, bystander)] == [1, 1, 0]
