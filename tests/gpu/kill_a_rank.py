@@ -1,5 +1,6 @@
 """kill -9 of a rank while requests stream: who hears of it and when, and whether a fresh worker serves again.
 
+    export PYTHONPATH=operator:worker:tests/gpu:tests/models
     python tests/gpu/kill_a_rank.py --variant E4B [--tensor-parallel-size 2] [worker flags]
 
 Prints seconds from the signal to the end of each open stream, to an unhealthy /health and to the worker's end, with the

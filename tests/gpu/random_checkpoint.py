@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from engine_on_gpu import config_json
+from quantise import FORMATS, modules, quantisable, quantization_config
 from safetensors.torch import save_file
 
 from modelserve.architecture import ModelArchitecture
@@ -35,17 +36,6 @@ from modelserve_worker.tiny.tokenizer_files import write_tokenizer
 from modelserve_worker.tiny.variants import config_json as tiny_config_json
 
 SHARD_BYTES = 2 << 30
-INT4 = {  # as the published -qat-w4a16-ct checkpoints state it: symmetric groups of 32
-    "quant_method": "compressed-tensors",
-    "format": "pack-quantized",
-    "config_groups": {
-        "group_0": {
-            "targets": ["Linear"],
-            "weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True},
-        }
-    },
-    "ignore": ["lm_head", "re:.*vision_tower.*", "re:.*audio_tower.*", "re:.*router.*", "re:.*embed.*"],
-}
 SYLLABLES = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
 
 
@@ -102,16 +92,19 @@ def write_text_files(directory: Path, architecture: ModelArchitecture) -> None:
     path.write_text(json.dumps(document), encoding="utf-8")
 
 
-def read_config(variant: str) -> dict[str, Any]:
-    """config.json of a published size, with "-int4" behind it of its INT4 form, or of the demo's model."""
+def read_config(variant: str, weights: str | None = None) -> dict[str, Any]:
+    """config.json of a published size, or of the demo's model. `weights` names one of `quantise.FORMATS`."""
+    if weights is not None:
+        config = read_config(variant)
+        stored, architecture = FORMATS[weights], ModelArchitecture.from_config(config)
+        dense = [each for each in modules(architecture) if each not in quantisable(architecture, stored)]
+        return config | {"quantization_config": quantization_config(architecture, stored, dense)}
     if variant == "tiny":
         return tiny_config_json("31b")
-    size, int4, _ = variant.partition("-int4")
-    facts = published_model(f"hf://google/gemma-4-{size}")
+    facts = published_model(f"hf://google/gemma-4-{variant}")
     if facts is None:
         raise SystemExit(f"--variant {variant}: not a published size; take E2B, E4B, 12B, 26B-A4B, 31B or tiny")
-    config = config_json(facts.architecture)
-    return config | ({"quantization_config": INT4} if int4 else {})
+    return config_json(facts.architecture)
 
 
 def write_checkpoint(directory: Path, *, variant: str, device: str, processes: int, seed: int = 0) -> int:

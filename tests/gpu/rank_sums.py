@@ -4,8 +4,8 @@
 
 One process a GPU, joined by NCCL. Microseconds of one sum inside a captured graph of 40, mean of 5 replays, the slowest
 rank's: NCCL alone, NCCL with the norm behind it, small sums through peer memory alone and with the norm, sums by rows.
-Exit status 1 when a bit differed between ranks or from the sum in rank order, or norms were further from the twin than
-one rounding.
+Exit status 1 when a bit differed between ranks or from the sum in rank order, or more than 2 of 1,000 normed elements
+were rounded otherwise than the twin's.
 """
 
 from __future__ import annotations
@@ -90,12 +90,14 @@ class Rank:
                 share = -(-rows // self.parallel.size)
                 mine = slice(self.parallel.rank * share, min(rows, (self.parallel.rank + 1) * share))
             for name, found, wanted in (
-                ("residual", residual[mine], expected[mine]), ("normed", normed, expected_norm),
-            ):  # fmt: skip
-                far = (found.float() - wanted.float()).abs() > 2.0**-6 * wanted.float().abs() + 1e-3
-                self.expect(f"{what}: {name} far from the twin in {int(far.sum())} elements", not far.any())
+                ("residual", residual[mine], expected[mine]),
+                ("normed", normed, expected_norm),
+            ):
+                # A delta that is rounded otherwise moves a sum by the delta's last bit, however small the sum is.
+                most = (found.float() - wanted.float()).abs().max().item()
+                self.expect(f"{what}: {name} is {most:.3f} away from the twin", most < 0.5)
                 other = (found != wanted).float().mean().item()
-                self.expect(f"{what}: {100 * other:.2f} % of {name} rounded otherwise", other < 0.02)
+                self.expect(f"{what}: {100 * other:.3f} % of {name} rounded otherwise", other < 0.002)
             # From here on both go on with the same numbers.
             expected[mine] = residual[mine]
 
@@ -197,7 +199,7 @@ def work(rank: int, options: argparse.Namespace, folder: str) -> None:
                     here.check_norms(rows, scalar=rows % 2 == 0)
             say("small norms checked", flush=True)
             if parallel.peer_rows is not None:
-                for rows in (128, 301, 4096, 8191, 8192):
+                for rows in (128, 301, 1024, 8191, 8192):
                     here.check_norms(rows, scalar=rows % 2 == 0)
                 say("norms by rows checked", flush=True)
             here.check_replays()

@@ -1,8 +1,9 @@
 """Tensor parallel on real GPUs: memory, TTFT and TPOT of one request, and whether all ranks sample the same tokens.
 
-    python tests/gpu/ranks_on_gpu.py --variant 31B [--ranks 2] [--tokens 100000] [--pool-gib 11.54]
+    export PYTHONPATH=operator:worker:tests/gpu:tests/models
+    python tests/gpu/ranks_on_gpu.py --variant 31B [--weights int4_g32] [--ranks 2] [--tokens 100000] [--pool-gib 11.54]
 
---variant 31B-int4 is the published INT4 form. Every step's tokens are compared over ranks by their checksum, as in
+Every step's tokens are compared over ranks by their checksum, as in
 service; --tokens decodes so many at batch 64 of greedy, unfiltered and filtered rows and says of how many steps all
 ranks' checksums were seen. --pool-gib gives the cache exactly so much on each GPU, and fills it with requests of
 --max-model-len. Exit status 1 when ranks came to other tokens.
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from engine_on_gpu import Bench, driver_line, memory_lines
+from quantise import FORMATS
 from random_checkpoint import read_config
 from step_profile import table
 
@@ -110,6 +112,7 @@ def fill(name: str, replica: LaunchedReplica, args: EngineArgs, pool_bytes: int)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--variant", required=True)
+    parser.add_argument("--weights", choices=FORMATS, help="quantised random weights; without it bfloat16")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--max-model-len", type=int, default=16384)
     parser.add_argument("--max-num-batched-tokens", type=int, default=8192)
@@ -119,9 +122,9 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=8192)
     parser.add_argument("--output", type=int, default=100)
     options = parser.parse_args()
-    name = f"{options.variant} TP{options.ranks}"
+    name = f"{options.variant} {options.weights or 'bfloat16'} TP{options.ranks}"
     with tempfile.TemporaryDirectory() as directory:
-        (Path(directory) / "config.json").write_text(json.dumps(read_config(options.variant)))
+        (Path(directory) / "config.json").write_text(json.dumps(read_config(options.variant, options.weights)))
         more: dict[str, Any] = {"max_model_len": options.max_model_len}
         args = EngineArgs(
             model=directory, load_format="dummy", device="cuda", tensor_parallel_size=options.ranks,

@@ -25,6 +25,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from quantise import FORMATS
 from random_checkpoint import read_config, write_text_files
 
 from modelserve.architecture import ModelArchitecture
@@ -156,11 +157,12 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--variant", required=True)
+    parser.add_argument("--weights", choices=FORMATS, help="quantised random weights; without it bfloat16")
     parser.add_argument("--point", type=point_text, action="append", required=True, dest="points")
     parser.add_argument("--ready-seconds", type=float, default=300.0, help="most seconds to ready (default 300)")
     parser.add_argument("--out", type=Path, help="keep the worker's log and each point's JSON there")
     options, worker_flags = parser.parse_known_args()
-    config = read_config(options.variant)
+    config = read_config(options.variant, options.weights)
     architecture = ModelArchitecture.from_config(config)
     faults, rows = [], []
     with tempfile.TemporaryDirectory() as directory:
@@ -183,7 +185,8 @@ def main() -> int:
         finally:
             fault = worker.end()
         faults += [fault] if fault else []
-    print("\n".join([*faults, "", f"{options.variant} {' '.join(worker_flags)}", ""]))
+    model = f"{options.variant} {options.weights or 'bfloat16'}"
+    print("\n".join([*faults, "", f"{model} {' '.join(worker_flags)}", ""]))
     print("\n".join(columns(HEADINGS, rows, text_columns=1)), flush=True)
     return 1 if faults else 0
 
