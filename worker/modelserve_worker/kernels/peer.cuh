@@ -24,6 +24,14 @@ struct State {
   u32 epoch, arrived, ended, unused;
 };
 
+// Where kernels are launched to start while those ahead end: what comes next may start from here on, and all that went
+// before is complete behind it. Constants alone are read earlier.
+__device__ __forceinline__ void wait_for_prerequisites() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;\ngriddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 __device__ __forceinline__ float low(u32 pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float high(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
 

@@ -64,6 +64,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) rank_rows(
   const int thread = threadIdx.x, blocks = gridDim.x;
   const int share = (rows + RANKS - 1) / RANKS;
   const int first = rank * share, own = max(0, min(share, rows - first));
+  float delta_weights[8], next_weights[8];
+  load8(delta_weight + thread * 4, delta_weights);
+  load8(next_weight + thread * 4, next_weights);
+  const float factor = scalar ? __uint_as_float((u32)*scalar << 16) : 1.0f;
+  wait_for_prerequisites();
   const u32 epoch = ((const volatile State*)state)->epoch;
   bool alive = !((const volatile State*)state)->ended;
 
@@ -77,10 +82,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) rank_rows(
     if (thread == 0) announce(buffers.of[owner] + layout.inbox_flags + place * 4, epoch);
   }
 
-  float delta_weights[8], next_weights[8];
-  load8(delta_weight + thread * 4, delta_weights);
-  load8(next_weight + thread * 4, next_weights);
-  const float factor = scalar ? __uint_as_float((u32)*scalar << 16) : 1.0f;
   for (int row = blockIdx.x; row < own; row += blocks) {
     const u64 at = (u64)(first + row) * (WIDTH / 2) + thread * 4;
     const Words mine = *(const Words*)(partial + at);

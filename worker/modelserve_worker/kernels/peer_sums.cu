@@ -50,6 +50,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) rank_sum(
   const int thread = threadIdx.x;
   const long long at = ((long long)blockIdx.x * THREADS + thread) * 8;
   const bool inside = at < count;
+#if NORMS
+  float kept[8], weights[8], next_weights[8] = {};
+  load8(delta_weight + thread * 4, weights);
+  if (next_weight) load8(next_weight + thread * 4, next_weights);
+  const float factor = scalar ? __uint_as_float((u32)*scalar << 16) : 1.0f;
+#endif
+  wait_for_prerequisites();
   const u32 epoch = ((const volatile State*)state)->epoch;
   bool alive = !((const volatile State*)state)->ended;
   const u64 line = (u64)blockIdx.x * (2 * THREADS * LINE) + (u64)thread * LINE;
@@ -66,11 +73,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) rank_sum(
     }
   }
 #if NORMS
-  float kept[8], weights[8], next_weights[8] = {};
   load8(sum + at / 2, kept);
-  load8(delta_weight + thread * 4, weights);
-  if (next_weight) load8(next_weight + thread * 4, next_weights);
-  const float factor = scalar ? __uint_as_float((u32)*scalar << 16) : 1.0f;
 #endif
   if (inside) {
 #pragma unroll
