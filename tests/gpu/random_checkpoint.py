@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 from engine_on_gpu import config_json
-from quantise import FORMATS, modules, quantisable, quantization_config
 from safetensors.torch import save_file
 
 from modelserve.architecture import ModelArchitecture
@@ -92,13 +91,8 @@ def write_text_files(directory: Path, architecture: ModelArchitecture) -> None:
     path.write_text(json.dumps(document), encoding="utf-8")
 
 
-def read_config(variant: str, weights: str | None = None) -> dict[str, Any]:
-    """config.json of a published size, or of the demo's model. `weights` names one of `quantise.FORMATS`."""
-    if weights is not None:
-        config = read_config(variant)
-        stored, architecture = FORMATS[weights], ModelArchitecture.from_config(config)
-        dense = [each for each in modules(architecture) if each not in quantisable(architecture, stored)]
-        return config | {"quantization_config": quantization_config(architecture, stored, dense)}
+def read_config(variant: str) -> dict[str, Any]:
+    """config.json of a published size, or of the demo's model."""
     if variant == "tiny":
         return tiny_config_json("31b")
     facts = published_model(f"hf://google/gemma-4-{variant}")

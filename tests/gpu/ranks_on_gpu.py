@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from engine_on_gpu import Bench, driver_line, memory_lines
-from quantise import FORMATS
+from quantised_config import quantised
 from random_checkpoint import read_config
 from step_profile import table
 
@@ -112,7 +112,7 @@ def fill(name: str, replica: LaunchedReplica, args: EngineArgs, pool_bytes: int)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--variant", required=True)
-    parser.add_argument("--weights", choices=FORMATS, help="quantised random weights; without it bfloat16")
+    parser.add_argument("--weights", help="quantised random weights, such as int4_g32 or fp8_channel; else bfloat16")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--max-model-len", type=int, default=16384)
     parser.add_argument("--max-num-batched-tokens", type=int, default=8192)
@@ -123,8 +123,11 @@ def main() -> None:
     parser.add_argument("--output", type=int, default=100)
     options = parser.parse_args()
     name = f"{options.variant} {options.weights or 'bfloat16'} TP{options.ranks}"
+    config = read_config(options.variant)
+    if options.weights:
+        config = quantised(config, options.weights)
     with tempfile.TemporaryDirectory() as directory:
-        (Path(directory) / "config.json").write_text(json.dumps(read_config(options.variant, options.weights)))
+        (Path(directory) / "config.json").write_text(json.dumps(config))
         more: dict[str, Any] = {"max_model_len": options.max_model_len}
         args = EngineArgs(
             model=directory, load_format="dummy", device="cuda", tensor_parallel_size=options.ranks,

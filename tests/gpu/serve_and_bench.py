@@ -25,7 +25,6 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from quantise import FORMATS
 from random_checkpoint import read_config, write_text_files
 
 from modelserve.architecture import ModelArchitecture
@@ -157,12 +156,16 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--variant", required=True)
-    parser.add_argument("--weights", choices=FORMATS, help="quantised random weights; without it bfloat16")
+    parser.add_argument("--weights", help="quantised random weights, such as int4_g32 or fp8_channel; else bfloat16")
     parser.add_argument("--point", type=point_text, action="append", required=True, dest="points")
     parser.add_argument("--ready-seconds", type=float, default=300.0, help="most seconds to ready (default 300)")
     parser.add_argument("--out", type=Path, help="keep the worker's log and each point's JSON there")
     options, worker_flags = parser.parse_known_args()
-    config = read_config(options.variant, options.weights)
+    config = read_config(options.variant)
+    if options.weights:
+        from quantised_config import quantised  # which needs tests/models on the path
+
+        config = quantised(config, options.weights)
     architecture = ModelArchitecture.from_config(config)
     faults, rows = [], []
     with tempfile.TemporaryDirectory() as directory:

@@ -13,7 +13,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -91,16 +91,37 @@ def _loaded(source: CudaSource, shared_bytes: int, device: int) -> Any:  # noqa:
 
 
 def launch(
-    source: CudaSource, *, grid: tuple[int, int], threads: int, shared_bytes: int, arguments: Sequence[tuple[Any, Any]]
+    source: CudaSource,
+    *,
+    grid: tuple[int, int],
+    threads: int,
+    shared_bytes: int,
+    arguments: Sequence[tuple[Any, Any]],
+    dependent: bool = False,
 ) -> None:
     """Launch on the current stream of the current device; a graph captures it like any other kernel.
 
-    `arguments`: values with their ctypes types, tensor maps with None.
+    `arguments`: values with their ctypes types, tensor maps with None. `dependent`: the kernel may start before the one
+    ahead has ended, and waits for it itself.
     """
     function = _loaded(source, shared_bytes, torch.cuda.current_device())
     values, types = zip(*arguments, strict=True)
-    stream = torch.cuda.current_stream().cuda_stream
-    _checked(driver.cuLaunchKernel(function, *grid, 1, threads, 1, 1, shared_bytes, stream, (values, types), 0))
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = *grid, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+    config.sharedMemBytes = shared_bytes
+    config.hStream = torch.cuda.current_stream().cuda_stream
+    config.attrs = [_dependent_launch()] if dependent else []
+    config.numAttrs = len(config.attrs)
+    _checked(driver.cuLaunchKernelEx(config, function, (values, types), 0))
+
+
+@cache
+def _dependent_launch() -> Any:
+    attribute = driver.CUlaunchAttribute()
+    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    attribute.value.programmaticStreamSerializationAllowed = 1
+    return attribute
 
 
 def pointer(tensor: torch.Tensor | None) -> tuple[int, Any]:

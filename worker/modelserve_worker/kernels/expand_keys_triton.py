@@ -12,6 +12,7 @@ import triton.language as tl
 
 from modelserve_worker.kernels.attention_tiles import attention_specimens
 from modelserve_worker.kernels.chunk_attention_triton import chunk_of
+from modelserve_worker.kernels.dependent_launch import launch_dependents, wait_for_prerequisites
 from modelserve_worker.kernels.packed_decode_triton import byte_values, unit_of
 
 
@@ -67,6 +68,8 @@ def expand_keys(
 
     V-only: the columns of K that rotation changes, R(j)(w * V). 8-bit formats: all planes, decoded.
     """
+    launch_dependents()
+    wait_for_prerequisites()
     ends = tl.load(page_ends + tl.arange(0, CHUNKS))
     number, head = tl.program_id(0), tl.program_id(1)
     if number >= tl.max(ends):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from modelserve.sizing.rank_sums import PeerRowsLayout
 from modelserve_worker.kernels.cuda_kernel import CudaSource, launch, pointer
-from modelserve_worker.kernels.peer_sums import HEADERS, PeerBuffers, takes_elements
+from modelserve_worker.kernels.peer_sums import DEPENDENT_CAPABILITY, HEADERS, PeerBuffers, takes_elements
 
 _THREADS_OF_A_MULTIPROCESSOR = 1536  # the least of all GPUs that have bfloat16
 _MOST_BLOCKS = 4
@@ -53,6 +53,7 @@ class PeerRows:
         target = f"sm_{capability[0]}{capability[1]}"
         self._source = CudaSource("peer_rows.cu", "rank_rows", target, defines, HEADERS)
         self._grid = blocks * multiprocessors
+        self._dependent = capability >= DEPENDENT_CAPABILITY
 
     def takes(self, delta: Tensor) -> bool:
         """Whether `residual_norm` takes rows like these [T, H]."""
@@ -81,6 +82,7 @@ class PeerRows:
             grid=(self._grid, 1),
             threads=layout.width // 8,
             shared_bytes=0,
+            dependent=self._dependent,
             arguments=(
                 pointer(delta), pointer(residual), pointer(delta_weight), pointer(scalar), pointer(next_weight),
                 pointer(buffers.state), pointer(buffers.ended), buffers.argument, (offsets, None),

@@ -13,6 +13,7 @@ from modelserve_worker.kernels.cuda_kernel import CudaSource, launch, pointer
 
 MOST_RANKS = 8
 HEADERS = ("peer.cuh",)
+DEPENDENT_CAPABILITY = (9, 0)  # from where on a kernel may start while the one before it ends
 _PLAIN_WIDTH = 2048  # elements of one block where there are no rows to norm
 _LINES = 2  # bytes of a line for a byte of its elements
 
@@ -51,6 +52,7 @@ class PeerSums:
         self._buffers = buffers
         self._ranks = len(buffers.addresses)
         self._target = f"sm_{capability[0]}{capability[1]}"
+        self._dependent = capability >= DEPENDENT_CAPABILITY
         self._most_bytes = peer_message_bytes(self._ranks)
 
     def takes(self, x: Tensor) -> bool:
@@ -106,6 +108,7 @@ class PeerSums:
             grid=(-(-partial.numel() // width), 1),
             threads=width // 8,
             shared_bytes=0,
+            dependent=self._dependent,
             arguments=(
                 pointer(partial), pointer(total), *map(pointer, norms or (None,) * 4), pointer(buffers.state),
                 pointer(buffers.ended), buffers.argument, (self._most_bytes * _LINES, ctypes.c_longlong),
