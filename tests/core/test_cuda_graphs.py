@@ -84,12 +84,20 @@ def test_per_layer_embeddings_and_experts_add_kernels() -> None:
 def test_quantised_experts_are_sorted_at_any_row_count() -> None:
     architecture, sorted_too = _architecture("26B-A4B"), int4(32)
     dense_experts = sorted_too.model_copy(update={"dense": (TextLinear.EXPERT_GATE_UP, TextLinear.EXPERT_DOWN)})
-    few, many = ([kernels_per_step(architecture, each, rows=n) for each in (None, dense_experts, sorted_too)]
-                 for n in (64, 65))  # fmt: skip
+    formats = None, dense_experts, sorted_too
+    few, many = (
+        [kernels_per_step(architecture, each, rows=rows, tensor_parallel_size=1) for each in formats]
+        for rows in (64, 65)
+    )
     assert [after - before for before, after in zip(few, many, strict=True)] == [30 * 6, 30 * 6, 0]
 
 
-def test_several_ranks_and_models_without_kernels_have_none() -> None:
+def test_several_ranks_capture_their_sums_and_hold_a_share_of_the_logits() -> None:
     architecture = _architecture("31B")
-    assert _graphs(architecture, ranks=2) == 0
+    sums = (len(decode_graph_sizes(64)) + len(mixed_graph_sizes(2048))) * (60 * 2 + 8) * (12 << 10)
+    assert _graphs(architecture, ranks=2) - _graphs(architecture) == sums - 64 * 262_144 * 2 // 2
+
+
+def test_models_without_kernels_have_none() -> None:
+    architecture = _architecture("31B")
     assert _graphs(architecture.model_copy(update={"head_dim": 32, "global_head_dim": 64})) == 0

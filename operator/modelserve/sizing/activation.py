@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.sizing.dequantisation import dequantised_bytes
-from modelserve.sizing.kernel_buffers import FLOAT32, INT32, captures_steps, kernel_buffers, taken_by_kernels
+from modelserve.sizing.kernel_buffers import FLOAT32, INT32, kernel_buffers, taken_by_kernels
 from modelserve.sizing.pages import GLOBAL_PAGE_TOKENS, KVCacheDtype, KVCacheLayout
 from modelserve.sizing.quantised_tiles import multiplied_by_kernels, product_bytes
 from modelserve.sizing.weights import element_bytes
@@ -116,6 +116,7 @@ def activation_terms(
             "segments": SEGMENT_SLACK_BYTES,
             **scratch,
             **buffers,
+            "sampling": sampling,  # not captured: it finds no room in the graphs' pool
         }
         phases = {
             "embedding": per_layer * e,
@@ -124,11 +125,7 @@ def activation_terms(
                 for kind in LayerKind
             ),
             "mlp": _mlp_bytes(architecture, tokens=tokens, tensor_parallel_size=tp, kernels=True),
-            "sampling": sampling,
         }
-        if captures_steps(architecture, tensor_parallel_size=tp):
-            # Sampling is not captured, and finds no room in the graphs' pool.
-            always["sampling"] = phases.pop("sampling")
         return MappingProxyType(always), MappingProxyType(phases)
     pages = -(-architecture.max_position_embeddings // GLOBAL_PAGE_TOKENS)
     always = {

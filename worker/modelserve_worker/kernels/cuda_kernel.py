@@ -98,12 +98,13 @@ def launch(
     shared_bytes: int,
     arguments: Sequence[tuple[Any, Any]],
     resident: bool = False,
+    dependent: bool = True,
 ) -> None:
     """Launch on the current stream of the current device; a graph captures it like any other kernel.
 
     `arguments`: values with their ctypes types, tensor maps with None. `resident`: blocks go on until the work is done,
-    and no more are launched than there are multiprocessors. The kernel may start before the one ahead has ended: it
-    waits for it itself (`dependent_launch`).
+    and no more are launched than there are multiprocessors. `dependent`, from capability 9.0 on: the kernel may start
+    before the one ahead has ended, and waits for it itself (as `dependent_launch` says).
     """
     device = torch.cuda.current_device()
     if resident:
@@ -115,7 +116,8 @@ def launch(
     config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
     config.sharedMemBytes = shared_bytes
     config.hStream = torch.cuda.current_stream().cuda_stream
-    config.attrs, config.numAttrs = [_dependent_launch()], 1
+    config.attrs = [_dependent_launch()] if dependent else []
+    config.numAttrs = len(config.attrs)
     _checked(driver.cuLaunchKernelEx(config, function, (values, types), 0))
 
 

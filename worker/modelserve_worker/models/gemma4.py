@@ -30,6 +30,7 @@ from modelserve_worker.layers.mlp import GatedMLP
 from modelserve_worker.layers.moe import Experts, Router
 from modelserve_worker.layers.norm import RMSNorm
 from modelserve_worker.layers.parallel import TensorParallel
+from modelserve_worker.layers.partial_sums import PartialSums
 from modelserve_worker.layers.rotary import RotaryEmbedding
 from modelserve_worker.layers.stored_matrix import StoredMatrix
 
@@ -49,6 +50,7 @@ class MixtureOfExperts(nn.Module):
     ) -> None:
         super().__init__()
         self.doors = expert_doors(device, dtype)
+        self.parallel = parallel
         hidden, eps = architecture.hidden_size, architecture.rms_norm_eps
         self.router = Router(architecture, doors=self.doors, device=device, dtype=dtype)
         self.experts = Experts(
@@ -74,7 +76,9 @@ class MixtureOfExperts(nn.Module):
         next_weight: Tensor | None,
         num_rows: Tensor | None,
     ) -> tuple[Tensor, Tensor | None]:
-        """`ElementwiseDoors.residual_norm` of the sum of both branches; residual and the dense MLP's output [T, H]."""
+        """`ElementwiseDoors.residual_norm` of the sum of both branches; residual and dense are [T, H], and dense, the
+        MLP's output, is still to be added over ranks."""
+        dense = self.parallel.all_reduce(dense)
         normed, choice = self.router(residual, self.pre_norm, num_rows)
         norms = BranchNorms(self.dense_post_norm.weight, self.post_norm.weight, added_norm.weight)
         return self.doors.add_branches(
@@ -138,6 +142,7 @@ class DecoderLayer(nn.Module):
         self.layer = layer
         self.kind = architecture.kind(layer)
         self.doors = doors
+        self.sums = PartialSums(parallel, doors)
         self.eps = architecture.rms_norm_eps
         hidden, eps = architecture.hidden_size, self.eps
         self.attention = Attention(
@@ -181,13 +186,13 @@ class DecoderLayer(nn.Module):
         Returns the layer's result and the result's `next_norm`, both [T, H].
         """
         attended = self.attention(normed, rotation, attention)
-        x, normed = self._add_and_norm(x, attended, self.post_attention_norm, self.pre_feedforward_norm)
+        x, normed = self._add_and_norm(x, attended, self.post_attention_norm, self.pre_feedforward_norm, self.sums)
         dense = self.mlp(normed)
         if self.per_layer_input is None:
             return _normed(self._add_feedforward(x, dense, num_rows, scalar=self.scalar, next_norm=next_norm))
         x, _ = self._add_feedforward(x, dense, num_rows, scalar=None, next_norm=None)
         added = self.per_layer_input(x, per_layer)
-        return self._add_and_norm(x, added, self.per_layer_input.norm, next_norm, scalar=self.scalar)
+        return self._add_and_norm(x, added, self.per_layer_input.norm, next_norm, self.doors, scalar=self.scalar)
 
     def _add_feedforward(
         self, x: Tensor, dense: Tensor, num_rows: Tensor | None, *, scalar: Tensor | None, next_norm: RMSNorm | None
@@ -195,7 +200,7 @@ class DecoderLayer(nn.Module):
         """x plus the dense MLP's output and that of experts where the model has some."""
         next_weight, added_norm = None if next_norm is None else next_norm.weight, self.post_feedforward_norm
         if self.moe is None:
-            return self.doors.residual_norm(
+            return self.sums.residual_norm(
                 x, dense, added_norm.weight, scalar=scalar, next_weight=next_weight, eps=self.eps
             )
         result: tuple[Tensor, Tensor | None] = self.moe(
@@ -204,12 +209,17 @@ class DecoderLayer(nn.Module):
         return result
 
     def _add_and_norm(
-        self, x: Tensor, added: Tensor, added_norm: RMSNorm, next_norm: RMSNorm, scalar: Tensor | None = None
+        self,
+        x: Tensor,
+        added: Tensor,
+        added_norm: RMSNorm,
+        next_norm: RMSNorm,
+        door: PartialSums | ElementwiseDoors,
+        scalar: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
+        """`door`: `sums` where `added` is still to be added over ranks."""
         return _normed(
-            self.doors.residual_norm(
-                x, added, added_norm.weight, scalar=scalar, next_weight=next_norm.weight, eps=self.eps
-            )
+            door.residual_norm(x, added, added_norm.weight, scalar=scalar, next_weight=next_norm.weight, eps=self.eps)
         )
 
 
