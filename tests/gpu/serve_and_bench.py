@@ -156,11 +156,16 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--variant", required=True)
+    parser.add_argument("--weights", help="quantised random weights, such as int4_g32 or fp8_channel; else bfloat16")
     parser.add_argument("--point", type=point_text, action="append", required=True, dest="points")
     parser.add_argument("--ready-seconds", type=float, default=300.0, help="most seconds to ready (default 300)")
     parser.add_argument("--out", type=Path, help="keep the worker's log and each point's JSON there")
     options, worker_flags = parser.parse_known_args()
     config = read_config(options.variant)
+    if options.weights:
+        from quantised_config import quantised  # which needs tests/models on the path
+
+        config = quantised(config, options.weights)
     architecture = ModelArchitecture.from_config(config)
     faults, rows = [], []
     with tempfile.TemporaryDirectory() as directory:
@@ -183,7 +188,8 @@ def main() -> int:
         finally:
             fault = worker.end()
         faults += [fault] if fault else []
-    print("\n".join([*faults, "", f"{options.variant} {' '.join(worker_flags)}", ""]))
+    model = f"{options.variant} {options.weights or 'bfloat16'}"
+    print("\n".join([*faults, "", f"{model} {' '.join(worker_flags)}", ""]))
     print("\n".join(columns(HEADINGS, rows, text_columns=1)), flush=True)
     return 1 if faults else 0
 

@@ -3,7 +3,7 @@
 # machine lacks (starlette, uvicorn and what they need), used as they are.
 set -eu
 cd "$(dirname "$0")/../.."
-path="$PWD/operator:$PWD/worker:$PWD/tests/gpu"
+path="$PWD/operator:$PWD/worker:$PWD/tests/gpu:$PWD/tests/models"
 for wheel in "${WHEELS:-wheels}"/*.whl; do
   if [ -e "$wheel" ]; then path="$path:$(realpath "$wheel")"; fi
 done

@@ -29,9 +29,12 @@ whole = published_model("hf://google/gemma-4-31B").architecture.model_dump()
 architecture = ModelArchitecture.model_validate(whole | {"full_attention_layers": (1,), "num_hidden_layers": 2})
 args = EngineArgs(model="", max_num_seqs=4, max_num_batched_tokens=64, tensor_parallel_size=int(sys.argv[3]))
 cheap = ("combine", "residual_norm", "gated_gelu")
+def depends(launch):
+    return json.loads(launch.specialization)["options"].get("launch_pdl", False)
 """
 BUILD = """
 launches = kernel_trace.kernel_launches(architecture, args, capability=90)
+assert all(depends(each) for each in launches if not isinstance(each, CudaSource)), "a launch breaks the chain"
 kernel_build._begin(str(folder), kernel_build._cuda_library_folder(Path(cuda)))
 for launch in launches:
     if isinstance(launch, CudaSource) or launch.kernel in cheap:
@@ -54,6 +57,7 @@ formats = {
 found = {}
 for name, stored in formats.items():
     launches = kernel_trace.kernel_launches(architecture, args, capability=90, weight_format=stored)
+    assert all(depends(each) for each in launches if not isinstance(each, CudaSource)), "a launch breaks the chain"
     kernels = {each.kernel for each in launches if not isinstance(each, CudaSource)}
     found[name] = sorted(each for each in kernels if each.startswith((name, "round")))
 print(json.dumps(found))
@@ -109,11 +113,11 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[st
 
 
 def test_every_kernel_that_a_start_up_needs_is_found(built: tuple[Path, Path, list[str]]) -> None:
-    """One door each: elementwise, prepare and commit, decode and chunk attention of both kinds, sampling."""
+    """One door each: start of a step, elementwise, prepare and commit, attention of both kinds, sampling, its end."""
     assert set(built[2]) == {
-        "embed", "rms_norm", "residual_norm", "gated_gelu", "prepare", "commit", "split_decode", "split_decode_v_only",
-        "combine", "expand_keys", "sliding_attention_sm90.cu", "chunk_attention_sm90.cu", "_select_chunks",
-        "_draw_rows",
+        "step_tokens", "rotations", "keep_tokens", "embed", "rms_norm", "residual_norm", "gated_gelu", "prepare",
+        "commit", "split_decode", "split_decode_v_only", "combine", "expand_keys", "sliding_attention_sm90.cu",
+        "chunk_attention_sm90.cu", "_select_chunks", "_draw_rows",
     }  # fmt: skip
 
 

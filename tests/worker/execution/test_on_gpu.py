@@ -34,8 +34,8 @@ def test_logits_are_near_the_reference(tmp_path, driver_for, variant, dtype, kv_
 
 @pytest.mark.parametrize("variant", ["31B", "E4B"])
 def test_steps_are_launched_without_waiting(tmp_path, driver_for, variant) -> None:
-    make_checkpoint(variant, tmp_path, seed=2)
-    replica = launch(EngineArgs(model=str(tmp_path), device="cuda", gpu_memory_utilization=0.2))
+    make_checkpoint(variant, tmp_path, seed=2, head_dim=64, global_head_dim=128)  # as the kernels take them
+    replica = launch(EngineArgs(model=str(tmp_path), device="cuda", dtype="bfloat16", gpu_memory_utilization=0.2))
     sampling = SamplingParams(
         seed=5, max_tokens=9, top_p=0.9, top_k=50, min_p=0.01, repetition_penalty=1.2, logprobs=2,
         logit_bias=((7, 1.0),), min_tokens=3,

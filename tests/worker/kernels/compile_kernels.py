@@ -5,7 +5,8 @@
 Prints one line per kernel, shape and compute capability, and the problems last; exits with 1 when there are any. The
 kernels are the `SPECIMENS` of all modules `modelserve_worker.kernels.*_triton`, or of the files given. Shared memory is
 the most that one block may have (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability").
-Registers and spills are those that ptxas reports.
+Registers and spills are those that ptxas reports. From capability 9.0 on, what a kernel does before it waits for the
+one before it is read from its PTX (`dependent_launch` says what it may).
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from types import ModuleType
 SHARED_BYTES = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024}
 MOST_REGISTERS = 255
 PROCESSES = 2
+DEPENDENT_LAUNCH = 90  # the lowest capability that has it
+NEVER_WRITTEN = ("weight", "scalar")  # how parameters are named that no kernel writes
 
 
 @dataclass(frozen=True)
@@ -87,11 +90,38 @@ def jobs(modules: list[str], capabilities: list[int], match: str) -> Iterator[Jo
                     yield Job(module, index, specimen.name, capability)
 
 
+def early_work(ptx: str, parameters: list[str], *, waits: bool) -> Iterator[str]:
+    """What is wrong before `griddepcontrol.wait`: a way past it, a write, a read of what a kernel may write."""
+    body = ptx[ptx.index("\n{") :]
+    if ("griddepcontrol" in body) is not waits:
+        yield "does not wait for the kernel before it" if waits else "waits, and its capability knows no such thing"
+    if not waits or "griddepcontrol.wait" not in body:
+        return
+    early = body[: body.index("griddepcontrol.wait")]
+    if "griddepcontrol.launch_dependents" not in early:
+        yield "does not let the next kernel start before it waits"
+    origins: dict[str, set[str]] = {}  # parameters that a register is computed from
+    for statement in early.split(";"):
+        code = re.sub(r"//.*", "", statement)
+        if barred := re.search(r"\b(bra|ret|exit|call|st\.global|atom|red|cp\.async)\b", code):
+            yield f"has {barred[0]} before it waits"
+        registers = re.findall(r"%\w+", re.sub(r"@!?%\w+", "", code))
+        known = {parameters[int(number)] for number in re.findall(r"_param_(\d+)\]", code)}
+        known = known.union(*(origins.get(register, set()) for register in registers[1:]))
+        if "ld.global" in code and not any(name.endswith(NEVER_WRITTEN) for name in known):
+            yield f"reads {sorted(known)} before it waits"
+        if registers:
+            origins[registers[0]] = origins.get(registers[0], set()) | known
+
+
 def compile_one(job: Job) -> Outcome:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
+    from modelserve_worker.execution.kernel_trace import TargetDriver
+
+    triton.runtime.driver.set_active(TargetDriver(job.capability))  # kernels ask it what they are compiled for
     specimen = kernel_module(job.module).SPECIMENS[job.index]
     names = specimen.kernel.arg_names
     if unknown := {*specimen.signature, *specimen.constants} ^ set(names):
@@ -118,13 +148,16 @@ def compile_one(job: Job) -> Outcome:
     spilled = re.search(r"(\d+) bytes spill stores", log.getvalue())
     if registers is None or spilled is None:
         return Outcome(job, (f"ptxas reported neither registers nor spills: {log.getvalue()!r}",))
+    pointers = [name for name in names if name in specimen.signature]
+    early = early_work(compiled.asm["ptx"], pointers, waits=job.capability >= DEPENDENT_LAUNCH)
     used, stored, shared = int(registers[1]), int(spilled[1]), compiled.metadata.shared
     problems = (
         (used > MOST_REGISTERS, f"{used} registers, of {MOST_REGISTERS}"),
         (stored > specimen.spilled_bytes, f"{stored} bytes of spill stores, of {specimen.spilled_bytes} accepted"),
         (shared > SHARED_BYTES[job.capability], f"{shared} bytes of shared memory, of {SHARED_BYTES[job.capability]}"),
     )
-    return Outcome(job, tuple(text for wrong, text in problems if wrong), used, stored, shared)
+    found = (*(text for wrong, text in problems if wrong), *early)
+    return Outcome(job, found, used, stored, shared)
 
 
 def main() -> int:

@@ -47,6 +47,22 @@ def test_faults_are_found_and_a_sound_kernel_beside_them_is_not_blamed() -> None
     assert "SIZE=256" not in "\n".join(lines), "a kernel for a later generation was compiled for an earlier one"
 
 
+def test_what_a_kernel_does_before_it_waits_for_the_one_before_is_looked_at() -> None:
+    arguments = ("--file", str(FOLDER / "faulty_kernels.py"), "--capability", "90", "--match")
+    status, lines = compile_kernels(*arguments, "SIZE=64")
+    assert status == 1
+    problems = lines[lines.index("4 compiled, 5 problems") + 1 :]  # two of the branch
+    for name, problem in (
+        ("sound", "does not wait for the kernel before it"),
+        ("returns_early", "has bra before it waits"),
+        ("reads_early", "reads ['x'] before it waits"),
+        ("writes_early", "has st.global before it waits"),
+    ):
+        assert any(line.startswith(f"sm_90 {name}(") and problem in line for line in problems), (name, problems)
+    status, lines = compile_kernels(*arguments, "waits(")
+    assert (status, lines[-1]) == (0, "1 compiled, 0 problems")
+
+
 def test_a_module_that_declares_none_of_its_kernels_is_a_problem(tmp_path: Path) -> None:
     silent = tmp_path / "silent.py"
     silent.write_text("import triton\n\n@triton.jit\ndef kernel(x):\n    pass\n")

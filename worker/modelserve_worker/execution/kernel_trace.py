@@ -39,6 +39,7 @@ from modelserve_worker.kernels.cuda_kernel import CudaSource
 from modelserve_worker.kernels.sampling import CandidateRows
 from modelserve_worker.kernels.sampling_door import sampling_door
 from modelserve_worker.kernels.slot_columns import SlotColumns
+from modelserve_worker.kernels.step_start import step_doors
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 
@@ -189,7 +190,9 @@ def _run_steps(architecture: ModelArchitecture, args: EngineArgs, weight_format:
 
 def _run(model: Gemma4ForCausalLM, attention: Any, step: PackedStep) -> None:
     attention.begin(step.inputs)
-    hidden = model(step.token_ids, step.inputs.positions, attention, num_rows=step.num_rows, last=step.last)
+    slots = step.inputs.global_slots
+    tokens = step_doors(_CUDA).tokens(step.token_ids, slots, torch.empty_like(slots))
+    hidden = model(tokens, step.inputs.positions, attention, num_rows=step.num_rows, last=step.last)
     model.head(hidden)
 
 
@@ -211,7 +214,8 @@ def _sample(architecture: ModelArchitecture, args: EngineArgs, parallel: TensorP
         slots=sampled, positions=sampled, output_counts=sampled, width=1, softcap=architecture.final_logit_softcapping,
         columns=SlotColumns(_on_cuda(slots.device.words), slots.device.top_k.numel()),
     )  # fmt: skip
-    draw_candidates(sampling_door(_CUDA), parallel, logits, rows, first_token=0)
+    tokens = draw_candidates(sampling_door(_CUDA), parallel, logits, rows, first_token=0)
+    step_doors(_CUDA).keep_tokens(tokens, rows.slots, sampled)
 
 
 def _on_cuda(value: Any) -> Any:

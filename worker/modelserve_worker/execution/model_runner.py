@@ -17,7 +17,7 @@ from torch import Tensor
 
 from modelserve.architecture import LayerKind
 from modelserve.errors import InvalidInput
-from modelserve_worker.batch import IN_FLIGHT, Int32Array, PendingStep, ScheduledBatch
+from modelserve_worker.batch import Int32Array, PendingStep, ScheduledBatch
 from modelserve_worker.execution.block_tables import BlockTables
 from modelserve_worker.execution.device import runs_on_kernels
 from modelserve_worker.execution.input_batch import PackedStep, QueryBlocks, SampledRows, StepPacker
@@ -30,6 +30,7 @@ from modelserve_worker.execution.sampler import Sampler, SamplerOutput
 from modelserve_worker.execution.step_graphs import StepGraphs
 from modelserve_worker.execution.token_masks import TokenMaskBuffer, TokenMasks
 from modelserve_worker.kernels.step_inputs import StepInputs
+from modelserve_worker.kernels.step_start import step_doors
 from modelserve_worker.layers.attention import AttentionBackend
 from modelserve_worker.layers.rotary import rotate
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
@@ -91,6 +92,7 @@ class GPUModelRunner:
         )
         self._scorer = PromptScorer(softcap=architecture.final_logit_softcapping, device=device)
         self._masks = TokenMaskBuffer(max_num_seqs=max_num_seqs, vocab_size=architecture.vocab_size, device=device)
+        self._doors = step_doors(device)
         self.last_tokens = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
         self._names: dict[int, str] = {}  # request ids by slot
         self._graphs: StepGraphs | None = None
@@ -189,8 +191,7 @@ class GPUModelRunner:
 
     def _hidden(self, packed: PackedStep) -> Tensor:
         ids, step = packed.token_ids, packed.inputs
-        last = self.last_tokens[step.global_slots.clamp(min=0)]
-        tokens = torch.where(ids == IN_FLIGHT, last, ids)
+        tokens = self._doors.tokens(ids, step.global_slots, self.last_tokens)
         attention = self._attention(step)
         hidden: Tensor = self.model(tokens, step.positions, attention, num_rows=packed.num_rows, last=packed.last)
         return hidden
@@ -225,7 +226,7 @@ class GPUModelRunner:
             host_output_counts=rows.host_output_counts,
             masks=masks,
         )
-        self.last_tokens.index_copy_(0, rows.slots.long(), sampled.tokens.clamp(min=0).int())
+        self._doors.keep_tokens(sampled.tokens, rows.slots, self.last_tokens)
         return sampled
 
     def _attention(self, step: StepInputs) -> AttentionBackend:

@@ -20,6 +20,7 @@ from modelserve_worker.kernels import packed_decode_triton as packed_kernels
 from modelserve_worker.kernels import prepare_triton as prepare_kernels
 from modelserve_worker.kernels import sliding_attention_sm90 as hopper_sliding
 from modelserve_worker.kernels.attention_tiles import Tile, tile_for
+from modelserve_worker.kernels.dependent_launch import dependent_launch
 from modelserve_worker.kernels.paged_layout import LayerRows
 from modelserve_worker.kernels.step_inputs import ChunkInputs, StepInputs
 
@@ -132,6 +133,7 @@ def decode_attention(
         "BLOCK_M": max(16, group),
         "num_warps": tile.warps,
         "num_stages": tile.stages,
+        **dependent_launch(),
     }
     common = (
         q,
@@ -164,7 +166,7 @@ def decode_attention(
     decode_kernels.combine[(count, heads, width // columns)](
         partial, maxima, sums, decode.positions, output,
         PAIRS=rotation.pairs if rows.v_only and rotation is not None else 0, WINDOW=rows.window,
-        SPLITS=triton.next_power_of_2(most), COLUMNS=columns, **shape, **split, num_warps=4,
+        SPLITS=triton.next_power_of_2(most), COLUMNS=columns, **shape, **split, num_warps=4, **dependent_launch(),
     )  # fmt: skip
 
 
@@ -213,7 +215,7 @@ def chunk_attention(
     shared = {
         "CHUNKS": chunks.rows.numel(), "KV_HEADS": rows.heads, "GROUP": heads // rows.heads, "D": width,
         "PAGE": rows.page_tokens, "TILE": tile.keys, "BLOCK_M": tile.rows,
-        "num_warps": tile.warps, "num_stages": tile.stages,
+        "num_warps": tile.warps, "num_stages": tile.stages, **dependent_launch(),
     }  # fmt: skip
     described = (chunks.rows, chunks.starts, chunks.lengths, chunks.slots)
     pages = (table, table.stride(0), elements, scales, *numbers)
@@ -229,6 +231,7 @@ def chunk_attention(
                 *room, *fresh, *described, chunks.sliding_blocks, *pages,
                 CHUNKS=chunks.rows.numel(), KV_HEADS=rows.heads, D=width, PAGE=rows.page_tokens,
                 ENTRIES=rows.entries, WINDOW=rows.window, FORMAT=fmt, COLUMNS=min(width, 128), num_warps=4,
+                **dependent_launch(),
             )  # fmt: skip
             hopper_sliding.sliding_chunk(q, output, chunks, rows=rows, fresh=room, table=table, arena=None)
             return
@@ -254,7 +257,7 @@ def chunk_attention(
             expand_kernels.expand_keys[(group.most_pages, rows.heads)](
                 scratch, decoded, group.key_rows, *described[1:], group.pages, *pages, key_weight, inverse_frequencies,
                 CHUNKS=chunks.rows.numel(), KV_HEADS=rows.heads, D=width, PAIRS=pairs if rows.v_only else 0,
-                PAGE=rows.page_tokens, FORMAT=fmt, COLUMNS=min(width, 128), num_warps=4,
+                PAGE=rows.page_tokens, FORMAT=fmt, COLUMNS=min(width, 128), num_warps=4, **dependent_launch(),
             )  # fmt: skip
         if tile.sm90:
             read = hopper_kernels.Pages(stored, layout, None if dense else table, scratch if rows.v_only else None)
@@ -303,6 +306,7 @@ def prepare(
         Q_HEADS=q_heads, KV_HEADS=kv_heads, D=width, HEADS=per_program, PAGE=rows.page_tokens, ENTRIES=rows.entries,
         PAIRS=pairs if rows.v_only else 0, V_IS_K=projected.shape[1] < (q_heads + 2 * kv_heads) * width,
         BUFFERED=fresh is not None, FORMAT=fmt, num_warps=max(1, min(4, per_program * width // 512)),
+        **dependent_launch(),
     )  # fmt: skip
 
 
@@ -320,5 +324,5 @@ def commit(
     prepare_kernels.commit[(step.commit_slots.numel(),)](
         *fresh, step.commit_slots, step.positions, table, table.stride(0), elements, scales, *numbers,
         KV_HEADS=rows.heads, HEADS=heads, D=rows.width, PAGE=rows.page_tokens, ENTRIES=rows.entries, INT8=rows.int8,
-        num_warps=8 if heads * rows.width >= 4096 else 4,
+        num_warps=8 if heads * rows.width >= 4096 else 4, **dependent_launch(),
     )  # fmt: skip

@@ -14,6 +14,7 @@ import triton.language as tl
 
 from modelserve_worker.kernels.attention_tiles import attention_specimens
 from modelserve_worker.kernels.decode_attention_triton import LOG2_E, column_block, natural_columns
+from modelserve_worker.kernels.dependent_launch import launch_dependents, wait_for_prerequisites
 
 
 @triton.jit
@@ -74,6 +75,8 @@ def global_chunk(
     DENSE: tl.constexpr,  # `arena` is the pages that `expand_keys` wrote
     BLOCK_M: tl.constexpr,
 ):
+    launch_dependents()
+    wait_for_prerequisites()
     compute: tl.constexpr = q.dtype.element_ty
     tokens_per_block: tl.constexpr = BLOCK_M // GROUP
     tiles_per_page: tl.constexpr = PAGE // TILE
@@ -152,6 +155,8 @@ def global_chunk_v_only(
     DENSE: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
+    launch_dependents()
+    wait_for_prerequisites()
     compute: tl.constexpr = q.dtype.element_ty
     tokens_per_block: tl.constexpr = BLOCK_M // GROUP
     tiles_per_page: tl.constexpr = PAGE // TILE
@@ -255,6 +260,8 @@ def sliding_chunk(
     FORMAT: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
+    launch_dependents()
+    wait_for_prerequisites()
     compute: tl.constexpr = q.dtype.element_ty
     tokens_per_block: tl.constexpr = BLOCK_M // GROUP
     ends = tl.load(block_ends + tl.arange(0, CHUNKS))

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from modelserve_worker.kernels.attention_tiles import attention_specimens
+from modelserve_worker.kernels.dependent_launch import launch_dependents, wait_for_prerequisites
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -76,6 +77,8 @@ def split_decode(
     MOST_SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
+    launch_dependents()
+    wait_for_prerequisites()
     compute: tl.constexpr = q.dtype.element_ty
     tiles_per_page: tl.constexpr = PAGE // TILE
     head, split, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -163,6 +166,8 @@ def split_decode_v_only(
     MOST_SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
+    launch_dependents()
+    wait_for_prerequisites()
     compute: tl.constexpr = q.dtype.element_ty
     tiles_per_page: tl.constexpr = PAGE // TILE
     wide: tl.constexpr = D // 4  # unrotated columns, in blocks of a power of two: short, independent chains of products
@@ -252,6 +257,8 @@ def combine(
     SPLITS: tl.constexpr,  # MOST_SPLITS rounded up to a power of two
     COLUMNS: tl.constexpr,
 ):
+    launch_dependents()
+    wait_for_prerequisites()
     row, member = tl.program_id(0), tl.program_id(1)
     columns = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
     splits = tl.arange(0, SPLITS)

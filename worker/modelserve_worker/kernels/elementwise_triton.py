@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from modelserve_worker.kernels.dependent_launch import dependent_launch, launch_dependents, wait_for_prerequisites
 from modelserve_worker.kernels.specimen import KernelSpecimen
 
 _TILE = 1024  # elements of one program of an operation without norms, and of one program of small normed rows
@@ -59,12 +60,14 @@ def load_row(pointer, column, WIDTH: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows"])
 def rms_norm(x, weight, normed, rows, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+    launch_dependents()
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
     inside = (row < rows)[:, None] & (column < WIDTH)[None, :]
     at = row[:, None] * WIDTH + column[None, :]
-    values = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     weights = load_row(weight, column, WIDTH)
+    wait_for_prerequisites()
+    values = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     tl.store(normed + at, rms(values, weights, WIDTH, eps).to(normed.dtype.element_ty), mask=inside)
 
 
@@ -82,19 +85,23 @@ def residual_norm(
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
 ):
+    launch_dependents()
     dtype = residual.dtype.element_ty
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
     inside = (row < rows)[:, None] & (column < WIDTH)[None, :]
     at = row[:, None] * WIDTH + column[None, :]
-    deltas = tl.load(delta + at, mask=inside, other=0.0).to(tl.float32)
-    kept = tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
     delta_weights = load_row(delta_weight, column, WIDTH)
     if next_weight is not None:
         next_weights = load_row(next_weight, column, WIDTH)
+    if scalar is not None:
+        factor = tl.load(scalar).to(tl.float32)
+    wait_for_prerequisites()
+    deltas = tl.load(delta + at, mask=inside, other=0.0).to(tl.float32)
+    kept = tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
     summed = (kept + rms(deltas, delta_weights, WIDTH, eps).to(dtype).to(tl.float32)).to(dtype)
     if scalar is not None:
-        summed = (summed.to(tl.float32) * tl.load(scalar).to(tl.float32)).to(dtype)
+        summed = (summed.to(tl.float32) * factor).to(dtype)
     tl.store(residual + at, summed, mask=inside)
     if next_weight is not None:
         tl.store(normed + at, rms(summed.to(tl.float32), next_weights, WIDTH, eps).to(dtype), mask=inside)
@@ -113,15 +120,17 @@ def branch_sum(
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
 ):
+    launch_dependents()
     dtype = summed.dtype.element_ty
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
     inside = (row < rows)[:, None] & (column < WIDTH)[None, :]
     at = row[:, None] * WIDTH + column[None, :]
-    first = tl.load(dense + at, mask=inside, other=0.0).to(tl.float32)
-    second = tl.load(routed + at, mask=inside, other=0.0).to(tl.float32)
     first_weights = load_row(dense_weight, column, WIDTH)
     second_weights = load_row(routed_weight, column, WIDTH)
+    wait_for_prerequisites()
+    first = tl.load(dense + at, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(routed + at, mask=inside, other=0.0).to(tl.float32)
     left = rms(first, first_weights, WIDTH, eps).to(dtype).to(tl.float32)
     right = rms(second, second_weights, WIDTH, eps).to(dtype).to(tl.float32)
     tl.store(summed + at, (left + right).to(dtype), mask=inside)
@@ -140,14 +149,16 @@ def per_layer_inputs(
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
 ):
+    launch_dependents()
     dtype = added.dtype.element_ty
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
     inside = (row < rows)[:, None] & (column < WIDTH)[None, :]
     at = row[:, None] * WIDTH + column[None, :]
+    weights = load_row(weight, column, WIDTH)
+    wait_for_prerequisites()
     scaled = (tl.load(projected + at, mask=inside, other=0.0).to(tl.float32) * projection_scale).to(dtype)
     looked_up = tl.load(table_rows + at, mask=inside, other=0.0).to(tl.float32)
-    weights = load_row(weight, column, WIDTH)
     context = rms(scaled.to(tl.float32), weights, WIDTH, eps).to(dtype).to(tl.float32)
     total = (context + looked_up).to(dtype).to(tl.float32)
     tl.store(added + at, (total * 0.7071067811865476).to(dtype), mask=inside)
@@ -163,6 +174,8 @@ def gated_gelu(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    launch_dependents()
+    wait_for_prerequisites()
     dtype = gated.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -175,6 +188,8 @@ def gated_gelu(
 
 @triton.jit
 def embed(ids, table, embedded, table_rows, scale, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    launch_dependents()
+    wait_for_prerequisites()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     token = tl.load(ids + row).to(tl.int64)
@@ -185,6 +200,8 @@ def embed(ids, table, embedded, table_rows, scale, WIDTH: tl.constexpr, BLOCK: t
 
 @triton.jit
 def softcap(logits, capped, count, cap, CAPPED: tl.constexpr, BLOCK: tl.constexpr):
+    launch_dependents()
+    wait_for_prerequisites()
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     values = tl.load(logits + at, mask=at < count, other=0.0).to(tl.float32)
     if CAPPED:
@@ -219,7 +236,9 @@ class TritonElementwise:
         rows = x.contiguous().view(-1, weight.shape[0])
         normed = torch.empty_like(rows)
         launch = row_launch(rows.shape[1], many=rows.shape[0] >= _MANY_ROWS)
-        rms_norm[(triton.cdiv(rows.shape[0], launch["ROWS"]),)](rows, weight, normed, rows.shape[0], eps, **launch)
+        rms_norm[(triton.cdiv(rows.shape[0], launch["ROWS"]),)](
+            rows, weight, normed, rows.shape[0], eps, **launch, **dependent_launch()
+        )
         return normed.view(x.shape)
 
     def residual_norm(
@@ -236,7 +255,7 @@ class TritonElementwise:
         normed = None if next_weight is None else torch.empty_like(residual)
         launch = row_launch(width, many=rows >= _MANY_ROWS)
         residual_norm[(triton.cdiv(rows, launch["ROWS"]),)](
-            residual, delta, delta_weight, scalar, next_weight, normed, rows, eps, **launch
+            residual, delta, delta_weight, scalar, next_weight, normed, rows, eps, **launch, **dependent_launch()
         )
         return residual, normed
 
@@ -247,7 +266,7 @@ class TritonElementwise:
         summed = torch.empty_like(dense)
         launch = row_launch(width, many=rows >= _MANY_ROWS)
         branch_sum[(triton.cdiv(rows, launch["ROWS"]),)](
-            dense, routed, dense_weight, routed_weight, summed, rows, eps, **launch
+            dense, routed, dense_weight, routed_weight, summed, rows, eps, **launch, **dependent_launch()
         )
         return summed
 
@@ -260,7 +279,7 @@ class TritonElementwise:
         gated = torch.empty((rows, width), dtype=gate.dtype, device=gate.device)
         launch = tile_launch(width)
         gated_gelu[(rows, triton.cdiv(width, launch["BLOCK"]))](
-            gate, gate.stride(0), per_layer, per_layer.stride(0), gated, **launch
+            gate, gate.stride(0), per_layer, per_layer.stride(0), gated, **launch, **dependent_launch()
         )
         return gated
 
@@ -272,7 +291,7 @@ class TritonElementwise:
         added = torch.empty((tokens, rows // tokens, width), dtype=projected.dtype, device=projected.device)
         launch = row_launch(width, many=rows >= _MANY_ROWS)
         per_layer_inputs[(triton.cdiv(rows, launch["ROWS"]),)](
-            projected, table_rows, weight, added, rows, projection_scale, eps, **launch
+            projected, table_rows, weight, added, rows, projection_scale, eps, **launch, **dependent_launch()
         )
         return added
 
@@ -281,7 +300,7 @@ class TritonElementwise:
         embedded = torch.empty((ids.shape[0], width), dtype=table.dtype, device=table.device)
         launch = tile_launch(width)
         embed[(ids.shape[0], triton.cdiv(width, launch["BLOCK"]))](
-            ids, table, embedded, table.shape[0], scale, **launch
+            ids, table, embedded, table.shape[0], scale, **launch, **dependent_launch()
         )
         return embedded
 
@@ -289,8 +308,9 @@ class TritonElementwise:
         capped = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
         if count := logits.numel():
             softcap[(triton.cdiv(count, _TILE),)](
-                logits, capped, count, 1.0 if cap is None else cap, CAPPED=cap is not None, BLOCK=_TILE, num_warps=4
-            )
+                logits, capped, count, 1.0 if cap is None else cap, CAPPED=cap is not None, BLOCK=_TILE, num_warps=4,
+                **dependent_launch(),
+            )  # fmt: skip
         return capped
 
 

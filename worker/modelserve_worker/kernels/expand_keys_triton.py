@@ -14,6 +14,7 @@ import triton.language as tl
 
 from modelserve_worker.kernels.attention_tiles import attention_specimens
 from modelserve_worker.kernels.chunk_attention_triton import chunk_of
+from modelserve_worker.kernels.dependent_launch import launch_dependents, wait_for_prerequisites
 from modelserve_worker.kernels.packed_decode_triton import byte_values, unit_of
 
 
@@ -69,6 +70,8 @@ def expand_keys(
 
     V-only: the columns of K that rotation changes, R(j)(w * V). 8-bit formats: all planes, decoded.
     """
+    launch_dependents()
+    wait_for_prerequisites()
     ends = tl.load(page_ends + tl.arange(0, CHUNKS))
     number, head = tl.program_id(0), tl.program_id(1)
     if number >= tl.max(ends):
@@ -173,6 +176,8 @@ def expand_window(
     """Sliding rows of 8 bits, decoded: programs (n, head, 0) the n-th page of the window before every chunk, n below
     ENTRIES; (n, head, 1) the step's rows from n * PAGE.
     """
+    launch_dependents()
+    wait_for_prerequisites()
     number, head = tl.program_id(0), tl.program_id(1)
     ends = tl.load(block_ends + tl.arange(0, CHUNKS))
     count = tl.sum((ends < tl.max(ends)).to(tl.int32)) + 1

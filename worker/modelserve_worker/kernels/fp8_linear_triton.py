@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from modelserve.sizing.quantised_tiles import FP8_PAIR_INPUTS, fp8_inputs
+from modelserve_worker.kernels.dependent_launch import dependent_launch, launch_dependents, wait_for_prerequisites
 from modelserve_worker.kernels.fp8_linear import LARGEST, SCALE_BLOCK, Fp8Pairs
 from modelserve_worker.kernels.linear_tiles import (
     FEW_ROWS,
@@ -137,6 +138,8 @@ def fp8_product(
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
+    launch_dependents()
+    wait_for_prerequisites()
     row_block, column_block, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     m = row_block * BLOCK_M + tl.arange(0, BLOCK_M)
     n = column_block * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -163,6 +166,8 @@ def fp8_expert_products(
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
+    launch_dependents()
+    wait_for_prerequisites()
     column_block, expert, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     begin, end = expert_rows(ends, expert)
     tiles = tl.cdiv(K, TILE_INPUTS)
@@ -179,6 +184,8 @@ def fp8_expert_products(
 @triton.jit
 def round_inputs(x, x_stride, rounded, scales, K: tl.constexpr, stored: tl.constexpr, BLOCK: tl.constexpr):
     """A row to e4m3 in the order of pairs, the largest element to 448."""
+    launch_dependents()
+    wait_for_prerequisites()
     row = tl.program_id(0).to(tl.int64)
     pair = tl.arange(0, BLOCK)
     k = pair // (PAIR_INPUTS // 2) * PAIR_INPUTS + pair % (PAIR_INPUTS // 2)
@@ -187,23 +194,34 @@ def round_inputs(x, x_stride, rounded, scales, K: tl.constexpr, stored: tl.const
     odd = tl.load(at + PAIR_INPUTS // 2, mask=k + PAIR_INPUTS // 2 < K, other=0.0).to(tl.float32)
     largest = tl.max(tl.maximum(tl.abs(even), tl.abs(odd)), axis=0)
     scale = tl.where(largest > 0, tl.div_rn(largest, MOST), 1.0)
-    low = rounded_bits(even, scale)
-    high = rounded_bits(odd, scale)
-    tl.store(rounded + row * (stored // 2) + pair, (low | (high << 8)).to(tl.int16), mask=pair < stored // 2)
+    tl.store(rounded + row * (stored // 2) + pair, rounded_pair(even, odd, scale), mask=pair < stored // 2)
     tl.store(scales + row, scale)
 
 
 @triton.jit
-def rounded_bits(values, scale):
-    """values / scale as e4m3, its bits in int32."""
-    limited = tl.minimum(tl.maximum(tl.div_rn(values, scale), -MOST), MOST)
-    return limited.to(tl.float8e4nv).to(tl.uint8, bitcast=True).to(tl.int32)
+def rounded_pair(low, high, scale):
+    """low / scale and high / scale as e4m3, the bits of both in int16."""
+    low = tl.minimum(tl.maximum(tl.div_rn(low, scale), -MOST), MOST)
+    high = tl.minimum(tl.maximum(tl.div_rn(high, scale), -MOST), MOST)
+    if PACKED:
+        return tl.inline_asm_elementwise(
+            "cvt.rn.satfinite.e4m3x2.f32 $0, $2, $1;", "=h,f,f", [low, high], dtype=tl.int16, is_pure=True, pack=1
+        )
+    else:  # noqa: RET505 - the compiler looks at both after an if without else
+        return (e4m3_bits(low) | (e4m3_bits(high) << 8)).to(tl.int16)
+
+
+@triton.jit
+def e4m3_bits(values):
+    """In int32."""
+    return values.to(tl.float8e4nv).to(tl.uint8, bitcast=True).to(tl.int32)
 
 
 def _constants(matrix: Fp8Pairs, tile: LinearTile) -> dict[str, Any]:
     return {
         "WHOLE": matrix.inputs % SCALE_BLOCK == 0, "SCALE_ROWS": matrix.scale_rows,
         "BLOCK_N": tile.outputs, "BLOCK_M": tile.rows, "num_warps": tile.warps, "num_stages": tile.stages,
+        **dependent_launch(),
     }  # fmt: skip
 
 
@@ -245,7 +263,7 @@ def rounded_inputs(x: Tensor) -> tuple[Tensor, Tensor]:
     block = triton.next_power_of_2(stored // 2)
     round_inputs[(rows,)](
         x, x.stride(0), rounded.view(torch.int16), scales, K=inputs, stored=stored, BLOCK=block,
-        num_warps=min(16, max(1, block // 256)),
+        num_warps=min(16, max(1, block // 256)), **dependent_launch(),
     )  # fmt: skip
     return rounded, scales
 

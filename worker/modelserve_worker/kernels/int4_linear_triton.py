@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from modelserve.sizing.quantised_tiles import INT4_FUSED_ROWS, INT4_TILE_INPUTS, dequantised_rows
+from modelserve_worker.kernels.dependent_launch import dependent_launch, launch_dependents, wait_for_prerequisites
 from modelserve_worker.kernels.int4_linear import PLANE_INPUTS, PLANES, Int4Tiles
 from modelserve_worker.kernels.linear_tiles import (
     FEW_ROWS,
@@ -211,6 +212,8 @@ def int4_product(
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
+    launch_dependents()
+    wait_for_prerequisites()
     row_block, column_block, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     m = row_block * BLOCK_M + tl.arange(0, BLOCK_M)
     n = column_block * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -239,6 +242,8 @@ def int4_expert_products(
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
+    launch_dependents()
+    wait_for_prerequisites()
     column_block, expert, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     begin, end = expert_rows(ends, expert)
     tiles = tl.cdiv(K, TILE_INPUTS)
@@ -268,6 +273,8 @@ def int4_dequantise(
     GROUPS: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
+    launch_dependents()
+    wait_for_prerequisites()
     n = first + tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     tile = tl.program_id(1)
     planes = scaled_planes(words, scales, zeros, tl.minimum(n, N - 1), N, tile, GROUPS)
@@ -281,6 +288,7 @@ def _constants(tiles: Int4Tiles, tile: LinearTile) -> dict[str, Any]:
     return {
         "GROUPS": tiles.scales.shape[-2], "WHOLE": tiles.inputs % INT4_TILE_INPUTS == 0, "FEW": tile.few,
         "BLOCK_N": tile.outputs, "BLOCK_M": tile.rows, "num_warps": tile.warps, "num_stages": tile.stages,
+        **dependent_launch(),
     }  # fmt: skip
 
 
@@ -310,7 +318,7 @@ def int4_dequantised_product(x: Tensor, tiles: Int4Tiles) -> Tensor:
         grid = triton.cdiv(last - first, DEQUANTISED_OUTPUTS), tiles.words.shape[-3]
         int4_dequantise[grid](
             tiles.words, tiles.scales, tiles.zero_points, elements, first, last, rows, inputs,
-            GROUPS=tiles.scales.shape[-2], BLOCK_N=DEQUANTISED_OUTPUTS, num_warps=4,
+            GROUPS=tiles.scales.shape[-2], BLOCK_N=DEQUANTISED_OUTPUTS, num_warps=4, **dependent_launch(),
         )  # fmt: skip
         torch.mm(x, elements[: last - first].t(), out=output[:, first:last])
     return output

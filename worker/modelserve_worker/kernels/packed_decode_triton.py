@@ -16,6 +16,7 @@ import triton.language as tl
 
 from modelserve_worker.kernels.attention_tiles import attention_specimens
 from modelserve_worker.kernels.decode_attention_triton import LOG2_E, column_block, online_softmax, split_range
+from modelserve_worker.kernels.dependent_launch import launch_dependents, wait_for_prerequisites
 
 # Two pairs in one register, low byte first. int8: (byte ^ 0x80) as the mantissa of 8.0 is 8 + u / 128; minus 9.
 INT8_PAIRS = tl.constexpr("""{
@@ -130,6 +131,8 @@ def split_decode_packed(
     FORMAT: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
+    launch_dependents()
+    wait_for_prerequisites()
     compute: tl.constexpr = tl.float32 if q.dtype.element_ty == tl.float32 else tl.float16
     tiles_per_page: tl.constexpr = PAGE // TILE
     packed: tl.constexpr = D // 2
@@ -228,6 +231,8 @@ def split_decode_v_only_packed(
     FORMAT: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
+    launch_dependents()
+    wait_for_prerequisites()
     compute: tl.constexpr = tl.float32 if q.dtype.element_ty == tl.float32 else tl.float16
     tiles_per_page: tl.constexpr = PAGE // TILE
     packed: tl.constexpr = D // 2

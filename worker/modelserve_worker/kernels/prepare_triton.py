@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 
 from modelserve_worker.kernels.attention_tiles import attention_specimens
+from modelserve_worker.kernels.dependent_launch import launch_dependents, wait_for_prerequisites
 from modelserve_worker.kernels.specimen import KernelSpecimen
 
 ROUND = tl.constexpr(12582912.0)  # 1.5 * 2^23: adding and subtracting it rounds a float32 below 2^22 half to even
@@ -85,6 +86,7 @@ def prepare(
     BUFFERED: tl.constexpr,  # rows without a page go to the step buffers
     FORMAT: tl.constexpr,
 ):
+    launch_dependents()
     token = tl.program_id(0)
     first = tl.program_id(1) * HEADS  # query heads, key heads and value heads are numbered through
     heads = first + tl.arange(0, HEADS)
@@ -98,25 +100,31 @@ def prepare(
     values_at: tl.constexpr = Q_HEADS if V_IS_K else Q_HEADS + KV_HEADS  # head of `projected`
     source = tl.where(heads >= value_start, heads - value_start + values_at, heads)
     inputs = projected + token.to(tl.int64) * columns + source[:, None] * D + half[None, :]
+    weight = q_weight
+    if not is_query:
+        weight = k_weight
+    weight_1 = tl.load(weight + half).to(tl.float32)[None, :]
+    weight_2 = tl.load(weight + D // 2 + half).to(tl.float32)[None, :]
+    if PAIRS:
+        turned = half < PAIRS
+        key_weight_1 = tl.where(turned, 1.0, tl.load(k_weight + half).to(tl.float32))[None, :]
+        key_weight_2 = tl.where(turned, 1.0, tl.load(k_weight + D // 2 + half).to(tl.float32))[None, :]
+    wait_for_prerequisites()
     x1 = tl.load(inputs).to(tl.float32)
     x2 = tl.load(inputs + D // 2).to(tl.float32)
     mean = (tl.sum(x1 * x1, 1) + tl.sum(x2 * x2, 1)) / D
     inverse = tl.rsqrt(mean + eps)[:, None]
     x1, x2 = x1 * inverse, x2 * inverse
     if not is_value:
-        weight = q_weight
-        if not is_query:
-            weight = k_weight
-        x1 = (x1 * tl.load(weight + half).to(tl.float32)[None, :]).to(compute).to(tl.float32)
-        x2 = (x2 * tl.load(weight + D // 2 + half).to(tl.float32)[None, :]).to(compute).to(tl.float32)
+        x1 = (x1 * weight_1).to(compute).to(tl.float32)
+        x2 = (x2 * weight_2).to(compute).to(tl.float32)
         c = tl.load(cos + token * (D // 2) + half)[None, :]
         s = tl.load(sin + token * (D // 2) + half)[None, :]
         x1, x2 = x1 * c - x2 * s, x2 * c + x1 * s
     if is_query:
         if PAIRS:
-            turned = half < PAIRS
-            x1 *= tl.where(turned, 1.0, tl.load(k_weight + half).to(tl.float32))[None, :]
-            x2 *= tl.where(turned, 1.0, tl.load(k_weight + D // 2 + half).to(tl.float32))[None, :]
+            x1 *= key_weight_1
+            x2 *= key_weight_2
         outputs = q_out + (token * Q_HEADS).to(tl.int64) * D + heads[:, None] * D
         tl.store(outputs + first_places[None, :], x1.to(compute))
         tl.store(outputs + second_places[None, :], x2.to(compute))
@@ -192,6 +200,8 @@ def commit(
     ENTRIES: tl.constexpr,
     INT8: tl.constexpr,
 ):
+    launch_dependents()
+    wait_for_prerequisites()
     token = tl.program_id(0)
     slot = tl.load(commit_slots + token).to(tl.int64)
     if slot < 0:

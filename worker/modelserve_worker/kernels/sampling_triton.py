@@ -21,6 +21,7 @@ from triton.language.extra import libdevice
 
 from modelserve.sizing.activation import TOP_K_CAPACITY, VOCABULARY_CHUNK
 from modelserve_worker.kernels import sampling
+from modelserve_worker.kernels.dependent_launch import dependent_launch, launch_dependents, wait_for_prerequisites
 from modelserve_worker.kernels.sampling import CandidateRows
 from modelserve_worker.kernels.slot_columns import BANNED
 from modelserve_worker.kernels.specimen import KernelSpecimen
@@ -55,7 +56,7 @@ class TritonSampling:
             columns.min_tokens, columns.banned, candidates, rows.mask_rows, rows.masks, logits.stride(0), share,
             0 if rows.masks is None else rows.masks.shape[1], first_token, rows.width, cap, 1.0 / cap,
             BANNED=columns.banned.shape[1], CAPPED=rows.softcap is not None, MASKED=rows.masks is not None,
-            CHUNK=self._chunk, CAPACITY=TOP_K_CAPACITY, num_warps=_CHUNK_WARPS,
+            CHUNK=self._chunk, CAPACITY=TOP_K_CAPACITY, num_warps=_CHUNK_WARPS, **dependent_launch(),
         )  # fmt: skip
         return candidates
 
@@ -64,7 +65,7 @@ class TritonSampling:
         merged = torch.empty(count, width, dtype=torch.int64, device=candidates.device)
         _merge_parts[(count,)](
             candidates, merged, rows.slots, columns.temperature, columns.top_k, parts, width, PARTS=_padded(parts),
-            CAPACITY=TOP_K_CAPACITY, num_warps=_ROW_WARPS,
+            CAPACITY=TOP_K_CAPACITY, num_warps=_ROW_WARPS, **dependent_launch(),
         )  # fmt: skip
         return merged
 
@@ -75,7 +76,7 @@ class TritonSampling:
         _draw_rows[(count,)](
             candidates, finalists, rows.slots, rows.positions, columns.seeds, columns.temperature, columns.top_k,
             columns.top_p, columns.min_p, tokens, parts, width, PARTS=_padded(parts), CAPACITY=TOP_K_CAPACITY,
-            num_warps=_ROW_WARPS,
+            num_warps=_ROW_WARPS, **dependent_launch(),
         )  # fmt: skip
         return tokens
 
@@ -117,6 +118,8 @@ def _select_chunks(
     CAPACITY: tl.constexpr,
 ):
     """Write the candidates of a chunk of a share of the vocabulary, in order of token id: int64 [S, chunks, width]."""
+    launch_dependents()
+    wait_for_prerequisites()
     row = tl.program_id(1).to(tl.int64)
     entry = row * tl.num_programs(0) + tl.program_id(0)
     slot = tl.load(slots + row)
@@ -161,6 +164,8 @@ def _merge_parts(
     candidates, merged, slots, temperatures, top_ks, parts, width, PARTS: tl.constexpr, CAPACITY: tl.constexpr
 ):
     """Write the best candidates of all parts of one row: int64 [S, width]."""
+    launch_dependents()
+    wait_for_prerequisites()
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
     wanted = _candidates_wanted(tl.load(temperatures + slot) < _MIN_TEMPERATURE, tl.load(top_ks + slot), width)
@@ -189,6 +194,8 @@ def _draw_rows(
     CAPACITY: tl.constexpr,
 ):
     """Merge the candidates of one row, filter them, draw one and write its token."""
+    launch_dependents()
+    wait_for_prerequisites()
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
     wanted = _candidates_wanted(tl.load(temperatures + slot) < _MIN_TEMPERATURE, tl.load(top_ks + slot), width)

@@ -62,6 +62,10 @@ __device__ __forceinline__ void mbarrier_arrive_cluster(u32 barrier) {
         : "memory");
 }
 
+// Programmatic dependent launch, as dependent_launch.py has it: the one first, the other before any read or return.
+__device__ __forceinline__ void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;"); }
+__device__ __forceinline__ void wait_for_prerequisites() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
 __device__ __forceinline__ u32 cluster_rank() {
   u32 rank;
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));

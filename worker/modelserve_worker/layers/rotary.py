@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from modelserve.architecture import LayerKind, ModelArchitecture
+from modelserve_worker.kernels.step_start import Rotation, cos_sin, step_doors
 
 
 def inverse_frequencies(head_dim: int, *, theta: float, rotated_pairs: int) -> Tensor:
@@ -41,13 +42,19 @@ class RotaryEmbedding:
             theta=architecture.global_rope_theta,
             rotated_pairs=architecture.global_rotary_pairs,
         )
+        self._doors = step_doors(device)
         self._inverse_frequencies = {LayerKind.SLIDING: sliding.to(device), LayerKind.GLOBAL: full.to(device)}
 
     def inverse_frequencies(self, kind: LayerKind) -> Tensor:
         """float32 [D / 2], radians per position."""
         return self._inverse_frequencies[kind]
 
-    def cos_sin(self, kind: LayerKind, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def cos_sin(self, kind: LayerKind, positions: Tensor) -> Rotation:
         """cos and sin, float32 [T, D / 2], for positions [T] of any integer dtype."""
-        angles = positions.float().unsqueeze(-1) * self._inverse_frequencies[kind]
-        return angles.cos(), angles.sin()
+        return cos_sin(positions, self._inverse_frequencies[kind])
+
+    def rotations(self, positions: Tensor) -> dict[LayerKind, Rotation]:
+        """The same of both kinds."""
+        kinds = LayerKind.SLIDING, LayerKind.GLOBAL
+        found = self._doors.rotations(positions, *(self._inverse_frequencies[kind] for kind in kinds))
+        return dict(zip(kinds, found, strict=True))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from modelserve.architecture import LayerKind, ModelArchitecture
+from modelserve.architecture import ModelArchitecture
 from modelserve.errors import InvalidInput
 from modelserve.sizing.dequantisation import workspace_bytes
 from modelserve.sizing.weights import tensor_parallel_problem
@@ -260,9 +260,11 @@ class Gemma4ForCausalLM(nn.Module):
         With `num_rows` (int32 [1], on the device) the rows from there on only pad the step: they may hold any id and
         position, take no expert's time, and what comes out of them is finite where their attention is.
         """
+        # Before the embedding, after whose kernel they are as constant as weights are.
+        rotations = self.rope.rotations(positions)
+        last_rotations = rotations if last is None else self.rope.rotations(last.inputs.positions)
         x = self.embedding(input_ids)
         per_layer = None if self.per_layer_embedding is None else self.per_layer_embedding(input_ids, x)
-        rotations = {kind: self.rope.cos_sin(kind, positions) for kind in LayerKind}
         layers = self.decoder_layers()
         normed = self.doors.rms_norm(x, layers[0].input_norm.weight, eps=layers[0].eps)
         for index, layer in enumerate(layers):
@@ -270,8 +272,7 @@ class Gemma4ForCausalLM(nn.Module):
                 attention.narrow(last)
                 x, normed = (each.index_select(0, last.rows) for each in (x, normed))
                 per_layer = None if per_layer is None else per_layer.index_select(0, last.rows)
-                rotations = {kind: self.rope.cos_sin(kind, last.inputs.positions) for kind in LayerKind}
-                num_rows = None
+                rotations, num_rows = last_rotations, None
             x, normed = layer(
                 x,
                 normed,

@@ -1,0 +1,18 @@
+"""The config.json of a published size as tools that quantise it write it; tests/models has their names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quantise import FORMATS, modules, quantisable, quantization_config
+
+from modelserve.architecture import ModelArchitecture
+
+
+def quantised(config: dict[str, Any], name: str) -> dict[str, Any]:
+    """`config` with every linear layer in one of `quantise.FORMATS`. Raises SystemExit for another name."""
+    if name not in FORMATS:
+        raise SystemExit(f"--weights {name}: no format; take one of {', '.join(FORMATS)}")
+    stored, architecture = FORMATS[name], ModelArchitecture.from_config(config)
+    dense = [each for each in modules(architecture) if each not in quantisable(architecture, stored)]
+    return config | {"quantization_config": quantization_config(architecture, stored, dense)}

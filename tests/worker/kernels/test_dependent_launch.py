@@ -1,0 +1,94 @@
+"""Kernels that start while the one before them ends: which launches are such, and that no bit depends on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from unittest import mock
+
+import pytest
+import torch
+import triton
+from torch import Tensor
+
+from modelserve_worker.execution.kernel_trace import TargetDriver
+from modelserve_worker.kernels import dependent_launch
+from modelserve_worker.kernels.elementwise_triton import TritonElementwise
+
+HIDDEN, INNER, LAYERS, REPLAYS = 5376, 1024, 40, 200
+
+
+@pytest.mark.parametrize(("capability", "options"), [(80, {}), (89, {}), (90, {"launch_pdl": True})])
+def test_launches_are_dependent_from_hopper_on(capability: int, options: dict[str, bool]) -> None:
+    with mock.patch.object(triton.runtime.driver, "_active", TargetDriver(capability)):
+        assert dependent_launch.dependent_launch() == options
+
+
+@contextmanager
+def one_after_the_other() -> Iterator[None]:
+    """Launches without the attribute: each kernel starts when the one before it is complete."""
+    with mock.patch.object(dependent_launch, "current_target", return_value=None):
+        yield
+
+
+def steps(rows: int) -> Callable[[], Tensor]:
+    """A chain of layers over memory that each reuses: norms, products by cuBLAS, gates, a copy; the residual at last.
+
+    Kernels of one program beside ones that fill the GPU, and ones with the attribute beside ones without.
+    """
+    doors = TritonElementwise()
+    generator = torch.Generator("cuda").manual_seed(rows)
+
+    def random(*shape: int, scale: float = 1.0) -> Tensor:
+        return (torch.randn(shape, generator=generator, device="cuda") * scale).bfloat16()
+
+    start, norms = random(rows, HIDDEN), 1.0 + random(LAYERS, 2, HIDDEN, scale=0.1)
+    opened, closed = random(2 * INNER, HIDDEN, scale=HIDDEN**-0.5), random(HIDDEN, INNER, scale=INNER**-0.5)
+    scalar = torch.ones(1, dtype=torch.bfloat16, device="cuda")
+
+    def run() -> Tensor:
+        x = start.clone()
+        normed = doors.rms_norm(x, norms[0, 0], eps=1e-6)
+        for delta_weight, next_weight in norms:
+            gated = doors.gated_gelu(normed @ opened.t())
+            x, following = doors.residual_norm(
+                x, gated @ closed.t(), delta_weight, scalar=scalar, next_weight=next_weight, eps=1e-6
+            )
+            assert following is not None
+            again = doors.rms_norm(doors.rms_norm(following, delta_weight, eps=1e-6), next_weight, eps=1e-6)
+            normed = doors.branch_sum(again, following, delta_weight, next_weight, eps=1e-6)
+        return x
+
+    return run
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_captured_chains_have_the_bits_of_kernels_that_run_one_after_the_other() -> None:
+    """Many replays, graphs of several sizes in one pool after one another, and uncaptured steps between them."""
+    sizes = (64, 8, 1)
+    runs = {rows: steps(rows) for rows in sizes}
+    with one_after_the_other():
+        expected = {rows: run() for rows, run in runs.items()}
+    torch.cuda.synchronize()
+    graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+    pool = None
+    for rows, run in runs.items():
+        run()  # compiled before it is captured
+        result = torch.empty_like(expected[rows])
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            result.copy_(run())
+        pool = pool or graph.pool()
+        graphs[rows] = graph, result
+    wrong = torch.zeros(len(sizes), dtype=torch.int64, device="cuda")
+    for replay in range(REPLAYS):
+        for place, rows in enumerate(sizes):
+            graph, result = graphs[rows]
+            graph.replay()
+            wrong[place] += (result != expected[rows]).sum()
+            result.zero_()
+        if replay % 20 == 0:
+            for place, rows in enumerate(sizes):
+                wrong[place] += (runs[rows]() != expected[rows]).sum()
+    assert wrong.tolist() == [0] * len(sizes)

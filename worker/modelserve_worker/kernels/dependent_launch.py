@@ -1,0 +1,58 @@
+"""Programmatic dependent launch: from compute capability 9.0 on, a kernel starts while the one before it ends.
+
+A kernel launched with `dependent_launch()` may start as soon as every program of the kernel before it on the stream has
+allowed that (`griddepcontrol.launch_dependents`) or has ended. `griddepcontrol.wait` then holds it until the kernel
+before is complete and its writes are visible. Each Triton kernel here begins with `launch_dependents` and
+`wait_for_prerequisites`, with at most loads of weights between them, which nobody writes while steps run. So the setup
+of a launch, and the fetch of those weights, pass while the kernel before still computes.
+
+Why results are those of kernels that run one after the other:
+
+- Every program of every kernel waits, before any return. So a kernel is complete only after the one before it is, and
+  by induction one that has waited comes after all work that was launched before it on its stream: what it reads is
+  written, and what it overwrites (memory that the allocator gives to several tensors of one captured step in turn,
+  the residual, partial sums of a split product) has been read. A step uses one stream.
+- That holds whatever is launched between, since the attribute binds a kernel to the work before it alone. A kernel
+  launched without it (PyTorch's, cuBLAS's, NCCL's), a copy or another graph starts after all before it is complete,
+  and what follows one that does not allow an earlier start comes when it has ended. Such a kernel is correct, and a
+  gap on either side.
+- Nobody can starve: a kernel is resident whole before the next one may take a place.
+
+Captured, the order becomes programmatic edges of the graph. Below 9.0 and in the interpreter nothing is emitted, and no
+launch has the attribute. It is a compile option of Triton, so part of a kernel's name in every cache: `kernel_trace`
+finds it beside the others, and what was built ahead is what is launched.
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.target_info import cuda_capability_geq, current_target
+
+LEAST_CAPABILITY = tl.constexpr(90)
+_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)  # the interpreter knows no assembly
+
+
+@triton.jit
+def launch_dependents() -> None:
+    """Let the next kernel start: the first thing that a kernel does."""
+    if not _INTERPRETED and cuda_capability_geq(LEAST_CAPABILITY // 10):
+        gdc_launch_dependents()
+
+
+@triton.jit
+def wait_for_prerequisites() -> None:
+    """Wait for the kernel before. Only what nobody writes while steps run may be read earlier, and nothing written."""
+    if not _INTERPRETED and cuda_capability_geq(LEAST_CAPABILITY // 10):
+        gdc_wait()
+
+
+def dependent_launch() -> dict[str, bool]:
+    """Options of every launch of a kernel that waits; a kernel that does not wait must never have them."""
+    target = current_target()
+    if target is None or target.backend != "cuda" or target.arch < LEAST_CAPABILITY.value:
+        return {}
+    return {"launch_pdl": True}
