@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 from model_checkpoints import make_checkpoint, random_tokens, reference_logits
@@ -9,6 +11,7 @@ from model_checkpoints import make_checkpoint, random_tokens, reference_logits
 from modelserve.engine_args import EngineArgs
 from modelserve_worker.batch import IN_FLIGHT
 from modelserve_worker.execution.ranks import launch
+from modelserve_worker.kernels import dependent_launch
 from modelserve_worker.request import SamplingParams
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -59,3 +62,33 @@ def test_steps_are_launched_without_waiting(tmp_path, driver_for, variant) -> No
         return found + [token for step in pending for token in step.result().token_ids.tolist()]
 
     assert tokens(overlap=True) == tokens(overlap=False)
+
+
+@pytest.mark.parametrize("variant", ["31B", "E4B"])
+def test_no_bit_depends_on_kernels_that_start_before_others_end(tmp_path, driver_for, variant) -> None:
+    """Logits of chunks and of one decode, and tokens of captured steps, beside launches that all wait their turn."""
+    make_checkpoint(variant, tmp_path, seed=2)
+    prompt = random_tokens(300, seed=3)
+
+    def outcome() -> tuple[list[torch.Tensor], list[int]]:
+        replica = launch(EngineArgs(model=str(tmp_path), device="cuda", gpu_memory_utilization=0.2))
+        driver, done, logits, tokens = driver_for(replica.geometry, 1 << 24), 0, [], []
+        for count in (200, 1, 99):
+            batch = driver.batch(driver.share("chunks", prompt[done : done + count]))
+            logits.append(replica.runner.teacher_forced_logits(batch).cpu())
+            done += count
+        ids, sampling = prompt[:50], SamplingParams(seed=5, max_tokens=33, temperature=1.0)
+        whole = tuple(ids)
+        for step in range(32):
+            share = driver.share(
+                "tokens", ids, samples=True, slot=1, sampling=sampling, prompt=whole, num_output_tokens=step
+            )
+            tokens += replica.runner.execute(driver.batch(share)).result().token_ids.tolist()
+            ids = tokens[-1:]
+        return logits, tokens
+
+    logits, tokens = outcome()
+    with mock.patch.object(dependent_launch, "current_target", return_value=None):
+        logits_in_turn, tokens_in_turn = outcome()
+    assert all(torch.equal(early, late) for early, late in zip(logits, logits_in_turn, strict=True))
+    assert tokens == tokens_in_turn

@@ -32,7 +32,7 @@ SHARED_BYTES = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024}
 MOST_REGISTERS = 255
 PROCESSES = 2
 DEPENDENT_LAUNCH = 90  # the lowest capability that has it
-NEVER_WRITTEN = ("weight", "scalar")  # how parameters are named that no kernel writes
+CONSTANT = ("weight", "scalar", "positions", "slots", "table", "cos", "sin")  # how what is complete early is named
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def jobs(modules: list[str], capabilities: list[int], match: str) -> Iterator[Jo
                     yield Job(module, index, specimen.name, capability)
 
 
-def early_work(ptx: str, parameters: list[str], *, waits: bool) -> Iterator[str]:
+def early_work(ptx: str, signature: dict[str, str], *, waits: bool, waits_first: bool) -> Iterator[str]:
     """What is wrong before `griddepcontrol.wait`: a way past it, a write, a read of what a kernel may write."""
     body = ptx[ptx.index("\n{") :]
     if ("griddepcontrol" in body) is not waits:
@@ -98,8 +98,9 @@ def early_work(ptx: str, parameters: list[str], *, waits: bool) -> Iterator[str]
     if not waits or "griddepcontrol.wait" not in body:
         return
     early = body[: body.index("griddepcontrol.wait")]
-    if "griddepcontrol.launch_dependents" not in early:
-        yield "does not let the next kernel start before it waits"
+    if ("griddepcontrol.launch_dependents" in early) is waits_first:
+        yield f"lets the next kernel start {'before' if waits_first else 'after'} it waits"
+    parameters, pointers = list(signature), {name for name, kind in signature.items() if kind.startswith("*")}
     origins: dict[str, set[str]] = {}  # parameters that a register is computed from
     for statement in early.split(";"):
         code = re.sub(r"//.*", "", statement)
@@ -108,8 +109,9 @@ def early_work(ptx: str, parameters: list[str], *, waits: bool) -> Iterator[str]
         registers = re.findall(r"%\w+", re.sub(r"@!?%\w+", "", code))
         known = {parameters[int(number)] for number in re.findall(r"_param_(\d+)\]", code)}
         known = known.union(*(origins.get(register, set()) for register in registers[1:]))
-        if "ld.global" in code and not any(name.endswith(NEVER_WRITTEN) for name in known):
-            yield f"reads {sorted(known)} before it waits"
+        read = known & pointers if "ld.global" in code else set()
+        if not_constant := sorted(name for name in read if not name.endswith(CONSTANT)):
+            yield f"reads {not_constant} before it waits"
         if registers:
             origins[registers[0]] = origins.get(registers[0], set()) | known
 
@@ -148,8 +150,9 @@ def compile_one(job: Job) -> Outcome:
     spilled = re.search(r"(\d+) bytes spill stores", log.getvalue())
     if registers is None or spilled is None:
         return Outcome(job, (f"ptxas reported neither registers nor spills: {log.getvalue()!r}",))
-    pointers = [name for name in names if name in specimen.signature]
-    early = early_work(compiled.asm["ptx"], pointers, waits=job.capability >= DEPENDENT_LAUNCH)
+    waits = job.capability >= DEPENDENT_LAUNCH
+    passed = {name: specimen.signature[name] for name in names if name in specimen.signature}
+    early = early_work(compiled.asm["ptx"], passed, waits=waits, waits_first=specimen.waits_first)
     used, stored, shared = int(registers[1]), int(spilled[1]), compiled.metadata.shared
     problems = (
         (used > MOST_REGISTERS, f"{used} registers, of {MOST_REGISTERS}"),

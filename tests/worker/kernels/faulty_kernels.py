@@ -73,6 +73,13 @@ def writes_early(x, SIZE: tl.constexpr):
     wait_for_prerequisites()
 
 
+@triton.jit
+def waits_first(x, SIZE: tl.constexpr):
+    wait_for_prerequisites()
+    launch_dependents()
+    tl.store(x + tl.arange(0, SIZE), 1.0)
+
+
 FLOATS = {"x": "*fp32"}
 SPECIMENS = (
     KernelSpecimen(sound, FLOATS, {"SIZE": 128}, num_warps=1),
@@ -84,6 +91,6 @@ SPECIMENS = (
     KernelSpecimen(waits, {**FLOATS, "weight": "*fp32"}, {"SIZE": 128}, num_warps=1, lowest_capability=90),
     *(
         KernelSpecimen(kernel, FLOATS, {"SIZE": 64}, num_warps=1, lowest_capability=90)
-        for kernel in (sound, returns_early, reads_early, writes_early)
+        for kernel in (sound, returns_early, reads_early, writes_early, waits_first)
     ),
 )

@@ -51,11 +51,12 @@ def test_what_a_kernel_does_before_it_waits_for_the_one_before_is_looked_at() ->
     arguments = ("--file", str(FOLDER / "faulty_kernels.py"), "--capability", "90", "--match")
     status, lines = compile_kernels(*arguments, "SIZE=64")
     assert status == 1
-    problems = lines[lines.index("4 compiled, 5 problems") + 1 :]  # two of the branch
+    problems = lines[lines.index("5 compiled, 6 problems") + 1 :]  # two of the branch
     for name, problem in (
         ("sound", "does not wait for the kernel before it"),
         ("returns_early", "has bra before it waits"),
         ("reads_early", "reads ['x'] before it waits"),
+        ("waits_first", "lets the next kernel start after it waits"),
         ("writes_early", "has st.global before it waits"),
     ):
         assert any(line.startswith(f"sm_90 {name}(") and problem in line for line in problems), (name, problems)

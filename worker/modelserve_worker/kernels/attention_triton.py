@@ -1,4 +1,8 @@
-"""Launching the attention kernels: tiles by kind of layer, layout arguments by layer, buffers of the caller."""
+"""Launching the attention kernels: tiles by kind of layer, layout arguments by layer, buffers of the caller.
+
+Arrays of the step, tables and rotations are read before the kernel before is complete (`dependent_launch`): whoever
+calls has them written before the step's embedding.
+"""
 
 from __future__ import annotations
 

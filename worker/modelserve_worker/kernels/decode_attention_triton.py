@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from modelserve_worker.kernels.attention_tiles import attention_specimens
-from modelserve_worker.kernels.dependent_launch import launch_dependents, wait_for_prerequisites
+from modelserve_worker.kernels.dependent_launch import launch_dependents, prefetch, wait_for_prerequisites
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -35,6 +35,13 @@ def split_range(
     per_split = tl.maximum(SPLIT_PAGES, tl.cdiv(pages, MOST_SPLITS))
     begin = first_page + split * per_split
     return begin, tl.minimum(begin + per_split, first_page + pages)
+
+
+@triton.jit
+def prefetch_page(plane, wanted, ELEMENTS: tl.constexpr):
+    """One head's rows of a page, which lie side by side: a split's first, while `prepare` still makes the queries."""
+    line: tl.constexpr = 1024 // plane.dtype.element_ty.primitive_bitwidth  # elements of 128 bytes
+    prefetch(plane + tl.arange(0, ELEMENTS // line) * line, wanted)
 
 
 @triton.jit
@@ -78,14 +85,22 @@ def split_decode(
     BLOCK_M: tl.constexpr,
 ):
     launch_dependents()
-    wait_for_prerequisites()
     compute: tl.constexpr = q.dtype.element_ty
     tiles_per_page: tl.constexpr = PAGE // TILE
     head, split, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     position = tl.load(positions + row)
     slot = tl.load(slots + row).to(tl.int64)
     begin, end = split_range(position, split, PAGE, WINDOW, SPLIT_PAGES, MOST_SPLITS)
-    if (begin >= end) | (position < 0):
+    active = (begin < end) & (position >= 0)
+    entry = begin
+    if ENTRIES:
+        entry = begin % ENTRIES
+    first_page = tl.load(table + slot * table_stride + entry, mask=active, other=0).to(tl.int64)
+    plane = arena + origin + first_page * page_stride + head * (PAGE * D)
+    prefetch_page(plane + k_offset, active, PAGE * D)
+    prefetch_page(plane + v_offset, active, PAGE * D)
+    wait_for_prerequisites()
+    if not active:
         return
     members, columns, offsets = tl.arange(0, BLOCK_M), tl.arange(0, D), tl.arange(0, TILE)
     q_rows = q + (row * KV_HEADS + head).to(tl.int64) * GROUP * D + members[:, None] * D
@@ -167,7 +182,6 @@ def split_decode_v_only(
     BLOCK_M: tl.constexpr,
 ):
     launch_dependents()
-    wait_for_prerequisites()
     compute: tl.constexpr = q.dtype.element_ty
     tiles_per_page: tl.constexpr = PAGE // TILE
     wide: tl.constexpr = D // 4  # unrotated columns, in blocks of a power of two: short, independent chains of products
@@ -178,7 +192,12 @@ def split_decode_v_only(
     position = tl.load(positions + row)
     slot = tl.load(slots + row).to(tl.int64)
     begin, end = split_range(position, split, PAGE, 0, SPLIT_PAGES, MOST_SPLITS)
-    if (begin >= end) | (position < 0):
+    active = (begin < end) & (position >= 0)
+    first_page = tl.load(table + slot * table_stride + begin, mask=active, other=0).to(tl.int64)
+    plane = arena + origin + first_page * page_stride + head * (PAGE * D)
+    prefetch_page(plane + v_offset, active, PAGE * D)
+    wait_for_prerequisites()
+    if not active:
         return
     members, offsets, pairs = tl.arange(0, BLOCK_M), tl.arange(0, TILE), tl.arange(0, PAIRS)
     wanted = members < GROUP
@@ -258,7 +277,6 @@ def combine(
     COLUMNS: tl.constexpr,
 ):
     launch_dependents()
-    wait_for_prerequisites()
     row, member = tl.program_id(0), tl.program_id(1)
     columns = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
     splits = tl.arange(0, SPLITS)
@@ -267,6 +285,7 @@ def combine(
     pages = position // PAGE - first_page + 1
     present = splits < tl.cdiv(pages, tl.maximum(SPLIT_PAGES, tl.cdiv(pages, MOST_SPLITS)))
     parts = ((row * MOST_SPLITS + splits) * KV_HEADS + member // GROUP) * GROUP + member % GROUP
+    wait_for_prerequisites()
     if position >= 0:
         high = tl.load(maxima + parts, mask=present, other=-float("inf"))
         weights = tl.where(present, tl.exp2(high - tl.max(high, 0)), 0.0)

@@ -3,8 +3,13 @@
 A kernel launched with `dependent_launch()` may start as soon as every program of the kernel before it on the stream has
 allowed that (`griddepcontrol.launch_dependents`) or has ended. `griddepcontrol.wait` then holds it until the kernel
 before is complete and its writes are visible. Each Triton kernel here begins with `launch_dependents` and
-`wait_for_prerequisites`, with at most loads of weights between them, which nobody writes while steps run. So the setup
-of a launch, and the fetch of those weights, pass while the kernel before still computes.
+`wait_for_prerequisites`, and reads between them at most what no kernel writes that it could meet:
+
+- weights, which nobody writes while steps run;
+- the arrays of a step (positions, slots), block tables, cos and sin. They are written before the embedding, whose
+  kernel alone waits first and only then lets others start: so whatever starts after it finds them complete.
+
+So the setup of a launch and the latency of those reads pass while the kernel before still computes.
 
 Why results are those of kernels that run one after the other:
 
@@ -27,27 +32,48 @@ finds it beside the others, and what was built ahead is what is launched.
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.language.target_info import cuda_capability_geq, current_target
 
 LEAST_CAPABILITY = tl.constexpr(90)
+_PREFETCH = tl.constexpr("""{
+.reg .pred wanted;
+setp.ne.b32 wanted, $2, 0;
+@wanted prefetch.global.L2 [$1];
+mov.b32 $0, 0;
+}""")
 _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)  # the interpreter knows no assembly
 
 
 @triton.jit
 def launch_dependents() -> None:
-    """Let the next kernel start: the first thing that a kernel does."""
+    """Let the next kernel start: the first thing that a kernel does, but for the embedding's."""
     if not _INTERPRETED and cuda_capability_geq(LEAST_CAPABILITY // 10):
         gdc_launch_dependents()
 
 
 @triton.jit
 def wait_for_prerequisites() -> None:
-    """Wait for the kernel before. Only what nobody writes while steps run may be read earlier, and nothing written."""
+    """Wait for the kernel before. Earlier a kernel writes nothing, and reads what the module says at most."""
     if not _INTERPRETED and cuda_capability_geq(LEAST_CAPABILITY // 10):
         gdc_wait()
+
+
+@triton.jit
+def prefetch(lines: Any, wanted: Any) -> None:
+    """Bring the memory at pointers `lines`, 128 bytes each, into the L2 cache where `wanted`.
+
+    Nothing is read, so it may come before the wait, of memory that is being written, too.
+    """
+    if not _INTERPRETED and cuda_capability_geq(LEAST_CAPABILITY // 10):  # below, the loads themselves come as soon
+        addresses = lines.to(tl.int64, bitcast=True)
+        tl.inline_asm_elementwise(
+            _PREFETCH, "=r,l,r", [addresses, wanted.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1
+        )
 
 
 def dependent_launch() -> dict[str, bool]:

@@ -15,7 +15,13 @@ import triton
 import triton.language as tl
 
 from modelserve_worker.kernels.attention_tiles import attention_specimens
-from modelserve_worker.kernels.decode_attention_triton import LOG2_E, column_block, online_softmax, split_range
+from modelserve_worker.kernels.decode_attention_triton import (
+    LOG2_E,
+    column_block,
+    online_softmax,
+    prefetch_page,
+    split_range,
+)
 from modelserve_worker.kernels.dependent_launch import launch_dependents, wait_for_prerequisites
 
 # Two pairs in one register, low byte first. int8: (byte ^ 0x80) as the mantissa of 8.0 is 8 + u / 128; minus 9.
@@ -132,7 +138,6 @@ def split_decode_packed(
     BLOCK_M: tl.constexpr,
 ):
     launch_dependents()
-    wait_for_prerequisites()
     compute: tl.constexpr = tl.float32 if q.dtype.element_ty == tl.float32 else tl.float16
     tiles_per_page: tl.constexpr = PAGE // TILE
     packed: tl.constexpr = D // 2
@@ -140,7 +145,16 @@ def split_decode_packed(
     position = tl.load(positions + row)
     slot = tl.load(slots + row).to(tl.int64)
     begin, end = split_range(position, split, PAGE, WINDOW, SPLIT_PAGES, MOST_SPLITS)
-    if (begin >= end) | (position < 0):
+    active = (begin < end) & (position >= 0)
+    entry = begin
+    if ENTRIES:
+        entry = begin % ENTRIES
+    first_page = tl.load(table + slot * table_stride + entry, mask=active, other=0).to(tl.int64)
+    plane = arena + origin + first_page * page_stride + head * (PAGE * packed)
+    prefetch_page(plane + k_offset, active, PAGE * packed)
+    prefetch_page(plane + v_offset, active, PAGE * packed)
+    wait_for_prerequisites()
+    if not active:
         return
     members, columns, offsets = tl.arange(0, BLOCK_M), tl.arange(0, packed), tl.arange(0, TILE)
     wanted = members < GROUP
@@ -232,7 +246,6 @@ def split_decode_v_only_packed(
     BLOCK_M: tl.constexpr,
 ):
     launch_dependents()
-    wait_for_prerequisites()
     compute: tl.constexpr = tl.float32 if q.dtype.element_ty == tl.float32 else tl.float16
     tiles_per_page: tl.constexpr = PAGE // TILE
     packed: tl.constexpr = D // 2
@@ -243,7 +256,12 @@ def split_decode_v_only_packed(
     position = tl.load(positions + row)
     slot = tl.load(slots + row).to(tl.int64)
     begin, end = split_range(position, split, PAGE, 0, SPLIT_PAGES, MOST_SPLITS)
-    if (begin >= end) | (position < 0):
+    active = (begin < end) & (position >= 0)
+    first_page = tl.load(table + slot * table_stride + begin, mask=active, other=0).to(tl.int64)
+    plane = arena + origin + first_page * page_stride + head * (PAGE * packed)
+    prefetch_page(plane + v_offset, active, PAGE * packed)
+    wait_for_prerequisites()
+    if not active:
         return
     members, offsets, couples = tl.arange(0, BLOCK_M), tl.arange(0, TILE), tl.arange(0, turned)
     wanted = members < GROUP
@@ -324,7 +342,7 @@ SPECIMENS = tuple(
     specimen
     for fmt in ("int8", "fp8_e4m3")
     for kernel, layout, spilled in (
-        (split_decode_packed, "kv", 0),
+        (split_decode_packed, "kv", 8),
         (split_decode_packed, "sliding", 0),
         (split_decode_v_only_packed, "v_only", 192),
     )

@@ -103,12 +103,20 @@ def prepare(
     weight = q_weight
     if not is_query:
         weight = k_weight
-    weight_1 = tl.load(weight + half).to(tl.float32)[None, :]
-    weight_2 = tl.load(weight + D // 2 + half).to(tl.float32)[None, :]
+    weight_1, weight_2 = tl.load(weight + half), tl.load(weight + D // 2 + half)
     if PAIRS:
-        turned = half < PAIRS
-        key_weight_1 = tl.where(turned, 1.0, tl.load(k_weight + half).to(tl.float32))[None, :]
-        key_weight_2 = tl.where(turned, 1.0, tl.load(k_weight + D // 2 + half).to(tl.float32))[None, :]
+        unrotated = half >= PAIRS
+        key_weight_1 = tl.load(k_weight + half, mask=unrotated, other=1.0)
+        key_weight_2 = tl.load(k_weight + D // 2 + half, mask=unrotated, other=1.0)
+    c = tl.load(cos + token * (D // 2) + half)[None, :]
+    s = tl.load(sin + token * (D // 2) + half)[None, :]
+    if KV_HEADS:
+        slot = tl.load(page_slots + token).to(tl.int64)
+        position = tl.load(positions + token)
+        entry = position // PAGE
+        if ENTRIES:
+            entry = entry % ENTRIES
+        page = tl.load(table + slot * table_stride + entry, mask=slot >= 0, other=0).to(tl.int64)
     wait_for_prerequisites()
     x1 = tl.load(inputs).to(tl.float32)
     x2 = tl.load(inputs + D // 2).to(tl.float32)
@@ -116,15 +124,13 @@ def prepare(
     inverse = tl.rsqrt(mean + eps)[:, None]
     x1, x2 = x1 * inverse, x2 * inverse
     if not is_value:
-        x1 = (x1 * weight_1).to(compute).to(tl.float32)
-        x2 = (x2 * weight_2).to(compute).to(tl.float32)
-        c = tl.load(cos + token * (D // 2) + half)[None, :]
-        s = tl.load(sin + token * (D // 2) + half)[None, :]
+        x1 = (x1 * weight_1.to(tl.float32)[None, :]).to(compute).to(tl.float32)
+        x2 = (x2 * weight_2.to(tl.float32)[None, :]).to(compute).to(tl.float32)
         x1, x2 = x1 * c - x2 * s, x2 * c + x1 * s
     if is_query:
         if PAIRS:
-            x1 *= key_weight_1
-            x2 *= key_weight_2
+            x1 *= key_weight_1.to(tl.float32)[None, :]
+            x2 *= key_weight_2.to(tl.float32)[None, :]
         outputs = q_out + (token * Q_HEADS).to(tl.int64) * D + heads[:, None] * D
         tl.store(outputs + first_places[None, :], x1.to(compute))
         tl.store(outputs + second_places[None, :], x2.to(compute))
@@ -151,13 +157,7 @@ def prepare(
         if FORMAT == "fp8_e5m2":
             x1 = tl.minimum(tl.maximum(x1, -57344.0), 57344.0)
             x2 = tl.minimum(tl.maximum(x2, -57344.0), 57344.0)
-        slot = tl.load(page_slots + token).to(tl.int64)
         if slot >= 0:
-            position = tl.load(positions + token)
-            entry = position // PAGE
-            if ENTRIES:
-                entry = entry % ENTRIES
-            page = tl.load(table + slot * table_stride + entry).to(tl.int64)
             places = kv * PAGE + position % PAGE
             target = arena + origin + page * page_stride + row_offset + places[:, None] * D
             store_values(target + first_places[None, :], x1, FORMAT)
@@ -201,13 +201,14 @@ def commit(
     INT8: tl.constexpr,
 ):
     launch_dependents()
-    wait_for_prerequisites()
     token = tl.program_id(0)
     slot = tl.load(commit_slots + token).to(tl.int64)
+    position = tl.load(positions + token)
+    entry = (position // PAGE) % ENTRIES
+    page = tl.load(table + slot * table_stride + entry, mask=slot >= 0, other=0).to(tl.int64)
+    wait_for_prerequisites()
     if slot < 0:
         return
-    position = tl.load(positions + token)
-    page = tl.load(table + slot * table_stride + (position // PAGE) % ENTRIES).to(tl.int64)
     heads, columns = tl.arange(0, HEADS), tl.arange(0, D)
     wanted = (heads < KV_HEADS)[:, None]
     places = heads * PAGE + position % PAGE
