@@ -37,10 +37,6 @@ __device__ __forceinline__ void mbarrier_expect(u32 barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-__device__ __forceinline__ void mbarrier_arrive(u32 barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
 __device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {
   u32 done = 0;
   while (!done)
