@@ -10,7 +10,7 @@ import pytest
 
 from modelserve.published import published_model
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
-from modelserve_worker.kernels import chunk_attention_sm90, cuda_kernel
+from modelserve_worker.kernels import chunk_attention_sm90, cuda_kernel, linear_rows_sm90
 from modelserve_worker.kernels.attention_tiles import tile_for
 from modelserve_worker.kernels.cuda_kernel import CudaSource
 from modelserve_worker.kernels.paged_layout import layer_rows
@@ -30,6 +30,24 @@ def test_the_hopper_kernel_fits_its_registers_and_shared_memory_and_overlaps_its
     assert "warning" not in report, report
     assert "serialized" not in report, "ptxas waits after every matrix product"
     assert variant.shared_bytes <= SHARED_BYTES
+
+
+@pytest.mark.parametrize(("rows", "matrix_rows", "settings", "spilled"), [
+    (1, 43008, {"gated": True}, 0), (32, 5376, {}, 0), (8, 256, {}, 0), (9, 16384, {"fp8": True}, 0),
+    (1, 5376, {"int4_scales": 8}, 0), (32, 43008, {"gated": True, "int4_scales": 8}, 16),
+    (16, 16384, {"int4_scales": 1}, 8),
+])  # fmt: skip
+def test_the_hopper_kernel_of_few_rows_fits_its_registers_and_shared_memory(
+    rows, matrix_rows, settings, spilled
+) -> None:
+    kernel = linear_rows_sm90.kernel_for(rows, matrix_rows, **{"gated": False, **settings})
+    _, report = cuda_kernel.compiled(kernel.source)
+    stores = re.search(r"(\d+) bytes spill stores", report)
+    assert stores is not None, report
+    assert int(stores[1]) <= spilled
+    assert "warning" not in report, report
+    assert kernel.stages >= 2, "nothing is under way while a stage is multiplied"
+    assert kernel.shared_bytes <= SHARED_BYTES
 
 
 @pytest.mark.parametrize("name", ["31B", "26B-A4B", "12B", "E4B", "E2B"])

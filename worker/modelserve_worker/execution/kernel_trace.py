@@ -34,7 +34,7 @@ from modelserve_worker.execution.input_batch import PackedStep, StepPacker
 from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.sampler import draw_candidates
 from modelserve_worker.execution.sampling_slots import SamplingSlots
-from modelserve_worker.kernels import chunk_attention_sm90
+from modelserve_worker.kernels import chunk_attention_sm90, linear_rows_sm90
 from modelserve_worker.kernels.cuda_kernel import CudaSource
 from modelserve_worker.kernels.sampling import CandidateRows
 from modelserve_worker.kernels.sampling_door import sampling_door
@@ -120,6 +120,9 @@ def _launches_go_to(found: Callable[[Launch], None], capability: int) -> Iterato
     with (
         mock.patch.object(chunk_attention_sm90, "launch", launch),
         mock.patch.object(chunk_attention_sm90, "tensor_map"),
+        mock.patch.object(linear_rows_sm90, "launch", launch),
+        mock.patch.object(linear_rows_sm90, "tensor_map"),
+        mock.patch.object(linear_rows_sm90, "multiprocessors", return_value=1),
         mock.patch.object(triton.runtime.driver, "_active", TargetDriver(capability)),
         mock.patch.object(triton.knobs.runtime, "jit_cache_hook", hook),
         mock.patch.object(triton.JITFunction, "run", specialise),

@@ -13,7 +13,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -91,16 +91,37 @@ def _loaded(source: CudaSource, shared_bytes: int, device: int) -> Any:  # noqa:
 
 
 def launch(
-    source: CudaSource, *, grid: tuple[int, int], threads: int, shared_bytes: int, arguments: Sequence[tuple[Any, Any]]
+    source: CudaSource,
+    *,
+    grid: tuple[int, int],
+    threads: int,
+    shared_bytes: int,
+    arguments: Sequence[tuple[Any, Any]],
+    dependent: bool = False,
 ) -> None:
     """Launch on the current stream of the current device; a graph captures it like any other kernel.
 
-    `arguments`: values with their ctypes types, tensor maps with None.
+    `arguments`: values with their ctypes types, tensor maps with None. `dependent`: the kernel may start before the one
+    ahead has ended, and waits for it itself.
     """
     function = _loaded(source, shared_bytes, torch.cuda.current_device())
     values, types = zip(*arguments, strict=True)
-    stream = torch.cuda.current_stream().cuda_stream
-    _checked(driver.cuLaunchKernel(function, *grid, 1, threads, 1, 1, shared_bytes, stream, (values, types), 0))
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = *grid, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+    config.sharedMemBytes = shared_bytes
+    config.hStream = torch.cuda.current_stream().cuda_stream
+    config.attrs = [_dependent_launch()] if dependent else []
+    config.numAttrs = len(config.attrs)
+    _checked(driver.cuLaunchKernelEx(config, function, (values, types), 0))
+
+
+@cache
+def _dependent_launch() -> Any:
+    attribute = driver.CUlaunchAttribute()
+    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    attribute.value.programmaticStreamSerializationAllowed = 1
+    return attribute
 
 
 def pointer(tensor: torch.Tensor | None) -> tuple[int, Any]:
@@ -108,19 +129,23 @@ def pointer(tensor: torch.Tensor | None) -> tuple[int, Any]:
     return 0 if tensor is None else tensor.data_ptr(), ctypes.c_void_p
 
 
-@lru_cache(maxsize=1024)
-def tensor_map(address: int, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]) -> Any:
-    """A view of bfloat16 elements that the copy engine reads boxes of, in rows of at most 128 bytes swizzled by 128.
+@lru_cache(maxsize=8192)
+def tensor_map(
+    address: int, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...], *, swizzled: bool = True
+) -> Any:
+    """A view of bfloat16 elements that the copy engine reads boxes of, in rows of at most 128 bytes.
 
-    `sizes` in elements, innermost first; `strides` in bytes of all dimensions but the innermost.
+    `sizes` in elements, innermost first; `strides` in bytes of all dimensions but the innermost. `swizzled`: rows of
+    128 bytes lie swizzled by 128.
     """
-    kinds = driver.CUtensorMapDataType, driver.CUtensorMapInterleave, driver.CUtensorMapSwizzle
-    element, interleave, swizzle = kinds
+    swizzles = driver.CUtensorMapSwizzle
+    swizzle = swizzles.CU_TENSOR_MAP_SWIZZLE_128B if swizzled else swizzles.CU_TENSOR_MAP_SWIZZLE_NONE
+    element, interleave = driver.CUtensorMapDataType, driver.CUtensorMapInterleave
     return _checked(
         driver.cuTensorMapEncodeTiled(
             element.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, len(sizes), address, _wide(sizes), _wide(strides), _narrow(box),
             _narrow((1,) * len(sizes)), interleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-            swizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+            swizzle,
             driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
             driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )

@@ -278,7 +278,12 @@ class TritonFp8:
         if x.shape[0] > FEW_ROWS and self._multiplies_rounded(matrix):
             rounded, scales = rounded_inputs(x)
             return torch._scaled_mm(
-                rounded, matrix.elements.t(), scale_a=scales, scale_b=matrix.scales.unsqueeze(0), out_dtype=x.dtype
+                rounded,
+                matrix.elements.t(),
+                scale_a=scales,
+                scale_b=matrix.scales.unsqueeze(0),
+                out_dtype=x.dtype,
+                use_fast_accum=True,
             )
         return fp8_product_with(x, matrix, linear_tile("fp8", x.shape[0], capability=self._capability))
 

@@ -54,12 +54,22 @@ _TILES: dict[Format, tuple[dict[int, LinearTile], ...]] = {
     "int4": (
         {**_FEW, 64: LinearTile(128, 64, 8, 2, 264), MANY: LinearTile(128, 64, 8, 2, 264)},
         {**_FEW, 64: LinearTile(64, 64, 4, 2, 264), MANY: LinearTile(64, 64, 4, 2, 264)},
-        {**_FEW, 64: LinearTile(128, 64, 8, 3, 264), MANY: LinearTile(128, 128, 8, 2, 240)},
+        {
+            8: LinearTile(32, 8, 2, 3, 1536, few=True),
+            FEW_ROWS: LinearTile(64, 16, 4, 4, 384, few=True),
+            64: LinearTile(64, 64, 4, 3, 264),
+            MANY: LinearTile(64, 64, 4, 3, 264),
+        },
     ),
     "fp8": (
         {**_FEW, 64: LinearTile(128, 64, 8, 3, 264), MANY: LinearTile(128, 64, 8, 3, 264)},
         {**_FEW, 64: LinearTile(64, 64, 4, 3, 264), MANY: LinearTile(64, 64, 4, 3, 264)},
-        {**_FEW, 64: LinearTile(128, 64, 8, 3, 264), MANY: LinearTile(128, 128, 8, 3, 240)},
+        {
+            8: LinearTile(128, 8, 4, 3, 384, few=True),
+            FEW_ROWS: LinearTile(128, 16, 4, 3, 384, few=True),
+            64: LinearTile(128, 64, 8, 3, 264),
+            MANY: LinearTile(128, 128, 8, 2, 240),
+        },
     ),
 }
 

@@ -37,6 +37,10 @@ __device__ __forceinline__ void mbarrier_expect(u32 barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
+__device__ __forceinline__ void mbarrier_arrive(u32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
 __device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {
   u32 done = 0;
   while (!done)
@@ -78,6 +82,14 @@ __device__ __forceinline__ void load_box(const TensorMap* map, u32 to, u32 barri
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
       " [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(to),
       "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "h"((unsigned short)((1 << CLUSTER) - 1))
+      : "memory");
+}
+
+// The same for this CTA alone.
+__device__ __forceinline__ void load_box_alone(const TensorMap* map, u32 to, u32 barrier, int x, int y, int z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::
+          "r"(to), "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z)
       : "memory");
 }
 

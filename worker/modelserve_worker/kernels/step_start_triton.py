@@ -11,7 +11,8 @@ from torch import Tensor
 
 from modelserve_worker.kernels.dependent_launch import dependent_launch, launch_dependents, wait_for_prerequisites
 from modelserve_worker.kernels.specimen import KernelSpecimen
-from modelserve_worker.kernels.step_start import Rotation
+
+Rotation = tuple[Tensor, Tensor]  # cos and sin
 
 _BLOCK = 128  # rows of one program
 

@@ -47,5 +47,5 @@ class GatedMLP(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.down(self.doors.gated_gelu(self.gate_up.stacked(x)))
+        result: Tensor = self.down(self.gate_up.matrix.gated(x, self.doors))
         return result

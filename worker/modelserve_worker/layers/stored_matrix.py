@@ -20,6 +20,8 @@ from torch.nn import functional
 
 from modelserve.sizing.quantised_tiles import INT4_GROUPS
 from modelserve.weight_format import FP8_BLOCK, StoredType, TextLinear, WeightFormat
+from modelserve_worker.kernels.elementwise import ElementwiseDoors
+from modelserve_worker.kernels.few_rows import FewRows, dense_product, few_rows_door
 from modelserve_worker.kernels.fp8_linear import Fp8Pairs, repack_fp8
 from modelserve_worker.kernels.int4_linear import Int4Tiles, repack_int4
 from modelserve_worker.kernels.quantised_doors import ProductDoor, fp8_door, int4_door
@@ -42,6 +44,10 @@ class StoredMatrix(nn.Module):
     def linear(self, x: Tensor) -> Tensor:
         """x [T, columns] in the compute dtype -> [T, rows]. Not for experts."""
         return functional.linear(x, self.dense())
+
+    def gated(self, x: Tensor, doors: ElementwiseDoors) -> Tensor:
+        """gelu(first half of `linear`) * second half, each rounded: [T, columns] -> [T, rows / 2]."""
+        return doors.gated_gelu(self.linear(x))
 
     @property
     def dequantises(self) -> bool:
@@ -87,6 +93,15 @@ class DenseMatrix(StoredMatrix):
     ) -> None:
         super().__init__(parts, columns, experts=experts, dtype=dtype)
         self.weight = self._parameter(self.rows, columns, dtype, device)
+
+    def linear(self, x: Tensor) -> Tensor:
+        return dense_product(x, self.weight)
+
+    def gated(self, x: Tensor, doors: ElementwiseDoors) -> Tensor:
+        few = few_rows_door(x.device)
+        if few is None or not few.takes(x):
+            return super().gated(x, doors)
+        return few.dense(x, self.weight, gated=True)
 
     def dense(self) -> Tensor:
         return self.weight
@@ -150,7 +165,17 @@ class Int4Matrix(QuantisedMatrix[Int4Tiles]):
             self.group_index = (torch.arange(columns, dtype=torch.int32) // self.group_size).repeat(len(self.parts), 1)
 
     def linear(self, x: Tensor) -> Tensor:
-        return super().linear(self._ordered(x))
+        x, few = self._ordered(x), self._few_rows(x)
+        return super().linear(x) if few is None else few.int4(x, self._held())
+
+    def gated(self, x: Tensor, doors: ElementwiseDoors) -> Tensor:
+        few = self._few_rows(x)
+        return super().gated(x, doors) if few is None else few.int4(self._ordered(x), self._held(), gated=True)
+
+    def _few_rows(self, x: Tensor) -> FewRows | None:
+        """The kernels for these rows, which know no zero points."""
+        few = None if self._door is None or self.zero_point is not None else few_rows_door(x.device)
+        return few if few is not None and few.takes(x) else None
 
     def grouped(self, x: Tensor, ends: Tensor) -> Tensor:
         return super().grouped(self._ordered(x), ends)
@@ -274,6 +299,19 @@ class Fp8Matrix(QuantisedMatrix[Fp8Pairs]):
         self.scale = nn.Parameter(pairs.scales, requires_grad=False)
         self.scale_rows = pairs.scale_rows
         self._door = door
+
+    def linear(self, x: Tensor) -> Tensor:
+        few = self._few_rows(x)
+        return super().linear(x) if few is None else few.fp8(x, self._held())
+
+    def gated(self, x: Tensor, doors: ElementwiseDoors) -> Tensor:
+        few = self._few_rows(x)
+        return super().gated(x, doors) if few is None else few.fp8(x, self._held(), gated=True)
+
+    def _few_rows(self, x: Tensor) -> FewRows | None:
+        """The kernels for these rows, which know no scales of blocks."""
+        few = None if self._door is None or self.blocks or self.columns % FP8_BLOCK else few_rows_door(x.device)
+        return few if few is not None and few.takes(x) else None
 
     def _held(self) -> Fp8Pairs:
         return Fp8Pairs(self.weight, self.scale, self.columns, self.scale_rows, self.rounds_inputs)

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from modelserve.architecture import ModelArchitecture
 from modelserve.errors import InvalidInput
@@ -20,6 +19,7 @@ from modelserve.sizing.dequantisation import workspace_bytes
 from modelserve.sizing.weights import tensor_parallel_problem
 from modelserve.weight_format import TextLinear, WeightFormat
 from modelserve_worker.kernels.elementwise import ElementwiseDoors, elementwise_doors
+from modelserve_worker.kernels.few_rows import dense_product
 from modelserve_worker.kernels.row_codec import v_only_columns
 from modelserve_worker.kernels.step_inputs import LastRows
 from modelserve_worker.layers.attention import Attention, AttentionBackend
@@ -288,7 +288,7 @@ class Gemma4ForCausalLM(nn.Module):
     def head(self, hidden: Tensor) -> Tensor:
         """hidden [N, H] after the final norm -> raw logits of this rank's tokens, [N, vocab / size] in its dtype."""
         weight = self.embedding.weight if self.output_head is None else self.output_head.weight
-        return functional.linear(hidden, weight)
+        return dense_product(hidden, weight)
 
     @torch.no_grad()
     def compute_logits(self, hidden: Tensor) -> Tensor:

@@ -1,0 +1,102 @@
+"""Products of few rows on Hopper against float64: formats, shapes, rows, gates; the same bits at every launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from modelserve.sizing.quantised_tiles import int4_tiles
+from modelserve_worker.kernels import fp8_linear, int4_linear
+from modelserve_worker.kernels.fp8_linear import Fp8Pairs
+from modelserve_worker.kernels.int4_linear import Int4Tiles
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU"
+    ),
+]
+CUDA = torch.device("cuda")
+Product = Callable[..., Tensor]
+# One part of a tile, several tiles a multiprocessor, more inputs than stages, parts of blocks; each tile size.
+SHAPES = [(272, 1536), (20480, 2560), (16384, 1024), (5376, 512), (2560, 256), (2560, 10240), (528, 2176)]
+
+
+def dense(outputs: int, inputs: int) -> tuple[Tensor, Product]:
+    from modelserve_worker.kernels.linear_rows_sm90 import dense_rows
+
+    weight = (torch.randn(outputs, inputs, device=CUDA) * inputs**-0.5).bfloat16()
+    return weight.double(), lambda x, **gate: dense_rows(x, weight, **gate)
+
+
+def int4(outputs: int, inputs: int, group: int) -> tuple[Tensor, Product]:
+    from modelserve_worker.kernels.linear_rows_sm90 import int4_rows
+
+    tiles = int4_tiles(inputs)
+    words = torch.randint(-(2**31), 2**31, (tiles, outputs, 32), device=CUDA).to(torch.int32)
+    scales = (torch.rand((tiles, 256 // group, outputs), device=CUDA) + 0.5) * inputs**-0.5 / 8
+    matrix = Int4Tiles(words, scales.bfloat16(), None, inputs)
+    return int4_linear.dequantised(matrix, torch.float64), lambda x, **gate: int4_rows(x, matrix, **gate)
+
+
+def fp8(outputs: int, inputs: int) -> tuple[Tensor, Product]:
+    from modelserve_worker.kernels.linear_rows_sm90 import fp8_rows
+
+    elements = (torch.randn((outputs, inputs), device=CUDA) * 64).to(torch.float8_e4m3fn)
+    elements[0, :64] = torch.arange(64, device=CUDA).to(torch.uint8).view(torch.float8_e4m3fn)  # subnormals too
+    scales = torch.rand(outputs, device=CUDA) * inputs**-0.5 / 64
+    matrix = Fp8Pairs(elements, scales, inputs, 0, True)
+    return fp8_linear.dequantised(matrix, torch.float64), lambda x, **gate: fp8_rows(x, matrix, **gate)
+
+
+MAKERS = {
+    "bfloat16": dense,
+    "fp8": fp8,
+    **{f"int4_g{group}": lambda n, k, group=group: int4(n, k, group) for group in (32, 64, 128, 256)},
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_products_are_near_float64_and_the_same_bits_at_every_launch(name: str, shape: tuple[int, int]) -> None:
+    weight, product = MAKERS[name](*shape)
+    half = shape[0] // 2
+    for rows in (1, 3, 8, 9, 16, 17, 32):
+        x = torch.randn(rows, shape[1], device=CUDA).bfloat16()
+        expected = x.double() @ weight.t()
+        output = product(x)
+        assert (output.double() - expected).norm() < 4e-3 * expected.norm()
+        assert all(torch.equal(product(x), output) for _ in range(20)), "launched while the one before it ends"
+        gate, up = expected[:, :half].bfloat16().double(), expected[:, half:].bfloat16().double()
+        opened = functional.gelu(gate, approximate="tanh") * up
+        gated = product(x, gated=True)
+        assert (gated.double() - opened).norm() < 8e-3 * opened.norm()
+        assert torch.equal(product(x, gated=True), gated)
+
+
+def test_a_product_waits_for_the_kernel_that_makes_its_input() -> None:
+    """A chain in a captured graph: each product reads what the one before it wrote, and overwrites what it read."""
+    first, second = dense(4096, 2048), dense(2048, 4096)
+    x = torch.randn(4, 2048, device=CUDA).bfloat16()
+
+    def chain(rows: Tensor) -> Tensor:
+        for _ in range(8):
+            rows = second[1](first[1](rows))
+        return rows
+
+    torch.cuda.synchronize()
+    expected = x
+    for _ in range(8):
+        for _, product in (first, second):
+            expected = product(expected)
+            torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = chain(x)
+    for _ in range(100):
+        graph.replay()
+        assert torch.equal(result, expected)

@@ -1,0 +1,60 @@
+"""The door of products of few rows, which the speed of memory bounds: kernels of its own where a device has some."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from modelserve_worker.kernels.fp8_linear import Fp8Pairs
+from modelserve_worker.kernels.int4_linear import Int4Tiles
+from modelserve_worker.kernels.linear_tiles import kernel_capability
+
+_HOPPER = 90
+
+
+class FewRows(Protocol):
+    """Products x [T, K] -> [T, N] of one kind of device. `gated`: gelu(first half) * second half of it, [T, N / 2]."""
+
+    def takes(self, x: Tensor) -> bool:
+        """Whether the kernels multiply these rows."""
+        ...
+
+    def dense(self, x: Tensor, weight: Tensor, *, gated: bool = False) -> Tensor:
+        """weight [N, K] in the dtype of x."""
+        ...
+
+    def int4(self, x: Tensor, matrix: Int4Tiles, *, gated: bool = False) -> Tensor:
+        """A symmetric INT4 matrix."""
+        ...
+
+    def fp8(self, x: Tensor, matrix: Fp8Pairs, *, gated: bool = False) -> Tensor:
+        """An FP8 matrix with a scale for each row and a multiple of 128 inputs."""
+        ...
+
+
+class HopperRows:
+    """`linear_rows_sm90`: a kernel that fetches weights before the one ahead of it has ended."""
+
+    def __init__(self) -> None:
+        from modelserve_worker.kernels import linear_rows_sm90  # the GPU's driver
+
+        self.takes = linear_rows_sm90.takes
+        self.dense = linear_rows_sm90.dense_rows
+        self.int4 = linear_rows_sm90.int4_rows
+        self.fp8 = linear_rows_sm90.fp8_rows
+
+
+@cache
+def few_rows_door(device: torch.device) -> FewRows | None:
+    """The kernels of a device, chosen once; None where there are none."""
+    return HopperRows() if kernel_capability(device) == _HOPPER else None
+
+
+def dense_product(x: Tensor, weight: Tensor) -> Tensor:
+    """x [T, K] times the transposed weight [N, K], by the device's kernel for few rows or by PyTorch."""
+    door = few_rows_door(x.device)
+    return functional.linear(x, weight) if door is None or not door.takes(x) else door.dense(x, weight)

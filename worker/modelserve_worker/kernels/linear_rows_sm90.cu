@@ -1,0 +1,383 @@
+// Products of few rows with a matrix that is read once, for compute capability 9.0: output [rows, outputs] = x W^T.
+//
+// A CTA takes tiles of OUTPUTS rows of the matrix, over all inputs. The matrix is the left operand of m16n8k16 products.
+// Eight warps in groups of OUTPUTS / 32, each group with a block of 128 bytes of inputs of its own in every stage: 64 of
+// bfloat16, 128 of FP8, 256 of INT4. The groups' sums meet in shared memory, in one order. One more warp keeps all stages in flight.
+// It asks for weights before the kernel ahead has ended (they depend on none), and for x after it.
+//
+// Whoever compiles defines OUTPUTS: 32, 64 or 128; ROWS: rows of x at most, a multiple of 8; STAGES; INT4: 0, or the
+// scales of a row in 256 inputs (8, 4, 2, 1); FP8: 0 or 1; GATED: whether the second half of a tile holds the rows that those of the
+// first, after GELU, are multiplied with.
+
+#include "sm90.cuh"
+
+constexpr int CONSUMERS = 256;             // threads
+constexpr int GROUP = OUTPUTS;             // threads
+constexpr int GROUPS = CONSUMERS / GROUP;  // and blocks of inputs in a stage
+constexpr int BLOCKS = ROWS / 8;            // columns of a product are rows of x
+constexpr int HALF_ROWS = OUTPUTS / 2;      // of the matrix, in each half of a tile
+constexpr int HALF_BYTES = HALF_ROWS * 128;  // of a block; all blocks of the first half come before those of the second
+constexpr int HALF_STAGE = GROUPS * HALF_BYTES;
+constexpr int X_BOX_BYTES = ROWS * 128;     // 64 inputs of all rows
+constexpr int X_BOXES = INT4 ? 4 : FP8 ? 2 : 1;       // of a block
+constexpr int SCALE_BYTES = INT4 * HALF_ROWS * 2;  // of a half of a block
+constexpr int SCALE_STAGE = (GROUPS * SCALE_BYTES + 127) / 128 * 128;
+constexpr int X_AT = 2 * HALF_STAGE;
+constexpr int SCALES_AT = X_AT + GROUPS * X_BOXES * X_BOX_BYTES;
+constexpr int LOADED_BYTES = SCALES_AT + 2 * GROUPS * SCALE_BYTES;
+constexpr int STAGE_BYTES = (SCALES_AT + 2 * SCALE_STAGE + 1023) / 1024 * 1024;
+constexpr int SUMS = 2 * BLOCKS;  // fragments of four sums in a thread
+constexpr int SUMS_AT = STAGES * STAGE_BYTES;
+constexpr int BARRIERS_AT = SUMS_AT + (GROUPS - 1) * GROUP * SUMS * 16;
+
+enum Barrier { SUMS_FULL = 1, SUMS_FREE };
+
+// sum = from + a b. Volatile, or the compiler could move it to where its sums are read, a branch of some threads.
+__device__ __forceinline__ void multiply(float (&sum)[4], const float (&from)[4], const u32* a, u32 b0, u32 b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%10, %11, %12, %13};"
+      : "=f"(sum[0]), "=f"(sum[1]), "=f"(sum[2]), "=f"(sum[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(from[0]), "f"(from[1]), "f"(from[2]),
+        "f"(from[3]));
+}
+
+__device__ __forceinline__ void multiply(float (&sum)[4], const u32* a, u32 b0, u32 b1) {
+  multiply(sum, sum, a, b0, b1);
+}
+
+__device__ __forceinline__ void load_matrices(u32 (&to)[4], u32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(address));
+}
+
+__device__ __forceinline__ void load_16(u32 (&to)[4], const unsigned char* from) {
+  uint4 value = *(const uint4*)from;
+  to[0] = value.x, to[1] = value.y, to[2] = value.z, to[3] = value.w;
+}
+
+// Where a 16-byte piece of a row of a swizzled box lies.
+__device__ __forceinline__ int piece(int row, int number) { return row * 128 + ((number ^ (row & 7)) << 4); }
+
+// Row of x that a column of eight is. INT4 lanes read x themselves: neighbours, four rows apart, meet in no bank.
+__device__ __forceinline__ int row_of_column(int column) {
+  return INT4 ? column / 2 + column % 2 * 4 : column;
+}
+
+#if FP8
+
+// Sixteen-bit pairs of e4m3, two in a register, to bfloat16: the first elements of both, and the second. Sign and the
+// other seven bits go to the top and the middle of bfloat16, whose exponent begins 120 lower; times 2^120 is exact.
+__device__ __forceinline__ void elements(u32& first, u32& second, u32 pairs) {
+  asm("{\n.reg .b32 v, t, unit, none;\nmov.b32 unit, 0x7b807b80;\nmov.b32 none, 0x80008000;\n"
+      "shl.b32 v, %2, 8;\nshr.b32 t, v, 4;\nand.b32 t, t, 0x07f007f0;\nlop3.b32 t, v, 0x80008000, t, 0xea;\n"
+      "fma.rn.bf16x2 %0, t, unit, none;\n"
+      "shr.b32 t, %2, 4;\nand.b32 t, t, 0x07f007f0;\nlop3.b32 t, %2, 0x80008000, t, 0xea;\n"
+      "fma.rn.bf16x2 %1, t, unit, none;\n}"
+      : "=&r"(first), "=r"(second)
+      : "r"(pairs));
+}
+
+// Of every 64 inputs, the first elements of pairs are inputs 0 to 31 and the second 32 to 63.
+__device__ __forceinline__ void consume(float (&sums)[SUMS][4], const unsigned char* stage, int group, int warp, int lane) {
+  const u32 weights = shared_address(stage) + group * HALF_BYTES;
+  const u32 inputs = shared_address(stage) + X_AT + group * X_BOXES * X_BOX_BYTES;
+#pragma unroll
+  for (int box = 0; box < 2; box++) {
+    u32 x[2][BLOCKS][4];
+#pragma unroll
+    for (int plane = 0; plane < 2; plane++)
+#pragma unroll
+      for (int block = 0; block < BLOCKS; block++)
+        load_matrices(x[plane][block], inputs + box * X_BOX_BYTES + piece(8 * block + lane % 8, 4 * plane + lane / 8));
+#pragma unroll
+    for (int step = 0; step < 2; step++)
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        u32 pairs[4], a[2][4];
+        load_matrices(pairs, weights + half * HALF_STAGE +
+                                 piece(16 * warp + lane % 16, 4 * box + 2 * step + lane / 16));
+#pragma unroll
+        for (int i = 0; i < 4; i++) elements(a[0][i], a[1][i], pairs[i]);
+#pragma unroll
+        for (int plane = 0; plane < 2; plane++)
+#pragma unroll
+          for (int block = 0; block < BLOCKS; block++)
+            multiply(sums[half * BLOCKS + block], a[plane], x[plane][block][2 * step], x[plane][block][2 * step + 1]);
+      }
+  }
+}
+
+#elif INT4 == 0
+
+// The products of a group's block: 16 rows of each half per warp.
+__device__ __forceinline__ void consume(float (&sums)[SUMS][4], const unsigned char* stage, int group, int warp, int lane) {
+  const u32 weights = shared_address(stage) + group * HALF_BYTES;
+  const u32 inputs = shared_address(stage) + X_AT + group * X_BOX_BYTES;
+#pragma unroll
+  for (int step = 0; step < 4; step += 2) {  // of 16 inputs
+    u32 x[BLOCKS][4], w[2][2][4];
+#pragma unroll
+    for (int each = 0; each < 2; each++)
+#pragma unroll
+      for (int half = 0; half < 2; half++)
+        load_matrices(w[each][half], weights + half * HALF_STAGE +
+                                         piece(16 * warp + lane % 16, 2 * (step + each) + lane / 16));
+#pragma unroll
+    for (int block = 0; block < BLOCKS; block++)
+      load_matrices(x[block], inputs + piece(8 * block + lane % 8, 2 * step + lane / 8));
+#pragma unroll
+    for (int each = 0; each < 2; each++)
+#pragma unroll
+      for (int half = 0; half < 2; half++)
+#pragma unroll
+        for (int block = 0; block < BLOCKS; block++)
+          multiply(sums[half * BLOCKS + block], w[each][half], x[block][2 * each], x[block][2 * each + 1]);
+  }
+}
+
+#else
+
+constexpr int PLANES_OF_SCALE = 8 / INT4;
+constexpr int TOGETHER = ROWS == 8 ? 2 : 1;  // planes whose products are under way at a time
+constexpr u32 EXCESS = 0xC308C308;           // -136 twice: what 128 + nibble is too large by
+
+// Pairs of words of two rows, eight words each -> the operands of a plane's two products.
+__device__ __forceinline__ void plane_operands(u32 (&a)[8], const u32 (&halves)[2][4], int nibble) {
+#pragma unroll
+  for (int pair = 0; pair < 4; pair++)
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+      u32 shifted = halves[row][pair] >> (4 * nibble), value;
+      asm("lop3.b32 %0, %1, 0x000f000f, 0x43004300, 0xea;" : "=r"(value) : "r"(shifted));
+      a[2 * pair + row] = value;
+    }
+}
+
+__device__ __forceinline__ float scale_of(const unsigned char* scales, int number, int row) {
+  return __uint_as_float((u32)((const unsigned short*)scales)[number * HALF_ROWS + row] << 16);
+}
+
+// A lane has inputs 8 t .. 8 t + 7 of each plane of 32, as neighbours; t = lane % 4.
+__device__ __forceinline__ void consume(float (&sums)[SUMS][4], const unsigned char* stage, int group, int warp, int lane) {
+  const unsigned char* inputs = stage + X_AT + group * X_BOXES * X_BOX_BYTES;
+  const int row = 16 * warp + lane / 4, t = lane % 4, x_row = row_of_column(lane / 4);
+  const u32 excess[4] = {EXCESS, EXCESS, EXCESS, EXCESS};
+#pragma unroll
+  for (int high = 0; high < 2; high++) {  // nibbles 0 to 3, 4 to 7
+    u32 halves[2][2][4];                  // of the tile's two halves, two rows: pairs of words
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+#pragma unroll
+      for (int second = 0; second < 2; second++) {
+        u32 words[2][4];
+        const unsigned char* at = stage + half * HALF_STAGE + group * HALF_BYTES;
+        load_16(words[0], at + piece(row + 8 * second, 2 * t));
+        load_16(words[1], at + piece(row + 8 * second, 2 * t + 1));
+#pragma unroll
+        for (int pair = 0; pair < 4; pair++)
+          halves[half][second][pair] = __byte_perm(words[pair / 2][pair % 2 * 2], words[pair / 2][pair % 2 * 2 + 1],
+                                                   high ? 0x7632 : 0x5410);
+      }
+#pragma unroll
+    for (int nibble = 0; nibble < 4; nibble += TOGETHER) {
+      float extra[TOGETHER][BLOCKS][4] = {}, inside[TOGETHER][SUMS][4];
+      u32 x[TOGETHER][BLOCKS][4], a[TOGETHER][2][8];
+#pragma unroll
+      for (int each = 0; each < TOGETHER; each++) {
+        const int plane = 4 * high + nibble + each;
+#pragma unroll
+        for (int block = 0; block < BLOCKS; block++)
+          load_16(x[each][block],
+                  inputs + plane / 2 * X_BOX_BYTES + piece(8 * block + x_row, plane % 2 * 4 + t));
+#pragma unroll
+        for (int half = 0; half < 2; half++) plane_operands(a[each][half], halves[half], nibble + each);
+      }
+      // What sums of 128 + nibble are too large by, then these on top.
+#pragma unroll
+      for (int step = 0; step < 2; step++)
+#pragma unroll
+        for (int each = 0; each < TOGETHER; each++)
+#pragma unroll
+          for (int block = 0; block < BLOCKS; block++)
+            multiply(extra[each][block], excess, x[each][block][2 * step], x[each][block][2 * step + 1]);
+#pragma unroll
+      for (int step = 0; step < 2; step++)
+#pragma unroll
+        for (int each = 0; each < TOGETHER; each++)
+#pragma unroll
+          for (int half = 0; half < 2; half++)
+#pragma unroll
+            for (int block = 0; block < BLOCKS; block++) {
+              float(&sum)[4] = inside[each][half * BLOCKS + block];
+              multiply(sum, step ? sum : extra[each][block], a[each][half] + 4 * step, x[each][block][2 * step],
+                       x[each][block][2 * step + 1]);
+            }
+#pragma unroll
+      for (int each = 0; each < TOGETHER; each++) {
+        const int number = (4 * high + nibble + each) / PLANES_OF_SCALE;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+          const unsigned char* scales = stage + SCALES_AT + half * SCALE_STAGE + group * SCALE_BYTES;
+          const float first = scale_of(scales, number, row), second = scale_of(scales, number, row + 8);
+#pragma unroll
+          for (int block = 0; block < BLOCKS; block++) {
+            float(&sum)[4] = sums[half * BLOCKS + block];
+            float(&part)[4] = inside[each][half * BLOCKS + block];
+            sum[0] += first * part[0];
+            sum[1] += first * part[1];
+            sum[2] += second * part[2];
+            sum[3] += second * part[3];
+          }
+        }
+      }
+    }
+  }
+}
+
+#endif
+
+__device__ __forceinline__ float rounded(float value) { return __uint_as_float(bf16_pair(0.0f, value) & 0xFFFF0000u); }
+
+__device__ __forceinline__ float gelu(float x) {
+  float u = 0.7978845608028654f * (x + 0.044715f * x * x * x);
+  return x / (1.0f + __expf(-2.0f * u));
+}
+
+struct Shape {
+  int rows, outputs, second, last;  // second: rows from a tile's first half to its second; last: of the matrix
+};
+
+__device__ __forceinline__ void store(float (&sums)[SUMS][4], unsigned short* output, const float* row_scales,
+                                      const Shape& shape, int tile, int warp, int lane) {
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const int column = 16 * warp + lane / 4 + i / 2 * 8;
+    const int n = tile * (GATED ? HALF_ROWS : OUTPUTS) + column, other = n + shape.second;
+    if (FP8) {
+      const float first = row_scales[min(n, shape.last)], second = row_scales[min(other, shape.last)];
+#pragma unroll
+      for (int block = 0; block < BLOCKS; block++) sums[block][i] *= first, sums[BLOCKS + block][i] *= second;
+    }
+#pragma unroll
+    for (int block = 0; block < BLOCKS; block++) {
+      const int row = 8 * block + row_of_column(lane % 4 * 2 + i % 2);
+      if (row >= shape.rows) continue;
+      unsigned short* to = output + (long long)row * shape.outputs;
+      const float first = sums[block][i], second = sums[BLOCKS + block][i];
+      if (GATED) {
+        if (n < shape.outputs)
+          to[n] = (unsigned short)bf16_pair(rounded(gelu(rounded(first))) * rounded(second), 0.0f);
+      } else {
+        if (n < shape.outputs) to[n] = (unsigned short)bf16_pair(first, 0.0f);
+        if (other < shape.outputs) to[other] = (unsigned short)bf16_pair(second, 0.0f);
+      }
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1)
+    linear_rows(const __grid_constant__ TensorMap weights, const __grid_constant__ TensorMap inputs,
+                const __grid_constant__ TensorMap scales, const float* row_scales, unsigned short* output, int rows, int outputs, int second,
+                int tiles, int stages) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  const u32 shared = shared_address(memory);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const u32 full = shared + BARRIERS_AT, empty = full + STAGES * 8;
+  launch_dependents();
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < STAGES; i++) {
+      mbarrier_init(full + i * 8, 1);
+      mbarrier_init(empty + i * 8, CONSUMERS / 32);
+    }
+    mbarrier_init_fence();
+  }
+  __syncthreads();
+
+  if (warp == CONSUMERS / 32) {
+    if (lane != 0) return;
+    // Of weights and of x, which follow them: where the next stage's come from and go to.
+    struct Place {
+      int tile, at, stage;
+      __device__ void next(int stages) {
+        if (++stage == STAGES) stage = 0;
+        if (++at == stages) at = 0, tile += gridDim.x;
+      }
+    };
+    auto load_weights = [&](const Place& place) {
+      u32 to = shared + place.stage * STAGE_BYTES, barrier = full + place.stage * 8;
+      mbarrier_expect(barrier, LOADED_BYTES);
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        int row = place.tile * (GATED ? HALF_ROWS : OUTPUTS) + half * second;
+        load_box_alone(&weights, to + half * HALF_STAGE, barrier, 0, row, place.at * GROUPS);
+        if (INT4)
+          load_box_alone(&scales, to + SCALES_AT + half * SCALE_STAGE, barrier, row, 0, place.at * GROUPS);
+      }
+    };
+    auto load_inputs = [&](const Place& place) {
+      load_box_alone(&inputs, shared + place.stage * STAGE_BYTES + X_AT, full + place.stage * 8, 0, 0,
+                     place.at * GROUPS * X_BOXES);
+    };
+    const int count = (tiles - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x * stages;
+    const int ahead = count < STAGES ? count : STAGES;
+    Place of_weights = {(int)blockIdx.x, 0, 0}, of_inputs = of_weights;
+    for (int i = 0; i < ahead; i++, of_weights.next(stages)) load_weights(of_weights);
+    wait_for_prerequisites();
+    for (int i = 0; i < ahead; i++, of_inputs.next(stages)) load_inputs(of_inputs);
+    u32 parity = 0;
+    for (int i = ahead; i < count; i++, of_weights.next(stages)) {
+      mbarrier_wait(empty + of_weights.stage * 8, parity);
+      load_weights(of_weights);
+      load_inputs(of_weights);
+      if (of_weights.stage == STAGES - 1) parity ^= 1;
+    }
+    return;
+  }
+
+  wait_for_prerequisites();  // what is written below may still be read by a kernel ahead
+  const Shape shape = {rows, outputs, second, GATED ? 2 * outputs - 1 : outputs - 1};
+  const int group = warp / (GROUP / 32), thread = threadIdx.x % GROUP;
+  float4* exchanged = (float4*)(memory + SUMS_AT);
+  int stage = 0;
+  u32 parity = 0;
+  for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    float sums[SUMS][4];
+#pragma unroll
+    for (int i = 0; i < SUMS; i++)
+#pragma unroll
+      for (int j = 0; j < 4; j++) sums[i][j] = 0.0f;
+    for (int at = 0; at < stages; at++) {
+      mbarrier_wait(full + stage * 8, parity);
+      __syncwarp();
+      consume(sums, memory + stage * STAGE_BYTES, group, warp % (GROUP / 32), lane);
+      __syncwarp();
+      if (lane == 0) mbarrier_arrive(empty + stage * 8);
+      if (++stage == STAGES) stage = 0, parity ^= 1;
+    }
+    if (group != 0) {
+      if (tile != blockIdx.x) barrier_sync(SUMS_FREE, CONSUMERS);
+#pragma unroll
+      for (int i = 0; i < SUMS; i++)
+        exchanged[((group - 1) * SUMS + i) * GROUP + thread] =
+            make_float4(sums[i][0], sums[i][1], sums[i][2], sums[i][3]);
+      barrier_arrive(SUMS_FULL, CONSUMERS);
+      continue;
+    }
+    barrier_sync(SUMS_FULL, CONSUMERS);
+#pragma unroll 1
+    for (int other = 0; other < GROUPS - 1; other++)
+#pragma unroll
+      for (int i = 0; i < SUMS; i++) {
+        float4 value = exchanged[(other * SUMS + i) * GROUP + thread];
+        sums[i][0] += value.x;
+        sums[i][1] += value.y;
+        sums[i][2] += value.z;
+        sums[i][3] += value.w;
+      }
+    store(sums, output, row_scales, shape, tile, warp, lane);
+    // After the stores, which need all that was read above: to arrive does not wait for reads on their way.
+    if (tile + gridDim.x < tiles) barrier_arrive(SUMS_FREE, CONSUMERS);
+  }
+}

@@ -1,0 +1,169 @@
+"""Products of few rows on Hopper: the launch of `linear_rows_sm90.cu`, over bfloat16 or INT4 matrices.
+
+The matrix is read once, near the speed of memory, whatever the number of rows. Which thread sums what depends on the
+matrix and the GPU alone, and sums are added in one order: the same rows give the same bits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from modelserve_worker.kernels.cuda_kernel import CudaSource, launch, pointer, tensor_map
+from modelserve_worker.kernels.fp8_linear import Fp8Pairs
+from modelserve_worker.kernels.int4_linear import Int4Tiles
+
+ROWS = (8, 16, 32)  # rows of x that a compiled kernel takes at most
+TILES = (128, 64, 32)  # rows of the matrix
+CONSUMERS = 256
+THREADS = CONSUMERS + 32  # of a block: those that multiply, and the warp that loads
+SHARED_BYTES = 227 * 1024  # of a thread block, at most
+_INPUTS = 64  # of a block of bfloat16, and of a box of x: 128 bytes
+_MULTIPROCESSORS = 132  # that tiles are chosen for: an H100's and an H200's
+_BARRIER_BYTES = 2 * 8
+
+
+@dataclass(frozen=True, slots=True)
+class RowsKernel:
+    """One compilation: `tile` rows of the matrix times up to `rows` rows.
+
+    Its format: FP8, INT4 with `int4_scales` for 256 inputs, or bfloat16.
+    """
+
+    tile: int
+    rows: int
+    gated: bool
+    int4_scales: int = 0
+    fp8: bool = False
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of inputs in a stage, one for each group of warps: 64 of bfloat16, 128 of FP8, 256 of INT4."""
+        return CONSUMERS // self.tile
+
+    @property
+    def x_boxes(self) -> int:
+        """Boxes of 64 inputs in a block."""
+        return 4 if self.int4_scales else 2 if self.fp8 else 1
+
+    @property
+    def stage_bytes(self) -> int:
+        """Weights, inputs and scales."""
+        x = self.blocks * self.x_boxes * 128 * self.rows
+        scales = 2 * -(-self.blocks * self.tile * self.int4_scales // 128) * 128
+        return -(-(CONSUMERS * 128 + x + scales) // 1024) * 1024
+
+    @property
+    def sums_bytes(self) -> int:
+        return (self.blocks - 1) * self.tile * 2 * (self.rows // 8) * 16
+
+    @property
+    def stages(self) -> int:
+        return (SHARED_BYTES - self.sums_bytes) // (self.stage_bytes + _BARRIER_BYTES)
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.stages * (self.stage_bytes + _BARRIER_BYTES) + self.sums_bytes
+
+    @property
+    def source(self) -> CudaSource:
+        defines = {
+            "OUTPUTS": self.tile, "ROWS": self.rows, "INT4": self.int4_scales, "FP8": int(self.fp8),
+            "GATED": int(self.gated), "STAGES": self.stages,
+        }  # fmt: skip
+        stated = tuple(f"{name}={value}" for name, value in defines.items())
+        return CudaSource("linear_rows_sm90.cu", "linear_rows", "sm_90a", stated, ("sm90.cuh",))
+
+
+@cache
+def kernel_for(rows: int, matrix_rows: int, *, gated: bool, int4_scales: int = 0, fp8: bool = False) -> RowsKernel:
+    """The largest tile of which a multiprocessor has some six tenths; INT4 has none of 32, which reads x too often."""
+    bucket = next(most for most in ROWS if rows <= most)
+    tiles = TILES[:-1] if int4_scales else TILES
+    enough = (tile for tile in tiles if 10 * matrix_rows >= 6 * _MULTIPROCESSORS * tile)
+    return RowsKernel(next(enough, tiles[-1]), bucket, gated, int4_scales, fp8)
+
+
+def takes(x: Tensor) -> bool:
+    """Whether the kernel multiplies these rows: few, of bfloat16, and where the copy engine can read them."""
+    rows, inputs = x.shape
+    aligned = x.stride(1) == 1 and x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0
+    return 0 < rows <= ROWS[-1] and inputs % _INPUTS == 0 and x.dtype == torch.bfloat16 and aligned
+
+
+def dense_rows(x: Tensor, weight: Tensor, *, gated: bool = False) -> Tensor:
+    """x [T, K] times the transposed weight [N, K], both bfloat16 -> [T, N].
+
+    `gated`: weight is [2 M, K] and the result gelu(x W_gate) * (x W_up) [T, M], each rounded as by itself.
+    """
+    rows, inputs = weight.shape
+    kernel = kernel_for(x.shape[0], rows, gated=gated)
+    weights = _blocks(weight, kernel.tile // 2, kernel.blocks)
+    return _product(x, weights, weights, kernel, matrix_rows=rows, blocks=inputs // _INPUTS)
+
+
+def int4_rows(x: Tensor, matrix: Int4Tiles, *, gated: bool = False) -> Tensor:
+    """The same with a symmetric INT4 matrix."""
+    tiles, rows, _ = matrix.words.shape
+    scales = matrix.scales.shape[1]
+    kernel = kernel_for(x.shape[0], rows, int4_scales=scales, gated=gated)
+    half, depth = kernel.tile // 2, kernel.blocks
+    words = tensor_map(matrix.words.data_ptr(), (_INPUTS, rows, tiles), (128, 128 * rows), (_INPUTS, half, depth))
+    scale_map = tensor_map(
+        matrix.scales.data_ptr(), (rows, scales, tiles), (2 * rows, 2 * scales * rows), (half, scales, depth),
+        swizzled=False,
+    )  # fmt: skip
+    return _product(x, words, scale_map, kernel, matrix_rows=rows, blocks=tiles)
+
+
+def fp8_rows(x: Tensor, matrix: Fp8Pairs, *, gated: bool = False) -> Tensor:
+    """The same with an FP8 matrix that has one scale for each row, and inputs in whole blocks of 128."""
+    rows, stored = matrix.elements.shape
+    kernel = kernel_for(x.shape[0], rows, gated=gated, fp8=True)
+    sizes = (_INPUTS, rows, stored // 128)  # 128 bytes look like 64 elements of bfloat16
+    weights = tensor_map(matrix.elements.data_ptr(), sizes, (stored, 128), (_INPUTS, kernel.tile // 2, kernel.blocks))
+    return _product(x, weights, weights, kernel, matrix_rows=rows, blocks=stored // 128, row_scales=matrix.scales)
+
+
+def multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _blocks(matrix: Tensor, rows: int, blocks: int) -> Any:
+    """A matrix [R, K] as blocks of 64 inputs, of which a box has `blocks`, of `rows` rows."""
+    stride = matrix.stride(0) * matrix.element_size()
+    sizes = (_INPUTS, matrix.shape[0], matrix.shape[1] // _INPUTS)
+    return tensor_map(matrix.data_ptr(), sizes, (stride, 2 * _INPUTS), (_INPUTS, rows, blocks))
+
+
+def _product(
+    x: Tensor,
+    weights: Any,
+    scales: Any,
+    kernel: RowsKernel,
+    *,
+    matrix_rows: int,
+    blocks: int,
+    row_scales: Tensor | None = None,
+) -> Tensor:
+    """`blocks` of the matrix's inputs go to stages of `kernel.blocks`."""
+    rows = x.shape[0]
+    inputs = _blocks(x, kernel.rows, kernel.blocks * kernel.x_boxes)
+    tiles = -(-matrix_rows // kernel.tile)
+    outputs, second = (matrix_rows // 2, matrix_rows // 2) if kernel.gated else (matrix_rows, kernel.tile // 2)
+    output = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
+    numbers = (rows, outputs, second, tiles, -(-blocks // kernel.blocks))
+    launch(
+        kernel.source, grid=(min(multiprocessors(x.device), tiles), 1), threads=THREADS,
+        shared_bytes=kernel.shared_bytes,
+        arguments=(
+            (weights, None), (inputs, None), (scales, None), pointer(row_scales), pointer(output),
+            *((number, ctypes.c_int) for number in numbers),
+        ), dependent=True,
+    )  # fmt: skip
+    return output
