@@ -171,9 +171,10 @@ def _choice_rows(shown: Iterable[ShownCandidate]) -> list[tuple[str, ...]]:
 
 
 def _memory_rows(shown: Sequence[ShownCandidate]) -> list[tuple[str, ...]]:
-    """Columns of the groups, with the terms that are not of the workspace named one by one."""
+    """Columns of the groups, with the terms that are not of the workspace named one by one, but for what ranks send
+    each other through: that is one column."""
     columns = ("parameters", "allocator", "drafter", "weights", "workspace", "context", "process", "headroom", "graphs",
-               "nccl", "overhead")  # fmt: skip
+               "links", "overhead")  # fmt: skip
     rows: list[tuple[str, ...]] = [("GPUS*", "BUDGET", *(name.upper() for name in columns), "POOL", "REQUEST", "SHORT")]
     for each in shown:
         memory, short = each.evaluation.memory, each.candidate.shortfall_bytes
@@ -181,6 +182,7 @@ def _memory_rows(shown: Sequence[ShownCandidate]) -> list[tuple[str, ...]]:
             rows.append((str(each.candidate.gpus_per_replica), *("-",) * (len(columns) + 4)))
             continue
         sizes = {term.name: term.bytes for term in memory.terms} | {"workspace": memory.activation_bytes}
+        sizes["links"] = sizes.get("nccl", 0) + sizes.get("peers", 0)
         request = None
         if isinstance(each.evaluation, Fit):
             request = each.evaluation.geometry.held_bytes(each.evaluation.max_model_len)

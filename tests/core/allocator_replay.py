@@ -17,7 +17,7 @@ from modelserve.sizing.pages import SLIDING_PAGE_TOKENS
 MIB = 1 << 20
 SMALL_BYTES, SMALL_SEGMENT = 1 * MIB, 2 * MIB  # blocks up to 1 MiB lie in segments of 2
 MIDDLE_BYTES, MIDDLE_SEGMENT = 10 * MIB, 20 * MIB  # those below 10 MiB in segments of 20
-FLOAT32, INT64, BFLOAT16 = 4, 8, 2
+FLOAT32, INT32, INT64, BFLOAT16 = 4, 4, 8, 2
 COUNTERS = 16 << 10  # bytes of the counters beside the parts
 ROWS_PER_SORT = 16
 
@@ -160,16 +160,13 @@ class Replay:
             attended = self._attention(layer, tokens, waiting if chunk else None, last_reader)
             middle = block(hidden)
             added = self._mlp(layer, tokens)
-            if a.num_experts:
-                dense, routed = added, self._experts(tokens)
-                added = block(hidden)
-                del dense, routed
+            routed = self._experts(tokens) if a.num_experts else ()
             if a.hidden_size_per_layer_input:
                 gates = [block(tokens * a.hidden_size_per_layer_input * BFLOAT16) for _ in range(2)]
                 added = block(hidden)
                 del gates
             following = block(hidden)
-            del attended, middle, added
+            del attended, middle, added, routed
             normed = following
             del following
         del x, per_layer, rotations, ids
@@ -218,23 +215,23 @@ class Replay:
         del product
         return result
 
-    def _experts(self, tokens: int) -> Block:
+    def _experts(self, tokens: int) -> tuple[Block, ...]:
+        """Results of every (token, expert), with their weights and where they are."""
         a, block = self._architecture, self._block
-        normed = [block(tokens * a.hidden_size * FLOAT32) for _ in range(3)]
-        del normed
-        entering = block(tokens * a.hidden_size * BFLOAT16)
         count, width = tokens * a.top_k_experts, a.moe_intermediate_size // self._ranks * BFLOAT16
-        order = [block(count * INT64) for _ in range(2)]
+        weights, experts = block(count * FLOAT32), block(count * INT32)
+        entering = block(tokens * a.hidden_size * BFLOAT16)
+        places, ends = block(count * INT32), block(a.num_experts * INT32)
         rows, gate_up = block(count * a.hidden_size * BFLOAT16), block(count * 2 * width)
         product = block(count * width)
-        del gate_up
-        expanded = block(count * a.hidden_size * BFLOAT16)
-        weighted = [block(count * a.hidden_size * FLOAT32) for _ in range(3)]
-        weighted = weighted[:1]
-        summed = block(tokens * a.hidden_size * FLOAT32)
-        result = block(tokens * a.hidden_size * BFLOAT16)
-        del entering, order, rows, product, expanded, weighted, summed
-        return result
+        del gate_up, rows
+        results = block(count * a.hidden_size * BFLOAT16)
+        del product, ends, entering
+        if self._ranks == 1:
+            return results, weights, experts, places
+        summed = block(tokens * a.hidden_size * BFLOAT16)
+        del results, weights, experts, places
+        return (summed,)
 
     def _sample(self, rows: int) -> None:
         vocabulary, block = self._architecture.vocab_size, partial(Block, self._outside)

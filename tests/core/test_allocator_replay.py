@@ -26,7 +26,7 @@ def test_a_step_never_needs_more_than_predicted_nor_much_less(variant: str, rank
     for tokens in (512, 2048, 8192):
         for sequences in (16, 64) if bits == 16 else (64,):
             replayed = Replay(
-                architecture, ranks=ranks, tokens=tokens, sequences=sequences, captured=ranks == 1, bits=bits
+                architecture, ranks=ranks, tokens=tokens, sequences=sequences, captured=True, bits=bits
             ).reserved
             predicted = activation_bytes(
                 architecture, tensor_parallel_size=ranks, max_num_batched_tokens=tokens, max_num_seqs=sequences,

@@ -191,7 +191,7 @@ def test_the_table_shows_every_candidate(capsys: pytest.CaptureFixture[str], tmp
     rows = [line.split()[:2] for line in output.splitlines() if line.startswith("  ") and "v_only" in line]
     assert rows == [["1", "Chosen"], ["2", "Fits"], ["4", "Fits"], ["8", "Fits"]]
     assert max(map(len, output.splitlines())) <= 100
-    for word in ("parameters", "allocator", "context", "kv_pool", "NCCL", "REQUEST", "TPOT"):
+    for word in ("parameters", "allocator", "context", "kv_pool", "LINKS", "REQUEST", "TPOT"):
         assert word in output, word
 
 

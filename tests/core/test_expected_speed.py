@@ -105,9 +105,9 @@ def test_several_gpus_share_the_work_and_pay_for_their_sums_and_launches() -> No
     one, two = (_rank(tensor_parallel=tp).step(decodes=64, context=8192) for tp in (1, 2))
     assert two.weights == pytest.approx(one.weights / 2, rel=0.01)
     assert two.cache == pytest.approx(one.cache / 2)
-    assert (one.all_reduces, two.all_reduces > 120 * 17e-6) == (0, True)
+    assert (one.all_reduces, 120 * 2e-6 < two.all_reduces < 120 * 17e-6) == (0, True)
     alone, rates = _rank(tensor_parallel=8).step(decodes=1, context=100), engine_rates(HOPPER)
-    assert alone.seconds == pytest.approx(750 * rates.eager_launch_seconds), "steps on several GPUs are not captured"
+    assert alone.launches == one.launches == pytest.approx(750 * rates.launch_seconds), "both replay captured steps"
     slow = _rank(tensor_parallel=2, product="NVIDIA-A100-80GB-PCIe").step(decodes=64, context=100)
     assert (
         slow.all_reduces

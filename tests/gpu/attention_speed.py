@@ -139,7 +139,7 @@ def chunk(layer: Layer, start: int, length: int, rate: float) -> str:
     ends = ints([blocks] * SEQUENCES)
     group = ExpansionGroup(ends, ints([pages] * SEQUENCES), ints([0] * SEQUENCES), blocks, pages)
     inputs = ChunkInputs(
-        ints([0, *rest]), ints([start, *rest]), ints([length, *rest]), ints([0, *rest]), ends, blocks, (group,)
+        ints([0, *rest]), ints([start, *rest]), ints([length, *rest]), ints([0, *rest]), ends, blocks, 1, (group,)
     )
     at = torch.arange(start, end, device=CUDA).int()
     step = StepInputs(at, at, at, at, None, inputs, None)
@@ -150,7 +150,7 @@ def chunk(layer: Layer, start: int, length: int, rate: float) -> str:
     if layer.dtype is not KVCacheDtype.BFLOAT16:
         stored = torch.randint(0, 56, shape, device=CUDA).to(doors.element_dtype(rows))
     scale = torch.rand(shape[:2], device=CUDA).half()
-    keys = pages * rows.page_tokens
+    keys = pages * rows.page_tokens + rows.window
     scratch = torch.empty(keys * doors.scratch_per_key(rows, pairs=layer.pairs), dtype=torch.bfloat16, device=CUDA)
 
     def call() -> None:
@@ -190,9 +190,12 @@ CHUNKS = (
     ("31B", LayerKind.GLOBAL, 0, 8192),
     ("31B", LayerKind.GLOBAL, 118_000, 8192),
     ("31B", LayerKind.SLIDING, 6144, 2048),
+    ("31B", LayerKind.SLIDING, 24_000, 8192),
+    ("31B", LayerKind.SLIDING, 6144, 300),
     ("E4B", LayerKind.GLOBAL, 6144, 2048),
     ("E4B", LayerKind.GLOBAL, 24_000, 8192),
     ("E4B", LayerKind.SLIDING, 6144, 2048),
+    ("E4B", LayerKind.SLIDING, 24_000, 8192),
 )
 
 

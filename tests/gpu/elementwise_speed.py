@@ -3,26 +3,20 @@
     PYTHONPATH=operator:worker python tests/gpu/elementwise_speed.py [--rows 1 64 8192] [--bandwidth 4.3e12]
 
 The floor is one read of every input and one write of every output at the given bytes a second. A graph holds many calls
-on buffers of their own, as a step has them, so that large inputs come from memory and not from the cache. First the
-expert layer of 26B-A4B is captured at 64 rows of which 40 are real, and replayed: the real rows must be those of an
-eager pass without padding. The table comes last; exits 1 when that comparison fails.
+on buffers of their own, as a step has them, so that large inputs come from memory and not from the cache.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from modelserve.published import published_model
 from modelserve_worker.kernels.elementwise import elementwise_doors
-from modelserve_worker.layers.moe import Experts, Router
-from modelserve_worker.layers.parallel import TensorParallel
 
 CUDA = torch.device("cuda")
 DOORS = elementwise_doors(CUDA)
@@ -61,14 +55,6 @@ def rms_norm(width: int) -> Case:
     return Case(f"rms_norm {width}", 2 * 2 * width, make)
 
 
-def branch_sum(width: int) -> Case:
-    def make(rows: int) -> Callable[[], object]:
-        dense, routed, weight = activations(rows, width), activations(rows, width), activations(width)
-        return lambda: DOORS.branch_sum(dense, routed, weight, weight, eps=EPS)
-
-    return Case(f"branch_sum {width}", 3 * 2 * width, make)
-
-
 def gated_gelu(width: int) -> Case:
     def make(rows: int) -> Callable[[], object]:
         gate_up = activations(rows, 2 * width)
@@ -95,7 +81,7 @@ def embed(width: int) -> Case:
 
 
 CASES = (
-    residual_norm(2560), residual_norm(5376), rms_norm(5376), branch_sum(2816), gated_gelu(10240), gated_gelu(21504),
+    residual_norm(2560), residual_norm(5376), rms_norm(5376), gated_gelu(10240), gated_gelu(21504),
     per_layer_inputs(42, 256), embed(5376),
 )  # fmt: skip
 
@@ -133,32 +119,11 @@ def measured(case: Case, rows: int) -> float:
     return microseconds([case.make(rows) for _ in range(count)])  # kept: they own the inputs
 
 
-@torch.no_grad()
-def padded_experts_agree() -> bool:
-    """Rows 0-39 of a captured step of 64 against an eager step of 40; the rest must be finite."""
-    facts = published_model("hf://google/gemma-4-26B-A4B")
-    assert facts is not None
-    router = Router(facts.architecture, device=CUDA, dtype=torch.bfloat16)
-    experts = Experts(facts.architecture, doors=DOORS, parallel=TensorParallel(), device=CUDA, dtype=torch.bfloat16)
-    for parameter in (*router.parameters(), *experts.parameters()):
-        parameter.normal_(std=parameter.shape[-1] ** -0.5)
-    x, num_rows, routed = activations(64, facts.architecture.hidden_size), torch.tensor([40], device=CUDA), []
-    graph = captured([lambda: routed.append(experts(x, *router(x, num_rows)))])
-    x.copy_(activations(*x.shape))
-    graph.replay()
-    alone = experts(x[:40], *router(x[:40]))
-    torch.cuda.synchronize()
-    difference = (routed[-1][:40].float() - alone.float()).norm() / alone.float().norm()
-    print(f"experts: captured with padding against eager without: {difference:.2e} of the norm")
-    return bool(difference < 1e-2 and routed[-1].isfinite().all())
-
-
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 64, 8192])
     parser.add_argument("--bandwidth", type=float, default=4.3e12, help="bytes a second; the default is an H200's")
     chosen = parser.parse_args()
-    agree = padded_experts_agree()
     print(f"{torch.cuda.get_device_name()}, bfloat16, {chosen.bandwidth / 1e12:.1f} TB/s")
     print(f"{'kernel':24}{'rows':>7}{'us':>10}{'of the floor':>14}")
     for case in CASES:
@@ -166,8 +131,7 @@ def main() -> int:
             taken = measured(case, rows)
             floor = rows * case.row_bytes / chosen.bandwidth * 1e6
             print(f"{case.name:24}{rows:7}{taken:10.2f}{floor / taken:14.0%}")
-    return 0 if agree else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -31,9 +31,9 @@ class EngineRates:
     attention_kv: float = 0.46  # the same where K and V are stored
     attention_sliding: float = 0.29  # chunks over a sliding window
     launch_seconds: float = 3.0e-6  # per kernel of a captured step: its start and the gap before it
-    eager_launch_seconds: float = 20e-6  # per kernel of a step that is not captured, on the host
     mixed_layer_seconds: float = 50e-6  # per layer of a step with decodes and prompts: both attentions over few rows
-    all_reduce_seconds: float = 17e-6  # of a small message between two GPUs of a node, without NVLink multicast
+    peer_sum_seconds: float = 2e-6  # what the norm behind a small sum takes longer with the sum, over NVLink
+    all_reduce_seconds: float = 17e-6  # of a small sum between GPUs that do not reach each other's memory
     nvlink: float = 0.5  # of NVLink's rate in large messages: 227 of 450 GB/s; what PCIe reaches is in its own figure
 
 

@@ -6,14 +6,14 @@
     attention    4 heads (D_g n_g K_g / rate_g + D_s n_s K_s / rate_s) / TP of the prompts' rows
     elementwise  rows x bytes a row / (bandwidth x elementwise)
     launches     kernels x seconds, and layers x mixed_layer_seconds where a step has decodes and prompts
-    all_reduces  2 layers x (all_reduce_seconds + 2 (TP - 1) / TP x rows H e / (link x nvlink))
+    all_reduces  2 layers x (peer_sum_seconds + 2 (TP - 1) / TP x rows H e / (link x nvlink))
 
 W bytes of the weights that the step reads (embedding tables of inputs not, of experts the share that its rows touch),
 W' the seconds of that; A = (2 P rows + 2 E samples) / TP / (rate x linear), P parameters that a row is multiplied with,
 E those of the output head; g and s cache bytes per token over all global and sliding layers; D head width, n layers of
 a kind, K keys that the rows of prompts attend to, summed over rows. Layers without a cache of their own read their
-producer's, and compute the last row of a prompt alone, so they are left out of what prompts cost.
-A step that is not captured takes at least what the host needs to launch it: `launches` fills what is missing.
+producer's, and compute the last row of a prompt alone, so they are left out of what prompts cost. Without NVLink a sum
+takes all_reduce_seconds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from modelserve.hardware import CPU, PCIE_LINK, Accelerator
 from modelserve.planning.engine_rates import engine_rates
 from modelserve.planning.learned import AS_EXPECTED, StepFactors
 from modelserve.sizing.cuda_graphs import kernels_per_step
-from modelserve.sizing.kernel_buffers import captures_steps
 from modelserve.sizing.pages import CacheGeometry, KVCacheLayout
 from modelserve.sizing.weights import element_bytes, parameters_per_rank, weight_terms
 from modelserve.weight_format import WeightFormat
@@ -125,7 +124,9 @@ class RankSpeed:
             geometry.page(kind).layer_bytes * readers[kind] / geometry.page(kind).page_tokens
             for kind in (LayerKind.GLOBAL, LayerKind.SLIDING)
         )
-        self._link = device.link if device.link == PCIE_LINK else device.link * rates.nvlink
+        linked = device.link != PCIE_LINK
+        self._link = device.link * rates.nvlink if linked else device.link
+        self._sum_seconds = rates.peer_sum_seconds if linked else rates.all_reduce_seconds
         v_only = geometry.layout is KVCacheLayout.V_ONLY
         turned = v_only and geometry.dtype.element_bytes == 1
         self._global_read = device.bandwidth * (rates.turned_8_bit_read if turned else rates.cache_read)
@@ -145,14 +146,11 @@ class RankSpeed:
         attention += prompts.sliding_keys * work.sliding_flop / (device.flops * rates.attention_sliding)
         moved = decodes * work.decode_moved + prompts.rows * work.prompt_moved
         elementwise = moved / (device.bandwidth * rates.elementwise)
-        all_reduces = work.all_reduces * rates.all_reduce_seconds
+        all_reduces = work.all_reduces * self._sum_seconds
         all_reduces += rows * work.reduced_bytes / self._link
         launches = work.kernels * rates.launch_seconds
         if decodes and prompts.rows:
             launches += work.layers * rates.mixed_layer_seconds
-        if not work.captured:
-            device_seconds = weights + linears + cache + attention + elementwise + all_reduces
-            launches = max(launches, work.kernels * rates.eager_launch_seconds - device_seconds)
         time = StepTime(weights, linears, cache, attention, elementwise, launches, all_reduces)
         if self._factors is AS_EXPECTED:
             return time
@@ -167,7 +165,6 @@ class _Work:
 
     layers: int
     kernels: int
-    captured: bool
     read_bytes: float  # weights that every step reads
     expert_bytes: float
     idle_base: float  # share of experts that one row leaves alone
@@ -200,8 +197,7 @@ def _work(architecture: ModelArchitecture, tensor_parallel: int, weight_format: 
     idle = 1 - architecture.top_k_experts / architecture.num_experts if architecture.num_experts else 0.0
     return _Work(
         layers=layers,
-        kernels=kernels_per_step(architecture, weight_format, rows=1),
-        captured=captures_steps(architecture, tensor_parallel_size=tp),
+        kernels=kernels_per_step(architecture, weight_format, rows=1, tensor_parallel_size=1),
         read_bytes=sum(terms.values()),
         expert_bytes=experts,
         idle_base=idle,

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.sizing.dequantisation import dequantised_bytes
-from modelserve.sizing.kernel_buffers import FLOAT32, captures_steps, kernel_buffers, taken_by_kernels
+from modelserve.sizing.kernel_buffers import FLOAT32, INT32, kernel_buffers, taken_by_kernels
 from modelserve.sizing.pages import GLOBAL_PAGE_TOKENS, KVCacheDtype, KVCacheLayout
 from modelserve.sizing.quantised_tiles import multiplied_by_kernels, product_bytes
 from modelserve.sizing.weights import element_bytes
@@ -116,6 +116,7 @@ def activation_terms(
             "segments": SEGMENT_SLACK_BYTES,
             **scratch,
             **buffers,
+            "sampling": sampling,  # not captured: it finds no room in the graphs' pool
         }
         phases = {
             "embedding": per_layer * e,
@@ -123,12 +124,8 @@ def activation_terms(
                 _kernel_attention_bytes(architecture, kind, tokens=tokens, tensor_parallel_size=tp, kv_dtype=kv_dtype)
                 for kind in LayerKind
             ),
-            "mlp": _mlp_bytes(architecture, tokens=tokens, tensor_parallel_size=tp, copies=3),
-            "sampling": sampling,
+            "mlp": _mlp_bytes(architecture, tokens=tokens, tensor_parallel_size=tp, kernels=True),
         }
-        if captures_steps(architecture, tensor_parallel_size=tp):
-            # Sampling is not captured, and finds no room in the graphs' pool.
-            always["sampling"] = phases.pop("sampling")
         return MappingProxyType(always), MappingProxyType(phases)
     pages = -(-architecture.max_position_embeddings // GLOBAL_PAGE_TOKENS)
     always = {
@@ -147,7 +144,7 @@ def activation_terms(
         "attention": max(
             _attention_bytes(architecture, kind, tokens=tokens, tensor_parallel_size=tp) for kind in LayerKind
         ),
-        "mlp": _mlp_bytes(architecture, tokens=tokens, tensor_parallel_size=tp, copies=4),
+        "mlp": _mlp_bytes(architecture, tokens=tokens, tensor_parallel_size=tp, kernels=False),
         "sampling": sampling,
     }
     return MappingProxyType(always), MappingProxyType(phases)
@@ -232,19 +229,22 @@ def _attention_bytes(
     return projections + max(normalising, attending)
 
 
-def _mlp_bytes(architecture: ModelArchitecture, *, tokens: int, tensor_parallel_size: int, copies: int) -> int:
-    """Gate and up and their product, and in plain PyTorch the activated gate: `copies` of the width.
+def _mlp_bytes(architecture: ModelArchitecture, *, tokens: int, tensor_parallel_size: int, kernels: bool) -> int:
+    """Gate and up and their product, and in plain PyTorch the activated gate: three or four of the width.
 
-    Experts, beside the dense MLP, hold the same per (token, expert), with their inputs and results, three float32
-    copies of these while they are weighted and put back in order, int64 indices, and their sum.
+    Experts, beside the dense MLP, hold the same per (token, expert), and their inputs, whose place their results take;
+    weight, index and place of each (token, expert), and the norm that they read. Plain PyTorch has results beside
+    inputs, two float32 copies while they are weighted, int64 indices, and their sum.
     """
     e, hidden = element_bytes(architecture), architecture.hidden_size
+    copies = 3 if kernels else 4
     widest = max(architecture.layer_intermediate_size(layer) for layer in range(architecture.num_hidden_layers))
     dense = tokens * (widest // tensor_parallel_size) * copies * e
     routed = tokens * architecture.top_k_experts
     width = architecture.moe_intermediate_size // tensor_parallel_size
-    experts = routed * (width * copies * e + hidden * (2 * e + 3 * FLOAT32) + 2 * 8)
-    return dense + experts + (tokens * hidden * (FLOAT32 + e) if routed else 0)
+    held = hidden * e + FLOAT32 + 2 * INT32 if kernels else hidden * (2 * e + 2 * FLOAT32) + 2 * 8
+    experts = routed * (width * copies * e + held)
+    return dense + experts + (tokens * hidden * (e if kernels else FLOAT32 + e) if routed else 0)
 
 
 def sampling_bytes(architecture: ModelArchitecture, *, sequences: int, tensor_parallel_size: int) -> int:

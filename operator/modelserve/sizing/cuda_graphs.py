@@ -1,20 +1,26 @@
-"""What captured steps take on one GPU: their nodes in the driver, and the buffers of their results."""
+"""What captured steps take on a GPU: their nodes in the driver, and the buffers of their results."""
 
 from __future__ import annotations
 
 from modelserve.architecture import ModelArchitecture
 from modelserve.sizing.activation import MIB
 from modelserve.sizing.dequantisation import dequantising_kernels
-from modelserve.sizing.kernel_buffers import captures_steps
+from modelserve.sizing.kernel_buffers import taken_by_kernels
 from modelserve.sizing.quantised_tiles import multiplied_by_kernels, product_kernels
 from modelserve.sizing.weights import element_bytes
-from modelserve.weight_format import WeightFormat
+from modelserve.weight_format import StoredType, TextLinear, WeightFormat
 
 CUDA_GRAPH_NODE_BYTES = 12 << 10  # of the driver, per kernel of a captured step
 NODES_PER_LAYER = 12  # four projections, prepare, decode attention in two, two norms, GeGLU, and split products
 NODES_PER_LAYER_INPUT = 4  # of a per-layer embedding: two projections, their product, one more norm
-NODES_PER_EXPERT_LAYER = 30
+NODES_PER_EXPERT_LAYER = 9  # router and its norm, rows put in order in two, GeGLU, two products of two each
+NODES_PER_FEW_ROWS_OF_EXPERTS = 3  # router and two products
 NODES_PER_STEP = 30  # embeddings, rotations, the head
+EXPERT_FEW_ROWS = 64  # rows up to which kernels find the experts of a row by themselves
+EXPERT_LINEARS = (TextLinear.EXPERT_GATE_UP, TextLinear.EXPERT_DOWN)
+QUANTISED = {StoredType.INT4, StoredType.FP8}
+NODES_PER_SUMMED_LAYER = 2  # sums over ranks that are not part of a norm
+NODES_PER_SUMMED_STEP = 8  # an embedding that is split over the vocabulary
 SEGMENT_BYTES = 20 * MIB  # least that the allocator takes for blocks of 1 to 10 MiB
 
 
@@ -30,14 +36,19 @@ def mixed_graph_sizes(max_num_batched_tokens: int) -> tuple[int, ...]:
     return (*(size for size in sizes if size < max_num_batched_tokens), max_num_batched_tokens)
 
 
-def kernels_per_step(architecture: ModelArchitecture, weight_format: WeightFormat | None, *, rows: int) -> int:
-    """Kernels that one step of `rows` rows launches, on one rank alone."""
-    per_layer = NODES_PER_LAYER
+def kernels_per_step(
+    architecture: ModelArchitecture, weight_format: WeightFormat | None, *, rows: int, tensor_parallel_size: int
+) -> int:
+    """Kernels that one step of `rows` rows launches on each rank."""
+    summed = tensor_parallel_size > 1
+    per_layer = NODES_PER_LAYER + NODES_PER_SUMMED_LAYER * summed
     if architecture.hidden_size_per_layer_input:
         per_layer += NODES_PER_LAYER_INPUT
     if architecture.num_experts:
-        per_layer += NODES_PER_EXPERT_LAYER
-    count = architecture.num_hidden_layers * per_layer + NODES_PER_STEP
+        dense = weight_format is None or not {weight_format.of(each) for each in EXPERT_LINEARS} & QUANTISED
+        few = dense and rows <= EXPERT_FEW_ROWS
+        per_layer += NODES_PER_FEW_ROWS_OF_EXPERTS if few else NODES_PER_EXPERT_LAYER
+    count = architecture.num_hidden_layers * per_layer + NODES_PER_STEP + NODES_PER_SUMMED_STEP * summed
     if weight_format is not None and multiplied_by_kernels(architecture, weight_format):
         return count + product_kernels(architecture, weight_format, rows=rows)
     return count + dequantising_kernels(architecture, weight_format)
@@ -51,15 +62,19 @@ def graphs_bytes(
     max_num_seqs: int,
     weight_format: WeightFormat | None = None,
 ) -> int:
-    """Bytes of all graphs of one rank; 0 where none is captured: on several ranks, and without attention kernels.
+    """Bytes of all graphs of one rank; 0 where none is captured: without attention kernels.
 
     The tensors of a step lie in one pool that all graphs share, which is as large as the activation term that it takes
     the place of. Beside it: the driver's nodes, and the buffers in which graphs leave their logits or hidden states.
     """
-    if not captures_steps(architecture, tensor_parallel_size=tensor_parallel_size):
+    if not taken_by_kernels(architecture):
         return 0
     rows = max(max_num_batched_tokens, max_num_seqs)
     sizes = (*decode_graph_sizes(max_num_seqs), *mixed_graph_sizes(rows))
-    nodes = sum(kernels_per_step(architecture, weight_format, rows=size) for size in sizes)
-    outputs = (max_num_seqs * architecture.vocab_size + rows * architecture.hidden_size) * element_bytes(architecture)
+    nodes = sum(
+        kernels_per_step(architecture, weight_format, rows=size, tensor_parallel_size=tensor_parallel_size)
+        for size in sizes
+    )
+    logits = max_num_seqs * architecture.vocab_size // tensor_parallel_size
+    outputs = (logits + rows * architecture.hidden_size) * element_bytes(architecture)
     return nodes * CUDA_GRAPH_NODE_BYTES + outputs + SEGMENT_BYTES

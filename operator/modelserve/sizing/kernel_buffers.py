@@ -29,11 +29,6 @@ def taken_by_kernels(architecture: ModelArchitecture) -> bool:
     return architecture.dtype == "bfloat16" and tiled and pairs >= 16 and architecture.global_head_dim == 8 * pairs
 
 
-def captures_steps(architecture: ModelArchitecture, *, tensor_parallel_size: int) -> bool:
-    """Whether a GPU replays captured steps of this model: those of kernels, on one rank."""
-    return tensor_parallel_size == 1 and taken_by_kernels(architecture)
-
-
 def kernel_buffers(
     architecture: ModelArchitecture,
     *,

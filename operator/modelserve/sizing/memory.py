@@ -28,6 +28,7 @@ from modelserve.sizing.cuda_graphs import graphs_bytes
 from modelserve.sizing.kernel_buffers import taken_by_kernels
 from modelserve.sizing.pages import LAYER_ALIGNMENT_BYTES, KVCacheDtype, KVCacheLayout
 from modelserve.sizing.quantised_tiles import tile_padding_bytes
+from modelserve.sizing.rank_sums import peer_bytes
 from modelserve.sizing.weights import segment_rounding_bytes, weight_bytes
 from modelserve.weight_format import WeightFormat
 
@@ -80,6 +81,7 @@ _SOURCES = {
     "context": "measured on H200",
     "graphs": "kernels of every captured size, two results",
     "nccl": "measured on 2 x H200",
+    "peers": "8 MiB; 2 T H e for sums by rows",
     "process": "measured",
     "headroom": "5 % of the container's limit",
 }
@@ -230,6 +232,9 @@ def _all_terms(
             max_num_seqs=max_num_seqs,
             weight_format=weight_format,
         ),
+        peer_buffer_bytes=peer_bytes(
+            architecture, tensor_parallel_size=tp, rows=max(max_num_batched_tokens, max_num_seqs)
+        ),
     )
     predicted: tuple[tuple[MemoryGroup, dict[str, int]], ...] = (
         ("weights", weights),
@@ -264,12 +269,15 @@ def _terms(
 
 
 def overhead_terms(
-    *, tensor_parallel_size: int, total_bytes: int, on_cpu: bool, captured_bytes: int = 0
+    *, tensor_parallel_size: int, total_bytes: int, on_cpu: bool, captured_bytes: int = 0, peer_buffer_bytes: int = 0
 ) -> dict[str, int]:
-    """Bytes of one process beside weights, a step and the pool, by name. `captured_bytes`: of `graphs_bytes`."""
+    """Bytes of one process beside weights, a step and the pool, by name.
+
+    `captured_bytes`: of `graphs_bytes`; `peer_buffer_bytes`: of `peer_bytes`.
+    """
     if on_cpu:
         return {"process": CPU_PROCESS_BYTES, "headroom": int(total_bytes * CPU_HEADROOM)}
     terms = {"context": CUDA_CONTEXT_BYTES, "graphs": captured_bytes}
     if tensor_parallel_size > 1:
-        terms["nccl"] = NCCL_BYTES
+        terms |= {"nccl": NCCL_BYTES, "peers": peer_buffer_bytes}
     return terms

@@ -38,7 +38,7 @@ def test_every_byte_of_the_device_has_one_name(monkeypatch: pytest.MonkeyPatch, 
     if ranks > 1:
         device.outside += 80 * MIB
         device.reserved = 30 * MIB  # the tensor of the first collective is torch's, not the communicator's
-        probe.joined()
+        probe.joined(peer_bytes=30 * MIB)
     device.reserved = 200 * MIB
     probe.loaded()
     device.outside += 20 * MIB  # kernels that the profile step loads
@@ -46,7 +46,7 @@ def test_every_byte_of_the_device_has_one_name(monkeypatch: pytest.MonkeyPatch, 
     use = probe.measure(0.9, scratch_bytes=5 * MIB, graphs_bytes=40 * MIB, beside_graphs_bytes=3 * MIB)
     assert (use.weights_bytes, use.activation_bytes) == (200 * MIB, 63 * MIB)
     assert use.overhead == {"context": 520 * MIB, "other_processes": 0, "graphs": 40 * MIB} | (
-        {"nccl": 80 * MIB} if ranks > 1 else {}
+        {"nccl": 50 * MIB, "peers": 30 * MIB} if ranks > 1 else {}
     )
     assert use.budget_bytes == int(1000 * MIB * 0.9)
     assert use.left_bytes == (900 - 263 - 520 - 40 - (80 if ranks > 1 else 0)) * MIB
@@ -55,10 +55,10 @@ def test_every_byte_of_the_device_has_one_name(monkeypatch: pytest.MonkeyPatch, 
 def test_ranks_name_the_same_terms_even_where_a_communicator_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     Device(monkeypatch)
     probe = GPUMemoryProbe(torch.device("cuda", 0))
-    probe.joined()
+    probe.joined(peer_bytes=0)
     probe.loaded()
     overhead = probe.measure(0.9, scratch_bytes=0, graphs_bytes=0, beside_graphs_bytes=0).overhead
-    assert set(overhead) == {"context", "other_processes", "graphs", "nccl"}
+    assert set(overhead) == {"context", "other_processes", "graphs", "nccl", "peers"}
 
 
 @pytest.mark.parametrize("freed", [0, 300 * MIB])

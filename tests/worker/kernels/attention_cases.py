@@ -83,6 +83,7 @@ def chunk_step(case: PagedCase, chunks: list[Chunk], *, group: int, block_rows: 
         ints([c.slot for c in chunks] + pad, device),
         ends,
         sum(blocks) + 3,
+        len(chunks),
         (
             ExpansionGroup(
                 ends, ints(running(pages, size), device), ints(key_rows + pad, device), sum(blocks) + 3, sum(pages) + 2

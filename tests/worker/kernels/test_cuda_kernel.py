@@ -10,7 +10,7 @@ import pytest
 
 from modelserve.published import published_model
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
-from modelserve_worker.kernels import chunk_attention_sm90, cuda_kernel, linear_rows_sm90
+from modelserve_worker.kernels import chunk_attention_sm90, cuda_kernel, linear_rows_sm90, sliding_attention_sm90
 from modelserve_worker.kernels.attention_tiles import tile_for
 from modelserve_worker.kernels.cuda_kernel import CudaSource
 from modelserve_worker.kernels.paged_layout import layer_rows
@@ -19,17 +19,28 @@ SHARED_BYTES = 227 * 1024  # of one block on capability 9.0
 SMALL = 'extern "C" __global__ void small(int* out) { *out = VALUE; }'
 
 
-@pytest.mark.parametrize("variant", [chunk_attention_sm90.V_ONLY, chunk_attention_sm90.WITH_KEYS])
-def test_the_hopper_kernel_fits_its_registers_and_shared_memory_and_overlaps_its_products(variant) -> None:
-    _, report = cuda_kernel.compiled(variant.source)
+@pytest.mark.parametrize(
+    ("source", "shared_bytes", "threads"),
+    [
+        *(
+            (variant.source, variant.shared_bytes, chunk_attention_sm90.THREADS)
+            for variant in (chunk_attention_sm90.V_ONLY, chunk_attention_sm90.WITH_KEYS)
+        ),
+        (sliding_attention_sm90.SOURCE, sliding_attention_sm90.SHARED_BYTES, sliding_attention_sm90.THREADS),
+    ],
+)
+def test_hopper_kernels_fit_their_registers_and_shared_memory_and_overlap_their_products(
+    source: CudaSource, shared_bytes: int, threads: int
+) -> None:
+    _, report = cuda_kernel.compiled(source)
     used = re.search(r"Used (\d+) registers", report)
     assert used is not None, report
     # What a launch of this many threads may have; the warpgroups then share them out among themselves.
-    assert int(used[1]) <= 65536 // chunk_attention_sm90.THREADS // 8 * 8
+    assert int(used[1]) <= 65536 // threads // 8 * 8
     assert "0 bytes spill stores, 0 bytes spill loads" in report
     assert "warning" not in report, report
     assert "serialized" not in report, "ptxas waits after every matrix product"
-    assert variant.shared_bytes <= SHARED_BYTES
+    assert shared_bytes <= SHARED_BYTES
 
 
 @pytest.mark.parametrize(("rows", "matrix_rows", "settings", "spilled"), [
@@ -51,7 +62,7 @@ def test_the_hopper_kernel_of_few_rows_fits_its_registers_and_shared_memory(
 
 
 @pytest.mark.parametrize("name", ["31B", "26B-A4B", "12B", "E4B", "E2B"])
-def test_hopper_alone_takes_the_kernel_and_counts_whole_tokens_in_a_cluster(name: str) -> None:
+def test_hopper_alone_takes_the_kernels_and_their_rows_are_whole_tokens(name: str) -> None:
     facts = published_model(f"hf://google/gemma-4-{name}")
     assert facts is not None
     architecture = facts.architecture
@@ -62,13 +73,17 @@ def test_hopper_alone_takes_the_kernel_and_counts_whole_tokens_in_a_cluster(name
             layer_rows(geometry, page.layers[0], pool_bytes=1 << 30)
             for page in (geometry.global_page, geometry.sliding_page)
         )
-        tile = tile_for(of_global, door="chunk", capability=90)
-        assert tile.sm90
-        assert tile.rows == 64 * chunk_attention_sm90.CLUSTER
-        assert 64 % (architecture.num_attention_heads // of_global.heads) == 0
-        others = [tile_for(of_global, door="chunk", capability=capability) for capability in (80, 89, 100, 120)]
-        others += [tile_for(of_global, door="decode", capability=90), tile_for(of_sliding, door="chunk", capability=90)]
-        assert not any(other.sm90 for other in others)
+        for rows, block in (
+            (of_global, 64 * chunk_attention_sm90.CLUSTER),
+            (of_sliding, sliding_attention_sm90.ROWS),
+        ):
+            tile = tile_for(rows, door="chunk", capability=90)
+            assert tile.sm90
+            assert tile.rows == block
+            assert block // 2 % (architecture.num_attention_heads // rows.heads) == 0
+            others = [tile_for(rows, door="chunk", capability=capability) for capability in (80, 89, 100, 120)]
+            others.append(tile_for(rows, door="decode", capability=90))
+            assert not any(other.sm90 for other in others)
 
 
 @pytest.fixture

@@ -157,18 +157,6 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(numbers: Numbers) -> None:
         assert torch.equal(whole[4:], alone)
 
 
-@pytest.mark.parametrize("rows", ROWS)
-def test_branch_sum(rows: int, numbers: Numbers) -> None:
-    dense, routed = numbers.activations(rows, 2816), numbers.activations(rows, 2816)
-    weights = numbers.weight(2816), numbers.weight(2816)
-    check(
-        numbers,
-        lambda doors: doors.branch_sum(dense, routed, *weights, eps=EPS),
-        lambda: (exact_norm(dense, weights[0]) + exact_norm(routed, weights[1]),),
-        terms=(exact_norm(dense, weights[0]).abs() + exact_norm(routed, weights[1]).abs(),),
-    )
-
-
 @pytest.mark.parametrize("width", [96, 704, 2112, 10240])
 @pytest.mark.parametrize("rows", ROWS)
 def test_gated_gelu(rows: int, width: int, numbers: Numbers) -> None:

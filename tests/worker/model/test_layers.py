@@ -10,6 +10,7 @@ from torch.nn import functional
 from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.errors import InvalidInput
 from modelserve_worker.kernels.elementwise import PlainElementwise
+from modelserve_worker.kernels.experts import NO_EXPERT, Choice, PlainExperts, Shares
 from modelserve_worker.layers.moe import Experts, Router
 from modelserve_worker.layers.norm import RMSNorm
 from modelserve_worker.layers.parallel import Shard, TensorParallel
@@ -91,12 +92,19 @@ def test_the_norm_weight_multiplies_as_it_is() -> None:
 def _experts(architecture: ModelArchitecture) -> Experts:
     return Experts(
         architecture,
-        doors=PlainElementwise(),
+        doors=PlainExperts(),
+        elementwise=PlainElementwise(),
         parallel=TensorParallel(),
         weight_format=None,
         device=CPU,
         dtype=torch.float32,
     )
+
+
+def _routed(experts: Experts, x: Tensor, choice: Choice) -> Tensor:
+    shares = experts(x, choice)
+    assert isinstance(shares, Shares)
+    return PlainExperts().weighted_sum(shares)
 
 
 def test_experts_that_no_token_chose_take_no_part(architecture: ModelArchitecture) -> None:
@@ -105,7 +113,7 @@ def test_experts_that_no_token_chose_take_no_part(architecture: ModelArchitectur
     for parameter in experts.parameters():
         parameter.data.normal_(generator=generator)
     x = torch.randn((3, architecture.hidden_size), generator=generator)
-    chosen = torch.tensor([[4, 1], [1, 4], [4, 7]])
+    chosen = torch.tensor([[4, 1], [1, 4], [4, 7]], dtype=torch.int32)
     weights = torch.tensor([[0.5, 2.0], [1.0, -1.0], [0.25, 0.75]])
     expected = torch.zeros_like(x)
     for token in range(3):
@@ -114,22 +122,24 @@ def test_experts_that_no_token_chose_take_no_part(architecture: ModelArchitectur
             inner = torch.nn.functional.gelu(gate, approximate="tanh") * up
             expected[token] += weight * (experts.down.dense()[expert] @ inner)
     experts.gate_up.dense().data[[0, 2, 3, 5, 6]] = float("nan")
-    torch.testing.assert_close(experts(x, weights, chosen), expected, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(_routed(experts, x, Choice(weights, chosen)), expected, rtol=1e-4, atol=1e-3)
 
 
 def test_rows_past_the_last_choose_no_expert_and_come_out_as_zeros(architecture: ModelArchitecture) -> None:
     """What a grouped product leaves in rows of no expert is undefined: here it is NaN, and it must not spread."""
-    router = Router(architecture, device=CPU, dtype=torch.float32)
+    router = Router(architecture, doors=PlainExperts(), device=CPU, dtype=torch.float32)
+    norm = RMSNorm(architecture.hidden_size, eps=1e-6, device=CPU, dtype=torch.float32)
     experts = _experts(architecture)
     generator = torch.Generator().manual_seed(0)
-    for parameter in (*router.parameters(), *experts.parameters()):
+    for parameter in (*router.parameters(), *experts.parameters(), *norm.parameters()):
         parameter.data.normal_(generator=generator)
     x = torch.randn((5, architecture.hidden_size), generator=generator)
-    weights, chosen = router(x)
-    padded_weights, padded = router(x, torch.tensor([3], dtype=torch.int32))
-    assert torch.equal(padded[:3], chosen[:3])
-    assert torch.equal(padded_weights, weights)
-    assert (padded[3:] == architecture.num_experts).all()
+    normed, chosen = router(x, norm)
+    assert torch.equal(normed, norm(x))
+    _, padded = router(x, norm, torch.tensor([3], dtype=torch.int32))
+    assert torch.equal(padded.experts[:3], chosen.experts[:3])
+    assert torch.equal(padded.weights, chosen.weights)
+    assert (padded.experts[3:] == NO_EXPERT).all()
 
     counted = []
     products = functional.grouped_mm
@@ -142,9 +152,9 @@ def test_rows_past_the_last_choose_no_expert_and_come_out_as_zeros(architecture:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(functional, "grouped_mm", grouped_mm)
-        routed = experts(x, padded_weights, padded)
+        routed = _routed(experts, x, padded)
     assert counted == [3 * architecture.top_k_experts] * 2
-    torch.testing.assert_close(routed[:3], experts(x, weights, chosen)[:3], rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(routed[:3], _routed(experts, x, chosen)[:3], rtol=1e-4, atol=1e-3)
     assert (routed[3:] == 0).all()
 
 

@@ -11,6 +11,7 @@ from model_checkpoints import load_checkpoint, make_checkpoint, random_tokens
 from quantise import quantise
 from torch import Tensor
 
+from modelserve_worker.kernels.experts import NO_EXPERT, Choice, PlainExperts
 from modelserve_worker.kernels.fp8_linear_triton import TritonFp8
 from modelserve_worker.kernels.int4_linear_triton import TritonInt4
 from modelserve_worker.layers import stored_matrix
@@ -64,8 +65,9 @@ def test_experts_multiply_as_their_dequantised_matrices(
     generator = torch.Generator().manual_seed(7)
     x = torch.randn((9, 64), generator=generator).bfloat16()
     weights = torch.rand((9, 3), generator=generator)
-    experts = torch.rand((9, 16), generator=generator).topk(3).indices
-    experts[4] = 16  # a row that only pads the step
-    expected, actual = wide(x.float(), weights, experts), narrow(x, weights, experts)
+    chosen = torch.rand((9, 16), generator=generator).topk(3).indices.to(torch.int32)
+    chosen[4] = NO_EXPERT  # a row that only pads the step
+    choice = Choice(weights, chosen)
+    expected, actual = (PlainExperts().weighted_sum(each) for each in (wide(x.float(), choice), narrow(x, choice)))
     assert not actual[4].any()
     assert error(actual, expected) < 2e-2  # three roundings to bfloat16, one after the other

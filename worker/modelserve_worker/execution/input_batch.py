@@ -136,7 +136,7 @@ class StepPacker:
         )
         most = -(-rows // blocks.sliding_tokens) + size
         last = self._last_rows(size, None) if self._narrows else None
-        return self._packed(self._any, rows, size, self._chunk_inputs(most, (group,)), None, None, last)
+        return self._packed(self._any, rows, size, self._chunk_inputs(most, size, (group,)), None, None, last)
 
     def _clear(self, staging: StagingBuffer) -> None:
         staging.begin()
@@ -288,9 +288,11 @@ class StepPacker:
                     most_pages=int(pages[members].sum()),
                 )
             )
-        return self._chunk_inputs(int(values["sliding_blocks"][-1]), tuple(groups))
+        return self._chunk_inputs(int(values["sliding_blocks"][-1]), count, tuple(groups))
 
-    def _chunk_inputs(self, most_sliding_blocks: int, groups: tuple[ExpansionGroup, ...]) -> ChunkInputs:
+    def _chunk_inputs(
+        self, most_sliding_blocks: int, most_chunks: int, groups: tuple[ExpansionGroup, ...]
+    ) -> ChunkInputs:
         view = self._any.device
         return ChunkInputs(
             rows=view("chunk_rows"),
@@ -299,6 +301,7 @@ class StepPacker:
             slots=view("slots"),
             sliding_blocks=view("sliding_blocks"),
             most_sliding_blocks=most_sliding_blocks,
+            most_chunks=most_chunks,
             groups=groups,
         )
 

@@ -27,6 +27,7 @@ from triton.backends.compiler import GPUTarget
 from modelserve.architecture import ModelArchitecture
 from modelserve.engine_args import EngineArgs
 from modelserve.sizing.cuda_graphs import decode_graph_sizes, mixed_graph_sizes
+from modelserve.sizing.rank_sums import peer_rows_layout
 from modelserve.weight_format import WeightFormat
 from modelserve_worker.execution.block_tables import BlockTables
 from modelserve_worker.execution.device import compute_dtype, select_geometry
@@ -34,8 +35,16 @@ from modelserve_worker.execution.input_batch import PackedStep, StepPacker
 from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.sampler import draw_candidates
 from modelserve_worker.execution.sampling_slots import SamplingSlots
-from modelserve_worker.kernels import chunk_attention_sm90, linear_rows_sm90
+from modelserve_worker.kernels import (
+    chunk_attention_sm90,
+    linear_rows_sm90,
+    peer_rows,
+    peer_sums,
+    sliding_attention_sm90,
+)
 from modelserve_worker.kernels.cuda_kernel import CudaSource
+from modelserve_worker.kernels.peer_rows import PeerRows
+from modelserve_worker.kernels.peer_sums import PeerBuffers, PeerSums
 from modelserve_worker.kernels.sampling import CandidateRows
 from modelserve_worker.kernels.sampling_door import sampling_door
 from modelserve_worker.kernels.slot_columns import SlotColumns
@@ -45,6 +54,7 @@ from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 
 POOL_BYTES = 64 << 30  # beyond 32 bits in any element type; the profile's cache of two pages is traced beside it
 UNCAPTURED_ROWS = (3, 17, 300)  # of steps that no graph takes: row counts that are neither 1 nor multiples of 16
+MANY_CHUNKS = 1 << 20  # more than any buffer has room for, which decides how 8-bit rows are attended
 _CPU = torch.device("cpu")
 _CUDA = torch.device("cuda", 0)
 
@@ -83,7 +93,7 @@ class _RankAlone(TensorParallel):
     """Rank 0 of a group whose other ranks do not exist: collectives have the right shapes and nothing else."""
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        return x
+        return x if self.peers is None or not self.peers.takes(x) else self.peers.all_reduce(x)
 
     def all_gather(self, x: Tensor) -> Tensor:
         return torch.cat([x] * self.size, dim=-1)
@@ -118,11 +128,11 @@ def _launches_go_to(found: Callable[[Launch], None], capability: int) -> Iterato
         found(source)
 
     with (
-        mock.patch.object(chunk_attention_sm90, "launch", launch),
-        mock.patch.object(chunk_attention_sm90, "tensor_map"),
-        mock.patch.object(linear_rows_sm90, "launch", launch),
-        mock.patch.object(linear_rows_sm90, "tensor_map"),
-        mock.patch.object(linear_rows_sm90, "multiprocessors", return_value=1),
+        mock.patch.multiple(chunk_attention_sm90, launch=launch, tensor_map=mock.DEFAULT),
+        mock.patch.multiple(sliding_attention_sm90, launch=launch, tensor_map=mock.DEFAULT),
+        mock.patch.multiple(linear_rows_sm90, launch=launch, tensor_map=mock.DEFAULT),
+        mock.patch.object(peer_rows, "launch", launch),
+        mock.patch.object(peer_sums, "launch", launch),
         mock.patch.object(triton.runtime.driver, "_active", TargetDriver(capability)),
         mock.patch.object(triton.knobs.runtime, "jit_cache_hook", hook),
         mock.patch.object(triton.JITFunction, "run", specialise),
@@ -147,18 +157,36 @@ def kernel_launches(
         FakeTensorMode(),
     ):
         warnings.simplefilter("ignore")  # torch warns of pointers of fake tensors
-        _run_steps(architecture, args, weight_format)
+        tokens, ranks = max(args.max_num_batched_tokens, args.max_num_seqs), args.tensor_parallel_size
+        _run_steps(architecture, args, weight_format, _RankAlone(size=ranks))
+        if ranks > 1:  # which GPUs reach each other's memory is not known here
+            joined = _joined_to_peers(architecture, ranks, rows=tokens, capability=capability)
+            _run_steps(architecture, args, weight_format, joined)
     return list(launches)
 
 
-def _run_steps(architecture: ModelArchitecture, args: EngineArgs, weight_format: WeightFormat | None) -> None:
+def _joined_to_peers(architecture: ModelArchitecture, size: int, *, rows: int, capability: int) -> _RankAlone:
+    """On GPUs that reach each other's memory."""
+    words = torch.empty(4, dtype=torch.int32, device=_CUDA)
+    buffers = PeerBuffers((0,) * size, 0, state=words, ended=words)
+    target = divmod(capability, 10)
+    layout = peer_rows_layout(architecture, tensor_parallel_size=size, rows=rows)
+    by_rows = None
+    if layout is not None:
+        normed = torch.empty(layout.rows, layout.width, dtype=torch.bfloat16, device=_CUDA)
+        by_rows = PeerRows(buffers, layout, normed, capability=target, multiprocessors=1)
+    return _RankAlone(size=size, peers=PeerSums(buffers, capability=target), peer_rows=by_rows)
+
+
+def _run_steps(
+    architecture: ModelArchitecture, args: EngineArgs, weight_format: WeightFormat | None, parallel: _RankAlone
+) -> None:
     from modelserve_worker.execution.fast_attention import KernelAttention  # Triton, on GPUs alone
 
     geometry = select_geometry(architecture, args)
     longest = architecture.max_position_embeddings
     sizes = {"max_num_seqs": args.max_num_seqs, "max_model_len": longest}
     tokens = max(args.max_num_batched_tokens, args.max_num_seqs)
-    parallel = _RankAlone(rank=0, size=args.tensor_parallel_size)
     dtype = compute_dtype(architecture)
     model = Gemma4ForCausalLM(architecture, parallel=parallel, weight_format=weight_format, device=_CUDA, dtype=dtype)
     for _, matrix in model.stored_matrices():
@@ -185,6 +213,8 @@ def _run_steps(architecture: ModelArchitecture, args: EngineArgs, weight_format:
                 with unset_fake_temporarily():
                     step = views(rows)
                 _run(model, attention, _on_cuda(step))
+                for chunks in (1, MANY_CHUNKS) if step.inputs.chunks is not None and rows in UNCAPTURED_ROWS else ():
+                    _run(model, attention, _on_cuda(_with_chunks(step, chunks)))
     _sample(architecture, args, parallel)
 
 
@@ -194,6 +224,12 @@ def _run(model: Gemma4ForCausalLM, attention: Any, step: PackedStep) -> None:
     tokens = step_doors(_CUDA).tokens(step.token_ids, slots, torch.empty_like(slots))
     hidden = model(tokens, step.inputs.positions, attention, num_rows=step.num_rows, last=step.last)
     model.head(hidden)
+
+
+def _with_chunks(step: PackedStep, most_chunks: int) -> PackedStep:
+    assert step.inputs.chunks is not None
+    chunks = dataclasses.replace(step.inputs.chunks, most_chunks=most_chunks)
+    return dataclasses.replace(step, inputs=dataclasses.replace(step.inputs, chunks=chunks))
 
 
 def _sample(architecture: ModelArchitecture, args: EngineArgs, parallel: TensorParallel) -> None:

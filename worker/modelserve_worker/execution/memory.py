@@ -66,11 +66,14 @@ class GPUMemoryProbe:
         self._alone = self._outside_bytes()
         self._own_context = max(0, self._alone - used_before)
         self._communicator: int | None = None
+        self._peer_bytes = 0
         self._weights = 0
 
-    def joined(self) -> None:
-        """Whatever the driver has handed out since the probe was created belongs to the communicator."""
-        self._communicator = max(0, self._outside_bytes() - self._alone)
+    def joined(self, *, peer_bytes: int) -> None:
+        """Whatever the driver has handed out since the probe was created belongs to the communicator, but for
+        `peer_bytes` of buffers that other ranks write into."""
+        self._peer_bytes = peer_bytes
+        self._communicator = max(0, self._outside_bytes() - self._alone - peer_bytes)
 
     def loaded(self) -> None:
         """What torch has reserved now, the rounding of its blocks included, is the weights."""
@@ -90,11 +93,11 @@ class GPUMemoryProbe:
         peak = torch.cuda.max_memory_reserved(self._device)
         torch.cuda.empty_cache()
         total = torch.cuda.mem_get_info(self._device)[1]
-        outside = self._outside_bytes() - (self._communicator or 0)
+        outside = self._outside_bytes() - (self._communicator or 0) - self._peer_bytes
         context = min(outside, self._own_context + max(0, outside - self._alone))
         overhead = {"context": context, "other_processes": outside - context, "graphs": graphs_bytes}
         if self._communicator is not None:  # on every rank of a group, so that all ranks name the same terms
-            overhead["nccl"] = self._communicator
+            overhead |= {"nccl": self._communicator, "peers": self._peer_bytes}
         return MemoryUse(
             total_bytes=total,
             budget_bytes=int(total * utilization),

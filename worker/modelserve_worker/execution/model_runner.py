@@ -27,7 +27,7 @@ from modelserve_worker.execution.paged_attention import PagedAttention
 from modelserve_worker.execution.plain_step import plain_step
 from modelserve_worker.execution.prompt_scores import PromptScorer, ScoredChunk
 from modelserve_worker.execution.sampler import Sampler, SamplerOutput
-from modelserve_worker.execution.step_graphs import StepGraphs
+from modelserve_worker.execution.step_graphs import WARM_ROWS, StepGraphs
 from modelserve_worker.execution.token_masks import TokenMaskBuffer, TokenMasks
 from modelserve_worker.kernels.step_inputs import StepInputs
 from modelserve_worker.kernels.step_start import step_doors
@@ -109,10 +109,14 @@ class GPUModelRunner:
     def capture_graphs(self) -> None:
         """Capture steps of every size bucket over the present pool. Every kernel must have run before.
 
+        All ranks capture the same sizes in the same order, since collectives are captured with them.
         Audited steps are not captured: a replay would show the audit nothing.
         """
-        if self._kernels is not None and self.model.parallel.size == 1 and self.cache.stamps is None:
-            self._graphs = StepGraphs(self._packer, **self._most, logits=self._logits, hidden=self._hidden)
+        if self._kernels is not None and self.cache.stamps is None:
+            warm = WARM_ROWS if self.model.parallel.size > 1 else 0
+            self._graphs = StepGraphs(
+                self._packer, **self._most, logits=self._logits, hidden=self._hidden, warm_rows=warm
+            )
 
     @property
     def captured_rows(self) -> tuple[int, ...]:
@@ -156,7 +160,8 @@ class GPUModelRunner:
         """Nothing to say: a fault of the device shows in the step that meets it."""
 
     def shutdown(self) -> None:
-        """Nothing to end: the device's memory is freed with the runner."""
+        """Let go of captured steps: NCCL's communicators wait for graphs that hold collectives."""
+        self._graphs = None
 
     @torch.inference_mode()
     def _launch(self, batch: ScheduledBatch) -> PendingStep:

@@ -1,23 +1,34 @@
-"""Joining the process group of a tensor-parallel replica: gloo on the CPU, NCCL on GPUs."""
+"""Joining the process group of a tensor-parallel replica: gloo on the CPU, NCCL and peer memory on GPUs."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
+from modelserve.sizing.rank_sums import PeerRowsLayout
 from modelserve_worker.layers.parallel import TensorParallel
 
-__all__ = ["TensorParallel", "join_tensor_parallel"]
+__all__ = ["TensorParallel", "abort_collectives", "join_tensor_parallel"]
+
+_joined: list[TensorParallel] = []  # at most one: torch has one default group, too
 
 
 def join_tensor_parallel(
-    *, rank: int, size: int, init_method: str, device: torch.device, timeout_s: float = 600.0
+    *,
+    rank: int,
+    size: int,
+    init_method: str,
+    device: torch.device,
+    timeout_s: float = 600.0,
+    peer_layout: PeerRowsLayout | None = None,
 ) -> TensorParallel:
     """Join group `init_method` (tcp://HOST:PORT or file://PATH) and wait for its other ranks.
 
-    A single rank joins nothing. Raises torch's DistStoreError or DistNetworkError when the others do not come in time.
+    A single rank joins nothing. `peer_layout`: make buffers for sums by rows, where GPUs reach each other's memory.
+    Raises torch's DistStoreError or DistNetworkError when the others do not come in time.
     """
     if size == 1:
         return TensorParallel()
@@ -29,4 +40,26 @@ def join_tensor_parallel(
         timeout=timedelta(seconds=timeout_s),
         device_id=device if device.type == "cuda" else None,
     )
-    return TensorParallel(rank=rank, size=size, group=dist.group.WORLD)
+    parallel = TensorParallel(rank=rank, size=size, group=dist.group.WORLD)
+    if device.type == "cuda":
+        from modelserve_worker.execution.peer_memory import join_peers  # CUDA, on GPUs alone
+
+        peers, peer_rows = join_peers(rank=rank, size=size, device=device, layout=peer_layout)
+        parallel = replace(parallel, peers=peers, peer_rows=peer_rows)
+    _joined[:] = [parallel]
+    return parallel
+
+
+def abort_collectives() -> None:
+    """End the collectives that this rank waits in, and all to come: another rank is gone. From any thread.
+
+    On a GPU they wait for it inside a kernel. gloo notices by itself.
+    """
+    for parallel in _joined:
+        for peers in (parallel.peers, parallel.peer_rows):
+            if peers is not None:
+                peers.end()
+    if dist.is_initialized() and dist.get_backend() == "nccl":
+        group = dist.group.WORLD
+        assert group is not None
+        group.abort()

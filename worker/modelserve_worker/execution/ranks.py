@@ -39,6 +39,7 @@ from modelserve_worker.engine_client import EngineDead
 from modelserve_worker.execution.device import compute_capability
 from modelserve_worker.execution.launched_step import FailedStep
 from modelserve_worker.execution.memory_report import MemoryReport
+from modelserve_worker.execution.parallel import abort_collectives
 from modelserve_worker.execution.rank_messages import decode_batch, encode_batch
 from modelserve_worker.execution.rank_ring import RankRing, RingAborted
 from modelserve_worker.execution.startup import StartedRank, start_rank
@@ -264,11 +265,7 @@ class WorkerRanks:
                 self._ended.append(f"{process.name} (exit code {_exit_code(process)})")
         logger.error("a tensor-parallel rank ended; the replica cannot go on")
         self.abort()
-        # Collectives on a GPU wait for the dead rank inside a kernel; aborting the group ends them. gloo notices.
-        if dist.is_initialized() and dist.get_backend() == "nccl":
-            group = dist.group.WORLD
-            assert group is not None
-            group.abort()
+        abort_collectives()
 
 
 def _exit_code(process: BaseProcess) -> int | None:
@@ -360,6 +357,7 @@ def _worker_main(args: EngineArgs, rank: int, init_method: str, last_words: Conn
         ring = RankRing(args.tensor_parallel_size - 1, name=ring_name)
         started = start_rank(args, rank=rank, init_method=init_method)
         worker_loop(started.runner, ring, rank - 1)
+        started.runner.shutdown()
         ring.close()
     except BaseException as error:
         with contextlib.suppress(OSError):

@@ -22,6 +22,7 @@ from modelserve.sizing.activation import PROMPT_SCORE_ROWS, sampling_bytes
 from modelserve.sizing.cuda_graphs import graphs_bytes
 from modelserve.sizing.memory import KEYS_PER_PASS
 from modelserve.sizing.pages import CacheGeometry
+from modelserve.sizing.rank_sums import peer_bytes, peer_rows_layout
 from modelserve.weight_format import WeightFormat
 from modelserve_worker.batch import AdmittedRequest, ScheduledBatch, TableUpdates
 from modelserve_worker.execution.accelerator_check import check_accelerator
@@ -139,16 +140,26 @@ def start_rank(
         kernel_cache.use_kernel_cache()
         compilations = kernel_cache.compilations
     probe = GPUMemoryProbe(device, used_before=used_before) if device.type == "cuda" else None
+    most_rows = max(args.max_num_batched_tokens, args.max_num_seqs)
     parallel = join_tensor_parallel(
-        rank=rank, size=args.tensor_parallel_size, init_method=init_method, device=device
-    )  # fmt: skip
+        rank=rank,
+        size=args.tensor_parallel_size,
+        init_method=init_method,
+        device=device,
+        peer_layout=peer_rows_layout(architecture, tensor_parallel_size=args.tensor_parallel_size, rows=most_rows),
+    )
     dtype = compute_dtype(architecture)
     if probe is not None and parallel.size > 1:
-        # The channels of a communicator are made by its first collective, so a step's largest one comes first.
+        # The channels of a communicator are made by its first collectives, and captured ones make none: one of each
+        # size class comes first, the largest of a step at the beginning.
         residual = torch.zeros(args.max_num_batched_tokens, architecture.hidden_size, dtype=dtype, device=device)
-        parallel.all_reduce(residual)
+        for rows in (
+            args.max_num_batched_tokens >> halvings for halvings in range(args.max_num_batched_tokens.bit_length())
+        ):
+            parallel.all_reduce(residual[:rows])
         torch.cuda.synchronize(device)
-        probe.joined()
+        sizes = {"tensor_parallel_size": parallel.size, "rows": most_rows}
+        probe.joined(peer_bytes=peer_bytes(architecture, **sizes) if parallel.peers is not None else 0)
         del residual
     phases.end("device")
     model = load_model(
@@ -164,8 +175,10 @@ def start_rank(
     )
     phases.end("weights")
     beside_graphs = 0
-    if parallel.size == 1 and runs_on_kernels(architecture, device):
-        beside_graphs = sampling_bytes(architecture, sequences=args.max_num_seqs, tensor_parallel_size=1)
+    if runs_on_kernels(architecture, device):
+        beside_graphs = sampling_bytes(
+            architecture, sequences=args.max_num_seqs, tensor_parallel_size=args.tensor_parallel_size
+        )
     with compilations():
         runner, use = _profile(model, args, geometry, device, probe, beside_graphs_bytes=beside_graphs)
     phases.end("profile")

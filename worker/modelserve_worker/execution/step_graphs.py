@@ -16,6 +16,8 @@ from modelserve.sizing.cuda_graphs import decode_graph_sizes, mixed_graph_sizes
 from modelserve_worker.batch import ScheduledBatch
 from modelserve_worker.execution.input_batch import PackedStep, StepPacker
 
+WARM_ROWS = 512  # where sums over ranks, and launches of small and large steps, change from one kernel to another
+
 
 class StepGraphs:
     """Graphs over the fixed metadata buffers of `packer`."""
@@ -28,13 +30,16 @@ class StepGraphs:
         max_num_batched_tokens: int,
         logits: Callable[[PackedStep], Tensor],
         hidden: Callable[[PackedStep], Tensor],
+        warm_rows: int = 0,
     ) -> None:
         """`logits` and `hidden` run the model over a step: raw logits of every row, and hidden states of every row.
 
         The largest step is captured first: the others fit in its memory. Results are copied into one buffer for all
-        graphs of a kind, so that no graph keeps its own.
+        graphs of a kind, so that no graph keeps its own. Steps of at most `warm_rows` rows run once before they are
+        captured, which neither compiles nor loads a kernel: what several ranks launch depends on a step's size.
         """
         self._packer = packer
+        self._warm_rows = warm_rows
         self._pool: Any = None  # torch names no type for it
         self._outputs: dict[Callable[[PackedStep], Tensor], Tensor] = {}
         self._mixed = {
@@ -72,8 +77,11 @@ class StepGraphs:
     def _capture(self, step: PackedStep, run: Callable[[PackedStep], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         if run not in self._outputs:  # the largest step of its kind
             self._outputs[run] = torch.empty_like(run(step))
+        elif len(step.token_ids) <= self._warm_rows:
+            run(step)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # Other threads may ask the device meanwhile, as NCCL's watchdog does.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             result = run(step)
             output = self._outputs[run][: result.shape[0]]
             output.copy_(result)

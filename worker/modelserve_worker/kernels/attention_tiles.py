@@ -17,7 +17,7 @@ Door = Literal["decode", "chunk"]
 class Tile:
     """Shape of one kernel on one kind of layer. `rows`: query rows of a block; `keys`: keys of a tile.
 
-    `sm90`: not a Triton kernel but that of `chunk_attention_sm90`.
+    `sm90`: not a Triton kernel but that of `chunk_attention_sm90` or `sliding_attention_sm90`.
     """
 
     rows: int
@@ -39,6 +39,8 @@ _TILES: dict[tuple[Door, str], tuple[Tile, Tile, Tile]] = {
 }
 # Global layers of 512 columns in pages of 64, computed in bfloat16, on Hopper alone; with K the tile is half of it.
 HOPPER_CHUNK = Tile(rows=128, keys=64, warps=12, stages=2, sm90=True)
+# Sliding layers of 256 columns in pages of 32, likewise; what Triton's kernel takes where decoded rows have no room.
+HOPPER_SLIDING_CHUNK = Tile(rows=128, keys=32, warps=8, stages=3, sm90=True)
 
 
 def tile_for(rows: LayerRows, *, door: Door, capability: int) -> Tile:
@@ -46,6 +48,8 @@ def tile_for(rows: LayerRows, *, door: Door, capability: int) -> Tile:
     narrow = rows.dtype is not KVCacheDtype.FLOAT32
     if door == "chunk" and capability == 90 and not rows.entries and rows.width == 512 and narrow:
         return HOPPER_CHUNK
+    if door == "chunk" and capability == 90 and rows.entries and rows.width == 256 and narrow:
+        return HOPPER_SLIDING_CHUNK
     layout = "v_only" if rows.v_only else "sliding" if rows.entries else "kv"
     return _tile(door, layout, capability)
 
@@ -89,7 +93,19 @@ _FLOAT32 = (
     "cos",
     "sin",
 )
-_NETWORK = ("q", "output", "key_weight", "rotated_keys", "dense", "projected", "q_out", "q_weight", "k_weight")
+_NETWORK = (
+    "q",
+    "output",
+    "key_weight",
+    "rotated_keys",
+    "dense",
+    "dense_k",
+    "dense_v",
+    "projected",
+    "q_out",
+    "q_weight",
+    "k_weight",
+)
 _STORED = ("arena", "step_k", "step_v")
 _FLOAT16 = ("scales", "step_k_scale", "step_v_scale")
 

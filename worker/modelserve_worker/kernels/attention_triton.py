@@ -6,6 +6,7 @@ calls has them written before the step's embedding.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -21,10 +22,11 @@ from modelserve_worker.kernels import decode_attention_triton as decode_kernels
 from modelserve_worker.kernels import expand_keys_triton as expand_kernels
 from modelserve_worker.kernels import packed_decode_triton as packed_kernels
 from modelserve_worker.kernels import prepare_triton as prepare_kernels
+from modelserve_worker.kernels import sliding_attention_sm90 as hopper_sliding
 from modelserve_worker.kernels.attention_tiles import Tile, tile_for
 from modelserve_worker.kernels.dependent_launch import dependent_launch
 from modelserve_worker.kernels.paged_layout import LayerRows
-from modelserve_worker.kernels.step_inputs import StepInputs
+from modelserve_worker.kernels.step_inputs import ChunkInputs, StepInputs
 
 __all__ = [
     "Rotation", "Tile", "chunk_attention", "commit", "decode_attention", "prepare", "scratch_per_key", "tile_for",
@@ -177,6 +179,17 @@ def scratch_per_key(rows: LayerRows, *, pairs: int) -> int:
     return rows.heads * expanded_columns(width=rows.width, pairs=pairs, dtype=rows.dtype, v_only=rows.v_only)
 
 
+def _decoded_window(
+    scratch: Tensor | None, chunks: ChunkInputs, *, rows: LayerRows, tokens: int
+) -> tuple[Tensor, Tensor] | None:
+    """K and V [keys, heads, D] of a step's rows and of the window before each chunk, if `scratch` has room."""
+    shape = tokens + chunks.most_chunks * (rows.window - 1), rows.heads, rows.width
+    plane = math.prod(shape)
+    if scratch is None or scratch.numel() < 2 * plane:
+        return None
+    return scratch[:plane].view(shape), scratch[plane : 2 * plane].view(shape)
+
+
 def chunk_attention(
     q: Tensor,
     output: Tensor,
@@ -195,7 +208,8 @@ def chunk_attention(
     """Rows of all chunks of q [T, Hq, D] -> the same rows of `output`.
 
     `fresh`: the step buffers of a sliding layer. `scratch`, of a global layer that needs one: flat, of q's dtype, with
-    `scratch_per_key` elements for each of the keys that `ChunkInputs.key_rows` counts (whole pages).
+    `scratch_per_key` elements for each of the keys that `ChunkInputs.key_rows` counts (whole pages). A sliding layer of
+    8-bit rows decodes them there, on Hopper, if they fit.
     `pairs`: rotated pairs of V-only rows; `inverse_frequencies` float32 [>= pairs] are theirs.
     """
     chunks = step.chunks
@@ -211,6 +225,19 @@ def chunk_attention(
     pages = (table, table.stride(0), elements, scales, *numbers)
     if rows.kind is LayerKind.SLIDING:
         assert fresh is not None
+        if tile.sm90 and rows.dtype not in EIGHT_BIT:
+            hopper_sliding.sliding_chunk(q, output, chunks, rows=rows, fresh=fresh[:2], table=table, arena=arena)
+            return
+        room = _decoded_window(scratch, chunks, rows=rows, tokens=q.shape[0]) if tile.sm90 else None
+        if room is not None:
+            programs = max(rows.entries, -(-q.shape[0] // rows.page_tokens))
+            expand_kernels.expand_window[(programs, rows.heads, 2)](
+                *room, *fresh, *described, chunks.sliding_blocks, *pages,
+                CHUNKS=chunks.rows.numel(), KV_HEADS=rows.heads, D=width, PAGE=rows.page_tokens,
+                ENTRIES=rows.entries, WINDOW=rows.window, FORMAT=fmt, COLUMNS=min(width, 128), num_warps=4,
+            )  # fmt: skip
+            hopper_sliding.sliding_chunk(q, output, chunks, rows=rows, fresh=room, table=table, arena=None)
+            return
         chunk_kernels.sliding_chunk[(chunks.most_sliding_blocks, rows.heads)](
             q, output, *fresh, *described, chunks.sliding_blocks, *pages,
             ENTRIES=rows.entries, WINDOW=rows.window, FORMAT=fmt, **shared,

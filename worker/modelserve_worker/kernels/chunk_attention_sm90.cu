@@ -80,7 +80,7 @@ __device__ __forceinline__ void release(u32 barrier) {
 
 // Scores of one tile, in the order in which its blocks come.
 __device__ __forceinline__ void issue_scores(float (&s)[KEYS / 2], u32 shared, int tile, u32 parity) {
-  u32 keys = shared + TILES_AT + tile * TILE_BYTES;
+  const u64 q = row_descriptor(shared), k = row_descriptor(shared + TILES_AT + tile * TILE_BYTES);
 #pragma unroll
   for (int step = 0; step < 4; step++) {
     // Pairs of blocks of Q; the last of V-only rows meets the turned keys, which come before V's third in odd tiles.
@@ -91,12 +91,10 @@ __device__ __forceinline__ void issue_scores(float (&s)[KEYS / 2], u32 shared, i
 #pragma unroll
     for (int block = 0; block < 2; block++) {
 #pragma unroll
-      for (int column = 0; column < 4; column++) {
-        u32 offset = column * 32;
-        multiply_rows(s, row_descriptor(shared + (2 * part + block) * QUERY_BLOCK_BYTES + offset),
-                      row_descriptor(keys + (2 * group + block) * BLOCK_BYTES + offset),
+      for (int column = 0; column < 4; column++)
+        multiply_rows(s, q + ((2 * part + block) * QUERY_BLOCK_BYTES + column * 32) / 16,
+                      k + ((2 * group + block) * BLOCK_BYTES + column * 32) / 16,
                       step > 0 || block > 0 || column > 0);
-      }
     }
   }
   wgmma_commit();
@@ -127,12 +125,11 @@ __device__ __forceinline__ void mask_scores(float (&s)[KEYS / 2], int first_key,
 
 // o += weights of a tile in shared memory times this warpgroup's half of its values.
 __device__ __forceinline__ void issue_values_of_other(float (&o)[128], u32 shared, int tile, int half) {
-  u32 blocks = shared + TILES_AT + tile * TILE_BYTES;
+  const u64 weights = row_descriptor(weights_address(shared, tile));
+  const u64 values = column_descriptor(shared + TILES_AT + tile * TILE_BYTES + half * 4 * BLOCK_BYTES, BLOCK_BYTES);
   wgmma_fence();
 #pragma unroll
-  for (int step = 0; step < STEPS; step++)
-    multiply_columns(o, row_descriptor(weights_address(shared, tile) + step * 32),
-                     column_descriptor(blocks + half * 4 * BLOCK_BYTES + step * 2048, BLOCK_BYTES));
+  for (int step = 0; step < STEPS; step++) multiply_columns(o, weights + step * 2, values + step * 128);
   wgmma_commit();
 }
 
@@ -147,7 +144,7 @@ __device__ __forceinline__ void consume(const Work& work, unsigned char* memory,
   const int first_limit = min(lowest_limit + row / group, work.last);
   const int second_limit = min(lowest_limit + (row + 8) / group, work.last);
   float* row_floats = reinterpret_cast<float*>(memory + ROW_FLOATS_AT) + row;
-  const u32 own_blocks = shared + TILES_AT + OWN * TILE_BYTES;
+  const u64 own_values = column_descriptor(shared + TILES_AT + OWN * (TILE_BYTES + 4 * BLOCK_BYTES), BLOCK_BYTES);
   const u32 own_weights = weights_address(shared, OWN);
 
   float o[128];
@@ -232,8 +229,7 @@ __device__ __forceinline__ void consume(const Work& work, unsigned char* memory,
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < STEPS; step++)
-      multiply_columns(o, weights + 4 * step,
-                       column_descriptor(own_blocks + OWN * 4 * BLOCK_BYTES + step * 2048, BLOCK_BYTES));
+      multiply_columns(o, weights + 4 * step, own_values + step * 128);
     wgmma_commit();
     wgmma_wait<0>();
     pin(o);

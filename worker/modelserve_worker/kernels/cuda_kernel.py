@@ -97,14 +97,19 @@ def launch(
     threads: int,
     shared_bytes: int,
     arguments: Sequence[tuple[Any, Any]],
-    dependent: bool = False,
+    resident: bool = False,
+    dependent: bool = True,
 ) -> None:
     """Launch on the current stream of the current device; a graph captures it like any other kernel.
 
-    `arguments`: values with their ctypes types, tensor maps with None. `dependent`: the kernel may start before the one
-    ahead has ended, and waits for it itself.
+    `arguments`: values with their ctypes types, tensor maps with None. `resident`: blocks go on until the work is done,
+    and no more are launched than there are multiprocessors. `dependent`, from capability 9.0 on: the kernel may start
+    before the one ahead has ended, and waits for it itself (as `dependent_launch` says).
     """
-    function = _loaded(source, shared_bytes, torch.cuda.current_device())
+    device = torch.cuda.current_device()
+    if resident:
+        grid = min(grid[0], torch.cuda.get_device_properties(device).multi_processor_count), grid[1]
+    function = _loaded(source, shared_bytes, device)
     values, types = zip(*arguments, strict=True)
     config = driver.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = *grid, 1

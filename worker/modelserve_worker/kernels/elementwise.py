@@ -43,12 +43,6 @@ class ElementwiseDoors(Protocol):
         """
         ...
 
-    def branch_sum(
-        self, dense: Tensor, routed: Tensor, dense_weight: Tensor, routed_weight: Tensor, *, eps: float
-    ) -> Tensor:
-        """RMS_dense_weight(dense) + RMS_routed_weight(routed), all [T, H] and contiguous, weights [H]."""
-        ...
-
     def gated_gelu(self, gate_up: Tensor) -> Tensor:
         """gelu(gate) * up for contiguous rows [T, 2 I] that hold the gate first -> [T, I]."""
         ...
@@ -104,11 +98,6 @@ class PlainElementwise:
         if scalar is not None:
             summed = summed * scalar
         return summed, None if next_weight is None else self.rms_norm(summed, next_weight, eps=eps)
-
-    def branch_sum(
-        self, dense: Tensor, routed: Tensor, dense_weight: Tensor, routed_weight: Tensor, *, eps: float
-    ) -> Tensor:
-        return self.rms_norm(dense, dense_weight, eps=eps) + self.rms_norm(routed, routed_weight, eps=eps)
 
     def gated_gelu(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)

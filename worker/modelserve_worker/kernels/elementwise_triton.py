@@ -108,35 +108,6 @@ def residual_norm(
 
 
 @triton.jit(do_not_specialize=["rows"])
-def branch_sum(
-    dense,
-    routed,
-    dense_weight,
-    routed_weight,
-    summed,
-    rows,
-    eps,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
-):
-    launch_dependents()
-    dtype = summed.dtype.element_ty
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    column = tl.arange(0, BLOCK)
-    inside = (row < rows)[:, None] & (column < WIDTH)[None, :]
-    at = row[:, None] * WIDTH + column[None, :]
-    first_weights = load_row(dense_weight, column, WIDTH)
-    second_weights = load_row(routed_weight, column, WIDTH)
-    wait_for_prerequisites()
-    first = tl.load(dense + at, mask=inside, other=0.0).to(tl.float32)
-    second = tl.load(routed + at, mask=inside, other=0.0).to(tl.float32)
-    left = rms(first, first_weights, WIDTH, eps).to(dtype).to(tl.float32)
-    right = rms(second, second_weights, WIDTH, eps).to(dtype).to(tl.float32)
-    tl.store(summed + at, (left + right).to(dtype), mask=inside)
-
-
-@triton.jit(do_not_specialize=["rows"])
 def per_layer_inputs(
     projected,  # [rows, WIDTH]: one row per token and layer
     table_rows,
@@ -259,17 +230,6 @@ class TritonElementwise:
         )
         return residual, normed
 
-    def branch_sum(
-        self, dense: Tensor, routed: Tensor, dense_weight: Tensor, routed_weight: Tensor, *, eps: float
-    ) -> Tensor:
-        rows, width = dense.shape
-        summed = torch.empty_like(dense)
-        launch = row_launch(width, many=rows >= _MANY_ROWS)
-        branch_sum[(triton.cdiv(rows, launch["ROWS"]),)](
-            dense, routed, dense_weight, routed_weight, summed, rows, eps, **launch, **dependent_launch()
-        )
-        return summed
-
     def gated_gelu(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return self.per_layer_gate(gate, up)
@@ -328,7 +288,6 @@ def _specimens(dtype: str) -> list[KernelSpecimen]:
     weights = {"delta_weight": dtype, "scalar": dtype, "next_weight": dtype, "normed": dtype}
     rows = {"rows": "i32", "eps": "fp32"}
     added = {"residual": dtype, "delta": dtype}
-    branches = dict.fromkeys(("dense", "routed", "dense_weight", "routed_weight", "summed"), dtype)
     inputs = dict.fromkeys(("projected", "table_rows", "weight", "added"), dtype)
     gates = {"gate": dtype, "gate_stride": "i32", "factor": dtype, "factor_stride": "i32", "gated": dtype}
     looked_up = {"ids": "*i32", "table": dtype, "embedded": dtype, "table_rows": "i32", "scale": "fp32"}
@@ -339,7 +298,6 @@ def _specimens(dtype: str) -> list[KernelSpecimen]:
         *(_specimen(rms_norm, row_launch(width), normed) for width in (256, 5376)),
         *(_specimen(residual_norm, row_launch(width), {**added, **weights, **rows}) for width in (1536, 3840, 5376)),
         _specimen(residual_norm, row_launch(2560), {**added, "delta_weight": dtype, **rows}, **absent),
-        _specimen(branch_sum, row_launch(2816), {**branches, **rows}),
         _specimen(per_layer_inputs, row_launch(256), {**inputs, "projection_scale": "fp32", **rows}),
         *(_specimen(gated_gelu, tile_launch(width), gates) for width in (256, 704, 21504)),
         _specimen(embed, tile_launch(5376), looked_up),

@@ -1,4 +1,4 @@
-"""What chunk attention of global layers reads beside bfloat16 pages: rotated keys of V-only rows, decoded 8-bit rows.
+"""What chunk attention reads beside bfloat16 rows: rotated keys of V-only rows, decoded 8-bit rows.
 
 Each key is made once per chunk instead of once per block of queries, and no 8-bit operand reaches a matrix product.
 """
@@ -6,6 +6,8 @@ Each key is made once per chunk instead of once per block of queries, and no 8-b
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import triton
 import triton.language as tl
@@ -111,6 +113,109 @@ def expand_keys(
             tl.store(plane_rows + (planes - 1) * (KV_HEADS * PAGE * D) + columns, values, mask=readable)
 
 
+@triton.jit
+def expand_rows(
+    dense_k,
+    dense_v,
+    target,
+    k_rows,
+    v_rows,
+    k_scales,
+    v_scales,
+    readable,
+    D: tl.constexpr,
+    FORMAT: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Rows of K and V at pointers [N] -> elements from `target` [N] of the dense planes."""
+    compute: tl.constexpr = dense_k.dtype.element_ty
+    wanted, target = readable[:, None], target[:, None]
+    k_scale, v_scale = row_scale(k_scales[:, None], wanted, FORMAT), row_scale(v_scales[:, None], wanted, FORMAT)
+    for begin in tl.static_range(0, D, COLUMNS):
+        columns = begin + tl.arange(0, COLUMNS)[None, :]
+        keys = decoded(k_rows[:, None] + columns, k_scale, wanted, FORMAT)
+        values = decoded(v_rows[:, None] + columns, v_scale, wanted, FORMAT)
+        tl.store(dense_k + target + columns, keys.to(compute), mask=wanted)
+        tl.store(dense_v + target + columns, values.to(compute), mask=wanted)
+
+
+@triton.jit
+def expand_window(
+    dense_k,  # [rows, KV_HEADS, D]: chunk c's own rows from chunk_rows[c] + (c + 1) * (WINDOW - 1), older ones before
+    dense_v,
+    step_k,  # encoded rows of the step [T, KV_HEADS, D]
+    step_v,
+    step_k_scale,  # float16 [T, KV_HEADS], int8 only
+    step_v_scale,
+    chunk_rows,
+    chunk_starts,
+    chunk_lengths,
+    chunk_slots,
+    block_ends,  # int32 [CHUNKS] running sum of blocks
+    table,
+    table_stride,
+    arena,
+    scales,
+    origin: tl.int64,
+    page_stride: tl.int64,
+    k_offset: tl.int64,
+    v_offset: tl.int64,
+    scale_origin: tl.int64,
+    scale_stride: tl.int64,
+    k_scale_offset: tl.int64,
+    v_scale_offset: tl.int64,
+    CHUNKS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    PAGE: tl.constexpr,
+    ENTRIES: tl.constexpr,
+    WINDOW: tl.constexpr,
+    FORMAT: tl.constexpr,
+    COLUMNS: tl.constexpr,  # of one copy
+):
+    """Sliding rows of 8 bits, decoded: programs (n, head, 0) the n-th page of the window before every chunk, n below
+    ENTRIES; (n, head, 1) the step's rows from n * PAGE.
+    """
+    number, head = tl.program_id(0), tl.program_id(1)
+    ends = tl.load(block_ends + tl.arange(0, CHUNKS))
+    count = tl.sum((ends < tl.max(ends)).to(tl.int32)) + 1
+    offsets = tl.arange(0, PAGE)
+    if tl.program_id(2) == 0:
+        if number >= ENTRIES:
+            return
+        tokens = head * PAGE + offsets
+        for chunk in range(count):
+            start = tl.load(chunk_starts + chunk)
+            oldest = tl.maximum(start - WINDOW + 1, 0)
+            logical = oldest // PAGE + number
+            keys_at = logical * PAGE + offsets
+            readable = (keys_at >= oldest) & (keys_at < start)
+            slot = tl.load(chunk_slots + chunk).to(tl.int64)
+            held = logical * PAGE < start
+            page = tl.load(table + slot * table_stride + logical % ENTRIES, mask=held, other=0).to(tl.int64)
+            target = tl.load(chunk_rows + chunk) + (chunk + 1) * (WINDOW - 1) + keys_at - start
+            rows = arena + origin + page * page_stride + tokens * D
+            scale_rows = scales + scale_origin + page * scale_stride + tokens
+            expand_rows(
+                dense_k, dense_v, (target.to(tl.int64) * KV_HEADS + head) * D, rows + k_offset, rows + v_offset,
+                scale_rows + k_scale_offset, scale_rows + v_scale_offset, readable, D, FORMAT, COLUMNS,
+            )  # fmt: skip
+    else:
+        row = number * PAGE + offsets
+        numbers = tl.arange(0, CHUNKS)
+        firsts = tl.load(chunk_rows + numbers, mask=numbers < count, other=2147483647)
+        owner = tl.sum((firsts[None, :] <= row[:, None]).to(tl.int32), 1) - 1
+        owned = owner >= 0
+        first = tl.load(chunk_rows + owner, mask=owned, other=0)
+        readable = owned & (row < first + tl.load(chunk_lengths + owner, mask=owned, other=0))
+        target = row + (owner + 1) * (WINDOW - 1)
+        places = row.to(tl.int64) * KV_HEADS + head
+        expand_rows(
+            dense_k, dense_v, (target.to(tl.int64) * KV_HEADS + head) * D, step_k + places * D, step_v + places * D,
+            step_k_scale + places, step_v_scale + places, readable, D, FORMAT, COLUMNS,
+        )  # fmt: skip
+
+
 SPECIMENS = (
     *(
         s
@@ -118,4 +223,9 @@ SPECIMENS = (
         for s in attention_specimens(expand_keys, "v_only", fmt, door="chunk")
     ),
     *attention_specimens(expand_keys, "kv", "int8", door="chunk"),
+    *(
+        replace(s, lowest_capability=90, highest_capability=90)
+        for fmt in ("int8", "fp8_e4m3")
+        for s in attention_specimens(expand_window, "sliding", fmt, door="chunk")
+    ),
 )

@@ -311,13 +311,13 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1)
 #pragma unroll
       for (int half = 0; half < 2; half++) {
         int row = place.tile * (GATED ? HALF_ROWS : OUTPUTS) + half * second;
-        load_box_alone(&weights, to + half * HALF_STAGE, barrier, 0, row, place.at * GROUPS);
+        load_own_box(&weights, to + half * HALF_STAGE, barrier, 0, row, place.at * GROUPS);
         if (INT4)
-          load_box_alone(&scales, to + SCALES_AT + half * SCALE_STAGE, barrier, row, 0, place.at * GROUPS);
+          load_own_box(&scales, to + SCALES_AT + half * SCALE_STAGE, barrier, row, 0, place.at * GROUPS);
       }
     };
     auto load_inputs = [&](const Place& place) {
-      load_box_alone(&inputs, shared + place.stage * STAGE_BYTES + X_AT, full + place.stage * 8, 0, 0,
+      load_own_box(&inputs, shared + place.stage * STAGE_BYTES + X_AT, full + place.stage * 8, 0, 0,
                      place.at * GROUPS * X_BOXES);
     };
     const int count = (tiles - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x * stages;

@@ -130,10 +130,6 @@ def fp8_rows(x: Tensor, matrix: Fp8Pairs, *, gated: bool = False) -> Tensor:
     return _product(x, weights, weights, kernel, matrix_rows=rows, blocks=stored // 128, row_scales=matrix.scales)
 
 
-def multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
 def _blocks(matrix: Tensor, rows: int, blocks: int) -> Any:
     """A matrix [R, K] as blocks of 64 inputs, of which a box has `blocks`, of `rows` rows."""
     stride = matrix.stride(0) * matrix.element_size()
@@ -159,11 +155,11 @@ def _product(
     output = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
     numbers = (rows, outputs, second, tiles, -(-blocks // kernel.blocks))
     launch(
-        kernel.source, grid=(min(multiprocessors(x.device), tiles), 1), threads=THREADS,
+        kernel.source, grid=(tiles, 1), threads=THREADS,
         shared_bytes=kernel.shared_bytes,
         arguments=(
             (weights, None), (inputs, None), (scales, None), pointer(row_scales), pointer(output),
             *((number, ctypes.c_int) for number in numbers),
-        ), dependent=True,
+        ), resident=True,
     )  # fmt: skip
     return output

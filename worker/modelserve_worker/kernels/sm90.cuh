@@ -1,5 +1,5 @@
-// PTX of compute capability 9.0 (sm_90a) for kernels of a cluster of two CTAs: barriers, the copy engine, and products
-// of warpgroups on bfloat16 blocks whose rows are 128 bytes, swizzled by 128. Addresses are of shared memory, in bytes.
+// PTX of compute capability 9.0 (sm_90a): barriers, the copy engine, and products of warpgroups on bfloat16 blocks whose
+// rows are 128 bytes, swizzled by 128. Clusters are of two CTAs. Addresses are of shared memory, in bytes.
 
 #pragma once
 
@@ -37,10 +37,6 @@ __device__ __forceinline__ void mbarrier_expect(u32 barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-__device__ __forceinline__ void mbarrier_arrive(u32 barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
 __device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {
   u32 done = 0;
   while (!done)
@@ -49,6 +45,10 @@ __device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {
         : "=r"(done)
         : "r"(barrier), "r"(parity)
         : "memory");
+}
+
+__device__ __forceinline__ void mbarrier_arrive(u32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 // Arrives at the same barrier of every CTA of the cluster. What must be over by then are reads of completed products.
@@ -85,12 +85,26 @@ __device__ __forceinline__ void load_box(const TensorMap* map, u32 to, u32 barri
       : "memory");
 }
 
-// The same for this CTA alone.
-__device__ __forceinline__ void load_box_alone(const TensorMap* map, u32 to, u32 barrier, int x, int y, int z) {
+// One box of a map to this CTA alone.
+__device__ __forceinline__ void load_own_box(const TensorMap* map, u32 to, u32 barrier, int x, int y, int z) {
   asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::
-          "r"(to), "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z)
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(
+          to),
+      "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z)
       : "memory");
+}
+
+// One box of a map of four dimensions, whole in the first and third, likewise.
+__device__ __forceinline__ void load_rows(const TensorMap* map, u32 to, u32 barrier, int y, int w) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %3, %5}], [%2];" ::"r"(to),
+      "l"(map), "r"(barrier), "r"(0), "r"(y), "r"(w)
+      : "memory");
+}
+
+__device__ __forceinline__ void prefetch_map(const TensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
 // Ordinary writes of shared memory before it are seen by products and copies after it.
@@ -101,6 +115,11 @@ template <int PENDING>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
+// A number that is never negative is known before what is volatile after it: the assembler would wait for products first
+// and compute under them nothing.
+__device__ __forceinline__ void done_before(float number) {
+  asm volatile("{\n.reg .pred p;\nsetp.lt.f32 p, %0, 0f00000000;\n@p nanosleep.u32 1;\n}" ::"f"(number) : "memory");
+}
 // Keeps reads and writes of accumulators on their side of a wait.
 template <int COUNT>
 __device__ __forceinline__ void pin(float (&values)[COUNT]) {
@@ -108,10 +127,15 @@ __device__ __forceinline__ void pin(float (&values)[COUNT]) {
   for (int i = 0; i < COUNT; i++) asm volatile("" : "+f"(values[i])::"memory");
 }
 
-// Descriptors of operands in blocks of 64 columns, whose rows are eight to a group of 1,024 bytes.
-__device__ __forceinline__ u64 descriptor(u32 address, int leading_bytes) {
-  return (u64)((address & 0x3FFFF) >> 4) | (u64)(leading_bytes >> 4) << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
+// Descriptors of operands in blocks of 64 columns, whose rows are eight to a group of 1,024 bytes; a block's next group
+// is `group_bytes` further.
+__device__ __forceinline__ u64 descriptor(u32 address, int leading_bytes, int group_bytes = 1024) {
+  return (u64)((address & 0x3FFFF) >> 4) | (u64)(leading_bytes >> 4) << 16 | (u64)(group_bytes >> 4) << 32 |
+         (u64)1 << 62;
 }
+// Lane 0's number, which the assembler then keeps in a register of the whole warp: descriptors made of others take it
+// longer than the products that they are for.
+__device__ __forceinline__ u32 of_warp(u32 number) { return __shfl_sync(0xFFFFFFFFu, number, 0); }
 __device__ __forceinline__ u64 row_descriptor(u32 address) { return descriptor(address, 16); }  // sums run along rows
 __device__ __forceinline__ u64 column_descriptor(u32 address, int block_bytes) {  // they run down columns
   return descriptor(address, block_bytes);

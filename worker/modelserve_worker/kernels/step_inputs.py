@@ -38,6 +38,7 @@ class ChunkInputs:
     slots: Tensor  # int32 [C]
     sliding_blocks: Tensor  # int32 [C] running sum of query blocks, constant past the last chunk
     most_sliding_blocks: int
+    most_chunks: int  # of the C, those that may be chunks
     groups: tuple[ExpansionGroup, ...]
 
 

@@ -73,7 +73,6 @@ class Attention(nn.Module):
             TextLinear.OUTPUT,
             hidden,
             shard=q,
-            parallel=parallel,
             weight_format=weight_format,
             device=device,
             dtype=dtype,
@@ -94,6 +93,6 @@ class Attention(nn.Module):
         return q, k, rms_normalize(parts[-1], eps=self.eps).to(projected.dtype)
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], attention: AttentionBackend) -> Tensor:
-        """x [T, H]; rotation: cos and sin, float32 [T, D / 2]. Returns [T, H]."""
+        """x [T, H]; rotation: cos and sin, float32 [T, D / 2]. Returns [T, H], to be added over ranks."""
         result: Tensor = self.o(attention.attend(self, self.qkv.stacked(x), rotation))
         return result

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from modelserve.architecture import ModelArchitecture
 from modelserve.weight_format import TextLinear, WeightFormat
@@ -43,12 +42,9 @@ class VocabParallelEmbedding(nn.Module):
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """int32 or int64 [T] -> [T, width]. An id outside the vocabulary gives zeros."""
-        if self.parallel.size == 1:
-            return self.doors.embed(input_ids, self.weight, scale=self.scale)
-        local = input_ids - self.shard.start
-        mine = (local >= 0) & (local < self.shard.size)
-        rows = functional.embedding(local * mine, self.weight) * mine.unsqueeze(-1)
-        return self.parallel.all_reduce(rows) * self.scale
+        # Ids of other ranks' rows lie outside this one's, and give zeros.
+        local = input_ids - self.shard.start if self.shard.start else input_ids
+        return self.parallel.all_reduce(self.doors.embed(local, self.weight, scale=self.scale))
 
 
 class OutputHead(nn.Module):

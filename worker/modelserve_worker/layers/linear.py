@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from modelserve.weight_format import TextLinear, WeightFormat
-from modelserve_worker.layers.parallel import Shard, TensorParallel
+from modelserve_worker.layers.parallel import Shard
 from modelserve_worker.layers.stored_matrix import stored_matrix
 
 
@@ -47,7 +47,10 @@ class ColumnParallelLinear(nn.Module):
 
 
 class RowParallelLinear(nn.Module):
-    """A projection whose input columns are split: matrix [out, shard size], partial sums added over the ranks."""
+    """A projection whose input columns are split: matrix [out, shard size].
+
+    What it returns is this rank's part of a sum over ranks, which `TensorParallel.residual_norm` or `all_reduce` adds.
+    """
 
     def __init__(
         self,
@@ -55,21 +58,19 @@ class RowParallelLinear(nn.Module):
         out_features: int,
         *,
         shard: Shard,
-        parallel: TensorParallel,
         weight_format: WeightFormat | None,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
         super().__init__()
         self.shard = shard
-        self.parallel = parallel
         self.matrix = stored_matrix(
             linear, [out_features], shard.size, weight_format=weight_format, device=device, dtype=dtype
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """[T, shard size] -> [T, out], the same on every rank."""
-        return self.parallel.all_reduce(self.matrix.linear(x))
+        """[T, shard size] -> [T, out], to be added over ranks."""
+        return self.matrix.linear(x)
 
 
 class ReplicatedLinear(nn.Module):

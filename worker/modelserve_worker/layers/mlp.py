@@ -12,7 +12,7 @@ from modelserve_worker.layers.parallel import TensorParallel
 
 
 class GatedMLP(nn.Module):
-    """W_down(gelu(W_gate x) * W_up x); gate and up are one matrix, in that order."""
+    """W_down(gelu(W_gate x) * W_up x), to be added over ranks; gate and up are one matrix, in that order."""
 
     def __init__(
         self,
@@ -40,7 +40,6 @@ class GatedMLP(nn.Module):
             TextLinear.DOWN,
             hidden_size,
             shard=shard,
-            parallel=parallel,
             weight_format=weight_format,
             device=device,
             dtype=dtype,

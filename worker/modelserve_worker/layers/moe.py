@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from modelserve.architecture import ModelArchitecture
 from modelserve.errors import InvalidInput
 from modelserve.sizing.weights import EXPERT_WIDTH_MULTIPLE
 from modelserve.weight_format import TextLinear, WeightFormat
-from modelserve_worker.kernels.elementwise import ElementwiseDoors, rms_normalize
+from modelserve_worker.kernels.elementwise import ElementwiseDoors
+from modelserve_worker.kernels.experts import Choice, ExpertDoors, RouterWeights, Shares
+from modelserve_worker.layers.norm import RMSNorm
 from modelserve_worker.layers.parallel import TensorParallel
-from modelserve_worker.layers.stored_matrix import stored_matrix
+from modelserve_worker.layers.stored_matrix import DenseMatrix, stored_matrix
 
 
 class Router(nn.Module):
@@ -21,36 +22,32 @@ class Router(nn.Module):
     Everything is float32: a rounded logit would pick other experts than the weights mean.
     """
 
-    def __init__(self, architecture: ModelArchitecture, *, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, architecture: ModelArchitecture, *, doors: ExpertDoors, device: torch.device, dtype: torch.dtype
+    ) -> None:
         super().__init__()
+        self.doors = doors
         self.eps = architecture.rms_norm_eps
         self.top_k = architecture.top_k_experts
-        self.root_scale = architecture.hidden_size**-0.5
         experts, hidden = architecture.num_experts, architecture.hidden_size
         self.weight = nn.Parameter(torch.empty((experts, hidden), device=device, dtype=dtype), requires_grad=False)
         self.scale = nn.Parameter(torch.empty(hidden, device=device, dtype=dtype), requires_grad=False)
         self.per_expert_scale = nn.Parameter(torch.empty(experts, device=device, dtype=dtype), requires_grad=False)
 
-    def forward(self, x: Tensor, num_rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """[T, H] -> weights float32 [T, k] and expert indices int64 [T, k].
+    def forward(self, x: Tensor, norm: RMSNorm, num_rows: Tensor | None = None) -> tuple[Tensor, Choice]:
+        """[T, H] -> its `norm`, which experts take, and what each row chooses.
 
-        Rows from `num_rows` (int32 [1], on the device) on only pad the step: they choose no expert, which is index E.
+        Rows from `num_rows` (int32 [1], on the device) on only pad the step: they choose no expert.
         """
-        normed = rms_normalize(x, eps=self.eps) * self.scale.float() * self.root_scale
-        probabilities = functional.linear(normed, self.weight.float()).softmax(dim=-1)
-        weights, experts = probabilities.topk(self.top_k, dim=-1)
-        weights = weights / weights.sum(dim=-1, keepdim=True)
-        weights = weights * self.per_expert_scale.float()[experts]
-        if num_rows is not None:
-            padding = torch.arange(x.shape[0], device=x.device) >= num_rows
-            experts = experts.masked_fill(padding.unsqueeze(-1), self.weight.shape[0])
-        return weights, experts
+        weights = RouterWeights(self.weight, self.scale, self.per_expert_scale, self.top_k)
+        return self.doors.route(x, weights, norm.weight, eps=self.eps, num_rows=num_rows)
 
 
 class Experts(nn.Module):
     """gate_up [E, 2 * width / size, H] (gate rows first) and down [E, H, width / size].
 
-    Rows are sorted by expert and go through two grouped products. No shape depends on what was chosen, and no expert
+    Few rows find their experts' matrices by themselves where the device has kernels for that. Otherwise rows are sorted
+    by expert and go through two grouped products. No shape depends on what was chosen, and no expert
     count leaves the device where PyTorch has a grouped product of its own (bfloat16 from compute capability 9.0): there
     a step can be captured, and wherever our own kernels multiply by quantised experts. Elsewhere PyTorch reads the
     counts on the host, expert by expert.
@@ -60,14 +57,15 @@ class Experts(nn.Module):
         self,
         architecture: ModelArchitecture,
         *,
-        doors: ElementwiseDoors,
+        doors: ExpertDoors,
+        elementwise: ElementwiseDoors,
         parallel: TensorParallel,
         weight_format: WeightFormat | None,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
         super().__init__()
-        self.doors = doors
+        self.doors, self.elementwise = doors, elementwise
         self.parallel = parallel
         self.shard = parallel.shard(architecture.moe_intermediate_size, what="moe_intermediate_size")
         if architecture.hidden_size % EXPERT_WIDTH_MULTIPLE:
@@ -94,19 +92,20 @@ class Experts(nn.Module):
             device=device,
             dtype=dtype,
         )
-        self.register_buffer("indices", torch.arange(experts, device=device), persistent=False)
-        self.indices: Tensor
 
-    def forward(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
-        """x [T, H], weights float32 [T, k], experts int64 [T, k] -> [T, H]; zeros for rows that chose index E."""
-        # Expert e owns sorted rows [ends[e-1], ends[e]): none when no token chose it. Rows of index E come last, in no
-        # expert's share: what the grouped products leave there is undefined and must not reach the sum.
-        chosen, order = experts.flatten().sort(stable=True)
-        ends = torch.searchsorted(chosen, self.indices, right=True).to(torch.int32)
-        rows = x[order // experts.shape[1]]
-        inner = self.doors.gated_gelu(self.gate_up.grouped(rows, ends))
-        expanded = self.down.grouped(inner, ends)
-        weighted = torch.empty(expanded.shape, device=x.device, dtype=torch.float32)
-        shares = expanded * weights.flatten()[order].unsqueeze(-1)
-        weighted[order] = shares.masked_fill((chosen == len(self.indices)).unsqueeze(-1), 0.0)
-        return self.parallel.all_reduce(weighted.view(*experts.shape, -1).sum(dim=1).to(x.dtype))
+    def forward(self, x: Tensor, choice: Choice) -> Shares | Tensor:
+        """x [T, H] -> each slot's results, or on several ranks their weighted sum [T, H]."""
+        shares = self._shares(x, choice)
+        if self.parallel.size == 1:
+            return shares
+        return self.parallel.all_reduce(self.doors.weighted_sum(shares))
+
+    def _shares(self, x: Tensor, choice: Choice) -> Shares:
+        gate_up, down = self.gate_up, self.down
+        if x.shape[0] <= self.doors.few_rows and isinstance(gate_up, DenseMatrix) and isinstance(down, DenseMatrix):
+            return Shares(self.doors.chosen_products(x, choice, gate_up.weight, down.weight), choice)
+        dealt = self.doors.deal(x, choice, gate_up.experts)
+        inner = self.elementwise.gated_gelu(gate_up.grouped(dealt.rows, dealt.ends))
+        ends, places = dealt.ends, dealt.places
+        del dealt  # its rows are as large as what comes now
+        return Shares(down.grouped(inner, ends), choice, places)

@@ -1,14 +1,23 @@
-"""The tensor-parallel group as layers see it: which share of a dimension this rank holds, and two collectives."""
+"""The tensor-parallel group as layers see it: which share of a dimension this rank holds, and its collectives.
+
+Sums over ranks are added in rank order in float32 and rounded once, so that all ranks hold the same bits; NCCL, which
+adds large ones, comes to the same bits on all ranks in an order of its own.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from modelserve.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from modelserve_worker.kernels.peer_rows import PeerRows  # CUDA, on GPUs alone
+    from modelserve_worker.kernels.peer_sums import PeerSums
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +39,16 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class TensorParallel:
-    """Rank `rank` of `size`. With size 1 the collectives return their input and no process group is needed."""
+    """Rank `rank` of `size`. With size 1 the collectives return their input and no process group is needed.
+
+    On GPUs that reach each other's memory `peers` sums what is small, and `peer_rows` the rows of a layer.
+    """
 
     rank: int = 0
     size: int = 1
     group: dist.ProcessGroup | None = None
+    peers: PeerSums | None = None
+    peer_rows: PeerRows | None = None
 
     def shard(self, total: int, *, what: str) -> Shard:
         """Equal contiguous share of `total`. Raises InvalidInput when `size` does not divide it."""
@@ -62,15 +76,32 @@ class TensorParallel:
         return Shard(first, first + max(1, kv_heads // self.size), kv_heads)
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """Sum over ranks, in place where there is more than one."""
-        if self.size > 1:
+        """Sum over ranks; the result may take the place of x."""
+        if self.size == 1:
+            return x
+        if self.peers is not None and self.peers.takes(x):
+            return self.peers.all_reduce(x)
+        if x.is_cuda:
             dist.all_reduce(x, group=self.group)
-        return x
+            return x
+        return sum_in_rank_order(self._gathered(x))
 
     def all_gather(self, x: Tensor) -> Tensor:
         """Concatenate the last dimension over ranks: [N, n] -> [N, n * size], in rank order."""
         if self.size == 1:
             return x
+        return torch.cat(self._gathered(x).unbind(0), dim=-1)
+
+    def _gathered(self, x: Tensor) -> Tensor:
+        """[...] -> [size, ...], in rank order."""
         shares = torch.empty((self.size, *x.shape), dtype=x.dtype, device=x.device)
         dist.all_gather_into_tensor(shares.flatten(0, 1), x.contiguous(), group=self.group)
-        return torch.cat(shares.unbind(0), dim=-1)
+        return shares
+
+
+def sum_in_rank_order(shares: Tensor) -> Tensor:
+    """[size, ...] -> [...]: added from rank 0 on in float32, rounded once. The plain twin of `PeerSums.all_reduce`."""
+    total = shares[0].float()
+    for share in shares[1:]:
+        total += share.float()
+    return total.to(shares.dtype)

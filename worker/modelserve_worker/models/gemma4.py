@@ -19,6 +19,7 @@ from modelserve.sizing.dequantisation import workspace_bytes
 from modelserve.sizing.weights import tensor_parallel_problem
 from modelserve.weight_format import TextLinear, WeightFormat
 from modelserve_worker.kernels.elementwise import ElementwiseDoors, elementwise_doors
+from modelserve_worker.kernels.experts import BranchNorms, expert_doors
 from modelserve_worker.kernels.few_rows import dense_product
 from modelserve_worker.kernels.row_codec import v_only_columns
 from modelserve_worker.kernels.step_inputs import LastRows
@@ -29,6 +30,7 @@ from modelserve_worker.layers.mlp import GatedMLP
 from modelserve_worker.layers.moe import Experts, Router
 from modelserve_worker.layers.norm import RMSNorm
 from modelserve_worker.layers.parallel import TensorParallel
+from modelserve_worker.layers.partial_sums import PartialSums
 from modelserve_worker.layers.rotary import RotaryEmbedding
 from modelserve_worker.layers.stored_matrix import StoredMatrix
 
@@ -47,22 +49,47 @@ class MixtureOfExperts(nn.Module):
         dtype: torch.dtype,
     ) -> None:
         super().__init__()
-        self.doors = doors
+        self.doors = expert_doors(device, dtype)
+        self.parallel = parallel
         hidden, eps = architecture.hidden_size, architecture.rms_norm_eps
-        self.router = Router(architecture, device=device, dtype=dtype)
+        self.router = Router(architecture, doors=self.doors, device=device, dtype=dtype)
         self.experts = Experts(
-            architecture, doors=doors, parallel=parallel, weight_format=weight_format, device=device, dtype=dtype
+            architecture,
+            doors=self.doors,
+            elementwise=doors,
+            parallel=parallel,
+            weight_format=weight_format,
+            device=device,
+            dtype=dtype,
         )
         self.pre_norm = RMSNorm(hidden, eps=eps, device=device, dtype=dtype)
         self.post_norm = RMSNorm(hidden, eps=eps, device=device, dtype=dtype)
         self.dense_post_norm = RMSNorm(hidden, eps=eps, device=device, dtype=dtype)
 
-    def forward(self, residual: Tensor, dense: Tensor, num_rows: Tensor | None) -> Tensor:
-        """residual and the dense MLP's output, both [T, H] -> their sum after the branch norms, [T, H]."""
-        eps = self.pre_norm.eps
-        weights, experts = self.router(residual, num_rows)
-        routed = self.experts(self.doors.rms_norm(residual, self.pre_norm.weight, eps=eps), weights, experts)
-        return self.doors.branch_sum(dense, routed, self.dense_post_norm.weight, self.post_norm.weight, eps=eps)
+    def forward(
+        self,
+        residual: Tensor,
+        dense: Tensor,
+        *,
+        added_norm: RMSNorm,
+        scalar: Tensor | None,
+        next_weight: Tensor | None,
+        num_rows: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """`ElementwiseDoors.residual_norm` of the sum of both branches; residual and dense are [T, H], and dense, the
+        MLP's output, is still to be added over ranks."""
+        dense = self.parallel.all_reduce(dense)
+        normed, choice = self.router(residual, self.pre_norm, num_rows)
+        norms = BranchNorms(self.dense_post_norm.weight, self.post_norm.weight, added_norm.weight)
+        return self.doors.add_branches(
+            residual,
+            dense,
+            self.experts(normed, choice),
+            norms,
+            scalar=scalar,
+            next_weight=next_weight,
+            eps=added_norm.eps,
+        )
 
 
 class PerLayerInput(nn.Module):
@@ -115,6 +142,7 @@ class DecoderLayer(nn.Module):
         self.layer = layer
         self.kind = architecture.kind(layer)
         self.doors = doors
+        self.sums = PartialSums(parallel, doors)
         self.eps = architecture.rms_norm_eps
         hidden, eps = architecture.hidden_size, self.eps
         self.attention = Attention(
@@ -158,23 +186,48 @@ class DecoderLayer(nn.Module):
         Returns the layer's result and the result's `next_norm`, both [T, H].
         """
         attended = self.attention(normed, rotation, attention)
-        x, normed = self._add_and_norm(x, attended, self.post_attention_norm, self.pre_feedforward_norm)
-        added, added_norm = self.mlp(normed), self.post_feedforward_norm
-        if self.moe is not None:
-            added = self.moe(x, added, num_rows)
-        if self.per_layer_input is not None:
-            x, _ = self.doors.residual_norm(x, added, added_norm.weight, scalar=None, next_weight=None, eps=self.eps)
-            added, added_norm = self.per_layer_input(x, per_layer), self.per_layer_input.norm
-        return self._add_and_norm(x, added, added_norm, next_norm, scalar=self.scalar)
+        x, normed = self._add_and_norm(x, attended, self.post_attention_norm, self.pre_feedforward_norm, self.sums)
+        dense = self.mlp(normed)
+        if self.per_layer_input is None:
+            return _normed(self._add_feedforward(x, dense, num_rows, scalar=self.scalar, next_norm=next_norm))
+        x, _ = self._add_feedforward(x, dense, num_rows, scalar=None, next_norm=None)
+        added = self.per_layer_input(x, per_layer)
+        return self._add_and_norm(x, added, self.per_layer_input.norm, next_norm, self.doors, scalar=self.scalar)
+
+    def _add_feedforward(
+        self, x: Tensor, dense: Tensor, num_rows: Tensor | None, *, scalar: Tensor | None, next_norm: RMSNorm | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """x plus the dense MLP's output and that of experts where the model has some."""
+        next_weight, added_norm = None if next_norm is None else next_norm.weight, self.post_feedforward_norm
+        if self.moe is None:
+            return self.sums.residual_norm(
+                x, dense, added_norm.weight, scalar=scalar, next_weight=next_weight, eps=self.eps
+            )
+        result: tuple[Tensor, Tensor | None] = self.moe(
+            x, dense, added_norm=added_norm, scalar=scalar, next_weight=next_weight, num_rows=num_rows
+        )
+        return result
 
     def _add_and_norm(
-        self, x: Tensor, added: Tensor, added_norm: RMSNorm, next_norm: RMSNorm, scalar: Tensor | None = None
+        self,
+        x: Tensor,
+        added: Tensor,
+        added_norm: RMSNorm,
+        next_norm: RMSNorm,
+        door: PartialSums | ElementwiseDoors,
+        scalar: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        summed, normed = self.doors.residual_norm(
-            x, added, added_norm.weight, scalar=scalar, next_weight=next_norm.weight, eps=self.eps
+        """`door`: `sums` where `added` is still to be added over ranks."""
+        return _normed(
+            door.residual_norm(x, added, added_norm.weight, scalar=scalar, next_weight=next_norm.weight, eps=self.eps)
         )
-        assert normed is not None  # there is a next norm
-        return summed, normed
+
+
+def _normed(result: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor]:
+    """Of a door that was given the next norm's weight."""
+    summed, normed = result
+    assert normed is not None
+    return summed, normed
 
 
 class Gemma4ForCausalLM(nn.Module):

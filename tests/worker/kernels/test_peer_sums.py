@@ -1,0 +1,188 @@
+"""Sums over ranks through peer memory, without GPUs: the kernels compile, buffers hold what they are given, and the
+layers take each sum to where it fits. What the kernels compute is compared on GPUs by tests/gpu/rank_sums.py."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch import Tensor
+
+from modelserve.architecture import ModelArchitecture
+from modelserve.published import published_model
+from modelserve.sizing.rank_sums import (
+    FLAG_BYTES,
+    PEER_BUFFER_BYTES,
+    PeerRowsLayout,
+    peer_bytes,
+    peer_message_bytes,
+    peer_rows_layout,
+)
+from modelserve_worker.execution import parallel as parallel_module
+from modelserve_worker.kernels import cuda_kernel, peer_rows, peer_sums
+from modelserve_worker.kernels.elementwise import PlainElementwise
+from modelserve_worker.kernels.peer_rows import PeerRows
+from modelserve_worker.kernels.peer_sums import PeerBuffers, PeerSums
+from modelserve_worker.layers.parallel import TensorParallel, sum_in_rank_order
+from modelserve_worker.layers.partial_sums import PartialSums
+
+EPS = 1e-6
+REGISTERS = 65_536  # of a multiprocessor
+MOST_SPILLED = 200  # bytes; eight ranks' rows are in flight at a time
+
+
+def architecture(variant: str) -> ModelArchitecture:
+    facts = published_model(f"hf://google/gemma-4-{variant}")
+    assert facts is not None
+    return facts.architecture
+
+
+def buffers(ranks: int, rank: int = 0) -> PeerBuffers:
+    addresses = tuple(range(0x1000, 0x1000 * (ranks + 1), 0x1000))
+    state, ended = (torch.zeros(size, dtype=torch.int32) for size in (4, 1))
+    return PeerBuffers(addresses, rank, state, ended)
+
+
+def rows_door(layout: PeerRowsLayout, capability: tuple[int, int] = (9, 0)) -> PeerRows:
+    normed = torch.zeros(layout.rows, layout.width, dtype=torch.bfloat16)
+    return PeerRows(buffers(layout.ranks), layout, normed, capability=capability, multiprocessors=132)
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[dict]:
+    """Arguments of every launch, of which there is none."""
+    found: list[dict] = []
+    for module in (peer_rows, peer_sums):
+        monkeypatch.setattr(module, "launch", lambda source, **options: found.append({"source": source, **options}))
+    return found
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 6), (8, 9), (9, 0)])
+@pytest.mark.parametrize(("width", "ranks"), [(5376, 2), (1536, 8)])
+def test_kernels_compile_within_the_registers_of_their_blocks(
+    launched: list[dict], capability: tuple[int, int], width: int, ranks: int
+) -> None:
+    x, weight = torch.zeros(8, width, dtype=torch.bfloat16), torch.zeros(width, dtype=torch.bfloat16)
+    small = PeerSums(buffers(ranks), capability=capability)
+    small.all_reduce(x)
+    for door in (small, rows_door(PeerRowsLayout(8192, width, ranks), capability)):
+        door.residual_norm(x.clone(), x, weight, scalar=None, next_weight=weight, eps=EPS)
+    assert [each["source"].file for each in launched] == ["peer_sums.cu", "peer_sums.cu", "peer_rows.cu"]
+    for each in launched:
+        _, report = cuda_kernel.compiled(each["source"])
+        registers, spilled = re.search(r"Used (\d+) registers", report), re.search(r"(\d+) bytes spill stores", report)
+        assert registers is not None, report
+        assert spilled is not None, report
+        at_a_time = 1 if each["source"].file == "peer_sums.cu" else each["grid"][0] // 132
+        warps = REGISTERS // 4 // (int(registers[1]) * 32) * 4  # that four parts of a multiprocessor have registers for
+        assert each["threads"] // 32 * at_a_time <= warps
+        assert each["threads"] * at_a_time <= 1536, "all blocks of sums by rows must run at once, on every GPU"
+        assert int(spilled[1]) <= MOST_SPILLED, report
+        assert "warning" not in report, report
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+def test_small_sums_fit_their_buffer_in_both_parities(launched: list[dict], ranks: int) -> None:
+    door, width = PeerSums(buffers(ranks), capability=(8, 0)), 5376
+    most = peer_message_bytes(ranks) // (2 * width)
+    fits = torch.zeros(most, width, dtype=torch.bfloat16)
+    assert door.takes_rows(fits)
+    assert not door.takes_rows(torch.zeros(most + 1, width, dtype=torch.bfloat16))
+    door.residual_norm(fits, fits, fits[0], scalar=None, next_weight=None, eps=EPS)
+    (only,) = launched
+    region = only["arguments"][9][0]
+    lines = only["grid"][0] * only["threads"] * 2 * 16  # two lines of 16 bytes for the 8 elements of a thread
+    assert lines <= region
+    assert 2 * ranks * region <= PEER_BUFFER_BYTES
+
+
+def test_only_whole_words_of_bfloat16_go_through_peer_memory() -> None:
+    door = PeerSums(buffers(2), capability=(8, 0))
+    x = torch.zeros(4, 512, dtype=torch.bfloat16)
+    assert door.takes(x)
+    assert door.takes_rows(x)
+    assert not door.takes(x.float())
+    assert not door.takes(x[:, :511].contiguous()[:1])
+    assert not door.takes(x.t()), "not contiguous"
+    assert not door.takes(x[:0])
+    assert not door.takes_rows(torch.zeros(4, 384, dtype=torch.bfloat16)), "a warp has 256 elements"
+    by_rows = rows_door(PeerRowsLayout(16, 512, 2))
+    assert by_rows.takes(x)
+    assert not by_rows.takes(torch.zeros(17, 512, dtype=torch.bfloat16))
+    assert not by_rows.takes(torch.zeros(4, 256, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize(("rows", "ranks"), [(8192, 2), (8191, 2), (10, 8), (1, 4)])
+def test_parts_of_a_buffer_of_rows_do_not_overlap(rows: int, ranks: int) -> None:
+    layout = PeerRowsLayout(rows, 5376, ranks)
+    row = 2 * 5376
+    assert layout.inbox == rows * row
+    assert layout.normed_flags - layout.inbox == ranks * layout.share * row
+    assert layout.share * ranks >= rows
+    assert layout.inbox_flags - layout.normed_flags == rows * FLAG_BYTES
+    assert layout.total_bytes - layout.inbox_flags == ranks * layout.share * FLAG_BYTES
+
+
+def test_models_whose_residual_others_read_have_no_sums_by_rows() -> None:
+    for variant, expected in (("31B", True), ("12B", True), ("26B-A4B", False), ("E4B", False), ("E2B", False)):
+        layout = peer_rows_layout(architecture(variant), tensor_parallel_size=2, rows=2048)
+        assert (layout is not None) == expected, variant
+        taken = peer_bytes(architecture(variant), tensor_parallel_size=2, rows=2048)
+        assert taken == PEER_BUFFER_BYTES + (layout.total_bytes if layout else 0)
+    assert peer_bytes(architecture("31B"), tensor_parallel_size=1, rows=2048) == 0
+
+
+def test_the_sum_in_rank_order_is_rounded_once() -> None:
+    generator = torch.Generator().manual_seed(3)
+    shares = torch.randn(4, 50, 64, generator=generator).bfloat16()
+    total = sum_in_rank_order(shares)
+    exact = shares.double().sum(0)
+    assert total.dtype == torch.bfloat16
+    assert ((total.double() - exact).abs() <= 2.0**-8 * exact.abs() + 1e-5).all()
+    # In bfloat16 256 + 1 is 256: ones would be lost one after the other.
+    assert sum_in_rank_order(torch.tensor([[256.0], [1.0], [1.0]]).bfloat16()).item() == 258
+    # And the order counts: float32 loses what comes while a large number is there.
+    assert sum_in_rank_order(torch.tensor([[2.0**30], [1.0], [-(2.0**30)]]).bfloat16()).item() == 0
+
+
+class Recorded:
+    """A door of sums that notes who calls it."""
+
+    def __init__(self, calls: list[str], name: str, most_rows: int) -> None:
+        self.calls, self.name, self.most_rows = calls, name, most_rows
+
+    def takes_rows(self, x: Tensor) -> bool:
+        return x.shape[0] <= self.most_rows
+
+    takes = takes_rows
+
+    def residual_norm(self, residual: Tensor, delta: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+        self.calls.append(f"{self.name} {delta.shape[0]}")
+        return residual, delta
+
+
+def test_each_sum_goes_where_it_fits() -> None:
+    calls: list[str] = []
+    parallel = TensorParallel(peers=Recorded(calls, "small", 2), peer_rows=Recorded(calls, "rows", 5))  # type: ignore[arg-type]
+    sums, weight = PartialSums(parallel, PlainElementwise()), torch.ones(8)
+    for rows in (1, 2, 3, 5):
+        x = torch.ones(rows, 8)
+        sums.residual_norm(x, x, weight, scalar=None, next_weight=weight, eps=EPS)
+    assert calls == ["small 1", "small 2", "rows 3", "rows 5"]
+    calls.clear()
+    for rows, following in ((6, weight), (3, None)):
+        x = torch.full((rows, 8), 2.0)
+        summed, normed = sums.residual_norm(x, x, weight, scalar=None, next_weight=following, eps=EPS)
+        assert not calls
+        torch.testing.assert_close(summed, torch.full((rows, 8), 3.0))
+        assert (normed is None) == (following is None)
+
+
+def test_the_end_of_the_group_is_told_to_all_its_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And to those of this group alone: another process's, or another group's, are no business of it."""
+    small, rows = PeerSums(buffers(2), capability=(8, 0)), rows_door(PeerRowsLayout(16, 512, 2))
+    bystander = PeerSums(buffers(2), capability=(8, 0))
+    monkeypatch.setattr(parallel_module, "_joined", [TensorParallel(peers=small, peer_rows=rows)])
+    parallel_module.abort_collectives()
+    assert [door._buffers.ended.item() for door in (small, rows, bystander)] == [1, 1, 0]

@@ -1,0 +1,85 @@
+"""A mixture-of-experts layer whose doors are kernels says what it says in plain PyTorch, few rows and many."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from modelserve.architecture import ModelArchitecture
+from modelserve.sizing.cuda_graphs import EXPERT_FEW_ROWS
+from modelserve_worker.kernels.elementwise import PlainElementwise
+from modelserve_worker.kernels.experts import ExpertDoors, PlainExperts
+from modelserve_worker.kernels.experts_triton import TILES, TritonExperts
+from modelserve_worker.layers.norm import RMSNorm
+from modelserve_worker.layers.parallel import TensorParallel
+from modelserve_worker.models import gemma4
+from modelserve_worker.models.gemma4 import MixtureOfExperts
+
+CPU, BF16 = torch.device("cpu"), torch.bfloat16
+
+
+class TwoRanksOfTheSameShare(TensorParallel):
+    """A group whose other rank has what this one has."""
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return 2 * x
+
+
+def mixture(architecture: ModelArchitecture, doors: ExpertDoors, parallel: TensorParallel) -> MixtureOfExperts:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gemma4, "expert_doors", lambda *_: doors)
+        layer = MixtureOfExperts(
+            architecture, doors=PlainElementwise(), parallel=parallel, weight_format=None, device=CPU, dtype=BF16
+        )
+    generator = torch.Generator().manual_seed(5)
+    for parameter in layer.parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        parameter.copy_(noise * parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 1 + 0.2 * noise)
+    layer.router.weight.mul_(8)
+    return layer
+
+
+@pytest.mark.parametrize("rows", [1, 11, EXPERT_FEW_ROWS + 3])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_kernels_and_plain_pytorch_say_the_same_of_a_layer(
+    rows: int, ranks: int, architecture: ModelArchitecture
+) -> None:
+    parallel = TwoRanksOfTheSameShare(rank=0, size=ranks) if ranks > 1 else TensorParallel()
+    plain, kernels = (mixture(architecture, doors, parallel) for doors in (PlainExperts(), TritonExperts(CPU)))
+    x, dense = torch.randn((2, rows, architecture.hidden_size)).to(BF16)
+    norm = RMSNorm(architecture.hidden_size, eps=1e-6, device=CPU, dtype=BF16)
+    norm.weight.fill_(1.5)
+    num_rows = torch.tensor([max(1, rows - 2)], dtype=torch.int32)
+    (twin, twin_normed), (summed, normed) = (
+        layer(x.clone(), dense, added_norm=norm, scalar=None, next_weight=norm.weight, num_rows=num_rows)
+        for layer in (plain, kernels)
+    )
+    for ours, theirs in ((summed, twin), (normed, twin_normed)):
+        assert float((ours.double() - theirs.double()).norm() / theirs.double().norm()) < 1e-2
+
+
+def test_there_is_a_tile_for_every_count_of_few_rows() -> None:
+    assert max(TILES) == EXPERT_FEW_ROWS
+    assert list(TILES) == sorted(TILES)
+
+
+@pytest.fixture(scope="module")
+def architecture() -> ModelArchitecture:
+    return ModelArchitecture(
+        num_hidden_layers=2,
+        full_attention_layers=(1,),
+        hidden_size=64,
+        intermediate_size=96,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_global_key_value_heads=2,
+        head_dim=16,
+        global_head_dim=32,
+        sliding_window=8,
+        max_position_embeddings=1024,
+        vocab_size=128,
+        num_experts=16,
+        top_k_experts=3,
+        moe_intermediate_size=32,
+    )

@@ -1,0 +1,322 @@
+"""Triton kernels of a mixture of experts: products of few rows with the experts they chose, and the sum at its end.
+
+`experts` has the doors. Weights are the left operand, [BLOCK_N, BLOCK_K], times BLOCK_M rows. A program belongs to one
+expert and reads its block of the matrix once for every BLOCK_M rows that chose it, which it finds itself in the step's
+choices: nothing is sorted, and each result is written by one program, so the same call gives the same bits.
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment"
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from modelserve.sizing.cuda_graphs import EXPERT_FEW_ROWS
+from modelserve_worker.kernels import routing_triton
+from modelserve_worker.kernels.elementwise_triton import gelu, load_row, rms, row_launch
+from modelserve_worker.kernels.experts import BranchNorms, Choice, DealtRows, RouterWeights, Shares
+from modelserve_worker.kernels.routing_triton import FEW_ROUTED_ROWS, NOBODY, OPERAND
+from modelserve_worker.kernels.specimen import KernelSpecimen
+
+_MANY_ROWS = 512  # as in elementwise_triton
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertTile:
+    """Block of one program: `outputs` rows of the matrix by `inputs` of its columns, times `rows` rows.
+
+    One row is multiplied without the matrix units.
+    """
+
+    outputs: int
+    inputs: int
+    rows: int
+    warps: int
+    stages: int
+
+
+# Tiles of gate and up, and of down, by the most rows of a step, up to EXPERT_FEW_ROWS.
+TILES = {
+    1: (ExpertTile(8, 512, 1, 4, 3), ExpertTile(16, 256, 1, 4, 3)),
+    8: (ExpertTile(16, 128, 8, 2, 4), ExpertTile(32, 64, 8, 2, 4)),
+    16: (ExpertTile(16, 128, 8, 2, 4), ExpertTile(32, 64, 8, 2, 4)),
+    64: (ExpertTile(32, 128, 16, 4, 3), ExpertTile(32, 64, 16, 2, 4)),
+}
+
+
+@triton.jit
+def block_products(
+    x_at,  # [1, BLOCK_M], first elements of the rows
+    wanted,  # [1, BLOCK_M]
+    matrix_at,  # [BLOCK_N, 1], first elements of the matrix's rows
+    INPUTS: tl.constexpr,
+    UP: tl.constexpr,  # elements from these rows to those of a second product, 0: none
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Two of float32 [BLOCK_N, BLOCK_M]."""
+    BLOCK_N: tl.constexpr = matrix_at.shape[0]
+    BLOCK_M: tl.constexpr = x_at.shape[1]
+    ONE: tl.constexpr = BLOCK_M == 1
+    k = tl.arange(0, BLOCK_K)
+    total = tl.zeros([BLOCK_N, BLOCK_K if ONE else BLOCK_M], tl.float32)
+    second = tl.zeros([BLOCK_N, BLOCK_K if ONE else BLOCK_M], tl.float32)
+    for first in tl.range(0, INPUTS, BLOCK_K, num_stages=STAGES):
+        inside = first + k < INPUTS
+        at = matrix_at + first + k[None, :]
+        elements = tl.load(at, mask=inside[None, :], other=0.0)
+        if UP:
+            others = tl.load(at + UP, mask=inside[None, :], other=0.0)
+        if ONE:
+            row = tl.load(tl.trans(x_at) + first + k[None, :], mask=inside[None, :], other=0.0).to(tl.float32)
+            total += elements.to(tl.float32) * row
+            if UP:
+                second += others.to(tl.float32) * row
+        else:
+            values = tl.load(x_at + first + k[:, None], mask=wanted & inside[:, None], other=0.0).to(OPERAND)
+            total = tl.dot(elements.to(OPERAND), values, total)
+            if UP:
+                second = tl.dot(others.to(OPERAND), values, second)
+    if ONE:
+        total = tl.sum(total, axis=1)[:, None]
+        second = tl.sum(second, axis=1)[:, None]
+    return total, second
+
+
+@triton.jit(do_not_specialize=["rows"])
+def chosen_products(
+    x,  # GATED: [rows, INPUTS], else [rows K, INPUTS]
+    matrices,  # [EXPERTS, (2 if GATED) OUTPUTS, INPUTS]
+    experts,  # int32 [rows, K]
+    results,  # [rows K, OUTPUTS]
+    rows,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    K: tl.constexpr,
+    ROWS: tl.constexpr,  # a power of two from rows on
+    GATED: tl.constexpr,
+    BY_SLOT: tl.constexpr,  # the second dimension of the grid is of slots, the first of an expert's computing it
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    member = tl.program_id(1)
+    dtype = results.dtype.element_ty
+    row, choice = tl.arange(0, ROWS), tl.arange(0, triton.next_power_of_2(K))
+    slots = row[:, None] * K + choice[None, :]
+    known = (row < rows)[:, None] & (choice < K)[None, :]
+    chosen = tl.load(experts + slots, mask=known, other=NOBODY)
+    expert = tl.load(experts + member) if BY_SLOT else member
+    mine = (chosen == expert) & (expert < EXPERTS)
+    if BY_SLOT:
+        first_slot = tl.min(tl.min(tl.where(mine, slots, NOBODY), axis=1), axis=0)
+        mine = mine & (first_slot == member)
+    takes = tl.sum(mine.to(tl.int32), axis=1)  # 0 or 1: a row chooses an expert once
+    slot_of_row = tl.sum(tl.where(mine, slots, 0), axis=1)
+    rank = tl.cumsum(takes, 0) - takes
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    stored = tl.minimum(n, OUTPUTS - 1)
+    matrix = matrices + expert.to(tl.int64) * ((2 if GATED else 1) * OUTPUTS * INPUTS)
+    matrix_at = matrix + stored[:, None] * INPUTS
+    count = tl.sum(takes)
+    for begin in range(0, count, BLOCK_M):
+        m = begin + tl.arange(0, BLOCK_M)
+        taken = (takes > 0)[:, None] & (rank[:, None] == m[None, :])
+        slot = tl.sum(tl.where(taken, slot_of_row[:, None], 0), axis=0)
+        wanted = (m < count)[None, :]
+        source = slot // K if GATED else slot
+        x_at = x + source[None, :] * INPUTS
+        UP: tl.constexpr = OUTPUTS * INPUTS if GATED else 0
+        total, up = block_products(x_at, wanted, matrix_at, INPUTS, UP, BLOCK_K, STAGES)
+        if GATED:
+            opened = gelu(total.to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
+            total = opened * up.to(dtype).to(tl.float32)
+        at = results + slot[None, :] * OUTPUTS + n[:, None]
+        tl.store(at, total.to(dtype), mask=wanted & (n < OUTPUTS)[:, None])
+
+
+@triton.jit
+def routed_row(routed, places, weights, experts, row, column, WIDTH: tl.constexpr, K: tl.constexpr):
+    """One row [BLOCK] of `routed` as float32, or with weights the sum of its slots' rows, rounded once."""
+    inside = column < WIDTH
+    if weights is None:
+        total = tl.load(routed + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
+    else:
+        total = tl.zeros([column.shape[0]], tl.float32)
+        for choice in tl.static_range(K):
+            slot = row * K + choice
+            chosen = tl.load(experts + slot) != NOBODY
+            place = slot if places is None else tl.load(places + slot, mask=chosen, other=0).to(tl.int64)
+            part = tl.load(routed + place * WIDTH + column, mask=inside & chosen, other=0.0).to(tl.float32)
+            total += part * tl.load(weights + slot, mask=chosen, other=0.0)
+        total = total.to(routed.dtype.element_ty).to(tl.float32)
+    return total
+
+
+@triton.jit
+def weighted_sum(routed, places, weights, experts, summed, WIDTH: tl.constexpr, BLOCK: tl.constexpr, K: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    total = routed_row(routed, places, weights, experts, row, column, WIDTH, K)
+    tl.store(summed + row * WIDTH + column, total.to(summed.dtype.element_ty), mask=column < WIDTH)
+
+
+@triton.jit
+def add_branches(
+    residual,  # [rows, WIDTH], also the place of the sum
+    dense,
+    routed,
+    places,  # or None, as of `routed_row`
+    weights,
+    experts,
+    dense_weight,
+    routed_weight,
+    added_weight,
+    scalar,  # [1] or None
+    next_weight,  # [WIDTH] or None
+    normed,  # [rows, WIDTH], or None without a next_weight
+    eps,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    K: tl.constexpr,
+):
+    dtype = residual.dtype.element_ty
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    at = row * WIDTH + column
+    first = tl.load(dense + at, mask=inside, other=0.0).to(tl.float32)
+    second = routed_row(routed, places, weights, experts, row, column, WIDTH, K)
+    kept = tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+    first_weights = load_row(dense_weight, column, WIDTH)
+    second_weights = load_row(routed_weight, column, WIDTH)
+    added_weights = load_row(added_weight, column, WIDTH)
+    if next_weight is not None:
+        next_weights = load_row(next_weight, column, WIDTH)
+    left = rms(first[None, :], first_weights, WIDTH, eps).to(dtype).to(tl.float32)
+    right = rms(second[None, :], second_weights, WIDTH, eps).to(dtype).to(tl.float32)
+    delta = (left + right).to(dtype).to(tl.float32)
+    summed = (kept[None, :] + rms(delta, added_weights, WIDTH, eps).to(dtype).to(tl.float32)).to(dtype)
+    if scalar is not None:
+        summed = (summed.to(tl.float32) * tl.load(scalar).to(tl.float32)).to(dtype)
+    tl.store(residual + at[None, :], summed, mask=inside[None, :])
+    if next_weight is not None:
+        after = rms(summed.to(tl.float32), next_weights, WIDTH, eps).to(dtype)
+        tl.store(normed + at[None, :], after, mask=inside[None, :])
+
+
+class TritonExperts:
+    """The doors on a CUDA device, for bfloat16. `add_branches` writes the sum in the residual's place."""
+
+    few_rows = EXPERT_FEW_ROWS
+
+    def __init__(self, device: torch.device) -> None:
+        # Made here and not in a step, which may be being captured. Launches follow one another: all layers share it.
+        self._arrivals = torch.zeros(FEW_ROUTED_ROWS, dtype=torch.int32, device=device)
+
+    def route(
+        self, x: Tensor, router: RouterWeights, norm_weight: Tensor, *, eps: float, num_rows: Tensor | None
+    ) -> tuple[Tensor, Choice]:
+        return routing_triton.route(x, router, norm_weight, self._arrivals, eps=eps, num_rows=num_rows)
+
+    def deal(self, x: Tensor, choice: Choice, experts: int) -> DealtRows:
+        return routing_triton.deal(x, choice, experts)
+
+    def chosen_products(self, x: Tensor, choice: Choice, gate_up: Tensor, down: Tensor) -> Tensor:
+        most = next(most for most in TILES if x.shape[0] <= most)
+        inner = products_with(x, choice, gate_up, TILES[most][0], gated=True)
+        return products_with(inner, choice, down, TILES[most][1], gated=False)
+
+    def weighted_sum(self, shares: Shares) -> Tensor:
+        weights, experts = shares.choice.weights, shares.choice.experts
+        rows, width = weights.shape[0], shares.results.shape[1]
+        summed = torch.empty((rows, width), dtype=shares.results.dtype, device=weights.device)
+        weighted_sum[(rows,)](
+            shares.results, shares.places, weights, experts, summed, **_sum_launch(width, rows, weights.shape[1])
+        )
+        return summed
+
+    def add_branches(
+        self,
+        residual: Tensor,
+        dense: Tensor,
+        routed: Shares | Tensor,
+        norms: BranchNorms,
+        *,
+        scalar: Tensor | None,
+        next_weight: Tensor | None,
+        eps: float,
+    ) -> tuple[Tensor, Tensor | None]:
+        rows, width = residual.shape
+        normed = None if next_weight is None else torch.empty_like(residual)
+        results, places, weights, experts, top_k = routed, None, None, None, 0
+        if isinstance(routed, Shares):
+            results, places, top_k = routed.results, routed.places, routed.choice.experts.shape[1]
+            weights, experts = routed.choice.weights, routed.choice.experts
+        add_branches[(rows,)](
+            residual, dense, results, places, weights, experts, norms.dense, norms.routed, norms.added, scalar,
+            next_weight, normed, eps, **_sum_launch(width, rows, top_k),
+        )  # fmt: skip
+        return residual, normed
+
+
+def products_with(x: Tensor, choice: Choice, matrices: Tensor, tile: ExpertTile, *, gated: bool) -> Tensor:
+    """One of the two products of each slot, with the tile given: [T k, I] of x [T, H], or [T k, H] of x [T k, I]."""
+    (rows, top_k), (experts, outputs, inputs) = choice.experts.shape, matrices.shape
+    outputs = outputs // 2 if gated else outputs
+    results = torch.empty((rows * top_k, outputs), dtype=x.dtype, device=x.device)
+    launch = _product_launch(tile, rows=rows, top_k=top_k, experts=experts, gated=gated)
+    members = rows * top_k if launch["BY_SLOT"] else experts
+    chosen_products[(triton.cdiv(outputs, tile.outputs), members)](
+        x, matrices, choice.experts, results, rows, OUTPUTS=outputs, INPUTS=inputs, **launch
+    )
+    return results
+
+
+def _product_launch(tile: ExpertTile, *, rows: int, top_k: int, experts: int, gated: bool) -> dict[str, Any]:
+    return {
+        "EXPERTS": experts, "K": top_k, "ROWS": triton.next_power_of_2(max(rows, tile.rows)), "GATED": gated,
+        "BY_SLOT": rows * top_k <= experts, "BLOCK_N": tile.outputs, "BLOCK_K": tile.inputs, "BLOCK_M": tile.rows,
+        "STAGES": tile.stages, "num_warps": tile.warps,
+    }  # fmt: skip
+
+
+def _sum_launch(width: int, rows: int, top_k: int) -> dict[str, int]:
+    launch = row_launch(width, many=rows >= _MANY_ROWS)
+    return {"WIDTH": width, "BLOCK": launch["BLOCK"], "K": top_k, "num_warps": launch["num_warps"]}
+
+
+def _product_specimen(tile: ExpertTile, most: int, *, gated: bool) -> KernelSpecimen:
+    """26B-A4B's: 128 experts of width 704, 8 for each row."""
+    launch = _product_launch(tile, rows=most, top_k=8, experts=128, gated=gated)
+    warps = launch.pop("num_warps")
+    outputs, inputs = (704, 2816) if gated else (2816, 704)
+    types = {"x": "*bf16", "matrices": "*bf16", "experts": "*i32", "results": "*bf16", "rows": "i32"}
+    return KernelSpecimen(chosen_products, types, {"OUTPUTS": outputs, "INPUTS": inputs, **launch}, warps, tile.stages)
+
+
+def _sum_specimen(kernel: Any, rows: int, *, sorted_rows: bool, absent: tuple[str, ...] = ()) -> KernelSpecimen:
+    launch = _sum_launch(2816, rows, 8)
+    warps = launch.pop("num_warps")
+    without = dict.fromkeys(absent if sorted_rows else ("places", *absent))
+    types = {"places": "*i32", "weights": "*fp32", "experts": "*i32", "eps": "fp32"}
+    names = [name for name in kernel.arg_names if name not in launch and name not in without]
+    return KernelSpecimen(kernel, {name: types.get(name, "*bf16") for name in names}, {**without, **launch}, warps)
+
+
+_SUMMED_ALREADY = ("weights", "experts", "scalar", "next_weight", "normed")
+SPECIMENS = [
+    *(_product_specimen(tiles[i], most, gated=i == 0) for most, tiles in TILES.items() for i in (0, 1)),
+    _sum_specimen(weighted_sum, 8192, sorted_rows=True),
+    _sum_specimen(add_branches, 1, sorted_rows=False),
+    _sum_specimen(add_branches, 8192, sorted_rows=True),
+    _sum_specimen(add_branches, 64, sorted_rows=False, absent=_SUMMED_ALREADY),
+]

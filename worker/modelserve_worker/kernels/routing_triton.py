@@ -1,0 +1,258 @@
+"""Triton kernels that choose experts for rows and bring rows into the order of experts; `experts` has the doors.
+
+The router's logits are float32: `route_few` multiplies in it, and `route_many` gives the matrix units x * scale,
+which is exact in two parts of bfloat16 (each factor has eight significant bits), so that only sums are rounded. A
+choice is decided by words that no two experts share, so equal logits go to the lower index, and NaN, which is above all
+others, leads to indices in range.
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from modelserve_worker.kernels.elementwise_triton import TritonElementwise, load_row, rms
+from modelserve_worker.kernels.experts import NO_EXPERT, Choice, DealtRows, RouterWeights
+from modelserve_worker.kernels.specimen import KernelSpecimen
+
+FEW_ROUTED_ROWS = 64  # rows up to which programs share a row's experts
+NOBODY = tl.constexpr(NO_EXPERT)
+OPERAND = tl.constexpr(tl.float32 if triton.knobs.runtime.interpret else tl.bfloat16)  # the interpreter's products
+FEW_LAUNCH = {"GROUP": 4, "num_warps": 8}
+MANY_LAUNCH = {"BLOCK_T": 64, "BLOCK_H": 64, "num_warps": 8, "num_stages": 3}
+_DEAL = {"BLOCK": 4096, "num_warps": 8}
+_LEAST_WORD = tl.constexpr(-(1 << 63))
+
+
+@triton.jit
+def choose(logits, expert, row, rows, wanted, weights, experts, scales, EXPERTS: tl.constexpr, K: tl.constexpr):
+    """Store what rows choose: logits float32 [ROWS, BLOCK_E], expert [BLOCK_E]; wanted [ROWS] is false of padding.
+
+    K passes find the largest word: its high bits are in the logits' order, its low bits in reverse that of indices.
+    """
+    BLOCK_E: tl.constexpr = logits.shape[1]
+    SLOTS: tl.constexpr = triton.next_power_of_2(K)
+    bits = tl.where(logits == 0.0, 0.0, logits).to(tl.int32, bitcast=True)
+    keys = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    keys = tl.where(logits != logits, 0x7FFFFFFF, keys)  # true of NaN
+    words = keys.to(tl.int64) * BLOCK_E + (-expert + (BLOCK_E - 1))[None, :]
+    words = tl.where((expert < EXPERTS)[None, :], words, _LEAST_WORD)
+    slot = tl.arange(0, SLOTS)[None, :]
+    chosen = tl.zeros([logits.shape[0], SLOTS], tl.int32)
+    values = tl.full([logits.shape[0], SLOTS], float("-inf"), tl.float32)
+    largest = tl.zeros([logits.shape[0], 1], tl.float32)
+    for place in tl.static_range(K):
+        best = tl.max(words, axis=1)[:, None]
+        hit = words == best
+        value = tl.sum(tl.where(hit, logits, 0.0), axis=1)[:, None]
+        if place == 0:
+            largest = value
+        values = tl.where(slot == place, value, values)
+        chosen = tl.where(slot == place, (-(best & (BLOCK_E - 1)) + (BLOCK_E - 1)).to(tl.int32), chosen)
+        words = tl.where(hit, _LEAST_WORD, words)
+    exponentials = tl.exp(values - largest)
+    shares = tl.div_rn(exponentials, tl.sum(exponentials, axis=1)[:, None] + tl.zeros_like(exponentials))
+    factors = tl.load(scales + chosen).to(tl.float32)
+    at = row[:, None] * K + slot
+    inside = (row < rows)[:, None] & (slot < K)
+    tl.store(weights + at, shares * factors, mask=inside)
+    tl.store(experts + at, tl.where(wanted[:, None], chosen, NOBODY), mask=inside)
+
+
+@triton.jit
+def route_few(
+    x,  # [rows, WIDTH]
+    norm_weight,
+    scale,
+    matrix,  # [EXPERTS, WIDTH]
+    scales,  # of each expert
+    num_rows,  # [1] or None
+    normed,  # [rows, WIDTH]
+    logits,  # float32 [rows, EXPERTS]
+    arrivals,  # int32 [rows], 0 between launches
+    weights,
+    experts,
+    eps,
+    ROOT_SCALE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    GROUP: tl.constexpr,
+    K: tl.constexpr,
+):
+    row, group = tl.program_id(0), tl.program_id(1)
+    column = tl.arange(0, BLOCK)
+    expert = group * GROUP + tl.arange(0, GROUP)
+    inside = (expert < EXPERTS)[:, None] & (column < WIDTH)[None, :]
+    elements = tl.load(matrix + expert[:, None] * WIDTH + column[None, :], mask=inside, other=0.0)
+    factors = load_row(scale, column, WIDTH)
+    norm_weights = load_row(norm_weight, column, WIDTH)
+    values = tl.load(x + row * WIDTH + column, mask=column < WIDTH, other=0.0).to(tl.float32)[None, :]
+    ones = tl.full([1, BLOCK], 1.0, tl.float32)
+    scaled = rms(values, ones, WIDTH, eps) * factors * ROOT_SCALE
+    products = tl.sum(elements.to(tl.float32) * scaled, axis=1)
+    tl.store(logits + row * EXPERTS + expert, products, mask=expert < EXPERTS)
+    if group == 0:
+        result = rms(values, norm_weights, WIDTH, eps).to(normed.dtype.element_ty)
+        tl.store(normed + row * WIDTH + column[None, :], result, mask=(column < WIDTH)[None, :])
+    tl.debug_barrier()  # every thread's logits are written before one of them counts the program in
+    if tl.atomic_add(arrivals + row, 1, sem="acq_rel") == tl.num_programs(1) - 1:
+        every = tl.arange(0, BLOCK_E)
+        found = tl.load(logits + row * EXPERTS + every, mask=every < EXPERTS, other=0.0, cache_modifier=".cg")
+        rows = tl.num_programs(0)
+        one = row + tl.arange(0, 1)
+        wanted = one < (rows if num_rows is None else tl.load(num_rows))
+        choose(found[None, :], every, one, rows, wanted, weights, experts, scales, EXPERTS, K)
+        tl.store(arrivals + row, 0)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def route_many(
+    x,  # [rows, WIDTH]
+    scale,
+    matrix,  # [EXPERTS, WIDTH]
+    scales,
+    num_rows,  # [1] or None
+    weights,
+    experts,
+    rows,
+    eps,
+    ROOT_SCALE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+):
+    row = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
+    expert = tl.arange(0, BLOCK_E)
+    x_at = x + tl.minimum(row, rows - 1).to(tl.int64)[:, None] * WIDTH
+    matrix_at = matrix + tl.minimum(expert, EXPERTS - 1)[None, :] * WIDTH
+    sums = tl.zeros([BLOCK_T, BLOCK_E], tl.float32)
+    squares = tl.zeros([BLOCK_T], tl.float32)
+    for first in range(0, WIDTH, BLOCK_H):
+        column = first + tl.arange(0, BLOCK_H)
+        inside = column < WIDTH
+        values = tl.load(x_at + column[None, :], mask=inside[None, :], other=0.0).to(tl.float32)
+        elements = tl.load(matrix_at + column[:, None], mask=inside[:, None], other=0.0).to(OPERAND)
+        scaled = values * load_row(scale, column, WIDTH)
+        high = scaled.to(tl.bfloat16)
+        low = (scaled - high.to(tl.float32)).to(tl.bfloat16)
+        sums = tl.dot(high.to(OPERAND), elements, sums)
+        sums = tl.dot(low.to(OPERAND), elements, sums)
+        squares += tl.sum(values * values, axis=1)
+    root = tl.div_rn(1.0, tl.sqrt_rn(squares * (1.0 / WIDTH) + eps))
+    wanted = row < (rows if num_rows is None else tl.load(num_rows))
+    choose(sums * (root * ROOT_SCALE)[:, None], expert, row, rows, wanted, weights, experts, scales, EXPERTS, K)
+
+
+@triton.jit(do_not_specialize=["slots"])
+def deal_slots(
+    experts,  # int32 [slots]
+    places,  # int32 [slots]
+    ends,  # int32 [EXPERTS]
+    slots,
+    BLOCK: tl.constexpr,
+):
+    """One program for each expert: it counts the slots of those before it, then numbers its own in their order."""
+    expert = tl.program_id(0)
+    offset = tl.arange(0, BLOCK)
+    before = tl.zeros([BLOCK], tl.int32)
+    for first in range(0, slots, BLOCK):
+        slot = first + offset
+        chosen = tl.load(experts + slot, mask=slot < slots, other=NOBODY)
+        before += (chosen < expert).to(tl.int32)
+    place = tl.sum(before)
+    for first in range(0, slots, BLOCK):
+        slot = first + offset
+        mine = tl.load(experts + slot, mask=slot < slots, other=NOBODY) == expert
+        rank = tl.cumsum(mine.to(tl.int32), 0)
+        tl.store(places + slot, place + rank - 1, mask=mine)
+        place += tl.sum(mine.to(tl.int32))
+    tl.store(ends + expert, place)
+
+
+@triton.jit
+def copy_rows(x, experts, places, dealt, WIDTH: tl.constexpr, BLOCK: tl.constexpr, K: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    values = tl.load(x + row * WIDTH + column, mask=inside, other=0.0)
+    for choice in tl.static_range(K):
+        if tl.load(experts + row * K + choice) != NOBODY:
+            place = tl.load(places + row * K + choice).to(tl.int64)
+            tl.store(dealt + place * WIDTH + column, values, mask=inside)
+
+
+def route(
+    x: Tensor, router: RouterWeights, norm_weight: Tensor, arrivals: Tensor, *, eps: float, num_rows: Tensor | None
+) -> tuple[Tensor, Choice]:
+    """`ExpertDoors.route` of x bfloat16 [T, H], contiguous. arrivals: int32 [FEW_ROUTED_ROWS], 0 between calls."""
+    (rows, width), experts = x.shape, router.weight.shape[0]
+    choice = Choice(
+        torch.empty((rows, router.top_k), dtype=torch.float32, device=x.device),
+        torch.empty((rows, router.top_k), dtype=torch.int32, device=x.device),
+    )
+    shape = _router_constants(width, experts, router.top_k)
+    if rows > FEW_ROUTED_ROWS:
+        route_many[(triton.cdiv(rows, MANY_LAUNCH["BLOCK_T"]),)](
+            x, router.scale, router.weight, router.per_expert_scale, num_rows, choice.weights, choice.experts, rows,
+            eps, **shape, **MANY_LAUNCH,
+        )  # fmt: skip
+        return TritonElementwise().rms_norm(x, norm_weight, eps=eps), choice
+    normed = torch.empty_like(x)
+    logits = torch.empty((rows, experts), dtype=torch.float32, device=x.device)
+    route_few[(rows, triton.cdiv(experts, FEW_LAUNCH["GROUP"]))](
+        x, norm_weight, router.scale, router.weight, router.per_expert_scale, num_rows, normed, logits,
+        arrivals, choice.weights, choice.experts, eps, BLOCK=triton.next_power_of_2(width), **shape, **FEW_LAUNCH,
+    )  # fmt: skip
+    return normed, choice
+
+
+def deal(x: Tensor, choice: Choice, experts: int) -> DealtRows:
+    """`ExpertDoors.deal`, in two launches."""
+    (rows, width), top_k = x.shape, choice.experts.shape[1]
+    places = torch.empty_like(choice.experts)
+    ends = torch.empty(experts, dtype=torch.int32, device=x.device)
+    dealt = torch.empty((rows * top_k, width), dtype=x.dtype, device=x.device)
+    deal_slots[(experts,)](choice.experts, places, ends, rows * top_k, **_DEAL)
+    copy_rows[(rows,)](x, choice.experts, places, dealt, **_copy_launch(width, top_k))
+    return DealtRows(dealt, ends, places)
+
+
+def _router_constants(width: int, experts: int, top_k: int) -> dict[str, Any]:
+    block = max(16, triton.next_power_of_2(experts))
+    return {"ROOT_SCALE": width**-0.5, "WIDTH": width, "EXPERTS": experts, "BLOCK_E": block, "K": top_k}
+
+
+def _copy_launch(width: int, top_k: int) -> dict[str, int]:
+    block = triton.next_power_of_2(width)
+    return {"WIDTH": width, "BLOCK": block, "K": top_k, "num_warps": max(1, min(8, block // 512))}
+
+
+def _specimen(kernel: Any, launch: dict[str, Any]) -> KernelSpecimen:
+    shape = dict(launch)
+    warps, stages = shape.pop("num_warps"), shape.pop("num_stages", 3)
+    types = {
+        "num_rows": "*i32", "logits": "*fp32", "weights": "*fp32", "arrivals": "*i32", "experts": "*i32",
+        "places": "*i32", "ends": "*i32", "rows": "i32", "slots": "i32", "eps": "fp32",
+    }  # fmt: skip
+    names = [name for name in kernel.arg_names if name not in shape]
+    return KernelSpecimen(kernel, {name: types.get(name, "*bf16") for name in names}, shape, warps, stages)
+
+
+_PUBLISHED = _router_constants(2816, 128, 8)  # 26B-A4B
+SPECIMENS = [
+    _specimen(route_few, {**_PUBLISHED, "BLOCK": 4096, **FEW_LAUNCH}),
+    _specimen(route_many, {**_PUBLISHED, **MANY_LAUNCH}),
+    _specimen(deal_slots, dict(_DEAL)),
+    _specimen(copy_rows, _copy_launch(2816, 8)),
+]

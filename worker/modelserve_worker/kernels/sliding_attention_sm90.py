@@ -1,0 +1,70 @@
+"""Chunk attention of sliding layers on Hopper: the launch of `sliding_attention_sm90.cu`, over pages and step rows."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from modelserve_worker.kernels.cuda_kernel import CudaSource, launch, pointer, tensor_map
+from modelserve_worker.kernels.paged_layout import LayerRows
+from modelserve_worker.kernels.step_inputs import ChunkInputs
+
+WIDTH, PAGE, PART = 256, 32, 64  # columns of a head, keys of a page, columns that a box takes
+ROWS = 128  # queries of a thread block
+THREADS = 384
+_OCTET = 8  # keys that one box takes
+_TILE, _TILES, _QUERIES = 64, 4, 3  # keys of a tile; tiles, and queries of a warpgroup, that shared memory holds
+_BARRIERS, _BLOCKS = 2 * (_TILES + _QUERIES) * 8, 4 * 14 * 4  # bytes
+SHARED_BYTES = 2 * WIDTH * (_TILES * _TILE + _QUERIES * ROWS // 2) + _BARRIERS + _BLOCKS
+SOURCE = CudaSource("sliding_attention_sm90.cu", "sliding_chunk", "sm_90a", headers=("sliding_blocks.cuh", "sm90.cuh"))
+
+
+def sliding_chunk(
+    q: Tensor,
+    output: Tensor,
+    chunks: ChunkInputs,
+    *,
+    rows: LayerRows,
+    fresh: tuple[Tensor, Tensor],
+    table: Tensor,
+    arena: Tensor | None,
+) -> None:
+    """Queries of all chunks [T, Hq, 256] bfloat16 -> the same rows of `output`.
+
+    `fresh`: K and V of the step, bfloat16 [T, heads, 256], and older ones in the pages of `arena`, as `rows` says; or,
+    `arena` None, what `expand_window` made of both.
+    """
+    tokens, query_heads, _ = q.shape
+    group = query_heads // rows.heads
+    assert q.dtype == torch.bfloat16
+    assert ROWS // 2 % group == 0, "the rows of a warpgroup are whole tokens"
+    row, part = WIDTH * q.element_size(), PART * q.element_size()
+    queries = tensor_map(
+        q.data_ptr(), (WIDTH, query_heads, tokens), (row, query_heads * row), (PART, group, ROWS // 2 // group)
+    )
+    box = (PART, _OCTET, WIDTH // PART, 1)
+    steps = pages = [
+        tensor_map(
+            plane.data_ptr(), (PART, plane.shape[0], WIDTH // PART, rows.heads), (rows.heads * row, part, row), box
+        )
+        for plane in fresh
+    ]
+    if arena is not None:
+        shape = (PART, rows.heads * PAGE, WIDTH // PART, (arena.numel() - rows.origin) // rows.page_stride)
+        first = arena.data_ptr() + rows.origin
+        pages = [
+            tensor_map(first + rows.offsets[plane], shape, (row, part, rows.page_stride), box) for plane in ("k", "v")
+        ]
+    described = (chunks.rows, chunks.starts, chunks.lengths, chunks.slots, chunks.sliding_blocks, table)
+    older = 0 if arena is not None else rows.window - 1
+    numbers = (rows.entries, chunks.rows.numel(), rows.heads, group, rows.window, older)
+    launch(
+        SOURCE, grid=(chunks.most_sliding_blocks * rows.heads, 1), threads=THREADS,
+        shared_bytes=SHARED_BYTES, resident=True,
+        arguments=(
+            *((each, None) for each in (queries, *pages, *steps)), pointer(output), *map(pointer, described),
+            (table.stride(0), ctypes.c_longlong), *((number, ctypes.c_int) for number in numbers),
+        ),
+    )  # fmt: skip
