@@ -235,6 +235,7 @@ def chunk_attention(
                 *room, *fresh, *described, chunks.sliding_blocks, *pages,
                 CHUNKS=chunks.rows.numel(), KV_HEADS=rows.heads, D=width, PAGE=rows.page_tokens,
                 ENTRIES=rows.entries, WINDOW=rows.window, FORMAT=fmt, COLUMNS=min(width, 128), num_warps=4,
+                **dependent_launch(),
             )  # fmt: skip
             hopper_sliding.sliding_chunk(q, output, chunks, rows=rows, fresh=room, table=table, arena=None)
             return

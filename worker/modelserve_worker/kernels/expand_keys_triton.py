@@ -176,6 +176,8 @@ def expand_window(
     """Sliding rows of 8 bits, decoded: programs (n, head, 0) the n-th page of the window before every chunk, n below
     ENTRIES; (n, head, 1) the step's rows from n * PAGE.
     """
+    launch_dependents()
+    wait_for_prerequisites()
     number, head = tl.program_id(0), tl.program_id(1)
     ends = tl.load(block_ends + tl.arange(0, CHUNKS))
     count = tl.sum((ends < tl.max(ends)).to(tl.int32)) + 1
