@@ -291,7 +291,15 @@ def products_with(x: Tensor, choice: Choice, matrices: Tensor, tile: ExpertTile,
     launch = _product_launch(tile, rows=rows, top_k=top_k, experts=experts, gated=gated)
     members = rows * top_k if launch["BY_SLOT"] else experts
     chosen_products[(triton.cdiv(outputs, tile.outputs), members)](
-        x, matrices, choice.experts, results, rows, OUTPUTS=outputs, INPUTS=inputs, **launch, **dependent_launch()
+        x,
+        matrices,
+        choice.experts,
+        results,
+        rows,
+        OUTPUTS=outputs,
+        INPUTS=inputs,
+        **launch,
+        **dependent_launch(),
     )
     return results
 

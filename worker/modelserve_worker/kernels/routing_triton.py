@@ -70,8 +70,8 @@ def choose(logits, expert, row, rows, wanted, weights, experts, scales, EXPERTS:
 def route_few(
     x,  # [rows, WIDTH]
     norm_weight,
-    scale,
-    matrix,  # [EXPERTS, WIDTH]
+    scale_weight,
+    router_weight,  # [EXPERTS, WIDTH]
     scales,  # of each expert
     num_rows,  # [1] or None
     normed,  # [rows, WIDTH]
@@ -93,10 +93,10 @@ def route_few(
     column = tl.arange(0, BLOCK)
     expert = group * GROUP + tl.arange(0, GROUP)
     inside = (expert < EXPERTS)[:, None] & (column < WIDTH)[None, :]
-    elements = tl.load(matrix + expert[:, None] * WIDTH + column[None, :], mask=inside, other=0.0)
+    elements = tl.load(router_weight + expert[:, None] * WIDTH + column[None, :], mask=inside, other=0.0)
+    factors = load_row(scale_weight, column, WIDTH)
     norm_weights = load_row(norm_weight, column, WIDTH)
     wait_for_prerequisites()
-    factors = load_row(scale, column, WIDTH)
     values = tl.load(x + row * WIDTH + column, mask=column < WIDTH, other=0.0).to(tl.float32)[None, :]
     ones = tl.full([1, BLOCK], 1.0, tl.float32)
     scaled = rms(values, ones, WIDTH, eps) * factors * ROOT_SCALE
@@ -119,8 +119,8 @@ def route_few(
 @triton.jit(do_not_specialize=["rows"])
 def route_many(
     x,  # [rows, WIDTH]
-    scale,
-    matrix,  # [EXPERTS, WIDTH]
+    scale_weight,
+    router_weight,  # [EXPERTS, WIDTH]
     scales,
     num_rows,  # [1] or None
     weights,
@@ -140,7 +140,7 @@ def route_many(
     row = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     expert = tl.arange(0, BLOCK_E)
     x_at = x + tl.minimum(row, rows - 1).to(tl.int64)[:, None] * WIDTH
-    matrix_at = matrix + tl.minimum(expert, EXPERTS - 1)[None, :] * WIDTH
+    matrix_at = router_weight + tl.minimum(expert, EXPERTS - 1)[None, :] * WIDTH
     sums = tl.zeros([BLOCK_T, BLOCK_E], tl.float32)
     squares = tl.zeros([BLOCK_T], tl.float32)
     for first in range(0, WIDTH, BLOCK_H):
@@ -148,7 +148,7 @@ def route_many(
         inside = column < WIDTH
         values = tl.load(x_at + column[None, :], mask=inside[None, :], other=0.0).to(tl.float32)
         elements = tl.load(matrix_at + column[:, None], mask=inside[:, None], other=0.0).to(OPERAND)
-        scaled = values * load_row(scale, column, WIDTH)
+        scaled = values * load_row(scale_weight, column, WIDTH)
         high = scaled.to(tl.bfloat16)
         low = (scaled - high.to(tl.float32)).to(tl.bfloat16)
         sums = tl.dot(high.to(OPERAND), elements, sums)

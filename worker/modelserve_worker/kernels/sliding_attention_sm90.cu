@@ -13,7 +13,7 @@
 constexpr int WIDTH = 256;
 constexpr int PAGE = 32;     // keys
 constexpr int SLOTS = 4;     // of the ring that tiles of K and V go round
-constexpr int QUERIES = 3;   // places of a warpgroup's queries: the next ones are loaded while the last are in use
+constexpr int QUERIES = 3;   // places of a warpgroup's queries: the next are loaded while the last are in use
 constexpr int BLOCKS = 4;    // places of blocks, of which three may be in use
 constexpr int GROUP_BYTES = 8 * 64 * 2;
 constexpr int OCTET_BYTES = 4 * GROUP_BYTES;
@@ -76,7 +76,7 @@ __device__ __forceinline__ void load_tile(const TensorMap* pages, const TensorMa
   ring.advance();
 }
 
-// The loading warp: K a tile ahead of V, and a block with its queries after its first K.
+// The loading warp, in the order of the consumers' turns: K a tile ahead of V, which may be the next block's.
 __device__ __forceinline__ void produce(const Chunks& chunks, unsigned char* memory, const TensorMap* q,
                                         const TensorMap* page_k, const TensorMap* page_v, const TensorMap* step_k,
                                         const TensorMap* step_v, const int* table, long long table_stride,
@@ -85,48 +85,45 @@ __device__ __forceinline__ void produce(const Chunks& chunks, unsigned char* mem
   const int lane = threadIdx.x % 32, blocks = chunks.block_ends[chunks.count - 1];
   Ring<SLOTS> ring(0);
   Ring<QUERIES> queries(0);
-  int visit = 0;
-  for (int item = blockIdx.x; item < blocks * chunks.kv_heads; item += gridDim.x, visit++) {
-    const Block block = block_of(chunks, item, blocks);
-    const int* pages = table + block.slot * table_stride;
-    Place place = {}, before;
-    for (int tile = 0; tile <= block.tiles; tile++) {
+  Place place = {}, before;
+  for (int visit = 0, item = blockIdx.x;; visit++, item += gridDim.x) {
+    const bool more = item < blocks * chunks.kv_heads;
+    Block block;
+    block.tiles = 0;
+    if (more) block = block_of(chunks, item, blocks);
+    for (int tile = 0; tile < max(block.tiles, 1); tile++) {
       before = place;
-      if (tile < block.tiles) {
+      if (more) {
         const int octet = tile * OCTETS + lane;
         place.own = octet < block.own || block.oldest > block.newest;
         if (place.own) {
           place.y = block.key_row + block.end - 8 * (octet + 1), place.w = block.head;
         } else if (lane < OCTETS) {
           const int paged = max(block.newest - (octet - block.own), block.oldest);
-          place.y = block.head * PAGE + paged * 8 % PAGE, place.w = pages[paged * 8 / PAGE % entries];
+          place.y = block.head * PAGE + paged * 8 % PAGE;
+          place.w = table[block.slot * table_stride + paged * 8 / PAGE % entries];
         }
         load_tile(page_k, step_k, shared, ring, place);
       }
-      if (tile > 0) {
-        load_tile(page_v, step_v, shared, ring, before);
-        continue;
-      }
-      for (int warpgroup = 0; warpgroup < 2; warpgroup++, queries.advance()) {
+      if (visit > 0 || tile > 0) load_tile(page_v, step_v, shared, ring, before);
+      for (int warpgroup = 0; tile == 0 && warpgroup < 2; warpgroup++, queries.advance()) {
         const u32 barrier = query_barrier(shared, queries.place);
         mbarrier_wait(query_empty_barrier(shared, queries.place), queries.parity ^ 1);
         if (lane == 0) {
           if (warpgroup == 0) *block_at(memory, visit) = block;
-          mbarrier_expect(barrier, QUERY_BYTES);
-          for (int part = 0; part < 4; part++)
-            load_own_box(q, shared + queries.place * QUERY_BYTES + part * QUERY_BLOCK_BYTES, barrier, part * 64,
-                         block.head * chunks.group, block.row + block.first + warpgroup * (ROWS / chunks.group));
+          if (more) {
+            mbarrier_expect(barrier, QUERY_BYTES);
+            for (int part = 0; part < 4; part++)
+              load_own_box(q, shared + queries.place * QUERY_BYTES + part * QUERY_BLOCK_BYTES, barrier, part * 64,
+                           block.head * chunks.group, block.row + block.first + warpgroup * (ROWS / chunks.group));
+          } else {
+            mbarrier_arrive(barrier);
+          }
         }
         __syncwarp();
       }
     }
-  }
-  for (int warpgroup = 0; warpgroup < 2; warpgroup++, queries.advance()) {
-    mbarrier_wait(query_empty_barrier(shared, queries.place), queries.parity ^ 1);
-    if (lane == 0) {
-      if (warpgroup == 0) block_at(memory, visit)->tiles = 0;
-      mbarrier_arrive(query_barrier(shared, queries.place));
-    }
+    if (!more) return;
   }
 }
 
@@ -151,12 +148,8 @@ __device__ __forceinline__ void issue_values(float (&o)[128], const u32 (&weight
 
 // Rows of V that nobody has written may hold NaN, which a weight of zero does not cancel; so may octets past the last.
 __device__ __forceinline__ void clear_unwritten(const Block& block, int tile, u32 values, int window, int barrier) {
-  const int first = tile * OCTETS, last = first + OCTETS - 1;
+  const int first = tile * OCTETS;
   const int written = max(block.start - window + 1, 0);  // the oldest position that pages must still hold
-  if (last < block.own ? position_of(block, last) >= block.written
-                       : first >= block.own && last < block.octets && position_of(block, first) + 8 <= block.start &&
-                             position_of(block, last) >= written)
-    return;
   for (int i = threadIdx.x % 128; i < KEYS * 2; i += 128) {
     const int row = i / 2, octet = first + row / 8, position = position_of(block, octet) + row % 8;
     if (octet < block.own ? position >= block.written
@@ -209,14 +202,21 @@ __device__ __forceinline__ void weigh(float (&s)[KEYS / 2], Rows& rows) {
   rows.second_decay = power_of_two(rows.second_maximum - second_base);
   rows.first_maximum = first, rows.second_maximum = second;
   rows.first_sum *= rows.first_decay, rows.second_sum *= rows.second_decay;
+  float sums[4] = {rows.first_sum, 0.0f, rows.second_sum, 0.0f};
+  const auto add = [&](int from) {
+#pragma unroll
+    for (int i = from; i < from + 4; i++) sums[i % 4] += s[i];
+  };
 #pragma unroll
   for (int i = 0; i < KEYS / 2; i += 4) {
     s[i] = power_of_two(fmaf(s[i], LOG2_E, -first_base));
     s[i + 1] = power_of_two(fmaf(s[i + 1], LOG2_E, -first_base));
     s[i + 2] = power_of_two(fmaf(s[i + 2], LOG2_E, -second_base));
     s[i + 3] = power_of_two(fmaf(s[i + 3], LOG2_E, -second_base));
-    rows.first_sum += s[i] + s[i + 1], rows.second_sum += s[i + 2] + s[i + 3];
+    if (i >= 8) add(i - 8);  // behind the exponentials, which take long
   }
+  add(KEYS / 2 - 8), add(KEYS / 2 - 4);
+  rows.first_sum = sums[0] + sums[1], rows.second_sum = sums[2] + sums[3];
 }
 
 __device__ __forceinline__ void pack_weights(u32 (&weights)[KEYS / 4], const float (&s)[KEYS / 2]) {
@@ -272,12 +272,12 @@ __device__ __forceinline__ void consume(const Chunks& chunks, unsigned char* mem
   u32 weights[KEYS / 4];
   Rows rows;
   int visit = 0, tile = 0;
-
-  const auto weigh_tile = [&]() {
-    const Block& block = *block_at(memory, visit);
-    const int at = block.start + block.first, lowest = at + warpgroup * (ROWS / chunks.group);
-    if (partly_masked(block, tile, window, lowest, lowest + ROWS / chunks.group - 1))
+  const auto weigh_tile = [&](bool whole) {
+    if (!whole) {
+      const Block& block = *block_at(memory, visit);
+      const int at = block.start + block.first;
       mask_scores(s, block, tile, window, at + row / chunks.group, at + (row + 8) / chunks.group);
+    }
     weigh(s, rows);
   };
   if (warpgroup == 1) barrier_arrive(TURN, 256);
@@ -286,25 +286,27 @@ __device__ __forceinline__ void consume(const Chunks& chunks, unsigned char* mem
 #pragma unroll
   for (int i = 0; i < 128; i++) o[i] = 0.0f;
   mbarrier_wait(query_barrier(shared, queries.place), queries.parity);
-  if (block_at(memory, 0)->tiles == 0) return;
+  int tiles = block_at(memory, 0)->tiles;
+  if (tiles == 0) return;
+  bool whole = is_whole(*block_at(memory, 0), 0);
   mbarrier_wait(full_barrier(shared, ring.place), ring.parity);
   issue_scores(s, shared + queries.place * QUERY_BYTES, shared + TILES_AT + ring.place * TILE_BYTES);
   wgmma_wait<0>();
   pin(s);
   release(empty_barrier(shared, ring.place));
-  if (block_at(memory, 0)->tiles == 1) release(query_empty_barrier(shared, queries.place));
+  if (tiles == 1) release(query_empty_barrier(shared, queries.place));
   ring.advance();
-  weigh_tile();
+  weigh_tile(whole);
   pack_weights(weights, s);
 
   for (;;) {
-    const bool last = tile + 1 == block_at(memory, visit)->tiles;
-    bool more = true;
+    const bool last = tile + 1 == tiles;
     if (last) {
       queries.advance(2);
       mbarrier_wait(query_barrier(shared, queries.place), queries.parity);
-      more = block_at(memory, visit + 1)->tiles > 0;
+      tiles = block_at(memory, visit + 1)->tiles;
     }
+    const bool more = tiles > 0;
     const int keys_at = ring.place;
     if (more) {
       mbarrier_wait(full_barrier(shared, ring.place), ring.parity);
@@ -323,12 +325,10 @@ __device__ __forceinline__ void consume(const Chunks& chunks, unsigned char* mem
     const u32 values = shared + TILES_AT + ring.place * TILE_BYTES, values_empty = empty_barrier(shared, ring.place);
     mbarrier_wait(full_barrier(shared, ring.place), ring.parity);
     ring.advance();
-    clear_unwritten(*block_at(memory, visit), tile, values, window, OWN + warpgroup);
+    if (!whole) clear_unwritten(*block_at(memory, visit), tile, values, window, OWN + warpgroup);
     issue_values(o, weights, values);
     barrier_arrive(TURN + (warpgroup ^ 1), 256);
-    wgmma_wait<1>();
-    pin(s);
-    if (more) release(empty_barrier(shared, keys_at));
+
     const float first_sum = rows.first_sum, second_sum = rows.second_sum;
     tile++;
     if (last) {
@@ -336,8 +336,12 @@ __device__ __forceinline__ void consume(const Chunks& chunks, unsigned char* mem
       rows.first_maximum = rows.second_maximum = NO_KEY_YET;
       rows.first_sum = rows.second_sum = 0.0f;
     }
-    if (more && tile + 1 == block_at(memory, visit)->tiles) release(query_empty_barrier(shared, queries.place));
-    weigh_tile();
+    whole = is_whole(*block_at(memory, visit), tile);
+    wgmma_wait<1>();
+    pin(s);
+    if (more) release(empty_barrier(shared, keys_at));
+    if (tile + 1 == tiles) release(query_empty_barrier(shared, queries.place));
+    weigh_tile(whole);
     done_before(rows.first_sum + rows.second_sum);
     wgmma_wait<0>();
     pin(o);
@@ -367,6 +371,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) sliding_chunk(
     const int* table,          // of each slot: page of positions 32 l at l % entries
     long long table_stride, int entries, int chunks, int kv_heads, int group, int window, int older) {
   extern __shared__ __align__(1024) unsigned char memory[];
+  launch_dependents();
   const u32 shared = shared_address(memory);
   const Chunks described = {chunk_rows, chunk_starts, chunk_lengths, chunk_slots, block_ends,
                             chunks,     kv_heads,     group,         window,      older};
@@ -382,15 +387,14 @@ extern "C" __global__ void __launch_bounds__(384, 1) sliding_chunk(
     }
     mbarrier_init_fence();
   }
-  __syncthreads();
-  launch_dependents();
   wait_for_prerequisites();
+  __syncthreads();
   if (threadIdx.x >= 256) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
     if (threadIdx.x < 288)
       produce(described, memory, &q, &page_k, &page_v, &step_k, &step_v, table, table_stride, entries);
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
     consume(described, memory, output);
   }
 }

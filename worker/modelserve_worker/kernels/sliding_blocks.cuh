@@ -33,6 +33,9 @@ struct Block {
   int newest;   // number of the newest octet in pages, -1 where there is none
   int oldest;   // number of the oldest that any query sees
   int octets;
+  // Tiles [whole_from, whole_to) but for [seam_from, seam_to] are whole: not those with the newest keys, nor with those
+  // that some query sees no more, nor with the ends of step buffers and pages where they meet.
+  int whole_from, whole_to, seam_from, seam_to;
 };
 
 __device__ __forceinline__ Block block_of(const Chunks& chunks, int item, int blocks) {
@@ -61,6 +64,18 @@ __device__ __forceinline__ Block block_of(const Chunks& chunks, int item, int bl
   block.oldest = oldest < 0 && chunks.older == 0 ? max(block.start + oldest, 0) / 8 : block.newest + 1;
   block.octets = block.own + block.newest - block.oldest + 1;
   block.tiles = (block.octets + OCTETS - 1) / OCTETS;
+
+  const int newest_seen = max(block.start + block.first + tokens - chunks.window, block.written);  // by all queries
+  const bool paged = block.oldest <= block.newest;
+  block.whole_from = (block.end - 1 - block.first + KEYS - 1) / KEYS;
+  if (paged && newest_seen <= block.start) {
+    const int lowest = max(block.start + block.first + tokens - chunks.window, 0);
+    block.whole_to = (block.own + block.newest + 1 - (lowest + 7) / 8) / OCTETS;
+  } else {
+    block.whole_to = (block.start + block.end - newest_seen) / KEYS;
+  }
+  block.seam_from = paged ? (block.own - 1) / OCTETS : block.tiles;
+  block.seam_to = paged ? block.own / OCTETS : block.tiles;
   return block;
 }
 
@@ -69,11 +84,7 @@ __device__ __forceinline__ int position_of(const Block& block, int octet) {
   return octet < block.own ? block.start + block.end - 8 * (octet + 1) : 8 * (block.newest - (octet - block.own));
 }
 
-// Whether some score of a tile may not count, for queries at [lowest, highest].
-__device__ __forceinline__ bool partly_masked(const Block& block, int tile, int window, int lowest, int highest) {
-  const int first = tile * OCTETS, last = first + OCTETS - 1;
-  if (first < block.own && last >= block.own) return true;
-  const int low = max(highest - window + 1, last < block.own ? block.written : 0);
-  const int high = last < block.own ? lowest : min(lowest, block.start - 1);
-  return position_of(block, first) + 7 > high || position_of(block, last) < low;
+// Whether all scores of a tile count, and all its rows have been written.
+__device__ __forceinline__ bool is_whole(const Block& block, int tile) {
+  return tile >= block.whole_from && tile < block.whole_to && (tile < block.seam_from || tile > block.seam_to);
 }
