@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from modelserve_worker.kernels.elementwise import PlainElementwise
-from modelserve_worker.kernels.expert_door import expert_doors
+from modelserve_worker.kernels.expert_doors import expert_doors
 from modelserve_worker.kernels.experts import (
     NO_EXPERT,
     BranchNorms,

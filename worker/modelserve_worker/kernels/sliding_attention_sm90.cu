@@ -389,8 +389,6 @@ extern "C" __global__ void __launch_bounds__(384, 1) sliding_chunk(
   }
   wait_for_prerequisites();
   __syncthreads();
-  launch_dependents();
-  wait_for_prerequisites();
   if (threadIdx.x >= 256) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
     if (threadIdx.x < 288)

@@ -1,4 +1,4 @@
-"""Which doors of a mixture of experts a device has: a module of its own, as kernels import what `experts` defines."""
+"""Which doors of a mixture of experts a device has."""
 
 from __future__ import annotations
 
