@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from unittest import mock
-
 import pytest
 import torch
+from launch_order import one_after_the_other
 from model_checkpoints import make_checkpoint, random_tokens, reference_logits
 
 from modelserve.engine_args import EngineArgs
 from modelserve_worker.batch import IN_FLIGHT
 from modelserve_worker.execution.ranks import launch
-from modelserve_worker.kernels import dependent_launch
 from modelserve_worker.request import SamplingParams
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -88,7 +86,7 @@ def test_no_bit_depends_on_kernels_that_start_before_others_end(tmp_path, driver
         return logits, tokens
 
     logits, tokens = outcome()
-    with mock.patch.object(dependent_launch, "current_target", return_value=None):
+    with one_after_the_other():
         logits_in_turn, tokens_in_turn = outcome()
     assert all(torch.equal(early, late) for early, late in zip(logits, logits_in_turn, strict=True))
     assert tokens == tokens_in_turn

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from unittest import mock
 
 import pytest
 import torch
 import triton
+from launch_order import one_after_the_other
 from torch import Tensor
 
 from modelserve_worker.execution.kernel_trace import TargetDriver
 from modelserve_worker.kernels import dependent_launch
 from modelserve_worker.kernels.elementwise_triton import TritonElementwise
+from modelserve_worker.kernels.few_rows import dense_product
 
 HIDDEN, INNER, LAYERS, REPLAYS = 5376, 1024, 40, 200
 
@@ -24,17 +25,10 @@ def test_launches_are_dependent_from_hopper_on(capability: int, options: dict[st
         assert dependent_launch.dependent_launch() == options
 
 
-@contextmanager
-def one_after_the_other() -> Iterator[None]:
-    """Launches without the attribute: each kernel starts when the one before it is complete."""
-    with mock.patch.object(dependent_launch, "current_target", return_value=None):
-        yield
-
-
 def steps(rows: int) -> Callable[[], Tensor]:
-    """A chain of layers over memory that each reuses: norms, products by cuBLAS, gates, a copy; the residual at last.
+    """A chain of layers over memory that each reuses: norms, products, gates, a copy; the residual at last.
 
-    Kernels of one program beside ones that fill the GPU, and ones with the attribute beside ones without.
+    Kernels of one program beside ones that fill the GPU, and ones with the attribute beside cuBLAS's at 64 rows.
     """
     doors = TritonElementwise()
     generator = torch.Generator("cuda").manual_seed(rows)
@@ -50,9 +44,9 @@ def steps(rows: int) -> Callable[[], Tensor]:
         x = start.clone()
         normed = doors.rms_norm(x, norms[0, 0], eps=1e-6)
         for delta_weight, next_weight in norms:
-            gated = doors.gated_gelu(normed @ opened.t())
+            gated = doors.gated_gelu(dense_product(normed, opened))
             x, following = doors.residual_norm(
-                x, gated @ closed.t(), delta_weight, scalar=scalar, next_weight=next_weight, eps=1e-6
+                x, dense_product(gated, closed), delta_weight, scalar=scalar, next_weight=next_weight, eps=1e-6
             )
             assert following is not None
             again = doors.rms_norm(doors.rms_norm(following, delta_weight, eps=1e-6), next_weight, eps=1e-6)

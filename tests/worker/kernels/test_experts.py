@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from modelserve_worker.kernels.elementwise import PlainElementwise
+from modelserve_worker.kernels.expert_doors import expert_doors
 from modelserve_worker.kernels.experts import (
     NO_EXPERT,
     BranchNorms,
@@ -18,7 +19,6 @@ from modelserve_worker.kernels.experts import (
     PlainExperts,
     RouterWeights,
     Shares,
-    expert_doors,
 )
 from modelserve_worker.kernels.experts_triton import ExpertTile, TritonExperts, products_with
 from modelserve_worker.kernels.routing_triton import FEW_ROUTED_ROWS

@@ -32,8 +32,6 @@ finds it beside the others, and what was built ahead is what is launched.
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
@@ -64,7 +62,7 @@ def wait_for_prerequisites() -> None:
 
 
 @triton.jit
-def prefetch(lines: Any, wanted: Any) -> None:
+def prefetch(lines: tl.tensor, wanted: tl.tensor) -> None:
     """Bring the memory at pointers `lines`, 128 bytes each, into the L2 cache where `wanted`.
 
     Nothing is read, so it may come before the wait, of memory that is being written, too.

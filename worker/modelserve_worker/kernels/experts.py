@@ -8,7 +8,6 @@ of its inputs, their weighted sum is float32 and rounded once.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Protocol
 
 import torch
@@ -16,7 +15,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from modelserve_worker.kernels.elementwise import PlainElementwise, rms_normalize
-from modelserve_worker.kernels.linear_tiles import kernel_capability
 
 NO_EXPERT = 1 << 30  # the choice of a row that only pads a step: behind all experts when choices are sorted
 
@@ -182,13 +180,3 @@ class PlainExperts:
         return self._elementwise.residual_norm(
             residual, delta, norms.added, scalar=scalar, next_weight=next_weight, eps=eps
         )
-
-
-@cache
-def expert_doors(device: torch.device, dtype: torch.dtype) -> ExpertDoors:
-    """The implementation for a device and compute dtype, chosen once: kernels for bfloat16 on CUDA, else plain."""
-    if dtype != torch.bfloat16 or kernel_capability(device) is None:
-        return PlainExperts()
-    from modelserve_worker.kernels.experts_triton import TritonExperts
-
-    return TritonExperts(device)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from modelserve.sizing.cuda_graphs import EXPERT_FEW_ROWS
 from modelserve_worker.kernels import routing_triton
+from modelserve_worker.kernels.dependent_launch import dependent_launch, launch_dependents, wait_for_prerequisites
 from modelserve_worker.kernels.elementwise_triton import gelu, load_row, rms, row_launch
 from modelserve_worker.kernels.experts import BranchNorms, Choice, DealtRows, RouterWeights, Shares
 from modelserve_worker.kernels.routing_triton import FEW_ROUTED_ROWS, NOBODY, OPERAND
@@ -108,6 +109,8 @@ def chosen_products(
     BLOCK_M: tl.constexpr,
     STAGES: tl.constexpr,
 ):
+    launch_dependents()
+    wait_for_prerequisites()
     member = tl.program_id(1)
     dtype = results.dtype.element_ty
     row, choice = tl.arange(0, ROWS), tl.arange(0, triton.next_power_of_2(K))
@@ -163,6 +166,8 @@ def routed_row(routed, places, weights, experts, row, column, WIDTH: tl.constexp
 
 @triton.jit
 def weighted_sum(routed, places, weights, experts, summed, WIDTH: tl.constexpr, BLOCK: tl.constexpr, K: tl.constexpr):
+    launch_dependents()
+    wait_for_prerequisites()
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     total = routed_row(routed, places, weights, experts, row, column, WIDTH, K)
@@ -188,25 +193,29 @@ def add_branches(
     BLOCK: tl.constexpr,
     K: tl.constexpr,
 ):
+    launch_dependents()
     dtype = residual.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
     at = row * WIDTH + column
-    first = tl.load(dense + at, mask=inside, other=0.0).to(tl.float32)
-    second = routed_row(routed, places, weights, experts, row, column, WIDTH, K)
-    kept = tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
     first_weights = load_row(dense_weight, column, WIDTH)
     second_weights = load_row(routed_weight, column, WIDTH)
     added_weights = load_row(added_weight, column, WIDTH)
     if next_weight is not None:
         next_weights = load_row(next_weight, column, WIDTH)
+    if scalar is not None:
+        factor = tl.load(scalar).to(tl.float32)
+    wait_for_prerequisites()
+    first = tl.load(dense + at, mask=inside, other=0.0).to(tl.float32)
+    second = routed_row(routed, places, weights, experts, row, column, WIDTH, K)
+    kept = tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
     left = rms(first[None, :], first_weights, WIDTH, eps).to(dtype).to(tl.float32)
     right = rms(second[None, :], second_weights, WIDTH, eps).to(dtype).to(tl.float32)
     delta = (left + right).to(dtype).to(tl.float32)
     summed = (kept[None, :] + rms(delta, added_weights, WIDTH, eps).to(dtype).to(tl.float32)).to(dtype)
     if scalar is not None:
-        summed = (summed.to(tl.float32) * tl.load(scalar).to(tl.float32)).to(dtype)
+        summed = (summed.to(tl.float32) * factor).to(dtype)
     tl.store(residual + at[None, :], summed, mask=inside[None, :])
     if next_weight is not None:
         after = rms(summed.to(tl.float32), next_weights, WIDTH, eps).to(dtype)
@@ -240,7 +249,13 @@ class TritonExperts:
         rows, width = weights.shape[0], shares.results.shape[1]
         summed = torch.empty((rows, width), dtype=shares.results.dtype, device=weights.device)
         weighted_sum[(rows,)](
-            shares.results, shares.places, weights, experts, summed, **_sum_launch(width, rows, weights.shape[1])
+            shares.results,
+            shares.places,
+            weights,
+            experts,
+            summed,
+            **_sum_launch(width, rows, weights.shape[1]),
+            **dependent_launch(),
         )
         return summed
 
@@ -263,7 +278,7 @@ class TritonExperts:
             weights, experts = routed.choice.weights, routed.choice.experts
         add_branches[(rows,)](
             residual, dense, results, places, weights, experts, norms.dense, norms.routed, norms.added, scalar,
-            next_weight, normed, eps, **_sum_launch(width, rows, top_k),
+            next_weight, normed, eps, **_sum_launch(width, rows, top_k), **dependent_launch(),
         )  # fmt: skip
         return residual, normed
 
@@ -276,7 +291,15 @@ def products_with(x: Tensor, choice: Choice, matrices: Tensor, tile: ExpertTile,
     launch = _product_launch(tile, rows=rows, top_k=top_k, experts=experts, gated=gated)
     members = rows * top_k if launch["BY_SLOT"] else experts
     chosen_products[(triton.cdiv(outputs, tile.outputs), members)](
-        x, matrices, choice.experts, results, rows, OUTPUTS=outputs, INPUTS=inputs, **launch
+        x,
+        matrices,
+        choice.experts,
+        results,
+        rows,
+        OUTPUTS=outputs,
+        INPUTS=inputs,
+        **launch,
+        **dependent_launch(),
     )
     return results
 

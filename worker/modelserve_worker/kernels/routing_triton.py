@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from modelserve_worker.kernels.dependent_launch import dependent_launch, launch_dependents, wait_for_prerequisites
 from modelserve_worker.kernels.elementwise_triton import TritonElementwise, load_row, rms
 from modelserve_worker.kernels.experts import NO_EXPERT, Choice, DealtRows, RouterWeights
 from modelserve_worker.kernels.specimen import KernelSpecimen
@@ -69,8 +70,8 @@ def choose(logits, expert, row, rows, wanted, weights, experts, scales, EXPERTS:
 def route_few(
     x,  # [rows, WIDTH]
     norm_weight,
-    scale,
-    matrix,  # [EXPERTS, WIDTH]
+    scale_weight,
+    router_weight,  # [EXPERTS, WIDTH]
     scales,  # of each expert
     num_rows,  # [1] or None
     normed,  # [rows, WIDTH]
@@ -87,13 +88,15 @@ def route_few(
     GROUP: tl.constexpr,
     K: tl.constexpr,
 ):
+    launch_dependents()
     row, group = tl.program_id(0), tl.program_id(1)
     column = tl.arange(0, BLOCK)
     expert = group * GROUP + tl.arange(0, GROUP)
     inside = (expert < EXPERTS)[:, None] & (column < WIDTH)[None, :]
-    elements = tl.load(matrix + expert[:, None] * WIDTH + column[None, :], mask=inside, other=0.0)
-    factors = load_row(scale, column, WIDTH)
+    elements = tl.load(router_weight + expert[:, None] * WIDTH + column[None, :], mask=inside, other=0.0)
+    factors = load_row(scale_weight, column, WIDTH)
     norm_weights = load_row(norm_weight, column, WIDTH)
+    wait_for_prerequisites()
     values = tl.load(x + row * WIDTH + column, mask=column < WIDTH, other=0.0).to(tl.float32)[None, :]
     ones = tl.full([1, BLOCK], 1.0, tl.float32)
     scaled = rms(values, ones, WIDTH, eps) * factors * ROOT_SCALE
@@ -116,8 +119,8 @@ def route_few(
 @triton.jit(do_not_specialize=["rows"])
 def route_many(
     x,  # [rows, WIDTH]
-    scale,
-    matrix,  # [EXPERTS, WIDTH]
+    scale_weight,
+    router_weight,  # [EXPERTS, WIDTH]
     scales,
     num_rows,  # [1] or None
     weights,
@@ -132,10 +135,12 @@ def route_many(
     BLOCK_T: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ):
+    launch_dependents()
+    wait_for_prerequisites()
     row = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     expert = tl.arange(0, BLOCK_E)
     x_at = x + tl.minimum(row, rows - 1).to(tl.int64)[:, None] * WIDTH
-    matrix_at = matrix + tl.minimum(expert, EXPERTS - 1)[None, :] * WIDTH
+    matrix_at = router_weight + tl.minimum(expert, EXPERTS - 1)[None, :] * WIDTH
     sums = tl.zeros([BLOCK_T, BLOCK_E], tl.float32)
     squares = tl.zeros([BLOCK_T], tl.float32)
     for first in range(0, WIDTH, BLOCK_H):
@@ -143,7 +148,7 @@ def route_many(
         inside = column < WIDTH
         values = tl.load(x_at + column[None, :], mask=inside[None, :], other=0.0).to(tl.float32)
         elements = tl.load(matrix_at + column[:, None], mask=inside[:, None], other=0.0).to(OPERAND)
-        scaled = values * load_row(scale, column, WIDTH)
+        scaled = values * load_row(scale_weight, column, WIDTH)
         high = scaled.to(tl.bfloat16)
         low = (scaled - high.to(tl.float32)).to(tl.bfloat16)
         sums = tl.dot(high.to(OPERAND), elements, sums)
@@ -163,6 +168,8 @@ def deal_slots(
     BLOCK: tl.constexpr,
 ):
     """One program for each expert: it counts the slots of those before it, then numbers its own in their order."""
+    launch_dependents()
+    wait_for_prerequisites()
     expert = tl.program_id(0)
     offset = tl.arange(0, BLOCK)
     before = tl.zeros([BLOCK], tl.int32)
@@ -182,6 +189,8 @@ def deal_slots(
 
 @triton.jit
 def copy_rows(x, experts, places, dealt, WIDTH: tl.constexpr, BLOCK: tl.constexpr, K: tl.constexpr):
+    launch_dependents()
+    wait_for_prerequisites()
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
@@ -205,7 +214,7 @@ def route(
     if rows > FEW_ROUTED_ROWS:
         route_many[(triton.cdiv(rows, MANY_LAUNCH["BLOCK_T"]),)](
             x, router.scale, router.weight, router.per_expert_scale, num_rows, choice.weights, choice.experts, rows,
-            eps, **shape, **MANY_LAUNCH,
+            eps, **shape, **MANY_LAUNCH, **dependent_launch(),
         )  # fmt: skip
         return TritonElementwise().rms_norm(x, norm_weight, eps=eps), choice
     normed = torch.empty_like(x)
@@ -213,6 +222,7 @@ def route(
     route_few[(rows, triton.cdiv(experts, FEW_LAUNCH["GROUP"]))](
         x, norm_weight, router.scale, router.weight, router.per_expert_scale, num_rows, normed, logits,
         arrivals, choice.weights, choice.experts, eps, BLOCK=triton.next_power_of_2(width), **shape, **FEW_LAUNCH,
+        **dependent_launch(),
     )  # fmt: skip
     return normed, choice
 
@@ -223,8 +233,8 @@ def deal(x: Tensor, choice: Choice, experts: int) -> DealtRows:
     places = torch.empty_like(choice.experts)
     ends = torch.empty(experts, dtype=torch.int32, device=x.device)
     dealt = torch.empty((rows * top_k, width), dtype=x.dtype, device=x.device)
-    deal_slots[(experts,)](choice.experts, places, ends, rows * top_k, **_DEAL)
-    copy_rows[(rows,)](x, choice.experts, places, dealt, **_copy_launch(width, top_k))
+    deal_slots[(experts,)](choice.experts, places, ends, rows * top_k, **_DEAL, **dependent_launch())
+    copy_rows[(rows,)](x, choice.experts, places, dealt, **_copy_launch(width, top_k), **dependent_launch())
     return DealtRows(dealt, ends, places)
 
 

@@ -19,7 +19,8 @@ from modelserve.sizing.dequantisation import workspace_bytes
 from modelserve.sizing.weights import tensor_parallel_problem
 from modelserve.weight_format import TextLinear, WeightFormat
 from modelserve_worker.kernels.elementwise import ElementwiseDoors, elementwise_doors
-from modelserve_worker.kernels.experts import BranchNorms, expert_doors
+from modelserve_worker.kernels.expert_doors import expert_doors
+from modelserve_worker.kernels.experts import BranchNorms
 from modelserve_worker.kernels.few_rows import dense_product
 from modelserve_worker.kernels.row_codec import v_only_columns
 from modelserve_worker.kernels.step_inputs import LastRows

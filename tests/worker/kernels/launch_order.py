@@ -1,0 +1,22 @@
+"""Launches without programmatic dependent launch, to compare with: a kernel starts when all before it is complete."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+from modelserve_worker.kernels import cuda_kernel, dependent_launch, linear_rows_sm90
+
+
+@contextmanager
+def one_after_the_other() -> Iterator[None]:
+    def launch(*arguments: Any, **options: Any) -> None:
+        cuda_kernel.launch(*arguments, **{**options, "dependent": False})
+
+    with (
+        mock.patch.object(dependent_launch, "current_target", return_value=None),
+        mock.patch.object(linear_rows_sm90, "launch", launch),
+    ):
+        yield
