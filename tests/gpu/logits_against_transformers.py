@@ -35,7 +35,7 @@ from modelserve_worker.request import SamplingParams
 
 LIMIT = 1.25
 DECODED = 16  # tokens at the end that are fed one by one
-CUDA = torch.device("cuda")
+CUDA = torch.device("cuda", 0)
 
 
 def reduced_config(variant: str, layers: int) -> Gemma4TextConfig:
