@@ -33,20 +33,16 @@ from modelserve_worker.models.gemma4 import MixtureOfExperts
 
 CUDA, BF16 = torch.device("cuda"), torch.bfloat16
 CALLS, COMPILERS = 16, 14
-ONE_ROW = {
-    True: ((8, 512, 4, 3), (4, 1024, 4, 3), (8, 256, 2, 4), (16, 256, 4, 3), (4, 512, 2, 4), (8, 1024, 8, 2),
-           (16, 128, 4, 4)),
-    False: ((16, 256, 4, 3), (8, 1024, 4, 1), (4, 1024, 2, 1), (32, 128, 4, 4), (16, 128, 2, 4), (8, 256, 2, 3)),
-}  # fmt: skip
+ONE_ROW = {True: ((8, 512, 4, 3), (8, 256, 2, 4)), False: ((16, 256, 4, 3), (8, 1024, 4, 1))}
 BLOCKS = {
-    True: ((16, 128, 1, 5), (16, 128, 2, 4), (16, 256, 2, 3), (32, 128, 2, 4), (32, 128, 4, 4), (32, 64, 2, 6),
-           (64, 64, 4, 4), (64, 128, 4, 3)),
-    False: ((32, 64, 2, 4), (32, 64, 2, 6), (64, 64, 4, 4), (32, 128, 2, 3), (64, 64, 2, 5), (128, 64, 4, 4),
-            (64, 128, 4, 3), (16, 64, 1, 6)),
+    True: ((16, 128, 1, 5), (16, 128, 1, 8), (16, 64, 1, 10), (16, 256, 1, 4), (16, 128, 2, 4), (32, 128, 2, 4),
+           (32, 128, 2, 6), (64, 64, 4, 6)),
+    False: ((64, 64, 4, 4), (64, 64, 4, 8), (32, 64, 1, 8), (16, 64, 1, 6), (128, 64, 8, 5), (128, 64, 4, 6),
+            (64, 128, 4, 3), (64, 64, 2, 8), (32, 128, 2, 4)),
 }  # fmt: skip
-FEW_ROUTED = ((8, 16), (4, 4), (2, 4))
+FEW_ROUTED = ((2, 8), (1, 8), (4, 16), (2, 16), (8, 16))
 MANY_ROUTED = (
-    {"BLOCK_H": 128, "num_stages": 2}, {"BLOCK_T": 32, "num_warps": 4}, {"BLOCK_H": 32, "num_stages": 4},
+    {"BLOCK_T": 64, "num_warps": 8}, {"num_stages": 4}, {"BLOCK_H": 128},
 )  # fmt: skip
 
 
@@ -195,7 +191,7 @@ def router_times(layer: MixtureOfExperts) -> Iterator[str]:
     few, many = dict(routing_triton.FEW_LAUNCH), dict(routing_triton.MANY_LAUNCH)
     for rows, launch, variants in (
         (1, routing_triton.FEW_LAUNCH, [few, *({"GROUP": g, "num_warps": w} for g, w in FEW_ROUTED)]),
-        (8, routing_triton.FEW_LAUNCH, [few, *({"GROUP": g, "num_warps": w} for g, w in FEW_ROUTED)]),
+        (32, routing_triton.FEW_LAUNCH, [few, *({"GROUP": g, "num_warps": w} for g, w in FEW_ROUTED)]),
         (8192, routing_triton.MANY_LAUNCH, [many, *({**many, **other} for other in MANY_ROUTED)]),
     ):
         x, kept = activations(rows, architecture().hidden_size), dict(launch)

@@ -23,13 +23,13 @@ from elementwise_speed import MOST_CALLS, PASS_BYTES, microseconds
 from torch import Tensor
 from torch.nn import functional
 
-from modelserve.sizing.quantised_tiles import INT4_FUSED_ROWS, fp8_inputs, int4_tiles
+from modelserve.sizing.quantised_tiles import fp8_inputs, int4_tiles
 from modelserve_worker.kernels import fp8_linear, int4_linear
 from modelserve_worker.kernels.fp8_linear import Fp8Pairs
 from modelserve_worker.kernels.fp8_linear_triton import FP8_CAPABILITY, fp8_product_with, rounded_inputs
 from modelserve_worker.kernels.int4_linear import Int4Tiles
 from modelserve_worker.kernels.int4_linear_triton import int4_dequantised_product, int4_product_with
-from modelserve_worker.kernels.linear_tiles import FEW_ROWS, LinearTile, linear_tile
+from modelserve_worker.kernels.linear_tiles import FEW_ROWS, LinearTile, linear_tile, most_fused_rows
 
 CUDA = torch.device("cuda")
 SHAPES = {  # outputs x inputs of the fused matrices
@@ -100,7 +100,7 @@ def scaled(x: Tensor, matrix: Fp8Pairs, fast: bool) -> Tensor:
 
 def chosen(fmt: str, rows: int, capability: int) -> str:
     """Name of the way that serving takes."""
-    if fmt == "int4" and rows > INT4_FUSED_ROWS:
+    if fmt == "int4" and rows > most_fused_rows(capability):
         return "dequantised"
     if fmt == "fp8" and rows > FEW_ROWS and capability >= FP8_CAPABILITY:
         return "scaled_mm"
@@ -172,7 +172,7 @@ def measured(
         for rows in arguments.rows:
             x = torch.randn((rows, inputs), device=CUDA).bfloat16()
             times = {}
-            large = rows > INT4_FUSED_ROWS and (fmt == "int4" or capability >= FP8_CAPABILITY)
+            large = rows > most_fused_rows(80) and (fmt == "int4" or capability >= FP8_CAPABILITY)
             for name, product in products(fmt, rows, capability):
                 if large and not name.startswith(("dequantised", "scaled")):
                     continue

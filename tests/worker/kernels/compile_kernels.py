@@ -32,7 +32,8 @@ SHARED_BYTES = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024}
 MOST_REGISTERS = 255
 PROCESSES = 2
 DEPENDENT_LAUNCH = 90  # the lowest capability that has it
-CONSTANT = ("weight", "scalar", "positions", "slots", "table", "cos", "sin")  # how what is complete early is named
+# How parameters are named that no later kernel of a step writes.
+CONSTANT = ("weight", "scalar", "positions", "slots", "table", "cos", "sin")
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ def steps(rows: int) -> Callable[[], Tensor]:
             )
             assert following is not None
             again = doors.rms_norm(doors.rms_norm(following, delta_weight, eps=1e-6), next_weight, eps=1e-6)
-            normed = doors.branch_sum(again, following, delta_weight, next_weight, eps=1e-6)
+            normed = again + following
         return x
 
     return run

@@ -73,9 +73,9 @@ def terms(stored: WeightFormat | None, *, tokens: int, on_cpu: bool = False, dty
 def test_what_products_hold_on_a_gpu_and_on_a_cpu() -> None:
     sums = split_sums(torch.device("cpu"))
     assert sums.parts.nbytes + sums.arrivals.nbytes == SPLIT_SUM_BYTES
-    assert terms(int4(32), tokens=1024)["products"] == SPLIT_SUM_BYTES
+    assert terms(int4(32), tokens=128)["products"] == SPLIT_SUM_BYTES
     block = dequantised_block(torch.device("meta"))
-    assert terms(int4(32), tokens=1280)["products"] == SPLIT_SUM_BYTES + block.nbytes
+    assert terms(int4(32), tokens=256)["products"] == SPLIT_SUM_BYTES + block.nbytes
     assert terms(FP8, tokens=8192)["products"] == SPLIT_SUM_BYTES + 8192 * (21504 + 4)
     assert terms(FP8_BLOCK, tokens=8192)["products"] == SPLIT_SUM_BYTES
     assert "products" not in terms(None, tokens=8192)
@@ -98,6 +98,6 @@ def test_captured_steps_of_many_rows_have_a_kernel_for_each_block() -> None:
         )  # fmt: skip
         return held // CUDA_GRAPH_NODE_BYTES
 
-    assert nodes(int4(32), 1024) == nodes(None, 1024)
-    assert 60 * 4 < nodes(int4(32), 1280) - nodes(None, 1280) < 60 * 30
+    assert nodes(int4(32), 128) == nodes(None, 128)
+    assert 60 * 4 < nodes(int4(32), 256) - nodes(None, 256) < 60 * 30
     assert nodes(FP8, 64) - nodes(None, 64) == pytest.approx(60 * 4 * 5, abs=1)  # five captured sizes

@@ -44,10 +44,9 @@ class ExpertTile:
 
 # Tiles of gate and up, and of down, by the most rows of a step, up to EXPERT_FEW_ROWS.
 TILES = {
-    1: (ExpertTile(8, 512, 1, 4, 3), ExpertTile(16, 256, 1, 4, 3)),
-    8: (ExpertTile(16, 128, 8, 2, 4), ExpertTile(32, 64, 8, 2, 4)),
-    16: (ExpertTile(16, 128, 8, 2, 4), ExpertTile(32, 64, 8, 2, 4)),
-    64: (ExpertTile(32, 128, 16, 4, 3), ExpertTile(32, 64, 16, 2, 4)),
+    1: (ExpertTile(16, 128, 8, 1, 5), ExpertTile(64, 64, 8, 4, 4)),
+    8: (ExpertTile(32, 128, 8, 2, 4), ExpertTile(16, 64, 8, 1, 6)),
+    64: (ExpertTile(16, 128, 8, 1, 5), ExpertTile(64, 128, 8, 4, 3)),
 }
 
 

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from modelserve.sizing.quantised_tiles import INT4_FUSED_ROWS, INT4_TILE_INPUTS, dequantised_rows
+from modelserve.sizing.quantised_tiles import INT4_TILE_INPUTS, dequantised_rows
 from modelserve_worker.kernels.dependent_launch import dependent_launch, launch_dependents, wait_for_prerequisites
 from modelserve_worker.kernels.int4_linear import PLANE_INPUTS, PLANES, Int4Tiles
 from modelserve_worker.kernels.linear_tiles import (
@@ -27,6 +27,7 @@ from modelserve_worker.kernels.linear_tiles import (
     dequantised_block,
     grouped_tile,
     linear_tile,
+    most_fused_rows,
     split_sums,
     tiles_of,
 )
@@ -331,7 +332,7 @@ class TritonInt4:
         self._capability = capability
 
     def linear(self, x: Tensor, tiles: Int4Tiles) -> Tensor:
-        if x.shape[0] > INT4_FUSED_ROWS:
+        if x.shape[0] > most_fused_rows(self._capability):
             return int4_dequantised_product(x, tiles)
         return int4_product_with(x, tiles, linear_tile("int4", x.shape[0], capability=self._capability))
 

@@ -12,11 +12,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from modelserve.sizing.quantised_tiles import DEQUANTISED_BLOCK_BYTES, SPLIT_SUM_BYTES
+from modelserve.sizing.quantised_tiles import DEQUANTISED_BLOCK_BYTES, INT4_FUSED_ROWS, SPLIT_SUM_BYTES
 
 Format = Literal["int4", "fp8"]
 GROUPED_ROWS = 4  # rows an expert has on average, up to which the few-row kernel multiplies
 MOST_COUNTERS = 1 << 12
+_HOPPER = 90
 LEAST_MAJOR = 8
 _FLOAT32 = 4
 
@@ -80,6 +81,11 @@ def tiles_of(fmt: Format, *, capability: int) -> dict[int, LinearTile]:
         if lowest <= capability <= highest:
             return tiles
     raise ValueError(f"no tiles of linear layers for compute capability {capability}: 80 is the lowest supported")
+
+
+def most_fused_rows(capability: int) -> int:
+    """Rows up to which INT4 is unpacked inside of a product; on Hopper, as measured, matrix units outrun unpacking."""
+    return INT4_FUSED_ROWS if capability == _HOPPER else 8 * INT4_FUSED_ROWS
 
 
 def linear_tile(fmt: Format, rows: int, *, capability: int) -> LinearTile:

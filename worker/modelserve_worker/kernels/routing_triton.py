@@ -23,10 +23,11 @@ from modelserve_worker.kernels.experts import NO_EXPERT, Choice, DealtRows, Rout
 from modelserve_worker.kernels.specimen import KernelSpecimen
 
 FEW_ROUTED_ROWS = 64  # rows up to which programs share a row's experts
+ROUTED_BLOCKS = 4  # of rows: times the groups of experts about one program for each multiprocessor
 NOBODY = tl.constexpr(NO_EXPERT)
 OPERAND = tl.constexpr(tl.float32 if triton.knobs.runtime.interpret else tl.bfloat16)  # the interpreter's products
 FEW_LAUNCH = {"GROUP": 4, "num_warps": 8}
-MANY_LAUNCH = {"BLOCK_T": 64, "BLOCK_H": 64, "num_warps": 8, "num_stages": 3}
+MANY_LAUNCH = {"BLOCK_T": 32, "BLOCK_H": 64, "num_warps": 4, "num_stages": 3}
 _DEAL = {"BLOCK": 4096, "num_warps": 8}
 _LEAST_WORD = tl.constexpr(-(1 << 63))
 
@@ -38,11 +39,12 @@ def choose(logits, expert, row, rows, wanted, weights, experts, scales, EXPERTS:
     K passes find the largest word: its high bits are in the logits' order, its low bits in reverse that of indices.
     """
     BLOCK_E: tl.constexpr = logits.shape[1]
+    BITS: tl.constexpr = 12  # of an index
     SLOTS: tl.constexpr = triton.next_power_of_2(K)
     bits = tl.where(logits == 0.0, 0.0, logits).to(tl.int32, bitcast=True)
     keys = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     keys = tl.where(logits != logits, 0x7FFFFFFF, keys)  # true of NaN
-    words = keys.to(tl.int64) * BLOCK_E + (-expert + (BLOCK_E - 1))[None, :]
+    words = (keys.to(tl.int64) << BITS) + (-expert + (BLOCK_E - 1))[None, :]
     words = tl.where((expert < EXPERTS)[None, :], words, _LEAST_WORD)
     slot = tl.arange(0, SLOTS)[None, :]
     chosen = tl.zeros([logits.shape[0], SLOTS], tl.int32)
@@ -50,13 +52,13 @@ def choose(logits, expert, row, rows, wanted, weights, experts, scales, EXPERTS:
     largest = tl.zeros([logits.shape[0], 1], tl.float32)
     for place in tl.static_range(K):
         best = tl.max(words, axis=1)[:, None]
-        hit = words == best
-        value = tl.sum(tl.where(hit, logits, 0.0), axis=1)[:, None]
+        key = (best >> BITS).to(tl.int32)
+        value = tl.where(key < 0, key ^ 0x7FFFFFFF, key).to(tl.float32, bitcast=True)
         if place == 0:
             largest = value
         values = tl.where(slot == place, value, values)
         chosen = tl.where(slot == place, (-(best & (BLOCK_E - 1)) + (BLOCK_E - 1)).to(tl.int32), chosen)
-        words = tl.where(hit, _LEAST_WORD, words)
+        words = tl.where(words == best, _LEAST_WORD, words)
     exponentials = tl.exp(values - largest)
     shares = tl.div_rn(exponentials, tl.sum(exponentials, axis=1)[:, None] + tl.zeros_like(exponentials))
     factors = tl.load(scales + chosen).to(tl.float32)
@@ -66,7 +68,7 @@ def choose(logits, expert, row, rows, wanted, weights, experts, scales, EXPERTS:
     tl.store(experts + at, tl.where(wanted[:, None], chosen, NOBODY), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def route_few(
     x,  # [rows, WIDTH]
     norm_weight,
@@ -76,9 +78,10 @@ def route_few(
     num_rows,  # [1] or None
     normed,  # [rows, WIDTH]
     logits,  # float32 [rows, EXPERTS]
-    arrivals,  # int32 [rows], 0 between launches
+    arrivals,  # int32, one for each block of rows, 0 between launches
     weights,
     experts,
+    rows,
     eps,
     ROOT_SCALE: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -86,10 +89,12 @@ def route_few(
     EXPERTS: tl.constexpr,
     BLOCK_E: tl.constexpr,
     GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
     K: tl.constexpr,
 ):
+    """A program computes ROWS rows' logits of GROUP experts; the last of the programs of these rows chooses."""
     launch_dependents()
-    row, group = tl.program_id(0), tl.program_id(1)
+    block, group = tl.program_id(0), tl.program_id(1)
     column = tl.arange(0, BLOCK)
     expert = group * GROUP + tl.arange(0, GROUP)
     inside = (expert < EXPERTS)[:, None] & (column < WIDTH)[None, :]
@@ -97,23 +102,23 @@ def route_few(
     factors = load_row(scale_weight, column, WIDTH)
     norm_weights = load_row(norm_weight, column, WIDTH)
     wait_for_prerequisites()
-    values = tl.load(x + row * WIDTH + column, mask=column < WIDTH, other=0.0).to(tl.float32)[None, :]
-    ones = tl.full([1, BLOCK], 1.0, tl.float32)
-    scaled = rms(values, ones, WIDTH, eps) * factors * ROOT_SCALE
-    products = tl.sum(elements.to(tl.float32) * scaled, axis=1)
-    tl.store(logits + row * EXPERTS + expert, products, mask=expert < EXPERTS)
-    if group == 0:
-        result = rms(values, norm_weights, WIDTH, eps).to(normed.dtype.element_ty)
-        tl.store(normed + row * WIDTH + column[None, :], result, mask=(column < WIDTH)[None, :])
+    for row in range(block * ROWS, tl.minimum(block * ROWS + ROWS, rows)):
+        values = tl.load(x + row * WIDTH + column, mask=column < WIDTH, other=0.0).to(tl.float32)[None, :]
+        ones = tl.full([1, BLOCK], 1.0, tl.float32)
+        scaled = rms(values, ones, WIDTH, eps) * factors * ROOT_SCALE
+        products = tl.sum(elements.to(tl.float32) * scaled, axis=1)
+        tl.store(logits + row * EXPERTS + expert, products, mask=expert < EXPERTS)
+        if group == 0:
+            result = rms(values, norm_weights, WIDTH, eps).to(normed.dtype.element_ty)
+            tl.store(normed + row * WIDTH + column[None, :], result, mask=(column < WIDTH)[None, :])
     tl.debug_barrier()  # every thread's logits are written before one of them counts the program in
-    if tl.atomic_add(arrivals + row, 1, sem="acq_rel") == tl.num_programs(1) - 1:
-        every = tl.arange(0, BLOCK_E)
-        found = tl.load(logits + row * EXPERTS + every, mask=every < EXPERTS, other=0.0, cache_modifier=".cg")
-        rows = tl.num_programs(0)
-        one = row + tl.arange(0, 1)
-        wanted = one < (rows if num_rows is None else tl.load(num_rows))
-        choose(found[None, :], every, one, rows, wanted, weights, experts, scales, EXPERTS, K)
-        tl.store(arrivals + row, 0)
+    if tl.atomic_add(arrivals + block, 1, sem="acq_rel") == tl.num_programs(1) - 1:
+        every, m = tl.arange(0, BLOCK_E), block * ROWS + tl.arange(0, ROWS)
+        known = (m < rows)[:, None] & (every < EXPERTS)[None, :]
+        found = tl.load(logits + m[:, None] * EXPERTS + every[None, :], mask=known, other=0.0, cache_modifier=".cg")
+        wanted = m < (rows if num_rows is None else tl.load(num_rows))
+        choose(found, every, m, rows, wanted, weights, experts, scales, EXPERTS, K)
+        tl.store(arrivals + block, 0)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -219,10 +224,11 @@ def route(
         return TritonElementwise().rms_norm(x, norm_weight, eps=eps), choice
     normed = torch.empty_like(x)
     logits = torch.empty((rows, experts), dtype=torch.float32, device=x.device)
-    route_few[(rows, triton.cdiv(experts, FEW_LAUNCH["GROUP"]))](
+    block = triton.next_power_of_2(triton.cdiv(rows, ROUTED_BLOCKS))
+    route_few[(triton.cdiv(rows, block), triton.cdiv(experts, FEW_LAUNCH["GROUP"]))](
         x, norm_weight, router.scale, router.weight, router.per_expert_scale, num_rows, normed, logits,
-        arrivals, choice.weights, choice.experts, eps, BLOCK=triton.next_power_of_2(width), **shape, **FEW_LAUNCH,
-        **dependent_launch(),
+        arrivals, choice.weights, choice.experts, rows, eps, ROWS=block, BLOCK=triton.next_power_of_2(width), **shape,
+        **FEW_LAUNCH, **dependent_launch(),
     )  # fmt: skip
     return normed, choice
 
@@ -261,7 +267,7 @@ def _specimen(kernel: Any, launch: dict[str, Any]) -> KernelSpecimen:
 
 _PUBLISHED = _router_constants(2816, 128, 8)  # 26B-A4B
 SPECIMENS = [
-    _specimen(route_few, {**_PUBLISHED, "BLOCK": 4096, **FEW_LAUNCH}),
+    *(_specimen(route_few, {**_PUBLISHED, "BLOCK": 4096, "ROWS": rows, **FEW_LAUNCH}) for rows in (1, 16)),
     _specimen(route_many, {**_PUBLISHED, **MANY_LAUNCH}),
     _specimen(deal_slots, dict(_DEAL)),
     _specimen(copy_rows, _copy_launch(2816, 8)),
