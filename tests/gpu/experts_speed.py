@@ -33,7 +33,6 @@ from modelserve_worker.models.gemma4 import MixtureOfExperts
 
 CUDA, BF16 = torch.device("cuda"), torch.bfloat16
 CALLS, COMPILERS = 16, 14
-ONE_ROW = {True: ((8, 512, 4, 3), (8, 256, 2, 4)), False: ((16, 256, 4, 3), (8, 1024, 4, 1))}
 BLOCKS = {
     True: ((16, 128, 1, 5), (16, 128, 1, 8), (16, 64, 1, 10), (16, 256, 1, 4), (16, 128, 2, 4), (32, 128, 2, 4),
            (32, 128, 2, 6), (64, 64, 4, 6)),
@@ -72,8 +71,6 @@ def with_doors(layer: MixtureOfExperts, doors: ExpertDoors) -> MixtureOfExperts:
 
 
 def tiles(rows: int, gated: bool) -> Iterator[ExpertTile]:
-    if rows == 1:
-        yield from (ExpertTile(n, k, 1, warps, stages) for n, k, warps, stages in ONE_ROW[gated])
     for block in (8,) if rows <= 8 else (8, 16):
         yield from (ExpertTile(n, k, block, warps, stages) for n, k, warps, stages in BLOCKS[gated])
 

@@ -24,31 +24,49 @@ pytestmark = [
 class Step:
     """Chunks after contexts of which pages hold the window alone; rows that no chunk wrote are NaN everywhere."""
 
-    def __init__(self, heads: int, group: int, window: int, chunks: list[Chunk], *, decodes: int = 0, seed: int = 0):
+    def __init__(
+        self, heads: int, group: int, window: int, chunks: list[Chunk], *, fmt: str = "none", decodes: int = 0,
+        seed: int = 0,
+    ):  # fmt: skip
         contexts = [1] * (1 + max(chunk.slot for chunk in chunks))
         for chunk in chunks:
             contexts[chunk.slot] = chunk.start
-        self.case = case = PagedCase("sliding", heads, WIDTH, "none", False, contexts, window, device="cuda", seed=seed)
+        self.case = case = PagedCase("sliding", heads, WIDTH, fmt, False, contexts, window, device="cuda", seed=seed)
         self.chunks, self.group, self.decodes = chunks, group, decodes
         self.rows, tokens = layout(case), sum(chunk.length for chunk in chunks)
         self.tile = doors.tile_for(self.rows, door="chunk", capability=90)
         assert self.tile.sm90
-        k, v = case.random(tokens, heads, WIDTH, scale=WIDTH**-0.5), case.random(tokens, heads, WIDTH)
-        self.k, self.v = k, v
-        unwritten = torch.full((decodes, heads, WIDTH), torch.nan, dtype=k.dtype, device="cuda")
-        padding = unwritten[:3] if decodes else unwritten
-        self.fresh = torch.cat((unwritten, k, padding)), torch.cat((unwritten, v, padding))
+        self.k, k, k_scale = self.encoded(tokens, WIDTH**-0.5)
+        self.v, v, v_scale = self.encoded(tokens, 1.0)
+        self.fresh = k, v, k_scale, v_scale
+        words = 0 if fmt == "none" else 2 * (len(k) + len(chunks) * (window - 1)) * heads * WIDTH
+        self.scratch = torch.empty(words, dtype=torch.bfloat16, device="cuda")
         self.q = case.random(len(self.fresh[0]), heads * group, WIDTH, scale=2.0)
         inputs = chunk_step(case, chunks, group=group, block_rows=self.tile.rows)
         assert inputs.chunks is not None
         inputs.chunks.rows.add_(decodes)
         self.inputs: StepInputs = inputs
 
+    def encoded(self, tokens: int, size: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows as decoded (float64), and in a step buffer with NaN around them, with their scales."""
+        case, dtype = self.case, doors.element_dtype(self.rows)
+        shape = case.heads, WIDTH
+        values, scale = case.encode(case.random(tokens, *shape, scale=size))
+        buffer = torch.full((self.decodes + tokens + 3, *shape), -1, dtype=torch.int8, device="cuda")
+        buffer = buffer.repeat_interleave(dtype.itemsize, -1).view(dtype)
+        span = slice(self.decodes, self.decodes + tokens)
+        buffer[span] = values.view(dtype)
+        scales = torch.full((len(buffer), case.heads), torch.nan, dtype=torch.float16, device="cuda")
+        if scale is not None:
+            scales[span] = scale
+        return case.decode(values, scale), buffer, scales
+
     def attended(self) -> Tensor:
-        output, unscaled = torch.full_like(self.q, torch.nan), torch.zeros(1, dtype=torch.float16, device="cuda")
+        output = torch.full_like(self.q, torch.nan)
+        self.scratch.fill_(torch.nan)
         doors.chunk_attention(
             self.q, output, self.inputs, rows=self.rows, table=self.case.table, arena=self.case.arena, tile=self.tile,
-            fresh=(*self.fresh, unscaled, unscaled),
+            fresh=self.fresh, scratch=self.scratch,
         )  # fmt: skip
         return output
 
@@ -59,8 +77,8 @@ class Step:
         for chunk in self.chunks:
             span, own = slice(row, row + chunk.length), slice(row - self.decodes, row - self.decodes + chunk.length)
             old_k, old_v = self.case.k[chunk.slot], self.case.v[chunk.slot]
-            self.case.k[chunk.slot] = torch.cat((old_k, self.k[own].double()))
-            self.case.v[chunk.slot] = torch.cat((old_v, self.v[own].double()))
+            self.case.k[chunk.slot] = torch.cat((old_k, self.k[own]))
+            self.case.v[chunk.slot] = torch.cat((old_v, self.v[own]))
             at = torch.arange(chunk.start, chunk.start + chunk.length, device="cuda")
             expected = self.case.attention(self.q[span], chunk.slot, at)
             self.case.k[chunk.slot], self.case.v[chunk.slot] = old_k, old_v
@@ -69,6 +87,7 @@ class Step:
         assert output[row:].isnan().all()
 
 
+@pytest.mark.parametrize("fmt", ["none", "int8", "fp8_e4m3"])
 @pytest.mark.parametrize(
     ("heads", "group", "window", "chunks"),
     [
@@ -88,8 +107,8 @@ class Step:
         (2, 2, 33, [Chunk(0, 100, 150), Chunk(1, 7, 20)]),
     ],
 )
-def test_chunks_equal_float64_attention_and_repeat_bit_for_bit(heads, group, window, chunks) -> None:
-    step = Step(heads, group, window, chunks, decodes=5 if len(chunks) > 1 else 0)
+def test_chunks_equal_float64_attention_and_repeat_bit_for_bit(heads, group, window, chunks, fmt) -> None:
+    step = Step(heads, group, window, chunks, fmt=fmt, decodes=5 if len(chunks) > 1 else 0)
     output = step.attended()
     assert torch.equal(output.nan_to_num(7.0), step.attended().nan_to_num(7.0))
     step.check(output)
@@ -104,7 +123,8 @@ def test_chunks_at_random_places_equal_float64_attention(seed: int) -> None:
 
     heads, group, window = ((2, 2, 1024), (2, 4, 512), (1, 8, 512))[seed % 3]
     chunks = [Chunk(slot, drawn(0, 2500), drawn(1, 900)) for slot in range(drawn(1, 5))]
-    step = Step(heads, group, window, chunks, decodes=drawn(0, 9), seed=seed)
+    fmt = ("none", "none", "int8", "fp8_e5m2")[seed % 4]
+    step = Step(heads, group, window, chunks, fmt=fmt, decodes=drawn(0, 9), seed=seed)
     step.check(step.attended())
 
 

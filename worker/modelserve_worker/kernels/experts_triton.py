@@ -30,10 +30,7 @@ _MANY_ROWS = 512  # as in elementwise_triton
 
 @dataclass(frozen=True, slots=True)
 class ExpertTile:
-    """Block of one program: `outputs` rows of the matrix by `inputs` of its columns, times `rows` rows.
-
-    One row is multiplied without the matrix units.
-    """
+    """Block of one program: `outputs` rows of the matrix by `inputs` of its columns, times `rows` rows."""
 
     outputs: int
     inputs: int
@@ -63,29 +60,19 @@ def block_products(
     """Two of float32 [BLOCK_N, BLOCK_M]."""
     BLOCK_N: tl.constexpr = matrix_at.shape[0]
     BLOCK_M: tl.constexpr = x_at.shape[1]
-    ONE: tl.constexpr = BLOCK_M == 1
     k = tl.arange(0, BLOCK_K)
-    total = tl.zeros([BLOCK_N, BLOCK_K if ONE else BLOCK_M], tl.float32)
-    second = tl.zeros([BLOCK_N, BLOCK_K if ONE else BLOCK_M], tl.float32)
+    total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    second = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     for first in tl.range(0, INPUTS, BLOCK_K, num_stages=STAGES):
         inside = first + k < INPUTS
         at = matrix_at + first + k[None, :]
         elements = tl.load(at, mask=inside[None, :], other=0.0)
         if UP:
             others = tl.load(at + UP, mask=inside[None, :], other=0.0)
-        if ONE:
-            row = tl.load(tl.trans(x_at) + first + k[None, :], mask=inside[None, :], other=0.0).to(tl.float32)
-            total += elements.to(tl.float32) * row
-            if UP:
-                second += others.to(tl.float32) * row
-        else:
-            values = tl.load(x_at + first + k[:, None], mask=wanted & inside[:, None], other=0.0).to(OPERAND)
-            total = tl.dot(elements.to(OPERAND), values, total)
-            if UP:
-                second = tl.dot(others.to(OPERAND), values, second)
-    if ONE:
-        total = tl.sum(total, axis=1)[:, None]
-        second = tl.sum(second, axis=1)[:, None]
+        values = tl.load(x_at + first + k[:, None], mask=wanted & inside[:, None], other=0.0).to(OPERAND)
+        total = tl.dot(elements.to(OPERAND), values, total)
+        if UP:
+            second = tl.dot(others.to(OPERAND), values, second)
     return total, second
 
 
