@@ -32,9 +32,10 @@ class EngineRates:
     attention_sliding: float = 0.29  # chunks over a sliding window
     launch_seconds: float = 3.0e-6  # per kernel of a captured step: its start and the gap before it
     mixed_layer_seconds: float = 50e-6  # per layer of a step with decodes and prompts: both attentions over few rows
-    peer_sum_seconds: float = 2e-6  # what the norm behind a small sum takes longer with the sum, over NVLink
+    peer_sum_seconds: float = 2.5e-6  # what the norm behind a small sum takes longer with the sum, over NVLink
     all_reduce_seconds: float = 17e-6  # of a small sum between GPUs that do not reach each other's memory
-    nvlink: float = 0.5  # of NVLink's rate in large messages: 227 of 450 GB/s; what PCIe reaches is in its own figure
+    nvlink: float = 0.6  # of NVLink's rate in NCCL's large sums: 271 of 450 GB/s; PCIe's figure is what it reaches
+    peer_link: float = 0.9  # the same in sums by rows: 406 GB/s beside the norms of a rank's share
 
 
 _HOPPER = EngineRates("Hopper", measured=True)

@@ -6,14 +6,15 @@
     attention    4 heads (D_g n_g K_g / rate_g + D_s n_s K_s / rate_s) / TP of the prompts' rows
     elementwise  rows x bytes a row / (bandwidth x elementwise)
     launches     kernels x seconds, and layers x mixed_layer_seconds where a step has decodes and prompts
-    all_reduces  2 layers x (peer_sum_seconds + 2 (TP - 1) / TP x rows H e / (link x nvlink))
+    all_reduces  2 layers x (peer_sum_seconds + 2 (TP - 1) / TP x rows H e / (link x share))
 
 W bytes of the weights that the step reads (embedding tables of inputs not, of experts the share that its rows touch),
 W' the seconds of that; A = (2 P rows + 2 E samples) / TP / (rate x linear), P parameters that a row is multiplied with,
 E those of the output head; g and s cache bytes per token over all global and sliding layers; D head width, n layers of
 a kind, K keys that the rows of prompts attend to, summed over rows. Layers without a cache of their own read their
 producer's, and compute the last row of a prompt alone, so they are left out of what prompts cost. Without NVLink a sum
-takes all_reduce_seconds.
+takes all_reduce_seconds. `share` of the link is peer_link where ranks sum by rows, and then each norms its share of
+a prompt's rows; it is nvlink where NCCL sums.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from modelserve.planning.engine_rates import engine_rates
 from modelserve.planning.learned import AS_EXPECTED, StepFactors
 from modelserve.sizing.cuda_graphs import kernels_per_step
 from modelserve.sizing.pages import CacheGeometry, KVCacheLayout
+from modelserve.sizing.rank_sums import sums_by_rows
 from modelserve.sizing.weights import element_bytes, parameters_per_rank, weight_terms
 from modelserve.weight_format import WeightFormat
 
@@ -116,16 +118,17 @@ class RankSpeed:
         self.doubling_context = doubling_context(
             architecture, geometry.layout, compute_capability=device.compute_capability
         )
-        self._work = _work(architecture, tensor_parallel, weight_format)
         self._device = device
         self._rates = rates = engine_rates(device.compute_capability)
+        linked = device.link != PCIE_LINK
+        by_rows = linked and sums_by_rows(architecture)
+        self._work = _work(architecture, tensor_parallel, weight_format, by_rows=by_rows)
         readers = self._work.readers
         self._global_bytes, self._sliding_bytes = (
             geometry.page(kind).layer_bytes * readers[kind] / geometry.page(kind).page_tokens
             for kind in (LayerKind.GLOBAL, LayerKind.SLIDING)
         )
-        linked = device.link != PCIE_LINK
-        self._link = device.link * rates.nvlink if linked else device.link
+        self._link = device.link * (rates.peer_link if by_rows else rates.nvlink) if linked else device.link
         self._sum_seconds = rates.peer_sum_seconds if linked else rates.all_reduce_seconds
         v_only = geometry.layout is KVCacheLayout.V_ONLY
         turned = v_only and geometry.dtype.element_bytes == 1
@@ -186,7 +189,9 @@ class _Work:
 
 
 @lru_cache(maxsize=256)
-def _work(architecture: ModelArchitecture, tensor_parallel: int, weight_format: WeightFormat | None) -> _Work:
+def _work(
+    architecture: ModelArchitecture, tensor_parallel: int, weight_format: WeightFormat | None, *, by_rows: bool
+) -> _Work:
     tp, layers = tensor_parallel, architecture.num_hidden_layers
     terms = weight_terms(architecture, tensor_parallel_size=tp, weight_format=weight_format)
     terms.pop("per_layer_embedding", None)  # a row per token
@@ -205,7 +210,7 @@ def _work(architecture: ModelArchitecture, tensor_parallel: int, weight_format: 
         prompt_flop=2 * layer_parameters(owning) / tp,
         head_flop=2 * head / tp,
         decode_moved=_moved_bytes(architecture, tp),
-        prompt_moved=_moved_bytes(owning, tp),
+        prompt_moved=_moved_bytes(owning, tp, norming_ranks=tp if by_rows else 1),
         global_flop=_key_flop(owning, LayerKind.GLOBAL) / tp,
         sliding_flop=_key_flop(owning, LayerKind.SLIDING) / tp,
         all_reduces=2 * layers if tp > 1 else 0,
@@ -233,7 +238,7 @@ def doubling_context(
 ) -> float:
     """Tokens of context at which a row of a prompt takes twice what the first row takes: products and attention to
     global layers alone, both at the rates of the GPU's generation. Infinite on the CPU, whose rates are not known."""
-    work, rates = _work(architecture, 1, None), engine_rates(compute_capability)
+    work, rates = _work(architecture, 1, None, by_rows=False), engine_rates(compute_capability)
     attention = rates.attention_v_only if layout is KVCacheLayout.V_ONLY else rates.attention_kv
     if not work.global_flop or compute_capability == CPU.compute_capability:
         return math.inf
@@ -259,15 +264,16 @@ def _key_flop(architecture: ModelArchitecture, kind: LayerKind) -> int:
     return 4 * architecture.num_attention_heads * width * _count(architecture, kind)
 
 
-def _moved_bytes(architecture: ModelArchitecture, tensor_parallel: int) -> float:
+def _moved_bytes(architecture: ModelArchitecture, tensor_parallel: int, *, norming_ranks: int = 1) -> float:
     """Bytes of one row that elementwise kernels read and write: 8 H of two norms with their sums, 3 I of GeGLU, what
-    `prepare` reads and writes of queries, keys and values, and 4 widths of a per-layer embedding."""
+    `prepare` reads and writes of queries, keys and values, and 4 widths of a per-layer embedding. `norming_ranks` share
+    the norms."""
     moved = 0.0
     for layer in range(architecture.num_hidden_layers):
         kind, width = architecture.kind(layer), architecture.layer_head_dim(layer)
         heads = architecture.num_attention_heads / tensor_parallel
         heads += 2 * architecture.kv_heads_per_rank(kind, tensor_parallel)
-        moved += 8 * architecture.hidden_size + 2 * heads * width
+        moved += 8 * architecture.hidden_size / norming_ranks + 2 * heads * width
         moved += 3 * architecture.layer_intermediate_size(layer) / tensor_parallel
         moved += 4 * architecture.hidden_size_per_layer_input
         moved += 3 * architecture.top_k_experts * architecture.moe_intermediate_size / tensor_parallel

@@ -51,15 +51,20 @@ class PeerRowsLayout:
         return self.inbox_flags + self.ranks * self.share * FLAG_BYTES
 
 
-def peer_rows_layout(architecture: ModelArchitecture, *, tensor_parallel_size: int, rows: int) -> PeerRowsLayout | None:
-    """For steps of at most `rows` rows; None for one rank, and where a rank needs all rows of the residual: experts are
-    chosen by it, and per-layer inputs are made from it. Then NCCL adds what is not small.
+def sums_by_rows(architecture: ModelArchitecture) -> bool:
+    """Whether a rank may keep its own rows of the residual alone: not where experts are chosen by it, or per-layer
+    inputs are made from it. Rows must have whole words for every thread, too.
     """
     width = architecture.hidden_size
     whole = architecture.num_experts or architecture.hidden_size_per_layer_input
-    if tensor_parallel_size == 1 or whole or width % WIDTH_MULTIPLE or width > MOST_WIDTH:
+    return not whole and width % WIDTH_MULTIPLE == 0 and width <= MOST_WIDTH
+
+
+def peer_rows_layout(architecture: ModelArchitecture, *, tensor_parallel_size: int, rows: int) -> PeerRowsLayout | None:
+    """For steps of at most `rows` rows. None for one rank, and where sums do not go by rows: NCCL adds large ones."""
+    if tensor_parallel_size == 1 or not sums_by_rows(architecture):
         return None
-    return PeerRowsLayout(rows, width, tensor_parallel_size)
+    return PeerRowsLayout(rows, architecture.hidden_size, tensor_parallel_size)
 
 
 def peer_bytes(architecture: ModelArchitecture, *, tensor_parallel_size: int, rows: int) -> int:

@@ -104,13 +104,26 @@ def test_only_whole_words_of_bfloat16_go_through_peer_memory() -> None:
     assert door.takes_rows(x)
     assert not door.takes(x.float())
     assert not door.takes(x[:, :511].contiguous()[:1])
-    assert not door.takes(x.t()), "not contiguous"
     assert not door.takes(x[:0])
     assert not door.takes_rows(torch.zeros(4, 384, dtype=torch.bfloat16)), "a warp has 256 elements"
     by_rows = rows_door(PeerRowsLayout(16, 512, 2))
     assert by_rows.takes(x)
     assert not by_rows.takes(torch.zeros(17, 512, dtype=torch.bfloat16))
     assert not by_rows.takes(torch.zeros(4, 256, dtype=torch.bfloat16))
+
+
+def test_a_delta_that_lies_apart_takes_the_same_door_and_is_put_together(launched: list[dict]) -> None:
+    """Doors of one step must not change from layer to layer: sums by rows leave no whole residual behind."""
+    small, by_rows = PeerSums(buffers(2), capability=(9, 0)), rows_door(PeerRowsLayout(16, 512, 2))
+    residual, weight = torch.zeros(4, 512, dtype=torch.bfloat16), torch.zeros(512, dtype=torch.bfloat16)
+    apart = torch.zeros(4, 640, dtype=torch.bfloat16)[:, :512]
+    assert small.takes_rows(apart)
+    assert by_rows.takes(apart)
+    for door in (small, by_rows):
+        door.residual_norm(residual, apart, weight, scalar=None, next_weight=weight, eps=EPS)
+    for each in launched:
+        assert each["arguments"][0][0] != apart.data_ptr()
+        assert each["arguments"][1][0] == residual.data_ptr()
 
 
 @pytest.mark.parametrize(("rows", "ranks"), [(8192, 2), (8191, 2), (10, 8), (1, 4)])

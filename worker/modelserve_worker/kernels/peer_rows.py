@@ -56,7 +56,7 @@ class PeerRows:
         self._dependent = capability >= DEPENDENT_CAPABILITY
 
     def takes(self, delta: Tensor) -> bool:
-        """Whether `residual_norm` takes rows like these [T, H]."""
+        """Whether `residual_norm` takes rows like these [T, H]. Shape and dtype alone decide, as in `PeerSums`."""
         rows, width = delta.shape
         return takes_elements(delta) and width == self._layout.width and rows <= self._layout.rows
 
@@ -76,6 +76,7 @@ class PeerRows:
         reads it. The normed rows are all there until the next call.
         """
         layout, buffers, normed = self._layout, self._buffers, self._normed[: delta.shape[0]]
+        delta = delta.contiguous()
         offsets = _Layout(layout.inbox, layout.normed_flags, layout.inbox_flags, layout.share)
         launch(
             self._source,

@@ -56,18 +56,23 @@ class PeerSums:
         self._most_bytes = peer_message_bytes(self._ranks)
 
     def takes(self, x: Tensor) -> bool:
-        """Whether `all_reduce` sums this tensor: small enough, bfloat16, contiguous, whole words of 16 bytes."""
+        """Whether `all_reduce` sums this tensor: small enough, bfloat16, whole words of 16 bytes."""
         bytes_in_blocks = -(-x.numel() // _PLAIN_WIDTH) * _PLAIN_WIDTH * x.element_size()
         return takes_elements(x) and x.numel() % 8 == 0 and bytes_in_blocks <= self._most_bytes
 
     def takes_rows(self, x: Tensor) -> bool:
-        """Whether `residual_norm` takes rows like these [T, H]."""
+        """Whether `residual_norm` takes rows like these [T, H].
+
+        Shape and dtype alone decide, so all sums of a step go one way: where they go by rows, a rank has not the whole
+        residual that this door reads.
+        """
         width = x.shape[-1]
         rows_fit = width % WIDTH_MULTIPLE == 0 and width <= MOST_WIDTH
         return takes_elements(x) and rows_fit and x.numel() * x.element_size() <= self._most_bytes
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum over ranks, a new tensor."""
+        x = x.contiguous()
         total = torch.empty_like(x)
         self._launch(x, total, width=_PLAIN_WIDTH)
         return total
@@ -85,7 +90,7 @@ class PeerSums:
         """`ElementwiseDoors.residual_norm` of the sum of `delta` over ranks, written in the residual's place."""
         normed = None if next_weight is None else torch.empty_like(residual)
         norms = delta_weight, scalar, next_weight, normed
-        self._launch(delta, residual, width=delta.shape[-1], norms=norms, eps=eps)
+        self._launch(delta.contiguous(), residual, width=delta.shape[-1], norms=norms, eps=eps)
         return residual, normed
 
     def end(self) -> None:
@@ -118,4 +123,4 @@ class PeerSums:
 
 
 def takes_elements(x: Tensor) -> bool:
-    return x.dtype == torch.bfloat16 and x.is_contiguous() and x.numel() > 0
+    return x.dtype == torch.bfloat16 and x.numel() > 0
