@@ -2,9 +2,10 @@
 
 One GPU was measured, the H200 (9.0), at its own clocks with kernels and captured steps; docs/benchmarks.md has the
 figures and the commands, docs/sizing.md says which of them each constant comes from. Of the other generations nothing
-was measured: their kernels are the same Triton but for attention over long contexts, which on Hopper is written by
-hand, so their shares are the H200's and their attention is what the same H200 did in Triton. Shares are of the
-datasheet's figures (modelserve.hardware).
+was measured: their kernels are Triton's and cuBLAS's, where Hopper has some of its own (attention of prompts, products
+of few rows) and starts each kernel while the one before it ends. So their attention, reads and launches are what the
+same H200 did before it had those, and their other shares are the H200's. Shares are of the datasheet's figures
+(modelserve.hardware).
 """
 
 from __future__ import annotations
@@ -21,16 +22,18 @@ class EngineRates:
 
     generation: str
     measured: bool  # on a GPU of this generation; else assumed from Hopper
-    weight_read: float = 0.87  # of bandwidth: decode of 31B and E4B at one request, solved for this and launch_seconds
+    weight_read: float = 0.84  # of bandwidth: decode of 31B and E4B at one request, solved for this and launch_seconds
+    int4_read: float = 0.63  # of bandwidth: the same for INT4 matrices, which are unpacked on the way
     cache_read: float = 0.75  # of bandwidth: decode attention in batches, 3.5 to 3.8 of 4.8 TB/s
     turned_8_bit_read: float = 0.28  # of bandwidth: 8-bit rows of V-only layers, decoded and turned in registers
     elementwise: float = 0.77  # of bandwidth: norms and GeGLU at 8,192 rows, 80 to 94 % of 4.3 TB/s
     linear: float = 0.71  # of the dense rate: TTFT of 31B at 8,192 tokens; 740 of 989 TFLOP/s by kernels, 790 alone
+    fp8_linear: float = 1.2  # the same for products of e4m3, of the bfloat16 rate: TTFT of 31B in FP8
     exposed: float = 0.2  # of the shorter of reading weights and multiplying, what does not hide behind the longer
     attention_v_only: float = 0.6  # of the dense rate: chunks over global layers that store V alone
     attention_kv: float = 0.46  # the same where K and V are stored
-    attention_sliding: float = 0.29  # chunks over a sliding window
-    launch_seconds: float = 3.0e-6  # per kernel of a captured step: its start and the gap before it
+    attention_sliding: float = 0.5  # chunks over a sliding window: 484 to 542 TFLOP/s by themselves
+    launch_seconds: float = 1.5e-6  # per kernel of a captured step: its start and the gap before it
     mixed_layer_seconds: float = 50e-6  # per layer of a step with decodes and prompts: both attentions over few rows
     peer_sum_seconds: float = 2.5e-6  # what the norm behind a small sum takes longer with the sum, over NVLink
     all_reduce_seconds: float = 17e-6  # of a small sum between GPUs that do not reach each other's memory
@@ -39,12 +42,17 @@ class EngineRates:
 
 
 _HOPPER = EngineRates("Hopper", measured=True)
-_TRITON = replace(_HOPPER, measured=False, attention_v_only=0.28, attention_kv=0.18)
+# Memory is slower there, by multiprocessor, than an H200 unpacks INT4 in Triton: reading binds, as in other formats.
+_TRITON = replace(
+    _HOPPER, measured=False, attention_v_only=0.28, attention_kv=0.18, attention_sliding=0.29, weight_read=0.87,
+    int4_read=0.87, launch_seconds=3.0e-6,
+)  # fmt: skip
+_NO_E4M3 = replace(_TRITON, fp8_linear=_TRITON.linear)  # inputs stay bfloat16, weights are unpacked
 GENERATIONS: dict[Capability, EngineRates] = {
-    (0, 0): replace(_TRITON, generation="CPU"),
-    (7, 5): replace(_TRITON, generation="Turing"),
-    (8, 0): replace(_TRITON, generation="Ampere"),
-    (8, 6): replace(_TRITON, generation="Ampere"),
+    (0, 0): replace(_NO_E4M3, generation="CPU"),
+    (7, 5): replace(_NO_E4M3, generation="Turing"),
+    (8, 0): replace(_NO_E4M3, generation="Ampere"),
+    (8, 6): replace(_NO_E4M3, generation="Ampere"),
     (8, 9): replace(_TRITON, generation="Ada"),
     HOPPER: _HOPPER,
     (10, 0): replace(_TRITON, generation="Blackwell"),

@@ -1,6 +1,6 @@
 """How long one step of the engine takes on one rank, as a sum of named terms.
 
-    weights      W / (bandwidth x weight_read)
+    weights      (W - W_4) / (bandwidth x weight_read) + W_4 / (bandwidth x int4_read)
     linears      A + exposed W' - W' where the arithmetic A takes longer than reading W', else exposed A
     cache        decodes x (g L + s min(L, window)) / (bandwidth x cache_read)
     attention    4 heads (D_g n_g K_g / rate_g + D_s n_s K_s / rate_s) / TP of the prompts' rows
@@ -9,12 +9,12 @@
     all_reduces  2 layers x (peer_sum_seconds + 2 (TP - 1) / TP x rows H e / (link x share))
 
 W bytes of the weights that the step reads (embedding tables of inputs not, of experts the share that its rows touch),
-W' the seconds of that; A = (2 P rows + 2 E samples) / TP / (rate x linear), P parameters that a row is multiplied with,
-E those of the output head; g and s cache bytes per token over all global and sliding layers; D head width, n layers of
-a kind, K keys that the rows of prompts attend to, summed over rows. Layers without a cache of their own read their
-producer's, and compute the last row of a prompt alone, so they are left out of what prompts cost. Without NVLink a sum
-takes all_reduce_seconds. `share` of the link is peer_link where ranks sum by rows, and then each norms its share of
-a prompt's rows; it is nvlink where NCCL sums.
+W_4 those in INT4, W' the seconds of that; A = (2 P rows + 2 E samples) / TP / (rate x linear, or fp8_linear), P
+parameters that a row is multiplied with, E those of the output head; g and s cache bytes per token over all global and
+sliding layers; D head width, n layers of a kind, K keys that the rows of prompts attend to, summed over rows. Layers
+without a cache of their own read their producer's, and compute the last row of a prompt alone, so they are left out of
+what prompts cost. Without NVLink a sum takes all_reduce_seconds. `share` of the link is peer_link where ranks sum by
+rows, and then each norms its share of a prompt's rows; it is nvlink where NCCL sums.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from modelserve.planning.learned import AS_EXPECTED, StepFactors
 from modelserve.sizing.cuda_graphs import kernels_per_step
 from modelserve.sizing.pages import CacheGeometry, KVCacheLayout
 from modelserve.sizing.rank_sums import sums_by_rows
-from modelserve.sizing.weights import element_bytes, parameters_per_rank, weight_terms
-from modelserve.weight_format import WeightFormat
+from modelserve.sizing.weights import element_bytes, parameters_per_rank, weight_tensors, weight_terms
+from modelserve.weight_format import StoredType, WeightFormat
 
 
 class StepTime(NamedTuple):
@@ -123,6 +123,10 @@ class RankSpeed:
         linked = device.link != PCIE_LINK
         by_rows = linked and sums_by_rows(architecture)
         self._work = _work(architecture, tensor_parallel, weight_format, by_rows=by_rows)
+        packed = _int4_share(architecture, tensor_parallel, weight_format)
+        self._weight_read = device.bandwidth / ((1 - packed) / rates.weight_read + packed / rates.int4_read)
+        rounds = weight_format is not None and weight_format.stored is StoredType.FP8 and weight_format.fp8_activations
+        self._linear = device.flops * (rates.fp8_linear if rounds else rates.linear)
         readers = self._work.readers
         self._global_bytes, self._sliding_bytes = (
             geometry.page(kind).layer_bytes * readers[kind] / geometry.page(kind).page_tokens
@@ -139,9 +143,9 @@ class RankSpeed:
         """A step of `decodes` requests at a mean length of `context` tokens beside rows of prompts."""
         work, rates, device = self._work, self._rates, self._device
         rows = decodes + prompts.rows
-        weights = work.weight_bytes(rows) / (device.bandwidth * rates.weight_read)
+        weights = work.weight_bytes(rows) / self._weight_read
         flop = decodes * work.decode_flop + prompts.rows * work.prompt_flop + (decodes + prompts.ends) * work.head_flop
-        multiply = flop / (device.flops * rates.linear)
+        multiply = flop / self._linear
         linears = rates.exposed * min(multiply, weights) + max(multiply - weights, 0)
         cache = decodes * context * self._global_bytes / self._global_read
         cache += decodes * min(context, self.window) * self._sliding_bytes / (device.bandwidth * rates.cache_read)
@@ -217,6 +221,18 @@ def _work(
         reduced_bytes=2 * layers * architecture.hidden_size * size * 2 * (tp - 1) / tp,
         readers={kind: _count(architecture, kind) for kind in LayerKind},
     )
+
+
+def _int4_share(architecture: ModelArchitecture, tensor_parallel: int, weight_format: WeightFormat | None) -> float:
+    """Of the bytes of a rank's weights, without the tables of embeddings that a token takes a row of."""
+    if weight_format is None or weight_format.stored is not StoredType.INT4:
+        return 0.0
+    terms = weight_terms(architecture, tensor_parallel_size=tensor_parallel, weight_format=weight_format)
+    terms.pop("per_layer_embedding", None)
+    tensors = weight_tensors(architecture, tensor_parallel_size=tensor_parallel)
+    packed = (each for each in tensors if weight_format.of(each.linear) is StoredType.INT4)
+    element = element_bytes(architecture)
+    return sum(sum(each.allocations(weight_format, dense_element=element)) for each in packed) / sum(terms.values())
 
 
 def _owning_layers(architecture: ModelArchitecture) -> ModelArchitecture:
