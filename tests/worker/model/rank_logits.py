@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from model_checkpoints import load_checkpoint
 from torch import Tensor
 
 from modelserve_worker.execution.parallel import join_tensor_parallel
+from modelserve_worker.kernels.elementwise import PlainElementwise
 from modelserve_worker.layers.parallel import TensorParallel
 
 Case = tuple[Path, list[int]]
@@ -41,6 +43,38 @@ def tensor_parallel_logits(cases: list[Case], *, size: int, scratch: Path) -> li
 def _dense(cases: list[Case], parallel: TensorParallel) -> list[Tensor]:
     models = {directory: load_checkpoint(directory, parallel=parallel) for directory in dict(cases)}
     return [dense_logits(models[directory], ids) for directory, ids in cases]
+
+
+def logits_of_kept_rows(cases: list[Case], *, size: int, scratch: Path) -> list[list[Tensor]]:
+    """The same where sums go by rows, through a plain twin of `PeerRows`."""
+    return on_every_rank(partial(_by_rows, cases), size=size, scratch=scratch)
+
+
+class PlainPeerRows:
+    """`PeerRows` in plain PyTorch: each rank norms its rows alone, and others' rows of the residual are NaN."""
+
+    def __init__(self, parallel: TensorParallel) -> None:
+        self._parallel = parallel
+
+    def takes(self, delta: Tensor) -> bool:
+        return True
+
+    def residual_norm(
+        self, residual: Tensor, delta: Tensor, delta_weight: Tensor, *, scalar: Tensor | None, next_weight: Tensor,
+        eps: float,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        rank, share = self._parallel.rank, -(-len(delta) // self._parallel.size)
+        mine = slice(rank * share, (rank + 1) * share)
+        total = self._parallel.all_reduce(delta)
+        kept, normed = torch.full_like(residual, torch.nan), torch.zeros_like(residual)
+        kept[mine], normed[mine] = PlainElementwise().residual_norm(
+            residual[mine], total[mine], delta_weight, scalar=scalar, next_weight=next_weight, eps=eps
+        )
+        return kept, self._parallel.all_reduce(normed)
+
+
+def _by_rows(cases: list[Case], parallel: TensorParallel) -> list[Tensor]:
+    return _dense(cases, replace(parallel, peer_rows=PlainPeerRows(parallel)))
 
 
 def _rank(rank: int, size: int, work: Work, scratch: Path) -> None:

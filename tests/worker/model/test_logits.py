@@ -10,7 +10,7 @@ import pytest
 import torch
 from dense_attention import DenseAttention, DerivedKeyAttention, dense_logits
 from model_checkpoints import VARIANTS, WINDOW, load_checkpoint, random_tokens, read_architecture, reference_logits
-from rank_logits import tensor_parallel_logits
+from rank_logits import logits_of_kept_rows, tensor_parallel_logits
 from torch import Tensor
 
 from modelserve_worker.layers import attention as attention_layer
@@ -76,6 +76,22 @@ def test_two_ranks_say_what_one_says(checkpoint: Checkpoint, tmp_path: Path) -> 
     for (directory, ids), first, second in zip(cases, *by_rank, strict=True):
         assert torch.equal(first, second), "ranks disagree"
         assert difference(first, reference_logits(directory, ids)) <= TOLERANCE
+
+
+def test_ranks_that_keep_their_own_rows_of_the_residual_say_the_same(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """In dense models alone: experts are chosen by the residual and per-layer inputs made from it, so those see NaN."""
+    cases = [(checkpoint(variant), random_tokens(length, seed=length)) for variant in VARIANTS for length in (1, 41)]
+    by_rank = logits_of_kept_rows(cases, size=2, scratch=tmp_path)
+    served = set()
+    for (directory, ids), first, second in zip(cases, *by_rank, strict=True):
+        architecture = read_architecture(directory)
+        if architecture.num_experts or architecture.hidden_size_per_layer_input:
+            assert bool(first.isnan().any() | second.isnan().any())
+            continue
+        served.add(directory)
+        assert torch.equal(first, second), "ranks disagree"
+        assert difference(first, reference_logits(directory, ids)) <= TOLERANCE
+    assert served
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
