@@ -1,32 +1,33 @@
 // Products of few rows with a matrix that is read once, for compute capability 9.0: output [rows, outputs] = x W^T.
 //
-// A CTA takes tiles of OUTPUTS rows of the matrix, over all inputs. The matrix is the left operand of m16n8k16 products.
-// Eight warps in groups of OUTPUTS / 32, each group with a block of 128 bytes of inputs of its own in every stage: 64 of
-// bfloat16, 128 of FP8, 256 of INT4. The groups' sums meet in shared memory, in one order. One more warp keeps all stages in flight.
-// It asks for weights before the kernel ahead has ended (they depend on none), and for x after it.
+// A CTA takes tiles of OUTPUTS rows of the matrix, over all inputs. The matrix is the left operand of m16n8k16
+// products. Eight warps work in groups of OUTPUTS / 32. In every stage each group has a block of its own, 128 bytes of each row:
+// 64 inputs in bfloat16, 128 in FP8, 256 in INT4. The groups' sums meet in shared memory, in one order. One more warp
+// keeps all stages in flight. It asks for weights before the kernel ahead has ended (they depend on none), and for x
+// after it.
 //
 // Whoever compiles defines OUTPUTS: 32, 64 or 128; ROWS: rows of x at most, a multiple of 8; STAGES; INT4: 0, or the
-// scales of a row in 256 inputs (8, 4, 2, 1); FP8: 0 or 1; GATED: whether the second half of a tile holds the rows that those of the
-// first, after GELU, are multiplied with.
+// scales of a row in 256 inputs (8, 4, 2, 1); FP8: 0 or 1; GATED: whether the second half of a tile holds the rows that
+// those of the first, after GELU, are multiplied with.
 
 #include "sm90.cuh"
 
-constexpr int CONSUMERS = 256;             // threads
-constexpr int GROUP = OUTPUTS;             // threads
-constexpr int GROUPS = CONSUMERS / GROUP;  // and blocks of inputs in a stage
-constexpr int BLOCKS = ROWS / 8;            // columns of a product are rows of x
-constexpr int HALF_ROWS = OUTPUTS / 2;      // of the matrix, in each half of a tile
-constexpr int HALF_BYTES = HALF_ROWS * 128;  // of a block; all blocks of the first half come before those of the second
+constexpr int CONSUMERS = 256;                // threads
+constexpr int GROUP = OUTPUTS;                // threads
+constexpr int GROUPS = CONSUMERS / GROUP;     // and blocks of inputs in a stage
+constexpr int BLOCKS = ROWS / 8;              // of columns of a product, which are rows of x
+constexpr int HALF_ROWS = OUTPUTS / 2;        // of the matrix, in each half of a tile
+constexpr int HALF_BYTES = HALF_ROWS * 128;   // of a block; all blocks of the first half come before the second's
 constexpr int HALF_STAGE = GROUPS * HALF_BYTES;
-constexpr int X_BOX_BYTES = ROWS * 128;     // 64 inputs of all rows
-constexpr int X_BOXES = INT4 ? 4 : FP8 ? 2 : 1;       // of a block
+constexpr int X_BOX_BYTES = ROWS * 128;       // 64 inputs of all rows
+constexpr int X_BOXES = INT4 ? 4 : FP8 ? 2 : 1;    // of a block
 constexpr int SCALE_BYTES = INT4 * HALF_ROWS * 2;  // of a half of a block
 constexpr int SCALE_STAGE = (GROUPS * SCALE_BYTES + 127) / 128 * 128;
 constexpr int X_AT = 2 * HALF_STAGE;
 constexpr int SCALES_AT = X_AT + GROUPS * X_BOXES * X_BOX_BYTES;
 constexpr int LOADED_BYTES = SCALES_AT + 2 * GROUPS * SCALE_BYTES;
 constexpr int STAGE_BYTES = (SCALES_AT + 2 * SCALE_STAGE + 1023) / 1024 * 1024;
-constexpr int SUMS = 2 * BLOCKS;  // fragments of four sums in a thread
+constexpr int SUMS = 2 * BLOCKS;              // fragments of four sums in a thread
 constexpr int SUMS_AT = STAGES * STAGE_BYTES;
 constexpr int BARRIERS_AT = SUMS_AT + (GROUPS - 1) * GROUP * SUMS * 16;
 
@@ -80,7 +81,8 @@ __device__ __forceinline__ void elements(u32& first, u32& second, u32 pairs) {
 }
 
 // Of every 64 inputs, the first elements of pairs are inputs 0 to 31 and the second 32 to 63.
-__device__ __forceinline__ void consume(float (&sums)[SUMS][4], const unsigned char* stage, int group, int warp, int lane) {
+__device__ __forceinline__ void consume(float (&sums)[SUMS][4], const unsigned char* stage, int group, int warp,
+                                        int lane) {
   const u32 weights = shared_address(stage) + group * HALF_BYTES;
   const u32 inputs = shared_address(stage) + X_AT + group * X_BOXES * X_BOX_BYTES;
 #pragma unroll
@@ -112,7 +114,8 @@ __device__ __forceinline__ void consume(float (&sums)[SUMS][4], const unsigned c
 #elif INT4 == 0
 
 // The products of a group's block: 16 rows of each half per warp.
-__device__ __forceinline__ void consume(float (&sums)[SUMS][4], const unsigned char* stage, int group, int warp, int lane) {
+__device__ __forceinline__ void consume(float (&sums)[SUMS][4], const unsigned char* stage, int group, int warp,
+                                        int lane) {
   const u32 weights = shared_address(stage) + group * HALF_BYTES;
   const u32 inputs = shared_address(stage) + X_AT + group * X_BOX_BYTES;
 #pragma unroll
@@ -160,7 +163,8 @@ __device__ __forceinline__ float scale_of(const unsigned char* scales, int numbe
 }
 
 // A lane has inputs 8 t .. 8 t + 7 of each plane of 32, as neighbours; t = lane % 4.
-__device__ __forceinline__ void consume(float (&sums)[SUMS][4], const unsigned char* stage, int group, int warp, int lane) {
+__device__ __forceinline__ void consume(float (&sums)[SUMS][4], const unsigned char* stage, int group, int warp,
+                                        int lane) {
   const unsigned char* inputs = stage + X_AT + group * X_BOXES * X_BOX_BYTES;
   const int row = 16 * warp + lane / 4, t = lane % 4, x_row = row_of_column(lane / 4);
   const u32 excess[4] = {EXCESS, EXCESS, EXCESS, EXCESS};
@@ -279,8 +283,8 @@ __device__ __forceinline__ void store(float (&sums)[SUMS][4], unsigned short* ou
 
 extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1)
     linear_rows(const __grid_constant__ TensorMap weights, const __grid_constant__ TensorMap inputs,
-                const __grid_constant__ TensorMap scales, const float* row_scales, unsigned short* output, int rows, int outputs, int second,
-                int tiles, int stages) {
+                const __grid_constant__ TensorMap scales, const float* row_scales, unsigned short* output, int rows,
+                int outputs, int second, int tiles, int stages) {
   extern __shared__ __align__(1024) unsigned char memory[];
   const u32 shared = shared_address(memory);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -318,7 +322,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1)
     };
     auto load_inputs = [&](const Place& place) {
       load_own_box(&inputs, shared + place.stage * STAGE_BYTES + X_AT, full + place.stage * 8, 0, 0,
-                     place.at * GROUPS * X_BOXES);
+                   place.at * GROUPS * X_BOXES);
     };
     const int count = (tiles - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x * stages;
     const int ahead = count < STAGES ? count : STAGES;
