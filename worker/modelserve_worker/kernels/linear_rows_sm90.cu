@@ -1,10 +1,10 @@
 // Products of few rows with a matrix that is read once, for compute capability 9.0: output [rows, outputs] = x W^T.
 //
 // A CTA takes tiles of OUTPUTS rows of the matrix, over all inputs. The matrix is the left operand of m16n8k16
-// products. Eight warps work in groups of OUTPUTS / 32. In every stage each group has a block of its own, 128 bytes of each row:
-// 64 inputs in bfloat16, 128 in FP8, 256 in INT4. The groups' sums meet in shared memory, in one order. One more warp
-// keeps all stages in flight. It asks for weights before the kernel ahead has ended (they depend on none), and for x
-// after it.
+// products. Eight warps work in groups of OUTPUTS / 32. In every stage each group has a block of its own, 128 bytes of
+// each row: 64 inputs in bfloat16, 128 in FP8, 256 in INT4. The groups' sums meet in shared memory, in one order. One
+// more warp keeps all stages in flight. It asks for weights before the kernel ahead has ended (they depend on none),
+// and for x after it.
 //
 // Whoever compiles defines OUTPUTS: 32, 64 or 128; ROWS: rows of x at most, a multiple of 8; STAGES; INT4: 0, or the
 // scales of a row in 256 inputs (8, 4, 2, 1); FP8: 0 or 1; GATED: whether the second half of a tile holds the rows that
