@@ -5,8 +5,9 @@
 First every kernel and tile is compared with float64 on fresh random inputs. Then each is timed inside a CUDA graph of
 many calls on weights of their own, so that these come from memory and not from the cache. Every time goes to
 $OUT/linear_speed.txt where OUT is set; the table comes last: for each shape and number of rows the fastest tile, its
-share of the floor (the larger of bytes by --bandwidth and operations by --flops), that of the table in use
-(`kernels/linear_tiles.py`), and cuBLAS on bfloat16 weights. Exits 1 when a comparison fails.
+share of the floor (the larger of bytes by --bandwidth and operations by --flops), that of the way in use
+(`kernels/linear_tiles.py`, `kernels/linear_rows_sm90.py`), and on bfloat16 weights cuBLAS and, up to 32 rows on Hopper,
+our kernel. Exits 1 when a comparison fails.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from torch.nn import functional
 
 from modelserve.sizing.quantised_tiles import fp8_inputs, int4_tiles
 from modelserve_worker.kernels import fp8_linear, int4_linear
-from modelserve_worker.kernels.fp8_linear import Fp8Pairs
+from modelserve_worker.kernels.fp8_linear import SCALE_BLOCK, Fp8Pairs
 from modelserve_worker.kernels.fp8_linear_triton import FP8_CAPABILITY, fp8_product_with, rounded_inputs
 from modelserve_worker.kernels.int4_linear import Int4Tiles
 from modelserve_worker.kernels.int4_linear_triton import int4_dequantised_product, int4_product_with
+from modelserve_worker.kernels.linear_rows_sm90 import ROWS, dense_rows, fp8_rows, int4_rows
 from modelserve_worker.kernels.linear_tiles import FEW_ROWS, LinearTile, linear_tile, most_fused_rows
 
 CUDA = torch.device("cuda")
@@ -36,6 +38,7 @@ SHAPES = {  # outputs x inputs of the fused matrices
     "31B": {"qkv": (16384, 5376), "o": (5376, 8192), "gate_up": (43008, 5376), "down": (5376, 21504)},
     "E4B": {"qkv": (3072, 2560), "o": (2560, 2048), "gate_up": (20480, 2560), "down": (2560, 10240)},
 }
+HOPPER, STREAMED = 90, "linear_rows"
 TOLERANCE = 8e-3  # of products of bfloat16 elements, each rounded
 Product = Callable[[Tensor], Tensor]
 
@@ -80,6 +83,8 @@ def products(fmt: str, rows: int, capability: int) -> Iterator[tuple[str, Callab
             yield name, lambda matrix, tile=tile: lambda x: int4_product_with(x, matrix, tile)
         else:
             yield name, lambda matrix, tile=tile: lambda x: fp8_product_with(x, matrix, tile)
+    if capability == HOPPER and rows <= ROWS[-1]:
+        yield STREAMED, lambda matrix: lambda x: int4_rows(x, matrix) if fmt == "int4" else fp8_rows(x, matrix)
     if fmt == "int4" and rows >= 256:
         yield "dequantised", lambda matrix: lambda x: int4_dequantised_product(x, matrix)
     if fmt == "fp8" and rows > 8 and capability >= FP8_CAPABILITY:
@@ -100,6 +105,8 @@ def scaled(x: Tensor, matrix: Fp8Pairs, fast: bool) -> Tensor:
 
 def chosen(fmt: str, rows: int, capability: int) -> str:
     """Name of the way that serving takes."""
+    if capability == HOPPER and rows <= ROWS[-1]:
+        return STREAMED
     if fmt == "int4" and rows > most_fused_rows(capability):
         return "dequantised"
     if fmt == "fp8" and rows > FEW_ROWS and capability >= FP8_CAPABILITY:
@@ -117,6 +124,8 @@ def wrong(fmt: str, capability: int) -> Iterator[str]:
             x = torch.randn((rows, inputs), device=CUDA).bfloat16()
             expected = x.double() @ twin(matrix, torch.float64).t()
             for name, product in products(fmt, rows, capability):
+                if name == STREAMED and fmt == "fp8" and inputs % SCALE_BLOCK:
+                    continue  # not in whole blocks, which Triton's kernel takes
                 try:
                     output = product(matrix)(x)
                 except Exception as error:  # a tile that this GPU cannot hold
@@ -149,7 +158,9 @@ def main() -> int:
     print(
         f"{torch.cuda.get_device_name()}, {arguments.bandwidth / 1e12:.1f} TB/s, {arguments.flops / 1e12:.0f} TFLOP/s"
     )
-    print(f"{'shape':14}{'format':>7}{'rows':>6}{'us':>9}{'floor':>7}  {'fastest':24}{'in use':>9}{'cuBLAS bf16':>13}")
+    print(
+        f"{'shape':14}{'format':>7}{'rows':>6}{'us':>9}{'floor':>7}  {'fastest':24}{'in use':>9}{'cuBLAS bf16':>13}{'ours bf16':>11}"
+    )
     print(*table, sep="\n")
     return int(any("WRONG" in line for line in faults))
 
@@ -161,10 +172,12 @@ def measured(
     stored = {"int4": outputs * inputs * (0.5 + 2 / 32), "fp8": outputs * (inputs + 4.0)}
     dense_bytes = 2 * outputs * inputs
     weights = [torch.randn((outputs, inputs), device=CUDA).bfloat16() for _ in range(copies(dense_bytes))]
-    dense = {}
+    dense, ours = {}, {}
     for rows in arguments.rows:
         x = torch.randn((rows, inputs), device=CUDA).bfloat16()
         dense[rows] = microseconds([partial(functional.linear, x, w) for w in weights])
+        if capability == HOPPER and rows <= ROWS[-1]:
+            ours[rows] = microseconds([partial(dense_rows, x, w) for w in weights])
     del weights
     for fmt in arguments.formats:
         make = int4_matrix if fmt == "int4" else fp8_matrix
@@ -187,7 +200,7 @@ def measured(
             used = times.get(chosen(fmt, rows, capability), float("nan"))
             yield (
                 f"{shape:14}{fmt:>7}{rows:6}{times[best]:9.1f}{floor / times[best]:7.0%}  {best:24}{used:9.1f}"
-                f"{dense[rows]:13.1f}"
+                f"{dense[rows]:13.1f}{ours.get(rows, float('nan')):11.1f}"
             )
 
 
