@@ -19,8 +19,8 @@ _HOPPER = 90
 class FewRows(Protocol):
     """Products x [T, K] -> [T, N] of one kind of device. `gated`: gelu(first half) * second half of it, [T, N / 2]."""
 
-    def takes(self, x: Tensor) -> bool:
-        """Whether the kernels multiply these rows."""
+    def takes(self, x: Tensor, *, dense_gated: bool = False) -> bool:
+        """Whether the kernels multiply these rows; `dense_gated`: in `dense` with a gate."""
         ...
 
     def dense(self, x: Tensor, weight: Tensor, *, gated: bool = False) -> Tensor:

@@ -89,11 +89,16 @@ def kernel_for(rows: int, matrix_rows: int, *, gated: bool, int4_scales: int = 0
     return RowsKernel(next(enough, tiles[-1]), bucket, gated, int4_scales, fp8)
 
 
-def takes(x: Tensor) -> bool:
-    """Whether the kernel multiplies these rows: few, of bfloat16, and where the copy engine can read them."""
+def takes(x: Tensor, *, dense_gated: bool = False) -> bool:
+    """Whether the kernel multiplies these rows: few, of bfloat16, and where the copy engine can read them.
+
+    `dense_gated`: for `dense_rows` with a gate, which cuBLAS and a kernel for GELU outrun from 17 rows on.
+    """
     rows, inputs = x.shape
     aligned = x.stride(1) == 1 and x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0
-    return 0 < rows <= ROWS[-1] and inputs % _INPUTS == 0 and x.dtype == torch.bfloat16 and aligned
+    return (
+        0 < rows <= ROWS[-2 if dense_gated else -1] and inputs % _INPUTS == 0 and x.dtype == torch.bfloat16 and aligned
+    )
 
 
 def dense_rows(x: Tensor, weight: Tensor, *, gated: bool = False) -> Tensor:

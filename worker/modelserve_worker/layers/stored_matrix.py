@@ -99,7 +99,7 @@ class DenseMatrix(StoredMatrix):
 
     def gated(self, x: Tensor, doors: ElementwiseDoors) -> Tensor:
         few = few_rows_door(x.device)
-        if few is None or not few.takes(x):
+        if few is None or not few.takes(x, dense_gated=True):
             return super().gated(x, doors)
         return few.dense(x, self.weight, gated=True)
 
