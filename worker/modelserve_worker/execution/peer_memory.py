@@ -12,7 +12,7 @@ from cuda.bindings import driver
 
 from modelserve.hardware import BFLOAT16_CAPABILITY
 from modelserve.sizing.rank_sums import PEER_BUFFER_BYTES, PeerRowsLayout
-from modelserve_worker.kernels.cuda_kernel import _checked
+from modelserve_worker.kernels.cuda_kernel import checked
 from modelserve_worker.kernels.peer_rows import PeerRows
 from modelserve_worker.kernels.peer_sums import MOST_RANKS, PeerBuffers, PeerSums
 
@@ -58,10 +58,10 @@ def join_peers(
 
 def _shared_buffers(size_bytes: int, *, rank: int, size: int, device: torch.device) -> PeerBuffers | None:
     """Memory of every rank, zero and open to all ranks for as long as the process lives; None where it cannot be."""
-    own = int(_checked(driver.cuMemAlloc(size_bytes)))
-    _checked(driver.cuMemsetD8(own, 0, size_bytes))
+    own = int(checked(driver.cuMemAlloc(size_bytes)))
+    checked(driver.cuMemsetD8(own, 0, size_bytes))
     torch.cuda.synchronize(device)
-    handle = _checked(driver.cuIpcGetMemHandle(own))
+    handle = checked(driver.cuIpcGetMemHandle(own))
     handles = torch.empty((size, _HANDLE_BYTES), dtype=torch.uint8, device=device)
     dist.all_gather_into_tensor(handles, torch.frombuffer(_bytes(handle), dtype=torch.uint8).to(device))
     opened: list[int] = []

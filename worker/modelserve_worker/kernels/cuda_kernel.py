@@ -47,20 +47,20 @@ def compiled(source: CudaSource) -> tuple[bytes, str]:
     """The cubin of a source, and what ptxas says of its registers. Raises RuntimeError with NVRTC's log."""
     text, *included = ((FOLDER / name).read_bytes() for name in (source.file, *source.headers))
     names = [name.encode() for name in source.headers]
-    program = _checked(nvrtc.nvrtcCreateProgram(text, source.file.encode(), len(names), included, names))
+    program = checked(nvrtc.nvrtcCreateProgram(text, source.file.encode(), len(names), included, names))
     options = [option.encode() for option in (*source.options, "--ptxas-options=-v")]
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
     report = _written(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program).rstrip(b"\0").decode()
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         raise RuntimeError(f"{source.file} does not compile for {source.target}: {status.name}\n{report}")
     cubin = _written(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
-    _checked(nvrtc.nvrtcDestroyProgram(program))
+    checked(nvrtc.nvrtcDestroyProgram(program))
     return cubin, report
 
 
 def kept(source: CudaSource) -> bytes:
     """The cubin of a source from the kernel cache, or compiled and put there."""
-    major, minor = _checked(nvrtc.nvrtcVersion())
+    major, minor = checked(nvrtc.nvrtcVersion())
     texts = ((FOLDER / name).read_bytes() for name in (source.file, *source.headers))
     parts = *texts, repr(source.options).encode(), f"{major}.{minor}".encode()
     name = hashlib.sha256(b"\0".join(parts)).hexdigest()
@@ -83,10 +83,10 @@ def kept(source: CudaSource) -> bytes:
 @lru_cache
 def _loaded(source: CudaSource, shared_bytes: int, device: int) -> Any:  # noqa: ARG001 - one per device
     """The kernel, loaded for the current device, with `shared_bytes` of dynamic shared memory allowed to a block."""
-    module = _checked(driver.cuModuleLoadData(kept(source)))
-    function = _checked(driver.cuModuleGetFunction(module, source.entry.encode()))
+    module = checked(driver.cuModuleLoadData(kept(source)))
+    function = checked(driver.cuModuleGetFunction(module, source.entry.encode()))
     limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    _checked(driver.cuFuncSetAttribute(function, limit, shared_bytes))
+    checked(driver.cuFuncSetAttribute(function, limit, shared_bytes))
     return function
 
 
@@ -118,7 +118,7 @@ def launch(
     config.hStream = torch.cuda.current_stream().cuda_stream
     config.attrs = [_dependent_launch()] if dependent else []
     config.numAttrs = len(config.attrs)
-    _checked(driver.cuLaunchKernelEx(config, function, (values, types), 0))
+    checked(driver.cuLaunchKernelEx(config, function, (values, types), 0))
 
 
 @cache
@@ -146,7 +146,7 @@ def tensor_map(
     swizzles = driver.CUtensorMapSwizzle
     swizzle = swizzles.CU_TENSOR_MAP_SWIZZLE_128B if swizzled else swizzles.CU_TENSOR_MAP_SWIZZLE_NONE
     element, interleave = driver.CUtensorMapDataType, driver.CUtensorMapInterleave
-    return _checked(
+    return checked(
         driver.cuTensorMapEncodeTiled(
             element.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, len(sizes), address, _wide(sizes), _wide(strides), _narrow(box),
             _narrow((1,) * len(sizes)), interleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
@@ -167,13 +167,13 @@ def _narrow(values: Sequence[int]) -> list[Any]:
 
 def _written(size_of: Callable[..., Any], write: Callable[..., Any], program: Any) -> bytes:
     """What NVRTC writes into a buffer of the size it names."""
-    size = _checked(size_of(program))
+    size = checked(size_of(program))
     buffer = bytes(size + 1)  # an object of its own: Python shares those of one byte
-    _checked(write(program, buffer))
+    checked(write(program, buffer))
     return buffer[:size]
 
 
-def _checked(answer: tuple[Any, ...]) -> Any:
+def checked(answer: tuple[Any, ...]) -> Any:
     """What a call of the driver or of NVRTC returned beside its status; raises RuntimeError where that is a failure."""
     status, *values = answer
     if status.value:
