@@ -49,7 +49,7 @@ class ColumnParallelLinear(nn.Module):
 class RowParallelLinear(nn.Module):
     """A projection whose input columns are split: matrix [out, shard size].
 
-    What it returns is this rank's part of a sum over ranks, which `TensorParallel.residual_norm` or `all_reduce` adds.
+    What it returns is this rank's part of a sum over ranks, which `PartialSums` or `TensorParallel.all_reduce` adds.
     """
 
     def __init__(
