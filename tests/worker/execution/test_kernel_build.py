@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,6 +46,22 @@ NAMES = """
 args = args.model_copy(update={"max_num_batched_tokens": 256})  # too many rows for one small sum
 launches = kernel_trace.kernel_launches(architecture, args, capability=90)
 print(json.dumps([each.file if isinstance(each, CudaSource) else each.kernel for each in launches]))
+"""
+CONSTANTS = """
+import importlib, triton, triton.language as tl
+compiled = []
+def note(self, key, signature, device, constexprs, *rest, **options):
+    compiled.append((self.__name__, [getattr(each, "value", each) for each in constexprs.values()]))
+triton.JITFunction._do_compile = note
+for dtype in ("auto", "int8", "fp8_e4m3", "fp8_e5m2"):
+    args = EngineArgs(model="", kv_cache_dtype=dtype, max_num_seqs=1, max_num_batched_tokens=64)
+    for launch in kernel_trace.kernel_launches(architecture, args, capability=90):
+        if not isinstance(launch, CudaSource):
+            triton.runtime.driver.set_active(kernel_trace.TargetDriver(90))
+            getattr(importlib.import_module(launch.module), launch.kernel).preload(launch.specialization)
+wrong = sorted({name for name, constants in compiled if any(isinstance(each, tl.dtype) for each in constants)})
+formats = sorted({each for _, constants in compiled for each in constants if isinstance(each, str)})
+print(json.dumps([wrong, formats]))
 """
 QUANTISED = """
 from modelserve.weight_format import WeightFormat
@@ -93,7 +110,7 @@ print(json.dumps(hits))
 """
 
 
-def run(code: str, *arguments: str | Path, **environment: str) -> object:
+def run(code: str, *arguments: str | Path, **environment: str) -> Any:
     variables = {name: value for name, value in os.environ.items() if name not in ("TRITON_INTERPRET", "CC")}
     done = subprocess.run(
         [sys.executable, "-c", COMMON + code, *map(str, arguments)],
@@ -131,6 +148,14 @@ def test_several_ranks_launch_kernels_that_sum_and_merge_over_ranks(
     assert isinstance(shared, list)
     assert set(shared) - set(built[2]) == {"_merge_parts", "peer_sums.cu", "peer_rows.cu"}
     assert {"_select_chunks", "_draw_rows"} <= set(shared)
+
+
+def test_what_is_compiled_ahead_has_the_constants_of_its_launch(tmp_path: Path) -> None:
+    """Of every cache type. Triton takes a constant that is named as one of its types for the type, and a kernel that
+    asks for the name then takes another branch, under the name of the right kernel."""
+    wrong, formats = run(CONSTANTS, tmp_path, tmp_path, "1")
+    assert wrong == []
+    assert formats == ["bfloat16", "fp8_e4m3", "fp8_e5m2", "scaled_int8"]
 
 
 def test_kernels_of_quantised_models_are_found(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ with the code that launches them. Only one launch per specialisation is kept.
 from __future__ import annotations
 
 import dataclasses
+import json
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -115,6 +116,11 @@ def _launches_go_to(found: Callable[[Launch], None], capability: int) -> Iterato
     """For the whole process: no kernel is compiled or launched, and the device has `capability`."""
 
     def hook(*, repr: str, fn: Any, compile: dict[str, Any], **_: Any) -> bool:  # noqa: A002 - the hook's own names
+        for constant in json.loads(compile["specialization_data"])["constant_vals"]:
+            # `preload` would compile another kernel and keep it under this one's name.
+            assert not (isinstance(constant, str) and triton.language.dtype.is_dtype(constant)), (
+                f"{fn.name}: the constant {constant!r} would come back as Triton's type of that name"
+            )
         found(KernelLaunch(fn.module, fn.name, compile["specialization_data"], repr))
         return True  # do not compile
 

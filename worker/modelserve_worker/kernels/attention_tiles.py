@@ -70,6 +70,9 @@ _SHAPES: dict[str, tuple[dict[str, int], ...]] = {
         {"KV_HEADS": 2, "GROUP": 4, "D": 256, "PAIRS": 0, "PAGE": 32, "ENTRIES": 17, "WINDOW": 512},
     ),
 }
+# What kernels call a format. A constant that is named as one of Triton's types comes back from a launch's description,
+# from which kernels are compiled ahead, as that type and no longer equals its name.
+FORMAT_NAMES = {"int8": "scaled_int8"}
 _ELEMENTS = {"bfloat16": "*bf16", "int8": "*i8", "fp8_e4m3": "*u8", "fp8_e5m2": "*u8"}
 _NUMBERS = (
     "origin",
@@ -128,8 +131,8 @@ def attention_specimens(
         for lowest, last in GENERATIONS:
             tile = _tile(door, layout, lowest)
             known = {
-                **shape, "FORMAT": fmt, "TILE": tile.keys, "BLOCK_M": tile.rows, "CHUNKS": 64, "MOST_SPLITS": 32,
-                "SPLITS": 32, "SPLIT_PAGES": 4, "COLUMNS": 128, "INT8": fmt == "int8",
+                **shape, "FORMAT": FORMAT_NAMES.get(fmt, fmt), "TILE": tile.keys, "BLOCK_M": tile.rows, "CHUNKS": 64,
+                "MOST_SPLITS": 32, "SPLITS": 32, "SPLIT_PAGES": 4, "COLUMNS": 128, "INT8": fmt == "int8",
                 "HEADS": shape["KV_HEADS"], "Q_HEADS": shape["KV_HEADS"] * shape["GROUP"], **constants,
             }  # fmt: skip
             chosen = {name: known[name] for name in names if name.isupper() or name == "D"}

@@ -23,7 +23,7 @@ from modelserve_worker.kernels import expand_keys_triton as expand_kernels
 from modelserve_worker.kernels import packed_decode_triton as packed_kernels
 from modelserve_worker.kernels import prepare_triton as prepare_kernels
 from modelserve_worker.kernels import sliding_attention_sm90 as hopper_sliding
-from modelserve_worker.kernels.attention_tiles import Tile, tile_for
+from modelserve_worker.kernels.attention_tiles import FORMAT_NAMES, Tile, tile_for
 from modelserve_worker.kernels.dependent_launch import dependent_launch
 from modelserve_worker.kernels.paged_layout import LayerRows
 from modelserve_worker.kernels.step_inputs import ChunkInputs, StepInputs
@@ -92,7 +92,7 @@ def page_arguments(
         rows.origin // size, rows.page_stride // size, k // size, v // size,
         rows.origin // 2, rows.page_stride // 2, scales[0] // 2, scales[1] // 2,
     )  # fmt: skip
-    return (arena.view(dtype), arena.view(torch.float16)), numbers, rows.dtype.value
+    return (arena.view(dtype), arena.view(torch.float16)), numbers, FORMAT_NAMES.get(rows.dtype.value, rows.dtype.value)
 
 
 GLOBAL_SPLIT_PAGES = 2  # at least 128 keys a split, as SLIDING_SPLIT_PAGES of half the length

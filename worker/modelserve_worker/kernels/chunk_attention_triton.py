@@ -298,14 +298,14 @@ def sliding_chunk(
         keys = tl.load(rows + k_offset + columns[None, :], mask=readable[:, None], other=0.0)
         values = tl.load(rows + v_offset + columns[None, :], mask=readable[:, None], other=0.0)
         scores = tl.dot(queries, tl.trans(stored_to(keys, compute, FORMAT)))
-        if FORMAT == "int8":
+        if FORMAT == "scaled_int8":
             scale_rows = scales + scale_origin + page * scale_stride + tokens
             scores = scores * tl.load(scale_rows + k_scale_offset, mask=readable, other=0.0).to(tl.float32)[None, :]
             v_scale = tl.load(scale_rows + v_scale_offset, mask=readable, other=0.0).to(tl.float32)
         seen = readable[None, :] & (keys_at[None, :] > at[:, None] - WINDOW)
         scores = tl.where(seen, scores * LOG2_E, -float("inf"))
         weights, decay, maximum, total = softmax_step(scores, maximum, total)
-        if FORMAT == "int8":
+        if FORMAT == "scaled_int8":
             weights = weights * v_scale[None, :]
         result = tl.dot(weights.to(compute), stored_to(values, compute, FORMAT), result * decay[:, None])
     # The chunk's own rows, in the step buffers.
@@ -316,14 +316,14 @@ def sliding_chunk(
         keys = tl.load(step_k + rows[:, None] + columns[None, :], mask=readable[:, None], other=0.0)
         values = tl.load(step_v + rows[:, None] + columns[None, :], mask=readable[:, None], other=0.0)
         scores = tl.dot(queries, tl.trans(stored_to(keys, compute, FORMAT)))
-        if FORMAT == "int8":
+        if FORMAT == "scaled_int8":
             scale_at = (chunk_row + own) * KV_HEADS + head
             scores = scores * tl.load(step_k_scale + scale_at, mask=readable, other=0.0).to(tl.float32)[None, :]
             v_scale = tl.load(step_v_scale + scale_at, mask=readable, other=0.0).to(tl.float32)
         seen = (own[None, :] <= token[:, None]) & (own[None, :] > token[:, None] - WINDOW)
         scores = tl.where(seen, scores * LOG2_E, -float("inf"))
         weights, decay, maximum, total = softmax_step(scores, maximum, total)
-        if FORMAT == "int8":
+        if FORMAT == "scaled_int8":
             weights = weights * v_scale[None, :]
         result = tl.dot(weights.to(compute), stored_to(values, compute, FORMAT), result * decay[:, None])
     result = result / total[:, None]

@@ -22,7 +22,7 @@ from modelserve_worker.kernels.packed_decode_triton import byte_values, unit_of
 def decoded(rows, scale, readable, FORMAT: tl.constexpr):
     """float32 numbers of stored elements at `rows` [N, columns]; `scale` [N, 1] multiplies those of int8."""
     stored = tl.load(rows, mask=readable, other=0)
-    if FORMAT == "int8" or FORMAT == "fp8_e4m3" or FORMAT == "fp8_e5m2":
+    if FORMAT == "scaled_int8" or FORMAT == "fp8_e4m3" or FORMAT == "fp8_e5m2":
         return byte_values(stored.to(tl.int16), FORMAT).to(tl.float32) * (scale * unit_of(FORMAT))
     return stored.to(tl.float32)
 
@@ -30,7 +30,7 @@ def decoded(rows, scale, readable, FORMAT: tl.constexpr):
 @triton.jit
 def row_scale(scales, readable, FORMAT: tl.constexpr):
     """[N, 1] float32: the scales of int8 rows, else one."""
-    if FORMAT == "int8":
+    if FORMAT == "scaled_int8":
         return tl.load(scales, mask=readable, other=0.0).to(tl.float32)
     return tl.full(readable.shape, 1.0, tl.float32)
 
@@ -100,7 +100,7 @@ def expand_keys(
         target = out + pairs[None, :]
         tl.store(target, (first * cos - second * sin).to(compute), mask=readable)
         tl.store(target + PAIRS, (second * cos + first * sin).to(compute), mask=readable)
-    if FORMAT == "int8" or FORMAT == "fp8_e4m3" or FORMAT == "fp8_e5m2":
+    if FORMAT == "scaled_int8" or FORMAT == "fp8_e4m3" or FORMAT == "fp8_e5m2":
         planes: tl.constexpr = 1 if PAIRS else 2
         plane_rows = dense + (first_key // PAGE + logical).to(tl.int64) * (planes * KV_HEADS * PAGE * D) + tokens * D
         for start in tl.static_range(0, D, COLUMNS):

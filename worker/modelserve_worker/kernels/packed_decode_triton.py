@@ -53,13 +53,13 @@ and.b32 $1, $2, 0xff00ff00;
 @triton.jit
 def unit_of(FORMAT: tl.constexpr):
     """What an unpacked number is multiplied by to give the row's element."""
-    return 128.0 if FORMAT == "int8" else 256.0 if FORMAT == "fp8_e4m3" else 1.0
+    return 128.0 if FORMAT == "scaled_int8" else 256.0 if FORMAT == "fp8_e4m3" else 1.0
 
 
 @triton.jit
 def byte_values(byte, FORMAT: tl.constexpr):
     """One 8-bit element in the low bits of an int16 -> float16, `unit_of` times smaller."""
-    if FORMAT == "int8":
+    if FORMAT == "scaled_int8":
         return (((byte ^ 0x80) & 0xFF) | 0x4800).to(tl.int16).to(tl.float16, bitcast=True) - 9.0
     if FORMAT == "fp8_e4m3":
         return (((byte & 0x80) << 8) | ((byte & 0x7F) << 7)).to(tl.int16).to(tl.float16, bitcast=True)
@@ -70,7 +70,8 @@ def byte_values(byte, FORMAT: tl.constexpr):
 def unpacked(pairs, compute: tl.constexpr, FORMAT: tl.constexpr):
     """int16 tile -> (even columns, odd columns) of dtype `compute`, float16 or float32."""
     if compute == tl.float16:
-        asm: tl.constexpr = INT8_PAIRS if FORMAT == "int8" else E4M3_PAIRS if FORMAT == "fp8_e4m3" else E5M2_PAIRS
+        fp8: tl.constexpr = E4M3_PAIRS if FORMAT == "fp8_e4m3" else E5M2_PAIRS
+        asm: tl.constexpr = INT8_PAIRS if FORMAT == "scaled_int8" else fp8
         return tl.inline_asm_elementwise(asm, "=r,=r,r", [pairs], dtype=(tl.float16, tl.float16), is_pure=True, pack=2)
     return byte_values(pairs, FORMAT).to(compute), byte_values(pairs >> 8, FORMAT).to(compute)
 
@@ -179,17 +180,17 @@ def split_decode_packed(
         values = tl.load(rows + v_offset, mask=readable[:, None], other=0)
         factor = LOG2_E * unit_of(FORMAT)
         scores = scored(q_even, q_odd, keys, compute, FORMAT)
-        if FORMAT == "int8":
+        if FORMAT == "scaled_int8":
             scale_rows = scales + scale_origin + page * scale_stride + tokens
             scores *= tl.load(scale_rows + k_scale_offset, mask=readable, other=0.0).to(tl.float32)[None, :]
         scores = tl.where(readable[None, :], scores * factor, -float("inf"))
         weights, decay, maximum, total = online_softmax(scores, maximum, total)
-        if FORMAT == "int8":  # times 128: rows are normed, so the product is about the row's largest number
+        if FORMAT == "scaled_int8":  # times 128: rows are normed, so the product is about the row's largest number
             scale = tl.load(scale_rows + v_scale_offset, mask=readable, other=0.0).to(tl.float32)
             weights *= (scale * unit_of(FORMAT))[None, :]
         decay = decay[:, None]
         even, odd = summed(weights.to(compute), values, even * decay, odd * decay, compute, FORMAT)
-    unit = 1.0 if FORMAT == "int8" else unit_of(FORMAT)  # int8: in the weights already
+    unit = 1.0 if FORMAT == "scaled_int8" else unit_of(FORMAT)  # int8: in the weights already
     result = ((row * MOST_SPLITS + split) * KV_HEADS + head) * GROUP + members
     store_columns(partial + result.to(tl.int64)[:, None] * D, 0, even * unit, odd * unit, wanted)
     tl.store(maxima + result, maximum, mask=wanted)
@@ -311,7 +312,7 @@ def split_decode_v_only_packed(
         scores = scored(qw_even, qw_odd, vw, compute, FORMAT) + scored(qn_even, qn_odd, vn, compute, FORMAT)
         scores += tl.dot(q1_even, tl.trans(k1_even)) + tl.dot(q1_odd, tl.trans(k1_odd))
         scores += tl.dot(q2_even, tl.trans(k2_even)) + tl.dot(q2_odd, tl.trans(k2_odd))
-        if FORMAT == "int8":
+        if FORMAT == "scaled_int8":
             scale_rows = scales + scale_origin + page * scale_stride + v_scale_offset + tokens
             scale = tl.load(scale_rows, mask=readable, other=0.0).to(tl.float32)[None, :] * unit_of(FORMAT)
             scores = scores * scale * LOG2_E
@@ -319,7 +320,7 @@ def split_decode_v_only_packed(
             scores *= LOG2_E * unit_of(FORMAT)
         scores = tl.where(readable[None, :], scores, -float("inf"))
         weights, decay, maximum, total = online_softmax(scores, maximum, total)
-        if FORMAT == "int8":
+        if FORMAT == "scaled_int8":
             weights = weights * scale
         p = weights.to(compute)
         decay = decay[:, None]
@@ -327,7 +328,7 @@ def split_decode_v_only_packed(
         on_even, on_odd = summed(p, vn, on_even * decay, on_odd * decay, compute, FORMAT)
         o1_even, o1_odd = summed(p, v1, o1_even * decay, o1_odd * decay, compute, FORMAT)
         o2_even, o2_odd = summed(p, v2, o2_even * decay, o2_odd * decay, compute, FORMAT)
-    unit = 1.0 if FORMAT == "int8" else unit_of(FORMAT)
+    unit = 1.0 if FORMAT == "scaled_int8" else unit_of(FORMAT)
     result = ((row * MOST_SPLITS + split) * KV_HEADS + head) * GROUP + members
     target = partial + result.to(tl.int64)[:, None] * D
     store_columns(target, 0, ow_even * unit, ow_odd * unit, wanted)

@@ -143,7 +143,7 @@ def prepare(
             kv = heads - value_start
             row_offset, scale_offset, step_rows, step_scales = v_offset, v_scale_offset, step_v, step_v_scale
         scale = tl.zeros([HEADS], tl.float16)
-        if FORMAT == "int8":
+        if FORMAT == "scaled_int8":
             largest = tl.maximum(tl.max(tl.abs(x1), 1), tl.max(tl.abs(x2), 1))
             scale = tl.minimum(tl.div_rn(largest, tl.full([HEADS], 127.0, tl.float32)), 65504.0).to(tl.float16)
             divisor = tl.where(scale > 0, scale.to(tl.float32), 1.0)[:, None]
@@ -162,14 +162,14 @@ def prepare(
             target = arena + origin + page * page_stride + row_offset + places[:, None] * D
             store_values(target + first_places[None, :], x1, FORMAT)
             store_values(target + second_places[None, :], x2, FORMAT)
-            if FORMAT == "int8":
+            if FORMAT == "scaled_int8":
                 tl.store(scales + scale_origin + page * scale_stride + scale_offset + places, scale)
         elif BUFFERED:
             waiting = token.to(tl.int64) * KV_HEADS + kv
             waiting_rows = step_rows + waiting[:, None] * D
             store_values(waiting_rows + first_places[None, :], x1, FORMAT)
             store_values(waiting_rows + second_places[None, :], x2, FORMAT)
-            if FORMAT == "int8":
+            if FORMAT == "scaled_int8":
                 tl.store(step_scales + waiting, scale)
 
 
