@@ -33,6 +33,7 @@ from modelserve_worker.evaluation.columns import Row, columns
 DRAIN_SECONDS = 10
 END_SECONDS = 60.0
 LOG_LINES = 40
+MIB = 1 << 20
 HEADINGS = (
     "POINT", "OK", "BAD", "REQ/S", "OUT TOK/S", "TTFT MS", "p99", "TPOT MS", "p99", "ITL p50", "p99", "max", "E2E p50",
     "DRIVER",
@@ -131,6 +132,22 @@ def bench(url: str, point: str, *, vocab_size: int, seed: int, json_path: Path) 
     return subprocess.run(command, check=False).returncode == 0
 
 
+def memory_line(url: str) -> str:
+    """The pool that was promised beside what the driver leaves for one now: the allocator gives nothing back."""
+    with urllib.request.urlopen(f"{url}/v1/plan", timeout=5) as response:
+        plan = json.load(response)
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        query += ["--id", os.environ["CUDA_VISIBLE_DEVICES"]]
+    used = [int(line) for line in subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()]
+    rest = max(used[: plan["gpusPerReplica"]]) - plan["allocated"]["kvPoolBytes"] / MIB
+    allowed, promised = sum(plan["perGpu"].values()) / MIB, plan["perGpu"]["kvPoolBytes"] / MIB
+    return (
+        f"memory: everything but the pool {rest:.0f} MiB, so {allowed - rest:.0f} MiB of pool were possible, "
+        f"{promised:.0f} promised: {100 * (promised - allowed + rest) / (allowed - rest):+.2f} % of the pool"
+    )
+
+
 def row(point: str, load: dict[str, Any]) -> Row:
     def ms(name: str, figure: str) -> str:
         return f"{load[name][figure]:.2f}" if load[name] else "-"
@@ -185,12 +202,13 @@ def main() -> int:
                 faults += [] if sound else [f"{point}: requests failed"]
                 if path.exists() and path.stat().st_size:
                     rows.append(row(point, json.loads(path.read_text())["loads"][0]))
+                    print("\n".join(columns(HEADINGS, rows[-1:], text_columns=1)), flush=True)
+            print(memory_line(worker.url), flush=True)
         finally:
             fault = worker.end()
         faults += [fault] if fault else []
     model = f"{options.variant} {options.weights or 'bfloat16'}"
-    print("\n".join([*faults, "", f"{model} {' '.join(worker_flags)}", ""]))
-    print("\n".join(columns(HEADINGS, rows, text_columns=1)), flush=True)
+    print("\n".join([*faults, "", f"{model} {' '.join(worker_flags)}", *columns(HEADINGS, rows, text_columns=1)]))
     return 1 if faults else 0
 
 

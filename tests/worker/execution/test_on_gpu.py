@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from launch_order import one_after_the_other
@@ -13,6 +15,13 @@ from modelserve_worker.execution.ranks import launch
 from modelserve_worker.request import SamplingParams
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+@pytest.fixture(autouse=True)
+def release_replicas() -> None:
+    """Give the device what earlier replicas of this process held: torch would count it as the next one's weights."""
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 @pytest.mark.parametrize("variant", ["31B", "E4B"])
@@ -69,6 +78,8 @@ def test_no_bit_depends_on_kernels_that_start_before_others_end(tmp_path, driver
     prompt = random_tokens(300, seed=3)
 
     def outcome() -> tuple[list[torch.Tensor], list[int]]:
+        gc.collect()
+        torch.cuda.empty_cache()
         replica = launch(EngineArgs(model=str(tmp_path), device="cuda", gpu_memory_utilization=0.2))
         driver, done, logits, tokens = driver_for(replica.geometry, 1 << 24), 0, [], []
         for count in (200, 1, 99):

@@ -47,6 +47,8 @@ def test_hopper_kernels_fit_their_registers_and_shared_memory_and_overlap_their_
     (1, 43008, {"gated": True}, 0), (32, 5376, {}, 0), (8, 256, {}, 0), (9, 16384, {"fp8": True}, 0),
     (1, 5376, {"int4_scales": 8}, 0), (32, 43008, {"gated": True, "int4_scales": 8}, 16),
     (16, 16384, {"int4_scales": 1}, 8),
+    (32, 5376, {"split": True}, 0), (1, 5376, {"int4_scales": 8, "split": True}, 0),
+    (8, 2560, {"fp8": True, "split": True}, 0),
 ])  # fmt: skip
 def test_the_hopper_kernel_of_few_rows_fits_its_registers_and_shared_memory(
     rows, matrix_rows, settings, spilled

@@ -143,6 +143,23 @@ def test_residual_norm(rows: int, width: int, ends: str, numbers: Numbers) -> No
         check(numbers, call, exact, terms=(size, size / root * next_weight.double().abs()))
 
 
+@pytest.mark.parametrize("parts", [2, 3, 4])
+@pytest.mark.parametrize("rows", ROWS)
+def test_a_delta_in_parts_is_their_sum_rounded_once(parts: int, rows: int, numbers: Numbers) -> None:
+    """In the order of the parts, so that the sum has the same bits as what is told of it here."""
+    residual, weight = numbers.activations(rows, 112), numbers.weight(112)
+    delta = torch.stack([numbers.activations(rows, 112, scale=30.0).float() for _ in range(parts)])
+    total = delta[0]
+    for part in delta[1:]:
+        total = total + part
+    for doors in (TritonElementwise(), PlainElementwise()):
+        whole, apart = (
+            results(doors.residual_norm(residual.clone(), each, weight, scalar=None, next_weight=weight, eps=EPS))
+            for each in (total.to(numbers.dtype), delta)
+        )
+        assert all(torch.equal(*pair) for pair in zip(whole, apart, strict=True))
+
+
 def test_a_row_does_not_depend_on_the_rows_beside_it(numbers: Numbers) -> None:
     residual, delta, weight = numbers.activations(5, 112), numbers.activations(5, 112), numbers.weight(112)
 

@@ -33,8 +33,6 @@ def test_the_kernel_takes_few_rows_that_the_copy_engine_can_read() -> None:
     assert not takes(rows(4, inputs=260)[:, :256].t().contiguous().t()), "inputs of a row lie beside one another"
     assert not takes(rows(4, inputs=257)[:, 1:]), "rows begin at multiples of 16 bytes"
     assert takes(rows(4, inputs=512)[:, 256:]), "a part of a wider matrix"
-    assert takes(rows(16), dense_gated=True)
-    assert not takes(rows(17), dense_gated=True), "where cuBLAS is faster"
 
 
 @pytest.mark.parametrize("format_", [{}, {"fp8": True}, *({"int4_scales": scales} for scales in (8, 4, 2, 1))], ids=str)
@@ -42,11 +40,27 @@ def test_the_kernel_takes_few_rows_that_the_copy_engine_can_read() -> None:
 def test_every_compilation_has_stages_under_way_within_a_block_of_shared_memory(format_, gated) -> None:
     for count in (1, 9, 17, 32):
         for matrix_rows in (256, 2560, 5376, 16384, 262_144):
-            kernel = linear_rows_sm90.kernel_for(count, matrix_rows, gated=gated, **format_)
+            kernel = linear_rows_sm90.kernel_for(count, matrix_rows, gated=gated, split=not gated, **format_)
             assert kernel.rows >= count
             assert kernel.stages >= 2
             assert kernel.shared_bytes <= linear_rows_sm90.SHARED_BYTES
             assert kernel.x_boxes * kernel.blocks <= 256, "the largest box of the copy engine"
+
+
+@pytest.mark.parametrize(("matrix_rows", "tile", "divided"), [
+    (43_008, 128, None),  # 31B's gate_up: 336 tiles in three turns
+    (20_480, 64, None),  # E4B's: 160 tiles of 128 would leave the second turn to 28 of 132
+    (5376, 64, (128, 3)),  # 31B's o and down
+    (2560, 32, (64, 3)),  # E4B's
+    (2816, 32, (64, 3)),  # 26B-A4B's
+    (256, 32, (32, 4)),
+])  # fmt: skip
+def test_a_division_gives_most_multiprocessors_work(matrix_rows, tile, divided) -> None:
+    whole = linear_rows_sm90.kernel_for(1, matrix_rows)
+    assert (whole.tile, whole.parts) == (tile, 1)
+    if divided is not None:
+        split = linear_rows_sm90.kernel_for(1, matrix_rows, split=True)
+        assert (split.tile, split.parts) == divided
 
 
 def test_other_devices_multiply_as_pytorch_does() -> None:
@@ -59,24 +73,28 @@ class Recorded:
     """A device whose kernel takes up to four rows; it multiplies in plain PyTorch, and says what it was given."""
 
     def __init__(self) -> None:
-        self.given: list[tuple[str, bool]] = []
+        self.given: list[tuple[str, bool, bool]] = []
 
-    def takes(self, x: Tensor, *, dense_gated: bool = False) -> bool:
-        return x.shape[0] <= (2 if dense_gated else 4)
+    def takes(self, x: Tensor) -> bool:
+        return x.shape[0] <= 4
 
-    def _product(self, name: str, x: Tensor, weight: Tensor, gated: bool) -> Tensor:
-        self.given.append((name, gated))
+    def _product(self, name: str, x: Tensor, weight: Tensor, gated: bool, split: bool) -> Tensor:
+        self.given.append((name, gated, split))
         product = torch.nn.functional.linear(x, weight)
+        if split:
+            half = x.shape[1] // 2
+            parts = ((x[:, span], weight[:, span]) for span in (slice(half), slice(half, None)))
+            return torch.stack([torch.nn.functional.linear(some.float(), w.float()) for some, w in parts])
         return PlainElementwise().gated_gelu(product) if gated else product
 
-    def dense(self, x: Tensor, weight: Tensor, *, gated: bool = False) -> Tensor:
-        return self._product("dense", x, weight, gated)
+    def dense(self, x: Tensor, weight: Tensor, *, gated: bool = False, split: bool = False) -> Tensor:
+        return self._product("dense", x, weight, gated, split)
 
-    def int4(self, x: Tensor, matrix: Int4Tiles, *, gated: bool = False) -> Tensor:
-        return self._product("int4", x, int4_linear.dequantised(matrix, x.dtype), gated)
+    def int4(self, x: Tensor, matrix: Int4Tiles, *, gated: bool = False, split: bool = False) -> Tensor:
+        return self._product("int4", x, int4_linear.dequantised(matrix, x.dtype), gated, split)
 
-    def fp8(self, x: Tensor, matrix: Fp8Pairs, *, gated: bool = False) -> Tensor:
-        return self._product("fp8", x, fp8_linear.dequantised(matrix, x.dtype), gated)
+    def fp8(self, x: Tensor, matrix: Fp8Pairs, *, gated: bool = False, split: bool = False) -> Tensor:
+        return self._product("fp8", x, fp8_linear.dequantised(matrix, x.dtype), gated, split)
 
 
 @pytest.fixture
@@ -120,9 +138,12 @@ ACTIVATION_ORDER = int4(32).model_copy(update={"activation_order": True})
 def test_a_matrix_gives_its_few_rows_to_the_kernel_of_its_format(weight_format, given, recorded: Recorded) -> None:
     matrix, doors = loaded(weight_format), PlainElementwise()
     few, many = rows(2), rows(5)
-    by_kernel = [matrix.linear(few), matrix.gated(few, doors)]
-    assert recorded.given == ([] if given is None else [(given, False), (given, True)])
-    elsewhere = [matrix.linear(torch.cat((few, many))), matrix.gated(torch.cat((few, many)), doors)]
-    assert len(recorded.given) == (0 if given is None else 2), "more rows go elsewhere"
+    parts = matrix.in_parts(few)
+    by_kernel = [matrix.linear(few), matrix.gated(few, doors), parts.sum(0) if parts.dim() == 3 else parts]
+    wanted = [(given, False, True), (given, False, False), (given, True, False)]
+    assert recorded.given == ([] if given is None else wanted)
+    more = torch.cat((few, many))
+    elsewhere = [matrix.linear(more), matrix.gated(more, doors), matrix.in_parts(more)]
+    assert len(recorded.given) == (0 if given is None else 3), "more rows go elsewhere"
     for alone, among in zip(by_kernel, elsewhere, strict=True):
-        torch.testing.assert_close(alone, among[:2], rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(alone.bfloat16(), among[:2], rtol=2e-2, atol=2e-2)

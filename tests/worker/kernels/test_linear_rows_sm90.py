@@ -76,6 +76,10 @@ def test_products_are_near_float64_and_the_same_bits_at_every_launch(name: str, 
         gated = product(x, gated=True)
         assert (gated.double() - opened).norm() < 8e-3 * opened.norm()
         assert torch.equal(product(x, gated=True), gated)
+        split = product(x, split=True)
+        whole = split.double().sum(0) if split.dim() == 3 else split.double()
+        assert (whole - expected).norm() < 4e-3 * expected.norm()
+        assert all(torch.equal(product(x, split=True), split) for _ in range(5))
 
 
 def test_a_product_waits_for_the_kernel_that_makes_its_input() -> None:

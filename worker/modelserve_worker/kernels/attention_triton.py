@@ -98,6 +98,9 @@ def page_arguments(
 GLOBAL_SPLIT_PAGES = 2  # at least 128 keys a split, as SLIDING_SPLIT_PAGES of half the length
 
 
+ALONE = 132  # programs, at most, that have a multiprocessor each
+
+
 def most_splits(rows: LayerRows) -> int:
     return decode_splits(sliding_entries=rows.entries, kv_heads=rows.heads)
 
@@ -159,6 +162,8 @@ def decode_attention(
         assert rotation.packed is packed
         assert rotation.turn_cos.shape[0] == tile.keys, "the rotation tables were made for tiles of another length"
         v_only = packed_kernels.split_decode_v_only_packed if packed else decode_kernels.split_decode_v_only
+        if packed and math.prod(grid) <= ALONE:  # unpacking binds a program that has a multiprocessor to itself
+            tiled["num_warps"] = 2 * tile.warps
         v_only[grid](
             *common, key_weight, rotation.start_cos, rotation.start_sin, rotation.turn_cos, rotation.turn_sin,
             PAIRS=rotation.pairs, **shape, **split, **tiled,

@@ -136,22 +136,31 @@ def pointer(tensor: torch.Tensor | None) -> tuple[int, Any]:
 
 @lru_cache(maxsize=8192)
 def tensor_map(
-    address: int, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...], *, swizzled: bool = True
+    address: int,
+    sizes: tuple[int, ...],
+    strides: tuple[int, ...],
+    box: tuple[int, ...],
+    *,
+    swizzled: bool = True,
+    promoted: bool = True,
 ) -> Any:
     """A view of bfloat16 elements that the copy engine reads boxes of, in rows of at most 128 bytes.
 
     `sizes` in elements, innermost first; `strides` in bytes of all dimensions but the innermost. `swizzled`: rows of
-    128 bytes lie swizzled by 128.
+    128 bytes lie swizzled by 128. `promoted`: each 128 bytes bring the other half of their 256 into the L2 cache, which
+    is as well where several blocks read them and takes 7 % of memory's speed where all is read once.
     """
     swizzles = driver.CUtensorMapSwizzle
     swizzle = swizzles.CU_TENSOR_MAP_SWIZZLE_128B if swizzled else swizzles.CU_TENSOR_MAP_SWIZZLE_NONE
     element, interleave = driver.CUtensorMapDataType, driver.CUtensorMapInterleave
+    promotions = driver.CUtensorMapL2promotion
+    whole, part = promotions.CU_TENSOR_MAP_L2_PROMOTION_L2_256B, promotions.CU_TENSOR_MAP_L2_PROMOTION_NONE
     return checked(
         driver.cuTensorMapEncodeTiled(
             element.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, len(sizes), address, _wide(sizes), _wide(strides), _narrow(box),
             _narrow((1,) * len(sizes)), interleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
             swizzle,
-            driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            whole if promoted else part,
             driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )
     )  # fmt: skip

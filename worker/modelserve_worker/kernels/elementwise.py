@@ -37,8 +37,9 @@ class ElementwiseDoors(Protocol):
         """Add a block's output to the residual, and norm the sum for the block that comes next.
 
         residual' = (residual + RMS_delta_weight(delta)) * scalar, normed = RMS_next_weight(residual').
-        residual and delta are contiguous [T, H], the weights [H], scalar [1]; a scalar of None is 1. Returns residual'
-        and normed, or None where there is no next_weight. The caller gives `residual` up: residual' may be the same
+        residual and delta are contiguous [T, H], the weights [H], scalar [1]; a scalar of None is 1. A delta may be
+        float32 [P, T, H]: its sum over P, rounded once (`few_rows`). Returns residual' and normed, or None where there
+        is no next_weight. The caller gives `residual` up: residual' may be the same
         memory, or not.
         """
         ...
@@ -94,6 +95,8 @@ class PlainElementwise:
         next_weight: Tensor | None,
         eps: float,
     ) -> tuple[Tensor, Tensor | None]:
+        if delta.dim() > residual.dim():
+            delta = delta.sum(0).to(residual.dtype)
         summed = residual + self.rms_norm(delta, delta_weight, eps=eps)
         if scalar is not None:
             summed = summed * scalar

@@ -74,13 +74,14 @@ def rms_norm(x, weight, normed, rows, eps, WIDTH: tl.constexpr, BLOCK: tl.conste
 @triton.jit(do_not_specialize=["rows"])
 def residual_norm(
     residual,  # [rows, WIDTH], also the place of the sum
-    delta,
+    delta,  # like residual, or float32 [PARTS, rows, WIDTH]
     delta_weight,
     scalar,  # [1] or None
     next_weight,  # [WIDTH] or None
     normed,  # [rows, WIDTH], or None without a next_weight
     rows,
     eps,
+    PARTS: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
@@ -98,6 +99,9 @@ def residual_norm(
         factor = tl.load(scalar).to(tl.float32)
     wait_for_prerequisites()
     deltas = tl.load(delta + at, mask=inside, other=0.0).to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        deltas += tl.load(delta + part * rows.to(tl.int64) * WIDTH + at, mask=inside, other=0.0)
+    deltas = deltas.to(dtype).to(tl.float32)
     kept = tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
     summed = (kept + rms(deltas, delta_weights, WIDTH, eps).to(dtype).to(tl.float32)).to(dtype)
     if scalar is not None:
@@ -226,8 +230,9 @@ class TritonElementwise:
         normed = None if next_weight is None else torch.empty_like(residual)
         launch = row_launch(width, many=rows >= _MANY_ROWS)
         residual_norm[(triton.cdiv(rows, launch["ROWS"]),)](
-            residual, delta, delta_weight, scalar, next_weight, normed, rows, eps, **launch, **dependent_launch()
-        )
+            residual, delta, delta_weight, scalar, next_weight, normed, rows, eps,
+            PARTS=delta.shape[0] if delta.dim() > residual.dim() else 1, **launch, **dependent_launch(),
+        )  # fmt: skip
         return residual, normed
 
     def gated_gelu(self, gate_up: Tensor) -> Tensor:
@@ -296,8 +301,12 @@ def _specimens(dtype: str) -> list[KernelSpecimen]:
     normed = {"x": dtype, "weight": dtype, "normed": dtype, **rows}
     return [
         *(_specimen(rms_norm, row_launch(width), normed) for width in (256, 5376)),
-        *(_specimen(residual_norm, row_launch(width), {**added, **weights, **rows}) for width in (1536, 3840, 5376)),
-        _specimen(residual_norm, row_launch(2560), {**added, "delta_weight": dtype, **rows}, **absent),
+        *(
+            _specimen(residual_norm, row_launch(width), {**added, **weights, **rows}, PARTS=1)
+            for width in (1536, 3840, 5376)
+        ),
+        _specimen(residual_norm, row_launch(5376), {**added, "delta": "*fp32", **weights, **rows}, PARTS=3),
+        _specimen(residual_norm, row_launch(2560), {**added, "delta_weight": dtype, **rows}, PARTS=1, **absent),
         _specimen(per_layer_inputs, row_launch(256), {**inputs, "projection_scale": "fp32", **rows}),
         *(_specimen(gated_gelu, tile_launch(width), gates) for width in (256, 704, 21504)),
         _specimen(embed, tile_launch(5376), looked_up),

@@ -17,21 +17,24 @@ _HOPPER = 90
 
 
 class FewRows(Protocol):
-    """Products x [T, K] -> [T, N] of one kind of device. `gated`: gelu(first half) * second half of it, [T, N / 2]."""
+    """Products x [T, K] -> [T, N] of one kind of device. `gated`: gelu(first half) * second half of it, [T, N / 2].
 
-    def takes(self, x: Tensor, *, dense_gated: bool = False) -> bool:
-        """Whether the kernels multiply these rows; `dense_gated`: in `dense` with a gate."""
+    `split`: whoever reads the result adds it up, so it may be float32 [P, T, N] of P parts of the inputs.
+    """
+
+    def takes(self, x: Tensor) -> bool:
+        """Whether the kernels multiply these rows."""
         ...
 
-    def dense(self, x: Tensor, weight: Tensor, *, gated: bool = False) -> Tensor:
+    def dense(self, x: Tensor, weight: Tensor, *, gated: bool = False, split: bool = False) -> Tensor:
         """weight [N, K] in the dtype of x."""
         ...
 
-    def int4(self, x: Tensor, matrix: Int4Tiles, *, gated: bool = False) -> Tensor:
+    def int4(self, x: Tensor, matrix: Int4Tiles, *, gated: bool = False, split: bool = False) -> Tensor:
         """A symmetric INT4 matrix."""
         ...
 
-    def fp8(self, x: Tensor, matrix: Fp8Pairs, *, gated: bool = False) -> Tensor:
+    def fp8(self, x: Tensor, matrix: Fp8Pairs, *, gated: bool = False, split: bool = False) -> Tensor:
         """An FP8 matrix with a scale for each row and a multiple of 128 inputs."""
         ...
 

@@ -1,6 +1,7 @@
 // Products of few rows with a matrix that is read once, for compute capability 9.0: output [rows, outputs] = x W^T.
 //
-// A CTA takes tiles of OUTPUTS rows of the matrix, over all inputs. The matrix is the left operand of m16n8k16
+// A CTA takes tiles of OUTPUTS rows of the matrix, over all inputs or, SPLIT, over a part of them: then output is
+// [parts, rows, outputs] float32, and whoever reads it adds the parts. The matrix is the left operand of m16n8k16
 // products. Eight warps work in groups of OUTPUTS / 32. In every stage each group has a block of its own, 128 bytes of
 // each row: 64 inputs in bfloat16, 128 in FP8, 256 in INT4. The groups' sums meet in shared memory, in one order. One
 // more warp keeps all stages in flight. It asks for weights before the kernel ahead has ended (they depend on none),
@@ -8,7 +9,7 @@
 //
 // Whoever compiles defines OUTPUTS: 32, 64 or 128; ROWS: rows of x at most, a multiple of 8; STAGES; INT4: 0, or the
 // scales of a row in 256 inputs (8, 4, 2, 1); FP8: 0 or 1; GATED: whether the second half of a tile holds the rows that
-// those of the first, after GELU, are multiplied with.
+// those of the first, after GELU, are multiplied with; SPLIT: 0 or 1.
 
 #include "sm90.cuh"
 
@@ -242,6 +243,14 @@ __device__ __forceinline__ void consume(float (&sums)[SUMS][4], const unsigned c
 
 #endif
 
+#if SPLIT
+typedef float Output;
+__device__ __forceinline__ Output stored(float value) { return value; }
+#else
+typedef unsigned short Output;
+__device__ __forceinline__ Output stored(float value) { return (Output)bf16_pair(value, 0.0f); }
+#endif
+
 __device__ __forceinline__ float rounded(float value) { return __uint_as_float(bf16_pair(0.0f, value) & 0xFFFF0000u); }
 
 __device__ __forceinline__ float gelu(float x) {
@@ -253,7 +262,8 @@ struct Shape {
   int rows, outputs, second, last;  // second: rows from a tile's first half to its second; last: of the matrix
 };
 
-__device__ __forceinline__ void store(float (&sums)[SUMS][4], unsigned short* output, const float* row_scales,
+// `output`: of the part that the sums are of.
+__device__ __forceinline__ void store(float (&sums)[SUMS][4], Output* output, const float* row_scales,
                                       const Shape& shape, int tile, int warp, int lane) {
 #pragma unroll
   for (int i = 0; i < 4; i++) {
@@ -268,14 +278,13 @@ __device__ __forceinline__ void store(float (&sums)[SUMS][4], unsigned short* ou
     for (int block = 0; block < BLOCKS; block++) {
       const int row = 8 * block + row_of_column(lane % 4 * 2 + i % 2);
       if (row >= shape.rows) continue;
-      unsigned short* to = output + (long long)row * shape.outputs;
+      Output* to = output + (long long)row * shape.outputs;
       const float first = sums[block][i], second = sums[BLOCKS + block][i];
       if (GATED) {
-        if (n < shape.outputs)
-          to[n] = (unsigned short)bf16_pair(rounded(gelu(rounded(first))) * rounded(second), 0.0f);
+        if (n < shape.outputs) to[n] = stored(rounded(gelu(rounded(first))) * rounded(second));
       } else {
-        if (n < shape.outputs) to[n] = (unsigned short)bf16_pair(first, 0.0f);
-        if (other < shape.outputs) to[other] = (unsigned short)bf16_pair(second, 0.0f);
+        if (n < shape.outputs) to[n] = stored(first);
+        if (other < shape.outputs) to[other] = stored(second);
       }
     }
   }
@@ -283,8 +292,8 @@ __device__ __forceinline__ void store(float (&sums)[SUMS][4], unsigned short* ou
 
 extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1)
     linear_rows(const __grid_constant__ TensorMap weights, const __grid_constant__ TensorMap inputs,
-                const __grid_constant__ TensorMap scales, const float* row_scales, unsigned short* output, int rows,
-                int outputs, int second, int tiles, int stages) {
+                const __grid_constant__ TensorMap scales, const float* row_scales, Output* output, int rows,
+                int outputs, int second, int items, int parts, int stages) {  // items: tiles times parts
   extern __shared__ __align__(1024) unsigned char memory[];
   const u32 shared = shared_address(memory);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -303,28 +312,30 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1)
     if (lane != 0) return;
     // Of weights and of x, which follow them: where the next stage's come from and go to.
     struct Place {
-      int tile, at, stage;
+      int item, at, stage;
       __device__ void next(int stages) {
         if (++stage == STAGES) stage = 0;
-        if (++at == stages) at = 0, tile += gridDim.x;
+        if (++at == stages) at = 0, item += gridDim.x;
       }
+    };
+    const auto block_of = [&](const Place& place) {  // the first of a stage's, of the matrix's inputs
+      return ((SPLIT ? place.item % parts * stages : 0) + place.at) * GROUPS;
     };
     auto load_weights = [&](const Place& place) {
       u32 to = shared + place.stage * STAGE_BYTES, barrier = full + place.stage * 8;
       mbarrier_expect(barrier, LOADED_BYTES);
 #pragma unroll
       for (int half = 0; half < 2; half++) {
-        int row = place.tile * (GATED ? HALF_ROWS : OUTPUTS) + half * second;
-        load_own_box(&weights, to + half * HALF_STAGE, barrier, 0, row, place.at * GROUPS);
-        if (INT4)
-          load_own_box(&scales, to + SCALES_AT + half * SCALE_STAGE, barrier, row, 0, place.at * GROUPS);
+        int row = (SPLIT ? place.item / parts : place.item) * (GATED ? HALF_ROWS : OUTPUTS) + half * second;
+        load_own_box(&weights, to + half * HALF_STAGE, barrier, 0, row, block_of(place));
+        if (INT4) load_own_box(&scales, to + SCALES_AT + half * SCALE_STAGE, barrier, row, 0, block_of(place));
       }
     };
     auto load_inputs = [&](const Place& place) {
       load_own_box(&inputs, shared + place.stage * STAGE_BYTES + X_AT, full + place.stage * 8, 0, 0,
-                   place.at * GROUPS * X_BOXES);
+                   block_of(place) * X_BOXES);
     };
-    const int count = (tiles - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x * stages;
+    const int count = (items - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x * stages;
     const int ahead = count < STAGES ? count : STAGES;
     Place of_weights = {(int)blockIdx.x, 0, 0}, of_inputs = of_weights;
     for (int i = 0; i < ahead; i++, of_weights.next(stages)) load_weights(of_weights);
@@ -346,7 +357,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1)
   float4* exchanged = (float4*)(memory + SUMS_AT);
   int stage = 0;
   u32 parity = 0;
-  for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+  for (int item = blockIdx.x; item < items; item += gridDim.x) {
     float sums[SUMS][4];
 #pragma unroll
     for (int i = 0; i < SUMS; i++)
@@ -361,7 +372,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1)
       if (++stage == STAGES) stage = 0, parity ^= 1;
     }
     if (group != 0) {
-      if (tile != blockIdx.x) barrier_sync(SUMS_FREE, CONSUMERS);
+      if (item != blockIdx.x) barrier_sync(SUMS_FREE, CONSUMERS);
 #pragma unroll
       for (int i = 0; i < SUMS; i++)
         exchanged[((group - 1) * SUMS + i) * GROUP + thread] =
@@ -380,8 +391,9 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1)
         sums[i][2] += value.z;
         sums[i][3] += value.w;
       }
-    store(sums, output, row_scales, shape, tile, warp, lane);
+    const int tile = SPLIT ? item / parts : item, part = SPLIT ? item % parts : 0;
+    store(sums, output + (long long)part * rows * outputs, row_scales, shape, tile, warp, lane);
     // After the stores, which need all that was read above: to arrive does not wait for reads on their way.
-    if (tile + gridDim.x < tiles) barrier_arrive(SUMS_FREE, CONSUMERS);
+    if (item + gridDim.x < items) barrier_arrive(SUMS_FREE, CONSUMERS);
   }
 }

@@ -23,6 +23,8 @@ TILES = (128, 64, 32)  # rows of the matrix
 CONSUMERS = 256
 THREADS = CONSUMERS + 32  # of a block: those that multiply, and the warp that loads
 SHARED_BYTES = 227 * 1024  # of a thread block, at most
+PARTS = (1, 2, 3, 4)  # of the inputs, where the sum of parts is taken later
+LEAST_BUSY, LEAST_BUSY_SPLIT = 0.62, 0.9  # share of the multiprocessors' turns that have work
 _INPUTS = 64  # of a block of bfloat16, and of a box of x: 128 bytes
 _MULTIPROCESSORS = 132  # that tiles are chosen for: an H100's and an H200's
 _BARRIER_BYTES = 2 * 8
@@ -32,7 +34,7 @@ _BARRIER_BYTES = 2 * 8
 class RowsKernel:
     """One compilation: `tile` rows of the matrix times up to `rows` rows.
 
-    Its format: FP8, INT4 with `int4_scales` for 256 inputs, or bfloat16.
+    Its format: FP8, INT4 with `int4_scales` for 256 inputs, or bfloat16. `parts` of the inputs are multiplied apart.
     """
 
     tile: int
@@ -40,6 +42,7 @@ class RowsKernel:
     gated: bool
     int4_scales: int = 0
     fp8: bool = False
+    parts: int = 1
 
     @property
     def blocks(self) -> int:
@@ -74,64 +77,74 @@ class RowsKernel:
     def source(self) -> CudaSource:
         defines = {
             "OUTPUTS": self.tile, "ROWS": self.rows, "INT4": self.int4_scales, "FP8": int(self.fp8),
-            "GATED": int(self.gated), "STAGES": self.stages,
+            "GATED": int(self.gated), "SPLIT": int(self.parts > 1), "STAGES": self.stages,
         }  # fmt: skip
         stated = tuple(f"{name}={value}" for name, value in defines.items())
         return CudaSource("linear_rows_sm90.cu", "linear_rows", "sm_90a", stated, ("sm90.cuh",))
 
 
 @cache
-def kernel_for(rows: int, matrix_rows: int, *, gated: bool, int4_scales: int = 0, fp8: bool = False) -> RowsKernel:
-    """The largest tile of which a multiprocessor has some six tenths; INT4 has none of 32, which reads x too often."""
+def kernel_for(
+    rows: int, matrix_rows: int, *, gated: bool = False, int4_scales: int = 0, fp8: bool = False, split: bool = False
+) -> RowsKernel:
+    """The largest tile, in as few parts, that leaves few multiprocessors without work; INT4 has no tile of 32, which
+    reads x too often."""
     bucket = next(most for most in ROWS if rows <= most)
     tiles = TILES[:-1] if int4_scales else TILES
-    enough = (tile for tile in tiles if 10 * matrix_rows >= 6 * _MULTIPROCESSORS * tile)
-    return RowsKernel(next(enough, tiles[-1]), bucket, gated, int4_scales, fp8)
+    divided = [(tile, parts) for parts in (PARTS if split else (1,)) for tile in tiles]
+    least = LEAST_BUSY_SPLIT if split else LEAST_BUSY
+
+    def busy(division: tuple[int, int]) -> float:
+        tile, parts = division
+        items = -(-matrix_rows // tile) * parts
+        return items / (-(-items // _MULTIPROCESSORS) * _MULTIPROCESSORS)
+
+    tile, parts = next((each for each in divided if busy(each) >= least), max(reversed(divided), key=busy))
+    return RowsKernel(tile, bucket, gated, int4_scales, fp8, parts)
 
 
-def takes(x: Tensor, *, dense_gated: bool = False) -> bool:
-    """Whether the kernel multiplies these rows: few, of bfloat16, and where the copy engine can read them.
-
-    `dense_gated`: for `dense_rows` with a gate, which cuBLAS and a kernel for GELU outrun from 17 rows on.
-    """
+def takes(x: Tensor) -> bool:
+    """Whether the kernel multiplies these rows: few, of bfloat16, and where the copy engine can read them."""
     rows, inputs = x.shape
     aligned = x.stride(1) == 1 and x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0
-    return (
-        0 < rows <= ROWS[-2 if dense_gated else -1] and inputs % _INPUTS == 0 and x.dtype == torch.bfloat16 and aligned
-    )
+    return 0 < rows <= ROWS[-1] and inputs % _INPUTS == 0 and x.dtype == torch.bfloat16 and aligned
 
 
-def dense_rows(x: Tensor, weight: Tensor, *, gated: bool = False) -> Tensor:
+def dense_rows(x: Tensor, weight: Tensor, *, gated: bool = False, split: bool = False) -> Tensor:
     """x [T, K] times the transposed weight [N, K], both bfloat16 -> [T, N].
 
-    `gated`: weight is [2 M, K] and the result gelu(x W_gate) * (x W_up) [T, M], each rounded as by itself.
+    `gated`: weight is [2 M, K] and the result gelu(x W_gate) * (x W_up) [T, M], each rounded as by itself. `split`: the
+    result may be float32 [P, T, N], whose sum over P it is before it is rounded.
     """
     rows, inputs = weight.shape
-    kernel = kernel_for(x.shape[0], rows, gated=gated)
+    kernel = kernel_for(x.shape[0], rows, gated=gated, split=split)
     weights = _blocks(weight, kernel.tile // 2, kernel.blocks)
     return _product(x, weights, weights, kernel, matrix_rows=rows, blocks=inputs // _INPUTS)
 
 
-def int4_rows(x: Tensor, matrix: Int4Tiles, *, gated: bool = False) -> Tensor:
+def int4_rows(x: Tensor, matrix: Int4Tiles, *, gated: bool = False, split: bool = False) -> Tensor:
     """The same with a symmetric INT4 matrix."""
     tiles, rows, _ = matrix.words.shape
     scales = matrix.scales.shape[1]
-    kernel = kernel_for(x.shape[0], rows, int4_scales=scales, gated=gated)
+    kernel = kernel_for(x.shape[0], rows, int4_scales=scales, gated=gated, split=split)
     half, depth = kernel.tile // 2, kernel.blocks
-    words = tensor_map(matrix.words.data_ptr(), (_INPUTS, rows, tiles), (128, 128 * rows), (_INPUTS, half, depth))
+    words = tensor_map(
+        matrix.words.data_ptr(), (_INPUTS, rows, tiles), (128, 128 * rows), (_INPUTS, half, depth), promoted=False
+    )
     scale_map = tensor_map(
         matrix.scales.data_ptr(), (rows, scales, tiles), (2 * rows, 2 * scales * rows), (half, scales, depth),
-        swizzled=False,
+        swizzled=False, promoted=False,
     )  # fmt: skip
     return _product(x, words, scale_map, kernel, matrix_rows=rows, blocks=tiles)
 
 
-def fp8_rows(x: Tensor, matrix: Fp8Pairs, *, gated: bool = False) -> Tensor:
+def fp8_rows(x: Tensor, matrix: Fp8Pairs, *, gated: bool = False, split: bool = False) -> Tensor:
     """The same with an FP8 matrix that has one scale for each row, and inputs in whole blocks of 128."""
     rows, stored = matrix.elements.shape
-    kernel = kernel_for(x.shape[0], rows, gated=gated, fp8=True)
+    kernel = kernel_for(x.shape[0], rows, gated=gated, fp8=True, split=split)
     sizes = (_INPUTS, rows, stored // 128)  # 128 bytes look like 64 elements of bfloat16
-    weights = tensor_map(matrix.elements.data_ptr(), sizes, (stored, 128), (_INPUTS, kernel.tile // 2, kernel.blocks))
+    box = (_INPUTS, kernel.tile // 2, kernel.blocks)
+    weights = tensor_map(matrix.elements.data_ptr(), sizes, (stored, 128), box, promoted=False)
     return _product(x, weights, weights, kernel, matrix_rows=rows, blocks=stored // 128, row_scales=matrix.scales)
 
 
@@ -139,7 +152,7 @@ def _blocks(matrix: Tensor, rows: int, blocks: int) -> Any:
     """A matrix [R, K] as blocks of 64 inputs, of which a box has `blocks`, of `rows` rows."""
     stride = matrix.stride(0) * matrix.element_size()
     sizes = (_INPUTS, matrix.shape[0], matrix.shape[1] // _INPUTS)
-    return tensor_map(matrix.data_ptr(), sizes, (stride, 2 * _INPUTS), (_INPUTS, rows, blocks))
+    return tensor_map(matrix.data_ptr(), sizes, (stride, 2 * _INPUTS), (_INPUTS, rows, blocks), promoted=False)
 
 
 def _product(
@@ -153,14 +166,15 @@ def _product(
     row_scales: Tensor | None = None,
 ) -> Tensor:
     """`blocks` of the matrix's inputs go to stages of `kernel.blocks`."""
-    rows = x.shape[0]
+    rows, parts = x.shape[0], kernel.parts
     inputs = _blocks(x, kernel.rows, kernel.blocks * kernel.x_boxes)
-    tiles = -(-matrix_rows // kernel.tile)
+    items, stages = -(-matrix_rows // kernel.tile) * parts, -(-blocks // (kernel.blocks * parts))
     outputs, second = (matrix_rows // 2, matrix_rows // 2) if kernel.gated else (matrix_rows, kernel.tile // 2)
-    output = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
-    numbers = (rows, outputs, second, tiles, -(-blocks // kernel.blocks))
+    shape, dtype = ((rows, outputs), x.dtype) if parts == 1 else ((parts, rows, outputs), torch.float32)
+    output = torch.empty(shape, dtype=dtype, device=x.device)
+    numbers = (rows, outputs, second, items, parts, stages)
     launch(
-        kernel.source, grid=(tiles, 1), threads=THREADS,
+        kernel.source, grid=(items, 1), threads=THREADS,
         shared_bytes=kernel.shared_bytes,
         arguments=(
             (weights, None), (inputs, None), (scales, None), pointer(row_scales), pointer(output),

@@ -73,6 +73,7 @@ class Attention(nn.Module):
             TextLinear.OUTPUT,
             hidden,
             shard=q,
+            in_parts=parallel.size == 1,
             weight_format=weight_format,
             device=device,
             dtype=dtype,

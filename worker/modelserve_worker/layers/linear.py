@@ -49,7 +49,8 @@ class ColumnParallelLinear(nn.Module):
 class RowParallelLinear(nn.Module):
     """A projection whose input columns are split: matrix [out, shard size].
 
-    What it returns is this rank's part of a sum over ranks, which `PartialSums` or `TensorParallel.all_reduce` adds.
+    What it returns is this rank's part of a sum over ranks, which `PartialSums` or `TensorParallel.all_reduce` adds;
+    `in_parts`: parts of it, perhaps, where there is one rank and `PartialSums` alone reads them.
     """
 
     def __init__(
@@ -58,19 +59,21 @@ class RowParallelLinear(nn.Module):
         out_features: int,
         *,
         shard: Shard,
+        in_parts: bool,
         weight_format: WeightFormat | None,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
         super().__init__()
         self.shard = shard
+        self.in_parts = in_parts
         self.matrix = stored_matrix(
             linear, [out_features], shard.size, weight_format=weight_format, device=device, dtype=dtype
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """[T, shard size] -> [T, out], to be added over ranks."""
-        return self.matrix.linear(x)
+        """[T, shard size] -> [T, out], to be added over ranks, or `StoredMatrix.in_parts`."""
+        return self.matrix.in_parts(x) if self.in_parts else self.matrix.linear(x)
 
 
 class ReplicatedLinear(nn.Module):

@@ -45,6 +45,10 @@ class StoredMatrix(nn.Module):
         """x [T, columns] in the compute dtype -> [T, rows]. Not for experts."""
         return functional.linear(x, self.dense())
 
+    def in_parts(self, x: Tensor) -> Tensor:
+        """`linear`, or float32 [P, T, rows] whose sum over P it is before it is rounded (`FewRows`, split)."""
+        return self.linear(x)
+
     def gated(self, x: Tensor, doors: ElementwiseDoors) -> Tensor:
         """gelu(first half of `linear`) * second half, each rounded: [T, columns] -> [T, rows / 2]."""
         return doors.gated_gelu(self.linear(x))
@@ -98,10 +102,16 @@ class DenseMatrix(StoredMatrix):
         return dense_product(x, self.weight)
 
     def gated(self, x: Tensor, doors: ElementwiseDoors) -> Tensor:
+        few = self._few_rows(x)
+        return super().gated(x, doors) if few is None else few.dense(x, self.weight, gated=True)
+
+    def in_parts(self, x: Tensor) -> Tensor:
+        few = self._few_rows(x)
+        return super().in_parts(x) if few is None else few.dense(x, self.weight, split=True)
+
+    def _few_rows(self, x: Tensor) -> FewRows | None:
         few = few_rows_door(x.device)
-        if few is None or not few.takes(x, dense_gated=True):
-            return super().gated(x, doors)
-        return few.dense(x, self.weight, gated=True)
+        return few if few is not None and few.takes(x) else None
 
     def dense(self) -> Tensor:
         return self.weight
@@ -171,6 +181,10 @@ class Int4Matrix(QuantisedMatrix[Int4Tiles]):
     def gated(self, x: Tensor, doors: ElementwiseDoors) -> Tensor:
         few = self._few_rows(x)
         return super().gated(x, doors) if few is None else few.int4(self._ordered(x), self._held(), gated=True)
+
+    def in_parts(self, x: Tensor) -> Tensor:
+        few = self._few_rows(x)
+        return super().in_parts(x) if few is None else few.int4(self._ordered(x), self._held(), split=True)
 
     def _few_rows(self, x: Tensor) -> FewRows | None:
         """The kernels for these rows, which know no zero points."""
@@ -307,6 +321,10 @@ class Fp8Matrix(QuantisedMatrix[Fp8Pairs]):
     def gated(self, x: Tensor, doors: ElementwiseDoors) -> Tensor:
         few = self._few_rows(x)
         return super().gated(x, doors) if few is None else few.fp8(x, self._held(), gated=True)
+
+    def in_parts(self, x: Tensor) -> Tensor:
+        few = self._few_rows(x)
+        return super().in_parts(x) if few is None else few.fp8(x, self._held(), split=True)
 
     def _few_rows(self, x: Tensor) -> FewRows | None:
         """The kernels for these rows, which know no scales of blocks."""
