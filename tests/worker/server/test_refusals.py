@@ -184,7 +184,7 @@ def test_whole_numbers_may_be_written_as_floats(server: Any, http: httpx.Client)
     answer = http.post("/v1/completions", json=body)
     assert (answer.status_code, len(answer.json()["choices"])) == (200, 2)
     request = server.engine.requests[-1]
-    assert (request.prompt_token_ids, request.sampling.stop_token_ids) == ((303, 304), (5,))
+    assert (*request.prompt_token_ids, request.sampling.stop_token_ids) == (303, 304, (5,))
     for wrong in ({"n": 2.5}, {"n": "2"}, {"n": True}, {"prompt": [1.5]}, {"stop_token_ids": [0.5]}):
         assert http.post("/v1/completions", json=body | wrong).status_code == 400, wrong
 
