@@ -284,7 +284,8 @@ def _invalid_text(param: str) -> ApiError:
 
 def require_in_vocabulary(token_ids: Sequence[int], model: ServedModel, *, param: str) -> None:
     """Raises ApiError for an id that the model has no embedding for."""
-    largest = int(np.max(token_ids, initial=0))
+    # Of an array without an object per token; a list may hold what no array does.
+    largest = int(np.max(token_ids)) if isinstance(token_ids, array) else max(token_ids, default=0)
     if largest >= model.vocab_size:
         raise ApiError(
             f"token id {largest} is outside the vocabulary; ids go from 0 to {model.vocab_size - 1}", param=param

@@ -61,9 +61,9 @@ def _token_ids(values: list[Any]) -> Sequence[int]:
     except (TypeError, OverflowError):
         pass
     whole: list[Any] = whole_numbers(values)
-    for value in whole:
-        if type(value) is not int or value < 0:
-            raise ValueError(f"token ids are integers from 0 on, not {str(value)[:40]!r}")
+    if set(map(type, whole)) != {int} or min(whole) < 0:
+        wrong = next(value for value in whole if type(value) is not int or value < 0)
+        raise ValueError(f"token ids are integers from 0 on, not {str(wrong)[:40]!r}")
     return whole
 
 
