@@ -5,6 +5,11 @@ the engine, which gives every open request one word a step. As many clients as `
 Prints tokens per second, the longest pause in a stream, and last the microseconds of CPU that the front end's process
 spent per token: other programs on the machine do not count, and 1,000,000 over it is the most tokens a second that one
 core of front end can serve.
+
+With --prompt-tokens N it times prompts instead: one request after the other, each with N other token ids, in a body as
+modelserve-bench sends it, to an engine whose step takes no time. Prints the milliseconds of CPU of what becomes of a
+body (these parts run in this process), then from the first byte sent to the first event, and last the front end's CPU
+per prompt.
 """
 
 from __future__ import annotations
@@ -13,15 +18,34 @@ import argparse
 import asyncio
 import json
 import os
+import random
+import shutil
+import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+from modelserve_worker.engine.wire import FrameReader, encode
+from modelserve_worker.server.completions import CompletionAnswer
+from modelserve_worker.server.field_policy import FieldPolicy
+from modelserve_worker.server.json_text import read_json, structure_excess
+from modelserve_worker.server.protocol import CompletionRequest
+from modelserve_worker.server.state import ServedModel
+from modelserve_worker.text.checkpoint_text import load_checkpoint_text
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "tests/models/gemma4-tiny-ple"
 FOLDERS = ("operator", "worker", "tests/worker/engine")
 READ_BYTES = 1 << 16
+VOCABULARY = 262_144  # of the published models: most ids have six digits
+LONGEST = 131_072
+WARM_UP = 20  # prompts before the clock starts
 
 
 class Stream:
@@ -31,6 +55,7 @@ class Stream:
         self.events = 0
         self.complete = False
         self.longest_pause_s = 0.0
+        self.first_event_s = 0.0  # on time.monotonic()
 
     async def read(self, port: int, route: str, body: bytes) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -46,14 +71,15 @@ class Stream:
                 self.longest_pause_s = max(self.longest_pause_s, now - last_s)
             last_s = now
             self.events += data.count(b"data: {")
+            if self.events and not self.first_event_s:
+                self.first_event_s = now
             self.complete = self.complete or b"data: [DONE]" in data
         writer.close()
 
 
 def _cpu_seconds(pid: int) -> float:
-    """User and system time of a process, in seconds."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """Time that a process and its threads had a core, in seconds."""
+    return sum(int(each.read_text().split()[0]) for each in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
 
 
 async def _ready(port: int) -> None:
@@ -81,6 +107,69 @@ async def _post_long_bodies(port: int, count: int) -> None:
         began = time.monotonic()
         await Stream().read(port, "/v1/completions", data)
         print(f"a body of {len(data)} bytes was answered after {1e3 * (time.monotonic() - began):.0f} ms")
+
+
+def _prompt_body(model: str, tokens: int, number: int) -> bytes:
+    ids = random.Random(number).choices(range(2, VOCABULARY), k=tokens)
+    settings = {"model": model, "max_tokens": 2, "temperature": 0.0, "stream": True, "ignore_eos": True}
+    return json.dumps(settings | {"prompt": ids, "min_tokens": 2}, separators=(",", ":")).encode()
+
+
+def _time_parts(model: Path, args: argparse.Namespace) -> None:
+    """What the front end and the engine's process do with a body's bytes, part by part."""
+    served = ServedModel(model.name, load_checkpoint_text(model), vocab_size=VOCABULARY)
+    times: dict[str, list[float]] = defaultdict(list)
+
+    def timed(part: str, work: Callable[..., Any], *inputs: Any, **settings: Any) -> Any:
+        began = time.thread_time()
+        result = work(*inputs, **settings)
+        times[part].append(time.thread_time() - began)
+        return result
+
+    for number in range(WARM_UP + args.prompts):
+        if number == WARM_UP:
+            times.clear()
+        data = _prompt_body(model.name, args.prompt_tokens, number)
+        timed("count structure", structure_excess, data)
+        document = timed("read JSON", read_json, data)
+        body = timed("validate", CompletionRequest.model_validate, document, context=FieldPolicy())
+        answer = timed("make the request", CompletionAnswer, body, served, max_model_len=LONGEST)
+        frame = timed("write the message", encode, answer._specs[0].request)
+        timed("read the message", FrameReader().feed, frame)
+    for part, seconds in times.items():
+        print(f"{part:18} median {1e3 * statistics.median(seconds):6.3f} ms of CPU")
+    print(f"{'together':18} median {1e3 * sum(map(statistics.median, times.values())):6.3f} ms of CPU")
+
+
+async def _measure_prompts(pid: int, port: int, model: Path, args: argparse.Namespace) -> None:
+    await _ready(port)
+    waits = []
+    for number in range(WARM_UP + args.prompts):
+        if number == WARM_UP:
+            cpu_s = _cpu_seconds(pid)
+        body, stream = _prompt_body(model.name, args.prompt_tokens, number), Stream()
+        began = time.monotonic()
+        await stream.read(port, "/v1/completions", body)
+        assert stream.complete, "a stream ended without its [DONE]"
+        waits.append(stream.first_event_s - began)
+    cpu_s = _cpu_seconds(pid) - cpu_s
+    waits = sorted(waits[WARM_UP:])
+    print(f"to the first event: median {1e3 * statistics.median(waits):.2f} ms, least {1e3 * waits[0]:.2f} ms")
+    print(f"front end, milliseconds of CPU per prompt: {1e3 * cpu_s / args.prompts:.2f}")
+
+
+def _large_vocabulary(folder: Path) -> Path:
+    """The model's text, said to have as many tokens as a published model."""
+    copy = folder / MODEL.name
+    copy.mkdir()
+    for path in (*MODEL.glob("*.json"), *MODEL.glob("*.jinja")):
+        shutil.copy(path, copy)
+    config = json.loads((copy / "config.json").read_text())
+    for part in (config, config.get("text_config", {})):
+        if "vocab_size" in part:
+            part["vocab_size"] = VOCABULARY
+    (copy / "config.json").write_text(json.dumps(config))
+    return copy
 
 
 async def _measure(pid: int, port: int, args: argparse.Namespace) -> None:
@@ -115,19 +204,34 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=600, help="tokens of an answer")
     parser.add_argument("--route", choices=["chat", "completions"], default="completions")
     parser.add_argument("--long-bodies", type=int, default=0, help="bodies of 131,072 token ids to read meanwhile")
+    parser.add_argument("--prompt-tokens", type=int, default=0, help="time prompts of so many token ids")
+    parser.add_argument("--prompts", type=int, default=200, help="how many of them")
     parser.add_argument("--port", type=int, default=18471)
     args = parser.parse_args()
-    settings = json.dumps({"step_seconds": args.step_ms / 1e3})
+    if not args.prompt_tokens:
+        with _worker(MODEL, args, step_seconds=args.step_ms / 1e3) as pid:
+            asyncio.run(_measure(pid, args.port, args))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        model = _large_vocabulary(Path(folder))
+        _time_parts(model, args)
+        with _worker(model, args, step_seconds=0.0, max_model_len=LONGEST) as pid:
+            asyncio.run(_measure_prompts(pid, args.port, model, args))
+
+
+@contextmanager
+def _worker(model: Path, args: argparse.Namespace, **settings: float) -> Iterator[int]:
+    """A worker over a stub engine with these settings; its process id."""
     worker = subprocess.Popen(
         [
-            sys.executable, str(ROOT / "tests/worker/server/stub_worker.py"), settings, os.devnull, "serve",
-            "--model", str(MODEL), "--host", "127.0.0.1", "--port", str(args.port),
+            sys.executable, str(ROOT / "tests/worker/server/stub_worker.py"), json.dumps(settings), os.devnull, "serve",
+            "--model", str(model), "--host", "127.0.0.1", "--port", str(args.port),
         ],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(str(ROOT / folder) for folder in FOLDERS)},
         stdout=subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        asyncio.run(_measure(worker.pid, args.port, args))
+        yield worker.pid
     finally:
         worker.terminate()
         worker.wait()

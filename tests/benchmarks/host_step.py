@@ -6,14 +6,19 @@ one step ahead of the answers, as the engine runs them. Prints the milliseconds 
 total; they are those of one core's work (CPU time of the thread, which never waits), so that other programs on the
 machine do not count. With --ranks, each step is also sent to that many other ranks: processes that read and unpack it,
 which say how long their unpacking took and how large a step was.
+
+With --prompt TOKENS it times a prompt's only step instead, one prompt after the other: its request's bytes are unpacked
+and queued, the step is scheduled and packed, and the first token's report is written. Each prompt has other ids.
 """
 
 from __future__ import annotations
 
 import argparse
 import multiprocessing
+import random
 import statistics
 import time
+from array import array
 from collections import defaultdict
 
 import numpy as np
@@ -23,10 +28,12 @@ from modelserve.architecture import LayerKind
 from modelserve.published import published_model
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve_worker.batch import SampledTokens, ScheduledBatch
+from modelserve_worker.engine.wire import FrameReader, StepReport, encode
 from modelserve_worker.execution.block_tables import BlockTables
 from modelserve_worker.execution.input_batch import QueryBlocks, StepPacker
 from modelserve_worker.execution.rank_messages import decode_batch, encode_batch
 from modelserve_worker.execution.rank_ring import RankRing
+from modelserve_worker.execution.sampling_slots import SamplingSlots
 from modelserve_worker.request import Request, SamplingParams
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.scheduler import Scheduler
@@ -34,25 +41,50 @@ from modelserve_worker.scheduling.scheduler import Scheduler
 MODEL = "hf://google/gemma-4-31B-it"
 VOCABULARY = 262_144
 WARM_UP = 20  # steps before the clock starts
+EOS = (1, 106)
+PROMPT_PARTS = ("unpack", "add", "schedule", "pack", "update", "report")
 
 
 class Host:
-    """The engine's steady state without a device: answers come from here."""
+    """The host's side of an engine without a device: answers come from here."""
 
-    def __init__(self, geometry: CacheGeometry, requests: int, context: int, steps: int, ring: RankRing | None) -> None:
-        self.ring = ring
-        longest = context + steps + WARM_UP + 2
-        limits = SchedulerLimits(requests * context, requests, longest, eos_token_ids=(1, 106))
-        self.scheduler = Scheduler(limits, geometry, requests * geometry.held_bytes(longest))
+    def __init__(self, geometry: CacheGeometry, *, requests: int, step_tokens: int, packed_tokens: int, longest: int):
+        """`step_tokens` are scheduled in a step at most, of which `packed_tokens` are packed."""
+        limits = SchedulerLimits(step_tokens, requests, longest, eos_token_ids=EOS)
+        pool = requests * geometry.held_bytes(longest)
+        self.scheduler = Scheduler(limits, geometry, pool)
         self.times: dict[str, list[float]] = defaultdict(list)  # seconds of one core per step
         cpu, entries = torch.device("cpu"), {"max_num_seqs": requests, "max_model_len": longest}
         self.tables = BlockTables(geometry, device=cpu, **entries)
         self.packer = StepPacker(
-            geometry, max_num_batched_tokens=requests, vocab_size=VOCABULARY, blocks=QueryBlocks(8, 64, longest),
-            narrows=False, device=cpu, **entries,
+            geometry, max_num_batched_tokens=packed_tokens, vocab_size=VOCABULARY, narrows=False, device=cpu,
+            blocks=QueryBlocks(8, 64, longest), **entries,
         )  # fmt: skip
-        pool = requests * geometry.held_bytes(longest)
+        self.sampling = SamplingSlots(max_num_seqs=requests, vocab_size=VOCABULARY, eos_token_ids=EOS, device=cpu)
         self.pages = {kind: pool // geometry.page(kind).page_bytes for kind in LayerKind}
+
+    def pack(self, batch: ScheduledBatch) -> None:
+        """As the runner does it: checks, table updates, and the step's arrays in their staging buffer."""
+        self.update_tables(batch)
+        self.packer.pack(batch)
+        if batch.admitted:
+            self.sampling.admit(batch.admitted)
+
+    def update_tables(self, batch: ScheduledBatch) -> None:
+        for kind, updates in ((LayerKind.GLOBAL, batch.global_updates), (LayerKind.SLIDING, batch.sliding_updates)):
+            self.tables.check(kind, updates, num_pages=self.pages[kind])
+            self.tables.apply(kind, updates)
+
+
+class Decodes(Host):
+    """The engine's steady state: all requests decode."""
+
+    def __init__(self, geometry: CacheGeometry, requests: int, context: int, steps: int, ring: RankRing | None) -> None:
+        longest = context + steps + WARM_UP + 2
+        super().__init__(
+            geometry, requests=requests, step_tokens=requests * context, packed_tokens=requests, longest=longest
+        )
+        self.ring = ring
         prompt = tuple(range(2, 2 + context))
         for i in range(requests):
             self.scheduler.add(Request(f"r{i}", prompt, SamplingParams(seed=i, max_tokens=longest - context)))
@@ -87,15 +119,42 @@ class Host:
         self.times["update"].append(updated - packed)
         self.times["stats"].append(counted - updated)
 
-    def pack(self, batch: ScheduledBatch) -> None:
-        """As the runner does it: checks, table updates, and the step's arrays in their staging buffer."""
-        self.update_tables(batch)
-        self.packer.pack(batch)
 
-    def update_tables(self, batch: ScheduledBatch) -> None:
-        for kind, updates in ((LayerKind.GLOBAL, batch.global_updates), (LayerKind.SLIDING, batch.sliding_updates)):
-            self.tables.check(kind, updates, num_pages=self.pages[kind])
-            self.tables.apply(kind, updates)
+class Prompts(Host):
+    """An idle engine that gets one prompt after the other, each for one token."""
+
+    def __init__(self, geometry: CacheGeometry, tokens: int) -> None:
+        super().__init__(geometry, requests=64, step_tokens=tokens, packed_tokens=tokens, longest=tokens + 2)
+        self.tokens = tokens
+        self.number = 0
+
+    def step(self) -> None:
+        """From the bytes of a request to those of its only token."""
+        self.number += 1
+        ids = random.Random(self.number).choices(range(2, VOCABULARY), k=self.tokens)
+        sampling = SamplingParams(seed=0, max_tokens=1, temperature=0.0, stop_token_ids=EOS)
+        frame = encode(Request(f"r{self.number}", array("i", ids), sampling))
+        marks = [time.thread_time()]
+
+        def mark() -> None:
+            marks.append(time.thread_time())
+
+        (request,) = FrameReader().feed(frame)
+        mark()
+        self.scheduler.add(request)
+        mark()
+        batch = self.scheduler.schedule()
+        mark()
+        assert batch is not None
+        assert batch.num_tokens == self.tokens, "the prompt is one step"
+        self.pack(batch)
+        mark()
+        outputs = self.scheduler.update(SampledTokens(batch.step, np.array([7], dtype=np.int32), {}))
+        mark()
+        encode(StepReport.of(self.number, self.scheduler.stats(), outputs, [], self.scheduler.take_events()))
+        mark()
+        for part, begin, end in zip(PROMPT_PARTS, marks, marks[1:], strict=False):
+            self.times[part].append(end - begin)
 
 
 def rank(name: str, ranks: int, reader: int) -> None:
@@ -116,6 +175,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=64, help="requests that decode together")
     parser.add_argument("--context", type=int, default=131072, help="prompt tokens of each")
     parser.add_argument("--steps", type=int, default=512, help="decode steps that are timed")
+    parser.add_argument("--prompt", type=int, default=0, help="time prompts of so many tokens instead of decodes")
     parser.add_argument("--ranks", type=int, default=0, help="other ranks that every step is sent to")
     arguments = parser.parse_args()
     facts = published_model(MODEL)
@@ -123,6 +183,9 @@ def main() -> None:
     geometry = cache_geometry(
         facts.architecture, dtype=KVCacheDtype.BFLOAT16, layout=KVCacheLayout.V_ONLY, tensor_parallel_size=1
     )
+    if arguments.prompt:
+        summarise(timed(Prompts(geometry, arguments.prompt), arguments.steps))
+        return
     ring = RankRing(arguments.ranks) if arguments.ranks else None
     context = multiprocessing.get_context("spawn")
     others = [
@@ -132,19 +195,28 @@ def main() -> None:
     ]
     for other in others:
         other.start()
-    host = Host(geometry, arguments.requests, arguments.context, arguments.steps, ring)
-    for _ in range(WARM_UP):
-        host.step()
-    host.times.clear()
-    for _ in range(arguments.steps):
-        host.step()
+    times = timed(Decodes(geometry, arguments.requests, arguments.context, arguments.steps, ring), arguments.steps)
     if ring is not None:
         ring.send(b"", check=lambda: None)
         for other in others:
             other.join()
         ring.close()
-    totals = [sum(parts) for parts in zip(*host.times.values(), strict=True)]
-    for part, seconds in (*host.times.items(), ("total", totals)):
+    summarise(times)
+
+
+def timed(host: Decodes | Prompts, steps: int) -> dict[str, list[float]]:
+    """Seconds of each part of `steps` steps, the first ones left out."""
+    for _ in range(WARM_UP):
+        host.step()
+    host.times.clear()
+    for _ in range(steps):
+        host.step()
+    return host.times
+
+
+def summarise(times: dict[str, list[float]]) -> None:
+    totals = [sum(parts) for parts in zip(*times.values(), strict=True)]
+    for part, seconds in (*times.items(), ("total", totals)):
         line(part, seconds)
     print(f"{statistics.mean(totals) * 1e3:.3f}")
 

@@ -24,6 +24,7 @@ Rules of one step, in order:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -82,8 +83,8 @@ class AdmittedRequest:
     slot: int
     request_id: str
     sampling: SamplingParams
-    prompt_token_ids: tuple[int, ...]
-    output_token_ids: tuple[int, ...]  # sampled in earlier stays; the penalty state is rebuilt from both
+    prompt_token_ids: Sequence[int]
+    output_token_ids: Sequence[int]  # sampled in earlier stays; the penalty state is rebuilt from both
 
 
 @dataclass(frozen=True, slots=True)

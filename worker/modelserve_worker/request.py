@@ -118,12 +118,14 @@ class TokenConstraint(Protocol):
 class Request:
     """One sequence (n > 1 is n requests). Written by the engine alone once it has been added.
 
+    The server's prompts are `array("i")`, from a body's check to the step's buffer: 4 bytes a token, pickled, cut and
+    checked without a loop over tokens.
     `grammar` (as `modelserve_worker.grammar` writes it) is what the answer must match; the engine makes its
     `constraint`, which goes with the request through preemptions.
     """
 
     request_id: str
-    prompt_token_ids: tuple[int, ...]
+    prompt_token_ids: Sequence[int]
     sampling: SamplingParams
     arrival_s: float = field(default_factory=time.monotonic)
     grammar: str | None = None

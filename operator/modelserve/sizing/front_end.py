@@ -13,8 +13,8 @@ MIB = 1 << 20
 OPEN_BODIES_BYTES = 512 * MIB
 """Bodies that are being read, the prompts of open requests, and log probabilities of answers until they are sent."""
 
-HELD_BYTES_PER_TOKEN = 40
-"""Of a prompt while its request is open: a place in a tuple and a Python integer, with a margin."""
+HELD_BYTES_PER_TOKEN = 8
+"""Of a prompt while its request is open: a word in an array, and once more until it is written to the engine."""
 
 HELD_BYTES_PER_LOGPROB = 400
 """Of one token's log probability in an answer that is sent whole: a tuple, an id and a float, and what its JSON is made

@@ -106,6 +106,7 @@ def build(
     *,
     step_seconds: float = 0.0,
     deadline_s: float = 60.0,
+    max_model_len: int = 4096,
     with_rank: bool = False,
     end: str = "",
 ) -> BuiltEngine:
@@ -120,7 +121,7 @@ def build(
         report["rank"] = rank.pid
     for done in range(1, 4):
         progress(done, 3)
-    ready = Ready(4096, deadline_s, report, {"block_size": "64"}, EngineStats(num_waiting=0))
+    ready = Ready(max_model_len, deadline_s, report, {"block_size": "64"}, EngineStats(num_waiting=0))
     return BuiltEngine(StubEngine(step_seconds), ready)  # type: ignore[arg-type]
 
 

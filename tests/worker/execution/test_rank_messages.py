@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import threading
 import time
+from array import array
 
 import numpy as np
 import pytest
@@ -32,7 +33,13 @@ def batch(seed: int, *, admitted: int = 0, moves: int = 0) -> ScheduledBatch:
         output_counts=words(rows),
         token_ids=words(3 * rows),
         admitted=tuple(
-            AdmittedRequest(slot, f"r{slot}", SamplingParams(seed=slot, max_tokens=3), tuple(range(slot, 900)), (5, 6))
+            AdmittedRequest(
+                slot,
+                f"r{slot}",
+                SamplingParams(seed=slot, max_tokens=3),
+                array("i", range(slot, 900)),
+                array("i", (5, 6)),
+            )
             for slot in range(admitted)
         ),
         page_moves=tuple(PageMove(list(LayerKind)[i % 2], i, i + 1) for i in range(moves)),

@@ -43,19 +43,20 @@ class ArenaAgainstModel(RuleBasedStateMachine):
 
     @rule(kind=st.sampled_from([S, G]), count=st.integers(1, 12))
     def allocate(self, kind: LayerKind, count: int) -> None:
-        for _ in range(count):
-            free = self.bytes.count(None)
-            if free < self.size[kind]:
-                with pytest.raises(OutOfPagesError, match=f"{free} of the pool's {self.pool} are free"):
-                    self.arena.allocate(kind, 0, 0)
-                type(self).refusals += 1
-                return
-            page = self.arena.allocate(kind, 0, self.named + 1)
-            for move in self.arena.take_moves():
-                self._copy(move)
-            self.named += 1
-            self.pages[self.named] = page
-            self._fill(kind, page.number, self.named)
+        free = self.bytes.count(None)
+        entries = range(self.named + 1, self.named + 1 + count)
+        if count * self.size[kind] > free:
+            with pytest.raises(OutOfPagesError, match=f"{free} of the pool's {self.pool} are free"):
+                self.arena.allocate(kind, 0, entries)
+            type(self).refusals += 1
+            entries = entries[: free // self.size[kind]]
+        pages = self.arena.allocate(kind, 0, entries)
+        for move in self.arena.take_moves():
+            self._copy(move)
+        for name, page in zip(entries, pages, strict=True):
+            self.pages[name] = page
+            self._fill(kind, page.number, name)
+        self.named += len(pages)
 
     @rule(places=st.lists(st.integers(0, 1 << 16), min_size=1, max_size=8))
     def release(self, places: list[int]) -> None:
@@ -143,12 +144,13 @@ def test_bytes_are_conserved_and_allocation_fails_only_when_they_are_short() -> 
 
 def test_each_kind_hands_out_its_lowest_free_number() -> None:
     arena = PageArena(geometry(2, 3), 60)
-    sliding = [arena.allocate(S, 0, i) for i in range(4)]
-    globals_ = [arena.allocate(G, 0, i) for i in range(4)]
+    sliding = arena.allocate(S, 0, range(4))
+    globals_ = arena.allocate(G, 0, range(4))
     assert [page.number for page in sliding] == [page.number for page in globals_] == [0, 1, 2, 3]
     for page in (sliding[2], sliding[1], globals_[0]):
         arena.release(page)
-    assert [arena.allocate(kind, 1, i).number for i, kind in enumerate((S, G, S))] == [1, 0, 2]
+    assert [page.number for page in arena.allocate(S, 1, range(3))] == [1, 2, 4]
+    assert [page.number for page in arena.allocate(G, 1, range(1))] == [0]
     assert arena.take_moves() == ()
 
 
@@ -159,28 +161,27 @@ def entries(updates: TableUpdates) -> list[tuple[int, int, int]]:
 
 def test_the_other_kinds_edge_moves_out_of_the_way() -> None:
     arena = PageArena(geometry(2, 4), 12)
-    sliding = [arena.allocate(S, 7, i) for i in range(6)]
+    sliding = arena.allocate(S, 7, range(6))
     assert entries(arena.take_updates(S)) == [(7, i, i) for i in range(6)]
     arena.release(sliding[0])
     arena.release(sliding[2])
-    page = arena.allocate(G, 1, 0)
+    (page,) = arena.allocate(G, 1, range(1))
     assert page.number == 0
     assert arena.take_moves() == (PageMove(S, 5, 0), PageMove(S, 4, 2))
     assert [sliding[i].number for i in (1, 3, 4, 5)] == [1, 3, 2, 0]
     assert entries(arena.take_updates(S)) == [(7, 5, 0), (7, 4, 2)], "the holders are told, whoever is in the step"
     assert entries(arena.take_updates(G)) == [(1, 0, 0)]
-    with pytest.raises(OutOfPagesError, match=r"needs 2 bytes; 0 of the pool's 12"):
-        arena.allocate(S, 1, 0)
+    with pytest.raises(OutOfPagesError, match=r"1 sliding_attention pages need 2 bytes; 0 of the pool's 12"):
+        arena.allocate(S, 1, range(1))
     arena.check_integrity()
 
 
 def test_an_entry_that_changes_twice_is_sent_once_with_its_last_page() -> None:
     arena = PageArena(geometry(2, 4), 12)
-    first, second, third = (arena.allocate(S, 0, i) for i in range(3))
+    first, second, third = arena.allocate(S, 0, range(3))
     arena.release(first)
     arena.release(second)
-    arena.allocate(G, 3, 0)
-    arena.allocate(G, 3, 1)
+    arena.allocate(G, 3, range(2))
     assert third.number == 0
     assert entries(arena.take_updates(S)) == [(0, 2, 0)], "allocated and moved; what was released is not sent"
     assert entries(arena.take_updates(S)) == []
@@ -191,8 +192,7 @@ def test_an_entry_that_changes_twice_is_sent_once_with_its_last_page() -> None:
 
 def test_a_page_is_released_once() -> None:
     arena = PageArena(geometry(2, 4), 12)
-    page = arena.allocate(S, 0, 0)
-    arena.allocate(S, 0, 1)
+    page, _ = arena.allocate(S, 0, range(2))
     arena.release(page)
     with pytest.raises(AssertionError, match="released once"):
         arena.release(page)
@@ -200,12 +200,12 @@ def test_a_page_is_released_once() -> None:
 
 def test_the_recount_notices_damage() -> None:
     arena = PageArena(geometry(2, 4), 12)
-    page = arena.allocate(S, 0, 0)
+    (page,) = arena.allocate(S, 0, range(1))
     arena.check_integrity()
     page.number = 3
     with pytest.raises(AssertionError, match="numbers match"):
         arena.check_integrity()
     page.number = 0
-    arena.allocate(S, 0, 0)
+    arena.allocate(S, 0, range(1))
     with pytest.raises(AssertionError, match="two pages of one table entry"):
         arena.check_integrity()

@@ -75,7 +75,7 @@ def test_a_short_pool_says_what_is_missing() -> None:
     geometry = StampedModel((S, G)).geometry(window=4, global_tokens=2, sliding_tokens=2, global_row=1, sliding_row=1)
     arena = PageArena(geometry, geometry.held_bytes(4) - 1)
     table = PageTable(arena, geometry, slot=0)
-    with pytest.raises(OutOfPagesError, match="page needs 2 bytes"):
+    with pytest.raises(OutOfPagesError, match="2 sliding_attention pages need 4 bytes; 3 of the pool's 7 are free"):
         table.reserve(4)
     table.release()
     assert arena.held_bytes == 0

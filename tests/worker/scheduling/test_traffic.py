@@ -282,11 +282,12 @@ def test_the_simulation_notices_a_page_given_to_two_requests(monkeypatch: pytest
     allocate, release = PageArena.allocate, PageArena.release
     numbers: dict[Page, int] = {}  # true ones
 
-    def allocate_twice(arena: PageArena, kind: LayerKind, slot: int, index: int) -> Page:
-        page = allocate(arena, kind, slot, index)
-        if page.number == 5:
-            numbers[page], page.number = 5, 4
-        return page
+    def allocate_twice(arena: PageArena, kind: LayerKind, slot: int, indices: range) -> list[Page]:
+        pages = allocate(arena, kind, slot, indices)
+        for page in pages:
+            if page.number == 5:
+                numbers[page], page.number = 5, 4
+        return pages
 
     def release_once(arena: PageArena, page: Page) -> None:
         page.number = numbers.pop(page, page.number)

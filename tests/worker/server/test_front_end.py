@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -133,3 +136,21 @@ def test_a_signal_while_loading_ends_the_worker_and_its_engine(tmp_path: Path) -
         worker.process.send_signal(signal.SIGINT)
         assert worker.process.wait(20) == 0
         _gone(*children)
+
+
+def test_the_benchmark_of_prompts_ends_with_the_cpu_per_prompt() -> None:
+    root = Path(__file__).parents[3]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    flags = ["--prompt-tokens", "64", "--prompts", "3", "--port", str(port)]
+    done = subprocess.run(
+        [sys.executable, "tests/benchmarks/front_end.py", *flags], cwd=root,
+        env=os.environ | {"PYTHONPATH": "operator:worker"}, capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    *parts, first_event, cpu = done.stdout.splitlines()
+    assert [line.split("median")[0].strip() for line in parts] == [
+        "count structure", "read JSON", "validate", "make the request", "write the message", "read the message",
+        "together",
+    ]  # fmt: skip
+    assert first_event.startswith("to the first event: median")
+    assert float(cpu.rpartition(" ")[2]) > 0

@@ -141,6 +141,10 @@ def _error(response: httpx.Response, status: int = 400) -> dict[str, Any]:
         (TEXT | {"prompt": [512]}, "prompt", "token id 512 is outside the vocabulary"),
         (TEXT | {"prompt": [1, True]}, "prompt", "integers from 0 on, not 'True'"),
         (TEXT | {"prompt": [[1, -1]]}, "prompt", "integers from 0 on, not '-1'"),
+        (TEXT | {"prompt": [5, (1 << 63) + 1]}, "prompt", "token id 9223372036854775809 is outside the vocabulary"),
+        (TEXT | {"prompt": [5, True]}, "prompt", "integers from 0 on, not 'True'"),
+        (TEXT | {"prompt": [5, "6"]}, "prompt", "integers from 0 on, not '6'"),
+        (TEXT | {"prompt": [5, 6.5]}, "prompt", "integers from 0 on, not '6.5'"),
         (TEXT | {"prompt": [1 << 70]}, "prompt", "is outside the vocabulary"),
         (TEXT | {"prompt": ["a", 5]}, "prompt", "a string or a list of token ids, not '5'"),
         (TEXT | {"prompt": ["a"] * 1025}, "prompt", "there are 1025 prompts; the limit is 1024"),
@@ -184,7 +188,7 @@ def test_whole_numbers_may_be_written_as_floats(server: Any, http: httpx.Client)
     answer = http.post("/v1/completions", json=body)
     assert (answer.status_code, len(answer.json()["choices"])) == (200, 2)
     request = server.engine.requests[-1]
-    assert (request.prompt_token_ids, request.sampling.stop_token_ids) == ((303, 304), (5,))
+    assert (*request.prompt_token_ids, request.sampling.stop_token_ids) == (303, 304, (5,))
     for wrong in ({"n": 2.5}, {"n": "2"}, {"n": True}, {"prompt": [1.5]}, {"stop_token_ids": [0.5]}):
         assert http.post("/v1/completions", json=body | wrong).status_code == 400, wrong
 

@@ -34,7 +34,7 @@ def test_tokens_of_a_conversation_are_those_of_its_request(server: Any, http: ht
     fields = {"messages": CHAT, "tools": tools, "chat_template_kwargs": {"enable_thinking": True}}
     tokens = http.post("/tokenize", json=fields).json()["tokens"]
     assert http.post("/v1/chat/completions", json={"model": "tiny", "max_tokens": 1, **fields}).status_code == 200
-    assert tuple(tokens) == server.engine.requests[-1].prompt_token_ids
+    assert tokens == list(server.engine.requests[-1].prompt_token_ids)
     closed = http.post("/tokenize", json=fields | {"add_generation_prompt": False}).json()["tokens"]
     assert tokens[: len(closed)] == closed
     assert len(closed) < len(tokens)

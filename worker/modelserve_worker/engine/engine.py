@@ -90,7 +90,8 @@ class Engine:
         """Launch the next step, then wait for the one before it and return what that one produced.
 
         The launch comes first even when the earlier step is already done: a device that has nothing queued idles while
-        its results are worked through. Only a long step is answered before (`SchedulerLimits.answers_first`).
+        its results are worked through. Only a long step is answered before (`SchedulerLimits.answers_first`), and what
+        it says is returned before there is a next one: a prompt's first token does not wait for the second's launch.
         A runner that does not launch ahead (the CPU, where `execute` is the whole step) has its step answered at once:
         running ahead would hold every token back by one step.
         A step with constrained rows is launched as early, up to its logits; the masks of those rows are computed behind
@@ -102,6 +103,8 @@ class Engine:
         oldest, self._pending = self._pending, None
         if oldest is not None and self.scheduler.limits.answers_first(oldest[0]):
             outputs += self._take(*oldest)
+            if outputs:
+                return outputs
             oldest = None
         batch = self.scheduler.schedule()
         if batch is not None:

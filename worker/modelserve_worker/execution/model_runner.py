@@ -173,6 +173,7 @@ class GPUModelRunner:
         packed = self._pack(batch, padded_to=rows, all_rows=all_rows)
         eager = graphs is None or rows is None
         result = self._hidden(packed) if graphs is None or rows is None else graphs.replay(packed, rows)
+        self._sampler.admit(batch.admitted)  # the device has the model to compute while these are written
         # A captured step of decodes alone ends with the head.
         head = self.model.head if eager or packed.inputs.chunks is not None else _as_it_is
         scored = self._scorer.score(batch, lambda some: self.model.parallel.all_gather(head(result[some])))
@@ -187,7 +188,6 @@ class GPUModelRunner:
         for kind, entries in updates.items():
             self.tables.check(kind, entries, num_pages=self.cache.num_pages[kind])
         packed = self._packer.pack(batch, padded_to=padded_to, all_rows=all_rows)
-        self._sampler.admit(batch.admitted)
         self._names.update((request.slot, request.request_id) for request in batch.admitted)
         self.cache.move(batch.page_moves)
         for kind, entries in updates.items():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pickle
 from array import array
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,8 +70,7 @@ def decode_batch(message: bytes | bytearray) -> ScheduledBatch:
         output_counts=output_counts,
         token_ids=token_ids,
         admitted=tuple(
-            AdmittedRequest(slot, name, sampling, tuple(prompt), tuple(output))
-            for slot, name, sampling, prompt, output in admitted
+            AdmittedRequest(slot, name, sampling, prompt, output) for slot, name, sampling, prompt, output in admitted
         ),
         page_moves=tuple(PageMove(_KINDS[kind], *pages) for kind, *pages in moves.reshape(-1, 3).tolist()),
         global_updates=TableUpdates(*tables[:3]),
@@ -83,5 +83,5 @@ def _columns(updates: TableUpdates) -> tuple[Words, Words, Words]:
     return updates.slots, updates.indices, updates.pages
 
 
-def _ids(tokens: tuple[int, ...]) -> array[int]:
+def _ids(tokens: Sequence[int]) -> array[int]:
     return array("i", tokens)

@@ -228,8 +228,8 @@ class Sampler:
         """Add one at each place of the flattened counts; integers, so the order of equal places does not matter."""
         self._seen.view(-1).index_add_(0, places, torch.ones_like(places, dtype=torch.int32))
 
-    def _tokens(self, ids: tuple[int, ...]) -> Tensor:
-        return self._slots.upload(np.fromiter(ids, np.int64, len(ids)))
+    def _tokens(self, ids: Sequence[int]) -> Tensor:
+        return self._slots.upload(np.array(ids, dtype=np.int64))
 
     def _logprobs(self, logits: Tensor, tokens: Tensor, wanted: NDArray[np.int32]) -> SampledLogprobs | None:
         most = int(wanted.max(initial=-1))

@@ -59,7 +59,7 @@ class SchedulerLimits:
 
     def answers_first(self, batch: ScheduledBatch) -> bool:
         """Whether a step is so long that the next one is scheduled only after it: who comes meanwhile is in the next
-        one then and waits for no other, for which the device idles about a millisecond."""
+        one then and waits for no other, and first tokens are told at once. The device idles about a millisecond."""
         return int(batch.lengths[batch.lengths > 1].sum()) > self.max_num_mixed_tokens
 
     def most_cached_tokens(self, request: Request) -> int:

@@ -71,18 +71,20 @@ class _End:
     def edge_bytes(self) -> int:
         return len(self.pages) * self.page_bytes
 
-    def take(self, slot: int, index: int) -> Page:
-        """Hold the lowest free number, past the edge if there is no hole."""
-        if self.num_holes:
-            page = Page(self.kind, heapq.heappop(self.holes), slot, index)
+    def take(self, slot: int, indices: range) -> list[Page]:
+        """Hold the lowest free numbers, one for each entry: holes, then numbers past the edge."""
+        in_holes = min(self.num_holes, len(indices))
+        taken = [Page(self.kind, heapq.heappop(self.holes), slot, index) for index in indices[:in_holes]]
+        for page in taken:
             self.pages[page.number] = page
-        else:
+        if beyond := indices[in_holes:]:
             self.holes.clear()
-            page = Page(self.kind, len(self.pages), slot, index)
-            self.pages.append(page)
-        self.held += 1
-        self.changed[page] = None
-        return page
+            grown = [Page(self.kind, number, slot, index) for number, index in enumerate(beyond, len(self.pages))]
+            self.pages += grown
+            taken += grown
+        self.held += len(taken)
+        self.changed |= dict.fromkeys(taken)
+        return taken
 
     def release(self, page: Page) -> None:
         assert self.pages[page.number] is page, "a page is released once"
@@ -134,21 +136,22 @@ class PageArena:
     def held_pages(self, kind: LayerKind) -> int:
         return self._ends[kind].held
 
-    def allocate(self, kind: LayerKind, slot: int, index: int) -> Page:
-        """Hold one page for entry `index` of the table of `slot`.
+    def allocate(self, kind: LayerKind, slot: int, indices: range) -> list[Page]:
+        """Hold a page for each of these entries of the table of `slot`, in their order.
 
-        Succeeds exactly when free_bytes covers the page, and raises OutOfPagesError otherwise.
+        Succeeds exactly when free_bytes covers the pages; otherwise raises OutOfPagesError, and has changed nothing.
         """
         end = self._ends[kind]
-        if end.page_bytes > self.free_bytes:
+        needed = len(indices) * end.page_bytes
+        if needed > self.free_bytes:
             raise OutOfPagesError(
-                f"a {kind.value} page needs {end.page_bytes} bytes; {self.free_bytes} of the pool's "
+                f"{len(indices)} {kind.value} pages need {needed} bytes; {self.free_bytes} of the pool's "
                 f"{self.pool_bytes} are free"
             )
-        if not end.num_holes:
-            self._make_room(end)
-        self.held_bytes += end.page_bytes
-        return end.take(slot, index)
+        if (beyond := len(indices) - end.num_holes) > 0:
+            self._make_room(end, beyond)
+        self.held_bytes += needed
+        return end.take(slot, indices)
 
     def release(self, page: Page) -> None:
         end = self._ends[page.kind]
@@ -194,9 +197,9 @@ class PageArena:
         assert len(entries) == sum(end.held for end in self._ends.values()), "two pages of one table entry"
         assert free + self.held_bytes == self.pool_bytes, f"{free} free + {self.held_bytes} held bytes"
 
-    def _make_room(self, end: _End) -> None:
-        """Let `end` grow by one page: move the other kind's edge out of the way while it is in it."""
+    def _make_room(self, end: _End, pages: int) -> None:
+        """Let `end` grow by so many pages: move the other kind's edge out of the way while it is in it."""
         (other,) = (e for e in self._ends.values() if e is not end)
-        while end.edge_bytes + end.page_bytes + other.edge_bytes > self.pool_bytes:
+        while end.edge_bytes + pages * end.page_bytes + other.edge_bytes > self.pool_bytes:
             self._moves.append(other.move_edge())
             self.moves_made += 1

@@ -53,11 +53,13 @@ class PageTable:
 
     def reserve(self, tokens: int) -> None:
         """Hold the pages of a request of `tokens` tokens. Raises OutOfPagesError if the pool is short."""
-        arena, slot = self._arena, self._slot
-        for index in range(len(self._global), self._geometry.global_pages(tokens)):
-            self._global.append(arena.allocate(LayerKind.GLOBAL, slot, index))
-        for index in range(len(self._sliding), self._geometry.sliding_pages(tokens)):
-            self._sliding.append(arena.allocate(LayerKind.SLIDING, slot, index))
+        geometry = self._geometry
+        for kind, pages, needed in (
+            (LayerKind.GLOBAL, self._global, geometry.global_pages(tokens)),
+            (LayerKind.SLIDING, self._sliding, geometry.sliding_pages(tokens)),
+        ):
+            if needed > len(pages):
+                pages.extend(self._arena.allocate(kind, self._slot, range(len(pages), needed)))
 
     def resend(self) -> None:
         """Put every entry into the arena's next updates."""

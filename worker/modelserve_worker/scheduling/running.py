@@ -39,10 +39,11 @@ class RunningRequest:
         """Known tokens of positions [start, end)."""
         request = self.request
         prompt = len(request.prompt_token_ids)
-        known = request.prompt_token_ids[start:end]
-        if end > prompt:
-            known += tuple(request.output_token_ids[max(0, start - prompt) : end - prompt])
-        return np.array(known, dtype=np.int32)
+        known = np.asarray(request.prompt_token_ids[start:end], dtype=np.int32)
+        if end <= prompt:
+            return known
+        sampled = request.output_token_ids[max(0, start - prompt) : end - prompt]
+        return np.concatenate((known, np.array(sampled, dtype=np.int32)))
 
 
 class SlotCounters:

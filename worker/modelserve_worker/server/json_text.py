@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NoReturn
 
+import msgspec
+
 # Python's parser keeps the interpreter to itself from the first byte to the last, so what it may have to build is
 # bounded before it starts. Each bound alone is about 0.1 s of a slow core; a body of text is far below all of them.
 MAX_CONTAINERS = 100_000  # objects and lists
@@ -63,7 +65,19 @@ def _pieces(value: Any) -> Iterator[str]:
 
 
 def read_json(text: str | bytes) -> Any:
-    """The document; bytes are UTF-8. Raises ValueError, for NaN, infinities and numbers beyond a float, too."""
+    """The document; bytes are UTF-8. Raises ValueError, for NaN, infinities and numbers beyond a float, too.
+
+    msgspec reads what nearly every client sends, lists of token ids in a third of the time. Python's parser has the
+    last word on what it refuses: it says in a reader's words what is wrong, and lets more pass (a byte order mark, half
+    of a surrogate pair).
+    """
+    try:
+        return msgspec.json.decode(text)
+    except (ValueError, RecursionError):
+        return _read_with_reasons(text)
+
+
+def _read_with_reasons(text: str | bytes) -> Any:
     try:
         # Bytes that Python is left to decode may be UTF-16, too, in which structure could not be counted.
         text = text if isinstance(text, str) else text.decode("utf-8-sig")
@@ -99,9 +113,12 @@ class _Structure:
 def structure_excess(data: bytes) -> str | None:
     """What a JSON text has too much of, such as "more than 100000 objects and lists"; None where it may be read.
 
-    Nearly always this is five searches for one character. Where these find too many, characters inside strings are
-    told from the others, so text is never refused for its punctuation; Python code does that and lets others run.
+    A text shorter than the least bound has nothing to count. Else, nearly always, this is four searches for one
+    character. Where these find too many, characters inside strings are told from the others, so text is never refused
+    for its punctuation; Python code does that and lets others run.
     """
+    if len(data) <= min(MAX_CONTAINERS, MAX_MEMBERS, MAX_VALUES):
+        return None
     rough = _Structure()
     rough.count(data)
     if rough.excess() is None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import secrets
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from modelserve.errors import InvalidInput
 from modelserve_worker.grammar.answer import Thought
@@ -39,7 +42,7 @@ class SequenceSpec:
     prompt_only: bool = False  # max_tokens 0: the engine samples one token, and nobody hears of it
 
 
-def completion_prompts(body: CompletionRequest, model: ServedModel, *, max_model_len: int) -> list[tuple[int, ...]]:
+def completion_prompts(body: CompletionRequest, model: ServedModel, *, max_model_len: int) -> list[array[int]]:
     """Token ids of every prompt. Raises ApiError."""
     prompts = []
     for prompt in body.prompt:
@@ -48,11 +51,11 @@ def completion_prompts(body: CompletionRequest, model: ServedModel, *, max_model
             prompts.append(_encode(prompt, model, param="prompt", add_special_tokens=ends, most_tokens=max_model_len))
         else:
             require_in_vocabulary(prompt, model, param="prompt")
-            prompts.append(tuple(prompt))
+            prompts.append(array("i", prompt))
     return prompts
 
 
-def chat_prompt(body: ChatCompletionRequest, model: ServedModel, *, max_model_len: int) -> tuple[int, ...]:
+def chat_prompt(body: ChatCompletionRequest, model: ServedModel, *, max_model_len: int) -> array[int]:
     """Token ids of the rendered conversation; markers that its texts spell are text. Raises ApiError."""
     template = model.text.chat_template
     if template is None:
@@ -155,7 +158,7 @@ def _grammar(
         raise ApiError(str(error), param=error.field, code="invalid_value") from error
 
 
-def _chat_grammar(body: ChatCompletionRequest, prompt: tuple[int, ...], model: ServedModel) -> str | None:
+def _chat_grammar(body: ChatCompletionRequest, prompt: array[int], model: ServedModel) -> str | None:
     """The grammar begins behind the thought that may stand before the answer. Raises ApiError."""
     vocabulary = model.text.vocabulary
     markers = Markers.of(vocabulary.ids)
@@ -174,7 +177,7 @@ def _chat_grammar(body: ChatCompletionRequest, prompt: tuple[int, ...], model: S
     )
 
 
-def _reply_format(body: ChatCompletionRequest, prompt: tuple[int, ...], model: ServedModel) -> ReplyFormat:
+def _reply_format(body: ChatCompletionRequest, prompt: array[int], model: ServedModel) -> ReplyFormat:
     """Who asks to see special tokens gets the answer as the model wrote it; without tools no call is looked for."""
     if not body.skip_special_tokens:
         return ReplyFormat()
@@ -189,7 +192,7 @@ def _reply_format(body: ChatCompletionRequest, prompt: tuple[int, ...], model: S
 
 def _choices(
     body: SamplingFields,
-    prompt: tuple[int, ...],
+    prompt: array[int],
     model: ServedModel,
     *,
     response_id: str,
@@ -253,17 +256,16 @@ def _sampling(
     )
 
 
-def _encode(
-    text: str, model: ServedModel, *, param: str, add_special_tokens: bool, most_tokens: int
-) -> tuple[int, ...]:
+def _encode(text: str, model: ServedModel, *, param: str, add_special_tokens: bool, most_tokens: int) -> array[int]:
     try:
-        token_ids = model.text.encoder.encode(text, add_special_tokens=add_special_tokens, most_tokens=most_tokens)
+        encoded = model.text.encoder.encode(text, add_special_tokens=add_special_tokens, most_tokens=most_tokens)
     except InvalidTextError as error:
         raise _invalid_text(param) from error
     except TooManyTokensError as error:
         raise _too_many_tokens(error.at_least, most_tokens, param=param) from error
-    if not token_ids:
+    if not encoded:
         raise ApiError(f"{param} is empty; it needs at least one token", param=param)
+    token_ids = array("i", encoded)
     # Some checkpoints have tokenizers with added tokens that the model has no embedding for.
     require_in_vocabulary(token_ids, model, param=param)
     return token_ids
@@ -282,14 +284,15 @@ def _invalid_text(param: str) -> ApiError:
 
 def require_in_vocabulary(token_ids: Sequence[int], model: ServedModel, *, param: str) -> None:
     """Raises ApiError for an id that the model has no embedding for."""
-    largest = max(token_ids, default=0)
+    # Of an array without an object per token; a list may hold what no array does.
+    largest = int(np.max(token_ids)) if isinstance(token_ids, array) else max(token_ids, default=0)
     if largest >= model.vocab_size:
         raise ApiError(
             f"token id {largest} is outside the vocabulary; ids go from 0 to {model.vocab_size - 1}", param=param
         )
 
 
-def _room(prompt: tuple[int, ...], *, model_len: int, asked: int | None, param: str) -> int:
+def _room(prompt: array[int], *, model_len: int, asked: int | None, param: str) -> int:
     """Tokens that may still follow the prompt. Raises ApiError with the numbers when `asked` exceeds it."""
     room = model_len - len(prompt)
     wanted = 1 if asked is None else asked

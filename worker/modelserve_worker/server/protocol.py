@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import AfterValidator, BeforeValidator, FailFast, Field, field_validator, model_validator
 
 from modelserve_worker.server.field_policy import CHAT_FIELDS, COMPLETION_FIELDS, STREAM_OPTIONS_FIELDS
@@ -43,6 +46,25 @@ Prompts = (
     | Annotated[list[_Text], Field(min_length=1, max_length=MAX_PROMPTS)]
     | Annotated[list[_Ids], Field(min_length=1, max_length=MAX_PROMPTS)]
 )
+
+
+def _token_ids(values: list[Any]) -> Sequence[int]:
+    """The ids of a prompt, at least one. Raises ValueError.
+
+    Nearly always that is one pass in C: an array takes nothing but integers of 32 bits. But it takes true for 1, so
+    where the least is no more than that, types are looked at; and what it does not take may still be right.
+    """
+    try:
+        ids = array("i", values)
+        if np.min(ids) > 1:
+            return ids
+    except (TypeError, OverflowError):
+        pass
+    whole: list[Any] = whole_numbers(values)
+    if set(map(type, whole)) != {int} or min(whole) < 0:
+        wrong = next(value for value in whole if type(value) is not int or value < 0)
+        raise ValueError(f"token ids are integers from 0 on, not {str(wrong)[:40]!r}")
+    return whole
 
 
 class StreamOptions(RequestModel):
@@ -121,7 +143,7 @@ class CompletionRequest(SamplingFields):
 
     ignored = COMPLETION_FIELDS
 
-    prompt: list[str | list[int]]
+    prompt: list[str | Sequence[int]]
     max_tokens: int | None = Field(default=None, ge=0, le=LARGEST_COUNT, description="0: the prompt's scores alone")
     response_format: ResponseFormat | None = None
     echo: bool = False
@@ -130,7 +152,7 @@ class CompletionRequest(SamplingFields):
 
     @field_validator("prompt", mode="plain", json_schema_input_type=Prompts)
     @classmethod
-    def _list_of_prompts(cls, value: Any) -> list[str | list[int]]:
+    def _list_of_prompts(cls, value: Any) -> list[str | Sequence[int]]:
         """One text, several texts, one list of token ids or several of them: all become a list of prompts.
 
         Plain, as what it passes must not be checked again, one token id at a time.
@@ -146,16 +168,11 @@ class CompletionRequest(SamplingFields):
                 raise ValueError(f"a prompt is a string or a list of token ids, not {str(prompt)[:40]!r}")
             if not prompt:
                 raise ValueError("a prompt must not be empty; it needs at least one character or token id")
-            if isinstance(prompt, list):
-                prompt[:] = whole_numbers(prompt)
-            if isinstance(prompt, list) and not (set(map(type, prompt)) == {int} and min(prompt) >= 0):
-                wrong = next(token_id for token_id in prompt if type(token_id) is not int or token_id < 0)
-                raise ValueError(f"token ids are integers from 0 on, not {str(wrong)[:40]!r}")
         if not prompts:
             raise ValueError("the list of prompts must not be empty")
         if len(prompts) > MAX_PROMPTS:
             raise ValueError(f"there are {len(prompts)} prompts; the limit is {MAX_PROMPTS}")
-        return prompts
+        return [prompt if isinstance(prompt, str) else _token_ids(prompt) for prompt in prompts]
 
     @property
     def scored_alternatives(self) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Annotated, Any
 
 from pydantic import Field, GetJsonSchemaHandler, model_validator
@@ -59,7 +60,7 @@ class TokenizeRequest(RequestModel):
             raise ValueError(f"{given[0]} belongs to messages; a prompt is encoded as it is")
         return self
 
-    def token_ids(self, model: ServedModel, *, max_model_len: int) -> tuple[int, ...]:
+    def token_ids(self, model: ServedModel, *, max_model_len: int) -> array[int]:
         """The prompt that the same fields have in a request for an answer. Raises ApiError."""
         fields: dict[str, Any] = {"model": model.name}
         if self.add_special_tokens is not None:
@@ -83,7 +84,7 @@ def tokenize(body: TokenizeRequest, model: ServedModel, *, max_model_len: int) -
     """Token ids, their number, the longest context, and on request each token as text. Raises ApiError."""
     token_ids = body.token_ids(model, max_model_len=max_model_len)
     texts = [model.text.tokenizer.id_to_token(token_id) for token_id in token_ids] if body.return_token_strs else None
-    return {"count": len(token_ids), "max_model_len": max_model_len, "tokens": token_ids, "token_strs": texts}
+    return {"count": len(token_ids), "max_model_len": max_model_len, "tokens": token_ids.tolist(), "token_strs": texts}
 
 
 def detokenize(body: DetokenizeRequest, model: ServedModel, *, max_model_len: int) -> dict[str, Any]:  # noqa: ARG001
