@@ -70,7 +70,7 @@ def test_statuses_are_counted_by_route(server: Any) -> None:
     httpx.post(f"{server.url}/v1/completions", json=TEXT)
     httpx.post(f"{server.url}/v1/completions", json=TEXT | {"n": 0})
     httpx.get(f"{server.url}/a/path/nobody/knows")
-    for name in ("tiny", "another", "of/several/parts"):
+    for name in ("tiny", "another", "of/several/parts", "{name:path}"):
         httpx.get(f"{server.url}/v1/models/{name}")
     httpx.post(f"{server.url}/v1/models/tiny")
     httpx.request("BREW", f"{server.url}/health")
@@ -88,7 +88,7 @@ def test_statuses_are_counted_by_route(server: Any) -> None:
         ("GET", "none", "404"): 1,
         ("other", "/health", "405"): 1,
         ("GET", "/v1/models/{name}", "200"): 1,
-        ("GET", "/v1/models/{name}", "404"): 2,
+        ("GET", "/v1/models/{name}", "404"): 3,
         ("POST", "/v1/models/{name}", "405"): 1,
     }
     deadline = time.monotonic() + 10  # a request is counted once its answer has gone out

@@ -47,7 +47,7 @@ class Entrance:
         self._access_log = access_log
         self._tracing = tracing
         routes = tuple(routes)
-        self._paths = frozenset(route.path for route in routes)
+        self._paths = frozenset(route.path for route in routes if not route.param_convertors)
         self._templates = tuple((route.path_regex, route.path_format) for route in routes if route.param_convertors)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
