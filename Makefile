@@ -1,6 +1,6 @@
 # Commands for people and for CI. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-down test check crds
+.PHONY: help install demo demo-down test unit e2e check crds
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -28,9 +28,15 @@ demo: install ## Start a real Kubernetes, deploy a small Gemma 4, show its plan,
 demo-down: ## Remove the demo, its cluster and everything they created
 	@if test -x $(BIN)/python; then $(BIN)/python tests/cluster/demo.py down; else echo "nothing is installed here"; fi
 
-test: install ## Run every test, the end-to-end ones on the real Kubernetes
+test: ## Run every test, the end-to-end ones on the real Kubernetes
+	@$(MAKE) --no-print-directory unit
+	@$(MAKE) --no-print-directory e2e
+
+unit: install
 	@$(BIN)/python tests/cluster/cluster.py build
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not e2e"
+
+e2e: install
 	$(BIN)/pytest -m e2e
 
 check: install ## Run ruff, mypy and the import contracts

@@ -7,6 +7,10 @@ import os
 from typing import Any
 
 import hypothesis
+
+# As in the engine's process (engine/process.py); read when torch is loaded. Tests run side by side on every core.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import torch
 
 hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from localcluster import network_policy
 from localcluster.binaries import require_tool
 from localcluster.helm import CHART, Helm, HelmError
 from localcluster.settings import ClusterError
@@ -182,6 +183,32 @@ def test_policies_are_made_for_the_namespaces_of_workers(plain: Objects, namespa
     assert len(_of(plain, "NetworkPolicy")) == 1
     made = {name.partition("/")[0] for name in _of(namespaced, "NetworkPolicy")}
     assert made == {"modelserve-system", "team-a", "team-b", "team-c"}
+
+
+@pytest.mark.parametrize("protocol", ["UDP", "TCP"])
+def test_names_are_looked_up_wherever_the_cluster_keeps_its_dns(namespaced: Objects, protocol: str) -> None:
+    named = _of(namespaced, "NetworkPolicy")
+    policies = list(named.values())
+    managed = {"app.kubernetes.io/managed-by": "modelserve"}
+    worker = network_policy.Peer("10.1.0.1", "team-a", managed | {"app.kubernetes.io/component": "worker"})
+    inspection = network_policy.Peer("10.1.0.2", "team-c", managed | {"app.kubernetes.io/component": "inspection"})
+    selector = named["modelserve-system/modelserve-operator"]["spec"]["podSelector"]["matchLabels"]
+    operator = network_policy.Peer("10.1.0.3", "modelserve-system", selector)
+
+    def pod(namespace: str) -> network_policy.Peer:
+        return network_policy.Peer("10.2.0.1", namespace, {"app": "x"}, {"kubernetes.io/metadata.name": namespace})
+
+    for source in (worker, inspection, operator):
+        for target, port, expected in (
+            (pod("kube-system"), 53, True),
+            (network_policy.Peer("169.254.20.10"), 53, True),  # a cache on the node
+            (pod("openshift-dns"), 5353, True),  # where OpenShift's Service leads
+            (pod("openshift-dns"), 9154, False),
+            (pod("elsewhere"), 5353, False),
+            (network_policy.Peer("1.2.3.4"), 5353, False),
+        ):
+            asked = network_policy.allowed(policies, source=source, target=target, port=port, protocol=protocol)
+            assert asked is expected, (source, target, port)
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,10 @@ def test_the_mounted_settings_are_those_of_the_plan(tiny_facts: ModelFacts) -> N
     assert grace > arguments.shutdown_delay_seconds + arguments.drain_seconds
     probe = worker["readinessProbe"]
     assert arguments.shutdown_delay_seconds > probe["periodSeconds"] * probe["failureThreshold"]
+    startup = worker["startupProbe"]
+    assert startup["httpGet"] == probe["httpGet"]
+    assert startup["periodSeconds"] <= probe["periodSeconds"], "a worker that has loaded does not wait to be found"
+    assert startup["periodSeconds"] * startup["failureThreshold"] >= 1800
 
 
 def test_the_worker_is_told_which_gpu_it_was_sized_for_and_none_on_the_cpu(tiny_facts: ModelFacts) -> None:

@@ -389,6 +389,20 @@ def test_every_candidate_adds_up_and_every_remedy_fits(uri: str, asked: Wishes, 
             assert isinstance(evaluate(_same_chunk(asked, device), architecture, enough, gpus=result.gpus), Fit)
 
 
+def test_smaller_steps_are_a_remedy_where_their_workspace_makes_the_room() -> None:
+    uri = "hf://google/gemma-4-E4B-it"
+    asked: dict[str, Any] = {"context": {"maxModelLen": 65_536}, "engine": {"maxNumBatchedTokens": 32_768}}
+    (candidate,) = plan(_spec(uri, **asked), _architecture(uri), [_offer("NVIDIA-L4")]).candidates
+    assert (candidate.remedy or "").startswith("fits with engine.maxNumBatchedTokens 16384, or on 2 x NVIDIA-L4")
+    followed = plan(
+        _spec(uri, **asked | {"engine": {"maxNumBatchedTokens": 16_384}}), _architecture(uri), [_offer("NVIDIA-L4")]
+    )
+    assert (followed.fits, followed.max_model_len) == (True, 65_536)
+    asked["engine"] = {"maxNumBatchedTokens": 4_096, "maxNumSeqs": 4_096}  # no spec has fewer tokens than requests
+    (candidate,) = plan(_spec(uri, **asked), _architecture(uri), [_offer("NVIDIA-L4")]).candidates
+    assert (candidate.remedy or "").startswith("fits on 4 x NVIDIA-L4")
+
+
 def _same_chunk(asked: Wishes, device: Any) -> Wishes:
     """A larger GPU would get a larger chunk by default."""
     return replace(asked, max_num_batched_tokens=asked.chunk(device))

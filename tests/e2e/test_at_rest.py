@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from localcluster import audit
 from localcluster.deployment import Deployed
 from localcluster.kubectl import wait_for
-from localcluster.settings import OPERATOR_USER, Layout
+from localcluster.settings import ADMIN_USER, OPERATOR_USER, Layout
 from localcluster.target import Target
 
 NAMESPACE = "modelserve-e2e"
@@ -111,11 +112,14 @@ def test_no_write_at_rest_and_a_deleted_service_is_back_within_five_seconds(
         time.sleep(min(5.0, max(0.0, end - time.monotonic())))
     assert _writes(audited)[at_rest:] == []
 
-    old = tiny.kubectl.get("service", "tiny")["metadata"]["uid"]
+    old, since = tiny.kubectl.get("service", "tiny")["metadata"]["uid"], datetime.now(UTC)
     tiny.kubectl.run("delete", "service", "tiny")
 
     def restored() -> bool:
         found = tiny.kubectl.items("services", "--field-selector=metadata.name=tiny")
         return [service for service in found if service["metadata"]["uid"] != old] != []
 
-    wait_for("the Service restored", restored, timeout_s=5, interval_s=0.1)
+    wait_for("the Service restored", restored, interval_s=0.1)
+    path = f"/api/v1/namespaces/{NAMESPACE}/services/tiny"
+    (answer,) = audit.answers_s(audited, path, edited_by=ADMIN_USER, answered_by=OPERATOR_USER, since=since)
+    assert answer < 5

@@ -97,14 +97,14 @@ def test_a_new_max_model_len_takes_over_without_an_error(cluster: Target, operat
     served.wait_ready()
     before = served.status()["plan"]["hash"]
     with traffic_to(served) as traffic:
-        wait_for("first answers", lambda: traffic.answered > 3 or bool(traffic.errors), timeout_s=60)
+        wait_for("first answers", lambda: traffic.answered > 3 or bool(traffic.errors))
         served.patch({"context": {"maxModelLen": 1024}})
         served.wait_ready()
         after = served.status()["plan"]["hash"]
         assert after != before
-        wait_for("the old revision is stopped", lambda: asked() in ([0, 1], [1]), timeout_s=30)
+        wait_for("the old revision is stopped", lambda: asked() in ([0, 1], [1]))
         answered = traffic.answered
-        wait_for("answers by the new revision", lambda: traffic.answered > answered + 3, timeout_s=60)
+        wait_for("answers by the new revision", lambda: traffic.answered > answered + 3)
         assert [model["max_model_len"] for model in models_at(traffic.url)] == [1024]
         wait_for("the old revision is gone with its pods", lambda: asked() == [1], timeout_s=180)
     assert traffic.errors == [], "connections that were kept until the old worker's SIGTERM included"
@@ -136,11 +136,11 @@ def test_nothing_but_a_changed_spec_restarts_a_pod(
     _wipe_status(tiny)
     assert "plan" not in tiny.status()
     operator_process.start(cluster)
-    tiny.wait_ready(timeout_s=60)
+    tiny.wait_ready()
     cluster.kubectl.run("label", "node", relabelled_node, "example.com/rack=8", "--overwrite")
     _wipe_status(tiny)
-    wait_for("status is back", lambda: "plan" in tiny.status(), timeout_s=30)
-    tiny.wait_ready(timeout_s=60)
+    wait_for("status is back", lambda: "plan" in tiny.status())
+    tiny.wait_ready()
     assert _pods(tiny) == before
     assert tiny.status()["plan"]["hash"] == revision
 

@@ -92,7 +92,7 @@ def _run_pod(kubectl: Kubectl) -> None:
         },
     }
     kubectl.apply(pod)
-    wait_for("pod running", lambda: kubectl.get("pod", "sleeper")["status"]["phase"] == "Running", timeout_s=60)
+    wait_for("pod running", lambda: kubectl.get("pod", "sleeper")["status"]["phase"] == "Running")
 
 
 def test_a_removed_cluster_leaves_nothing(scratch: Layout) -> None:
@@ -104,7 +104,7 @@ def test_a_removed_cluster_leaves_nothing(scratch: Layout) -> None:
     assert lifecycle.down(scratch)
     assert not scratch.path.exists()
     with suppress(ClusterError):  # what is left says more
-        wait_for("nothing left", lambda: _left(before) == {}, timeout_s=10)
+        wait_for("nothing left", lambda: _left(before) == {})
     assert _left(before) == {}
 
 
@@ -122,7 +122,7 @@ def test_up_is_idempotent_and_recovers_from_a_crash(scratch: Layout) -> None:
     assert record is not None
     os.kill(record.processes["etcd"].pid, signal.SIGKILL)
     os.kill(record.processes["node"].pid, signal.SIGKILL)
-    wait_for("etcd ends", lambda: "etcd" in record.dead, timeout_s=10)
+    wait_for("etcd ends", lambda: "etcd" in record.dead)
     kubectl = _up(scratch)
     assert [node["metadata"]["name"] for node in kubectl.items("nodes")] == [NODE_NAME]
 

@@ -125,4 +125,4 @@ def test_many_at_once_finish_while_one_client_is_killed_and_all_pages_return(url
         killed.kill()
         killed.communicate()
     assert lengths == [8 + number % 17 for number in range(REQUESTS)]
-    wait_for("all pages returned", lambda: _held_bytes(url) == 0, timeout_s=10)
+    wait_for("all pages returned", lambda: _held_bytes(url) == 0)

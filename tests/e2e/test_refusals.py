@@ -51,7 +51,7 @@ def test_an_impossible_spec_is_accepted_and_says_what_is_missing(cluster: Target
         pod={},
     )
     try:
-        wait_for("Stalled", lambda: served.condition("Stalled").get("status") == "True", timeout_s=30)
+        wait_for("Stalled", lambda: served.condition("Stalled").get("status") == "True")
         stalled, status = served.condition("Stalled"), served.status()
         assert re.search(r"\d+(\.\d+)? GiB", stalled["message"]), stalled
         (candidate,) = status["plan"]["candidates"]
@@ -78,8 +78,8 @@ def test_a_preview_is_settled_without_a_ready_condition(cluster: Target, operato
         pod={},
     )
     try:
-        wait_for("Planned", lambda: served.condition("Planned").get("status") == "True", timeout_s=30)
-        wait_for("settled", lambda: served.condition("Ready") == {}, timeout_s=10)
+        wait_for("Planned", lambda: served.condition("Planned").get("status") == "True")
+        wait_for("settled", lambda: served.condition("Ready") == {})
         status = served.status()
         assert status["observedGeneration"] == served.resource()["metadata"]["generation"]
         assert served.condition("Reconciling") == served.condition("Stalled") == {}
@@ -93,9 +93,9 @@ def test_a_refused_child_is_said_with_who_refused_it(cluster: Target, operator: 
     kubectl = cluster.kubectl.within(NAMESPACE)
     kubectl.run("create", "quota", "no-jobs", "--hard=count/jobs.batch=0")
     try:
-        wait_for("the quota in force", lambda: "used" in kubectl.get("quota", "no-jobs")["status"], timeout_s=30)
+        wait_for("the quota in force", lambda: "used" in kubectl.get("quota", "no-jobs")["status"])
         served = apply_example(cluster, NAMESPACE, "refused")
-        wait_for("Stalled", lambda: served.condition("Stalled").get("status") == "True", timeout_s=30)
+        wait_for("Stalled", lambda: served.condition("Stalled").get("status") == "True")
         assert served.condition("Stalled")["reason"] == "QuotaExceeded"
         assert "no-jobs" in served.condition("Stalled")["message"]
         assert served.condition("Accepted")["status"] == "True"
@@ -164,7 +164,7 @@ def test_a_stopped_revision_stays_stopped_over_a_restart_and_a_new_spec_clears_i
         _stalls(served, reason="InvalidCheckpoint")
         wait_for("scaled to zero", lambda: served.owned("pods") == [], timeout_s=90)
         served.patch({"model": {"uri": f"pvc://weights/{CHECKPOINT.name}"}})
-        wait_for("Stalled is cleared", lambda: served.condition("Stalled") == {}, timeout_s=60)
+        wait_for("Stalled is cleared", lambda: served.condition("Stalled") == {})
         served.wait_ready()
     finally:
         served.kubectl.delete("modelserve", "mended")

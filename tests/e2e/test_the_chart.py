@@ -159,7 +159,7 @@ def test_an_upgrade_restarts_no_worker_and_what_it_changes_arrives(imaged: Deplo
         "podAnnotations": {"example.com/upgraded": "yes"},
     }
     with traffic_to(imaged) as traffic:
-        wait_for("first answers", lambda: traffic.answered > 2 or bool(traffic.errors), timeout_s=60)
+        wait_for("first answers", lambda: traffic.answered > 2 or bool(traffic.errors))
         helm.upgrade(changed)
 
         def arrived() -> bool:
@@ -167,10 +167,10 @@ def test_an_upgrade_restarts_no_worker_and_what_it_changes_arrives(imaged: Deplo
             labelled = service["metadata"]["labels"].get("team") == "search"
             return bool(labelled and service["spec"]["type"] == "NodePort")
 
-        wait_for("labels and type of the Service", arrived, timeout_s=60)
-        wait_for("the proposal", lambda: "proposedRevision" in imaged.status(), timeout_s=60)
+        wait_for("labels and type of the Service", arrived)
+        wait_for("the proposal", lambda: "proposedRevision" in imaged.status())
         answered = traffic.answered
-        wait_for("answers after it all", lambda: traffic.answered > answered + 2, timeout_s=60)
+        wait_for("answers after it all", lambda: traffic.answered > answered + 2)
     assert traffic.errors == []
     for kind in ("deployments", "services", "poddisruptionbudgets"):
         for body in imaged.owned(kind):
@@ -253,7 +253,7 @@ def test_of_two_operators_one_works_and_the_other_takes_over(imaged: Deployed, l
     assert len(operators()) == 2
     assert first in operators()
     kubectl.run("delete", "pod", first, "--grace-period=0", "--force")
-    wait_for("another holder", lambda: _lease(kubectl, SYSTEM) in set(operators()) - {first}, timeout_s=60)
+    wait_for("another holder", lambda: _lease(kubectl, SYSTEM) in set(operators()) - {first})
     _service_comes_back(imaged, "imaged")
 
     second = _lease(kubectl, SYSTEM)
@@ -265,9 +265,9 @@ def test_of_two_operators_one_works_and_the_other_takes_over(imaged: Deployed, l
         statuses = operators()[second]["status"]["containerStatuses"]
         return bool(statuses[0]["restartCount"] == 1)
 
-    wait_for("the one that lost the Lease has ended", ended, timeout_s=30)
+    wait_for("the one that lost the Lease has ended", ended)
     assert "is now held by 'stranger'" in kubectl.run("logs", second, "--previous")
-    wait_for("a holder again", lambda: _lease(kubectl, SYSTEM) in operators(), timeout_s=60)
+    wait_for("a holder again", lambda: _lease(kubectl, SYSTEM) in operators())
     _service_comes_back(imaged, "imaged")
     assert _workers(imaged.kubectl) == before
     _only_holders_worked(layout)
@@ -308,7 +308,7 @@ def test_a_later_crd_is_left_alone_by_a_rollback(imaged: Deployed, helm: Helm) -
     def as_before() -> bool:
         return bool(imaged.kubectl.get("service", "imaged")["spec"]["type"] == "ClusterIP")
 
-    wait_for("the first values again", as_before, timeout_s=60)
+    wait_for("the first values again", as_before)
     _service_comes_back(imaged, "imaged")
     imaged.wait_ready()
     assert _workers(imaged.kubectl) == before

@@ -8,7 +8,6 @@ import asyncio
 import functools
 import logging
 import os
-import signal
 import socket
 import sys
 import time
@@ -60,8 +59,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         from modelserve_worker.execution import kernel_build  # torch and Triton are not needed by the front end
 
         return kernel_build.main(arguments[1:])
-    # As process 1 of a container, a process ignores every signal it has no handler for; the server sets its own later.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     try:
         serve(*_parse(arguments))

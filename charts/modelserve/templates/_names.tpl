@@ -64,3 +64,13 @@ imagePullSecrets:
   {{- end }}
 {{- end }}
 {{- end -}}
+
+{{/* A policy sees the port of the DNS pods, not that of their Service: on OpenShift it is 5353. */}}
+{{- define "modelserve.dnsEgress" -}}
+- ports: [{protocol: UDP, port: 53}, {protocol: TCP, port: 53}]
+- ports: [{protocol: UDP, port: 5353}, {protocol: TCP, port: 5353}]
+  to:
+    - namespaceSelector:
+        matchLabels:
+          kubernetes.io/metadata.name: openshift-dns
+{{- end -}}

@@ -14,6 +14,7 @@ from modelserve.sizing.pages import KVCacheDtype
 
 MAX_REMEDIES = 3
 WORTHWHILE_MODEL_LEN = 1024
+SMALLEST_STEP = 256  # tokens; below it prompts take many steps, and the workspace gets hardly smaller
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def _corrected(refusal: Refusal, architecture: ModelArchitecture, wishes: Wishes
 
 
 def _resources(refusal: Refusal, architecture: ModelArchitecture, wishes: Wishes) -> Iterator[Remedy]:
-    """A smaller cache, a shorter context, more memory, more GPUs, another product."""
+    """A smaller cache, smaller steps, a shorter context, more memory, more GPUs, another product."""
     device, gpus = refusal.accelerator, refusal.gpus
     if refusal.limited_by == "Sharing":
         yield from _first_fit(_listed_places(), architecture, wishes)
@@ -81,6 +82,7 @@ def _resources(refusal: Refusal, architecture: ModelArchitecture, wishes: Wishes
     if refusal.limited_by not in ("TensorParallel", "GPUsPerNode"):
         if wishes.kv_dtype is not KVCacheDtype.INT8:
             yield Remedy("with int8 KV cache", replace(wishes, kv_dtype=KVCacheDtype.INT8), device, gpus)
+        yield from _smaller_steps(refusal, architecture, wishes)
         yield from _shorter(refusal, architecture, wishes)
     if device.is_cpu:
         yield from _more_container_memory(refusal, architecture, wishes)
@@ -114,6 +116,20 @@ def _first_fit(
             node = " of one node" if count > 1 else ""
             yield Remedy(f"on {count} x {accelerator.product}{node}", asked, accelerator, count)
             return
+
+
+def _smaller_steps(refusal: Refusal, architecture: ModelArchitecture, wishes: Wishes) -> Iterator[Remedy]:
+    """The largest step of half the tokens, a quarter and so on whose workspace leaves enough room, and that still has a
+    token for each request."""
+    device, gpus = refusal.accelerator, refusal.gpus
+    least = max(SMALLEST_STEP, wishes.sequences(device))
+    tokens = wishes.chunk(device) // 2
+    while tokens >= least:
+        smaller = replace(wishes, max_num_batched_tokens=tokens)
+        if isinstance(evaluate(smaller, architecture, device, gpus=gpus), Fit):
+            yield Remedy(f"with engine.maxNumBatchedTokens {tokens}", smaller, device, gpus)
+            return
+        tokens //= 2
 
 
 def _shorter(refusal: Refusal, architecture: ModelArchitecture, wishes: Wishes) -> Iterator[Remedy]:

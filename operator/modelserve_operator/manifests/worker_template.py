@@ -38,7 +38,7 @@ the pod out of its Services unless they have no other: then its endpoint goes on
 EXIT_SECONDS = 15  # for the process to end once its last request has
 LOAD_BYTES_PER_SECOND = 25_000_000  # a slow network volume
 LEAST_STARTUP_SECONDS = 1800
-STARTUP_PERIOD_SECONDS = 10
+STARTUP_PERIOD_SECONDS = 2  # a worker that has loaded is found ready after at most that
 NODE_SECONDS = 900  # a provisioner's new node and the pull of the image
 
 

@@ -58,7 +58,7 @@ def _pod(target: Target, namespace: str) -> Iterator[Kubectl]:
     kubectl = target.kubectl.within(namespace)
     # A pod is refused until its namespace, which may have been made just now, has this account.
     account = ("serviceaccount", "default")
-    wait_for(f"{' '.join(account)} of namespace {namespace}", lambda: kubectl.exists(*account), timeout_s=30)
+    wait_for(f"{' '.join(account)} of namespace {namespace}", lambda: kubectl.exists(*account))
     kubectl.delete("pod", POD)
     spec = pod_spec(target, name=POD, command=["python", "-c", "import signal; signal.pause()"])
     limits = {"activeDeadlineSeconds": _LIFETIME_S, "terminationGracePeriodSeconds": 0}

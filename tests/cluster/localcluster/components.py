@@ -11,6 +11,7 @@ import yaml
 from localcluster.certificates import CertificateAuthority
 from localcluster.node_profile import NodeProfile
 from localcluster.settings import (
+    ADMIN_USER,
     API_PORT,
     IMAGE_RUNTIME,
     NODE_NAME,
@@ -22,7 +23,7 @@ from localcluster.settings import (
 
 _ETCD_URL = "http://127.0.0.1:2379"
 _CLIENTS = {  # certificate: (user, group)
-    "admin": ("admin", "system:masters"),
+    "admin": (ADMIN_USER, "system:masters"),
     "kubelet": (f"system:node:{NODE_NAME}", "system:nodes"),
     "controller-manager": ("system:kube-controller-manager", None),
     "scheduler": ("system:kube-scheduler", None),

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from localcluster.deployment import Deployed
 from localcluster.kubectl import wait_for
 from localcluster.settings import ClusterError
 
+Body = dict[str, Any]
 
-def worker_pods(served: Deployed) -> dict[str, dict[str, Any]]:
+
+def worker_pods(served: Deployed) -> dict[str, Body]:
     """Worker pods that are not on their way out, by uid."""
+    return _staying(served.owned("pods"))
+
+
+def _staying(pods: Iterable[Body]) -> dict[str, Body]:
     return {
         pod["metadata"]["uid"]: pod
-        for pod in served.owned("pods")
+        for pod in pods
         if "deletionTimestamp" not in pod["metadata"] and "job-name" not in pod["metadata"]["labels"]
     }
 
@@ -24,7 +31,10 @@ def restarts(pod: dict[str, Any]) -> int:
 
 def ready_endpoints(served: Deployed) -> set[str]:
     """uids of the pods that are ready endpoints of the Service."""
-    slices = served.kubectl.items("endpointslices", "-l", f"kubernetes.io/service-name={served.name}")
+    return _ready(served.kubectl.items("endpointslices", "-l", f"kubernetes.io/service-name={served.name}"))
+
+
+def _ready(slices: Iterable[Body]) -> set[str]:
     endpoints = [each for body in slices for each in body.get("endpoints") or ()]
     return {each["targetRef"]["uid"] for each in endpoints if each["conditions"].get("ready")}
 
@@ -37,12 +47,16 @@ def wait_converged(served: Deployed, replicas: int, *, timeout_s: float = 600.0)
     served.wait_ready(timeout_s=timeout_s)
 
     def whole() -> bool:
-        workers, deployments = worker_pods(served), served.owned("deployments")
-        pods = [pod for pod in served.owned("pods") if "job-name" not in pod["metadata"]["labels"]]
+        listed = served.owned("deployments,pods,endpointslices")  # at once: kubectl's seconds are the workers', too
+        deployments, pods, slices = (
+            [each for each in listed if each["kind"] == kind] for kind in ("Deployment", "Pod", "EndpointSlice")
+        )
+        pods = [pod for pod in pods if "job-name" not in pod["metadata"]["labels"]]
+        workers = _staying(pods)
         return (
             [each["spec"]["replicas"] for each in deployments] == [replicas]
             and len(pods) == len(workers) == replicas
-            and ready_endpoints(served) == workers.keys()
+            and _ready(slices) == workers.keys()
         )
 
     wait_for(f"{served.name}: one Deployment of {replicas} workers and no other", whole, timeout_s=timeout_s)

@@ -14,4 +14,4 @@ def install_crds(kubectl: Kubectl) -> None:
     def established() -> bool:
         return all(condition(kubectl.get(name), "Established").get("status") == "True" for name in names)
 
-    wait_for("the CRD Established", established, timeout_s=30)
+    wait_for("the CRD Established", established)

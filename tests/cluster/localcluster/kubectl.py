@@ -68,8 +68,12 @@ class Kubectl:
         self.run("delete", *arguments, "--ignore-not-found")
 
 
-def wait_for(what: str, ready: Callable[[], bool], *, timeout_s: float, interval_s: float = 0.25) -> float:
-    """Poll until `ready` is true and return the seconds it took. Raises ClusterError naming `what`."""
+def wait_for(what: str, ready: Callable[[], bool], *, timeout_s: float = 60.0, interval_s: float = 0.25) -> float:
+    """Poll until `ready` is true and return the seconds it took. Raises ClusterError naming `what`.
+
+    The time-out is for what never comes, and no measure: on a busy machine kubectl alone takes seconds. How soon the
+    operator wrote is in the audit log (`audit.answers_s`).
+    """
     started = time.monotonic()
     while not ready():
         if time.monotonic() - started > timeout_s:

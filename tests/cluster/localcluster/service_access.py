@@ -20,7 +20,7 @@ def service_url(target: Target, namespace: str, service: str) -> Iterator[str]:
     if target.local is not None:
         address = kubectl.get("service", service, "-n", namespace)["spec"]["clusterIP"]
         # The node's rules follow the endpoints, which make a ModelServe Ready, at a pace of their own.
-        wait_for(f"{service} behind {address}", lambda: _connects(address, 80), timeout_s=60)
+        wait_for(f"{service} behind {address}", lambda: _connects(address, 80))
         yield f"http://{address}"
         return
     command = [

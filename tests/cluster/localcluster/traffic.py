@@ -39,19 +39,19 @@ class Traffic:
     def wait_for_answers(self, count: int = 10) -> None:
         """Wait until so many more requests have been answered."""
         before = self.answered
-        wait_for(f"{count} answers more", lambda: self.answered >= before + count, timeout_s=60)
+        wait_for(f"{count} answers more", lambda: self.answered >= before + count)
 
     def run(self) -> None:
-        client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
-        while not self.stopped.is_set():
-            began = time.monotonic()
-            try:
-                self._ask(client, stream=self.answered % 2 == 1)
-                self.answered += 1
-            except Exception as error:
-                took_s = time.monotonic() - began
-                self.failures.append((began, f"{type(error).__name__} after {took_s:.1f} s: {error}"))
-            time.sleep(0.05)
+        with openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+            while not self.stopped.is_set():
+                began = time.monotonic()
+                try:
+                    self._ask(client, stream=self.answered % 2 == 1)
+                    self.answered += 1
+                except Exception as error:
+                    took_s = time.monotonic() - began
+                    self.failures.append((began, f"{type(error).__name__} after {took_s:.1f} s: {error}"))
+                time.sleep(0.05)
 
     def _ask(self, client: openai.OpenAI, *, stream: bool) -> None:
         if stream:

@@ -253,6 +253,24 @@ async def test_shutdown_ends_streams_and_process(start: Start) -> None:
     await until(lambda: not is_running(rank))
 
 
+def _environment(pid: int) -> dict[str, str]:
+    """What a process was started with."""
+    entries = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+    return dict(entry.split("=", 1) for entry in entries if entry)
+
+
+@pytest.mark.parametrize("chosen", [None, "active"])
+async def test_threads_of_the_engine_sleep_while_they_wait_unless_the_user_wants_them_to_spin(
+    start: Start, monkeypatch: pytest.MonkeyPatch, chosen: str | None
+) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    if chosen is not None:
+        monkeypatch.setenv("OMP_WAIT_POLICY", chosen)
+    engine = await start(with_rank=True)
+    for pid in (engine.pid, engine.plan_report()["rank"]):
+        assert _environment(pid)["OMP_WAIT_POLICY"] == (chosen or "passive")
+
+
 @pytest.mark.parametrize("cancelled", [False, True])
 async def test_shutdown_while_it_loads_waits_for_nothing(cancelled: bool) -> None:
     engine = EngineProcess(functools.partial(stub_engine.build, end="never"))

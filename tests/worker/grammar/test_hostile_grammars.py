@@ -44,7 +44,32 @@ def _check_schema(schema: Any) -> None:
         ({"$ref": "http://169.254.169.254/latest"}, "does not fetch"),
         ({"$ref": "file:///etc/passwd"}, "does not fetch"),
         ({"type": "integer", "minimum": 5, "maximum": 3}, "Unsatisfiable"),
-        ({"$ref": "#"}, "response_format: a rule leads back to itself"),
+        ({"$ref": "#"}, "response_format: no finite text matches it: '#' needs '#', and so on without end"),
+        (
+            {"properties": {"next": {"$ref": "#"}}, "required": ["next"], "type": "object"},
+            "no finite text matches it: '#' needs '#', .* Leave what leads back out of required",
+        ),
+        (
+            {
+                "$defs": {
+                    "a": {"type": "object", "properties": {"b": {"$ref": "#/$defs/b"}}, "required": ["b"]},
+                    "b": {"type": "array", "items": {"$ref": "#/$defs/a"}, "minItems": 1},
+                },
+                "type": "object",
+                "properties": {"x": {"type": "integer"}, "a": {"anyOf": [{"$ref": "#/$defs/a"}]}},
+                "required": ["x", "a"],
+            },
+            r"'#/\$defs/a' needs '#/\$defs/b', which needs '#/\$defs/a', and so on",
+        ),
+        ({"type": "array", "prefixItems": [{}, {"$ref": "#"}], "minItems": 2}, "no finite text"),
+        ({"type": "object", "additionalProperties": {"$ref": "#"}, "minProperties": 1}, "no finite text"),
+        (
+            {
+                "$defs": {"~/a": {"type": "array", "items": {"$ref": "#/$defs/~0~1a"}, "minItems": 1}},
+                "$ref": "#/$defs/~0~1a",
+            },
+            "no finite text",
+        ),
         ({"type": "object", "x-guidance": {"lenient": True}, "not": {}}, "cannot be followed"),
         ({"allOf": [{"anyOf": [{"properties": {f"k{i}{j}": {}}} for j in range(4)]} for i in range(12)]}, "too large"),
         ([], "must be a JSON schema"),
@@ -71,6 +96,14 @@ def test_a_schema_that_cannot_be_followed_is_refused_by_name(schema, words) -> N
         {"type": "string", "pattern": "^(a|b|ab)*c{1,1000}(x{1,1000}){1,1000}$"},
         {"oneOf": [{"type": "object", "properties": {"t": {"const": str(i)}}, "required": ["t"]} for i in range(200)]},
         True,
+        # Each has a way out of its circle.
+        {"type": "object", "properties": {"next": {"$ref": "#"}}},
+        {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}, "required": ["next"]},
+        {"type": "object", "properties": {"all": {"type": "array", "items": {"$ref": "#"}}}, "required": ["all"]},
+        {"type": ["array", "null"], "items": {"$ref": "#"}, "minItems": 1},
+        {"type": "array", "prefixItems": [{"type": "integer"}], "items": {"$ref": "#"}, "minItems": 1},
+        {"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/b"}, {"$ref": "#/$defs/c"}]}, "c": {"type": "integer"},
+                   "b": {"type": "array", "items": {"$ref": "#/$defs/a"}, "minItems": 1}}, "$ref": "#/$defs/a"},
     ],
 )  # fmt: skip
 def test_a_schema_that_looks_expensive_is_compiled_in_its_bounds(schema) -> None:
@@ -92,3 +125,18 @@ def test_a_schema_that_looks_expensive_is_compiled_in_its_bounds(schema) -> None
 def test_a_grammar_that_is_none_is_refused(part, words) -> None:
     with pytest.raises(InvalidInput, match=words):
         _check(part())
+
+
+@pytest.mark.parametrize("way_out", [False, True])
+def test_the_longest_circle_is_found_and_told_in_a_few_words(way_out: bool) -> None:
+    count = 900
+    schemas: dict[str, Any] = {f"s{i}": {"$ref": f"#/$defs/s{(i + 1) % count}"} for i in range(count)}
+    if way_out:
+        schemas["s7"] = {"anyOf": [schemas["s7"], {"type": "integer"}]}
+    document = {"$defs": schemas, "type": "array", "items": {"$ref": "#/$defs/s9"}, "minItems": 1}
+    if way_out:
+        assert bounded_schema(document, field="response_format") is document
+    else:
+        with pytest.raises(InvalidInput, match=r"'#/\$defs/s9' needs '#/\$defs/s10', .* by way of 897 more") as refusal:
+            bounded_schema(document, field="response_format")
+        assert len(str(refusal.value)) < 500

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 import torch
 from teacher_forcing import reference_model
-from trained_answers import MODEL, TrainedModel
+from trained_answers import MODEL, MODEL_LEN, TrainedModel
 
+from modelserve_worker.metrics import WorkerMetrics
 from modelserve_worker.server.completions import CompletionAnswer
 from modelserve_worker.server.protocol import CompletionRequest
+from modelserve_worker.server.sequences import SequenceRunner
 
 TEXTS = ["The colour of the sky is blue and the river is cold.", "one two three four five six seven eight nine ten"]
 LONG = " ".join(TEXTS * 5)
@@ -113,3 +115,81 @@ async def test_prompt_logprobs_have_vllms_shape(exact: TrainedModel) -> None:
         assert own["decoded_token"] == exact.vocabulary.bytes_of(token_id).decode()
         assert sum(math.exp(each["logprob"]) for each in entry.values()) <= 1.001
     assert document["choices"][0]["logprobs"]["tokens"], "the answer's own token is scored beside"
+
+
+class LastFirst:
+    """An EngineClient that takes the last request first, and counts the prompts that it scored."""
+
+    def __init__(self, model: TrainedModel) -> None:
+        self.engine = model.engine
+        self.scored = 0
+
+    async def generate(self, requests, *, client=""):
+        for request in reversed(requests):
+            self.engine.add(request)
+        while self.engine.has_work:
+            outputs = self.engine.step()
+            self.scored += sum(output.prompt_logprobs is not None for output in outputs)
+            yield outputs
+
+    def abort(self, request_id: str) -> None:
+        self.engine.abort(request_id)
+
+
+async def _answered(model: TrainedModel, **body) -> tuple[list[dict], int]:
+    """The choices of a body, streamed ones put together, and how many prompts were scored for them."""
+    request = CompletionRequest.model_validate({"model": "tiny", **body})
+    answer, client = CompletionAnswer(request, model.served, max_model_len=MODEL_LEN), LastFirst(model)
+    runner = SequenceRunner(client, model.vocabulary, WorkerMetrics("tiny"))
+    if not request.stream:
+        return json.loads(await answer.whole(runner))["choices"], client.scored
+    choices: dict[int, dict] = {}
+    events = b"".join([piece async for piece in answer.events(runner)]).decode().split("\n\n")
+    for event in filter(None, events):
+        for part in json.loads(event.removeprefix("data: "))["choices"]:
+            choice = choices.setdefault(part["index"], {"text": "", "logprobs": {}})
+            choice["text"] += part["text"]
+            for name, values in (part["logprobs"] or {}).items():
+                choice["logprobs"].setdefault(name, []).extend(values)
+            choice["finish_reason"] = part["finish_reason"]
+    return [choices[index] for index in sorted(choices)], client.scored
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_prompt_of_several_choices_is_scored_once_and_each_has_the_scores(
+    exact: TrainedModel, stream: bool
+) -> None:
+    """Also where a choice has its first token before the scores are there."""
+    body = {"prompt": [TEXTS[0], LONG], "echo": True, "logprobs": 1, "max_tokens": 3, "temperature": 0}
+    body |= {"ignore_eos": True}
+    choices, scored = await _answered(exact, **body, n=3, stream=stream)
+    assert (len(choices), scored) == (6, 2)
+    alone, _ = await _answered(exact, **body, n=1)
+    for index, choice in enumerate(choices):
+        first, prompt = alone[index // 3], body["prompt"][index // 3]
+        num_prompt = len(first["logprobs"]["tokens"]) - 3
+        assert choice["text"].startswith(prompt)
+        assert choice["text"] == first["text"]
+        for name in ("tokens", "text_offset"):
+            assert choice["logprobs"][name] == first["logprobs"][name]
+        values, expected = (each["logprobs"]["token_logprobs"] for each in (choice, first))
+        assert values[0] is None
+        np.testing.assert_allclose(values[1:num_prompt], expected[1:num_prompt], atol=1e-4)
+        assert len(values) == len(choice["logprobs"]["top_logprobs"]) == num_prompt + 3
+        assert choice["finish_reason"] == "length"
+
+
+async def test_choices_have_prompt_logprobs_of_one_computation(exact: TrainedModel) -> None:
+    choices, scored = await _answered(exact, prompt=TEXTS[0], prompt_logprobs=1, n=3, max_tokens=1)
+    assert scored == 1
+    assert choices[0]["prompt_logprobs"] == choices[1]["prompt_logprobs"] == choices[2]["prompt_logprobs"]
+    assert len(choices[0]["prompt_logprobs"]) > 5
+    unscored, scored = await _answered(exact, prompt=TEXTS[0], n=3, max_tokens=2, stream=True, ignore_eos=True)
+    assert (len(unscored), scored) == (3, 0), "without scores nobody waits for the first choice"
+
+
+async def test_a_prompt_of_one_token_has_no_scores_and_holds_no_choice_back(exact: TrainedModel) -> None:
+    body = {"prompt": [[5]], "echo": True, "logprobs": 0, "max_tokens": 2, "n": 2, "ignore_eos": True}
+    for stream in (False, True):
+        choices, scored = await _answered(exact, **body, stream=stream)
+        assert ([choice["finish_reason"] for choice in choices], scored) == (["length"] * 2, 0)

@@ -256,7 +256,16 @@ def test_bodies_that_are_not_json_objects(http: httpx.Client, content: bytes) ->
 
 def test_unknown_routes_and_methods(http: httpx.Client) -> None:
     assert "no such route: GET /v2" in _error(http.get("/v2"), 404)["message"]
-    assert "does not answer that method" in _error(http.get("/v1/completions"), 405)["message"]
+    for method, path, answered in (
+        ("GET", "/v1/completions", {"POST"}),
+        ("DELETE", "/v1/models/tiny", {"GET", "HEAD"}),
+        ("GET", "/v1/messages/count_tokens", {"POST"}),
+    ):
+        answer = http.request(method, path)
+        assert "does not answer that method" in answer.json()["error"]["message"]
+        assert (answer.status_code, set(answer.headers["allow"].split(", "))) == (405, answered)
+    assert "allow" not in http.get("/v2").headers
+    assert http.post("/v1/completions", json=TEXT).status_code == 200, "the connection goes on"
 
 
 def test_a_checkpoint_without_chat_template(

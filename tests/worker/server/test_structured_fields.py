@@ -12,6 +12,7 @@ import pytest
 USER = [{"role": "user", "content": "hi"}]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
 LONG = {"enum": ["x" * 70_000]}
+ENDLESS = {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": SCHEMA, "strict": True}}
 
 
@@ -84,6 +85,16 @@ def test_every_form_of_structured_outputs_is_taken_in_both_endpoints(server, cli
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": LONG}}},
             "response_format.json_schema.schema", "the limit is 65536",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": ENDLESS}}},
+            "response_format.json_schema.schema", "no finite text matches it: '#' needs '#'",
+        ),
+        ({"structured_outputs": {"json": ENDLESS}}, "structured_outputs.json", "no finite text matches it"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": ENDLESS}}],
+             "tool_choice": "required"},
+            "tools.0.function.parameters", "no finite text matches it",
         ),
         ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema is required"),
         ({"structured_outputs": {"regex": "("}}, "structured_outputs", "unclosed group"),

@@ -14,6 +14,7 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from starlette.routing import Route
 
 from modelserve_worker.metrics import WorkerMetrics
 from modelserve_worker.request import FinishReason
@@ -69,6 +70,9 @@ def test_statuses_are_counted_by_route(server: Any) -> None:
     httpx.post(f"{server.url}/v1/completions", json=TEXT)
     httpx.post(f"{server.url}/v1/completions", json=TEXT | {"n": 0})
     httpx.get(f"{server.url}/a/path/nobody/knows")
+    for name in ("tiny", "another", "of/several/parts", "{name:path}"):
+        httpx.get(f"{server.url}/v1/models/{name}")
+    httpx.post(f"{server.url}/v1/models/tiny")
     httpx.request("BREW", f"{server.url}/health")
 
     def counts() -> dict[tuple[str, ...], float]:
@@ -83,6 +87,9 @@ def test_statuses_are_counted_by_route(server: Any) -> None:
         ("POST", "/v1/completions", "400"): 1,
         ("GET", "none", "404"): 1,
         ("other", "/health", "405"): 1,
+        ("GET", "/v1/models/{name}", "200"): 1,
+        ("GET", "/v1/models/{name}", "404"): 3,
+        ("POST", "/v1/models/{name}", "405"): 1,
     }
     deadline = time.monotonic() + 10  # a request is counted once its answer has gone out
     while counts() != expected and time.monotonic() < deadline:
@@ -159,7 +166,7 @@ async def test_a_span_tells_a_request_to_its_caller() -> None:
 
     entrance = Entrance(
         app, open_bodies=OpenBodies(), metrics=WorkerMetrics("tiny"), access_log=AccessLog("off"),
-        tracing=Tracing(provider, "tiny"), routes=["/v1/completions"],
+        tracing=Tracing(provider, "tiny"), routes=[Route("/v1/completions", app)],
     )  # fmt: skip
     trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
     scope = {

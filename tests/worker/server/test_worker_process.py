@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -230,3 +231,34 @@ def test_a_replica_of_two_ranks_ends_as_one(checkpoint: Path, config: Path, vict
         while _is_running(engine) or _is_running(rank):
             assert time.monotonic() < deadline
             time.sleep(0.05)
+
+
+def _cannot_be_process_1() -> bool:
+    """New PID namespaces are for root."""
+    if shutil.which("unshare") is None:
+        return True
+    return subprocess.run(["unshare", "--pid", "--fork", "true"], capture_output=True, check=False).returncode != 0
+
+
+@pytest.mark.skipif(_cannot_be_process_1(), reason="needs unshare and the right to make a PID namespace")
+@pytest.mark.parametrize("command", ["serve", "fetch"])
+def test_process_1_ends_on_sigterm_while_it_still_reads_its_modules(tmp_path: Path, command: str) -> None:
+    """The kernel keeps signals from one without a handler, and a pod in deletion would wait out its grace period."""
+    slow = f"import pathlib, time\npathlib.Path({str(tmp_path / 'reading')!r}).touch()\ntime.sleep(600)\n"
+    (tmp_path / "uvicorn.py").write_text(slow)
+    started = subprocess.Popen(
+        ["unshare", "--pid", "--fork", "--kill-child", *_command(command, "--model", str(tmp_path))],
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "reading").exists():
+            assert started.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        (child,) = Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text().split()
+        os.kill(int(child), signal.SIGTERM)
+        assert started.wait(30) == 0
+    finally:
+        started.kill()
+        started.wait()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from modelserve.errors import InvalidInput
+from modelserve_worker.grammar.endless_schema import endless_circle
 
 MAX_SCHEMA_CHARACTERS = 64 * 1024
 MAX_SCHEMA_DEPTH = 64  # objects and lists inside each other, of the document
@@ -20,7 +21,9 @@ _OPTIONS = {
 
 
 def bounded_schema(schema: Any, *, field: str) -> dict[str, Any] | bool:
-    """The schema itself. Raises InvalidInput for what is no schema or larger than the limits."""
+    """The schema itself. Raises InvalidInput for what is no schema, is larger than the limits, or has no finite
+    document.
+    """
     if not isinstance(schema, dict | bool):
         raise InvalidInput(f"{field} must be a JSON schema (an object, or true), not {schema!r:.80}", field=field)
     objects = 0
@@ -43,6 +46,14 @@ def bounded_schema(schema: Any, *, field: str) -> dict[str, Any] | bool:
     if length > MAX_SCHEMA_CHARACTERS:
         raise InvalidInput(
             f"{field}: the schema has {length} characters of JSON; the limit is {MAX_SCHEMA_CHARACTERS}", field=field
+        )
+    if circle := endless_circle(schema):
+        way = ", which needs ".join(f"{each!r:.80}" for each in [*circle[1:3], circle[0]])
+        more = f" by way of {len(circle) - 3} more" if len(circle) > 3 else ""
+        raise InvalidInput(
+            f"{field}: no finite text matches it: {circle[0]!r:.80} needs {way}{more}, and so on without end. Leave "
+            "what leads back out of required, or let it be null or an empty list",
+            field=field,
         )
     return schema
 

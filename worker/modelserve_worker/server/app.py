@@ -83,7 +83,7 @@ def create_app(
                 metrics=metrics,
                 access_log=AccessLog(settings.access_log),
                 tracing=Tracing.from_environment(os.environ, state.model.name),
-                routes=[route.path for route in routes],
+                routes=routes,
             ),
             *_cross_origin(settings),
             Middleware(Authentication, keys=ApiKeys(settings.api_keys, settings.api_key_file)),
@@ -194,7 +194,9 @@ async def _api_error(request: Request, error: Exception) -> Response:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    status = error.status_code if isinstance(error, HTTPException) else 500
+    assert isinstance(error, HTTPException), "Starlette calls it for no other"
+    status = error.status_code
     text = {404: "no such route", 405: "this route does not answer that method"}.get(status, "the request failed")
     path = request.url.path
-    return error_response(ApiError(f"{text}: {request.method} {path}", status=status), path)
+    # The router's own headers: a 405 names the methods that its route does answer.
+    return error_response(ApiError(f"{text}: {request.method} {path}", status=status, headers=error.headers), path)

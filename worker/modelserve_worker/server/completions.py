@@ -6,8 +6,10 @@ import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
+from modelserve_worker.request import PromptLogprobs
 from modelserve_worker.server.envelope import Envelope
 from modelserve_worker.server.errors import ApiError
 from modelserve_worker.server.json_text import to_json, to_json_in_pieces
@@ -19,7 +21,7 @@ from modelserve_worker.server.state import ServedModel
 from modelserve_worker.server.streaming import DONE, event
 from modelserve_worker.server.usage import usage
 from modelserve_worker.text.detokenizer import decode
-from modelserve_worker.text.reply import Channel, Part
+from modelserve_worker.text.reply import Channel, Part, join_parts
 
 
 class CompletionAnswer:
@@ -57,65 +59,88 @@ class CompletionAnswer:
     def _choices(self, replies: Sequence[Reply]) -> list[dict[str, Any]]:
         choices = []
         for index, reply in enumerate(replies):
+            prompt_logprobs = replies[self._scored_by(index)].prompt_logprobs
             choice = {
                 "index": index,
                 "text": self._echoes[index] + reply.content,
-                "logprobs": self._scores(reply, first=True),
+                "logprobs": self._scores(reply, prompt_logprobs),
                 "finish_reason": reply.finish_reason,
                 "stop_reason": reply.stop_reason,
             }
             if self._body.prompt_logprobs is not None:
                 choice["prompt_logprobs"] = prompt_logprobs_list(
                     reply.prompt_token_ids,
-                    reply.prompt_logprobs,
+                    prompt_logprobs,
                     self._vocabulary,
                     alternatives=self._body.prompt_logprobs,
                 )
             choices.append(choice)
         return choices
 
-    def _scores(self, reply: Reply, *, first: bool) -> dict[str, Any] | None:
-        """Those of the reply's new tokens, and with its first ones those of an echoed prompt."""
+    def _scored_by(self, index: int) -> int:
+        """The choice whose reply has the scores of the prompt that this one answers: itself, where there are none."""
+        return index if self._body.scored_alternatives is None else index - index % self._body.n
+
+    def _scores(self, reply: Reply, prompt_logprobs: PromptLogprobs | None) -> dict[str, Any] | None:
+        """Those of the reply's new tokens, behind those of an echoed prompt."""
         if self._body.logprobs is None:
             return None
-        echoed = reply.prompt_logprobs if first and self._body.echo else None
         return self._logprobs[reply.index].take(
             reply.take_logprobs(),
             prompt=reply.prompt_token_ids,
-            prompt_logprobs=echoed,
+            prompt_logprobs=prompt_logprobs if self._body.echo else None,
             alternatives=self._body.logprobs,
         )
 
     async def events(self, runner: SequenceRunner) -> AsyncGenerator[bytes, None]:
         """The events of one step, or of several where the client is slow, in one piece."""
+        replies: dict[int, Reply] = {}
         counts = [0] * len(self._specs)
+        unsaid: dict[int, list[Part]] = {}
         async with aclosing(runner.stream(self._specs)) as steps:
             async for step in steps:
-                events = []
                 for reply, parts in step:
-                    first = counts[reply.index] == 0
-                    counts[reply.index] = reply.num_tokens
-                    if first and reply.prompt_logprobs is not None:  # as in a whole answer
-                        events.append(await asyncio.to_thread(self._event, reply, parts, first, to_json_in_pieces))
-                    else:
-                        events.append(self._event(reply, parts, first, to_json))
+                    replies[reply.index] = reply
+                    unsaid[reply.index] = join_parts(unsaid.get(reply.index, []) + parts)
+                events = []
+                for index in tuple(unsaid):
+                    reply, scored = replies[index], replies.get(self._scored_by(index))
+                    if scored is None:
+                        continue  # its first event has the scores of its prompt, which are not there yet
+                    first = counts[index] == 0
+                    counts[index] = reply.num_tokens
+                    prompt_logprobs = scored.prompt_logprobs if first else None
+                    encode = partial(self._event, reply, unsaid.pop(index), first, prompt_logprobs)
+                    if prompt_logprobs is None:
+                        events.append(encode(to_json))
+                    else:  # as in a whole answer
+                        events.append(await asyncio.to_thread(encode, to_json_in_pieces))
                 if said := b"".join(events):
                     yield said
         if self._body.include_usage:
             yield self._envelope.usage_event(usage(self._specs, counts, n=self._body.n))
 
-    def _event(self, reply: Reply, parts: Sequence[Part], first: bool, encode: Callable[[Any], bytes]) -> bytes:
-        choice = self._choice(reply, parts, first=first)
+    def _event(
+        self,
+        reply: Reply,
+        parts: Sequence[Part],
+        first: bool,
+        prompt_logprobs: PromptLogprobs | None,
+        encode: Callable[[Any], bytes],
+    ) -> bytes:
+        choice = self._choice(reply, parts, prompt_logprobs, first=first)
         return b"" if choice is None else self._envelope.event(encode(choice))
 
     def failure(self, error: ApiError) -> bytes:
         """The event for a stream which cannot go on."""
         return event(error.body())
 
-    def _choice(self, reply: Reply, parts: Sequence[Part], *, first: bool) -> dict[str, Any] | None:
+    def _choice(
+        self, reply: Reply, parts: Sequence[Part], prompt_logprobs: PromptLogprobs | None, *, first: bool
+    ) -> dict[str, Any] | None:
         """The choice of an event; None for a token inside a character, which says nothing yet."""
         text = texts(parts, Channel.CONTENT)
-        scores = self._scores(reply, first=first)
+        scores = self._scores(reply, prompt_logprobs)
         scored = scores is not None and bool(scores["tokens"])
         if not (first or text or scored or reply.finish_reason):
             return None

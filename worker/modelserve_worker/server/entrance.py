@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Iterable
 
 from starlette.datastructures import Headers
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from modelserve_worker.metrics import WorkerMetrics
@@ -26,7 +27,9 @@ log = logging.getLogger(__name__)
 
 
 class Entrance:
-    """ASGI middleware. `routes` are the paths that metrics and traces name; others are "none"."""
+    """ASGI middleware. Metrics and traces name `routes` by their templates, so that labels are bounded; other paths are
+    "none".
+    """
 
     def __init__(
         self,
@@ -36,14 +39,16 @@ class Entrance:
         metrics: WorkerMetrics,
         access_log: AccessLog,
         tracing: Tracing | None,
-        routes: Iterable[str],
+        routes: Iterable[Route],
     ) -> None:
         self._app = app
         self._open_bodies = open_bodies
         self._metrics = metrics
         self._access_log = access_log
         self._tracing = tracing
-        self._routes = frozenset(routes)
+        routes = tuple(routes)
+        self._paths = frozenset(route.path for route in routes if not route.param_convertors)
+        self._templates = tuple((route.path_regex, route.path_format) for route in routes if route.param_convertors)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -77,8 +82,13 @@ class Entrance:
 
     def _leave_trace(self, context: RequestContext, scope: Scope, headers: Headers, status: int) -> None:
         method = scope["method"] if scope["method"] in _METHODS else "other"
-        route = scope["path"] if scope["path"] in self._routes else "none"
+        route = self._route(scope["path"])
         self._metrics.count_http(method, route, status)
         self._access_log.write(context, method=method, path=scope["path"], status=status)
         if self._tracing is not None and method == "POST":
             self._tracing.record(context, headers, method=method, path=route, status=status)
+
+    def _route(self, path: str) -> str:
+        if path in self._paths:
+            return path
+        return next((template for pattern, template in self._templates if pattern.match(path)), "none")

@@ -45,10 +45,21 @@ _REMEDIES = {
 
 
 class ApiError(Exception):
-    """An answer other than 200, with OpenAI's fields. `param` is the request field at fault."""
+    """An answer other than 200, with OpenAI's fields. `param` is the request field at fault; `headers` stand beside
+    those that every answer of this status has.
+    """
 
-    def __init__(self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(message)
+        self._headers = headers or {}
         self.message = message
         self.status = status
         self.param = param
@@ -65,7 +76,7 @@ class ApiError(Exception):
 
     def response(self, body: Mapping[str, Any] | None = None) -> Response:
         """`body` says it in the shape of another API than OpenAI's."""
-        headers = _HEADERS.get(self.status, {})
+        headers = {**_HEADERS.get(self.status, {}), **self._headers}
         # ASCII: a message quotes the client's input, which may hold characters that UTF-8 cannot carry.
         return Response(
             json.dumps(body or self.body()), status_code=self.status, media_type="application/json", headers=headers

@@ -204,7 +204,10 @@ def _choices(
     reply_format: ReplyFormat = PLAIN_TEXT,
     prompt_only: bool = False,
 ) -> list[SequenceSpec]:
-    """The n answers to one prompt. With a seed, answer i of a prompt is the same whatever else is in the body."""
+    """The n answers to one prompt. With a seed, answer i of a prompt is the same whatever else is in the body.
+
+    They share the prompt, so the first alone has its tokens scored.
+    """
     if body.min_tokens > max_tokens:
         raise ApiError(f"min_tokens {body.min_tokens} exceeds max_tokens {max_tokens}", param="min_tokens")
     seed = secrets.randbelow(_SEEDS) if body.seed is None else body.seed
@@ -215,7 +218,7 @@ def _choices(
             request=Request(
                 f"{response_id}-{first_index + choice}",
                 prompt,
-                replace(sampling, seed=(seed + choice) % _SEEDS, prompt_logprobs=prompt_logprobs),
+                replace(sampling, seed=(seed + choice) % _SEEDS, prompt_logprobs=None if choice else prompt_logprobs),
                 grammar=grammar,
             ),
             stop=tuple(body.stop),
