@@ -13,8 +13,10 @@ from model_checkpoints import VARIANTS, WINDOW, load_checkpoint, random_tokens, 
 from rank_logits import logits_of_kept_rows, tensor_parallel_logits
 from torch import Tensor
 
+from modelserve_worker.kernels import few_rows
+from modelserve_worker.kernels.elementwise import PlainElementwise
 from modelserve_worker.layers import attention as attention_layer
-from modelserve_worker.layers import norm
+from modelserve_worker.layers import norm, stored_matrix
 from modelserve_worker.models import gemma4
 
 TOLERANCE = 1e-4
@@ -53,6 +55,38 @@ def test_logits_through_the_kernels_equal_the_reference(
     with np.errstate(over="ignore"):  # exp overflows to infinity, as on a GPU
         logits = dense_logits(model, ids)
     assert difference(logits, reference_logits(directory, ids)) <= TOLERANCE
+
+
+class InThirds:
+    """A device whose kernel multiplies thirds of the inputs apart, and says of how many products it did so."""
+
+    def __init__(self) -> None:
+        self.products: list[bool] = []
+
+    def takes(self, _x: Tensor) -> bool:
+        return True
+
+    def dense(self, x: Tensor, weight: Tensor, *, gated: bool = False, split: bool = False) -> Tensor:
+        self.products.append(split)
+        if split:
+            thirds = zip(x.tensor_split(3, 1), weight.tensor_split(3, 1), strict=True)
+            return torch.stack([some @ part.t() for some, part in thirds])
+        product = x @ weight.t()
+        return PlainElementwise().gated_gelu(product) if gated else product
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_products_in_parts_say_what_whole_ones_say(
+    variant: str, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """o of every layer is in parts, and down where no experts are added to it; the norm behind them adds the parts."""
+    directory, ids, door = checkpoint(variant), random_tokens(WINDOW + 1, seed=7), InThirds()
+    model = load_checkpoint(directory)
+    for module in (few_rows, stored_matrix):
+        monkeypatch.setattr(module, "few_rows_door", lambda _: door)
+    assert difference(dense_logits(model, ids), reference_logits(directory, ids)) <= TOLERANCE
+    layers, experts = model.architecture.num_hidden_layers, model.architecture.num_experts
+    assert sum(door.products) == (layers if experts else 2 * layers)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
