@@ -9,7 +9,7 @@ from typing import Any
 import hypothesis
 
 # As in the engine's process (engine/process.py); read when torch is loaded. Tests run side by side on every core.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
 import torch
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
@@ -20,6 +21,7 @@ LAYOUT = Layout("test")
 NAMESPACE = "modelserve-e2e"
 BUILDING: list[subprocess.Popen[bytes]] = []  # the job that builds the images
 NO_IMAGES: list[str] = []  # why there is none
+IMPORTING: list[Future[None]] = []  # of the images into the node of the cluster
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -50,12 +52,19 @@ def pytest_sessionfinish() -> None:
         image_build.remove()
 
 
+def _import_images(layout: Layout) -> None:
+    """Gigabytes that go through the disk for two minutes: beside other tests, as their build does."""
+    image_job.wait(BUILDING[0])
+    for image in image_build.IMAGES:
+        lifecycle.import_image(layout, image_build.archive(image))
+
+
 @pytest.fixture(scope="session")
-def built_images() -> None:
-    """Waits for the images, Helm and promtool."""
+def built_images(cluster: Target) -> None:
+    """Waits until Helm and promtool are there, and the images in the node."""
     if NO_IMAGES:
         pytest.skip("; ".join(NO_IMAGES))
-    image_job.wait(BUILDING[0])
+    IMPORTING[0].result()
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -87,6 +96,8 @@ def cluster() -> Iterator[Target]:
     install_crds(target.kubectl)
     weights_volume.create_namespace(target, NAMESPACE)
     upload_checkpoint(target, NAMESPACE, CHECKPOINT)
+    if BUILDING:
+        IMPORTING.append(ThreadPoolExecutor(1).submit(_import_images, LAYOUT))
     yield target
     operator_process.stop(LAYOUT)
     if not local:

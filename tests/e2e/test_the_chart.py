@@ -14,7 +14,7 @@ import openai
 import pytest
 import yaml
 
-from localcluster import audit, connections, image_build, lifecycle, network_policy, operator_process, promql
+from localcluster import audit, connections, image_build, network_policy, operator_process, promql
 from localcluster.binaries import require_tool
 from localcluster.crds import install_crds
 from localcluster.deployment import CHECKPOINT, Deployed, apply_example, example
@@ -71,8 +71,6 @@ def imaged(cluster: Target, helm: Helm, layout: Layout, watched: connections.Wat
     operator_process.start(cluster)
     tiny.wait_ready()
     operator_process.stop(layout)  # with its files: the next test that needs it starts it anew
-    for image in image_build.IMAGES:
-        lifecycle.import_image(layout, image_build.archive(image))
     runtime = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": IMAGE_RUNTIME}}
     cluster.kubectl.apply({**runtime, "handler": IMAGE_RUNTIME}, *(_restricted(name) for name in RELEASE_NAMESPACES))
     helm.install(VALUES)

@@ -259,16 +259,23 @@ def _environment(pid: int) -> dict[str, str]:
     return dict(entry.split("=", 1) for entry in entries if entry)
 
 
-@pytest.mark.parametrize("chosen", [None, "active"])
-async def test_threads_of_the_engine_sleep_while_they_wait_unless_the_user_wants_them_to_spin(
-    start: Start, monkeypatch: pytest.MonkeyPatch, chosen: str | None
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [({}, "20000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)],
+)
+async def test_threads_of_the_engine_do_not_spin_for_long_unless_the_user_wants_it(
+    start: Start, monkeypatch: pytest.MonkeyPatch, chosen: dict[str, str], expected: str | None
 ) -> None:
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    if chosen is not None:
-        monkeypatch.setenv("OMP_WAIT_POLICY", chosen)
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.setenv(name, "")  # so that it is as before behind the test
+        monkeypatch.delenv(name)
+    for name, value in chosen.items():
+        monkeypatch.setenv(name, value)
     engine = await start(with_rank=True)
     for pid in (engine.pid, engine.plan_report()["rank"]):
-        assert _environment(pid)["OMP_WAIT_POLICY"] == (chosen or "passive")
+        found = _environment(pid)
+        assert found.get("GOMP_SPINCOUNT") == expected
+        assert found.get("OMP_WAIT_POLICY") == chosen.get("OMP_WAIT_POLICY")
 
 
 @pytest.mark.parametrize("cancelled", [False, True])

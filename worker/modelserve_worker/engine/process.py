@@ -49,10 +49,10 @@ _BUFFER_BYTES = 1 << 20  # some hundred steps: a front end that is busy for a mo
 _LAST_WORDS_S = 2.0  # from the end of the socket to the exit code of its process
 _GRACE_S = 8.0  # for the engine to end its step and its ranks; with closing connections below the pod's 15 s
 _WATCHES_PER_DEADLINE = 20
-# How threads of an operation wait for each other on a CPU; read when torch is loaded. Those that spin, as they do
-# without it, take the cores from those they wait for as soon as anything else runs there: four tokens of a small model
-# took 3 s on two busy cores, and take 0.15 s.
-_THREADS_WAIT = ("OMP_WAIT_POLICY", "passive")
+# Rounds that threads of an operation on a CPU spin before they sleep, while they wait for each other; read when torch
+# is loaded. In the 300,000 of its library they take the cores from those they wait for as soon as anything else runs
+# there: four tokens of a small model took 3 s on two busy cores, and take 0.3 s. 20,000 seldom end on idle cores.
+_SPIN_VARIABLE, _SPIN_ROUNDS = "GOMP_SPINCOUNT", "20000"
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +95,8 @@ class EngineProcess(asyncio.Protocol):
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
         self._socket = ours
-        os.environ.setdefault(*_THREADS_WAIT)  # the child has this environment before it has a line of Python
+        if "OMP_WAIT_POLICY" not in os.environ:  # the user's word on the same
+            os.environ.setdefault(_SPIN_VARIABLE, _SPIN_ROUNDS)  # the child has it before it has a line of Python
         self._process = multiprocessing.get_context("spawn").Process(
             target=run_child, args=(theirs, build), name="modelserve-engine"
         )  # not a daemon: it has children itself
