@@ -6,8 +6,8 @@ First every kernel and tile is compared with float64 on fresh random inputs. The
 many calls on weights of their own, so that these come from memory and not from the cache. Every time goes to
 $OUT/linear_speed.txt where OUT is set; the table comes last: for each shape and number of rows the fastest tile, its
 share of the floor (the larger of bytes by --bandwidth and operations by --flops), that of the way in use
-(`kernels/linear_tiles.py`, `kernels/linear_rows_sm90.py`), and on bfloat16 weights cuBLAS and, up to 32 rows on Hopper,
-our kernel. Exits 1 when a comparison fails.
+(`kernels/linear_tiles.py`, `kernels/linear_rows_sm90.py`, `kernels/linear_int4_sm90.py`), and on bfloat16 weights
+cuBLAS and, up to 32 rows on Hopper, our kernel. Exits 1 when a comparison fails.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from modelserve_worker.kernels.fp8_linear import SCALE_BLOCK, Fp8Pairs
 from modelserve_worker.kernels.fp8_linear_triton import FP8_CAPABILITY, fp8_product_with, rounded_inputs
 from modelserve_worker.kernels.int4_linear import Int4Tiles
 from modelserve_worker.kernels.int4_linear_triton import int4_dequantised_product, int4_product_with
+from modelserve_worker.kernels.linear_int4_sm90 import int4_product
 from modelserve_worker.kernels.linear_rows_sm90 import ROWS, dense_rows, fp8_rows, int4_rows
 from modelserve_worker.kernels.linear_tiles import FEW_ROWS, LinearTile, linear_tile, most_fused_rows
 
@@ -38,7 +39,7 @@ SHAPES = {  # outputs x inputs of the fused matrices
     "31B": {"qkv": (16384, 5376), "o": (5376, 8192), "gate_up": (43008, 5376), "down": (5376, 21504)},
     "E4B": {"qkv": (3072, 2560), "o": (2560, 2048), "gate_up": (20480, 2560), "down": (2560, 10240)},
 }
-HOPPER, STREAMED = 90, "linear_rows"
+HOPPER, STREAMED = 90, "own"  # kernels for Hopper alone
 TOLERANCE = 8e-3  # of products of bfloat16 elements, each rounded
 Product = Callable[[Tensor], Tensor]
 
@@ -85,6 +86,8 @@ def products(fmt: str, rows: int, capability: int) -> Iterator[tuple[str, Callab
             yield name, lambda matrix, tile=tile: lambda x: fp8_product_with(x, matrix, tile)
     if capability == HOPPER and rows <= ROWS[-1]:
         yield STREAMED, lambda matrix: lambda x: int4_rows(x, matrix) if fmt == "int4" else fp8_rows(x, matrix)
+    elif capability == HOPPER and fmt == "int4":
+        yield STREAMED, lambda matrix: lambda x: int4_product(x, matrix)
     if fmt == "int4" and rows >= 256:
         yield "dequantised", lambda matrix: lambda x: int4_dequantised_product(x, matrix)
     if fmt == "fp8" and rows > 8 and capability >= FP8_CAPABILITY:
@@ -105,7 +108,7 @@ def scaled(x: Tensor, matrix: Fp8Pairs, fast: bool) -> Tensor:
 
 def chosen(fmt: str, rows: int, capability: int) -> str:
     """Name of the way that serving takes."""
-    if capability == HOPPER and rows <= ROWS[-1]:
+    if capability == HOPPER and (rows <= ROWS[-1] or fmt == "int4"):
         return STREAMED
     if fmt == "int4" and rows > most_fused_rows(capability):
         return "dequantised"

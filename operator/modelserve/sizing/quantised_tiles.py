@@ -16,7 +16,7 @@ INT4_TILE_INPUTS = 256  # inputs of one tile; the last tile of a row is filled u
 INT4_GROUPS = (32, 64, 128, 256)  # inputs of a scale that the kernels take
 INT4_FUSED_ROWS = 128  # rows of inputs up to which every GPU unpacks INT4 inside of a product
 FP8_PAIR_INPUTS = 64  # inputs of the two planes that FP8 elements are paired from; filled up likewise
-SPLIT_SUM_BYTES = 16 << 20  # parts of sums over split inputs, and counters, once per GPU
+SPLIT_SUM_BYTES = 17 << 20  # parts of sums over split inputs, and counters, once per GPU
 DEQUANTISED_BLOCK_BYTES = 128 << 20  # bfloat16 rows of a matrix that a product of many rows has beside it at a time
 
 

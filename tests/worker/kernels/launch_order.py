@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from modelserve_worker.kernels import cuda_kernel, dependent_launch, linear_rows_sm90
+from modelserve_worker.kernels import cuda_kernel, dependent_launch, linear_int4_sm90, linear_rows_sm90
 
 
 @contextmanager
@@ -17,6 +17,7 @@ def one_after_the_other() -> Iterator[None]:
 
     with (
         mock.patch.object(dependent_launch, "current_target", return_value=None),
+        mock.patch.object(linear_int4_sm90, "launch", launch),
         mock.patch.object(linear_rows_sm90, "launch", launch),
     ):
         yield

@@ -10,7 +10,13 @@ import pytest
 
 from modelserve.published import published_model
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
-from modelserve_worker.kernels import chunk_attention_sm90, cuda_kernel, linear_rows_sm90, sliding_attention_sm90
+from modelserve_worker.kernels import (
+    chunk_attention_sm90,
+    cuda_kernel,
+    linear_int4_sm90,
+    linear_rows_sm90,
+    sliding_attention_sm90,
+)
 from modelserve_worker.kernels.attention_tiles import tile_for
 from modelserve_worker.kernels.cuda_kernel import CudaSource
 from modelserve_worker.kernels.paged_layout import layer_rows
@@ -27,6 +33,15 @@ SMALL = 'extern "C" __global__ void small(int* out) { *out = VALUE; }'
             for variant in (chunk_attention_sm90.V_ONLY, chunk_attention_sm90.WITH_KEYS)
         ),
         (sliding_attention_sm90.SOURCE, sliding_attention_sm90.SHARED_BYTES, sliding_attention_sm90.THREADS),
+        *(
+            (kernel.source, kernel.shared_bytes, linear_int4_sm90.THREADS)
+            for kernel in (
+                linear_int4_sm90.Int4Kernel(64, 8, gated=False, split=True),
+                linear_int4_sm90.Int4Kernel(128, 1, gated=False, split=False),
+                linear_int4_sm90.Int4Kernel(192, 8, gated=False, split=False),
+                linear_int4_sm90.Int4Kernel(256, 8, gated=True, split=False),
+            )
+        ),
     ],
 )
 def test_hopper_kernels_fit_their_registers_and_shared_memory_and_overlap_their_products(
@@ -45,8 +60,8 @@ def test_hopper_kernels_fit_their_registers_and_shared_memory_and_overlap_their_
 
 @pytest.mark.parametrize(("rows", "matrix_rows", "settings", "spilled"), [
     (1, 43008, {"gated": True}, 0), (32, 5376, {}, 0), (8, 256, {}, 0), (9, 16384, {"fp8": True}, 0),
-    (1, 5376, {"int4_scales": 8}, 0), (32, 43008, {"gated": True, "int4_scales": 8}, 16),
-    (16, 16384, {"int4_scales": 1}, 8),
+    (1, 5376, {"int4_scales": 8}, 0), (32, 43008, {"gated": True, "int4_scales": 8}, 0),
+    (16, 16384, {"int4_scales": 1}, 0),
     (32, 5376, {"split": True}, 0), (1, 5376, {"int4_scales": 8, "split": True}, 0),
     (8, 2560, {"fp8": True, "split": True}, 0),
 ])  # fmt: skip

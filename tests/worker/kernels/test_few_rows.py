@@ -49,7 +49,8 @@ def test_every_compilation_has_stages_under_way_within_a_block_of_shared_memory(
 
 @pytest.mark.parametrize(("matrix_rows", "tile", "divided"), [
     (43_008, 128, None),  # 31B's gate_up: 336 tiles in three turns
-    (20_480, 64, None),  # E4B's: 160 tiles of 128 would leave the second turn to 28 of 132
+    (20_480, 160, None),  # E4B's: 128 tiles, one turn
+    (16_384, 128, None),  # 31B's qkv: likewise
     (5376, 64, (128, 3)),  # 31B's o and down
     (2560, 32, (64, 3)),  # E4B's
     (2816, 32, (64, 3)),  # 26B-A4B's
@@ -61,6 +62,11 @@ def test_a_division_gives_most_multiprocessors_work(matrix_rows, tile, divided) 
     if divided is not None:
         split = linear_rows_sm90.kernel_for(1, matrix_rows, split=True)
         assert (split.tile, split.parts) == divided
+
+
+@pytest.mark.parametrize(("matrix_rows", "tile"), [(43_008, 352), (20_480, 160), (16_384, 128), (3072, 64)])
+def test_an_int4_tile_is_the_one_that_leaves_the_fewest_multiprocessors_idle(matrix_rows, tile) -> None:
+    assert linear_rows_sm90.kernel_for(1, matrix_rows, int4_scales=8).tile == tile
 
 
 def test_other_devices_multiply_as_pytorch_does() -> None:
@@ -77,6 +83,9 @@ class Recorded:
 
     def takes(self, x: Tensor) -> bool:
         return x.shape[0] <= 4
+
+    def takes_int4(self, x: Tensor) -> bool:
+        return self.takes(x)
 
     def _product(self, name: str, x: Tensor, weight: Tensor, gated: bool, split: bool) -> Tensor:
         self.given.append((name, gated, split))

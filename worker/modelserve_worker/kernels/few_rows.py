@@ -1,4 +1,5 @@
-"""The door of products of few rows, which the speed of memory bounds: kernels of its own where a device has some."""
+"""The door of products that have kernels of their own on a device: of few rows, which the speed of memory bounds, and
+of INT4 with any number of rows, which unpacks on the way."""
 
 from __future__ import annotations
 
@@ -26,6 +27,10 @@ class FewRows(Protocol):
         """Whether the kernels multiply these rows."""
         ...
 
+    def takes_int4(self, x: Tensor) -> bool:
+        """The same where the matrix is INT4."""
+        ...
+
     def dense(self, x: Tensor, weight: Tensor, *, gated: bool = False, split: bool = False) -> Tensor:
         """weight [N, K] in the dtype of x."""
         ...
@@ -40,15 +45,22 @@ class FewRows(Protocol):
 
 
 class HopperRows:
-    """`linear_rows_sm90`: a kernel that fetches weights before the one ahead of it has ended."""
+    """`linear_rows_sm90` and, for more rows of INT4, `linear_int4_sm90`: they fetch weights before the kernel ahead of
+    them has ended."""
 
     def __init__(self) -> None:
-        from modelserve_worker.kernels import linear_rows_sm90  # the GPU's driver
+        from modelserve_worker.kernels import linear_int4_sm90, linear_rows_sm90  # the GPU's driver
 
         self.takes = linear_rows_sm90.takes
+        self.takes_int4 = linear_rows_sm90.readable
         self.dense = linear_rows_sm90.dense_rows
-        self.int4 = linear_rows_sm90.int4_rows
         self.fp8 = linear_rows_sm90.fp8_rows
+        self._int4_few = linear_rows_sm90.int4_rows
+        self._int4_many = linear_int4_sm90.int4_product
+
+    def int4(self, x: Tensor, matrix: Int4Tiles, *, gated: bool = False, split: bool = False) -> Tensor:
+        product = self._int4_few if self.takes(x) else self._int4_many
+        return product(x, matrix, gated=gated, split=split)
 
 
 @cache

@@ -2,20 +2,20 @@
 //
 // A CTA takes tiles of OUTPUTS rows of the matrix, over all inputs or, SPLIT, over a part of them: then output is
 // [parts, rows, outputs] float32, and whoever reads it adds the parts. The matrix is the left operand of m16n8k16
-// products. Eight warps work in groups of OUTPUTS / 32. In every stage each group has a block of its own, 128 bytes of
+// products. About eight warps, or more for larger tiles, work in groups of OUTPUTS / 32. In every stage each group has a block of its own, 128 bytes of
 // each row: 64 inputs in bfloat16, 128 in FP8, 256 in INT4. The groups' sums meet in shared memory, in one order. One
 // more warp keeps all stages in flight. It asks for weights before the kernel ahead has ended (they depend on none),
 // and for x after it.
 //
-// Whoever compiles defines OUTPUTS: 32, 64 or 128; ROWS: rows of x at most, a multiple of 8; STAGES; INT4: 0, or the
+// Whoever compiles defines OUTPUTS: a multiple of 32 up to 352; ROWS: rows of x at most, a multiple of 8; STAGES; INT4: 0, or the
 // scales of a row in 256 inputs (8, 4, 2, 1); FP8: 0 or 1; GATED: whether the second half of a tile holds the rows that
 // those of the first, after GELU, are multiplied with; SPLIT: 0 or 1.
 
 #include "sm90.cuh"
 
-constexpr int CONSUMERS = 256;                // threads
 constexpr int GROUP = OUTPUTS;                // threads
-constexpr int GROUPS = CONSUMERS / GROUP;     // and blocks of inputs in a stage
+constexpr int GROUPS = OUTPUTS > 256 ? 1 : (256 + OUTPUTS / 2) / OUTPUTS;  // and blocks of inputs in a stage
+constexpr int CONSUMERS = GROUPS * GROUP;     // threads
 constexpr int BLOCKS = ROWS / 8;              // of columns of a product, which are rows of x
 constexpr int HALF_ROWS = OUTPUTS / 2;        // of the matrix, in each half of a tile
 constexpr int HALF_BYTES = HALF_ROWS * 128;   // of a block; all blocks of the first half come before the second's
@@ -143,103 +143,7 @@ __device__ __forceinline__ void consume(float (&sums)[SUMS][4], const unsigned c
 
 #else
 
-constexpr int PLANES_OF_SCALE = 8 / INT4;
-constexpr int TOGETHER = ROWS == 8 ? 2 : 1;  // planes whose products are under way at a time
-constexpr u32 EXCESS = 0xC308C308;           // -136 twice: what 128 + nibble is too large by
-
-// Pairs of words of two rows, eight words each -> the operands of a plane's two products.
-__device__ __forceinline__ void plane_operands(u32 (&a)[8], const u32 (&halves)[2][4], int nibble) {
-#pragma unroll
-  for (int pair = 0; pair < 4; pair++)
-#pragma unroll
-    for (int row = 0; row < 2; row++) {
-      u32 shifted = halves[row][pair] >> (4 * nibble), value;
-      asm("lop3.b32 %0, %1, 0x000f000f, 0x43004300, 0xea;" : "=r"(value) : "r"(shifted));
-      a[2 * pair + row] = value;
-    }
-}
-
-__device__ __forceinline__ float scale_of(const unsigned char* scales, int number, int row) {
-  return __uint_as_float((u32)((const unsigned short*)scales)[number * HALF_ROWS + row] << 16);
-}
-
-// A lane has inputs 8 t .. 8 t + 7 of each plane of 32, as neighbours; t = lane % 4.
-__device__ __forceinline__ void consume(float (&sums)[SUMS][4], const unsigned char* stage, int group, int warp,
-                                        int lane) {
-  const unsigned char* inputs = stage + X_AT + group * X_BOXES * X_BOX_BYTES;
-  const int row = 16 * warp + lane / 4, t = lane % 4, x_row = row_of_column(lane / 4);
-  const u32 excess[4] = {EXCESS, EXCESS, EXCESS, EXCESS};
-#pragma unroll
-  for (int high = 0; high < 2; high++) {  // nibbles 0 to 3, 4 to 7
-    u32 halves[2][2][4];                  // of the tile's two halves, two rows: pairs of words
-#pragma unroll
-    for (int half = 0; half < 2; half++)
-#pragma unroll
-      for (int second = 0; second < 2; second++) {
-        u32 words[2][4];
-        const unsigned char* at = stage + half * HALF_STAGE + group * HALF_BYTES;
-        load_16(words[0], at + piece(row + 8 * second, 2 * t));
-        load_16(words[1], at + piece(row + 8 * second, 2 * t + 1));
-#pragma unroll
-        for (int pair = 0; pair < 4; pair++)
-          halves[half][second][pair] = __byte_perm(words[pair / 2][pair % 2 * 2], words[pair / 2][pair % 2 * 2 + 1],
-                                                   high ? 0x7632 : 0x5410);
-      }
-#pragma unroll
-    for (int nibble = 0; nibble < 4; nibble += TOGETHER) {
-      float extra[TOGETHER][BLOCKS][4] = {}, inside[TOGETHER][SUMS][4];
-      u32 x[TOGETHER][BLOCKS][4], a[TOGETHER][2][8];
-#pragma unroll
-      for (int each = 0; each < TOGETHER; each++) {
-        const int plane = 4 * high + nibble + each;
-#pragma unroll
-        for (int block = 0; block < BLOCKS; block++)
-          load_16(x[each][block],
-                  inputs + plane / 2 * X_BOX_BYTES + piece(8 * block + x_row, plane % 2 * 4 + t));
-#pragma unroll
-        for (int half = 0; half < 2; half++) plane_operands(a[each][half], halves[half], nibble + each);
-      }
-      // What sums of 128 + nibble are too large by, then these on top.
-#pragma unroll
-      for (int step = 0; step < 2; step++)
-#pragma unroll
-        for (int each = 0; each < TOGETHER; each++)
-#pragma unroll
-          for (int block = 0; block < BLOCKS; block++)
-            multiply(extra[each][block], excess, x[each][block][2 * step], x[each][block][2 * step + 1]);
-#pragma unroll
-      for (int step = 0; step < 2; step++)
-#pragma unroll
-        for (int each = 0; each < TOGETHER; each++)
-#pragma unroll
-          for (int half = 0; half < 2; half++)
-#pragma unroll
-            for (int block = 0; block < BLOCKS; block++) {
-              float(&sum)[4] = inside[each][half * BLOCKS + block];
-              multiply(sum, step ? sum : extra[each][block], a[each][half] + 4 * step, x[each][block][2 * step],
-                       x[each][block][2 * step + 1]);
-            }
-#pragma unroll
-      for (int each = 0; each < TOGETHER; each++) {
-        const int number = (4 * high + nibble + each) / PLANES_OF_SCALE;
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-          const unsigned char* scales = stage + SCALES_AT + half * SCALE_STAGE + group * SCALE_BYTES;
-          const float first = scale_of(scales, number, row), second = scale_of(scales, number, row + 8);
-#pragma unroll
-          for (int block = 0; block < BLOCKS; block++) {
-            float(&sum)[4] = sums[half * BLOCKS + block];
-            float(&part)[4] = inside[each][half * BLOCKS + block];
-            sum[0] += first * part[0];
-            sum[1] += first * part[1];
-            sum[2] += second * part[2];
-            sum[3] += second * part[3];
-          }
-        }
-      }
-    }
-  }
-}
+#include "int4_rows_sm90.cuh"
 
 #endif
 

@@ -20,11 +20,10 @@ from modelserve_worker.kernels.int4_linear import Int4Tiles
 
 ROWS = (8, 16, 32)  # rows of x that a compiled kernel takes at most
 TILES = (128, 64, 32)  # rows of the matrix
-CONSUMERS = 256
-THREADS = CONSUMERS + 32  # of a block: those that multiply, and the warp that loads
+ONE_TURN_TILES = tuple(range(352, 63, -32))  # of a whole product
 SHARED_BYTES = 227 * 1024  # of a thread block, at most
 PARTS = (1, 2, 3, 4)  # of the inputs, where the sum of parts is taken later
-LEAST_BUSY, LEAST_BUSY_SPLIT = 0.62, 0.9  # share of the multiprocessors' turns that have work
+LEAST_BUSY, LEAST_BUSY_SPLIT, LEAST_BUSY_TURN = 0.62, 0.9, 0.95  # share of multiprocessors' turns that have work
 _INPUTS = 64  # of a block of bfloat16, and of a box of x: 128 bytes
 _MULTIPROCESSORS = 132  # that tiles are chosen for: an H100's and an H200's
 _BARRIER_BYTES = 2 * 8
@@ -47,7 +46,12 @@ class RowsKernel:
     @property
     def blocks(self) -> int:
         """Blocks of inputs in a stage, one for each group of warps: 64 of bfloat16, 128 of FP8, 256 of INT4."""
-        return CONSUMERS // self.tile
+        return 1 if self.tile > 256 else (256 + self.tile // 2) // self.tile
+
+    @property
+    def consumers(self) -> int:
+        """Threads that multiply: a warp for 32 rows of the matrix in each group."""
+        return self.blocks * self.tile
 
     @property
     def x_boxes(self) -> int:
@@ -59,7 +63,7 @@ class RowsKernel:
         """Weights, inputs and scales."""
         x = self.blocks * self.x_boxes * 128 * self.rows
         scales = 2 * -(-self.blocks * self.tile * self.int4_scales // 128) * 128
-        return -(-(CONSUMERS * 128 + x + scales) // 1024) * 1024
+        return -(-(self.consumers * 128 + x + scales) // 1024) * 1024
 
     @property
     def sums_bytes(self) -> int:
@@ -80,34 +84,51 @@ class RowsKernel:
             "GATED": int(self.gated), "SPLIT": int(self.parts > 1), "STAGES": self.stages,
         }  # fmt: skip
         stated = tuple(f"{name}={value}" for name, value in defines.items())
-        return CudaSource("linear_rows_sm90.cu", "linear_rows", "sm_90a", stated, ("sm90.cuh",))
+        headers = ("sm90.cuh", *(("int4_rows_sm90.cuh", "int4_elements_sm90.cuh") if self.int4_scales else ()))
+        return CudaSource("linear_rows_sm90.cu", "linear_rows", "sm_90a", stated, headers)
 
 
 @cache
 def kernel_for(
     rows: int, matrix_rows: int, *, gated: bool = False, int4_scales: int = 0, fp8: bool = False, split: bool = False
 ) -> RowsKernel:
-    """The largest tile, in as few parts, that leaves few multiprocessors without work; INT4 has no tile of 32, which
-    reads x too often."""
+    """The division that gives most multiprocessors work.
+
+    A whole product takes the tile of which there is one for nearly every multiprocessor. Where no tile is such, or with
+    parts, it is the largest tile, in as few parts, that leaves few without work; for INT4, which unpacking binds, the
+    one that leaves the fewest. INT4 has no tile of 32, which reads x too often.
+    """
     bucket = next(most for most in ROWS if rows <= most)
-    tiles = TILES[:-1] if int4_scales else TILES
-    divided = [(tile, parts) for parts in (PARTS if split else (1,)) for tile in tiles]
-    least = LEAST_BUSY_SPLIT if split else LEAST_BUSY
 
     def busy(division: tuple[int, int]) -> float:
         tile, parts = division
         items = -(-matrix_rows // tile) * parts
         return items / (-(-items // _MULTIPROCESSORS) * _MULTIPROCESSORS)
 
-    tile, parts = next((each for each in divided if busy(each) >= least), max(reversed(divided), key=busy))
+    if split:
+        divided = [(tile, parts) for parts in PARTS for tile in (TILES[:-1] if int4_scales else TILES)]
+        enough = (each for each in divided if busy(each) >= LEAST_BUSY_SPLIT)
+        tile, parts = next(enough, max(reversed(divided), key=busy))
+        return RowsKernel(tile, bucket, gated, int4_scales, fp8, parts)
+    whole = [(tile, 1) for tile in ONE_TURN_TILES]
+    one_turn = (each for each in whole if busy(each) >= LEAST_BUSY_TURN and matrix_rows <= each[0] * _MULTIPROCESSORS)
+    best = max(whole, key=busy)
+    if not int4_scales:
+        few = [(tile, 1) for tile in TILES]
+        best = next((each for each in few if busy(each) >= LEAST_BUSY), max(reversed(few), key=busy))
+    tile, parts = next(one_turn, best)
     return RowsKernel(tile, bucket, gated, int4_scales, fp8, parts)
 
 
-def takes(x: Tensor) -> bool:
-    """Whether the kernel multiplies these rows: few, of bfloat16, and where the copy engine can read them."""
-    rows, inputs = x.shape
+def readable(x: Tensor) -> bool:
+    """Whether the copy engine can read these rows: of bfloat16, in whole blocks of 64 inputs, 16 bytes apart."""
     aligned = x.stride(1) == 1 and x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0
-    return 0 < rows <= ROWS[-1] and inputs % _INPUTS == 0 and x.dtype == torch.bfloat16 and aligned
+    return x.shape[0] > 0 and x.shape[1] % _INPUTS == 0 and x.dtype == torch.bfloat16 and aligned
+
+
+def takes(x: Tensor) -> bool:
+    """Whether the kernel multiplies these rows, of a matrix in any format."""
+    return x.shape[0] <= ROWS[-1] and readable(x)
 
 
 def dense_rows(x: Tensor, weight: Tensor, *, gated: bool = False, split: bool = False) -> Tensor:
@@ -174,7 +195,7 @@ def _product(
     output = torch.empty(shape, dtype=dtype, device=x.device)
     numbers = (rows, outputs, second, items, parts, stages)
     launch(
-        kernel.source, grid=(items, 1), threads=THREADS,
+        kernel.source, grid=(items, 1), threads=kernel.consumers + 32,
         shared_bytes=kernel.shared_bytes,
         arguments=(
             (weights, None), (inputs, None), (scales, None), pointer(row_scales), pointer(output),

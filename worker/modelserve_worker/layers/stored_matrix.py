@@ -189,7 +189,7 @@ class Int4Matrix(QuantisedMatrix[Int4Tiles]):
     def _few_rows(self, x: Tensor) -> FewRows | None:
         """The kernels for these rows, which know no zero points."""
         few = None if self._door is None or self.zero_point is not None else few_rows_door(x.device)
-        return few if few is not None and few.takes(x) else None
+        return few if few is not None and few.takes_int4(x) else None
 
     def grouped(self, x: Tensor, ends: Tensor) -> Tensor:
         return super().grouped(self._ordered(x), ends)

@@ -1,0 +1,220 @@
+// Products with an INT4 matrix and more than a few rows of x, for compute capability 9.0: output [rows, outputs] = x W^T.
+//
+// The matrix is the left operand of warpgroups' products, from registers: an element is unpacked, scaled and rounded to
+// bfloat16 once for COLUMNS rows of x. A CTA's tile is 128 outputs, 64 for each of two warpgroups; a cluster of two CTAs
+// has neighbouring tiles and shares x, of which each loads half for both. Blocks of 256 inputs of the matrix go through
+// a ring of stages, x through another.
+//
+// An item is 256 outputs by a slice of COLUMNS rows or, SPLIT, by a part of the inputs. Every cluster takes one item in
+// a wave; what is left then, less than two waves, is dealt out in runs of blocks of equal length. Where a run begins
+// inside of an item, its sums go through memory to the cluster that has the item's beginning, which adds them in order:
+// they were made first and are wanted last. SPLIT: items are whole, output is [parts, rows, outputs] float32, and
+// whoever reads it adds the parts.
+//
+// Whoever compiles defines COLUMNS: 64, 128, 192 or 256; SCALES of a row in a block: 8, 4, 2 or 1; GATED: whether a
+// tile has 64 rows of each half of the matrix, and the output is gelu(first) * second; SPLIT; W_STAGES and X_STAGES.
+
+#include "int4_elements_sm90.cuh"
+#include "tile_sums_sm90.cuh"
+
+constexpr int PLANES = 8;                                            // of 32 inputs, in a block
+constexpr int PLANES_OF_SCALE = PLANES / SCALES;
+constexpr int X_BOXES = COLUMNS > 128 ? 1 : COLUMNS == 128 ? 2 : 4;  // of 64 inputs, in a stage of x
+constexpr int X_PLANES = 2 * X_BOXES;
+constexpr int X_BOX_BYTES = COLUMNS * 128;
+constexpr int X_STAGE_BYTES = X_BOXES * X_BOX_BYTES;
+constexpr int HALVES = GATED ? 2 : 1;                                // of a tile, from two places of the matrix
+constexpr int HALF_ROWS = OUTPUTS / HALVES;
+constexpr int WORD_BYTES = OUTPUTS * 128;
+constexpr int SCALE_BYTES = SCALES * OUTPUTS * 2;
+constexpr int W_STAGE_BYTES = (WORD_BYTES + SCALE_BYTES + 1023) / 1024 * 1024;
+constexpr int X_AT = W_STAGES * W_STAGE_BYTES;
+constexpr int STAGED_AT = X_AT + X_STAGES * X_STAGE_BYTES;
+constexpr int BARRIERS_AT = STAGED_AT + 2 * STAGED_BYTES;
+
+struct Ring {
+  int stage = 0;
+  u32 parity = 0;
+  template <int STAGES>
+  __device__ __forceinline__ void next() {
+    if (++stage == STAGES) stage = 0, parity ^= 1;
+  }
+};
+
+__device__ __forceinline__ u32 full_words(u32 shared, int stage) { return shared + BARRIERS_AT + stage * 8; }
+__device__ __forceinline__ u32 free_words(u32 shared, int stage) { return full_words(shared, W_STAGES + stage); }
+__device__ __forceinline__ u32 full_x(u32 shared, int stage) { return full_words(shared, 2 * W_STAGES + stage); }
+__device__ __forceinline__ u32 free_x(u32 shared, int stage) { return full_x(shared, X_STAGES + stage); }
+
+// What a thread reads, and what it still holds. Its second row of the matrix is eight rows behind the first or, in a
+// gated tile, has the same place in the other half.
+struct Reader {
+  u32 shared;
+  int row;  // its first, of the tile; of its half where tiles are gated
+  Ring words, x;
+  int held = -1;  // the stage of x whose products are under way
+
+  __device__ __forceinline__ void release_x() {
+    if (held >= 0 && threadIdx.x % 32 == 0) mbarrier_arrive_cluster(free_x(shared, held));
+  }
+};
+
+__device__ __forceinline__ void multiply_block(float (&sums)[SUMS], Reader& reader, const unsigned char* memory) {
+  const int lane = threadIdx.x % 32, t = lane % 4;
+  constexpr int SECOND = GATED ? HALF_ROWS : 8, SECOND_SCALE = GATED ? SCALES * HALF_ROWS : 8;
+  mbarrier_wait(full_words(reader.shared, reader.words.stage), reader.words.parity);
+  const unsigned char* words = memory + reader.words.stage * W_STAGE_BYTES;
+  const unsigned short* scales = (const unsigned short*)(words + WORD_BYTES) + reader.row;
+  u32 halves[2][4][2];  // of two rows, of neighbours in a plane, of nibbles 0 to 3 and 4 to 7
+#pragma unroll
+  for (int second = 0; second < 2; second++)
+#pragma unroll
+    for (int quarter = 0; quarter < 4; quarter++) {
+      const int piece = (2 * quarter + t / 2) ^ (reader.row % 8);
+      const uint2 both = *(const uint2*)(words + (reader.row + second * SECOND) * 128 + piece * 16 + t % 2 * 8);
+      halves[second][quarter][0] = __byte_perm(both.x, both.y, 0x5410);
+      halves[second][quarter][1] = __byte_perm(both.x, both.y, 0x7632);
+    }
+  u32 a[2][8], scale[2], stage;
+#pragma unroll
+  for (int plane = 0; plane < PLANES; plane++) {
+    if (plane % PLANES_OF_SCALE == 0)
+#pragma unroll
+      for (int second = 0; second < 2; second++)
+        scale[second] =
+            __byte_perm(scales[plane / PLANES_OF_SCALE * HALF_ROWS + second * SECOND_SCALE], 0, 0x1010);
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+      a[plane % 2][i] = element_pair(halves[i % 2][i / 2][plane / 4] >> plane % 4 * 4, scale[i % 2]);
+    Ring& x = reader.x;
+    if (plane % X_PLANES == 0) {
+      mbarrier_wait(full_x(reader.shared, x.stage), x.parity);
+      stage = of_warp((reader.shared + X_AT + x.stage * X_STAGE_BYTES) / 16);
+    }
+    const u64 inputs = row_descriptor(0) + (stage + plane % X_PLANES / 2 * (X_BOX_BYTES / 16) + plane % 2 * 4);
+    wgmma_fence();
+    multiply(sums, a[plane % 2], inputs);
+    multiply(sums, a[plane % 2] + 4, inputs + 2);
+    wgmma_commit();
+    wgmma_wait<1>();
+    if (plane % X_PLANES == 0) {  // the products of the stage before are over
+      reader.release_x();
+      reader.held = x.stage;
+    }
+    if (plane % X_PLANES == X_PLANES - 1) x.next<X_STAGES>();
+  }
+  // After the products, which need all that was read above: the assembler puts off reads beyond an arrival.
+  if (lane == 0) mbarrier_arrive(free_words(reader.shared, reader.words.stage));
+  reader.words.next<W_STAGES>();
+}
+
+__device__ __forceinline__ void consume(const Work& work, unsigned char* memory, void* output, float4* partial,
+                                        int* arrivals, int cluster) {
+  const int warpgroup = threadIdx.x / 128, warp = threadIdx.x / 32;
+  Reader reader;
+  reader.shared = shared_address(memory);
+  reader.row = warp * (GATED ? 8 : 16) + threadIdx.x % 32 / 4;
+  for (int wave = 0; wave <= work.waves; wave++) {
+    const Run run = work.run(cluster, wave);
+    for (int unit = run.begin; unit < run.end;) {
+      const int item = unit / work.blocks, from = unit - item * work.blocks;
+      const int count = min(work.blocks - from, run.end - unit);
+      unit += count;
+      float sums[SUMS];
+#pragma unroll
+      for (int i = 0; i < SUMS; i++) sums[i] = 0.0f;
+      for (int i = 0; i < count; i++) multiply_block(sums, reader, memory);
+      wgmma_wait<0>();
+      pin(sums);
+      reader.release_x();
+      reader.held = -1;
+      if (from > 0) {
+        leave_partial_sums(sums, partial, arrivals);
+        continue;
+      }
+      if (count < work.blocks) add_partial_sums(sums, partial, arrivals, work, cluster, (item + 1) * work.blocks);
+      store(sums, output, work, memory + STAGED_AT + warpgroup * STAGED_BYTES, work.tile(item), work.slice(item));
+    }
+  }
+}
+
+// Calls `load` with each block of the cluster's runs: its item, its place in the inputs, its part, and a stage once
+// that is free.
+template <int STAGES, int PARTS, class Load>
+__device__ __forceinline__ void produce(const Work& work, u32 free_barriers, int cluster, Load load) {
+  Ring ring;
+  int loaded = 0;
+  for (int wave = 0; wave <= work.waves; wave++) {
+    const Run run = work.run(cluster, wave);
+    int item = run.begin / work.blocks, block = run.begin % work.blocks;
+    for (int unit = run.begin; unit < run.end; unit++) {
+      const int at = (SPLIT ? work.slice(item) * work.blocks : 0) + block;
+#pragma unroll
+      for (int part = 0; part < PARTS; part++, ring.next<STAGES>()) {
+        if (loaded++ >= STAGES) mbarrier_wait(free_barriers + ring.stage * 8, ring.parity ^ 1);
+        load(item, at, part, ring.stage);
+      }
+      if (++block == work.blocks) block = 0, item++;
+    }
+  }
+}
+
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(CONSUMERS + 128, 1)
+    linear_int4(const __grid_constant__ TensorMap words, const __grid_constant__ TensorMap scales,
+                const __grid_constant__ TensorMap inputs, void* output, float4* partial, int* arrivals, int rows,
+                int outputs, int second, int pairs, int slices, int together, int blocks, int items, int waves,
+                int clusters, int grain) {  // second: rows of the matrix from its first half to its second
+  extern __shared__ __align__(1024) unsigned char memory[];
+  const u32 shared = shared_address(memory);
+  const int cluster = blockIdx.x / CLUSTER, rank = (int)cluster_rank();
+  const Work work = {rows, outputs, pairs, slices, together, blocks, items, waves, clusters, grain};
+  launch_dependents();
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < W_STAGES; i++) {
+      mbarrier_init(full_words(shared, i), 2);  // words, and scales
+      mbarrier_init(free_words(shared, i), CONSUMERS / 32);
+    }
+    for (int i = 0; i < X_STAGES; i++) {
+      mbarrier_init(full_x(shared, i), 1);
+      mbarrier_init(free_x(shared, i), CLUSTER * CONSUMERS / 32);
+    }
+    mbarrier_init_fence();
+  }
+  cluster_sync();
+
+  if (threadIdx.x >= CONSUMERS) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    const int warp = (threadIdx.x - CONSUMERS) / 32;
+    if (threadIdx.x % 32 != 0) {
+    } else if (warp < 2) {  // words; scales. They depend on no kernel ahead
+      const TensorMap* map = warp == 0 ? &words : &scales;
+      const int offset = warp == 0 ? 0 : WORD_BYTES, bytes = warp == 0 ? WORD_BYTES : SCALE_BYTES;
+      produce<W_STAGES, 1>(work, free_words(shared, 0), cluster, [&](int item, int at, int, int stage) {
+        const u32 to = shared + stage * W_STAGE_BYTES + offset, barrier = full_words(shared, stage);
+        mbarrier_expect(barrier, bytes);
+#pragma unroll
+        for (int half = 0; half < HALVES; half++) {
+          const int row = work.tile(item) * HALF_ROWS + half * second;
+          load_own_box(map, to + half * bytes / HALVES, barrier, warp == 0 ? 0 : row, warp == 0 ? row : 0, at);
+        }
+      });
+    } else if (warp == 2) {
+      wait_for_prerequisites();
+      constexpr int PARTS = PLANES / X_PLANES;
+      produce<X_STAGES, PARTS>(work, free_x(shared, 0), cluster, [&](int item, int at, int part, int stage) {
+        // This CTA's half of the stage: of its boxes or, where it is one box, of the box's rows.
+        const u32 to = shared + X_AT + stage * X_STAGE_BYTES + rank * (X_STAGE_BYTES / CLUSTER);
+        const int box = (at * PARTS + part) * X_BOXES + (X_BOXES > 1 ? rank * (X_BOXES / CLUSTER) : 0);
+        const int row = (SPLIT ? 0 : work.slice(item) * COLUMNS) + (X_BOXES > 1 ? 0 : rank * (COLUMNS / CLUSTER));
+        mbarrier_expect(full_x(shared, stage), X_STAGE_BYTES);
+        load_box(&inputs, to, full_x(shared, stage), 0, row, box);
+      });
+    }
+    __syncwarp();
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    wait_for_prerequisites();  // what is written below may still be read by a kernel ahead
+    consume(work, memory, output, partial, arrivals, cluster);
+  }
+  cluster_sync();  // no CTA ends while another may still write to it
+}
