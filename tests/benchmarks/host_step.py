@@ -71,9 +71,10 @@ class Host:
             self.sampling.admit(batch.admitted)
 
     def update_tables(self, batch: ScheduledBatch) -> None:
-        for kind, updates in ((LayerKind.GLOBAL, batch.global_updates), (LayerKind.SLIDING, batch.sliding_updates)):
-            self.tables.check(kind, updates, num_pages=self.pages[kind])
-            self.tables.apply(kind, updates)
+        updates = {LayerKind.GLOBAL: batch.global_updates, LayerKind.SLIDING: batch.sliding_updates}
+        for kind, entries in updates.items():
+            self.tables.check(kind, entries, num_pages=self.pages[kind])
+        self.tables.apply(updates)
 
 
 class Decodes(Host):

@@ -90,7 +90,7 @@ def run_steps(projections, cache, driver, steps: list[list[tuple[str, int]]], *,
         shares = driver.ordered(*(driver.share(name, [5] * count) for name, count in step))
         batch = driver.batch(*shares)
         for kind, updates in ((LayerKind.GLOBAL, batch.global_updates), (LayerKind.SLIDING, batch.sliding_updates)):
-            tables.apply(kind, updates)
+            tables.apply({kind: updates})
         names = {share.slot: share.request_id for share in shares}
         attention = PagedAttention(
             batch,
@@ -255,7 +255,7 @@ def test_a_table_that_names_a_page_outside_the_arena_is_refused(small_architectu
     tables, share = tables_for(cache), driver.share("a", [5] * 70)
     batch = driver.batch(share)
     for kind, updates in ((LayerKind.GLOBAL, batch.global_updates), (LayerKind.SLIDING, batch.sliding_updates)):
-        tables.apply(kind, updates)
+        tables.apply({kind: updates})
     for kind in LayerKind:
         table, right = tables.host[kind], int(tables.host[kind][share.slot, 1])
         for wrong in (-1, cache.num_pages[kind]):

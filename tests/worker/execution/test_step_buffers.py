@@ -37,8 +37,8 @@ def tables(small_architecture, geometry_of) -> BlockTables:
 
 
 def test_updates_write_their_entries_and_no_other(tables: BlockTables) -> None:
-    tables.apply(LayerKind.GLOBAL, updates((0, 0, 7), (2, 31, 9), (1, 3, 5)))
-    tables.apply(LayerKind.GLOBAL, updates((2, 31, 4), (0, 1, 8)))
+    tables.apply({LayerKind.GLOBAL: updates((0, 0, 7), (2, 31, 9), (1, 3, 5))})
+    tables.apply({LayerKind.GLOBAL: updates((2, 31, 4), (0, 1, 8))})
     expected = np.zeros_like(tables.host[LayerKind.GLOBAL])
     expected[0, 0], expected[0, 1], expected[1, 3], expected[2, 31] = 7, 8, 5, 4
     assert (tables.host[LayerKind.GLOBAL] == expected).all()
@@ -46,7 +46,7 @@ def test_updates_write_their_entries_and_no_other(tables: BlockTables) -> None:
     assert tables.device[LayerKind.GLOBAL].dtype == torch.int32
     assert not tables.host[LayerKind.SLIDING].any()
     nothing = np.zeros(0, dtype=np.int32)
-    tables.apply(LayerKind.GLOBAL, TableUpdates(nothing, nothing, nothing))
+    tables.apply({LayerKind.GLOBAL: TableUpdates(nothing, nothing, nothing)})
     assert (tables.host[LayerKind.GLOBAL] == expected).all()
 
 
@@ -54,13 +54,17 @@ def test_updates_of_any_size_cross_in_buffers_made_once(small_architecture, geom
     """As on a GPU: the host's table and the device's are two, and updates larger than a buffer cross in several."""
     geometry = geometry_of(small_architecture("31b", sliding_window=40))
     tables = BlockTables(geometry, max_num_seqs=64, max_model_len=20_000, device=CPU)
-    tables.device = {kind: table.clone() for kind, table in tables.device.items()}
-    tables._staging = StagingBuffer({"places": 2048, "pages": 2048}, CPU)
+    tables._all = tables._all.clone()
+    tables._staging = StagingBuffer({"places": 4096, "pages": 2048}, CPU)
     random = np.random.default_rng(0)
+
+    def some(count: int, entries: int) -> TableUpdates:
+        slots, indices = np.divmod(random.permutation(64 * entries)[:count].astype(np.int32), np.int32(entries))
+        return TableUpdates(slots, indices, random.integers(1, 99, count, dtype=np.int32))
+
     for count in (1, 2048, 2049, 9000, 3):
-        slots, entries = np.divmod(random.permutation(64 * 313)[:count].astype(np.int32), np.int32(313))
-        tables.apply(LayerKind.GLOBAL, TableUpdates(slots, entries, random.integers(1, 99, count, dtype=np.int32)))
-        assert (tables.device[LayerKind.GLOBAL].numpy() == tables.host[LayerKind.GLOBAL]).all()
+        tables.apply({LayerKind.GLOBAL: some(count, 313), LayerKind.SLIDING: some(min(count, 64), 2)})
+        assert (tables._all.numpy() == tables._all_host).all()
     assert np.count_nonzero(tables.host[LayerKind.GLOBAL]) > 9000
 
 

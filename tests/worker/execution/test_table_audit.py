@@ -52,7 +52,7 @@ class Run:
 
     def step(self, batch: ScheduledBatch, *, change: Change = lambda step: step) -> None:
         for kind, updates in ((LayerKind.GLOBAL, batch.global_updates), (LayerKind.SLIDING, batch.sliding_updates)):
-            self.tables.apply(kind, updates)
+            self.tables.apply({kind: updates})
         self.audit.begin(change(self.packer.pack(batch).inputs))
         sliding = self.cache.geometry.sliding_page.layers
         for layer, producer in enumerate(self.producers):
@@ -201,7 +201,7 @@ def test_the_kernel_path_is_audited_at_every_layer(
     def step(count: int) -> None:
         batch = driver.batch(driver.share("a", [5] * count))
         for kind, updates in ((LayerKind.GLOBAL, batch.global_updates), (LayerKind.SLIDING, batch.sliding_updates)):
-            tables.apply(kind, updates)
+            tables.apply({kind: updates})
         packed = packer.pack(batch)
         backend.begin(packed.inputs)
         assert (packed.last is not None) == (narrows and count > 1)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from modelserve_worker.execution.staging import StagingBuffer
 from modelserve_worker.kernels.step_inputs import ChunkInputs, DecodeInputs, ExpansionGroup, LastRows, StepInputs
 
 Ints = NDArray[np.int32]
+Number = TypeVar("Number", bound=np.generic)
 _PADDING = -1
 _NO_UPDATES = TableUpdates(*(np.zeros(0, dtype=np.int32) for _ in range(3)))
 
@@ -79,6 +81,7 @@ class StepPacker:
         self._max_tokens = max(max_num_batched_tokens, max_num_seqs)
         self._blocks = blocks
         self._narrows = narrows
+        self._numbers = np.arange(self._max_tokens, dtype=np.int32)
         by_request = ("rows", "sample_slots", "sample_positions", "output_counts", "decode_slots", "decode_positions")
         requests = dict.fromkeys(by_request, max_num_seqs)
         rows = ("token_ids", "positions", "global_slots", "sliding_slots", "commit_slots")
@@ -186,8 +189,8 @@ class StepPacker:
                 f"{name} has {batch.num_requests} requests and {batch.num_tokens} tokens; the runner was made for "
                 f"{self._max_num_seqs} and {self._max_tokens}"
             )
-        single = np.repeat(batch.lengths == 1, batch.lengths)
-        lowest = np.where(single, IN_FLIGHT, 0)
+        single = batch.lengths == 1
+        lowest: Ints | int = np.where(_of_rows(batch, single), np.int32(IN_FLIGHT), np.int32(0)) if single.any() else 0
         if (batch.token_ids < lowest).any() or batch.token_ids.max() >= self._vocab_size:
             raise InvalidInput(f"{name}: a token id outside 0..{self._vocab_size - 1}")
         if batch.slots.min() < 0 or batch.slots.max() >= self._max_num_seqs or batch.starts.min() < 0:
@@ -205,17 +208,19 @@ class StepPacker:
             staging.host("decode_positions")[:decodes] = positions[:decodes]
             staging.host("decode_positions")[decodes:] = _PADDING
             firsts = np.cumsum(batch.lengths) - batch.lengths
+            positions = self._numbers[:tokens] + _of_rows(batch, batch.starts - firsts)
+            slots = _of_rows(batch, batch.slots)
             # The window of the last row, which layers without a cache of their own may read from pages.
-            kept_from = np.repeat(batch.starts + batch.lengths - self._geometry.window, batch.lengths)
-            positions = np.arange(tokens, dtype=np.int32) + np.repeat(batch.starts - firsts, batch.lengths)
-            slots = np.repeat(batch.slots, batch.lengths)
-            commits = np.where((positions >= kept_from) & (np.arange(tokens) >= decodes), slots, _PADDING)
-        sliding = np.where(np.arange(tokens) < decodes, slots, _PADDING)
+            kept_from = _of_rows(batch, batch.starts + batch.lengths - self._geometry.window)
+            commits = np.where(positions >= kept_from, slots, _PADDING)
+            commits[:decodes] = _PADDING
+        sliding = staging.host("sliding_slots")
+        sliding[:decodes] = batch.slots[:decodes]
+        sliding[decodes:rows] = _PADDING
         for name, values, padding in (
             ("token_ids", batch.token_ids, 0),
             ("positions", positions, _PADDING),
             ("global_slots", slots, _PADDING),
-            ("sliding_slots", sliding, _PADDING),
             ("commit_slots", commits, _PADDING),
         ):
             section = staging.host(name)
@@ -304,6 +309,11 @@ class StepPacker:
             most_chunks=most_chunks,
             groups=groups,
         )
+
+
+def _of_rows(batch: ScheduledBatch, values: NDArray[Number]) -> NDArray[Number]:
+    """What each request has, for each of its rows; that of a lone request is left to broadcast."""
+    return values if len(values) == 1 else np.repeat(values, batch.lengths)
 
 
 def _last_tokens(batch: ScheduledBatch) -> ScheduledBatch:

@@ -190,8 +190,7 @@ class GPUModelRunner:
         packed = self._packer.pack(batch, padded_to=padded_to, all_rows=all_rows)
         self._names.update((request.slot, request.request_id) for request in batch.admitted)
         self.cache.move(batch.page_moves)
-        for kind, entries in updates.items():
-            self.tables.apply(kind, entries)
+        self.tables.apply(updates)
         return packed
 
     def _hidden(self, packed: PackedStep) -> Tensor:

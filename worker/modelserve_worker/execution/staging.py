@@ -55,9 +55,10 @@ class StagingBuffer:
             return
         end = self._device.numel() if last is None else self._spans[last][0] + words
         self._device[:end].copy_(self._hosts[self._turn][:end], non_blocking=True)
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event = self._sent[self._turn]  # recorded again: `begin` has waited for its last copy
+        if event is None:
+            event = self._sent[self._turn] = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
-        self._sent[self._turn] = event
 
     def device(self, name: str) -> Tensor:
         """The section on the device, int32 [words]."""
