@@ -34,9 +34,9 @@ PROGRAMS = ("containerd", "containerd-shim-runc-v2", "ctr", "runc", "ip")
 PLUGINS = ("bridge", "host-local", "loopback")
 PACKAGES = (
     "aiohttp", "aiohttp-retry", "annotated-types", "certifi", "cffi", "click", "cryptography", "durationpy", "iso8601",
-    "jsonpatch", "jsonpointer", "kopf", "kubernetes", "llguidance", "msgspec", "oauthlib", "pycparser", "pydantic", "pydantic-core",
-    "python-dateutil", "python-json-logger", "requests", "requests-oauthlib", "starlette", "typing-extensions",
-    "typing-inspection", "urllib3", "uvicorn", "websocket-client",
+    "jsonpatch", "jsonpointer", "kopf", "kubernetes", "llguidance", "msgspec", "oauthlib", "pycparser", "pydantic",
+    "pydantic-core", "python-dateutil", "python-json-logger", "requests", "requests-oauthlib", "starlette",
+    "typing-extensions", "typing-inspection", "urllib3", "uvicorn", "websocket-client",
 )  # fmt: skip
 REPOSITORY = Path(__file__).resolve().parents[2]
 _GLIBC = re.compile(r"lib(c|m|dl|rt|pthread|resolv)\.so|ld-linux|linux-vdso")

@@ -193,7 +193,7 @@ class EngineProcess(asyncio.Protocol):
 
     def stats(self) -> EngineStats:
         """The state after the last step that was reported, with those that wait for their turn on this side."""
-        return replace(self._stats, num_waiting=self._stats.num_waiting + self._queue.num_waiting)
+        return self._stats._replace(num_waiting=self._stats.num_waiting + self._queue.num_waiting)
 
     async def shutdown(self, reason: str = "the engine was shut down") -> None:
         """End the process after its current step, and fail what is still open with EngineDead(reason). Idempotent."""

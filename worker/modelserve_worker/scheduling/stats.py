@@ -35,8 +35,7 @@ class StepEvents:
     timed_steps: list[TimedStep] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class EngineStats:
+class EngineStats(NamedTuple):
     """Gauges at the end of a step, and counters since the start. Bytes and pages are per rank.
 
     A kind's `_total` is the pages it would have if it took every free byte now: the kinds share one pool.

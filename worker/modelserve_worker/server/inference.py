@@ -78,7 +78,7 @@ async def answer(
     context.account.hold_tokens(prepared.num_prompt_tokens)
     runner = SequenceRunner(state.serving_engine(), state.model.text.vocabulary, request.app.state.metrics, context)
     if stream:
-        return EventStreamResponse(_events(prepared, runner))
+        return EventStreamResponse(_events(prepared, runner), prepared.stream_end)
     try:
         content = await run_until_disconnect(request.receive, prepared.whole(runner))
     except ClientDisconnectError:
@@ -104,7 +104,7 @@ async def result(request: Request, body_type: type[ResultBody], compute: Callabl
 
 
 async def _events(answer: Answer, runner: SequenceRunner) -> AsyncGenerator[bytes, None]:
-    """The stream of an answer with its end, after an error event where it failed.
+    """The events of an answer, with an error event behind them where it failed.
 
     Raises ApiError for what fails before there is an event: it gets its own status then.
     """
@@ -123,8 +123,6 @@ async def _events(answer: Answer, runner: SequenceRunner) -> AsyncGenerator[byte
             raise
         log.exception("a stream failed")
         yield answer.failure(internal_error())
-    if answer.stream_end:
-        yield answer.stream_end
 
 
 def as_api_error(error: Exception) -> ApiError:

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from modelserve_worker.server.body_limits import BodyAccount, OpenBodies, largest_body_bytes
@@ -22,9 +22,10 @@ from modelserve_worker.server.errors import ApiError, from_validation
 from modelserve_worker.server.field_policy import FieldPolicy
 from modelserve_worker.server.json_text import read_json, structure_excess
 from modelserve_worker.server.request_context import RequestContext
+from modelserve_worker.server.request_model import RequestModel
 from modelserve_worker.server.state import ServerState
 
-Body = TypeVar("Body", bound=BaseModel)
+Body = TypeVar("Body", bound=RequestModel)
 Result = TypeVar("Result")
 
 _LANES = ((64 * 1024, 4), (1024 * 1024, 2))  # (bytes of a body at most, threads)
@@ -47,13 +48,24 @@ class RequestBodies:
         self._last_lane = ThreadPoolExecutor(1)
 
     async def prepare(self, request: Request, body_type: type[Body], make: Callable[[Body], Result]) -> Result:
-        """What `make` makes of the validated body, in a thread. Raises ApiError."""
+        """What `make` makes of the validated body, in a thread. Raises ApiError.
+
+        While no other request is open, a body of the first lane is validated at once, and made into what it asks for
+        where its prompt is encoded already: 2 ms at most, in which nobody is kept waiting, and the change of threads,
+        there and back, is longer than most of it.
+        """
         context = RequestContext.of(request.scope)
         data = await self._read(request, context.account)
         context.body_bytes = len(data)
 
+        body: Body | None = None
+        if self._state.open_requests == 1 and len(data) <= _LANES[0][0]:
+            body = validated(data, body_type, self._policy)
+            if body.is_encoded:
+                return make(body)
+
         def work() -> Result:
-            return make(validated(data, body_type, self._policy))
+            return make(validated(data, body_type, self._policy) if body is None else body)
 
         lane = next((lane for most, lane in self._lanes if len(data) <= most), self._last_lane)
         return await asyncio.get_running_loop().run_in_executor(lane, work)

@@ -22,6 +22,11 @@ class RequestModel(BaseModel):
     ignored: ClassVar[Mapping[str, Ignored]] = {}
     described_as: ClassVar[str] = ""
 
+    @property
+    def is_encoded(self) -> bool:
+        """Whether nothing is left to encode, decode or compile before the engine has its only prompt."""
+        return False
+
     @model_validator(mode="before")
     @classmethod
     def _fields_that_count(cls, body: Any, info: ValidationInfo) -> Any:

@@ -57,13 +57,15 @@ async def _disconnected(receive: Receive) -> None:
 
 
 class EventStreamResponse:
-    """An ASGI response that sends `events` (encoded) as they come and closes the generator however it ends.
+    """An ASGI response that sends `events` (encoded) as they come, and `end` behind the last, and closes the generator
+    however it ends.
 
     The response starts with the first event: what fails before it is raised and can still be answered with its status.
     """
 
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None], end: bytes) -> None:
         self._events = events
+        self._end = end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         try:
@@ -79,4 +81,6 @@ class EventStreamResponse:
                     started = True
                     await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            if not started:
+                await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            await send({"type": "http.response.body", "body": self._end, "more_body": False})
