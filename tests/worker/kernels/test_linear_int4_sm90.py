@@ -102,7 +102,7 @@ def test_products_are_near_float64_and_the_same_bits_at_every_launch(shape: tupl
             whole = output.double().sum(0) if output.dim() == 3 else output.double()
             # Of each row and each output: what is wrong in one tile is lost in the norm of all.
             for axis in (0, 1):
-                assert bool(((whole - wanted).norm(dim=axis) < 2 * limit * wanted.norm(dim=axis)).all())
+                assert bool(((whole - wanted).norm(dim=axis) < 5e-2 * wanted.norm(dim=axis)).all())
             assert (whole - wanted).norm() < limit * wanted.norm()
             for _ in range(12):
                 assert torch.equal(linear_int4_sm90.int4_product(x, int4, **options), output)
