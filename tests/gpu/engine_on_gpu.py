@@ -138,6 +138,7 @@ def main() -> None:
     parser.add_argument("--max-model-len", type=int, default=32768)
     parser.add_argument("--max-num-batched-tokens", type=int, default=8192)
     parser.add_argument("--kv-cache-dtype", default="auto")
+    parser.add_argument("--weights", help="quantised random weights, such as int4_g32; PYTHONPATH needs tests/models")
     parser.add_argument("--gpu-memory-utilization", type=float, default=0.9)
     parser.add_argument("--prompt", type=int, default=8192)
     parser.add_argument("--output", type=int, default=32)
@@ -147,7 +148,12 @@ def main() -> None:
     facts = published_model(f"hf://google/gemma-4-{options.variant}")
     assert facts is not None
     with tempfile.TemporaryDirectory() as directory:
-        (Path(directory) / "config.json").write_text(json.dumps(config_json(facts.architecture)))
+        config = config_json(facts.architecture)
+        if options.weights:
+            from quantised_config import quantised  # which imports from tests/models
+
+            config = quantised(config, options.weights)
+        (Path(directory) / "config.json").write_text(json.dumps(config))
         args = EngineArgs(
             model=directory,
             load_format="dummy",
@@ -160,7 +166,8 @@ def main() -> None:
         )
         began = time.perf_counter()
         replica = launch(args)
-        name = f"{options.variant} TP{options.tensor_parallel_size} {replica.geometry.dtype.value}"
+        weights = f" {options.weights}" if options.weights else ""
+        name = f"{options.variant}{weights} TP{options.tensor_parallel_size} {replica.geometry.dtype.value}"
         print(f"{name} ready after {time.perf_counter() - began:.1f} s, pool {replica.pool_bytes / 2**30:.2f} GiB")
     try:
         report = plan_report(args, replica.architecture, replica.memory)
