@@ -41,6 +41,7 @@ class GatedMLP(nn.Module):
             TextLinear.DOWN,
             hidden_size,
             shard=shard,
+            parallel=parallel,
             in_parts=down_in_parts,
             weight_format=weight_format,
             device=device,
