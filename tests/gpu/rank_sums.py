@@ -101,25 +101,6 @@ class Rank:
             # From here on both go on with the same numbers.
             expected[mine] = residual[mine]
 
-    def check_parts(self, rows: int) -> None:
-        """A rank's own sum in parts: the same bits as of their sum, rounded."""
-        peers = self.parallel.peers
-        assert peers is not None
-        for count in (2, 3, 4):
-            parts = torch.randn((count, rows, self.width), generator=self.generator, device=self.device)
-            whole = parts[0].clone()
-            for part in parts[1:]:
-                whole += part
-            residual, weight = self.shared(rows, self.width), self.shared(self.width)
-            both = [
-                peers.residual_norm(residual.clone(), delta, weight, scalar=None, next_weight=weight, eps=EPS)
-                for delta in (parts, whole.bfloat16())
-            ]
-            for name, found, wanted in zip(("residual", "normed"), *both, strict=True):
-                assert found is not None
-                assert wanted is not None
-                self.expect(f"{count} parts of {rows} rows: {name} differs", torch.equal(found, wanted))
-
     def fits(self, rows: int) -> bool:
         assert self.parallel.peers is not None
         return self.parallel.peers.takes_rows(torch.empty(rows, self.width, dtype=torch.bfloat16, device=self.device))
@@ -216,7 +197,6 @@ def work(rank: int, options: argparse.Namespace, folder: str) -> None:
             for rows in (1, 2, 13, 64, 96):
                 if here.fits(rows):
                     here.check_norms(rows, scalar=rows % 2 == 0)
-                    here.check_parts(rows)
             say("small norms checked", flush=True)
             if parallel.peer_rows is not None:
                 for rows in (128, 301, 1024, 8191, 8192):

@@ -4,7 +4,6 @@ layers take each sum to where it fits. What the kernels compute is compared on G
 from __future__ import annotations
 
 import re
-from unittest import mock
 
 import pytest
 import torch
@@ -20,14 +19,12 @@ from modelserve.sizing.rank_sums import (
     peer_message_bytes,
     peer_rows_layout,
 )
-from modelserve.weight_format import TextLinear
 from modelserve_worker.execution import parallel as parallel_module
 from modelserve_worker.kernels import cuda_kernel, peer_rows, peer_sums
 from modelserve_worker.kernels.elementwise import PlainElementwise
 from modelserve_worker.kernels.peer_rows import PeerRows
 from modelserve_worker.kernels.peer_sums import PeerBuffers, PeerSums
-from modelserve_worker.layers.linear import RowParallelLinear
-from modelserve_worker.layers.parallel import Shard, TensorParallel, sum_in_rank_order
+from modelserve_worker.layers.parallel import TensorParallel, sum_in_rank_order
 from modelserve_worker.layers.partial_sums import PartialSums
 
 EPS = 1e-6
@@ -71,10 +68,7 @@ def test_kernels_compile_within_the_registers_of_their_blocks(
     small.all_reduce(x)
     for door in (small, rows_door(PeerRowsLayout(8192, width, ranks), capability)):
         door.residual_norm(x.clone(), x, weight, scalar=None, next_weight=weight, eps=EPS)
-    small.residual_norm(x.clone(), x.float().expand(3, -1, -1), weight, scalar=None, next_weight=weight, eps=EPS)
-    assert [each["source"].file for each in launched] == [*["peer_sums.cu"] * 2, "peer_rows.cu", "peer_sums.cu"]
-    assert len({each["source"] for each in launched}) == 4
-    assert launched[-1]["grid"] == launched[1]["grid"], "parts are added by the blocks of their rows"
+    assert [each["source"].file for each in launched] == ["peer_sums.cu", "peer_sums.cu", "peer_rows.cu"]
     for each in launched:
         _, report = cuda_kernel.compiled(each["source"])
         registers, spilled = re.search(r"Used (\d+) registers", report), re.search(r"(\d+) bytes spill stores", report)
@@ -112,11 +106,6 @@ def test_only_whole_words_of_bfloat16_go_through_peer_memory() -> None:
     assert not door.takes(x[:, :511].contiguous()[:1])
     assert not door.takes(x[:0])
     assert not door.takes_rows(torch.zeros(4, 384, dtype=torch.bfloat16)), "a warp has 256 elements"
-    assert door.takes_rows(torch.zeros(3, 4, 512)), "parts, which are added and rounded on the way"
-    assert not door.takes_rows(x.float()), "which is no part"
-    assert door.takes_parts(4, 512)
-    assert not door.takes_parts(0, 512)
-    assert not door.takes_parts(4, 384)
     by_rows = rows_door(PeerRowsLayout(16, 512, 2))
     assert by_rows.takes(x)
     assert not by_rows.takes(torch.zeros(17, 512, dtype=torch.bfloat16))
@@ -181,9 +170,6 @@ class Recorded:
 
     takes = takes_rows
 
-    def takes_parts(self, rows: int, width: int) -> bool:
-        return self.takes_rows(torch.empty(rows, width))
-
     def residual_norm(self, residual: Tensor, delta: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         self.calls.append(f"{self.name} {delta.shape[0]}")
         return residual, delta
@@ -204,22 +190,6 @@ def test_each_sum_goes_where_it_fits() -> None:
         assert not calls
         torch.testing.assert_close(summed, torch.full((rows, 8), 3.0))
         assert (normed is None) == (following is None)
-
-
-def test_a_product_comes_in_parts_where_they_are_added() -> None:
-    """On one rank, and where peers sum so few rows; elsewhere it is whole, as collectives want it."""
-    few = Recorded([], "small", 2)
-    assert TensorParallel().adds_parts(100, 8)
-    joined = TensorParallel(size=2, peers=few)  # type: ignore[arg-type]
-    assert [joined.adds_parts(rows, 8) for rows in (1, 2, 3)] == [True, True, False]
-    assert not TensorParallel(size=2).adds_parts(1, 8)
-    for parallel, rows, parts in ((joined, 2, True), (joined, 3, False), (TensorParallel(size=2), 2, False)):
-        linear = RowParallelLinear(
-            TextLinear.DOWN, 8, shard=Shard(0, 16, 32), parallel=parallel, in_parts=True, weight_format=None,
-            device=torch.device("cpu"), dtype=torch.float32,
-        )  # fmt: skip
-        with mock.patch.object(linear.matrix, "in_parts", return_value=torch.zeros(3, rows, 8)):
-            assert (linear(torch.zeros(rows, 16)).dim() == 3) == parts
 
 
 def test_the_end_of_the_group_is_told_to_all_its_buffers(monkeypatch: pytest.MonkeyPatch) -> None:

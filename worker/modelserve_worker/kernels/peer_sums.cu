@@ -6,8 +6,7 @@
 // epochs have buffers of their own. A rank that sends epoch e + 1 has received all of e, so its peer has begun e and is
 // through with e - 1, whose buffer is now written.
 //
-// NORMS: the sum is not stored but normed, added to the residual and normed again, as `residual_norm` does. PARTS: 0, or
-// how many float32 parts a rank's own elements come in, which it adds in their order and rounds first.
+// NORMS: the sum is not stored but normed, added to the residual and normed again, as `residual_norm` does.
 
 #include "peer.cuh"
 
@@ -32,7 +31,7 @@ __device__ __forceinline__ bool receive(u64 line, u32 epoch, const u32* ended, u
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) rank_sum(
-    const void* __restrict__ partial,      // [count] bfloat16, or [PARTS, count] float32
+    const u32* __restrict__ partial,       // [count] bfloat16
     u32* __restrict__ sum,                 // [count]: the sum, or with NORMS the residual, which takes it up
     const u32* __restrict__ delta_weight,  // [WIDTH], with NORMS
     const unsigned short* __restrict__ scalar,  // [1] or null
@@ -65,20 +64,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) rank_sum(
   Words own = {};
   float sums[8];
   if (inside) {
-#if PARTS
-    float whole[8] = {};
-#pragma unroll
-    for (int part = 0; part < PARTS; part++) {
-      const float4* of_part = (const float4*)((const float*)partial + (long long)part * count + at);
-      const float4 first = of_part[0], second = of_part[1];
-      whole[0] += first.x, whole[1] += first.y, whole[2] += first.z, whole[3] += first.w;
-      whole[4] += second.x, whole[5] += second.y, whole[6] += second.z, whole[7] += second.w;
-    }
-#pragma unroll
-    for (int i = 0; i < 4; i++) own.at[i] = rounded(whole[2 * i], whole[2 * i + 1]);
-#else
-    own = ((const Words*)partial)[at / 8];
-#endif
+    own = *(const Words*)(partial + at / 2);
 #pragma unroll
     for (int step = 1; step < RANKS; step++) {
       const u64 place = buffers.of[(rank + step) % RANKS] + slots + rank * region + line;

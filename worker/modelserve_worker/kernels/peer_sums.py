@@ -61,17 +61,14 @@ class PeerSums:
         return takes_elements(x) and x.numel() % 8 == 0 and bytes_in_blocks <= self._most_bytes
 
     def takes_rows(self, x: Tensor) -> bool:
-        """Whether `residual_norm` takes rows like these [T, H], or float32 parts of them [P, T, H].
+        """Whether `residual_norm` takes rows like these [T, H].
 
         Shape and dtype alone decide, so all sums of a step go one way: where they go by rows, a rank has not the whole
         residual that this door reads.
         """
-        return self.takes_parts(*x.shape[-2:]) and (x.dtype == torch.float32 if x.dim() == 3 else takes_elements(x))
-
-    def takes_parts(self, rows: int, width: int) -> bool:
-        """Whether `residual_norm` takes so many rows, in parts, too."""
-        bytes_sent = rows * width * torch.bfloat16.itemsize
-        return rows > 0 and width % WIDTH_MULTIPLE == 0 and width <= MOST_WIDTH and bytes_sent <= self._most_bytes
+        width = x.shape[-1]
+        rows_fit = width % WIDTH_MULTIPLE == 0 and width <= MOST_WIDTH
+        return takes_elements(x) and rows_fit and x.numel() * x.element_size() <= self._most_bytes
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum over ranks, a new tensor."""
@@ -90,10 +87,7 @@ class PeerSums:
         next_weight: Tensor | None,
         eps: float,
     ) -> tuple[Tensor, Tensor | None]:
-        """`ElementwiseDoors.residual_norm` of the sum of `delta` over ranks, written in the residual's place.
-
-        A rank's own parts are added and rounded before they are sent.
-        """
+        """`ElementwiseDoors.residual_norm` of the sum of `delta` over ranks, written in the residual's place."""
         normed = None if next_weight is None else torch.empty_like(residual)
         norms = delta_weight, scalar, next_weight, normed
         self._launch(delta.contiguous(), residual, width=delta.shape[-1], norms=norms, eps=eps)
@@ -113,18 +107,17 @@ class PeerSums:
         eps: float = 0.0,
     ) -> None:
         buffers = self._buffers
-        parts = partial.shape[0] if partial.dtype == torch.float32 else 0
-        defines = (f"WIDTH={width}", f"RANKS={self._ranks}", f"NORMS={int(bool(norms))}", f"PARTS={parts}")
+        defines = (f"WIDTH={width}", f"RANKS={self._ranks}", f"NORMS={int(bool(norms))}")
         launch(
             CudaSource("peer_sums.cu", "rank_sum", self._target, defines, HEADERS),
-            grid=(-(-total.numel() // width), 1),
+            grid=(-(-partial.numel() // width), 1),
             threads=width // 8,
             shared_bytes=0,
             dependent=self._dependent,
             arguments=(
                 pointer(partial), pointer(total), *map(pointer, norms or (None,) * 4), pointer(buffers.state),
                 pointer(buffers.ended), buffers.argument, (self._most_bytes * _LINES, ctypes.c_longlong),
-                (total.numel(), ctypes.c_int), (buffers.rank, ctypes.c_int), (eps, ctypes.c_float),
+                (partial.numel(), ctypes.c_int), (buffers.rank, ctypes.c_int), (eps, ctypes.c_float),
             ),
         )  # fmt: skip
 

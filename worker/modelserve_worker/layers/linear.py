@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from modelserve.weight_format import TextLinear, WeightFormat
-from modelserve_worker.layers.parallel import Shard, TensorParallel
+from modelserve_worker.layers.parallel import Shard
 from modelserve_worker.layers.stored_matrix import stored_matrix
 
 
@@ -50,7 +50,7 @@ class RowParallelLinear(nn.Module):
     """A projection whose input columns are split: matrix [out, shard size].
 
     What it returns is this rank's part of a sum over ranks, which `PartialSums` or `TensorParallel.all_reduce` adds;
-    `in_parts`: parts of it, perhaps, since `PartialSums` alone reads them.
+    `in_parts`: parts of it, perhaps, where there is one rank and `PartialSums` alone reads them.
     """
 
     def __init__(
@@ -59,7 +59,6 @@ class RowParallelLinear(nn.Module):
         out_features: int,
         *,
         shard: Shard,
-        parallel: TensorParallel,
         in_parts: bool,
         weight_format: WeightFormat | None,
         device: torch.device,
@@ -67,7 +66,6 @@ class RowParallelLinear(nn.Module):
     ) -> None:
         super().__init__()
         self.shard = shard
-        self.parallel = parallel
         self.in_parts = in_parts
         self.matrix = stored_matrix(
             linear, [out_features], shard.size, weight_format=weight_format, device=device, dtype=dtype
@@ -75,9 +73,7 @@ class RowParallelLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, shard size] -> [T, out], to be added over ranks, or `StoredMatrix.in_parts`."""
-        if self.in_parts and self.parallel.adds_parts(x.shape[0], self.matrix.rows):
-            return self.matrix.in_parts(x)
-        return self.matrix.linear(x)
+        return self.matrix.in_parts(x) if self.in_parts else self.matrix.linear(x)
 
 
 class ReplicatedLinear(nn.Module):

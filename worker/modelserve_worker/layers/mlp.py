@@ -41,7 +41,6 @@ class GatedMLP(nn.Module):
             TextLinear.DOWN,
             hidden_size,
             shard=shard,
-            parallel=parallel,
             in_parts=down_in_parts,
             weight_format=weight_format,
             device=device,

@@ -86,10 +86,6 @@ class TensorParallel:
             return x
         return sum_in_rank_order(self._gathered(x))
 
-    def adds_parts(self, rows: int, width: int) -> bool:
-        """Whether `PartialSums` takes a product of so many rows in parts of its inputs."""
-        return self.size == 1 or (self.peers is not None and self.peers.takes_parts(rows, width))
-
     def all_gather(self, x: Tensor) -> Tensor:
         """Concatenate the last dimension over ranks: [N, n] -> [N, n * size], in rank order."""
         if self.size == 1:

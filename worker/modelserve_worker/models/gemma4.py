@@ -150,7 +150,7 @@ class DecoderLayer(nn.Module):
             architecture, layer=layer, parallel=parallel, weight_format=weight_format, device=device, dtype=dtype
         )
         width = architecture.layer_intermediate_size(layer)
-        in_parts = not architecture.num_experts  # `sums` adds parts up
+        in_parts = parallel.size == 1 and not architecture.num_experts  # `sums` adds parts up
         self.mlp = GatedMLP(
             hidden, width, doors=doors, parallel=parallel, down_in_parts=in_parts, weight_format=weight_format,
             device=device, dtype=dtype,
