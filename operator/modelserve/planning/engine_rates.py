@@ -23,7 +23,7 @@ class EngineRates:
     generation: str
     measured: bool  # on a GPU of this generation; else assumed from Hopper
     weight_read: float = 0.93  # of bandwidth: decode of 31B and E4B at one request, solved for this and launch_seconds
-    int4_read: float = 0.68  # of bandwidth: the same for INT4 matrices, which are unpacked on the way
+    int4_read: float = 0.71  # of bandwidth: the same for INT4 matrices, which are unpacked on the way
     cache_read: float = 0.75  # of bandwidth: decode attention in batches, 3.5 to 3.8 of 4.8 TB/s
     turned_8_bit_read: float = 0.28  # of bandwidth: 8-bit rows of V-only layers, decoded and turned in registers
     elementwise: float = 0.77  # of bandwidth: norms and GeGLU at 8,192 rows, 80 to 94 % of 4.3 TB/s
