@@ -65,6 +65,18 @@ def config_json(architecture: ModelArchitecture) -> dict[str, Any]:
     return {"model_type": "gemma4", "dtype": "bfloat16", "eos_token_id": [1], "text_config": text}
 
 
+def config_of(variant: str, weights: str | None) -> dict[str, Any]:
+    """Of a published size, bfloat16 or with every linear layer in the format `weights` names (int4_g32)."""
+    facts = published_model(f"hf://google/gemma-4-{variant}")
+    assert facts is not None
+    config = config_json(facts.architecture)
+    if weights is None:
+        return config
+    from quantised_config import quantised  # which imports from tests/models
+
+    return quantised(config, weights)
+
+
 class Bench:
     """A launched replica behind the synchronous engine loop; requests are random token ids and ignore EOS."""
 
@@ -145,15 +157,8 @@ def main() -> None:
     parser.add_argument("--memory-only", action="store_true", help="stop after the memory lines")
     parser.add_argument("--fill", action="store_true", help="run the planned concurrency at --max-model-len")
     options = parser.parse_args()
-    facts = published_model(f"hf://google/gemma-4-{options.variant}")
-    assert facts is not None
     with tempfile.TemporaryDirectory() as directory:
-        config = config_json(facts.architecture)
-        if options.weights:
-            from quantised_config import quantised  # which imports from tests/models
-
-            config = quantised(config, options.weights)
-        (Path(directory) / "config.json").write_text(json.dumps(config))
+        (Path(directory) / "config.json").write_text(json.dumps(config_of(options.variant, options.weights)))
         args = EngineArgs(
             model=directory,
             load_format="dummy",

@@ -1,8 +1,9 @@
-"""Where the time of a step goes on a GPU: kernels of one prefill and of decode steps, by name, longest first.
+"""Where the time of a step goes on a GPU: kernels of one prefill, of decode steps and of mixed ones, longest first.
 
-    python tests/gpu/step_profile.py --variant 31B [--context 8192] [--batch 1] [--layers N]
+    python tests/gpu/step_profile.py --variant 31B [--context 8192] [--batch 1] [--mixed 2048] [--weights int4_g32]
 
-Random weights at the published geometry. Prints microseconds per step and launches per step of every kernel.
+Random weights at the published geometry. Prints microseconds per step and launches per step of every kernel. --mixed:
+the steps in which a prompt of so many tokens is computed beside the decodes. --weights wants tests/models on PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -16,12 +17,11 @@ from collections import defaultdict
 from pathlib import Path
 
 import torch
-from engine_on_gpu import Bench, config_json
+from engine_on_gpu import Bench, config_of
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from modelserve.engine_args import EngineArgs
-from modelserve.published import published_model
 from modelserve_worker.execution.ranks import launch
 
 
@@ -52,20 +52,20 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=8192)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--mixed", type=int, help="tokens of a prompt beside the decodes")
+    parser.add_argument("--weights", help="quantised random weights, such as int4_g32; else bfloat16")
     parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--max-num-batched-tokens", type=int, default=8192)
     options = parser.parse_args()
-    facts = published_model(f"hf://google/gemma-4-{options.variant}")
-    assert facts is not None
     with tempfile.TemporaryDirectory() as directory:
-        (Path(directory) / "config.json").write_text(json.dumps(config_json(facts.architecture)))
+        (Path(directory) / "config.json").write_text(json.dumps(config_of(options.variant, options.weights)))
         args = EngineArgs(
             model=directory, load_format="dummy", device="cuda", max_model_len=options.context + 512,
             kv_cache_dtype=options.kv_cache_dtype, max_num_batched_tokens=options.max_num_batched_tokens,
         )  # fmt: skip
         replica = launch(args)
     bench = Bench(replica, args)
-    name = f"{options.variant} {replica.geometry.dtype.value}"
+    name = f"{options.variant} {options.weights or ''} {replica.geometry.dtype.value}"
 
     def prefill() -> None:
         bench.scheduler.add(bench.request(options.context, 1))
@@ -99,6 +99,21 @@ def main() -> None:
     torch.cuda.synchronize()
     wall = (time.perf_counter() - began) / options.steps
     table(f"{name} decode, batch {options.batch}, wall {1e3 * wall:.2f} ms a step", decode, steps=options.steps)
+    if options.mixed is None:
+        return
+    steps = 0
+
+    def mixed() -> None:
+        nonlocal steps
+        request, steps = bench.request(options.mixed, 2), 0
+        bench.scheduler.add(request)
+        answered = False
+        while not answered:
+            answered = any(output.request_id == request.request_id for output in bench.engine.step())
+            steps += 1
+
+    mixed()
+    table(f"{name} {options.batch} decodes beside a prompt of {options.mixed}", mixed, steps=steps)
 
 
 if __name__ == "__main__":
