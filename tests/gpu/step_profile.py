@@ -3,7 +3,7 @@
     python tests/gpu/step_profile.py --variant 31B [--context 8192] [--batch 1] [--mixed 2048] [--weights int4_g32]
 
 Random weights at the published geometry. Prints microseconds per step and launches per step of every kernel. --mixed:
-the steps in which a prompt of so many tokens is computed beside the decodes. --weights wants tests/models on PYTHONPATH
+the steps in which a prompt of so many tokens is computed beside decodes. --weights wants tests/models on PYTHONPATH.
 """
 
 from __future__ import annotations
