@@ -103,7 +103,7 @@ __device__ __forceinline__ void multiply_block(float (&sums)[SUMS], Reader& read
     }
     if (plane % X_PLANES == X_PLANES - 1) x.next<X_STAGES>();
   }
-  // After the products, which need all that was read above: the assembler puts off reads beyond an arrival.
+  // After the products, which need all that was read above: right behind reads, an arrival was seen to overtake them.
   if (lane == 0) mbarrier_arrive(free_words(reader.shared, reader.words.stage));
   reader.words.next<W_STAGES>();
 }
