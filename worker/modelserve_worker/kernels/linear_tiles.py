@@ -84,7 +84,7 @@ def tiles_of(fmt: Format, *, capability: int) -> dict[int, LinearTile]:
 
 
 def most_fused_rows(capability: int) -> int:
-    """Rows up to which INT4 is unpacked inside of a product; on Hopper, as measured, matrix units outrun unpacking."""
+    """Rows up to which Triton unpacks INT4 inside of a product; on Hopper, as measured, matrix units outrun that."""
     return INT4_FUSED_ROWS if capability == _HOPPER else 8 * INT4_FUSED_ROWS
 
 
