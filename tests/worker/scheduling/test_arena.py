@@ -58,7 +58,7 @@ class ArenaAgainstModel(RuleBasedStateMachine):
             self._fill(kind, page.number, name)
         self.named += len(pages)
 
-    @rule(places=st.lists(st.integers(0, 1 << 16), min_size=1, max_size=8))
+    @rule(places=st.lists(st.integers(0, 1 << 16), min_size=1, max_size=2))
     def release(self, places: list[int]) -> None:
         for place in places:
             if self.pages:
@@ -138,7 +138,7 @@ def test_bytes_are_conserved_and_allocation_fails_only_when_they_are_short() -> 
         ),
     )
     assert ArenaAgainstModel.steps > 10_000
-    assert ArenaAgainstModel.moves > 50  # about 100; hypothesis also draws constants of the modules that are loaded
+    assert ArenaAgainstModel.moves > 50  # 200 to 270; hypothesis also draws constants of the modules that are loaded
     assert ArenaAgainstModel.refusals > 1000
 
 
