@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +13,7 @@ import httpx
 import pytest
 
 from modelserve_worker.engine_client import EngineBusy
-from modelserve_worker.server import body_limits
+from modelserve_worker.server import body_limits, request_body
 from modelserve_worker.server.body_limits import OpenBodies, largest_body_bytes
 from modelserve_worker.server.errors import ApiError
 from modelserve_worker.server.json_text import MAX_CONTAINERS, MAX_MEMBERS, MAX_VALUES, structure_excess
@@ -203,3 +204,37 @@ def test_a_busy_engine_is_a_429_with_its_client_named(server: Any, http: httpx.C
     }  # fmt: skip
     assert finished == {"stop": 1, "length": 0, "abort": 0, "error": 0}, "what is turned away has not failed"
     assert server.engine.clients == ["127.0.0.1"], "by address, where there are no keys"
+
+
+@pytest.mark.parametrize(("prompt", "prepared_by"), [([5, 6, 7], "loop"), ("hi", "thread")])
+def test_a_lone_small_body_is_read_on_the_loop_and_none_beside_others(
+    server: Any, http: httpx.Client, monkeypatch: pytest.MonkeyPatch, prompt: Any, prepared_by: str
+) -> None:
+    """Nobody waits then, and a prompt of ids has nothing left to encode; texts are encoded in a thread always."""
+    validate, made = request_body.validated, []
+
+    def where() -> str:
+        return "thread" if threading.current_thread().name.startswith("ThreadPoolExecutor") else "loop"
+
+    def noted(data: bytes, body_type: Any, policy: Any) -> Any:
+        made.append(where())
+        return validate(data, body_type, policy)
+
+    encode = server.app.state.bodies._lanes[0][1].submit
+    handed: list[str] = []
+
+    def submit(work: Any, *arguments: Any) -> Any:
+        handed.append("thread")
+        return encode(work, *arguments)
+
+    monkeypatch.setattr(request_body, "validated", noted)
+    monkeypatch.setattr(server.app.state.bodies._lanes[0][1], "submit", submit)
+    assert http.post("/v1/completions", json=TEXT | {"prompt": prompt}).status_code == 200
+    assert made == ["loop"]
+    assert handed == (["thread"] if prepared_by == "thread" else [])
+    server.app.state.server.request_opened()  # somebody else's
+    try:
+        assert http.post("/v1/completions", json=TEXT | {"prompt": prompt}).status_code == 200
+    finally:
+        server.app.state.server.request_closed()
+    assert made == ["loop", "thread"]
