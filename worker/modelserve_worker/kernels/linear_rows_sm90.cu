@@ -2,19 +2,20 @@
 //
 // A CTA takes tiles of OUTPUTS rows of the matrix, over all inputs or, SPLIT, over a part of them: then output is
 // [parts, rows, outputs] float32, and whoever reads it adds the parts. The matrix is the left operand of m16n8k16
-// products. About eight warps, or more for larger tiles, work in groups of OUTPUTS / 32. In every stage each group has a block of its own, 128 bytes of
-// each row: 64 inputs in bfloat16, 128 in FP8, 256 in INT4. The groups' sums meet in shared memory, in one order. One
-// more warp keeps all stages in flight. It asks for weights before the kernel ahead has ended (they depend on none),
-// and for x after it.
+// products. About eight warps, or more for larger tiles, work in groups of OUTPUTS / 32. In every stage each group has a
+// block of its own, 128 bytes of each row: 64 inputs in bfloat16, 128 in FP8, 256 in INT4. The groups' sums meet in
+// shared memory, in one order. One more warp keeps all stages in flight. It asks for weights before the kernel ahead
+// has ended (they depend on none), and for x after it.
 //
-// Whoever compiles defines OUTPUTS: a multiple of 32 up to 352; ROWS: rows of x at most, a multiple of 8; STAGES; INT4: 0, or the
-// scales of a row in 256 inputs (8, 4, 2, 1); FP8: 0 or 1; GATED: whether the second half of a tile holds the rows that
-// those of the first, after GELU, are multiplied with; SPLIT: 0 or 1.
+// Whoever compiles defines OUTPUTS: a multiple of 32 up to 352; ROWS: rows of x at most, a multiple of 8; STAGES; INT4:
+// 0, or the scales of a row in 256 inputs (8, 4, 2, 1); FP8: 0 or 1; GATED: whether the second half of a tile holds the
+// rows that those of the first, after GELU, are multiplied with; SPLIT: 0 or 1.
 
 #include "sm90.cuh"
 
 constexpr int GROUP = OUTPUTS;                // threads
-constexpr int GROUPS = OUTPUTS > 256 ? 1 : (256 + OUTPUTS / 2) / OUTPUTS;  // and blocks of inputs in a stage
+// And blocks of inputs in a stage.
+constexpr int GROUPS = OUTPUTS > 256 ? 1 : (256 + OUTPUTS / 2) / OUTPUTS;
 constexpr int CONSUMERS = GROUPS * GROUP;     // threads
 constexpr int BLOCKS = ROWS / 8;              // of columns of a product, which are rows of x
 constexpr int HALF_ROWS = OUTPUTS / 2;        // of the matrix, in each half of a tile

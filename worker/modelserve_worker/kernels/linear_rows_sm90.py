@@ -20,7 +20,7 @@ from modelserve_worker.kernels.int4_linear import Int4Tiles
 
 ROWS = (8, 16, 32)  # rows of x that a compiled kernel takes at most
 TILES = (128, 64, 32)  # rows of the matrix
-ONE_TURN_TILES = tuple(range(352, 63, -32))  # of a whole product
+ONE_TURN_TILES = tuple(range(352, 63, -32))  # of which there may be one for each multiprocessor
 SHARED_BYTES = 227 * 1024  # of a thread block, at most
 PARTS = (1, 2, 3, 4)  # of the inputs, where the sum of parts is taken later
 LEAST_BUSY, LEAST_BUSY_SPLIT, LEAST_BUSY_TURN = 0.62, 0.9, 0.95  # share of multiprocessors' turns that have work
@@ -100,23 +100,26 @@ def kernel_for(
     """
     bucket = next(most for most in ROWS if rows <= most)
 
-    def busy(division: tuple[int, int]) -> float:
-        tile, parts = division
+    tiles = TILES[:-1] if int4_scales else TILES
+
+    def busy(tile: int, parts: int = 1) -> float:
         items = -(-matrix_rows // tile) * parts
         return items / (-(-items // _MULTIPROCESSORS) * _MULTIPROCESSORS)
 
+    def one_turn(tile: int) -> bool:
+        return matrix_rows <= tile * _MULTIPROCESSORS and busy(tile) >= LEAST_BUSY_TURN
+
+    parts = 1
     if split:
-        divided = [(tile, parts) for parts in PARTS for tile in (TILES[:-1] if int4_scales else TILES)]
-        enough = (each for each in divided if busy(each) >= LEAST_BUSY_SPLIT)
-        tile, parts = next(enough, max(reversed(divided), key=busy))
-        return RowsKernel(tile, bucket, gated, int4_scales, fp8, parts)
-    whole = [(tile, 1) for tile in ONE_TURN_TILES]
-    one_turn = (each for each in whole if busy(each) >= LEAST_BUSY_TURN and matrix_rows <= each[0] * _MULTIPROCESSORS)
-    best = max(whole, key=busy)
-    if not int4_scales:
-        few = [(tile, 1) for tile in TILES]
-        best = next((each for each in few if busy(each) >= LEAST_BUSY), max(reversed(few), key=busy))
-    tile, parts = next(one_turn, best)
+        divided = [(tile, parts) for parts in PARTS for tile in tiles]
+        enough = (each for each in divided if busy(*each) >= LEAST_BUSY_SPLIT)
+        tile, parts = next(enough, max(reversed(divided), key=lambda each: busy(*each)))
+    elif fitting := [tile for tile in ONE_TURN_TILES if one_turn(tile)]:
+        tile = fitting[0]
+    elif int4_scales:
+        tile = max(ONE_TURN_TILES, key=busy)
+    else:
+        tile = next((tile for tile in tiles if busy(tile) >= LEAST_BUSY), max(reversed(tiles), key=busy))
     return RowsKernel(tile, bucket, gated, int4_scales, fp8, parts)
 
 
