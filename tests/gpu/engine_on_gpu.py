@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from random_checkpoint import read_config
 
-from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.engine_args import EngineArgs
-from modelserve.published import published_model
 from modelserve_worker.engine.engine import Engine
 from modelserve_worker.engine.plan_report import plan_report
 from modelserve_worker.execution.ranks import LaunchedReplica, launch
@@ -29,52 +28,6 @@ from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.scheduler import Scheduler
 
 MIB = 1 << 20
-
-
-def config_json(architecture: ModelArchitecture) -> dict[str, Any]:
-    """A config.json of `architecture`, in the shape of the published ones."""
-    a = architecture
-    text: dict[str, Any] = {
-        name: getattr(a, name)
-        for name in (
-            "num_hidden_layers", "hidden_size", "intermediate_size", "use_double_wide_mlp", "num_attention_heads",
-            "num_key_value_heads", "head_dim", "global_head_dim", "attention_k_eq_v", "num_kv_shared_layers",
-            "sliding_window", "max_position_embeddings", "vocab_size", "hidden_size_per_layer_input",
-            "vocab_size_per_layer_input", "rms_norm_eps", "final_logit_softcapping",
-        )
-    }  # fmt: skip
-    text |= {
-        "num_global_key_value_heads": a.num_global_key_value_heads if a.attention_k_eq_v else None,
-        "layer_types": [a.kind(layer).value for layer in range(a.num_hidden_layers)],
-        "rope_parameters": {
-            LayerKind.SLIDING.value: {"rope_type": "default", "rope_theta": a.sliding_rope_theta},
-            LayerKind.GLOBAL.value: {
-                "rope_type": "proportional",
-                "rope_theta": a.global_rope_theta,
-                "partial_rotary_factor": a.global_partial_rotary_factor,
-            },
-        },
-    }
-    if a.num_experts:
-        text |= {
-            "enable_moe_block": True,
-            "num_experts": a.num_experts,
-            "top_k_experts": a.top_k_experts,
-            "moe_intermediate_size": a.moe_intermediate_size,
-        }
-    return {"model_type": "gemma4", "dtype": "bfloat16", "eos_token_id": [1], "text_config": text}
-
-
-def config_of(variant: str, weights: str | None) -> dict[str, Any]:
-    """Of a published size, bfloat16 or with every linear layer in the format `weights` names (int4_g32)."""
-    facts = published_model(f"hf://google/gemma-4-{variant}")
-    assert facts is not None
-    config = config_json(facts.architecture)
-    if weights is None:
-        return config
-    from quantised_config import quantised  # which imports from tests/models
-
-    return quantised(config, weights)
 
 
 class Bench:
@@ -158,7 +111,7 @@ def main() -> None:
     parser.add_argument("--fill", action="store_true", help="run the planned concurrency at --max-model-len")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        (Path(directory) / "config.json").write_text(json.dumps(config_of(options.variant, options.weights)))
+        (Path(directory) / "config.json").write_text(json.dumps(read_config(options.variant, options.weights)))
         args = EngineArgs(
             model=directory,
             load_format="dummy",

@@ -15,10 +15,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from engine_on_gpu import Bench, config_json
+from engine_on_gpu import Bench
+from random_checkpoint import read_config
 
 from modelserve.engine_args import EngineArgs
-from modelserve.published import published_model
 from modelserve_worker.execution.ranks import launch
 from modelserve_worker.request import Request
 
@@ -49,9 +49,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         if options.variant:
-            facts = published_model(f"hf://google/gemma-4-{options.variant}")
-            assert facts is not None
-            (Path(directory) / "config.json").write_text(json.dumps(config_json(facts.architecture)))
+            (Path(directory) / "config.json").write_text(json.dumps(read_config(options.variant)))
         args = EngineArgs(
             model=directory if options.variant else str(options.model),
             load_format="dummy" if options.variant else "auto",

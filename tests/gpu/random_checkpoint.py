@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from engine_on_gpu import config_json
 from safetensors.torch import save_file
 
-from modelserve.architecture import ModelArchitecture
+from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.checkpoint_files import INDEX_FILE
 from modelserve.published import published_model
 from modelserve_worker.execution.weights_dummy import DummyWeights
@@ -91,14 +90,57 @@ def write_text_files(directory: Path, architecture: ModelArchitecture) -> None:
     path.write_text(json.dumps(document), encoding="utf-8")
 
 
-def read_config(variant: str) -> dict[str, Any]:
-    """config.json of a published size, or of the demo's model."""
+def config_json(architecture: ModelArchitecture) -> dict[str, Any]:
+    """A config.json of `architecture`, in the shape of the published ones."""
+    a = architecture
+    text: dict[str, Any] = {
+        name: getattr(a, name)
+        for name in (
+            "num_hidden_layers", "hidden_size", "intermediate_size", "use_double_wide_mlp", "num_attention_heads",
+            "num_key_value_heads", "head_dim", "global_head_dim", "attention_k_eq_v", "num_kv_shared_layers",
+            "sliding_window", "max_position_embeddings", "vocab_size", "hidden_size_per_layer_input",
+            "vocab_size_per_layer_input", "rms_norm_eps", "final_logit_softcapping",
+        )
+    }  # fmt: skip
+    text |= {
+        "num_global_key_value_heads": a.num_global_key_value_heads if a.attention_k_eq_v else None,
+        "layer_types": [a.kind(layer).value for layer in range(a.num_hidden_layers)],
+        "rope_parameters": {
+            LayerKind.SLIDING.value: {"rope_type": "default", "rope_theta": a.sliding_rope_theta},
+            LayerKind.GLOBAL.value: {
+                "rope_type": "proportional",
+                "rope_theta": a.global_rope_theta,
+                "partial_rotary_factor": a.global_partial_rotary_factor,
+            },
+        },
+    }
+    if a.num_experts:
+        text |= {
+            "enable_moe_block": True,
+            "num_experts": a.num_experts,
+            "top_k_experts": a.top_k_experts,
+            "moe_intermediate_size": a.moe_intermediate_size,
+        }
+    return {"model_type": "gemma4", "dtype": "bfloat16", "eos_token_id": [1], "text_config": text}
+
+
+def read_config(variant: str, weights: str | None = None) -> dict[str, Any]:
+    """config.json of a published size, or of the demo's model.
+
+    `weights` names a quantised format for its linear layers, such as int4_g32, and wants tests/models on the path.
+    """
     if variant == "tiny":
-        return tiny_config_json("31b")
-    facts = published_model(f"hf://google/gemma-4-{variant}")
-    if facts is None:
-        raise SystemExit(f"--variant {variant}: not a published size; take E2B, E4B, 12B, 26B-A4B, 31B or tiny")
-    return config_json(facts.architecture)
+        config = tiny_config_json("31b")
+    else:
+        facts = published_model(f"hf://google/gemma-4-{variant}")
+        if facts is None:
+            raise SystemExit(f"--variant {variant}: not a published size; take E2B, E4B, 12B, 26B-A4B, 31B or tiny")
+        config = config_json(facts.architecture)
+    if not weights:
+        return config
+    from quantised_config import quantised  # which imports from tests/models
+
+    return quantised(config, weights)
 
 
 def write_checkpoint(directory: Path, *, variant: str, device: str, processes: int, seed: int = 0) -> int:

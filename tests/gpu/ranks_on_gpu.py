@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from engine_on_gpu import Bench, driver_line, memory_lines
-from quantised_config import quantised
 from random_checkpoint import read_config
 from step_profile import table
 
@@ -123,9 +122,7 @@ def main() -> None:
     parser.add_argument("--output", type=int, default=100)
     options = parser.parse_args()
     name = f"{options.variant} {options.weights or 'bfloat16'} TP{options.ranks}"
-    config = read_config(options.variant)
-    if options.weights:
-        config = quantised(config, options.weights)
+    config = read_config(options.variant, options.weights)
     with tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "config.json").write_text(json.dumps(config))
         more: dict[str, Any] = {"max_model_len": options.max_model_len}

@@ -178,11 +178,7 @@ def main() -> int:
     parser.add_argument("--ready-seconds", type=float, default=300.0, help="most seconds to ready (default 300)")
     parser.add_argument("--out", type=Path, help="keep the worker's log and each point's JSON there")
     options, worker_flags = parser.parse_known_args()
-    config = read_config(options.variant)
-    if options.weights:
-        from quantised_config import quantised  # which needs tests/models on the path
-
-        config = quantised(config, options.weights)
+    config = read_config(options.variant, options.weights)
     architecture = ModelArchitecture.from_config(config)
     faults, rows = [], []
     with tempfile.TemporaryDirectory() as directory:

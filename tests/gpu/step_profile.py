@@ -17,7 +17,8 @@ from collections import defaultdict
 from pathlib import Path
 
 import torch
-from engine_on_gpu import Bench, config_of
+from engine_on_gpu import Bench
+from random_checkpoint import read_config
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
@@ -58,7 +59,7 @@ def main() -> None:
     parser.add_argument("--max-num-batched-tokens", type=int, default=8192)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        (Path(directory) / "config.json").write_text(json.dumps(config_of(options.variant, options.weights)))
+        (Path(directory) / "config.json").write_text(json.dumps(read_config(options.variant, options.weights)))
         args = EngineArgs(
             model=directory, load_format="dummy", device="cuda", max_model_len=options.context + 512,
             kv_cache_dtype=options.kv_cache_dtype, max_num_batched_tokens=options.max_num_batched_tokens,
