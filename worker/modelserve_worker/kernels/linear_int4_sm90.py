@@ -10,12 +10,11 @@ import ctypes
 from dataclasses import dataclass
 from functools import cache
 
-import torch
 from torch import Tensor
 
 from modelserve_worker.kernels.cuda_kernel import CudaSource, launch, pointer, tensor_map
 from modelserve_worker.kernels.int4_linear import Int4Tiles
-from modelserve_worker.kernels.linear_tiles import split_sums
+from modelserve_worker.kernels.linear_tiles import PARTS, busy, empty_product, split_sums
 
 CLUSTER = 2  # thread blocks that share their rows of x
 OUTPUTS = 128  # of a tile
@@ -23,7 +22,6 @@ THREADS = 384  # of a block: those that multiply, and a warpgroup that loads
 COLUMNS = (64, 128)  # rows of x of a tile; with more rows there are several tiles
 MANY_COLUMNS = (256, 192, 128)
 MOST_SPLIT_ROWS = 64  # of x, up to which parts of sums are left to their reader
-PARTS = (1, 2, 3, 4)
 LEAST_BUSY = 0.9  # share of the clusters' turns that have work, below which runs begin inside of items
 TOGETHER = 8  # slices of rows that have the same tiles at a time, whose weights then come from the cache
 _STAGES = {64: (4, 4), 128: (3, 4), 192: (3, 6), 256: (2, 5)}  # of words and scales, of x: in 227 KiB
@@ -100,21 +98,17 @@ class Division:
 @cache
 def division(rows: int, outputs: int, blocks: int, *, split: bool, clusters: int = _CLUSTERS) -> Division:
     """Of a matrix of `outputs` rows and `blocks` blocks of inputs, over at most `clusters` clusters."""
-
-    def busy(items: int) -> float:
-        return items / (-(-items // clusters) * clusters)
-
     columns = next((most for most in COLUMNS if rows <= most), None)
     columns = columns or min(MANY_COLUMNS, key=lambda each: -(-rows // each) * each)
     pairs, slices = -(-outputs // (CLUSTER * OUTPUTS)), -(-rows // columns)
     if split and rows <= MOST_SPLIT_ROWS:
-        enough = (each for each in PARTS if busy(pairs * each) >= LEAST_BUSY)
-        parts = next(enough, max(PARTS, key=lambda each: busy(pairs * each)))
+        enough = (each for each in PARTS if busy(pairs * each, clusters) >= LEAST_BUSY)
+        parts = next(enough, max(PARTS, key=lambda each: busy(pairs * each, clusters)))
         if parts > 1:
             of_part = -(-blocks // parts)
             return Division(columns, parts, pairs, parts, of_part, 0, min(pairs * parts, clusters), of_part)
     items = pairs * slices
-    if busy(items) >= LEAST_BUSY:
+    if busy(items, clusters) >= LEAST_BUSY:
         used, grain = min(items, clusters), blocks
     else:
         used, grain = max(1, min(clusters, items * blocks // 2)), 1
@@ -143,14 +137,11 @@ def int4_product(x: Tensor, matrix: Int4Tiles, *, gated: bool = False, split: bo
     x_map = tensor_map(
         x.data_ptr(), (_BOX_INPUTS, rows, inputs // _BOX_INPUTS), (2 * x.stride(0), 2 * _BOX_INPUTS), kernel.x_box
     )
-    shape = rows, outputs // 2 if gated else outputs
-    if kernel.split:
-        output = torch.empty((work.parts, *shape), dtype=torch.float32, device=x.device)
-    else:
-        output = torch.empty(shape, dtype=x.dtype, device=x.device)
+    written = outputs // 2 if gated else outputs
+    output = empty_product(x, written, work.parts)
     shared = split_sums(x.device)
     numbers = (
-        *shape, outputs // 2, work.pairs, work.slices, work.together, work.blocks, work.items, work.waves,
+        rows, written, outputs // 2, work.pairs, work.slices, work.together, work.blocks, work.items, work.waves,
         work.clusters, work.grain,
     )  # fmt: skip
     launch(

@@ -17,12 +17,12 @@ from torch import Tensor
 from modelserve_worker.kernels.cuda_kernel import CudaSource, launch, pointer, tensor_map
 from modelserve_worker.kernels.fp8_linear import Fp8Pairs
 from modelserve_worker.kernels.int4_linear import Int4Tiles
+from modelserve_worker.kernels.linear_tiles import PARTS, busy, empty_product
 
 ROWS = (8, 16, 32)  # rows of x that a compiled kernel takes at most
 TILES = (128, 64, 32)  # rows of the matrix
 ONE_TURN_TILES = tuple(range(352, 63, -32))  # of which there may be one for each multiprocessor
 SHARED_BYTES = 227 * 1024  # of a thread block, at most
-PARTS = (1, 2, 3, 4)  # of the inputs, where the sum of parts is taken later
 LEAST_BUSY, LEAST_BUSY_SPLIT, LEAST_BUSY_TURN = 0.62, 0.9, 0.95  # share of multiprocessors' turns that have work
 _INPUTS = 64  # of a block of bfloat16, and of a box of x: 128 bytes
 _MULTIPROCESSORS = 132  # that tiles are chosen for: an H100's and an H200's
@@ -102,24 +102,23 @@ def kernel_for(
 
     tiles = TILES[:-1] if int4_scales else TILES
 
-    def busy(tile: int, parts: int = 1) -> float:
-        items = -(-matrix_rows // tile) * parts
-        return items / (-(-items // _MULTIPROCESSORS) * _MULTIPROCESSORS)
+    def used(tile: int, parts: int = 1) -> float:
+        return busy(-(-matrix_rows // tile) * parts, _MULTIPROCESSORS)
 
     def one_turn(tile: int) -> bool:
-        return matrix_rows <= tile * _MULTIPROCESSORS and busy(tile) >= LEAST_BUSY_TURN
+        return matrix_rows <= tile * _MULTIPROCESSORS and used(tile) >= LEAST_BUSY_TURN
 
     parts = 1
     if split:
         divided = [(tile, parts) for parts in PARTS for tile in tiles]
-        enough = (each for each in divided if busy(*each) >= LEAST_BUSY_SPLIT)
-        tile, parts = next(enough, max(reversed(divided), key=lambda each: busy(*each)))
+        enough = (each for each in divided if used(*each) >= LEAST_BUSY_SPLIT)
+        tile, parts = next(enough, max(reversed(divided), key=lambda each: used(*each)))
     elif fitting := [tile for tile in ONE_TURN_TILES if one_turn(tile)]:
         tile = fitting[0]
     elif int4_scales:
-        tile = max(ONE_TURN_TILES, key=busy)
+        tile = max(ONE_TURN_TILES, key=used)
     else:
-        tile = next((tile for tile in tiles if busy(tile) >= LEAST_BUSY), max(reversed(tiles), key=busy))
+        tile = next((tile for tile in tiles if used(tile) >= LEAST_BUSY), max(reversed(tiles), key=used))
     return RowsKernel(tile, bucket, gated, int4_scales, fp8, parts)
 
 
@@ -194,8 +193,7 @@ def _product(
     inputs = _blocks(x, kernel.rows, kernel.blocks * kernel.x_boxes)
     items, stages = -(-matrix_rows // kernel.tile) * parts, -(-blocks // (kernel.blocks * parts))
     outputs, second = (matrix_rows // 2, matrix_rows // 2) if kernel.gated else (matrix_rows, kernel.tile // 2)
-    shape, dtype = ((rows, outputs), x.dtype) if parts == 1 else ((parts, rows, outputs), torch.float32)
-    output = torch.empty(shape, dtype=dtype, device=x.device)
+    output = empty_product(x, outputs, parts)
     numbers = (rows, outputs, second, items, parts, stages)
     launch(
         kernel.source, grid=(items, 1), threads=kernel.consumers + 32,

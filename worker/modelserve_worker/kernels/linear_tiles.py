@@ -19,6 +19,7 @@ GROUPED_ROWS = 4  # rows an expert has on average, up to which the few-row kerne
 MOST_COUNTERS = 1 << 12
 _HOPPER = 90
 LEAST_MAJOR = 8
+PARTS = (1, 2, 3, 4)  # of the inputs, where the sum of parts is taken later
 _FLOAT32 = 4
 
 
@@ -97,6 +98,18 @@ def grouped_tile(fmt: Format, rows: int, experts: int, capability: int) -> Linea
     """The tile for `rows` rows dealt out to `experts` experts."""
     most = 8 if rows <= GROUPED_ROWS * experts else 64
     return tiles_of(fmt, capability=capability)[most]
+
+
+def busy(items: int, at_once: int) -> float:
+    """Share of the turns of `at_once` workers that have one of so many items."""
+    return items / (-(-items // at_once) * at_once)
+
+
+def empty_product(x: Tensor, outputs: int, parts: int) -> Tensor:
+    """What a product of x [T, K] is written to: [T, outputs] in its dtype, or in parts float32 [parts, T, outputs]."""
+    if parts == 1:
+        return torch.empty((x.shape[0], outputs), dtype=x.dtype, device=x.device)
+    return torch.empty((parts, x.shape[0], outputs), dtype=torch.float32, device=x.device)
 
 
 def kernel_capability(device: torch.device) -> int | None:
