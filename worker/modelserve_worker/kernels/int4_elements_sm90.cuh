@@ -4,12 +4,20 @@
 
 #include "sm90.cuh"
 
-// Two nibbles in the low bits of both halves -> (nibble - 8) * scale of both, rounded once. `scale`: twice.
+constexpr u32 EXCESS = 0xC308C308;  // -136 twice: what 128 + nibble is too large by
+
+// Two nibbles in the low bits of both halves -> 128 + nibble of both.
+__device__ __forceinline__ u32 nibble_pair(u32 halves) {
+  u32 pair;
+  asm("lop3.b32 %0, %1, 0x000f000f, 0x43004300, 0xea;" : "=r"(pair) : "r"(halves));
+  return pair;
+}
+
+// (nibble - 8) * scale of both, rounded once. `scale`: twice.
 __device__ __forceinline__ u32 element_pair(u32 halves, u32 scale) {
   u32 pair;
-  asm("{\n.reg .b32 v;\nlop3.b32 v, %1, 0x000f000f, 0x43004300, 0xea;\nadd.rn.bf16x2 v, v, %3;\n"
-      "mul.rn.bf16x2 %0, v, %2;\n}"
+  asm("{\n.reg .b32 v;\nadd.rn.bf16x2 v, %1, %3;\nmul.rn.bf16x2 %0, v, %2;\n}"
       : "=r"(pair)
-      : "r"(halves), "r"(scale), "r"(0xC308C308));  // 128 + nibble, less 136
+      : "r"(nibble_pair(halves)), "r"(scale), "r"(EXCESS));
   return pair;
 }

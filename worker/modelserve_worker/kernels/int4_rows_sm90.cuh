@@ -36,19 +36,14 @@ struct Words {
 
 #if ROWS == 8
 
-constexpr int TOGETHER = 2;         // planes whose products are under way at a time
-constexpr u32 EXCESS = 0xC308C308;  // -136 twice: what 128 + nibble is too large by
+constexpr int TOGETHER = 2;  // planes whose products are under way at a time
 
 // Pairs of words of two rows, eight words each -> the operands of a plane's two products, 128 + nibble.
 __device__ __forceinline__ void plane_operands(u32 (&a)[8], const u32 (&halves)[2][4], int nibble) {
 #pragma unroll
   for (int pair = 0; pair < 4; pair++)
 #pragma unroll
-    for (int row = 0; row < 2; row++) {
-      u32 shifted = halves[row][pair] >> (4 * nibble), value;
-      asm("lop3.b32 %0, %1, 0x000f000f, 0x43004300, 0xea;" : "=r"(value) : "r"(shifted));
-      a[2 * pair + row] = value;
-    }
+    for (int row = 0; row < 2; row++) a[2 * pair + row] = nibble_pair(halves[row][pair] >> (4 * nibble));
 }
 
 __device__ __forceinline__ float wide(unsigned short value) { return __uint_as_float((u32)value << 16); }

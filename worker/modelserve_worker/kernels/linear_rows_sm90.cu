@@ -156,8 +156,6 @@ typedef unsigned short Output;
 __device__ __forceinline__ Output stored(float value) { return (Output)bf16_pair(value, 0.0f); }
 #endif
 
-__device__ __forceinline__ float rounded(float value) { return __uint_as_float(bf16_pair(0.0f, value) & 0xFFFF0000u); }
-
 __device__ __forceinline__ float gelu(float x) {
   float u = 0.7978845608028654f * (x + 0.044715f * x * x * x);
   return x / (1.0f + __expf(-2.0f * u));

@@ -200,6 +200,9 @@ __device__ __forceinline__ u32 bf16_pair(float low, float high) {
   return pair;
 }
 
+// To the nearest bfloat16.
+__device__ __forceinline__ float rounded(float value) { return __uint_as_float(bf16_pair(0.0f, value) & 0xFFFF0000u); }
+
 // Four 8 x 8 matrices in the order of an A operand: 16 rows of this warp, 16 columns from `column` of a block.
 __device__ __forceinline__ void store_fragment(u32 block, int column, u32 a, u32 b, u32 c, u32 d) {
   int lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane % 16, chunk = column / 8 + lane / 16;

@@ -46,8 +46,6 @@ __device__ __forceinline__ void multiply(float (&sums)[SUMS], const u32* a, u64 
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
-__device__ __forceinline__ float rounded(float value) { return __uint_as_float(bf16_pair(0.0f, value) & 0xFFFF0000u); }
-
 __device__ __forceinline__ float opened(float gate, float up) {
   const float x = rounded(gate), u = 0.7978845608028654f * (x + 0.044715f * x * x * x);
   return rounded(__fdividef(x, 1.0f + __expf(-2.0f * u))) * rounded(up);
