@@ -154,7 +154,7 @@ class Rank:
         options = {"scalar": scalar, "next_weight": weight, "eps": EPS}
 
         def nccl() -> None:
-            dist.all_reduce(delta, group=parallel.group)
+            dist.all_reduce(delta)
 
         def nccl_norm() -> None:
             nccl()

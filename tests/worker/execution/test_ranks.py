@@ -96,6 +96,11 @@ def _mask(allowed: Sequence[int], vocab_size: int) -> np.ndarray:
     return np.packbits(bits, bitorder="little").view(np.int32)[None]
 
 
+def _threads_of_group() -> list[str]:
+    names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+    return [name for name in names if "gloo" in name]
+
+
 @pytest.mark.parametrize("variant", ["31B", "E4B"])
 def test_two_ranks_say_what_one_says(tmp_path, driver_for, variant) -> None:
     make_checkpoint(variant, tmp_path, seed=6)
@@ -122,10 +127,13 @@ def test_two_ranks_say_what_one_says(tmp_path, driver_for, variant) -> None:
         with pytest.raises(InvalidInput, match="token id outside"):
             replica.runner.execute(driver.batch(driver.share("x", [1 << 20, 2]))).result()
         assert _tokens(replica, driver_for, 3) == alone[:3]
+        assert _threads_of_group()
     finally:
         replica.runner.shutdown()
+    assert [process.exitcode for process in replica.runner._workers._processes] == [0]
     assert multiprocessing.active_children() == []
     assert not torch.distributed.is_initialized()
+    assert not _threads_of_group(), "one that wants the interpreter while it is torn down aborts the process"
 
 
 def test_a_killed_rank_fails_the_step_and_all_that_follow(tmp_path, driver_for) -> None:

@@ -106,7 +106,7 @@ class Batch:
 def sampled_tokens(directory: Path, steps: int, parallel: TensorParallel) -> list[Tensor]:
     """Of one rank: its tokens [steps, ROWS]; those of one rank alone from the gathered logits; columns of the reported
     log probabilities of both, concatenated over steps; and the shapes that it gathered, one row each."""
-    recording = RecordingParallel(parallel.rank, parallel.size, parallel.group)
+    recording = RecordingParallel(parallel.rank, parallel.size)
     object.__setattr__(recording, "gathered", [])
     model = load_checkpoint(directory, parallel=parallel)
     together, alone = Batch(recording), Batch(TensorParallel())

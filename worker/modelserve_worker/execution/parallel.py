@@ -40,7 +40,7 @@ def join_tensor_parallel(
         timeout=timedelta(seconds=timeout_s),
         device_id=device if device.type == "cuda" else None,
     )
-    parallel = TensorParallel(rank=rank, size=size, group=dist.group.WORLD)
+    parallel = TensorParallel(rank=rank, size=size)
     if device.type == "cuda":
         from modelserve_worker.execution.peer_memory import join_peers  # CUDA, on GPUs alone
 

@@ -359,6 +359,8 @@ def _worker_main(args: EngineArgs, rank: int, init_method: str, last_words: Conn
         worker_loop(started.runner, ring, rank - 1)
         started.runner.shutdown()
         ring.close()
+        # Not through Python's teardown: a communicator's thread that wants the interpreter then aborts the process.
+        os._exit(0)
     except BaseException as error:
         with contextlib.suppress(OSError):
             last_words.send(f"rank {rank}: {type(error).__name__}: {error}")

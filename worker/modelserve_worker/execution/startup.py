@@ -352,7 +352,7 @@ def _agree(use: MemoryUse, parallel: TensorParallel, device: torch.device) -> tu
     names = sorted(use.overhead)
     terms = (-use.left_bytes, use.weights_bytes, use.activation_bytes, *(use.overhead[name] for name in names))
     agreed = torch.tensor(terms, dtype=torch.int64, device=device)
-    dist.all_reduce(agreed, op=dist.ReduceOp.MAX, group=parallel.group)
+    dist.all_reduce(agreed, op=dist.ReduceOp.MAX)
     negated_pool, weights, activation, *overhead = agreed.tolist()
     largest = dict(zip(names, overhead, strict=True))
     return MemoryUse(use.total_bytes, use.budget_bytes, weights, activation, largest), -negated_pool

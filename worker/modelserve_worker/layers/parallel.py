@@ -39,14 +39,14 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class TensorParallel:
-    """Rank `rank` of `size`. With size 1 the collectives return their input and no process group is needed.
+    """Rank `rank` of `size`. With size 1 the collectives return their input and no process group is needed; else they
+    go over torch's default group, which is named nowhere else: it ends, with its threads, where it is destroyed.
 
     On GPUs that reach each other's memory `peers` sums what is small, and `peer_rows` the rows of a layer.
     """
 
     rank: int = 0
     size: int = 1
-    group: dist.ProcessGroup | None = None
     peers: PeerSums | None = None
     peer_rows: PeerRows | None = None
 
@@ -82,7 +82,7 @@ class TensorParallel:
         if self.peers is not None and self.peers.takes(x):
             return self.peers.all_reduce(x)
         if x.is_cuda:
-            dist.all_reduce(x, group=self.group)
+            dist.all_reduce(x)
             return x
         return sum_in_rank_order(self._gathered(x))
 
@@ -95,7 +95,7 @@ class TensorParallel:
     def _gathered(self, x: Tensor) -> Tensor:
         """[...] -> [size, ...], in rank order."""
         shares = torch.empty((self.size, *x.shape), dtype=x.dtype, device=x.device)
-        dist.all_gather_into_tensor(shares.flatten(0, 1), x.contiguous(), group=self.group)
+        dist.all_gather_into_tensor(shares.flatten(0, 1), x.contiguous())
         return shares
 
 
