@@ -57,7 +57,7 @@ class Host:
         cpu, entries = torch.device("cpu"), {"max_num_seqs": requests, "max_model_len": longest}
         self.tables = BlockTables(geometry, device=cpu, **entries)
         self.packer = StepPacker(
-            geometry, max_num_batched_tokens=packed_tokens, vocab_size=VOCABULARY, narrows=False, device=cpu,
+            geometry, max_num_batched_tokens=packed_tokens, vocab_size=VOCABULARY, device=cpu,
             blocks=QueryBlocks(8, 64, longest), **entries,
         )  # fmt: skip
         self.sampling = SamplingSlots(max_num_seqs=requests, vocab_size=VOCABULARY, eos_token_ids=EOS, device=cpu)

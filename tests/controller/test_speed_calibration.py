@@ -114,7 +114,7 @@ def test_the_status_shows_what_was_measured_beside_what_is_expected_of_such_step
     }  # fmt: skip
     shown = _shown(world, "first")["Prefill"]
     assert (shown["promptTokens"], "requests" in shown, "contextTokens" in shown) == (8192, False, False)
-    assert float(shown["predictedMs"]) == pytest.approx(70, rel=0.05)
+    assert float(shown["predictedMs"]) == pytest.approx(64, rel=0.05)
     assert _gauge("first") == pytest.approx(0.25, abs=0.001)
     after = world.status("first")
     assert after["conditions"] == before["conditions"]

@@ -44,10 +44,12 @@ def _plan(*products: str, gpus: int = 1, **spec: Any) -> Any:
 
 
 def test_the_context_at_which_a_row_of_31b_takes_twice_by_hand() -> None:
-    """60 layers of 32 heads: 2 FLOP a parameter of 29.3e9, 4 x 32 x 512 a key of each of 10 global layers."""
-    layers = 5376 * 3 * 21504 * 60  # MLP
-    layers += 50 * 256 * 5376 * (32 + 2 * 16 + 32) + 10 * 512 * 5376 * (32 + 4 + 32)  # V is of K on global layers
-    by_hand = (2 * layers / 0.71) / (4 * 32 * 512 * 10 / 0.6)
+    """59 layers of 32 heads: 2 FLOP a parameter of 28.7e9, 4 x 32 x 512 a key of each of 9 global layers, and queries
+    and keys of the last."""
+    layers = 5376 * 3 * 21504 * 59  # MLP
+    layers += 50 * 256 * 5376 * (32 + 2 * 16 + 32) + 9 * 512 * 5376 * (32 + 4 + 32)  # V is of K on global layers
+    layers += 512 * 5376 * (32 + 4)
+    by_hand = (2 * layers / 0.71) / (4 * 32 * 512 * 9 / 0.6)
     assert _rank().doubling_context == pytest.approx(by_hand, rel=1e-3)
     assert _rank(product="NVIDIA-L4").doubling_context == pytest.approx(by_hand * 0.28 / 0.6, rel=1e-3)
     assert math.isinf(_rank(product="CPU").doubling_context)
@@ -59,7 +61,8 @@ def test_prompts_that_fit_a_step_are_expected_as_before_and_long_ones_to_take_mo
     fits = load_speed(rank, Load(1, 8192, 150), **at).first_token
     assert fits.weights == pytest.approx(rank.step(prompts=PromptRows(1, 0, 0, 1)).weights), "one step reads them once"
     long = load_speed(rank, Load(1, 126_000, 64), **at).first_token
-    assert long.weights / fits.weights == 79, "of 2,048 rows up to 37,766 tokens, of fewer behind them"
+    steps = pytest.approx(76)
+    assert long.weights / fits.weights == steps, "of 2,048 rows up to 41,339 tokens, of fewer behind them"
 
 
 def test_a_decode_step_of_31b_by_hand() -> None:
@@ -80,7 +83,7 @@ def test_a_decode_step_of_31b_by_hand() -> None:
 
 def test_rows_of_a_prompt_by_hand() -> None:
     time, rates = _rank().step(prompts=PromptRows.chunk(6144, 2048, window=1024, ends=False)), engine_rates(HOPPER)
-    global_flop = 10 * 4 * 32 * 512 * 2048 * (6144 + 1024)  # each row its own half on average
+    global_flop = 9 * 4 * 32 * 512 * 2048 * (6144 + 1024)  # each row its own half on average
     sliding_flop = 50 * 4 * 32 * 256 * 2048 * 1024
     expected = global_flop / (989e12 * rates.attention_v_only) + sliding_flop / (989e12 * rates.attention_sliding)
     assert time.attention == pytest.approx(expected)

@@ -73,7 +73,7 @@ def test_31b_on_one_l4_is_refused_with_the_missing_bytes_and_a_remedy() -> None:
     assert candidate.shortfall_bytes is not None
     assert 40 < candidate.shortfall_bytes / 2**30 < 42
     assert candidate.remedy == "fits on 4 x NVIDIA-L4 of one node, or on 1 x NVIDIA-H100-80GB-HBM3"
-    assert "40.75 GiB missing" in (result.message or "")
+    assert "40.73 GiB missing" in (result.message or "")
     on_four = plan(_spec(), _architecture(), [_offer("NVIDIA-L4", 4)])
     assert (on_four.accelerator, on_four.tensor_parallel) == ("NVIDIA-L4", 4)
 
@@ -218,7 +218,7 @@ def test_a_correction_that_is_not_enough_says_what_more_it_takes() -> None:
     tight = replace(CATALOGUE["NVIDIA-H100-80GB-HBM3"], visible_bytes=76 << 30)
     (longest,) = plan(too_long, _architecture(), [AcceleratorOffer(tight, 1)]).candidates
     assert longest.remedy == (
-        "fits at 262,144 tokens and with int8 KV cache, or at 167,000 tokens, "
+        "fits at 262,144 tokens and with int8 KV cache, or at 169,000 tokens, "
         "or at 262,144 tokens and on 2 x NVIDIA-H100-80GB-HBM3 of one node"
     )
 

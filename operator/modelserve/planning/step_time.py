@@ -11,10 +11,10 @@
 W bytes of the weights that the step reads (embedding tables of inputs not, of experts the share that its rows touch),
 W_4 those in INT4, W' the seconds of that; A = (2 P rows + 2 E samples) / TP / (rate x linear, or fp8_linear), P
 parameters that a row is multiplied with, E those of the output head; g and s cache bytes per token over all global and
-sliding layers; D head width, n layers of a kind, K keys that the rows of prompts attend to, summed over rows. Layers
-without a cache of their own read their producer's, and compute the last row of a prompt alone, so they are left out of
-what prompts cost. Without NVLink a sum takes all_reduce_seconds. `share` of the link is peer_link where ranks sum by
-rows, and then each norms its share of a prompt's rows; it is nvlink where NCCL sums.
+sliding layers; D head width, n layers of a kind, K keys that the rows of prompts attend to, summed over rows. From the
+last layer with a cache of its own on the last row of a prompt is computed alone, so of what prompts cost that layer's
+projections are the last. Without NVLink a sum takes all_reduce_seconds. `share` of the link is peer_link where ranks
+sum by rows, and then each norms its share of a prompt's rows; it is nvlink where NCCL sums.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class _Work:
     expert_bytes: float
     idle_base: float  # share of experts that one row leaves alone
     decode_flop: float
-    prompt_flop: float  # without the layers that compute the last row alone
+    prompt_flop: float  # without what is computed of the last row alone
     head_flop: float
     decode_moved: float  # bytes between kernels that only change elements
     prompt_moved: float
@@ -200,7 +200,7 @@ def _work(
     terms = weight_terms(architecture, tensor_parallel_size=tp, weight_format=weight_format)
     terms.pop("per_layer_embedding", None)  # a row per token
     experts = terms.pop("experts", 0)
-    owning = _owning_layers(architecture)
+    whole = _layers_of_all_rows(architecture)
     head = architecture.vocab_size * architecture.hidden_size
     size = element_bytes(architecture)
     idle = 1 - architecture.top_k_experts / architecture.num_experts if architecture.num_experts else 0.0
@@ -211,12 +211,12 @@ def _work(
         expert_bytes=experts,
         idle_base=idle,
         decode_flop=2 * layer_parameters(architecture) / tp,
-        prompt_flop=2 * layer_parameters(owning) / tp,
+        prompt_flop=2 * (layer_parameters(whole) + _last_projections(architecture)) / tp,
         head_flop=2 * head / tp,
         decode_moved=_moved_bytes(architecture, tp),
-        prompt_moved=_moved_bytes(owning, tp, norming_ranks=tp if by_rows else 1),
-        global_flop=_key_flop(owning, LayerKind.GLOBAL) / tp,
-        sliding_flop=_key_flop(owning, LayerKind.SLIDING) / tp,
+        prompt_moved=_moved_bytes(whole, tp, norming_ranks=tp if by_rows else 1),
+        global_flop=_key_flop(whole, LayerKind.GLOBAL) / tp,
+        sliding_flop=_key_flop(whole, LayerKind.SLIDING) / tp,
         all_reduces=2 * layers if tp > 1 else 0,
         reduced_bytes=2 * layers * architecture.hidden_size * size * 2 * (tp - 1) / tp,
         readers={kind: _count(architecture, kind) for kind in LayerKind},
@@ -235,12 +235,20 @@ def _int4_share(architecture: ModelArchitecture, tensor_parallel: int, weight_fo
     return sum(sum(each.allocations(weight_format, dense_element=element)) for each in packed) / sum(terms.values())
 
 
-def _owning_layers(architecture: ModelArchitecture) -> ModelArchitecture:
-    """The model without its KV-shared layers, for what is counted by layers."""
-    layers = architecture.first_shared_layer
+def _layers_of_all_rows(architecture: ModelArchitecture) -> ModelArchitecture:
+    """The model up to the last layer with a cache of its own, without it, for what is counted by layers."""
+    layers = architecture.first_shared_layer - 1
     full = tuple(layer for layer in architecture.full_attention_layers if layer < layers)
     fewer = {"num_hidden_layers": layers, "num_kv_shared_layers": 0, "full_attention_layers": full}
-    return architecture.model_copy(update=fewer) if layers < architecture.num_hidden_layers else architecture
+    return architecture.model_copy(update=fewer)
+
+
+def _last_projections(architecture: ModelArchitecture) -> int:
+    """Parameters of the query, key and value projections of the last layer with a cache of its own."""
+    layer = architecture.first_shared_layer - 1
+    stored = 1 if architecture.k_from_v(layer) else 2
+    heads = architecture.num_attention_heads + stored * architecture.layer_kv_heads(layer)
+    return architecture.hidden_size * heads * architecture.layer_head_dim(layer)
 
 
 def _count(architecture: ModelArchitecture, kind: LayerKind) -> int:

@@ -65,7 +65,8 @@ def graphs_bytes(
     """Bytes of all graphs of one rank; 0 where none is captured: without attention kernels.
 
     The tensors of a step lie in one pool that all graphs share, which is as large as the activation term that it takes
-    the place of. Beside it: the driver's nodes, and the buffers in which graphs leave their logits or hidden states.
+    the place of. Beside it: the driver's nodes, and the buffers in which graphs leave logits or the hidden states of
+    requests' last rows.
     """
     if not taken_by_kernels(architecture):
         return 0
@@ -76,5 +77,5 @@ def graphs_bytes(
         for size in sizes
     )
     logits = max_num_seqs * architecture.vocab_size // tensor_parallel_size
-    outputs = (logits + rows * architecture.hidden_size) * element_bytes(architecture)
+    outputs = (logits + max_num_seqs * architecture.hidden_size) * element_bytes(architecture)
     return nodes * CUDA_GRAPH_NODE_BYTES + outputs + SEGMENT_BYTES

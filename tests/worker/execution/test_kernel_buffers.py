@@ -64,7 +64,7 @@ def test_the_metadata_of_a_step_is_what_its_buffers_hold() -> None:
     )
     packer = StepPacker(
         geometry, max_num_batched_tokens=CHUNK, max_num_seqs=SEQUENCES, max_model_len=1024, vocab_size=64,
-        blocks=QueryBlocks(1, 1, 1), narrows=True, device=torch.device("cpu"),
+        blocks=QueryBlocks(1, 1, 1), device=torch.device("cpu"),
     )  # fmt: skip
     held = sum(staging._device.nbytes for staging in (packer._decodes, packer._any))
     sized = kernel_buffers(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 
 import pytest
 import torch
@@ -34,12 +35,17 @@ def test_logits_are_near_the_reference(tmp_path, driver_for, variant, dtype, kv_
         model=str(tmp_path), device="cuda", dtype=dtype, kv_cache_dtype=kv_dtype, gpu_memory_utilization=0.2
     )
     replica = launch(args)
-    driver, prompt, done, parts = driver_for(replica.geometry, 1 << 24), random_tokens(300, seed=3), 0, []
+    driver, prompt, done, parts, last = driver_for(replica.geometry, 1 << 24), random_tokens(300, seed=3), 0, [], []
     for count in (130, 1, 1, 100, 68):
         batch = driver.batch(driver.share("r", prompt[done : done + count]))
         parts.append(replica.runner.teacher_forced_logits(batch).cpu())
         done += count
-    assert (torch.cat(parts) - reference_logits(tmp_path, prompt)).abs().mean() < limit
+    expected = reference_logits(tmp_path, prompt)
+    assert (torch.cat(parts) - expected).abs().mean() < limit
+    for begin, end in itertools.pairwise((0, 130, 131, 299, 300)):  # the last row of a step alone
+        batch = driver.batch(driver.share("s", prompt[begin:end], slot=1))
+        last.append(replica.runner.model.compute_logits(replica.runner.last_hidden(batch)).cpu())
+    assert (torch.cat(last) - expected[[129, 130, 298, 299]]).abs().mean() < limit
 
 
 @pytest.mark.parametrize("variant", ["31B", "E4B"])

@@ -189,7 +189,7 @@ def test_a_batch_replays_the_next_bucket_of_its_kind(driver_for, small_architect
     geometry = geometry_of(small_architecture("31b"))
     packer = StepPacker(
         geometry, max_num_batched_tokens=200, max_num_seqs=12, max_model_len=600, vocab_size=512,
-        blocks=QueryBlocks(8, 8, 256), narrows=False, device=CPU,
+        blocks=QueryBlocks(8, 8, 256), device=CPU,
     )  # fmt: skip
     captured: list[int] = []
 

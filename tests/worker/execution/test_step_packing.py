@@ -51,10 +51,10 @@ def geometry(small_architecture, geometry_of) -> CacheGeometry:
     return geometry_of(small_architecture("31b", sliding_window=WINDOW))
 
 
-def packer_of(geometry: CacheGeometry, *, tokens: int = TOKENS, narrows: bool = False) -> StepPacker:
+def packer_of(geometry: CacheGeometry, *, tokens: int = TOKENS) -> StepPacker:
     return StepPacker(
         geometry, max_num_batched_tokens=tokens, max_num_seqs=REQUESTS, max_model_len=LONGEST, vocab_size=VOCAB,
-        blocks=BLOCKS, narrows=narrows, device=CPU,
+        blocks=BLOCKS, device=CPU,
     )  # fmt: skip
 
 
@@ -147,17 +147,18 @@ def check_chunks(packed: PackedStep, batch: ScheduledBatch) -> None:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(batch=batches(), padded=st.booleans(), all_rows=st.booleans())
-def test_a_narrowed_step_names_the_last_row_of_each_request(
+def test_a_step_with_chunks_names_the_last_row_of_each_request(
     geometry: CacheGeometry, batch: ScheduledBatch, padded: bool, all_rows: bool
 ) -> None:
     rows = TOKENS if padded else None
-    packed = packer_of(geometry, narrows=True).pack(batch, padded_to=rows, all_rows=all_rows)
+    packed = packer_of(geometry).pack(batch, padded_to=rows, all_rows=all_rows)
     assert (packed.last is None) == (all_rows or packed.inputs.chunks is None)
     check_samples(packed, batch)
     if packed.last is None:
         return
     last, count = packed.last, batch.num_requests
     assert len(last.rows) == (REQUESTS if padded else count)
+    assert last.count.tolist() == [count]
     assert last.rows.tolist()[:count] == (np.cumsum(batch.lengths) - 1).tolist()
     assert last.inputs.chunks is None
     decode = last.inputs.decode

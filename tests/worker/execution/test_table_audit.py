@@ -47,7 +47,7 @@ class Run:
         self.audit = TableAudit(self.cache, self.tables, self.producers)
         self.packer = StepPacker(
             self.cache.geometry, max_num_batched_tokens=TOKENS, max_num_seqs=REQUESTS, max_model_len=LONGEST,
-            vocab_size=512, blocks=BLOCKS, narrows=False, device=CPU,
+            vocab_size=512, blocks=BLOCKS, device=CPU,
         )  # fmt: skip
 
     def step(self, batch: ScheduledBatch, *, change: Change = lambda step: step) -> None:
@@ -182,9 +182,9 @@ def kernels_done(monkeypatch) -> list[str]:
     return launched
 
 
-@pytest.mark.parametrize("narrows", [False, True])
+@pytest.mark.parametrize("all_rows", [False, True])
 def test_the_kernel_path_is_audited_at_every_layer(
-    small_architecture, geometry_of, driver_for, kernels_done: list[str], narrows: bool
+    small_architecture, geometry_of, driver_for, kernels_done: list[str], all_rows: bool
 ) -> None:
     """The backend itself, its kernels replaced by nothing: a wrong entry stops the step before any kernel reads it."""
     architecture = small_architecture("e4b", sliding_window=WINDOW)
@@ -194,7 +194,7 @@ def test_the_kernel_path_is_audited_at_every_layer(
     backend = KernelAttention(model, cache, tables, max_num_seqs=REQUESTS, max_model_len=LONGEST)
     packer = StepPacker(
         cache.geometry, max_num_batched_tokens=TOKENS, max_num_seqs=REQUESTS, max_model_len=LONGEST,
-        vocab_size=512, blocks=backend.blocks, narrows=narrows, device=CPU,
+        vocab_size=512, blocks=backend.blocks, device=CPU,
     )  # fmt: skip
     driver = driver_for(cache.geometry, POOL)
 
@@ -202,24 +202,22 @@ def test_the_kernel_path_is_audited_at_every_layer(
         batch = driver.batch(driver.share("a", [5] * count))
         for kind, updates in ((LayerKind.GLOBAL, batch.global_updates), (LayerKind.SLIDING, batch.sliding_updates)):
             tables.apply({kind: updates})
-        packed = packer.pack(batch)
+        packed = packer.pack(batch, all_rows=all_rows)
         backend.begin(packed.inputs)
-        assert (packed.last is not None) == (narrows and count > 1)
+        assert (packed.last is None) == (all_rows or count == 1)
         for layer in range(architecture.num_hidden_layers):
-            if packed.last is not None and layer == architecture.first_shared_layer:
-                backend.narrow(packed.last)
-                count = 1
             attention = model.decoder_layer(layer).attention
             projected = torch.zeros(count, sum(shard.size for shard in attention.qkv.shards))
             angles = torch.zeros(count, attention.head_dim // 2)
-            backend.attend(attention, projected, (angles, angles))
+            narrowing = packed.last if layer == architecture.first_shared_layer - 1 else None
+            count = len(backend.attend(attention, projected, (angles, angles), narrowing))
 
     for count in (90, 1, 90, 7, 1):
         step(count)
     sliding = len(cache.geometry.sliding_page.layers)
     assert kernels_done.count("commit") == 3 * sliding
     assert kernels_done.count("prepare") == 5 * architecture.num_hidden_layers
-    chunked = architecture.first_shared_layer if narrows else architecture.num_hidden_layers
+    chunked = architecture.num_hidden_layers if all_rows else architecture.first_shared_layer - 1
     assert kernels_done.count("chunk_attention") == 3 * chunked
     tables.host[LayerKind.SLIDING][driver.tables["a"].slot] = driver.free[LayerKind.SLIDING][-1]
     kernels_done.clear()

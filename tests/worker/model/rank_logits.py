@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from dense_attention import dense_logits
+from dense_attention import dense_logits, last_logits
 from model_checkpoints import load_checkpoint
 from torch import Tensor
 
@@ -50,6 +50,11 @@ def logits_of_kept_rows(cases: list[Case], *, size: int, scratch: Path) -> list[
     return on_every_rank(partial(_by_rows, cases), size=size, scratch=scratch)
 
 
+def last_logits_of_kept_rows(cases: list[Case], *, size: int, scratch: Path) -> list[list[Tensor]]:
+    """The same of each case's last row alone."""
+    return on_every_rank(partial(_last_by_rows, cases), size=size, scratch=scratch)
+
+
 class PlainPeerRows:
     """`PeerRows` in plain PyTorch: each rank norms its rows alone, and others' rows of the residual are NaN."""
 
@@ -75,6 +80,11 @@ class PlainPeerRows:
 
 def _by_rows(cases: list[Case], parallel: TensorParallel) -> list[Tensor]:
     return _dense(cases, replace(parallel, peer_rows=PlainPeerRows(parallel)))
+
+
+def _last_by_rows(cases: list[Case], parallel: TensorParallel) -> list[Tensor]:
+    kept = replace(parallel, peer_rows=PlainPeerRows(parallel))
+    return [last_logits(load_checkpoint(directory, parallel=kept), ids) for directory, ids in cases]
 
 
 def _rank(rank: int, size: int, work: Work, scratch: Path) -> None:

@@ -1,4 +1,4 @@
-"""Layers that share another's cache compute the last row of each request only, and nothing else comes out of that."""
+"""Once the last cache has its rows of a step, each request's last row goes on alone, and nothing else comes of it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model_checkpoints import WINDOW, random_tokens
+from model_checkpoints import WINDOW, make_checkpoint, random_tokens
 from paged_logits import Forced, Traffic, geometry_of, replay, scarce, sequences
 from test_paged_logits import TOLERANCE, expected, model_of
 
+from modelserve.architecture import LayerKind
 from modelserve_worker.layers.mlp import GatedMLP
 
-SHARING = ("E4B", "E2B")
+# The last layer with a cache of its own is global, of K and V or of V alone, before layers that share it or none.
+VARIANTS = ("E4B", "E2B", "31B", "26B-A4B")
 
 Checkpoint = Callable[[str], Path]
 
@@ -28,7 +30,7 @@ def check(directory: Path, traffic: Traffic) -> None:
         assert float((rows - wanted).abs().max()) <= TOLERANCE
 
 
-@pytest.mark.parametrize("variant", SHARING)
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("chunk", [2, 31, WINDOW - 1, WINDOW, WINDOW + 1, 97, 512])
 def test_one_prompt_in_chunks(variant: str, chunk: int, checkpoint: Checkpoint) -> None:
     """The last row of every chunk, which reads a whole window, and the decodes after the prompt."""
@@ -40,7 +42,7 @@ def test_one_prompt_in_chunks(variant: str, chunk: int, checkpoint: Checkpoint) 
 @given(data=st.data())
 def test_any_company_chunk_and_pool(data: st.DataObject, checkpoint: Checkpoint) -> None:
     """Mixed steps, unequal lengths, preemption, two steps in flight; rows are stamped and reads checked."""
-    directory = checkpoint(data.draw(st.sampled_from(SHARING), label="variant"))
+    directory = checkpoint(data.draw(st.sampled_from(VARIANTS), label="variant"))
     forced = st.sampled_from(sequences()).flatmap(
         lambda ids: st.builds(Forced, st.just(ids), st.integers(1, len(ids) - 1), st.integers(0, 12))
     )
@@ -56,19 +58,30 @@ def test_any_company_chunk_and_pool(data: st.DataObject, checkpoint: Checkpoint)
     check(directory, traffic)
 
 
-@pytest.mark.parametrize("variant", SHARING)
+def test_the_last_cache_may_be_a_sliding_layer_s(tmp_path: Path) -> None:
+    """Its rows and those of layers before, which others share, are in pages before one row of each request is read."""
+    make_checkpoint("E4B", tmp_path, seed=8, num_kv_shared_layers=3)
+    assert model_of(tmp_path).architecture.kind(4) is LayerKind.SLIDING
+    for chunk in (2, 31, WINDOW + 1, 512):
+        check(tmp_path, Traffic((Forced(tuple(random_tokens(150, seed=4)), 110),), chunk=chunk))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_preempted_and_recomputed(variant: str, checkpoint: Checkpoint) -> None:
     check(checkpoint(variant), scarce(model_of(checkpoint(variant))))
 
 
 @pytest.mark.parametrize("variant", ["E4B", "31B"])
-def test_layers_without_a_cache_see_a_row_per_request(variant: str, checkpoint: Checkpoint, monkeypatch) -> None:
-    """And those with one see all rows, as do all layers of a model whose layers own theirs."""
+@pytest.mark.parametrize("narrowed", [True, False])
+def test_a_row_per_request_goes_on_from_the_last_cache(
+    variant: str, narrowed: bool, checkpoint: Checkpoint, monkeypatch
+) -> None:
+    """And layers before see all rows, as do all layers where prompts are scored."""
     model = model_of(checkpoint(variant))
     seen: list[int] = []
     forward = GatedMLP.forward
     monkeypatch.setattr(GatedMLP, "forward", lambda mlp, x: seen.append(len(x)) or forward(mlp, x))
     ids = tuple(random_tokens(100, seed=2))
-    replay(model, Traffic((Forced(ids, 99), Forced(ids, 99)), chunk=200), narrowed=variant == "E4B", audited=False)
-    layers, owners = model.architecture.num_hidden_layers, model.architecture.first_shared_layer
-    assert seen == [198] * owners + [2] * (layers - owners)
+    replay(model, Traffic((Forced(ids, 99), Forced(ids, 99)), chunk=200), narrowed=narrowed, audited=False)
+    layers, whole = model.architecture.num_hidden_layers, model.architecture.first_shared_layer - 1
+    assert seen == ([198] * whole + [2] * (layers - whole) if narrowed else [198] * layers)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from dense_attention import DenseAttention, DerivedKeyAttention, dense_logits
 from model_checkpoints import VARIANTS, WINDOW, load_checkpoint, random_tokens, read_architecture, reference_logits
-from rank_logits import logits_of_kept_rows, tensor_parallel_logits
+from rank_logits import last_logits_of_kept_rows, logits_of_kept_rows, tensor_parallel_logits
 from torch import Tensor
 
 from modelserve_worker.kernels import few_rows
@@ -23,6 +23,7 @@ TOLERANCE = 1e-4
 VISIBLE = 100 * TOLERANCE  # what a mutation must exceed
 LENGTHS = (1, WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW + 5)
 K_EQ_V = [name for name, settings in VARIANTS.items() if settings.get("attention_k_eq_v")]
+DENSE = ("12B", "31B")  # whose ranks may keep their own rows of the residual alone
 SHARED = [name for name, settings in VARIANTS.items() if settings.get("num_kv_shared_layers")]
 
 Checkpoint = Callable[[str], Path]
@@ -126,6 +127,16 @@ def test_ranks_that_keep_their_own_rows_of_the_residual_say_the_same(checkpoint:
         assert torch.equal(first, second), "ranks disagree"
         assert difference(first, reference_logits(directory, ids)) <= TOLERANCE
     assert served
+
+
+def test_a_row_that_goes_on_alone_is_whole_on_ranks_that_keep_their_own_rows(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    cases = [(checkpoint(variant), random_tokens(length, seed=length)) for variant in DENSE for length in (1, 40)]
+    by_rank = last_logits_of_kept_rows(cases, size=2, scratch=tmp_path)
+    for (directory, ids), first, second in zip(cases, *by_rank, strict=True):
+        assert torch.equal(first, second), "ranks disagree"
+        assert difference(first, reference_logits(directory, ids)[-1:]) <= TOLERANCE
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -89,17 +89,9 @@ class KernelAttention:
         if self._audit is not None:
             self._audit.begin(step)
 
-    def narrow(self, last: LastRows) -> None:
-        step = self._step
-        assert step is not None
-        for producer, waiting in self._waiting.items():
-            rows = self._rows[producer]
-            kernels.commit(waiting, step, rows=rows, table=self._tables.device[rows.kind], arena=self._cache.arena)
-            if self._audit is not None:
-                self._audit.committed(producer)
-        self.begin(last.inputs)
-
-    def attend(self, attention: Attention, projected: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    def attend(
+        self, attention: Attention, projected: Tensor, rotation: tuple[Tensor, Tensor], last: LastRows | None
+    ) -> Tensor:
         step = self._step
         assert step is not None
         layer, producer = attention.layer, self._producer[attention.layer]
@@ -118,6 +110,10 @@ class KernelAttention:
         )  # fmt: skip
         if self._audit is not None:
             self._audit.prepared(layer)
+        if last is not None:
+            self._narrow(step, last)
+            step, q = last.inputs, q.index_select(0, last.rows)
+        if self._audit is not None:
             self._audit.check(layer)
         output = torch.empty_like(q)
         if step.decode is not None:
@@ -135,6 +131,14 @@ class KernelAttention:
                 if self._audit is not None:
                     self._audit.committed(producer)
         return output.flatten(1)
+
+    def _narrow(self, step: StepInputs, last: LastRows) -> None:
+        for producer, waiting in self._waiting.items():
+            rows = self._rows[producer]
+            kernels.commit(waiting, step, rows=rows, table=self._tables.device[rows.kind], arena=self._cache.arena)
+            if self._audit is not None:
+                self._audit.committed(producer)
+        self.begin(last.inputs)
 
     def _step_rows(self, rows: LayerRows, tokens: int) -> StepRows:
         shape, device = (tokens, rows.heads, rows.width), self._cache.arena.device

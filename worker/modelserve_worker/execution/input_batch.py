@@ -70,17 +70,14 @@ class StepPacker:
         max_model_len: int,
         vocab_size: int,
         blocks: QueryBlocks,
-        narrows: bool,
         device: torch.device,
     ) -> None:
-        """`narrows`: the model's last layers have no cache of their own, so of chunks they compute the last row."""
         self._geometry = geometry
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._max_num_seqs = max_num_seqs
         self._max_tokens = max(max_num_batched_tokens, max_num_seqs)
         self._blocks = blocks
-        self._narrows = narrows
         self._numbers = np.arange(self._max_tokens, dtype=np.int32)
         by_request = ("rows", "sample_slots", "sample_positions", "output_counts", "decode_slots", "decode_positions")
         requests = dict.fromkeys(by_request, max_num_seqs)
@@ -90,8 +87,12 @@ class StepPacker:
         groups = dict.fromkeys(("group_blocks", "group_pages", "key_rows"), max_num_seqs**2)
         self._decodes = StagingBuffer({"num_rows": 1, **dict.fromkeys(rows, max_num_seqs), **requests}, device)
         self._any = StagingBuffer(
-            {"num_rows": 1, **dict.fromkeys(rows, self._max_tokens), **requests, **chunks, **last, **groups}, device
-        )
+            {
+                "num_rows": 1, **dict.fromkeys(rows, self._max_tokens), **requests, **chunks, "num_last": 1, **last,
+                **groups,
+            },
+            device,
+        )  # fmt: skip
 
     def fits_one_expansion(self, batch: ScheduledBatch) -> bool:
         """Whether the contexts of all chunks are expanded together, as a captured step has it."""
@@ -100,9 +101,10 @@ class StepPacker:
         return int((-(-ends // page) * page).sum()) <= self._blocks.expansion_keys
 
     def pack(self, batch: ScheduledBatch, *, padded_to: int | None = None, all_rows: bool = False) -> PackedStep:
-        """Fill and send one step. `padded_to`: rows of the captured step that is to take it. `all_rows`: do not narrow.
+        """Fill and send one step. `padded_to`: rows of the captured step that is to take it.
 
-        Raises InvalidInput when the batch breaks the contract of `modelserve_worker.batch`.
+        `all_rows`: hidden states of all, where a step with chunks has them of each request's last row alone. Raises
+        InvalidInput when the batch breaks the contract of `modelserve_worker.batch`.
         """
         self._check(batch)
         longer = np.flatnonzero(batch.lengths > 1)
@@ -111,7 +113,7 @@ class StepPacker:
         staging.begin()
         rows = padded_to or batch.num_tokens
         self._fill_rows(staging, batch, decodes, rows)
-        narrowed = self._narrows and len(longer) > 0 and not all_rows
+        narrowed = len(longer) > 0 and not all_rows
         sampled = self._fill_samples(staging, batch, narrowed=narrowed)
         chunks = self._fill_chunks(staging, batch, decodes) if len(longer) else None
         last = None
@@ -138,7 +140,7 @@ class StepPacker:
             most_pages=blocks.expansion_keys // self._geometry.global_page.page_tokens,
         )
         most = -(-rows // blocks.sliding_tokens) + size
-        last = self._last_rows(size, None) if self._narrows else None
+        last = self._last_rows(size, None)
         return self._packed(self._any, rows, size, self._chunk_inputs(most, size, (group,)), None, None, last)
 
     def _clear(self, staging: StagingBuffer) -> None:
@@ -177,7 +179,8 @@ class StepPacker:
         """The sections that `_fill_last` fills, of `count` requests with padding."""
         rows, slots, positions = (self._any.device(f"last_{name}")[:count] for name in ("rows", "slots", "positions"))
         decode = DecodeInputs(slots, positions)
-        return LastRows(rows, StepInputs(positions, slots, slots, slots, decode, None, batch and _last_tokens(batch)))
+        inputs = StepInputs(positions, slots, slots, slots, decode, None, batch and _last_tokens(batch))
+        return LastRows(rows, self._any.device("num_last"), inputs)
 
     def _check(self, batch: ScheduledBatch) -> None:
         """On a GPU an index outside an array ends the process; here it ends one step."""
@@ -210,7 +213,7 @@ class StepPacker:
             firsts = np.cumsum(batch.lengths) - batch.lengths
             positions = self._numbers[:tokens] + _of_rows(batch, batch.starts - firsts)
             slots = _of_rows(batch, batch.slots)
-            # The window of the last row, which layers without a cache of their own may read from pages.
+            # The window of the last row, whose attention reads it from pages where others are not computed.
             kept_from = _of_rows(batch, batch.starts + batch.lengths - self._geometry.window)
             commits = np.where(positions >= kept_from, slots, _PADDING)
             commits[:decodes] = _PADDING
@@ -229,6 +232,7 @@ class StepPacker:
 
     def _fill_last(self, staging: StagingBuffer, batch: ScheduledBatch) -> None:
         count = batch.num_requests
+        staging.host("num_last")[0] = count
         for name, values, padding in (
             ("last_rows", np.cumsum(batch.lengths) - 1, 0),
             ("last_slots", batch.slots, _PADDING),

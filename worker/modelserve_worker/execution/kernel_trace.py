@@ -209,7 +209,7 @@ def _run_steps(
         with unset_fake_temporarily():
             packer = StepPacker(
                 geometry, max_num_batched_tokens=tokens, vocab_size=architecture.vocab_size, blocks=attention.blocks,
-                narrows=architecture.first_shared_layer < architecture.num_hidden_layers, device=_CPU, **sizes,
+                device=_CPU, **sizes,
             )  # fmt: skip
         profile = pool_bytes == scratch
         for views, counts in (
@@ -221,6 +221,8 @@ def _run_steps(
                 with unset_fake_temporarily():
                     step = views(rows)
                 _run(model, attention, _on_cuda(step))
+                if step.inputs.chunks is not None and (profile or rows in UNCAPTURED_ROWS):  # as prompts are scored
+                    _run(model, attention, _on_cuda(dataclasses.replace(step, last=None)))
                 for chunks in (1, MANY_CHUNKS) if step.inputs.chunks is not None and rows in UNCAPTURED_ROWS else ():
                     _run(model, attention, _on_cuda(_with_chunks(step, chunks)))
     _sample(architecture, args, parallel)

@@ -71,14 +71,12 @@ class GPUModelRunner:
             self._kernels = KernelAttention(
                 model, cache, self.tables, max_num_seqs=max_num_seqs, max_model_len=max_model_len
             )
-        self._narrows = architecture.first_shared_layer < architecture.num_hidden_layers
         self._packer = StepPacker(
             cache.geometry,
             max_num_batched_tokens=max_num_batched_tokens,
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
             vocab_size=architecture.vocab_size,
-            narrows=self._narrows,
             blocks=_NO_BLOCKS if self._kernels is None else self._kernels.blocks,
             device=device,
         )
@@ -166,8 +164,8 @@ class GPUModelRunner:
     @torch.inference_mode()
     def _launch(self, batch: ScheduledBatch) -> PendingStep:
         self._scorer.admit(batch.admitted)
-        # Scores need the rows that a narrowed step leaves out, and captured steps of such a model are narrowed.
-        all_rows = self._narrows and self._scorer.scores(batch)
+        # Scores need the rows that a step with chunks leaves out, and captured ones leave them out.
+        all_rows = self._scorer.scores(batch)
         graphs = None if all_rows else self._graphs
         rows = None if graphs is None else graphs.rows_for(batch)
         packed = self._pack(batch, padded_to=rows, all_rows=all_rows)

@@ -59,12 +59,14 @@ class PagedAttention:
         # Rows of the step that sliding layers read before they are in a page: stored, and decoded K and V [T, H, D].
         self._fresh: dict[int, tuple[dict[str, StoredRows], Tensor, Tensor]] = {}
 
-    def attend(self, attention: Attention, projected: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    def attend(
+        self, attention: Attention, projected: Tensor, rotation: tuple[Tensor, Tensor], last: LastRows | None
+    ) -> Tensor:
         """The AttentionBackend's door. Raises AssertionError in debug mode when a query read a row that it may not."""
         q, k, v = attention.heads(projected, rotation)
-        return self.attend_heads(attention.layer, q, k, v).flatten(1)
+        return self.attend_heads(attention.layer, q, k, v, last).flatten(1)
 
-    def narrow(self, last: LastRows) -> None:
+    def _narrow(self, last: LastRows) -> None:
         for producer, (stored, keys, values) in self._fresh.items():
             self._commit(producer, stored)
             self._fresh[producer] = stored, keys[last.rows], values[last.rows]
@@ -72,22 +74,37 @@ class PagedAttention:
         self._batch = self._plan(last.inputs.batch)
         self._narrowed = True
 
-    def attend_heads(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
-        """q [T, Hq, D]; k, v [T, Hkv, D] of the rank's heads, or None on KV-shared layers. Returns [T, Hq, D]."""
-        if self._architecture.kind(layer) is LayerKind.SLIDING:
-            return self._attend_sliding(layer, q, k, v)
-        if "k" in self._cache.planes(self._architecture.producer(layer)):
-            return self._attend_global(layer, q, k, v)
-        stored, natural = self._v_only
-        attended = self._attend_global(layer, q[..., stored], k, None if v is None else v[..., stored])
-        return attended[..., natural]
-
-    def _attend_global(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
-        producer = self._architecture.producer(layer)
+    def attend_heads(
+        self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, last: LastRows | None = None
+    ) -> Tensor:
+        """q [T, Hq, D]; k, v [T, Hkv, D] of the rank's heads, or None on KV-shared layers. Returns [T, Hq, D], or
+        [R, Hq, D] of the rows of `last`."""
         if k is not None and v is not None:
-            fresh = {"k": k, "v": v}
-            rows = {name: self._cache.encode(fresh[name]) for name in self._cache.planes(layer)}
-            self._write(layer, self._batch.global_slots, rows, tokens=None)
+            self._store(layer, k, v)
+        if last is not None:
+            self._narrow(last)
+            q = q[last.rows]
+        if self._architecture.kind(layer) is LayerKind.SLIDING:
+            return self._attend_sliding(layer, q)
+        if "k" in self._cache.planes(self._architecture.producer(layer)):
+            return self._attend_global(layer, q)
+        stored, natural = self._v_only
+        return self._attend_global(layer, q[..., stored])[..., natural]
+
+    def _store(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """Global rows go to pages, sliding ones wait beside what readers of their stored form see."""
+        if self._architecture.kind(layer) is LayerKind.SLIDING:
+            stored = {"k": self._cache.encode(k), "v": self._cache.encode(v)}
+            keys, values = (self._cache.decode(stored[name], k.dtype) for name in ("k", "v"))
+            self._fresh[layer] = (stored, keys, values)
+            return
+        planes = self._cache.planes(layer)
+        fresh = {"k": k, "v": v} if "k" in planes else {"v": v[..., self._v_only[0]]}
+        rows = {name: self._cache.encode(fresh[name]) for name in planes}
+        self._write(layer, self._batch.global_slots, rows, tokens=None)
+
+    def _attend_global(self, layer: int, q: Tensor) -> Tensor:
+        producer = self._architecture.producer(layer)
         output = torch.empty_like(q)
         for rows_of, attended in self._global_decodes(layer, producer, q):
             output[rows_of] = attended
@@ -96,12 +113,8 @@ class PagedAttention:
             output[span] = self._global_chunk(layer, producer, chunk, q[span])
         return output
 
-    def _attend_sliding(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+    def _attend_sliding(self, layer: int, q: Tensor) -> Tensor:
         producer = self._architecture.producer(layer)
-        if k is not None and v is not None:
-            stored = {"k": self._cache.encode(k), "v": self._cache.encode(v)}
-            decoded = [self._cache.decode(stored[name], q.dtype) for name in ("k", "v")]
-            self._fresh[layer] = (stored, decoded[0], decoded[1])
         stored, keys, values = self._fresh[producer]
         output = torch.empty_like(q)
         for rows_of, attended in self._sliding_decodes(layer, producer, q, keys, values):

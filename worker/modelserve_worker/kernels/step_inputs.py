@@ -57,7 +57,8 @@ class StepInputs:
 
 @dataclass(frozen=True)
 class LastRows:
-    """The last row of each request of a step with chunks: all that layers without a cache of their own need compute."""
+    """The last row of each request of a step with chunks: all that is computed once the last cache has its rows."""
 
     rows: Tensor  # int32 [R], of the step's T; 0 for padding
+    count: Tensor  # int32 [1]: those that are not padding
     inputs: StepInputs  # of these R rows, as decodes whose keys and values have been stored

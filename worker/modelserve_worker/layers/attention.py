@@ -20,17 +20,18 @@ from modelserve_worker.layers.rotary import rotate
 class AttentionBackend(Protocol):
     """Attention of one step over the step's own rows and whatever earlier rows the backend keeps."""
 
-    def attend(self, attention: Attention, projected: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    def attend(
+        self, attention: Attention, projected: Tensor, rotation: tuple[Tensor, Tensor], last: LastRows | None
+    ) -> Tensor:
         """projected [T, columns] of `attention.qkv`; rotation: cos and sin, float32 [T, D / 2]. Returns [T, heads * D].
 
         Queries and keys are normed and rotated, values normed (`attention.heads`). On KV-shared layers there are only
         queries, and the backend reads the rows of `architecture.producer(attention.layer)`. Scores are q.k times 1.0,
         softmax in float32, grouped-query by consecutive heads.
-        """
-        ...
 
-    def narrow(self, last: LastRows) -> None:
-        """The layers that follow, all KV-shared, compute `last.rows` of the step only: store whatever is waiting."""
+        With `last` all T rows are stored, and so is whatever waits of layers before, but of the R rows `last.rows`
+        alone is there attention: [R, heads * D]. The layers that follow, all KV-shared, bring those R rows.
+        """
         ...
 
 
@@ -93,7 +94,10 @@ class Attention(nn.Module):
         k = rotate(self.k_norm(parts[1]), *rotation)
         return q, k, rms_normalize(parts[-1], eps=self.eps).to(projected.dtype)
 
-    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], attention: AttentionBackend) -> Tensor:
-        """x [T, H]; rotation: cos and sin, float32 [T, D / 2]. Returns [T, H], to be added over ranks."""
-        result: Tensor = self.o(attention.attend(self, self.qkv.stacked(x), rotation))
+    def forward(
+        self, x: Tensor, rotation: tuple[Tensor, Tensor], attention: AttentionBackend, last: LastRows | None
+    ) -> Tensor:
+        """x [T, H]; rotation: cos and sin, float32 [T, D / 2]. Returns [T, H], or with `last` [R, H], to be added over
+        ranks."""
+        result: Tensor = self.o(attention.attend(self, self.qkv.stacked(x), rotation, last))
         return result

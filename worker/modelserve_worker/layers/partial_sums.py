@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import torch
 from torch import Tensor
 
 from modelserve_worker.kernels.elementwise import ElementwiseDoors
 from modelserve_worker.layers.parallel import TensorParallel
+
+if TYPE_CHECKING:
+    from modelserve_worker.kernels.peer_rows import PeerRows  # CUDA, on GPUs alone
 
 
 class PartialSums:
@@ -30,12 +36,27 @@ class PartialSums:
         Where they sum by rows, the residual is right in this rank's rows alone and the normed rows last until the next
         call: both are for the sums and products of a layer, and for nobody else.
         """
-        peers = self._parallel.peers
+        peers, by_rows = self._parallel.peers, self._by_rows(delta)
         if peers is not None and peers.takes_rows(delta):
             return peers.residual_norm(residual, delta, delta_weight, scalar=scalar, next_weight=next_weight, eps=eps)
-        by_rows = self._parallel.peer_rows
-        if by_rows is not None and next_weight is not None and by_rows.takes(delta):
+        if by_rows is not None and next_weight is not None:
             return by_rows.residual_norm(residual, delta, delta_weight, scalar=scalar, next_weight=next_weight, eps=eps)
         return self._doors.residual_norm(
             residual, self._parallel.all_reduce(delta), delta_weight, scalar=scalar, next_weight=next_weight, eps=eps
         )
+
+    def rows_of(self, residual: Tensor, rows: Tensor) -> Tensor:
+        """Rows [R, H] of the residual [T, H] of a layer, right on every rank."""
+        chosen = residual.index_select(0, rows)
+        if self._by_rows(residual) is None:
+            return chosen
+        share = -(-len(residual) // self._parallel.size)
+        own = rows // share == self._parallel.rank
+        return self._parallel.all_reduce(torch.where(own[:, None], chosen, 0))
+
+    def _by_rows(self, delta: Tensor) -> PeerRows | None:
+        """Who sums rows like these, if each rank norms and keeps a share of them."""
+        peers, by_rows = self._parallel.peers, self._parallel.peer_rows
+        if by_rows is None or (peers is not None and peers.takes_rows(delta)) or not by_rows.takes(delta):
+            return None
+        return by_rows

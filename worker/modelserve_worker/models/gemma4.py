@@ -183,12 +183,16 @@ class DecoderLayer(nn.Module):
         per_layer: Tensor | None,
         num_rows: Tensor | None,
         attention: AttentionBackend,
+        last: LastRows | None,
     ) -> tuple[Tensor, Tensor]:
         """x [T, H], given up: the result may take its place; normed is its `input_norm`; per_layer [T, P] with PLE.
 
-        Returns the layer's result and the result's `next_norm`, both [T, H].
+        Returns the layer's result and the result's `next_norm`, both [T, H]. With `last` all rows are stored in its
+        cache, and its R rows alone go on: per_layer is [R, P], num_rows counts those, results are [R, H].
         """
-        attended = self.attention(normed, rotation, attention)
+        attended = self.attention(normed, rotation, attention, last)
+        if last is not None:
+            x = self.sums.rows_of(x, last.rows)
         x, normed = self._add_and_norm(x, attended, self.post_attention_norm, self.pre_feedforward_norm, self.sums)
         dense = self.mlp(normed)
         if self.per_layer_input is None:
@@ -312,7 +316,8 @@ class Gemma4ForCausalLM(nn.Module):
     ) -> Tensor:
         """input_ids and positions int32 or int64 [T], requests back to back -> hidden [T, H] after the final norm.
 
-        With `last` only its R rows, hidden [R, H]: KV-shared layers store nothing, so nobody needs their other rows.
+        With `last` only its R rows, hidden [R, H]: once the last layer with a cache of its own has stored all rows,
+        nobody needs the others.
         With `num_rows` (int32 [1], on the device) the rows from there on only pad the step: they may hold any id and
         position, take no expert's time, and what comes out of them is finite where their attention is.
         """
@@ -324,11 +329,10 @@ class Gemma4ForCausalLM(nn.Module):
         layers = self.decoder_layers()
         normed = self.doors.rms_norm(x, layers[0].input_norm.weight, eps=layers[0].eps)
         for index, layer in enumerate(layers):
-            if last is not None and index == self.architecture.first_shared_layer:
-                attention.narrow(last)
-                x, normed = (each.index_select(0, last.rows) for each in (x, normed))
-                per_layer = None if per_layer is None else per_layer.index_select(0, last.rows)
-                rotations, num_rows = last_rotations, None
+            narrowing = last if index == self.architecture.first_shared_layer - 1 else None
+            if narrowing is not None:
+                per_layer = None if per_layer is None else per_layer.index_select(0, narrowing.rows)
+                num_rows = narrowing.count
             x, normed = layer(
                 x,
                 normed,
@@ -337,7 +341,10 @@ class Gemma4ForCausalLM(nn.Module):
                 per_layer=None if per_layer is None else per_layer[:, index],
                 num_rows=num_rows,
                 attention=attention,
+                last=narrowing,
             )
+            if narrowing is not None:
+                rotations = last_rotations
         return normed
 
     @torch.no_grad()
