@@ -269,15 +269,9 @@ class Gemma4ForCausalLM(nn.Module):
         self.doors = doors = elementwise_doors(device)
         self.rope = RotaryEmbedding(architecture, device=device)
         self.embedding = VocabParallelEmbedding(
-            vocab,
-            hidden,
-            scale_of=hidden,
-            what="vocab_size",
-            doors=doors,
-            parallel=parallel,
-            device=device,
+            vocab, hidden, scale_of=hidden, what="vocab_size", doors=doors, parallel=parallel, device=device,
             dtype=dtype,
-        )
+        )  # fmt: skip
         self.per_layer_embedding = (
             PerLayerEmbedding(
                 architecture, doors=doors, parallel=parallel, weight_format=weight_format, device=device, dtype=dtype
@@ -287,16 +281,11 @@ class Gemma4ForCausalLM(nn.Module):
         )
         self.layers = nn.ModuleList(
             DecoderLayer(
-                architecture,
-                layer=layer,
-                doors=doors,
-                parallel=parallel,
-                weight_format=weight_format,
-                device=device,
+                architecture, layer=layer, doors=doors, parallel=parallel, weight_format=weight_format, device=device,
                 dtype=dtype,
             )
             for layer in range(architecture.num_hidden_layers)
-        )
+        )  # fmt: skip
         self.norm = RMSNorm(hidden, eps=architecture.rms_norm_eps, device=device, dtype=dtype)
         self.output_head = (
             None
