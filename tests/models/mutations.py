@@ -69,7 +69,7 @@ def oldest_page_dropped(_: Gemma4ForCausalLM) -> Iterator[None]:
 
 
 class _WithoutOldestPage(PagedAttention):
-    def _attend_sliding(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+    def _attend_sliding(self, layer: int, q: Tensor) -> Tensor:
         page = self._cache.geometry.sliding_page.page_tokens
         assert self._window > page, f"a window of {self._window} rows would lose the query's own row with its page"
         oldest = self._batch.positions - self._window + 1
@@ -85,7 +85,7 @@ class _WithoutOldestPage(PagedAttention):
             return _Trimmed(queries, kv_heads=kv_heads, lost=mine)
 
         with mock.patch.object(paged_attention, "SoftmaxAccumulator", accumulator):
-            attended = super()._attend_sliding(layer, q, k, v)
+            attended = super()._attend_sliding(layer, q)
         assert taken == lost.numel(), "some query was not attended once"
         return attended
 
