@@ -17,9 +17,10 @@ import subprocess
 import sys
 import tarfile
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import gpu_node
 import yaml
@@ -32,6 +33,7 @@ from localcluster.deployment import NAME_LABEL, Deployed
 from localcluster.kubectl import Kubectl, wait_for
 from localcluster.node_profile import NodeProfile
 from localcluster.plan_text import describe_plan
+from localcluster.service_access import service_url
 from localcluster.settings import ClusterError, Layout, cache_dir
 from localcluster.target import Target
 from modelserve_operator.labels import FIELD_MANAGER, MANAGED_BY
@@ -123,25 +125,39 @@ def show_served(cluster: Target, options: Options, transcript: Transcript) -> No
     transcript.kubectl(kubectl, "get", "modelserve", "-o", "wide")
     transcript.kubectl(kubectl, "get", "pods", "-o", "wide")
     transcript.block(describe_plan(served.status()["plan"]))
-    transcript.stage("A completion through the API server's service proxy")
-    body = {"model": options.name, "prompt": PROMPT, "max_tokens": 32, "temperature": 0}
-    path = f"/api/v1/namespaces/{NAMESPACE}/services/{options.name}:80/proxy/v1/completions"
-    answer = json.loads(transcript.kubectl(kubectl, "create", "--raw", path, "-f", "-", document=json.dumps(body)))
-    if answer["usage"]["completion_tokens"] < 1:
-        raise ClusterError(f"the completion holds no token: {answer}")
-    transcript.stage("Predicted and measured")
-    if not options.rehearse:
-        transcript.block(f"nvidia-smi memory.used, memory.total in MiB: {gpu_node.query('memory.used,memory.total')}")
-        predicted = sum(served.status()["plan"]["perGpu"].values())
-        transcript.block(f"the plan's terms together, in MiB: {predicted / (1 << 20):.0f}")
-    wait_for("status.calibration", lambda: "calibration" in served.status(), timeout_s=30)
-    transcript.block(yaml.safe_dump({"calibration": served.status()["calibration"]}, sort_keys=False))
-    learned = ("get", "configmaps", "-n", DEFAULT_NAMESPACE, "-l", f"{MANAGED_BY}={FIELD_MANAGER}")
-    transcript.kubectl(cluster.kubectl, *learned, "-o", "jsonpath={.items[*].data}")
+    transcript.stage("A completion through kubectl port-forward")
+    show_completion(cluster, options, transcript)
+    if not options.rehearse:  # on the CPU nothing is predicted
+        show_calibration(served, transcript)
     transcript.stage("Events and the worker's log")
     columns = "custom-columns=REASON:.reason,KIND:.involvedObject.kind,MESSAGE:.message"
     transcript.kubectl(kubectl, "get", "events", "--sort-by=.metadata.creationTimestamp", "-o", columns)
     transcript.kubectl(kubectl, "logs", f"deployment/{served.owned('deployment')[0]['metadata']['name']}", "--tail=12")
+
+
+def show_calibration(served: Deployed, transcript: Transcript) -> None:
+    transcript.stage("Predicted and measured")
+    transcript.block(f"nvidia-smi memory.used, memory.total in MiB: {gpu_node.query('memory.used,memory.total')}")
+    predicted = sum(served.status()["plan"]["perGpu"].values())
+    transcript.block(f"the plan's terms together, in MiB: {predicted / (1 << 20):.0f}")
+    wait_for("status.calibration", lambda: "calibration" in served.status(), timeout_s=30)
+    transcript.block(yaml.safe_dump({"calibration": served.status()["calibration"]}, sort_keys=False))
+    learned = ("get", "configmaps", "-n", DEFAULT_NAMESPACE, "-l", f"{MANAGED_BY}={FIELD_MANAGER}")
+    transcript.kubectl(served.target.kubectl, *learned, "-o", "jsonpath={.items[*].data}")
+
+
+def show_completion(cluster: Target, options: Options, transcript: Transcript) -> None:
+    """As from a machine that reaches nothing of the cluster but its API server."""
+    body = json.dumps({"model": options.name, "prompt": PROMPT, "max_tokens": 32, "temperature": 0})
+    with service_url(replace(cluster, local=None), NAMESPACE, options.name) as url:
+        transcript.block(f"$ kubectl port-forward service/{options.name} {url.rpartition(':')[2]}:80 &")
+        transcript.block(f"$ curl {url}/v1/completions -H 'Content-Type: application/json' -d '{body}'")
+        request = Request(f"{url}/v1/completions", body.encode(), {"Content-Type": "application/json"})
+        with urlopen(request, timeout=60) as response:
+            text = response.read().decode()
+    transcript.block(text)
+    if json.loads(text)["usage"]["completion_tokens"] < 1:
+        raise ClusterError(f"the completion holds no token: {text}")
 
 
 def run(options: Options, transcript: Transcript) -> None:

@@ -85,7 +85,7 @@ def _collect_site(folder: Path) -> None:
     """PACKAGES at the versions of requirements.txt."""
     pinned = (REPOSITORY / "requirements.txt").read_text()
     versions = dict(re.findall(r"^([a-z0-9-]+)==(\S+)", pinned, re.MULTILINE))
-    platforms = ["manylinux_2_34_x86_64", "manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64"]
+    platforms = [f"manylinux_2_{minor}_x86_64" for minor in (34, 31, 28, 17)] + ["manylinux2014_x86_64"]
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", f"--target={folder}"]
     command += ["--only-binary=:all:", "--implementation=cp", "--python-version=3.12"]
     command += [f"--platform={name}" for name in (*platforms, "any")]
