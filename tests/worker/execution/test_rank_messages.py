@@ -133,6 +133,27 @@ def test_notes_are_by_step_and_reader() -> None:
     ring.close()
 
 
+@pytest.mark.parametrize("looks", [0, 1, 2])
+def test_a_note_that_is_written_while_it_is_looked_for_is_of_this_step_or_none(looks: int) -> None:
+    """After so many looks. Another step's word would end ranks that agree."""
+    ring = RankRing.__new__(RankRing)  # its notes alone
+    ring._notes = notes = np.full((1, 64, 2), -1)
+
+    class Place:
+        looked = 0
+
+        def __getitem__(self, index: int) -> int:
+            if self.looked == looks:
+                ring._notes = notes
+                ring.note(0, 5 + 64, 77)
+            self.looked += 1
+            return int(notes[0, 5, index])
+
+    ring.note(0, 5, 11)
+    ring._notes = {(0, 5): Place()}
+    assert ring.noted(0, 5 + 64) in (None, 77)
+
+
 def test_nothing_is_left_in_shared_memory() -> None:
     ring = RankRing(1)
     name = ring.name

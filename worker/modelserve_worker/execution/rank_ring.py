@@ -84,6 +84,8 @@ class RankRing:
     def noted(self, reader: int, step: int) -> int | None:
         """What the reader noted for the step; None when it has not come so far, or is far ahead."""
         place = self._notes[reader, step % _NOTES]
+        if place[0] != step:  # asked first: a word that is read before it may be that of a step long ago
+            return None
         word = int(place[1])
         return word if place[0] == step else None
 
