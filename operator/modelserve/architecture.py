@@ -89,6 +89,12 @@ class ModelArchitecture(BaseModel):
         """Index of the first layer without a cache of its own (= num_hidden_layers when none shares)."""
         return self.num_hidden_layers - self.num_kv_shared_layers
 
+    @property
+    def last_owning_layer(self) -> int:
+        """Index of the last layer with a cache of its own: once it has stored a step's rows, each request's last row is
+        computed alone."""
+        return self.first_shared_layer - 1
+
     @cached_property
     def _full(self) -> frozenset[int]:
         return frozenset(self.full_attention_layers)

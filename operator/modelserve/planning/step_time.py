@@ -31,8 +31,8 @@ from modelserve.planning.learned import AS_EXPECTED, StepFactors
 from modelserve.sizing.cuda_graphs import kernels_per_step
 from modelserve.sizing.pages import CacheGeometry, KVCacheLayout
 from modelserve.sizing.rank_sums import sums_by_rows
-from modelserve.sizing.weights import element_bytes, parameters_per_rank, weight_tensors, weight_terms
-from modelserve.weight_format import StoredType, WeightFormat
+from modelserve.sizing.weights import element_bytes, layer_tensors, parameters_per_rank, weight_tensors, weight_terms
+from modelserve.weight_format import StoredType, TextLinear, WeightFormat
 
 
 class StepTime(NamedTuple):
@@ -237,7 +237,7 @@ def _int4_share(architecture: ModelArchitecture, tensor_parallel: int, weight_fo
 
 def _layers_of_all_rows(architecture: ModelArchitecture) -> ModelArchitecture:
     """The model up to the last layer with a cache of its own, without it, for what is counted by layers."""
-    layers = architecture.first_shared_layer - 1
+    layers = architecture.last_owning_layer
     full = tuple(layer for layer in architecture.full_attention_layers if layer < layers)
     fewer = {"num_hidden_layers": layers, "num_kv_shared_layers": 0, "full_attention_layers": full}
     return architecture.model_copy(update=fewer)
@@ -245,10 +245,8 @@ def _layers_of_all_rows(architecture: ModelArchitecture) -> ModelArchitecture:
 
 def _last_projections(architecture: ModelArchitecture) -> int:
     """Parameters of the query, key and value projections of the last layer with a cache of its own."""
-    layer = architecture.first_shared_layer - 1
-    stored = 1 if architecture.k_from_v(layer) else 2
-    heads = architecture.num_attention_heads + stored * architecture.layer_kv_heads(layer)
-    return architecture.hidden_size * heads * architecture.layer_head_dim(layer)
+    tensors = layer_tensors(architecture, architecture.last_owning_layer, 1)
+    return next(each.parameters for each in tensors if each.linear is TextLinear.QKV)
 
 
 def _count(architecture: ModelArchitecture, kind: LayerKind) -> int:

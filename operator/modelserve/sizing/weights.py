@@ -237,10 +237,11 @@ def weight_tensors(architecture: ModelArchitecture, *, tensor_parallel_size: int
         yield WeightTensor("other", columns, hidden, linear=TextLinear.MODEL_PROJECTION)
         yield WeightTensor("other", width, 1)
     for layer in range(architecture.num_hidden_layers):
-        yield from _layer_tensors(architecture, layer, tp)
+        yield from layer_tensors(architecture, layer, tp)
 
 
-def _layer_tensors(architecture: ModelArchitecture, layer: int, tp: int) -> Iterator[WeightTensor]:
+def layer_tensors(architecture: ModelArchitecture, layer: int, tp: int) -> Iterator[WeightTensor]:
+    """Those of one layer, on one of `tp` ranks."""
     hidden, head = architecture.hidden_size, architecture.layer_head_dim(layer)
     query = architecture.num_attention_heads // tp * head
     projections, norms = [query], 4 * hidden + 1 + head  # norms around attention and MLP; layer_scalar; q_norm

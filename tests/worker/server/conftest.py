@@ -6,7 +6,8 @@ import asyncio
 import math
 import socket
 import threading
-from collections.abc import AsyncGenerator, Iterator, Sequence
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,14 @@ class LiveServer:
         """Script the engine; the number of tokens."""
         self.engine.reply = list(self.state.model.text.encoder.encode(text, add_special_tokens=False, most_tokens=4096))
         return len(self.engine.reply)
+
+    @staticmethod
+    def eventually(condition: Callable[[], bool], *, seconds: float = 5.0) -> None:
+        """Wait for the server: an answer has gone out before it gives back what the request held."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, "the condition did not come true"
+            time.sleep(0.005)
 
     def prompt(self) -> str:
         """What the engine was asked last, markers included."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -162,9 +161,7 @@ def test_open_bodies_are_bounded_and_given_back(
         lines = r.iter_lines()  # kept: the end of an iterator is the end of its connection
         next(lines)
         assert bodies.held_bytes == 3 * body_limits.HELD_BYTES_PER_TOKEN
-    deadline = time.monotonic() + 10
-    while bodies.held_bytes:
-        assert time.monotonic() < deadline
+    server.eventually(lambda: bodies.held_bytes == 0, seconds=10)
 
 
 def test_what_a_request_may_not_hold_changes_nothing() -> None:

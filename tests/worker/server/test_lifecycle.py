@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,13 +26,6 @@ CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content"
 def http(server: Any) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=server.url) as client:
         yield client
-
-
-def _eventually(condition: Callable[[], bool], *, seconds: float = 5.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        time.sleep(0.005)
 
 
 def test_health_and_readiness_while_loading(server: Any, http: httpx.Client) -> None:
@@ -71,7 +63,7 @@ def test_a_disconnect_aborts_within_a_step(server: Any, http: httpx.Client, stre
         with pytest.raises(httpx.ReadTimeout):
             http.post("/v1/chat/completions", json=body, timeout=0.3)
     gone = dict(server.engine.steps)
-    _eventually(lambda: len(server.engine.aborted) == 2 and server.state.open_requests == 0)
+    server.eventually(lambda: len(server.engine.aborted) == 2 and server.state.open_requests == 0)
     assert server.engine.running == set()
     assert max(server.engine.steps[request_id] - gone[request_id] for request_id in gone) <= 1
     assert http.post("/v1/chat/completions", json=CHAT).status_code == 200
@@ -81,11 +73,11 @@ async def test_a_disconnect_before_the_first_token_aborts(server: Any) -> None:
     server.engine.step_seconds = 30.0
     async with httpx.AsyncClient(base_url=server.url) as client:
         task = asyncio.create_task(client.post("/v1/chat/completions", json=CHAT | {"stream": True}))
-        await asyncio.to_thread(_eventually, lambda: len(server.engine.running) == 1)
+        await asyncio.to_thread(server.eventually, lambda: len(server.engine.running) == 1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    await asyncio.to_thread(_eventually, lambda: server.engine.running == set())
+    await asyncio.to_thread(server.eventually, lambda: server.engine.running == set())
     assert len(server.engine.aborted) == 1
 
 
@@ -104,7 +96,7 @@ def test_a_failure_in_mid_stream_is_an_error_event(server: Any, http: httpx.Clie
 def test_one_failed_choice_ends_the_others(server: Any, http: httpx.Client) -> None:
     server.engine.fail_after = 2
     assert http.post("/v1/chat/completions", json=CHAT | {"n": 5}).status_code == 500
-    _eventually(lambda: server.engine.running == set() and server.state.open_requests == 0)
+    server.eventually(lambda: server.engine.running == set() and server.state.open_requests == 0)
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -126,7 +118,7 @@ def test_an_engine_that_dies_before_the_first_token_is_a_503(server: Any, http: 
     server.engine.step_seconds = 0.3
 
     def die() -> None:
-        _eventually(lambda: len(server.engine.running) == 1)
+        server.eventually(lambda: len(server.engine.running) == 1)
         server.engine.dead = "the device is gone"
 
     with ThreadPoolExecutor(1) as pool:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import math
 import threading
-import time
 from typing import Any
 
 import httpx
@@ -174,7 +173,5 @@ def test_scores_that_are_kept_for_a_whole_answer_are_bounded_for_all_clients_tog
     assert len(server.engine.aborted) == 2, "its sequences, and nobody else's"
     scored = [json.loads(line[6:])["choices"][0]["logprobs"] for line in said if '"content":[' in line]
     assert sum(len(each["content"]) for each in scored) >= 298, "a stream gives its scores away as they come"
-    deadline = time.monotonic() + 10
-    while bodies.held_bytes:  # an answer has gone out before what it held is given back
-        assert time.monotonic() < deadline
+    server.eventually(lambda: bodies.held_bytes == 0, seconds=10)
     assert httpx.post(url, json=CHAT | {"max_tokens": 2}).status_code == 200

@@ -318,7 +318,7 @@ class Gemma4ForCausalLM(nn.Module):
         layers = self.decoder_layers()
         normed = self.doors.rms_norm(x, layers[0].input_norm.weight, eps=layers[0].eps)
         for index, layer in enumerate(layers):
-            narrowing = last if index == self.architecture.first_shared_layer - 1 else None
+            narrowing = last if index == self.architecture.last_owning_layer else None
             if narrowing is not None:
                 per_layer = None if per_layer is None else per_layer.index_select(0, narrowing.rows)
                 num_rows = narrowing.count
