@@ -1,12 +1,13 @@
 """The worker through HTTP on a real GPU: published geometry, random weights, load from modelserve-bench.
 
     tests/gpu/serve_and_bench.sh --variant 31B --max-model-len 16384 --point 8192/150/1 --point 8192/150/8 \
-        --point 2048/512/32 [--kv-cache-dtype int8] [--max-num-batched-tokens 2048]
+        --point 2048/512/32 [--kv-cache-dtype int8] [--max-num-batched-tokens 2048] [--beside 126000 --chats 1/60]
 
 A point is input tokens / output tokens / concurrency, and the number of requests where 4 times the concurrency is not
-meant. Flags that are not listed by --help go to the worker. Prints the seconds to ready, the table of every point as it
-comes, and last one table of all of them. Needs no network and no installed package. Exit status 1 when a request failed
-or the worker did not end within its drain.
+meant. --chats a second / for so many seconds: chats of 200 tokens and 150 answered that arrive at random, while prompts
+of --beside tokens are computed one after the other; a line of each load. Flags that are not listed by --help go to the
+worker. Prints the seconds to ready, the table of every point as it comes, and last one table of all of them. Needs no
+network and no installed package. Exit status 1 when a request failed or the worker did not end within its drain.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -33,6 +35,7 @@ from modelserve_worker.evaluation.columns import Row, columns
 DRAIN_SECONDS = 10
 END_SECONDS = 60.0
 LOG_LINES = 40
+INTERRUPTED = 130
 MIB = 1 << 20
 HEADINGS = (
     "POINT", "OK", "BAD", "REQ/S", "OUT TOK/S", "TTFT MS", "p99", "TPOT MS", "p99", "ITL p50", "p99", "max", "E2E p50",
@@ -119,17 +122,45 @@ class WorkerProcess:
         return state != "Z" and int(group) == self._process.pid
 
 
+def load(url: str, tokens: tuple[str, str], flags: list[str], *, vocab_size: int, json_path: Path) -> list[str]:
+    """The command of a load of prompts and answers of so many tokens."""
+    return [
+        sys.executable, "-m", "modelserve_worker.bench", "--base-url", url, "--temperature", "1",
+        "--input-tokens", tokens[0], "--output-tokens", tokens[1], *flags, "--json", str(json_path),
+        "--first-token-id", str(min(1000, vocab_size // 2)), "--vocab-size", str(min(255_000, vocab_size)),
+    ]  # fmt: skip
+
+
 def bench(url: str, point: str, *, vocab_size: int, seed: int, json_path: Path) -> bool:
     """Run one point; False when a request failed. Another seed for each, so that no prompt comes twice."""
     tokens_in, tokens_out, concurrency, *number = point.split("/")
-    command = [
-        sys.executable, "-m", "modelserve_worker.bench", "--base-url", url, "--temperature", "1",
-        "--input-tokens", tokens_in, "--output-tokens", tokens_out, "--concurrency", concurrency, "--seed", str(seed),
-        "--json", str(json_path),
-        "--first-token-id", str(min(1000, vocab_size // 2)), "--vocab-size", str(min(255_000, vocab_size)),
-    ]  # fmt: skip
-    command += ["--num-requests", number[0]] if number else []
+    flags = ["--concurrency", concurrency, "--seed", str(seed), *(["--num-requests", number[0]] if number else [])]
+    command = load(url, (tokens_in, tokens_out), flags, vocab_size=vocab_size, json_path=json_path)
     return subprocess.run(command, check=False).returncode == 0
+
+
+def runs_one(url: str) -> bool:
+    """Whether a request runs."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=5) as response:
+        return re.search(rb"^vllm:num_requests_running\S* 1", response.read(), re.MULTILINE) is not None
+
+
+def chats_beside(
+    url: str, prompt: int, chats: str, *, vocab_size: int, seed: int, paths: tuple[Path, Path]
+) -> list[bool]:
+    """Whether each of both loads went well. The long prompts end with the chats: the one that runs then is given up."""
+    rate, seconds = chats.split("/")
+    most = ["--concurrency", "1", "--num-requests", str(1 + int(float(seconds)) // 2), "--seed", str(seed)]
+    number = max(1, round(float(rate) * float(seconds)))
+    arriving = ["--rate", rate, "--num-requests", str(number), "--seed", str(seed + 1)]
+    with subprocess.Popen(load(url, (str(prompt), "16"), most, vocab_size=vocab_size, json_path=paths[0])) as long:
+        while long.poll() is None and not runs_one(url):
+            time.sleep(0.1)
+        ended = subprocess.run(
+            load(url, ("200", "150"), arriving, vocab_size=vocab_size, json_path=paths[1]), check=False
+        )
+        long.send_signal(signal.SIGINT)
+    return [long.returncode in (0, INTERRUPTED), ended.returncode == 0]
 
 
 def memory_line(url: str) -> str:
@@ -146,6 +177,11 @@ def memory_line(url: str) -> str:
         f"memory: everything but the pool {rest:.0f} MiB, so {allowed - rest:.0f} MiB of pool were possible, "
         f"{promised:.0f} promised: {100 * (promised - allowed + rest) / (allowed - rest):+.2f} % of the pool"
     )
+
+
+def measured(path: Path) -> dict[str, Any]:
+    loads: list[dict[str, Any]] = json.loads(path.read_text())["loads"]
+    return loads[0]
 
 
 def row(point: str, load: dict[str, Any]) -> Row:
@@ -174,7 +210,9 @@ def main() -> int:
     )
     parser.add_argument("--variant", required=True)
     parser.add_argument("--weights", help="quantised random weights, such as int4_g32 or fp8_channel; else bfloat16")
-    parser.add_argument("--point", type=point_text, action="append", required=True, dest="points")
+    parser.add_argument("--point", type=point_text, action="append", default=[], dest="points")
+    parser.add_argument("--beside", type=int, default=126_000, help="tokens of the prompts beside --chats (126,000)")
+    parser.add_argument("--chats", action="append", default=[], metavar="RATE/SECONDS")
     parser.add_argument("--ready-seconds", type=float, default=300.0, help="most seconds to ready (default 300)")
     parser.add_argument("--out", type=Path, help="keep the worker's log and each point's JSON there")
     options, worker_flags = parser.parse_known_args()
@@ -197,8 +235,18 @@ def main() -> int:
                 sound = bench(worker.url, point, vocab_size=architecture.vocab_size, seed=seed, json_path=path)
                 faults += [] if sound else [f"{point}: requests failed"]
                 if path.exists() and path.stat().st_size:
-                    rows.append(row(point, json.loads(path.read_text())["loads"][0]))
+                    rows.append(row(point, measured(path)))
                     print("\n".join(columns(HEADINGS, rows[-1:], text_columns=1)), flush=True)
+            for seed, chats in enumerate(options.chats):
+                names = f"{options.beside}-beside", f"chats-{chats.replace('/', '-')}"
+                paths = out / f"{seed}-{names[0]}.json", out / f"{seed}-{names[1]}.json"
+                sound = chats_beside(
+                    worker.url, options.beside, chats, vocab_size=architecture.vocab_size, seed=100 + 2 * seed,
+                    paths=paths,
+                )  # fmt: skip
+                faults += [f"{name}: requests failed" for name, well in zip(names, sound, strict=True) if not well]
+                rows += [row(name, measured(path)) for name, path in zip(names, paths, strict=True)]
+                print("\n".join(columns(HEADINGS, rows[-2:], text_columns=1)), flush=True)
             print(memory_line(worker.url), flush=True)
         finally:
             fault = worker.end()
