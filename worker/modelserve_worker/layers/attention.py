@@ -30,7 +30,8 @@ class AttentionBackend(Protocol):
         softmax in float32, grouped-query by consecutive heads.
 
         With `last` all T rows are stored, and so is whatever waits of layers before, but of the R rows `last.rows`
-        alone is there attention: [R, heads * D]. The layers that follow, all KV-shared, bring those R rows.
+        alone is there attention: [R, heads * D]. Queries of other rows may be anything, NaN included. The layers that
+        follow, all KV-shared, bring those R rows.
         """
         ...
 
@@ -99,5 +100,6 @@ class Attention(nn.Module):
     ) -> Tensor:
         """x [T, H]; rotation: cos and sin, float32 [T, D / 2]. Returns [T, H], or with `last` [R, H], to be added over
         ranks."""
-        result: Tensor = self.o(attention.attend(self, self.qkv.stacked(x), rotation, last))
+        projected = self.qkv.stacked(x) if last is None else self.qkv.stacked_of_some(x, last.rows)
+        result: Tensor = self.o(attention.attend(self, projected, rotation, last))
         return result
