@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 from attention_cases import Chunk, chunk_step, layout
@@ -126,6 +128,25 @@ def test_chunks_at_random_places_equal_float64_attention(seed: int) -> None:
     fmt = ("none", "none", "int8", "fp8_e5m2")[seed % 4]
     step = Step(heads, group, window, chunks, fmt=fmt, decodes=drawn(0, 9), seed=seed)
     step.check(step.attended())
+
+
+def test_short_chunks_end_launch_after_launch() -> None:
+    """Blocks of a single tile, four to a thread block: a warpgroup may be a block ahead of the other's queries."""
+    step = Step(8, 2, 1024, [Chunk(slot, 0, 64) for slot in range(64)])
+    step.attended()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = [step.attended() for _ in range(20)]
+    ended = torch.cuda.Event()
+    for _ in range(500):
+        graph.replay()
+    ended.record()
+    limit = time.monotonic() + 60
+    while not ended.query():
+        assert time.monotonic() < limit, "a thread block waits for what never comes"
+        time.sleep(0.01)
+    assert all(torch.equal(output, outputs[0]) for output in outputs)
+    step.check(outputs[0])
 
 
 def test_a_captured_launch_attends_over_what_the_step_arrays_say_then() -> None:

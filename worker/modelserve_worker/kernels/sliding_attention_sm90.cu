@@ -22,7 +22,7 @@ constexpr int QUERY_BLOCK_BYTES = ROWS * 64 * 2;
 constexpr int QUERY_BYTES = 4 * QUERY_BLOCK_BYTES;  // of a warpgroup
 constexpr int TILES_AT = QUERIES * QUERY_BYTES;
 constexpr int BARRIERS_AT = TILES_AT + SLOTS * TILE_BYTES;
-constexpr int BLOCKS_AT = BARRIERS_AT + 2 * (SLOTS + QUERIES) * 8;
+constexpr int BLOCKS_AT = BARRIERS_AT + (2 * SLOTS + 3 * QUERIES) * 8;
 constexpr float LOG2_E = 1.4426950408889634f;
 #define NO_KEY_YET (-__int_as_float(0x7F800000))
 
@@ -31,10 +31,11 @@ enum Barrier { TURN = 1, OWN = 3 };
 
 __device__ __forceinline__ u32 full_barrier(u32 shared, int slot) { return shared + BARRIERS_AT + slot * 8; }
 __device__ __forceinline__ u32 empty_barrier(u32 shared, int slot) { return full_barrier(shared, SLOTS + slot); }
-__device__ __forceinline__ u32 query_barrier(u32 shared, int place) { return full_barrier(shared, 2 * SLOTS + place); }
-__device__ __forceinline__ u32 query_empty_barrier(u32 shared, int place) {
-  return query_barrier(shared, QUERIES + place);
-}
+// The warpgroups use a place of queries by turns and have a barrier each for it: who waited on every other phase of one
+// would take the phase before the last for the awaited one while the other's queries are still on their way.
+__device__ __forceinline__ u32 query_barrier(u32 shared, int turn) { return full_barrier(shared, 2 * SLOTS + turn); }
+__device__ __forceinline__ u32 used(u32 shared, int place) { return query_barrier(shared, 2 * QUERIES + place); }
+__device__ __forceinline__ int query_place(int turn) { return turn < QUERIES ? turn : turn - QUERIES; }
 
 __device__ __forceinline__ Block* block_at(unsigned char* memory, int visit) {
   return reinterpret_cast<Block*>(memory + BLOCKS_AT) + visit % BLOCKS;
@@ -84,7 +85,8 @@ __device__ __forceinline__ void produce(const Chunks& chunks, unsigned char* mem
   const u32 shared = shared_address(memory);
   const int lane = threadIdx.x % 32, blocks = chunks.block_ends[chunks.count - 1];
   Ring<SLOTS> ring(0);
-  Ring<QUERIES> queries(0);
+  Ring<QUERIES> places(0);
+  Ring<2 * QUERIES> queries(0);
   Place place = {}, before;
   for (int visit = 0, item = blockIdx.x;; visit++, item += gridDim.x) {
     const bool more = item < blocks * chunks.kv_heads;
@@ -106,15 +108,15 @@ __device__ __forceinline__ void produce(const Chunks& chunks, unsigned char* mem
         load_tile(page_k, step_k, shared, ring, place);
       }
       if (visit > 0 || tile > 0) load_tile(page_v, step_v, shared, ring, before);
-      for (int warpgroup = 0; tile == 0 && warpgroup < 2; warpgroup++, queries.advance()) {
+      for (int warpgroup = 0; tile == 0 && warpgroup < 2; warpgroup++, places.advance(), queries.advance()) {
         const u32 barrier = query_barrier(shared, queries.place);
-        mbarrier_wait(query_empty_barrier(shared, queries.place), queries.parity ^ 1);
+        mbarrier_wait(used(shared, places.place), places.parity ^ 1);
         if (lane == 0) {
           if (warpgroup == 0) *block_at(memory, visit) = block;
           if (more) {
             mbarrier_expect(barrier, QUERY_BYTES);
             for (int part = 0; part < 4; part++)
-              load_own_box(q, shared + queries.place * QUERY_BYTES + part * QUERY_BLOCK_BYTES, barrier, part * 64,
+              load_own_box(q, shared + places.place * QUERY_BYTES + part * QUERY_BLOCK_BYTES, barrier, part * 64,
                            block.head * chunks.group, block.row + block.first + warpgroup * (ROWS / chunks.group));
           } else {
             mbarrier_arrive(barrier);
@@ -267,7 +269,7 @@ __device__ __forceinline__ void consume(const Chunks& chunks, unsigned char* mem
   const int warpgroup = threadIdx.x / 128, window = chunks.window;
   const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;  // of the block's; and row + 8
   Ring<SLOTS> ring(0);
-  Ring<QUERIES> queries(warpgroup);
+  Ring<2 * QUERIES> queries(warpgroup);
   float s[KEYS / 2], o[128];
   u32 weights[KEYS / 4];
   Rows rows;
@@ -290,11 +292,11 @@ __device__ __forceinline__ void consume(const Chunks& chunks, unsigned char* mem
   if (tiles == 0) return;
   bool whole = is_whole(*block_at(memory, 0), 0);
   mbarrier_wait(full_barrier(shared, ring.place), ring.parity);
-  issue_scores(s, shared + queries.place * QUERY_BYTES, shared + TILES_AT + ring.place * TILE_BYTES);
+  issue_scores(s, shared + query_place(queries.place) * QUERY_BYTES, shared + TILES_AT + ring.place * TILE_BYTES);
   wgmma_wait<0>();
   pin(s);
   release(empty_barrier(shared, ring.place));
-  if (tiles == 1) release(query_empty_barrier(shared, queries.place));
+  if (tiles == 1) release(used(shared, query_place(queries.place)));
   ring.advance();
   weigh_tile(whole);
   pack_weights(weights, s);
@@ -314,7 +316,7 @@ __device__ __forceinline__ void consume(const Chunks& chunks, unsigned char* mem
     }
     barrier_sync(TURN + warpgroup, 256);
     // After the last block these are scores of nothing, which nobody uses.
-    issue_scores(s, shared + queries.place * QUERY_BYTES, shared + TILES_AT + keys_at * TILE_BYTES);
+    issue_scores(s, shared + query_place(queries.place) * QUERY_BYTES, shared + TILES_AT + keys_at * TILE_BYTES);
     if (__any_sync(0xFFFFFFFFu, rows.first_decay != 1.0f || rows.second_decay != 1.0f)) {
 #pragma unroll
       for (int i = 0; i < 128; i += 4) {
@@ -340,7 +342,7 @@ __device__ __forceinline__ void consume(const Chunks& chunks, unsigned char* mem
     wgmma_wait<1>();
     pin(s);
     if (more) release(empty_barrier(shared, keys_at));
-    if (tile + 1 == tiles) release(query_empty_barrier(shared, queries.place));
+    if (tile + 1 == tiles) release(used(shared, query_place(queries.place)));
     weigh_tile(whole);
     done_before(rows.first_sum + rows.second_sum);
     wgmma_wait<0>();
@@ -381,10 +383,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) sliding_chunk(
       mbarrier_init(full_barrier(shared, slot), 1);
       mbarrier_init(empty_barrier(shared, slot), 8);
     }
-    for (int place = 0; place < QUERIES; place++) {
-      mbarrier_init(query_barrier(shared, place), 1);
-      mbarrier_init(query_empty_barrier(shared, place), 4);
-    }
+    for (int turn = 0; turn < 2 * QUERIES; turn++) mbarrier_init(query_barrier(shared, turn), 1);
+    for (int place = 0; place < QUERIES; place++) mbarrier_init(used(shared, place), 4);
     mbarrier_init_fence();
   }
   wait_for_prerequisites();

@@ -16,7 +16,7 @@ ROWS = 128  # queries of a thread block
 THREADS = 384
 _OCTET = 8  # keys that one box takes
 _TILE, _TILES, _QUERIES = 64, 4, 3  # keys of a tile; tiles, and queries of a warpgroup, that shared memory holds
-_BARRIERS, _BLOCKS = 2 * (_TILES + _QUERIES) * 8, 4 * 18 * 4  # bytes
+_BARRIERS, _BLOCKS = (2 * _TILES + 3 * _QUERIES) * 8, 4 * 18 * 4  # bytes
 SHARED_BYTES = 2 * WIDTH * (_TILES * _TILE + _QUERIES * ROWS // 2) + _BARRIERS + _BLOCKS
 SOURCE = CudaSource("sliding_attention_sm90.cu", "sliding_chunk", "sm_90a", headers=("sliding_blocks.cuh", "sm90.cuh"))
 
