@@ -63,8 +63,8 @@ def query(fields: str) -> str:
     return done.stdout.strip()
 
 
-def profile(*, site: Path | None) -> NodeProfile:
-    """A node without iptables whose containers see the driver and may use every GPU."""
+def profile(*, site: Path | None, kernels: Path) -> NodeProfile:
+    """A node without iptables whose containers see the driver, compiled `kernels`, and may use every GPU."""
     if not Path("/dev/nvidia-uvm").exists():  # the driver makes it when CUDA first runs
         subprocess.run([sys.executable, "-c", "import torch; torch.zeros(1, device='cuda')"], check=True)
     named = [Path(folder) for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
@@ -76,6 +76,7 @@ def profile(*, site: Path | None) -> NodeProfile:
         programs=(DRIVER / "bin",),
         libraries=tuple(libraries),
         devices=tuple(sorted(path for path in Path("/dev").glob("nvidia*") if path.is_char_device())),
+        kernels=kernels,
     )
 
 

@@ -37,11 +37,13 @@ from localcluster.service_access import service_url
 from localcluster.settings import ClusterError, Layout, cache_dir
 from localcluster.target import Target
 from modelserve_operator.labels import FIELD_MANAGER, MANAGED_BY
+from modelserve_operator.manifests.worker_template import ENGINE_FILE
 from modelserve_operator.settings import DEFAULT_NAMESPACE
 
 LAYOUT = Layout("gpu")
 NAMESPACE = "modelserve-gpu"
 VOLUME = cache_dir() / "weights-volume"
+KERNELS = cache_dir() / "gpu-kernels"
 VOLUME_BYTES = 80 << 30  # a 31B in bfloat16, and air
 READY_TIMEOUT_S = 270.0
 PREFACE = """\
@@ -165,7 +167,8 @@ def run(options: Options, transcript: Transcript) -> None:
         gpus, profile = None, NodeProfile(services=False, fixed_memory=False, site=options.site)
         transcript.progress("rehearsal: the demo's model on the CPU")
     else:
-        gpus, profile = gpu_node.Gpus.find(), gpu_node.profile(site=options.site)
+        KERNELS.mkdir(parents=True)
+        gpus, profile = gpu_node.Gpus.find(), gpu_node.profile(site=options.site, kernels=KERNELS)
         driver = gpu_node.query("driver_version").splitlines()[0]
         transcript.progress(f"{gpus.count} x {gpus.name}, {gpus.memory_mib} MiB, driver {driver}")
         transcript.progress("device nodes: " + " ".join(map(str, profile.devices)))
@@ -188,9 +191,43 @@ def run(options: Options, transcript: Transcript) -> None:
         wait_weights(writing, transcript)
         transcript.progress("the weights are written")
         show_served(cluster, options, transcript)
+        if gpus is not None:
+            show_next_pod(Deployed(cluster, cluster.kubectl.within(NAMESPACE), options.name), gpus, options, transcript)
     finally:
         writing.kill()
         writing.wait()
+
+
+def show_next_pod(served: Deployed, gpus: gpu_node.Gpus, options: Options, transcript: Transcript) -> None:
+    """A pod in place of one that is deleted finds its kernels compiled, as the worker's image ships them."""
+    transcript.stage("A pod that takes another's place, with kernels as an image ships them")
+    configs = (each["data"].get(ENGINE_FILE) for each in served.owned("configmap"))
+    engine = KERNELS.with_suffix(".yaml")
+    engine.write_text(next(filter(None, configs)))
+    command = [sys.executable, "-m", "modelserve_worker", "kernels", f"--config={engine}", f"--output={KERNELS}"]
+    command += [
+        f"--model={VOLUME / options.variant.lower()}",
+        f"--target=sm_{gpus.compute_capability.replace('.', '')}",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    transcript.block(f"$ modelserve-worker {' '.join(command[3:])}\n{(done.stdout + done.stderr)[-1000:]}")
+    if done.returncode:
+        raise ClusterError("the kernels were not compiled")
+    (before,) = served.owned("pod")
+    transcript.kubectl(served.kubectl, "delete", "pod", before["metadata"]["name"])
+
+    def ready() -> bool:
+        return any(
+            entry["type"] == "Ready" and entry["status"] == "True"
+            for pod in served.owned("pod")
+            for entry in pod["status"].get("conditions", ())
+            if pod["metadata"]["uid"] != before["metadata"]["uid"]
+        )
+
+    seconds = wait_for("another pod Ready", ready, timeout_s=READY_TIMEOUT_S, interval_s=0.5)
+    transcript.progress(f"Ready {seconds:.0f} s after the pod before it was gone")
+    deployment = served.owned("deployment")[0]["metadata"]["name"]
+    transcript.kubectl(served.kubectl, "logs", f"deployment/{deployment}", "--tail=12")
 
 
 def _bound(kubectl: Kubectl) -> bool:
@@ -220,6 +257,8 @@ def remove(transcript: Transcript) -> None:
     if VOLUME.is_mount():
         subprocess.run(["umount", str(VOLUME)], check=True)
     shutil.rmtree(VOLUME, ignore_errors=True)
+    shutil.rmtree(KERNELS, ignore_errors=True)
+    KERNELS.with_suffix(".yaml").unlink(missing_ok=True)
     transcript.progress("operator, cluster and weights are removed")
 
 

@@ -2,8 +2,9 @@
 
     python tests/gpu/step_profile.py --variant 31B [--context 8192] [--batch 1] [--mixed 2048] [--weights int4_g32]
 
-Random weights at the published geometry. Prints microseconds per step and launches per step of every kernel. --mixed:
-the steps in which a prompt of so many tokens is computed beside decodes. --weights wants tests/models on PYTHONPATH.
+Random weights at the published geometry. Prints microseconds per step and launches per step of every kernel. A kernel
+that starts while the one before it runs counts from that one's end. --mixed: the steps in which a prompt of so many
+tokens is computed beside decodes. --weights wants tests/models on PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -36,13 +37,15 @@ def table(title: str, run, *, steps: int) -> None:
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as profiler:
         run()
         torch.cuda.synchronize()
-    times, counts = defaultdict(float), defaultdict(int)
-    for event in profiler.events():
-        if event.device_type == DeviceType.CUDA:
-            times[short(event.name)] += event.device_time
-            counts[short(event.name)] += 1
+    events = [event for event in profiler.events() if event.device_type == DeviceType.CUDA]
+    events.sort(key=lambda event: event.time_range.end)
+    times, counts, ended = defaultdict(float), defaultdict(int), events[0].time_range.start
+    for event in events:
+        times[short(event.name)] += event.time_range.end - max(ended, event.time_range.start)
+        counts[short(event.name)] += 1
+        ended = event.time_range.end
     total = sum(times.values()) / steps
-    print(f"{title}: {total:.0f} us of kernels and copies a step, {sum(counts.values()) / steps:.0f} launches")
+    print(f"{title}: {total:.0f} us a step with something on the device, {sum(counts.values()) / steps:.0f} launches")
     for name, spent in sorted(times.items(), key=lambda item: -item[1])[:24]:
         print(f"  {name:60} {spent / steps:10.1f} us  {counts[name] / steps:7.1f} x {spent / counts[name]:8.2f} us")
 
@@ -57,12 +60,15 @@ def main() -> None:
     parser.add_argument("--weights", help="quantised random weights, such as int4_g32; else bfloat16")
     parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--max-num-batched-tokens", type=int, default=8192)
+    parser.add_argument("--max-num-mixed-tokens", type=int, default=512)
     options = parser.parse_args()
+    longest = max(options.context, options.mixed or 0) + 2048
     with tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "config.json").write_text(json.dumps(read_config(options.variant, options.weights)))
         args = EngineArgs(
-            model=directory, load_format="dummy", device="cuda", max_model_len=options.context + 512,
+            model=directory, load_format="dummy", device="cuda", max_model_len=longest,
             kv_cache_dtype=options.kv_cache_dtype, max_num_batched_tokens=options.max_num_batched_tokens,
+            max_num_mixed_tokens=options.max_num_mixed_tokens,
         )  # fmt: skip
         replica = launch(args)
     bench = Bench(replica, args)
@@ -83,11 +89,12 @@ def main() -> None:
         marks.append(f"{1e3 * (time.perf_counter() - began):.1f}{'*' * len(found)}")
     print(f"{name} prefill of {options.context} and 3 tokens more, ms at the end of each step: {' '.join(marks)}")
     table(f"{name} prefill of {options.context}", prefill, steps=1)
-    for _ in range(options.batch):
-        bench.scheduler.add(bench.request(options.context, 400))
-    done = 0
-    while done < options.batch * 8:
-        done += len(bench.engine.step())
+    requests = [bench.request(options.context, 2000) for _ in range(options.batch)]
+    for request in requests:
+        bench.scheduler.add(request)
+    unanswered = {request.request_id for request in requests}
+    while unanswered:
+        unanswered -= {output.request_id for output in bench.engine.step()}
 
     def decode() -> None:
         for _ in range(options.steps):

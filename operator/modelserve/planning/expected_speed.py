@@ -1,7 +1,8 @@
 """How fast a candidate would be under the expected workload, from the times of its steps (step_time).
 
 A prompt alone is computed in one step of `maxNumBatchedTokens`, or, if longer, in steps of four mixed ones. While
-requests decode, prompts ride in mixed steps of M = `maxNumMixedTokens` rows, fewer behind long contexts (prompt_rows).
+requests decode, prompts ride in mixed steps of M = `maxNumMixedTokens` rows, fewer behind long contexts and more where
+many prompts wait (prompt_rows).
 In a closed loop of c requests of I prompt and O answer tokens, d of which decode at a time:
 
     steps per request    n = (O - 1) / d, of which mixed k = I / (M - d), or one where a step takes whole prompts
@@ -21,13 +22,13 @@ from modelserve.architecture import ModelArchitecture
 from modelserve.planning.engine_rates import engine_rates
 from modelserve.planning.evaluation import Fit
 from modelserve.planning.learned import StepFactors
-from modelserve.planning.prompt_rows import PromptCost, rows_alone
+from modelserve.planning.prompt_rows import PromptCost, rows_alone, rows_beside_decodes
 from modelserve.planning.step_time import PromptRows, RankSpeed, StepTime, layer_parameters
 from modelserve.planning.wishes import Wishes
 
 MIXED_STEP_SECONDS = 0.045  # of matrix products in a step in which requests decode: what a token may wait for its next
 LEAST_MIXED_TOKENS = 256
-_ROUNDS = 3  # of the equation for d: more of them change less than the formulas' own error
+_ROUNDS = 5  # of the equation for d: more of them change less than the formulas' own error
 
 
 @dataclass(frozen=True)
@@ -120,14 +121,20 @@ def load_speed(rank: RankSpeed, load: Load, *, max_num_batched_tokens: int, max_
     decodes = float(load.requests - 1)
     for _ in range(_ROUNDS):
         arriving = max(1.0, decodes / following)  # prompts of the requests that take the place of those that end
-        rows = max(max_num_mixed_tokens - decodes, max_num_mixed_tokens / 2)
+        most = rows_beside_decodes(
+            (load.requests - decodes) * min(tokens, max_num_batched_tokens),
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_mixed_tokens=max_num_mixed_tokens,
+        )
+        rows = max(most - decodes, most / 2)
         rows = min(tokens / prices.steps(tokens, rows), arriving * tokens)
         decode, mixed = steps_with(decodes, rows)
         mixed_steps, steps = tokens / rows, following / decodes
         seconds = mixed_steps * mixed + max(0.0, steps - mixed_steps) * decode.seconds
         between = seconds / max(steps, mixed_steps)
-        decodes = min(load.requests - mixed_steps * mixed / seconds, following / mixed_steps)
-        if decodes < 1:  # one decodes at most, its steps take a part of a prompt along, and the rest has whole steps
+        found = min(load.requests - mixed_steps * mixed / seconds, following / mixed_steps)
+        decodes = (decodes + found) / 2
+        if found < 1:  # one decodes at most, its steps take a part of a prompt along, and the rest has whole steps
             decodes, rows = 1.0, min(max_num_mixed_tokens - 1, tokens / following)
             decode, between = steps_with(decodes, rows)
             seconds = following * between + alone.seconds * (1 - rows * following / tokens)

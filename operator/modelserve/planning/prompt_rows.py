@@ -17,6 +17,9 @@ import math
 from dataclasses import dataclass
 
 STEPS_OF_LONG_PROMPTS = 4  # mixed steps in one of a prompt that needs several: newcomers wait a fifth of a second
+STEPS_OF_QUEUE = 64  # mixed steps that prompts may wait for, three to four seconds, before steps become longer
+MOST_OF_QUEUE = 4  # times as long
+MOST_ROWS_OF_QUEUE = 2048  # products gain nothing from more
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +64,13 @@ def rows_alone(longest: int, *, max_num_batched_tokens: int, max_num_mixed_token
     if longest <= max_num_batched_tokens:
         return max_num_batched_tokens
     return min(max_num_batched_tokens, STEPS_OF_LONG_PROMPTS * max_num_mixed_tokens)
+
+
+def rows_beside_decodes(waiting: float, *, max_num_batched_tokens: int, max_num_mixed_tokens: int) -> int:
+    """Most rows of a step in which requests decode, where prompts have so many tokens left, of each at most a step's.
+
+    Each step reads the cache of all that decode, once, however many rows of prompts it has. Where prompts wait long,
+    longer steps serve more of them: who decodes waits longer for a token, and all wait less for the first.
+    """
+    queued = min(int(waiting) // STEPS_OF_QUEUE, MOST_OF_QUEUE * max_num_mixed_tokens, MOST_ROWS_OF_QUEUE)
+    return min(max(max_num_mixed_tokens, queued), max_num_batched_tokens)

@@ -21,6 +21,7 @@ from localcluster.node_profile import NodeProfile, linux_devices
 from localcluster.settings import PAUSE_IMAGE, REPOSITORY, WORKER_IMAGE
 
 LENT = Path("/opt/modelserve-lent")  # not where the product's own images have it
+KERNELS = Path("/opt/modelserve/kernels")  # where they do, since that is where a worker looks
 _PASSWD = "root:x:0:0:root:/root:/bin/sh\nworker:x:65532:65532:worker:/tmp:/bin/sh\n"
 _GROUP = "root:x:0:\nworker:x:65532:\n"
 _SYSTEM_FOLDERS = ("bin", "sbin", "lib", "lib64")
@@ -45,6 +46,8 @@ def _lent_folders(programs: Path, profile: NodeProfile) -> dict[Path, Path]:
         lent[LENT / "python"] = prefix
     if profile.site is not None:
         lent[LENT / "site"] = profile.site
+    if profile.kernels is not None:
+        lent[KERNELS] = profile.kernels
     lent[LENT / "site-packages"] = Path(sysconfig.get_path("purelib"))
     return lent | {LENT / name: REPOSITORY / name for name in ("operator", "worker")} | {LENT / "bin": programs}
 

@@ -15,7 +15,8 @@ class NodeProfile:
     """`services`: Service addresses work, by kube-proxy and masquerading; both need iptables.
 
     `site` is a folder of Python packages that containers see before those of this program's environment. `programs` and
-    `libraries` are folders of the node that containers search too. A container may use every node of `devices`.
+    `libraries` are folders of the node that containers search too. A container may use every node of `devices`. It sees
+    `kernels` where the worker's image has those that were compiled ahead.
     """
 
     services: bool = True
@@ -24,6 +25,7 @@ class NodeProfile:
     programs: tuple[Path, ...] = ()
     libraries: tuple[Path, ...] = ()
     devices: tuple[Path, ...] = ()
+    kernels: Path | None = None
 
 
 PLAIN = NodeProfile()

@@ -219,6 +219,20 @@ def test_an_entry_with_a_part_missing_is_made_again_in_the_other_folder(
     assert [path.name for path in (shipped / "KEY").iterdir()] == ["a.cubin"]
 
 
+def test_the_driver_is_where_this_process_has_it_from(tmp_path: Path) -> None:
+    """An image need have neither ldconfig nor its cache of libraries."""
+    from modelserve_worker.kernels.kernel_cache import driver_folder
+
+    maps = "7f00-7f10 r--p 00000000 00:2a 1234 /usr/lib/libc.so.6\n7f10-7f20 rw-p 00000000 00:00 0\n{}"
+    driver = tmp_path / "with a space" / "libcuda.so.580.159.04"
+    mapped = maps.format(f"7f20-7f30 r-xp 00000000 00:2b 99    {driver}\n")
+    assert driver_folder(mapped) is None, "there is no libcuda.so.1 to link against"
+    driver.parent.mkdir()
+    (driver.parent / "libcuda.so.1").touch()
+    assert driver_folder(mapped) == str(driver.parent)
+    assert driver_folder(maps.format("")) is None
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

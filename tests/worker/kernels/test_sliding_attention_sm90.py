@@ -145,7 +145,8 @@ def test_short_chunks_end_launch_after_launch() -> None:
     while not ended.query():
         assert time.monotonic() < limit, "a thread block waits for what never comes"
         time.sleep(0.01)
-    assert all(torch.equal(output, outputs[0]) for output in outputs)
+    first = outputs[0].nan_to_num(7.0)
+    assert all(torch.equal(output.nan_to_num(7.0), first) for output in outputs)
     step.check(outputs[0])
 
 

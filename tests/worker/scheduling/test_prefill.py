@@ -186,15 +186,28 @@ def test_a_prompt_fills_the_step_alone_and_a_mixed_step_beside_a_decode(budget: 
 
 
 def test_however_many_decode_a_prefill_has_half_of_a_mixed_step() -> None:
-    limits = SchedulerLimits(2048, 1024, 17_000, (), 512)
-    assert [limits.prefill_tokens(decodes, 2048) for decodes in (0, 1, 256, 257, 1000, 1900, 2047)] == [
+    limits, left = SchedulerLimits(2048, 1024, 17_000, (), 512), np.array([2048])
+    assert [limits.prefill_tokens(decodes, left, 2048) for decodes in (0, 1, 256, 257, 1000, 1900, 2047)] == [
         2048, 511, 256, 256, 256, 148, 1,
     ]  # fmt: skip
 
 
 def test_a_prompt_that_fits_has_the_whole_step_and_a_longer_one_the_steps_of_long_ones() -> None:
-    limits = SchedulerLimits(8192, 64, 17_000, (), 512)
-    assert [limits.prefill_tokens(0, longest) for longest in (1, 8192, 8193)] == [8192, 8192, 2048]
+    limits, left = SchedulerLimits(8192, 64, 17_000, (), 512), np.array([1, 1])
+    assert [limits.prefill_tokens(0, left, longest) for longest in (1, 8192, 8193)] == [8192, 8192, 2048]
+
+
+def test_many_waiting_prompts_have_longer_steps_and_a_long_one_has_none() -> None:
+    limits = SchedulerLimits(8192, 64, 131_072, (), 512)
+    rows = [
+        limits.prefill_tokens(1, np.array(left), 126_000) + 1
+        for left in ([126_000], [8192] * 4, [8192] * 6, [126_000] * 6, [8192] * 32, [200] * 32)
+    ]
+    assert rows == [512, 512, 768, 768, 2048, 512]
+    small = SchedulerLimits(8192, 64, 131_072, (), 128)
+    assert small.prefill_tokens(1, np.array([8192] * 32), 8192) + 1 == 512, "four times a mixed step"
+    large = SchedulerLimits(8192, 64, 131_072, (), 4096)
+    assert large.prefill_tokens(1, np.array([8192] * 64), 8192) + 1 == 4096, "never less than a mixed step"
 
 
 def test_a_stream_of_short_prompts_does_not_starve_a_long_one() -> None:

@@ -35,10 +35,9 @@ from modelserve.weight_format import WeightFormat
 from modelserve_worker.execution.device import with_compute_dtype
 from modelserve_worker.execution.kernel_trace import Launch, TargetDriver, kernel_launches
 from modelserve_worker.kernels.cuda_kernel import CudaSource, kept
-from modelserve_worker.kernels.kernel_cache import c_compiler, name_alike, shipped_folder
+from modelserve_worker.kernels.kernel_cache import DRIVER_LIBRARY, c_compiler, name_alike, shipped_folder
 from modelserve_worker.server.flags import FlagParser, add_engine_flags, engine_args
 
-CUDA_LIBRARY = "libcuda.so.1"
 LEAST_CAPABILITY = 80
 
 
@@ -85,7 +84,7 @@ def _begin(cache: str, cuda_folder: str | None) -> None:
     name_alike()
     if cuda_folder is not None:
         triton.knobs.nvidia.libcuda_path = cuda_folder
-        ctypes.CDLL(str(Path(cuda_folder) / CUDA_LIBRARY), mode=ctypes.RTLD_GLOBAL)
+        ctypes.CDLL(str(Path(cuda_folder) / DRIVER_LIBRARY), mode=ctypes.RTLD_GLOBAL)
         sys.setdlopenflags(os.RTLD_LAZY)  # the stand-in has none of the functions; nothing is called here
 
 
@@ -110,7 +109,7 @@ def _cuda_library_folder(folder: Path) -> str | None:
     except (AssertionError, OSError, subprocess.CalledProcessError):
         source = folder / "stub.c"
         source.write_text("")
-        library = ["-shared", "-fPIC", f"-Wl,-soname,{CUDA_LIBRARY}", "-o", str(folder / CUDA_LIBRARY), str(source)]
+        library = ["-shared", "-fPIC", f"-Wl,-soname,{DRIVER_LIBRARY}", "-o", str(folder / DRIVER_LIBRARY), str(source)]
         subprocess.run([c_compiler() or "gcc", *library], check=True)
         return str(folder)
     return None

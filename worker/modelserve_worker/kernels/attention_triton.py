@@ -99,6 +99,8 @@ GLOBAL_SPLIT_PAGES = 2  # at least 128 keys a split, as SLIDING_SPLIT_PAGES of h
 
 
 ALONE = 132  # programs, at most, that have a multiprocessor each
+FEW_RESULTS = 1 << 16  # numbers of decodes' outputs up to which twice as many programs combine them
+PER_WARP = 2048  # numbers that a warp combines: 64 a thread, which sums them without another warp
 
 
 def most_splits(rows: LayerRows) -> int:
@@ -171,11 +173,13 @@ def decode_attention(
     else:
         kernel = packed_kernels.split_decode_packed if packed else decode_kernels.split_decode
         kernel[grid](*common, ENTRIES=rows.entries, WINDOW=rows.window, **shape, **split, **tiled)
-    columns = min(width, 128)
+    splits = triton.next_power_of_2(most)
+    columns = min(width, 64 if count * heads * width <= FEW_RESULTS else 128)
     decode_kernels.combine[(count, heads, width // columns)](
         partial, maxima, sums, decode.positions, output,
         PAIRS=rotation.pairs if rows.v_only and rotation is not None else 0, WINDOW=rows.window,
-        SPLITS=triton.next_power_of_2(most), COLUMNS=columns, **shape, **split, num_warps=4, **dependent_launch(),
+        SPLITS=splits, COLUMNS=columns, **shape, **split,
+        num_warps=min(4, max(1, splits * columns // PER_WARP)), **dependent_launch(),
     )  # fmt: skip
 
 

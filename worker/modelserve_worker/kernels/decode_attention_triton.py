@@ -287,12 +287,12 @@ def combine(
     parts = ((row * MOST_SPLITS + splits) * KV_HEADS + member // GROUP) * GROUP + member % GROUP
     wait_for_prerequisites()
     if position >= 0:
-        high = tl.load(maxima + parts, mask=present, other=-float("inf"))
-        weights = tl.where(present, tl.exp2(high - tl.max(high, 0)), 0.0)
-        total = tl.sum(weights * tl.load(sums + parts, mask=present, other=0.0), 0)
         at = parts.to(tl.int64)[:, None] * D + columns[None, :]
-        values = tl.load(partial + at, mask=present[:, None], other=0.0)
-        merged = tl.sum(values * weights[:, None], 0) / total
+        values = tl.load(partial + at, mask=present[:, None], other=0.0)  # first: they take longest to come
+        high = tl.load(maxima + parts, mask=present, other=-float("inf"))
+        sums_of_parts = tl.load(sums + parts, mask=present, other=0.0)
+        weights = tl.where(present, tl.exp2(high - tl.max(high, 0)), 0.0)
+        merged = tl.sum(values * weights[:, None], 0) / tl.sum(weights * sums_of_parts, 0)
         if PAIRS:
             columns = natural_columns(columns, D, PAIRS)
         at_output = (row * KV_HEADS * GROUP + member).to(tl.int64) * D + columns

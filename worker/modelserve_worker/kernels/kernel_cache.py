@@ -31,6 +31,8 @@ from modelserve_worker.terminal_error import TerminalError
 SHIPPED_VARIABLE = "MODELSERVE_KERNELS_DIR"
 SHIPPED = Path("/opt/modelserve/kernels")
 
+DRIVER_LIBRARY = "libcuda.so.1"
+
 logger = logging.getLogger(__name__)
 
 
@@ -79,6 +81,8 @@ def use_kernel_cache() -> None:
     """
     triton.knobs.cache.manager_class = ShippedFirst
     name_alike()
+    if not triton.knobs.nvidia.libcuda_path:
+        triton.knobs.nvidia.libcuda_path = driver_folder(Path("/proc/self/maps").read_text())
     folder = Path(triton.knobs.cache.dir)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -92,6 +96,16 @@ def use_kernel_cache() -> None:
         )  # fmt: skip
     with compilations():
         triton.runtime.driver.active.get_current_target()
+
+
+def driver_folder(mapped: str) -> str | None:
+    """The folder of the GPU driver's library, from the memory maps of a process that uses the GPU; None where it is not
+    among them. By itself Triton asks `ldconfig -p`, which fails in an image without a cache of libraries."""
+    for line in mapped.splitlines():
+        path = Path(line.split(maxsplit=5)[-1])
+        if path.name.startswith("libcuda.so") and (path.parent / DRIVER_LIBRARY).exists():
+            return str(path.parent)
+    return None
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from modelserve.engine_args import DEFAULT_MAX_NUM_MIXED_TOKENS
 from modelserve.errors import InvalidInput
-from modelserve.planning.prompt_rows import PromptCost, rows_alone
+from modelserve.planning.prompt_rows import PromptCost, rows_alone, rows_beside_decodes
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.batch import Int32Array, ScheduledBatch
 from modelserve_worker.request import Request
@@ -42,20 +42,19 @@ class SchedulerLimits:
         """What rows of prompts cost, by their place."""
         return PromptCost.of_steps(self.doubling_context, self.max_num_batched_tokens)
 
-    def prefill_tokens(self, decodes: int, longest: int) -> int:
-        """Prompt tokens that a step takes beside `decodes` requests that decode in it, none of more than `longest`.
+    def prefill_tokens(self, decodes: int, remaining: Int32Array, longest: int) -> int:
+        """Prompt tokens that a step takes beside `decodes` requests that decode in it. Prompts have so many `remaining`
+        [P], and none has more than `longest` in all.
 
-        Alone, prefills fill the step, or the steps of a long prompt. Beside decodes they fill a mixed step, and have
-        half of one however many decode.
+        Alone, prefills fill the step, or the steps of a long prompt. Beside decodes they fill a mixed step, or a longer
+        one where many wait, and have half of one however many decode.
         """
+        most = self.max_num_batched_tokens
         if not decodes:
-            return rows_alone(
-                longest,
-                max_num_batched_tokens=self.max_num_batched_tokens,
-                max_num_mixed_tokens=self.max_num_mixed_tokens,
-            )
-        mixed = max(self.max_num_mixed_tokens - decodes, self.max_num_mixed_tokens // 2)
-        return min(self.max_num_batched_tokens - decodes, mixed)
+            return rows_alone(longest, max_num_batched_tokens=most, max_num_mixed_tokens=self.max_num_mixed_tokens)
+        waiting = int(np.minimum(remaining, most).sum())
+        rows = rows_beside_decodes(waiting, max_num_batched_tokens=most, max_num_mixed_tokens=self.max_num_mixed_tokens)
+        return min(most - decodes, max(rows - decodes, rows // 2))
 
     def answers_first(self, batch: ScheduledBatch) -> bool:
         """Whether a step is so long that the next one is scheduled only after it: who comes meanwhile is in the next

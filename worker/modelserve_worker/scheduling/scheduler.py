@@ -10,7 +10,8 @@ Beside decodes prefills fill `max_num_mixed_tokens`, so that a token never waits
 that decodes ride along: a step of 512 rows reads the weights once for all of them and costs little more than its share
 of the prefill alone, where a decode by itself costs a reading of the weights. The more of a request's tokens come in
 mixed steps, the fewer steps remain that only decode. Behind a long context rows attend to more, and a step has fewer of
-them, as many as a captured step.
+them, as many as a captured step. Where more prompts wait than many such steps take, steps become up to four times as
+long (modelserve/planning/prompt_rows.py): the cache of all that decode is read less often for the same prompts.
 
 Admission is first come first served, as many as slots and memory take at once, whether or not the step has tokens left
 for them. When the head of the queue does not fit, those behind it wait too, however small: the bytes that running
@@ -120,7 +121,7 @@ class Scheduler:
         if not len(decodes) and not len(prefills):
             return None
         remaining, longest = counters.remaining(prefills), int(counters.known[prefills].max(initial=0))
-        budget = self.limits.prefill_tokens(len(decodes), longest)
+        budget = self.limits.prefill_tokens(len(decodes), remaining, longest)
         shares = share_prefill_tokens(remaining, counters.computed[prefills], budget, self.limits.prompt_cost)
         trim_to_captured(shares, remaining, len(decodes), self.limits.captured_rows)
         return self._batch(decodes, prefills[shares > 0], shares[shares > 0])
