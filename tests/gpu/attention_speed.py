@@ -6,13 +6,21 @@ Pages lie in random order in an arena of 3 GiB; short reads go round several set
 them. Times are of captured launches, as steps make them, and a decode includes its combination. Bytes are the rows that
 must be read once, operations those of the permitted pairs of query and key. Results are checked by the tests of
 tests/worker/kernels, which run on the GPU as they are.
+
+Decodes of sliding layers are timed by Triton's kernels and, where `sliding_decode_sm90` may take them, by that one with
+clusters of 8 and of 16, up to eight rows whatever the engine gives it:
+
+    python tests/gpu/attention_speed.py --only "sliding bfloat16" --decodes
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -21,11 +29,14 @@ from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.published import published_model
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve_worker.kernels import attention_triton as doors
+from modelserve_worker.kernels import sliding_decode_sm90
 from modelserve_worker.kernels.paged_layout import LayerRows, layer_rows
 from modelserve_worker.kernels.step_inputs import ChunkInputs, DecodeInputs, ExpansionGroup, StepInputs
 from modelserve_worker.layers.rotary import RotaryEmbedding
 
 ARENA_BYTES = 3 << 30
+UNCACHED_BYTES = 160_000_000  # three times the L2 cache of an H200
+MOST_ROWS = 8
 CUDA = torch.device("cuda")
 SEQUENCES = 64
 
@@ -106,11 +117,29 @@ def microseconds(calls: Sequence[Callable[[], None]], *, repeats: int) -> float:
     return 1e3 * sorted(times[1:])[repeats // 2] / len(calls)
 
 
+def decode_kernels(layer: Layer, rows: int) -> Iterator[tuple[str, int, int]]:
+    """Name, most blocks of the kernel of few rows (0: Triton takes all), and blocks of its clusters."""
+    yield "", 0, 8
+    tile = doors.tile_for(layer.rows, door="decode", capability=_capability())
+    if tile.sm90 and rows <= MOST_ROWS:
+        yield " in clusters of 8", 1 << 20, 8
+        yield " in clusters of 16", 1 << 20, 16
+
+
+@contextmanager
+def kernel_of(most_blocks: int, parts: int) -> Iterator[None]:
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(sliding_decode_sm90, "MOST_BLOCKS", most_blocks))
+        chosen = partial(sliding_decode_sm90.DecodeKernel, parts=parts)
+        stack.enter_context(mock.patch.object(sliding_decode_sm90, "kernel_for", chosen))
+        yield
+
+
 def decode(layer: Layer, contexts: Sequence[int], bandwidth: float) -> str:
     rows, count = layer.rows, len(contexts)
     tile = doors.tile_for(rows, door="decode", capability=_capability())
     positions, slots = ints([n - 1 for n in contexts]), ints(range(count))
-    step = StepInputs(positions, slots, slots, slots, DecodeInputs(slots, positions), None, None)
+    step = StepInputs(positions, slots, slots, slots, DecodeInputs(slots, positions, settled=True), None, None)
     q = layer.queries(count)
     output = torch.empty_like(q)
     workspace = torch.empty(count * doors.decode_workspace(rows, query_heads=layer.heads), device=CUDA)
@@ -119,15 +148,16 @@ def decode(layer: Layer, contexts: Sequence[int], bandwidth: float) -> str:
         rotation = doors.tile_rotation(
             layer.frequencies, pairs=layer.pairs, keys=tile.keys, longest=max(contexts), dtype=rows.dtype
         )
+    read = sum(min(n, rows.window or n) for n in contexts) * layer.row_bytes
+    sets = max(8, min(128, UNCACHED_BYTES // read + 1))
     calls = [
         lambda table=table: doors.decode_attention(
             q, output, step, rows=rows, table=table, arena=layer.arena, workspace=workspace, tile=tile,
             key_weight=layer.weight, rotation=rotation,
         )
-        for table in layer.tables(contexts, sets=8)
+        for table in layer.tables(contexts, sets=sets)
     ]  # fmt: skip
     spent = microseconds(calls * 2, repeats=15)
-    read = sum(min(n, rows.window or n) for n in contexts) * layer.row_bytes
     return f"{read / 1e6:9.1f} MB {spent:9.1f} us {read / spent / 1e6:6.2f} TB/s {1e6 * read / bandwidth / spent:6.0%}"
 
 
@@ -179,10 +209,21 @@ DECODES: tuple[tuple[str, LayerKind, str, list[int]], ...] = (
     ("31B", LayerKind.GLOBAL, "16 x 32k", [32_768] * 16),
     ("31B", LayerKind.GLOBAL, "31 short, 1 x 131k", UNEQUAL),
     ("31B", LayerKind.SLIDING, "1 x 8k", [8192]),
+    ("31B", LayerKind.SLIDING, "1 x 1000", [1000]),
+    ("31B", LayerKind.SLIDING, "2 x 8k", [8192, 8193]),
+    ("31B", LayerKind.SLIDING, "3 x 8k", [8192 + i for i in range(3)]),
+    ("31B", LayerKind.SLIDING, "4 x 8k", [8192 + i for i in range(4)]),
+    ("31B", LayerKind.SLIDING, "8 x 8k", [8192 + i for i in range(8)]),
     ("31B", LayerKind.SLIDING, "32 x 8k", [8192 + i for i in range(32)]),
     ("E4B", LayerKind.GLOBAL, "1 x 8k", [8192]),
     ("E4B", LayerKind.GLOBAL, "32 x 8k", [8192] * 32),
+    ("26B-A4B", LayerKind.SLIDING, "1 x 8k", [8192]),
+    ("26B-A4B", LayerKind.SLIDING, "2 x 8k", [8192, 8193]),
+    ("26B-A4B", LayerKind.SLIDING, "4 x 8k", [8192 + i for i in range(4)]),
     ("E4B", LayerKind.SLIDING, "1 x 8k", [8192]),
+    ("E4B", LayerKind.SLIDING, "2 x 8k", [8192, 8193]),
+    ("E4B", LayerKind.SLIDING, "4 x 8k", [8192 + i for i in range(4)]),
+    ("E4B", LayerKind.SLIDING, "8 x 8k", [8192 + i for i in range(8)]),
     ("E4B", LayerKind.SLIDING, "32 x 8k", [8192] * 32),
 )
 CHUNKS = (
@@ -204,17 +245,22 @@ def main() -> None:
     parser.add_argument("--bandwidth", type=float, default=4.3e12, help="bytes a second; the default is an H200's")
     parser.add_argument("--rate", type=float, default=790e12, help="bf16 operations a second")
     parser.add_argument("--only", default="", help="cases whose line contains this text")
+    parser.add_argument("--decodes", action="store_true", help="no chunks")
     options = parser.parse_args()
     print(f"{torch.cuda.get_device_name(CUDA)}: {options.bandwidth:.3g} B/s, {options.rate:.3g} FLOP/s")
     for dtype in (KVCacheDtype.BFLOAT16, KVCacheDtype.INT8, KVCacheDtype.FP8_E4M3):
         for name, kind, case, contexts in DECODES:
             label = f"decode {name} {kind.value} {dtype.value} {case}"
-            if options.only in label:
-                print(f"{label:56} {decode(Layer(name, kind, dtype), contexts, options.bandwidth)}", flush=True)
-        for name, kind, start, length in CHUNKS:
+            if options.only not in label:
+                continue
+            layer = Layer(name, kind, dtype)
+            for kernel, most_blocks, parts in decode_kernels(layer, len(contexts)):
+                with kernel_of(most_blocks, parts):
+                    print(f"{label + kernel:64} {decode(layer, contexts, options.bandwidth)}", flush=True)
+        for name, kind, start, length in () if options.decodes else CHUNKS:
             label = f"chunk {name} {kind.value} {dtype.value} {length} after {start}"
             if options.only in label:
-                print(f"{label:56} {chunk(Layer(name, kind, dtype), start, length, options.rate)}", flush=True)
+                print(f"{label:64} {chunk(Layer(name, kind, dtype), start, length, options.rate)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from modelserve_worker.kernels.cuda_kernel import CudaSource, kept
 folder, cuda = Path(sys.argv[1]), sys.argv[2]
 whole = published_model("hf://google/gemma-4-31B").architecture.model_dump()
 architecture = ModelArchitecture.model_validate(whole | {"full_attention_layers": (1,), "num_hidden_layers": 2})
-args = EngineArgs(model="", max_num_seqs=4, max_num_batched_tokens=64, tensor_parallel_size=int(sys.argv[3]))
+args = EngineArgs(model="", max_num_seqs=8, max_num_batched_tokens=64, tensor_parallel_size=int(sys.argv[3]))
 cheap = ("combine", "residual_norm", "gated_gelu")
 def depends(launch):
     return json.loads(launch.specialization)["options"].get("launch_pdl", False)
@@ -136,7 +136,7 @@ def test_every_kernel_that_a_start_up_needs_is_found(built: tuple[Path, Path, li
     assert set(built[2]) == {
         "step_tokens", "rotations", "keep_tokens", "embed", "rms_norm", "residual_norm", "gated_gelu", "prepare",
         "commit", "split_decode", "split_decode_v_only", "combine", "expand_keys", "sliding_attention_sm90.cu",
-        "chunk_attention_sm90.cu", "linear_rows_sm90.cu", "_select_chunks", "_draw_rows",
+        "sliding_decode_sm90.cu", "chunk_attention_sm90.cu", "linear_rows_sm90.cu", "_select_chunks", "_draw_rows",
     }  # fmt: skip
     # What starts after the embedding reads these without waiting.
     assert max(map(built[2].index, ("step_tokens", "rotations"))) < built[2].index("embed")

@@ -163,6 +163,8 @@ def test_a_step_with_chunks_names_the_last_row_of_each_request(
     assert last.inputs.chunks is None
     decode = last.inputs.decode
     assert decode is not None
+    assert not decode.settled, "this step stored keys of chunks, which a kernel must not read early"
+    assert packed.inputs.decode is None or packed.inputs.decode.settled
     for name, values in (("slots", batch.slots), ("positions", batch.starts + batch.lengths - 1)):
         assert getattr(decode, name).tolist()[:count] == values.tolist()
         assert set(getattr(decode, name).tolist()[count:]) <= {-1}

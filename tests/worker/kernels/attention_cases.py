@@ -49,9 +49,8 @@ def decode_step(case: PagedCase, slots: list[int]) -> StepInputs:
     """Each slot's last position decodes; -1 is a padded row."""
     positions = ints([case.contexts[s] - 1 if s >= 0 else -1 for s in slots], case.device)
     numbers = ints([max(s, 0) for s in slots], case.device)
-    return StepInputs(
-        positions, numbers, numbers, torch.full_like(numbers, -1), DecodeInputs(numbers, positions), None, None
-    )
+    decode = DecodeInputs(numbers, positions, settled=True)
+    return StepInputs(positions, numbers, numbers, torch.full_like(numbers, -1), decode, None, None)
 
 
 @dataclass

@@ -7,7 +7,13 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from modelserve_worker.kernels import cuda_kernel, dependent_launch, linear_int4_sm90, linear_rows_sm90
+from modelserve_worker.kernels import (
+    cuda_kernel,
+    dependent_launch,
+    linear_int4_sm90,
+    linear_rows_sm90,
+    sliding_decode_sm90,
+)
 
 
 @contextmanager
@@ -19,5 +25,6 @@ def one_after_the_other() -> Iterator[None]:
         mock.patch.object(dependent_launch, "current_target", return_value=None),
         mock.patch.object(linear_int4_sm90, "launch", launch),
         mock.patch.object(linear_rows_sm90, "launch", launch),
+        mock.patch.object(sliding_decode_sm90, "launch", launch),
     ):
         yield

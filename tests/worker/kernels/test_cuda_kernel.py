@@ -16,6 +16,7 @@ from modelserve_worker.kernels import (
     linear_int4_sm90,
     linear_rows_sm90,
     sliding_attention_sm90,
+    sliding_decode_sm90,
 )
 from modelserve_worker.kernels.attention_tiles import tile_for
 from modelserve_worker.kernels.cuda_kernel import CudaSource
@@ -33,6 +34,10 @@ SMALL = 'extern "C" __global__ void small(int* out) { *out = VALUE; }'
             for variant in (chunk_attention_sm90.V_ONLY, chunk_attention_sm90.WITH_KEYS)
         ),
         (sliding_attention_sm90.SOURCE, sliding_attention_sm90.SHARED_BYTES, sliding_attention_sm90.THREADS),
+        *(
+            (kernel.source, kernel.shared_bytes, sliding_decode_sm90.THREADS)
+            for kernel in map(sliding_decode_sm90.DecodeKernel, (1024, 512, 1024), (8, 8, 16))
+        ),
         *(
             (kernel.source, kernel.shared_bytes, linear_int4_sm90.THREADS)
             for kernel in (
@@ -98,9 +103,17 @@ def test_hopper_alone_takes_the_kernels_and_their_rows_are_whole_tokens(name: st
             assert tile.sm90
             assert tile.rows == block
             assert block // 2 % (architecture.num_attention_heads // rows.heads) == 0
-            others = [tile_for(rows, door="chunk", capability=capability) for capability in (80, 89, 100, 120)]
-            others.append(tile_for(rows, door="decode", capability=90))
+            doors = ("chunk", "decode")
+            others = [tile_for(rows, door=door, capability=at) for door in doors for at in (80, 89, 100, 120)]
             assert not any(other.sm90 for other in others)
+            decode = tile_for(rows, door="decode", capability=90)
+            assert decode.sm90 == (rows is of_sliding and dtype is KVCacheDtype.BFLOAT16)
+            if decode.sm90:
+                heads = architecture.num_attention_heads
+                most = sliding_decode_sm90.MOST_BLOCKS // (rows.heads * sliding_decode_sm90.PARTS)
+                counts = (1, most, most + 1)
+                taken = [sliding_decode_sm90.takes(rows, count=count, query_heads=heads) for count in counts]
+                assert taken == [True, True, False]
 
 
 @pytest.fixture

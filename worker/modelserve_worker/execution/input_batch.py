@@ -160,10 +160,10 @@ class StepPacker:
         last: LastRows | None,
     ) -> PackedStep:
         slots, positions = staging.device("global_slots")[:rows], staging.device("positions")[:rows]
-        decode = DecodeInputs(slots, positions)  # with its padding
+        decode = DecodeInputs(slots, positions, settled=True)  # with its padding
         if chunks is not None:
-            views = (staging.device(name)[:decodes] for name in ("decode_slots", "decode_positions"))
-            decode = DecodeInputs(*views)
+            views = [staging.device(name)[:decodes] for name in ("decode_slots", "decode_positions")]
+            decode = DecodeInputs(views[0], views[1], settled=True)
         inputs = StepInputs(
             positions=positions,
             global_slots=slots,
@@ -178,7 +178,7 @@ class StepPacker:
     def _last_rows(self, count: int, batch: ScheduledBatch | None) -> LastRows:
         """The sections that `_fill_last` fills, of `count` requests with padding."""
         rows, slots, positions = (self._any.device(f"last_{name}")[:count] for name in ("rows", "slots", "positions"))
-        decode = DecodeInputs(slots, positions)
+        decode = DecodeInputs(slots, positions, settled=False)
         inputs = StepInputs(positions, slots, slots, slots, decode, None, batch and _last_tokens(batch))
         return LastRows(rows, self._any.device("num_last"), inputs)
 

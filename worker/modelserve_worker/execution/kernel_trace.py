@@ -43,6 +43,7 @@ from modelserve_worker.kernels import (
     peer_rows,
     peer_sums,
     sliding_attention_sm90,
+    sliding_decode_sm90,
 )
 from modelserve_worker.kernels.cuda_kernel import CudaSource
 from modelserve_worker.kernels.peer_rows import PeerRows
@@ -137,6 +138,7 @@ def _launches_go_to(found: Callable[[Launch], None], capability: int) -> Iterato
     with (
         mock.patch.multiple(chunk_attention_sm90, launch=launch, tensor_map=mock.DEFAULT),
         mock.patch.multiple(sliding_attention_sm90, launch=launch, tensor_map=mock.DEFAULT),
+        mock.patch.object(sliding_decode_sm90, "launch", launch),
         mock.patch.multiple(linear_int4_sm90, launch=launch, tensor_map=mock.DEFAULT),
         mock.patch.multiple(linear_rows_sm90, launch=launch, tensor_map=mock.DEFAULT),
         mock.patch.object(peer_rows, "launch", launch),

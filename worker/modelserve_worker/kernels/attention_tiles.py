@@ -17,7 +17,8 @@ Door = Literal["decode", "chunk"]
 class Tile:
     """Shape of one kernel on one kind of layer. `rows`: query rows of a block; `keys`: keys of a tile.
 
-    `sm90`: not a Triton kernel but that of `chunk_attention_sm90` or `sliding_attention_sm90`.
+    `sm90`: not a Triton kernel but that of `chunk_attention_sm90` or `sliding_attention_sm90`, or of
+    `sliding_decode_sm90` for the few rows that it takes.
     """
 
     rows: int
@@ -41,6 +42,8 @@ _TILES: dict[tuple[Door, str], tuple[Tile, Tile, Tile]] = {
 HOPPER_CHUNK = Tile(rows=128, keys=64, warps=12, stages=2, sm90=True)
 # Sliding layers of 256 columns in pages of 32, likewise; what Triton's kernel takes where decoded rows have no room.
 HOPPER_SLIDING_CHUNK = Tile(rows=128, keys=32, warps=8, stages=3, sm90=True)
+# The same layers where they hold bfloat16; what Triton's kernel takes where rows are many.
+HOPPER_SLIDING_DECODE = Tile(rows=16, keys=32, warps=4, stages=2, sm90=True)
 
 
 def tile_for(rows: LayerRows, *, door: Door, capability: int) -> Tile:
@@ -50,6 +53,9 @@ def tile_for(rows: LayerRows, *, door: Door, capability: int) -> Tile:
         return HOPPER_CHUNK
     if door == "chunk" and capability == 90 and rows.entries and rows.width == 256 and narrow:
         return HOPPER_SLIDING_CHUNK
+    plain = rows.dtype is KVCacheDtype.BFLOAT16
+    if door == "decode" and capability == 90 and rows.entries and rows.width == 256 and plain:
+        return HOPPER_SLIDING_DECODE
     layout = "v_only" if rows.v_only else "sliding" if rows.entries else "kv"
     return _tile(door, layout, capability)
 

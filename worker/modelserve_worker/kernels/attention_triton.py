@@ -23,6 +23,7 @@ from modelserve_worker.kernels import expand_keys_triton as expand_kernels
 from modelserve_worker.kernels import packed_decode_triton as packed_kernels
 from modelserve_worker.kernels import prepare_triton as prepare_kernels
 from modelserve_worker.kernels import sliding_attention_sm90 as hopper_sliding
+from modelserve_worker.kernels import sliding_decode_sm90 as hopper_decode
 from modelserve_worker.kernels.attention_tiles import FORMAT_NAMES, Tile, tile_for
 from modelserve_worker.kernels.dependent_launch import dependent_launch
 from modelserve_worker.kernels.paged_layout import LayerRows
@@ -124,6 +125,9 @@ def decode_attention(
     decode = step.decode
     assert decode is not None
     heads, width, count = q.shape[1], q.shape[2], decode.slots.numel()
+    if tile.sm90 and hopper_decode.takes(rows, count=count, query_heads=heads):
+        hopper_decode.sliding_decode(q, output, decode, rows=rows, table=table, arena=arena)
+        return
     group = heads // rows.heads
     packed = rows.dtype in EIGHT_BIT
     (elements, scales), numbers, fmt = page_arguments(rows, arena, packed=packed)

@@ -7,7 +7,9 @@ before is complete and its writes are visible. Each Triton kernel here begins wi
 
 - weights, which nobody writes while steps run;
 - the arrays of a step (positions, slots), block tables, cos and sin. They are written before the embedding, whose
-  kernel alone waits first and only then lets others start: so whatever starts after it finds them complete.
+  kernel alone waits first and only then lets others start: so whatever starts after it finds them complete;
+- rows of a cache that earlier steps stored, for the same reason, where this step stores none but those that are read
+  again after the wait (`sliding_decode_sm90`).
 
 So the setup of a launch and the latency of those reads pass while the kernel before still computes.
 

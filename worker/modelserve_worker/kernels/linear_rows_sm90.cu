@@ -35,33 +35,10 @@ constexpr int BARRIERS_AT = SUMS_AT + (GROUPS - 1) * GROUP * SUMS * 16;
 
 enum Barrier { SUMS_FULL = 1, SUMS_FREE };
 
-// sum = from + a b. Volatile, or the compiler could move it to where its sums are read, a branch of some threads.
-__device__ __forceinline__ void multiply(float (&sum)[4], const float (&from)[4], const u32* a, u32 b0, u32 b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%10, %11, %12, %13};"
-      : "=f"(sum[0]), "=f"(sum[1]), "=f"(sum[2]), "=f"(sum[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(from[0]), "f"(from[1]), "f"(from[2]),
-        "f"(from[3]));
-}
-
-__device__ __forceinline__ void multiply(float (&sum)[4], const u32* a, u32 b0, u32 b1) {
-  multiply(sum, sum, a, b0, b1);
-}
-
-__device__ __forceinline__ void load_matrices(u32 (&to)[4], u32 address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(address));
-}
-
 __device__ __forceinline__ void load_16(u32 (&to)[4], const unsigned char* from) {
   uint4 value = *(const uint4*)from;
   to[0] = value.x, to[1] = value.y, to[2] = value.z, to[3] = value.w;
 }
-
-// Where a 16-byte piece of a row of a swizzled box lies.
-__device__ __forceinline__ int piece(int row, int number) { return row * 128 + ((number ^ (row & 7)) << 4); }
 
 // Row of x that a column of eight is. INT4 lanes read x themselves: neighbours, four rows apart, meet in no bank.
 __device__ __forceinline__ int row_of_column(int column) {

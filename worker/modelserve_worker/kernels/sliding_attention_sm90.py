@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,11 +15,18 @@ from modelserve_worker.kernels.step_inputs import ChunkInputs
 WIDTH, PAGE, PART = 256, 32, 64  # columns of a head, keys of a page, columns that a box takes
 ROWS = 128  # queries of a thread block
 THREADS = 384
-_OCTET = 8  # keys that one box takes
+_BOX = (PART, 8, WIDTH // PART, 1)  # an octet: all columns of eight keys
 _TILE, _TILES, _QUERIES = 64, 4, 3  # keys of a tile; tiles, and queries of a warpgroup, that shared memory holds
 _BARRIERS, _BLOCKS = (2 * _TILES + 3 * _QUERIES) * 8, 4 * 18 * 4  # bytes
 SHARED_BYTES = 2 * WIDTH * (_TILES * _TILE + _QUERIES * ROWS // 2) + _BARRIERS + _BLOCKS
 SOURCE = CudaSource("sliding_attention_sm90.cu", "sliding_chunk", "sm_90a", headers=("sliding_blocks.cuh", "sm90.cuh"))
+
+
+def page_maps(arena: Tensor, rows: LayerRows, *, promoted: bool = True) -> list[Any]:
+    """Octets of K and of V in the pages of `arena`, bytes: [pages, 4, heads * 32, 64], the columns in four parts."""
+    shape = (PART, rows.heads * PAGE, WIDTH // PART, (arena.numel() - rows.origin) // rows.page_stride)
+    strides, first = (2 * WIDTH, 2 * PART, rows.page_stride), arena.data_ptr() + rows.origin
+    return [tensor_map(first + rows.offsets[plane], shape, strides, _BOX, promoted=promoted) for plane in ("k", "v")]
 
 
 def sliding_chunk(
@@ -44,19 +52,13 @@ def sliding_chunk(
     queries = tensor_map(
         q.data_ptr(), (WIDTH, query_heads, tokens), (row, query_heads * row), (PART, group, ROWS // 2 // group)
     )
-    box = (PART, _OCTET, WIDTH // PART, 1)
-    steps = pages = [
+    steps = [
         tensor_map(
-            plane.data_ptr(), (PART, plane.shape[0], WIDTH // PART, rows.heads), (rows.heads * row, part, row), box
+            plane.data_ptr(), (PART, plane.shape[0], WIDTH // PART, rows.heads), (rows.heads * row, part, row), _BOX
         )
         for plane in fresh
     ]
-    if arena is not None:
-        shape = (PART, rows.heads * PAGE, WIDTH // PART, (arena.numel() - rows.origin) // rows.page_stride)
-        first = arena.data_ptr() + rows.origin
-        pages = [
-            tensor_map(first + rows.offsets[plane], shape, (row, part, rows.page_stride), box) for plane in ("k", "v")
-        ]
+    pages = steps if arena is None else page_maps(arena, rows)
     described = (chunks.rows, chunks.starts, chunks.lengths, chunks.slots, chunks.sliding_blocks, table)
     older = 0 if arena is not None else rows.window - 1
     numbers = (rows.entries, chunks.rows.numel(), rows.heads, group, rows.window, older)

@@ -1,5 +1,6 @@
-// PTX of compute capability 9.0 (sm_90a): barriers, the copy engine, and products of warpgroups on bfloat16 blocks whose
-// rows are 128 bytes, swizzled by 128. Clusters are of two CTAs. Addresses are of shared memory, in bytes.
+// PTX of compute capability 9.0 (sm_90a): barriers, the copy engine, and products of warpgroups and of warps on bfloat16
+// blocks whose rows are 128 bytes, swizzled by 128. Clusters whose CTAs share loads are of two. Addresses are of shared
+// memory, in bytes.
 
 #pragma once
 
@@ -74,6 +75,33 @@ __device__ __forceinline__ u32 cluster_rank() {
 
 __device__ __forceinline__ void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// That a CTA has begun and its barriers are initialised, which `mbarrier_init_fence` says; of other writes it says nothing.
+__device__ __forceinline__ void cluster_arrive_begun() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+// To the place in the CTA `rank` of the cluster that `to` is in this one; that CTA's barrier counts the eight bytes.
+__device__ __forceinline__ void send_pair(u32 to, u32 barrier, u32 rank, float first, float second) {
+  asm volatile(
+      "{\n.reg .b32 place, counted;\nmapa.shared::cluster.u32 place, %0, %2;\nmapa.shared::cluster.u32 counted, %1, %2;\n"
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [place], {%3, %4}, [counted];\n}" ::"r"(to),
+      "r"(barrier), "r"(rank), "f"(first), "f"(second)
+      : "memory");
+}
+
+// For what other CTAs of the cluster have sent.
+__device__ __forceinline__ void mbarrier_wait_cluster(u32 barrier, u32 parity) {
+  u32 done = 0;
+  while (!done)
+    asm volatile(
+        "{\n.reg .pred p;\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(done)
+        : "r"(barrier), "r"(parity)
+        : "memory");
 }
 
 // One box of a map to the same place in every CTA of the cluster; each CTA's barrier counts its bytes.
@@ -193,6 +221,37 @@ __device__ __forceinline__ void multiply_columns(float (&o)[128], u64 a, u64 b) 
         PLUS_F16(o, 96), PLUS_F16(o, 112)
       : "l"(a), "l"(b));
 }
+
+// Products of a warp: sum [16, 8] = from + 16 columns of rows a times 16 rows b.
+// Volatile, or the compiler could move it to where its sums are read, a branch of some threads.
+__device__ __forceinline__ void multiply(float (&sum)[4], const float (&from)[4], const u32* a, u32 b0, u32 b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%10, %11, %12, %13};"
+      : "=f"(sum[0]), "=f"(sum[1]), "=f"(sum[2]), "=f"(sum[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(from[0]), "f"(from[1]), "f"(from[2]),
+        "f"(from[3]));
+}
+
+__device__ __forceinline__ void multiply(float (&sum)[4], const u32* a, u32 b0, u32 b1) {
+  multiply(sum, sum, a, b0, b1);
+}
+
+__device__ __forceinline__ void load_matrices(u32 (&to)[4], u32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(address));
+}
+
+// The same of each matrix's transpose.
+__device__ __forceinline__ void load_transposed(u32 (&to)[4], u32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(address));
+}
+
+// Where a 16-byte piece of a row of a swizzled box lies.
+__device__ __forceinline__ int piece(int row, int number) { return row * 128 + ((number ^ (row & 7)) << 4); }
 
 __device__ __forceinline__ u32 bf16_pair(float low, float high) {
   u32 pair;

@@ -13,8 +13,9 @@ from modelserve_worker.batch import ScheduledBatch
 class DecodeInputs:
     """Requests with one token: rows [0, B) of the step."""
 
-    slots: Tensor  # int32 [B]
+    slots: Tensor  # int32 [B]; -1 for padding
     positions: Tensor  # int32 [B]; -1: a padded row, whose output stays as it is
+    settled: bool  # whether earlier steps stored all keys but the row's own; not so of a chunk's last row
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,225 @@
+// What `sliding_decode_sm90.cu` takes from sm90.cuh and from CUDA, on a CPU: one cluster at a time, its threads as fibers
+// that take turns. Shared memory begins as NaN. Addresses of shared memory are offsets in the thread block's own.
+
+#pragma once
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <vector>
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+using std::max;
+using std::min;
+
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __grid_constant__
+#define __cluster_dims__(...)
+#define __launch_bounds__(...)
+#define __shfl_xor_sync(mask, value, distance) shuffled_xor(value, distance)
+
+struct Dim {
+  int x, y;
+};
+struct uint4 {
+  u32 x, y, z, w;
+};
+struct float2 {
+  float x, y;
+};
+struct TensorMap {
+  const unsigned char* base;  // of the plane in page 0: rows of 512 bytes
+  long long page_bytes;
+};
+
+struct Meeting {  // of `size` threads, again and again
+  int size = 0, here = 0;
+  u64 times = 0;
+};
+struct ThreadBlock {
+  int rank;
+  std::vector<unsigned char> shared;
+  Meeting all, warps[32];
+  u32 shown[32][32][8];  // what lanes of a warp show each other
+};
+struct Fiber {
+  ucontext_t context;
+  std::vector<char> stack;
+  ThreadBlock* block;
+  int thread;
+  u64 cluster_phase = 0;
+  bool done = false;
+};
+
+static std::vector<ThreadBlock> blocks;
+static std::vector<Fiber> fibers;
+static Fiber* current;
+static ucontext_t scheduler;
+static Meeting cluster, prerequisites;
+static void (*kernel_ahead)();
+static Dim blockIdx, gridDim;
+struct {
+  struct {
+    operator int() const { return current->thread; }
+  } x;
+} static threadIdx;
+
+static void yield() { swapcontext(&current->context, &scheduler); }
+static void arrive(Meeting& meeting) {
+  if (++meeting.here == meeting.size) meeting.here = 0, meeting.times++;
+}
+static void meet(Meeting& meeting) {
+  const u64 before = meeting.times;
+  arrive(meeting);
+  while (meeting.times == before) yield();
+}
+static int lane() { return current->thread % 32; }
+static u32 (*shown())[8] { return current->block->shown[current->thread / 32]; }
+static void meet_warp() { meet(current->block->warps[current->thread / 32]); }
+static unsigned char* at(u32 address) { return current->block->shared.data() + address; }
+
+static void __syncwarp() { meet_warp(); }
+static void __syncthreads() { meet(current->block->all); }
+static void __trap() { abort(); }
+static uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
+static uint4 __ldcg(const uint4* from) { return *from; }
+static float __int_as_float(int bits) {
+  float value;
+  memcpy(&value, &bits, 4);
+  return value;
+}
+static float shuffled_xor(float value, int distance) {
+  memcpy(&shown()[lane()][0], &value, 4);
+  meet_warp();
+  memcpy(&value, &shown()[lane() ^ distance][0], 4);
+  meet_warp();
+  return value;
+}
+
+static unsigned char* shared_memory() { return current->block->shared.data(); }
+static u32 shared_address(const void* pointer) { return (u32)((const unsigned char*)pointer - shared_memory()); }
+static u32 cluster_rank() { return current->block->rank; }
+static void launch_dependents() {}
+// What the kernel ahead writes is there only when all threads wait for it, after whatever was read before.
+static void wait_for_prerequisites() {
+  if (prerequisites.times == 0) {
+    if (prerequisites.here + 1 == prerequisites.size) kernel_ahead();
+    meet(prerequisites);
+  }
+}
+
+static int* counts_at(u32 address) { return (int*)at(address); }  // arrivals and bytes that are missing
+static void mbarrier_init(u32 barrier, int arrivals) { counts_at(barrier)[0] = arrivals, counts_at(barrier)[1] = 0; }
+static void mbarrier_init_fence() {}
+static void mbarrier_expect(u32 barrier, int bytes) { counts_at(barrier)[0]--, counts_at(barrier)[1] += bytes; }
+static void mbarrier_wait(u32 barrier, u32) {
+  while (counts_at(barrier)[0] != 0 || counts_at(barrier)[1] != 0) yield();
+}
+static void mbarrier_wait_cluster(u32 barrier, u32 parity) { mbarrier_wait(barrier, parity); }
+static void cluster_arrive_begun() {
+  current->cluster_phase = cluster.times;
+  arrive(cluster);
+}
+static void cluster_wait() {
+  while (cluster.times == current->cluster_phase) yield();
+}
+static void send_pair(u32 to, u32 barrier, u32 rank, float first, float second) {
+  unsigned char* there = blocks.at(rank).shared.data();
+  memcpy(there + to, &first, 4), memcpy(there + to + 4, &second, 4);
+  ((int*)(there + barrier))[1] -= 8;
+}
+
+static void prefetch_map(const TensorMap*) {}
+// Swizzled by 128 bytes.
+static void load_rows(const TensorMap* map, u32 to, u32 barrier, int y, int w) {
+  for (int part = 0; part < 4; part++)
+    for (int row = 0; row < 8; row++)
+      for (int piece = 0; piece < 8; piece++)
+        memcpy(at(to + part * 1024 + row * 128 + ((piece ^ row) << 4)),
+               map->base + w * map->page_bytes + (y + row) * 512 + part * 128 + piece * 16, 16);
+  counts_at(barrier)[1] -= 4096;
+}
+static int piece(int row, int number) { return row * 128 + ((number ^ (row & 7)) << 4); }
+
+static void load_pairs(u32 (&to)[4], u32 address, bool transposed) {
+  shown()[lane()][0] = address;
+  meet_warp();
+  for (int matrix = 0; matrix < 4; matrix++) {
+    unsigned short pair[2];
+    for (int i = 0; i < 2; i++) {
+      const int outer = lane() / 4, inner = lane() % 4 * 2 + i;
+      const int row = transposed ? inner : outer, column = transposed ? outer : inner;
+      memcpy(&pair[i], at(shown()[matrix * 8 + row][0] + column * 2), 2);
+    }
+    to[matrix] = pair[0] | (u32)pair[1] << 16;
+  }
+  meet_warp();
+}
+static void load_matrices(u32 (&to)[4], u32 address) { load_pairs(to, address, false); }
+static void load_transposed(u32 (&to)[4], u32 address) { load_pairs(to, address, true); }
+
+static float element(u32 pair, int odd) { return __int_as_float(odd ? pair & 0xFFFF0000u : pair << 16); }
+static void multiply(float (&sum)[4], const u32* a, u32 b0, u32 b1) {
+  const u32 mine[6] = {a[0], a[1], a[2], a[3], b0, b1};
+  memcpy(shown()[lane()], mine, sizeof(mine));
+  meet_warp();
+  for (int i = 0; i < 4; i++) {
+    const int row = lane() / 4 + i / 2 * 8, column = lane() % 4 * 2 + i % 2;
+    for (int k = 0; k < 16; k++)
+      sum[i] += element(shown()[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2], k % 2) *
+                element(shown()[column * 4 + k % 8 / 2][4 + k / 8], k % 2);
+  }
+  meet_warp();
+}
+
+static u32 rounded_bits(float value) {
+  u32 bits;
+  memcpy(&bits, &value, 4);
+  return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+}
+static u32 bf16_pair(float low, float high) { return rounded_bits(low) | rounded_bits(high) << 16; }
+static float power_of_two(float exponent) { return exp2f(exponent); }
+
+// Runs the cluster at `number` of the grid. Returns how many threads have not ended when nobody goes on any more.
+static int run_cluster(int size, int threads, int shared_bytes, Dim number, Dim grid, void (*ahead)(), void (*body)()) {
+  blocks.assign(size, ThreadBlock());
+  fibers.clear();
+  fibers.resize(size * threads);
+  cluster = prerequisites = Meeting{size * threads};
+  kernel_ahead = ahead, blockIdx = number, gridDim = grid;
+  for (int rank = 0; rank < size; rank++) {
+    blocks[rank].rank = rank;
+    blocks[rank].shared.assign(shared_bytes, 0xFF);
+    blocks[rank].all.size = threads;
+    for (Meeting& warp : blocks[rank].warps) warp.size = 32;
+  }
+  static void (*entered)();
+  entered = body;
+  for (size_t i = 0; i < fibers.size(); i++) {
+    Fiber& fiber = fibers[i];
+    fiber.block = &blocks[i / threads], fiber.thread = i % threads;
+    fiber.stack.resize(1 << 15);
+    getcontext(&fiber.context);
+    fiber.context.uc_stack.ss_sp = fiber.stack.data();
+    fiber.context.uc_stack.ss_size = fiber.stack.size();
+    fiber.context.uc_link = &scheduler;
+    makecontext(&fiber.context, [] { entered(), current->done = true; }, 0);
+  }
+  size_t left = fibers.size();
+  for (int turn = 0; left > 0 && turn < 20000; turn++) {
+    left = 0;
+    for (Fiber& fiber : fibers) {
+      if (fiber.done) continue;
+      current = &fiber;
+      swapcontext(&scheduler, &fiber.context);
+      left += !fiber.done;
+    }
+  }
+  return (int)left;
+}

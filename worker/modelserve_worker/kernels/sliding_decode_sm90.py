@@ -1,0 +1,85 @@
+"""Decode attention of sliding layers on Hopper, for few rows: the launch of `sliding_decode_sm90.cu`, over pages.
+
+One launch, where `decode_attention_triton` has two. Of many rows that one keeps memory as busy.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from modelserve_worker.kernels.cuda_kernel import CudaSource, launch, pointer
+from modelserve_worker.kernels.paged_layout import LayerRows
+from modelserve_worker.kernels.sliding_attention_sm90 import PAGE, WIDTH, page_maps
+from modelserve_worker.kernels.step_inputs import DecodeInputs
+
+PARTS = 8  # thread blocks that share a row's keys of one head
+MOST_BLOCKS = 256  # two turns of the GPU with windows of 1,024 keys, one with 512: 2 rows of 31B, 16 of E4B
+MOST_QUERIES = 8  # of a KV head: columns of a product
+THREADS = 256
+_MOST_KEYS = 128  # of a share: a tile of 16 for each warp
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeKernel:
+    """One compilation: the window, and in how many shares its keys are cut."""
+
+    window: int
+    parts: int = PARTS
+
+    @property
+    def keys(self) -> int:
+        """Of a share at most: whole tiles of 16."""
+        return -(-self.window // (16 * self.parts)) * 16
+
+    @property
+    def shared_bytes(self) -> int:
+        """K and V of a share's octets; queries and weights; maxima, sums and outputs of tiles and shares; barriers."""
+        rows = 2 * (self.keys + 8) * 2 * WIDTH
+        operands = MOST_QUERIES * (2 * WIDTH + 16 + 2 * self.keys + 16)
+        floats = MOST_QUERIES * (2 * THREADS // 32 + 2 * self.parts + WIDTH)
+        return rows + operands + 4 * floats + 3 * 8
+
+    @property
+    def source(self) -> CudaSource:
+        defines = f"WINDOW={self.window}", f"PARTS={self.parts}"
+        return CudaSource(
+            "sliding_decode_sm90.cu", "sliding_decode", "sm_90a", defines, ("sm90.cuh",), wide_clusters=self.parts > 8
+        )
+
+
+def kernel_for(window: int) -> DecodeKernel:
+    """The kernel of layers with this window."""
+    return DecodeKernel(window)
+
+
+def takes(rows: LayerRows, *, count: int, query_heads: int) -> bool:
+    """Whether the kernel attends for `count` rows over a sliding layer of bfloat16 rows, 256 wide."""
+    kernel = kernel_for(rows.window)
+    fits = query_heads // rows.heads <= MOST_QUERIES and kernel.keys <= _MOST_KEYS
+    return fits and 0 < count * rows.heads * kernel.parts <= MOST_BLOCKS
+
+
+def sliding_decode(
+    q: Tensor, output: Tensor, decode: DecodeInputs, *, rows: LayerRows, table: Tensor, arena: Tensor
+) -> None:
+    """Rows [0, B) of q [T, Hq, 256] bfloat16 over the pages of `arena` -> the same rows of `output`."""
+    count, group, kernel = decode.slots.numel(), q.shape[1] // rows.heads, kernel_for(rows.window)
+    assert q.dtype == torch.bfloat16
+    assert rows.entries == -(-(rows.window - 1) // PAGE) + 1, "the kernel goes round tables of this length"
+    first = arena.data_ptr() + rows.origin
+    planes = ((first + rows.offsets[plane], ctypes.c_void_p) for plane in ("k", "v"))
+    described = (decode.slots, decode.positions, table)
+    launch(
+        kernel.source, grid=(rows.heads * kernel.parts, count), threads=THREADS, shared_bytes=kernel.shared_bytes,
+        arguments=(
+            # Each row is read once.
+            *((each, None) for each in page_maps(arena, rows, promoted=False)), *planes,
+            (rows.page_stride, ctypes.c_longlong), pointer(q), pointer(output), *map(pointer, described),
+            (table.stride(0), ctypes.c_longlong),
+            *((number, ctypes.c_int) for number in (group, int(decode.settled))),
+        ),
+    )  # fmt: skip
