@@ -122,7 +122,7 @@ def load_speed(rank: RankSpeed, load: Load, *, max_num_batched_tokens: int, max_
     for _ in range(_ROUNDS):
         arriving = max(1.0, decodes / following)  # prompts of the requests that take the place of those that end
         most = rows_beside_decodes(
-            (load.requests - decodes) * min(tokens, max_num_batched_tokens),
+            max(0.0, load.requests - decodes - 1) * min(tokens, max_num_batched_tokens),
             max_num_batched_tokens=max_num_batched_tokens,
             max_num_mixed_tokens=max_num_mixed_tokens,
         )

@@ -17,7 +17,7 @@ import math
 from dataclasses import dataclass
 
 STEPS_OF_LONG_PROMPTS = 4  # mixed steps in one of a prompt that needs several: newcomers wait a fifth of a second
-STEPS_OF_QUEUE = 64  # mixed steps that prompts may wait for, three to four seconds, before steps become longer
+STEPS_OF_QUEUE = 48  # mixed steps that prompts may wait for, about three seconds, before steps become longer
 MOST_OF_QUEUE = 4  # times as long
 MOST_ROWS_OF_QUEUE = 2048  # products gain nothing from more
 
@@ -67,7 +67,8 @@ def rows_alone(longest: int, *, max_num_batched_tokens: int, max_num_mixed_token
 
 
 def rows_beside_decodes(waiting: float, *, max_num_batched_tokens: int, max_num_mixed_tokens: int) -> int:
-    """Most rows of a step in which requests decode, where prompts have so many tokens left, of each at most a step's.
+    """Most rows of a step in which requests decode, where the prompts behind the oldest have so many tokens left, of
+    each at most a step's.
 
     Each step reads the cache of all that decode, once, however many rows of prompts it has. Where prompts wait long,
     longer steps serve more of them: who decodes waits longer for a token, and all wait less for the first.

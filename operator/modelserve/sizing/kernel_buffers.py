@@ -26,7 +26,7 @@ def taken_by_kernels(architecture: ModelArchitecture) -> bool:
     """
     pairs, widths = architecture.global_rotary_pairs, (architecture.head_dim, architecture.global_head_dim)
     tiled = all(width >= 64 and width & (width - 1) == 0 for width in widths)
-    return architecture.dtype == "bfloat16" and tiled and pairs >= 16 and architecture.global_head_dim == 8 * pairs
+    return architecture.dtype == "bfloat16" and tiled and pairs >= 32 and architecture.global_head_dim == 8 * pairs
 
 
 def kernel_buffers(

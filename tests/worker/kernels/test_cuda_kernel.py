@@ -110,7 +110,8 @@ def test_hopper_alone_takes_the_kernels_and_their_rows_are_whole_tokens(name: st
             assert decode.sm90 == (rows is of_sliding and dtype is KVCacheDtype.BFLOAT16)
             if decode.sm90:
                 heads = architecture.num_attention_heads
-                most = sliding_decode_sm90.MOST_BLOCKS // (rows.heads * sliding_decode_sm90.PARTS)
+                kernel = sliding_decode_sm90.kernel_for(rows.window)
+                most = kernel.most_blocks // (rows.heads * kernel.parts)
                 counts = (1, most, most + 1)
                 taken = [sliding_decode_sm90.takes(rows, count=count, query_heads=heads) for count in counts]
                 assert taken == [True, True, False]

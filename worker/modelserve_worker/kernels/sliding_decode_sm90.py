@@ -17,10 +17,11 @@ from modelserve_worker.kernels.sliding_attention_sm90 import PAGE, WIDTH, page_m
 from modelserve_worker.kernels.step_inputs import DecodeInputs
 
 PARTS = 8  # thread blocks that share a row's keys of one head
-MOST_BLOCKS = 256  # two turns of the GPU with windows of 1,024 keys, one with 512: 2 rows of 31B, 16 of E4B
+MOST_BLOCKS = 256  # in each place of the multiprocessors, so two turns: 2 rows of 31B, 32 of E4B
 MOST_QUERIES = 8  # of a KV head: columns of a product
 THREADS = 256
 _MOST_KEYS = 128  # of a share: a tile of 16 for each warp
+_MULTIPROCESSOR_BYTES, _RESERVED_BYTES = 228 << 10, 1 << 10  # of shared memory, and of it for each block
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,12 @@ class DecodeKernel:
         return rows + operands + 4 * floats + 3 * 8
 
     @property
+    def most_blocks(self) -> int:
+        """Of a launch, behind which Triton's kernel keeps memory as busy: MOST_BLOCKS for each that share a
+        multiprocessor."""
+        return MOST_BLOCKS * (_MULTIPROCESSOR_BYTES // (self.shared_bytes + _RESERVED_BYTES))
+
+    @property
     def source(self) -> CudaSource:
         defines = f"WINDOW={self.window}", f"PARTS={self.parts}"
         return CudaSource(
@@ -60,7 +67,7 @@ def takes(rows: LayerRows, *, count: int, query_heads: int) -> bool:
     """Whether the kernel attends for `count` rows over a sliding layer of bfloat16 rows, 256 wide."""
     kernel = kernel_for(rows.window)
     fits = query_heads // rows.heads <= MOST_QUERIES and kernel.keys <= _MOST_KEYS
-    return fits and 0 < count * rows.heads * kernel.parts <= MOST_BLOCKS
+    return fits and 0 < count * rows.heads * kernel.parts <= kernel.most_blocks
 
 
 def sliding_decode(

@@ -44,7 +44,7 @@ class SchedulerLimits:
 
     def prefill_tokens(self, decodes: int, remaining: Int32Array, longest: int) -> int:
         """Prompt tokens that a step takes beside `decodes` requests that decode in it. Prompts have so many `remaining`
-        [P], and none has more than `longest` in all.
+        [P], the oldest first, and none has more than `longest` in all.
 
         Alone, prefills fill the step, or the steps of a long prompt. Beside decodes they fill a mixed step, or a longer
         one where many wait, and have half of one however many decode.
@@ -52,7 +52,7 @@ class SchedulerLimits:
         most = self.max_num_batched_tokens
         if not decodes:
             return rows_alone(longest, max_num_batched_tokens=most, max_num_mixed_tokens=self.max_num_mixed_tokens)
-        waiting = int(np.minimum(remaining, most).sum())
+        waiting = int(np.minimum(remaining[1:], most).sum())
         rows = rows_beside_decodes(waiting, max_num_batched_tokens=most, max_num_mixed_tokens=self.max_num_mixed_tokens)
         return min(most - decodes, max(rows - decodes, rows // 2))
 
