@@ -22,7 +22,7 @@ from modelserve.architecture import ModelArchitecture
 from modelserve.planning.engine_rates import engine_rates
 from modelserve.planning.evaluation import Fit
 from modelserve.planning.learned import StepFactors
-from modelserve.planning.prompt_rows import PromptCost, rows_alone, rows_beside_decodes
+from modelserve.planning.prompt_rows import PREFILLS_AHEAD, PromptCost, rows_alone, rows_beside_decodes
 from modelserve.planning.step_time import PromptRows, RankSpeed, StepTime, layer_parameters
 from modelserve.planning.wishes import Wishes
 
@@ -122,7 +122,7 @@ def load_speed(rank: RankSpeed, load: Load, *, max_num_batched_tokens: int, max_
     for _ in range(_ROUNDS):
         arriving = max(1.0, decodes / following)  # prompts of the requests that take the place of those that end
         most = rows_beside_decodes(
-            max(0.0, load.requests - decodes - 1) * min(tokens, max_num_batched_tokens),
+            min(PREFILLS_AHEAD - 1, max(0.0, load.requests - decodes - 1)) * min(tokens, max_num_batched_tokens),
             max_num_batched_tokens=max_num_batched_tokens,
             max_num_mixed_tokens=max_num_mixed_tokens,
         )

@@ -17,9 +17,11 @@ import math
 from dataclasses import dataclass
 
 STEPS_OF_LONG_PROMPTS = 4  # mixed steps in one of a prompt that needs several: newcomers wait a fifth of a second
+PREFILLS_AHEAD = 8  # prompts that an engine has at once, however long: short ones pass long ones there
 STEPS_OF_QUEUE = 48  # mixed steps that prompts may wait for, about three seconds, before steps become longer
 MOST_OF_QUEUE = 4  # times as long
 MOST_ROWS_OF_QUEUE = 2048  # products gain nothing from more
+ROWS_APART = 256  # captured steps up to that size
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,5 +75,6 @@ def rows_beside_decodes(waiting: float, *, max_num_batched_tokens: int, max_num_
     Each step reads the cache of all that decode, once, however many rows of prompts it has. Where prompts wait long,
     longer steps serve more of them: who decodes waits longer for a token, and all wait less for the first.
     """
-    queued = min(int(waiting) // STEPS_OF_QUEUE, MOST_OF_QUEUE * max_num_mixed_tokens, MOST_ROWS_OF_QUEUE)
+    queued = int(waiting) // STEPS_OF_QUEUE // ROWS_APART * ROWS_APART
+    queued = min(queued, MOST_OF_QUEUE * max_num_mixed_tokens, MOST_ROWS_OF_QUEUE)
     return min(max(max_num_mixed_tokens, queued), max_num_batched_tokens)

@@ -1,4 +1,5 @@
-"""The engine's own scheduler over steps that take what the speed model expects: its time is a sum, not a clock's."""
+"""The engine's own queue and scheduler over steps that take what the speed model expects: its time is a sum, not a
+clock's."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from modelserve.published import published_model
 from modelserve.sizing.cuda_graphs import mixed_graph_sizes
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve_worker.batch import SampledTokens, ScheduledBatch
+from modelserve_worker.engine.fair_queue import FairLimits, FairQueue
 from modelserve_worker.request import Request, SamplingParams
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.scheduler import Scheduler
@@ -54,28 +56,35 @@ class Replay:
         self.sent: dict[str, float] = {}
         self.tokens: dict[str, list[float]] = defaultdict(list)
         self._scheduler = Scheduler(self.limits, geometry, POOL_BYTES)
+        self._queue = FairQueue(FairLimits(SEQUENCES, CHUNK), clock=lambda: self.now)
         self._in_flight: ScheduledBatch | None = None
 
     def serve(self, arrivals: Iterable[Arrival], then: Callable[[float], Arrival | None] = lambda _: None) -> None:
         """Until all are answered; `then`, given the time, may send one more whenever one ends."""
         coming = deque(sorted(arrivals, key=lambda arrival: arrival.at))
-        while coming or self._scheduler.has_requests:
+        while coming or self._has_requests:
             while coming and coming[0].at <= self.now:
                 self._send(coming.popleft())
             for _ in range(self._turn()):
                 another = then(self.now)
                 if another is not None:
                     coming.appendleft(another)
-            if coming and not self._scheduler.has_requests:
+            if coming and not self._has_requests:
                 self.now = max(self.now, coming[0].at)
+
+    @property
+    def _has_requests(self) -> bool:
+        return self._scheduler.has_requests or self._queue.num_waiting > 0
 
     def _send(self, arrival: Arrival) -> None:
         self.sent[arrival.name] = arrival.at
         sampling = SamplingParams(seed=0, max_tokens=arrival.answer, ignore_eos=True)
-        self._scheduler.add(Request(arrival.name, (5,) * arrival.prompt, sampling, arrival_s=0.0))
+        self._queue.add("client", [Request(arrival.name, (5,) * arrival.prompt, sampling, arrival_s=0.0)])
 
     def _turn(self) -> int:
         """As the engine's loop has it: what comes while a step runs is in none that was scheduled before its end."""
+        for request in self._queue.take():
+            self._scheduler.add(request)
         oldest, self._in_flight = self._in_flight, None
         ended = 0
         if oldest is not None and self.limits.answers_first(oldest):
@@ -90,7 +99,10 @@ class Replay:
         ended = 0
         for output in self._scheduler.update(SampledTokens(step.step, np.full(step.samples.sum(), 7, np.int32), {})):
             self.tokens[output.request_id].append(self.now)
-            ended += output.finish_reason is not None
+            self._queue.started(output.request_id)
+            if output.finish_reason is not None:
+                self._queue.ended(output.request_id)
+                ended += 1
         return ended
 
     def _seconds(self, step: ScheduledBatch) -> float:

@@ -203,7 +203,7 @@ def test_many_waiting_prompts_have_longer_steps_and_a_long_one_has_none() -> Non
         limits.prefill_tokens(1, np.array(left), 126_000) + 1
         for left in ([126_000], [8192] * 4, [8192] * 6, [126_000] * 6, [8192] * 32, [200] * 32)
     ]
-    assert rows == [512, 512, 853, 853, 2048, 512]
+    assert rows == [512, 512, 768, 768, 2048, 512]
     small = SchedulerLimits(8192, 64, 131_072, (), 128)
     assert small.prefill_tokens(1, np.array([8192] * 32), 8192) + 1 == 512, "four times a mixed step"
     large = SchedulerLimits(8192, 64, 131_072, (), 4096)

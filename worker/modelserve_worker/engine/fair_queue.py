@@ -13,12 +13,12 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from modelserve.planning.prompt_rows import PREFILLS_AHEAD
 from modelserve_worker.engine_client import EngineBusy
 from modelserve_worker.request import Request
 
 _SHARE = 16  # of the places, one in so many stays free for other calls and clients
 _ABOUT_S = 60.0  # a client is about for so long after its last call
-_PREFILLS_AHEAD = 8  # requests without a token yet, however long: the engine lets short prompts pass long ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class FairQueue:
         tokens = len(call.waiting[0].prompt_token_ids)
         return (
             self._unstarted_tokens + tokens <= 2 * self._limits.step_tokens
-            or self._num_unstarted < _PREFILLS_AHEAD
+            or self._num_unstarted < PREFILLS_AHEAD
             or self._sent_by_client.get(call.client, 0) == 0
         )
 
