@@ -123,6 +123,7 @@ def load_speed(rank: RankSpeed, load: Load, *, max_num_batched_tokens: int, max_
         arriving = max(1.0, decodes / following)  # prompts of the requests that take the place of those that end
         most = rows_beside_decodes(
             min(PREFILLS_AHEAD - 1, max(0.0, load.requests - decodes - 1)) * min(tokens, max_num_batched_tokens),
+            doubling_context=rank.doubling_context,
             max_num_batched_tokens=max_num_batched_tokens,
             max_num_mixed_tokens=max_num_mixed_tokens,
         )

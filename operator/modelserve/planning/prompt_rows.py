@@ -68,13 +68,18 @@ def rows_alone(longest: int, *, max_num_batched_tokens: int, max_num_mixed_token
     return min(max_num_batched_tokens, STEPS_OF_LONG_PROMPTS * max_num_mixed_tokens)
 
 
-def rows_beside_decodes(waiting: float, *, max_num_batched_tokens: int, max_num_mixed_tokens: int) -> int:
+def rows_beside_decodes(
+    waiting: float, *, doubling_context: float, max_num_batched_tokens: int, max_num_mixed_tokens: int
+) -> int:
     """Most rows of a step in which requests decode, where the prompts behind the oldest have so many tokens left, of
     each at most a step's.
 
     Each step reads the cache of all that decode, once, however many rows of prompts it has. Where prompts wait long,
-    longer steps serve more of them: who decodes waits longer for a token, and all wait less for the first.
+    longer steps serve more of them: who decodes waits longer for a token, and all wait less for the first. Not on the
+    CPU, whose rates are not known (`doubling_context` is infinite) and which multiplies for nearly all of a step.
     """
+    if math.isinf(doubling_context):
+        return min(max_num_mixed_tokens, max_num_batched_tokens)
     queued = int(waiting) // STEPS_OF_QUEUE // ROWS_APART * ROWS_APART
     queued = min(queued, MOST_OF_QUEUE * max_num_mixed_tokens, MOST_ROWS_OF_QUEUE)
     return min(max(max_num_mixed_tokens, queued), max_num_batched_tokens)

@@ -21,13 +21,13 @@ from modelserve_operator.manifests.restricted_pod import (
     keep_compiled_kernels,
     pod_spec,
 )
+from modelserve_operator.revision import ENGINE_FILE
 from modelserve_operator.sources import ModelSource
 
 PORT = 8000
 CONFIG_PATH = "/etc/modelserve"
 API_KEY_PATH = "/etc/modelserve-api-key"
 API_KEY_FILE = "api-key"
-ENGINE_FILE = "engine.yaml"
 
 READINESS_PERIOD_SECONDS = 2
 READINESS_FAILURES = 3

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -198,16 +200,18 @@ def test_a_prompt_that_fits_has_the_whole_step_and_a_longer_one_the_steps_of_lon
 
 
 def test_many_waiting_prompts_have_longer_steps_and_a_long_one_has_none() -> None:
-    limits = SchedulerLimits(8192, 64, 131_072, (), 512)
+    def limits(mixed: int, doubling_context: float = 82_700) -> SchedulerLimits:
+        return SchedulerLimits(8192, 64, 131_072, (), mixed, doubling_context)
+
     rows = [
-        limits.prefill_tokens(1, np.array(left), 126_000) + 1
+        limits(512).prefill_tokens(1, np.array(left), 126_000) + 1
         for left in ([126_000], [8192] * 4, [8192] * 6, [126_000] * 6, [8192] * 32, [200] * 32)
     ]
     assert rows == [512, 512, 768, 768, 2048, 512]
-    small = SchedulerLimits(8192, 64, 131_072, (), 128)
-    assert small.prefill_tokens(1, np.array([8192] * 32), 8192) + 1 == 512, "four times a mixed step"
-    large = SchedulerLimits(8192, 64, 131_072, (), 4096)
-    assert large.prefill_tokens(1, np.array([8192] * 64), 8192) + 1 == 4096, "never less than a mixed step"
+    many = np.array([8192] * 64)
+    assert limits(128).prefill_tokens(1, many, 8192) + 1 == 512, "four times a mixed step"
+    assert limits(4096).prefill_tokens(1, many, 8192) + 1 == 4096, "never less than a mixed step"
+    assert limits(512, math.inf).prefill_tokens(1, many, 8192) + 1 == 512, "not on the CPU"
 
 
 def test_a_stream_of_short_prompts_does_not_starve_a_long_one() -> None:

@@ -53,7 +53,10 @@ class SchedulerLimits:
         if not decodes:
             return rows_alone(longest, max_num_batched_tokens=most, max_num_mixed_tokens=self.max_num_mixed_tokens)
         waiting = int(np.minimum(remaining[1:], most).sum())
-        rows = rows_beside_decodes(waiting, max_num_batched_tokens=most, max_num_mixed_tokens=self.max_num_mixed_tokens)
+        rows = rows_beside_decodes(
+            waiting, doubling_context=self.doubling_context, max_num_batched_tokens=most,
+            max_num_mixed_tokens=self.max_num_mixed_tokens,
+        )  # fmt: skip
         return min(most - decodes, max(rows - decodes, rows // 2))
 
     def answers_first(self, batch: ScheduledBatch) -> bool:
