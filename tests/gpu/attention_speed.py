@@ -7,19 +7,17 @@ them. Times are of captured launches, as steps make them, and a decode includes 
 must be read once, operations those of the permitted pairs of query and key. Results are checked by the tests of
 tests/worker/kernels, which run on the GPU as they are.
 
-Decodes of sliding layers are timed by Triton's kernels and, where `sliding_decode_sm90` may take them, by that one with
-clusters of 8 and of 16, whatever the engine gives it, up to 8 rows of 31B and 64 of E4B:
+Decodes of sliding layers are timed by Triton's kernels and, where `sliding_decode_sm90` may take them, by that one,
+whatever the engine gives it, up to 8 rows of 31B and 64 of E4B:
 
-    python tests/gpu/attention_speed.py --only "sliding bfloat16" --decodes
+    python tests/gpu/attention_speed.py --only "sliding_attention bfloat16" --decodes
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from unittest import mock
 
 import torch
@@ -36,7 +34,7 @@ from modelserve_worker.layers.rotary import RotaryEmbedding
 
 ARENA_BYTES = 3 << 30
 UNCACHED_BYTES = 160_000_000  # three times the L2 cache of an H200
-TRIED_BLOCKS = 1024  # of 8 for each row and KV head
+TRIED_BLOCKS = 1024  # of the kernel of few rows
 CUDA = torch.device("cuda")
 SEQUENCES = 64
 
@@ -117,22 +115,12 @@ def microseconds(calls: Sequence[Callable[[], None]], *, repeats: int) -> float:
     return 1e3 * sorted(times[1:])[repeats // 2] / len(calls)
 
 
-def decode_kernels(layer: Layer, rows: int) -> Iterator[tuple[str, int, int]]:
-    """Name, most blocks of the kernel of few rows (0: Triton takes all), and blocks of its clusters."""
-    yield "", 0, 8
+def decode_kernels(layer: Layer, rows: int) -> Iterator[tuple[str, int]]:
+    """Name, and most blocks of the kernel of few rows (0: Triton takes all)."""
+    yield "", 0
     tile = doors.tile_for(layer.rows, door="decode", capability=_capability())
-    if tile.sm90 and 8 * rows * layer.rows.heads <= TRIED_BLOCKS:
-        yield " in clusters of 8", 1 << 20, 8
-        yield " in clusters of 16", 1 << 20, 16
-
-
-@contextmanager
-def kernel_of(most_blocks: int, parts: int) -> Iterator[None]:
-    with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(sliding_decode_sm90, "MOST_BLOCKS", most_blocks))
-        chosen = partial(sliding_decode_sm90.DecodeKernel, parts=parts)
-        stack.enter_context(mock.patch.object(sliding_decode_sm90, "kernel_for", chosen))
-        yield
+    if tile.sm90 and sliding_decode_sm90.PARTS * rows * layer.rows.heads <= TRIED_BLOCKS:
+        yield " in one launch", TRIED_BLOCKS
 
 
 def decode(layer: Layer, contexts: Sequence[int], bandwidth: float) -> str:
@@ -255,8 +243,8 @@ def main() -> None:
             if options.only not in label:
                 continue
             layer = Layer(name, kind, dtype)
-            for kernel, most_blocks, parts in decode_kernels(layer, len(contexts)):
-                with kernel_of(most_blocks, parts):
+            for kernel, most_blocks in decode_kernels(layer, len(contexts)):
+                with mock.patch.object(sliding_decode_sm90, "MOST_BLOCKS", most_blocks):
                     print(f"{label + kernel:64} {decode(layer, contexts, options.bandwidth)}", flush=True)
         for name, kind, start, length in () if options.decodes else CHUNKS:
             label = f"chunk {name} {kind.value} {dtype.value} {length} after {start}"

@@ -30,7 +30,7 @@ from localcluster import lifecycle, operator_process, target, weights_volume
 from localcluster.binaries import build_folder
 from localcluster.crds import install_crds
 from localcluster.deployment import NAME_LABEL, Deployed
-from localcluster.kubectl import Kubectl, wait_for
+from localcluster.kubectl import Kubectl, condition, wait_for
 from localcluster.node_profile import NodeProfile
 from localcluster.plan_text import describe_plan
 from localcluster.service_access import service_url
@@ -114,10 +114,9 @@ def wait_weights(writing: subprocess.Popen[str], transcript: Transcript) -> None
         raise ClusterError(f"writing the checkpoint failed with exit status {writing.returncode}")
 
 
-def show_served(cluster: Target, options: Options, transcript: Transcript) -> None:
+def show_served(served: Deployed, options: Options, transcript: Transcript) -> None:
     """Apply the ModelServe and show its life up to a completion and its calibration."""
-    kubectl = cluster.kubectl.within(NAMESPACE)
-    served = Deployed(cluster, kubectl, options.name)
+    kubectl = served.kubectl
     transcript.stage("kubectl apply, and the conditions as they change")
     transcript.kubectl(kubectl, "apply", "-f", "-", document=yaml.safe_dump(options.manifest(), sort_keys=False))
     shown: dict[str, tuple[str, str]] = {}
@@ -128,7 +127,7 @@ def show_served(cluster: Target, options: Options, transcript: Transcript) -> No
     transcript.kubectl(kubectl, "get", "pods", "-o", "wide")
     transcript.block(describe_plan(served.status()["plan"]))
     transcript.stage("A completion through kubectl port-forward")
-    show_completion(cluster, options, transcript)
+    show_completion(served.target, options, transcript)
     if not options.rehearse:  # on the CPU nothing is predicted
         show_calibration(served, transcript)
     transcript.stage("Events and the worker's log")
@@ -190,9 +189,10 @@ def run(options: Options, transcript: Transcript) -> None:
         transcript.progress("the operator runs")
         wait_weights(writing, transcript)
         transcript.progress("the weights are written")
-        show_served(cluster, options, transcript)
+        served = Deployed(cluster, cluster.kubectl.within(NAMESPACE), options.name)
+        show_served(served, options, transcript)
         if gpus is not None:
-            show_next_pod(Deployed(cluster, cluster.kubectl.within(NAMESPACE), options.name), gpus, options, transcript)
+            show_next_pod(served, gpus, options, transcript)
     finally:
         writing.kill()
         writing.wait()
@@ -217,12 +217,8 @@ def show_next_pod(served: Deployed, gpus: gpu_node.Gpus, options: Options, trans
     transcript.kubectl(served.kubectl, "delete", "pod", before["metadata"]["name"])
 
     def ready() -> bool:
-        return any(
-            entry["type"] == "Ready" and entry["status"] == "True"
-            for pod in served.owned("pod")
-            for entry in pod["status"].get("conditions", ())
-            if pod["metadata"]["uid"] != before["metadata"]["uid"]
-        )
+        others = (pod for pod in served.owned("pod") if pod["metadata"]["uid"] != before["metadata"]["uid"])
+        return any(condition(pod, "Ready").get("status") == "True" for pod in others)
 
     seconds = wait_for("another pod Ready", ready, timeout_s=READY_TIMEOUT_S, interval_s=0.5)
     transcript.progress(f"Ready {seconds:.0f} s after the pod before it was gone")

@@ -16,12 +16,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from modelserve.sizing.cuda_graphs import ROWS_APART
+
 STEPS_OF_LONG_PROMPTS = 4  # mixed steps in one of a prompt that needs several: newcomers wait a fifth of a second
 PREFILLS_AHEAD = 8  # prompts that an engine has at once, however long: short ones pass long ones there
 STEPS_OF_QUEUE = 48  # mixed steps that prompts may wait for, about three seconds, before steps become longer
 MOST_OF_QUEUE = 4  # times as long
 MOST_ROWS_OF_QUEUE = 2048  # products gain nothing from more
-ROWS_APART = 256  # captured steps up to that size
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ EXPERT_LINEARS = (TextLinear.EXPERT_GATE_UP, TextLinear.EXPERT_DOWN)
 QUANTISED = {StoredType.INT4, StoredType.FP8}
 NODES_PER_SUMMED_LAYER = 2  # sums over ranks that are not part of a norm
 NODES_PER_SUMMED_STEP = 8  # an embedding that is split over the vocabulary
+ROWS_APART = 256  # of captured steps with chunks, up to 2,048
 SEGMENT_BYTES = 20 * MIB  # least that the allocator takes for blocks of 1 to 10 MiB
 
 
@@ -32,7 +33,7 @@ def decode_graph_sizes(max_num_seqs: int) -> tuple[int, ...]:
 
 def mixed_graph_sizes(max_num_batched_tokens: int) -> tuple[int, ...]:
     """Rows of steps with chunks that are captured: 64, 128, every 256, past 2,048 every 1,024, and the largest step."""
-    sizes = (64, 128, *range(256, 2049, 256), *range(3072, max_num_batched_tokens, 1024))
+    sizes = (64, 128, *range(ROWS_APART, 2049, ROWS_APART), *range(3072, max_num_batched_tokens, 1024))
     return (*(size for size in sizes if size < max_num_batched_tokens), max_num_batched_tokens)
 
 

@@ -14,7 +14,7 @@ from paged_case import PagedCase
 from torch import Tensor
 
 from modelserve_worker.kernels.cuda_kernel import FOLDER
-from modelserve_worker.kernels.sliding_decode_sm90 import THREADS, DecodeKernel
+from modelserve_worker.kernels.sliding_decode_sm90 import PARTS, THREADS, DecodeKernel
 from modelserve_worker.kernels.step_inputs import DecodeInputs
 
 _ENTRY = """
@@ -62,7 +62,7 @@ def built(kernel: DecodeKernel, folder: Path) -> ctypes.CDLL:
     text = (FOLDER / kernel.source.file).read_text()
     declared = "extern __shared__ __align__(1024) unsigned char memory[];"
     assert declared in text
-    source, library = folder / "kernel.cpp", folder / f"kernel-{kernel.window}-{kernel.parts}.so"
+    source, library = folder / "kernel.cpp", folder / f"kernel-{kernel.window}.so"
     text = text.replace('#include "sm90.cuh"', '#include "emulated_sm90.h"')
     source.write_text(text.replace(declared, "unsigned char* memory = shared_memory();") + _ENTRY)
     defines = [f"-D{define}" for define in kernel.source.defines]
@@ -93,5 +93,5 @@ def attended(library: ctypes.CDLL, kernel: DecodeKernel, case: PagedCase, q: Ten
         *map(number, (rows.heads, q.shape[1] // rows.heads, settled, len(q))),
         number(kernel.shared_bytes),
     )  # fmt: skip
-    assert left == 0, f"{left} of {THREADS * kernel.parts} threads wait for what never comes"
+    assert left == 0, f"{left} of {THREADS * PARTS} threads wait for what never comes"
     return output

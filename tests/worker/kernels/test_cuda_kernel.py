@@ -36,7 +36,7 @@ SMALL = 'extern "C" __global__ void small(int* out) { *out = VALUE; }'
         (sliding_attention_sm90.SOURCE, sliding_attention_sm90.SHARED_BYTES, sliding_attention_sm90.THREADS),
         *(
             (kernel.source, kernel.shared_bytes, sliding_decode_sm90.THREADS)
-            for kernel in map(sliding_decode_sm90.DecodeKernel, (1024, 512, 1024), (8, 8, 16))
+            for kernel in map(sliding_decode_sm90.DecodeKernel, (1024, 512))
         ),
         *(
             (kernel.source, kernel.shared_bytes, linear_int4_sm90.THREADS)
@@ -110,8 +110,8 @@ def test_hopper_alone_takes_the_kernels_and_their_rows_are_whole_tokens(name: st
             assert decode.sm90 == (rows is of_sliding and dtype is KVCacheDtype.BFLOAT16)
             if decode.sm90:
                 heads = architecture.num_attention_heads
-                kernel = sliding_decode_sm90.kernel_for(rows.window)
-                most = kernel.most_blocks // (rows.heads * kernel.parts)
+                kernel = sliding_decode_sm90.DecodeKernel(rows.window)
+                most = kernel.most_blocks // (rows.heads * sliding_decode_sm90.PARTS)
                 counts = (1, most, most + 1)
                 taken = [sliding_decode_sm90.takes(rows, count=count, query_heads=heads) for count in counts]
                 assert taken == [True, True, False]

@@ -50,7 +50,7 @@ def check(case: PagedCase, slots: list[int], q: Tensor, output: Tensor) -> None:
         (DecodeKernel(1024), 1, 2, [1024, 1500, 161, 1]),
         (DecodeKernel(512), 2, 4, [513, 2055, 33]),
         (DecodeKernel(512), 1, 8, [700]),
-        (DecodeKernel(1024, parts=16), 1, 1, [3001]),
+        (DecodeKernel(1024), 1, 1, [3001]),
         (DecodeKernel(70), 1, 3, [69, 71, 280]),
     ],
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from modelserve.sizing.pages import KVCacheDtype
@@ -43,7 +43,7 @@ HOPPER_CHUNK = Tile(rows=128, keys=64, warps=12, stages=2, sm90=True)
 # Sliding layers of 256 columns in pages of 32, likewise; what Triton's kernel takes where decoded rows have no room.
 HOPPER_SLIDING_CHUNK = Tile(rows=128, keys=32, warps=8, stages=3, sm90=True)
 # The same layers where they hold bfloat16; what Triton's kernel takes where rows are many.
-HOPPER_SLIDING_DECODE = Tile(rows=16, keys=32, warps=4, stages=2, sm90=True)
+HOPPER_SLIDING_DECODE = replace(_TILES["decode", "sliding"][-1], sm90=True)
 
 
 def tile_for(rows: LayerRows, *, door: Door, capability: int) -> Tile:

@@ -37,7 +37,6 @@ class CudaSource:
     target: str
     defines: tuple[str, ...] = ()  # NAME=VALUE
     headers: tuple[str, ...] = ()  # files of this folder that it includes
-    wide_clusters: bool = False  # of more than eight thread blocks, which not every GPU has room for
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -88,9 +87,6 @@ def _loaded(source: CudaSource, shared_bytes: int, device: int) -> Any:  # noqa:
     function = checked(driver.cuModuleGetFunction(module, source.entry.encode()))
     limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     checked(driver.cuFuncSetAttribute(function, limit, shared_bytes))
-    if source.wide_clusters:
-        wide = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
-        checked(driver.cuFuncSetAttribute(function, wide, 1))
     return function
 
 

@@ -8,10 +8,11 @@
 //
 // How a row's keys are divided depends on its position alone, so its bits do not depend on the batch beside it.
 //
-// Whoever compiles defines WINDOW: keys that a row sees, at most 128 for each block; PARTS: 8 or 16.
+// Whoever compiles defines WINDOW: keys that a row sees, at most 128 for each block.
 
 #include "sm90.cuh"
 
+constexpr int PARTS = 8;
 constexpr int WIDTH = 256;
 constexpr int PAGE = 32;                                             // keys
 constexpr int ENTRIES = (WINDOW - 2 + PAGE) / PAGE + 1;              // of a block table, which pages go round

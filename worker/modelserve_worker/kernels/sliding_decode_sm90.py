@@ -26,22 +26,21 @@ _MULTIPROCESSOR_BYTES, _RESERVED_BYTES = 228 << 10, 1 << 10  # of shared memory,
 
 @dataclass(frozen=True, slots=True)
 class DecodeKernel:
-    """One compilation: the window, and in how many shares its keys are cut."""
+    """One compilation, for layers with this window."""
 
     window: int
-    parts: int = PARTS
 
     @property
     def keys(self) -> int:
         """Of a share at most: whole tiles of 16."""
-        return -(-self.window // (16 * self.parts)) * 16
+        return -(-self.window // (16 * PARTS)) * 16
 
     @property
     def shared_bytes(self) -> int:
         """K and V of a share's octets; queries and weights; maxima, sums and outputs of tiles and shares; barriers."""
         rows = 2 * (self.keys + 8) * 2 * WIDTH
         operands = MOST_QUERIES * (2 * WIDTH + 16 + 2 * self.keys + 16)
-        floats = MOST_QUERIES * (2 * THREADS // 32 + 2 * self.parts + WIDTH)
+        floats = MOST_QUERIES * (2 * THREADS // 32 + 2 * PARTS + WIDTH)
         return rows + operands + 4 * floats + 3 * 8
 
     @property
@@ -52,36 +51,29 @@ class DecodeKernel:
 
     @property
     def source(self) -> CudaSource:
-        defines = f"WINDOW={self.window}", f"PARTS={self.parts}"
-        return CudaSource(
-            "sliding_decode_sm90.cu", "sliding_decode", "sm_90a", defines, ("sm90.cuh",), wide_clusters=self.parts > 8
-        )
-
-
-def kernel_for(window: int) -> DecodeKernel:
-    """The kernel of layers with this window."""
-    return DecodeKernel(window)
+        defines = (f"WINDOW={self.window}",)
+        return CudaSource("sliding_decode_sm90.cu", "sliding_decode", "sm_90a", defines, ("sm90.cuh",))
 
 
 def takes(rows: LayerRows, *, count: int, query_heads: int) -> bool:
     """Whether the kernel attends for `count` rows over a sliding layer of bfloat16 rows, 256 wide."""
-    kernel = kernel_for(rows.window)
+    kernel = DecodeKernel(rows.window)
     fits = query_heads // rows.heads <= MOST_QUERIES and kernel.keys <= _MOST_KEYS
-    return fits and 0 < count * rows.heads * kernel.parts <= kernel.most_blocks
+    return fits and 0 < count * rows.heads * PARTS <= kernel.most_blocks
 
 
 def sliding_decode(
     q: Tensor, output: Tensor, decode: DecodeInputs, *, rows: LayerRows, table: Tensor, arena: Tensor
 ) -> None:
     """Rows [0, B) of q [T, Hq, 256] bfloat16 over the pages of `arena` -> the same rows of `output`."""
-    count, group, kernel = decode.slots.numel(), q.shape[1] // rows.heads, kernel_for(rows.window)
+    count, group, kernel = decode.slots.numel(), q.shape[1] // rows.heads, DecodeKernel(rows.window)
     assert q.dtype == torch.bfloat16
     assert rows.entries == -(-(rows.window - 1) // PAGE) + 1, "the kernel goes round tables of this length"
     first = arena.data_ptr() + rows.origin
     planes = ((first + rows.offsets[plane], ctypes.c_void_p) for plane in ("k", "v"))
     described = (decode.slots, decode.positions, table)
     launch(
-        kernel.source, grid=(rows.heads * kernel.parts, count), threads=THREADS, shared_bytes=kernel.shared_bytes,
+        kernel.source, grid=(rows.heads * PARTS, count), threads=THREADS, shared_bytes=kernel.shared_bytes,
         arguments=(
             # Each row is read once.
             *((each, None) for each in page_maps(arena, rows, promoted=False)), *planes,
