@@ -28,7 +28,7 @@ def kernels_run_interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         tensor.__index__ = lambda self: int(np.asarray(self.handle.data).item())
 
     monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):  # padding rows hold what memory held
         yield
 
 

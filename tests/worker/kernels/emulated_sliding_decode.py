@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import shutil
-import subprocess
 from pathlib import Path
 
 import torch
 from attention_cases import layout
+from emulated_kernel import built
 from paged_case import PagedCase
 from torch import Tensor
 
-from modelserve_worker.kernels.cuda_kernel import FOLDER
 from modelserve_worker.kernels.sliding_decode_sm90 import PARTS, THREADS, DecodeKernel
 from modelserve_worker.kernels.step_inputs import DecodeInputs
 
@@ -54,21 +51,8 @@ extern "C" int run(unsigned char* now, unsigned char* then, long long bytes, lon
 """
 
 
-def compiler() -> str | None:
-    return os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
-
-
-def built(kernel: DecodeKernel, folder: Path) -> ctypes.CDLL:
-    text = (FOLDER / kernel.source.file).read_text()
-    declared = "extern __shared__ __align__(1024) unsigned char memory[];"
-    assert declared in text
-    source, library = folder / "kernel.cpp", folder / f"kernel-{kernel.window}.so"
-    text = text.replace('#include "sm90.cuh"', '#include "emulated_sm90.h"')
-    source.write_text(text.replace(declared, "unsigned char* memory = shared_memory();") + _ENTRY)
-    defines = [f"-D{define}" for define in kernel.source.defines]
-    named = [compiler() or "c++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", f"-I{Path(__file__).parent}"]
-    subprocess.run([*named, *defines, str(source), "-o", str(library)], check=True)
-    return ctypes.CDLL(str(library))
+def library_of(kernel: DecodeKernel, folder: Path) -> ctypes.CDLL:
+    return built(kernel.source, _ENTRY, folder)
 
 
 def attended(library: ctypes.CDLL, kernel: DecodeKernel, case: PagedCase, q: Tensor, decode: DecodeInputs) -> Tensor:

@@ -1,5 +1,5 @@
-// What `sliding_decode_sm90.cu` takes from sm90.cuh and from CUDA, on a CPU: one cluster at a time, its threads as fibers
-// that take turns. Shared memory begins as NaN. Addresses of shared memory are offsets in the thread block's own.
+// What kernels of decodes take from sm90.cuh and from CUDA, on a CPU: one cluster at a time, its threads as fibers that
+// take turns. Shared memory begins as NaN. Addresses of shared memory are offsets in the thread block's own.
 
 #pragma once
 
@@ -23,6 +23,7 @@ using std::min;
 #define __cluster_dims__(...)
 #define __launch_bounds__(...)
 #define __shfl_xor_sync(mask, value, distance) shuffled_xor(value, distance)
+#define __shfl_sync(mask, value, from) shuffled(value, from)
 
 struct Dim {
   int x, y;
@@ -33,9 +34,13 @@ struct uint4 {
 struct float2 {
   float x, y;
 };
+struct float4 {
+  float x, y, z, w;
+};
 struct TensorMap {
-  const unsigned char* base;  // of the plane in page 0: rows of 512 bytes
+  const unsigned char* base;  // of the plane in page 0: rows of 128 bytes for each part
   long long page_bytes;
+  int parts = 4, rows = 8;  // of a box
 };
 
 struct Meeting {  // of `size` threads, again and again
@@ -45,7 +50,7 @@ struct Meeting {  // of `size` threads, again and again
 struct ThreadBlock {
   int rank;
   std::vector<unsigned char> shared;
-  Meeting all, warps[32];
+  Meeting all, some, warps[32];
   u32 shown[32][32][8];  // what lanes of a warp show each other
 };
 struct Fiber {
@@ -88,18 +93,35 @@ static void __syncwarp() { meet_warp(); }
 static void __syncthreads() { meet(current->block->all); }
 static void __trap() { abort(); }
 static uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
-static uint4 __ldcg(const uint4* from) { return *from; }
+static float2 make_float2(float x, float y) { return {x, y}; }
+template <class Value>
+static Value __ldcg(const Value* from) {
+  return *from;
+}
+static void barrier_sync(int, int threads) {
+  current->block->some.size = threads;
+  meet(current->block->some);
+}
 static float __int_as_float(int bits) {
   float value;
   memcpy(&value, &bits, 4);
   return value;
 }
-static float shuffled_xor(float value, int distance) {
+static float shuffled(float value, int from) {
   memcpy(&shown()[lane()][0], &value, 4);
   meet_warp();
-  memcpy(&value, &shown()[lane() ^ distance][0], 4);
+  memcpy(&value, &shown()[from][0], 4);
   meet_warp();
   return value;
+}
+static float shuffled_xor(float value, int distance) { return shuffled(value, lane() ^ distance); }
+static float quad_maximum(float value) {
+  value = fmaxf(value, shuffled_xor(value, 1));
+  return fmaxf(value, shuffled_xor(value, 2));
+}
+static float quad_sum(float value) {
+  value += shuffled_xor(value, 1);
+  return value + shuffled_xor(value, 2);
 }
 
 static unsigned char* shared_memory() { return current->block->shared.data(); }
@@ -114,12 +136,29 @@ static void wait_for_prerequisites() {
   }
 }
 
-static int* counts_at(u32 address) { return (int*)at(address); }  // arrivals and bytes that are missing
-static void mbarrier_init(u32 barrier, int arrivals) { counts_at(barrier)[0] = arrivals, counts_at(barrier)[1] = 0; }
+// Of a barrier: arrivals of a phase, those that are missing, the bytes that are, and the phase's number.
+struct Phases {
+  short size, missing;
+  int bytes : 24;
+  unsigned number : 8;
+};
+static Phases& phases_at(u32 address) { return *(Phases*)at(address); }
+static void advance(Phases& phases) {
+  if (phases.missing == 0 && phases.bytes == 0) phases.missing = phases.size, phases.number++;
+}
+static void mbarrier_init(u32 barrier, int arrivals) {
+  phases_at(barrier) = {(short)arrivals, (short)arrivals, 0, 0};
+}
 static void mbarrier_init_fence() {}
-static void mbarrier_expect(u32 barrier, int bytes) { counts_at(barrier)[0]--, counts_at(barrier)[1] += bytes; }
-static void mbarrier_wait(u32 barrier, u32) {
-  while (counts_at(barrier)[0] != 0 || counts_at(barrier)[1] != 0) yield();
+static void mbarrier_expect(u32 barrier, int bytes) {
+  Phases& phases = phases_at(barrier);
+  phases.missing--, phases.bytes += bytes;
+  advance(phases);
+}
+static void mbarrier_arrive(u32 barrier) { phases_at(barrier).missing--, advance(phases_at(barrier)); }
+static void came(Phases& phases, int bytes) { phases.bytes -= bytes, advance(phases); }
+static void mbarrier_wait(u32 barrier, u32 parity) {
+  while (phases_at(barrier).number % 2 == parity) yield();
 }
 static void mbarrier_wait_cluster(u32 barrier, u32 parity) { mbarrier_wait(barrier, parity); }
 static void cluster_arrive_begun() {
@@ -132,18 +171,19 @@ static void cluster_wait() {
 static void send_pair(u32 to, u32 barrier, u32 rank, float first, float second) {
   unsigned char* there = blocks.at(rank).shared.data();
   memcpy(there + to, &first, 4), memcpy(there + to + 4, &second, 4);
-  ((int*)(there + barrier))[1] -= 8;
+  came(*(Phases*)(there + barrier), 8);
 }
 
+static void read_before(u32) {}
 static void prefetch_map(const TensorMap*) {}
 // Swizzled by 128 bytes.
 static void load_rows(const TensorMap* map, u32 to, u32 barrier, int y, int w) {
-  for (int part = 0; part < 4; part++)
-    for (int row = 0; row < 8; row++)
+  for (int part = 0; part < map->parts; part++)
+    for (int row = 0; row < map->rows; row++)
       for (int piece = 0; piece < 8; piece++)
-        memcpy(at(to + part * 1024 + row * 128 + ((piece ^ row) << 4)),
-               map->base + w * map->page_bytes + (y + row) * 512 + part * 128 + piece * 16, 16);
-  counts_at(barrier)[1] -= 4096;
+        memcpy(at(to + (part * map->rows + row) * 128 + ((piece ^ row % 8) << 4)),
+               map->base + w * map->page_bytes + (y + row) * 128 * map->parts + part * 128 + piece * 16, 16);
+  came(phases_at(barrier), map->parts * map->rows * 128);
 }
 static int piece(int row, int number) { return row * 128 + ((number ^ (row & 7)) << 4); }
 

@@ -8,10 +8,13 @@ from typing import Any
 from unittest import mock
 
 from modelserve_worker.kernels import (
+    chunk_attention_sm90,
     cuda_kernel,
     dependent_launch,
+    global_decode_sm90,
     linear_int4_sm90,
     linear_rows_sm90,
+    sliding_attention_sm90,
     sliding_decode_sm90,
 )
 
@@ -23,8 +26,11 @@ def one_after_the_other() -> Iterator[None]:
 
     with (
         mock.patch.object(dependent_launch, "current_target", return_value=None),
+        mock.patch.object(chunk_attention_sm90, "launch", launch),
+        mock.patch.object(global_decode_sm90, "launch", launch),
         mock.patch.object(linear_int4_sm90, "launch", launch),
         mock.patch.object(linear_rows_sm90, "launch", launch),
+        mock.patch.object(sliding_attention_sm90, "launch", launch),
         mock.patch.object(sliding_decode_sm90, "launch", launch),
     ):
         yield

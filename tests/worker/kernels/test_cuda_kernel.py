@@ -13,6 +13,7 @@ from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve_worker.kernels import (
     chunk_attention_sm90,
     cuda_kernel,
+    global_decode_sm90,
     linear_int4_sm90,
     linear_rows_sm90,
     sliding_attention_sm90,
@@ -34,6 +35,7 @@ SMALL = 'extern "C" __global__ void small(int* out) { *out = VALUE; }'
             for variant in (chunk_attention_sm90.V_ONLY, chunk_attention_sm90.WITH_KEYS)
         ),
         (sliding_attention_sm90.SOURCE, sliding_attention_sm90.SHARED_BYTES, sliding_attention_sm90.THREADS),
+        (global_decode_sm90.SOURCE, global_decode_sm90.SHARED_BYTES, 2 * global_decode_sm90.THREADS),  # two blocks
         *(
             (kernel.source, kernel.shared_bytes, sliding_decode_sm90.THREADS)
             for kernel in map(sliding_decode_sm90.DecodeKernel, (1024, 512))
@@ -107,8 +109,12 @@ def test_hopper_alone_takes_the_kernels_and_their_rows_are_whole_tokens(name: st
             others = [tile_for(rows, door=door, capability=at) for door in doors for at in (80, 89, 100, 120)]
             assert not any(other.sm90 for other in others)
             decode = tile_for(rows, door="decode", capability=90)
-            assert decode.sm90 == (rows is of_sliding and dtype is KVCacheDtype.BFLOAT16)
-            if decode.sm90:
+            assert decode.sm90 == ((rows is of_sliding or rows.v_only) and dtype is KVCacheDtype.BFLOAT16)
+            if decode.sm90 and rows.v_only:
+                heads, pairs = architecture.num_attention_heads, architecture.global_rotary_pairs
+                few = heads // rows.heads <= global_decode_sm90.MOST_QUERIES
+                assert global_decode_sm90.takes(rows, query_heads=heads, pairs=pairs) == few
+            elif decode.sm90:
                 heads = architecture.num_attention_heads
                 kernel = sliding_decode_sm90.DecodeKernel(rows.window)
                 most = kernel.most_blocks // (rows.heads * sliding_decode_sm90.PARTS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import emulated_kernel
 import emulated_sliding_decode
 import pytest
 import torch
@@ -42,7 +43,7 @@ def check(case: PagedCase, slots: list[int], q: Tensor, output: Tensor) -> None:
         assert relative_error(output[row : row + 1], case.attention(q[row : row + 1], slot, at)) < LIMIT
 
 
-@pytest.mark.skipif(emulated_sliding_decode.compiler() is None, reason="needs a C++ compiler")
+@pytest.mark.skipif(emulated_kernel.compiler() is None, reason="needs a C++ compiler")
 @pytest.mark.parametrize(
     ("kernel", "heads", "group", "contexts"),
     [
@@ -64,7 +65,7 @@ def test_the_emulated_kernel_equals_float64_attention(
     decode = decode_step(case, slots).decode
     assert decode is not None
     q = case.random(len(slots), heads * group, WIDTH)
-    library = emulated_sliding_decode.built(kernel, tmp_path)
+    library = emulated_sliding_decode.library_of(kernel, tmp_path)
     for settled in (True, False):
         launched = dataclasses.replace(decode, settled=settled)
         check(case, slots, q, emulated_sliding_decode.attended(library, kernel, case, q, launched))

@@ -115,21 +115,21 @@ class KernelAttention:
             step, q = last.inputs, q.index_select(0, last.rows)
         if self._audit is not None:
             self._audit.check(layer)
-        output = torch.empty_like(q)
-        if step.decode is not None:
-            kernels.decode_attention(
-                q, output, step, workspace=self._workspace, tile=decode, key_weight=key_weight,
-                rotation=self._rotation, **pages,
-            )  # fmt: skip
+        output, beside = torch.empty_like(q), False
         if step.chunks is not None:
-            kernels.chunk_attention(
+            beside = kernels.chunk_attention(
                 q, output, step, tile=chunk, fresh=fresh, key_weight=key_weight, scratch=self._scratch,
                 inverse_frequencies=self._frequencies, pairs=self._pairs, **pages,
             )  # fmt: skip
-            if rows.entries and layer == self._last_reader[producer]:
-                kernels.commit(self._waiting.pop(producer), step, **pages)
-                if self._audit is not None:
-                    self._audit.committed(producer)
+        if step.decode is not None:
+            kernels.decode_attention(
+                q, output, step, workspace=self._workspace, tile=decode, key_weight=key_weight,
+                rotation=self._rotation, beside=beside, **pages,
+            )  # fmt: skip
+        if step.chunks is not None and rows.entries and layer == self._last_reader[producer]:
+            kernels.commit(self._waiting.pop(producer), step, **pages)
+            if self._audit is not None:
+                self._audit.committed(producer)
         return output.flatten(1)
 
     def _narrow(self, step: StepInputs, last: LastRows) -> None:

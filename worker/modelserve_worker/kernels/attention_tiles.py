@@ -17,8 +17,8 @@ Door = Literal["decode", "chunk"]
 class Tile:
     """Shape of one kernel on one kind of layer. `rows`: query rows of a block; `keys`: keys of a tile.
 
-    `sm90`: not a Triton kernel but that of `chunk_attention_sm90` or `sliding_attention_sm90`, or of
-    `sliding_decode_sm90` for the few rows that it takes.
+    `sm90`: not a Triton kernel but that of `chunk_attention_sm90`, `sliding_attention_sm90` or `global_decode_sm90`, or
+    of `sliding_decode_sm90` for the few rows that it takes.
     """
 
     rows: int
@@ -43,7 +43,9 @@ HOPPER_CHUNK = Tile(rows=128, keys=64, warps=12, stages=2, sm90=True)
 # Sliding layers of 256 columns in pages of 32, likewise; what Triton's kernel takes where decoded rows have no room.
 HOPPER_SLIDING_CHUNK = Tile(rows=128, keys=32, warps=8, stages=3, sm90=True)
 # The same layers where they hold bfloat16; what Triton's kernel takes where rows are many.
-HOPPER_SLIDING_DECODE = replace(_TILES["decode", "sliding"][-1], sm90=True)
+HOPPER_SLIDING_DECODE = replace(_TILES["decode", "sliding"][-1], warps=2, sm90=True)
+# Global layers of 512 columns that store V alone in bfloat16; the keys are those of the rotation tables.
+HOPPER_GLOBAL_DECODE = replace(_TILES["decode", "v_only"][-1], sm90=True)
 
 
 def tile_for(rows: LayerRows, *, door: Door, capability: int) -> Tile:
@@ -56,6 +58,8 @@ def tile_for(rows: LayerRows, *, door: Door, capability: int) -> Tile:
     plain = rows.dtype is KVCacheDtype.BFLOAT16
     if door == "decode" and capability == 90 and rows.entries and rows.width == 256 and plain:
         return HOPPER_SLIDING_DECODE
+    if door == "decode" and capability == 90 and rows.v_only and rows.width == 512 and plain:
+        return HOPPER_GLOBAL_DECODE
     layout = "v_only" if rows.v_only else "sliding" if rows.entries else "kv"
     return _tile(door, layout, capability)
 
@@ -139,7 +143,7 @@ def attention_specimens(
             known = {
                 **shape, "FORMAT": FORMAT_NAMES.get(fmt, fmt), "TILE": tile.keys, "BLOCK_M": tile.rows, "CHUNKS": 64,
                 "MOST_SPLITS": 32, "SPLITS": 32, "SPLIT_PAGES": 4, "COLUMNS": 128, "INT8": fmt == "int8",
-                "HEADS": shape["KV_HEADS"], "Q_HEADS": shape["KV_HEADS"] * shape["GROUP"], **constants,
+                "BESIDE": False, "HEADS": shape["KV_HEADS"], "Q_HEADS": shape["KV_HEADS"] * shape["GROUP"], **constants,
             }  # fmt: skip
             chosen = {name: known[name] for name in names if name.isupper() or name == "D"}
             tiled = "TILE" in chosen

@@ -20,6 +20,7 @@ from modelserve_worker.kernels import chunk_attention_sm90 as hopper_kernels
 from modelserve_worker.kernels import chunk_attention_triton as chunk_kernels
 from modelserve_worker.kernels import decode_attention_triton as decode_kernels
 from modelserve_worker.kernels import expand_keys_triton as expand_kernels
+from modelserve_worker.kernels import global_decode_sm90 as hopper_global
 from modelserve_worker.kernels import packed_decode_triton as packed_kernels
 from modelserve_worker.kernels import prepare_triton as prepare_kernels
 from modelserve_worker.kernels import sliding_attention_sm90 as hopper_sliding
@@ -120,12 +121,16 @@ def decode_attention(
     tile: Tile,
     key_weight: Tensor | None = None,
     rotation: Rotation | None = None,
+    beside: bool = False,
 ) -> None:
-    """Rows [0, B) of q [T, Hq, D] over pages -> the same rows of `output`. `workspace` is float32."""
+    """Rows [0, B) of q [T, Hq, D] over pages -> the same rows of `output`. `workspace` is float32.
+
+    `beside`: the kernel launched before is one of chunks that `chunk_attention` said others may run beside.
+    """
     decode = step.decode
     assert decode is not None
     heads, width, count = q.shape[1], q.shape[2], decode.slots.numel()
-    if tile.sm90 and hopper_decode.takes(rows, count=count, query_heads=heads):
+    if tile.sm90 and rows.entries and hopper_decode.takes(rows, count=count, query_heads=heads):
         hopper_decode.sliding_decode(q, output, decode, rows=rows, table=table, arena=arena)
         return
     group = heads // rows.heads
@@ -144,6 +149,7 @@ def decode_attention(
         "TILE": tile.keys,
         **({"FORMAT": fmt} if packed else {}),
         "BLOCK_M": max(16, group),
+        "BESIDE": beside,
         "num_warps": tile.warps,
         "num_stages": tile.stages,
         **dependent_launch(),
@@ -167,13 +173,17 @@ def decode_attention(
         assert key_weight is not None
         assert rotation.packed is packed
         assert rotation.turn_cos.shape[0] == tile.keys, "the rotation tables were made for tiles of another length"
+        turns = (rotation.start_cos, rotation.start_sin, rotation.turn_cos, rotation.turn_sin)
         v_only = packed_kernels.split_decode_v_only_packed if packed else decode_kernels.split_decode_v_only
         if packed and math.prod(grid) <= ALONE:  # unpacking binds a program that has a multiprocessor to itself
             tiled["num_warps"] = 2 * tile.warps
-        v_only[grid](
-            *common, key_weight, rotation.start_cos, rotation.start_sin, rotation.turn_cos, rotation.turn_sin,
-            PAIRS=rotation.pairs, **shape, **split, **tiled,
-        )  # fmt: skip
+        if tile.sm90 and hopper_global.takes(rows, query_heads=heads, pairs=rotation.pairs):
+            hopper_global.split_decode(
+                q, partial, maxima, sums, decode, rows=rows, table=table, arena=arena, key_weight=key_weight,
+                turns=turns, most_splits=most, split_pages=split["SPLIT_PAGES"], beside=beside,
+            )  # fmt: skip
+        else:
+            v_only[grid](*common, key_weight, *turns, PAIRS=rotation.pairs, **shape, **split, **tiled)
     else:
         kernel = packed_kernels.split_decode_packed if packed else decode_kernels.split_decode
         kernel[grid](*common, ENTRIES=rows.entries, WINDOW=rows.window, **shape, **split, **tiled)
@@ -217,8 +227,9 @@ def chunk_attention(
     scratch: Tensor | None = None,
     inverse_frequencies: Tensor | None = None,
     pairs: int = 0,
-) -> None:
-    """Rows of all chunks of q [T, Hq, D] -> the same rows of `output`.
+) -> bool:
+    """Rows of all chunks of q [T, Hq, D] -> the same rows of `output`. Returns whether attention of the step's decodes
+    may run beside the last of the kernels, which then lets it start only when all before the chunks is complete.
 
     `fresh`: the step buffers of a sliding layer. `scratch`, of a global layer that needs one: flat, of q's dtype, with
     `scratch_per_key` elements for each of the keys that `ChunkInputs.key_rows` counts (whole pages). A sliding layer of
@@ -239,8 +250,8 @@ def chunk_attention(
     if rows.kind is LayerKind.SLIDING:
         assert fresh is not None
         if tile.sm90 and rows.dtype not in EIGHT_BIT:
-            hopper_sliding.sliding_chunk(q, output, chunks, rows=rows, fresh=fresh[:2], table=table, arena=arena)
-            return
+            hopper_sliding.sliding_chunk(q, output, step, rows=rows, fresh=fresh[:2], table=table, arena=arena)
+            return True
         room = _decoded_window(scratch, chunks, rows=rows, tokens=q.shape[0]) if tile.sm90 else None
         if room is not None:
             programs = max(rows.entries, -(-q.shape[0] // rows.page_tokens))
@@ -250,13 +261,13 @@ def chunk_attention(
                 ENTRIES=rows.entries, WINDOW=rows.window, FORMAT=fmt, COLUMNS=min(width, 128), num_warps=4,
                 **dependent_launch(),
             )  # fmt: skip
-            hopper_sliding.sliding_chunk(q, output, chunks, rows=rows, fresh=room, table=table, arena=None)
-            return
+            hopper_sliding.sliding_chunk(q, output, step, rows=rows, fresh=room, table=table, arena=None)
+            return True
         chunk_kernels.sliding_chunk[(chunks.most_sliding_blocks, rows.heads)](
             q, output, *fresh, *described, chunks.sliding_blocks, *pages,
             ENTRIES=rows.entries, WINDOW=rows.window, FORMAT=fmt, **shared,
         )  # fmt: skip
-        return
+        return False
     dense = rows.dtype in EIGHT_BIT
     per_key = scratch_per_key(rows, pairs=pairs)
     decoded, stored, layout = scratch, elements, numbers
@@ -286,6 +297,7 @@ def chunk_attention(
             chunk_kernels.global_chunk_v_only[grid](*common, scratch, PAIRS=pairs, DENSE=dense, **shared)
         else:
             chunk_kernels.global_chunk[grid](*common, DENSE=dense, **shared)
+    return tile.sm90
 
 
 def prepare(

@@ -335,8 +335,8 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
     long long table_stride, int page_origin, int page_step,  // page p is at page_origin + page_step * p of `values`
     int chunks, int kv_heads, int group) {
   extern __shared__ __align__(1024) unsigned char memory[];
-  launch_dependents();
   wait_for_prerequisites();
+  launch_dependents();  // of what may run beside this kernel, once all before it is complete
   const int head = blockIdx.y;
   const int block = block_ends[chunks - 1] - 1 - (int)(blockIdx.x / CLUSTER);  // the longest first
   if (block < 0) return;

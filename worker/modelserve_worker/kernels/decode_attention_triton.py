@@ -2,7 +2,9 @@
 
 A request at position p reads pages first..last of its block table, cut into splits of a length that depends on p alone:
 so a request's bits do not depend on the batch beside it. A program computes one (row, split, KV head) and leaves an
-unnormalised output with its maximum and sum; `combine` merges a request's splits in order. No atomics.
+unnormalised output with its maximum and sum; `combine` merges a request's splits in order. No atomics. What `prepare`
+wrote is read from the L2 cache (`.cg`): BESIDE the kernel of the step's chunks most programs do not wait, so nothing
+says that their multiprocessor's own cache knows of it.
 
 V-only rows: with K = rope(w * V), the key norm's weight w of unrotated columns is in the queries already (`prepare`
 folds it in). Rotated pairs are made from V in the kernel; the angle of position j = j0 + t comes from a table of tile
@@ -18,7 +20,12 @@ import triton
 import triton.language as tl
 
 from modelserve_worker.kernels.attention_tiles import attention_specimens
-from modelserve_worker.kernels.dependent_launch import launch_dependents, prefetch, wait_for_prerequisites
+from modelserve_worker.kernels.dependent_launch import (
+    launch_dependents,
+    prefetch,
+    wait_for_prerequisites,
+    wait_for_what_is_read,
+)
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -83,6 +90,7 @@ def split_decode(
     SPLIT_PAGES: tl.constexpr,
     MOST_SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr,
+    BESIDE: tl.constexpr,  # the kernel of the step's chunks
 ):
     launch_dependents()
     compute: tl.constexpr = q.dtype.element_ty
@@ -99,12 +107,12 @@ def split_decode(
     plane = arena + origin + first_page * page_stride + head * (PAGE * D)
     prefetch_page(plane + k_offset, active, PAGE * D)
     prefetch_page(plane + v_offset, active, PAGE * D)
-    wait_for_prerequisites()
+    wait_for_what_is_read(BESIDE)
     if not active:
         return
     members, columns, offsets = tl.arange(0, BLOCK_M), tl.arange(0, D), tl.arange(0, TILE)
     q_rows = q + (row * KV_HEADS + head).to(tl.int64) * GROUP * D + members[:, None] * D
-    queries = tl.load(q_rows + columns[None, :], mask=members[:, None] < GROUP, other=0.0)
+    queries = tl.load(q_rows + columns[None, :], mask=members[:, None] < GROUP, other=0.0, cache_modifier=".cg")
     maximum = tl.full([BLOCK_M], -float("inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     output = tl.zeros([BLOCK_M, D], tl.float32)
@@ -119,8 +127,8 @@ def split_decode(
         page = tl.load(table + slot * table_stride + entry).to(tl.int64)
         tokens = head * PAGE + (tile % tiles_per_page) * TILE + offsets
         rows = arena + origin + page * page_stride + tokens[:, None] * D + columns[None, :]
-        keys = tl.load(rows + k_offset, mask=readable[:, None], other=0.0)
-        values = tl.load(rows + v_offset, mask=readable[:, None], other=0.0)
+        keys = tl.load(rows + k_offset, mask=readable[:, None], other=0.0, cache_modifier=".cg")
+        values = tl.load(rows + v_offset, mask=readable[:, None], other=0.0, cache_modifier=".cg")
         scores = tl.dot(queries, tl.trans(keys).to(compute))
         scores = tl.where(readable[None, :], scores * LOG2_E, -float("inf"))
         weights, decay, maximum, total = online_softmax(scores, maximum, total)
@@ -134,7 +142,8 @@ def split_decode(
 @triton.jit
 def column_block(rows, start: tl.constexpr, wanted, COLUMNS: tl.constexpr):
     """Columns [start, start + COLUMNS) of rows of pointers [N, 1]; zeros where `wanted` [N] is false."""
-    return tl.load(rows + start + tl.arange(0, COLUMNS)[None, :], mask=wanted[:, None], other=0.0)
+    at = rows + start + tl.arange(0, COLUMNS)[None, :]
+    return tl.load(at, mask=wanted[:, None], other=0.0, cache_modifier=".cg")
 
 
 @triton.jit
@@ -180,6 +189,7 @@ def split_decode_v_only(
     SPLIT_PAGES: tl.constexpr,
     MOST_SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr,
+    BESIDE: tl.constexpr,  # the kernel of the step's chunks
 ):
     launch_dependents()
     compute: tl.constexpr = q.dtype.element_ty
@@ -196,7 +206,7 @@ def split_decode_v_only(
     first_page = tl.load(table + slot * table_stride + begin, mask=active, other=0).to(tl.int64)
     plane = arena + origin + first_page * page_stride + head * (PAGE * D)
     prefetch_page(plane + v_offset, active, PAGE * D)
-    wait_for_prerequisites()
+    wait_for_what_is_read(BESIDE)
     if not active:
         return
     members, offsets, pairs = tl.arange(0, BLOCK_M), tl.arange(0, TILE), tl.arange(0, PAIRS)

@@ -13,10 +13,15 @@ before is complete and its writes are visible. Each Triton kernel here begins wi
 
 So the setup of a launch and the latency of those reads pass while the kernel before still computes.
 
+Decodes' attention may run beside all of the chunks' attention of its layer (`beside`): neither reads what the other
+writes. Such a kernel of chunks lets the next one start only after its own wait, so what starts then finds all complete
+that came before the chunks, and the last program of the decodes' kernel alone waits.
+
 Why results are those of kernels that run one after the other:
 
-- Every program of every kernel waits, before any return. So a kernel is complete only after the one before it is, and
-  by induction one that has waited comes after all work that was launched before it on its stream: what it reads is
+- A program of every kernel waits, before any return: each, or the last one of a kernel beside another. So a kernel is
+  complete only after the one before it is, and by induction one that has waited comes after all work that was launched
+  before it on its stream: what it reads is
   written, and what it overwrites (memory that the allocator gives to several tensors of one captured step in turn,
   the residual, partial sums of a split product) has been read. A step uses one stream.
 - That holds whatever is launched between, since the attribute binds a kernel to the work before it alone. A kernel
@@ -61,6 +66,18 @@ def wait_for_prerequisites() -> None:
     """Wait for the kernel before. Earlier a kernel writes nothing, and reads what the module says at most."""
     if not _INTERPRETED and cuda_capability_geq(LEAST_CAPABILITY // 10):
         gdc_wait()
+
+
+@triton.jit
+def wait_for_what_is_read(beside: tl.constexpr) -> None:
+    """Wait for the kernel before or, `beside` it, only in the last program: nothing of it is read."""
+    if beside:
+        last = tl.program_id(0) == tl.num_programs(0) - 1
+        last &= (tl.program_id(1) == tl.num_programs(1) - 1) & (tl.program_id(2) == tl.num_programs(2) - 1)
+        if last:
+            wait_for_prerequisites()
+    else:
+        wait_for_prerequisites()
 
 
 @triton.jit

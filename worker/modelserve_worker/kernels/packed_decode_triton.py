@@ -22,7 +22,7 @@ from modelserve_worker.kernels.decode_attention_triton import (
     prefetch_page,
     split_range,
 )
-from modelserve_worker.kernels.dependent_launch import launch_dependents, wait_for_prerequisites
+from modelserve_worker.kernels.dependent_launch import launch_dependents, wait_for_what_is_read
 
 # Two pairs in one register, low byte first. int8: (byte ^ 0x80) as the mantissa of 8.0 is 8 + u / 128; minus 9.
 INT8_PAIRS = tl.constexpr("""{
@@ -80,8 +80,9 @@ def unpacked(pairs, compute: tl.constexpr, FORMAT: tl.constexpr):
 def query_columns(rows, start: tl.constexpr, wanted, COLUMNS: tl.constexpr, compute: tl.constexpr):
     """Even and odd columns of [start, start + 2 * COLUMNS) of rows of pointers [N, 1]."""
     at = rows + start + 2 * tl.arange(0, COLUMNS)[None, :]
-    even = tl.load(at, mask=wanted[:, None], other=0.0)
-    return even.to(compute), tl.load(at + 1, mask=wanted[:, None], other=0.0).to(compute)
+    even = tl.load(at, mask=wanted[:, None], other=0.0, cache_modifier=".cg")
+    odd = tl.load(at + 1, mask=wanted[:, None], other=0.0, cache_modifier=".cg")
+    return even.to(compute), odd.to(compute)
 
 
 @triton.jit
@@ -137,6 +138,7 @@ def split_decode_packed(
     MOST_SPLITS: tl.constexpr,
     FORMAT: tl.constexpr,
     BLOCK_M: tl.constexpr,
+    BESIDE: tl.constexpr,
 ):
     launch_dependents()
     compute: tl.constexpr = tl.float32 if q.dtype.element_ty == tl.float32 else tl.float16
@@ -154,7 +156,7 @@ def split_decode_packed(
     plane = arena + origin + first_page * page_stride + head * (PAGE * packed)
     prefetch_page(plane + k_offset, active, PAGE * packed)
     prefetch_page(plane + v_offset, active, PAGE * packed)
-    wait_for_prerequisites()
+    wait_for_what_is_read(BESIDE)
     if not active:
         return
     members, columns, offsets = tl.arange(0, BLOCK_M), tl.arange(0, packed), tl.arange(0, TILE)
@@ -176,17 +178,18 @@ def split_decode_packed(
         page = tl.load(table + slot * table_stride + entry).to(tl.int64)
         tokens = head * PAGE + (tile % tiles_per_page) * TILE + offsets
         rows = arena + origin + page * page_stride + tokens[:, None] * packed + columns[None, :]
-        keys = tl.load(rows + k_offset, mask=readable[:, None], other=0)
-        values = tl.load(rows + v_offset, mask=readable[:, None], other=0)
+        keys = tl.load(rows + k_offset, mask=readable[:, None], other=0, cache_modifier=".cg")
+        values = tl.load(rows + v_offset, mask=readable[:, None], other=0, cache_modifier=".cg")
         factor = LOG2_E * unit_of(FORMAT)
         scores = scored(q_even, q_odd, keys, compute, FORMAT)
         if FORMAT == "scaled_int8":
             scale_rows = scales + scale_origin + page * scale_stride + tokens
-            scores *= tl.load(scale_rows + k_scale_offset, mask=readable, other=0.0).to(tl.float32)[None, :]
+            scale = tl.load(scale_rows + k_scale_offset, mask=readable, other=0.0, cache_modifier=".cg")
+            scores *= scale.to(tl.float32)[None, :]
         scores = tl.where(readable[None, :], scores * factor, -float("inf"))
         weights, decay, maximum, total = online_softmax(scores, maximum, total)
         if FORMAT == "scaled_int8":  # times 128: rows are normed, so the product is about the row's largest number
-            scale = tl.load(scale_rows + v_scale_offset, mask=readable, other=0.0).to(tl.float32)
+            scale = tl.load(scale_rows + v_scale_offset, mask=readable, other=0.0, cache_modifier=".cg").to(tl.float32)
             weights *= (scale * unit_of(FORMAT))[None, :]
         decay = decay[:, None]
         even, odd = summed(weights.to(compute), values, even * decay, odd * decay, compute, FORMAT)
@@ -245,6 +248,7 @@ def split_decode_v_only_packed(
     MOST_SPLITS: tl.constexpr,
     FORMAT: tl.constexpr,
     BLOCK_M: tl.constexpr,
+    BESIDE: tl.constexpr,
 ):
     launch_dependents()
     compute: tl.constexpr = tl.float32 if q.dtype.element_ty == tl.float32 else tl.float16
@@ -261,7 +265,7 @@ def split_decode_v_only_packed(
     first_page = tl.load(table + slot * table_stride + begin, mask=active, other=0).to(tl.int64)
     plane = arena + origin + first_page * page_stride + head * (PAGE * packed)
     prefetch_page(plane + v_offset, active, PAGE * packed)
-    wait_for_prerequisites()
+    wait_for_what_is_read(BESIDE)
     if not active:
         return
     members, offsets, couples = tl.arange(0, BLOCK_M), tl.arange(0, TILE), tl.arange(0, turned)
@@ -314,7 +318,8 @@ def split_decode_v_only_packed(
         scores += tl.dot(q2_even, tl.trans(k2_even)) + tl.dot(q2_odd, tl.trans(k2_odd))
         if FORMAT == "scaled_int8":
             scale_rows = scales + scale_origin + page * scale_stride + v_scale_offset + tokens
-            scale = tl.load(scale_rows, mask=readable, other=0.0).to(tl.float32)[None, :] * unit_of(FORMAT)
+            stored = tl.load(scale_rows, mask=readable, other=0.0, cache_modifier=".cg")
+            scale = stored.to(tl.float32)[None, :] * unit_of(FORMAT)
             scores = scores * scale * LOG2_E
         else:
             scores *= LOG2_E * unit_of(FORMAT)

@@ -1,25 +1,23 @@
 // Chunk attention of sliding layers, head dim 256, for compute capability 9.0 (Hopper).
 //
 // A block is 128 query rows: 128 / group tokens times the query heads of one KV head, 64 rows to each of two consumer
-// warpgroups. A third warpgroup loads. CTAs stay: each takes every n-th block, without a pause between two.
+// warpgroups. A third warpgroup loads. CTAs stay: each takes every n-th block, without a pause between two. The next
+// kernel starts once all before this one is complete, and may run beside it.
 //
 // In its turn a consumer issues the scores of a tile, which may be the first of the next block, and the values of the
-// tile before, and makes weights of those scores while its values are summed. The two take turns, so that one's weights
-// are made, and outputs stored, under the other's products.
+// tile before, and makes weights while its values are summed. The two take turns: one's weights are made, and outputs
+// stored, under the other's products.
 
 #include "sliding_blocks.cuh"
 #include "sm90.cuh"
 
-constexpr int WIDTH = 256;
-constexpr int PAGE = 32;     // keys
+constexpr int WIDTH = 256, PAGE = 32;  // columns of a head; keys
 constexpr int SLOTS = 4;     // of the ring that tiles of K and V go round
 constexpr int QUERIES = 3;   // places of a warpgroup's queries: the next are loaded while the last are in use
 constexpr int BLOCKS = 4;    // places of blocks, of which three may be in use
 constexpr int GROUP_BYTES = 8 * 64 * 2;
-constexpr int OCTET_BYTES = 4 * GROUP_BYTES;
-constexpr int TILE_BYTES = OCTETS * OCTET_BYTES;
-constexpr int QUERY_BLOCK_BYTES = ROWS * 64 * 2;
-constexpr int QUERY_BYTES = 4 * QUERY_BLOCK_BYTES;  // of a warpgroup
+constexpr int OCTET_BYTES = 4 * GROUP_BYTES, TILE_BYTES = OCTETS * OCTET_BYTES;
+constexpr int QUERY_BLOCK_BYTES = ROWS * 64 * 2, QUERY_BYTES = 4 * QUERY_BLOCK_BYTES;  // of a warpgroup
 constexpr int TILES_AT = QUERIES * QUERY_BYTES;
 constexpr int BARRIERS_AT = TILES_AT + SLOTS * TILE_BYTES;
 constexpr int BLOCKS_AT = BARRIERS_AT + (2 * SLOTS + 3 * QUERIES) * 8;
@@ -88,7 +86,7 @@ __device__ __forceinline__ void produce(const Chunks& chunks, unsigned char* mem
   Ring<QUERIES> places(0);
   Ring<2 * QUERIES> queries(0);
   Place place = {}, before;
-  for (int visit = 0, item = blockIdx.x;; visit++, item += gridDim.x) {
+  for (int visit = 0, item = blockIdx.x;; visit++, item += chunks.ctas) {
     const bool more = item < blocks * chunks.kv_heads;
     Block block;
     block.tiles = 0;
@@ -229,8 +227,7 @@ __device__ __forceinline__ void pack_weights(u32 (&weights)[KEYS / 4], const flo
 __device__ __forceinline__ void exchange(u32& low, u32& high, int distance) {
   const bool odd = threadIdx.x & distance;
   const u32 other = __shfl_xor_sync(0xFFFFFFFFu, odd ? low : high, distance);
-  if (odd) low = other;
-  else high = other;
+  (odd ? low : high) = other;
 }
 
 // One row of 32 columns: a lane's pairs of four groups of 8 columns -> the 16 bytes of one group.
@@ -371,12 +368,12 @@ extern "C" __global__ void __launch_bounds__(384, 1) sliding_chunk(
     const int* chunk_slots,    // [chunks]
     const int* block_ends,     // [chunks] running sum of blocks of 128 / group tokens
     const int* table,          // of each slot: page of positions 32 l at l % entries
-    long long table_stride, int entries, int chunks, int kv_heads, int group, int window, int older) {
+    long long table_stride, int entries, int chunks, int kv_heads, int group, int window, int older,
+    const int* decodes, int most_decodes) {  // positions of requests that decode, -1 behind them
   extern __shared__ __align__(1024) unsigned char memory[];
-  launch_dependents();
   const u32 shared = shared_address(memory);
-  const Chunks described = {chunk_rows, chunk_starts, chunk_lengths, chunk_slots, block_ends,
-                            chunks,     kv_heads,     group,         window,      older};
+  Chunks described = {chunk_rows, chunk_starts, chunk_lengths, chunk_slots, block_ends,
+                      chunks,     kv_heads,     group,         window,      older};
   if (threadIdx.x == 0) {
     if (shared % 1024) __trap();  // octets are swizzled by their addresses
     for (int slot = 0; slot < SLOTS; slot++) {
@@ -387,8 +384,11 @@ extern "C" __global__ void __launch_bounds__(384, 1) sliding_chunk(
     for (int place = 0; place < QUERIES; place++) mbarrier_init(used(shared, place), 4);
     mbarrier_init_fence();
   }
+  const int decoding = __syncthreads_count(threadIdx.x < most_decodes && decodes[threadIdx.x] >= 0);
   wait_for_prerequisites();
-  __syncthreads();
+  launch_dependents();
+  described.ctas = staying(described, decoding);
+  if (blockIdx.x >= described.ctas) return;
   if (threadIdx.x >= 256) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
     if (threadIdx.x < 288)

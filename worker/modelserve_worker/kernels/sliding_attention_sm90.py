@@ -10,7 +10,7 @@ from torch import Tensor
 
 from modelserve_worker.kernels.cuda_kernel import CudaSource, launch, pointer, tensor_map
 from modelserve_worker.kernels.paged_layout import LayerRows
-from modelserve_worker.kernels.step_inputs import ChunkInputs
+from modelserve_worker.kernels.step_inputs import StepInputs
 
 WIDTH, PAGE, PART = 256, 32, 64  # columns of a head, keys of a page, columns that a box takes
 ROWS = 128  # queries of a thread block
@@ -32,7 +32,7 @@ def page_maps(arena: Tensor, rows: LayerRows, *, promoted: bool = True) -> list[
 def sliding_chunk(
     q: Tensor,
     output: Tensor,
-    chunks: ChunkInputs,
+    step: StepInputs,
     *,
     rows: LayerRows,
     fresh: tuple[Tensor, Tensor],
@@ -42,8 +42,11 @@ def sliding_chunk(
     """Queries of all chunks [T, Hq, 256] bfloat16 -> the same rows of `output`.
 
     `fresh`: K and V of the step, bfloat16 [T, heads, 256], and older ones in the pages of `arena`, as `rows` says; or,
-    `arena` None, what `expand_window` made of both.
+    `arena` None, what `expand_window` made of both. Fewer thread blocks work where many requests
+    decode, whose attention may run beside this.
     """
+    chunks, decode = step.chunks, step.decode
+    assert chunks is not None
     tokens, query_heads, _ = q.shape
     group = query_heads // rows.heads
     assert q.dtype == torch.bfloat16
@@ -62,11 +65,14 @@ def sliding_chunk(
     described = (chunks.rows, chunks.starts, chunks.lengths, chunks.slots, chunks.sliding_blocks, table)
     older = 0 if arena is not None else rows.window - 1
     numbers = (rows.entries, chunks.rows.numel(), rows.heads, group, rows.window, older)
+    decodes = None if decode is None else decode.positions
+    most_decodes = 0 if decodes is None else min(THREADS, decodes.numel())
     launch(
         SOURCE, grid=(chunks.most_sliding_blocks * rows.heads, 1), threads=THREADS,
         shared_bytes=SHARED_BYTES, resident=True,
         arguments=(
             *((each, None) for each in (queries, *pages, *steps)), pointer(output), *map(pointer, described),
-            (table.stride(0), ctypes.c_longlong), *((number, ctypes.c_int) for number in numbers),
+            (table.stride(0), ctypes.c_longlong), *((number, ctypes.c_int) for number in numbers), pointer(decodes),
+            (most_decodes, ctypes.c_int),
         ),
     )  # fmt: skip

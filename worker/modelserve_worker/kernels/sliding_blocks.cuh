@@ -15,7 +15,17 @@ struct Chunks {
   const int *rows, *starts, *lengths, *slots, *block_ends;
   int count, kv_heads, group, window;
   int older;  // rows of older keys ahead of each chunk's own in step buffers; 0: those are in pages
+  int ctas;   // that multiply
 };
+
+constexpr int TWO_THIRDS = 88, HALF = 66;  // of an H100's or H200's multiprocessors
+
+// CTAs that multiply: fewer beside many decodes, so that both go on at once. To read the window of a decode takes about
+// as long as to multiply a block of queries of each head.
+__device__ __forceinline__ int staying(const Chunks& chunks, int decodes) {
+  const int blocks = chunks.block_ends[chunks.count - 1], all = gridDim.x;
+  return decodes < blocks ? all : min(all, decodes < 2 * blocks ? TWO_THIRDS : HALF);
+}
 
 // What a CTA works on at a time. The loading warp leaves it beside the queries.
 struct Block {

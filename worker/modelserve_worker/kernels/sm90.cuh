@@ -148,6 +148,11 @@ __device__ __forceinline__ void wgmma_wait() {
 __device__ __forceinline__ void done_before(float number) {
   asm volatile("{\n.reg .pred p;\nsetp.lt.f32 p, %0, 0f00000000;\n@p nanosleep.u32 1;\n}" ::"f"(number) : "memory");
 }
+// What has been read from shared memory, in any combination, is there before what is volatile after it: the assembler
+// moves an arrival that frees the memory ahead of all uses of such reads, right behind those that are still on their way.
+__device__ __forceinline__ void read_before(u32 bits) {
+  asm volatile("{\n.reg .pred p;\nsetp.eq.u32 p, %0, 0x7F81A5C3;\n@p nanosleep.u32 1;\n}" ::"r"(bits) : "memory");
+}
 // Keeps reads and writes of accumulators on their side of a wait.
 template <int COUNT>
 __device__ __forceinline__ void pin(float (&values)[COUNT]) {

@@ -1,0 +1,86 @@
+"""`global_decode_sm90.cu` on the CPU: its source, built by a C++ compiler, over `emulated_sm90.h` in place of PTX."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import torch
+from attention_cases import layout
+from emulated_kernel import built
+from paged_case import PagedCase
+from torch import Tensor
+
+from modelserve_worker.kernels.attention_triton import Rotation
+from modelserve_worker.kernels.global_decode_sm90 import SHARED_BYTES, SOURCE, THREADS
+from modelserve_worker.kernels.row_codec import v_only_columns
+from modelserve_worker.kernels.step_inputs import DecodeInputs
+
+_ENTRY = """
+static TensorMap values;
+static const unsigned short *q, *weight;
+static float *partial, *maxima, *totals;
+static const int *slots, *positions, *table;
+static const float* turns[4];
+static long long table_stride;
+static int origin, heads, group, most_splits, split_pages, beside;
+
+static void ahead() {}
+static void body() {
+  global_decode(values, q, partial, maxima, totals, slots, positions, table, table_stride, origin, -1, weight, turns[0],
+                turns[1], turns[2], turns[3], heads, group, most_splits, split_pages, beside);
+}
+
+extern "C" int run(const unsigned char* lowest, long long page_bytes, int last_page, const unsigned short* queries,
+                   float* p, float* m, float* t, const int* s, const int* at, const int* pages, long long stride,
+                   const unsigned short* w, const float* a, const float* b, const float* c, const float* d,
+                   int kv_heads, int g, int most, int least, int is_beside, int rows, int shared_bytes, int threads) {
+  values = {lowest, page_bytes, 8, 32}, origin = last_page, q = queries, partial = p, maxima = m, totals = t, slots = s;
+  positions = at, table = pages, table_stride = stride, weight = w, turns[0] = a, turns[1] = b, turns[2] = c;
+  turns[3] = d, heads = kv_heads, group = g, most_splits = most, split_pages = least, beside = is_beside;
+  const Dim grid = {kv_heads * most, rows};
+  for (int row = 0; row < rows; row++)
+    for (int x = 0; x < grid.x; x++) {
+      const int left = run_cluster(1, threads, shared_bytes, {x, row}, grid, ahead, body);
+      if (left) return left;
+    }
+  return 0;
+}
+"""
+
+
+def library(folder: Path) -> ctypes.CDLL:
+    return built(SOURCE, _ENTRY, folder)
+
+
+def attended(
+    library: ctypes.CDLL, case: PagedCase, q: Tensor, decode: DecodeInputs, *, key_weight: Tensor, rotation: Rotation,
+    most_splits: int, split_pages: int, beside: bool,
+) -> Tensor:  # fmt: skip
+    """Output in the order of the head, NaN for rows that have no splits; the splits are merged by torch."""
+    rows, (count, heads, width) = layout(case), q.shape
+    group = heads // rows.heads
+    shape = (count, most_splits, rows.heads, group)
+    partial, maxima, totals = (torch.full(size, torch.nan) for size in ((*shape, width), shape, shape))
+    wide, number = ctypes.c_longlong, ctypes.c_int
+    stride = -rows.page_stride
+    lowest = case.arena.data_ptr() + rows.origin % stride + rows.offsets["v"]
+    tables = (rotation.start_cos, rotation.start_sin, rotation.turn_cos, rotation.turn_sin)
+    left = library.run(
+        ctypes.c_void_p(lowest), wide(stride), number(rows.origin // stride),
+        *(
+            ctypes.c_void_p(each.data_ptr())
+            for each in (q, partial, maxima, totals, decode.slots, decode.positions, case.table)
+        ),
+        wide(case.table.stride(0)), *(ctypes.c_void_p(each.data_ptr()) for each in (key_weight, *tables)),
+        *map(number, (rows.heads, group, most_splits, split_pages, beside, count, SHARED_BYTES, THREADS)),
+    )  # fmt: skip
+    assert left == 0, f"{left} of {THREADS} threads wait for what never comes"
+    output = torch.full_like(q, torch.nan)
+    for row in range(count):
+        made = ~maxima[row, :, 0, 0].isnan()
+        weights = (maxima[row, made] - maxima[row, made].amax(0)).exp2() if made.any() else None
+        if weights is not None:
+            merged = (partial[row, made] * weights[..., None]).sum(0) / (totals[row, made] * weights).sum(0)[..., None]
+            output[row][:, v_only_columns(width, pairs=case.pairs)] = merged.flatten(0, 1).to(q.dtype)
+    return output

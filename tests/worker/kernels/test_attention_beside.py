@@ -1,0 +1,163 @@
+"""Decodes' attention that runs beside the chunks' attention of its layer: no bit depends on it, whatever comes next."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from attention_cases import Chunk, chunk_step, decode_step, frequencies, layout, rotation
+from launch_order import one_after_the_other
+from paged_case import PagedCase, relative_error
+from torch import Tensor
+
+from modelserve_worker.kernels import attention_triton as doors
+from modelserve_worker.kernels.elementwise_triton import TritonElementwise
+from modelserve_worker.kernels.few_rows import dense_product
+from modelserve_worker.kernels.step_inputs import StepInputs
+
+EPS, LAYERS, REPLAYS, PAIRS = 1e-6, 6, 100, 64
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU"
+    ),
+]
+
+
+def joined(case: PagedCase, decodes: list[int], chunks: list[Chunk], *, group: int, block_rows: int) -> StepInputs:
+    """A step of rows that decode, then chunks; two more rows of decodes are padding of the arrays, not of the step."""
+    first, then = decode_step(case, decodes), chunk_step(case, chunks, group=group, block_rows=block_rows)
+    padded = decode_step(case, [*decodes, -1, -1]).decode
+    assert then.chunks is not None
+    then.chunks.rows.add_(len(decodes))
+    kept = torch.cat((torch.full_like(first.positions, -1), then.commit_slots))
+    waiting = torch.cat((first.sliding_slots, torch.full_like(then.sliding_slots, -1)))
+    slots, positions = (torch.cat(both) for both in zip(
+        (first.global_slots, first.positions), (then.global_slots, then.positions), strict=True
+    ))  # fmt: skip
+    return StepInputs(positions, slots, waiting, kept, padded, then.chunks, None)
+
+
+class Layers:
+    """Layers of projection, `prepare`, both attentions and a norm, all of which store rows in the same places."""
+
+    def __init__(
+        self, kind: str, heads: int, group: int, window: int, contexts: list[int], chunks: list[Chunk], fmt: str,
+        *, v_only: bool = False,
+    ) -> None:  # fmt: skip
+        width = 256 if kind == "sliding" else 512
+        held = [*contexts, *(chunk.start + (0 if window else chunk.length) for chunk in chunks)]
+        self.case = case = PagedCase(kind, heads, width, fmt, v_only, held, window, device="cuda", pairs=PAIRS)
+        for place, chunk in enumerate(chunks):
+            chunk.slot = len(contexts) + place
+        self.rows = layout(case)
+        self.tiles = [doors.tile_for(self.rows, door=door, capability=90) for door in ("decode", "chunk")]
+        self.step = joined(case, [*range(len(contexts))], chunks, group=group, block_rows=self.tiles[1].rows)
+        tokens, columns = len(self.step.positions), heads * group * width
+        self.shape = tokens, heads * group, width
+        projected = columns + (1 if v_only else 2) * heads * width
+        self.x = case.random(tokens, columns)
+        self.weights = [case.random(projected, columns, scale=columns**-0.5) for _ in range(LAYERS)]
+        self.q_weight, self.k_weight = (case.random(width).abs() + 0.5 for _ in range(2))
+        angles = torch.rand(tokens, width // 2, device="cuda")
+        self.turned = angles.cos(), angles.sin()
+        self.rotation = rotation(case, self.tiles[0].keys, PAIRS) if v_only else None
+        keys = sum(-(-n // 64) * 64 for n in held[len(contexts) :]) + 256 + tokens + window * len(chunks)
+        words = keys * max(doors.scratch_per_key(self.rows, pairs=PAIRS), 2 * heads * width if fmt != "none" else 0)
+        self.scratch = torch.empty(words, dtype=torch.bfloat16, device="cuda") if words else None
+        self.workspace = torch.empty(
+            (len(contexts) + 2) * doors.decode_workspace(self.rows, query_heads=heads * group), device="cuda"
+        )
+        self.norms = TritonElementwise()
+
+    def run(self) -> list[Tensor]:
+        x, outputs = self.x, []
+        pages: dict[str, Any] = {"rows": self.rows, "table": self.case.table, "arena": self.case.arena}
+        for weight in self.weights:
+            q = torch.empty(self.shape, dtype=torch.bfloat16, device="cuda")
+            fresh = None
+            if self.rows.entries:
+                buffer = (self.shape[0], self.rows.heads, self.rows.width)
+                element = doors.element_dtype(self.rows)
+                fresh = (
+                    *(torch.empty(buffer, dtype=element, device="cuda") for _ in range(2)),
+                    *(torch.empty(buffer[:2], dtype=torch.float16, device="cuda") for _ in range(2)),
+                )
+            doors.prepare(
+                dense_product(x, weight), q, self.step, q_weight=self.q_weight, k_weight=self.k_weight,
+                rotation=self.turned, fresh=fresh, eps=EPS, pairs=PAIRS if self.rotation else 0, **pages,
+            )  # fmt: skip
+            output = torch.empty_like(q)
+            beside = doors.chunk_attention(
+                q, output, self.step, tile=self.tiles[1], fresh=fresh, key_weight=self.k_weight, scratch=self.scratch,
+                inverse_frequencies=frequencies(self.case), pairs=PAIRS if self.rotation else 0, **pages,
+            )  # fmt: skip
+            assert beside
+            doors.decode_attention(
+                q, output, self.step, workspace=self.workspace, tile=self.tiles[0], key_weight=self.k_weight,
+                rotation=self.rotation, beside=beside, **pages,
+            )  # fmt: skip
+            # It starts early and waits for the kernel ahead alone, whose decodes must not end before the chunks.
+            x = self.norms.rms_norm(output.flatten(1), torch.ones_like(self.x[0]), eps=EPS)
+            outputs.append(x)
+        return outputs
+
+
+CASES = {
+    "31B": ("sliding", 16, 2, 1024, [8192 + i for i in range(32)], [Chunk(0, 2000, 160)], "none"),
+    "31B, few decodes": ("sliding", 16, 2, 1024, [70, 3000], [Chunk(0, 700, 480), Chunk(0, 0, 33)], "none"),
+    "31B, many blocks": ("sliding", 16, 2, 1024, [1500] * 20, [Chunk(0, 5000, 2000)], "none"),
+    "31B int8": ("sliding", 16, 2, 1024, [1100 + 7 * i for i in range(24)], [Chunk(0, 2000, 300)], "int8"),
+    "31B global": ("global", 4, 8, 0, [100 + 90 * i for i in range(30)], [Chunk(0, 300, 224)], "none"),
+    "31B global int8": ("global", 4, 8, 0, [100 + 90 * i for i in range(30)], [Chunk(0, 300, 224)], "int8"),
+    "E4B": ("sliding", 2, 4, 512, [900 + i for i in range(40)], [Chunk(0, 4000, 1000)], "none"),
+    "E4B global": ("global", 2, 4, 0, [900 + i for i in range(33)], [Chunk(0, 2000, 1000)], "none"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_captured_layers_have_the_bits_of_kernels_that_run_one_after_the_other(name: str) -> None:
+    layers = Layers(*CASES[name], v_only="31B global" in name)
+    layers.run()  # compiled before it is captured
+    with one_after_the_other():
+        expected = layers.run()
+    assert not any(each.isnan().any() for each in expected)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = layers.run()
+    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(REPLAYS):
+        for output in outputs:
+            output.fill_(torch.nan)
+        graph.replay()
+        for output, right in zip(outputs, expected, strict=True):
+            wrong += (output != right).sum()
+    assert int(wrong) == 0
+
+
+def test_chunks_beside_few_and_many_decodes_equal_float64_attention() -> None:
+    """Fewer thread blocks multiply where many decode: every block of queries is still computed, and once."""
+    for decodes in (0, 3, 40):
+        chunk = Chunk(0, 700, 1500)
+        layers = Layers("sliding", 8, 2, 1024, [1500] * max(decodes, 1), [chunk], "none")
+        case, step, tokens = layers.case, layers.step, layers.shape[0]
+        assert step.decode is not None
+        assert step.chunks is not None
+        if not decodes:  # arrays of a captured step in which nobody decodes
+            step = replace(step, decode=replace(step.decode, positions=torch.full_like(step.decode.positions, -1)))
+        first = tokens - chunk.length
+        q, output = case.random(*layers.shape, scale=2.0), torch.full(layers.shape, torch.nan, device="cuda").bfloat16()
+        k, v = (case.random(tokens, 8, 256, scale=size) for size in (1 / 16, 1.0))
+        doors.chunk_attention(
+            q, output, step, rows=layers.rows, table=case.table, arena=case.arena, tile=layers.tiles[1],
+            fresh=(k, v, k, v),
+        )  # fmt: skip
+        old_k, old_v = case.k[chunk.slot], case.v[chunk.slot]
+        case.k[chunk.slot] = torch.cat((old_k, k[first:].double()))
+        case.v[chunk.slot] = torch.cat((old_v, v[first:].double()))
+        at = torch.arange(chunk.start, chunk.start + chunk.length, device="cuda")
+        assert relative_error(output[first:], case.attention(q[first:], chunk.slot, at)) < 1e-2
+        assert output[:first].isnan().all()

@@ -1,0 +1,68 @@
+"""Decode attention of global layers on Hopper that store V alone: the launch of `global_decode_sm90.cu`, over pages."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from modelserve_worker.kernels.cuda_kernel import CudaSource, launch, pointer, tensor_map
+from modelserve_worker.kernels.paged_layout import LayerRows
+from modelserve_worker.kernels.step_inputs import DecodeInputs
+
+WIDTH, PAGE, PAIRS = 512, 64, 64  # columns of a head, keys of a page, pairs of columns that rotation turns
+MOST_QUERIES = 8  # of a KV head: columns of a product
+THREADS = 160
+_PART, _TILE, _STAGES, _WARPS, _SPACING = 64, 32, 3, 4, 40  # columns of a box, keys of a tile
+SHARED_BYTES = _STAGES * (_TILE * WIDTH * 2 + 2 * 8) + 2 * _WARPS * MOST_QUERIES * _SPACING * 4 + PAGE // 16 * PAIRS * 8
+SOURCE = CudaSource("global_decode_sm90.cu", "global_decode", "sm_90a", headers=("sm90.cuh",))
+
+
+def takes(rows: LayerRows, *, query_heads: int, pairs: int) -> bool:
+    """Whether the kernel attends over a global layer of bfloat16 rows in pages of 64."""
+    return rows.width == WIDTH and pairs == PAIRS and query_heads // rows.heads <= MOST_QUERIES
+
+
+def split_decode(
+    q: Tensor,
+    partial: Tensor,
+    maxima: Tensor,
+    sums: Tensor,
+    decode: DecodeInputs,
+    *,
+    rows: LayerRows,
+    table: Tensor,
+    arena: Tensor,
+    key_weight: Tensor,
+    turns: tuple[Tensor, Tensor, Tensor, Tensor],
+    most_splits: int,
+    split_pages: int,
+    beside: bool,
+) -> None:
+    """Rows [0, B) of q [T, Hq, 512] bfloat16 -> float32 outputs, maxima and sums of splits, as `combine` reads them.
+
+    `turns`: cos and sin of the first key of each page [pages, 64], and of a page's keys [64, 64]. `beside`: see
+    `decode_attention`.
+    """
+    count, group = decode.slots.numel(), q.shape[1] // rows.heads
+    assert q.dtype == torch.bfloat16
+    assert turns[2].shape == (PAGE, PAIRS)
+    # Pages of negative stride count down, and the copy engine wants the lowest first.
+    stride, down = abs(rows.page_stride), rows.page_stride < 0
+    pages = rows.origin // stride + 1 if down else (arena.numel() - rows.origin) // stride
+    first = arena.data_ptr() + (rows.origin % stride if down else rows.origin) + rows.offsets["v"]
+    values = tensor_map(
+        first, (_PART, rows.heads * PAGE, WIDTH // _PART, pages), (2 * WIDTH, 2 * _PART, stride),
+        (_PART, _TILE, WIDTH // _PART, 1), promoted=False,
+    )  # fmt: skip
+    numbers = (pages - 1 if down else 0, -1 if down else 1)
+    sizes = (rows.heads, group, most_splits, split_pages, int(beside))
+    launch(
+        SOURCE, grid=(rows.heads * most_splits, count), threads=THREADS, shared_bytes=SHARED_BYTES,
+        arguments=(
+            (values, None), *map(pointer, (q, partial, maxima, sums, decode.slots, decode.positions, table)),
+            (table.stride(0), ctypes.c_longlong), *((number, ctypes.c_int) for number in numbers),
+            *map(pointer, (key_weight, *turns)), *((size, ctypes.c_int) for size in sizes),
+        ),
+    )  # fmt: skip
