@@ -119,7 +119,7 @@ def decode_kernels(layer: Layer, rows: int) -> Iterator[tuple[str, int]]:
     """Name, and most blocks of the kernel of few rows (0: Triton takes all)."""
     yield "", 0
     tile = doors.tile_for(layer.rows, door="decode", capability=_capability())
-    if tile.sm90 and sliding_decode_sm90.PARTS * rows * layer.rows.heads <= TRIED_BLOCKS:
+    if tile.sm90 and layer.rows.entries and sliding_decode_sm90.PARTS * rows * layer.rows.heads <= TRIED_BLOCKS:
         yield " in one launch", TRIED_BLOCKS
 
 
