@@ -11,9 +11,14 @@ import pytest
 import torch
 from model_checkpoints import load_checkpoint, make_checkpoint, random_tokens, reference_logits
 from paged_logits import Forced, Traffic, replay
+from torch import Tensor
 from triton.runtime import interpreter
 
+from modelserve.sizing import kernel_buffers
+from modelserve_worker.batch import ScheduledBatch
 from modelserve_worker.execution import model_runner
+from modelserve_worker.execution.model_runner import GPUModelRunner
+from modelserve_worker.kernels import attention_triton
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +44,39 @@ def test_steps_through_the_kernels_say_what_the_reference_says(variant: str, tmp
     requests = [Forced(tuple(random_tokens(length, seed=length)), length - 1) for length in (31, 5)]
     done = replay(
         load_checkpoint(tmp_path), Traffic(tuple(requests), chunk=24, max_num_seqs=2), narrowed=True, audited=True
+    )
+    for forced, positions, rows in zip(requests, done.positions, done.logits, strict=True):
+        expected = reference_logits(tmp_path, list(forced.token_ids))[positions]
+        assert float((rows - expected).abs().max()) < 1e-4
+
+
+@torch.inference_mode()
+def as_captured(runner: GPUModelRunner, batch: ScheduledBatch) -> Tensor:
+    """Hidden states of last rows by the launches that a graph has: over the arrays of a larger step, with padding."""
+    packer, chunks = runner._packer, bool((batch.lengths > 1).any())
+    rows = 16 if chunks else 2
+    views = packer.mixed_views(rows) if chunks else packer.decode_views(rows)
+    if batch.step > 1:  # what the steps before left behind the step's own
+        packer._any.host("decode_slots")[:] = 1
+        packer._any.host("decode_positions")[:] = 3
+    runner._pack(batch, padded_to=rows)
+    return runner._hidden(views)[: batch.num_requests]
+
+
+def test_steps_in_arrays_of_larger_ones_say_what_the_reference_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt that begins beside a decode, and one that comes when all have ended; padding holds what memory held."""
+    monkeypatch.setattr(GPUModelRunner, "last_hidden", as_captured)
+    monkeypatch.setattr(kernel_buffers, "LEAST_EXPANSION_KEYS", 64)  # few programs for the interpreter
+    monkeypatch.setattr(attention_triton, "most_splits", lambda _: 2)
+    make_checkpoint("31B", tmp_path, seed=2, head_dim=64, global_head_dim=128)
+    requests = [
+        Forced(tuple(random_tokens(length, seed=length)), length - 2, arrives)
+        for length, arrives in ((11, 0), (7, 1), (9, 6))
+    ]
+    done = replay(
+        load_checkpoint(tmp_path), Traffic(tuple(requests), chunk=16, max_num_seqs=2), narrowed=True, audited=False
     )
     for forced, positions, rows in zip(requests, done.positions, done.logits, strict=True):
         expected = reference_logits(tmp_path, list(forced.token_ids))[positions]
