@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from model_checkpoints import load_checkpoint, make_checkpoint, random_tokens, reference_logits
-from paged_logits import Forced, Traffic, replay
+from paged_logits import Forced, Replay, Traffic, replay
 from torch import Tensor
 from triton.runtime import interpreter
 
@@ -37,6 +37,12 @@ def kernels_run_interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+def check(done: Replay, requests: list[Forced], checkpoint: Path) -> None:
+    for forced, positions, rows in zip(requests, done.positions, done.logits, strict=True):
+        expected = reference_logits(checkpoint, list(forced.token_ids))[positions]
+        assert float((rows - expected).abs().max()) < 1e-4
+
+
 @pytest.mark.parametrize("variant", ["31B", "E4B"])
 def test_steps_through_the_kernels_say_what_the_reference_says(variant: str, tmp_path: Path) -> None:
     """Prompts in chunks and decodes of two requests, of which last rows go on alone; every row is stamped."""
@@ -45,9 +51,7 @@ def test_steps_through_the_kernels_say_what_the_reference_says(variant: str, tmp
     done = replay(
         load_checkpoint(tmp_path), Traffic(tuple(requests), chunk=24, max_num_seqs=2), narrowed=True, audited=True
     )
-    for forced, positions, rows in zip(requests, done.positions, done.logits, strict=True):
-        expected = reference_logits(tmp_path, list(forced.token_ids))[positions]
-        assert float((rows - expected).abs().max()) < 1e-4
+    check(done, requests, tmp_path)
 
 
 @torch.inference_mode()
@@ -78,6 +82,4 @@ def test_steps_in_arrays_of_larger_ones_say_what_the_reference_says(
     done = replay(
         load_checkpoint(tmp_path), Traffic(tuple(requests), chunk=16, max_num_seqs=2), narrowed=True, audited=False
     )
-    for forced, positions, rows in zip(requests, done.positions, done.logits, strict=True):
-        expected = reference_logits(tmp_path, list(forced.token_ids))[positions]
-        assert float((rows - expected).abs().max()) < 1e-4
+    check(done, requests, tmp_path)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from modelserve_worker.kernels.attention_triton import Rotation
 from modelserve_worker.kernels.global_decode_sm90 import SHARED_BYTES, SOURCE, THREADS
+from modelserve_worker.kernels.paged_layout import rising_pages
 from modelserve_worker.kernels.row_codec import v_only_columns
 from modelserve_worker.kernels.step_inputs import DecodeInputs
 
@@ -63,11 +64,12 @@ def attended(
     shape = (count, most_splits, rows.heads, group)
     partial, maxima, totals = (torch.full(size, torch.nan) for size in ((*shape, width), shape, shape))
     wide, number = ctypes.c_longlong, ctypes.c_int
-    stride = -rows.page_stride
-    lowest = case.arena.data_ptr() + rows.origin % stride + rows.offsets["v"]
+    rising = rising_pages(rows.origin, rows.page_stride, size=case.arena.numel())
+    assert rising.step == -1
+    lowest = case.arena.data_ptr() + rising.first + rows.offsets["v"]
     tables = (rotation.start_cos, rotation.start_sin, rotation.turn_cos, rotation.turn_sin)
     left = library.run(
-        ctypes.c_void_p(lowest), wide(stride), number(rows.origin // stride),
+        ctypes.c_void_p(lowest), wide(rising.stride), number(rising.origin),
         *(
             ctypes.c_void_p(each.data_ptr())
             for each in (q, partial, maxima, totals, decode.slots, decode.positions, case.table)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from attention_cases import Chunk, chunk_step, decode_step, frequencies, layout, rotation
-from launch_order import one_after_the_other
+from hopper import ON_HOPPER, check_captured_bits
 from paged_case import PagedCase, relative_error
 from torch import Tensor
 
@@ -19,12 +19,7 @@ from modelserve_worker.kernels.step_inputs import StepInputs
 
 EPS, LAYERS, REPLAYS, PAIRS = 1e-6, 6, 100, 64
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU"
-    ),
-]
+pytestmark = list(ON_HOPPER)
 
 
 def joined(case: PagedCase, decodes: list[int], chunks: list[Chunk], *, group: int, block_rows: int) -> StepInputs:
@@ -121,21 +116,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_captured_layers_have_the_bits_of_kernels_that_run_one_after_the_other(name: str) -> None:
     layers = Layers(*CASES[name], v_only="31B global" in name)
-    layers.run()  # compiled before it is captured
-    with one_after_the_other():
-        expected = layers.run()
-    assert not any(each.isnan().any() for each in expected)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        outputs = layers.run()
-    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
-    for _ in range(REPLAYS):
-        for output in outputs:
-            output.fill_(torch.nan)
-        graph.replay()
-        for output, right in zip(outputs, expected, strict=True):
-            wrong += (output != right).sum()
-    assert int(wrong) == 0
+    check_captured_bits(layers.run, replays=REPLAYS)
 
 
 def test_chunks_beside_few_and_many_decodes_equal_float64_attention() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from attention_cases import Chunk, chunk_step, derived_keys, folded, frequencies, key_weight, layout
+from hopper import ON_HOPPER
 from paged_case import PagedCase, relative_error
 from torch import Tensor
 
@@ -13,12 +14,7 @@ from modelserve_worker.kernels.step_inputs import StepInputs
 
 WIDTH, PAIRS = 512, 64
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU"
-    ),
-]
+pytestmark = list(ON_HOPPER)
 
 
 def attended(case: PagedCase, q: Tensor, weight: Tensor | None, step: StepInputs) -> Tensor:

@@ -110,12 +110,11 @@ def test_hopper_alone_takes_the_kernels_and_their_rows_are_whole_tokens(name: st
             assert not any(other.sm90 for other in others)
             decode = tile_for(rows, door="decode", capability=90)
             assert decode.sm90 == ((rows is of_sliding or rows.v_only) and dtype is KVCacheDtype.BFLOAT16)
+            heads, pairs = architecture.num_attention_heads, architecture.global_rotary_pairs
             if decode.sm90 and rows.v_only:
-                heads, pairs = architecture.num_attention_heads, architecture.global_rotary_pairs
                 few = heads // rows.heads <= global_decode_sm90.MOST_QUERIES
                 assert global_decode_sm90.takes(rows, query_heads=heads, pairs=pairs) == few
             elif decode.sm90:
-                heads = architecture.num_attention_heads
                 kernel = sliding_decode_sm90.DecodeKernel(rows.window)
                 most = kernel.most_blocks // (rows.heads * sliding_decode_sm90.PARTS)
                 counts = (1, most, most + 1)

@@ -8,7 +8,8 @@ import emulated_global_decode
 import emulated_kernel
 import pytest
 import torch
-from attention_cases import decode_step, derived_keys, folded, ints, key_weight, layout, rotation
+from attention_cases import decode_step, derived_keys, folded, key_weight, layout, rotation
+from hopper import captured, on_hopper, point_decodes
 from launch_order import one_after_the_other
 from paged_case import PagedCase, relative_error
 from torch import Tensor
@@ -64,11 +65,6 @@ def test_the_emulated_kernel_equals_float64_attention(tmp_path: Path, beside: bo
         case.check(slots, q, output)
 
 
-def on_hopper(test):
-    absent = not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0)
-    return pytest.mark.gpu(pytest.mark.skipif(absent, reason="needs a Hopper GPU")(test))
-
-
 def attended(case: Case, q: Tensor, step: StepInputs) -> Tensor:
     rows, output = layout(case.paged), torch.full_like(q, torch.nan)
     tile = doors.tile_for(rows, door="decode", capability=90)
@@ -122,14 +118,9 @@ def test_a_captured_launch_attends_over_what_the_step_arrays_say_then() -> None:
     """Tables and positions change under it, rows become padding; launches that start early have the same bits."""
     case = Case(4, 8, [1500, 20, 3000, 1024])
     q, step = case.queries(4), decode_step(case.paged, [0] * 4)
-    attended(case, q, step)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        output = attended(case, q, step)
-    assert step.decode is not None
+    graph, output = captured(lambda: attended(case, q, step))
     for slots in ([3, 1, 2, 0], [-1, 2, -1, 1], [1, -1, -1, -1]):
-        step.decode.slots.copy_(ints([max(slot, 0) for slot in slots], "cuda"))
-        step.decode.positions.copy_(ints([case.contexts[slot] - 1 if slot >= 0 else -1 for slot in slots], "cuda"))
+        point_decodes(step, case.paged, slots)
         with one_after_the_other():
             expected = attended(case, q, step)
         for _ in range(50):

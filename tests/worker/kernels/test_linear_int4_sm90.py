@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 import torch
+from hopper import on_hopper
 from torch.nn import functional
 
 from modelserve.sizing.quantised_tiles import SPLIT_SUM_BYTES, int4_tiles
@@ -78,10 +79,7 @@ def matrix(outputs: int, inputs: int, group: int) -> Int4Tiles:
     return Int4Tiles(words, scales.bfloat16(), None, inputs)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(
-    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU"
-)
+@on_hopper
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("group", [32, 256])
 def test_products_are_near_float64_and_the_same_bits_at_every_launch(shape: tuple[int, int], group: int) -> None:

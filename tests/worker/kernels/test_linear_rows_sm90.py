@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from hopper import ON_HOPPER
 from torch import Tensor
 from torch.nn import functional
 
@@ -14,12 +15,7 @@ from modelserve_worker.kernels import fp8_linear, int4_linear
 from modelserve_worker.kernels.fp8_linear import Fp8Pairs
 from modelserve_worker.kernels.int4_linear import Int4Tiles
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU"
-    ),
-]
+pytestmark = list(ON_HOPPER)
 CUDA = torch.device("cuda")
 Product = Callable[..., Tensor]
 # One part of a tile, several tiles a multiprocessor, more inputs than stages, parts of blocks; each tile size.

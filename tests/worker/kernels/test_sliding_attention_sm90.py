@@ -7,6 +7,7 @@ import time
 import pytest
 import torch
 from attention_cases import Chunk, chunk_step, layout
+from hopper import ON_HOPPER
 from paged_case import PagedCase, relative_error
 from torch import Tensor
 
@@ -15,12 +16,7 @@ from modelserve_worker.kernels.step_inputs import StepInputs
 
 WIDTH = 256
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU"
-    ),
-]
+pytestmark = list(ON_HOPPER)
 
 
 class Step:

@@ -9,8 +9,8 @@ import emulated_kernel
 import emulated_sliding_decode
 import pytest
 import torch
-from attention_cases import decode_step, ints, layout
-from launch_order import one_after_the_other
+from attention_cases import decode_step, layout
+from hopper import captured, check_captured_bits, on_hopper, point_decodes
 from paged_case import PagedCase, relative_error
 from torch import Tensor
 
@@ -69,11 +69,6 @@ def test_the_emulated_kernel_equals_float64_attention(
     for settled in (True, False):
         launched = dataclasses.replace(decode, settled=settled)
         check(case, slots, q, emulated_sliding_decode.attended(library, kernel, case, q, launched))
-
-
-def on_hopper(test):
-    absent = not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0)
-    return pytest.mark.gpu(pytest.mark.skipif(absent, reason="needs a Hopper GPU")(test))
 
 
 def attended(case: PagedCase, q: Tensor, step: StepInputs) -> Tensor:
@@ -170,20 +165,7 @@ class Layers:
 )
 def test_captured_chains_have_the_bits_of_kernels_that_run_one_after_the_other(heads, group, window, contexts) -> None:
     chain = Layers(heads, group, window, contexts, layers=12)
-    chain.run()  # compiled before it is captured
-    with one_after_the_other():
-        expected = chain.run()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        outputs = chain.run()
-    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
-    for _ in range(200):
-        graph.replay()
-        for output, right in zip(outputs, expected, strict=True):
-            wrong += (output != right).sum()
-            output.fill_(torch.nan)
-    assert int(wrong) == 0
-    assert not any(right.isnan().any() for right in expected)
+    check_captured_bits(chain.run, replays=200)
 
 
 @on_hopper
@@ -214,10 +196,7 @@ def test_rows_of_a_chunk_that_this_step_stored_are_read_after_they_are_there() -
         )
         return attended(case, q, step)
 
-    run()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        output = run()
+    graph, output = captured(run)
     for _ in range(50):
         case.arena.fill_(0xFF)
         output.fill_(torch.nan)
@@ -232,14 +211,9 @@ def test_a_captured_launch_attends_over_what_the_step_arrays_say_then() -> None:
     case = case_of(4, 1024, [1500, 20, 3000, 1024])
     q = case.random(MOST_ROWS, 8, WIDTH)
     step = decode_step(case, [0] * MOST_ROWS)
-    attended(case, q, step)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        output = attended(case, q, step)
-    assert step.decode is not None
+    graph, output = captured(lambda: attended(case, q, step))
     for slots in ([3, 1, 2, 0], [-1, 2, -1, 1], [1, -1, -1, -1]):
-        step.decode.slots.copy_(ints(slots, "cuda"))
-        step.decode.positions.copy_(ints([case.contexts[slot] - 1 if slot >= 0 else -1 for slot in slots], "cuda"))
+        point_decodes(step, case, slots)
         output.fill_(torch.nan)
         graph.replay()
         check(case, slots, q, output)

@@ -123,6 +123,7 @@ class KernelAttention:
                 inverse_frequencies=self._frequencies, pairs=self._pairs, **pages,
             )  # fmt: skip
 
+        # First only where decodes may run beside them: elsewhere each kernel waits for the one before it.
         beside = chunk.sm90 and attend_chunks()
         if step.decode is not None:
             kernels.decode_attention(

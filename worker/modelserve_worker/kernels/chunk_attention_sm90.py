@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from modelserve_worker.kernels.cuda_kernel import CudaSource, launch, pointer, tensor_map
+from modelserve_worker.kernels.paged_layout import rising_pages
 from modelserve_worker.kernels.step_inputs import ChunkInputs, ExpansionGroup
 
 CLUSTER = 2  # thread blocks that share their tiles of keys
@@ -63,12 +64,10 @@ def global_chunk(
     assert 64 % queries == 0, "the rows of a thread block are whole tokens"
     size, elements = q.element_size(), pages.elements
     origin, step, k_offset, v_offset, *_ = pages.layout
-    # Pages of negative stride count down, and the copy engine wants the lowest first.
-    stride, down = abs(step), step < 0
-    count = origin // stride + 1 if down else (elements.numel() - origin) // stride
-    first = elements.data_ptr() + (origin % stride if down else origin) * size
+    rising = rising_pages(origin, step, size=elements.numel())
+    first = elements.data_ptr() + rising.first * size
     variant = WITH_KEYS if pages.turned is None else V_ONLY
-    shape, strides = (WIDTH, kv_heads * PAGE, count), (WIDTH * size, stride * size)
+    shape, strides = (WIDTH, kv_heads * PAGE, rising.pages), (WIDTH * size, rising.stride * size)
     values, keys = (
         tensor_map(first + offset * size, shape, strides, (64, variant.tile_keys, 1)) for offset in (v_offset, k_offset)
     )
@@ -80,7 +79,7 @@ def global_chunk(
         )  # fmt: skip
     described = (chunks.rows, chunks.starts, chunks.lengths, chunks.slots, group.blocks, group.key_rows)
     table_stride = 0 if pages.table is None else pages.table.stride(0)
-    numbers = (count - 1 if down else 0, -1 if down else 1, chunks.rows.numel(), kv_heads, queries)
+    numbers = (rising.origin, rising.step, chunks.rows.numel(), kv_heads, queries)
     launch(
         variant.source, grid=(group.most_blocks * CLUSTER, kv_heads), threads=THREADS,
         shared_bytes=variant.shared_bytes,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from modelserve_worker.kernels.cuda_kernel import CudaSource, launch, pointer, tensor_map
-from modelserve_worker.kernels.paged_layout import LayerRows
+from modelserve_worker.kernels.paged_layout import LayerRows, rising_pages
 from modelserve_worker.kernels.step_inputs import DecodeInputs
 
 WIDTH, PAGE, PAIRS = 512, 64, 64  # columns of a head, keys of a page, pairs of columns that rotation turns
@@ -48,15 +48,12 @@ def split_decode(
     count, group = decode.slots.numel(), q.shape[1] // rows.heads
     assert q.dtype == torch.bfloat16
     assert turns[2].shape == (PAGE, PAIRS)
-    # Pages of negative stride count down, and the copy engine wants the lowest first.
-    stride, down = abs(rows.page_stride), rows.page_stride < 0
-    pages = rows.origin // stride + 1 if down else (arena.numel() - rows.origin) // stride
-    first = arena.data_ptr() + (rows.origin % stride if down else rows.origin) + rows.offsets["v"]
+    rising = rising_pages(rows.origin, rows.page_stride, size=arena.numel())
     values = tensor_map(
-        first, (_PART, rows.heads * PAGE, WIDTH // _PART, pages), (2 * WIDTH, 2 * _PART, stride),
-        (_PART, _TILE, WIDTH // _PART, 1), promoted=False,
+        arena.data_ptr() + rising.first + rows.offsets["v"], (_PART, rows.heads * PAGE, WIDTH // _PART, rising.pages),
+        (2 * WIDTH, 2 * _PART, rising.stride), (_PART, _TILE, WIDTH // _PART, 1), promoted=False,
     )  # fmt: skip
-    numbers = (pages - 1 if down else 0, -1 if down else 1)
+    numbers = (rising.origin, rising.step)
     sizes = (rows.heads, group, most_splits, split_pages, int(beside))
     launch(
         SOURCE, grid=(rows.heads * most_splits, count), threads=THREADS, shared_bytes=SHARED_BYTES,

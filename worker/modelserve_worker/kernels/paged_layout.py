@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from modelserve.architecture import LayerKind
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype
@@ -34,6 +35,25 @@ class LayerRows:
     @property
     def int8(self) -> bool:
         return self.dtype is KVCacheDtype.INT8
+
+
+class RisingPages(NamedTuple):
+    """Pages in the order of their addresses, as the copy engine wants them; all but numbers in the caller's unit."""
+
+    first: int  # where the lowest begins
+    stride: int  # to the next one
+    pages: int
+    origin: int  # number of page 0 among them
+    step: int  # from the number of page n to that of page n + 1: 1, or -1 where pages count down
+
+
+def rising_pages(origin: int, page_stride: int, *, size: int) -> RisingPages:
+    """The pages of an arena of `size` whose page n begins at origin + n * page_stride."""
+    stride = abs(page_stride)
+    if page_stride < 0:
+        pages = origin // stride + 1
+        return RisingPages(origin % stride, stride, pages, pages - 1, -1)
+    return RisingPages(origin, stride, (size - origin) // stride, 0, 1)
 
 
 def layer_rows(geometry: CacheGeometry, layer: int, *, pool_bytes: int) -> LayerRows:
