@@ -12,8 +12,13 @@ from model_checkpoints import make_checkpoint, random_tokens, reference_logits
 
 from modelserve.engine_args import EngineArgs
 from modelserve_worker.batch import IN_FLIGHT
+from modelserve_worker.execution.device import runs_on_kernels
 from modelserve_worker.execution.ranks import launch
 from modelserve_worker.request import SamplingParams
+
+CUDA = torch.device("cuda")
+POOL = 1 << 26
+TAKEN = {"head_dim": 256, "global_head_dim": 512}  # by the kernels, on Hopper by its own; the rest runs plain PyTorch
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -29,13 +34,15 @@ def release_replicas() -> None:
 @pytest.mark.parametrize(("dtype", "kv_dtype", "limit"), [
     ("float32", "auto", 1e-3), ("bfloat16", "auto", 0.1), ("bfloat16", "int8", 0.2), ("bfloat16", "fp8_e4m3", 0.5),
 ])  # fmt: skip
-def test_logits_are_near_the_reference(tmp_path, driver_for, variant, dtype, kv_dtype, limit) -> None:
-    make_checkpoint(variant, tmp_path, seed=2)
+@pytest.mark.parametrize("shape", [{}, TAKEN], ids=["plain", "kernels"])
+def test_logits_are_near_the_reference(tmp_path, driver_for, variant, dtype, kv_dtype, limit, shape) -> None:
+    make_checkpoint(variant, tmp_path, seed=2, **shape)
     args = EngineArgs(
         model=str(tmp_path), device="cuda", dtype=dtype, kv_cache_dtype=kv_dtype, gpu_memory_utilization=0.2
     )
     replica = launch(args)
-    driver, prompt, done, parts, last = driver_for(replica.geometry, 1 << 24), random_tokens(300, seed=3), 0, [], []
+    assert runs_on_kernels(replica.runner.model.architecture, CUDA) == (shape == TAKEN and dtype == "bfloat16")
+    driver, prompt, done, parts, last = driver_for(replica.geometry, POOL), random_tokens(300, seed=3), 0, [], []
     for count in (130, 1, 1, 100, 68):
         batch = driver.batch(driver.share("r", prompt[done : done + count]))
         parts.append(replica.runner.teacher_forced_logits(batch).cpu())
@@ -50,8 +57,9 @@ def test_logits_are_near_the_reference(tmp_path, driver_for, variant, dtype, kv_
 
 @pytest.mark.parametrize("variant", ["31B", "E4B"])
 def test_steps_are_launched_without_waiting(tmp_path, driver_for, variant) -> None:
-    make_checkpoint(variant, tmp_path, seed=2, head_dim=64, global_head_dim=128)  # as the kernels take them
+    make_checkpoint(variant, tmp_path, seed=2, **TAKEN)
     replica = launch(EngineArgs(model=str(tmp_path), device="cuda", dtype="bfloat16", gpu_memory_utilization=0.2))
+    assert runs_on_kernels(replica.runner.model.architecture, CUDA)
     sampling = SamplingParams(
         seed=5, max_tokens=9, top_p=0.9, top_k=50, min_p=0.01, repetition_penalty=1.2, logprobs=2,
         logit_bias=((7, 1.0),), min_tokens=3,
@@ -59,7 +67,7 @@ def test_steps_are_launched_without_waiting(tmp_path, driver_for, variant) -> No
     prompt = random_tokens(100, seed=3)
 
     def tokens(*, overlap: bool) -> list[int]:
-        driver, ids, pending, found = driver_for(replica.geometry, 1 << 24), prompt, [], []
+        driver, ids, pending, found = driver_for(replica.geometry, POOL), prompt, [], []
         for step in range(12):
             share = driver.share(
                 "r", ids, samples=True, slot=1, sampling=sampling, prompt=tuple(prompt), num_output_tokens=step
@@ -80,14 +88,15 @@ def test_steps_are_launched_without_waiting(tmp_path, driver_for, variant) -> No
 @pytest.mark.parametrize("variant", ["31B", "E4B"])
 def test_no_bit_depends_on_kernels_that_start_before_others_end(tmp_path, driver_for, variant) -> None:
     """Logits of chunks and of one decode, and tokens of captured steps, beside launches that all wait their turn."""
-    make_checkpoint(variant, tmp_path, seed=2)
+    make_checkpoint(variant, tmp_path, seed=2, **TAKEN)
     prompt = random_tokens(300, seed=3)
 
     def outcome() -> tuple[list[torch.Tensor], list[int]]:
         gc.collect()
         torch.cuda.empty_cache()
-        replica = launch(EngineArgs(model=str(tmp_path), device="cuda", gpu_memory_utilization=0.2))
-        driver, done, logits, tokens = driver_for(replica.geometry, 1 << 24), 0, [], []
+        replica = launch(EngineArgs(model=str(tmp_path), device="cuda", dtype="bfloat16", gpu_memory_utilization=0.2))
+        assert runs_on_kernels(replica.runner.model.architecture, CUDA)
+        driver, done, logits, tokens = driver_for(replica.geometry, POOL), 0, [], []
         for count in (200, 1, 99):
             batch = driver.batch(driver.share("chunks", prompt[done : done + count]))
             logits.append(replica.runner.teacher_forced_logits(batch).cpu())

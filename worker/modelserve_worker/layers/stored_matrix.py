@@ -24,6 +24,7 @@ from modelserve_worker.kernels.elementwise import ElementwiseDoors
 from modelserve_worker.kernels.few_rows import FewRows, dense_product, few_rows_door
 from modelserve_worker.kernels.fp8_linear import Fp8Pairs, repack_fp8
 from modelserve_worker.kernels.int4_linear import Int4Tiles, repack_int4
+from modelserve_worker.kernels.many_rows import write_product
 from modelserve_worker.kernels.quantised_doors import ProductDoor, fp8_door, int4_door
 
 _ROWS_FOR_TWO_PRODUCTS = 4  # for each row that is read: fewer are not worth another launch and a copy
@@ -107,7 +108,7 @@ class DenseMatrix(StoredMatrix):
         if x.shape[0] < _ROWS_FOR_TWO_PRODUCTS * rows.numel():
             return self.linear(x)
         result = torch.empty((x.shape[0], self.rows), dtype=x.dtype, device=x.device)
-        torch.mm(x, self.weight[until:].t(), out=result[:, until:])
+        write_product(x, self.weight[until:], result[:, until:])
         result[:, :until].index_copy_(0, rows.long(), dense_product(x.index_select(0, rows), self.weight[:until]))
         return result
 
