@@ -11,11 +11,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import httpx
 import openai
 
 from localcluster.deployment import Deployed
 from localcluster.kubectl import wait_for
 from localcluster.service_access import service_url
+
+# A packet to a pod that has gone is answered by nobody, where a Service's rules do not yet say so.
+TIMEOUT = httpx.Timeout(60, connect=5)
+NOT_CONNECTED = (httpx.ConnectError, httpx.ConnectTimeout)
 
 
 @dataclass
@@ -26,6 +31,7 @@ class Traffic:
     model: str
     answered: int = 0
     failures: list[tuple[float, str]] = field(default_factory=list)  # when the request began, and its error
+    accepted: list[str] = field(default_factory=list)  # errors of requests for which somebody had been reached
     stopped: threading.Event = field(default_factory=threading.Event)
 
     @property
@@ -42,7 +48,7 @@ class Traffic:
         wait_for(f"{count} answers more", lambda: self.answered >= before + count)
 
     def run(self) -> None:
-        with openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        with openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=TIMEOUT) as client:
             while not self.stopped.is_set():
                 began = time.monotonic()
                 try:
@@ -50,7 +56,10 @@ class Traffic:
                     self.answered += 1
                 except Exception as error:
                     took_s = time.monotonic() - began
-                    self.failures.append((began, f"{type(error).__name__} after {took_s:.1f} s: {error}"))
+                    text = f"{type(error).__name__} ({error.__cause__!r}) after {took_s:.1f} s: {error}"
+                    self.failures.append((began, text))
+                    if not isinstance(error.__cause__, NOT_CONNECTED):
+                        self.accepted.append(text)
                 time.sleep(0.05)
 
     def _ask(self, client: openai.OpenAI, *, stream: bool) -> None:

@@ -116,22 +116,17 @@ class KernelAttention:
         if self._audit is not None:
             self._audit.check(layer)
         output = torch.empty_like(q)
-
-        def attend_chunks() -> bool:
-            return step.chunks is not None and kernels.chunk_attention(
+        beside = False
+        if step.chunks is not None:  # first, since decodes may run beside them
+            beside = kernels.chunk_attention(
                 q, output, step, tile=chunk, fresh=fresh, key_weight=key_weight, scratch=self._scratch,
                 inverse_frequencies=self._frequencies, pairs=self._pairs, **pages,
             )  # fmt: skip
-
-        # First only where decodes may run beside them: elsewhere each kernel waits for the one before it.
-        beside = chunk.sm90 and attend_chunks()
         if step.decode is not None:
             kernels.decode_attention(
                 q, output, step, workspace=self._workspace, tile=decode, key_weight=key_weight,
                 rotation=self._rotation, beside=beside, **pages,
             )  # fmt: skip
-        if not chunk.sm90:
-            attend_chunks()
         if step.chunks is not None and rows.entries and layer == self._last_reader[producer]:
             kernels.commit(self._waiting.pop(producer), step, **pages)
             if self._audit is not None:
