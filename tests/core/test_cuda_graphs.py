@@ -6,7 +6,13 @@ import pytest
 
 from modelserve.architecture import ModelArchitecture
 from modelserve.published import published_model, published_uris
-from modelserve.sizing.cuda_graphs import decode_graph_sizes, graphs_bytes, kernels_per_step, mixed_graph_sizes
+from modelserve.sizing.cuda_graphs import (
+    decode_graph_sizes,
+    graphs_bytes,
+    kernels_per_step,
+    last_row_sizes,
+    mixed_graph_sizes,
+)
 from modelserve.weight_format import TextLinear, int4
 
 MIB = 1 << 20
@@ -50,6 +56,23 @@ def test_every_step_has_a_size_and_few_rows_of_it_are_padding(most: int) -> None
         assert padding < (64 if rows <= 128 else 256 if rows <= 2048 else 1024)
 
 
+@pytest.mark.parametrize(
+    ("variant", "sequences", "sizes"),
+    [
+        ("E4B", 64, (32, 64)),
+        ("E2B", 33, (32, 33)),
+        ("E4B", 32, (32,)),
+        ("E2B", 1, (1,)),
+        ("31B", 64, (64,)),
+        ("26B-A4B", 256, (256,)),
+    ],
+)
+def test_few_last_rows_have_steps_of_their_own_where_layers_share_a_cache(
+    variant: str, sequences: int, sizes: tuple[int, ...]
+) -> None:
+    assert last_row_sizes(_architecture(variant), sequences) == sizes
+
+
 @pytest.mark.parametrize("chunk", [2048, 8192])
 @pytest.mark.parametrize("uri", published_uris())
 def test_the_default_batch_stays_below_the_limit(uri: str, chunk: int) -> None:
@@ -69,10 +92,21 @@ def test_both_kinds_of_graphs_and_both_results_are_counted() -> None:
     assert _graphs(architecture, chunk=32) == _graphs(architecture, chunk=64), "a step of 64 decodes has 64 rows"
 
 
+@pytest.mark.parametrize("variant", ["E2B", "E4B"])
+def test_steps_with_chunks_are_counted_for_each_number_of_last_rows(variant: str) -> None:
+    architecture = _architecture(variant)
+    alone = architecture.model_copy(update={"num_kv_shared_layers": 0})
+    per_graph = (architecture.num_hidden_layers * (12 + 4) + 30) * (12 << 10)
+    for chunk in (2048, 8192):
+        more = _graphs(architecture, chunk=chunk) - _graphs(alone, chunk=chunk)
+        assert more == len(mixed_graph_sizes(chunk)) * per_graph
+    assert _graphs(architecture, sequences=32) == _graphs(alone, sequences=32)
+
+
 def test_per_layer_embeddings_and_experts_add_kernels() -> None:
-    """Of 21 graphs 12 are of 64 rows or fewer, whose experts are dense: three kernels a layer, else nine."""
+    """E4B has 11 + 2 x 10 graphs. 12 of 26B-A4B's 21 have 64 rows or fewer, so dense experts: 3 kernels, else 9."""
     for variant, field, kernels in (
-        ("E4B", "hidden_size_per_layer_input", 21 * 4),
+        ("E4B", "hidden_size_per_layer_input", 31 * 4),
         ("26B-A4B", "num_experts", 12 * 3 + 9 * 9),
     ):
         architecture = _architecture(variant)

@@ -22,6 +22,7 @@ QUANTISED = {StoredType.INT4, StoredType.FP8}
 NODES_PER_SUMMED_LAYER = 2  # sums over ranks that are not part of a norm
 NODES_PER_SUMMED_STEP = 8  # an embedding that is split over the vocabulary
 ROWS_APART = 256  # of captured steps with chunks, up to 2,048
+FEW_LAST_ROWS = 32  # that kernels of few rows multiply, near the speed of memory
 SEGMENT_BYTES = 20 * MIB  # least that the allocator takes for blocks of 1 to 10 MiB
 
 
@@ -35,6 +36,16 @@ def mixed_graph_sizes(max_num_batched_tokens: int) -> tuple[int, ...]:
     """Rows of steps with chunks that are captured: 64, 128, every 256, past 2,048 every 1,024, and the largest step."""
     sizes = (64, 128, *range(ROWS_APART, 2049, ROWS_APART), *range(3072, max_num_batched_tokens, 1024))
     return (*(size for size in sizes if size < max_num_batched_tokens), max_num_batched_tokens)
+
+
+def last_row_sizes(architecture: ModelArchitecture, max_num_seqs: int) -> tuple[int, ...]:
+    """Last rows of requests that each step with chunks is captured for, rising.
+
+    Few of them are worth graphs of their own where layers share another's cache: all of those run on last rows alone.
+    """
+    if architecture.num_kv_shared_layers and max_num_seqs > FEW_LAST_ROWS:
+        return FEW_LAST_ROWS, max_num_seqs
+    return (max_num_seqs,)
 
 
 def kernels_per_step(
@@ -72,10 +83,10 @@ def graphs_bytes(
     if not taken_by_kernels(architecture):
         return 0
     rows = max(max_num_batched_tokens, max_num_seqs)
-    sizes = (*decode_graph_sizes(max_num_seqs), *mixed_graph_sizes(rows))
+    mixed = mixed_graph_sizes(rows) * len(last_row_sizes(architecture, max_num_seqs))
     nodes = sum(
         kernels_per_step(architecture, weight_format, rows=size, tensor_parallel_size=tensor_parallel_size)
-        for size in sizes
+        for size in decode_graph_sizes(max_num_seqs) + mixed
     )
     logits = max_num_seqs * architecture.vocab_size // tensor_parallel_size
     outputs = (logits + max_num_seqs * architecture.hidden_size) * element_bytes(architecture)

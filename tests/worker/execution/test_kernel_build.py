@@ -81,6 +81,23 @@ kernels |= {each.file for each in launches if isinstance(each, CudaSource)}
 found = sorted(each for each in kernels if each.startswith((name, "round", "linear")))
 print(json.dumps(found))
 """
+LAST_ROWS = """
+from modelserve.sizing.cuda_graphs import FEW_LAST_ROWS
+from modelserve_worker.execution.input_batch import StepPacker
+from modelserve_worker.kernels import linear_rows_sm90
+assert linear_rows_sm90.ROWS[-1] == FEW_LAST_ROWS
+whole = published_model("hf://google/gemma-4-E4B").architecture.model_dump()
+changes = {"full_attention_layers": (1, 3), "num_hidden_layers": 4, "num_kv_shared_layers": 2}
+architecture = ModelArchitecture.model_validate(whole | changes)
+args = EngineArgs(model="", max_num_seqs=64, max_num_batched_tokens=128)
+views, traced = StepPacker.mixed_views, set()
+def note(self, rows, last):
+    traced.add((rows, last))
+    return views(self, rows, last)
+StepPacker.mixed_views = note
+kernel_trace.kernel_launches(architecture, args, capability=90)
+print(json.dumps(sorted(traced)))
+"""
 LAUNCH = """
 import ctypes, os, triton
 from triton.backends.nvidia import driver as nvidia
@@ -167,6 +184,12 @@ def test_what_is_compiled_ahead_has_the_constants_of_its_launch(tmp_path: Path) 
 def test_kernels_of_quantised_models_are_found(tmp_path: Path, name: str, capability: int, kernels: list[str]) -> None:
     """INT4 with more rows than the fused kernel takes, and FP8 whose inputs are rounded, in a model with experts."""
     assert run(QUANTISED, tmp_path, tmp_path, "1", name, str(capability)) == kernels
+
+
+def test_steps_of_few_last_rows_are_traced_as_well(tmp_path: Path) -> None:
+    """As many as the kernel of few rows takes."""
+    traced = run(LAST_ROWS, tmp_path, tmp_path, "1")
+    assert {(rows, last) for rows, last in traced if rows > 20} == {(64, 32), (64, 64), (128, 32), (128, 64)}
 
 
 def test_launches_of_another_process_hit_what_was_shipped_without_a_compiler(

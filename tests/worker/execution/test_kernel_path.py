@@ -17,6 +17,7 @@ from triton.runtime import interpreter
 from modelserve.sizing import kernel_buffers
 from modelserve_worker.batch import ScheduledBatch
 from modelserve_worker.execution import model_runner
+from modelserve_worker.execution.input_batch import StepSize
 from modelserve_worker.execution.model_runner import GPUModelRunner
 from modelserve_worker.kernels import attention_triton
 
@@ -58,28 +59,34 @@ def test_steps_through_the_kernels_say_what_the_reference_says(variant: str, tmp
 def as_captured(runner: GPUModelRunner, batch: ScheduledBatch) -> Tensor:
     """Hidden states of last rows by the launches that a graph has: over the arrays of a larger step, with padding."""
     packer, chunks = runner._packer, bool((batch.lengths > 1).any())
-    rows = 16 if chunks else 2
-    views = packer.mixed_views(rows) if chunks else packer.decode_views(rows)
+    size = StepSize(16 if chunks else 2, 2)
+    views = packer.mixed_views(size.rows, size.last) if chunks else packer.decode_views(size.rows)
     if batch.step > 1:  # what the steps before left behind the step's own
-        packer._any.host("decode_slots")[:] = 1
-        packer._any.host("decode_positions")[:] = 3
-    runner._pack(batch, padded_to=rows)
+        for rows in ("decode", "last"):
+            packer._any.host(f"{rows}_slots")[:] = 1
+            packer._any.host(f"{rows}_positions")[:] = 3
+    runner._pack(batch, padded_to=size)
     return runner._hidden(views)[: batch.num_requests]
 
 
+@pytest.mark.parametrize(("variant", "max_num_seqs"), [("31B", 2), ("E4B", 4)])
 def test_steps_in_arrays_of_larger_ones_say_what_the_reference_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    variant: str, max_num_seqs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A prompt that begins beside a decode, and one that comes when all have ended; padding holds what memory held."""
+    """A prompt that begins beside a decode, and one that comes when all have ended; padding holds what memory held.
+
+    Of E4B as one that is captured for fewer last rows than there may be.
+    """
     monkeypatch.setattr(GPUModelRunner, "last_hidden", as_captured)
     monkeypatch.setattr(kernel_buffers, "LEAST_EXPANSION_KEYS", 64)  # few programs for the interpreter
     monkeypatch.setattr(attention_triton, "most_splits", lambda _: 2)
-    make_checkpoint("31B", tmp_path, seed=2, head_dim=64, global_head_dim=128)
+    make_checkpoint(variant, tmp_path, seed=2, head_dim=64, global_head_dim=128)
     requests = [
         Forced(tuple(random_tokens(length, seed=length)), length - 2, arrives)
         for length, arrives in ((11, 0), (7, 1), (9, 6))
     ]
     done = replay(
-        load_checkpoint(tmp_path), Traffic(tuple(requests), chunk=16, max_num_seqs=2), narrowed=True, audited=False
-    )
+        load_checkpoint(tmp_path), Traffic(tuple(requests), chunk=16, max_num_seqs=max_num_seqs), narrowed=True,
+        audited=False,
+    )  # fmt: skip
     check(done, requests, tmp_path)

@@ -12,10 +12,11 @@ import torch
 from modelserve.architecture import LayerKind
 from modelserve.errors import InvalidInput
 from modelserve.sizing.cuda_graphs import decode_graph_sizes, mixed_graph_sizes
+from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.batch import NOT_A_NUMBER, TableUpdates
 from modelserve_worker.execution import staging as staging_module
 from modelserve_worker.execution.block_tables import BlockTables, table_entries
-from modelserve_worker.execution.input_batch import PackedStep, QueryBlocks, StepPacker
+from modelserve_worker.execution.input_batch import PackedStep, QueryBlocks, StepPacker, StepSize
 from modelserve_worker.execution.launched_step import FailedStep, LaunchedStep
 from modelserve_worker.execution.sampler import SampledLogprobs, SamplerOutput
 from modelserve_worker.execution.staging import StagingBuffer
@@ -185,39 +186,104 @@ class RecordedGraph:
         self.output.copy_(self.run(self.step))
 
 
-def test_a_batch_replays_the_next_bucket_of_its_kind(driver_for, small_architecture, geometry_of, monkeypatch) -> None:
-    geometry = geometry_of(small_architecture("31b"))
-    packer = StepPacker(
-        geometry, max_num_batched_tokens=200, max_num_seqs=12, max_model_len=600, vocab_size=512,
-        blocks=QueryBlocks(8, 8, 256), device=CPU,
-    )  # fmt: skip
-    captured: list[int] = []
+def step_size(step: PackedStep) -> StepSize:
+    rows = step.inputs.positions.numel()
+    return StepSize(rows, rows if step.last is None else step.last.inputs.positions.numel())
+
+
+def all_positions(step: PackedStep) -> torch.Tensor:
+    """Stands for logits."""
+    return step.inputs.positions.float()
+
+
+def last_positions(step: PackedStep) -> torch.Tensor:
+    """Stands for hidden states."""
+    assert step.last is not None
+    return step.last.inputs.positions + 0.5
+
+
+@pytest.fixture
+def captured(monkeypatch: pytest.MonkeyPatch) -> list[StepSize]:
+    """Sizes in the order of their captures, which are recorded."""
+    sizes: list[StepSize] = []
 
     def capture(_: StepGraphs, step: PackedStep, run: Callable[[PackedStep], torch.Tensor]):
-        captured.append(step.inputs.positions.numel())
+        sizes.append(step_size(step))
         graph = RecordedGraph(run, step)
         return graph, graph.output
 
     monkeypatch.setattr(StepGraphs, "_capture", capture)
-    graphs = StepGraphs(
-        packer, max_num_seqs=12, max_num_batched_tokens=200,
-        logits=lambda step: step.inputs.positions.float(), hidden=lambda step: step.inputs.positions + 0.5,
-    )  # fmt: skip
-    assert captured == [200, 128, 64, 12, 8, 4, 2, 1], "the largest first: the others fit in its memory"
+    return sizes
+
+
+def graphs_over(geometry: CacheGeometry, *, tokens: int, last_rows: tuple[int, ...]) -> tuple[StepPacker, StepGraphs]:
+    most = {"max_num_batched_tokens": tokens, "max_num_seqs": last_rows[-1]}
+    packer = StepPacker(geometry, **most, max_model_len=600, vocab_size=512, blocks=QueryBlocks(8, 8, 256), device=CPU)
+    return packer, StepGraphs(packer, **most, last_rows=last_rows, logits=all_positions, hidden=last_positions)
+
+
+def test_a_batch_replays_the_next_bucket_of_its_kind(driver_for, small_architecture, geometry_of, captured) -> None:
+    geometry = geometry_of(small_architecture("31b"))
+    packer, graphs = graphs_over(geometry, tokens=200, last_rows=(12,))
+    mixed_sizes, decode_sizes = [(200, 12), (128, 12), (64, 12)], [(12, 12), (8, 8), (4, 4), (2, 2), (1, 1)]
+    expected_sizes = [StepSize(*size) for size in mixed_sizes + decode_sizes]
+    assert captured == expected_sizes, "the largest first: the others fit in its memory"
+    assert graphs.mixed_rows == (64, 128, 200)
     driver = driver_for(geometry, 1 << 24)
     decodes = [driver.share(str(i), [5]) for i in range(13)]
-    assert [graphs.rows_for(driver.batch(*decodes[:n])) for n in (1, 3, 5, 9, 12)] == [1, 4, 8, 12, 12]
-    assert graphs.rows_for(driver.batch(*decodes)) is None, "more than any graph takes"
+    found = [graphs.size_for(driver.batch(*decodes[:n])) for n in (1, 3, 5, 9, 12)]
+    assert found == [StepSize(rows, rows) for rows in (1, 4, 8, 12, 12)]
+    assert graphs.size_for(driver.batch(*decodes)) is None, "more than any graph takes"
     mixed = driver.batch(*decodes[:2], driver.share("p", [5] * 63, slot=11))
-    assert graphs.rows_for(mixed) == 128
-    assert graphs.rows_for(driver.batch(driver.share("q", [5] * 201))) is None, "more than any graph takes"
+    assert graphs.size_for(mixed) == StepSize(128, 12)
+    assert graphs.size_for(driver.batch(driver.share("q", [5] * 201))) is None, "more than any graph takes"
     driver.share("r", [5] * 260)
-    assert graphs.rows_for(driver.batch(driver.share("r", [5] * 2))) is None, "more keys than one expansion holds"
-    for batch, rows, expected in ((driver.batch(*decodes[:3]), 4, [0.0] * 3), (mixed, 128, [0.5, 0.5, 0.5, 1.5])):
-        replayed = graphs.replay(packer.pack(batch, padded_to=rows), rows)
-        assert replayed.shape == (rows,)
+    assert graphs.size_for(driver.batch(driver.share("r", [5] * 2))) is None, "more keys than one expansion holds"
+    for batch, expected in ((driver.batch(*decodes[:3]), [0.0] * 3), (mixed, [0.5, 0.5, 62.5])):
+        size = graphs.size_for(batch)
+        assert size is not None
+        replayed = graphs.replay(packer.pack(batch, padded_to=size), size)
+        assert replayed.shape == (size.last,)
         assert replayed[: len(expected)].tolist() == expected
-        assert (replayed[batch.num_tokens :] < 0).all(), "padding"
+        assert (replayed[len(expected) :] < 0).all(), "padding"
+
+
+def test_few_requests_take_the_step_of_few_last_rows(driver_for, small_architecture, geometry_of, captured) -> None:
+    geometry = geometry_of(small_architecture("e4b"))
+    packer, graphs = graphs_over(geometry, tokens=128, last_rows=(32, 40))
+    mixed = [StepSize(*size) for size in ((128, 40), (128, 32), (64, 40), (64, 32))]
+    assert captured[:4] == mixed, "the largest first: the others fit in its memory"
+    assert [size.rows for size in captured[4:]] == [40, 32, 24, 16, 8, 4, 2, 1], "decodes are captured once"
+    assert graphs.mixed_rows == (64, 128), "as the scheduler sees them"
+    driver = driver_for(geometry, 1 << 24)
+    decodes = [driver.share(str(i), [5]) for i in range(39)]
+    prompt = driver.share("p", [5] * 9, slot=39)
+    for requests, last in ((40, 40), (33, 40), (32, 32), (2, 32)):  # larger ones leave behind what padding must cover
+        batch = driver.batch(*decodes[: requests - 1], prompt)
+        size = graphs.size_for(batch)
+        assert size == StepSize(64, last)
+        replayed = graphs.replay(packer.pack(batch, padded_to=size), size)
+        assert replayed.tolist() == [0.5] * (requests - 1) + [8.5] + [-0.5] * (last - requests)
+
+
+@pytest.mark.parametrize("warm_rows", [0, 64])
+def test_what_ranks_launch_for_few_last_rows_runs_before_any_capture(
+    small_architecture, geometry_of, captured, warm_rows: int
+) -> None:
+    """In the smallest step, since a large one finds no memory beside the graphs."""
+    ran: list[tuple[int, StepSize]] = []  # captures until then, size
+
+    def hidden(step: PackedStep) -> torch.Tensor:
+        ran.append((len(captured), step_size(step)))
+        return last_positions(step)
+
+    most = {"max_num_batched_tokens": 128, "max_num_seqs": 40}
+    packer = StepPacker(
+        geometry_of(small_architecture("e4b")), **most, max_model_len=600, vocab_size=512,
+        blocks=QueryBlocks(8, 8, 256), device=CPU,
+    )  # fmt: skip
+    StepGraphs(packer, **most, last_rows=(32, 40), logits=all_positions, hidden=hidden, warm_rows=warm_rows)
+    assert [size for captures, size in ran if not captures] == ([StepSize(64, 32)] if warm_rows else [])
 
 
 def test_a_failed_step_raises_when_it_is_asked() -> None:

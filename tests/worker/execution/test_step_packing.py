@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from modelserve.errors import InvalidInput
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.batch import IN_FLIGHT, ScheduledBatch, TableUpdates
-from modelserve_worker.execution.input_batch import PackedStep, QueryBlocks, StepPacker
+from modelserve_worker.execution.input_batch import PackedStep, QueryBlocks, StepPacker, StepSize
 
 CPU = torch.device("cpu")
 TOKENS, REQUESTS, LONGEST, VOCAB, WINDOW = 400, 6, 800, 512, 40
@@ -146,18 +146,22 @@ def check_chunks(packed: PackedStep, batch: ScheduledBatch) -> None:
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(batch=batches(), padded=st.booleans(), all_rows=st.booleans())
+@given(before=batches(), batch=batches(), padding=st.none() | st.integers(0, REQUESTS), all_rows=st.booleans())
 def test_a_step_with_chunks_names_the_last_row_of_each_request(
-    geometry: CacheGeometry, batch: ScheduledBatch, padded: bool, all_rows: bool
+    geometry: CacheGeometry, before: ScheduledBatch, batch: ScheduledBatch, padding: int | None, all_rows: bool
 ) -> None:
-    rows = TOKENS if padded else None
-    packed = packer_of(geometry).pack(batch, padded_to=rows, all_rows=all_rows)
+    """Of a captured step, as many as it has; those beyond the requests are padding, whatever the step before had."""
+    last_rows = batch.num_requests if padding is None else min(batch.num_requests + padding, REQUESTS)
+    packer = packer_of(geometry)
+    packer.pack(before)
+    size = None if padding is None else StepSize(TOKENS, last_rows)
+    packed = packer.pack(batch, padded_to=size, all_rows=all_rows)
     assert (packed.last is None) == (all_rows or packed.inputs.chunks is None)
     check_samples(packed, batch)
     if packed.last is None:
         return
     last, count = packed.last, batch.num_requests
-    assert len(last.rows) == (REQUESTS if padded else count)
+    assert len(last.rows) == last_rows
     assert last.count.tolist() == [count]
     assert last.rows.tolist()[:count] == (np.cumsum(batch.lengths) - 1).tolist()
     assert last.inputs.chunks is None
@@ -167,7 +171,7 @@ def test_a_step_with_chunks_names_the_last_row_of_each_request(
     assert packed.inputs.decode is None or packed.inputs.decode.settled
     for name, values in (("slots", batch.slots), ("positions", batch.starts + batch.lengths - 1)):
         assert getattr(decode, name).tolist()[:count] == values.tolist()
-        assert set(getattr(decode, name).tolist()[count:]) <= {-1}
+        assert getattr(decode, name).tolist()[count:] == [-1] * (last_rows - count)
     assert set(last.rows.tolist()[count:]) <= {0}
     assert packed.inputs.batch is batch, "the step itself is as it was"
 
@@ -200,7 +204,7 @@ def test_decodes_are_padded_for_a_graph_that_reads_fixed_addresses(geometry, pad
     assert_nothing_is_stored(views, rows=padded_to)
     full = packer.pack(batch_of([(slot, 9, 1) for slot in range(REQUESTS)]))
     batch = batch_of([(5, 31, 1), (0, 32, 1), (2, 700, 1)], samples=[True, False, True], tokens=[IN_FLIGHT, 8, 9])
-    packed = packer.pack(batch, padded_to=padded_to)
+    packed = packer.pack(batch, padded_to=StepSize(padded_to, padded_to))
     check_rows(packed, batch, rows=padded_to)
     check_samples(packed, batch)
     decode = packed.inputs.decode
@@ -224,21 +228,35 @@ def assert_nothing_is_stored(views: PackedStep, *, rows: int) -> None:
 
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(before=batches(), batch=batches().filter(lambda batch: (batch.lengths > 1).any()), padding=st.integers(0, 60))
+@given(
+    before=batches(), batch=batches().filter(lambda batch: (batch.lengths > 1).any()), padding=st.integers(0, 60),
+    last_padding=st.integers(0, REQUESTS),
+)  # fmt: skip
 def test_a_captured_step_finds_any_step_with_chunks_that_fits(
-    geometry, before: ScheduledBatch, batch: ScheduledBatch, padding: int
+    geometry, before: ScheduledBatch, batch: ScheduledBatch, padding: int, last_padding: int
 ) -> None:
     """The arrays that a capture saw hold the packed step, and its launches cover all of the step's programs."""
     packer, rows = packer_of(geometry), min(batch.num_tokens + padding, TOKENS)
-    views = packer.mixed_views(rows)
+    last_rows = min(batch.num_requests + last_padding, REQUESTS)
+    views = packer.mixed_views(rows, last_rows)
     assert views.num_rows.tolist() == [0]
     assert_nothing_is_stored(views, rows=rows)
     captured = views.inputs.chunks
     assert captured is not None
     assert views.inputs.decode is not None
     assert owners(captured.sliding_blocks, captured.most_sliding_blocks) == [REQUESTS] * captured.most_sliding_blocks
+    assert views.last is not None
+    assert views.last.inputs.global_slots.tolist() == [-1] * last_rows, "a capture attends to nothing"
     packer.pack(before)
-    packed = packer.pack(batch, padded_to=rows)
+    packed = packer.pack(batch, padded_to=StepSize(rows, last_rows))
+    assert packed.last is not None
+    for seen_rows, packed_rows in (
+        (views.last.rows, packed.last.rows),
+        (views.last.count, packed.last.count),
+        (views.last.inputs.positions, packed.last.inputs.positions),
+        (views.last.inputs.global_slots, packed.last.inputs.global_slots),
+    ):
+        assert (seen_rows.data_ptr(), seen_rows.shape) == (packed_rows.data_ptr(), packed_rows.shape)
     check_rows(packed, batch, rows=rows)
     check_samples(packed, batch)
     check_chunks(packed, batch)

@@ -229,12 +229,12 @@ def test_the_kernel_path_is_audited_at_every_layer(
 @pytest.mark.parametrize("audited", [False, True])
 def test_audited_steps_are_not_captured(small_architecture, geometry_of, monkeypatch, audited) -> None:
     """A replay would show the audit no layer."""
-    architecture = small_architecture("31b")
+    architecture = small_architecture("e4b")
     model = Gemma4ForCausalLM(architecture, parallel=TensorParallel(), device=CPU, dtype=torch.float32)
     cache = KVCache(geometry_of(architecture), 1 << 20, device=CPU, debug_stamps=audited)
-    runner = model_runner.GPUModelRunner(model, cache, max_num_batched_tokens=8, max_num_seqs=2, max_model_len=64)
-    captured: list[int] = []
-    monkeypatch.setattr(model_runner, "StepGraphs", lambda *_, max_num_seqs, **__: captured.append(max_num_seqs))
+    runner = model_runner.GPUModelRunner(model, cache, max_num_batched_tokens=8, max_num_seqs=40, max_model_len=64)
+    captured: list[tuple[int, ...]] = []
+    monkeypatch.setattr(model_runner, "StepGraphs", lambda *_, last_rows, **__: captured.append(last_rows))
     monkeypatch.setattr(runner, "_kernels", SimpleNamespace())
     runner.capture_graphs()
-    assert captured == ([] if audited else [2])
+    assert captured == ([] if audited else [(32, 40)])

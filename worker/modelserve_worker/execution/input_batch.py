@@ -35,6 +35,14 @@ class QueryBlocks:
     expansion_keys: int
 
 
+@dataclass(frozen=True, order=True)
+class StepSize:
+    """Rows of a captured step and how many of them have hidden states, both with padding."""
+
+    rows: int
+    last: int  # one of each request; all, in a step of decodes alone
+
+
 @dataclass(frozen=True)
 class SampledRows:
     """The S requests that sample, in batch order; device arrays int32 [S] and their host copies."""
@@ -100,8 +108,8 @@ class StepPacker:
         ends = (batch.starts + batch.lengths)[batch.lengths > 1]
         return int((-(-ends // page) * page).sum()) <= self._blocks.expansion_keys
 
-    def pack(self, batch: ScheduledBatch, *, padded_to: int | None = None, all_rows: bool = False) -> PackedStep:
-        """Fill and send one step. `padded_to`: rows of the captured step that is to take it.
+    def pack(self, batch: ScheduledBatch, *, padded_to: StepSize | None = None, all_rows: bool = False) -> PackedStep:
+        """Fill and send one step. `padded_to`: the captured step that is to take it.
 
         `all_rows`: hidden states of all, where a step with chunks has them of each request's last row alone. Raises
         InvalidInput when the batch breaks the contract of `modelserve_worker.batch`.
@@ -111,7 +119,7 @@ class StepPacker:
         decodes = int(longer[0]) if len(longer) else batch.num_requests
         staging = self._any if len(longer) else self._decodes
         staging.begin()
-        rows = padded_to or batch.num_tokens
+        rows = batch.num_tokens if padded_to is None else padded_to.rows
         self._fill_rows(staging, batch, decodes, rows)
         narrowed = len(longer) > 0 and not all_rows
         sampled = self._fill_samples(staging, batch, narrowed=narrowed)
@@ -119,7 +127,7 @@ class StepPacker:
         last = None
         if narrowed:
             self._fill_last(staging, batch)
-            last = self._last_rows(self._max_num_seqs if padded_to else batch.num_requests, batch)
+            last = self._last_rows(batch.num_requests if padded_to is None else padded_to.last, batch)
         staging.send()
         return self._packed(staging, rows, decodes, chunks, batch, sampled, last)
 
@@ -128,8 +136,9 @@ class StepPacker:
         self._clear(self._decodes)
         return self._packed(self._decodes, rows, rows, None, None, None, None)
 
-    def mixed_views(self, rows: int) -> PackedStep:
-        """The same for a step of `rows` rows with chunks: its launches cover whatever such a step may hold."""
+    def mixed_views(self, rows: int, last: int) -> PackedStep:
+        """The same for a step of `rows` rows with chunks, of at most `last` requests: its launches cover whatever such
+        a step may hold."""
         self._clear(self._any)
         size, blocks, view = self._max_num_seqs, self._blocks, self._any.device
         group = ExpansionGroup(
@@ -140,8 +149,8 @@ class StepPacker:
             most_pages=blocks.expansion_keys // self._geometry.global_page.page_tokens,
         )
         most = -(-rows // blocks.sliding_tokens) + size
-        last = self._last_rows(size, None)
-        return self._packed(self._any, rows, size, self._chunk_inputs(most, size, (group,)), None, None, last)
+        chunks = self._chunk_inputs(most, size, (group,))
+        return self._packed(self._any, rows, size, chunks, None, None, self._last_rows(last, None))
 
     def _clear(self, staging: StagingBuffer) -> None:
         staging.begin()

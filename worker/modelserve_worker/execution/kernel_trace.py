@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -27,7 +28,7 @@ from triton.backends.compiler import GPUTarget
 
 from modelserve.architecture import ModelArchitecture
 from modelserve.engine_args import EngineArgs
-from modelserve.sizing.cuda_graphs import decode_graph_sizes, mixed_graph_sizes
+from modelserve.sizing.cuda_graphs import decode_graph_sizes, last_row_sizes, mixed_graph_sizes
 from modelserve.sizing.rank_sums import peer_rows_layout
 from modelserve.weight_format import WeightFormat
 from modelserve_worker.execution.block_tables import BlockTables
@@ -210,6 +211,7 @@ def _run_steps(
     tables.device = {kind: _on_cuda(table) for kind, table in tables.device.items()}
     scratch = geometry.global_page.page_bytes + geometry.sliding_page.page_bytes
     decodes, mixed = decode_graph_sizes(args.max_num_seqs), mixed_graph_sizes(tokens)
+    last_rows = last_row_sizes(architecture, args.max_num_seqs)
     for pool_bytes in (scratch, POOL_BYTES):
         attention = KernelAttention(model, KVCache(geometry, pool_bytes, device=_CUDA), tables, **sizes)
         with unset_fake_temporarily():
@@ -218,11 +220,12 @@ def _run_steps(
                 device=_CPU, **sizes,
             )  # fmt: skip
         profile = pool_bytes == scratch
-        for views, counts in (
-            (packer.decode_views, decodes[-1:] if profile else (*decodes, *UNCAPTURED_ROWS)),
-            (packer.mixed_views, mixed[-1:] if profile else (*mixed, *UNCAPTURED_ROWS)),
-        ):
-            most = args.max_num_seqs if views == packer.decode_views else tokens
+        kinds: list[tuple[Callable[[int], PackedStep], tuple[int, ...], int]] = [
+            (packer.decode_views, decodes, args.max_num_seqs),
+            *((partial(packer.mixed_views, last=last), mixed, tokens) for last in last_rows),
+        ]
+        for views, captured, most in kinds:
+            counts = captured[-1:] if profile else (*captured, *UNCAPTURED_ROWS)
             for rows in sorted({count for count in counts if count <= most}):
                 with unset_fake_temporarily():
                     step = views(rows)

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from modelserve.architecture import LayerKind
 from modelserve.errors import InvalidInput
+from modelserve.sizing.cuda_graphs import last_row_sizes
 from modelserve_worker.batch import Int32Array, PendingStep, ScheduledBatch
 from modelserve_worker.execution.block_tables import BlockTables
 from modelserve_worker.execution.device import runs_on_kernels
-from modelserve_worker.execution.input_batch import PackedStep, QueryBlocks, SampledRows, StepPacker
+from modelserve_worker.execution.input_batch import PackedStep, QueryBlocks, SampledRows, StepPacker, StepSize
 from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.launched_step import FailedStep, LaunchedStep, UnsampledStep
 from modelserve_worker.execution.paged_attention import PagedAttention
@@ -112,9 +113,11 @@ class GPUModelRunner:
         """
         if self._kernels is not None and self.cache.stamps is None:
             warm = WARM_ROWS if self.model.parallel.size > 1 else 0
+            last_rows = last_row_sizes(self.model.architecture, self._most["max_num_seqs"])
             self._graphs = StepGraphs(
-                self._packer, **self._most, logits=self._logits, hidden=self._hidden, warm_rows=warm
-            )
+                self._packer, **self._most, last_rows=last_rows, logits=self._logits, hidden=self._hidden,
+                warm_rows=warm,
+            )  # fmt: skip
 
     @property
     def captured_rows(self) -> tuple[int, ...]:
@@ -167,10 +170,10 @@ class GPUModelRunner:
         # Scores need the rows that a step with chunks leaves out, and captured ones leave them out.
         all_rows = self._scorer.scores(batch)
         graphs = None if all_rows else self._graphs
-        rows = None if graphs is None else graphs.rows_for(batch)
-        packed = self._pack(batch, padded_to=rows, all_rows=all_rows)
-        eager = graphs is None or rows is None
-        result = self._hidden(packed) if graphs is None or rows is None else graphs.replay(packed, rows)
+        size = None if graphs is None else graphs.size_for(batch)
+        packed = self._pack(batch, padded_to=size, all_rows=all_rows)
+        eager = graphs is None or size is None
+        result = self._hidden(packed) if graphs is None or size is None else graphs.replay(packed, size)
         self._sampler.admit(batch.admitted)  # the device has the model to compute while these are written
         # A captured step of decodes alone ends with the head.
         head = self.model.head if eager or packed.inputs.chunks is not None else _as_it_is
@@ -181,7 +184,7 @@ class GPUModelRunner:
         sample = partial(self._sampled, batch, sampled, head(_sampled_rows(result, sampled)), scored)
         return UnsampledStep(sample) if len(batch.constrained) else sample()
 
-    def _pack(self, batch: ScheduledBatch, *, padded_to: int | None = None, all_rows: bool = False) -> PackedStep:
+    def _pack(self, batch: ScheduledBatch, *, padded_to: StepSize | None = None, all_rows: bool = False) -> PackedStep:
         updates = {LayerKind.GLOBAL: batch.global_updates, LayerKind.SLIDING: batch.sliding_updates}
         for kind, entries in updates.items():
             self.tables.check(kind, entries, num_pages=self.cache.num_pages[kind])

@@ -1,12 +1,13 @@
 """Captured steps, one per size bucket: a launch of hundreds of kernels becomes one replay.
 
-Steps of decodes alone are captured up to their raw logits, by batch size; steps with chunks up to the hidden states, by
-rows, because few of their rows sample. All graphs share one memory pool, in which a step's temporaries lie.
+Steps of decodes alone are captured up to their raw logits, by batch size; steps with chunks up to the hidden states of
+last rows, by rows and last rows, because few of them sample. All graphs share one memory pool, in which a step's
+temporaries lie.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from modelserve.sizing.cuda_graphs import decode_graph_sizes, mixed_graph_sizes
 from modelserve_worker.batch import ScheduledBatch
-from modelserve_worker.execution.input_batch import PackedStep, StepPacker
+from modelserve_worker.execution.input_batch import PackedStep, StepPacker, StepSize
 
 WARM_ROWS = 512  # where sums over ranks, and launches of small and large steps, change from one kernel to another
 
@@ -28,49 +29,55 @@ class StepGraphs:
         *,
         max_num_seqs: int,
         max_num_batched_tokens: int,
+        last_rows: Sequence[int],
         logits: Callable[[PackedStep], Tensor],
         hidden: Callable[[PackedStep], Tensor],
         warm_rows: int = 0,
     ) -> None:
-        """`logits` and `hidden` run the model over a step: raw logits of every row, and hidden states of every row.
+        """`logits` and `hidden` run the model over a step: raw logits of every row, and hidden states of its last rows.
 
-        The largest step is captured first: the others fit in its memory. Results are copied into one buffer for all
-        graphs of a kind, so that no graph keeps its own. Steps of at most `warm_rows` rows run once before they are
-        captured, which neither compiles nor loads a kernel: what several ranks launch depends on a step's size.
+        Steps with chunks are captured for each number of `last_rows`, the largest of which is `max_num_seqs`. The
+        largest step is captured first: the others fit in its memory. Results are copied into one buffer for all
+        graphs of a kind, so that no graph keeps its own. Where `warm_rows` is not 0, steps of at most so many rows run
+        once before they are captured, and each number of last rows does in one, since a capture neither compiles nor
+        loads a kernel: what several ranks launch depends on a step's size.
         """
         self._packer = packer
         self._warm_rows = warm_rows
         self._pool: Any = None  # torch names no type for it
         self._outputs: dict[Callable[[PackedStep], Tensor], Tensor] = {}
-        self._mixed = {
-            rows: self._capture(packer.mixed_views(rows), hidden)
-            for rows in reversed(mixed_graph_sizes(max(max_num_batched_tokens, max_num_seqs)))
-        }
+        sizes = mixed_graph_sizes(max(max_num_batched_tokens, max_num_seqs))
+        for last in last_rows[:-1] if warm_rows else ():  # in a small step: large ones find no memory beside graphs
+            hidden(packer.mixed_views(sizes[0], last))
+        mixed = sorted((StepSize(rows, last) for rows in sizes for last in last_rows), reverse=True)
+        self._mixed = {size: self._capture(packer.mixed_views(size.rows, size.last), hidden) for size in mixed}
         self._decode = {
-            rows: self._capture(packer.decode_views(rows), logits)
+            StepSize(rows, rows): self._capture(packer.decode_views(rows), logits)
             for rows in reversed(decode_graph_sizes(max_num_seqs))
         }
 
     @property
     def mixed_rows(self) -> tuple[int, ...]:
         """Sizes of the captured steps with chunks, rising."""
-        return tuple(sorted(self._mixed))
+        return tuple(sorted({size.rows for size in self._mixed}))
 
-    def rows_for(self, batch: ScheduledBatch) -> int | None:
-        """The bucket of a batch; None where no captured step takes it."""
-        if int(batch.lengths.max(initial=0)) <= 1:
-            return min((size for size in self._decode if size >= batch.num_requests), default=None)
-        if not self._packer.fits_one_expansion(batch):
-            return None
-        return min((size for size in self._mixed if size >= batch.num_tokens), default=None)
+    def size_for(self, batch: ScheduledBatch) -> StepSize | None:
+        """The smallest captured step that takes a batch; None where there is none."""
+        captured = self._decode
+        if int(batch.lengths.max(initial=0)) > 1:
+            if not self._packer.fits_one_expansion(batch):
+                return None
+            captured = self._mixed
+        enough = (size for size in captured if size.rows >= batch.num_tokens and size.last >= batch.num_requests)
+        return min(enough, default=None)
 
-    def replay(self, packed: PackedStep, rows: int) -> Tensor:
-        """Run the step that was packed last: raw logits [rows, vocab] of decodes alone, else hidden states [rows, H],
-        of a model that narrows its steps [max_num_seqs, H].
+    def replay(self, packed: PackedStep, size: StepSize) -> Tensor:
+        """Run the step that was packed last, to `size`: raw logits [size.rows, vocab] of decodes alone, else hidden
+        states [size.last, H].
 
         Valid until the next replay.
         """
-        graph, output = (self._decode if packed.inputs.chunks is None else self._mixed)[rows]
+        graph, output = (self._decode if packed.inputs.chunks is None else self._mixed)[size]
         graph.replay()
         return output
 
