@@ -29,6 +29,11 @@ def taken_by_kernels(architecture: ModelArchitecture) -> bool:
     return architecture.dtype == "bfloat16" and tiled and pairs >= 32 and architecture.global_head_dim == 8 * pairs
 
 
+def chunk_slots(max_num_seqs: int) -> int:
+    """Chunks that a step's arrays have room for: programs of attention search them all, in powers of two."""
+    return 1 << (max_num_seqs - 1).bit_length()
+
+
 def kernel_buffers(
     architecture: ModelArchitecture,
     *,
@@ -39,7 +44,7 @@ def kernel_buffers(
     kv_layout: KVCacheLayout,
 ) -> dict[str, int]:
     """Bytes of one rank by term: block_tables, step_metadata, decode_splits, expanded_keys, rotation_tables."""
-    v_only = kv_layout is KVCacheLayout.V_ONLY
+    v_only, slots = kv_layout is KVCacheLayout.V_ONLY, chunk_slots(max_num_seqs)
     tiles = -(-architecture.max_position_embeddings // ROTATION_TILE_KEYS) + 1 + ROTATION_TILE_KEYS
     heads = architecture.num_attention_heads // tensor_parallel_size
     splits = max(
@@ -61,7 +66,7 @@ def kernel_buffers(
         "block_tables": max_num_seqs * table_rows * INT32,
         # Two buffers: five words a row and six a request in each; three a request, five a chunk and three a chunk and
         # group in one.
-        "step_metadata": (5 * max_num_batched_tokens + 25 * max_num_seqs + 3 * max_num_seqs**2) * INT32,
+        "step_metadata": (5 * max_num_batched_tokens + 20 * max_num_seqs + (5 + 3 * max_num_seqs) * slots) * INT32,
         "decode_splits": max_num_seqs * splits * FLOAT32,
         "expanded_keys": keys * columns * element_bytes(architecture),
         "rotation_tables": tiles * architecture.global_rotary_pairs * 2 * FLOAT32 if v_only else 0,

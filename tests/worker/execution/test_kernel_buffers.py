@@ -57,18 +57,19 @@ def test_buffers_are_what_the_path_allocates(tp: int) -> None:
         assert rotation <= sized["rotation_tables"] <= rotation + 1024
 
 
-def test_the_metadata_of_a_step_is_what_its_buffers_hold() -> None:
+@pytest.mark.parametrize("sequences", [48, SEQUENCES])
+def test_the_metadata_of_a_step_is_what_its_buffers_hold(sequences: int) -> None:
     architecture = _architectures()[0]
     geometry = cache_geometry(
         architecture, dtype=KVCacheDtype.BFLOAT16, layout=KVCacheLayout.KV, tensor_parallel_size=1
     )
     packer = StepPacker(
-        geometry, max_num_batched_tokens=CHUNK, max_num_seqs=SEQUENCES, max_model_len=1024, vocab_size=64,
+        geometry, max_num_batched_tokens=CHUNK, max_num_seqs=sequences, max_model_len=1024, vocab_size=64,
         blocks=QueryBlocks(1, 1, 1), device=torch.device("cpu"),
     )  # fmt: skip
     held = sum(staging._device.nbytes for staging in (packer._decodes, packer._any))
     sized = kernel_buffers(
-        architecture, tensor_parallel_size=1, max_num_batched_tokens=CHUNK, max_num_seqs=SEQUENCES,
+        architecture, tensor_parallel_size=1, max_num_batched_tokens=CHUNK, max_num_seqs=sequences,
         kv_dtype=KVCacheDtype.BFLOAT16, kv_layout=KVCacheLayout.KV,
     )  # fmt: skip
     assert abs(sized["step_metadata"] - held) <= 64  # the count of rows, and padding of sections to 16 bytes

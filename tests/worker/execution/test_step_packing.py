@@ -12,12 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from modelserve.errors import InvalidInput
+from modelserve.sizing.kernel_buffers import chunk_slots
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.batch import IN_FLIGHT, ScheduledBatch, TableUpdates
 from modelserve_worker.execution.input_batch import PackedStep, QueryBlocks, StepPacker, StepSize
 
 CPU = torch.device("cpu")
 TOKENS, REQUESTS, LONGEST, VOCAB, WINDOW = 400, 6, 800, 512, 40
+NOBODY = chunk_slots(REQUESTS)  # what a program finds that has no chunk
 BLOCKS = QueryBlocks(global_tokens=8, sliding_tokens=16, expansion_keys=256)
 
 
@@ -244,7 +246,7 @@ def test_a_captured_step_finds_any_step_with_chunks_that_fits(
     captured = views.inputs.chunks
     assert captured is not None
     assert views.inputs.decode is not None
-    assert owners(captured.sliding_blocks, captured.most_sliding_blocks) == [REQUESTS] * captured.most_sliding_blocks
+    assert owners(captured.sliding_blocks, captured.most_sliding_blocks) == [NOBODY] * captured.most_sliding_blocks
     assert views.last is not None
     assert views.last.inputs.global_slots.tolist() == [-1] * last_rows, "a capture attends to nothing"
     packer.pack(before)
@@ -281,7 +283,7 @@ def test_a_captured_step_finds_any_step_with_chunks_that_fits(
         found = owners(running, launched)
         assert launched >= used
         assert max(found[:used]) < REQUESTS
-        assert found[used:] == [REQUESTS] * (launched - used), "programs too many find no chunk"
+        assert found[used:] == [NOBODY] * (launched - used), "programs too many find no chunk"
     decodes = int((batch.lengths == 1).sum())
     assert views.inputs.decode.slots[:decodes].tolist() == batch.slots[:decodes].tolist()
     padded = batch.starts[:decodes].tolist() + [-1] * (REQUESTS - decodes)

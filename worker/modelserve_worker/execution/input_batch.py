@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from modelserve.errors import InvalidInput
+from modelserve.sizing.kernel_buffers import chunk_slots
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.batch import IN_FLIGHT, ScheduledBatch, TableUpdates
 from modelserve_worker.execution.staging import StagingBuffer
@@ -84,15 +85,16 @@ class StepPacker:
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._max_num_seqs = max_num_seqs
+        self._chunk_slots = chunk_slots(max_num_seqs)
         self._max_tokens = max(max_num_batched_tokens, max_num_seqs)
         self._blocks = blocks
         self._numbers = np.arange(self._max_tokens, dtype=np.int32)
         by_request = ("rows", "sample_slots", "sample_positions", "output_counts", "decode_slots", "decode_positions")
         requests = dict.fromkeys(by_request, max_num_seqs)
         rows = ("token_ids", "positions", "global_slots", "sliding_slots", "commit_slots")
-        chunks = dict.fromkeys(("chunk_rows", "starts", "lengths", "slots", "sliding_blocks"), max_num_seqs)
+        chunks = dict.fromkeys(("chunk_rows", "starts", "lengths", "slots", "sliding_blocks"), self._chunk_slots)
         last = dict.fromkeys(("last_rows", "last_slots", "last_positions"), max_num_seqs)
-        groups = dict.fromkeys(("group_blocks", "group_pages", "key_rows"), max_num_seqs**2)
+        groups = dict.fromkeys(("group_blocks", "group_pages", "key_rows"), max_num_seqs * self._chunk_slots)
         self._decodes = StagingBuffer({"num_rows": 1, **dict.fromkeys(rows, max_num_seqs), **requests}, device)
         self._any = StagingBuffer(
             {
@@ -142,9 +144,9 @@ class StepPacker:
         self._clear(self._any)
         size, blocks, view = self._max_num_seqs, self._blocks, self._any.device
         group = ExpansionGroup(
-            blocks=view("group_blocks")[:size],
-            pages=view("group_pages")[:size],
-            key_rows=view("key_rows")[:size],
+            blocks=view("group_blocks")[: self._chunk_slots],
+            pages=view("group_pages")[: self._chunk_slots],
+            key_rows=view("key_rows")[: self._chunk_slots],
             most_blocks=-(-rows // blocks.global_tokens) + size,
             most_pages=blocks.expansion_keys // self._geometry.global_page.page_tokens,
         )
@@ -274,7 +276,7 @@ class StepPacker:
 
     def _fill_chunks(self, staging: StagingBuffer, batch: ScheduledBatch, decodes: int) -> ChunkInputs:
         lengths, starts = batch.lengths[decodes:], batch.starts[decodes:]
-        count, size = len(lengths), self._max_num_seqs
+        count, size = len(lengths), self._chunk_slots
         values = {
             "chunk_rows": decodes + np.cumsum(lengths) - lengths,
             "starts": starts,
