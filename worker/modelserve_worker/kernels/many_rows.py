@@ -1,10 +1,9 @@
-"""Products of many rows on Hopper: which of cuBLASLt's ways is taken.
+"""Products of thousands of rows on Hopper: which of cuBLASLt's ways is taken.
 
-Long products hold an H200 at its power limit: the clock gives way, 1.4 to 1.7 GHz of 1.98, and the thriftiest tile is
-the fastest one. The library orders its offers for the full clock. Here an offer costs the turns its tiles take of the
-multiprocessors, over what the tile computes in a turn that is full: rates from `tests/gpu/product_tiles.py`, which
-keeps the GPU at its limit. For the layers of 31B that is up to 8 % less time, for those of E4B 6 to 13 %, from 1,024
-rows on. Inputs are summed in one order whatever the tile, so the choice changes no bit of a result.
+Such products hold an H200 at its power limit, where the clock gives way, 1.4 to 1.7 GHz of 1.98. The library orders its
+offers for the full clock, and PyTorch takes the first. Of four tiles, the one is taken here whose turns of the
+multiprocessors are the fullest, over what it computes in a full one. In steps of 8,192 rows that is 1.5 % of 31B's time
+and 0.9 % of E4B's (`tests/gpu/step_products.py`). Inputs are summed in one order whatever the tile, so no bit changes.
 """
 
 from __future__ import annotations
@@ -19,47 +18,29 @@ from torch import Tensor
 from modelserve_worker.kernels.cublaslt import CublasLt, Offer, Product, Sizes, fits, library, strided
 from modelserve_worker.kernels.linear_tiles import kernel_capability
 
-LEAST_ROWS = 1024  # below, the library's first offer is as good or better
+LEAST_ROWS = 4096  # below, beside decodes, PyTorch's way is as good or better: 1 % of steps of 1,024 rows
 LEAST_INPUTS = 1024
-LEAST_OUTPUT = 132 * 128 * 128  # elements: a turn of tiles
+LEAST_OUTPUTS = 1024
 _HOPPER = 90
-# Of a tile, by its number in cublasLt.h, on an H200 at 700 W: what it computes in a time, 128 x 256 being 1.
+# Of a tile, by its number in cublasLt.h, on an H200 at 700 W: what it computes in a time, 128 x 256 being 1. Smaller
+# tiles, as thrifty when a product is alone, gained nothing in steps; larger ones are slower at that clock.
 RATES = {
-    20: 1.017,  # 128 x 128
-    21: 0.89,  # 256 x 64
-    22: 0.66,  # 64 x 512
     23: 1.0,  # 128 x 256
     24: 0.995,  # 256 x 128
-    25: 0.64,  # 512 x 64
-    28: 1.0,  # 96 x 128
-    29: 1.018,  # 128 x 160
-    31: 0.98,  # 192 x 128
-    32: 0.95,  # 128 x 192
-    135: 1.047,  # 80 x 128
-    165: 1.023,  # 112 x 128
-    184: 1.029,  # 144 x 128
     197: 1.015,  # 168 x 128
     201: 1.019,  # 176 x 128
-    208: 0.926,  # 192 x 64
-    209: 0.958,  # 192 x 192
-    247: 1.021,  # 320 x 64
-    248: 0.978,  # 320 x 128
-    263: 0.977,  # 384 x 64
-    272: 0.992,  # 448 x 64
-    495: 0.985,  # 256 x 96
 }
-OTHER_RATE = 0.9  # of a tile that was not timed
 
 
 def chosen(offers: Sequence[Offer]) -> Offer | None:
-    """The offer that costs least of those that sum all inputs in one go; None where there is none."""
-    whole = [offer for offer in offers if offer.splits <= 1]
-    return min(whole, key=_cost, default=None)
+    """The offer that costs least, of these tiles and without splitting the inputs; None where there is none."""
+    known = [offer for offer in offers if offer.tile in RATES and offer.splits <= 1]
+    return min(known, key=_cost, default=None)
 
 
 def _cost(offer: Offer) -> float:
     turns = math.ceil(offer.waves - 1e-3)  # the library's number is a rounded one
-    return turns / offer.waves / RATES.get(offer.tile, OTHER_RATE)
+    return turns / offer.waves / RATES[offer.tile]
 
 
 class ManyRows:
@@ -72,8 +53,8 @@ class ManyRows:
     def multiply(self, x: Tensor, matrix: Tensor, output: Tensor) -> bool:
         """output [T, N] = x [T, K] times the transposed matrix [N, K]; False, and nothing done, where it is not for
         this door."""
-        rows, inputs = x.shape
-        small = rows < LEAST_ROWS or inputs < LEAST_INPUTS or output.numel() < LEAST_OUTPUT
+        (rows, inputs), outputs = x.shape, matrix.shape[0]
+        small = rows < LEAST_ROWS or inputs < LEAST_INPUTS or outputs < LEAST_OUTPUTS
         if small or not fits((x, matrix, output)):
             return False
         sizes = strided(x, matrix, output)
