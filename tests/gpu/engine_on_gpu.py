@@ -64,6 +64,16 @@ class Bench:
         assert self.scheduler.stats().held_bytes == 0
         return arrivals, self.scheduler.stats().preemptions_total - before
 
+    def first_tokens(self, requests: list[Request]) -> int:
+        """Run steps, and return how many, until each of these has its first token."""
+        for request in requests:
+            self.scheduler.add(request)
+        unanswered, steps = {request.request_id for request in requests}, 0
+        while unanswered:
+            unanswered -= {output.request_id for output in self.engine.step()}
+            steps += 1
+        return steps
+
 
 def driver_line(name: str, bench: Bench, replica: LaunchedReplica, args: EngineArgs, report: dict[str, Any]) -> None:
     """The pool the plan promised against utilisation x total less what the driver says that everything else took.

@@ -95,17 +95,9 @@ class Ways:
         torch.cuda.synchronize()
         began = time.perf_counter()
         for _ in range(prompts):
-            self.answer(self.bench.request(PROMPT, 1))
+            self.bench.first_tokens([self.bench.request(PROMPT, 1)])
         torch.cuda.synchronize()
         return 1e3 * (time.perf_counter() - began) / prompts
-
-    def answer(self, *requests) -> None:
-        """Run steps until each of these has its first token."""
-        for request in requests:
-            self.bench.scheduler.add(request)
-        waiting = {request.request_id for request in requests}
-        while waiting:
-            waiting -= {output.request_id for output in self.bench.engine.step()}
 
 
 def main() -> None:
@@ -121,7 +113,7 @@ def main() -> None:
     ways = Ways(options)
     ways.milliseconds(2)
     ways.compare(f"{options.variant}, {PROMPT} tokens alone", options.prefills, options.rounds)
-    ways.answer(*(ways.bench.request(options.context, PROMPT) for _ in range(DECODES)))
+    ways.bench.first_tokens([ways.bench.request(options.context, PROMPT) for _ in range(DECODES)])
     ways.compare(f"{options.variant}, {PROMPT} tokens beside {DECODES} decodes", options.prefills, options.rounds)
 
 

@@ -89,12 +89,7 @@ def main() -> None:
         marks.append(f"{1e3 * (time.perf_counter() - began):.1f}{'*' * len(found)}")
     print(f"{name} prefill of {options.context} and 3 tokens more, ms at the end of each step: {' '.join(marks)}")
     table(f"{name} prefill of {options.context}", prefill, steps=1)
-    requests = [bench.request(options.context, 2000) for _ in range(options.batch)]
-    for request in requests:
-        bench.scheduler.add(request)
-    unanswered = {request.request_id for request in requests}
-    while unanswered:
-        unanswered -= {output.request_id for output in bench.engine.step()}
+    bench.first_tokens([bench.request(options.context, 2000) for _ in range(options.batch)])
 
     def decode() -> None:
         for _ in range(options.steps):
@@ -109,19 +104,11 @@ def main() -> None:
     table(f"{name} decode, batch {options.batch}, wall {1e3 * wall:.2f} ms a step", decode, steps=options.steps)
     if options.mixed is None:
         return
-    steps = 0
 
-    def mixed() -> None:
-        nonlocal steps
-        request, steps = bench.request(options.mixed, 2), 0
-        bench.scheduler.add(request)
-        answered = False
-        while not answered:
-            answered = any(output.request_id == request.request_id for output in bench.engine.step())
-            steps += 1
+    def mixed() -> int:
+        return bench.first_tokens([bench.request(options.mixed, 2)])
 
-    mixed()
-    table(f"{name} {options.batch} decodes beside a prompt of {options.mixed}", mixed, steps=steps)
+    table(f"{name} {options.batch} decodes beside a prompt of {options.mixed}", mixed, steps=mixed())
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import openai
 
@@ -22,6 +22,12 @@ TIMEOUT = openai.Timeout(60, connect=5)
 NOT_CONNECTED = {"ConnectError", "ConnectTimeout"}  # of whichever HTTP library the client has
 
 
+class Failure(NamedTuple):
+    began: float  # monotonic, of the request
+    error: str
+    accepted: bool  # somebody had been reached
+
+
 @dataclass
 class Traffic:
     """Clients that keep their connections and ask again and again, without retries; every failure is kept."""
@@ -29,17 +35,21 @@ class Traffic:
     url: str
     model: str
     answered: int = 0
-    failures: list[tuple[float, str]] = field(default_factory=list)  # when the request began, and its error
-    accepted: list[str] = field(default_factory=list)  # errors of requests for which somebody had been reached
+    failures: list[Failure] = field(default_factory=list)
     stopped: threading.Event = field(default_factory=threading.Event)
 
     @property
     def errors(self) -> list[str]:
-        return [text for _, text in self.failures]
+        return [failure.error for failure in self.failures]
+
+    @property
+    def errors_of_accepted(self) -> list[str]:
+        """Errors of requests for which somebody had been reached."""
+        return [failure.error for failure in self.failures if failure.accepted]
 
     def errors_since(self, moment: float) -> list[str]:
         """Errors of requests that began at `moment` (monotonic) or later."""
-        return [f"{began - moment:+.1f} s: {text}" for began, text in self.failures if began >= moment]
+        return [f"{each.began - moment:+.1f} s: {each.error}" for each in self.failures if each.began >= moment]
 
     def wait_for_answers(self, count: int = 10) -> None:
         """Wait until so many more requests have been answered."""
@@ -56,9 +66,8 @@ class Traffic:
                 except Exception as error:
                     took_s = time.monotonic() - began
                     text = f"{type(error).__name__} ({error.__cause__!r}) after {took_s:.1f} s: {error}"
-                    self.failures.append((began, text))
-                    if type(error.__cause__).__name__ not in NOT_CONNECTED:
-                        self.accepted.append(text)
+                    accepted = type(error.__cause__).__name__ not in NOT_CONNECTED
+                    self.failures.append(Failure(began, text, accepted))
                 time.sleep(0.05)
 
     def _ask(self, client: openai.OpenAI, *, stream: bool) -> None:

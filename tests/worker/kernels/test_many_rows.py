@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hopper import on_hopper
+from hopper import captured, on_hopper
 from torch import Tensor
 
 from modelserve_worker.kernels import many_rows
@@ -104,12 +104,12 @@ def test_every_offer_gives_the_same_bits_near_float64(door, rows: int, outputs: 
 def test_parts_of_wider_rows_are_read_and_written_alone() -> None:
     x, matrix, wide = bfloat16(5000, 4096)[:, 2048:], bfloat16(4096, 2048)[1024:], bfloat16(5000, 8192)
     before, part = wide.clone(), wide[:, 1024 : 1024 + 3072]
+    expected = x.double() @ matrix.double().t()
     own = CublasLt(CUDA)
     product = own.product(strided(x, matrix, part))
     for each in own.offers(product):
         part.fill_(math.nan)
         own.launch(product, each, x, matrix, part)
-        expected = x.double() @ matrix.double().t()
         assert (part.double() - expected).norm() < 4e-3 * expected.norm()
         assert torch.equal(wide[:, :1024], before[:, :1024])
         assert torch.equal(wide[:, 4096:], before[:, 4096:])
@@ -133,10 +133,7 @@ def test_what_the_door_is_not_for_it_leaves_alone(door) -> None:
 @on_hopper
 def test_a_captured_product_reads_what_its_inputs_hold_at_each_replay(door) -> None:
     x, matrix = bfloat16(8192, 2560), bfloat16(20480, 2560) * 0.02
-    dense_product(x, matrix)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        output = dense_product(x, matrix)
+    graph, output = captured(lambda: dense_product(x, matrix))
     for _ in range(3):
         x.copy_(bfloat16(8192, 2560))
         graph.replay()

@@ -61,7 +61,6 @@ class Offer:
 class Product:
     """Sizes as the library knows them, of one device."""
 
-    sizes: Sizes
     description: ctypes.c_void_p
     layouts: tuple[ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]  # of the matrix, of x, of the output
 
@@ -100,7 +99,7 @@ class CublasLt:
             self._layout(sizes.inputs, sizes.rows, sizes.x_stride),
             self._layout(sizes.outputs, sizes.rows, sizes.output_stride),
         )
-        return Product(sizes, description, layouts)
+        return Product(description, layouts)
 
     def offers(self, product: Product) -> list[Offer]:
         """In the library's order. Pointers are taken to be multiples of 256 bytes."""

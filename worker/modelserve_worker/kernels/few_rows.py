@@ -12,10 +12,8 @@ from torch.nn import functional
 
 from modelserve_worker.kernels.fp8_linear import Fp8Pairs
 from modelserve_worker.kernels.int4_linear import Int4Tiles
-from modelserve_worker.kernels.linear_tiles import empty_product, kernel_capability
+from modelserve_worker.kernels.linear_tiles import HOPPER, empty_product, kernel_capability
 from modelserve_worker.kernels.many_rows import write_product
-
-_HOPPER = 90
 
 
 class FewRows(Protocol):
@@ -67,7 +65,7 @@ class HopperRows:
 @cache
 def few_rows_door(device: torch.device) -> FewRows | None:
     """The kernels of a device, chosen once; None where there are none."""
-    return HopperRows() if kernel_capability(device) == _HOPPER else None
+    return HopperRows() if kernel_capability(device) == HOPPER else None
 
 
 def dense_product(x: Tensor, weight: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from modelserve.sizing.quantised_tiles import DEQUANTISED_BLOCK_BYTES, INT4_FUSE
 Format = Literal["int4", "fp8"]
 GROUPED_ROWS = 4  # rows an expert has on average, up to which the few-row kernel multiplies
 MOST_COUNTERS = 1 << 12
-_HOPPER = 90
+HOPPER = 90  # as `kernel_capability` says it
 LEAST_MAJOR = 8
 PARTS = (1, 2, 3, 4)  # of the inputs, where the sum of parts is taken later
 _FLOAT32 = 4
@@ -86,7 +86,7 @@ def tiles_of(fmt: Format, *, capability: int) -> dict[int, LinearTile]:
 
 def most_fused_rows(capability: int) -> int:
     """Rows up to which Triton unpacks INT4 inside of a product; on Hopper, as measured, matrix units outrun that."""
-    return INT4_FUSED_ROWS if capability == _HOPPER else 8 * INT4_FUSED_ROWS
+    return INT4_FUSED_ROWS if capability == HOPPER else 8 * INT4_FUSED_ROWS
 
 
 def linear_tile(fmt: Format, rows: int, *, capability: int) -> LinearTile:

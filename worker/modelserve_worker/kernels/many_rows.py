@@ -16,12 +16,11 @@ import torch
 from torch import Tensor
 
 from modelserve_worker.kernels.cublaslt import CublasLt, Offer, Product, Sizes, fits, library, strided
-from modelserve_worker.kernels.linear_tiles import kernel_capability
+from modelserve_worker.kernels.linear_tiles import HOPPER, kernel_capability
 
 LEAST_ROWS = 4096  # below, beside decodes, PyTorch's way is as good or better: 1 % of steps of 1,024 rows
 LEAST_INPUTS = 1024
 LEAST_OUTPUTS = 1024
-_HOPPER = 90
 # Of a tile, by its number in cublasLt.h, on an H200 at 700 W: what it computes in a time, 128 x 256 being 1. Smaller
 # tiles, as thrifty when a product is alone, gained nothing in steps; larger ones are slower at that clock.
 RATES = {
@@ -71,7 +70,7 @@ class ManyRows:
 @cache
 def many_rows_door(device: torch.device) -> ManyRows | None:
     """The door of a device; None where PyTorch's own choice is taken."""
-    return ManyRows(device) if kernel_capability(device) == _HOPPER and library() is not None else None
+    return ManyRows(device) if kernel_capability(device) == HOPPER and library() is not None else None
 
 
 def write_product(x: Tensor, matrix: Tensor, output: Tensor) -> None:
