@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -37,8 +38,8 @@ from modelserve_worker.kernels.linear_rows_sm90 import dense_rows, fp8_rows, int
 
 CUDA = torch.device("cuda")
 CAPTURED = 50  # launches of a graph
-# One matrix of many stages and few tiles, one of few stages and the largest tiles, one between them.
-SHAPES = ((1024, 4096), (46464, 256), (16384, 512))
+# By what is asked of a product: many stages and few tiles, the largest tiles in few stages, what lies between.
+SHAPES = {"split": (1024, 4096), "gated": (46464, 256), "": (16384, 512)}
 Run = Callable[[], Tensor]
 
 
@@ -50,30 +51,20 @@ def int4_matrix(outputs: int, inputs: int, group: int) -> Int4Tiles:
 
 
 def products() -> Iterator[tuple[str, Run]]:
-    for outputs, inputs in SHAPES:
+    """Every format, number of rows and kind of result; with them every size of tiles."""
+    for asked, (outputs, inputs) in SHAPES.items():
+        how = {asked: True} if asked else {}
         weight = (torch.randn(outputs, inputs, device=CUDA) * inputs**-0.5).bfloat16()
-        fp8, int4 = fp8_matrix(outputs, inputs), {group: int4_matrix(outputs, inputs, group) for group in (32, 256)}
+        fp8, g32, g256 = fp8_matrix(outputs, inputs), *(int4_matrix(outputs, inputs, group) for group in (32, 256))
         for rows in (8, 16, 32):
             x = torch.randn(rows, inputs, device=CUDA).bfloat16()
-            ways = {
-                "bfloat16": lambda x=x, weight=weight, **how: dense_rows(x, weight, **how),
-                "fp8": lambda x=x, fp8=fp8, **how: fp8_rows(x, fp8, **how),
-                **{
-                    f"int4 g{group}": lambda x=x, matrix=matrix, **how: int4_rows(x, matrix, **how)
-                    for group, matrix in int4.items()
-                },
-            }
-            for name, way in ways.items():
-                for how in ({}, {"gated": True}, {"split": True}):
-                    yield (
-                        f"few rows {name} {outputs}x{inputs} {rows} {' '.join(how)}",
-                        lambda way=way, how=how: way(**how),
-                    )
-        for rows in (64, 128, 192, 256):
+            ways = (("bfloat16", dense_rows, weight), ("fp8", fp8_rows, fp8), ("int4 g32", int4_rows, g32),
+                    ("int4 g256", int4_rows, g256))  # fmt: skip
+            for name, multiply, matrix in ways:
+                yield f"few rows {name} {outputs}x{inputs} {rows} {asked}", partial(multiply, x, matrix, **how)
+        for rows in (64,) if asked == "split" else (64, 128, 192, 256):
             x = torch.randn(rows, inputs, device=CUDA).bfloat16()
-            for how in ({}, {"gated": True}, *([{"split": True}] if rows == 64 else [])):
-                name = f"many rows int4 {outputs}x{inputs} {rows} {' '.join(how)}"
-                yield name, lambda x=x, int4=int4, how=how: int4_product(x, int4[32], **how)
+            yield f"many rows int4 {outputs}x{inputs} {rows} {asked}", partial(int4_product, x, g32, **how)
 
 
 def attention() -> Iterator[tuple[str, Run]]:
