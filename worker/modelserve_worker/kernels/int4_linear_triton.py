@@ -31,7 +31,6 @@ from modelserve_worker.kernels.linear_tiles import (
     split_sums,
     tiles_of,
 )
-from modelserve_worker.kernels.many_rows import write_product
 from modelserve_worker.kernels.specimen import KernelSpecimen
 from modelserve_worker.kernels.split_inputs import expert_rows, split_range, store_product
 
@@ -322,7 +321,7 @@ def int4_dequantised_product(x: Tensor, tiles: Int4Tiles) -> Tensor:
             tiles.words, tiles.scales, tiles.zero_points, elements, first, last, rows, inputs,
             GROUPS=tiles.scales.shape[-2], BLOCK_N=DEQUANTISED_OUTPUTS, num_warps=4, **dependent_launch(),
         )  # fmt: skip
-        write_product(x, elements[: last - first], output[:, first:last])
+        torch.mm(x, elements[: last - first].t(), out=output[:, first:last])
     return output
 
 

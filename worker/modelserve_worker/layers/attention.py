@@ -100,6 +100,5 @@ class Attention(nn.Module):
     ) -> Tensor:
         """x [T, H]; rotation: cos and sin, float32 [T, D / 2]. Returns [T, H], or with `last` [R, H], to be added over
         ranks."""
-        projected = self.qkv.stacked(x) if last is None else self.qkv.stacked_of_some(x, last.rows)
-        result: Tensor = self.o(attention.attend(self, projected, rotation, last))
+        result: Tensor = self.o(attention.attend(self, self.qkv.stacked(x), rotation, last))
         return result
