@@ -196,8 +196,8 @@ class KVCacheSpec(ApiModel):
     )
     layout: KVCacheLayout | None = Field(
         default=None,
-        description="Rows of global layers: kv (K and V), v_only (V; K is derived exactly), folded (not in this "
-        "release). Left out: v_only where the model allows it.",
+        description="Rows of global layers: kv (K and V), v_only (V; K is derived exactly). Left out: v_only "
+        "where the model allows it.",
     )
     gpu_memory_utilization: DecimalString | None = Field(
         default=None, description="Share of GPU memory the worker may use, as a decimal string; left out: 0.9."

@@ -91,8 +91,6 @@ def test_formats_left_open_follow_the_checkpoint(small_architecture) -> None:
         assert select_geometry(architecture, EngineArgs(model="m")).dtype == "bfloat16"
         as_float32 = with_compute_dtype(architecture, EngineArgs(model="m", dtype="float32"))
         assert select_geometry(as_float32, EngineArgs(model="m")).dtype == "float32"
-    with pytest.raises(InvalidInput, match="folded is not served"):
-        select_geometry(architecture, EngineArgs(model="m", kv_cache_layout="folded"))
     with pytest.raises(InvalidInput, match="attention_k_eq_v"):
         select_geometry(architecture, EngineArgs(model="m", kv_cache_layout="v_only"))
 

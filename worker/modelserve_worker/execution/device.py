@@ -6,7 +6,6 @@ import torch
 
 from modelserve.architecture import ModelArchitecture
 from modelserve.engine_args import EngineArgs
-from modelserve.errors import InvalidInput
 from modelserve.hardware import BFLOAT16_CAPABILITY, FP8_E4M3_CAPABILITY
 from modelserve.sizing.kernel_buffers import taken_by_kernels
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, cache_geometry
@@ -48,13 +47,9 @@ def compute_dtype(architecture: ModelArchitecture) -> torch.dtype:
 def select_geometry(architecture: ModelArchitecture, args: EngineArgs) -> CacheGeometry:
     """Page geometry of one rank. dtype `auto` is the weights', layout `auto` is v_only where it is exact.
 
-    Raises InvalidInput for a layout that the model or this release does not have.
+    Raises InvalidInput for a layout that the model does not have.
     """
     layout = args.kv_cache_layout
-    if layout is KVCacheLayout.FOLDED:
-        raise InvalidInput(
-            "kvCacheLayout folded is not served by this release; use v_only or kv", field="kvCacheLayout"
-        )
     if layout == "auto":
         layout = KVCacheLayout.V_ONLY if architecture.attention_k_eq_v else KVCacheLayout.KV
     dtype = KVCacheDtype(architecture.dtype) if args.kv_cache_dtype == "auto" else args.kv_cache_dtype
