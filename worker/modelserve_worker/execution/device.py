@@ -10,6 +10,7 @@ from modelserve.hardware import BFLOAT16_CAPABILITY, FP8_E4M3_CAPABILITY
 from modelserve.sizing.kernel_buffers import taken_by_kernels
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve_worker.execution.accelerator_check import AcceleratorMismatch, DeviceFacts
+from modelserve_worker.kernels.gpu_generations import generation_of
 
 
 def select_device(args: EngineArgs, *, rank: int) -> torch.device:
@@ -59,10 +60,18 @@ def select_geometry(architecture: ModelArchitecture, args: EngineArgs) -> CacheG
 
 
 def check_formats(device: torch.device, architecture: ModelArchitecture, geometry: CacheGeometry) -> None:
-    """Raise AcceleratorMismatch for a format that this GPU does not compute with. The CPU converts all of them."""
+    """Raise AcceleratorMismatch for a GPU that no kernels are for, and for a format that it does not compute with.
+
+    The CPU converts all formats.
+    """
     if device.type != "cuda":
         return
     capability = compute_capability(device)
+    if runs_on_kernels(architecture, device):
+        try:
+            generation_of(10 * capability[0] + capability[1])
+        except ValueError as error:
+            raise AcceleratorMismatch(f"{torch.cuda.get_device_name(device)}: {error}") from error
     for needed, used, remedy in (
         (BFLOAT16_CAPABILITY, architecture.dtype == "bfloat16", "dtype float32"),
         (FP8_E4M3_CAPABILITY, geometry.dtype is KVCacheDtype.FP8_E4M3, "kvCacheDtype int8 or fp8_e5m2"),
