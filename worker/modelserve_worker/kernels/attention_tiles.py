@@ -29,8 +29,8 @@ class Tile:
     sm90: bool = False
 
 
-# By the places of `gpu_generations`. Triton makes a mere trap of 64 rows of 512 columns for 10.0, whose matrix units keep
-# sums in a memory that these fill.
+# By the places of `gpu_generations`. Of 64 rows of 512 columns Triton makes a mere trap for 10.0, whose matrix units
+# keep sums in a memory that these fill.
 _TILES: dict[tuple[Door, str], tuple[Tile, ...]] = {
     ("decode", "v_only"): (Tile(16, 64, 4, 2), Tile(16, 64, 4, 2), Tile(16, 64, 4, 2)),
     ("decode", "kv"): (Tile(16, 32, 4, 3), Tile(16, 32, 4, 3), Tile(16, 32, 4, 3)),
