@@ -21,6 +21,7 @@ from modelserve_worker.server.tracing import Tracing
 
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")  # what may stand in a header and in a line of a log
 _ABANDONED = 499  # no answer was begun: the client left first
+_ABSOLUTE = re.compile(r"https?://[^/]*", re.IGNORECASE)
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 log = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ class Entrance:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope = _in_origin_form(scope)
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
@@ -92,3 +94,13 @@ class Entrance:
         if path in self._paths:
             return path
         return next((template for pattern, template in self._templates if pattern.match(path)), "none")
+
+
+def _in_origin_form(scope: Scope) -> Scope:
+    """A target in absolute form, as proxies send it, is the path within it (RFC 9112, 3.2.2)."""
+    found = _ABSOLUTE.match(scope["path"])
+    if found is None:
+        return scope
+    raw = _ABSOLUTE.match(scope["raw_path"].decode("ascii"))
+    assert raw is not None
+    return {**scope, "path": scope["path"][found.end() :] or "/", "raw_path": scope["raw_path"][raw.end() :] or b"/"}
