@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -196,7 +197,7 @@ def _row(where: str, name: str, ignored: Ignored) -> str:
 
 
 def _spelled(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else f'"{value}"' if isinstance(value, str) else str(value)
+    return json.dumps(value)
 
 
 def expected_rows() -> list[str]:

@@ -84,7 +84,12 @@ RESPONSES_FIELDS: Mapping[str, Ignored] = {
     "top_logprobs": Ignored(_OFF, (0,)),
 }
 
-ANTHROPIC_FIELDS: Mapping[str, Ignored] = {**SHARED_FIELDS, "cache_control": Ignored(_NO_PREFIX_CACHE)}
+ANTHROPIC_FIELDS: Mapping[str, Ignored] = {
+    **SHARED_FIELDS,
+    "cache_control": Ignored(_NO_PREFIX_CACHE),
+    "context_management": Ignored(_OFF, ({}, {"edits": []})),
+    "mcp_servers": Ignored(_OFF, ([],)),
+}
 
 STREAM_OPTIONS_FIELDS: Mapping[str, Ignored] = {
     "continuous_usage_stats": Ignored("usage comes with the last event, if include_usage asks for it"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, GetJsonSchemaHandler, ValidationInfo, field_validator
 from pydantic.json_schema import JsonSchemaValue
@@ -20,18 +20,14 @@ ONLY_ASSISTANT = ("tool_calls", "reasoning_content", "reasoning")
 _SAID = ("content", *ONLY_ASSISTANT)
 
 
-# What the text must be, conversation.py reads.
-JsonObjectText = Annotated[str, Field(json_schema_extra={"format": "json-object"})]
-
-
 class CalledFunction(RequestModel):
-    """`arguments` is a JSON object as text."""
+    """`arguments` is a JSON object as text; empty for none, and any text of a call that was cut (conversation.py)."""
 
     ignored = CALL_FIELDS
     described_as = "tool_calls.function."
 
     name: FunctionName
-    arguments: JsonObjectText
+    arguments: str
 
 
 class MessageToolCall(RequestModel):
