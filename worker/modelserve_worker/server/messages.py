@@ -8,7 +8,7 @@ from pydantic import Field, GetJsonSchemaHandler, ValidationInfo, field_validato
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from modelserve_worker.server.field_policy import CALL_FIELDS, MESSAGE_FIELDS
+from modelserve_worker.server.field_policy import CALL_FIELDS, MESSAGE_FIELDS, PART_FIELDS
 from modelserve_worker.server.request_model import RequestModel
 from modelserve_worker.server.text_content import text_parts
 from modelserve_worker.server.tools import FunctionName
@@ -43,6 +43,9 @@ class MessageToolCall(RequestModel):
 
 class TextPart(RequestModel):
     """A part of a content as it is documented; the content's own check reads it."""
+
+    ignored = PART_FIELDS
+    described_as = "messages.content."
 
     type: Literal["text"]
     text: str
