@@ -2,9 +2,9 @@
 
 Global layers write the step's rows first, then read pages. Sliding layers read the old window from pages and the step's
 own rows from the projections, and write the rows that outlive the step after the last layer that reads them: the page
-that takes a new row may be the one whose old rows are being read. Decode rows are one padded batch; prefill chunks run
-request by request. Scratch is bounded by KEYS_PER_PASS gathered keys and SCORES_PER_PASS scores at a time, whatever the
-context; its bytes are the attention phase of `modelserve.sizing.memory.activation_terms`.
+that takes a new row may be the one whose old rows are being read. Decode rows run in groups whose tables have one
+width; prefill chunks run request by request. Scratch is bounded by KEYS_PER_PASS gathered keys and SCORES_PER_PASS
+scores at a time, whatever the context: the attention phase of `modelserve.sizing.memory.activation_terms`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from modelserve.sizing.memory import KEYS_PER_PASS, SCORES_PER_PASS
 from modelserve_worker.batch import ScheduledBatch
 from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.kv_stamps import ReadAudit, stamp
-from modelserve_worker.execution.plain_step import PlainStep, PrefillChunk
+from modelserve_worker.execution.plain_step import DecodeGroup, PlainStep, PrefillChunk
 from modelserve_worker.kernels.block_attention import SoftmaxAccumulator
 from modelserve_worker.kernels.row_codec import StoredRows, v_only_columns
 from modelserve_worker.kernels.step_inputs import LastRows
@@ -137,28 +137,30 @@ class PagedAttention:
         }
         self._write(producer, self._batch.sliding_slots, kept, tokens=tokens)
 
-    def _global_decodes(self, layer: int, producer: int, q: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Groups of decode rows, so many pages of each at a time that a pass gathers at most KEYS_PER_PASS keys."""
-        decode, page = self._batch.decode, self._cache.geometry.global_page
-        pages_per_pass = KEYS_PER_PASS // page.page_tokens
-        for start in range(0, decode.count, pages_per_pass):
-            rows = slice(start, min(decode.count, start + pages_per_pass))
-            ends = decode.positions[rows] + 1
-            most_pages = max(page.pages(end) for end in decode.ends[rows])
-            step = max(1, pages_per_pass // (rows.stop - rows.start))
-            softmax = SoftmaxAccumulator(q[rows, None], kv_heads=page.planes[0].heads)
-            audits = self._audits(layer, producer, rows, window=None)
-            for first in range(0, most_pages, step):
-                table = decode.global_rows[rows, first : min(most_pages, first + step)]
+    def _decodes(self, kind: LayerKind) -> Iterator[DecodeGroup]:
+        """Groups of decode rows, of so few rows that a pass over their tables gathers at most KEYS_PER_PASS keys."""
+        page_tokens = self._cache.geometry.page(kind).page_tokens
+        for group in self._batch.decodes[kind]:
+            yield from group.parts(max(1, KEYS_PER_PASS // (group.table.shape[1] * page_tokens + 1)))
+
+    def _global_decodes(self, layer: int, producer: int, q: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Rows and what they attended to, group by group."""
+        page = self._cache.geometry.global_page
+        step = KEYS_PER_PASS // page.page_tokens  # only the table of a group of one row may be wider
+        for group in self._decodes(LayerKind.GLOBAL):
+            softmax = SoftmaxAccumulator(q[group.rows, None], kv_heads=page.planes[0].heads)
+            audits = self._audits(layer, producer, group.tokens, window=None)
+            for first in range(0, group.table.shape[1], step):
+                table = group.table[:, first : first + step]
                 positions = self._positions(first, table.shape[1], page.page_tokens)
-                readable = positions < ends[:, None]
+                readable = positions <= group.positions[:, None]
                 keys, values = self._read_global(producer, table, positions, readable, q.dtype)
                 softmax.add(keys, values, readable[:, None])
                 for index, audit in enumerate(audits):
                     audit.observe(self._stamps(producer, table[index]), readable[None, index])
             for audit in audits:
                 audit.check()
-            yield rows, softmax.result(q.dtype)[:, 0]
+            yield group.rows, softmax.result(q.dtype)[:, 0]
 
     def _global_chunk(self, layer: int, producer: int, chunk: PrefillChunk, q: Tensor) -> Tensor:
         """Keys in passes, expanded once each; within a pass the queries in blocks of bounded scores."""
@@ -200,21 +202,18 @@ class PagedAttention:
 
     def _sliding_decodes(
         self, layer: int, producer: int, q: Tensor, own_keys: Tensor, own_values: Tensor
-    ) -> Iterator[tuple[slice, Tensor]]:
-        """Groups of decode rows: the old window of each from its pages, then its own row."""
-        decode, page = self._batch.decode, self._cache.geometry.sliding_page
-        keys_per_row = decode.sliding_rows.shape[1] * page.page_tokens + 1
-        group = max(1, KEYS_PER_PASS // keys_per_row)
-        for start in range(0, decode.count, group):
-            rows = slice(start, min(decode.count, start + group))
-            table, at = decode.sliding_rows[rows], decode.positions[rows, None]
-            positions = decode.sliding_first[rows, None] * page.page_tokens + self._positions(
-                0, table.shape[1], page.page_tokens
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Rows and what they attended to: the old window of each from its pages, then its own row."""
+        page = self._cache.geometry.sliding_page
+        for group in self._decodes(LayerKind.SLIDING):
+            rows, at = group.rows, group.positions[:, None]
+            positions = group.first[:, None] * page.page_tokens + self._positions(
+                0, group.table.shape[1], page.page_tokens
             )
             readable = (positions > at - self._window) & (positions < at)
             mask = torch.cat((readable, torch.ones_like(at, dtype=torch.bool)), dim=1)
-            keys = self._cache.read_pages(producer, "k", table, q.dtype)
-            values = self._cache.read_pages(producer, "v", table, q.dtype)
+            keys = self._cache.read_pages(producer, "k", group.table, q.dtype)
+            values = self._cache.read_pages(producer, "v", group.table, q.dtype)
             values.masked_fill_(~readable[:, None, :, None], 0.0)
             softmax = SoftmaxAccumulator(q[rows, None], kv_heads=page.planes[0].heads)
             softmax.add(
@@ -222,11 +221,11 @@ class PagedAttention:
                 torch.cat((values, own_values[rows, :, None]), dim=2),
                 mask[:, None],
             )
-            for index, audit in enumerate(
-                self._audits(layer, producer, rows, window=self._architecture.sliding_window)
-            ):
-                own = self._own_stamps(producer, slice(start + index, start + index + 1))
-                audit.observe(torch.cat((self._stamps(producer, table[index]), own)), mask[None, index])
+            audits = self._audits(layer, producer, group.tokens, window=self._architecture.sliding_window)
+            for index, audit in enumerate(audits):
+                token = group.tokens[index]
+                own = self._own_stamps(producer, slice(token, token + 1))
+                audit.observe(torch.cat((self._stamps(producer, group.table[index]), own)), mask[None, index])
                 audit.check()
             yield rows, softmax.result(q.dtype)[:, 0]
 
@@ -294,9 +293,8 @@ class PagedAttention:
             return None
         return ReadAudit(int(self._batch.owners[token]), layer, producer, at.cpu(), window)
 
-    def _audits(self, layer: int, producer: int, rows: slice, *, window: int | None) -> list[ReadAudit]:
+    def _audits(self, layer: int, producer: int, tokens: tuple[int, ...], *, window: int | None) -> list[ReadAudit]:
         """One check per decode row; empty outside debug mode."""
-        tokens = range(rows.start, rows.stop)
         found = [self._audit(layer, producer, t, self._batch.positions[t : t + 1], window=window) for t in tokens]
         return [audit for audit in found if audit is not None]
 

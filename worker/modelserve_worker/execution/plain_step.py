@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,15 +21,23 @@ _Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class DecodeRows:
-    """The leading single-token requests, B of them: token rows [0, B) of the step. Tables are padded with row 0."""
+class DecodeGroup:
+    """B single-token requests whose tables have one width P, which follows from the context of each alone
+    (`_table_width`): what a row costs, and its bits, do not depend on the rows beside it."""
 
-    count: int
+    tokens: tuple[int, ...]  # host: their token rows in the step
+    rows: Tensor  # [B] int64: the same on the device
     positions: Tensor  # [B] int64
-    global_rows: Tensor  # [B, Pg] int64 view rows of logical pages 0, 1, ...
-    sliding_rows: Tensor  # [B, Ps] int64 view rows of logical pages first, first + 1, ...
-    sliding_first: Tensor  # [B] int64
-    ends: tuple[int, ...]  # host: end position of each row
+    first: Tensor  # [B] int64: logical page of each table's first column
+    table: Tensor  # [B, P] int64 view rows of logical pages first, first + 1, ..., padded with row 0
+
+    def parts(self, most: int) -> Iterator[DecodeGroup]:
+        """The group in parts of at most `most` rows."""
+        for start in range(0, len(self.tokens), most):
+            part = slice(start, start + most)
+            yield DecodeGroup(
+                self.tokens[part], self.rows[part], self.positions[part], self.first[part], self.table[part]
+            )
 
 
 @dataclass(frozen=True)
@@ -48,7 +58,7 @@ class PlainStep:
     global_slots: Tensor  # [T] int64 token slots of every row: view row * page_tokens + token within the page
     sliding_tokens: Tensor  # [N] int64: which of the T rows outlive the step in sliding pages
     sliding_slots: Tensor  # [N] int64 their token slots
-    decode: DecodeRows
+    decodes: Mapping[LayerKind, tuple[DecodeGroup, ...]]  # the leading single-token requests
     chunks: tuple[PrefillChunk, ...]
     owners: Tensor | None  # debug: [T] int64 request numbers, on the CPU
 
@@ -83,19 +93,31 @@ def plain_step(batch: ScheduledBatch, cache: KVCache, tables: BlockTables, names
             kept_tokens.append(kept - start + offset)
             kept_slots.append(rows[kept // size - first] * size + kept % size)
     flat = ints(np.concatenate(positions))
+
+    def groups(kind: LayerKind, decoding: Sequence[tuple[int, _Rows]]) -> tuple[DecodeGroup, ...]:
+        by_width: dict[int, list[int]] = defaultdict(list)
+        for token, (_, rows) in enumerate(decoding):
+            by_width[min(_table_width(rows.size), tables.host[kind].shape[1])].append(token)
+        return tuple(
+            DecodeGroup(
+                tokens=tuple(tokens),
+                rows=ints(tokens),
+                positions=flat[tokens],
+                first=ints([decoding[token][0] for token in tokens]),
+                table=ints(_padded([decoding[token][1] for token in tokens], width)),
+            )
+            for width, tokens in by_width.items()
+        )
+
     return PlainStep(
         positions=flat,
         global_slots=ints(np.concatenate(slots)),
         sliding_tokens=ints(np.concatenate(kept_tokens) if kept_tokens else []),
         sliding_slots=ints(np.concatenate(kept_slots) if kept_slots else []),
-        decode=DecodeRows(
-            count=decodes,
-            positions=flat[:decodes],
-            global_rows=ints(_padded(global_rows[:decodes])),
-            sliding_rows=ints(_padded([rows for _, rows in window[:decodes]])),
-            sliding_first=ints([first for first, _ in window[:decodes]]),
-            ends=tuple(end for _, _, end in spans[:decodes]),
-        ),
+        decodes={
+            LayerKind.GLOBAL: groups(LayerKind.GLOBAL, [(0, rows) for rows in global_rows[:decodes]]),
+            LayerKind.SLIDING: groups(LayerKind.SLIDING, window[:decodes]),
+        },
         chunks=tuple(
             PrefillChunk(offsets[i], *spans[i][1:], ints(global_rows[i]), ints(window[i][1]), window[i][0])
             for i in range(decodes, len(spans))
@@ -120,8 +142,14 @@ def _sliding_rows(slot: int, first: int, stop: int, cache: KVCache, tables: Bloc
     return int(logical[0]), cache.page_rows(LayerKind.SLIDING, pages)
 
 
-def _padded(tables: list[_Rows]) -> _Rows:
-    padded = np.zeros((len(tables), max((t.size for t in tables), default=0)), dtype=np.int64)
+def _table_width(pages: int) -> int:
+    """`pages` rounded up to two significant bits (1, 2, 3, 4, 6, 8, 12, ...): few widths, at most half more."""
+    unit = 1 << max(0, (pages - 1).bit_length() - 2)
+    return -(-pages // unit) * unit
+
+
+def _padded(tables: list[_Rows], width: int) -> _Rows:
+    padded = np.zeros((len(tables), width), dtype=np.int64)
     for row, table in zip(padded, tables, strict=True):
         row[: table.size] = table
     return padded

@@ -309,7 +309,9 @@ class Scheduler:
             sliding_updates=self.arena.take_updates(LayerKind.SLIDING),
             constrained=np.flatnonzero(counters.constrained[slots[samples]]).astype(np.int32),
         )
-        self._events.step_tokens.append(len(token_ids))
+        # A decode's row is the token that was sampled before; the first token of an answer has no row yet.
+        first_tokens = np.count_nonzero(counters.known[slots[samples]] == counters.prompt[slots[samples]])
+        self._events.step_tokens.append(len(token_ids) + int(first_tokens))
         counters.advance(slots, ends, samples, self._step)
         self._in_flight.append(StepInFlight(self._step, bool(batch.page_moves), slots, slots[samples]))
         return batch
