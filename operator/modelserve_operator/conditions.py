@@ -81,12 +81,13 @@ def _stalled(view: View) -> Finding | None:
     target = view.target
     if target is None:
         return None
-    if target.record is not None and not (target.record.trying and target.fresh):
+    short = target.ready < view.replicas
+    if short and target.record is not None and not (target.record.trying and target.fresh):
         return Finding(True, target.record.failure.reason, _failed_message(view, target.record))
     hanging = stuck(view.target_pods, view.observed.now)
-    if hanging is not None and target.ready < view.replicas:
+    if short and hanging is not None:
         return Finding(True, hanging[0], _workers(view, about=hanging[1]).message)
-    if target.overdue and not target.unschedulable and target.ready < view.replicas:
+    if short and target.overdue and not target.unschedulable:
         return Finding(True, Reason.PROGRESS_DEADLINE_EXCEEDED, _workers(view).message)
     return None
 
@@ -94,7 +95,7 @@ def _stalled(view: View) -> Finding | None:
 def _failed_message(view: View, record: FailureRecord) -> str:
     """What failed, what stays, and when it is tried again. It changes with attempts, not with time."""
     count = "once" if record.attempts <= 1 else f"{record.attempts} times in a row"
-    again = f"next attempt at {record.retry_at:%Y-%m-%dT%H:%M:%SZ}, or at once when spec, replicas or nodes change"
+    again = f"next attempt at {record.retry_at:%Y-%m-%dT%H:%M:%SZ}, or at once when annotation {labels.RETRY} changes"
     if record.trying:
         again = "the next attempt is under way"
     name = labels.revision_name(view.observed.name, view.target.hash) if view.target else ""

@@ -11,7 +11,7 @@ from typing import Any
 
 from modelserve_operator import labels, sources
 from modelserve_operator.claims import ClaimModes
-from modelserve_operator.inventory import Inventory, NodeChange
+from modelserve_operator.inventory import Inventory
 from modelserve_operator.kinds import (
     CHILDREN,
     CONFIG_MAP,
@@ -42,10 +42,10 @@ Body = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Heard:
-    """What one event, or one LIST, may concern: single ModelServes, and what of the supply all plans are made from."""
+    """What one event, or one LIST, may concern: single ModelServes, and the supply that all plans are made from."""
 
     keys: frozenset[Key] = frozenset()
-    change: NodeChange = NodeChange.NONE
+    supply: bool = False
 
 
 NOTHING = Heard()
@@ -85,15 +85,15 @@ class Gatherer:
         is older than the events that were heard while it was under way: of their objects it says nothing.
         """
         keys: set[Key] = set()
-        change = NodeChange.NONE
+        supply = False
         newest: dict[ResourceKind, int] = {}
 
         def note(kind: ResourceKind, body: Body, *, deleted: bool) -> None:
-            nonlocal change
+            nonlocal supply
             if (kind, key_of(body)) not in self._heard_since:
                 heard = self.note(kind, body, deleted=deleted)
                 keys.update(heard.keys)
-                change |= heard.change
+                supply |= heard.supply
 
         for kind in (*WATCHED, *OPTIONAL):
             self._heard_since.clear()
@@ -109,9 +109,9 @@ class Gatherer:
                 note(kind, lost, deleted=True)
         for name in self._shared.names:
             if self._shared.note(name, await self._shared_config_map(name)):
-                change |= NodeChange.POOL
+                supply = True
         self._supply_changed = True
-        return Heard(frozenset(keys), change), newest
+        return Heard(frozenset(keys), supply), newest
 
     @staticmethod
     def _identity(kind: ResourceKind, body: Body) -> str:
@@ -143,14 +143,13 @@ class Gatherer:
         """Every ModelServe that is known."""
         return {self._key(body) for body in self._store.all(MODEL_SERVE)}
 
-    def concerned(self, change: NodeChange) -> set[Key]:
-        """ModelServes that a change of the supply may concern. It may be all of them, which takes a while to tell.
+    def concerned(self) -> set[Key]:
+        """ModelServes whose plan a change of the supply may concern: all but those that allow only the CPU.
 
         From now on they see it: in a crowd of changes a supply of thousands of nodes is put together once.
         """
         self._supply_changed = True
-        planned = self._on_accelerators() if NodeChange.POOL in change else set()
-        return planned | self._failed() if NodeChange.PLACE in change else planned
+        return {self._key(body) for body in self._store.all(MODEL_SERVE) if not sources.cpu_only(body)}
 
     def hear(self, kind: ResourceKind, body: Body, *, deleted: bool) -> Heard:
         """Note one watch event. Returns what it may concern; nothing for a heartbeat or an echo."""
@@ -161,18 +160,18 @@ class Gatherer:
 
     def note(self, kind: ResourceKind, body: Body, *, deleted: bool) -> Heard:
         """Keep one object's state. Returns what it may concern."""
-        if kind is NODE:  # of nodes only their pools and places are kept
-            return Heard(change=self._inventory.hear(body, deleted=deleted))
+        if kind is NODE:  # of nodes only their places are kept
+            return Heard(supply=self._inventory.hear(body, deleted=deleted))
         if kind is NODE_POOL:  # its status tells what runs; a plan depends on what may
             before = self._store.get(kind, "", body["metadata"]["name"])
             kept = not deleted and self._store.put(kind, body)
             if deleted:
                 self._store.remove(kind, body)
             unchanged = before is not None and kept and before.get("spec") == body.get("spec")
-            return Heard(change=NodeChange.POOL) if (deleted or kept) and not unchanged else NOTHING
+            return Heard(supply=True) if (deleted or kept) and not unchanged else NOTHING
         if self._shared.concerns(kind, body):
             changed = self._shared.note(body["metadata"]["name"], None if deleted else body)
-            return Heard(change=NodeChange.POOL) if changed else NOTHING
+            return Heard(supply=True) if changed else NOTHING
         if deleted:
             self._store.remove(kind, body)
             if kind is POD:
@@ -212,7 +211,6 @@ class Gatherer:
             supply=self.supply(),
             claim_modes={name: await self._claims.of(key.namespace, name) for name in sources.claims(body)},
             reports=await self._reports.read(pods),
-            places=self._inventory.places(with_gpus=not sources.cpu_only(body)),
             now=self._clock(),
         )
 
@@ -244,16 +242,6 @@ class Gatherer:
                 raise
             logger.warning("ConfigMap %s/%s cannot be read: %s", self._shared.namespace, name, error)
             return None
-
-    def _on_accelerators(self) -> set[Key]:
-        """ModelServes whose plan may depend on nodes: all but those that allow only the CPU."""
-        return {self._key(body) for body in self._store.all(MODEL_SERVE) if not sources.cpu_only(body)}
-
-    def _failed(self) -> set[Key]:
-        """ModelServes with a revision whose workers ended for good: a node is a reason to try again."""
-        noted = (body for body in self._store.all(DEPLOYMENT) if labels.annotation_of(body, labels.TERMINAL_FAILURE))
-        owners = ((body["metadata"]["namespace"], labels.label_of(body, labels.NAME)) for body in noted)
-        return {Key(namespace, owner) for namespace, owner in owners if owner}
 
     @staticmethod
     def _key(body: Body) -> Key:

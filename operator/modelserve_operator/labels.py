@@ -18,6 +18,7 @@ PLAN_HASH = f"{GROUP}/plan-hash"
 SPEC_HASH = f"{GROUP}/spec-hash"
 
 APPROVE_PLAN = f"{GROUP}/approve-plan"  # on the ModelServe, by the user: the hash of the proposed plan to commit
+RETRY = f"{GROUP}/retry"  # on the ModelServe, by the user: another value has what failed tried again at once
 COMMITTED_AT = f"{GROUP}/committed-at"  # on a revision's ConfigMap: when it was committed once more
 APPLIED_HASH = f"{GROUP}/applied-hash"  # on every child: hash of what was applied, so that dropped fields are noticed
 TERMINAL_FAILURE = (

@@ -223,7 +223,6 @@ class Observed:
         default_factory=dict
     )  # claim -> access modes; None: absent
     reports: Mapping[str, WorkerReport] = field(default_factory=dict)  # pod uid -> report
-    places: str = ""  # digest of the nodes where its pods may run: another one is a reason to try again
     now: datetime = field(default=datetime.min)
 
     @property

@@ -65,7 +65,11 @@ class Reconciler:
             self._applier.forget(key)
             return None  # the garbage collector deletes the children
         decision = decide(observed, self._settings)
-        running = running_revisions(observed, replicas=decision.spec.replicas if decision.spec else None)
+        running = running_revisions(
+            observed,
+            replicas=decision.spec.replicas if decision.spec else None,
+            rollout=decision.spec.rollout if decision.spec else None,
+        )
         step = _step(observed, decision, running)
         delays = [_next_attempt(observed, running), patience_left(observed.pods, observed.now)]
         if decision.accepted.reason == Reason.VOLUME_NOT_SHAREABLE:  # no event tells when the claim is made anew

@@ -65,18 +65,20 @@ class RunningRevision:
 
     @property
     def fresh(self) -> bool:
-        """Whether this is its first attempt, or the first since the spec changed."""
+        """Whether this is its first attempt, or the first that somebody asked for."""
         return self.record is None or self.record.attempts == 0
 
     def within(self, wanted: int) -> int:
-        """Replicas that it may have now: while it fails, no more than it has without the pods that failed.
+        """Replicas that it may have now: while it fails, no more than it has without the pods that failed, or than were
+        ready when it did (somebody may have wanted fewer meanwhile).
 
         The controller deletes pods that are not ready before those that are. Surplus pods are on their way out already.
         """
-        if not self.failing:
+        if self.record is None or self.record.trying:
             return wanted
         surplus = max(0, self.pods - self.replicas)
-        return max(0, min(wanted, self.replicas - max(0, self.failed - surplus)))
+        kept = self.replicas - max(0, self.failed - surplus)
+        return max(0, min(wanted, kept if self.failed else max(kept, self.record.ready)))
 
 
 @dataclass(frozen=True)

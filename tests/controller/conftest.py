@@ -356,7 +356,7 @@ class World:
     def _heard(self, kind: ResourceKind, body: Body, deleted: bool) -> None:
         if kind in (*WATCHED, *OPTIONAL):
             heard = self.gatherer.hear(kind, body, deleted=deleted)
-            self.pending |= heard.keys | self.gatherer.concerned(heard.change)
+            self.pending |= heard.keys | (self.gatherer.concerned() if heard.supply else set())
 
     def settle(self) -> None:
         """Reconcile and run the controllers until both rest."""

@@ -252,7 +252,8 @@ async def test_a_listing_finds_out_that_a_node_is_gone(world) -> None:
     world.cluster.listener = None  # the watch was away
     world.cluster.remove(NODE, "", "a")
     heard, _ = await world.gatherer.relist()
-    assert world.gatherer.concerned(heard.change) == {Key("ml", "m")}
+    assert heard.supply
+    assert world.gatherer.concerned() == {Key("ml", "m")}
     observed = await world.gatherer.observe(Key("ml", "m"))
     assert observed.supply.pools == ()
 
