@@ -30,16 +30,27 @@ class View:
     write_failure: Finding | None = None  # of a write that is tried again at once
 
     @property
+    def revision(self) -> Revision | None:
+        """What the conditions speak of: the wanted revision or, while none is decided on, the one that serves."""
+        return self.decision.target or self.revisions.get(self.step.serve or "")
+
+    @property
     def target(self) -> RunningRevision | None:
-        """The wanted revision as it runs now; None without a committed plan."""
-        if self.decision.target is None:
-            return None
-        plan_hash = self.decision.target.hash
-        return self.running.get(plan_hash, RunningRevision(plan_hash, 0))
+        """That revision as it runs now."""
+        revision = self.revision
+        return self.running.get(revision.hash, RunningRevision(revision.hash, 0)) if revision is not None else None
 
     @property
     def target_pods(self) -> tuple[Pod, ...]:
-        return self.observed.pods_of(self.decision.target.hash) if self.decision.target else ()
+        return self.observed.pods_of(self.revision.hash) if self.revision is not None else ()
+
+    @property
+    def complete(self) -> bool:
+        """Whether it runs as it should."""
+        target = self.target
+        if self.decision.target is not None or target is None:
+            return self.step.complete
+        return target.stays >= self.replicas == target.replicas
 
     @property
     def serving_ready(self) -> int:
@@ -63,21 +74,26 @@ def conditions(view: View) -> Iterator[tuple[ConditionType, Finding]]:
     yield ConditionType.WORKERS_READY, workers
     if stalled is not None:
         yield ConditionType.STALLED, stalled
-    elif not ready.ok and not view.decision.rests:
+    elif not ready.ok and view.decision.planned.reason != Reason.WAITING_FOR_APPROVAL and not _settled(view):
         yield ConditionType.RECONCILING, Finding(True, ready.reason, ready.message)
 
 
 def _settled(view: View) -> bool:
     """Whether there is nothing to be ready: tools that have no Ready condition to look at take the object for current.
 
-    So it is with previews, whatever runs beside them, and with a plan that waits for its first approval.
+    So it is with previews, and with a plan that waits for its first approval, unless something runs beside them.
     """
-    return view.decision.planned.reason == Reason.PLAN_PREVIEWED or (view.decision.rests and not view.running)
+    return view.decision.rests and not view.running
 
 
 def _stalled(view: View) -> Finding | None:
-    if view.decision.stalled is not None:
-        return Finding(True, view.decision.stalled.reason, view.decision.stalled.message)
+    decided, worker = view.decision.stalled, _stalled_worker(view)
+    if decided is None or worker is None:
+        return worker if decided is None else Finding(True, decided.reason, decided.message)
+    return Finding(True, decided.reason, f"{decided.message.rstrip('.')}. Besides: {worker.message}")
+
+
+def _stalled_worker(view: View) -> Finding | None:
     target = view.target
     if target is None:
         return None
@@ -105,10 +121,11 @@ def _failed_message(view: View, record: FailureRecord) -> str:
 
 def _capacity(view: View) -> Finding:
     target = view.target
-    if target is None:
-        reason = view.decision.planned.reason if view.decision.planned.ok is False else Reason.NOT_REQUESTED
-        lacking = reason in (Reason.DOES_NOT_FIT, Reason.NO_ACCELERATORS)
-        return Finding(False if lacking else None, reason, "No plan is committed: see Planned.")
+    reason = view.decision.planned.reason if view.decision.planned.ok is False else Reason.NOT_REQUESTED
+    lacking = reason in (Reason.DOES_NOT_FIT, Reason.NO_ACCELERATORS)
+    if target is None or lacking:
+        message = "No plan is committed" if target is None else "There is no room for what the spec asks for"
+        return Finding(False if lacking else None, reason, f"{message}: see Planned.")
     if view.step.blocked:
         return Finding(False, Reason.NO_SURGE_CAPACITY, _blocked_message(view))
     if target.refused is not None and target.pods < target.replicas:
@@ -120,7 +137,7 @@ def _capacity(view: View) -> Finding:
         return Finding(False, Reason.SCHEDULING_GATED, message)
     pending = [pod for pod in view.target_pods if pod.unschedulable is not None]
     if pending:
-        product = view.decision.target.plan.accelerator if view.decision.target else ""
+        product = view.revision.plan.accelerator if view.revision is not None else ""
         message = f"{len(pending)} of {view.replicas} pods wait for a node with {product}: {pending[0].unschedulable}"
         if view.decision.target and view.decision.proposed:
             proposal = proposal_text(view.observed.name, view.decision.target, view.decision.proposed)
@@ -168,7 +185,7 @@ def _workers(view: View, *, about: Pod | None = None) -> Finding:
 
 def _reduced_context(view: View) -> str:
     """What is lost where a ready worker serves a shorter context than planned; empty where none does."""
-    plan = view.decision.target.plan if view.decision.target else None
+    plan = view.revision.plan if view.revision is not None else None
     reports = [view.observed.reports[pod.uid] for pod in view.target_pods if pod.uid in view.observed.reports]
     shortest = min(reports, key=lambda report: report.max_model_len, default=None)
     if plan is None or plan.max_model_len is None or shortest is None or shortest.max_model_len >= plan.max_model_len:
@@ -215,15 +232,15 @@ def _ready(view: View, *, stalled: Finding | None, workers: Finding, capacity: F
     planned = view.decision.planned
     if stalled is not None:
         return Finding(False, stalled.reason, stalled.message)
-    if not planned.ok or view.decision.target is None:
+    if not planned.ok or view.revision is None:
         return Finding(False, planned.reason, planned.message)
     if view.write_failure is not None:
         return view.write_failure
-    if view.step.complete and view.serving_ready < view.replicas:
+    if view.complete and view.serving_ready < view.replicas:
         message = f"{view.serving_ready} of {view.replicas} workers are behind Service {view.observed.name}."
         return Finding(False, Reason.ROLLING_OUT, message)
-    if view.step.complete:
-        revision = labels.revision_name(view.observed.name, view.decision.target.hash)
+    if view.complete:
+        revision = labels.revision_name(view.observed.name, view.revision.hash)
         reason = Reason.SCALED_TO_ZERO if view.replicas == 0 else Reason.ROLLED_OUT
         return Finding(True, reason, f"Revision {revision} is rolled out: {workers.message}")
     if capacity.ok is False:

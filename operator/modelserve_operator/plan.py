@@ -82,7 +82,7 @@ def decide(observed: Observed, settings: Settings) -> Decision:
     decision = Decision(accepted, NOT_PLANNED, spec=spec, source=source)
     facts = known_facts(observed, source)
     if facts is None:
-        return _inspecting(decision, observed, source)
+        return _without_facts(decision, observed, source)
     warnings = _catalogue_faults(spec, observed.supply.catalogue)
     planned = _planned(replace(decision, facts=facts, warnings=warnings), observed, settings)
     told = replace(
@@ -139,6 +139,20 @@ def _inspecting(decision: Decision, observed: Observed, source: ModelSource) -> 
         f"{failure.message.rstrip('.')}. To try again, put it right and delete Job {name}, or change spec.model.",
     )
     return replace(decision, planned=finding, stalled=finding, inspect=True)
+
+
+def _without_facts(decision: Decision, observed: Observed, source: ModelSource) -> Decision:
+    """The model is to be read. A revision that was committed for this very spec runs, whatever comes of it."""
+    assert decision.spec is not None
+    inspecting, spec = _inspecting(decision, observed, source), decision.spec
+    known = tuple(revision for revision in observed.revisions if revision.spec_hash == spec_hash(spec))
+    approvals = filter(None, (spec.plan.approved_hash, labels.annotation_of(observed.model_serve, labels.APPROVE_PLAN)))
+    choice = choose(known, None, approvals=approvals, automatic=False, now=observed.now)
+    if choice.committed is None or spec.plan.mode == "PreviewOnly":
+        return inspecting
+    committed = _committed_decision(inspecting, choice.committed, None, name=observed.name)
+    told = f"{committed.planned.message.rstrip('.')}. The model is read again: {inspecting.planned.message}"
+    return replace(committed, planned=replace(committed.planned, message=told), stalled=None)
 
 
 def _planned(decision: Decision, observed: Observed, settings: Settings) -> Decision:

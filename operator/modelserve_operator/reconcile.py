@@ -22,7 +22,7 @@ from modelserve_operator.observed import Observed, Pod, WorkerReport
 from modelserve_operator.plan import Decision, decide
 from modelserve_operator.pod_health import patience_left
 from modelserve_operator.reasons import Reason
-from modelserve_operator.rollout import RunningRevision, Step, next_step
+from modelserve_operator.rollout import RunningRevision, Step, kept, next_step
 from modelserve_operator.running import known_revisions, replacements, running_revisions
 from modelserve_operator.settings import Settings
 from modelserve_operator.shared_config import SharedConfig
@@ -65,12 +65,11 @@ class Reconciler:
             self._applier.forget(key)
             return None  # the garbage collector deletes the children
         decision = decide(observed, self._settings)
+        replicas = _replicas(observed, decision)
         running = running_revisions(
-            observed,
-            replicas=decision.spec.replicas if decision.spec else None,
-            rollout=decision.spec.rollout if decision.spec else None,
+            observed, replicas=replicas, rollout=decision.spec.rollout if decision.spec else None
         )
-        step = _step(observed, decision, running)
+        step = _step(observed, decision, running, replicas=replicas)
         delays = [_next_attempt(observed, running), patience_left(observed.pods, observed.now)]
         if decision.accepted.reason == Reason.VOLUME_NOT_SHAREABLE:  # no event tells when the claim is made anew
             delays.append(REFUSED_SECONDS)
@@ -102,7 +101,8 @@ class Reconciler:
         failure: WriteFailure | None,
     ) -> None:
         """Write the status and announce what is new in it."""
-        desired = _replicas(decision, running)
+        asked = _replicas(observed, decision)
+        desired = sum(revision.replicas for revision in running.values()) if asked is None else asked
         view = View(
             observed,
             decision,
@@ -184,16 +184,19 @@ def _next_attempt(observed: Observed, running: Mapping[str, RunningRevision]) ->
     return max(0.0, (min(due) - observed.now).total_seconds()) + 0.1 if due else None
 
 
-def _replicas(decision: Decision, running: Mapping[str, RunningRevision]) -> int:
-    """As the spec says; under one that is refused, what runs stays as it is."""
-    return decision.spec.replicas if decision.spec else sum(revision.replicas for revision in running.values())
+def _replicas(observed: Observed, decision: Decision) -> int | None:
+    """As the spec says, or under one that is refused as the last accepted one said; None where that is not known."""
+    if decision.spec is not None:
+        return decision.spec.replicas
+    noted = (observed.model_serve.get("status") or {}).get("desiredReplicas")
+    return noted if isinstance(noted, int) else None
 
 
-def _step(observed: Observed, decision: Decision, running: dict[str, RunningRevision]) -> Step:
-    serving = observed.selected
+def _step(observed: Observed, decision: Decision, running: dict[str, RunningRevision], *, replicas: int | None) -> Step:
+    serving, target = observed.selected, decision.target
     if decision.spec is None:
-        return Step(serve=serving if serving in running else None)  # what runs stays as it is
-    target = decision.target
+        selects_all = observed.service is not None and serving is None
+        return kept(running, serving=serving, selects_all=selects_all, replicas=replicas)
     others = [each for plan_hash, each in known_revisions(observed).items() if plan_hash in running]
     return next_step(
         target=target.hash if target else None,

@@ -121,6 +121,21 @@ def next_step(
     return _retire(replace(step, shared=shared), over, needed=replicas - new.stays - old.stays if shared else 0)
 
 
+def kept(
+    running: Mapping[str, RunningRevision], *, serving: str | None, selects_all: bool, replicas: int | None
+) -> Step:
+    """What runs goes on under a spec that is refused: the revision that serves has failed workers tried again and lost
+    ones replaced, up to `replicas` (None: as many as it has), and no other is touched. `selects_all`: the Service does.
+    """
+    old = _old(None, running, serving)
+    if old is None:
+        return Step()
+    others = [each for each in running.values() if each.hash != old.hash]
+    missing = old.replicas if replicas is None else replicas - sum(each.replicas for each in others)
+    shared = selects_all and any(each.ready for each in others)
+    return Step({old.hash: old.within(max(old.replicas, missing))}, old.hash, shared=shared)
+
+
 def _old(target: str | None, running: Mapping[str, RunningRevision], serving: str | None) -> RunningRevision | None:
     """The revision to be replaced: the one that serves or, once the Service has moved on, the readiest other."""
     others = [revision for revision in running.values() if revision.hash != target]

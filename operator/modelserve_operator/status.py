@@ -31,6 +31,7 @@ def summarise(view: View) -> dict[str, Any]:
         "observedGeneration": observed.generation,
         "conditions": _merge(found, observed.model_serve, generation=observed.generation, now=observed.now),
         "phase": _phase(found, decision.planned).value,
+        "desiredReplicas": view.replicas,
         "replicas": len(observed.workers),  # of all revisions, as the selector counts them
         "readyReplicas": len(serving),
         "selector": labels.selector_text(observed.name),

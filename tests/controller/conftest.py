@@ -403,6 +403,11 @@ class World:
         self.cluster.change(MODEL_SERVE, name, change)
         self.settle()
 
+    def ask_for_a_retry(self, value: str, name: str = "tiny") -> None:
+        """As kubectl annotate --overwrite would."""
+        self.cluster.change(MODEL_SERVE, name, lambda body: body["metadata"].update(annotations={labels.RETRY: value}))
+        self.settle()
+
     def status(self, name: str = "tiny") -> Body:
         status: Body = self.cluster.objects[MODEL_SERVE, "ml", name]["status"]
         return status
@@ -435,8 +440,8 @@ class World:
         """Hash of the revision that is committed."""
         return str(self.status(name)["revision"]).removeprefix(f"{name}-")
 
-    def served_hash(self) -> str:
-        (service,) = self.cluster.of(SERVICE)
+    def served_hash(self, name: str = "tiny") -> str:
+        service = self.cluster.objects[SERVICE, "ml", name]
         return str(service["spec"]["selector"][labels.PLAN_HASH])
 
     def make_ready(self) -> None:

@@ -12,7 +12,7 @@ import pytest
 from modelserve.model_facts import ModelFacts
 from modelserve.termination import TERMINAL_EXIT_CODE, TerminationMessage, TerminationReason
 from modelserve_operator import labels
-from modelserve_operator.kinds import DEPLOYMENT, MODEL_SERVE, NODE, POD
+from modelserve_operator.kinds import DEPLOYMENT, NODE, POD
 from modelserve_operator.observed import Pod
 from modelserve_operator.terminal_failure import FailureRecord, next_record
 
@@ -115,14 +115,9 @@ def test_an_attempt_that_succeeds_clears_the_failure(failed_growth) -> None:
     assert failed_growth.rest() == []
 
 
-def _ask(world, value: str) -> None:
-    world.cluster.change(MODEL_SERVE, "tiny", lambda body: body["metadata"].update(annotations={labels.RETRY: value}))
-    world.settle()
-
-
 @pytest.mark.parametrize(
     "ask",
-    [lambda world: _ask(world, "1"), lambda world: world.edit(rollout={"maxSurge": 2})],
+    [lambda world: world.ask_for_a_retry("1"), lambda world: world.edit(rollout={"maxSurge": 2})],
     ids=["annotation", "rollout"],
 )
 def test_who_asks_for_an_attempt_gets_it_at_once(failed_growth, ask: Callable[[Any], None]) -> None:
