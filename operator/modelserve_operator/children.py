@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from modelserve_operator import labels
-from modelserve_operator.apply import Applier, NameTakenError, PredecessorError
+from modelserve_operator.apply import Applier, NameTakenError, PredecessorError, UnfitError
 from modelserve_operator.drift import DriftContestedError
 from modelserve_operator.inspection import answer_lost, job_named
 from modelserve_operator.kinds import CONFIG_MAP, DEPLOYMENT, DISRUPTION_BUDGET, JOB, SERVICE, ResourceKind
@@ -23,7 +23,7 @@ from modelserve_operator.rollout import RunningRevision, Step
 from modelserve_operator.running import known_revisions
 from modelserve_operator.settings import Settings
 
-WriteError = PredecessorError | NameTakenError | DriftContestedError | KubeError
+WriteError = PredecessorError | NameTakenError | DriftContestedError | UnfitError | KubeError
 Part = Callable[[], Awaitable[None]]
 
 
@@ -156,6 +156,6 @@ class Children:
 async def _tried(part: Part) -> WriteError | None:
     try:
         await part()
-    except (PredecessorError, NameTakenError, DriftContestedError, KubeError) as error:
+    except (PredecessorError, NameTakenError, DriftContestedError, UnfitError, KubeError) as error:
         return error
     return None

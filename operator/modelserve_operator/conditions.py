@@ -228,6 +228,11 @@ def _available(view: View) -> Finding:
     return Finding(False, Reason.NOT_SERVING, f"No worker takes requests{why}.")
 
 
+def _surplus_message(view: View) -> str:
+    waits = (pod for pod in view.target_pods if not pod.ready)
+    return next((f"pod {pod.name}, {why}" for pod in waits if (why := pod.unschedulable or pod.trouble)), "wait.")
+
+
 def _ready(view: View, *, stalled: Finding | None, workers: Finding, capacity: Finding) -> Finding:
     planned = view.decision.planned
     if stalled is not None:
@@ -238,6 +243,9 @@ def _ready(view: View, *, stalled: Finding | None, workers: Finding, capacity: F
         return view.write_failure
     if view.complete and view.serving_ready < view.replicas:
         message = f"{view.serving_ready} of {view.replicas} workers are behind Service {view.observed.name}."
+        return Finding(False, Reason.ROLLING_OUT, message)
+    if view.complete and view.target is not None and view.target.surplus_unready:
+        message = f"Its Deployment replaces pods, and a new one is not ready: {_surplus_message(view)}"
         return Finding(False, Reason.ROLLING_OUT, message)
     if view.complete:
         revision = labels.revision_name(view.observed.name, view.revision.hash)

@@ -21,6 +21,7 @@ APPROVE_PLAN = f"{GROUP}/approve-plan"  # on the ModelServe, by the user: the ha
 RETRY = f"{GROUP}/retry"  # on the ModelServe, by the user: another value has what failed tried again at once
 COMMITTED_AT = f"{GROUP}/committed-at"  # on a revision's ConfigMap: when it was committed once more
 APPLIED_HASH = f"{GROUP}/applied-hash"  # on every child: hash of what was applied, so that dropped fields are noticed
+ADMITTED = f"{GROUP}/admitted"  # on a child: digest of what admission makes of our own writes, which stays
 TERMINAL_FAILURE = (
     f"{GROUP}/terminal-failure"  # on a Deployment: the record of the failure that stopped its growth, as JSON
 )

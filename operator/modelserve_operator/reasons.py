@@ -43,6 +43,8 @@ class Reason(StrEnum):
     APPROVAL_UNKNOWN = "ApprovalUnknown"  # of an Event: an approved hash names no plan of the spec
     CATALOGUE_ENTRY_IGNORED = "CatalogueEntryIgnored"  # of an Event: an entry of modelserve-accelerators is wrong
 
+    CHANGED_BY_ADMISSION = "ChangedByAdmission"  # of an Event: a webhook changes what we write to a child
+
     # CapacityAvailable
     CAPACITY_SUFFICIENT = "CapacitySufficient"
     WAITING_FOR_NODES = "WaitingForNodes"  # pods are pending; the message is the scheduler's

@@ -9,8 +9,8 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from modelserve_operator import resource_metrics
-from modelserve_operator.apply import Applier, NameTakenError, PredecessorError, StatusOvertakenError
+from modelserve_operator import labels, resource_metrics
+from modelserve_operator.apply import Applier, NameTakenError, PredecessorError, StatusOvertakenError, UnfitError
 from modelserve_operator.calibration import measurement
 from modelserve_operator.children import Children, WriteError
 from modelserve_operator.conditions import View
@@ -30,7 +30,7 @@ from modelserve_operator.speed_calibration import speed_factors
 from modelserve_operator.status import summarise, transitions
 from modelserve_operator.store import shown_speed
 from modelserve_operator.work_queue import Key
-from modelserve_operator.write_failures import REFUSED_SECONDS, WriteFailure, contested, name_taken, refused
+from modelserve_operator.write_failures import REFUSED_SECONDS, WriteFailure, contested, name_taken, refused, unfit
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +64,7 @@ class Reconciler:
             resource_metrics.forget(*key)
             self._applier.forget(key)
             return None  # the garbage collector deletes the children
+        self._applier.note_retry(key, labels.annotation_of(observed.model_serve, labels.RETRY))
         decision = decide(observed, self._settings)
         replicas = _replicas(observed, decision)
         running = running_revisions(
@@ -167,6 +168,8 @@ def _explained(failed: WriteError | None, *, now: datetime) -> WriteFailure | No
             return name_taken(str(failed))
         case DriftContestedError():
             return contested(str(failed), again=failed.again, now=now)
+        case UnfitError():
+            return unfit(str(failed))
         case KubeError():
             return refused(failed.status, str(failed))
     return None

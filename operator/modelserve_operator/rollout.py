@@ -59,6 +59,11 @@ class RunningRevision:
         return min(self.ready, self.replicas)
 
     @property
+    def surplus_unready(self) -> bool:
+        """Whether there is a pod beside as many as wanted that is not ready: its Deployment replaces them."""
+        return self.pods > self.replicas and self.ready < self.pods
+
+    @property
     def failing(self) -> bool:
         """Whether growth has stopped; between attempts, that is."""
         return self.record is not None and not self.record.trying

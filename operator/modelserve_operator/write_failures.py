@@ -33,6 +33,11 @@ def contested(message: str, *, again: datetime, now: datetime) -> WriteFailure:
     return WriteFailure(Finding(False, Reason.DRIFT_CONTESTED, message), delay)
 
 
+def unfit(message: str) -> WriteFailure:
+    """No event tells when somebody takes his field away, unless it is on the child."""
+    return WriteFailure(Finding(False, Reason.DRIFT_CONTESTED, message), REFUSED_SECONDS)
+
+
 def refused(status: int, message: str) -> WriteFailure | None:
     """An answer of the API server, by its HTTP status (0: there was none). None for a conflict: the next try settles
     it."""

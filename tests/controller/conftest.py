@@ -29,6 +29,7 @@ from modelserve_operator.kinds import (
     CLAIM,
     CONFIG_MAP,
     DEPLOYMENT,
+    DISRUPTION_BUDGET,
     ENDPOINT_SLICE,
     JOB,
     MODEL_SERVE,
@@ -58,6 +59,7 @@ class FakeCluster:
         self.events: list[Body] = []
         self.worker_plans: dict[str, Body] = {}
         self.refused_kinds: dict[ResourceKind, int] = dict.fromkeys(OPTIONAL, 404)  # kind -> status of its LIST
+        self.admission: Callable[[ResourceKind, Body], None] | None = None  # a mutating webhook
         self.listener: Callable[[ResourceKind, Body, bool], None] | None = None
         self._numbers = itertools.count(1)
         self._applied: dict[str, Body] = {}  # uid -> what the operator last applied: its own fields
@@ -86,6 +88,7 @@ class FakeCluster:
             merged = document
         else:
             merged = _apply_over(before, document, dropped=self._applied.get(before["metadata"]["uid"], {}))
+        self._admit(kind, merged)
         stored = self._store(kind, merged)
         self._applied[stored["metadata"]["uid"]] = document
         return copy.deepcopy(stored)
@@ -112,8 +115,16 @@ class FakeCluster:
             elif operation["op"] == "remove":
                 del place[int(last) if isinstance(place, list) else last]
             else:
-                place[last] = operation["value"]
+                place[last] = copy.deepcopy(operation["value"])
+        self._admit(kind, body)
         return copy.deepcopy(self._store(kind, body))
+
+    def _admit(self, kind: ResourceKind, body: Body) -> None:
+        spec = body.get("spec") or {}
+        if kind is DISRUPTION_BUDGET and {"minAvailable", "maxUnavailable"} <= spec.keys():
+            raise KubeError(422, "minAvailable and maxUnavailable cannot be both set")
+        if self.admission is not None:
+            self.admission(kind, body)
 
     async def create(self, kind: ResourceKind, body: Mapping[str, Any]) -> None:
         self.writes.append(("create", kind.kind, str(body["reason"])))
