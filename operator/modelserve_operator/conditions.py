@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from modelserve.planning.evaluation import GIB
 from modelserve_operator import labels
+from modelserve_operator.denials import denial
 from modelserve_operator.observed import Observed, Pod
 from modelserve_operator.plan import Decision, Finding, proposal_text
 from modelserve_operator.pod_health import stuck
@@ -14,7 +15,6 @@ from modelserve_operator.reasons import ConditionType, Reason
 from modelserve_operator.revision import Revision
 from modelserve_operator.rollout import RunningRevision, Step
 from modelserve_operator.terminal_failure import FailureRecord
-from modelserve_operator.write_failures import denial
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from modelserve_operator import labels, sources
+from modelserve_operator.causes import Causes
 from modelserve_operator.claims import ClaimModes
+from modelserve_operator.inspection import overdue
 from modelserve_operator.inventory import Inventory
 from modelserve_operator.kinds import (
     CHILDREN,
@@ -30,6 +32,7 @@ from modelserve_operator.kinds import (
 )
 from modelserve_operator.kube import Kube, KubeError
 from modelserve_operator.observed import Observed, Pod, ready_endpoints
+from modelserve_operator.pod_health import hangs
 from modelserve_operator.shared_config import SharedConfig
 from modelserve_operator.store import ObjectKey, Store, key_of, version_of
 from modelserve_operator.supply import Supply
@@ -72,6 +75,7 @@ class Gatherer:
         self.absent: set[ResourceKind] = set(OPTIONAL)  # optional kinds that the last LIST did not find
         self._reports = WorkerReports(kube, clock)
         self._claims = ClaimModes(kube, clock)
+        self._causes = Causes(kube, clock)
         self._supply = Supply()
         self._supply_changed = True
         self.heard_version: dict[ResourceKind, int] = {}  # newest resourceVersion that a watch event brought
@@ -199,20 +203,35 @@ class Gatherer:
             for kind in CHILDREN
         }
         pods, service = children[POD], next(iter(children[SERVICE]), None)
+        now = self._clock()
         return Observed(
             model_serve=body,
             deployments=children[DEPLOYMENT],
             config_maps=children[CONFIG_MAP],
             jobs=children[JOB],
-            pods=tuple(map(Pod.from_body, pods)),
+            pods=tuple([await self._with_cause(Pod.from_body(pod), key.namespace, now) for pod in pods]),
+            causes=await self._causes_of(children[JOB], pods, now),
             service=service,
             disruption_budget=next(iter(children[DISRUPTION_BUDGET]), None),
             endpoints=ready_endpoints(children[ENDPOINT_SLICE], service),
             supply=self.supply(),
             claim_modes={name: await self._claims.of(key.namespace, name) for name in sources.claims(body)},
             reports=await self._reports.read(pods),
-            now=self._clock(),
+            now=now,
         )
+
+    async def _with_cause(self, pod: Pod, namespace: str, now: datetime) -> Pod:
+        """The pod, and what Kubernetes says where it hangs before any container of it has begun."""
+        if not pod.making or not hangs(pod, now):
+            return pod
+        return replace(pod, trouble=await self._causes.of(namespace, pod.uid))
+
+    async def _causes_of(self, jobs: Iterable[Body], pods: Iterable[Body], now: datetime) -> dict[str, str]:
+        """Why Jobs have no pods, by uid."""
+        owners = {Pod.from_body(pod).owner for pod in pods}
+        without = [job["metadata"] for job in jobs if job["metadata"]["uid"] not in owners and overdue(job, now)]
+        found = {each["uid"]: await self._causes.of(each["namespace"], each["uid"]) for each in without}
+        return {uid: words for uid, words in found.items() if words is not None}
 
     def supply(self) -> Supply:
         """What plans are made from, as of the last `concerned`; the same object until something in it changes."""

@@ -75,7 +75,7 @@ NAMESPACED_RULES: tuple[dict[str, Any], ...] = (
     _rule("", "pods", verbs=_WATCH),
     _rule(ENDPOINT_SLICE.group, ENDPOINT_SLICE.plural, verbs=_WATCH),
     _rule("", "persistentvolumeclaims", verbs=("get",)),
-    _rule("", "events", verbs=("create",)),
+    _rule("", "events", verbs=("list", "create")),
 )
 """RBAC rules in the watched namespaces."""
 

@@ -11,7 +11,7 @@ import aiohttp
 from kubernetes.aio import client, config
 
 from modelserve_operator import labels, metrics
-from modelserve_operator.kinds import POD, ResourceKind
+from modelserve_operator.kinds import EVENT, POD, ResourceKind
 
 Body = Mapping[str, Any]
 
@@ -60,6 +60,9 @@ class Kube(Protocol):
 
     async def delete(self, kind: ResourceKind, *, namespace: str, name: str, uid: str) -> None:
         """Delete in the background if the object still has this uid; one that is gone is fine."""
+
+    async def events_about(self, *, namespace: str, uid: str) -> list[dict[str, Any]]:
+        """Events that involve one object, in no order; Kubernetes keeps them for an hour."""
 
     async def read_worker(self, pod: Body, path: str) -> dict[str, Any]:
         """GET `path` from a worker pod's http port. Raises WorkerUnreachableError."""
@@ -153,6 +156,11 @@ class ClusterKube:
         except KubeError as error:
             if error.status not in (404, 409):  # 409: a namesake with another uid, so ours is gone
                 raise
+
+    async def events_about(self, *, namespace: str, uid: str) -> list[dict[str, Any]]:
+        query = [("fieldSelector", f"involvedObject.uid={uid}"), ("limit", str(PAGE_SIZE))]
+        page = await self._request("GET", EVENT, EVENT.path(namespace), query=query)
+        return page.get("items") or []
 
     async def read_worker(self, pod: Body, path: str) -> dict[str, Any]:
         metadata, port = pod["metadata"], 8000

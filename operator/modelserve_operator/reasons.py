@@ -65,6 +65,7 @@ class Reason(StrEnum):
     DRIFT_CONTESTED = "DriftContested"  # somebody changes a child again each time it is put right
     CRASH_LOOP = "CrashLoop"  # a worker keeps ending badly
     IMAGE_PULL_FAILED = "ImagePullFailed"
+    POD_NOT_STARTING = "PodNotStarting"  # a pod has a node, but a volume, its network or a container cannot be made
     PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"  # workers have a node, but keep failing or never get ready
 
     # Available, Ready

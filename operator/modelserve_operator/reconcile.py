@@ -16,6 +16,7 @@ from modelserve_operator.children import Children, WriteError
 from modelserve_operator.conditions import View
 from modelserve_operator.drift import DriftContestedError
 from modelserve_operator.gather import Gatherer
+from modelserve_operator.inspection import seconds_left
 from modelserve_operator.kinds import CONFIG_MAP
 from modelserve_operator.kube import KubeError
 from modelserve_operator.observed import Observed, Pod, WorkerReport
@@ -72,6 +73,8 @@ class Reconciler:
         )
         step = _step(observed, decision, running, replicas=replicas)
         delays = [_next_attempt(observed, running), patience_left(observed.pods, observed.now)]
+        if decision.inspect and decision.source is not None:
+            delays.append(seconds_left(observed, labels.inspection_name(observed.name, decision.source.hash)))
         if decision.accepted.reason == Reason.VOLUME_NOT_SHAREABLE:  # no event tells when the claim is made anew
             delays.append(REFUSED_SECONDS)
         failed = await self._children.apply(observed, decision, step, running)

@@ -19,6 +19,11 @@ FORGOTTEN_AFTER = timedelta(hours=1)  # once as many workers as wanted are ready
 _LONG_AGO = datetime.fromtimestamp(0, UTC)
 
 
+def delay_after(attempts: int) -> timedelta:
+    """Until the next attempt, when so many have failed in a row."""
+    return min(FIRST_DELAY * (1 << min(max(attempts - 1, 0), 10)), LONGEST_DELAY)
+
+
 @dataclass(frozen=True)
 class FailureRecord:
     """The last failure of a revision, and where its attempts stand."""
@@ -32,8 +37,7 @@ class FailureRecord:
 
     @property
     def retry_at(self) -> datetime:
-        doublings = min(max(self.attempts - 1, 0), 10)
-        return self.at + min(FIRST_DELAY * (1 << doublings), LONGEST_DELAY)
+        return self.at + delay_after(self.attempts)
 
     def to_json(self) -> str:
         return json.dumps(

@@ -31,6 +31,7 @@ from modelserve_operator.kinds import (
     DEPLOYMENT,
     DISRUPTION_BUDGET,
     ENDPOINT_SLICE,
+    EVENT,
     JOB,
     MODEL_SERVE,
     NODE,
@@ -58,6 +59,8 @@ class FakeCluster:
         self.writes: list[tuple[str, str, str]] = []
         self.events: list[Body] = []
         self.worker_plans: dict[str, Body] = {}
+        self.happenings: dict[str, list[Body]] = {}  # uid -> Events of others about it
+        self.clock: Callable[[], datetime] = lambda: datetime(2026, 1, 1, tzinfo=UTC)
         self.refused_kinds: dict[ResourceKind, int] = dict.fromkeys(OPTIONAL, 404)  # kind -> status of its LIST
         self.admission: Callable[[ResourceKind, Body], None] | None = None  # a mutating webhook
         self.listener: Callable[[ResourceKind, Body, bool], None] | None = None
@@ -134,6 +137,11 @@ class FakeCluster:
         self.writes.append(("delete", kind.kind, name))
         if self.objects.get((kind, namespace, name), {}).get("metadata", {}).get("uid") == uid:
             self.remove(kind, namespace, name)
+
+    async def events_about(self, *, namespace: str, uid: str) -> list[Body]:
+        if EVENT in self.refused_kinds:
+            raise KubeError(self.refused_kinds[EVENT], "events is forbidden")
+        return self.happenings.get(uid, [])
 
     async def read_worker(self, pod: Mapping[str, Any], path: str) -> Body:
         try:
@@ -235,6 +243,7 @@ class FakeCluster:
         phase = "Failed" if exit_code else "Succeeded"
         self.set_pod(pod, phase=phase, containerStatuses=[{"name": "inspect", "state": ended}])
         condition = {"type": "Failed" if exit_code else "Complete", "status": "True", "message": "ended"}
+        condition["lastTransitionTime"] = self.clock().isoformat(timespec="seconds")
         self.change(JOB, job["metadata"]["name"], lambda body: body.update(status={"conditions": [condition]}))
 
     def _make_endpoints(self, service: Body) -> None:
@@ -346,6 +355,7 @@ class World:
 
     def __init__(self) -> None:
         self.cluster = FakeCluster()
+        self.cluster.clock = lambda: self.now
         self.settings = Settings(worker_image="worker:test")
         self.pending: set[Key] = set()
         self.now = datetime(2026, 1, 1, tzinfo=UTC)

@@ -13,7 +13,7 @@
 - {apiGroups: [""], resources: [pods], verbs: [list, watch]}
 - {apiGroups: [discovery.k8s.io], resources: [endpointslices], verbs: [list, watch]}
 - {apiGroups: [""], resources: [persistentvolumeclaims], verbs: [get]}
-- {apiGroups: [""], resources: [events], verbs: [create]}
+- {apiGroups: [""], resources: [events], verbs: [list, create]}
 {{- if eq .Values.workerAccess "api-proxy" }}
 - {apiGroups: [""], resources: [pods/proxy], verbs: [get]}
 {{- end }}
