@@ -14,6 +14,7 @@ from modelserve_operator.kinds import EVENT, MODEL_SERVE, ResourceKind
 from modelserve_operator.kube import Kube, KubeError
 from modelserve_operator.observed import Transition
 from modelserve_operator.reasons import ConditionType, Reason
+from modelserve_operator.status_contest import StatusContests
 from modelserve_operator.store import Store, digested, key_of
 from modelserve_operator.work_queue import Key
 
@@ -59,6 +60,7 @@ class Applier:
         self._store = store
         self._clock = clock
         self._heals = Heals()
+        self._statuses = StatusContests()
         self._asked: dict[Key, str | None] = {}
         self._last: dict[Key, dict[str, str]] = defaultdict(dict)  # per ModelServe: uid -> hash of what we last applied
 
@@ -145,6 +147,7 @@ class Applier:
         """A ModelServe is gone."""
         self._last.pop(key, None)
         self._asked.pop(key, None)
+        self._statuses.forget(key)
 
     def note_retry(self, key: Key, asked: str | None) -> None:
         """The user's annotation that asks for another try: when it changes, no contest is over for its children."""
@@ -243,13 +246,15 @@ class Applier:
         not ours stay.
 
         It is written to the very state that it was made from: raises StatusOvertakenError when the object has changed
-        since, and KubeError.
+        since, StatusContestedError while somebody else writes it too and it is not our turn, and KubeError.
         """
         live = model_serve.get("status") or {}
         foreign = [each for each in live.get("conditions") or () if each.get("type") not in _CONDITIONS]
         whole = {**status, "conditions": [*status["conditions"], *foreign]}
         if live == digested(whole):
             return False
+        key, now = Key(*key_of(model_serve)), self._clock()
+        self._statuses.turn(key, live, now)
         try:
             operation = {"op": "add", "path": "/status", "value": whole}
             await self._patch(MODEL_SERVE, model_serve, [operation], subresource="status")
@@ -259,6 +264,7 @@ class Applier:
             if error.status == 409:
                 raise StatusOvertakenError(str(error)) from error
             raise
+        self._statuses.wrote(key, digested(whole), over=live, now=now)
         return True
 
     async def announce(self, model_serve: Body, transition: Transition) -> None:

@@ -177,10 +177,21 @@ def _workers(view: View, *, about: Pod | None = None) -> Finding:
     if ready >= view.replicas:
         reduced = _reduced_context(view)
         reason = Reason.CONTEXT_REDUCED if reduced else Reason.ALL_READY
-        return Finding(True, reason, f"{ready} of {view.replicas} workers are ready.{reduced}")
+        return Finding(True, reason, f"{ready} of {view.replicas} workers are ready.{reduced}{_unheard(view)}")
     told = (about,) if about is not None else view.target_pods
     trouble = next((f" Pod {pod.name}, {pod.trouble}" for pod in told if pod.trouble), "")
     return Finding(False, Reason.STARTING, f"{ready} of {view.replicas} workers are ready.{trouble}")
+
+
+def _unheard(view: View) -> str:
+    """What is not known where ready workers cannot be asked."""
+    silent = [pod.name for pod in view.target_pods if pod.uid in view.observed.silent]
+    if not silent:
+        return ""
+    return (
+        f" What {len(silent)} of them measured is not known: {min(silent)} does not answer the operator on /v1/plan; a "
+        "NetworkPolicy may keep it out."
+    )
 
 
 def _reduced_context(view: View) -> str:

@@ -73,7 +73,7 @@ class Gatherer:
         self._namespaces = namespaces
         self._inventory = Inventory()
         self.absent: set[ResourceKind] = set(OPTIONAL)  # optional kinds that the last LIST did not find
-        self._reports = WorkerReports(kube, clock)
+        self.reports = WorkerReports(kube, clock)
         self._claims = ClaimModes(kube, clock)
         self._causes = Causes(kube, clock)
         self._supply = Supply()
@@ -179,7 +179,7 @@ class Gatherer:
         if deleted:
             self._store.remove(kind, body)
             if kind is POD:
-                self._reports.forget(body["metadata"]["uid"])
+                self.reports.forget(body["metadata"]["uid"])
         elif not self._store.put(kind, body):
             return NOTHING
         if kind is MODEL_SERVE:
@@ -203,7 +203,7 @@ class Gatherer:
             for kind in CHILDREN
         }
         pods, service = children[POD], next(iter(children[SERVICE]), None)
-        now = self._clock()
+        now, answers = self._clock(), await self.reports.read(key, pods)
         return Observed(
             model_serve=body,
             deployments=children[DEPLOYMENT],
@@ -216,7 +216,9 @@ class Gatherer:
             endpoints=ready_endpoints(children[ENDPOINT_SLICE], service),
             supply=self.supply(),
             claim_modes={name: await self._claims.of(key.namespace, name) for name in sources.claims(body)},
-            reports=await self._reports.read(pods),
+            reports=answers.reports,
+            silent=answers.silent,
+            ask_again=answers.again,
             now=now,
         )
 

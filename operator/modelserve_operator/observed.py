@@ -242,6 +242,8 @@ class Observed:
         default_factory=dict
     )  # claim -> access modes; None: absent
     reports: Mapping[str, WorkerReport] = field(default_factory=dict)  # pod uid -> report
+    silent: frozenset[str] = frozenset()  # uids of ready workers that cannot be asked
+    ask_again: float | None = None  # seconds until one of them is
     now: datetime = field(default=datetime.min)
 
     @property

@@ -29,13 +29,13 @@ from modelserve_operator.settings import Settings
 from modelserve_operator.shared_config import SharedConfig
 from modelserve_operator.speed_calibration import speed_factors
 from modelserve_operator.status import summarise, transitions
+from modelserve_operator.status_contest import StatusContestedError
 from modelserve_operator.store import shown_speed
 from modelserve_operator.work_queue import Key
 from modelserve_operator.write_failures import REFUSED_SECONDS, WriteFailure, contested, name_taken, refused, unfit
 
 logger = logging.getLogger(__name__)
 
-ASK_WORKER_AGAIN_SECONDS = 5.0
 PREDECESSOR_SECONDS = 2.0
 
 
@@ -72,7 +72,7 @@ class Reconciler:
             observed, replicas=replicas, rollout=decision.spec.rollout if decision.spec else None
         )
         step = _step(observed, decision, running, replicas=replicas)
-        delays = [_next_attempt(observed, running), patience_left(observed.pods, observed.now)]
+        delays = [_next_attempt(observed, running), patience_left(observed.pods, observed.now), observed.ask_again]
         if decision.inspect and decision.source is not None:
             delays.append(seconds_left(observed, labels.inspection_name(observed.name, decision.source.hash)))
         if decision.accepted.reason == Reason.VOLUME_NOT_SHAREABLE:  # no event tells when the claim is made anew
@@ -90,10 +90,10 @@ class Reconciler:
         except StatusOvertakenError as error:
             logger.debug("%s/%s is reconciled again: %s", *key, error)
             return 0.0
+        except StatusContestedError as error:
+            delays.append(error.delay)
         if failed is not None and (failure is None or failure.delay is None):
             raise failed
-        if any(pod.ready and pod.plan_hash and pod.uid not in observed.reports for pod in observed.pods):
-            delays.append(ASK_WORKER_AGAIN_SECONDS)
         return min((delay for delay in delays if delay is not None), default=None)
 
     async def _report(

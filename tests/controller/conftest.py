@@ -371,6 +371,7 @@ class World:
             self.gatherer, Applier(self.cluster, store, clock=lambda: self.now), shared, self.settings
         )
         self.cluster.listener = self._heard
+        self.gatherer.reports.told = lambda key: self.pending.add(key)
         asyncio.run(self.gatherer.relist())
         self.pending = self.gatherer.known_keys()
 
@@ -393,6 +394,8 @@ class World:
                     self.now + timedelta(seconds=delay) if delay is not None else datetime.max.replace(tzinfo=UTC)
                 )
                 self.cluster.run_controllers()
+                for _ in range(5):  # what workers are asked beside it
+                    await asyncio.sleep(0)
             raise AssertionError(f"the operator does not come to rest: {self.cluster.writes[-10:]}")
 
         asyncio.run(work())

@@ -200,6 +200,12 @@ def test_the_hash_covers_what_shapes_the_pods_and_nothing_else(
     assert (_revision(_spec(**change), tiny_facts).hash == _revision(_spec(), tiny_facts).hash) is same
 
 
+def test_a_front_end_that_hangs_does_not_hold_its_gpus_for_the_time_to_drain(tiny_facts: ModelFacts) -> None:
+    pod = _pod(_spec(rollout={"drainSeconds": 600}), tiny_facts)
+    assert pod["terminationGracePeriodSeconds"] > 600, "who is told to stop drains"
+    assert pod["containers"][0]["livenessProbe"]["terminationGracePeriodSeconds"] == 10
+
+
 def test_the_rbac_rules_cover_every_watched_kind() -> None:
     granted = {
         (group, resource): set(rule["verbs"])

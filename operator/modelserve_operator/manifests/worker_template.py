@@ -35,6 +35,7 @@ ENDPOINT_SECONDS = 6  # for EndpointSlices, and every node's rules after them, t
 SHUTDOWN_DELAY_SECONDS = READINESS_PERIOD_SECONDS * READINESS_FAILURES + ENDPOINT_SECONDS
 """From SIGTERM until no Service leads to the worker. The kubelet signals it as soon as the pod is deleted, which takes
 the pod out of its Services unless they have no other: then its endpoint goes on as long as it passes for ready."""
+HUNG_SECONDS = 10  # from SIGTERM to SIGKILL for a front end that does not answer its liveness probe
 EXIT_SECONDS = 15  # for the process to end once its last request has
 LOAD_BYTES_PER_SECOND = 25_000_000  # a slow network volume
 LEAST_STARTUP_SECONDS = 1800
@@ -131,7 +132,14 @@ def _probes(weight_bytes: int) -> dict[str, Any]:
             "timeoutSeconds": 5,
             "failureThreshold": READINESS_FAILURES,
         },
-        "livenessProbe": {**health, "periodSeconds": 30, "timeoutSeconds": 10, "failureThreshold": 4},
+        "livenessProbe": {
+            **health,
+            "periodSeconds": 30,
+            "timeoutSeconds": 10,
+            "failureThreshold": 4,
+            # What hangs drains nothing: else it held its GPUs for the whole of drainSeconds more.
+            "terminationGracePeriodSeconds": HUNG_SECONDS,
+        },
     }
 
 
