@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from modelserve.planning.evaluation import GIB
-from modelserve_operator import labels
+from modelserve_operator import labels, rivals
 from modelserve_operator.denials import denial
 from modelserve_operator.observed import Observed, Pod
 from modelserve_operator.plan import Decision, Finding, proposal_text
@@ -152,6 +152,8 @@ def _blocked_message(view: View) -> str:
     pending = next((pod.unschedulable for pod in view.target_pods if pod.unschedulable), None)
     why = pending or "rollout.maxSurge is 0 and rollout.allowDowntime is false"
     remedy = "add room for one more pod, or set rollout.allowDowntime to true"
+    if view.observed.rivals:
+        return f"The old revision {view.step.serve} stays: {rivals.told(view.observed.rivals)}; add room for them."
     if pending is None:
         remedy = "set rollout.maxSurge to 1 or more, or rollout.allowDowntime to true"
     return f"The old revision {view.step.serve} stays: {why}; {remedy}."

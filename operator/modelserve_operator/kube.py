@@ -61,6 +61,9 @@ class Kube(Protocol):
     async def delete(self, kind: ResourceKind, *, namespace: str, name: str, uid: str) -> None:
         """Delete in the background if the object still has this uid; one that is gone is fine."""
 
+    def unplaced_pods(self, *, namespace: str | None = None) -> AsyncIterator[list[dict[str, Any]]]:
+        """Pods of anybody that have no node yet, in one namespace or in all."""
+
     async def events_about(self, *, namespace: str, uid: str) -> list[dict[str, Any]]:
         """Events that involve one object, in no order; Kubernetes keeps them for an hour."""
 
@@ -97,16 +100,24 @@ class ClusterKube:
         await self._workers.close()
 
     async def pages(self, kind: ResourceKind, *, namespace: str | None = None) -> AsyncIterator[list[dict[str, Any]]]:
-        query = [("limit", str(PAGE_SIZE))]
-        if kind.owned:
-            query.append(("labelSelector", labels.WATCH_SELECTOR))
-        token = ""
+        selector = [("labelSelector", labels.WATCH_SELECTOR)] if kind.owned else []
+        async for page in self._pages(kind, namespace, selector):
+            yield page
+
+    async def _pages(
+        self, kind: ResourceKind, namespace: str | None, selector: Sequence[tuple[str, str]]
+    ) -> AsyncIterator[list[dict[str, Any]]]:
+        query, token = [("limit", str(PAGE_SIZE)), *selector], ""
         while True:
             page = await self._request("GET", kind, kind.path(namespace), query=[*query, ("continue", token)])
             yield page.get("items") or []
             token = page["metadata"].get("continue") or ""
             if not token:
                 return
+
+    async def unplaced_pods(self, *, namespace: str | None = None) -> AsyncIterator[list[dict[str, Any]]]:
+        async for page in self._pages(POD, namespace, [("fieldSelector", "spec.nodeName=,status.phase=Pending")]):
+            yield page
 
     async def get(self, kind: ResourceKind, *, namespace: str, name: str) -> dict[str, Any] | None:
         try:

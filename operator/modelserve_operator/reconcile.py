@@ -23,6 +23,7 @@ from modelserve_operator.observed import Observed, Pod, WorkerReport
 from modelserve_operator.plan import Decision, decide
 from modelserve_operator.pod_health import patience_left
 from modelserve_operator.reasons import Reason
+from modelserve_operator.rivals import gives_away
 from modelserve_operator.rollout import RunningRevision, Step, kept, next_step
 from modelserve_operator.running import known_revisions, replacements, running_revisions
 from modelserve_operator.settings import Settings
@@ -72,9 +73,15 @@ class Reconciler:
             observed, replicas=replicas, rollout=decision.spec.rollout if decision.spec else None
         )
         step = _step(observed, decision, running, replicas=replicas)
+        target = decision.target
+        if target is not None and gives_away(step, running, target=target.hash, replicas=replicas or 0):
+            observed = replace(observed, rivals=await self._gatherer.rivals(observed, target))
+            step = _step(observed, decision, running, replicas=replicas)
         delays = [_next_attempt(observed, running), patience_left(observed.pods, observed.now), observed.ask_again]
         if decision.inspect and decision.source is not None:
             delays.append(seconds_left(observed, labels.inspection_name(observed.name, decision.source.hash)))
+        if observed.rivals:  # no event tells when they go
+            delays.append(REFUSED_SECONDS)
         if decision.accepted.reason == Reason.VOLUME_NOT_SHAREABLE:  # no event tells when the claim is made anew
             delays.append(REFUSED_SECONDS)
         failed = await self._children.apply(observed, decision, step, running)
@@ -211,4 +218,5 @@ def _step(observed: Observed, decision: Decision, running: dict[str, RunningRevi
         replicas=decision.spec.replicas,
         rollout=decision.spec.rollout,
         replacement=replacements(others, target, selected=observed.selected) if target else {},
+        contested=bool(observed.rivals),
     )

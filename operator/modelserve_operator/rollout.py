@@ -106,9 +106,11 @@ def next_step(
     replicas: int,
     rollout: RolloutSpec,
     replacement: Mapping[str, Replacement] | None = None,
+    contested: bool = False,
 ) -> Step:
     """`target`: hash of the committed revision, None without one; `serving`: what the Service selects now, None for no
-    or every revision; `replacement`: how the target compares with each other revision.
+    or every revision; `replacement`: how the target compares with each other revision; `contested`: what a stopped
+    worker leaves would go to pods of others, so none is stopped that serves.
     """
     old = _old(target, running, serving)
     over = [running[each] for each in sorted(set(running) - {target, old.hash if old else None})]
@@ -120,7 +122,15 @@ def next_step(
         step = Step({target: new.within(replicas)}, target, complete=complete)
         return _retire(step, [*over, *([old] if old else [])])
     manner = {each.hash: (replacement or {}).get(each.hash, Replacement()) for each in (old, *over)}
-    step = _replace(new, old, serving=serving, replicas=replicas, rollout=rollout, exchange=manner[old.hash].exchange)
+    step = _replace(
+        new,
+        old,
+        serving=serving,
+        replicas=replicas,
+        rollout=rollout,
+        exchange=manner[old.hash].exchange,
+        contested=contested,
+    )
     together = [each for each in (new, old, *over) if each.ready]
     shared = len(together) > 1 and all(manner[each.hash].compatible for each in (old, *over) if each.pods)
     return _retire(replace(step, shared=shared), over, needed=replicas - new.stays - old.stays if shared else 0)
@@ -169,13 +179,15 @@ def _replace(
     replicas: int,
     rollout: RolloutSpec,
     exchange: Exchange,
+    contested: bool,
 ) -> Step:
     keeps_serving = serving == new.hash and new.ready > 0
     serve = new.hash if keeps_serving or (new.ready > 0 and new.ready >= old.ready) else old.hash
     rest = max(0, replicas - new.stays)
     loses = bool(old.ready or old.loaded)
     # Leave for downtime is leave for one: an attempt after a failure does not stop what serves once more.
-    may_stop = new.fresh and (not loses or (rollout.allow_downtime and exchange is not Exchange.NONE))
+    leave = rollout.allow_downtime and exchange is not Exchange.NONE and not contested
+    may_stop = new.fresh and (not loses or leave)
     stays_stopped = old.replicas == 0 and (may_stop or not rollout.allow_downtime)
     if new.failing:
         old_replicas = 0 if stays_stopped else old.within(rest)

@@ -138,6 +138,10 @@ class FakeCluster:
         if self.objects.get((kind, namespace, name), {}).get("metadata", {}).get("uid") == uid:
             self.remove(kind, namespace, name)
 
+    async def unplaced_pods(self, *, namespace: str | None = None) -> AsyncIterator[list[Body]]:
+        pods = [body for body in self.of(POD) if namespace in (None, body["metadata"]["namespace"])]
+        yield [body for body in pods if "nodeName" not in body["spec"] and body["status"]["phase"] == "Pending"]
+
     async def events_about(self, *, namespace: str, uid: str) -> list[Body]:
         if EVENT in self.refused_kinds:
             raise KubeError(self.refused_kinds[EVENT], "events is forbidden")
