@@ -216,7 +216,7 @@ class Gatherer:
             service=service,
             disruption_budget=next(iter(children[DISRUPTION_BUDGET]), None),
             endpoints=ready_endpoints(children[ENDPOINT_SLICE], service),
-            supply=self.supply(),
+            supply=self.supply().seen_from(key.namespace),
             claim_modes={name: await self._claims.of(key.namespace, name) for name in sources.claims(body)},
             reports=answers.reports,
             silent=answers.silent,

@@ -139,11 +139,13 @@ class Reconciler:
         if target is None or facts is None or decision.source is None:
             return
         factors = speed_factors(speed, target.plan) if speed else {}
+        teaches_all = {observed.namespace, "*"} & set(self._settings.learn_for_all)
         entries = [
             measurement(
                 measured,
                 target.plan,
                 facts,
+                namespace="" if teaches_all else observed.namespace,
                 engine_version=engine_version,
                 model_uri=decision.source.uri,
                 measured_at=pod.created,

@@ -70,6 +70,10 @@ class Settings(BaseModel):
     lease_holder: str = Field(
         default_factory=socket.gethostname, min_length=1, description="This operator's name in it."
     )
+    learn_for_all: tuple[str, ...] = Field(
+        default=(),
+        description="Comma-separated namespaces, or *: what their workers measured counts in every namespace.",
+    )
     worker_access: WorkerAccess = WorkerAccess.POD_IP
     metrics_port: int = Field(default=9090, ge=0, le=65535, description="/metrics and /healthz; 0: any free port.")
     metrics_host: str = "0.0.0.0"  # noqa: S104 - a pod's probes and Prometheus come from outside it
@@ -79,7 +83,7 @@ class Settings(BaseModel):
     log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$")
 
 
-_LISTS = frozenset({"watch_namespaces", "image_pull_secrets"})
+_LISTS = frozenset({"watch_namespaces", "image_pull_secrets", "learn_for_all"})
 _OBJECTS = frozenset({"child_labels", "child_annotations"})
 
 
