@@ -96,6 +96,7 @@ class Children:
                 image=decision.spec.image or self._settings.worker_image,
                 pull_policy=self._settings.image_pull_policy,
                 pull_secrets=self._settings.image_pull_secrets,
+                user_id=self._settings.pod_user_id,
                 attempts=attempts(running) + 1 if running is not None else 1,
             )
             await self._apply(JOB, job)

@@ -150,6 +150,7 @@ def build_revision(
             image=image,
             pull_policy=settings.image_pull_policy,
             pull_secrets=pull_secrets,
+            user_id=settings.pod_user_id,
         ),
         weight_bytes=facts.weight_bytes,
     )

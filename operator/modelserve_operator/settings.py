@@ -47,6 +47,12 @@ class Settings(BaseModel):
         max_length=8,
         description="Comma-separated Secrets of the ModelServe's namespace, for pulling the pods' images.",
     )
+    pod_user_id: int | None = Field(
+        default=65532,
+        ge=1,
+        le=(1 << 31) - 1,
+        description="User and group of the pods; empty: the platform assigns them, as OpenShift does by namespace.",
+    )
     child_labels: dict[LabelKey, LabelValue] = Field(
         default={}, max_length=32, description="JSON object: labels of every child, beside the operator's own."
     )
@@ -88,6 +94,8 @@ _OBJECTS = frozenset({"child_labels", "child_annotations"})
 
 
 def _parsed(field: str, text: str) -> Any:
+    if field == "pod_user_id" and not text:
+        return None
     if field in _LISTS:
         return tuple(filter(None, map(str.strip, text.split(","))))
     if field in _OBJECTS:

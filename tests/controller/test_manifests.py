@@ -48,7 +48,7 @@ def _pod(spec: ModelServeSpec, facts: ModelFacts) -> dict[str, Any]:
 
 
 def _job_pod(spec: ModelServeSpec) -> dict[str, Any]:
-    job = inspect_job(OWNER, spec, source=model_source(spec), image="i", pull_policy="Always")
+    job = inspect_job(OWNER, spec, source=model_source(spec), image="i", pull_policy="Always", user_id=65532)
     pod: dict[str, Any] = job["spec"]["template"]["spec"]
     return pod
 

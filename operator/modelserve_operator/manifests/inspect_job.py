@@ -26,6 +26,7 @@ def inspect_job(
     pull_policy: str,
     pull_secrets: tuple[str, ...] = (),
     attempts: int = 1,
+    user_id: int | None,
 ) -> dict[str, Any]:
     """A Job without GPUs. Exit code TERMINAL_EXIT_CODE fails it at once; other failures are tried RETRIES times again.
 
@@ -46,7 +47,7 @@ def inspect_job(
         command=["modelserve", "inspect", source.directory, "--output", TERMINATION_MESSAGE_PATH],
     )
     inspect["resources"] = INSPECT_RESOURCES
-    pod: dict[str, Any] = {**pod_spec(source), "restartPolicy": "Never", "containers": [inspect]}
+    pod: dict[str, Any] = {**pod_spec(source, user_id=user_id), "restartPolicy": "Never", "containers": [inspect]}
     if source.downloaded:
         users = spec.pod.to_json().get("env") or []
         fetch = fetch_container(source, image=image, pull_policy=pull_policy, metadata_only=True, users=users)

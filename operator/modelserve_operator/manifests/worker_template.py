@@ -64,11 +64,12 @@ def worker_template(
     image: str,
     pull_policy: str,
     pull_secrets: tuple[str, ...] = (),
+    user_id: int | None,
 ) -> dict[str, Any]:
     """PodTemplateSpec. What the user adds in spec.pod goes in first; what the operator sets wins."""
     extra = spec.pod.to_json()
     own_labels = labels.child(name, labels.WORKER, **{labels.PLAN_HASH: plan_hash})
-    pod: dict[str, Any] = pod_spec(source)
+    pod: dict[str, Any] = pod_spec(source, user_id=user_id)
     worker = container(
         name="worker",
         image=image,
