@@ -113,11 +113,14 @@ class Gatherer:
                 newest[kind] = version
             for lost in missing.values():
                 note(kind, lost, deleted=True)
-        for name in self._shared.names:
-            if self._shared.note(name, await self._shared_config_map(name)):
-                supply = True
+        shared, _ = await self.pulse()
         self._supply_changed = True
-        return Heard(frozenset(keys), supply), newest
+        return Heard(frozenset(keys), supply or shared.supply), newest
+
+    async def pulse(self) -> tuple[Heard, dict[ResourceKind, int]]:
+        """Read the operator's own ConfigMaps: little, and the API server has answered. As `relist`."""
+        changed = [self._shared.note(name, await self._shared_config_map(name)) for name in self._shared.names]
+        return Heard(supply=any(changed)), {}
 
     @staticmethod
     def _identity(kind: ResourceKind, body: Body) -> str:

@@ -84,7 +84,7 @@ class Settings(BaseModel):
     metrics_port: int = Field(default=9090, ge=0, le=65535, description="/metrics and /healthz; 0: any free port.")
     metrics_host: str = "0.0.0.0"  # noqa: S104 - a pod's probes and Prometheus come from outside it
     resync_seconds: float = Field(default=600.0, ge=30.0, description="Full relist and reconcile of everything.")
-    watchdog_seconds: float = Field(default=60.0, ge=5.0, description="Between two checks for frozen watches.")
+    watchdog_seconds: float = Field(default=600.0, ge=5.0, description="Between two checks for watches that died.")
     reconcile_workers: int = Field(default=16, ge=1, le=256)
     log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$")
 

@@ -119,7 +119,7 @@ def _service_comes_back(served: Deployed, name: str) -> None:
         found = served.kubectl.items("services", f"--field-selector=metadata.name={name}")
         return any(each["metadata"]["uid"] != old for each in found)
 
-    # What is deleted between an operator's first list and its watch is found by the watchdog, a minute later.
+    # What is deleted between an operator's first list and its watch is found by the watchdog, half a minute later.
     wait_for("the Service is made again", back, timeout_s=120)
 
 
