@@ -57,8 +57,12 @@ def running_revisions(
 
 
 def _asked(observed: Observed, rollout: RolloutSpec) -> str:
-    """Digest of what only people write: how a revision may be replaced, and the annotation that asks for an attempt."""
-    return labels.short_hash([rollout.to_json(), labels.annotation_of(observed.model_serve, labels.RETRY)])
+    """Digest of what only people write: how a revision may be replaced, and the annotation that asks for an attempt.
+
+    It names its fields: one that a later release adds must not have every failed revision tried again.
+    """
+    asked = labels.annotation_of(observed.model_serve, labels.RETRY)
+    return labels.short_hash([rollout.max_surge, rollout.allow_downtime, asked])
 
 
 def replacements(revisions: Iterable[Revision], target: Revision, *, selected: str | None) -> dict[str, Replacement]:
