@@ -10,7 +10,7 @@ from typing import Any
 
 from modelserve_operator import diff, drift, labels, metrics
 from modelserve_operator.drift import DriftContestedError, Heals
-from modelserve_operator.kinds import EVENT, MODEL_SERVE, ResourceKind
+from modelserve_operator.kinds import EVENT, MODEL_SERVE, POD, ResourceKind
 from modelserve_operator.kube import Kube, KubeError
 from modelserve_operator.observed import Transition
 from modelserve_operator.reasons import ConditionType, Reason
@@ -212,6 +212,14 @@ class Applier:
         self._store.put(kind, stored)
         metrics.WRITES.labels("patch", f"{kind.kind}/{subresource}" if subresource else kind.kind).inc()
         return stored
+
+    async def prefer_to_delete(self, namespace: str, name: str) -> None:
+        """Have a pod go first when its Deployment shrinks. Raises KubeError."""
+        pod = self._store.get(POD, namespace, name)
+        if pod is None or labels.annotation_of(pod, labels.DELETION_COST) is not None:
+            return
+        annotations = {**(pod["metadata"].get("annotations") or {}), labels.DELETION_COST: "-1"}
+        await self._patch(POD, pod, [{"op": "add", "path": "/metadata/annotations", "value": annotations}])
 
     async def apply_shared(self, kind: ResourceKind, body: Body) -> Body:
         """Apply an object that no ModelServe owns, unless it is so already; returns it as it is stored.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -170,7 +170,11 @@ class Gatherer:
     def note(self, kind: ResourceKind, body: Body, *, deleted: bool) -> Heard:
         """Keep one object's state. Returns what it may concern."""
         if kind is NODE:  # of nodes only their places are kept
-            return Heard(supply=self._inventory.hear(body, deleted=deleted))
+            name = body["metadata"]["name"]
+            left = name in self._inventory.leaving
+            supply = self._inventory.hear(body, deleted=deleted)
+            moved = left != (name in self._inventory.leaving)
+            return Heard(frozenset(self._on_node(name)) if moved else frozenset(), supply=supply)
         if kind is NODE_POOL:  # its status tells what runs; a plan depends on what may
             before = self._store.get(kind, "", body["metadata"]["name"])
             kept = not deleted and self._store.put(kind, body)
@@ -214,6 +218,7 @@ class Gatherer:
             deployments=children[DEPLOYMENT],
             config_maps=children[CONFIG_MAP],
             jobs=children[JOB],
+            to_move=frozenset(body["metadata"]["uid"] for body in pods if self._has_to_move(body)),
             pods=tuple([await self._with_cause(Pod.from_body(pod), key.namespace, now) for pod in pods]),
             causes=await self._causes_of(children[JOB], pods, now),
             service=service,
@@ -276,6 +281,16 @@ class Gatherer:
                 raise
             logger.warning("ConfigMap %s/%s cannot be read: %s", self._shared.namespace, name, error)
             return None
+
+    def _has_to_move(self, pod: Body) -> bool:
+        return (pod.get("spec") or {}).get("nodeName") in self._inventory.leaving
+
+    def _on_node(self, name: str) -> Iterator[Key]:
+        """ModelServes with workers on a node."""
+        for body in self._store.all(POD):
+            owner = labels.label_of(body, labels.NAME)
+            if owner and (body.get("spec") or {}).get("nodeName") == name:
+                yield Key(body["metadata"]["namespace"], owner)
 
     @staticmethod
     def _key(body: Body) -> Key:

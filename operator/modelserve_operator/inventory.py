@@ -73,6 +73,16 @@ class Place:
         return cls(pool=pool, named=named_gpu(labels), host=labels.get(HOSTNAME_LABEL) if pool is not None else None)
 
 
+LEAVING_TAINTS = frozenset({"karpenter.sh/disrupted", "ToBeDeletedByClusterAutoscaler"})
+
+
+def _leaves(node: Body) -> bool:
+    """Whether it is cordoned, as by a drain, or an autoscaler is about to remove it."""
+    spec = node.get("spec") or {}
+    taints = {each.get("key") for each in spec.get("taints") or ()}
+    return bool(spec.get("unschedulable") or taints & LEAVING_TAINTS)
+
+
 _NO_PLACE = Place(None, None, None)
 
 
@@ -81,6 +91,7 @@ class Inventory:
 
     def __init__(self) -> None:
         self._places: dict[str, Place] = {}
+        self.leaving: set[str] = set()  # nodes whose pods will have to go
         self._pools: tuple[Pool, ...] | None = ()  # None: to be worked out again
         self._nodes_of: dict[Pool, tuple[str, ...]] | None = None
         self._idle: tuple[tuple[str, str], ...] | None = None
@@ -89,6 +100,7 @@ class Inventory:
         """Note a node's state. Whether a plan may come out differently; heartbeats bring nothing."""
         name = node["metadata"]["name"]
         before, after = self._places.get(name, _NO_PLACE), _NO_PLACE if deleted else Place.of(node)
+        (self.leaving.add if _leaves(node) and not deleted else self.leaving.discard)(name)
         if deleted:
             self._places.pop(name, None)
         else:

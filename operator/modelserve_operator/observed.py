@@ -245,6 +245,7 @@ class Observed:
     )  # claim -> access modes; None: absent
     reports: Mapping[str, WorkerReport] = field(default_factory=dict)  # pod uid -> report
     rivals: tuple[str, ...] = ()  # pods of others that a rollout does not stop a worker for
+    to_move: frozenset[str] = frozenset()  # uids of pods on nodes that are drained, or about to be removed
     silent: frozenset[str] = frozenset()  # uids of ready workers that cannot be asked
     ask_again: float | None = None  # seconds until one of them is
     now: datetime = field(default=datetime.min)

@@ -28,6 +28,7 @@ from modelserve_operator.rollout import RunningRevision, Step, kept, next_step
 from modelserve_operator.running import known_revisions, replacements, running_revisions
 from modelserve_operator.settings import Settings
 from modelserve_operator.shared_config import SharedConfig
+from modelserve_operator.sources import surges_first
 from modelserve_operator.speed_calibration import speed_factors
 from modelserve_operator.status import summarise, transitions
 from modelserve_operator.status_contest import StatusContestedError
@@ -77,6 +78,7 @@ class Reconciler:
         if target is not None and gives_away(step, running, target=target.hash, replicas=replicas or 0):
             observed = replace(observed, rivals=await self._gatherer.rivals(observed, target))
             step = _step(observed, decision, running, replicas=replicas)
+        await self._prefer_to_delete(observed, step, running)
         delays = [_next_attempt(observed, running), patience_left(observed.pods, observed.now), observed.ask_again]
         if decision.inspect and decision.source is not None:
             delays.append(seconds_left(observed, labels.inspection_name(observed.name, decision.source.hash)))
@@ -102,6 +104,17 @@ class Reconciler:
         if failed is not None and (failure is None or failure.delay is None):
             raise failed
         return min((delay for delay in delays if delay is not None), default=None)
+
+    async def _prefer_to_delete(self, observed: Observed, step: Step, running: Mapping[str, RunningRevision]) -> None:
+        """Where a Deployment is about to shrink, have those of its pods go that have to leave their node anyway."""
+        if not surges_first(observed.model_serve):
+            return
+        shrinking = {
+            each for each, wanted in step.replicas.items() if each in running and running[each].replicas > wanted
+        }
+        for pod in observed.workers:
+            if pod.uid in observed.to_move and pod.plan_hash in shrinking:
+                await self._applier.prefer_to_delete(observed.namespace, pod.name)
 
     async def _report(
         self,

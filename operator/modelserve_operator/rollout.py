@@ -47,6 +47,7 @@ class RunningRevision:
     leaving: int = 0  # pods that are terminating, not in `pods`
     ready: int = 0
     loaded: int = 0  # pods that were ready since their last start; readiness may come and go
+    to_move: int = 0  # ready pods on nodes that are drained, or about to be removed
     unschedulable: int = 0
     overdue: bool = False  # the Deployment's progress deadline has passed
     refused: str | None = None  # why the API server admits no more pods of it
@@ -118,8 +119,9 @@ def next_step(
         return _retire(Step({old.hash: old.within(replicas)}, old.hash) if old else Step(), over)
     new = running.get(target, RunningRevision(target, 0))
     if new.stays >= replicas or old is None:
-        complete = new.stays >= replicas and new.replicas == replicas
-        step = Step({target: new.within(replicas)}, target, complete=complete)
+        wanted = replicas + _surge_to_move(new, replicas=replicas, rollout=rollout) if old is None else replicas
+        complete = new.stays >= replicas and new.replicas in (replicas, wanted)
+        step = Step({target: new.within(wanted)}, target, complete=complete)
         return _retire(step, [*over, *([old] if old else [])])
     manner = {each.hash: (replacement or {}).get(each.hash, Replacement()) for each in (old, *over)}
     step = _replace(
@@ -134,6 +136,12 @@ def next_step(
     together = [each for each in (new, old, *over) if each.ready]
     shared = len(together) > 1 and all(manner[each.hash].compatible for each in (old, *over) if each.pods)
     return _retire(replace(step, shared=shared), over, needed=replicas - new.stays - old.stays if shared else 0)
+
+
+def _surge_to_move(new: RunningRevision, *, replicas: int, rollout: RolloutSpec) -> int:
+    """One more, until it is ready, where a worker has to leave its node; then its Deployment gives that one up."""
+    surges = rollout.on_eviction == "SurgeFirst" and new.to_move > 0 and replicas > 0 and not new.failing
+    return int(surges and new.ready <= replicas)
 
 
 def kept(

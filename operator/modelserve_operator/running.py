@@ -47,6 +47,7 @@ def running_revisions(
             leaving=sum(pod.terminating for pod in observed.pods if pod.plan_hash == plan_hash),
             ready=ready,
             loaded=sum(pod.started for pod in pods),
+            to_move=sum(pod.ready and pod.uid in observed.to_move for pod in pods),
             unschedulable=sum(pod.unschedulable is not None for pod in pods),
             overdue=any(state.get("reason") == "ProgressDeadlineExceeded" for state in states),
             refused=next((state.get("message") or "" for state in states if _refused(state)), None),

@@ -183,7 +183,7 @@ class FakeCluster:
         for deployment in self.of(DEPLOYMENT):
             wanted = deployment["spec"]["replicas"]
             there = [pod for pod in self.pods_of(deployment) if _active(pod)]
-            pods = sorted(there, key=_ready, reverse=True)  # those that are not ready go first
+            pods = sorted(there, key=_stays_longer, reverse=True)
             for pod in pods[wanted:]:
                 self.remove(POD, *key_of(pod))
             for _ in range(wanted - len(pods)):
@@ -343,6 +343,11 @@ def _active(pod: Body) -> bool:
 def _ready(pod: Body) -> bool:
     conditions = (pod.get("status") or {}).get("conditions") or ()
     return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+
+
+def _stays_longer(pod: Body) -> tuple[bool, int]:
+    """Of two pods the one that is not ready goes first, then the one of lower cost."""
+    return _ready(pod), int((pod["metadata"].get("annotations") or {}).get(labels.DELETION_COST, "0"))
 
 
 def _owner_uid(body: Body) -> str | None:
