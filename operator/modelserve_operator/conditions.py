@@ -26,6 +26,7 @@ class View:
     step: Step
     running: dict[str, RunningRevision]
     replicas: int
+    asked: int | None = None  # by the last accepted spec, where that is known
     revisions: Mapping[str, Revision] = field(default_factory=dict)  # committed, by hash
     write_failure: Finding | None = None  # of a write that is tried again at once
 

@@ -133,6 +133,7 @@ class Reconciler:
             step,
             running,
             replicas=desired,
+            asked=asked,
             revisions=known_revisions(observed),
             write_failure=failure.finding if failure is not None and failure.delay is None else None,
         )

@@ -31,11 +31,12 @@ def summarise(view: View) -> dict[str, Any]:
         "observedGeneration": observed.generation,
         "conditions": _merge(found, observed.model_serve, generation=observed.generation, now=observed.now),
         "phase": _phase(found, decision.planned).value,
-        "desiredReplicas": view.replicas,
         "replicas": len(observed.workers),  # of all revisions, as the selector counts them
         "readyReplicas": len(serving),
         "selector": labels.selector_text(observed.name),
     }
+    if view.asked is not None:
+        status["desiredReplicas"] = view.asked
     if observed.service is not None:
         status["url"] = f"http://{observed.name}.{observed.namespace}.svc/v1"
     previewed = decision.plan if decision.planned.reason == Reason.PLAN_PREVIEWED else None

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from modelserve.termination import TERMINAL_EXIT_CODE, TerminationMessage, TerminationReason
-from modelserve_operator.kinds import CONFIG_MAP, POD, SERVICE
+from modelserve_operator.kinds import CONFIG_MAP, MODEL_SERVE, POD, SERVICE
 from modelserve_operator.observed import Pod
 
 ENDED = {
@@ -110,6 +110,19 @@ def test_under_a_refused_spec_what_was_wanted_outlives_the_operator(two) -> None
     two.settle()
     two.pass_time(61)
     assert two.deployment_of("tiny")["spec"]["replicas"] == 2
+
+
+def test_what_was_wanted_before_this_release_is_not_taken_for_none(two) -> None:
+    """An object that an earlier release left with a refused spec and a worker that had failed."""
+    _refused(two)
+    _lose_all(two)
+
+    def forget(body: dict[str, Any]) -> None:
+        del body["status"]["desiredReplicas"]
+
+    two.cluster.change(MODEL_SERVE, "tiny", forget)
+    two.settle()
+    assert "desiredReplicas" not in two.status()
 
 
 def test_under_a_refused_spec_a_lost_service_is_made_again(two) -> None:
