@@ -265,6 +265,11 @@ class RolloutSpec(ApiModel):
     allow_downtime: bool = Field(
         default=False, description="True: the old revision may stop first when both do not fit the cluster together."
     )
+    on_eviction: Literal["Allow", "SurgeFirst"] = Field(
+        default="Allow",
+        description="Of workers on a node that is drained or about to be removed. Allow: one at a time "
+        "is evicted, also the only one. SurgeFirst: none is; another gets ready elsewhere first, then it goes.",
+    )
     drain_seconds: int = Field(
         default=60, ge=0, le=3600, description="Seconds a stopping pod may take to finish its requests."
     )
