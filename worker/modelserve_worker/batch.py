@@ -4,9 +4,10 @@ A step is arrays over its requests, never an object per request: what a request 
 known tokens) travels once, when it is given a slot; its pages travel as updates of the device's block tables.
 
 Rules of one step, in order:
-1. `admitted` requests take their slots; then `page_moves` are copied in the order given (whole pages, on the device's
-   stream); then `table_updates` are written into the block tables. Steps launched before still see the old tables,
-   because all of it is ordered on one stream.
+1. `admitted` requests take their slots, and their first position may lie behind rows that another request computed;
+   then `page_moves` are copied in the order given (whole pages, on the device's stream); then `table_updates` are
+   written into the block tables. Steps launched before still see the old tables, because all of it is ordered on one
+   stream.
 2. Block tables. Entry i of a slot's global table is the page of positions [64 i, 64 i + 64). Entry i of its sliding
    table is the page of every logical sliding page l (positions [32 l, 32 l + 32)) with l mod R = i, where
    R = CacheGeometry.sliding_table_entries: any window of W rows touches at most R logical pages, so the entry is
@@ -14,9 +15,11 @@ Rules of one step, in order:
 3. Every layer attends, then writes. Global layers may write the step's rows first, since a global page is never reused
    within a step. Sliding layers read positions [start - W + 1, start) from pages and the step's own rows from the
    step's projections; after its attention (for a KV producer: after the attention of the last layer that shares it) a
-   sliding layer writes the rows that outlive the step, [max(start, end - W + 1), end). A written row may overwrite an
-   expired one of the same request. A step of at most `commit_first_tokens` tokens of a request overwrites no row that
-   it reads, so there the order does not matter.
+   sliding layer writes the rows that outlive the step, from `stored_from` on. A written row may overwrite an expired
+   one of the same request. A step of at most `commit_first_tokens` tokens of a request overwrites no row that it reads,
+   so there the order does not matter.
+   A chunk's rows before its own window that a prefix cache wants, from `spare_from` on, are written in the same way
+   through the sliding table of another slot, `spare_slots`, that nobody holds in this step.
 4. Requests with `samples` get one token from the logits of their last position. Where a step has `constrained` rows,
    sampling waits for their token masks (`PendingStep.constrain`): which tokens may follow depends on the token that
    the step before sampled, which the host has not seen when this one is launched.
@@ -55,6 +58,29 @@ def commit_first_tokens(geometry: CacheGeometry) -> int:
     return geometry.sliding_table_entries * page - geometry.window + 1
 
 
+def stored_from(geometry: CacheGeometry, ends: Int32Array) -> Int32Array:
+    """First position whose sliding rows a chunk stores in the pages of its slot, by its end; [R] to [R].
+
+    The window of its last row, whose attention reads it from pages where others are not computed, and what else is in
+    the first of these pages, so that every page holds all its rows.
+    """
+    page = geometry.sliding_page.page_tokens
+    first: Int32Array = np.maximum(ends - geometry.window, 0) // page * page
+    return first
+
+
+def spare_from(geometry: CacheGeometry, ends: Int32Array) -> Int32Array:
+    """First position whose sliding rows a chunk with a spare slot stores in that one's pages, up to `stored_from`.
+
+    With them a request may resume at the chunk's end and at each of the positions of a global page before it. Never
+    more pages than a table has entries.
+    """
+    page, most = geometry.sliding_page.page_tokens, geometry.sliding_table_entries
+    first = np.maximum(ends - geometry.window - geometry.global_page.page_tokens + 1, 0) // page * page
+    latest: Int32Array = np.maximum(first, stored_from(geometry, ends) - most * page)
+    return latest
+
+
 @dataclass(frozen=True, slots=True)
 class PageMove:
     """Copy page `source` onto the free page `destination` of the same kind, all layers."""
@@ -85,6 +111,7 @@ class AdmittedRequest:
     sampling: SamplingParams
     prompt_token_ids: Sequence[int]
     output_token_ids: Sequence[int]  # sampled in earlier stays; the penalty state is rebuilt from both
+    shares_rows_as: str | None = None  # requests of one name read each other's rows where their tokens are the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +130,7 @@ class ScheduledBatch:
     global_updates: TableUpdates
     sliding_updates: TableUpdates
     constrained: Int32Array = field(default_factory=_nothing)  # which of the sampling requests, by their order
+    spare_slots: Int32Array = field(default_factory=_nothing)  # [R], -1 where there is none; [0] where nobody has one
 
     @property
     def num_requests(self) -> int:

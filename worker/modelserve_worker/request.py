@@ -122,6 +122,8 @@ class Request:
     checked without a loop over tokens.
     `grammar` (as `modelserve_worker.grammar` writes it) is what the answer must match; the engine makes its
     `constraint`, which goes with the request through preemptions.
+    Rows are shared by requests of one `cache_namespace`; `client` is whose bytes they are in a prefix cache. At
+    `checkpoints`, positions of the prompt, later requests will begin to differ.
     """
 
     request_id: str
@@ -129,10 +131,14 @@ class Request:
     sampling: SamplingParams
     arrival_s: float = field(default_factory=time.monotonic)
     grammar: str | None = None
+    cache_namespace: str = ""
+    client: str = ""
+    checkpoints: tuple[int, ...] = ()
     output_token_ids: list[int] = field(default_factory=list)
     admitted: bool = False  # it has been in a slot, which a preemption may have taken
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)  # computed so far, without gaps
     constraint: TokenConstraint | None = None
+    cached_tokens: int = 0  # of its prompt, which it found computed when it was first admitted
 
     @property
     def num_tokens(self) -> int:
@@ -154,4 +160,5 @@ class RequestOutput:
     error: str | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
     admitted_s: float | None = None  # with its first output: when it left the queue, in time.monotonic() of this host
+    cached_tokens: int = 0  # with its first output: of its prompt, those that were not computed
     prompt_logprobs: PromptLogprobs | None = None  # with the first token, of all prompt tokens but the first

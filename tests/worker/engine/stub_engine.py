@@ -91,7 +91,7 @@ class StubEngine:
         return RequestOutput(request.request_id, (token_id,), FinishReason.LENGTH, logprobs=logprobs)
 
     def take_events(self) -> StepEvents:
-        admitted = [(name, time.monotonic()) for name, request in self.requests.items() if not request.admitted]
+        admitted = [(name, time.monotonic(), 0) for name, request in self.requests.items() if not request.admitted]
         for request in self.requests.values():
             request.admitted = True
         timed = [TimedStep(0.02, len(self.requests), 100.0, 0, 0.0)] if self.requests else []

@@ -85,10 +85,9 @@ def run_steps(projections, cache, driver, steps: list[list[tuple[str, int]]], *,
         batch = driver.batch(*shares)
         for kind, updates in ((LayerKind.GLOBAL, batch.global_updates), (LayerKind.SLIDING, batch.sliding_updates)):
             tables.apply({kind: updates})
-        names = {share.slot: share.request_id for share in shares}
         attention = PagedAttention(
             batch,
-            partial(plain_step, cache=cache, tables=tables, names=names),
+            partial(plain_step, cache=cache, tables=tables),
             cache=cache,
             architecture=architecture,
             derive_keys=projections.derive_stored,

@@ -165,6 +165,6 @@ def test_a_table_that_names_a_page_outside_the_arena_is_refused(small_architectu
             with pytest.raises(
                 InvalidInput, match=f"{kind.value} page .* outside the arena's 0..{cache.num_pages[kind] - 1}"
             ):
-                plain_step(batch, cache, tables, {share.slot: "a"})
+                plain_step(batch, cache, tables)
         table[share.slot, 1] = right
-    assert plain_step(batch, cache, tables, {share.slot: "a"}).positions.tolist() == list(range(70))
+    assert plain_step(batch, cache, tables).positions.tolist() == list(range(70))

@@ -28,7 +28,11 @@ def ints(values: Iterable[int]) -> np.ndarray:
 
 
 def batch_of(
-    spans: list[tuple[int, int, int]], *, samples: list[bool] | None = None, tokens: list[int] | None = None
+    spans: list[tuple[int, int, int]],
+    *,
+    samples: list[bool] | None = None,
+    tokens: list[int] | None = None,
+    spare: list[int] | None = None,
 ) -> ScheduledBatch:
     """A step of (slot, start, length) requests, decodes first."""
     nothing = TableUpdates(ints([]), ints([]), ints([]))
@@ -45,6 +49,7 @@ def batch_of(
         page_moves=(),
         global_updates=nothing,
         sliding_updates=nothing,
+        spare_slots=ints(spare or []),
     )
 
 
@@ -70,7 +75,10 @@ def batches(draw: st.DrawFn) -> ScheduledBatch:
     tokens = [draw(st.integers(IN_FLIGHT, VOCAB - 1)) for _ in range(decodes)]
     tokens += [draw(st.integers(0, VOCAB - 1)) for _ in range(sum(lengths) - decodes)]
     samples = draw(st.lists(st.booleans(), min_size=len(spans), max_size=len(spans)))
-    return batch_of(spans, samples=samples, tokens=tokens)
+    free = draw(st.permutations([slot for slot in range(REQUESTS) if slot not in slots]))
+    wanting = draw(st.lists(st.booleans(), min_size=chunks, max_size=chunks))
+    spare = [-1] * decodes + [free.pop() if wants and free else -1 for wants in wanting]
+    return batch_of(spans, samples=samples, tokens=tokens, spare=spare if max(spare) >= 0 else None)
 
 
 def check_rows(packed: PackedStep, batch: ScheduledBatch, *, rows: int) -> None:
@@ -79,14 +87,19 @@ def check_rows(packed: PackedStep, batch: ScheduledBatch, *, rows: int) -> None:
     assert packed.num_rows.tolist() == [batch.num_tokens]
     assert step.positions.numel() == step.global_slots.numel() == step.sliding_slots.numel() == rows
     row = 0
-    for slot, start, length in zip(*(a.tolist() for a in (batch.slots, batch.starts, batch.lengths)), strict=True):
+    spare_slots = batch.spare_slots.tolist() or [-1] * batch.num_requests
+    for slot, start, length, spare in zip(
+        *(a.tolist() for a in (batch.slots, batch.starts, batch.lengths)), spare_slots, strict=True
+    ):
+        window = max(0, start + length - WINDOW) // 32 * 32  # of the last row, in whole pages of 32
+        behind = max(0, start + length - WINDOW - 63) // 32 * 32  # that of 64 positions earlier
         for position in range(start, start + length):
             assert packed.token_ids[row] == batch.token_ids[row]
             assert step.positions[row] == position
             assert step.global_slots[row] == slot
             assert step.sliding_slots[row] == (slot if length == 1 else -1)
-            outlives = length > 1 and position >= start + length - WINDOW
-            assert step.commit_slots[row] == (slot if outlives else -1)
+            stored = slot if position >= window else spare if position >= behind else -1
+            assert step.commit_slots[row] == (stored if length > 1 else -1)
             row += 1
     for padding in range(row, rows):
         assert packed.token_ids[padding] == 0

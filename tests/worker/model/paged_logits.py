@@ -22,6 +22,7 @@ from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.scheduler import Scheduler
 
 # 70 and 140 cross global pages and reuse sliding ones.
+FIRST_PROMPT = 200  # tokens of a session's first prompt, whose answer makes them 230
 LENGTHS = (WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW + 5, 70, 140)
 
 
@@ -47,6 +48,7 @@ class Traffic:
     max_num_seqs: int = 8
     steps_in_flight: int = 1
     pool_bytes: int | None = None
+    prefix_caching: bool = False
 
 
 @dataclass
@@ -60,6 +62,7 @@ class Replay:
     positions: list[list[int]]
     preemptions: int
     recomputed: int
+    hits: int  # prompt tokens that were not computed
     largest_disagreement: float  # between two computations of one position
 
 
@@ -104,7 +107,7 @@ class _Replayer:
         self.traffic = traffic
         self.audited = audited
         self.narrowed = narrowed
-        self.scheduler = Scheduler(limits, geometry, pool_bytes)
+        self.scheduler = Scheduler(limits, geometry, pool_bytes, prefix_caching=traffic.prefix_caching)
         self.runner = GPUModelRunner(
             model,
             cache,
@@ -139,6 +142,7 @@ class _Replayer:
             [sorted(rows) for rows in self.seen],
             self.scheduler.stats().preemptions_total,
             self.recomputed,
+            self.scheduler.prefixes.hits,
             self.disagreement,
         )
 
@@ -204,3 +208,30 @@ def scarce_logits(directories: list[Path], parallel: TensorParallel) -> list[Ten
         assert done.preemptions > 0
         logits += done.logits
     return logits
+
+
+def session(*, gap: int = 60, **limits: int) -> Traffic:
+    """One prompt and answer, and then requests that begin like it: the same prompt, the next turn, histories that part
+    1, 11 and 64 tokens before the end of the prompt or in the middle, and two siblings of those."""
+    text = tuple(random_tokens(230, seed=1))
+    others = [tuple(random_tokens(30, seed=seed)) for seed in range(2, 10)]
+    texts = [
+        (text, FIRST_PROMPT),
+        (text, FIRST_PROMPT),
+        (text + others[0], 240),
+        (text[: FIRST_PROMPT - 1] + others[1], FIRST_PROMPT + 5),
+        (text[: FIRST_PROMPT - 11] + others[2], FIRST_PROMPT + 5),
+        (text[: FIRST_PROMPT - 64] + others[3], FIRST_PROMPT - 44),
+        (text[:100] + others[4], 110),
+        (text[:100] + others[5], 110),
+        (text[:100] + others[6], 110),
+    ]
+    requests = tuple(Forced(ids, prompt, arrives=gap * i) for i, (ids, prompt) in enumerate(texts))
+    return Traffic(requests, prefix_caching=True, **limits)
+
+
+def warm_logits(directories: list[Path], parallel: TensorParallel) -> list[Tensor]:
+    """Logits of the session on one rank, for every checkpoint in turn."""
+    done = [replay(load_checkpoint(directory, parallel=parallel), session(chunk=64)) for directory in directories]
+    assert all(each.hits > 1000 for each in done)
+    return [rows for each in done for rows in each.logits]

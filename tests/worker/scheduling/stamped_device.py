@@ -1,10 +1,10 @@
 """A device that executes scheduled batches literally, with a stamp in the place of every cache row.
 
-Memory is an array of bytes, each holding the stamp of the row last written over it: (stay of a request, position,
-layer). The device knows pages from its own block tables alone, which it fills from the updates that steps bring.
-Executing a step follows the rules of modelserve_worker.batch layer by layer, and asserts that attention reads exactly
-the rows it is permitted to: those of its own request, position and producing layer, in the whole window and nowhere
-else.
+Memory is an array of bytes, each holding the stamp of the row last written over it: (text up to its position, position,
+layer). Requests may read each other's rows where their texts are the same, and nowhere else. The device knows pages
+from its own block tables alone, which it fills from the updates that steps bring. Executing a step follows the rules of
+modelserve_worker.batch layer by layer, and asserts that attention reads exactly the rows it is permitted to: those of
+its own text, position and producing layer, in the whole window and nowhere else.
 """
 
 from __future__ import annotations
@@ -16,7 +16,15 @@ import numpy as np
 
 from modelserve.architecture import LayerKind
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, PageSpec
-from modelserve_worker.batch import IN_FLIGHT, AdmittedRequest, SampledTokens, ScheduledBatch, TableUpdates
+from modelserve_worker.batch import (
+    IN_FLIGHT,
+    AdmittedRequest,
+    SampledTokens,
+    ScheduledBatch,
+    TableUpdates,
+    spare_from,
+    stored_from,
+)
 
 POSITION_BITS, LAYER_BITS = 16, 6
 NONSENSE = -2  # what a request says after a failed step
@@ -61,9 +69,9 @@ class Slot:
     """A row of the device's per-request state."""
 
     request_id: str
-    stay: int
+    text: list[int]  # what its tokens up to each position are, as numbers of texts
     sampled: int  # tokens of all stays
-    next_position: int = 0
+    next_position: int | None = None  # known from its first share on
     last_token: int = IN_FLIGHT
     lost: bool = False  # a step failed under it: whatever it computes until it is given away is discarded
 
@@ -91,7 +99,8 @@ class BlockTable:
 class StampedDevice:
     """Memory of `pool_bytes` bytes, `slots` slots and requests of at most `longest` tokens.
 
-    `token_at(request_id, position)` is the text that the requests have and will say. Shares of at most `commit_first`
+    `token_at(request_id, position)` is the text that the requests have and will say; `whose(request_id)` names those
+    whose texts are never the same. Shares of at most `commit_first`
     tokens write their sliding rows before they attend, as the rules allow up to commit_first_tokens(geometry).
 
     Faults for mutation tests: `ignore_sharing` writes sliding rows after the producer's own attention, `window_error`
@@ -108,6 +117,7 @@ class StampedDevice:
         *,
         slots: int,
         longest: int,
+        whose: Callable[[str], str] = lambda _: "",
         commit_first: int = 0,
         ignore_sharing: bool = False,
         window_error: int = 0,
@@ -126,6 +136,9 @@ class StampedDevice:
             )
         }
         self.token_at = token_at
+        self.whose = whose
+        self.longest = longest
+        self.texts: dict[tuple[int | str, int], int] = {}  # numbers of texts, by the one before and its next token
         self.commit_first = commit_first
         self.ignore_sharing = ignore_sharing
         self.skip_moves = skip_moves
@@ -134,8 +147,8 @@ class StampedDevice:
         self.ring = max(1, geometry.sliding_table_entries + ring_error)
         self.slots: dict[int, Slot] = {}
         self.lost_steps: set[int] = set()
-        self.stays = 0
         self.rows_read = 0
+        self.spare_rows = 0  # stored through spare slots
         self.reuses_in_place = 0  # rows that one step both read and wrote over
 
     def lose(self, batch: ScheduledBatch, behind: Iterable[ScheduledBatch]) -> None:
@@ -157,10 +170,14 @@ class StampedDevice:
             self.memory[destination] = self.memory[source].copy()
         self.write_tables(batch)
         steps = []
-        for (slot, start, end, tokens, samples), row in zip(self.shares(batch), batch.slots.tolist(), strict=True):
+        spare = batch.spare_slots.tolist() or [-1] * batch.num_requests
+        assert not set(spare) & {*batch.slots.tolist()}, "a spare slot is nobody's"
+        for (slot, start, end, tokens, samples), row, spare_row in zip(
+            self.shares(batch), batch.slots.tolist(), spare, strict=True
+        ):
             slot.lost |= batch.step in self.lost_steps
             self.advance(slot, end, tokens, samples)
-            steps.append(_Share(self, slot, row, start, end))
+            steps.append(_Share(self, slot, row, start, end, spare_row))
         for layer, kind in enumerate(self.model.kinds):
             if kind is LayerKind.GLOBAL:
                 self._global_layer(layer, steps)
@@ -171,10 +188,19 @@ class StampedDevice:
 
     def admit(self, admitted: AdmittedRequest) -> None:
         """A slot is given away; the known tokens must be those of the request's text."""
-        self.stays += 1
         for position, token in enumerate(admitted.prompt_token_ids + admitted.output_token_ids):
             assert token == self.token_at(admitted.request_id, position), f"wrong known token at {position}"
-        self.slots[admitted.slot] = Slot(admitted.request_id, self.stays, len(admitted.output_token_ids))
+        self.slots[admitted.slot] = Slot(
+            admitted.request_id, self.text_of(admitted.request_id), len(admitted.output_token_ids)
+        )
+
+    def text_of(self, request_id: str) -> list[int]:
+        text: list[int] = []
+        before: int | str = self.whose(request_id)
+        for position in range(self.longest):
+            before = self.texts.setdefault((before, self.token_at(request_id, position)), len(self.texts))
+            text.append(before)
+        return text
 
     def write_tables(self, batch: ScheduledBatch) -> None:
         for kind, updates in (
@@ -202,9 +228,12 @@ class StampedDevice:
             strict=True,
         ):  # fmt: skip
             slot = self.slots[row]
-            assert slot.next_position == start, f"{slot.request_id} goes on at {start}, not {slot.next_position}"
+            assert slot.next_position in (None, start), (
+                f"{slot.request_id} goes on at {start}, not {slot.next_position}"
+            )
             assert slot.sampled == outputs, f"{slot.request_id} has {slot.sampled} tokens, not {outputs}"
             tokens = batch.token_ids[first : first + length].tolist()
+            slot.next_position = start
             yield slot, start, start + length, tokens, samples
             first += length
 
@@ -247,7 +276,7 @@ class StampedDevice:
 class _Share:
     """One request's share of a step: byte addresses, in the first layer block, of the rows it reads and writes."""
 
-    def __init__(self, device: StampedDevice, slot: Slot, row: int, start: int, end: int) -> None:
+    def __init__(self, device: StampedDevice, slot: Slot, row: int, start: int, end: int, spare: int) -> None:
         self.device, self.slot, self.row = device, slot, row
         self.start, self.end = start, end
         geometry = device.geometry
@@ -256,9 +285,16 @@ class _Share:
             self.global_rows = self._addresses(LayerKind.GLOBAL, np.arange(end))
         if geometry.sliding_page.layers:
             self.old_positions = np.arange(max(0, start - device.window + 1), start)
-            self.kept_positions = np.arange(max(start, end - geometry.window + 1), end)
+            ends = np.array([end], dtype=np.int32)
+            stored = max(start, int(stored_from(geometry, ends)[0]))
+            self.kept_positions = np.arange(stored, end)
             self.sliding_old = self._addresses(LayerKind.SLIDING, self.old_positions)
             self.sliding_new = self._addresses(LayerKind.SLIDING, self.kept_positions)
+            self.spare_positions = np.arange(
+                max(start, int(spare_from(geometry, ends)[0])) if spare >= 0 else stored, stored
+            )
+            self.sliding_spare = self._addresses(LayerKind.SLIDING, self.spare_positions, row=spare)
+            device.spare_rows += len(self.spare_positions)
             ring = geometry.sliding_table_entries * geometry.sliding_page.page_tokens
             oldest = max(0, start - geometry.window + 1)
             device.reuses_in_place += int((self.kept_positions - ring >= oldest).sum())
@@ -276,28 +312,33 @@ class _Share:
 
     def write_sliding(self, layer: int) -> None:
         self._write(LayerKind.SLIDING, layer, self.sliding_new, self.kept_positions)
+        self._write(LayerKind.SLIDING, layer, self.sliding_spare, self.spare_positions)
 
     def read_sliding(self, layer: int) -> None:
         self._read(LayerKind.SLIDING, layer, self.sliding_old, self.old_positions)
 
-    def _addresses(self, kind: LayerKind, positions: np.ndarray) -> np.ndarray:
-        """Addresses [positions, row bytes], by the block table."""
+    def _addresses(self, kind: LayerKind, positions: np.ndarray, *, row: int | None = None) -> np.ndarray:
+        """Addresses [positions, row bytes], by the block table of its slot, or of another `row`."""
+        row = self.row if row is None else row
         spec, table = self.device.geometry.page(kind), self.device.tables[kind]
         entries = positions // spec.page_tokens
         if kind is LayerKind.SLIDING:
             entries %= self.device.ring
         if not self.slot.lost:
-            assert table.named[self.row, entries].all(), f"{kind} entries that no update named"
-        pages = table.pages[self.row, entries]
+            assert table.named[row, entries].all(), f"{kind} entries that no update named"
+        pages = table.pages[row, entries]
         starts = pages * spec.page_bytes
         if kind is LayerKind.GLOBAL:
             starts = len(self.device.memory) - spec.page_bytes - starts
         assert len(starts) == 0 or (starts.min() >= 0 and starts.max() + spec.page_bytes <= len(self.device.memory))
-        row = spec.layer_bytes // spec.page_tokens
-        return (starts + positions % spec.page_tokens * row)[:, None] + np.arange(row)
+        size = spec.layer_bytes // spec.page_tokens
+        return (starts + positions % spec.page_tokens * size)[:, None] + np.arange(size)
 
     def _stamps(self, layer: int, positions: np.ndarray) -> np.ndarray:
-        return ((self.slot.stay << POSITION_BITS | positions) << LAYER_BITS | layer)[:, None]
+        if self.slot.lost:
+            return np.full((len(positions), 1), NONSENSE)
+        texts = np.array(self.slot.text, dtype=np.int64)[positions]
+        return ((texts << POSITION_BITS | positions) << LAYER_BITS | layer)[:, None]
 
     def _block(self, kind: LayerKind, layer: int) -> int:
         spec = self.device.geometry.page(kind)

@@ -143,7 +143,7 @@ def test_what_a_step_behind_a_failed_one_computed_is_of_no_use(
     first, second = target.schedule(), target.schedule()
     device.lose(first.batch, behind=[second.batch])
     if not recompute:
-        monkeypatch.setattr(Scheduler, "_preempt", lambda *_: None)
+        monkeypatch.setattr(Scheduler, "_preempt", lambda *_, **__: None)
     assert set(target.fail(first)) == {"a"}
     assert target.scheduler.update(device.execute(second.batch)) == []
     (output,) = target.scheduler.update(device.execute(target.schedule().batch))

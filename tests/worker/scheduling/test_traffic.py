@@ -18,7 +18,9 @@ from modelserve_worker.request import FinishReason, Request, RequestOutput, Samp
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.arena import Page, PageArena
 from modelserve_worker.scheduling.page_table import PageTable
+from modelserve_worker.scheduling.prefix_reuse import PrefixReuse
 from modelserve_worker.scheduling.scheduler import Scheduler
+from modelserve_worker.scheduling.token_chain import TokenChain
 
 S, G = LayerKind.SLIDING, LayerKind.GLOBAL
 EOS = 1
@@ -42,10 +44,14 @@ class Client:
     max_tokens: int
     ends: tuple[int, int] | None  # (n, what it samples as its n-th token: EOS or NOT_A_NUMBER)
     number: int
+    earlier: Client | None = None  # whose first `shared` tokens are its own
+    shared: int = 0
     received: list[int] = field(default_factory=list)
     finish: FinishReason | None = None
 
     def token_at(self, position: int) -> int:
+        if self.earlier is not None and position < self.shared:
+            return self.earlier.token_at(position)
         if self.ends is not None and position == self.prompt + self.ends[0] - 1:
             return self.ends[1]
         return 2 + (self.number * 7919 + position * 31) % 997
@@ -54,10 +60,12 @@ class Client:
 class Traffic:
     """One engine with random limits. Every arrival, abort, launch, answer and failure is a step, after which the bytes
     are recounted. `seen` counts what happened. Faults are those of the device, and `commit_first_error`, the tokens by
-    which it exceeds what may be written before attention.
+    which it exceeds what may be written before attention. With `prefix_caching` most requests begin like another one.
     """
 
-    def __init__(self, seed: int, seen: Counter[str], *, commit_first_error: int = 0, **faults: Any) -> None:
+    def __init__(
+        self, seed: int, seen: Counter[str], *, prefix_caching: bool, commit_first_error: int = 0, **faults: Any
+    ) -> None:
         self.random = random = Random(seed)
         self.seen = seen
         model = random.choice(MODELS)
@@ -77,8 +85,10 @@ class Traffic:
             captured_rows=random.choice([(), (2, 4, 8, 16)]),
         )  # fmt: skip
         most = random.choice([120, 140, 200])  # percent of what the longest request holds
+        most *= random.choice([1, 3]) if prefix_caching else 1
         self.pool_bytes = self.geometry.held_bytes(self.max_model_len) * random.randint(100, most) // 100
-        self.scheduler = Scheduler(limits, self.geometry, self.pool_bytes)
+        self.scheduler = Scheduler(limits, self.geometry, self.pool_bytes, prefix_caching=prefix_caching)
+        self.prefix_caching = prefix_caching
         self.clients: dict[str, Client] = {}
         allowed = commit_first_tokens(self.geometry) if self.geometry.sliding_page.layers else 0
         self.device = StampedDevice(
@@ -88,6 +98,7 @@ class Traffic:
             lambda request_id, position: self.clients[request_id].token_at(position),
             slots=limits.max_num_seqs,
             longest=self.max_model_len,
+            whose=self.namespace,
             commit_first=random.choice([0, allowed]) if not commit_first_error else allowed + commit_first_error,
             **faults,
         )
@@ -97,8 +108,9 @@ class Traffic:
     def run(self) -> None:
         """Random turns, and then everything that is left."""
         turns = (self.add, self.schedule, self.answer, self.overlap, self.abort, self.fail)
+        failures = 0.2 if self.prefix_caching else 1  # each of them empties the cache
         for _ in range(TURNS):
-            (turn,) = self.random.choices(turns, weights=(3, 3, 3, 6, 2, 1))
+            (turn,) = self.random.choices(turns, weights=(3, 3, 3, 6, 2, failures))
             turn()
         while self.scheduler.has_requests or self.stream:
             self.schedule()
@@ -107,6 +119,10 @@ class Traffic:
         assert all(client.finish for client in self.clients.values())
         stats = self.scheduler.stats()
         assert (stats.held_bytes, stats.num_running, stats.num_waiting) == (0, 0, 0)
+        self.seen["hits"] += self.scheduler.prefixes.hits
+        self.seen["evictions"] += self.scheduler.prefixes.evictions
+        self.seen["copies"] += self.scheduler.arena.copies_made
+        self.seen["spare rows"] += self.device.spare_rows
         self.seen["preemptions"] += stats.preemptions_total
         self.seen["moves"] += stats.page_moves_total
         self.seen["reuses"] += self.device.reuses_in_place
@@ -118,9 +134,18 @@ class Traffic:
         ends = (random.randint(1, 40), random.choice([EOS, EOS, EOS, NOT_A_NUMBER])) if random.random() < 0.7 else None
         request_id = f"r{len(self.clients)}"
         client = Client(prompt, max_tokens, ends, number=len(self.clients))
+        if self.prefix_caching and self.clients and random.random() < 0.8:
+            earlier = random.choice(list(self.clients.values())[-6:])
+            client.earlier = earlier
+            client.shared = random.randint(1, earlier.prompt + len(earlier.received))
+            client.prompt = prompt = client.shared + random.choice([0, 0, 1, 2, prompt])
         tokens = tuple(client.token_at(position) for position in range(prompt))
         self.clients[request_id] = client
-        request = Request(request_id, tokens, SamplingParams(seed=0, max_tokens=max_tokens))
+        checkpoints = tuple(random.sample(range(1, prompt + 1), k=min(prompt, random.choice([0, 0, 1, 2]))))
+        request = Request(
+            request_id, tokens, SamplingParams(seed=0, max_tokens=max_tokens),
+            cache_namespace=self.namespace(request_id), client=self.namespace(request_id), checkpoints=checkpoints,
+        )  # fmt: skip
         rows = min(prompt + max_tokens, self.max_model_len) - 1
         if prompt >= self.max_model_len or self.geometry.held_bytes(rows) > self.pool_bytes:
             with pytest.raises(InvalidInput):
@@ -129,6 +154,10 @@ class Traffic:
         else:
             self.scheduler.add(request)
         self.recount()
+
+    def namespace(self, request_id: str) -> str:
+        """Of two tenants."""
+        return "" if int(request_id[1:]) % 5 else "other"
 
     def schedule(self) -> None:
         if len(self.stream) == 2:
@@ -212,11 +241,11 @@ class Traffic:
                 assert len(client.received) < full
 
 
-def run(*, examples: int, **faults: Any) -> Counter[str]:
+def run(*, examples: int, prefix_caching: bool = False, **faults: Any) -> Counter[str]:
     """What happened in the traffic of `examples` engines."""
     seen: Counter[str] = Counter()
     for seed in range(examples):
-        traffic = Traffic(seed, seen, **faults)
+        traffic = Traffic(seed, seen, prefix_caching=prefix_caching, **faults)
         try:
             traffic.run()
         except AssertionError as error:
@@ -238,6 +267,19 @@ def test_attention_reads_exactly_its_rows_and_no_byte_is_lost() -> None:
     assert seen["failures with requests that go on"] > 10
     assert seen["failures with requests to recompute"] > 50
     assert seen["nans"] > 100
+
+
+@pytest.mark.timeout(300)
+def test_prefixes_are_read_where_texts_are_the_same_and_no_byte_is_lost() -> None:
+    seen = run(examples=40, prefix_caching=True)
+    assert seen["steps"] > 10_000
+    assert seen["hits"] > 500
+    assert seen["copies"] > 200
+    assert seen["spare rows"] > 50
+    assert seen["moves"] > 100
+    assert seen["evictions"] > 300
+    assert seen["preemptions"] > 20
+    assert seen["failures"] > 10
 
 
 @pytest.mark.parametrize(
@@ -270,7 +312,7 @@ def test_the_simulation_notices_requests_that_outlive_what_their_pages_hold(monk
 
     def fail(scheduler: Scheduler, step: int, error: str) -> list[RequestOutput]:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Scheduler, "_preempt", lambda *_: None)
+            patch.setattr(Scheduler, "_preempt", lambda *_, **__: None)
             return honest(scheduler, step, error)
 
     monkeypatch.setattr(Scheduler, "fail", fail)
@@ -278,8 +320,34 @@ def test_the_simulation_notices_requests_that_outlive_what_their_pages_hold(monk
         run(examples=200)
 
 
+def test_the_simulation_notices_a_shared_page_that_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PageTable, "_own", lambda table, page, index, *, rows_needed: page)
+    with pytest.raises(AssertionError, match="rows that are not its own"):
+        run(examples=60, prefix_caching=True)
+
+
+def test_the_simulation_notices_a_copy_that_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PageArena, "copy", lambda arena, source, destination: None)
+    with pytest.raises(AssertionError, match="rows that are not its own"):
+        run(examples=60, prefix_caching=True)
+
+
+def test_the_simulation_notices_tenants_that_read_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their texts are equal, and not the same."""
+    honest = TokenChain.__init__
+    monkeypatch.setattr(TokenChain, "__init__", lambda chain, _, *rest: honest(chain, "", *rest))
+    with pytest.raises(AssertionError, match="rows that are not its own"):
+        run(examples=60, prefix_caching=True)
+
+
+def test_the_simulation_notices_rows_of_a_failed_step_that_others_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PrefixReuse, "clear", lambda reuse: None)
+    with pytest.raises(AssertionError, match="rows that are not its own"):
+        run(examples=200, prefix_caching=True)
+
+
 def test_the_simulation_notices_a_page_given_to_two_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    allocate, release = PageArena.allocate, PageArena.release
+    allocate, drop = PageArena.allocate, PageArena.drop
     numbers: dict[Page, int] = {}  # true ones
 
     def allocate_twice(arena: PageArena, kind: LayerKind, slot: int, indices: range) -> list[Page]:
@@ -289,12 +357,12 @@ def test_the_simulation_notices_a_page_given_to_two_requests(monkeypatch: pytest
                 numbers[page], page.number = 5, 4
         return pages
 
-    def release_once(arena: PageArena, page: Page) -> None:
+    def drop_once(arena: PageArena, page: Page, slot: int, index: int) -> None:
         page.number = numbers.pop(page, page.number)
-        release(arena, page)
+        drop(arena, page, slot, index)
 
     monkeypatch.setattr(PageArena, "allocate", allocate_twice)
-    monkeypatch.setattr(PageArena, "release", release_once)
+    monkeypatch.setattr(PageArena, "drop", drop_once)
     monkeypatch.setattr(Scheduler, "check_integrity", lambda scheduler: None)
     with pytest.raises(AssertionError, match="rows that are not its own"):
         run(examples=60)

@@ -109,7 +109,9 @@ class EngineProcess(asyncio.Protocol):
         self._ready: asyncio.Future[Ready] | None = None
         self._on_loading: Callable[[int, int], None] | None = None
         self._stats = EngineStats()
-        self._admitted_s: dict[str, float] = {}  # of requests that have said nothing yet
+        self._admitted: dict[
+            str, tuple[float, int]
+        ] = {}  # when, and tokens cached, of those that have said nothing yet
         self.on_steps: Callable[[StepEvents], None] | None = None  # hears of each step
         self._speed = MeasuredSpeed()
         self._plan_report: Mapping[str, Any] = {}
@@ -249,7 +251,7 @@ class EngineProcess(asyncio.Protocol):
 
     def _deliver(self, report: StepReport) -> None:
         """Hand out one step's outputs. An id stays in use until its last output, so streams never mix."""
-        self._admitted_s.update(report.events.admitted)
+        self._admitted.update({name: (at_s, cached) for name, at_s, cached in report.events.admitted})
         self._speed.add(report.events.timed_steps)
         if self.on_steps is not None:
             self.on_steps(report.events)
@@ -260,9 +262,12 @@ class EngineProcess(asyncio.Protocol):
                 self._queue.ended(output.request_id)
             else:
                 self._queue.started(output.request_id)
-            admitted_s = self._admitted_s.pop(output.request_id, None)
+            admitted_s, cached_tokens = self._admitted.pop(output.request_id, (None, 0))
             if stream is not None:
-                stream.take(output if admitted_s is None else replace(output, admitted_s=admitted_s))
+                told = output
+                if admitted_s is not None:
+                    told = replace(output, admitted_s=admitted_s, cached_tokens=cached_tokens)
+                stream.take(told)
         for refusal in report.refusals:
             self._queue.ended(refusal.request_id)
             stream = self._streams.pop(refusal.request_id)

@@ -17,14 +17,15 @@ from torch import Tensor
 from modelserve.errors import InvalidInput
 from modelserve.sizing.kernel_buffers import chunk_slots
 from modelserve.sizing.pages import CacheGeometry
-from modelserve_worker.batch import IN_FLIGHT, ScheduledBatch, TableUpdates
+from modelserve_worker.batch import IN_FLIGHT, ScheduledBatch, TableUpdates, spare_from, stored_from
 from modelserve_worker.execution.staging import StagingBuffer
 from modelserve_worker.kernels.step_inputs import ChunkInputs, DecodeInputs, ExpansionGroup, LastRows, StepInputs
 
 Ints = NDArray[np.int32]
 Number = TypeVar("Number", bound=np.generic)
 _PADDING = -1
-_NO_UPDATES = TableUpdates(*(np.zeros(0, dtype=np.int32) for _ in range(3)))
+_NOTHING = np.zeros(0, dtype=np.int32)
+_NO_UPDATES = TableUpdates(_NOTHING, _NOTHING, _NOTHING)
 
 
 @dataclass(frozen=True)
@@ -224,9 +225,11 @@ class StepPacker:
             firsts = np.cumsum(batch.lengths) - batch.lengths
             positions = self._numbers[:tokens] + _of_rows(batch, batch.starts - firsts)
             slots = _of_rows(batch, batch.slots)
-            # The window of the last row, whose attention reads it from pages where others are not computed.
-            kept_from = _of_rows(batch, batch.starts + batch.lengths - self._geometry.window)
-            commits = np.where(positions >= kept_from, slots, _PADDING)
+            ends = batch.starts + batch.lengths
+            commits = np.where(positions >= _of_rows(batch, stored_from(self._geometry, ends)), slots, _PADDING)
+            if len(batch.spare_slots):
+                spare = (commits < 0) & (positions >= _of_rows(batch, spare_from(self._geometry, ends)))
+                commits = np.where(spare, _of_rows(batch, batch.spare_slots), commits)
             commits[:decodes] = _PADDING
         sliding = staging.host("sliding_slots")
         sliding[:decodes] = batch.slots[:decodes]
@@ -336,7 +339,7 @@ def _last_tokens(batch: ScheduledBatch) -> ScheduledBatch:
     ends = batch.starts + batch.lengths
     return dataclasses.replace(
         batch, starts=ends - 1, lengths=np.ones_like(ends), token_ids=batch.token_ids[np.cumsum(batch.lengths) - 1],
-        admitted=(), page_moves=(), global_updates=_NO_UPDATES, sliding_updates=_NO_UPDATES,
+        admitted=(), page_moves=(), global_updates=_NO_UPDATES, sliding_updates=_NO_UPDATES, spare_slots=_NOTHING,
     )  # fmt: skip
 
 

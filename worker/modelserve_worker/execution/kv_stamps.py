@@ -1,6 +1,7 @@
 """Debug stamps: who wrote each cache row, and the check that attention read exactly what it may.
 
-A stamp is (request, position, layer) in one int64. Each owning layer has a stamp per token slot of its page kind. The
+A stamp is (text, position, layer) in one int64. The text is the request alone or, where requests read each other's
+rows, its tokens up to the position. Each owning layer has a stamp per token slot of its page kind. The
 two kinds share bytes, so a write also erases the stamps of the other kind's pages that it overlaps. Everything here
 synchronises with the device: it is for tests and for hunting a fault.
 """
@@ -8,27 +9,78 @@ synchronises with the device: it is for tests and for hunting a fault.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from modelserve.architecture import LayerKind
 from modelserve.sizing.pages import CacheGeometry
+from modelserve_worker.batch import IN_FLIGHT, AdmittedRequest, ScheduledBatch
 
 _POSITION_BITS = 24
 _LAYER_BITS = 10
 _EMPTY = -1
 
 
-def request_number(request_id: str) -> int:
-    """A number of 29 bits that stands for a request in stamps: the same on every rank, with no table to keep."""
-    return zlib.crc32(request_id.encode()) >> 3
+_Numbers = NDArray[np.int64]
 
 
-def stamp(requests: Tensor | int, layer: int, positions: Tensor) -> Tensor:
-    """Stamps int64 of rows of one layer: `requests` (numbers, one or one per row) at `positions`."""
-    return positions | (layer << _POSITION_BITS) | (requests << (_POSITION_BITS + _LAYER_BITS))
+class TextNumbers:
+    """Numbers of 29 bits that stand for the texts of requests in stamps: the same on every rank, with no table to keep.
+
+    Of a request that shares rows, the number at a position stands for its tokens up to there, whoever has computed the
+    row; of another one, for the request.
+    """
+
+    def __init__(self) -> None:
+        self._admitted: dict[int, AdmittedRequest] = {}  # by slot
+        self._sums: dict[int, list[int]] = {}  # CRC-32 up to each position, by slot, of those that share rows
+        self._step = -1
+
+    def begin(self, batch: ScheduledBatch, last_tokens: Tensor | None = None) -> None:
+        """Take the tokens of a step, once; `last_tokens` [slots] are those that are IN_FLIGHT."""
+        if batch.step == self._step:
+            return
+        self._step = batch.step
+        for admitted in batch.admitted:
+            self._admitted[admitted.slot] = admitted
+            self._sums.pop(admitted.slot, None)
+            if admitted.shares_rows_as is not None:
+                self._sums[admitted.slot] = []
+                self._extend(admitted.slot, 0, (*admitted.prompt_token_ids, *admitted.output_token_ids))
+        known = batch.token_ids.tolist()
+        spans = zip(batch.slots.tolist(), batch.starts.tolist(), batch.lengths.tolist(), strict=True)
+        for slot, start, length in spans:
+            tokens, known = known[:length], known[length:]
+            if slot in self._sums:
+                if tokens == [IN_FLIGHT]:
+                    assert last_tokens is not None, "a token in flight is on the device"
+                    tokens = [int(last_tokens[slot])]
+                self._extend(slot, start, tokens)
+
+    def of(self, slot: int, start: int, end: int) -> _Numbers:
+        """Of the positions [start, end) of the request in `slot`."""
+        if slot not in self._sums:
+            return np.full(end - start, zlib.crc32(self._admitted[slot].request_id.encode()) >> 3, dtype=np.int64)
+        return np.array(self._sums[slot][start:end], dtype=np.int64) >> 3
+
+    def _extend(self, slot: int, start: int, tokens: Sequence[int]) -> None:
+        sums = self._sums[slot]
+        del sums[start:]
+        assert len(sums) == start, f"slot {slot}: the tokens before position {start} are not known"
+        before = sums[-1] if sums else zlib.crc32((self._admitted[slot].shares_rows_as or "").encode())
+        for token in tokens:
+            before = zlib.crc32(token.to_bytes(4, "little"), before)
+            sums.append(before)
+
+
+def stamp(texts: Tensor, layer: int, positions: Tensor) -> Tensor:
+    """Stamps int64 of rows of one layer at `positions`, of texts with these numbers, one or one per row."""
+    return positions | (layer << _POSITION_BITS) | (texts << (_POSITION_BITS + _LAYER_BITS))
 
 
 def describe(value: int) -> str:
@@ -44,6 +96,7 @@ class KVStamps:
     """Stamps of every token slot, on the CPU: per owning layer [pages, page_tokens] int64."""
 
     def __init__(self, geometry: CacheGeometry, num_pages: dict[LayerKind, int], *, pool_bytes: int) -> None:
+        self.texts = TextNumbers()
         self._geometry = geometry
         self._pool_bytes = pool_bytes
         self._num_pages = num_pages
@@ -100,7 +153,7 @@ class KVStamps:
 class ReadAudit:
     """What one request's queries read in one layer, block by block; `check` compares it with what they may read."""
 
-    request: int
+    texts: Tensor  # [positions] int64, numbers of the request's text up to each of its positions, CPU
     layer: int
     producer: int
     query_positions: Tensor  # [Tq] int64, CPU
@@ -117,12 +170,14 @@ class ReadAudit:
         mask = torch.cat([block[1] for block in self._blocks], dim=1)
         for row, position in enumerate(self.query_positions.tolist()):
             first = 0 if self.window is None else max(0, position - self.window + 1)
-            expected = stamp(self.request, self.producer, torch.arange(first, position + 1))
+            expected = stamp(self.texts[first : position + 1], self.producer, torch.arange(first, position + 1))
+            expected = expected.sort().values
             read = stamps[mask[row]].sort().values
+            text = int(self.texts[position])
             if not torch.equal(read, expected):
                 wrong = sorted(set(read.tolist()) ^ set(expected.tolist())) or read.tolist()
                 raise AssertionError(
-                    f"layer {self.layer}: the query at position {position} of request #{self.request} read "
+                    f"layer {self.layer}: the query at position {position} of request #{text} read "
                     f"{len(read)} rows and may read positions {first}..{position} ({len(expected)} rows); "
                     f"first difference: {describe(wrong[0])}"
                 )

@@ -93,7 +93,6 @@ class GPUModelRunner:
         self._masks = TokenMaskBuffer(max_num_seqs=max_num_seqs, vocab_size=architecture.vocab_size, device=device)
         self._doors = step_doors(device)
         self.last_tokens = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
-        self._names: dict[int, str] = {}  # request ids by slot
         self._graphs: StepGraphs | None = None
         self._most = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
 
@@ -189,7 +188,8 @@ class GPUModelRunner:
         for kind, entries in updates.items():
             self.tables.check(kind, entries, num_pages=self.cache.num_pages[kind])
         packed = self._packer.pack(batch, padded_to=padded_to, all_rows=all_rows)
-        self._names.update((request.slot, request.request_id) for request in batch.admitted)
+        if self.cache.stamps is not None:
+            self.cache.stamps.texts.begin(batch, self.last_tokens)
         self.cache.move(batch.page_moves)
         self.tables.apply(updates)
         return packed
@@ -241,7 +241,7 @@ class GPUModelRunner:
         assert step.batch is not None
         return PagedAttention(
             step.batch,
-            partial(plain_step, cache=self.cache, tables=self.tables, names=self._names),
+            partial(plain_step, cache=self.cache, tables=self.tables),
             cache=self.cache,
             architecture=self.model.architecture,
             derive_keys=self._derive_keys,

@@ -291,7 +291,7 @@ class PagedAttention:
         """The check of one request's queries at positions `at`; None outside debug mode."""
         if self._batch.owners is None:
             return None
-        return ReadAudit(int(self._batch.owners[token]), layer, producer, at.cpu(), window)
+        return ReadAudit(self._batch.text_of(token), layer, producer, at.cpu(), window)
 
     def _audits(self, layer: int, producer: int, tokens: tuple[int, ...], *, window: int | None) -> list[ReadAudit]:
         """One check per decode row; empty outside debug mode."""

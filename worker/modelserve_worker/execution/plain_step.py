@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,10 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from modelserve.architecture import LayerKind
-from modelserve_worker.batch import ScheduledBatch
+from modelserve_worker.batch import ScheduledBatch, spare_from, stored_from
 from modelserve_worker.execution.block_tables import BlockTables
 from modelserve_worker.execution.kv_cache import KVCache
-from modelserve_worker.execution.kv_stamps import request_number
 
 _Rows = NDArray[np.int64]
 
@@ -60,11 +60,17 @@ class PlainStep:
     sliding_slots: Tensor  # [N] int64 their token slots
     decodes: Mapping[LayerKind, tuple[DecodeGroup, ...]]  # the leading single-token requests
     chunks: tuple[PrefillChunk, ...]
-    owners: Tensor | None  # debug: [T] int64 request numbers, on the CPU
+    texts: tuple[Tensor, ...]  # debug: numbers of each request's text up to each position below its end; on the CPU
+    owners: Tensor | None  # debug: [T] int64, those of the rows
+    offsets: tuple[int, ...]  # the first row of each request
+
+    def text_of(self, row: int) -> Tensor:
+        """Numbers of the text of the request that has this row, in debug mode."""
+        return self.texts[bisect.bisect_right(self.offsets, row) - 1]
 
 
-def plain_step(batch: ScheduledBatch, cache: KVCache, tables: BlockTables, names: dict[int, str]) -> PlainStep:
-    """Raises InvalidInput when a table names a page outside the arena. `names`: request ids by slot, for stamps."""
+def plain_step(batch: ScheduledBatch, cache: KVCache, tables: BlockTables) -> PlainStep:
+    """Raises InvalidInput when a table names a page outside the arena."""
     device, geometry = cache.arena.device, cache.geometry
     lengths = batch.lengths.tolist()
     spans = list(zip(batch.slots.tolist(), batch.starts.tolist(), (batch.starts + batch.lengths).tolist(), strict=True))
@@ -86,13 +92,24 @@ def plain_step(batch: ScheduledBatch, cache: KVCache, tables: BlockTables, names
     offsets = np.cumsum([0, *lengths])[:-1].tolist()
     kept_tokens, kept_slots = [], []
     if geometry.sliding_page.layers:
-        for (slot, start, end), offset in zip(spans, offsets, strict=True):
-            kept = np.arange(max(start, end - geometry.window), end)  # the window of the last row
-            first, rows = _sliding_rows(slot, end - len(kept), end, cache, tables)
-            size = geometry.sliding_page.page_tokens
-            kept_tokens.append(kept - start + offset)
-            kept_slots.append(rows[kept // size - first] * size + kept % size)
+        ends = batch.starts + batch.lengths
+        stored = np.maximum(batch.starts, stored_from(geometry, ends))
+        spare = stored if not len(batch.spare_slots) else np.maximum(batch.starts, spare_from(geometry, ends))
+        for i, ((slot, start, end), offset) in enumerate(zip(spans, offsets, strict=True)):
+            kept = [(slot, int(stored[i]), end)]
+            if len(batch.spare_slots) and batch.spare_slots[i] >= 0:
+                kept.append((int(batch.spare_slots[i]), int(spare[i]), int(stored[i])))
+            for holder, first, stop in kept:
+                at = np.arange(first, stop)
+                page, rows = _sliding_rows(holder, first, stop, cache, tables)
+                size = geometry.sliding_page.page_tokens
+                kept_tokens.append(at - start + offset)
+                kept_slots.append(rows[at // size - page] * size + at % size)
     flat = ints(np.concatenate(positions))
+    texts: tuple[Tensor, ...] = ()
+    if cache.stamps is not None:
+        cache.stamps.texts.begin(batch)
+        texts = tuple(torch.from_numpy(cache.stamps.texts.of(slot, 0, end)) for slot, _, end in spans)
 
     def groups(kind: LayerKind, decoding: Sequence[tuple[int, _Rows]]) -> tuple[DecodeGroup, ...]:
         by_width: dict[int, list[int]] = defaultdict(list)
@@ -122,7 +139,9 @@ def plain_step(batch: ScheduledBatch, cache: KVCache, tables: BlockTables, names
             PrefillChunk(offsets[i], *spans[i][1:], ints(global_rows[i]), ints(window[i][1]), window[i][0])
             for i in range(decodes, len(spans))
         ),
-        owners=None if cache.stamps is None else _owners(batch, names),
+        texts=texts,
+        owners=torch.cat([text[start:] for text, (_, start, _) in zip(texts, spans, strict=True)]) if texts else None,
+        offsets=tuple(offsets),
     )
 
 
@@ -153,8 +172,3 @@ def _padded(tables: list[_Rows], width: int) -> _Rows:
     for row, table in zip(padded, tables, strict=True):
         row[: table.size] = table
     return padded
-
-
-def _owners(batch: ScheduledBatch, names: dict[int, str]) -> Tensor:
-    numbers = np.array([request_number(names[slot]) for slot in batch.slots.tolist()], dtype=np.int64)
-    return torch.from_numpy(np.repeat(numbers, batch.lengths))

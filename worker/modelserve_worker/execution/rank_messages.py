@@ -18,8 +18,8 @@ from modelserve.architecture import LayerKind
 from modelserve_worker.batch import AdmittedRequest, PageMove, ScheduledBatch, TableUpdates
 
 _KINDS = tuple(LayerKind)
-# Step, slots, starts, lengths, samples, output counts, tokens, constrained, moves, two tables of three columns.
-_SECTIONS = 15
+# Step, slots, starts, lengths, samples, output counts, tokens, constrained, spare slots, moves, two tables of three.
+_SECTIONS = 16
 _WORD = 4
 
 Words = NDArray[np.int32]
@@ -37,6 +37,7 @@ def encode_batch(batch: ScheduledBatch) -> bytes:
         batch.output_counts,
         batch.token_ids,
         batch.constrained,
+        batch.spare_slots,
         np.array(moves, dtype=np.int32).reshape(-1),
         *_columns(batch.global_updates),
         *_columns(batch.sliding_updates),
@@ -46,7 +47,14 @@ def encode_batch(batch: ScheduledBatch) -> bytes:
     if not batch.admitted:
         return words
     admitted = [
-        (each.slot, each.request_id, each.sampling, _ids(each.prompt_token_ids), _ids(each.output_token_ids))
+        (
+            each.slot,
+            each.request_id,
+            each.sampling,
+            _ids(each.prompt_token_ids),
+            _ids(each.output_token_ids),
+            each.shares_rows_as,
+        )
         for each in batch.admitted
     ]
     return words + pickle.dumps(admitted, protocol=5)
@@ -58,7 +66,7 @@ def decode_batch(message: bytes | bytearray) -> ScheduledBatch:
     ends = np.cumsum(counts) + _SECTIONS
     words = np.frombuffer(message, dtype=np.int32, count=int(ends[-1]))
     first, *arrays = (words[end - count : end] for count, end in zip(counts.tolist(), ends.tolist(), strict=True))
-    slots, starts, lengths, samples, output_counts, token_ids, constrained, moves, *tables = arrays
+    slots, starts, lengths, samples, output_counts, token_ids, constrained, spare_slots, moves, *tables = arrays
     rest = memoryview(message)[int(ends[-1]) * _WORD :]
     admitted = pickle.loads(rest) if len(rest) else []  # noqa: S301 - written by our own rank 0
     return ScheduledBatch(
@@ -69,13 +77,12 @@ def decode_batch(message: bytes | bytearray) -> ScheduledBatch:
         samples=samples.astype(np.bool_),
         output_counts=output_counts,
         token_ids=token_ids,
-        admitted=tuple(
-            AdmittedRequest(slot, name, sampling, prompt, output) for slot, name, sampling, prompt, output in admitted
-        ),
+        admitted=tuple(AdmittedRequest(*each) for each in admitted),
         page_moves=tuple(PageMove(_KINDS[kind], *pages) for kind, *pages in moves.reshape(-1, 3).tolist()),
         global_updates=TableUpdates(*tables[:3]),
         sliding_updates=TableUpdates(*tables[3:]),
         constrained=constrained,
+        spare_slots=spare_slots,
     )
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from modelserve.architecture import LayerKind
 from modelserve_worker.execution.block_tables import BlockTables
 from modelserve_worker.execution.kv_cache import KVCache
-from modelserve_worker.execution.kv_stamps import KVStamps, describe, request_number, stamp
+from modelserve_worker.execution.kv_stamps import KVStamps, describe, stamp
 from modelserve_worker.kernels.step_inputs import StepInputs
 
 _Longs = NDArray[np.int64]
@@ -28,7 +28,7 @@ _Longs = NDArray[np.int64]
 class _Reader:
     """A request of the step, as the kernels are told of it. `own_rows`: its rows of sliding layers are in pages too."""
 
-    request: int  # its number in stamps
+    texts: _Longs  # numbers of its text up to each position below `end`
     slot: int
     start: int
     end: int
@@ -44,21 +44,21 @@ class TableAudit:
         self._stamps: KVStamps = cache.stamps
         self._tables = tables
         self._producers = producers
-        self._requests: dict[int, int] = {}  # numbers by slot
         self._readers: list[_Reader] = []
 
     def begin(self, step: StepInputs) -> None:
         """Take the arrays of the next step and the tables as they are now."""
         batch = step.batch
         assert batch is not None, "a captured step cannot be audited"
-        self._requests |= {admitted.slot: request_number(admitted.request_id) for admitted in batch.admitted}
-        requests = [self._requests[slot] for slot in batch.slots.tolist()]
-        self._owners = np.repeat(np.array(requests, dtype=np.int64), batch.lengths)
+        texts = self._stamps.texts
+        texts.begin(batch)
+        spans = zip(batch.slots.tolist(), batch.starts.tolist(), (batch.starts + batch.lengths).tolist(), strict=True)
+        self._owners = np.concatenate([texts.of(*span) for span in spans])
         self._pages = {kind: table.cpu().numpy() for kind, table in self._tables.device.items()}
         self._positions = _longs(step.positions)
         self._stores = {LayerKind.GLOBAL: _longs(step.global_slots), LayerKind.SLIDING: _longs(step.sliding_slots)}
         self._late_stores = _longs(step.commit_slots)
-        self._readers = [_Reader(request, *told) for request, told in zip(requests, _told(step), strict=True)]
+        self._readers = [_Reader(texts.of(told[0], 0, told[2]), *told) for told in _told(step)]
 
     def prepared(self, layer: int) -> None:
         """The layer's rows have been stored: global ones, and the sliding ones of decodes."""
@@ -84,11 +84,12 @@ class TableAudit:
                 positions = np.arange(first, reader.end if reader.own_rows else reader.start)
             slots = torch.from_numpy(self._token_slots(kind, np.full_like(positions, reader.slot), positions))
             found = self._stamps.read_slots(producer, slots)
-            wrong = (found != stamp(reader.request, producer, torch.from_numpy(positions))).nonzero()
+            wanted = stamp(torch.from_numpy(reader.texts[positions]), producer, torch.from_numpy(positions))
+            wrong = (found != wanted).nonzero()
             if len(wrong):
                 at = int(wrong[0])
                 raise AssertionError(
-                    f"layer {layer}: request #{reader.request} would read {describe(int(found[at]))} at position "
+                    f"layer {layer}: request #{reader.texts[-1]} would read {describe(int(found[at]))} at position "
                     f"{positions[at]}, its rows [{positions[0]}, {positions[-1] + 1}) of layer {producer} being wrong "
                     f"in {len(wrong)} places"
                 )

@@ -13,14 +13,23 @@ free when the move was decided: their last user is an earlier step as well, and 
 this step or later. The moves of one step are copied in the order given, since a later one may start where an earlier
 one ended.
 
-Block tables. A held page knows the entry (slot, index) that names it, so a move can be told to the device whoever is in
-the step. `take_updates` gives each entry whose page was allocated, moved or put down for sending again since the last
-call, with the number it has by then. A page shared by requests would know several entries; nothing else would change.
+Block tables. A page knows the entries (slot, index) that name it, so a move can be told to the device whoever is in the
+step. `take_updates` gives each entry that was given a page, or whose page was moved or put down for sending again,
+since the last call, with the number it has by then.
+
+Owners. A page is owned by the table entries that name it and by those who keep it without one (the prefix cache). It is
+held while an entry names it, cached while it is only kept, and free when nobody owns it. Held, cached and free bytes
+add up to the pool, which every `take_moves` asserts. Cached bytes are free bytes that are full: where `allocate` is
+short, whoever keeps pages lets go of as many as it takes (`Keeper.reclaim`), so what may be held is what could be held
+if nothing were ever kept. A copy of a page travels as a move does, in order with them: a source may be given up, and
+even written by the same step, as soon as its copy is in the list.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -37,15 +46,36 @@ class OutOfPagesError(Exception):
 
 
 class Page:
-    """A held page, named by entry `index` of the block table of `slot`. Its number may change with any allocation."""
+    """A page that somebody owns: entries (slot, index) of block tables of its kind, and `keepers` that need none.
 
-    __slots__ = ("index", "kind", "number", "slot")
+    Its number may change with any allocation.
+    """
+
+    __slots__ = ("entries", "keepers", "kind", "number")
 
     def __init__(self, kind: LayerKind, number: int, slot: int, index: int) -> None:
         self.kind = kind
         self.number = number
-        self.slot = slot
-        self.index = index
+        self.entries = [(slot, index)]
+        self.keepers = 0
+
+
+class Keeper(Protocol):
+    """Who keeps pages that no table names, and gives them up when memory is short."""
+
+    def reclaim(self, needed_bytes: int) -> None:
+        """Let go of pages until the arena has so many free bytes; free and cached bytes cover them."""
+        ...
+
+    def forget(self, page: Page) -> None:
+        """Let go of this page."""
+        ...
+
+
+class _KeepsNothing:
+    def reclaim(self, needed_bytes: int) -> None: ...
+
+    def forget(self, page: Page) -> None: ...
 
 
 class _End:
@@ -60,18 +90,19 @@ class _End:
         self.page_bytes = page_bytes
         self.pages: list[Page | None] = []
         self.holes: list[int] = []
-        self.held = 0
-        self.changed: dict[Page, None] = {}  # pages whose table entry the device does not have yet, each once
+        self.held = 0  # pages that an entry names
+        self.cached = 0  # pages that are only kept
+        self.changed: dict[tuple[int, int], Page] = {}  # entries that the device does not have yet, each once
 
     @property
     def num_holes(self) -> int:
-        return len(self.pages) - self.held
+        return len(self.pages) - self.held - self.cached
 
     @property
     def edge_bytes(self) -> int:
         return len(self.pages) * self.page_bytes
 
-    def take(self, slot: int, indices: range) -> list[Page]:
+    def take(self, slot: int, indices: Sequence[int]) -> list[Page]:
         """Hold the lowest free numbers, one for each entry: holes, then numbers past the edge."""
         in_holes = min(self.num_holes, len(indices))
         taken = [Page(self.kind, heapq.heappop(self.holes), slot, index) for index in indices[:in_holes]]
@@ -83,13 +114,12 @@ class _End:
             self.pages += grown
             taken += grown
         self.held += len(taken)
-        self.changed |= dict.fromkeys(taken)
+        for index, page in zip(indices, taken, strict=True):
+            self.changed[slot, index] = page
         return taken
 
-    def release(self, page: Page) -> None:
-        assert self.pages[page.number] is page, "a page is released once"
-        self.held -= 1
-        self.changed.pop(page, None)
+    def free(self, page: Page) -> None:
+        assert self.pages[page.number] is page, "a page is freed once"
         self._vacate(page.number)
         page.number = -1  # a stale holder fails at once instead of naming another's page
 
@@ -100,7 +130,7 @@ class _End:
         move = PageMove(self.kind, page.number, heapq.heappop(self.holes))
         page.number = move.destination
         self.pages[move.destination] = page
-        self.changed[page] = None
+        self.changed |= dict.fromkeys(page.entries, page)
         self._vacate(move.source)
         return move
 
@@ -115,55 +145,116 @@ class _End:
 class PageArena:
     """Pages of both kinds in `pool_bytes` bytes per rank. Allocation and release cost O(log pages), amortised.
 
-    Every page has one owner, which gives it back with `release`. `held_bytes` are the bytes of held pages, `moves_made`
-    the moves so far; both are read only.
+    `held_bytes`, `cached_bytes` and `free_bytes` are those of pages by their owners, `moves_made` the pages moved and
+    `copies_made` the pages copied so far; all are read only.
     """
 
     def __init__(self, geometry: CacheGeometry, pool_bytes: int) -> None:
         self.pool_bytes = pool_bytes
         self.held_bytes = 0
+        self.cached_bytes = 0
+        self.free_bytes = pool_bytes
         self.moves_made = 0
+        self.copies_made = 0
+        self.keeper: Keeper = _KeepsNothing()
         self._ends = {
             kind: _End(kind, geometry.page(kind).page_bytes) for kind in (LayerKind.SLIDING, LayerKind.GLOBAL)
         }
         self._moves: list[PageMove] = []
 
     @property
-    def free_bytes(self) -> int:
-        """Bytes that pages of either kind can still be made of."""
-        return self.pool_bytes - self.held_bytes
+    def available_bytes(self) -> int:
+        """Bytes that pages of either kind can still be made of: free ones, and those of pages that are only kept."""
+        return self.free_bytes + self.cached_bytes
+
+    @property
+    def num_keepers(self) -> int:
+        """Of all pages; for tests, since it looks at each."""
+        return sum(page.keepers for end in self._ends.values() for page in end.pages if page is not None)
 
     def held_pages(self, kind: LayerKind) -> int:
         return self._ends[kind].held
 
-    def allocate(self, kind: LayerKind, slot: int, indices: range) -> list[Page]:
+    def allocate(self, kind: LayerKind, slot: int, indices: Sequence[int]) -> list[Page]:
         """Hold a page for each of these entries of the table of `slot`, in their order.
 
-        Succeeds exactly when free_bytes covers the pages; otherwise raises OutOfPagesError, and has changed nothing.
+        Succeeds exactly when available_bytes covers the pages; otherwise raises OutOfPagesError, and has changed
+        nothing.
         """
         end = self._ends[kind]
         needed = len(indices) * end.page_bytes
-        if needed > self.free_bytes:
+        if needed > self.available_bytes:
             raise OutOfPagesError(
-                f"{len(indices)} {kind.value} pages need {needed} bytes; {self.free_bytes} of the pool's "
+                f"{len(indices)} {kind.value} pages need {needed} bytes; {self.available_bytes} of the pool's "
                 f"{self.pool_bytes} are free"
             )
+        if needed > self.free_bytes:
+            self.keeper.reclaim(needed)
+        assert needed <= self.free_bytes, f"{self.cached_bytes} cached bytes that nobody gives up"
         if (beyond := len(indices) - end.num_holes) > 0:
             self._make_room(end, beyond)
         self.held_bytes += needed
+        self.free_bytes -= needed
         return end.take(slot, indices)
 
-    def release(self, page: Page) -> None:
+    def share(self, page: Page, slot: int, index: int) -> None:
+        """Let one more entry name the page."""
         end = self._ends[page.kind]
-        end.release(page)
-        self.held_bytes -= end.page_bytes
+        assert end.pages[page.number] is page, "a page that nobody owns cannot be shared"
+        if not page.entries:
+            end.held, end.cached = end.held + 1, end.cached - 1
+            self.held_bytes += end.page_bytes
+            self.cached_bytes -= end.page_bytes
+        page.entries.append((slot, index))
+        end.changed[slot, index] = page
 
-    def resend(self, page: Page) -> None:
-        """Put the entry of a held page into the next updates: the device may have lost it."""
-        self._ends[page.kind].changed[page] = None
+    def drop(self, page: Page, slot: int, index: int) -> None:
+        """The entry names the page no longer. It is free unless others own it."""
+        end = self._ends[page.kind]
+        assert (slot, index) in page.entries, "an entry gives its page back once"
+        page.entries.remove((slot, index))
+        if end.changed.get((slot, index)) is page:
+            del end.changed[slot, index]
+        if page.entries:
+            return
+        end.held -= 1
+        self.held_bytes -= end.page_bytes
+        if page.keepers:
+            end.cached += 1
+            self.cached_bytes += end.page_bytes
+        else:
+            self._free(end, page)
+
+    def keep(self, page: Page) -> None:
+        """Own a page that an entry names, or that another keeps, without an entry."""
+        assert page.entries or page.keepers, "a page that nobody owns cannot be kept"
+        page.keepers += 1
+
+    def let_go(self, page: Page) -> None:
+        """Undo one `keep`. The page is free unless others own it."""
+        assert page.keepers > 0, "a keeper gives its page back once"
+        page.keepers -= 1
+        if page.keepers or page.entries:
+            return
+        end = self._ends[page.kind]
+        end.cached -= 1
+        self.cached_bytes -= end.page_bytes
+        self._free(end, page)
+
+    def copy(self, source: Page, destination: Page) -> None:
+        """Copy a page behind the moves and copies so far, before the next step reads or writes."""
+        self._moves.append(PageMove(source.kind, source.number, destination.number))
+        self.copies_made += 1
+
+    def resend(self, page: Page, slot: int, index: int) -> None:
+        """Put an entry of a held page into the next updates: the device may have lost it."""
+        self._ends[page.kind].changed[slot, index] = page
 
     def take_moves(self) -> tuple[PageMove, ...]:
-        """Moves decided since the last call, in order. They must run before any step that uses newer page numbers."""
+        """Moves and copies decided since the last call, in order; they must run before any step that uses newer page
+        numbers. Asserts that every byte is held, cached or free."""
+        owned = sum((end.held + end.cached) * end.page_bytes for end in self._ends.values())
+        assert owned == self.held_bytes + self.cached_bytes == self.pool_bytes - self.free_bytes, "bytes were lost"
         moves, self._moves = tuple(self._moves), []
         return moves
 
@@ -172,30 +263,44 @@ class PageArena:
         end = self._ends[kind]
         if not end.changed:
             return _NO_UPDATES
-        pages, end.changed = end.changed, {}
+        changed, end.changed = end.changed, {}
+        entries = np.array(list(changed), dtype=np.int32)
         return TableUpdates(
-            slots=np.array([page.slot for page in pages], dtype=np.int32),
-            indices=np.array([page.index for page in pages], dtype=np.int32),
-            pages=np.array([page.number for page in pages], dtype=np.int32),
+            slots=np.ascontiguousarray(entries[:, 0]),
+            indices=np.ascontiguousarray(entries[:, 1]),
+            pages=np.array([page.number for page in changed.values()], dtype=np.int32),
         )
 
     def check_integrity(self) -> None:
         """Recount everything from the page lists. Raises AssertionError on the first broken invariant."""
         free = self.pool_bytes
+        held_bytes = cached_bytes = num_entries = 0
         entries: set[tuple[LayerKind, int, int]] = set()
         for end in self._ends.values():
-            held = [page for page in end.pages if page is not None]
+            owned = [page for page in end.pages if page is not None]
+            held = [page for page in owned if page.entries]
             holes = {number for number, page in enumerate(end.pages) if page is None}
             assert all(page.number == number for number, page in enumerate(end.pages) if page), "numbers match places"
             assert len(held) == end.held, f"{end.kind}: {len(held)} pages held, {end.held} counted"
+            assert len(owned) - len(held) == end.cached, f"{end.kind}: {end.cached} pages cached, by the count"
+            assert all(page.entries or page.keepers for page in owned), f"{end.kind}: a page without an owner"
             assert sorted(n for n in end.holes if n < len(end.pages)) == sorted(holes), f"{end.kind}: holes differ"
             assert not end.pages or end.pages[-1] is not None, f"{end.kind}: the edge is free"
             free -= end.edge_bytes
-            entries.update((end.kind, page.slot, page.index) for page in held)
+            held_bytes += len(held) * end.page_bytes
+            cached_bytes += (len(owned) - len(held)) * end.page_bytes
+            num_entries += sum(len(page.entries) for page in held)
+            entries.update((end.kind, *entry) for page in held for entry in page.entries)
         assert free >= 0, f"the two ends overlap by {-free} bytes"
         free += sum(end.num_holes * end.page_bytes for end in self._ends.values())
-        assert len(entries) == sum(end.held for end in self._ends.values()), "two pages of one table entry"
-        assert free + self.held_bytes == self.pool_bytes, f"{free} free + {self.held_bytes} held bytes"
+        assert len(entries) == num_entries, "two pages of one table entry"
+        assert (held_bytes, cached_bytes) == (self.held_bytes, self.cached_bytes), "held or cached bytes differ"
+        assert free == self.free_bytes, f"{free} free bytes, {self.free_bytes} counted"
+        assert free + held_bytes + cached_bytes == self.pool_bytes, f"{free} free + {held_bytes} held bytes"
+
+    def _free(self, end: _End, page: Page) -> None:
+        end.free(page)
+        self.free_bytes += end.page_bytes
 
     def _make_room(self, end: _End, pages: int) -> None:
         """Let `end` grow by so many pages: move the other kind's edge out of the way while it is in it."""

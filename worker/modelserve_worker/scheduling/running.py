@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from modelserve.architecture import LayerKind
 from modelserve_worker.batch import AdmittedRequest, Int32Array
-from modelserve_worker.request import Request
+from modelserve_worker.request import PromptLogprobs, Request
 from modelserve_worker.scheduling.page_table import PageTable
+from modelserve_worker.scheduling.tails import Tail
 
 
 @dataclass(slots=True, eq=False)
@@ -22,7 +25,11 @@ class RunningRequest:
     slot: int
     table: PageTable
     stop_token_ids: frozenset[int]
+    shares_rows: bool = False  # with requests of its cache namespace
     ended: bool = False  # what it still has in flight is discarded
+    checkpoints: list[int] = field(default_factory=list)  # positions where a chunk is to end, rising
+    tail: Tail | None = None  # the last one on its way that a prefix cache has
+    joined: int = 0  # the last position that its tokens have in common with that one
 
     def admitted(self) -> AdmittedRequest:
         """What the device learns of it when its first tokens are scheduled."""
@@ -32,8 +39,29 @@ class RunningRequest:
         if request.output_token_ids:
             sampling = replace(sampling, prompt_logprobs=None)  # they went out with the first token
         return AdmittedRequest(
-            self.slot, request.request_id, sampling, request.prompt_token_ids, tuple(request.output_token_ids)
+            self.slot,
+            request.request_id,
+            sampling,
+            request.prompt_token_ids,
+            tuple(request.output_token_ids),
+            request.cache_namespace if self.shares_rows else None,
         )
+
+    @property
+    def nan_error(self) -> str:
+        return (
+            f"the logits of this request are not numbers (NaN) at position {self.request.num_tokens}, so no token can "
+            "be drawn; other requests go on. Send it again; if it fails again, the weights are damaged or overflow in "
+            "their dtype: compare the checkpoint's files with their source"
+        )
+
+    def take_prompt_scores(self, first: int, scores: PromptLogprobs) -> None:
+        """Keep what follows the scores it has: a recomputed request, or one that has ended, is told again."""
+        kept = self.request.prompt_logprobs
+        known = 1 + sum(map(len, kept))  # the first token has no score
+        assert first <= known, f"prompt scores of positions {known} to {first} are missing"
+        if new := scores[known - first :]:
+            kept.append(new)
 
     def token_ids(self, start: int, end: int) -> Int32Array:
         """Known tokens of positions [start, end)."""
@@ -65,14 +93,14 @@ class SlotCounters:
         self.last_step = np.zeros(slots, dtype=np.int64)  # newest step it is in; -1: none yet
         self.constrained: NDArray[np.bool_] = np.zeros(slots, dtype=np.bool_)  # its tokens are masked
 
-    def enter(self, running: RunningRequest, most_cached_tokens: int) -> None:
-        """Start a stay, whose pages are reserved."""
+    def enter(self, running: RunningRequest, most_cached_tokens: int, computed: int) -> None:
+        """Start a stay, whose pages are reserved, behind the positions that others have `computed`."""
         slot, request = running.slot, running.request
         self.running[slot] = True
         self.prompt[slot] = len(request.prompt_token_ids)
         self.known[slot] = request.num_tokens
         self.in_flight[slot] = 0
-        self.computed[slot] = 0
+        self.computed[slot] = computed
         self.most_cached[slot] = most_cached_tokens
         self.last_token[slot] = (request.output_token_ids or request.prompt_token_ids)[-1]
         self.last_step[slot] = -1
@@ -116,6 +144,11 @@ class RunningRequests:
         """The slot that the next request gets; None while all are taken."""
         return self._free_slots[0] if self._free_slots else None
 
+    @property
+    def free_slots(self) -> list[int]:
+        """Those that nobody holds."""
+        return list(self._free_slots)
+
     def slots(self) -> Int32Array:
         """Slots of the running requests, oldest first."""
         if self._order is None:
@@ -128,13 +161,13 @@ class RunningRequests:
         assert None not in held, f"of slots {slots}, some are free"
         return cast(list[RunningRequest], held)
 
-    def enter(self, running: RunningRequest, most_cached_tokens: int) -> None:
-        """Start a stay in `free_slot`, with its pages reserved."""
+    def enter(self, running: RunningRequest, most_cached_tokens: int, computed: int = 0) -> None:
+        """Start a stay in `free_slot`, with its pages reserved, behind the positions that others have `computed`."""
         assert running.slot == self.free_slot, f"slot {running.slot} is not next"
         self._stays[heapq.heappop(self._free_slots)] = running
         self.by_id[running.request.request_id] = running
         self._order = None
-        self.counters.enter(running, most_cached_tokens)
+        self.counters.enter(running, most_cached_tokens, computed)
 
     def end(self, running: RunningRequest) -> None:
         """End a stay; `return_pages` takes back slot and pages."""
@@ -155,10 +188,12 @@ class RunningRequests:
             self._stays[running.slot] = None
             heapq.heappush(self._free_slots, running.slot)
 
-    def check_integrity(self, held_bytes: int) -> None:
-        """Raise AssertionError unless the tables hold `held_bytes`, each slot has one owner, and counters agree."""
+    def check_integrity(self, held_bytes: int, page_bytes: Mapping[LayerKind, int]) -> None:
+        """Raise AssertionError unless the tables hold `held_bytes` in pages of `page_bytes`, each slot has one owner,
+        and counters agree."""
         stays = [*self.by_id.values(), *self.retiring]
-        held = sum(running.table.held_bytes for running in stays)
+        pages = {page for running in stays for page in running.table.pages}
+        held = sum(page_bytes[page.kind] for page in pages)
         assert held == held_bytes, f"tables hold {held} bytes, the arena {held_bytes}"
         taken = [running.slot for running in stays]
         assert sorted(taken + self._free_slots) == list(range(len(self._stays))), f"slots {taken} are taken"

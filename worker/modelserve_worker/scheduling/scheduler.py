@@ -58,6 +58,7 @@ from modelserve_worker.scheduling.admission import Admission, SchedulerLimits
 from modelserve_worker.scheduling.arena import PageArena
 from modelserve_worker.scheduling.page_table import PageTable
 from modelserve_worker.scheduling.prefill import share_prefill_tokens, trim_to_captured
+from modelserve_worker.scheduling.prefix_reuse import NoReuse, PrefixReuse
 from modelserve_worker.scheduling.running import RunningRequest, RunningRequests, StepInFlight
 from modelserve_worker.scheduling.stats import EngineStats, StepEvents
 
@@ -67,9 +68,12 @@ MAX_STEPS_IN_FLIGHT = 2
 class Scheduler:
     """Schedules requests on one pool of `pool_bytes` bytes per rank. One thread calls it; any may call `validate`."""
 
-    def __init__(self, limits: SchedulerLimits, geometry: CacheGeometry, pool_bytes: int) -> None:
+    def __init__(
+        self, limits: SchedulerLimits, geometry: CacheGeometry, pool_bytes: int, *, prefix_caching: bool = False
+    ) -> None:
         self.limits = limits
         self.arena = PageArena(geometry, pool_bytes)
+        self.prefixes = PrefixReuse(self.arena, geometry, limits) if prefix_caching else NoReuse()
         self._geometry = geometry
         self._admission = Admission(limits, geometry, pool_bytes)
         self._waiting: OrderedDict[str, Request] = OrderedDict()
@@ -79,7 +83,8 @@ class Scheduler:
         self._events = StepEvents()
         self._tables_unknown = False  # a step failed: the next one names every entry
         self._step = 0
-        self._preemptions = self._prompt_tokens = self._generation_tokens = self._failed_steps = 0
+        self._preemptions = self._prompt_tokens = self._cached_prompt_tokens = 0
+        self._generation_tokens = self._failed_steps = 0
 
     @property
     def has_requests(self) -> bool:
@@ -102,6 +107,7 @@ class Scheduler:
         if running:
             return self._finish(running, FinishReason.ABORT)
         if self._waiting.pop(request_id, None):
+            self.prefixes.gone(request_id)
             return RequestOutput(request_id, (), FinishReason.ABORT)
         return None
 
@@ -124,6 +130,7 @@ class Scheduler:
         budget = self.limits.prefill_tokens(len(decodes), remaining, longest)
         shares = share_prefill_tokens(remaining, counters.computed[prefills], budget, self.limits.prompt_cost)
         trim_to_captured(shares, remaining, len(decodes), self.limits.captured_rows)
+        self.prefixes.cut(self._running.stays(prefills), counters.computed[prefills], shares)
         return self._batch(decodes, prefills[shares > 0], shares[shares > 0])
 
     def update(self, sampled: SampledTokens) -> list[RequestOutput]:
@@ -131,7 +138,9 @@ class Scheduler:
         record = self._next_in_flight(sampled.step)
         counters, slots = self._counters, record.sampling
         assert len(slots) == len(sampled.token_ids), f"{len(sampled.token_ids)} tokens came for {len(slots)} requests"
-        self._take_prompt_logprobs(sampled)
+        for slot, scores in sampled.prompt_logprobs.items():
+            (running,) = self._running.stays(np.array([slot], dtype=np.int32))
+            running.take_prompt_scores(*scores)
         counters.in_flight[slots] -= 1
         counters.last_token[slots] = sampled.token_ids
         full = counters.known[slots] - counters.in_flight[slots] > counters.most_cached[slots]
@@ -147,6 +156,7 @@ class Scheduler:
             request = running.request
             if not request.output_token_ids:
                 self._prompt_tokens += len(request.prompt_token_ids)
+                self._cached_prompt_tokens += request.cached_tokens
             self._generation_tokens += 1
             request.output_token_ids.append(token_id)
             logprobs = (sampled.logprobs[index],) if index in sampled.logprobs else ()
@@ -175,7 +185,8 @@ class Scheduler:
         outputs = [self._finish(running, FinishReason.ERROR, error=error) for running in stays if not running.ended]
         if record.moves_pages or self._in_flight:
             for running in reversed(list(self._running.by_id.values())):
-                self._preempt(running)
+                self._preempt(running, sound=False)
+        self.prefixes.clear()
         self._running.return_pages(record.step)
         return outputs
 
@@ -183,7 +194,7 @@ class Scheduler:
         arena = self.arena
         used = {kind: arena.held_pages(kind) for kind in LayerKind}
         sizes = {kind: self._geometry.page(kind).page_bytes for kind in LayerKind}
-        total = {kind: used[kind] + (arena.free_bytes // sizes[kind] if sizes[kind] else 0) for kind in LayerKind}
+        total = {kind: used[kind] + (arena.available_bytes // sizes[kind] if sizes[kind] else 0) for kind in LayerKind}
         return EngineStats(
             num_running=len(self._running),
             num_waiting=len(self._waiting),
@@ -198,6 +209,12 @@ class Scheduler:
             prompt_tokens_total=self._prompt_tokens,
             generation_tokens_total=self._generation_tokens,
             failed_steps_total=self._failed_steps,
+            cached_bytes=arena.cached_bytes,
+            page_copies_total=arena.copies_made,
+            prompt_tokens_cached_total=self._cached_prompt_tokens,
+            prefix_queries_total=self.prefixes.queries,
+            prefix_hits_total=self.prefixes.hits,
+            prefix_evictions_total=self.prefixes.evictions,
         )
 
     def take_events(self) -> StepEvents:
@@ -208,7 +225,9 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raise AssertionError unless the arena is sound, every held byte belongs to one request, and counts agree."""
         self.arena.check_integrity()
-        self._running.check_integrity(self.arena.held_bytes)
+        sizes = {kind: self._geometry.page(kind).page_bytes for kind in LayerKind}
+        self._running.check_integrity(self.arena.held_bytes, sizes)
+        self.prefixes.check_integrity()
 
     def _grow_decodes(self, slots: Int32Array) -> tuple[Int32Array, bool]:
         """Reserve the next token's page where one is due. Those that can run now, and whether that is all of them."""
@@ -227,16 +246,17 @@ class Scheduler:
         """Reserve the pages of its next token, preempting younger requests if it must. False: it waits for pages."""
         counters = self._counters
         end = int(counters.computed[running.slot]) + 1
-        while (need := running.table.bytes_to_reserve(end)) > self.arena.free_bytes:
+        while (need := running.table.bytes_to_reserve(end)) > self.arena.available_bytes:
             slots = self._running.slots()
             remaining = counters.remaining(slots)
             returning = int(counters.held_bytes[slots[remaining == 0]].sum())
             returning += sum(other.table.held_bytes for other in self._running.retiring)
             (youngest,) = self._running.stays(slots[remaining > 0][-1:])
-            if need <= self.arena.free_bytes + returning or youngest is running:
+            if need <= self.arena.available_bytes + returning or youngest is running:
                 return False
             self._preempt(youngest)
         running.table.reserve(end)
+        running.table.write(end - 1, end)
         counters.note_pages(running)
         return True
 
@@ -247,7 +267,8 @@ class Scheduler:
         while self._waiting and len(self._running) < self.limits.max_running:
             slot = self._running.free_slot
             request = next(iter(self._waiting.values()))
-            free = self.arena.free_bytes - admission.committed_bytes(request)
+            hit = self.prefixes.find(request)
+            free = self.arena.available_bytes + self.prefixes.shared_bytes(hit) - admission.committed_bytes(request)
             if slot is None or free < 0:
                 break
             slots = self._running.slots()
@@ -257,18 +278,20 @@ class Scheduler:
             if growth > free:
                 break
             del self._waiting[request.request_id]
+            shares_rows = self.prefixes.keeps_pages
+            table = PageTable(self.arena, self._geometry, slot, keeping=shares_rows)
+            running = RunningRequest(request, slot, table, self.limits.stop_token_ids(request), shares_rows)
+            start = self.prefixes.begin(running, hit)
+            self._running.enter(running, self.limits.most_cached_tokens(request), start)
             if not request.admitted:
                 request.admitted = True
-                self._events.admitted.append((request.request_id, time.monotonic()))
-            table = PageTable(self.arena, self._geometry, slot)
-            table.reserve(request.num_tokens)
-            running = RunningRequest(request, slot, table, self.limits.stop_token_ids(request))
-            self._running.enter(running, self.limits.most_cached_tokens(request))
+                self._events.admitted.append((request.request_id, time.monotonic(), request.cached_tokens))
             admitted.append(slot)
         return admitted
 
-    def _preempt(self, running: RunningRequest) -> None:
-        self._end(running)
+    def _preempt(self, running: RunningRequest, *, sound: bool = True) -> None:
+        """What it has computed is left to it, where memory lasts, unless it is not known to be `sound`."""
+        self._end(running, sound=sound)
         self._preemptions += 1
         self._waiting[running.request.request_id] = running.request
         self._waiting.move_to_end(running.request.request_id, last=False)
@@ -290,6 +313,7 @@ class Scheduler:
         ends = starts + lengths
         samples = ends == counters.known[slots]
         first = counters.last_step[slots] < 0
+        spare_slots = self.prefixes.write(self._running, slots, starts, ends, decodes=len(decodes))
         if self._tables_unknown:
             self._tables_unknown = False
             for running in self._running.by_id.values():
@@ -308,11 +332,13 @@ class Scheduler:
             global_updates=self.arena.take_updates(LayerKind.GLOBAL),
             sliding_updates=self.arena.take_updates(LayerKind.SLIDING),
             constrained=np.flatnonzero(counters.constrained[slots[samples]]).astype(np.int32),
+            spare_slots=spare_slots,
         )
         # A decode's row is the token that was sampled before; the first token of an answer has no row yet.
         first_tokens = np.count_nonzero(counters.known[slots[samples]] == counters.prompt[slots[samples]])
         self._events.step_tokens.append(len(token_ids) + int(first_tokens))
         counters.advance(slots, ends, samples, self._step)
+        self.prefixes.computed(self._running, slots, ends, samples, decodes=len(decodes))
         self._in_flight.append(StepInFlight(self._step, bool(batch.page_moves), slots, slots[samples]))
         return batch
 
@@ -338,25 +364,9 @@ class Scheduler:
             return self._finish(running, FinishReason.LENGTH, token_id, logprobs)
         return RequestOutput(request.request_id, (token_id,), logprobs=logprobs)
 
-    def _take_prompt_logprobs(self, sampled: SampledTokens) -> None:
-        """Keep what follows the scores a request has: a recomputed one, or one that has ended, is told again."""
-        for slot, (first, scores) in sampled.prompt_logprobs.items():
-            (running,) = self._running.stays(np.array([slot], dtype=np.int32))
-            kept = running.request.prompt_logprobs
-            known = 1 + sum(map(len, kept))  # the first token has no score
-            assert first <= known, f"prompt scores of positions {known} to {first} are missing"
-            if new := scores[known - first :]:
-                kept.append(new)
-
     def _fail_for_nan(self, running: RunningRequest) -> RequestOutput:
-        position = running.request.num_tokens
-        return self._finish(
-            running,
-            FinishReason.ERROR,
-            error=f"the logits of this request are not numbers (NaN) at position {position}, so no token can be drawn; "
-            "other requests go on. Send it again; if it fails again, the weights are damaged or overflow in their "
-            "dtype: compare the checkpoint's files with their source",
-        )
+        self.prefixes.clear()  # it may have read rows that others would
+        return self._finish(running, FinishReason.ERROR, error=running.nan_error)
 
     def _finish(
         self,
@@ -368,7 +378,8 @@ class Scheduler:
         stop_token_id: int | None = None,
         error: str | None = None,
     ) -> RequestOutput:
-        self._end(running)
+        self._end(running, sound=reason is not FinishReason.ERROR)
+        self.prefixes.gone(running.request.request_id)
         return RequestOutput(
             running.request.request_id,
             () if token_id is None else (token_id,),
@@ -378,8 +389,9 @@ class Scheduler:
             logprobs,
         )
 
-    def _end(self, running: RunningRequest) -> None:
+    def _end(self, running: RunningRequest, *, sound: bool) -> None:
         """End a stay. Without a step in flight its slot and pages return at once."""
+        self.prefixes.ended(running, int(self._counters.computed[running.slot]), sound=sound)
         self._running.end(running)
         last_step = int(self._counters.last_step[running.slot])
         if not self._in_flight or last_step < self._in_flight[0].step:

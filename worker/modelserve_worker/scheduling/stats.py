@@ -26,11 +26,12 @@ class TimedStep(NamedTuple):
 
 @dataclass(slots=True)
 class StepEvents:
-    """What happened since the last report: requests first admitted, with the time.monotonic() of it, the tokens of
-    each step that was scheduled (of prompts, and those that it samples), and the time of each that ended.
+    """What happened since the last report: requests first admitted, with the time.monotonic() of it and the prompt
+    tokens that were cached, the tokens of each step that was scheduled (of prompts, and those that it samples), and the
+    time of each that ended.
     """
 
-    admitted: list[tuple[str, float]] = field(default_factory=list)
+    admitted: list[tuple[str, float, int]] = field(default_factory=list)
     step_tokens: list[int] = field(default_factory=list)
     timed_steps: list[TimedStep] = field(default_factory=list)
 
@@ -54,6 +55,12 @@ class EngineStats(NamedTuple):
     prompt_tokens_total: int = 0  # of requests whose first token was sampled; recomputed tokens are not counted again
     generation_tokens_total: int = 0
     failed_steps_total: int = 0
+    cached_bytes: int = 0  # of pages that only the prefix cache keeps
+    page_copies_total: int = 0
+    prompt_tokens_cached_total: int = 0  # of prompt_tokens_total, those that were not computed
+    prefix_queries_total: int = 0  # prompt tokens that were looked up, once for each request
+    prefix_hits_total: int = 0  # prompt tokens behind which a request began
+    prefix_evictions_total: int = 0  # tails that were given up for memory
 
     @property
     def kv_cache_usage(self) -> float:

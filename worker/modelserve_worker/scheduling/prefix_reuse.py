@@ -1,0 +1,214 @@
+# ruff: noqa: ARG002 - NoReuse has the signatures of PrefixReuse
+"""What a scheduler does for a prefix cache: where requests resume, where their chunks end, which tails they leave.
+
+A chunk costs a step, so chunks are cut only at a position that is worth it: where the front end says that histories
+part (`Request.checkpoints`), or where the way of an earlier request ends that has no tail there (a junction, found by
+its hashes), and only where it lies more than a few pages behind the resume point. Within a page of the prompt's end
+the tail that is left there serves it. Tails inside a long prompt are left where its chunks end anyway, as far apart as
+they cost a share of the global rows between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from modelserve.sizing.pages import CacheGeometry
+from modelserve_worker.batch import Int32Array
+from modelserve_worker.request import Request
+from modelserve_worker.scheduling.admission import SchedulerLimits
+from modelserve_worker.scheduling.arena import PageArena
+from modelserve_worker.scheduling.prefix_cache import PrefixCache
+from modelserve_worker.scheduling.running import RunningRequest, RunningRequests
+from modelserve_worker.scheduling.tails import Hit
+from modelserve_worker.scheduling.token_chain import TokenChain
+
+LEAST_GAP_PAGES = 4  # global pages between a resume point and a checkpoint behind it
+_TAIL_SHARE = 4  # a tail inside a prompt costs at most so many times the global rows since the one before it
+NO_SLOTS = np.zeros(0, dtype=np.int32)
+
+
+class NoReuse:
+    """Every request computes all of its prompt, and leaves nothing."""
+
+    keeps_pages = False
+    queries = hits = evictions = 0
+
+    def find(self, request: Request) -> Hit | None:
+        """Where a waiting request would resume."""
+        return None
+
+    def shared_bytes(self, hit: Hit | None) -> int:
+        """Bytes of its pages that running requests hold already, and that it will not write."""
+        return 0
+
+    def begin(self, running: RunningRequest, hit: Hit | None) -> int:
+        """Reserve the pages of a stay. The position at which it begins."""
+        running.table.reserve(running.request.num_tokens)
+        return 0
+
+    def cut(self, stays: Sequence[RunningRequest], starts: Int32Array, shares: Int32Array) -> None:
+        """End chunks at checkpoints that lie inside them; `shares` [P] are changed in place."""
+
+    def write(
+        self, running: RunningRequests, slots: Int32Array, starts: Int32Array, ends: Int32Array, *, decodes: int
+    ) -> Int32Array:
+        """Prepare the tables of a step's requests [R] behind its decodes. The slots through which they store rows for a
+        tail: [R], -1 for none, or empty where nobody has one."""
+        return NO_SLOTS
+
+    def computed(
+        self,
+        running: RunningRequests,
+        slots: Int32Array,
+        ends: Int32Array,
+        samples: NDArray[np.bool_],
+        *,
+        decodes: int,
+    ) -> None:
+        """A step is scheduled, and its updates are taken: leave tails where they are worth it."""
+
+    def ended(self, running: RunningRequest, computed: int, *, sound: bool) -> None:
+        """A stay ends with so many rows computed, which others may read where they are `sound`."""
+
+    def gone(self, request_id: str) -> None:
+        """The request has ended."""
+
+    def clear(self) -> None:
+        """What cached pages hold is unknown."""
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless every keeper of a page is known."""
+
+
+class PrefixReuse(NoReuse):
+    """Between one scheduler's requests and `cache`."""
+
+    keeps_pages = True
+
+    def __init__(self, arena: PageArena, geometry: CacheGeometry, limits: SchedulerLimits) -> None:
+        self.cache = PrefixCache(arena, geometry, limits.prompt_cost)
+        self._geometry = geometry
+        self._chains: dict[str, TokenChain] = {}  # by request
+        self._found: tuple[str, int, int, Hit | None] | None = None  # request, its tokens, version of the cache, hit
+        size = geometry.global_page.page_tokens
+        self._least_gap = LEAST_GAP_PAGES * size
+        tail_bytes = geometry.sliding_table_entries * geometry.sliding_page.page_bytes
+        token_bytes = geometry.global_page.page_bytes / size
+        self._tails_apart = max(self._least_gap, int(tail_bytes / (_TAIL_SHARE * token_bytes)) if token_bytes else 0)
+
+    def find(self, request: Request) -> Hit | None:
+        """One whose prompt's tokens are yet to be scored computes all."""
+        if request.sampling.prompt_logprobs is not None and not request.output_token_ids:
+            return None
+        asked = (request.request_id, request.num_tokens, self.cache.version)
+        if self._found is None or self._found[:3] != asked:
+            self._found = (*asked, self.cache.find(self._chain(request), request.num_tokens - 1))
+        return self._found[3]
+
+    def shared_bytes(self, hit: Hit | None) -> int:
+        if hit is None:
+            return 0
+        spec = self._geometry.global_page
+        full = hit.position // spec.page_tokens
+        return sum(bool(page.entries) for page in hit.global_pages[:full]) * spec.page_bytes
+
+    def begin(self, running: RunningRequest, hit: Hit | None) -> int:
+        request, table = running.request, running.table
+        start = 0 if hit is None else hit.position
+        first_stay = not request.admitted
+        if first_stay and request.sampling.prompt_logprobs is None:
+            self.queries += len(request.prompt_token_ids)
+            self.hits += start
+            request.cached_tokens = start
+        running.checkpoints = self._checkpoints(request, start)
+        if hit is None:
+            table.reserve(request.num_tokens)
+        else:
+            self.cache.follow(hit)
+            running.tail, running.joined = hit.tail, start
+            table.resume(hit, request.num_tokens)
+        self.cache.watch(table)
+        return start
+
+    def cut(self, stays: Sequence[RunningRequest], starts: Int32Array, shares: Int32Array) -> None:
+        for i, (running, start) in enumerate(zip(stays, starts.tolist(), strict=True)):
+            if running.checkpoints:
+                ahead = [at for at in running.checkpoints if at > start]
+                if ahead and ahead[0] < start + shares[i]:
+                    shares[i] = ahead[0] - start
+
+    def write(
+        self, running: RunningRequests, slots: Int32Array, starts: Int32Array, ends: Int32Array, *, decodes: int
+    ) -> Int32Array:
+        spare = np.full(len(slots), -1, dtype=np.int32)
+        free = running.free_slots
+        for i, stay in enumerate(running.stays(slots[decodes:]), decodes):
+            if stay.table.write(int(starts[i]), int(ends[i]), free[-1] if free else None):
+                spare[i] = free.pop()
+            running.counters.note_pages(stay)
+        return spare if (spare >= 0).any() else NO_SLOTS
+
+    def computed(
+        self,
+        running: RunningRequests,
+        slots: Int32Array,
+        ends: Int32Array,
+        samples: NDArray[np.bool_],
+        *,
+        decodes: int,
+    ) -> None:
+        last_tokens = np.flatnonzero(ends[:decodes] == running.counters.prompt[slots[:decodes]])
+        for i in (*last_tokens.tolist(), *range(decodes, len(slots))):
+            (stay,) = running.stays(slots[i : i + 1])
+            stay.table.sent()
+            end, checkpoints = int(ends[i]), stay.checkpoints
+            reached = bool(checkpoints) and checkpoints[0] <= end
+            stay.checkpoints = [at for at in checkpoints if at > end]
+            if samples[i] or reached or end - stay.joined >= self._tails_apart:
+                at_end = bool(samples[i]) and any(end - at <= self.cache.page_tokens for at in stay.request.checkpoints)
+                self._leave(stay, end, junction=reached or at_end)
+
+    def ended(self, running: RunningRequest, computed: int, *, sound: bool) -> None:
+        if sound and computed:
+            self._leave(running, min(computed, running.request.num_tokens))
+        self.cache.unwatch(running.table)
+        running.table.forget()
+
+    def gone(self, request_id: str) -> None:
+        self._chains.pop(request_id, None)
+
+    def clear(self) -> None:
+        self.cache.clear()
+
+    def check_integrity(self) -> None:
+        self.cache.check_integrity()
+
+    @property
+    def evictions(self) -> int:  # type: ignore[override]
+        return self.cache.evictions
+
+    def _chain(self, request: Request) -> TokenChain:
+        chain = self._chains.get(request.request_id)
+        if chain is None:
+            chain = TokenChain(request.cache_namespace, request.prompt_token_ids, self.cache.page_tokens)
+            self._chains[request.request_id] = chain
+        chain.extend(request.num_tokens, request.output_token_ids)
+        return chain
+
+    def _checkpoints(self, request: Request, start: int) -> list[int]:
+        """Behind `start`, and not served by the tail at the end of the known tokens."""
+        known = self.cache.known_tokens(self._chain(request))
+        latest = request.num_tokens - self.cache.page_tokens
+        return sorted({at for at in (*request.checkpoints, known) if start + self._least_gap <= at < latest})
+
+    def _leave(self, running: RunningRequest, end: int, *, junction: bool = False) -> None:
+        request = running.request
+        tail = self.cache.leave(
+            self._chain(request), end, running.table, previous=running.tail, joined=running.joined,
+            client=request.client, junction=junction,
+        )  # fmt: skip
+        if tail is not None:
+            running.tail, running.joined = tail, end
