@@ -62,7 +62,7 @@ def build_engine(args: EngineArgs, progress: Callable[[int, int], None]) -> Buil
         ),
         captured_rows=replica.captured_rows,
     )
-    scheduler = Scheduler(limits, replica.geometry, replica.pool_bytes)
+    scheduler = Scheduler(limits, replica.geometry, replica.pool_bytes, prefix_caching=args.prefix_caching)
     ready = Ready(
         max_model_len=replica.max_model_len,
         step_deadline_s=step_deadline_s(replica.memory.device),
@@ -72,6 +72,7 @@ def build_engine(args: EngineArgs, progress: Callable[[int, int], None]) -> Buil
             "num_gpu_blocks": str(replica.memory.num_pages(LayerKind.GLOBAL)),
             "cache_dtype": replica.geometry.dtype.value,
             "cache_layout": replica.geometry.layout.value,
+            "enable_prefix_caching": str(args.prefix_caching),
         },
         stats=scheduler.stats(),
     )

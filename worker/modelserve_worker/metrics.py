@@ -165,6 +165,7 @@ class _EngineCollector(Collector):
             ("vllm:kv_cache_usage_perc", "Held bytes of the KV pool, 1.0 is all.", stats.kv_cache_usage),
             ("modelserve_kv_pool_bytes", "Bytes of the KV pool of one GPU.", stats.pool_bytes),
             ("modelserve_kv_held_bytes", "Bytes of the KV pool in use.", stats.held_bytes),
+            ("modelserve_kv_cached_bytes", "Free bytes of the KV pool that hold prefixes.", stats.cached_bytes),
         ):
             gauge = GaugeMetricFamily(name, text, labels=["model_name"])
             gauge.add_metric([self._model_name], value)
@@ -177,15 +178,27 @@ class _EngineCollector(Collector):
             stats.sliding_pages_total,
         )
         for name, text, value in (
-            ("vllm:prompt_tokens", "Prompt tokens computed.", stats.prompt_tokens_total),
+            ("vllm:prompt_tokens", "Prompt tokens, those that were cached included.", stats.prompt_tokens_total),
+            ("vllm:prompt_tokens_cached", "Prompt tokens that were cached.", stats.prompt_tokens_cached_total),
+            ("vllm:prefix_cache_queries", "Prompt tokens looked up.", stats.prefix_queries_total),
+            ("vllm:prefix_cache_hits", "Prompt tokens found.", stats.prefix_hits_total),
             ("vllm:generation_tokens", "Tokens generated.", stats.generation_tokens_total),
             ("vllm:num_preemptions", "Requests preempted for lack of pages.", stats.preemptions_total),
             ("modelserve_page_moves", "Pages moved inside the pool.", stats.page_moves_total),
+            ("modelserve_page_copies", "Pages copied before they were written.", stats.page_copies_total),
+            ("modelserve_prefix_evictions", "Resume points given up for memory.", stats.prefix_evictions_total),
             ("modelserve_failed_steps", "Engine steps that raised.", stats.failed_steps_total),
         ):
             counter = CounterMetricFamily(name, text, labels=["model_name"])
             counter.add_metric([self._model_name], value)
             yield counter
+        cached = stats.prompt_tokens_cached_total
+        sources = CounterMetricFamily(
+            "vllm:prompt_tokens_by_source", "Prompt tokens, by where they came from.", labels=["model_name", "source"]
+        )
+        sources.add_metric([self._model_name, "local_compute"], stats.prompt_tokens_total - cached)
+        sources.add_metric([self._model_name, "local_cache_hit"], cached)
+        yield sources
         info = InfoMetricFamily("vllm:cache_config", "Configuration of the KV cache.")
         info.add_metric([], {"model_name": self._model_name, **self._cache_config})
         yield info

@@ -122,7 +122,7 @@ class Request:
     checked without a loop over tokens.
     `grammar` (as `modelserve_worker.grammar` writes it) is what the answer must match; the engine makes its
     `constraint`, which goes with the request through preemptions.
-    Rows are shared by requests of one `cache_namespace`; `client` is whose bytes they are in a prefix cache. At
+    Rows are shared by requests of one `tenant` and `cache_salt`, and count as bytes of `client` in a prefix cache. At
     `checkpoints`, positions of the prompt, later requests will begin to differ.
     """
 
@@ -131,7 +131,8 @@ class Request:
     sampling: SamplingParams
     arrival_s: float = field(default_factory=time.monotonic)
     grammar: str | None = None
-    cache_namespace: str = ""
+    cache_salt: str = ""
+    tenant: str = ""
     client: str = ""
     checkpoints: tuple[int, ...] = ()
     output_token_ids: list[int] = field(default_factory=list)
@@ -139,6 +140,11 @@ class Request:
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)  # computed so far, without gaps
     constraint: TokenConstraint | None = None
     cached_tokens: int = 0  # of its prompt, which it found computed when it was first admitted
+
+    @property
+    def cache_namespace(self) -> str:
+        """Requests of one namespace read each other's rows. An engine has one model, dtype and layout."""
+        return f"{self.tenant}\0{self.cache_salt}"
 
     @property
     def num_tokens(self) -> int:

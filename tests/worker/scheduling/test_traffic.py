@@ -144,7 +144,7 @@ class Traffic:
         checkpoints = tuple(random.sample(range(1, prompt + 1), k=min(prompt, random.choice([0, 0, 1, 2]))))
         request = Request(
             request_id, tokens, SamplingParams(seed=0, max_tokens=max_tokens),
-            cache_namespace=self.namespace(request_id), client=self.namespace(request_id), checkpoints=checkpoints,
+            tenant=self.namespace(request_id), client=self.namespace(request_id), checkpoints=checkpoints,
         )  # fmt: skip
         rows = min(prompt + max_tokens, self.max_model_len) - 1
         if prompt >= self.max_model_len or self.geometry.held_bytes(rows) > self.pool_bytes:

@@ -151,7 +151,6 @@ def test_the_same_seed_says_the_same_alone_and_in_company(config: Path) -> None:
     ("arguments", "reason"),
     [
         (["--model", "{checkpoint}", "--port", "x"], "InvalidEngineArgs: port: "),
-        (["--model", "{checkpoint}", "--prefix-caching"], "InvalidEngineArgs: prefixCaching: "),
         (["--model", "{checkpoint}", "--no-such-flag"], "InvalidEngineArgs: unrecognized arguments: --no-such-flag"),
         (["--config", "{checkpoint}/tokenizer.json"], "InvalidEngineArgs: "),
         (["--model", "{checkpoint}/nowhere"], "InvalidCheckpoint: "),

@@ -22,7 +22,7 @@ the table goes on in its place.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Protocol
 
 import numpy as np
@@ -49,8 +49,9 @@ class KeptRows(Protocol):
         """Of these rows."""
         ...
 
-    def sliding_page(self, logical: int) -> Page:
-        """Of the window before `position`."""
+    @property
+    def sliding_pages(self) -> Mapping[int, Page]:
+        """By logical number: those of the window before `position`, and older ones without a gap."""
         ...
 
 
@@ -129,8 +130,12 @@ class PageTable:
         if geometry.sliding_page.layers:
             size = geometry.sliding_page.page_tokens
             for logical in range(max(0, at - geometry.window + 1) // size, geometry.sliding_page.pages(at)):
-                window[logical] = page = kept.sliding_page(logical)
+                window[logical] = page = kept.sliding_pages[logical]
                 self._arena.share(page, self._slot, logical % geometry.sliding_table_entries)
+            oldest = int(spare_from(geometry, np.array([at], dtype=np.int32))[0]) // size
+            for logical in range(oldest, min(window)):
+                if logical in kept.sliding_pages:
+                    self._keep(logical, kept.sliding_pages[logical])
         # All are held by now, so none of them is given up for the copies.
         if at % geometry.global_page.page_tokens and self._global:
             self._global[-1] = self._own(self._global[-1], len(self._global) - 1, rows_needed=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -80,5 +81,6 @@ class Hit:
     tail: Tail
     global_pages: list[Page]  # of the rows [0, position)
 
-    def sliding_page(self, logical: int) -> Page:
-        return self.tail.sliding[logical]
+    @property
+    def sliding_pages(self) -> Mapping[int, Page]:
+        return self.tail.sliding

@@ -86,7 +86,11 @@ def create_app(
                 routes=routes,
             ),
             *_cross_origin(settings),
-            Middleware(Authentication, keys=ApiKeys(settings.api_keys, settings.api_key_file)),
+            Middleware(
+                Authentication,
+                keys=ApiKeys(settings.api_keys, settings.api_key_file),
+                share_prefixes=settings.share_prefixes,
+            ),
             Middleware(Admission, state=state),
         ],
         exception_handlers={ApiError: _api_error, HTTPException: _http_error},

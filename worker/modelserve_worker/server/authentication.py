@@ -98,9 +98,11 @@ def _read(file: Path) -> tuple[bytes, ...]:
 class Authentication:
     """ASGI middleware: 401 unless a key comes as `Authorization: Bearer KEY` or `X-Api-Key: KEY`."""
 
-    def __init__(self, app: ASGIApp, *, keys: ApiKeys) -> None:
+    def __init__(self, app: ASGIApp, *, keys: ApiKeys, share_prefixes: bool = False) -> None:
+        """`share_prefixes`: requests with different keys read each other's cached prefixes."""
         self._app = app
         self._keys = keys
+        self._share_prefixes = share_prefixes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not self._keys.required or scope["path"] in OPEN_PATHS:
@@ -116,5 +118,7 @@ class Authentication:
             error = ApiError(message, status=401, code="invalid_api_key")
             await error_response(error, scope["path"])(scope, receive, send)
             return
-        RequestContext.of(scope).client = name
+        context = RequestContext.of(scope)
+        context.client = name
+        context.tenant = "" if self._share_prefixes else name
         await self._app(scope, receive, send)

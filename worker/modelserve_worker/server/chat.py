@@ -127,9 +127,7 @@ class ChatAnswer:
         return None
 
     def _usage(self, replies: Sequence[Reply]) -> dict[str, Any]:
-        counts = [reply.num_tokens for reply in replies]
-        thought = sum(reply.reasoning_tokens for reply in replies)
-        return chat_usage(self._specs, counts, n=self._body.n, reasoning_tokens=thought)
+        return chat_usage(self._specs, replies, n=self._body.n)
 
     def _event(self, index: int, delta: dict[str, Any], **fields: Any) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None} | fields

@@ -58,8 +58,7 @@ class CompletionAnswer:
         return await asyncio.to_thread(lambda: to_json_in_pieces(self._document(replies)))
 
     def _document(self, replies: Sequence[Reply]) -> dict[str, Any]:
-        counts = [reply.num_tokens for reply in replies]
-        return self._envelope.document(self._choices(replies), usage(self._specs, counts, n=self._body.n))
+        return self._envelope.document(self._choices(replies), usage(self._specs, replies, n=self._body.n))
 
     def _choices(self, replies: Sequence[Reply]) -> list[dict[str, Any]]:
         choices = []
@@ -123,7 +122,7 @@ class CompletionAnswer:
                 if events:
                     yield b"".join(events)
         if self._body.include_usage:
-            yield self._envelope.usage_event(usage(self._specs, counts, n=self._body.n))
+            yield self._envelope.usage_event(usage(self._specs, replies.values(), n=self._body.n))
 
     def _event(
         self,

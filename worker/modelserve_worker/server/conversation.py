@@ -11,7 +11,7 @@ from modelserve_worker.server.messages import ONLY_ASSISTANT, Message, MessageTo
 from modelserve_worker.text.markers import without_thoughts
 from modelserve_worker.text.tool_calls import MAX_DEPTH
 
-_INSTRUCTIONS = ("system", "developer")
+INSTRUCTIONS = ("system", "developer")
 
 
 def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -66,11 +66,11 @@ def _told(returned: Sequence[str]) -> dict[str, Any]:
 
 
 def _instructions_first(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    instructions = [entry for entry in messages if entry["role"] in _INSTRUCTIONS]
+    instructions = [entry for entry in messages if entry["role"] in INSTRUCTIONS]
     if not instructions or (len(instructions) == 1 and instructions[0] is messages[0]):
         return messages
     text = "\n\n".join(_text(entry["content"]) for entry in instructions)
-    others = [entry for entry in messages if entry["role"] not in _INSTRUCTIONS]
+    others = [entry for entry in messages if entry["role"] not in INSTRUCTIONS]
     return [{"role": instructions[0]["role"], "content": text}, *others]
 
 

@@ -27,7 +27,7 @@ class Ignored:
 _BOOKKEEPING = "the client's own bookkeeping; no part of the prompt"
 _NOTHING_STORED = "nothing is stored here, whatever it says"
 _NO_TIERS = "there is one class of service"
-_NO_PREFIX_CACHE = "a hint for prompt caches, which change no answer"
+_PREFIX_CACHE = "a hint; prefixes are cached without being asked"
 _OFF = "with this value it asks for nothing"
 _DEFAULT = "this is how the server behaves"
 _NOTHING_CUT = "nothing is cut: an input beyond the context is refused"
@@ -41,10 +41,9 @@ SHARED_FIELDS: Mapping[str, Ignored] = {
     "store": Ignored(_NOTHING_STORED),
     "service_tier": Ignored(_NO_TIERS),
     "priority": Ignored(_NO_TIERS, (0,)),
-    "prompt_cache_key": Ignored(_NO_PREFIX_CACHE),
-    "prompt_cache_retention": Ignored(_NO_PREFIX_CACHE),
-    "prompt_cache_options": Ignored(_NO_PREFIX_CACHE),
-    "cache_salt": Ignored(_NO_PREFIX_CACHE),
+    "prompt_cache_key": Ignored(_PREFIX_CACHE),
+    "prompt_cache_retention": Ignored(_PREFIX_CACHE),
+    "prompt_cache_options": Ignored(_PREFIX_CACHE),
     "prediction": Ignored("it speeds up some servers and changes no answer"),
     "best_of": Ignored(_OFF, (1,)),
     "use_beam_search": Ignored(_OFF, (False,)),
@@ -89,7 +88,7 @@ RESPONSES_FIELDS: Mapping[str, Ignored] = {
 
 ANTHROPIC_FIELDS: Mapping[str, Ignored] = {
     **SHARED_FIELDS,
-    "cache_control": Ignored(_NO_PREFIX_CACHE),
+    "cache_control": Ignored(_PREFIX_CACHE),
     "context_management": Ignored(_OFF, ({}, {"edits": []})),
     "mcp_servers": Ignored(_OFF, ([],)),
     "betas": Ignored(_OFF, ([],)),
@@ -113,7 +112,7 @@ MESSAGE_FIELDS: Mapping[str, Ignored] = {
     "provider_specific_fields": Ignored(_ECHO),
     "additional_kwargs": Ignored(_ECHO),
     "response_metadata": Ignored(_ECHO),
-    "cache_control": Ignored(_NO_PREFIX_CACHE),
+    "cache_control": Ignored(_PREFIX_CACHE),
     "annotations": Ignored(_ECHO),
     "reasoning_details": Ignored("reasoning_content says the same"),
     "thinking_blocks": Ignored("reasoning_content says the same"),
@@ -126,7 +125,7 @@ MESSAGE_FIELDS: Mapping[str, Ignored] = {
 }
 
 PART_FIELDS: Mapping[str, Ignored] = {
-    "cache_control": Ignored(_NO_PREFIX_CACHE),
+    "cache_control": Ignored(_PREFIX_CACHE),
     "annotations": Ignored(_ECHO),
     "citations": Ignored(_ECHO),
     "logprobs": Ignored(_ECHO),
@@ -143,7 +142,7 @@ INPUT_FIELDS: Mapping[str, Ignored] = {
 }
 
 BLOCK_FIELDS: Mapping[str, Ignored] = {
-    "cache_control": Ignored(_NO_PREFIX_CACHE),
+    "cache_control": Ignored(_PREFIX_CACHE),
     "citations": Ignored(_ECHO),
     "signature": Ignored("nothing is signed here"),
     "is_error": Ignored("the model's format has no sign for it; the content must say it"),
@@ -162,13 +161,13 @@ REASONING_FIELDS: Mapping[str, Ignored] = {
 CALL_FIELDS: Mapping[str, Ignored] = {
     "index": Ignored("a part of streams, which clients leave in calls they put together"),
     "provider_specific_fields": Ignored(_ECHO),
-    "cache_control": Ignored(_NO_PREFIX_CACHE),
+    "cache_control": Ignored(_PREFIX_CACHE),
     "parsed_arguments": Ignored("arguments say the same"),
     "thought_signature": Ignored(_ECHO),
 }
 
 TOOL_FIELDS: Mapping[str, Ignored] = {
-    "cache_control": Ignored(_NO_PREFIX_CACHE),
+    "cache_control": Ignored(_PREFIX_CACHE),
     "provider_specific_fields": Ignored(_ECHO),
     "defer_loading": Ignored(_OFF, (False,)),
     "eager_input_streaming": Ignored("arguments are always streamed as they are written"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NoReturn, get_args
+from typing import Any, NoReturn, get_args
 
 import yaml
 from pydantic import ValidationError
@@ -17,7 +17,6 @@ from modelserve_worker.server.authentication import ApiKeys
 from modelserve_worker.server.settings import DoorSettings
 
 API_KEY_FILE_VARIABLE = "MODELSERVE_API_KEY_FILE"
-_SWITCHES = (bool, Literal[False])
 
 
 class FlagParser(argparse.ArgumentParser):
@@ -32,7 +31,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", type=Path, metavar="FILE", help="EngineArgs as YAML; flags win over it")
     for name, field in EngineArgs.model_fields.items():
         flag = f"--{name.replace('_', '-')}"
-        if field.annotation in _SWITCHES:
+        if field.annotation is bool:
             parser.add_argument(
                 flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=field.description
             )

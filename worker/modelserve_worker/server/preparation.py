@@ -13,7 +13,7 @@ import numpy as np
 from modelserve.errors import InvalidInput
 from modelserve_worker.grammar.answer import Thought
 from modelserve_worker.request import Request, SamplingParams
-from modelserve_worker.server.conversation import template_messages
+from modelserve_worker.server.conversation import INSTRUCTIONS, template_messages
 from modelserve_worker.server.errors import ApiError
 from modelserve_worker.server.protocol import MAX_PROMPTS, ChatCompletionRequest, CompletionRequest, SamplingFields
 from modelserve_worker.server.state import ServedModel
@@ -26,6 +26,7 @@ from modelserve_worker.text.reply import PLAIN_TEXT, ReplyFormat
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 _SEEDS = 1 << 63
 _NO_MARKERS = Markers.of({})
+_TURN = "<|turn>"
 _THINK = "<|think|>"  # the token by which a prompt asks for thoughts
 
 
@@ -48,7 +49,8 @@ def completion_prompts(body: CompletionRequest, model: ServedModel, *, max_model
     for prompt in body.prompt:
         if isinstance(prompt, str):
             ends = body.add_special_tokens
-            prompts.append(_encode(prompt, model, param="prompt", add_special_tokens=ends, most_tokens=max_model_len))
+            encoded, _ = _encode(prompt, model, param="prompt", add_special_tokens=ends, most_tokens=max_model_len)
+            prompts.append(encoded)
         else:
             require_in_vocabulary(prompt, model, param="prompt")
             prompts.append(array("i", prompt))
@@ -57,6 +59,14 @@ def completion_prompts(body: CompletionRequest, model: ServedModel, *, max_model
 
 def chat_prompt(body: ChatCompletionRequest, model: ServedModel, *, max_model_len: int) -> array[int]:
     """Token ids of the rendered conversation; markers that its texts spell are text. Raises ApiError."""
+    return _chat_prompt(body, model, max_model_len=max_model_len)[0]
+
+
+def _chat_prompt(
+    body: ChatCompletionRequest, model: ServedModel, *, max_model_len: int
+) -> tuple[array[int], tuple[int, ...]]:
+    """The same, and at which of its positions later requests begin to differ: behind the instructions, where other
+    conversations do, and where the next turn of this one does."""
     template = model.text.chat_template
     if template is None:
         raise ApiError(
@@ -73,19 +83,28 @@ def chat_prompt(body: ChatCompletionRequest, model: ServedModel, *, max_model_le
     tools = [tool.model_dump(exclude_unset=True) for tool in body.offered_tools]
     guarded = model.text.encoder.guarded
     try:
+        messages = guarded(template_messages(body.messages))
+        variables = guarded({**body.template_variables, "tools": tools or None})
         text = template.render(
-            guarded(template_messages(body.messages)),
+            messages,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
-            variables=guarded({**body.template_variables, "tools": tools or None}),
+            variables=variables,
         )
     except InvalidTextError as error:
         raise _invalid_text("messages") from error
     except ChatTemplateError as error:
         reason = str(error).replace(GUARD, "")
         raise ApiError(f"the chat template refused the messages: {reason}", param="messages") from error
+    mark = 0 if body.continue_final_message else template.history_length(messages, text, variables=variables)
     ends = body.add_special_tokens
-    return _encode(text, model, param="messages", add_special_tokens=ends, most_tokens=max_model_len)
+    prompt, history = _encode(
+        text, model, param="messages", add_special_tokens=ends, most_tokens=max_model_len, mark=mark
+    )
+    turns = np.flatnonzero(np.asarray(prompt) == model.text.vocabulary.ids.get(_TURN, -1))
+    instructed = bool(tools) or (bool(messages) and messages[0]["role"] in INSTRUCTIONS)
+    shared = int(turns[1]) if instructed and len(turns) > 1 else 0
+    return prompt, tuple(sorted({shared, history} - {0, len(prompt)}))
 
 
 def completion_sequences(
@@ -123,7 +142,7 @@ def chat_sequences(
     body: ChatCompletionRequest, model: ServedModel, *, response_id: str, max_model_len: int
 ) -> list[SequenceSpec]:
     """The n answers to a conversation. Raises ApiError."""
-    prompt = chat_prompt(body, model, max_model_len=max_model_len)
+    prompt, checkpoints = _chat_prompt(body, model, max_model_len=max_model_len)
     asked = body.max_completion_tokens or body.max_tokens
     param = "max_completion_tokens" if body.max_completion_tokens else "max_tokens"
     room = _room(prompt, model_len=max_model_len, asked=asked, param=param, source="messages")
@@ -139,6 +158,7 @@ def chat_sequences(
         first_index=0,
         grammar=_chat_grammar(body, prompt, model),
         reply_format=_reply_format(body, prompt, model),
+        checkpoints=checkpoints,
     )
 
 
@@ -203,6 +223,7 @@ def _choices(
     grammar: str | None,
     reply_format: ReplyFormat = PLAIN_TEXT,
     prompt_only: bool = False,
+    checkpoints: tuple[int, ...] = (),
 ) -> list[SequenceSpec]:
     """The n answers to one prompt. With a seed, answer i of a prompt is the same whatever else is in the body.
 
@@ -220,6 +241,8 @@ def _choices(
                 prompt,
                 replace(sampling, seed=(seed + choice) % _SEEDS, prompt_logprobs=None if choice else prompt_logprobs),
                 grammar=grammar,
+                cache_salt=body.cache_salt or "",
+                checkpoints=checkpoints,
             ),
             stop=tuple(body.stop),
             include_stop=body.include_stop_str_in_output,
@@ -259,9 +282,14 @@ def _sampling(
     )
 
 
-def _encode(text: str, model: ServedModel, *, param: str, add_special_tokens: bool, most_tokens: int) -> array[int]:
+def _encode(
+    text: str, model: ServedModel, *, param: str, add_special_tokens: bool, most_tokens: int, mark: int = 0
+) -> tuple[array[int], int]:
+    """Token ids, and how many of them lie before the character `mark`. Raises ApiError."""
     try:
-        encoded = model.text.encoder.encode(text, add_special_tokens=add_special_tokens, most_tokens=most_tokens)
+        encoded, before = model.text.encoder.encode_marked(
+            text, mark, add_special_tokens=add_special_tokens, most_tokens=most_tokens
+        )
     except InvalidTextError as error:
         raise _invalid_text(param) from error
     except TooManyTokensError as error:
@@ -271,7 +299,7 @@ def _encode(text: str, model: ServedModel, *, param: str, add_special_tokens: bo
     token_ids = array("i", encoded)
     # Some checkpoints have tokenizers with added tokens that the model has no embedding for.
     require_in_vocabulary(token_ids, model, param=param)
-    return token_ids
+    return token_ids, before
 
 
 def _too_many_tokens(at_least: int, limit: int, *, param: str) -> ApiError:

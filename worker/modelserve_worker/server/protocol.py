@@ -45,6 +45,7 @@ def _bounded(value: dict[str, Any]) -> dict[str, Any]:
 BoundedObject = Annotated[dict[str, Any], AfterValidator(_bounded)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+CacheSalt = Annotated[str, Field(min_length=1, max_length=256)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 TokenIds = Annotated[list[TokenId], BeforeValidator(whole_numbers)]
 _Text = Annotated[str, Field(min_length=1)]
@@ -114,6 +115,9 @@ class SamplingFields(RequestModel):
     structured_outputs: StructuredOutputs | None = None
     prompt_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     return_tokens_as_token_ids: bool = Field(default=False, description="log probabilities name tokens by their ids")
+    cache_salt: CacheSalt | None = Field(
+        default=None, description="Only requests with the same one read each other's cached prefixes."
+    )
 
     @field_validator(
         "stop",

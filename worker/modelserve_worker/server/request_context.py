@@ -23,6 +23,7 @@ class RequestContext:
     request_id: str
     client: str  # the API key's name where there are keys, else the peer's address
     account: BodyAccount
+    tenant: str = ""  # whose cached prefixes it may read
     arrival_s: float = field(default_factory=time.monotonic)
     body_bytes: int = 0
     prompt_tokens: int = 0

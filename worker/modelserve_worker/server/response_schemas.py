@@ -38,7 +38,10 @@ _CARD = _object(
 _STOP_REASON = {"type": ["string", "integer", "null"]}
 _FINISH = _one_of("stop", "length", "tool_calls")
 _USAGE = _object(
-    {"completion_tokens_details": _object(reasoning_tokens=_COUNT)},
+    {
+        "prompt_tokens_details": _object(cached_tokens=_COUNT),
+        "completion_tokens_details": _object(reasoning_tokens=_COUNT),
+    },
     prompt_tokens=_COUNT, completion_tokens=_COUNT, total_tokens=_COUNT,
 )  # fmt: skip
 _CALL = _object(id=_TEXT, type=_one_of("function"), function=_object(name=_TEXT, arguments=_TEXT))

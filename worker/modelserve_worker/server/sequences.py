@@ -38,6 +38,7 @@ class Reply:
         self.index = spec.index
         self.parts: list[Text | ToolCall] = []
         self.num_tokens = 0  # of the answer, the one that ended it included
+        self.cached_tokens = 0  # of the prompt, those that were not computed
         self._logprobs: list[tuple[int, TokenLogprobs]] = []
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
@@ -76,6 +77,7 @@ class Reply:
         if output.finish_reason in _UNFINISHED:
             raise GenerationError(output.error or "the server ended the request before it was complete")
         if output.admitted_s is not None:
+            self.cached_tokens = output.cached_tokens
             self._timer.admitted(output.admitted_s)
         self.prompt_logprobs = output.prompt_logprobs or self.prompt_logprobs
         parts, num_read = self._parts(output)
@@ -171,7 +173,11 @@ class SequenceRunner:
         Raises InvalidInput when the engine refuses a sequence, EngineBusy, GenerationError, EngineDead, and ApiError
         429 when scores that nobody has taken are more than clients may make this process hold.
         """
-        client = "" if self._context is None else self._context.client
+        client = ""
+        if self._context is not None:
+            client = self._context.client
+            for spec in specs:
+                spec.request.client, spec.request.tenant = client, self._context.tenant
         replies = {spec.request.request_id: Reply(spec, self._vocabulary, self._metrics) for spec in specs}
         scored, held = [reply for reply in replies.values() if reply.scored], 0
         incomplete = len(replies)

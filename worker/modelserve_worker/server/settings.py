@@ -16,6 +16,9 @@ class DoorSettings(BaseModel):
 
     api_keys: tuple[str, ...] = Field(default=(), description="Keys that may ask; none and no file: anybody may.")
     api_key_file: Path | None = Field(default=None, description="File with one key a line; read again as it changes.")
+    share_prefixes: bool = Field(
+        default=False, description="Requests with different keys read each other's cached prefixes."
+    )
     allowed_origins: tuple[str, ...] = Field(
         default=(), description="Origins whose pages may call the API from a browser (CORS); '*' stands for all."
     )

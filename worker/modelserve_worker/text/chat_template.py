@@ -73,6 +73,23 @@ class ChatTemplate:
             raise ChatTemplateError("it does not write the content of the final message, which cannot be continued")
         return content
 
+    def history_length(
+        self, messages: Sequence[Mapping[str, Any]], text: str, *, variables: Mapping[str, Any] | None = None
+    ) -> int:
+        """How many characters of a prompt's `text` are still there when its messages are history, with an answer and
+        another question behind them: templates take thoughts out of older turns, and what opens an answer with them.
+        """
+        later = [*messages, {"role": "assistant", "content": "-"}, {"role": "user", "content": "-"}]
+        try:
+            history = self._render(later, True, variables)
+        except ChatTemplateError:  # it may not go on in this way
+            return len(text)
+        same, differs = 0, min(len(text), len(history)) + 1
+        while differs - same > 1:  # by halves, since strings are compared faster than characters
+            middle = (same + differs) // 2
+            same, differs = (middle, differs) if text[same:middle] == history[same:middle] else (same, middle)
+        return same
+
     def _render(
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, variables: Mapping[str, Any] | None
     ) -> str:

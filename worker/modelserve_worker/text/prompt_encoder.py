@@ -80,30 +80,40 @@ class PromptEncoder:
 
         Raises InvalidTextError, and TooManyTokensError as soon as it is certain that there are more than `most_tokens`.
         """
+        return self.encode_marked(text, 0, add_special_tokens=add_special_tokens, most_tokens=most_tokens)[0]
+
+    def encode_marked(
+        self, text: str, mark: int, *, add_special_tokens: bool, most_tokens: int
+    ) -> tuple[tuple[int, ...], int]:
+        """The same, and how many of the tokens lie before the character `mark`, or before the text between control
+        tokens in which it is. Raises what `encode` does."""
         try:
             num_bytes = len(text.replace(GUARD, "").encode())
         except UnicodeEncodeError as error:
             raise InvalidTextError from error
         self._require(-(-num_bytes // self._longest_token_bytes), most_tokens)
         pieces = self._split(text, most_tokens)
-        texts = [piece for piece in pieces if isinstance(piece, str)]
+        texts = [piece for piece, _ in pieces if isinstance(piece, str)]
         for each in texts:
             self._require_few(each, most_tokens)
         encoded = iter(self._tokenizer.encode_batch_fast(texts, add_special_tokens=False))
         ids = list(self._before) if add_special_tokens else []
-        for piece in pieces:
+        before = 0
+        for piece, end in pieces:
             if isinstance(piece, int):
                 ids.append(piece)
             else:
                 ids += next(encoded).ids
-        return tuple(ids + self._behind if add_special_tokens else ids)
+            if end <= mark:
+                before = len(ids)
+        return tuple(ids + self._behind if add_special_tokens else ids), before
 
-    def _split(self, text: str, most_tokens: int) -> list[str | int]:
-        """Texts without guards, and the ids of the control tokens between them."""
+    def _split(self, text: str, most_tokens: int) -> list[tuple[str | int, int]]:
+        """Texts without guards, and the ids of the control tokens between them, each with the place where it ends."""
         # A batch of one: `encode` holds the interpreter while it works, `encode_batch_fast` lets other threads run.
         (found,) = self._splitter.encode_batch_fast([text.replace(GUARD, _NO_MARKER)], add_special_tokens=False)
         self._require(len(found) // 2, most_tokens)  # at least every second one is a control token
-        pieces: list[str | int] = []
+        pieces: list[tuple[str | int, int]] = []
         at = 0
         for found_id in found.ids:
             if found_id not in self._control:
@@ -111,12 +121,12 @@ class PromptEncoder:
             marker, token_id = self._control[found_id]
             begin = text.index(marker, at)  # the splitter passes over no marker, so the next one is the one it found
             if begin > at:
-                pieces.append(text[at:begin].replace(GUARD, ""))
-            pieces.append(token_id)
+                pieces.append((text[at:begin].replace(GUARD, ""), begin))
             at = begin + len(marker)
+            pieces.append((token_id, at))
         if at < len(text):
-            pieces.append(text[at:].replace(GUARD, ""))
-        return [piece for piece in pieces if piece != ""]
+            pieces.append((text[at:].replace(GUARD, ""), len(text)))
+        return [(piece, end) for piece, end in pieces if piece != ""]
 
     def _require_few(self, piece: str, most_tokens: int) -> None:
         """Count a piece that is long for its allowance in parts. Where a part is cut, tokens may be split in two."""

@@ -35,7 +35,8 @@ class MessagesAnswer:
     async def whole(self, runner: SequenceRunner) -> bytes:
         (reply,) = await runner.collect([self._spec])
         end = _end(reply)
-        return to_json(self._message(content_blocks(reply.parts), output_tokens=reply.num_tokens) | end)
+        usage = self._usage(reply, output_tokens=reply.num_tokens)
+        return to_json(self._message(content_blocks(reply.parts), usage) | end)
 
     async def events(self, runner: SequenceRunner) -> AsyncGenerator[bytes, None]:
         """Anthropic's events: the message without content, its blocks one after another, and how it ended."""
@@ -46,11 +47,12 @@ class MessagesAnswer:
                 events: list[dict[str, Any]] = []
                 if not begun:
                     begun = True
-                    events.append({"type": "message_start", "message": self._message([], output_tokens=0)})
+                    message = self._message([], self._usage(reply, output_tokens=0))
+                    events.append({"type": "message_start", "message": message})
                 events += content.push(parts)
                 if reply.finish_reason is not None:
                     events += content.finish()
-                    usage = self._usage(reply.num_tokens)
+                    usage = self._usage(reply, output_tokens=reply.num_tokens)
                     events += [{"type": "message_delta", "delta": _end(reply), "usage": usage}]
                     events += [{"type": "message_stop"}]
                 if events:
@@ -60,7 +62,7 @@ class MessagesAnswer:
         """The event that ends a stream which cannot go on."""
         return _encoded([error_body(error)])
 
-    def _message(self, content: list[dict[str, Any]], *, output_tokens: int) -> dict[str, Any]:
+    def _message(self, content: list[dict[str, Any]], usage: dict[str, int]) -> dict[str, Any]:
         return {
             "id": self._id,
             "type": "message",
@@ -69,12 +71,17 @@ class MessagesAnswer:
             "content": content,
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": self._usage(output_tokens),
+            "usage": usage,
         }
 
-    def _usage(self, output_tokens: int) -> dict[str, int]:
-        cached = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
-        return {"input_tokens": self.num_prompt_tokens, **cached, "output_tokens": output_tokens}
+    def _usage(self, reply: Reply, *, output_tokens: int) -> dict[str, int]:
+        """As Anthropic counts: `input_tokens` are those that were not read from the cache."""
+        return {
+            "input_tokens": self.num_prompt_tokens - reply.cached_tokens,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": reply.cached_tokens,
+            "output_tokens": output_tokens,
+        }
 
 
 def _end(reply: Reply) -> dict[str, Any]:

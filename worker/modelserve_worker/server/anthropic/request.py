@@ -9,7 +9,13 @@ from pydantic import Field, ValidationInfo, field_validator
 from modelserve_worker.server.anthropic.blocks import MessageParam, TextBlock, chat_messages
 from modelserve_worker.server.field_policy import ANTHROPIC_FIELDS, THINKING_FIELDS, TOOL_FIELDS
 from modelserve_worker.server.preparation import chat_prompt
-from modelserve_worker.server.protocol import LARGEST_COUNT, MAX_STOP_LENGTH, MAX_STOP_STRINGS, ChatCompletionRequest
+from modelserve_worker.server.protocol import (
+    LARGEST_COUNT,
+    MAX_STOP_LENGTH,
+    MAX_STOP_STRINGS,
+    CacheSalt,
+    ChatCompletionRequest,
+)
 from modelserve_worker.server.request_model import RequestModel
 from modelserve_worker.server.state import ServedModel
 from modelserve_worker.server.text_content import text_parts
@@ -121,6 +127,7 @@ class MessagesRequest(CountTokensRequest):
     temperature: float | None = Field(default=None, ge=0.0, le=1.0)
     top_p: float | None = Field(default=None, gt=0.0, le=1.0)
     top_k: int | None = Field(default=None, ge=0, le=LARGEST_COUNT)
+    cache_salt: CacheSalt | None = None
 
     def chat(self) -> ChatCompletionRequest:
         """The chat completion that this request stands for. Raises ApiError."""
@@ -130,6 +137,7 @@ class MessagesRequest(CountTokensRequest):
             "temperature": self.temperature,
             "top_p": self.top_p,
             "top_k": self.top_k,
+            "cache_salt": self.cache_salt,
         }
         return chat_request(self.chat_fields() | sampling)
 

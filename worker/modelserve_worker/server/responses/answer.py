@@ -75,10 +75,10 @@ class ResponsesAnswer:
         return self._event({"type": "response.failed", "response": response})
 
     def _ended(self, reply: Reply) -> dict[str, Any]:
-        counts = chat_usage([self._spec], [reply.num_tokens], n=1, reasoning_tokens=reply.reasoning_tokens)
+        counts = chat_usage([self._spec], [reply], n=1)
         usage = {
             "input_tokens": counts["prompt_tokens"],
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "input_tokens_details": {**counts["prompt_tokens_details"], "cache_write_tokens": 0},
             "output_tokens": counts["completion_tokens"],
             "output_tokens_details": counts["completion_tokens_details"],
             "total_tokens": counts["total_tokens"],

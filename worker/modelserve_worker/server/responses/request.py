@@ -7,7 +7,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator
 
 from modelserve_worker.server.field_policy import REASONING_FIELDS, RESPONSES_FIELDS, STREAM_OPTIONS_FIELDS
-from modelserve_worker.server.protocol import LARGEST_COUNT, BoundedObject, ChatCompletionRequest, ReasoningEffort
+from modelserve_worker.server.protocol import (
+    LARGEST_COUNT,
+    BoundedObject,
+    CacheSalt,
+    ChatCompletionRequest,
+    ReasoningEffort,
+)
 from modelserve_worker.server.refused_fields import REFUSED_FIELDS
 from modelserve_worker.server.request_model import RequestModel
 from modelserve_worker.server.responses.input_items import InputItem, chat_messages
@@ -103,6 +109,7 @@ class ResponsesRequest(RequestModel):
     stream_options: ResponseStreamOptions | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
+    cache_salt: CacheSalt | None = None
     include: list[str] = Field(default_factory=list, description="what there is comes unasked")
 
     # The response repeats these; they change nothing else.
@@ -146,6 +153,7 @@ class ResponsesRequest(RequestModel):
                 "reasoning_effort": self.reasoning.effort if self.reasoning else None,
                 "response_format": self.text.response_format() if self.text else None,
                 "chat_template_kwargs": self.chat_template_kwargs,
+                "cache_salt": self.cache_salt,
             }
         )
 

@@ -1,0 +1,136 @@
+"""What a prefix cache should say, from texts alone: every live tail is compared with every request, token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+import pytest
+from prefix_sessions import MODEL, Sessions
+
+from modelserve_worker.request import Request
+from modelserve_worker.scheduling.prefix_cache import PrefixCache
+from modelserve_worker.scheduling.tails import Hit, Tail
+from modelserve_worker.scheduling.token_chain import TokenChain
+
+
+@dataclass
+class Left:
+    """A tail as the oracle knows it."""
+
+    namespace: str
+    tokens: tuple[int, ...]  # all before its end
+
+
+class Oracle:
+    """Watches the cache of `sessions`, whose tails it knows by what their requests have said.
+
+    Raises AssertionError where the cache says anything else, or gives up a tail before one that should go first.
+    """
+
+    def __init__(self, sessions: Sessions, patch: pytest.MonkeyPatch) -> None:
+        self.sessions = sessions
+        self.cache: PrefixCache = sessions.reuse.cache
+        self.left: dict[Tail, Left] = {}
+        self.asked = self.found = 0
+        for name in ("find", "leave", "_evict"):
+            patch.setattr(self.cache, name, getattr(self, name)(getattr(self.cache, name)))
+
+    def leave(self, honest: Callable[..., Tail | None]) -> Callable[..., Tail | None]:
+        def leave(chain: TokenChain, end: int, *rest: object, **named: object) -> Tail | None:
+            tail = honest(chain, end, *rest, **named)
+            if tail is not None:
+                request = next(each for each in self.sessions.requests.values() if self._is_of(chain, each))
+                text = tuple(self.sessions.texts[request.request_id][:end])
+                self.left[tail] = Left(request.cache_namespace, text)
+                size = self.cache.page_tokens
+                assert tail.end == end == len(text)
+                if self._roomy() and not request.cached_tokens:
+                    assert tail.lowest <= max(size, end - size + 1), "it serves the positions of a page before its end"
+            return tail
+
+        return leave
+
+    def find(self, honest: Callable[[TokenChain, int], Hit | None]) -> Callable[[TokenChain, int], Hit | None]:
+        def find(chain: TokenChain, most: int) -> Hit | None:
+            hit = honest(chain, most)
+            request = next(each for each in self.sessions.requests.values() if self._is_of(chain, each))
+            tokens = (*request.prompt_token_ids, *request.output_token_ids)
+            expected = 0
+            for tail in self.cache.tails:
+                left = self.left[tail]
+                if left.namespace == request.cache_namespace:
+                    expected = max(expected, self._resume(tail, left.tokens, tokens, most))
+            assert (hit.position if hit else 0) == expected
+            self.asked += 1
+            self.found += expected > 0
+            return hit
+
+        return find
+
+    def _evict(self, honest: Callable[[Tail], None]) -> Callable[[Tail], None]:
+        def evict(tail: Tail) -> None:
+            rank = self._rank(tail)
+            before = [other for other in self.cache.tails if self._rank(other) < rank]
+            assert not any(self.cache._frees(other) for other in before), "another one should go first"
+            honest(tail)
+
+        return evict
+
+    def _rank(self, tail: Tail) -> tuple[int, float]:
+        """Superseded ones; those of clients beyond an equal share; the cheapest."""
+        if tail.superseded:
+            return 0, 0.0
+        used: dict[str, int] = {}
+        for other in self.cache.tails:
+            used[other.client] = used.get(other.client, 0) + other.bytes
+        beyond = used[tail.client] > sum(used.values()) / len(used)
+        return 1 if beyond else 2, tail.priority
+
+    def _resume(self, tail: Tail, kept: tuple[int, ...], tokens: tuple[int, ...], most: int) -> int:
+        same = 0
+        for one, other in zip(kept, tokens[:most], strict=False):
+            if one != other:
+                break
+            same += 1
+        return same if same >= max(tail.lowest, self.cache.page_tokens) else 0
+
+    def _is_of(self, chain: TokenChain, request: Request) -> bool:
+        return self.sessions.reuse._chains.get(request.request_id) is chain
+
+    def _roomy(self) -> bool:
+        """Nothing had to be given up so far, and no slot was wanting."""
+        return not self.cache.evictions and self.sessions.roomy
+
+
+def sequence(seed: int, patch: pytest.MonkeyPatch, *, requests: int, roomy: bool) -> Oracle:
+    """Random requests over a random tree of texts of two tokens; `roomy`: memory and slots for all of them."""
+    random = Random(seed)
+    geometry = MODEL.geometry(
+        window=random.randint(2, 9), global_tokens=random.choice([2, 4]), sliding_tokens=random.randint(1, 3),
+        global_row=random.randint(1, 4), sliding_row=random.randint(1, 4),
+    )  # fmt: skip
+    longest = 60
+    pool = geometry.held_bytes(longest) * (200 if roomy else random.randint(11, 40)) // 10
+    sessions = Sessions(
+        geometry, chunk=random.choice([3, 7, 60]), longest=longest, pool_bytes=pool, slots=4, stamped=False
+    )
+    sessions.roomy = roomy
+    oracle = Oracle(sessions, patch)
+    texts: list[list[int]] = [[]]
+    for _ in range(requests):
+        base = random.choice(texts[-8:])
+        prompt = base[: random.randint(0, len(base))] + [random.randint(1, 2) for _ in range(random.randint(1, 9))]
+        prompt = prompt[: longest - 12]
+        answer = [random.randint(1, 2) for _ in range(random.randint(1, 10))]
+        tenant = random.choice(["", "", "", "other"])
+        checkpoints = random.sample(range(1, len(prompt) + 1), k=min(len(prompt), random.choice([0, 0, 1])))
+        sessions.add(prompt, answer, checkpoints=sorted(checkpoints), tenant=tenant, client=tenant)
+        texts.append(prompt + answer)
+        while sessions.scheduler.has_requests and (roomy or random.random() < 0.8):
+            sessions.step()
+    while sessions.scheduler.has_requests:
+        sessions.step()
+    sessions.scheduler.check_integrity()
+    return oracle

@@ -1,0 +1,173 @@
+"""Where requests resume: the cases that users meet, at the sizes of a published model."""
+
+from __future__ import annotations
+
+import pytest
+from prefix_sessions import PUBLISHED, Sessions, text
+
+from modelserve_worker.request import SamplingParams
+from modelserve_worker.scheduling.prefix_reuse import PrefixReuse
+
+PREFIX = text(1, 10_016)
+
+
+@pytest.fixture
+def served() -> Sessions:
+    """A prompt of 10,016 tokens has been answered with 40."""
+    sessions = Sessions()
+    assert sessions.ask(PREFIX, text(2, 40)) == 0
+    return sessions
+
+
+def test_the_same_prompt_computes_its_last_token(served: Sessions) -> None:
+    assert served.ask(PREFIX) == 10_015
+
+
+@pytest.mark.parametrize("before", [1, 2, 11, 63, 64])
+def test_a_prompt_that_parts_a_little_before_the_end_resumes_there(served: Sessions, before: int) -> None:
+    assert served.ask(PREFIX[:-before] + text(3, 300)) == 10_016 - before
+
+
+@pytest.mark.parametrize(("before", "resumes"), [(1_024, 8_192), (5_000, 4_096), (8_000, 2_016), (8_200, 0)])
+def test_one_that_parts_earlier_resumes_where_a_chunk_ended(served: Sessions, before: int, resumes: int) -> None:
+    assert served.ask(PREFIX[:-before] + text(3, 300)) == resumes
+
+
+@pytest.mark.parametrize("before", [1_024, 5_000, 8_200])
+def test_the_next_one_that_parts_there_finds_the_junction(served: Sessions, before: int) -> None:
+    """In whole pages, which is what is known of a text by its hashes."""
+    served.ask(PREFIX[:-before] + text(3, 900))
+    assert served.ask(PREFIX[:-before] + text(4, 900)) == (10_016 - before) // 64 * 64
+
+
+def test_siblings_of_a_long_prefix(served: Sessions) -> None:
+    assert served.ask(PREFIX + text(3, 500)) == 10_016, "behind the prompt's own tail"
+    cold = Sessions()
+    assert [cold.ask(PREFIX + text(seed, 700)) for seed in (2, 3, 4, 5)] == [0, 8_192, 9_984, 9_984]
+
+
+def test_siblings_of_a_system_block_that_is_named_find_it_at_once() -> None:
+    """As a chat's front end names it; a short one is not worth a step."""
+    sessions = Sessions()
+    asked = [sessions.ask(PREFIX[:3_000] + text(seed, 700), checkpoints=(3_000,)) for seed in (2, 3)]
+    assert asked == [0, 3_000]
+    asked = [sessions.ask(text(9, 200) + text(seed, 2_000), checkpoints=(200,)) for seed in (2, 3)]
+    assert asked == [0, 0]
+
+
+def test_five_turns_of_a_chat_compute_what_is_new() -> None:
+    """And the last token of each answer, which was sampled and never fed."""
+    sessions = Sessions()
+    history: list[int] = text(1, 3_000)
+    for turn in range(2, 7):
+        before = len(history) if turn > 2 else 0
+        prompt = history + text(turn, 300)
+        assert sessions.ask(prompt, text(10 + turn, 200)) == (before - 1 if before else 0)
+        history = prompt + text(10 + turn, 200)
+
+
+def test_thoughts_that_leave_the_history_cost_the_turn_and_no_more() -> None:
+    """The prompt ends with an empty thought of 4 tokens, and the answer begins with a real one."""
+    sessions = Sessions()
+    history: list[int] = text(1, 3_000)
+    for turn in range(2, 7):
+        kept = history + text(turn, 300)
+        prompt = kept + text(99, 4)
+        expected = len(history) - 150 if turn > 2 else 0  # the answer's 150 tokens came behind the thought
+        assert sessions.ask(prompt, text(20 + turn, 90) + text(10 + turn, 150), checkpoints=(len(kept),)) == expected
+        history = kept + text(10 + turn, 150)
+
+
+def test_a_turn_of_calls_keeps_its_thoughts_and_the_next_one_resumes_before_them() -> None:
+    sessions = Sessions()
+    begin = text(1, 3_000)
+    thoughts, called = text(2, 400), text(3, 500)
+    first = begin + text(4, 3)  # what opens the model's turn
+    assert sessions.ask(first, thoughts, checkpoints=(len(begin),)) == 0
+    assert sessions.ask(first + thoughts + called, text(5, 60), checkpoints=(len(begin),)) == 3_402
+    assert sessions.ask(begin + called + text(5, 60) + text(6, 80)) == 3_000
+
+
+def test_another_salt_and_another_tenant_find_nothing(served: Sessions) -> None:
+    assert served.ask(PREFIX, cache_salt="mine") == 0
+    assert served.ask(PREFIX, tenant="key-1") == 0
+    assert served.ask(PREFIX, tenant="key-1", cache_salt="mine") == 0
+    assert served.ask(PREFIX, cache_salt="mine") == 10_015
+
+
+def test_a_prompt_whose_tokens_are_scored_computes_all_of_them(served: Sessions) -> None:
+    request = served.add(PREFIX)
+    request.sampling = SamplingParams(seed=0, max_tokens=1, prompt_logprobs=0)
+    batch = served.scheduler.schedule()
+    assert batch is not None
+    assert batch.starts.tolist() == [0]
+    assert (served.reuse.queries, served.reuse.hits) == (10_016, 0), "and is no query"
+
+
+def test_what_is_evicted_is_computed_again() -> None:
+    """The pool holds one such request, and little more."""
+    sessions = Sessions(pool_bytes=PUBLISHED.held_bytes(10_100) + 10 * 64)
+    assert sessions.ask(PREFIX) == 0
+    assert sessions.ask(PREFIX) == 10_015, "the only bytes there are serve it and it takes them"
+    sessions.ask(text(2, 10_000))
+    assert sessions.ask(PREFIX) == 0
+    assert sessions.reuse.evictions > 0
+
+
+def test_while_the_first_is_prefilled_another_one_finds_its_chunks() -> None:
+    sessions = Sessions()
+    first = sessions.add(PREFIX)
+    sessions.step()
+    sessions.step()
+    second = sessions.add(PREFIX)
+    while sessions.scheduler.has_requests:
+        sessions.step()
+    assert (first.cached_tokens, second.cached_tokens) == (0, 4_096)
+
+
+def test_a_preempted_request_comes_back_from_its_own_pages() -> None:
+    """Two that grow where one has room: the younger one is computed again from where it was, not from the beginning."""
+    prompts = text(1, 3_000), text(2, 3_000)
+    pool = 2 * PUBLISHED.held_bytes(3_100)
+    sessions = Sessions(pool_bytes=pool, chunk=4096)
+    older, younger = sessions.add(prompts[0], text(3, 300)), sessions.add(prompts[1], text(4, 300))
+    starts: dict[str, list[int]] = {older.request_id: [], younger.request_id: []}
+    slots: dict[int, str] = {}
+    while sessions.scheduler.has_requests:
+        batch = sessions.step()
+        if batch is not None:
+            slots |= {each.slot: each.request_id for each in batch.admitted}
+            for each in batch.admitted:
+                at = batch.slots.tolist().index(each.slot)
+                starts[each.request_id].append(int(batch.starts[at]))
+    assert sessions.scheduler.stats().preemptions_total > 0
+    assert starts[older.request_id] == [0]
+    first, *again = starts[younger.request_id]
+    assert first == 0
+    assert again
+    assert (younger.cached_tokens, sessions.reuse.hits) == (0, 0), "what it finds of its own is no hit of a prompt"
+
+
+def test_without_a_free_slot_a_tail_serves_the_window_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is stored through a slot that somebody holds."""
+    honest = PrefixReuse.write
+
+    def crowded(reuse: PrefixReuse, running: object, *rest: object, **named: int) -> object:
+        monkeypatch.setattr(type(running), "free_slots", property(lambda _: []))
+        return honest(reuse, running, *rest, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(PrefixReuse, "write", crowded)
+    sessions = Sessions(chunk=4096)
+    sessions.ask(PREFIX)
+    assert sessions.device.spare_rows == 0
+    assert sessions.ask(PREFIX[:-60] + text(3, 10)) == 8_192
+    assert sessions.ask(PREFIX) == 10_015
+
+
+def test_rows_for_a_tail_that_are_not_stored_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = PrefixReuse.write
+    monkeypatch.setattr(PrefixReuse, "write", lambda *args, **named: honest(*args, **named)[:0])
+    sessions = Sessions(chunk=4096)
+    sessions.ask(PREFIX)
+    with pytest.raises(AssertionError, match="rows that are not its own"):
+        sessions.ask(PREFIX[:-60] + text(3, 10))
