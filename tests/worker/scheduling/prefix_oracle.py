@@ -20,7 +20,7 @@ class Left:
     """A tail as the oracle knows it."""
 
     namespace: str
-    tokens: tuple[int, ...]  # all before its end
+    tokens: bytes  # all before its end
 
 
 class Oracle:
@@ -42,7 +42,7 @@ class Oracle:
             tail = honest(chain, end, *rest, **named)
             if tail is not None:
                 request = next(each for each in self.sessions.requests.values() if self._is_of(chain, each))
-                text = tuple(self.sessions.texts[request.request_id][:end])
+                text = bytes(self.sessions.texts[request.request_id][:end])
                 self.left[tail] = Left(request.cache_namespace, text)
                 size = self.cache.page_tokens
                 assert tail.end == end == len(text)
@@ -56,12 +56,12 @@ class Oracle:
         def find(chain: TokenChain, most: int) -> Hit | None:
             hit = honest(chain, most)
             request = next(each for each in self.sessions.requests.values() if self._is_of(chain, each))
-            tokens = (*request.prompt_token_ids, *request.output_token_ids)
+            tokens = bytes((*request.prompt_token_ids, *request.output_token_ids))[:most]
             expected = 0
             for tail in self.cache.tails:
                 left = self.left[tail]
                 if left.namespace == request.cache_namespace:
-                    expected = max(expected, self._resume(tail, left.tokens, tokens, most))
+                    expected = max(expected, self._resume(tail, left.tokens, tokens))
             assert (hit.position if hit else 0) == expected
             self.asked += 1
             self.found += expected > 0
@@ -88,13 +88,12 @@ class Oracle:
         beyond = used[tail.client] > sum(used.values()) / len(used)
         return 1 if beyond else 2, tail.priority
 
-    def _resume(self, tail: Tail, kept: tuple[int, ...], tokens: tuple[int, ...], most: int) -> int:
-        same = 0
-        for one, other in zip(kept, tokens[:most], strict=False):
-            if one != other:
-                break
-            same += 1
-        return same if same >= max(tail.lowest, self.cache.page_tokens) else 0
+    def _resume(self, tail: Tail, kept: bytes, tokens: bytes) -> int:
+        least = max(tail.lowest, self.cache.page_tokens)
+        if kept[:least] != tokens[:least] or len(tokens) < least:
+            return 0
+        same = (at for at, (one, other) in enumerate(zip(kept, tokens, strict=False)) if one != other)
+        return next(same, min(len(kept), len(tokens)))
 
     def _is_of(self, chain: TokenChain, request: Request) -> bool:
         return self.sessions.reuse._chains.get(request.request_id) is chain
@@ -112,7 +111,7 @@ def sequence(seed: int, patch: pytest.MonkeyPatch, *, requests: int, roomy: bool
         global_row=random.randint(1, 4), sliding_row=random.randint(1, 4),
     )  # fmt: skip
     longest = 60
-    pool = geometry.held_bytes(longest) * (200 if roomy else random.randint(11, 40)) // 10
+    pool = geometry.held_bytes(longest) * (2_000 if roomy else random.randint(11, 40)) // 10
     sessions = Sessions(
         geometry, chunk=random.choice([3, 7, 60]), longest=longest, pool_bytes=pool, slots=4, stamped=False
     )

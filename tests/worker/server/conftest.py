@@ -49,6 +49,7 @@ class EchoEngine:
         self.fail_after: int | None = None
         self.step_seconds = 0.0
         self.reply: list[int] | None = None
+        self.cached_tokens = 0  # of each prompt
 
     async def generate(
         self, requests: Sequence[Request], *, client: str = ""
@@ -96,6 +97,8 @@ class EchoEngine:
             FinishReason.STOP if ends else FinishReason.LENGTH if last else None,
             stop_token_id=token_id if ends else None,
             logprobs=self._logprobs(token_id, sampling.logprobs),
+            admitted_s=request.arrival_s if self.cached_tokens and not position else None,
+            cached_tokens=0 if position else self.cached_tokens,
         )
 
     @staticmethod

@@ -87,7 +87,8 @@ def _free_port() -> int:
 
 def _metric(port: int, name: str) -> float:
     lines = httpx.get(f"http://127.0.0.1:{port}/metrics").text.splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith(name + "{"))
+    start = name if "{" in name else name + "{"
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(start))
 
 
 def test_concurrent_clients_a_killed_one_and_a_drain(config: Path) -> None:
@@ -141,10 +142,46 @@ def test_the_same_seed_says_the_same_alone_and_in_company(config: Path) -> None:
         with ThreadPoolExecutor(6) as pool:
             assert list(pool.map(ask, range(6))) == alone
         assert len(set(alone)) == 6
+        _two_turns(client)
+        cached = _metric(port, 'vllm:prompt_tokens_by_source_total{model_name="tiny",source="local_cache_hit"}')
+        assert (
+            cached == _metric(port, "vllm:prompt_tokens_cached_total") == _metric(port, "vllm:prefix_cache_hits_total")
+        )
+        assert cached > 400
+        assert _metric(port, "modelserve_kv_cached_bytes") > 0
         speed = httpx.get(f"{base_url}/plan").json()["speed"]
         decodes = [each for each in speed if (each["kind"], each["requests"]) == ("Decode", 1)]
         assert [each["steps"] >= 20 and each["milliseconds"] > 0 for each in decodes] == [True]
         assert _metric(port, "modelserve_step_seconds_count") >= decodes[0]["steps"]
+
+
+def _two_turns(client: openai.OpenAI) -> None:
+    """The second computes what is new, and the last token of the answer; with another salt everything."""
+    messages = [{"role": "system", "content": "be brief. " * 20}, {"role": "user", "content": "hello"}]
+
+    def ask(**extra: object) -> tuple[int, int, str]:
+        body = {"ignore_eos": True, "stop_token_ids": [], **extra}
+        answer = client.chat.completions.create(
+            model="tiny", messages=messages, seed=1, max_tokens=8, temperature=0, extra_body=body,
+            logit_bias={"300": 100},
+        )  # fmt: skip
+        usage = answer.usage
+        assert usage is not None
+        assert usage.prompt_tokens_details is not None
+        return (
+            usage.prompt_tokens,
+            usage.prompt_tokens_details.cached_tokens or 0,
+            answer.choices[0].message.content or "",
+        )
+
+    prompt, cached, said = ask()
+    assert cached == 0
+    assert ask()[:2] == (prompt, prompt - 1)
+    messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "and then?"}]
+    longer, cached, _ = ask()
+    assert longer > prompt
+    assert prompt - 16 <= cached < longer  # a prompt may end with an empty thought, which no history has
+    assert ask(cache_salt="mine")[:2] == (longer, 0)
 
 
 @pytest.mark.parametrize(
