@@ -331,3 +331,73 @@ def test_the_installed_command_is_this_one() -> None:
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
     module, _, function = project["project"]["scripts"]["modelserve-bench"].partition(":")
     assert getattr(importlib.import_module(module), function) is main
+
+
+@pytest.mark.parametrize("api", ["completions", "chat"])
+def test_sessions_send_each_turn_behind_the_one_before_it(
+    api: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By token ids without the answers, whose ids the API does not tell; as a chat with them."""
+
+    async def script(body: dict[str, Any], reply: Reply) -> None:
+        await reply.head()
+        chat = "messages" in body
+        for i in range(2):
+            word = f"said{len(body['messages'] if chat else [])}"
+            delta = {"delta": {"content": word}} if chat else {"text": word}
+            choice = {"index": 0, "finish_reason": "length" if i else None, **delta}
+            await reply.send(encoded({"choices": [choice], "usage": None}))
+        usage = {"prompt_tokens": 40, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 30}}
+        await reply.send(encoded({"choices": [], "usage": usage}) + DONE)
+        await reply.end()
+
+    endpoint, path = StreamingEndpoint(script), tmp_path / "bench.json"
+    load = ["--turns", "3", "--turn-tokens", "7", "--num-requests", "2", "--concurrency", "2", "--warmup-requests", "1"]
+    with endpoint.listening() as url:
+        arguments = ["--api", api, *load, "--input-tokens", "16", "--output-tokens", "2", "--json", str(path)]
+        assert main(["--base-url", url, *arguments]) == 0
+    _warm, *bodies = endpoint.bodies
+    assert len(bodies) == 6
+    sessions: dict[Any, list[Any]] = {}
+    for body in bodies:
+        first = body["messages"][0]["content"] if api == "chat" else tuple(body["prompt"][:16])
+        sessions.setdefault(first, []).append(body["messages"] if api == "chat" else body["prompt"])
+    assert len(sessions) == 2
+    for one, two, three in sessions.values():
+        assert (two[: len(one)], three[: len(two)]) == (one, two)
+        if api == "chat":
+            assert [message["role"] for message in three] == ["user", "assistant"] * 2 + ["user"]
+            assert [message["content"] for message in three[1::2]] == ["said1said1", "said3said3"]
+            assert len(three[4]["content"].split()) == 7
+        else:
+            assert [len(one), len(two), len(three)] == [16, 23, 30]
+    (found,) = _document(path)["loads"]
+    assert (found["requests"], found["ok"], found["warmup_requests"]) == (6, 6, 1)
+    assert [(turn["turn"], turn["ok"], turn["cached_tokens_mean"]) for turn in found["turns"]] == [
+        (1, 2, 30.0), (2, 2, 30.0), (3, 2, 30.0),
+    ]  # fmt: skip
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[-4].split()[:5] == ["LOAD", "TURN", "OK", "IN", "CACHED"]
+    assert [line.split()[:5] for line in shown[-3:]] == [["c=2", str(turn), "2", "40", "30"] for turn in (1, 2, 3)]
+
+
+def test_a_session_ends_with_the_turn_that_fails(tmp_path: Path) -> None:
+    async def script(body: dict[str, Any], reply: Reply) -> None:
+        if len(body["prompt"]) > 16:
+            await reply.document({"error": {"message": "too long"}}, status=400)
+        else:
+            await as_asked(body, reply)
+
+    endpoint, path = StreamingEndpoint(script), tmp_path / "bench.json"
+    with endpoint.listening() as url:
+        load = ["--turns", "3", "--num-requests", "2", "--think-time", "0.01", "--json", str(path)]
+        assert main(["--base-url", url, *SMALL, *load]) == 1
+    (found,) = _document(path)["loads"]
+    assert (found["requests"], found["ok"], found["failed"], found["unfinished"]) == (6, 2, 2, 2)
+    assert found["turns"] == [], "of the first turns alone"
+
+
+def test_a_pause_between_turns_needs_turns(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--base-url", "http://127.0.0.1:1", "--think-time", "2"])
+    assert "a session of one turn has no next one; add --turns N" in capsys.readouterr().err

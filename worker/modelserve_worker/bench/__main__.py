@@ -46,7 +46,7 @@ class Run:
 
     def _load(self, concurrency: int | None, rate: float | None) -> tuple[Load, int]:
         requests, warmup = requests_and_warmup(self._flags, concurrency)
-        return Load(concurrency, rate, requests), warmup
+        return Load(concurrency, rate, requests * self._flags.turns, self._flags.think_time), warmup
 
     async def run(self, progress: Progress, *, api_key: str | None) -> None:
         """Raises BadInput and NoEndpoint."""
@@ -71,11 +71,13 @@ class Run:
                 temperature=flags.temperature,
                 ignore_eos=taken.ignore_eos,
                 min_tokens=flags.min_tokens,
+                turns=flags.turns,
+                turn_tokens=flags.turn_tokens,
             )
             first = 0
             for load, warmup in self._planned:
                 # Numbers run on from load to load: no prompt comes twice, so that no cache of prefixes can help.
-                made = asks(prompts, options, first=first, count=warmup + load.requests)
+                made = asks(prompts, options, first=first, count=warmup + load.requests // flags.turns)
                 first += len(made)
                 self._loads.append(load)
                 planned = arrivals(load.rate, seed=flags.seed) if load.rate is not None else ()

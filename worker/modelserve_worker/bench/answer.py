@@ -29,6 +29,8 @@ class Answer:
         self.times: list[float] = []
         self.finish_reason: str | None = None
         self.prompt_tokens: int | None = None
+        self.cached_tokens: int | None = None  # of the prompt, where the server tells
+        self.text: list[str] = []  # what it says, thoughts left out
         self.completion_tokens: int | None = None
         self.done = False
         self._rest = b""
@@ -59,6 +61,7 @@ class Answer:
                 raise BadStream("error in the stream", _message(document["error"]))
             if usage := document.get("usage"):
                 self.prompt_tokens, self.completion_tokens = usage["prompt_tokens"], usage["completion_tokens"]
+                self.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
             for choice in document.get("choices") or ():
                 self._choice(choice, at)
         except (ValueError, AttributeError, KeyError, TypeError) as error:
@@ -69,6 +72,7 @@ class Answer:
         delta = choice.get("delta")
         has_text = bool(choice["text"]) if delta is None else any(delta.get(name) for name in _TEXT_FIELDS)
         finish_reason = choice.get("finish_reason")
+        self.text.append((choice["text"] if delta is None else delta.get("content")) or "")
         if has_text or delta is None or finish_reason is not None:
             self.times.append(at)
         if finish_reason is not None:

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from modelserve_worker.bench.record import Record
@@ -23,12 +23,15 @@ class Sender(Protocol):
 class Load:
     """What one load brought so far. It may be stopped at any time. Seconds; `cpu_s` is this process's own.
 
+    A session's next request is sent `think_s` after the answer to the one before, as long as none fails.
+
     `concurrency` is None in an open loop, and `rate` (requests a second) in a closed one.
     """
 
     concurrency: int | None
     rate: float | None
     requests: int
+    think_s: float = 0.0
     records: list[Record] = field(default_factory=list)
     warmup: list[Record] = field(default_factory=list)
     duration_s: float = 0.0
@@ -44,19 +47,24 @@ async def run_load(
     arrivals: Iterable[float],
     on_done: Callable[[], None],
 ) -> None:
-    """Warm up in a closed loop, then send `asks`. `arrivals` has a time for each of them; a closed loop reads none."""
+    """Warm up in a closed loop, then send `asks` and what follows them. `arrivals` has a time for each of them; a
+    closed loop reads none. Of a session the warm-up sends the first request alone."""
     warming = load.concurrency or 1
-    await _closed_loop(warmup, send, concurrency=warming, records=load.warmup, on_done=on_done, began=0.0)
+    first = [replace(ask, follow=None) for ask in warmup]
+    await _closed_loop(first, send, concurrency=warming, records=load.warmup, on_done=on_done, began=0.0)
     gc.collect()
     gc.freeze()  # no later collection walks through what is here now: that would delay the times of events
     began, cpu_began = time.perf_counter(), time.process_time()
     try:
         if load.concurrency is None:
-            await _open_loop(asks, send, arrivals=arrivals, records=load.records, on_done=on_done, began=began)
+            await _open_loop(
+                asks, send, arrivals=arrivals, records=load.records, on_done=on_done, began=began, think_s=load.think_s
+            )
         else:
             await _closed_loop(
-                asks, send, concurrency=load.concurrency, records=load.records, on_done=on_done, began=began
-            )
+                asks, send, concurrency=load.concurrency, records=load.records, on_done=on_done, began=began,
+                think_s=load.think_s,
+            )  # fmt: skip
     finally:
         load.duration_s, load.cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
         gc.unfreeze()
@@ -70,11 +78,11 @@ async def _closed_loop(
     records: list[Record],
     on_done: Callable[[], None],
     began: float,
+    think_s: float = 0.0,
 ) -> None:
     async def take(work: Iterator[Ask]) -> None:
         for ask in work:
-            records.append(await send(ask, began=began))
-            on_done()
+            await _session(ask, send, records=records, on_done=on_done, began=began, think_s=think_s)
 
     work = iter(asks)
     async with asyncio.TaskGroup() as group:
@@ -90,12 +98,32 @@ async def _open_loop(
     records: list[Record],
     on_done: Callable[[], None],
     began: float,
+    think_s: float,
 ) -> None:
     async def one(ask: Ask, planned: float) -> None:
-        records.append(await send(ask, began=began, planned=planned))
-        on_done()
+        await _session(ask, send, records=records, on_done=on_done, began=began, think_s=think_s, planned=planned)
 
     async with asyncio.TaskGroup() as group:
         for ask, planned in zip(asks, arrivals, strict=False):  # arrivals have no end
             await asyncio.sleep(max(0.0, began + planned - time.perf_counter()))
             group.create_task(one(ask, planned))
+
+
+async def _session(
+    ask: Ask,
+    send: Sender,
+    *,
+    records: list[Record],
+    on_done: Callable[[], None],
+    began: float,
+    think_s: float,
+    planned: float | None = None,
+) -> None:
+    while True:
+        record = await send(ask, began=began, planned=planned)
+        records.append(record)
+        on_done()
+        if ask.follow is None or record.error_kind is not None:
+            return
+        await asyncio.sleep(think_s)
+        ask, planned = ask.follow(record.answer), None

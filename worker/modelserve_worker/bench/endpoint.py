@@ -111,11 +111,13 @@ class Endpoint:
         tokens = len(answer.times) if counted is None else counted
         return Record(
             number=ask.number,
+            turn=ask.turn,
             input_tokens=ask.input_tokens,
             sent_s=sent - began,
             late_s=0.0 if planned is None else max(0.0, sent - began - planned),
             end_s=ended - sent,
             prompt_tokens=answer.prompt_tokens,
+            cached_tokens=answer.cached_tokens,
             output_tokens=tokens,
             usage_sent=counted is not None,
             event_s=[at - sent for at in answer.times],
@@ -123,6 +125,7 @@ class Endpoint:
             wrong_length=None if kind else _wrong_length(ask, tokens, answer.finish_reason),
             error_kind=kind,
             error=error,
+            answer="".join(answer.text) if ask.follow is not None else "",
         )
 
     async def _stream(self, ask: Ask, answer: Answer) -> None:

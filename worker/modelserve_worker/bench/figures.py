@@ -52,6 +52,29 @@ class Fault(BaseModel):
     first: str
 
 
+class TurnFigures(BaseModel):
+    """Requests that were the same turn of their sessions. `cached_tokens_mean` is None where the server tells none."""
+
+    model_config = ConfigDict(frozen=True)
+
+    turn: int
+    ok: int
+    input_tokens_mean: float
+    cached_tokens_mean: float | None
+    ttft_ms: Distribution | None
+
+    @classmethod
+    def of(cls, turn: int, records: Sequence[Record]) -> TurnFigures:
+        cached = [record.cached_tokens for record in records if record.cached_tokens is not None]
+        return cls(
+            turn=turn,
+            ok=len(records),
+            input_tokens_mean=round(fmean(map(_input_tokens, records)), 1),
+            cached_tokens_mean=round(fmean(cached), 1) if cached else None,
+            ttft_ms=Distribution.of([record.ttft_s for record in records if record.ttft_s is not None]),
+        )
+
+
 class Figures(BaseModel):
     """One load. Rates are per second of `duration_s`, from the first request sent to the last answer's end, and count
     requests that succeeded only; so do all times. The tokens of `total_tokens_per_s` are prompts and answers.
@@ -83,6 +106,7 @@ class Figures(BaseModel):
     itl_ms: Distribution | None
     e2e_ms: Distribution | None
     late_ms: Distribution | None
+    turns: tuple[TurnFigures, ...] = ()  # of sessions of several
     driver_cpu_share: float
     faults: tuple[Fault, ...]
     warmup_requests: int
@@ -103,7 +127,8 @@ def figures(load: Load, *, with_records: bool) -> Figures:
     """What is known of the load, also when it was stopped before its end."""
     good = [record for record in load.records if record.error_kind is None]
     seconds = load.duration_s or math.inf
-    inputs = [record.input_tokens if record.prompt_tokens is None else record.prompt_tokens for record in good]
+    inputs = [_input_tokens(record) for record in good]
+    turns = sorted({record.turn for record in good})
     outputs = [record.output_tokens for record in good]
     events = sum(len(record.event_s) for record in good)
     return Figures(
@@ -127,12 +152,19 @@ def figures(load: Load, *, with_records: bool) -> Figures:
         itl_ms=Distribution.of([gap for record in good for gap in record.gaps_s]),
         e2e_ms=Distribution.of([record.end_s for record in good]),
         late_ms=None if load.rate is None else Distribution.of([record.late_s for record in load.records]),
+        turns=tuple(TurnFigures.of(turn, [record for record in good if record.turn == turn]) for turn in turns)
+        if turns[-1:] > [1]
+        else (),
         driver_cpu_share=round(load.cpu_s / seconds, 3),
         faults=_faults(load.records),
         warmup_requests=len(load.warmup),
         warmup_faults=_faults(load.warmup),
         records=load.records if with_records else None,
     )
+
+
+def _input_tokens(record: Record) -> int:
+    return record.input_tokens if record.prompt_tokens is None else record.prompt_tokens
 
 
 def _faults(records: Sequence[Record]) -> tuple[Fault, ...]:

@@ -71,6 +71,21 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
         help="before each load, not in its figures (default the concurrency, 1 with --rate)",
     )
     group.add_argument(
+        "--turns",
+        type=whole_number(1, 1000),
+        default=1,
+        metavar="N",
+        help="requests of a session, each of which begins with the one before (default 1); --num-requests, "
+        "--concurrency and --rate are then of sessions",
+    )
+    group.add_argument(
+        "--think-time",
+        type=number(0, 86400),
+        default=0.0,
+        metavar="SECONDS",
+        help="between an answer and the next turn of its session (default 0)",
+    )
+    group.add_argument(
         "--timeout", type=number(0.001, 86400), default=3600.0, metavar="SECONDS", help="of one answer (default 3600)"
     )
 
@@ -89,6 +104,13 @@ def _add_requests(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--output-tokens", type=whole_number(1, MAX_TOKENS), metavar="N", help="default 128, or what the context holds"
+    )
+    group.add_argument(
+        "--turn-tokens",
+        type=whole_number(1, MAX_TOKENS),
+        default=512,
+        metavar="N",
+        help="new tokens of each turn behind the first (default 512)",
     )
     group.add_argument(
         "--prompt",
@@ -137,6 +159,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     shortest = flags.input_tokens if flags.input_range is None else flags.input_range[0]
     if shortest is not None and (wrong := prefix_fault(flags.shared_prefix_tokens, shortest)):
         made.error(wrong)
+    if flags.think_time and flags.turns == 1:
+        made.error("--think-time: a session of one turn has no next one; add --turns N")
     if flags.records and flags.json is None:
         made.error("--records: there is no file to write them to; add --json FILE")
     return flags

@@ -75,5 +75,10 @@ class PromptSource:
             f"{len(self._seen)} prompts no new one was found; ask for longer prompts or fewer requests"
         )
 
+    def continuation(self, number: int, turn: int, tokens: int) -> list[int] | str:
+        """What is new in a later turn of session `number`."""
+        parts = self._drawn(random.Random(f"bench {self.seed} {number} turn {turn}"), tokens)  # noqa: S311
+        return [int(part) for part in parts] if self.token_ids is not None else " ".join(map(str, parts))
+
     def _drawn(self, rng: random.Random, count: int) -> list[int] | list[str]:
         return rng.choices(_WORDS if self.token_ids is None else self.token_ids, k=count)  # type: ignore[return-value]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class Record(BaseModel):
@@ -13,17 +13,20 @@ class Record(BaseModel):
     `input_tokens` is what was asked for, `prompt_tokens` what the server counted (None where it does not tell).
     `output_tokens` is the server's count, or the number of events where it sends no usage. `event_s` has one time per
     event that brought tokens. `late_s` is how long after its planned arrival an open loop sent it. A record with an
-    `error_kind` is of a failed request and counts for nothing else.
+    `error_kind` is of a failed request and counts for nothing else. `turn` is its place in its session, `cached_tokens`
+    what the server says that it found in its prefix cache.
     """
 
     model_config = ConfigDict(frozen=True)
 
     number: int
+    turn: int = 1
     input_tokens: int
     sent_s: float
     late_s: float = 0.0
     end_s: float
     prompt_tokens: int | None = None
+    cached_tokens: int | None = None
     output_tokens: int = 0
     usage_sent: bool = False
     event_s: list[float] = []
@@ -31,6 +34,7 @@ class Record(BaseModel):
     wrong_length: str | None = None
     error_kind: str | None = None
     error: str | None = None
+    answer: str = Field(default="", exclude=True)
 
     @property
     def ttft_s(self) -> float | None:

@@ -6,13 +6,14 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from modelserve_worker.bench.figures import Distribution, Figures
+from modelserve_worker.bench.figures import Distribution, Figures, TurnFigures
 from modelserve_worker.evaluation.columns import Row, columns
 
 _HEADINGS = (
     "LOAD", "OK", "FAILED", "IN", "OUT", "REQ/S", "OUT TOK/S", "ALL TOK/S", "TTFT MS mean/p50/p99",
     "TPOT MS mean/p50/p99", "ITL MS p50/p99/max", "E2E MS p50/p99",
 )  # fmt: skip
+_TURN_HEADINGS = ("LOAD", "TURN", "OK", "IN", "CACHED", "TTFT MS mean/p50/p99")
 _MUCH_LATER_MS = 10.0
 
 
@@ -43,6 +44,9 @@ def report_table(report: Report) -> str:
     lines = columns(_HEADINGS, [Row(_cells(load)) for load in report.loads], text_columns=1)
     notes = [f"the endpoint was asked first: {found}" for found in report.found]
     notes += [f"{_name(load)}: {note}" for load in report.loads for note in _notes(load)]
+    if any(load.turns for load in report.loads):
+        rows = [Row(_turn_cells(load, turn)) for load in report.loads for turn in load.turns]
+        lines += ["", *columns(_TURN_HEADINGS, rows, text_columns=1)]
     head = f"{report.model} at {report.base_url}, seed {report.seed}"
     head += "" if report.complete else ", stopped before its end"
     return "\n".join([*notes, *([""] if notes else []), head, "", *lines])
@@ -58,6 +62,13 @@ def _cells(load: Figures) -> tuple[str, ...]:
         f"{load.requests_per_s:.3g}", f"{load.output_tokens_per_s:.1f}", f"{load.total_tokens_per_s:.1f}",
         _ms(load.ttft_ms, "mean", "p50", "p99"), _ms(load.tpot_ms, "mean", "p50", "p99"),
         _ms(load.itl_ms, "p50", "p99", "max"), _ms(load.e2e_ms, "p50", "p99"),
+    )  # fmt: skip
+
+
+def _turn_cells(load: Figures, turn: TurnFigures) -> tuple[str, ...]:
+    return (
+        _name(load), str(turn.turn), str(turn.ok), _count(turn.input_tokens_mean), _count(turn.cached_tokens_mean),
+        _ms(turn.ttft_ms, "mean", "p50", "p99"),
     )  # fmt: skip
 
 
