@@ -48,11 +48,20 @@ PROMPT_PARTS = ("unpack", "add", "schedule", "pack", "update", "report")
 class Host:
     """The host's side of an engine without a device: answers come from here."""
 
-    def __init__(self, geometry: CacheGeometry, *, requests: int, step_tokens: int, packed_tokens: int, longest: int):
+    def __init__(
+        self,
+        geometry: CacheGeometry,
+        *,
+        requests: int,
+        step_tokens: int,
+        packed_tokens: int,
+        longest: int,
+        prefix_caching: bool,
+    ) -> None:
         """`step_tokens` are scheduled in a step at most, of which `packed_tokens` are packed."""
         limits = SchedulerLimits(step_tokens, requests, longest, eos_token_ids=EOS)
         pool = requests * geometry.held_bytes(longest)
-        self.scheduler = Scheduler(limits, geometry, pool)
+        self.scheduler = Scheduler(limits, geometry, pool, prefix_caching=prefix_caching)
         self.times: dict[str, list[float]] = defaultdict(list)  # seconds of one core per step
         cpu, entries = torch.device("cpu"), {"max_num_seqs": requests, "max_model_len": longest}
         self.tables = BlockTables(geometry, device=cpu, **entries)
@@ -80,10 +89,24 @@ class Host:
 class Decodes(Host):
     """The engine's steady state: all requests decode."""
 
-    def __init__(self, geometry: CacheGeometry, requests: int, context: int, steps: int, ring: RankRing | None) -> None:
+    def __init__(
+        self,
+        geometry: CacheGeometry,
+        requests: int,
+        context: int,
+        steps: int,
+        ring: RankRing | None,
+        *,
+        prefix_caching: bool,
+    ) -> None:
         longest = context + steps + WARM_UP + 2
         super().__init__(
-            geometry, requests=requests, step_tokens=requests * context, packed_tokens=requests, longest=longest
+            geometry,
+            requests=requests,
+            step_tokens=requests * context,
+            packed_tokens=requests,
+            longest=longest,
+            prefix_caching=prefix_caching,
         )
         self.ring = ring
         prompt = tuple(range(2, 2 + context))
@@ -124,8 +147,11 @@ class Decodes(Host):
 class Prompts(Host):
     """An idle engine that gets one prompt after the other, each for one token."""
 
-    def __init__(self, geometry: CacheGeometry, tokens: int) -> None:
-        super().__init__(geometry, requests=64, step_tokens=tokens, packed_tokens=tokens, longest=tokens + 2)
+    def __init__(self, geometry: CacheGeometry, tokens: int, *, prefix_caching: bool) -> None:
+        super().__init__(
+            geometry, requests=64, step_tokens=tokens, packed_tokens=tokens, longest=tokens + 2,
+            prefix_caching=prefix_caching,
+        )  # fmt: skip
         self.tokens = tokens
         self.number = 0
 
@@ -177,6 +203,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=131072, help="prompt tokens of each")
     parser.add_argument("--steps", type=int, default=512, help="decode steps that are timed")
     parser.add_argument("--prompt", type=int, default=0, help="time prompts of so many tokens instead of decodes")
+    parser.add_argument("--prefix-caching", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--ranks", type=int, default=0, help="other ranks that every step is sent to")
     arguments = parser.parse_args()
     facts = published_model(MODEL)
@@ -185,7 +212,8 @@ def main() -> None:
         facts.architecture, dtype=KVCacheDtype.BFLOAT16, layout=KVCacheLayout.V_ONLY, tensor_parallel_size=1
     )
     if arguments.prompt:
-        summarise(timed(Prompts(geometry, arguments.prompt), arguments.steps))
+        host = Prompts(geometry, arguments.prompt, prefix_caching=arguments.prefix_caching)
+        summarise(timed(host, arguments.steps))
         return
     ring = RankRing(arguments.ranks) if arguments.ranks else None
     context = multiprocessing.get_context("spawn")
@@ -196,7 +224,10 @@ def main() -> None:
     ]
     for other in others:
         other.start()
-    times = timed(Decodes(geometry, arguments.requests, arguments.context, arguments.steps, ring), arguments.steps)
+    decodes = Decodes(
+        geometry, arguments.requests, arguments.context, arguments.steps, ring, prefix_caching=arguments.prefix_caching
+    )
+    times = timed(decodes, arguments.steps)
     if ring is not None:
         ring.send(b"", check=lambda: None)
         for other in others:

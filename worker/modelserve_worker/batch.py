@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,7 @@ IN_FLIGHT = -1  # in ScheduledBatch.token_ids: the token this slot sampled last,
 NOT_A_NUMBER = -1  # in SampledTokens.token_ids: the logits of this request held a NaN, nothing was sampled
 
 Int32Array = NDArray[np.int32]
+Positions = TypeVar("Positions", int, Int32Array)
 
 
 def _nothing() -> Int32Array:
@@ -58,27 +59,27 @@ def commit_first_tokens(geometry: CacheGeometry) -> int:
     return geometry.sliding_table_entries * page - geometry.window + 1
 
 
-def stored_from(geometry: CacheGeometry, ends: Int32Array) -> Int32Array:
-    """First position whose sliding rows a chunk stores in the pages of its slot, by its end; [R] to [R].
+def stored_from(geometry: CacheGeometry, end: Positions) -> Positions:
+    """First position whose sliding rows a chunk stores in the pages of its slot, by its end; of one or of many.
 
     The window of its last row, whose attention reads it from pages where others are not computed, and what else is in
     the first of these pages, so that every page holds all its rows.
     """
-    page = geometry.sliding_page.page_tokens
-    first: Int32Array = np.maximum(ends - geometry.window, 0) // page * page
-    return first
+    first, page = end - geometry.window, geometry.sliding_page.page_tokens
+    return first * (first > 0) // page * page
 
 
-def spare_from(geometry: CacheGeometry, ends: Int32Array) -> Int32Array:
+def spare_from(geometry: CacheGeometry, end: Positions) -> Positions:
     """First position whose sliding rows a chunk with a spare slot stores in that one's pages, up to `stored_from`.
 
     With them a request may resume at the chunk's end and at each of the positions of a global page before it. Never
     more pages than a table has entries.
     """
     page, most = geometry.sliding_page.page_tokens, geometry.sliding_table_entries
-    first = np.maximum(ends - geometry.window - geometry.global_page.page_tokens + 1, 0) // page * page
-    latest: Int32Array = np.maximum(first, stored_from(geometry, ends) - most * page)
-    return latest
+    first = end - (geometry.window + geometry.global_page.page_tokens - 1)
+    first = first * (first > 0) // page * page
+    beyond = stored_from(geometry, end) - most * page - first  # rows that find no entry
+    return first + beyond * (beyond > 0)
 
 
 @dataclass(frozen=True, slots=True)

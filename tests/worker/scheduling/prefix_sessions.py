@@ -44,7 +44,7 @@ class Sessions:
         self.stamped = stamped
         self.holders: dict[int, str] = {}  # requests by slot
         self.device = StampedDevice(
-            MODEL, geometry, pool_bytes, self._token_at, slots=slots, longest=longest,
+            MODEL, geometry, pool_bytes if stamped else 0, self._token_at, slots=slots, longest=longest,
             whose=lambda name: self.requests[name].cache_namespace,
         )  # fmt: skip
 

@@ -129,11 +129,11 @@ class PageTable:
         window: dict[int, Page] = {}
         if geometry.sliding_page.layers:
             size = geometry.sliding_page.page_tokens
-            for logical in range(max(0, at - geometry.window + 1) // size, geometry.sliding_page.pages(at)):
+            first = max(0, at - geometry.window + 1) // size
+            for logical in range(first, geometry.sliding_page.pages(at)):
                 window[logical] = page = kept.sliding_pages[logical]
                 self._arena.share(page, self._slot, logical % geometry.sliding_table_entries)
-            oldest = int(spare_from(geometry, np.array([at], dtype=np.int32))[0]) // size
-            for logical in range(oldest, min(window)):
+            for logical in range(spare_from(geometry, at) // size, first):
                 if logical in kept.sliding_pages:
                     self._keep(logical, kept.sliding_pages[logical])
         # All are held by now, so none of them is given up for the copies.
@@ -157,9 +157,8 @@ class PageTable:
             return False
         geometry, self._end = self._geometry, end
         size, entries = geometry.sliding_page.page_tokens, geometry.sliding_table_entries
-        ends = np.array([end], dtype=np.int32)
-        stored = int(stored_from(geometry, ends)[0])
-        used = self._remember(start, int(spare_from(geometry, ends)[0]), stored, spare_slot)
+        stored = stored_from(geometry, end)
+        used = self._remember(start, spare_from(geometry, end), stored, spare_slot)
         begun = start // size
         if start % size and stored > start:
             self._logical[begun % entries] = _NO_PAGE  # it will never hold its last rows

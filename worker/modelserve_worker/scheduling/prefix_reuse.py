@@ -5,7 +5,8 @@ A chunk costs a step, so chunks are cut only at a position that is worth it: whe
 part (`Request.checkpoints`), or where the way of an earlier request ends that has no tail there (a junction, found by
 its hashes), and only where it lies more than a few pages behind the resume point. Within a page of the prompt's end
 the tail that is left there serves it. Tails inside a long prompt are left where its chunks end anyway, as far apart as
-they cost a share of the global rows between them.
+they cost a share of the global rows between them. A tail is put down while the device computes its rows: its hashes
+do not delay a step.
 """
 
 from __future__ import annotations
@@ -68,7 +69,10 @@ class NoReuse:
         *,
         decodes: int,
     ) -> None:
-        """A step is scheduled, and its updates are taken: leave tails where they are worth it."""
+        """A step is scheduled, and its updates are taken: tails are due where they are worth it."""
+
+    def settle(self) -> None:
+        """Leave the tails that are due, before the next step is scheduled."""
 
     def ended(self, running: RunningRequest, computed: int, *, sound: bool) -> None:
         """A stay ends with so many rows computed, which others may read where they are `sound`."""
@@ -93,6 +97,7 @@ class PrefixReuse(NoReuse):
         self._geometry = geometry
         self._chains: dict[str, TokenChain] = {}  # by request
         self._found: tuple[str, int, int, Hit | None] | None = None  # request, its tokens, version of the cache, hit
+        self._due: list[tuple[RunningRequest, int, bool]] = []  # who, where, and whether it is a junction
         size = geometry.global_page.page_tokens
         self._least_gap = LEAST_GAP_PAGES * size
         tail_bytes = geometry.sliding_table_entries * geometry.sliding_page.page_bytes
@@ -169,9 +174,15 @@ class PrefixReuse(NoReuse):
             stay.checkpoints = [at for at in checkpoints if at > end]
             if samples[i] or reached or end - stay.joined >= self._tails_apart:
                 at_end = bool(samples[i]) and any(end - at <= self.cache.page_tokens for at in stay.request.checkpoints)
-                self._leave(stay, end, junction=reached or at_end)
+                self._due.append((stay, end, reached or at_end))
+
+    def settle(self) -> None:
+        for stay, end, junction in self._due:
+            self._leave(stay, end, junction=junction)
+        self._due.clear()
 
     def ended(self, running: RunningRequest, computed: int, *, sound: bool) -> None:
+        self.settle()
         if sound and computed:
             self._leave(running, min(computed, running.request.num_tokens))
         self.cache.unwatch(running.table)
@@ -181,6 +192,7 @@ class PrefixReuse(NoReuse):
         self._chains.pop(request_id, None)
 
     def clear(self) -> None:
+        self._due.clear()
         self.cache.clear()
 
     def check_integrity(self) -> None:

@@ -114,6 +114,7 @@ class Scheduler:
     def schedule(self) -> ScheduledBatch | None:
         """The next step, or None when nothing can be computed before a result comes or a request is added."""
         assert len(self._in_flight) < MAX_STEPS_IN_FLIGHT, "a third step would outrun the device"
+        self.prefixes.settle()
         counters, slots = self._counters, self._running.slots()
         remaining = counters.remaining(slots)
         decodes, all_grew = self._grow_decodes(slots[remaining == 1])
