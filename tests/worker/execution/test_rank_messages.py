@@ -39,6 +39,7 @@ def batch(seed: int, *, admitted: int = 0, moves: int = 0) -> ScheduledBatch:
                 SamplingParams(seed=slot, max_tokens=3),
                 array("i", range(slot, 900)),
                 array("i", (5, 6)),
+                "tenant" if slot % 2 else None,
             )
             for slot in range(admitted)
         ),
@@ -46,11 +47,12 @@ def batch(seed: int, *, admitted: int = 0, moves: int = 0) -> ScheduledBatch:
         global_updates=TableUpdates(words(moves), words(moves), words(moves)),
         sliding_updates=TableUpdates(words(rows), words(rows), words(rows)),
         constrained=words(moves),
+        spare_slots=words(rows if moves else 0),
     )
 
 
 def same(a: ScheduledBatch, b: ScheduledBatch) -> bool:
-    arrays = ("slots", "starts", "lengths", "samples", "output_counts", "token_ids", "constrained")
+    arrays = ("slots", "starts", "lengths", "samples", "output_counts", "token_ids", "constrained", "spare_slots")
     tables = [(getattr(a, name), getattr(b, name)) for name in ("global_updates", "sliding_updates")]
     pairs = [(getattr(a, name), getattr(b, name)) for name in arrays]
     pairs += [(getattr(x, name), getattr(y, name)) for x, y in tables for name in ("slots", "indices", "pages")]

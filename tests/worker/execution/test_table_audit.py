@@ -102,6 +102,32 @@ def test_an_entry_of_another_request_is_caught(run_of, driver_for, kind, count) 
         run.step(driver.batch(driver.share("a", [5] * count)))
 
 
+@pytest.mark.parametrize(("tokens", "caught"), [([5] * 90, False), ([5] * 20 + [6] * 70, True)])
+def test_rows_of_another_request_are_read_where_the_tokens_are_the_same(run_of, driver_for, tokens, caught) -> None:
+    """The second one begins behind 64 rows of the first, and says the same up to there, or does not."""
+    run = run_of("31b")
+    driver = driver_for(run.cache.geometry, POOL)
+
+    def sharing(batch: ScheduledBatch, tokens: list[int]) -> ScheduledBatch:
+        admitted = (dataclasses.replace(batch.admitted[0], prompt_token_ids=tuple(tokens), shares_rows_as="all"),)
+        return dataclasses.replace(batch, admitted=admitted)
+
+    run.step(sharing(driver.batch(driver.share("a", [5] * 64)), [5] * 64))
+    a = driver.tables["a"]
+    b = driver.share("b", tokens[:1])
+    driver.tables["b"] = dataclasses.replace(
+        a, slot=b.slot, computed=64, global_pages=a.global_pages[:1], sliding_pages=a.sliding_pages[:2]
+    )
+    for kind in LayerKind:
+        run.tables.host[kind][b.slot] = run.tables.host[kind][a.slot]
+    batch = dataclasses.replace(driver.batch(driver.share("b", tokens[64:])), admitted=(b.admitted,))
+    if not caught:
+        run.step(sharing(batch, tokens))
+        return
+    with pytest.raises(AssertionError, match=r"would read position \d+ of request #\d+"):
+        run.step(sharing(batch, tokens))
+
+
 def test_entries_of_one_request_in_the_wrong_order_are_caught(run_of, driver_for) -> None:
     run = run_of("31b")
     driver = driver_for(run.cache.geometry, POOL)

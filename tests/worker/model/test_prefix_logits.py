@@ -16,6 +16,7 @@ from torch import Tensor
 
 from modelserve.sizing.pages import KVCacheDtype
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
+from modelserve_worker.scheduling.tails import Tail
 
 TOLERANCE = 1e-4
 
@@ -51,6 +52,13 @@ def test_a_hit_says_what_the_reference_says(variant: str, checkpoint: Checkpoint
     assert computed[:6] == [0, 199, 229, 199, 189, 136]
     assert computed[6] < 100, "no tail yet where they part"
     assert computed[7:] == [100, 100], "at the tail of the second one's prompt"
+
+
+def test_the_audit_sees_rows_of_other_tokens(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache that thinks all prompts alike."""
+    monkeypatch.setattr(Tail, "reach", lambda tail, tokens, start: start + min(tail.end - start, len(tokens)))
+    with pytest.raises(AssertionError, match=r"read \d+ rows and may read positions"):
+        replay(model_of(checkpoint("31B")), session(chunk=64))
 
 
 @pytest.mark.parametrize("variant", ["31B", "E4B"])

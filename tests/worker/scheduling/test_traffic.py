@@ -282,6 +282,11 @@ def test_prefixes_are_read_where_texts_are_the_same_and_no_byte_is_lost() -> Non
     assert seen["failures"] > 10
 
 
+def test_pages_behind_a_window_that_is_being_resumed_are_given_up_too() -> None:
+    """In a pool that has no other byte for the request that resumes."""
+    Traffic(1023, Counter(), prefix_caching=True).run()
+
+
 @pytest.mark.parametrize(
     "fault",
     [

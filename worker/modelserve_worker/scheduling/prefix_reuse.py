@@ -129,13 +129,13 @@ class PrefixReuse(NoReuse):
             self.hits += start
             request.cached_tokens = start
         running.checkpoints = self._checkpoints(request, start)
+        self.cache.watch(table)  # it may be asked for what it keeps while it resumes
         if hit is None:
             table.reserve(request.num_tokens)
         else:
             self.cache.follow(hit)
             running.tail, running.joined = hit.tail, start
             table.resume(hit, request.num_tokens)
-        self.cache.watch(table)
         return start
 
     def cut(self, stays: Sequence[RunningRequest], starts: Int32Array, shares: Int32Array) -> None:
