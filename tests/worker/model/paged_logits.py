@@ -200,14 +200,17 @@ def scarce(model: Gemma4ForCausalLM) -> Traffic:
 
 
 def scarce_logits(directories: list[Path], parallel: TensorParallel) -> list[Tensor]:
-    """Logits of the scarce traffic on one rank, for every checkpoint in turn."""
+    """Logits of the scarce traffic on one rank, for every checkpoint in turn, and then those of a session whose
+    requests share rows, for the last of them."""
     logits: list[Tensor] = []
     for directory in directories:
         model = load_checkpoint(directory, parallel=parallel)
         done = replay(model, scarce(model))
         assert done.preemptions > 0
         logits += done.logits
-    return logits
+    done = replay(model, session(chunk=64))
+    assert done.hits > 1000
+    return logits + done.logits
 
 
 def session(*, gap: int = 60, **limits: int) -> Traffic:
@@ -228,10 +231,3 @@ def session(*, gap: int = 60, **limits: int) -> Traffic:
     ]
     requests = tuple(Forced(ids, prompt, arrives=gap * i) for i, (ids, prompt) in enumerate(texts))
     return Traffic(requests, prefix_caching=True, **limits)
-
-
-def warm_logits(directories: list[Path], parallel: TensorParallel) -> list[Tensor]:
-    """Logits of the session on one rank, for every checkpoint in turn."""
-    done = [replay(load_checkpoint(directory, parallel=parallel), session(chunk=64)) for directory in directories]
-    assert all(each.hits > 1000 for each in done)
-    return [rows for each in done for rows in each.logits]

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_checkpoints import VARIANTS, WINDOW, load_checkpoint, random_tokens, reference_logits
-from paged_logits import Forced, Traffic, geometry_of, replay, scarce, scarce_logits, sequences
+from paged_logits import Forced, Traffic, geometry_of, replay, scarce, scarce_logits, sequences, session
 from rank_logits import on_every_rank
 from torch import Tensor
 
@@ -82,7 +82,8 @@ def test_preempted_and_recomputed(variant: str, steps_in_flight: int, checkpoint
 
 
 def test_two_ranks(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    """TP 2, unequal lengths, preemption, two steps in flight; each rank has its own scheduler and the same pages."""
+    """TP 2, unequal lengths, preemption, two steps in flight, shared rows; each rank has its own scheduler and the same
+    pages."""
     directories = [checkpoint(variant) for variant in VARIANTS]
     by_rank = on_every_rank(partial(scarce_logits, directories), size=2, scratch=tmp_path)
     for first, second in zip(*by_rank, strict=True):
@@ -91,6 +92,9 @@ def test_two_ranks(checkpoint: Checkpoint, tmp_path: Path) -> None:
     for directory in directories:
         traffic = scarce(model_of(directory))
         check(directory, traffic, [next(logits) for _ in traffic.requests])
+    alone = replay(model_of(directories[-1]), session(chunk=64)).logits
+    for rows, wanted in zip(logits, alone, strict=True):
+        assert torch.allclose(rows, wanted, atol=TOLERANCE), "rows that another request computed, on two ranks"
 
 
 @settings(max_examples=40, deadline=None)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import pytest
-import torch
 from model_checkpoints import load_checkpoint, reference_logits
-from paged_logits import Traffic, geometry_of, replay, session, warm_logits
-from rank_logits import on_every_rank
+from paged_logits import Traffic, geometry_of, replay, session
 from torch import Tensor
 
 from modelserve.sizing.pages import KVCacheDtype
@@ -41,7 +39,7 @@ def largest_difference(directory: Path, traffic: Traffic, logits: list[Tensor], 
     return worst
 
 
-@pytest.mark.parametrize("variant", ["E2B", "26B-A4B", "31B"])
+@pytest.mark.parametrize("variant", ["E2B", "31B"])
 def test_a_hit_says_what_the_reference_says(variant: str, checkpoint: Checkpoint) -> None:
     directory = checkpoint(variant)
     traffic = session(chunk=64)
@@ -62,15 +60,14 @@ def test_the_audit_sees_rows_of_other_tokens(checkpoint: Checkpoint, monkeypatch
 
 
 @pytest.mark.parametrize("variant", ["31B", "E4B"])
-@pytest.mark.parametrize("steps_in_flight", [1, 2])
 def test_a_crowd_in_a_small_pool_shares_moves_and_loses_its_rows_and_says_the_same(
-    variant: str, steps_in_flight: int, checkpoint: Checkpoint
+    variant: str, checkpoint: Checkpoint
 ) -> None:
     """While the first is still prefilled, preempted and evicted; every read is audited."""
     directory = checkpoint(variant)
     geometry = geometry_of(model_of(directory))
     traffic = replace(
-        session(gap=2, chunk=24, max_num_seqs=4, steps_in_flight=steps_in_flight),
+        session(gap=2, chunk=24, max_num_seqs=4, steps_in_flight=2),
         pool_bytes=2 * geometry.held_bytes(250),
     )
     done = replay(model_of(directory), traffic)
@@ -79,9 +76,7 @@ def test_a_crowd_in_a_small_pool_shares_moves_and_loses_its_rows_and_says_the_sa
     assert done.largest_disagreement <= TOLERANCE
 
 
-@pytest.mark.parametrize(
-    ("variant", "dtype"), [("31B", KVCacheDtype.FP8_E4M3), ("31B", KVCacheDtype.INT8), ("E4B", KVCacheDtype.INT8)]
-)
+@pytest.mark.parametrize(("variant", "dtype"), [("31B", KVCacheDtype.FP8_E4M3), ("E4B", KVCacheDtype.INT8)])
 def test_with_8_bits_a_hit_is_within_the_distance_of_another_chunking(
     variant: str, dtype: KVCacheDtype, checkpoint: Checkpoint
 ) -> None:
@@ -91,7 +86,7 @@ def test_with_8_bits_a_hit_is_within_the_distance_of_another_chunking(
     geometry = geometry_of(model, dtype=dtype)
     cold = [
         replay(model, replace(session(chunk=chunk), prefix_caching=False), geometry=geometry, audited=False)
-        for chunk in (64, 17, 100)
+        for chunk in (64, 17)
     ]
     warm = replay(model, session(chunk=64), geometry=geometry)
     assert warm.hits > 1000
@@ -100,11 +95,3 @@ def test_with_8_bits_a_hit_is_within_the_distance_of_another_chunking(
         distance = max(distance, *(float((cold[0].logits[i] - other.logits[i]).abs().max()) for other in cold[1:]))
         difference = max(difference, float((rows - cold[0].logits[i][at]).abs().max()))
     assert difference <= max(2 * distance, TOLERANCE)
-
-
-def test_two_ranks_share_the_same_rows(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    directories = [checkpoint("31B"), checkpoint("E4B")]
-    one = [rows for directory in directories for rows in replay(model_of(directory), session(chunk=64)).logits]
-    for both in on_every_rank(partial(warm_logits, directories), size=2, scratch=tmp_path):
-        for rows, alone in zip(both, one, strict=True):
-            assert torch.allclose(rows, alone, atol=TOLERANCE)

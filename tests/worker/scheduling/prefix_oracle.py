@@ -117,6 +117,7 @@ def sequence(seed: int, patch: pytest.MonkeyPatch, *, requests: int, roomy: bool
     )
     sessions.roomy = roomy
     oracle = Oracle(sessions, patch)
+    oracle.cache._most_unused = most_known = random.choice([3, 4096])
     texts: list[list[int]] = [[]]
     for _ in range(requests):
         base = random.choice(texts[-8:])
@@ -132,4 +133,5 @@ def sequence(seed: int, patch: pytest.MonkeyPatch, *, requests: int, roomy: bool
     while sessions.scheduler.has_requests:
         sessions.step()
     sessions.scheduler.check_integrity()
+    assert len(oracle.cache._unused) <= max(most_known, longest), "what is known by its hash alone is bounded"
     return oracle

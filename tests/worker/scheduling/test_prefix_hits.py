@@ -148,6 +148,24 @@ def test_a_preempted_request_comes_back_from_its_own_pages() -> None:
     assert (younger.cached_tokens, sessions.reuse.hits) == (0, 0), "what it finds of its own is no hit of a prompt"
 
 
+def test_an_id_that_is_used_again_finds_what_its_own_tokens_have() -> None:
+    """It was looked up while it waited for memory, and nothing has changed in the cache since."""
+    sessions = Sessions(pool_bytes=PUBLISHED.held_bytes(10_100))
+    sessions.ask(PREFIX[:3_000])
+    short = sessions.add(text(2, 30), text(3, 20))  # too short for a tail
+    sessions.step()
+    waiting = sessions.add(PREFIX[:3_000] + text(4, 7_090))
+    sessions.step()
+    assert sessions.scheduler.stats().num_waiting == 1
+    sessions.scheduler.abort(waiting.request_id)
+    del sessions.requests[waiting.request_id]
+    again = sessions.add(text(5, 10_090))
+    assert again.request_id == waiting.request_id
+    while sessions.scheduler.has_requests:
+        sessions.step()
+    assert (short.cached_tokens, again.cached_tokens) == (0, 0)
+
+
 def test_without_a_free_slot_a_tail_serves_the_window_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is stored through a slot that somebody holds."""
     honest = PrefixReuse.write

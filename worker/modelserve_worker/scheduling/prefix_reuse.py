@@ -190,6 +190,7 @@ class PrefixReuse(NoReuse):
 
     def gone(self, request_id: str) -> None:
         self._chains.pop(request_id, None)
+        self._found = None  # another one may have its id
 
     def clear(self) -> None:
         self._due.clear()
