@@ -50,6 +50,7 @@ _CHAT_MESSAGE = _object(
     role=_one_of("assistant"), content=_or_null(_TEXT),
 )  # fmt: skip
 _LOGPROBS = _or_null({"type": "object"})
+_PROMPT_LOGPROBS = {"prompt_logprobs": _or_null(_list(_or_null({"type": "object"})))}  # where they were asked for
 _MESSAGE_BLOCK = {
     "oneOf": [
         _object(type=_one_of("text"), text=_TEXT),
@@ -87,11 +88,14 @@ SCHEMAS: dict[str, Any] = {
     "Completion": _object(
         id=_TEXT, object=_one_of("text_completion"), created=_COUNT, model=_TEXT, usage=_USAGE,
         choices=_list(
-            _object(index=_COUNT, text=_TEXT, logprobs=_LOGPROBS, finish_reason=_FINISH, stop_reason=_STOP_REASON)
+            _object(
+                _PROMPT_LOGPROBS, index=_COUNT, text=_TEXT, logprobs=_LOGPROBS, finish_reason=_FINISH,
+                stop_reason=_STOP_REASON,
+            )
         ),
     ),
     "ChatCompletion": _object(
-        id=_TEXT, object=_one_of("chat.completion"), created=_COUNT, model=_TEXT, usage=_USAGE,
+        _PROMPT_LOGPROBS, id=_TEXT, object=_one_of("chat.completion"), created=_COUNT, model=_TEXT, usage=_USAGE,
         choices=_list(
             _object(
                 index=_COUNT, message=_CHAT_MESSAGE, logprobs=_LOGPROBS, finish_reason=_FINISH,
