@@ -21,9 +21,10 @@ take those bytes forever.
 Pages. Admission reserves what all known tokens hold, and leaves free what the running requests will take next
 (admission.py). A prefill therefore never asks for pages, and a decode grows page by page. When the pool is out, the
 youngest other request is preempted: its pages return after its last step in flight, its token in flight is discarded,
-and it goes to the front of the queue to be recomputed from prompt and output. A request never preempts an older one;
-if it is the youngest itself, it keeps its pages and waits. The oldest running request can thus always take what it
-needs, and alone it fits (validate), so some request always progresses.
+and it goes to the front of the queue to be recomputed from prompt and output, behind what is left of its rows: where
+a stay begins, and what it leaves to others, is prefix_reuse.py's. A request never preempts an older one; if it is the
+youngest itself, it keeps its pages and waits. The oldest running request can thus always take what it needs, and alone
+it fits (validate), so some request always progresses.
 
 Overlap. Step n + 1 may be scheduled before the result of step n is known. A token that step n samples is then
 IN_FLIGHT. The end of a request by length is known ahead, and no step is scheduled past it; a stop or an abort is found
