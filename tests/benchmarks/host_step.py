@@ -98,7 +98,7 @@ class Decodes(Host):
         """Schedule and pack a step, then take the answer of the one before it."""
         answered, clock = self.launched, time.thread_time
         assert answered is not None
-        sampled = SampledTokens(answered.step, np.full(int(answered.samples.sum()), 7, dtype=np.int32), {})
+        sampled = SampledTokens(answered.step, np.full(int(answered.drawn.sum()), 7, dtype=np.int32), {})
         started = clock()
         self.launched = self.scheduler.schedule()
         scheduled = clock()

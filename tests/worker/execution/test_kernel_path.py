@@ -57,15 +57,16 @@ def test_steps_through_the_kernels_say_what_the_reference_says(variant: str, max
 
 
 @torch.inference_mode()
-def as_captured(runner: GPUModelRunner, batch: ScheduledBatch) -> Tensor:
+def as_captured(runner: GPUModelRunner, batch: ScheduledBatch, *, every_row: bool) -> Tensor:
     """Hidden states of last rows by the launches that a graph has: over the arrays of a larger step, with padding."""
     packer, chunks = runner._packer, bool((batch.lengths > 1).any())
     size = StepSize(16 if chunks else 2, 2)
     views = packer.mixed_views(size.rows, size.last) if chunks else packer.decode_views(size.rows)
     if batch.step > 1:  # what the steps before left behind the step's own
-        for rows in ("decode", "last"):
-            packer._any.host(f"{rows}_slots")[:] = 1
-            packer._any.host(f"{rows}_positions")[:] = 3
+        for name in ("decode_slots", "kept_slots", "kept_segment_slots"):
+            packer._any.host(name)[:] = 1
+        for name in ("decode_starts", "kept_positions", "kept_segment_starts"):
+            packer._any.host(name)[:] = 3
     runner._pack(batch, padded_to=size)
     return runner._hidden(views)[: batch.num_requests]
 
@@ -78,7 +79,7 @@ def test_steps_in_arrays_of_larger_ones_say_what_the_reference_says(
 
     Of E4B as one that is captured for fewer last rows than there may be.
     """
-    monkeypatch.setattr(GPUModelRunner, "last_hidden", as_captured)
+    monkeypatch.setattr(GPUModelRunner, "forward_hidden", as_captured)
     monkeypatch.setattr(kernel_buffers, "LEAST_EXPANSION_KEYS", 64)  # few programs for the interpreter
     monkeypatch.setattr(attention_triton, "most_splits", lambda _: 2)
     make_checkpoint(variant, tmp_path, seed=2, head_dim=64, global_head_dim=128)

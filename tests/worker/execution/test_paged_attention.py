@@ -16,8 +16,8 @@ from modelserve.sizing.pages import KVCacheDtype
 from modelserve_worker.execution import paged_attention
 from modelserve_worker.execution.block_tables import BlockTables
 from modelserve_worker.execution.kv_cache import KVCache
+from modelserve_worker.execution.page_groups import page_groups
 from modelserve_worker.execution.paged_attention import PagedAttention
-from modelserve_worker.execution.plain_step import plain_step
 from modelserve_worker.kernels.row_codec import decode_rows, encode_rows, v_only_columns
 from modelserve_worker.layers.rotary import RotaryEmbedding, rotate
 
@@ -94,7 +94,7 @@ def run_steps(projections, cache, driver, steps: list[list[tuple[str, int]]], *,
         names = {share.slot: share.request_id for share in shares}
         attention = PagedAttention(
             batch,
-            partial(plain_step, cache=cache, tables=tables, names=names),
+            partial(page_groups, cache=cache, tables=tables, names=names),
             cache=cache,
             architecture=architecture,
             derive_keys=projections.derive_stored,
@@ -263,6 +263,6 @@ def test_a_table_that_names_a_page_outside_the_arena_is_refused(small_architectu
             with pytest.raises(
                 InvalidInput, match=f"{kind.value} page .* outside the arena's 0..{cache.num_pages[kind] - 1}"
             ):
-                plain_step(batch, cache, tables, {share.slot: "a"})
+                page_groups(batch, cache, tables, {share.slot: "a"})
         table[share.slot, 1] = right
-    assert plain_step(batch, cache, tables, {share.slot: "a"}).positions.tolist() == list(range(70))
+    assert page_groups(batch, cache, tables, {share.slot: "a"}).positions.tolist() == list(range(70))

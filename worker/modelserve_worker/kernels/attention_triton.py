@@ -28,7 +28,7 @@ from modelserve_worker.kernels import sliding_decode_sm90 as hopper_decode
 from modelserve_worker.kernels.attention_tiles import FORMAT_NAMES, Tile, tile_for
 from modelserve_worker.kernels.dependent_launch import dependent_launch
 from modelserve_worker.kernels.paged_layout import LayerRows
-from modelserve_worker.kernels.step_inputs import ChunkInputs, StepInputs
+from modelserve_worker.kernels.step import Segments, Step
 
 __all__ = [
     "Rotation", "Tile", "chunk_attention", "commit", "decode_attention", "prepare", "scratch_per_key", "tile_for",
@@ -112,7 +112,7 @@ def most_splits(rows: LayerRows) -> int:
 def decode_attention(
     q: Tensor,
     output: Tensor,
-    step: StepInputs,
+    step: Step,
     *,
     rows: LayerRows,
     table: Tensor,
@@ -123,7 +123,7 @@ def decode_attention(
     rotation: Rotation | None = None,
     beside: bool = False,
 ) -> None:
-    """Rows [0, B) of q [T, Hq, D] over pages -> the same rows of `output`. `workspace` is float32.
+    """Rows of the few-row segments of q [T, Hq, D] over pages -> the same rows of `output`. `workspace` is float32.
 
     `beside`: the kernel launched before is one of chunks that `chunk_attention` said others may run beside.
     """
@@ -160,7 +160,7 @@ def decode_attention(
         maxima,
         sums,
         decode.slots,
-        decode.positions,
+        decode.starts,
         table,
         table.stride(0),
         elements,
@@ -190,7 +190,7 @@ def decode_attention(
     splits = triton.next_power_of_2(most)
     columns = min(width, 64 if count * heads * width <= FEW_RESULTS else 128)
     decode_kernels.combine[(count, heads, width // columns)](
-        partial, maxima, sums, decode.positions, output,
+        partial, maxima, sums, decode.starts, output,
         PAIRS=rotation.pairs if rows.v_only and rotation is not None else 0, WINDOW=rows.window,
         SPLITS=splits, COLUMNS=columns, **shape, **split,
         num_warps=min(4, max(1, splits * columns // PER_WARP)), **dependent_launch(),
@@ -203,10 +203,10 @@ def scratch_per_key(rows: LayerRows, *, pairs: int) -> int:
 
 
 def _decoded_window(
-    scratch: Tensor | None, chunks: ChunkInputs, *, rows: LayerRows, tokens: int
+    scratch: Tensor | None, chunks: Segments, *, rows: LayerRows, tokens: int
 ) -> tuple[Tensor, Tensor] | None:
     """K and V [keys, heads, D] of a step's rows and of the window before each chunk, if `scratch` has room."""
-    shape = tokens + chunks.most_chunks * (rows.window - 1), rows.heads, rows.width
+    shape = tokens + chunks.most * (rows.window - 1), rows.heads, rows.width
     plane = math.prod(shape)
     if scratch is None or scratch.numel() < 2 * plane:
         return None
@@ -216,7 +216,7 @@ def _decoded_window(
 def chunk_attention(
     q: Tensor,
     output: Tensor,
-    step: StepInputs,
+    step: Step,
     *,
     rows: LayerRows,
     table: Tensor,
@@ -232,7 +232,7 @@ def chunk_attention(
     may run beside the last of the kernels, which then lets it start only when all before the chunks is complete.
 
     `fresh`: the step buffers of a sliding layer. `scratch`, of a global layer that needs one: flat, of q's dtype, with
-    `scratch_per_key` elements for each of the keys that `ChunkInputs.key_rows` counts (whole pages). A sliding layer of
+    `scratch_per_key` elements for each of the keys that `Segments.key_rows` counts (whole pages). A sliding layer of
     8-bit rows decodes them there, on Hopper, if they fit.
     `pairs`: rotated pairs of V-only rows; `inverse_frequencies` float32 [>= pairs] are theirs.
     """
@@ -280,7 +280,7 @@ def chunk_attention(
             decoded = stored = scratch[keys * rows.heads * 2 * pairs if rows.v_only else 0 :]
             plane, planes = rows.heads * rows.page_tokens * width, 1 if rows.v_only else 2
             layout = (0, planes * plane, 0, (planes - 1) * plane, 0, 0, 0, 0)
-    for group in chunks.groups:
+    for group in step.passes:
         if per_key:
             expand_kernels.expand_keys[(group.most_pages, rows.heads)](
                 scratch, decoded, group.key_rows, *described[1:], group.pages, *pages, key_weight, inverse_frequencies,
@@ -303,7 +303,7 @@ def chunk_attention(
 def prepare(
     projected: Tensor,
     q: Tensor,
-    step: StepInputs,
+    step: Step,
     *,
     rows: LayerRows,
     table: Tensor,
@@ -341,7 +341,7 @@ def prepare(
 
 def commit(
     fresh: tuple[Tensor, Tensor, Tensor, Tensor],
-    step: StepInputs,
+    step: Step,
     *,
     rows: LayerRows,
     table: Tensor,

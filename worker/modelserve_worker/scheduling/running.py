@@ -29,8 +29,6 @@ class RunningRequest:
         request, sampling = self.request, self.request.sampling
         if request.constraint is not None:
             sampling = replace(sampling, min_tokens=0)  # its masks see to that, and never leave it without a token
-        if request.output_token_ids:
-            sampling = replace(sampling, prompt_logprobs=None)  # they went out with the first token
         return AdmittedRequest(
             self.slot, request.request_id, sampling, request.prompt_token_ids, tuple(request.output_token_ids)
         )
@@ -64,6 +62,7 @@ class SlotCounters:
         self.held_bytes = np.zeros(slots, dtype=np.int64)  # pool bytes of its pages
         self.last_step = np.zeros(slots, dtype=np.int64)  # newest step it is in; -1: none yet
         self.constrained: NDArray[np.bool_] = np.zeros(slots, dtype=np.bool_)  # its tokens are masked
+        self.scored: NDArray[np.bool_] = np.zeros(slots, dtype=np.bool_)  # its prompt's log probabilities are asked for
 
     def enter(self, running: RunningRequest, most_cached_tokens: int) -> None:
         """Start a stay, whose pages are reserved."""
@@ -77,6 +76,8 @@ class SlotCounters:
         self.last_token[slot] = (request.output_token_ids or request.prompt_token_ids)[-1]
         self.last_step[slot] = -1
         self.constrained[slot] = request.constraint is not None
+        # With the first token they went out.
+        self.scored[slot] = request.sampling.prompt_logprobs is not None and not request.output_token_ids
         self.note_pages(running)
 
     def note_pages(self, running: RunningRequest) -> None:

@@ -159,7 +159,7 @@ class Scheduler:
 
     def constraints(self, batch: ScheduledBatch) -> list[TokenConstraint | None]:
         """Of the constrained rows of a step in flight, in order; None for a request that has ended since."""
-        stays = self._running.stays(batch.slots[batch.samples][batch.constrained])
+        stays = self._running.stays(batch.slots[batch.drawn > 0][batch.constrained])
         return [None if running.ended else running.request.constraint for running in stays]
 
     def fail(self, step: int, error: str) -> list[RequestOutput]:
@@ -289,6 +289,9 @@ class Scheduler:
         starts = counters.computed[slots]
         ends = starts + lengths
         samples = ends == counters.known[slots]
+        scored, targets = self._scored(slots[len(decodes) :], ends[len(decodes) :], lengths[len(decodes) :])
+        given = np.concatenate((np.zeros(len(decodes), dtype=np.int32), scored)) if scored.any() else scored[:0]
+        sampled = samples.astype(np.int32)
         first = counters.last_step[slots] < 0
         if self._tables_unknown:
             self._tables_unknown = False
@@ -300,7 +303,9 @@ class Scheduler:
             slots=slots,
             starts=starts,
             lengths=lengths,
-            samples=samples,
+            sampled=sampled + given if len(given) else sampled,
+            given=given,
+            targets=targets,
             output_counts=counters.known[slots] - counters.prompt[slots],
             token_ids=token_ids,
             admitted=tuple(running.admitted() for running in self._running.stays(slots[first])),
@@ -313,6 +318,24 @@ class Scheduler:
         counters.advance(slots, ends, samples, self._step)
         self._in_flight.append(StepInFlight(self._step, bool(batch.page_moves), slots, slots[samples]))
         return batch
+
+    def _scored(self, prefills: Int32Array, ends: Int32Array, lengths: Int32Array) -> tuple[Int32Array, Int32Array]:
+        """How many rows of each chunk, the first ones, have their next token scored, and those tokens."""
+        given = np.where(
+            self._counters.scored[prefills],
+            np.minimum(lengths, self._counters.prompt[prefills] - 1 - (ends - lengths)),
+            0,
+        )
+        which = np.flatnonzero(given)
+        if not len(which):
+            return given, given[:0]
+        chunks = zip(
+            self._running.stays(prefills[which]),
+            (ends - lengths + 1)[which].tolist(),
+            given[which].tolist(),
+            strict=True,
+        )
+        return given, np.concatenate([running.token_ids(first, first + count) for running, first, count in chunks])
 
     def _next_in_flight(self, step: int) -> StepInFlight:
         record = self._in_flight.popleft()
