@@ -60,7 +60,7 @@ class Host:
             geometry, max_num_batched_tokens=packed_tokens, vocab_size=VOCABULARY, device=cpu,
             blocks=QueryBlocks(8, 64, longest), **entries,
         )  # fmt: skip
-        self.sampling = SamplingSlots(max_num_seqs=requests, vocab_size=VOCABULARY, eos_token_ids=EOS, device=cpu)
+        self.sampling = SamplingSlots(max_num_seqs=requests, vocab_size=VOCABULARY, device=cpu)
         self.pages = {kind: pool // geometry.page(kind).page_bytes for kind in LayerKind}
 
     def pack(self, batch: ScheduledBatch) -> None:

@@ -18,7 +18,11 @@ Rules of one step, in order:
    sliding layer writes the rows that outlive the step, [max(start, end - W + 1), end). A written row may overwrite an
    expired one of the same request. A step of at most `commit_first_tokens` tokens of a request overwrites no row that
    it reads, so there the order does not matter.
-4. The last `sampled` rows of a segment have logits. A token is drawn of each, but of the first `given` of them, whose
+4. A segment may end with drafts, tokens that are proposed and not known. A token is drawn of its last known row and of
+   each draft's, as it would be if all drafts before were right; random numbers are keyed by position, so the first
+   draft that is not the token drawn before it ends what counts. What its row and later ones wrote to the cache lies
+   behind the request's end and is written again before it is read.
+5. The last `sampled` rows of a segment have logits. A token is drawn of each, but of the first `given` of them, whose
    next token is known: that one is scored (a prompt's log probabilities). Where a step has `constrained` requests,
    sampling waits for their token masks (`PendingStep.constrain`): which tokens may follow depends on the token that
    the step before sampled, which the host has not seen when this one is launched.
@@ -38,6 +42,7 @@ from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.request import PromptLogprobs, SamplingParams, TokenLogprobs
 
 IN_FLIGHT = -1  # in ScheduledBatch.token_ids: the token this slot sampled last, which is on the device
+FIRST_DRAFT = -2  # and the first that its drafter proposes to follow it; -3 is the second
 NOT_A_NUMBER = -1  # in SampledTokens.token_ids: the logits of this request held a NaN, nothing was sampled
 
 Int32Array = NDArray[np.int32]
@@ -90,6 +95,7 @@ class AdmittedRequest:
     sampling: SamplingParams
     prompt_token_ids: Sequence[int]
     output_token_ids: Sequence[int]  # sampled in earlier stays; the penalty state is rebuilt from both
+    banned_token_ids: tuple[int, ...] = ()  # not to be drawn before `sampling.min_tokens` tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +108,7 @@ class ScheduledBatch:
     lengths: Int32Array  # [R] rows, at least 1; segment i computes positions [starts[i], starts[i] + lengths[i])
     sampled: Int32Array  # [R] how many of the last rows have logits
     output_counts: Int32Array  # [R] tokens sampled before this step's, over all stays, those in flight included
-    token_ids: Int32Array  # [T] segments back to back; IN_FLIGHT only as the single token of a segment
+    token_ids: Int32Array  # [T] segments back to back; below 0, on the device: IN_FLIGHT, FIRST_DRAFT and on
     admitted: tuple[AdmittedRequest, ...]
     page_moves: tuple[PageMove, ...]
     global_updates: TableUpdates
@@ -152,11 +158,13 @@ def row_places(counts: Int32Array) -> tuple[Int32Array, Int32Array]:
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """Results of one step, one entry per request that draws, in batch order."""
+    """Results of one step, for the S requests that draw, in batch order."""
 
     step: int
-    token_ids: Int32Array  # [S]; NOT_A_NUMBER ends that request and no other
+    token_ids: Int32Array  # [N] request by request; NOT_A_NUMBER ends that request and no other
     logprobs: dict[int, TokenLogprobs]  # by index into token_ids, for those that asked
+    counts: Int32Array = field(default_factory=_nothing)  # [S] tokens of each: accepted drafts and one more; empty: one
+    drafts: Int32Array = field(default_factory=_nothing)  # [S, k] what is proposed to follow; empty: nothing
     prompt_logprobs: dict[int, tuple[int, PromptLogprobs]] = field(default_factory=dict)
     """By slot, for those that asked: the position of the first prompt token that the step scored, and its scores."""
 
@@ -171,7 +179,8 @@ class PendingStep(Protocol):
     def constrain(self, masks: Int32Array) -> PendingStep:
         """Launch the sampling of a step with C `constrained` rows, once; the step to take the result of.
 
-        masks int32 [C, ceil(vocab / 32)], bit i of word w set where token 32 w + i may be sampled.
+        masks int32 [C, ceil(vocab / 32)], a row for each token that they draw; bit i of word w is set where token
+        32 w + i may be sampled.
         """
         ...
 
@@ -183,6 +192,9 @@ class ModelRunner(Protocol):
 
     launches_ahead: bool
     """True when `execute` returns before the step is done (a GPU), so that the next step is worth launching early."""
+
+    draft_tokens: int
+    """How many drafts a segment may end with, k: what the drafter proposes at a time; 0 without one."""
 
     def execute(self, batch: ScheduledBatch) -> PendingStep:
         """Launch one step; at most two are in flight. After a step that failed the block tables are unknown: the next

@@ -35,7 +35,7 @@ def _matcher(compiler: GrammarCompiler, **fields) -> GrammarMatcher:
 
 
 def _allowed(compiler: GrammarCompiler, matcher: GrammarMatcher) -> set[int]:
-    (row,) = compiler.masks([matcher])
+    (row,) = compiler.masks([(matcher, ())])
     return set(np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist())
 
 
@@ -78,7 +78,7 @@ def test_a_token_that_does_not_match_is_an_error(compiler) -> None:
 def test_rows_of_requests_that_have_ended_are_free_and_grammars_are_kept(compiler) -> None:
     first, second = _matcher(compiler), _matcher(compiler)
     first.consume(A)
-    masks = compiler.masks([None, first, second])
+    masks = compiler.masks([(None, ()), (first, ()), (second, ())])
     assert masks.shape == (3, 66)
     assert (masks[0] == -1).all()
     assert not np.array_equal(masks[1], masks[2]), "each answer has its own state"

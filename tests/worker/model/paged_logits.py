@@ -168,7 +168,7 @@ class _Replayer:
             offset += length
             if samples:
                 tokens.append(forced.token_ids[end])
-                self.runner.last_tokens[slot] = tokens[-1]
+                self.runner.slot_tokens[slot, 0] = tokens[-1]
         if rows:
             self._keep(kept, self.runner.model.compute_logits(hidden[rows]).cpu())
         return SampledTokens(batch.step, np.array(tokens, dtype=np.int32), {})

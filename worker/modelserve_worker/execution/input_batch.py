@@ -5,7 +5,6 @@ Two layouts at fixed addresses: one for steps of few-row segments alone, which c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -16,9 +15,9 @@ from numpy.typing import NDArray
 from modelserve.errors import InvalidInput
 from modelserve.sizing.kernel_buffers import chunk_slots
 from modelserve.sizing.pages import CacheGeometry
-from modelserve_worker.batch import IN_FLIGHT, ScheduledBatch, row_places
+from modelserve_worker.batch import ScheduledBatch, row_places
 from modelserve_worker.execution.staging import StagingBuffer
-from modelserve_worker.kernels.step import Segments, Step
+from modelserve_worker.kernels.step import Draws, Segments, Step
 
 Ints = NDArray[np.int32]
 Number = TypeVar("Number", bound=np.generic)
@@ -26,6 +25,7 @@ _PADDING = -1
 _SEGMENT = ("slots", "starts", "lengths", "rows")  # columns of Segments
 _ROW = ("token_ids", "positions", "global_slots", "sliding_slots", "commit_slots")
 _SAMPLED = ("sampled_rows", "sampled_slots", "sampled_positions", "output_counts")
+_DRAWS = ("draw_slots", "draw_firsts", "draw_lengths", "draw_rows")
 _KEPT = ("kept", "kept_slots", "kept_positions")
 
 
@@ -71,7 +71,8 @@ class StepPacker:
         self._max_tokens = max(max_num_batched_tokens, self._few)
         self._blocks = blocks
         self._numbers = np.arange(self._max_tokens, dtype=np.int32)
-        decodes = {**_sections("decode_", _SEGMENT, max_num_seqs), **_sections("", _SAMPLED, self._few)}
+        decodes = _sections("decode_", _SEGMENT, max_num_seqs)
+        decodes |= _sections("", _DRAWS, max_num_seqs) | _sections("", _SAMPLED, self._few)
         chunks = _sections("chunk_", (*_SEGMENT, "sliding_blocks"), self._chunk_slots)
         kept = {**_sections("", _KEPT, self._few), **_sections("kept_segment_", _SEGMENT, max_num_seqs)}
         passes = _sections("pass_", ("blocks", "pages", "key_rows"), max_num_seqs * self._chunk_slots)
@@ -110,7 +111,7 @@ class StepPacker:
         self._fill_rows(staging, batch, firsts, decodes, rows, window=self._kept_window(batch, narrows=narrows))
         columns = (batch.slots, batch.starts, batch.lengths, firsts)
         self._fill_segments(staging, "decode_", tuple(column[:decodes] for column in columns))
-        drawn = self._fill_samples(staging, batch, batch.kept if narrows else batch.lengths)
+        segments, drawn = self._fill_samples(staging, batch, batch.kept if narrows else batch.lengths)
         chunks: Segments | None = None
         passes: tuple[Segments, ...] = ()
         if len(longer):
@@ -129,9 +130,13 @@ class StepPacker:
         # Rows rise, so where the last is the N-th they are the first ones.
         first_rows = int(staging.host("sampled_rows")[drawn - 1]) == drawn - 1
         return replace(
-            step, sampled_rows=None if first_rows else views[0], sampled_slots=views[1], sampled_positions=views[2],
+            step,
+            draws=Draws(*(staging.device(name)[:segments] for name in _DRAWS)),
+            sampled_rows=None if first_rows else views[0],
+            sampled_slots=views[1],
+            sampled_positions=views[2],
             output_counts=views[3],
-        )  # fmt: skip
+        )
 
     def decode_views(self, rows: int) -> Step:
         """The step of `rows` rows in segments of few that `pack` fills, all of it padding for now: what a graph is
@@ -217,7 +222,7 @@ class StepPacker:
         if (batch.drawn < 0).any() or (batch.sampled > batch.lengths).any() or (batch.drawn > self.most_rows).any():
             raise InvalidInput(f"{name} draws tokens of rows that it does not have, or of more than {self.most_rows}")
         few = batch.lengths <= self.most_rows
-        lowest: Ints | int = np.where(_of_rows(batch, few), np.int32(IN_FLIGHT), np.int32(0)) if few.any() else 0
+        lowest: Ints | int = np.where(_of_rows(batch, few), np.int32(-self.most_rows), np.int32(0)) if few.any() else 0
         if (batch.token_ids < lowest).any() or batch.token_ids.max() >= self._vocab_size:
             raise InvalidInput(f"{name}: a token id outside 0..{self._vocab_size - 1}")
         if batch.slots.min() < 0 or batch.slots.max() >= self._max_num_seqs or batch.starts.min() < 0:
@@ -284,9 +289,21 @@ class StepPacker:
         starts = batch.starts + batch.lengths - kept
         self._fill_segments(self._any, "kept_segment_", (batch.slots, starts, kept, np.cumsum(kept) - kept))
 
-    def _fill_samples(self, staging: StagingBuffer, batch: ScheduledBatch, lengths: Ints) -> int:
-        """How many tokens are drawn, of rows that lie back to back, `lengths` of each segment."""
+    def _fill_samples(self, staging: StagingBuffer, batch: ScheduledBatch, lengths: Ints) -> tuple[int, int]:
+        """How many segments get tokens, and how many, of rows that lie back to back, `lengths` of each segment."""
         drawn = batch.drawn
+        drawing = np.flatnonzero(drawn)
+        for name, values in zip(
+            _DRAWS,
+            (
+                batch.slots[drawing],
+                (np.cumsum(drawn) - drawn)[drawing],
+                drawn[drawing],
+                (np.cumsum(batch.lengths) - drawn)[drawing],
+            ),
+            strict=True,
+        ):
+            staging.host(name)[: len(drawing)] = values
         segments, offsets = row_places(drawn)
         firsts = offsets - drawn[segments]  # from the segment's end
         for name, values in zip(
@@ -300,7 +317,7 @@ class StepPacker:
             strict=True,
         ):
             staging.host(name)[: len(segments)] = values
-        return len(segments)
+        return len(drawing), len(segments)
 
     def _fill_chunks(self, columns: tuple[Ints, ...]) -> tuple[Segments, tuple[Segments, ...]]:
         _, starts, lengths, _ = columns
@@ -342,7 +359,7 @@ class StepPacker:
         )
 
 
-def _sections(prefix: str, names: tuple[str, ...], words: int) -> Mapping[str, int]:
+def _sections(prefix: str, names: tuple[str, ...], words: int) -> dict[str, int]:
     return {prefix + name: words for name in names}
 
 

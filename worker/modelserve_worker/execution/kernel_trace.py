@@ -54,7 +54,7 @@ from modelserve_worker.kernels.peer_sums import PeerBuffers, PeerSums
 from modelserve_worker.kernels.sampling import CandidateRows
 from modelserve_worker.kernels.sampling_door import sampling_door
 from modelserve_worker.kernels.slot_columns import SlotColumns
-from modelserve_worker.kernels.step import Step
+from modelserve_worker.kernels.step import Draws, Step
 from modelserve_worker.kernels.step_start import step_doors
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
@@ -242,7 +242,7 @@ def _run(model: Gemma4ForCausalLM, attention: Any, step: Step) -> None:
     assert step.token_ids is not None
     attention.begin(step)
     slots = step.global_slots
-    tokens = step_doors(_CUDA).tokens(step.token_ids, slots, torch.empty_like(slots))
+    tokens = step_doors(_CUDA).tokens(step.token_ids, slots, torch.empty_like(slots).view(-1, 1))
     hidden = model(tokens, step.positions, attention, num_rows=step.num_rows, narrowed=step.narrowed)
     model.head(hidden)
 
@@ -254,9 +254,7 @@ def _with_chunks(step: Step, most_chunks: int) -> Step:
 
 def _sample(architecture: ModelArchitecture, args: EngineArgs, parallel: TensorParallel) -> None:
     with unset_fake_temporarily():
-        slots = SamplingSlots(
-            max_num_seqs=args.max_num_seqs, vocab_size=architecture.vocab_size, eos_token_ids=(0,), device=_CPU
-        )
+        slots = SamplingSlots(max_num_seqs=args.max_num_seqs, vocab_size=architecture.vocab_size, device=_CPU)
     count, vocab_size = args.max_num_seqs, architecture.vocab_size
     sampled = torch.empty(count, dtype=torch.int32, device=_CUDA)
     logits = torch.empty(count, vocab_size // parallel.size, dtype=compute_dtype(architecture), device=_CUDA)
@@ -265,7 +263,7 @@ def _sample(architecture: ModelArchitecture, args: EngineArgs, parallel: TensorP
         columns=SlotColumns(_on_cuda(slots.device.words), slots.device.top_k.numel()),
     )  # fmt: skip
     tokens = draw_candidates(sampling_door(_CUDA), parallel, logits, rows, first_token=0)
-    step_doors(_CUDA).keep_tokens(tokens, rows.slots, sampled)
+    step_doors(_CUDA).accept(tokens, sampled, Draws(sampled, sampled, sampled, sampled), sampled.view(-1, 1))
 
 
 def _on_cuda(value: Any) -> Any:

@@ -22,9 +22,10 @@ from modelserve.sizing.cuda_graphs import last_row_sizes
 from modelserve_worker.batch import Int32Array, PendingStep, ScheduledBatch, row_places
 from modelserve_worker.execution.block_tables import BlockTables
 from modelserve_worker.execution.device import runs_on_kernels
+from modelserve_worker.execution.drafter import Drafter
 from modelserve_worker.execution.input_batch import QueryBlocks, StepPacker, StepSize
 from modelserve_worker.execution.kv_cache import KVCache
-from modelserve_worker.execution.launched_step import FailedStep, LaunchedStep, UnsampledStep
+from modelserve_worker.execution.launched_step import Drafted, FailedStep, LaunchedStep, UnsampledStep
 from modelserve_worker.execution.page_groups import page_groups
 from modelserve_worker.execution.paged_attention import PagedAttention
 from modelserve_worker.execution.prompt_scores import PromptScorer, ScoredChunk
@@ -58,6 +59,7 @@ class GPUModelRunner:
         max_num_seqs: int,
         max_model_len: int,
         plain: bool = False,
+        drafter: Drafter | None = None,
     ) -> None:
         device = cache.arena.device
         architecture = model.architecture
@@ -65,6 +67,9 @@ class GPUModelRunner:
         self.cache = cache
         model.share_workspace()
         self.launches_ahead = device.type == "cuda"
+        self._drafter = drafter
+        self.draft_tokens = 0 if drafter is None else drafter.num_tokens
+        most_rows = 1 + self.draft_tokens
         self.tables = BlockTables(cache.geometry, max_num_seqs=max_num_seqs, max_model_len=max_model_len, device=device)
         self._kernels: KernelAttention | None = None
         if runs_on_kernels(architecture, device) and not plain:
@@ -81,19 +86,21 @@ class GPUModelRunner:
             vocab_size=architecture.vocab_size,
             blocks=_NO_BLOCKS if self._kernels is None else self._kernels.blocks,
             device=device,
+            most_rows=most_rows,
         )
         self._sampler = Sampler(
             max_num_seqs=max_num_seqs,
             vocab_size=architecture.vocab_size,
             softcap=architecture.final_logit_softcapping,
-            eos_token_ids=architecture.eos_token_ids,
             parallel=model.parallel,
             device=device,
         )
         self._scorer = PromptScorer(softcap=architecture.final_logit_softcapping, device=device)
-        self._masks = TokenMaskBuffer(max_num_seqs=max_num_seqs, vocab_size=architecture.vocab_size, device=device)
+        self._masks = TokenMaskBuffer(
+            max_num_seqs=max_num_seqs * most_rows, vocab_size=architecture.vocab_size, device=device
+        )
         self._doors = step_doors(device)
-        self.last_tokens = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
+        self.slot_tokens = torch.zeros(max_num_seqs, most_rows, dtype=torch.int32, device=device)
         self._names: dict[int, str] = {}  # request ids by slot
         self._graphs: StepGraphs | None = None
         self._most = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
@@ -169,6 +176,8 @@ class GPUModelRunner:
         result = self._graphs.replay(step, size) if self._graphs and size else self._hidden(step, batch)
         self._sampler.admit(batch.admitted)  # the device has the model to compute while these are written
         self._scorer.admit(batch.admitted)
+        if self._drafter is not None:
+            self._drafter.admit(batch.admitted)
         # A captured step without chunks ends with the head.
         head = _as_it_is if captured and step.chunks is None else self.model.head
         lengths = batch.lengths if step.narrowed is None else batch.kept
@@ -191,7 +200,7 @@ class GPUModelRunner:
     def _hidden(self, step: Step, batch: ScheduledBatch | None = None) -> Tensor:
         """`batch` None: the step is captured."""
         assert step.token_ids is not None
-        tokens = self._doors.tokens(step.token_ids, step.global_slots, self.last_tokens)
+        tokens = self._doors.tokens(step.token_ids, step.global_slots, self.slot_tokens)
         attention = self._attention(step, batch)
         hidden: Tensor = self.model(tokens, step.positions, attention, num_rows=step.num_rows, narrowed=step.narrowed)
         return hidden
@@ -210,15 +219,30 @@ class GPUModelRunner:
         masks: Int32Array | None = None,
     ) -> LaunchedStep:
         """Launch the sampling of a step; `masks` are those of its constrained rows."""
-        sent = None if masks is None else self._masks.send(batch.constrained, masks, rows=len(logits))
+        drawn = batch.drawn
+        sent = None
+        if masks is not None:
+            constrained = np.zeros(np.count_nonzero(drawn), dtype=np.bool_)
+            constrained[batch.constrained] = True
+            rows = np.flatnonzero(np.repeat(constrained, drawn[drawn > 0])).astype(np.int32)
+            sent = self._masks.send(rows, masks, rows=len(logits))
         sampled = self._sample(batch, step, logits, sent)
-        return LaunchedStep(batch.step, sampled, on_gpu=self.launches_ahead, scored=scored)
+        assert step.draws is not None
+        assert step.token_ids is not None
+        counts = self._doors.accept(sampled.tokens, step.token_ids, step.draws, self.slot_tokens)
+        drafted = None
+        if self._drafter is not None:
+            slots, positions = step.draws.slots, step.positions[step.draws.rows + counts - 1] + 1
+            proposed = self._drafter.propose(slots, self.slot_tokens[slots, 0], positions)
+            self.slot_tokens[slots, 1:] = proposed
+            drafted = Drafted(drawn[drawn > 0], counts, proposed)
+        return LaunchedStep(batch.step, sampled, on_gpu=self.launches_ahead, scored=scored, drafted=drafted)
 
     def _sample(self, batch: ScheduledBatch, step: Step, logits: Tensor, masks: TokenMasks | None) -> SamplerOutput:
         slots, positions, counts = step.sampled_slots, step.sampled_positions, step.output_counts
         assert slots is not None and positions is not None and counts is not None  # noqa: PT018 - all or none
         segments, offsets = row_places(batch.drawn)
-        sampled = self._sampler.sample(
+        return self._sampler.sample(
             logits,
             slots=slots,
             positions=positions,
@@ -226,9 +250,19 @@ class GPUModelRunner:
             host_slots=batch.slots[segments],
             host_output_counts=batch.output_counts[segments] + offsets,
             masks=masks,
+            offsets=offsets if offsets.any() else None,
+            proposed=self._fed_next(batch, step) if offsets.any() else None,
         )
-        self._doors.keep_tokens(sampled.tokens, slots, self.last_tokens)
-        return sampled
+
+    def _fed_next(self, batch: ScheduledBatch, step: Step) -> Tensor:
+        """int32 [N]: the draft that the row behind each drawn one was fed with; -1 behind a segment's last."""
+        assert step.token_ids is not None
+        drawn = batch.drawn
+        segments, offsets = row_places(drawn)
+        rows = (np.cumsum(batch.lengths) - drawn)[segments] + offsets + 1
+        last = offsets + 1 == drawn[segments]
+        where, behind = (self._sampler.upload(each) for each in (np.where(last, 0, rows), last))
+        return step.token_ids[where].masked_fill_(behind, -1)
 
     def _attention(self, step: Step, batch: ScheduledBatch | None) -> AttentionBackend:
         if self._kernels is not None:

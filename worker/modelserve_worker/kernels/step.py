@@ -8,6 +8,7 @@ kernels, their plain twins and the sampler, take these types and know no schedul
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -40,6 +41,15 @@ class Segments:
         return self.starts
 
 
+class Draws(NamedTuple):
+    """The S segments of a step that get tokens, each column int32 [S]."""
+
+    slots: Tensor
+    firsts: Tensor  # its first token among the N of the step
+    lengths: Tensor  # tokens at most
+    rows: Tensor  # the step's row that gets the first
+
+
 @dataclass(frozen=True)
 class Step:
     """One step of T rows, segment by segment and then padding: few-row segments (decodes, drafts) first, then chunks.
@@ -56,9 +66,10 @@ class Step:
     decode: Segments | None  # of few rows, attended to by the decode kernels
     chunks: Segments | None
     passes: tuple[Segments, ...] = ()  # of chunks in global layers
-    token_ids: Tensor | None = None  # int32 [T]; -1 - j: token j that the slot has on the device. None once narrowed
+    token_ids: Tensor | None = None  # int32 [T]; -1 - j: what the slot has on the device. None once narrowed
     narrowed: Step | None = None
     kept: Tensor | None = None  # int32 [T], of a narrowed step: its rows in the step, 0 for padding
+    draws: Draws | None = None
     # N rows that get a token; None: none does. `sampled_rows` None: they are the first of those with hidden states.
     sampled_rows: Tensor | None = None  # int32 [N]
     sampled_slots: Tensor | None = None  # int32 [N]

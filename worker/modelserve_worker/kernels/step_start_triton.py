@@ -11,6 +11,7 @@ from torch import Tensor
 
 from modelserve_worker.kernels.dependent_launch import dependent_launch, launch_dependents, wait_for_prerequisites
 from modelserve_worker.kernels.specimen import KernelSpecimen
+from modelserve_worker.kernels.step import Draws
 
 Rotation = tuple[Tensor, Tensor]  # cos and sin
 
@@ -19,26 +20,50 @@ _BLOCK = 128  # rows of one program
 
 # Slots are parts of a step's buffer, and the rows are the batch's.
 @triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["ids", "slots"])
-def step_tokens(ids, slots, last_tokens, tokens, rows, BLOCK: tl.constexpr):
+def step_tokens(ids, slots, slot_tokens, rows, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
     launch_dependents()
     wait_for_prerequisites()
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = row < rows
     given = tl.load(ids + row, mask=inside, other=0)
     slot = tl.maximum(tl.load(slots + row, mask=inside, other=0), 0)
-    last = tl.load(last_tokens + slot, mask=inside & (given < 0), other=0)
-    tl.store(tokens + row, tl.where(given < 0, last, given), mask=inside)
+    known = tl.load(slot_tokens + slot * COLUMNS - 1 - given, mask=inside & (given < 0), other=0)
+    tl.store(ids + row, known, mask=inside & (given < 0))
 
 
-@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["slots"])
-def keep_tokens(sampled, slots, last_tokens, rows, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["segments"], do_not_specialize_on_alignment=["slots", "firsts", "lengths", "rows"])
+def accept_tokens(
+    sampled,
+    fed,
+    slots,
+    firsts,
+    lengths,
+    rows,
+    slot_tokens,
+    counts,
+    segments,
+    COLUMNS: tl.constexpr,  # of slot_tokens: most tokens of a segment
+    BLOCK: tl.constexpr,
+):
     launch_dependents()
     wait_for_prerequisites()
-    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = row < rows
-    slot = tl.load(slots + row, mask=inside, other=0)
-    token = tl.maximum(tl.load(sampled + row, mask=inside, other=0), 0)
-    tl.store(last_tokens + slot, token.to(tl.int32), mask=inside)
+    segment = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    right = segment < segments
+    inside = right
+    slot = tl.load(slots + segment, mask=inside, other=0)
+    first = tl.load(firsts + segment, mask=inside, other=0)
+    length = tl.load(lengths + segment, mask=inside, other=0)
+    row = tl.load(rows + segment, mask=inside, other=0)
+    count = tl.full([BLOCK], 1, tl.int32)
+    last = tl.load(sampled + first, mask=inside, other=0)
+    for offset in tl.static_range(1, COLUMNS):
+        right = right & (length > offset)
+        given = tl.load(fed + row + offset, mask=right, other=0)
+        right = right & (last == given)
+        last = tl.where(right, tl.load(sampled + first + offset, mask=right, other=0), last)
+        count += right.to(tl.int32)
+    tl.store(slot_tokens + slot * COLUMNS, tl.maximum(last, 0).to(tl.int32), mask=inside)
+    tl.store(counts + segment, count, mask=inside)
 
 
 @triton.jit
@@ -75,12 +100,13 @@ def rotations(
 class TritonStep:
     """The doors on a CUDA device."""
 
-    def tokens(self, ids: Tensor, slots: Tensor, last_tokens: Tensor) -> Tensor:
-        rows, tokens = ids.shape[0], torch.empty_like(ids)
+    def tokens(self, ids: Tensor, slots: Tensor, slot_tokens: Tensor) -> Tensor:
+        rows = ids.shape[0]
         step_tokens[(triton.cdiv(rows, _BLOCK),)](
-            ids, slots, last_tokens, tokens, rows, BLOCK=_BLOCK, num_warps=1, **dependent_launch()
-        )
-        return tokens
+            ids, slots, slot_tokens, rows, COLUMNS=slot_tokens.shape[1], BLOCK=_BLOCK, num_warps=1,
+            **dependent_launch(),
+        )  # fmt: skip
+        return ids
 
     def rotations(self, positions: Tensor, first: Tensor, second: Tensor) -> tuple[Rotation, Rotation]:
         rows, pairs = positions.shape[0], (first.shape[0], second.shape[0])
@@ -94,18 +120,25 @@ class TritonStep:
         )  # fmt: skip
         return (cos_1, sin_1), (cos_2, sin_2)
 
-    def keep_tokens(self, sampled: Tensor, slots: Tensor, last_tokens: Tensor) -> None:
-        rows = sampled.shape[0]
-        keep_tokens[(triton.cdiv(rows, _BLOCK),)](
-            sampled, slots, last_tokens, rows, BLOCK=_BLOCK, num_warps=1, **dependent_launch()
-        )
+    def accept(self, sampled: Tensor, fed: Tensor, draws: Draws, slot_tokens: Tensor) -> Tensor:
+        segments, counts = draws.slots.shape[0], torch.empty_like(draws.slots)
+        accept_tokens[(triton.cdiv(segments, _BLOCK),)](
+            sampled, fed, *draws, slot_tokens, counts, segments, COLUMNS=slot_tokens.shape[1], BLOCK=_BLOCK,
+            num_warps=1, **dependent_launch(),
+        )  # fmt: skip
+        return counts
 
 
-_INTS = dict.fromkeys(("ids", "slots", "last_tokens", "tokens"), "*i32")
+_INTS = dict.fromkeys(("ids", "slots", "slot_tokens"), "*i32")
+_DRAWN = dict.fromkeys(("fed", "slots", "firsts", "lengths", "rows", "slot_tokens", "counts"), "*i32")
 SPECIMENS = (
-    KernelSpecimen(step_tokens, {**_INTS, "rows": "i32"}, {"BLOCK": _BLOCK}, num_warps=1),
-    KernelSpecimen(
-        keep_tokens, {"sampled": "*i64", "slots": "*i32", "last_tokens": "*i32", "rows": "i32"}, {"BLOCK": _BLOCK}, 1
+    *(
+        KernelSpecimen(kernel, arguments, {"COLUMNS": columns, "BLOCK": _BLOCK}, num_warps=1)
+        for columns in (1, 5)
+        for kernel, arguments in (
+            (step_tokens, {**_INTS, "rows": "i32"}),
+            (accept_tokens, {"sampled": "*i64", **_DRAWN, "segments": "i32"}),
+        )
     ),
     KernelSpecimen(
         rotations,
