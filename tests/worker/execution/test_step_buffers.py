@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -214,6 +215,7 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[StepSize]:
         return graph, graph.output
 
     monkeypatch.setattr(StepGraphs, "_capture", capture)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
     return sizes
 
 

@@ -12,7 +12,7 @@ from paged_case import PagedCase
 from torch import Tensor
 
 from modelserve_worker.kernels.attention_triton import Rotation
-from modelserve_worker.kernels.global_decode_sm90 import SHARED_BYTES, SOURCE, THREADS
+from modelserve_worker.kernels.global_decode_sm90 import SOURCE, THREADS
 from modelserve_worker.kernels.paged_layout import rising_pages
 from modelserve_worker.kernels.row_codec import v_only_columns
 from modelserve_worker.kernels.step import Segments
@@ -75,7 +75,7 @@ def attended(
             for each in (q, partial, maxima, totals, decode.slots, decode.positions, case.table)
         ),
         wide(case.table.stride(0)), *(ctypes.c_void_p(each.data_ptr()) for each in (key_weight, *tables)),
-        *map(number, (rows.heads, group, most_splits, split_pages, beside, count, SHARED_BYTES, THREADS)),
+        *map(number, (rows.heads, group, most_splits, split_pages, beside, count, SOURCE.shared_bytes, THREADS)),
     )  # fmt: skip
     assert left == 0, f"{left} of {THREADS} threads wait for what never comes"
     output = torch.full_like(q, torch.nan)

@@ -21,9 +21,10 @@ def built(source: CudaSource, entry: str, folder: Path) -> ctypes.CDLL:
     declared = "extern __shared__ __align__(1024) unsigned char memory[];"
     assert declared in text
     written, library = folder / "kernel.cpp", folder / f"{'-'.join((source.entry, *source.defines))}.so"
-    text = text.replace('#include "sm90.cuh"', '#include "emulated_sm90.h"')
+    pipeline = (FOLDER / "pipeline.cuh").read_text().replace('#include "sm90.cuh"', '#include "emulated_sm90.h"')
+    text = text.replace('#include "pipeline.cuh"', pipeline.replace("#pragma once", ""))
     written.write_text(text.replace(declared, "unsigned char* memory = shared_memory();") + entry)
-    defines = [f"-D{define}" for define in source.defines]
+    defines = [f"-D{define}" for define in (*source.defines, f"SHARED_BYTES={source.shared_bytes}")]
     named = [compiler() or "c++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", f"-I{Path(__file__).parent}"]
     subprocess.run([*named, *defines, str(written), "-o", str(library)], check=True)
     return ctypes.CDLL(str(library))

@@ -16,6 +16,8 @@ typedef unsigned long long u64;
 using std::max;
 using std::min;
 
+#define WAITING_AT
+#define HERE
 #define __device__
 #define __global__
 #define __forceinline__ inline
@@ -174,7 +176,6 @@ static void send_pair(u32 to, u32 barrier, u32 rank, float first, float second) 
   came(*(Phases*)(there + barrier), 8);
 }
 
-static void read_before(u32) {}
 static void prefetch_map(const TensorMap*) {}
 // Swizzled by 128 bytes.
 static void load_rows(const TensorMap* map, u32 to, u32 barrier, int y, int w) {
@@ -224,6 +225,8 @@ static u32 rounded_bits(float value) {
   return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
 }
 static u32 bf16_pair(float low, float high) { return rounded_bits(low) | rounded_bits(high) << 16; }
+static const float LOG2_E = 1.4426950408889634f;
+#define NO_KEY (-__int_as_float(0x7F800000))
 static float power_of_two(float exponent) { return exp2f(exponent); }
 
 // Runs the cluster at `number` of the grid. Returns how many threads have not ended when nobody goes on any more.

@@ -1,12 +1,16 @@
-"""CUDA C++ kernels without a GPU: they compile within the registers of their threads, once, and say why when not."""
+"""CUDA C++ kernels without a GPU: they compile within the registers of their threads, once, and say why when not.
+
+What they compile to frees no shared memory that is being read (`wait_masks`)."""
 
 from __future__ import annotations
 
 import logging
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import wait_masks
 
 from modelserve.published import published_model
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
@@ -28,20 +32,20 @@ SMALL = 'extern "C" __global__ void small(int* out) { *out = VALUE; }'
 
 
 @pytest.mark.parametrize(
-    ("source", "shared_bytes", "threads"),
+    ("source", "threads", "releases"),
     [
         *(
-            (variant.source, variant.shared_bytes, chunk_attention_sm90.THREADS)
+            (variant.source, chunk_attention_sm90.THREADS, True)
             for variant in (chunk_attention_sm90.V_ONLY, chunk_attention_sm90.WITH_KEYS)
         ),
-        (sliding_attention_sm90.SOURCE, sliding_attention_sm90.SHARED_BYTES, sliding_attention_sm90.THREADS),
-        (global_decode_sm90.SOURCE, global_decode_sm90.SHARED_BYTES, 2 * global_decode_sm90.THREADS),  # two blocks
+        (sliding_attention_sm90.SOURCE, sliding_attention_sm90.THREADS, True),
+        (global_decode_sm90.SOURCE, 2 * global_decode_sm90.THREADS, True),  # two blocks
         *(
-            (kernel.source, kernel.shared_bytes, sliding_decode_sm90.THREADS)
+            (kernel.source, sliding_decode_sm90.THREADS, False)  # all that it reads is loaded once
             for kernel in map(sliding_decode_sm90.DecodeKernel, (1024, 512))
         ),
         *(
-            (kernel.source, kernel.shared_bytes, linear_int4_sm90.THREADS)
+            (kernel.source, linear_int4_sm90.THREADS, True)
             for kernel in (
                 linear_int4_sm90.Int4Kernel(64, 8, gated=False, split=True),
                 linear_int4_sm90.Int4Kernel(128, 1, gated=False, split=False),
@@ -52,9 +56,9 @@ SMALL = 'extern "C" __global__ void small(int* out) { *out = VALUE; }'
     ],
 )
 def test_hopper_kernels_fit_their_registers_and_shared_memory_and_overlap_their_products(
-    source: CudaSource, shared_bytes: int, threads: int
+    source: CudaSource, threads: int, releases: bool, tmp_path: Path
 ) -> None:
-    _, report = cuda_kernel.compiled(source)
+    cubin, report = cuda_kernel.compiled(source)
     used = re.search(r"Used (\d+) registers", report)
     assert used is not None, report
     # What a launch of this many threads may have; the warpgroups then share them out among themselves.
@@ -62,27 +66,77 @@ def test_hopper_kernels_fit_their_registers_and_shared_memory_and_overlap_their_
     assert "0 bytes spill stores, 0 bytes spill loads" in report
     assert "warning" not in report, report
     assert "serialized" not in report, "ptxas waits after every matrix product"
-    assert shared_bytes <= SHARED_BYTES
+    assert source.shared_bytes <= SHARED_BYTES
+    check_releases(cubin, tmp_path, any_release=releases)
+
+
+def check_releases(cubin: bytes, folder: Path, *, any_release: bool) -> None:
+    code = wait_masks.instructions(cubin, folder)
+    assert any(map(wait_masks.is_arrival, code)) == any_release
+    assert wait_masks.pending_at_arrivals(code) == []
 
 
 @pytest.mark.parametrize(("rows", "matrix_rows", "settings", "spilled"), [
     (1, 43008, {"gated": True}, 0), (32, 5376, {}, 0), (8, 256, {}, 0), (9, 16384, {"fp8": True}, 0),
+    (16, 5376, {}, 0), (32, 43008, {"gated": True, "fp8": True}, 0),
     (1, 5376, {"int4_scales": 8}, 0), (32, 43008, {"gated": True, "int4_scales": 8}, 0),
     (16, 16384, {"int4_scales": 1}, 0),
     (32, 5376, {"split": True}, 0), (1, 5376, {"int4_scales": 8, "split": True}, 0),
     (8, 2560, {"fp8": True, "split": True}, 0),
 ])  # fmt: skip
 def test_the_hopper_kernel_of_few_rows_fits_its_registers_and_shared_memory(
-    rows, matrix_rows, settings, spilled
+    rows, matrix_rows, settings, spilled, tmp_path
 ) -> None:
     kernel = linear_rows_sm90.kernel_for(rows, matrix_rows, **{"gated": False, **settings})
-    _, report = cuda_kernel.compiled(kernel.source)
+    cubin, report = cuda_kernel.compiled(kernel.source)
     stores = re.search(r"(\d+) bytes spill stores", report)
     assert stores is not None, report
     assert int(stores[1]) <= spilled
     assert "warning" not in report, report
     assert kernel.stages >= 2, "nothing is under way while a stage is multiplied"
     assert kernel.shared_bytes <= SHARED_BYTES
+    check_releases(cubin, tmp_path, any_release=True)
+
+
+def test_a_stage_that_is_freed_right_behind_its_reads_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same kernel with each stage freed when its products have been issued, as the source has it."""
+    kernel = linear_rows_sm90.kernel_for(8, 5376)
+    for name, text in kernel.source.texts().items():
+        (tmp_path / name).write_bytes(text)
+    source = tmp_path / kernel.source.file
+    late = "      held.exchange(barriers.empty(ring.place));\n", "lane);\n      ring.advance();\n"
+    assert all(source.read_text().count(line) == 1 for line in late)
+    early = source.read_text().replace(late[0], "      __syncwarp();\n")
+    early = early.replace(late[1], "lane);\n      release(barriers.empty(ring.place));\n      ring.advance();\n")
+    source.write_text(early)
+    monkeypatch.setattr(cuda_kernel, "FOLDER", tmp_path)
+    found = wait_masks.pending_at_arrivals(wait_masks.instructions(cuda_kernel.compiled(kernel.source)[0], tmp_path))
+    assert len(found) == 1
+    assert "LDSM" in found[0]
+
+
+def test_a_layout_that_the_launch_does_not_know_is_not_compiled() -> None:
+    source = replace(global_decode_sm90.SOURCE, shared_bytes=global_decode_sm90.SOURCE.shared_bytes + 8)
+    with pytest.raises(RuntimeError, match="SHARED_BYTES"):
+        cuda_kernel.compiled(source)
+
+
+def test_watched_and_disturbed_builds_are_other_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waits ask for the time and fail by name; waits, arrivals and copies sleep. An unknown build is refused."""
+    source = sliding_decode_sm90.DecodeKernel(512).source
+    try:
+        for build, marks in (("", ()), ("watch", (b"this wait ends",)), ("chaos", ())):
+            monkeypatch.setenv("MODELSERVE_CUDA_BUILD", build)
+            cuda_kernel.build_defines.cache_clear()
+            cubin, _ = cuda_kernel.compiled(source)
+            assert (b"this wait ends" in cubin) == bool(marks)
+            assert ("CHAOS=1" in repr(source.options)) == (build == "chaos")
+        monkeypatch.setenv("MODELSERVE_CUDA_BUILD", "watch,quiet")
+        cuda_kernel.build_defines.cache_clear()
+        with pytest.raises(ValueError, match="quiet"):
+            cuda_kernel.compiled(source)
+    finally:
+        cuda_kernel.build_defines.cache_clear()
 
 
 @pytest.mark.parametrize("name", ["31B", "26B-A4B", "12B", "E4B", "E2B"])

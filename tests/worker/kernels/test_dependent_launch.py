@@ -13,6 +13,7 @@ from torch import Tensor
 
 from modelserve_worker.execution.kernel_trace import TargetDriver
 from modelserve_worker.kernels import dependent_launch
+from modelserve_worker.kernels.compute_stream import ComputeStreamError
 from modelserve_worker.kernels.elementwise_triton import TritonElementwise
 from modelserve_worker.kernels.few_rows import dense_product
 
@@ -23,6 +24,19 @@ HIDDEN, INNER, LAYERS, REPLAYS = 5376, 1024, 40, 200
 def test_launches_are_dependent_from_hopper_on(capability: int, options: dict[str, bool]) -> None:
     with mock.patch.object(triton.runtime.driver, "_active", TargetDriver(capability)):
         assert dependent_launch.dependent_launch() == options
+
+
+def test_a_launch_on_another_stream_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a driver on stream 7. Launches of an older GPU, which start in order, may be on any stream."""
+    monkeypatch.setattr(TargetDriver, "get_current_stream", lambda self, device: 7)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    with mock.patch.object(triton.runtime.driver, "_active", TargetDriver(90)):
+        with pytest.raises(ComputeStreamError, match=r"stream 0x7: .* other streams only copy"):
+            dependent_launch.dependent_launch()
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        assert dependent_launch.dependent_launch() == {"launch_pdl": True}
+    with mock.patch.object(triton.runtime.driver, "_active", TargetDriver(80)):
+        assert dependent_launch.dependent_launch() == {}
 
 
 def steps(rows: int) -> Callable[[], Tensor]:
@@ -86,3 +100,22 @@ def test_captured_chains_have_the_bits_of_kernels_that_run_one_after_the_other()
             for place, rows in enumerate(sizes):
                 wrong[place] += (runs[rows]() != expected[rows]).sum()
     assert wrong.tolist() == [0] * len(sizes)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_kernels_run_on_the_compute_stream_and_copies_on_others() -> None:
+    x, weight = torch.randn(4, HIDDEN, device="cuda").bfloat16(), torch.ones(HIDDEN, device="cuda").bfloat16()
+    matrix = torch.randn(INNER, HIDDEN, device="cuda").bfloat16()
+    doors = TritonElementwise()
+    expected = doors.rms_norm(x, weight, eps=1e-6)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        copied = x.to("cpu", non_blocking=True)
+        for launch in (lambda: doors.rms_norm(x, weight, eps=1e-6), lambda: dense_product(x, matrix)):
+            if torch.cuda.get_device_capability() >= (9, 0):
+                with pytest.raises(ComputeStreamError):
+                    launch()
+    torch.cuda.synchronize()
+    assert torch.equal(copied, x.cpu())
+    assert torch.equal(doors.rms_norm(x, weight, eps=1e-6), expected)

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from modelserve.sizing.quantised_tiles import int4_tiles
 from modelserve_worker.kernels import fp8_linear, int4_linear
+from modelserve_worker.kernels.elementwise_triton import TritonElementwise
 from modelserve_worker.kernels.fp8_linear import Fp8Pairs
 from modelserve_worker.kernels.int4_linear import Int4Tiles
 
@@ -76,6 +77,24 @@ def test_products_are_near_float64_and_the_same_bits_at_every_launch(name: str, 
         whole = split.double().sum(0) if split.dim() == 3 else split.double()
         assert (whole - expected).norm() < 4e-3 * expected.norm()
         assert all(torch.equal(product(x, split=True), split) for _ in range(5))
+
+
+def test_gates_have_the_bits_of_the_elementwise_kernel() -> None:
+    """Of every finite bfloat16: a GELU of few rows and one of many are the same function."""
+    from modelserve_worker.kernels.linear_rows_sm90 import dense_rows
+
+    values = torch.arange(-(2**15), 2**15, device=CUDA).to(torch.int16).view(torch.bfloat16)
+    values = values[values.isfinite()]
+    weight = torch.zeros(2 * len(values), 64, dtype=torch.bfloat16, device=CUDA)
+    weight[: len(values), 0], weight[len(values) :, 0] = values, 1.0
+    x = torch.zeros(1, 64, dtype=torch.bfloat16, device=CUDA)
+    x[0, 0] = 1.0
+    gate_up = torch.cat((values, torch.ones_like(values)))[None]
+    expected = TritonElementwise().gated_gelu(gate_up)
+    assert torch.equal(dense_rows(x, weight, gated=True), expected)
+    x64 = values.double()
+    exact = x64 / (1 + (-2 * (2 / torch.pi) ** 0.5 * (x64 + 0.044715 * x64**3)).exp())  # tanh cancels in its tail
+    assert (expected[0].double() - exact).abs().le(2**-8 * exact.abs() + 1e-30).all()
 
 
 def test_a_product_waits_for_the_kernel_that_makes_its_input() -> None:

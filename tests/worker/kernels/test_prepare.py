@@ -9,7 +9,7 @@ from paged_case import PagedCase, rope
 from torch import Tensor
 
 from modelserve_worker.kernels import attention_triton as doors
-from modelserve_worker.kernels.row_codec import encode_rows, v_only_columns
+from modelserve_worker.kernels.row_codec import StoredRows, decode_rows, encode_rows, v_only_columns
 from modelserve_worker.kernels.step import Step
 
 FORMATS = ["none", "int8", "fp8_e4m3", "fp8_e5m2"]
@@ -24,9 +24,12 @@ CHUNK = range(2, 8)
 
 
 class Prepared:
-    """One launch of `prepare` over a fresh cache; the same projections whatever the format."""
+    """One launch of `prepare` over a fresh cache; the same projections whatever the format.
 
-    def __init__(self, kind: str, *, v_only: bool, fmt: str, shared: bool = False) -> None:
+    `broken`: a token with a NaN in its last head of K and in that of V.
+    """
+
+    def __init__(self, kind: str, *, v_only: bool, fmt: str, shared: bool = False, broken: int | None = None) -> None:
         width = 128 if v_only else 64
         self.case = case = PagedCase(
             kind,
@@ -47,6 +50,8 @@ class Prepared:
         tokens, heads = len(TOKENS), case.heads
         projected_heads = heads * GROUP + (0 if shared else heads if v_only else 2 * heads)
         self.projected = random(tokens, projected_heads, width)
+        if broken is not None:
+            self.projected[broken, [heads * GROUP + heads - 1, projected_heads - 1], 5] = torch.nan
         self.q_weight, self.k_weight = random(width).abs() + 0.5, random(width).abs() + 0.5
         self.positions = torch.tensor([p for _, p in TOKENS], device=DEVICE)
         self.pairs = PAIRS if v_only else width // 2
@@ -171,6 +176,25 @@ def test_stored_rows_are_those_of_the_row_codec_bit_for_bit(kind: str, v_only: b
             assert torch.equal(found.view(torch.uint8), stored.values.view(torch.uint8))
             if fmt == "int8":
                 assert torch.equal(scales, stored.scale[..., 0])
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize(("kind", "v_only"), LAYOUTS)
+def test_a_broken_row_is_read_as_nan_and_its_neighbours_are_not(kind: str, v_only: bool, fmt: str) -> None:
+    """A finite number in its place would be a wrong answer that nobody notices."""
+    broken = 1
+    sound, done = Prepared(kind, v_only=v_only, fmt=fmt), Prepared(kind, v_only=v_only, fmt=fmt, broken=broken)
+    dtype = layout(done.case).dtype
+
+    def decoded(prepared: Prepared, name: str, token: int) -> Tensor:
+        values, scales = prepared.plane(name, token)
+        return decode_rows(StoredRows(values, None if scales is None else scales[..., None]), dtype, torch.float32)
+
+    for name in (name for name in ("k", "v") if name in done.case.offsets):
+        rows = decoded(done, name, broken)
+        assert rows[-1].isnan().all()
+        assert torch.equal(rows[:-1], decoded(sound, name, broken)[:-1])
+        assert torch.equal(decoded(done, name, 0), decoded(sound, name, 0))
 
 
 @pytest.mark.parametrize("fmt", ["none", "int8"])

@@ -16,6 +16,7 @@ from torch import Tensor
 from modelserve.sizing.cuda_graphs import decode_graph_sizes, mixed_graph_sizes
 from modelserve_worker.batch import ScheduledBatch
 from modelserve_worker.execution.input_batch import StepPacker, StepSize
+from modelserve_worker.kernels.compute_stream import check_compute_stream
 from modelserve_worker.kernels.step import Step
 
 WARM_ROWS = 512  # where sums over ranks, and launches of small and large steps, change from one kernel to another
@@ -77,8 +78,9 @@ class StepGraphs:
         """Run the step that was packed last, to `size`: raw logits [size.rows, vocab] of decodes alone, else hidden
         states [size.last, H].
 
-        Valid until the next replay.
+        Valid until the next replay. Raises ComputeStreamError.
         """
+        check_compute_stream(torch.cuda.current_stream().cuda_stream)
         graph, output = (self._decode if packed.chunks is None else self._mixed)[size]
         graph.replay()
         return output

@@ -11,7 +11,7 @@
 
 // Whoever compiles defines KEY_PLANE: 1 where rows have K, 0 where they are V-only.
 
-#include "sm90.cuh"
+#include "pipeline.cuh"
 
 constexpr int WIDTH = 512;
 constexpr int ROWS = 64;  // queries of a CTA
@@ -29,7 +29,8 @@ constexpr int BARRIERS_AT = ROW_FLOATS_AT + 6 * ROWS * 4;
 constexpr int GROUPS = KEY_PLANE ? 8 : 5;  // a tile is loaded in pairs of blocks: four of V, then those of K
 constexpr int FIRST_KEY_GROUP = 4;
 constexpr int EMPTY = KEY_PLANE ? 3 : 2;  // parts of a tile that become free one by one: halves of V, and K
-constexpr float LOG2_E = 1.4426950408889634f;
+
+static_assert(BARRIERS_AT + 2 * (GROUPS + EMPTY) * 8 == SHARED_BYTES, "");
 
 // Arrays of one float per row in shared memory.
 enum RowFloats { MAXIMUM_0, MAXIMUM_1, DECAY_0, DECAY_1, SUM_0, SUM_1 };
@@ -73,7 +74,8 @@ __device__ __forceinline__ u32 weights_address(u32 shared, int tile) {
   return shared + TILES_AT + tile * TILE_BYTES + V_BLOCKS * BLOCK_BYTES;
 }
 
-__device__ __forceinline__ void release(u32 barrier) {
+// As `release`, of the same part of both CTAs' tiles.
+__device__ __forceinline__ void release_of_cluster(u32 barrier) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) mbarrier_arrive_cluster(barrier);
 }
@@ -119,7 +121,7 @@ __device__ __forceinline__ void mask_scores(float (&s)[KEYS / 2], int first_key,
 #pragma unroll
   for (int i = 0; i < KEYS / 2; i++) {
     int key = first_key + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
-    if (key > (i % 4 < 2 ? first_limit : second_limit)) s[i] = -__int_as_float(0x7F800000);
+    if (key > (i % 4 < 2 ? first_limit : second_limit)) s[i] = NO_KEY;
   }
 }
 
@@ -158,6 +160,11 @@ __device__ __forceinline__ void consume(const Work& work, unsigned char* memory,
     float s[KEYS / 2];
     issue_scores(s, shared, OWN, parity);
     float first_before, second_before;
+    const auto scored = [&] {
+      wgmma_wait<OWN>();
+      pin(s);
+      if (KEY_PLANE) release_of_cluster(empty_barrier(shared, OWN, KEY_PART));
+    };
     if (OWN == 1) {
       barrier_sync(WEIGHTS_0, 256);
       first_before = row_floats[MAXIMUM_0 * ROWS], second_before = row_floats[MAXIMUM_0 * ROWS + 8];
@@ -168,14 +175,13 @@ __device__ __forceinline__ void consume(const Work& work, unsigned char* memory,
       decay_output(o, first_decay, second_decay);
       first_sum *= first_decay, second_sum *= second_decay;
       issue_values_of_other(o, shared, 0, 1);
-      wgmma_wait<1>();
+      scored();
     } else {
-      first_before = pair ? row_floats[MAXIMUM_1 * ROWS] : -__int_as_float(0x7F800000);
-      second_before = pair ? row_floats[MAXIMUM_1 * ROWS + 8] : -__int_as_float(0x7F800000);
-      wgmma_wait<0>();
+      if (KEY_PLANE) scored();  // first, so that no read is on its way when K is released
+      first_before = pair ? row_floats[MAXIMUM_1 * ROWS] : NO_KEY;
+      second_before = pair ? row_floats[MAXIMUM_1 * ROWS + 8] : NO_KEY;
+      if (!KEY_PLANE) scored();
     }
-    pin(s);
-    if (KEY_PLANE) release(empty_barrier(shared, OWN, KEY_PART));
 
     if (number * KEYS + KEYS - 1 > lowest_limit) mask_scores(s, number * KEYS, first_limit, second_limit);
     float first_maximum = s[0], second_maximum = s[2];
@@ -217,7 +223,7 @@ __device__ __forceinline__ void consume(const Work& work, unsigned char* memory,
     if (OWN == 1) {
       wgmma_wait<0>();
       pin(o);
-      release(empty_barrier(shared, 0, 1));
+      release_of_cluster(empty_barrier(shared, 0, 1));
       if (KEY_PLANE) mbarrier_wait(full_barrier(shared, 1, 2), parity);
       mbarrier_wait(full_barrier(shared, 1, 3), parity);
     } else if (KEY_PLANE) {
@@ -233,7 +239,7 @@ __device__ __forceinline__ void consume(const Work& work, unsigned char* memory,
     wgmma_commit();
     wgmma_wait<0>();
     pin(o);
-    release(empty_barrier(shared, OWN, OWN));
+    release_of_cluster(empty_barrier(shared, OWN, OWN));
     if (OWN == 0) {
       barrier_sync(WEIGHTS_1, 256);
       const float first_next = row_floats[DECAY_1 * ROWS], second_next = row_floats[DECAY_1 * ROWS + 8];
@@ -245,7 +251,7 @@ __device__ __forceinline__ void consume(const Work& work, unsigned char* memory,
       issue_values_of_other(o, shared, 1, 0);
       wgmma_wait<0>();
       pin(o);
-      release(empty_barrier(shared, 1, 0));
+      release_of_cluster(empty_barrier(shared, 1, 0));
     }
   }
 
@@ -358,7 +364,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
   work.shared = shared_address(memory);
 
   if (threadIdx.x == 0) {
-    if (work.shared % 1024) __trap();  // blocks are swizzled by their addresses
+    check_memory(work.shared);
     for (int tile = 0; tile < 2; tile++) {
       for (int pair = 0; pair < GROUPS; pair++) mbarrier_init(full_barrier(work.shared, tile, pair), 1);
       for (int part = 0; part < EMPTY; part++) mbarrier_init(empty_barrier(work.shared, tile, part), 4 * CLUSTER);

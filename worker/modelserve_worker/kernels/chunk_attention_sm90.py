@@ -21,11 +21,10 @@ _BARRIER = 8
 
 @dataclass(frozen=True)
 class Variant:
-    """One compilation: the keys of a tile, and what its shared memory holds beside the queries."""
+    """One compilation, and the keys of a tile."""
 
     source: CudaSource
     tile_keys: int
-    shared_bytes: int
 
 
 def _variant(*, key_plane: bool) -> Variant:
@@ -33,8 +32,8 @@ def _variant(*, key_plane: bool) -> Variant:
     weights = 2 * 64 * 128 if key_plane else 0
     shared = 2 * (64 * WIDTH + 2 * keys * (WIDTH + other)) + weights + _ROW_FLOATS + barriers * _BARRIER
     defines = (f"KEY_PLANE={int(key_plane)}",)
-    source = CudaSource("chunk_attention_sm90.cu", "global_chunk", "sm_90a", defines, ("sm90.cuh",))
-    return Variant(source, keys, shared)
+    source = CudaSource("chunk_attention_sm90.cu", "global_chunk", "sm_90a", defines, shared)
+    return Variant(source, keys)
 
 
 V_ONLY, WITH_KEYS = _variant(key_plane=False), _variant(key_plane=True)
@@ -80,7 +79,6 @@ def global_chunk(q: Tensor, output: Tensor, chunks: Segments, group: Segments, *
     numbers = (rising.origin, rising.step, chunks.rows.numel(), kv_heads, queries)
     launch(
         variant.source, grid=(group.most_blocks * CLUSTER, kv_heads), threads=THREADS,
-        shared_bytes=variant.shared_bytes,
         arguments=(
             (values, None), (keys, None), pointer(q), pointer(output), *map(pointer, described), pointer(pages.table),
             (table_stride, ctypes.c_longlong), *((number, ctypes.c_int) for number in numbers),

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from modelserve_worker.kernels.compute_stream import check_compute_stream
+
 WORKSPACE_BYTES = 1 << 20  # most that an offer may want: those that do not split the inputs want four bytes
 _NAMES = ("libcublasLt.so.13", "libcublasLt.so.12")  # which PyTorch has loaded
 _COMPUTE_32F, _R_32F, _R_16BF, _TRANSPOSED = 68, 0, 14, 1
@@ -125,6 +127,8 @@ class CublasLt:
 
     def launch(self, product: Product, offer: Offer, x: Tensor, matrix: Tensor, output: Tensor) -> None:
         """On the current stream of the current device, which is this one's."""
+        stream = torch.cuda.current_stream().cuda_stream
+        check_compute_stream(stream)  # the workspace is one
         of_matrix, of_x, of_output = product.layouts
         written = ctypes.c_void_p(output.data_ptr())
         self._call(
@@ -132,7 +136,7 @@ class CublasLt:
             ctypes.byref(self._one), ctypes.c_void_p(matrix.data_ptr()), of_matrix,
             ctypes.c_void_p(x.data_ptr()), of_x, ctypes.byref(self._zero), written, of_output, written, of_output,
             offer.algorithm, ctypes.c_void_p(self._workspace.data_ptr()), ctypes.c_size_t(WORKSPACE_BYTES),
-            ctypes.c_void_p(torch.cuda.current_stream().cuda_stream),
+            ctypes.c_void_p(stream),
         )  # fmt: skip
 
     def _layout(self, rows: int, columns: int, stride: int) -> ctypes.c_void_p:

@@ -11,6 +11,7 @@ import ctypes
 import hashlib
 import logging
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -21,32 +22,61 @@ import torch
 import triton
 from cuda.bindings import driver, nvrtc
 
+from modelserve_worker.kernels.compute_stream import check_compute_stream
 from modelserve_worker.kernels.kernel_cache import shipped_folder
 
 logger = logging.getLogger(__name__)
 
 FOLDER = Path(__file__).parent
+_INCLUDE = re.compile(rb'^#include "([^"]+)"', re.MULTILINE)
+_BUILDS = {"watch": "WATCH=1", "chaos": "CHAOS=1"}  # as barriers_sm90.cuh has them
+
+
+@cache
+def build_defines() -> tuple[str, ...]:
+    """What MODELSERVE_CUDA_BUILD adds to every compilation: "watch", "chaos" or "watch,chaos". Raises ValueError."""
+    asked = [name for name in os.environ.get("MODELSERVE_CUDA_BUILD", "").split(",") if name]
+    if unknown := sorted(set(asked) - set(_BUILDS)):
+        raise ValueError(f"MODELSERVE_CUDA_BUILD names {unknown}; known: {sorted(_BUILDS)}, separated by commas")
+    return tuple(_BUILDS[name] for name in asked)
 
 
 @dataclass(frozen=True)
 class CudaSource:
-    """One kernel `entry` of a file of this folder, for one target such as "sm_90a"."""
+    """One kernel `entry` of a file of this folder, for one target such as "sm_90a".
+
+    `shared_bytes`: of dynamic shared memory that a thread block has. Where a source lays it out it asserts this figure,
+    which it gets as SHARED_BYTES.
+    """
 
     file: str
     entry: str
     target: str
     defines: tuple[str, ...] = ()  # NAME=VALUE
-    headers: tuple[str, ...] = ()  # files of this folder that it includes
+    shared_bytes: int = 0
 
     @property
     def options(self) -> tuple[str, ...]:
-        return f"--gpu-architecture={self.target}", "--std=c++17", *(f"-D{define}" for define in self.defines)
+        defines = (*self.defines, f"SHARED_BYTES={self.shared_bytes}", *build_defines())
+        return f"--gpu-architecture={self.target}", "--std=c++17", *(f"-D{define}" for define in defines)
+
+    def texts(self) -> dict[str, bytes]:
+        """The file and, after it, all files of this folder that it includes, by their names."""
+        found: dict[str, bytes] = {}
+        asked = [self.file]
+        while asked:
+            name = asked.pop()
+            if name not in found:
+                found[name] = (FOLDER / name).read_bytes()
+                asked += [each.decode() for each in _INCLUDE.findall(found[name])]
+        return found
 
 
 def compiled(source: CudaSource) -> tuple[bytes, str]:
     """The cubin of a source, and what ptxas says of its registers. Raises RuntimeError with NVRTC's log."""
-    text, *included = ((FOLDER / name).read_bytes() for name in (source.file, *source.headers))
-    names = [name.encode() for name in source.headers]
+    texts = source.texts()
+    text, *included = texts.values()
+    names = [name.encode() for name in list(texts)[1:]]
     program = checked(nvrtc.nvrtcCreateProgram(text, source.file.encode(), len(names), included, names))
     options = [option.encode() for option in (*source.options, "--ptxas-options=-v")]
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
@@ -61,8 +91,7 @@ def compiled(source: CudaSource) -> tuple[bytes, str]:
 def kept(source: CudaSource) -> bytes:
     """The cubin of a source from the kernel cache, or compiled and put there."""
     major, minor = checked(nvrtc.nvrtcVersion())
-    texts = ((FOLDER / name).read_bytes() for name in (source.file, *source.headers))
-    parts = *texts, repr(source.options).encode(), f"{major}.{minor}".encode()
+    parts = *source.texts().values(), repr(source.options).encode(), f"{major}.{minor}".encode()
     name = hashlib.sha256(b"\0".join(parts)).hexdigest()
     file = f"{Path(source.file).stem}-{name}.cubin"
     for folder in (shipped_folder(), Path(triton.knobs.cache.dir)):
@@ -80,13 +109,13 @@ def kept(source: CudaSource) -> bytes:
     return cubin
 
 
-@lru_cache
-def _loaded(source: CudaSource, shared_bytes: int, device: int) -> Any:  # noqa: ARG001 - one per device
-    """The kernel, loaded for the current device, with `shared_bytes` of dynamic shared memory allowed to a block."""
+@cache
+def _loaded(source: CudaSource, device: int) -> Any:  # noqa: ARG001 - one per device
+    """The kernel, loaded for the current device, with its dynamic shared memory allowed to a block."""
     module = checked(driver.cuModuleLoadData(kept(source)))
     function = checked(driver.cuModuleGetFunction(module, source.entry.encode()))
     limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    checked(driver.cuFuncSetAttribute(function, limit, shared_bytes))
+    checked(driver.cuFuncSetAttribute(function, limit, source.shared_bytes))
     return function
 
 
@@ -95,12 +124,11 @@ def launch(
     *,
     grid: tuple[int, int],
     threads: int,
-    shared_bytes: int,
     arguments: Sequence[tuple[Any, Any]],
     resident: bool = False,
     dependent: bool = True,
 ) -> None:
-    """Launch on the current stream of the current device; a graph captures it like any other kernel.
+    """Launch on the current stream, which is the compute stream; a graph captures it like any other kernel.
 
     `arguments`: values with their ctypes types, tensor maps with None. `resident`: blocks go on until the work is done,
     and no more are launched than there are multiprocessors. `dependent`, from capability 9.0 on: the kernel may start
@@ -109,13 +137,15 @@ def launch(
     device = torch.cuda.current_device()
     if resident:
         grid = min(grid[0], torch.cuda.get_device_properties(device).multi_processor_count), grid[1]
-    function = _loaded(source, shared_bytes, device)
+    function = _loaded(source, device)
     values, types = zip(*arguments, strict=True)
     config = driver.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = *grid, 1
     config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
-    config.sharedMemBytes = shared_bytes
-    config.hStream = torch.cuda.current_stream().cuda_stream
+    config.sharedMemBytes = source.shared_bytes
+    stream = torch.cuda.current_stream().cuda_stream
+    check_compute_stream(stream)
+    config.hStream = stream
     config.attrs = [_dependent_launch()] if dependent else []
     config.numAttrs = len(config.attrs)
     checked(driver.cuLaunchKernelEx(config, function, (values, types), 0))

@@ -23,7 +23,7 @@ Why results are those of kernels that run one after the other:
   complete only after the one before it is, and by induction one that has waited comes after all work that was launched
   before it on its stream: what it reads is
   written, and what it overwrites (memory that the allocator gives to several tensors of one captured step in turn,
-  the residual, partial sums of a split product) has been read. A step uses one stream.
+  the residual, partial sums of a split product) has been read. A step uses one stream (`compute_stream`).
 - That holds whatever is launched between, since the attribute binds a kernel to the work before it alone. A kernel
   launched without it (PyTorch's, cuBLAS's, NCCL's), a copy or another graph starts after all before it is complete,
   and what follows one that does not allow an earlier start comes when it has ended. Such a kernel is correct, and a
@@ -43,6 +43,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.language.target_info import cuda_capability_geq, current_target
+
+from modelserve_worker.kernels.compute_stream import check_compute_stream
 
 LEAST_CAPABILITY = tl.constexpr(90)
 _PREFETCH = tl.constexpr("""{
@@ -94,8 +96,13 @@ def prefetch(lines: tl.tensor, wanted: tl.tensor) -> None:
 
 
 def dependent_launch() -> dict[str, bool]:
-    """Options of every launch of a kernel that waits; a kernel that does not wait must never have them."""
+    """Options of every launch of a kernel that waits; a kernel that does not wait must never have them.
+
+    Raises ComputeStreamError.
+    """
     target = current_target()
     if target is None or target.backend != "cuda" or target.arch < LEAST_CAPABILITY.value:
         return {}
+    driver = triton.runtime.driver.active
+    check_compute_stream(driver.get_current_stream(driver.get_current_device()))
     return {"launch_pdl": True}

@@ -10,7 +10,7 @@
 // of each warp. Fragments of 16 keys by the 16 first and by the 16 second columns have the same places: a thread makes
 // both from both.
 
-#include "sm90.cuh"
+#include "pipeline.cuh"
 
 constexpr int WIDTH = 512, PAGE = 64;  // columns of a head; keys
 constexpr int PAIRS = 64;              // columns 384 to 447 are turned with 448 to 511; before them are the others
@@ -27,13 +27,10 @@ constexpr int SCORES = WARPS * HEADS * SPACING;
 constexpr int SCORES_AT = STAGES * TILE_BYTES;  // float [2][WARPS][HEADS][SPACING]: parts of the scores of two tiles
 constexpr int TURNS_AT = SCORES_AT + 2 * SCORES * 4;  // float2 [PAGE / 16][PAIRS]: of every 16th key of a page
 constexpr int BARRIERS_AT = TURNS_AT + PAGE / 16 * PAIRS * 8;
-constexpr float LOG2_E = 1.4426950408889634f;
-#define NO_KEY (-__int_as_float(0x7F800000))
+
+static_assert(BARRIERS_AT + Stages<STAGES>::BYTES == SHARED_BYTES, "");
 
 enum Barrier { MET = 1 };  // 0 is __syncthreads
-
-__device__ __forceinline__ u32 full_barrier(u32 shared, int stage) { return shared + BARRIERS_AT + stage * 8; }
-__device__ __forceinline__ u32 empty_barrier(u32 shared, int stage) { return full_barrier(shared, STAGES + stage); }
 
 // Angle of two rotations after one another; x is the cosine.
 __device__ __forceinline__ float2 added(float2 a, float2 b) {
@@ -149,10 +146,8 @@ __device__ __forceinline__ void clear_unwritten(unsigned char* tile, int written
   __syncwarp();
 }
 
-// Returns bits of all that was read.
-__device__ __forceinline__ u32 sum_values(float (&o)[STEPS][4], const u32 (&weights)[KEYS / 8], u32 tile) {
+__device__ __forceinline__ void sum_values(float (&o)[STEPS][4], const u32 (&weights)[KEYS / 8], u32 tile) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  u32 read = 0;
 #pragma unroll
   for (int i = 0; i < KEYS / 16; i++)
 #pragma unroll
@@ -161,9 +156,7 @@ __device__ __forceinline__ u32 sum_values(float (&o)[STEPS][4], const u32 (&weig
       load_transposed(values,
                       tile + place(16 * i + lane % 8 + lane / 16 * 8, column_of(warp, step) + lane / 8 % 2 * 8));
       multiply(o[step], values, weights[2 * i], weights[2 * i + 1]);
-      read ^= values[0];
     }
-  return read;
 }
 
 struct Split {
@@ -174,15 +167,17 @@ struct Split {
 __device__ __forceinline__ void produce(const TensorMap* values, u32 shared, const Split& split, const int* pages,
                                         int page_origin, int page_step) {
   const int lane = threadIdx.x % 32;
+  const Stages<STAGES> barriers = {shared + BARRIERS_AT};
+  Ring<STAGES> ring;
   for (int begin = split.first; begin < split.last; begin += 32) {
     const int page = begin + lane < split.last ? pages[(begin + lane) * KEYS / PAGE] : 0;
-    for (int i = 0; i < 32 && begin + i < split.last; i++) {
-      const int tile = begin + i, number = tile - split.first, stage = number % STAGES;
+    for (int i = 0; i < 32 && begin + i < split.last; i++, ring.advance()) {
       if (lane == i) {
-        if (number >= STAGES) mbarrier_wait(empty_barrier(shared, stage), (number / STAGES - 1) % 2);
-        mbarrier_expect(full_barrier(shared, stage), TILE_BYTES);
-        load_rows(values, shared + stage * TILE_BYTES, full_barrier(shared, stage),
-                  split.head * PAGE + tile * KEYS % PAGE, page_origin + page_step * page);
+        const u32 full = barriers.full(ring.place);
+        barriers.wait_empty(ring);
+        mbarrier_expect(full, TILE_BYTES);
+        load_rows(values, shared + ring.place * TILE_BYTES, full, split.head * PAGE + (begin + i) * KEYS % PAGE,
+                  page_origin + page_step * page);
       }
       __syncwarp();
     }
@@ -219,12 +214,10 @@ extern "C" __global__ void __launch_bounds__((WARPS + 1) * 32, 2) global_decode(
   split.first = begin * (PAGE / KEYS), split.last = min(end * (PAGE / KEYS), split.position / KEYS + 1);
   const u32 shared = shared_address(memory);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const Stages<STAGES> barriers = {shared + BARRIERS_AT};
   if (threadIdx.x == 0) {
-    if (shared % 1024) __trap();  // boxes are swizzled by their addresses
-    for (int stage = 0; stage < STAGES; stage++) {
-      mbarrier_init(full_barrier(shared, stage), 1);
-      mbarrier_init(empty_barrier(shared, stage), WARPS);
-    }
+    check_memory(shared);
+    barriers.init(1, WARPS);
     mbarrier_init_fence();
   }
   Turns turns;
@@ -249,13 +242,15 @@ extern "C" __global__ void __launch_bounds__((WARPS + 1) * 32, 2) global_decode(
   float o[STEPS][4], high = NO_KEY, total = 0.0f;
 #pragma unroll
   for (int i = 0; i < 4 * STEPS; i++) o[i / 4][i % 4] = 0.0f;
-  for (int tile = split.first; tile < split.last; tile++) {
-    const int count = tile - split.first, stage = count % STAGES, sixteen = tile * KEYS % PAGE / 16;
-    const u32 at = shared + stage * TILE_BYTES;
+  Ring<STAGES> ring;
+  Held held;
+  for (int tile = split.first; tile < split.last; tile++, ring.advance()) {
+    const int count = tile - split.first, sixteen = tile * KEYS % PAGE / 16;
+    const u32 at = shared + ring.place * TILE_BYTES;
     if (count == 0 || sixteen == 0)
       turns.begin_page(memory, tile * KEYS / PAGE, (tile * KEYS / PAGE + 1) * (PAGE / KEYS) < split.last);
-    mbarrier_wait(full_barrier(shared, stage), count / STAGES % 2);
-    __syncwarp();
+    barriers.wait_full(ring);
+    held.exchange(barriers.empty(ring.place));
     float parts[KEYS / 16][4];
     score(parts, queries, at, turns, memory, sixteen);
     float* all = (float*)(memory + SCORES_AT) + count % 2 * SCORES;
@@ -265,7 +260,7 @@ extern "C" __global__ void __launch_bounds__((WARPS + 1) * 32, 2) global_decode(
       for (int j = 0; j < 4; j++)
         all[(warp * HEADS + lane % 4 * 2 + j % 2) * SPACING + 16 * i + lane / 4 + j / 2 * 8] = parts[i][j];
     const int seen = split.position - tile * KEYS + 1;  // keys of the tile, or more
-    if (seen < KEYS) clear_unwritten(memory + stage * TILE_BYTES, seen);
+    if (seen < KEYS) clear_unwritten(memory + ring.place * TILE_BYTES, seen);
     barrier_sync(MET, WARPS * 32);
 
     float weights[KEYS / 4];  // of keys lane % 4 * 2 of every eight and the one after, with query lane / 4
@@ -301,9 +296,7 @@ extern "C" __global__ void __launch_bounds__((WARPS + 1) * 32, 2) global_decode(
       o[i][0] *= first_decay, o[i][2] *= first_decay;
       o[i][1] *= second_decay, o[i][3] *= second_decay;
     }
-    read_before(sum_values(o, packed, at));
-    __syncwarp();
-    if (lane == 0) mbarrier_arrive(empty_barrier(shared, stage));
+    sum_values(o, packed, at);
   }
 
   total = quad_sum(total);

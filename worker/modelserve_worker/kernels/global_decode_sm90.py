@@ -15,8 +15,9 @@ WIDTH, PAGE, PAIRS = 512, 64, 64  # columns of a head, keys of a page, pairs of 
 MOST_QUERIES = 8  # of a KV head: columns of a product
 THREADS = 160
 _PART, _TILE, _STAGES, _WARPS, _SPACING = 64, 32, 3, 4, 40  # columns of a box, keys of a tile
-SHARED_BYTES = _STAGES * (_TILE * WIDTH * 2 + 2 * 8) + 2 * _WARPS * MOST_QUERIES * _SPACING * 4 + PAGE // 16 * PAIRS * 8
-SOURCE = CudaSource("global_decode_sm90.cu", "global_decode", "sm_90a", headers=("sm90.cuh",))
+_SCORES, _TURNS = 2 * _WARPS * MOST_QUERIES * _SPACING * 4, PAGE // 16 * PAIRS * 8  # bytes
+_SHARED_BYTES = _STAGES * (_TILE * WIDTH * 2 + 2 * 8) + _SCORES + _TURNS
+SOURCE = CudaSource("global_decode_sm90.cu", "global_decode", "sm_90a", shared_bytes=_SHARED_BYTES)
 
 
 def takes(rows: LayerRows, *, query_heads: int, pairs: int) -> bool:
@@ -56,7 +57,7 @@ def split_decode(
     numbers = (rising.origin, rising.step)
     sizes = (rows.heads, group, most_splits, split_pages, int(beside))
     launch(
-        SOURCE, grid=(rows.heads * most_splits, count), threads=THREADS, shared_bytes=SHARED_BYTES,
+        SOURCE, grid=(rows.heads * most_splits, count), threads=THREADS,
         arguments=(
             (values, None), *map(pointer, (q, partial, maxima, sums, decode.slots, decode.positions, table)),
             (table.stride(0), ctypes.c_longlong), *((number, ctypes.c_int) for number in numbers),

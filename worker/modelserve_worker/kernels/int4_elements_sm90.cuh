@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "sm90.cuh"
+#include "pipeline.cuh"
 
 constexpr u32 EXCESS = 0xC308C308;  // -136 twice: what 128 + nibble is too large by
 

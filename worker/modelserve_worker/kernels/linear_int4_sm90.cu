@@ -30,40 +30,34 @@ constexpr int SCALE_BYTES = SCALES * OUTPUTS * 2;
 constexpr int W_STAGE_BYTES = (WORD_BYTES + SCALE_BYTES + 1023) / 1024 * 1024;
 constexpr int X_AT = W_STAGES * W_STAGE_BYTES;
 constexpr int STAGED_AT = X_AT + X_STAGES * X_STAGE_BYTES;
-constexpr int BARRIERS_AT = STAGED_AT + 2 * STAGED_BYTES;
+constexpr int WORD_BARRIERS_AT = STAGED_AT + 2 * STAGED_BYTES;
+constexpr int X_BARRIERS_AT = WORD_BARRIERS_AT + Stages<W_STAGES>::BYTES;
 
-struct Ring {
-  int stage = 0;
-  u32 parity = 0;
-  template <int STAGES>
-  __device__ __forceinline__ void next() {
-    if (++stage == STAGES) stage = 0, parity ^= 1;
-  }
-};
+static_assert(X_BARRIERS_AT + Stages<X_STAGES>::BYTES == SHARED_BYTES, "");
 
-__device__ __forceinline__ u32 full_words(u32 shared, int stage) { return shared + BARRIERS_AT + stage * 8; }
-__device__ __forceinline__ u32 free_words(u32 shared, int stage) { return full_words(shared, W_STAGES + stage); }
-__device__ __forceinline__ u32 full_x(u32 shared, int stage) { return full_words(shared, 2 * W_STAGES + stage); }
-__device__ __forceinline__ u32 free_x(u32 shared, int stage) { return full_x(shared, X_STAGES + stage); }
+__device__ __forceinline__ Stages<W_STAGES> word_barriers(u32 shared) { return {shared + WORD_BARRIERS_AT}; }
+__device__ __forceinline__ Stages<X_STAGES> x_barriers(u32 shared) { return {shared + X_BARRIERS_AT}; }
 
 // What a thread reads, and what it still holds. Its second row of the matrix is eight rows behind the first or, in a
 // gated tile, has the same place in the other half.
 struct Reader {
   u32 shared;
   int row;  // its first, of the tile; of its half where tiles are gated
-  Ring words, x;
+  Ring<W_STAGES> words;
+  Ring<X_STAGES> x;
   int held = -1;  // the stage of x whose products are under way
 
   __device__ __forceinline__ void release_x() {
-    if (held >= 0 && threadIdx.x % 32 == 0) mbarrier_arrive_cluster(free_x(shared, held));
+    if (held >= 0 && threadIdx.x % 32 == 0) mbarrier_arrive_cluster(x_barriers(shared).empty(held));
   }
 };
 
 __device__ __forceinline__ void multiply_block(float (&sums)[SUMS], Reader& reader, const unsigned char* memory) {
   const int lane = threadIdx.x % 32, t = lane % 4;
   constexpr int SECOND = GATED ? HALF_ROWS : 8, SECOND_SCALE = GATED ? SCALES * HALF_ROWS : 8;
-  mbarrier_wait(full_words(reader.shared, reader.words.stage), reader.words.parity);
-  const unsigned char* words = memory + reader.words.stage * W_STAGE_BYTES;
+  const Stages<W_STAGES> barriers = word_barriers(reader.shared);
+  barriers.wait_full(reader.words);
+  const unsigned char* words = memory + reader.words.place * W_STAGE_BYTES;
   const unsigned short* scales = (const unsigned short*)(words + WORD_BYTES) + reader.row;
   u32 halves[2][4][2];  // of two rows, of neighbours in a plane, of nibbles 0 to 3 and 4 to 7
 #pragma unroll
@@ -86,10 +80,10 @@ __device__ __forceinline__ void multiply_block(float (&sums)[SUMS], Reader& read
 #pragma unroll
     for (int i = 0; i < 8; i++)
       a[plane % 2][i] = element_pair(halves[i % 2][i / 2][plane / 4] >> plane % 4 * 4, scale[i % 2]);
-    Ring& x = reader.x;
+    Ring<X_STAGES>& x = reader.x;
     if (plane % X_PLANES == 0) {
-      mbarrier_wait(full_x(reader.shared, x.stage), x.parity);
-      stage = of_warp((reader.shared + X_AT + x.stage * X_STAGE_BYTES) / 16);
+      x_barriers(reader.shared).wait_full(x);
+      stage = of_warp((reader.shared + X_AT + x.place * X_STAGE_BYTES) / 16);
     }
     const u64 inputs = row_descriptor(0) + (stage + plane % X_PLANES / 2 * (X_BOX_BYTES / 16) + plane % 2 * 4);
     wgmma_fence();
@@ -99,13 +93,12 @@ __device__ __forceinline__ void multiply_block(float (&sums)[SUMS], Reader& read
     wgmma_wait<1>();
     if (plane % X_PLANES == 0) {  // the products of the stage before are over
       reader.release_x();
-      reader.held = x.stage;
+      reader.held = x.place;
     }
-    if (plane % X_PLANES == X_PLANES - 1) x.next<X_STAGES>();
+    if (plane % X_PLANES == X_PLANES - 1) x.advance();
   }
-  // After the products, which need all that was read above: right behind reads, an arrival was seen to overtake them.
-  if (lane == 0) mbarrier_arrive(free_words(reader.shared, reader.words.stage));
-  reader.words.next<W_STAGES>();
+  release(barriers.empty(reader.words.place));  // behind a wait for products that need all that was read above
+  reader.words.advance();
 }
 
 __device__ __forceinline__ void consume(const Work& work, unsigned char* memory, void* output, float4* partial,
@@ -141,18 +134,17 @@ __device__ __forceinline__ void consume(const Work& work, unsigned char* memory,
 // Calls `load` with each block of the cluster's runs: its item, its place in the inputs, its part, and a stage once
 // that is free.
 template <int STAGES, int PARTS, class Load>
-__device__ __forceinline__ void produce(const Work& work, u32 free_barriers, int cluster, Load load) {
-  Ring ring;
-  int loaded = 0;
+__device__ __forceinline__ void produce(const Work& work, Stages<STAGES> barriers, int cluster, Load load) {
+  Ring<STAGES> ring;
   for (int wave = 0; wave <= work.waves; wave++) {
     const Run run = work.run(cluster, wave);
     int item = run.begin / work.blocks, block = run.begin % work.blocks;
     for (int unit = run.begin; unit < run.end; unit++) {
       const int at = (SPLIT ? work.slice(item) * work.blocks : 0) + block;
 #pragma unroll
-      for (int part = 0; part < PARTS; part++, ring.next<STAGES>()) {
-        if (loaded++ >= STAGES) mbarrier_wait(free_barriers + ring.stage * 8, ring.parity ^ 1);
-        load(item, at, part, ring.stage);
+      for (int part = 0; part < PARTS; part++, ring.advance()) {
+        barriers.wait_empty(ring);
+        load(item, at, part, ring.place);
       }
       if (++block == work.blocks) block = 0, item++;
     }
@@ -169,15 +161,12 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(CON
   const int cluster = blockIdx.x / CLUSTER, rank = (int)cluster_rank();
   const Work work = {rows, outputs, pairs, slices, together, blocks, items, waves, clusters, grain};
   launch_dependents();
+  const Stages<W_STAGES> of_words = word_barriers(shared);
+  const Stages<X_STAGES> of_x = x_barriers(shared);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < W_STAGES; i++) {
-      mbarrier_init(full_words(shared, i), 2);  // words, and scales
-      mbarrier_init(free_words(shared, i), CONSUMERS / 32);
-    }
-    for (int i = 0; i < X_STAGES; i++) {
-      mbarrier_init(full_x(shared, i), 1);
-      mbarrier_init(free_x(shared, i), CLUSTER * CONSUMERS / 32);
-    }
+    check_memory(shared);
+    of_words.init(2, CONSUMERS / 32);  // words, and scales
+    of_x.init(1, CLUSTER * CONSUMERS / 32);
     mbarrier_init_fence();
   }
   cluster_sync();
@@ -189,8 +178,8 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(CON
     } else if (warp < 2) {  // words; scales. They depend on no kernel ahead
       const TensorMap* map = warp == 0 ? &words : &scales;
       const int offset = warp == 0 ? 0 : WORD_BYTES, bytes = warp == 0 ? WORD_BYTES : SCALE_BYTES;
-      produce<W_STAGES, 1>(work, free_words(shared, 0), cluster, [&](int item, int at, int, int stage) {
-        const u32 to = shared + stage * W_STAGE_BYTES + offset, barrier = full_words(shared, stage);
+      produce<W_STAGES, 1>(work, of_words, cluster, [&](int item, int at, int, int stage) {
+        const u32 to = shared + stage * W_STAGE_BYTES + offset, barrier = of_words.full(stage);
         mbarrier_expect(barrier, bytes);
 #pragma unroll
         for (int half = 0; half < HALVES; half++) {
@@ -201,13 +190,13 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(CON
     } else if (warp == 2) {
       wait_for_prerequisites();
       constexpr int PARTS = PLANES / X_PLANES;
-      produce<X_STAGES, PARTS>(work, free_x(shared, 0), cluster, [&](int item, int at, int part, int stage) {
+      produce<X_STAGES, PARTS>(work, of_x, cluster, [&](int item, int at, int part, int stage) {
         // This CTA's half of the stage: of its boxes or, where it is one box, of the box's rows.
         const u32 to = shared + X_AT + stage * X_STAGE_BYTES + rank * (X_STAGE_BYTES / CLUSTER);
         const int box = (at * PARTS + part) * X_BOXES + (X_BOXES > 1 ? rank * (X_BOXES / CLUSTER) : 0);
         const int row = (SPLIT ? 0 : work.slice(item) * COLUMNS) + (X_BOXES > 1 ? 0 : rank * (COLUMNS / CLUSTER));
-        mbarrier_expect(full_x(shared, stage), X_STAGE_BYTES);
-        load_box(&inputs, to, full_x(shared, stage), 0, row, box);
+        mbarrier_expect(of_x.full(stage), X_STAGE_BYTES);
+        load_box(&inputs, to, of_x.full(stage), 0, row, box);
       });
     }
     __syncwarp();

@@ -66,8 +66,7 @@ class Int4Kernel:
             "W_STAGES": words, "X_STAGES": x,
         }  # fmt: skip
         stated = tuple(f"{name}={value}" for name, value in defines.items())
-        headers = ("sm90.cuh", "int4_elements_sm90.cuh", "tile_sums_sm90.cuh")
-        return CudaSource("linear_int4_sm90.cu", "linear_int4", "sm_90a", stated, headers)
+        return CudaSource("linear_int4_sm90.cu", "linear_int4", "sm_90a", stated, self.shared_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +144,7 @@ def int4_product(x: Tensor, matrix: Int4Tiles, *, gated: bool = False, split: bo
         work.clusters, work.grain,
     )  # fmt: skip
     launch(
-        kernel.source, grid=(work.clusters * CLUSTER, 1), threads=THREADS, shared_bytes=kernel.shared_bytes,
+        kernel.source, grid=(work.clusters * CLUSTER, 1), threads=THREADS,
         arguments=(
             (words, None), (scales, None), (x_map, None), pointer(output), pointer(shared.parts),
             pointer(shared.arrivals), *((number, ctypes.c_int) for number in numbers),

@@ -11,7 +11,7 @@
 // 0, or the scales of a row in 256 inputs (8, 4, 2, 1); FP8: 0 or 1; GATED: whether the second half of a tile holds the
 // rows that those of the first, after GELU, are multiplied with; SPLIT: 0 or 1.
 
-#include "sm90.cuh"
+#include "pipeline.cuh"
 
 constexpr int GROUP = OUTPUTS;                // threads
 // And blocks of inputs in a stage.
@@ -32,6 +32,9 @@ constexpr int STAGE_BYTES = (SCALES_AT + 2 * SCALE_STAGE + 1023) / 1024 * 1024;
 constexpr int SUMS = 2 * BLOCKS;              // fragments of four sums in a thread
 constexpr int SUMS_AT = STAGES * STAGE_BYTES;
 constexpr int BARRIERS_AT = SUMS_AT + (GROUPS - 1) * GROUP * SUMS * 16;
+
+static_assert(STAGES >= 2, "a stage is held until the next has come");
+static_assert(BARRIERS_AT + Stages<STAGES>::BYTES == SHARED_BYTES, "");
 
 enum Barrier { SUMS_FULL = 1, SUMS_FREE };
 
@@ -133,11 +136,6 @@ typedef unsigned short Output;
 __device__ __forceinline__ Output stored(float value) { return (Output)bf16_pair(value, 0.0f); }
 #endif
 
-__device__ __forceinline__ float gelu(float x) {
-  float u = 0.7978845608028654f * (x + 0.044715f * x * x * x);
-  return x / (1.0f + __expf(-2.0f * u));
-}
-
 struct Shape {
   int rows, outputs, second, last;  // second: rows from a tile's first half to its second; last: of the matrix
 };
@@ -177,13 +175,11 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1)
   extern __shared__ __align__(1024) unsigned char memory[];
   const u32 shared = shared_address(memory);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const u32 full = shared + BARRIERS_AT, empty = full + STAGES * 8;
+  const Stages<STAGES> barriers = {shared + BARRIERS_AT};
   launch_dependents();
   if (threadIdx.x == 0) {
-    for (int i = 0; i < STAGES; i++) {
-      mbarrier_init(full + i * 8, 1);
-      mbarrier_init(empty + i * 8, CONSUMERS / 32);
-    }
+    check_memory(shared);
+    barriers.init(1, CONSUMERS / 32);
     mbarrier_init_fence();
   }
   __syncthreads();
@@ -192,9 +188,10 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1)
     if (lane != 0) return;
     // Of weights and of x, which follow them: where the next stage's come from and go to.
     struct Place {
-      int item, at, stage;
+      int item, at;
+      Ring<STAGES> ring;
       __device__ void next(int stages) {
-        if (++stage == STAGES) stage = 0;
+        ring.advance();
         if (++at == stages) at = 0, item += gridDim.x;
       }
     };
@@ -202,7 +199,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1)
       return ((SPLIT ? place.item % parts * stages : 0) + place.at) * GROUPS;
     };
     auto load_weights = [&](const Place& place) {
-      u32 to = shared + place.stage * STAGE_BYTES, barrier = full + place.stage * 8;
+      u32 to = shared + place.ring.place * STAGE_BYTES, barrier = barriers.full(place.ring.place);
       mbarrier_expect(barrier, LOADED_BYTES);
 #pragma unroll
       for (int half = 0; half < 2; half++) {
@@ -212,21 +209,19 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1)
       }
     };
     auto load_inputs = [&](const Place& place) {
-      load_own_box(&inputs, shared + place.stage * STAGE_BYTES + X_AT, full + place.stage * 8, 0, 0,
+      load_own_box(&inputs, shared + place.ring.place * STAGE_BYTES + X_AT, barriers.full(place.ring.place), 0, 0,
                    block_of(place) * X_BOXES);
     };
     const int count = (items - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x * stages;
     const int ahead = count < STAGES ? count : STAGES;
-    Place of_weights = {(int)blockIdx.x, 0, 0}, of_inputs = of_weights;
+    Place of_weights = {(int)blockIdx.x, 0}, of_inputs = of_weights;
     for (int i = 0; i < ahead; i++, of_weights.next(stages)) load_weights(of_weights);
     wait_for_prerequisites();
     for (int i = 0; i < ahead; i++, of_inputs.next(stages)) load_inputs(of_inputs);
-    u32 parity = 0;
     for (int i = ahead; i < count; i++, of_weights.next(stages)) {
-      mbarrier_wait(empty + of_weights.stage * 8, parity);
+      barriers.wait_empty(of_weights.ring);
       load_weights(of_weights);
       load_inputs(of_weights);
-      if (of_weights.stage == STAGES - 1) parity ^= 1;
     }
     return;
   }
@@ -235,8 +230,8 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1)
   const Shape shape = {rows, outputs, second, GATED ? 2 * outputs - 1 : outputs - 1};
   const int group = warp / (GROUP / 32), thread = threadIdx.x % GROUP;
   float4* exchanged = (float4*)(memory + SUMS_AT);
-  int stage = 0;
-  u32 parity = 0;
+  Ring<STAGES> ring;
+  Held held;
   for (int item = blockIdx.x; item < items; item += gridDim.x) {
     float sums[SUMS][4];
 #pragma unroll
@@ -244,12 +239,10 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1)
 #pragma unroll
       for (int j = 0; j < 4; j++) sums[i][j] = 0.0f;
     for (int at = 0; at < stages; at++) {
-      mbarrier_wait(full + stage * 8, parity);
-      __syncwarp();
-      consume(sums, memory + stage * STAGE_BYTES, group, warp % (GROUP / 32), lane);
-      __syncwarp();
-      if (lane == 0) mbarrier_arrive(empty + stage * 8);
-      if (++stage == STAGES) stage = 0, parity ^= 1;
+      barriers.wait_full(ring);
+      held.exchange(barriers.empty(ring.place));
+      consume(sums, memory + ring.place * STAGE_BYTES, group, warp % (GROUP / 32), lane);
+      ring.advance();
     }
     if (group != 0) {
       if (item != blockIdx.x) barrier_sync(SUMS_FREE, CONSUMERS);

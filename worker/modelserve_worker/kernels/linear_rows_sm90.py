@@ -84,8 +84,7 @@ class RowsKernel:
             "GATED": int(self.gated), "SPLIT": int(self.parts > 1), "STAGES": self.stages,
         }  # fmt: skip
         stated = tuple(f"{name}={value}" for name, value in defines.items())
-        headers = ("sm90.cuh", *(("int4_rows_sm90.cuh", "int4_elements_sm90.cuh") if self.int4_scales else ()))
-        return CudaSource("linear_rows_sm90.cu", "linear_rows", "sm_90a", stated, headers)
+        return CudaSource("linear_rows_sm90.cu", "linear_rows", "sm_90a", stated, self.shared_bytes)
 
 
 @cache
@@ -197,7 +196,6 @@ def _product(
     numbers = (rows, outputs, second, items, parts, stages)
     launch(
         kernel.source, grid=(items, 1), threads=kernel.consumers + 32,
-        shared_bytes=kernel.shared_bytes,
         arguments=(
             (weights, None), (inputs, None), (scales, None), pointer(row_scales), pointer(output),
             *((number, ctypes.c_int) for number in numbers),

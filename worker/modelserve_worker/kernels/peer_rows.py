@@ -8,7 +8,7 @@ from torch import Tensor
 
 from modelserve.sizing.rank_sums import PeerRowsLayout
 from modelserve_worker.kernels.cuda_kernel import CudaSource, launch, pointer
-from modelserve_worker.kernels.peer_sums import DEPENDENT_CAPABILITY, HEADERS, PeerBuffers, takes_elements
+from modelserve_worker.kernels.peer_sums import DEPENDENT_CAPABILITY, PeerBuffers, takes_elements
 
 _THREADS_OF_A_MULTIPROCESSOR = 1536  # the least of all GPUs that have bfloat16
 _MOST_BLOCKS = 4
@@ -51,7 +51,7 @@ class PeerRows:
         blocks = max(1, min(_MOST_BLOCKS, _THREADS_OF_A_MULTIPROCESSOR // threads))
         defines = (f"WIDTH={layout.width}", f"RANKS={layout.ranks}", f"BLOCKS={blocks}")
         target = f"sm_{capability[0]}{capability[1]}"
-        self._source = CudaSource("peer_rows.cu", "rank_rows", target, defines, HEADERS)
+        self._source = CudaSource("peer_rows.cu", "rank_rows", target, defines)
         self._grid = blocks * multiprocessors
         self._dependent = capability >= DEPENDENT_CAPABILITY
 
@@ -82,7 +82,6 @@ class PeerRows:
             self._source,
             grid=(self._grid, 1),
             threads=layout.width // 8,
-            shared_bytes=0,
             dependent=self._dependent,
             arguments=(
                 pointer(delta), pointer(residual), pointer(delta_weight), pointer(scalar), pointer(next_weight),

@@ -12,7 +12,6 @@ from modelserve.sizing.rank_sums import MOST_WIDTH, WIDTH_MULTIPLE, peer_message
 from modelserve_worker.kernels.cuda_kernel import CudaSource, launch, pointer
 
 MOST_RANKS = 8
-HEADERS = ("peer.cuh",)
 DEPENDENT_CAPABILITY = (9, 0)  # from where on a kernel may start while the one before it ends
 _PLAIN_WIDTH = 2048  # elements of one block where there are no rows to norm
 _LINES = 2  # bytes of a line for a byte of its elements
@@ -109,10 +108,9 @@ class PeerSums:
         buffers = self._buffers
         defines = (f"WIDTH={width}", f"RANKS={self._ranks}", f"NORMS={int(bool(norms))}")
         launch(
-            CudaSource("peer_sums.cu", "rank_sum", self._target, defines, HEADERS),
+            CudaSource("peer_sums.cu", "rank_sum", self._target, defines),
             grid=(-(-partial.numel() // width), 1),
             threads=width // 8,
-            shared_bytes=0,
             dependent=self._dependent,
             arguments=(
                 pointer(partial), pointer(total), *map(pointer, norms or (None,) * 4), pointer(buffers.state),

@@ -144,6 +144,10 @@ def prepare(
             row_offset, scale_offset, step_rows, step_scales = v_offset, v_scale_offset, step_v, step_v_scale
         scale = tl.zeros([HEADS], tl.float16)
         if FORMAT == "scaled_int8":
+            broken = (
+                mean != mean
+            )  # of one NaN the norm has made a row of NaN, which integers cannot say: its scale does
+            x1, x2 = tl.where(broken[:, None], 0.0, x1), tl.where(broken[:, None], 0.0, x2)
             largest = tl.maximum(tl.max(tl.abs(x1), 1), tl.max(tl.abs(x2), 1))
             scale = tl.minimum(tl.div_rn(largest, tl.full([HEADS], 127.0, tl.float32)), 65504.0).to(tl.float16)
             divisor = tl.where(scale > 0, scale.to(tl.float32), 1.0)[:, None]
@@ -151,12 +155,13 @@ def prepare(
             x2 = tl.where(scale[:, None] > 0, tl.div_rn(x2, divisor + x2 * 0), 0.0)
             x1 = tl.minimum(tl.maximum((x1 + ROUND) - ROUND, -127.0), 127.0)
             x2 = tl.minimum(tl.maximum((x2 + ROUND) - ROUND, -127.0), 127.0)
+            scale = tl.where(broken, float("nan"), scale)
         if FORMAT == "fp8_e4m3":
-            x1 = tl.minimum(tl.maximum(x1, -448.0), 448.0)
-            x2 = tl.minimum(tl.maximum(x2, -448.0), 448.0)
+            x1 = tl.clamp(x1, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
+            x2 = tl.clamp(x2, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
         if FORMAT == "fp8_e5m2":
-            x1 = tl.minimum(tl.maximum(x1, -57344.0), 57344.0)
-            x2 = tl.minimum(tl.maximum(x2, -57344.0), 57344.0)
+            x1 = tl.clamp(x1, -57344.0, 57344.0, propagate_nan=tl.PropagateNan.ALL)
+            x2 = tl.clamp(x2, -57344.0, 57344.0, propagate_nan=tl.PropagateNan.ALL)
         if slot >= 0:
             places = kv * PAGE + position % PAGE
             target = arena + origin + page * page_stride + row_offset + places[:, None] * D

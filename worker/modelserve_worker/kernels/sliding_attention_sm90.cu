@@ -8,8 +8,8 @@
 // tile before, and makes weights while its values are summed. The two take turns: one's weights are made, and outputs
 // stored, under the other's products.
 
+#include "pipeline.cuh"
 #include "sliding_blocks.cuh"
-#include "sm90.cuh"
 
 constexpr int WIDTH = 256, PAGE = 32;  // columns of a head; keys
 constexpr int SLOTS = 4;     // of the ring that tiles of K and V go round
@@ -20,40 +20,23 @@ constexpr int OCTET_BYTES = 4 * GROUP_BYTES, TILE_BYTES = OCTETS * OCTET_BYTES;
 constexpr int QUERY_BLOCK_BYTES = ROWS * 64 * 2, QUERY_BYTES = 4 * QUERY_BLOCK_BYTES;  // of a warpgroup
 constexpr int TILES_AT = QUERIES * QUERY_BYTES;
 constexpr int BARRIERS_AT = TILES_AT + SLOTS * TILE_BYTES;
-constexpr int BLOCKS_AT = BARRIERS_AT + (2 * SLOTS + 3 * QUERIES) * 8;
-constexpr float LOG2_E = 1.4426950408889634f;
-#define NO_KEY_YET (-__int_as_float(0x7F800000))
+constexpr int QUERY_BARRIERS_AT = BARRIERS_AT + Stages<SLOTS>::BYTES;
+constexpr int BLOCKS_AT = QUERY_BARRIERS_AT + 3 * QUERIES * 8;
+
+static_assert(BLOCKS_AT + BLOCKS * sizeof(Block) == SHARED_BYTES, "");
 
 // Named barriers; 0 is __syncthreads. TURN + i: warpgroup i may issue; OWN + i: its threads meet.
 enum Barrier { TURN = 1, OWN = 3 };
 
-__device__ __forceinline__ u32 full_barrier(u32 shared, int slot) { return shared + BARRIERS_AT + slot * 8; }
-__device__ __forceinline__ u32 empty_barrier(u32 shared, int slot) { return full_barrier(shared, SLOTS + slot); }
+__device__ __forceinline__ Stages<SLOTS> tile_barriers(u32 shared) { return {shared + BARRIERS_AT}; }
 // The warpgroups use a place of queries by turns and have a barrier each for it: who waited on every other phase of one
 // would take the phase before the last for the awaited one while the other's queries are still on their way.
-__device__ __forceinline__ u32 query_barrier(u32 shared, int turn) { return full_barrier(shared, 2 * SLOTS + turn); }
+__device__ __forceinline__ u32 query_barrier(u32 shared, int turn) { return shared + QUERY_BARRIERS_AT + turn * 8; }
 __device__ __forceinline__ u32 used(u32 shared, int place) { return query_barrier(shared, 2 * QUERIES + place); }
 __device__ __forceinline__ int query_place(int turn) { return turn < QUERIES ? turn : turn - QUERIES; }
 
 __device__ __forceinline__ Block* block_at(unsigned char* memory, int visit) {
   return reinterpret_cast<Block*>(memory + BLOCKS_AT) + visit % BLOCKS;
-}
-
-// A place in a ring, and the parity of what is there.
-template <int SIZE>
-struct Ring {
-  int place;
-  u32 parity = 0;
-  __device__ __forceinline__ Ring(int first) : place(first) {}
-  __device__ __forceinline__ void advance(int by = 1) {
-    place += by;
-    if (place >= SIZE) place -= SIZE, parity ^= 1;
-  }
-};
-
-__device__ __forceinline__ void release(u32 barrier) {
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) mbarrier_arrive(barrier);
 }
 
 // Where one lane's octet of a tile lies: in a page map or, `own`, in a step map.
@@ -64,8 +47,9 @@ struct Place {
 
 __device__ __forceinline__ void load_tile(const TensorMap* pages, const TensorMap* step, u32 shared, Ring<SLOTS>& ring,
                                           const Place& place) {
-  mbarrier_wait(empty_barrier(shared, ring.place), ring.parity ^ 1);
-  const u32 barrier = full_barrier(shared, ring.place);
+  const Stages<SLOTS> barriers = tile_barriers(shared);
+  barriers.wait_empty(ring);
+  const u32 barrier = barriers.full(ring.place);
   const int lane = threadIdx.x % 32;
   if (lane == 0) mbarrier_expect(barrier, TILE_BYTES);
   __syncwarp();
@@ -82,9 +66,9 @@ __device__ __forceinline__ void produce(const Chunks& chunks, unsigned char* mem
                                         int entries) {
   const u32 shared = shared_address(memory);
   const int lane = threadIdx.x % 32, blocks = chunks.block_ends[chunks.count - 1];
-  Ring<SLOTS> ring(0);
-  Ring<QUERIES> places(0);
-  Ring<2 * QUERIES> queries(0);
+  Ring<SLOTS> ring;
+  Ring<QUERIES> places;
+  Ring<2 * QUERIES> queries;
   Place place = {}, before;
   for (int visit = 0, item = blockIdx.x;; visit++, item += chunks.ctas) {
     const bool more = item < blocks * chunks.kv_heads;
@@ -181,7 +165,7 @@ __device__ __forceinline__ void mask_scores(float (&s)[KEYS / 2], const Block& b
 #pragma unroll
     for (int i = 0; i < 4; i++) {
       const int at = i < 2 ? first_at : second_at, position = key + i % 2;
-      if (position > min(at, high) || position < max(at - window + 1, low)) s[octet * 4 + i] = NO_KEY_YET;
+      if (position > min(at, high) || position < max(at - window + 1, low)) s[octet * 4 + i] = NO_KEY;
     }
   }
 }
@@ -196,8 +180,8 @@ __device__ __forceinline__ void weigh(float (&s)[KEYS / 2], Rows& rows) {
   }
   first = fmaxf(rows.first_maximum, quad_maximum(first) * LOG2_E);
   second = fmaxf(rows.second_maximum, quad_maximum(second) * LOG2_E);
-  const float first_base = first == NO_KEY_YET ? 0.0f : first;  // a row that has seen no key yet
-  const float second_base = second == NO_KEY_YET ? 0.0f : second;
+  const float first_base = first == NO_KEY ? 0.0f : first;  // a row that has seen no key yet
+  const float second_base = second == NO_KEY ? 0.0f : second;
   rows.first_decay = power_of_two(rows.first_maximum - first_base);
   rows.second_decay = power_of_two(rows.second_maximum - second_base);
   rows.first_maximum = first, rows.second_maximum = second;
@@ -265,7 +249,8 @@ __device__ __forceinline__ void consume(const Chunks& chunks, unsigned char* mem
   const u32 shared = shared_address(memory);
   const int warpgroup = threadIdx.x / 128, window = chunks.window;
   const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;  // of the block's; and row + 8
-  Ring<SLOTS> ring(0);
+  const Stages<SLOTS> barriers = tile_barriers(shared);
+  Ring<SLOTS> ring;
   Ring<2 * QUERIES> queries(warpgroup);
   float s[KEYS / 2], o[128];
   u32 weights[KEYS / 4];
@@ -280,7 +265,7 @@ __device__ __forceinline__ void consume(const Chunks& chunks, unsigned char* mem
     weigh(s, rows);
   };
   if (warpgroup == 1) barrier_arrive(TURN, 256);
-  rows.first_maximum = rows.second_maximum = NO_KEY_YET;
+  rows.first_maximum = rows.second_maximum = NO_KEY;
   rows.first_sum = rows.second_sum = 0.0f;
 #pragma unroll
   for (int i = 0; i < 128; i++) o[i] = 0.0f;
@@ -288,11 +273,11 @@ __device__ __forceinline__ void consume(const Chunks& chunks, unsigned char* mem
   int tiles = block_at(memory, 0)->tiles;
   if (tiles == 0) return;
   bool whole = is_whole(*block_at(memory, 0), 0);
-  mbarrier_wait(full_barrier(shared, ring.place), ring.parity);
+  barriers.wait_full(ring);
   issue_scores(s, shared + query_place(queries.place) * QUERY_BYTES, shared + TILES_AT + ring.place * TILE_BYTES);
   wgmma_wait<0>();
   pin(s);
-  release(empty_barrier(shared, ring.place));
+  release(barriers.empty(ring.place));
   if (tiles == 1) release(used(shared, query_place(queries.place)));
   ring.advance();
   weigh_tile(whole);
@@ -308,7 +293,7 @@ __device__ __forceinline__ void consume(const Chunks& chunks, unsigned char* mem
     const bool more = tiles > 0;
     const int keys_at = ring.place;
     if (more) {
-      mbarrier_wait(full_barrier(shared, ring.place), ring.parity);
+      barriers.wait_full(ring);
       ring.advance();
     }
     barrier_sync(TURN + warpgroup, 256);
@@ -321,8 +306,8 @@ __device__ __forceinline__ void consume(const Chunks& chunks, unsigned char* mem
         o[i + 2] *= rows.second_decay, o[i + 3] *= rows.second_decay;
       }
     }
-    const u32 values = shared + TILES_AT + ring.place * TILE_BYTES, values_empty = empty_barrier(shared, ring.place);
-    mbarrier_wait(full_barrier(shared, ring.place), ring.parity);
+    const u32 values = shared + TILES_AT + ring.place * TILE_BYTES, values_empty = barriers.empty(ring.place);
+    barriers.wait_full(ring);
     ring.advance();
     if (!whole) clear_unwritten(*block_at(memory, visit), tile, values, window, OWN + warpgroup);
     issue_values(o, weights, values);
@@ -332,13 +317,13 @@ __device__ __forceinline__ void consume(const Chunks& chunks, unsigned char* mem
     tile++;
     if (last) {
       visit++, tile = 0;
-      rows.first_maximum = rows.second_maximum = NO_KEY_YET;
+      rows.first_maximum = rows.second_maximum = NO_KEY;
       rows.first_sum = rows.second_sum = 0.0f;
     }
     whole = is_whole(*block_at(memory, visit), tile);
     wgmma_wait<1>();
     pin(s);
-    if (more) release(empty_barrier(shared, keys_at));
+    if (more) release(barriers.empty(keys_at));
     if (tile + 1 == tiles) release(used(shared, query_place(queries.place)));
     weigh_tile(whole);
     done_before(rows.first_sum + rows.second_sum);
@@ -375,11 +360,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) sliding_chunk(
   Chunks described = {chunk_rows, chunk_starts, chunk_lengths, chunk_slots, block_ends,
                       chunks,     kv_heads,     group,         window,      older};
   if (threadIdx.x == 0) {
-    if (shared % 1024) __trap();  // octets are swizzled by their addresses
-    for (int slot = 0; slot < SLOTS; slot++) {
-      mbarrier_init(full_barrier(shared, slot), 1);
-      mbarrier_init(empty_barrier(shared, slot), 8);
-    }
+    check_memory(shared);
+    tile_barriers(shared).init(1, 8);
     for (int turn = 0; turn < 2 * QUERIES; turn++) mbarrier_init(query_barrier(shared, turn), 1);
     for (int place = 0; place < QUERIES; place++) mbarrier_init(used(shared, place), 4);
     mbarrier_init_fence();

@@ -18,8 +18,8 @@ THREADS = 384
 _BOX = (PART, 8, WIDTH // PART, 1)  # an octet: all columns of eight keys
 _TILE, _TILES, _QUERIES = 64, 4, 3  # keys of a tile; tiles, and queries of a warpgroup, that shared memory holds
 _BARRIERS, _BLOCKS = (2 * _TILES + 3 * _QUERIES) * 8, 4 * 18 * 4  # bytes
-SHARED_BYTES = 2 * WIDTH * (_TILES * _TILE + _QUERIES * ROWS // 2) + _BARRIERS + _BLOCKS
-SOURCE = CudaSource("sliding_attention_sm90.cu", "sliding_chunk", "sm_90a", headers=("sliding_blocks.cuh", "sm90.cuh"))
+_SHARED_BYTES = 2 * WIDTH * (_TILES * _TILE + _QUERIES * ROWS // 2) + _BARRIERS + _BLOCKS
+SOURCE = CudaSource("sliding_attention_sm90.cu", "sliding_chunk", "sm_90a", shared_bytes=_SHARED_BYTES)
 
 
 def page_maps(arena: Tensor, rows: LayerRows, *, promoted: bool = True) -> list[Any]:
@@ -69,7 +69,7 @@ def sliding_chunk(
     most_decodes = 0 if decodes is None else min(THREADS, decodes.numel())
     launch(
         SOURCE, grid=(chunks.most_sliding_blocks * rows.heads, 1), threads=THREADS,
-        shared_bytes=SHARED_BYTES, resident=True,
+        resident=True,
         arguments=(
             *((each, None) for each in (queries, *pages, *steps)), pointer(output), *map(pointer, described),
             (table.stride(0), ctypes.c_longlong), *((number, ctypes.c_int) for number in numbers), pointer(decodes),

@@ -10,7 +10,7 @@
 //
 // Whoever compiles defines WINDOW: keys that a row sees, at most 128 for each block.
 
-#include "sm90.cuh"
+#include "pipeline.cuh"
 
 constexpr int PARTS = 8;
 constexpr int WIDTH = 256;
@@ -34,12 +34,11 @@ constexpr int TILES_AT = WEIGHTS_AT + HEADS * WEIGHT_BYTES;  // maxima and sums 
 constexpr int PARTS_AT = TILES_AT + 2 * WARPS * HEADS * 4;   // pairs of them, of all blocks
 constexpr int SUMS_AT = PARTS_AT + PARTS * HEADS * 8;        // and this block's columns of their outputs
 constexpr int BARRIERS_AT = SUMS_AT + PARTS * HEADS * COLUMNS * 4;
-constexpr float LOG2_E = 1.4426950408889634f;
-#define NO_KEY (-__int_as_float(0x7F800000))
 
 // Each is used once: K has come, V has come, all parts have come.
 enum Barrier { FULL_K, FULL_V, WHOLE, BARRIERS };
 
+static_assert(BARRIERS_AT + BARRIERS * 8 == SHARED_BYTES, "");
 static_assert(TILES <= WARPS && OCTETS <= 32 && PARTS * HEADS <= THREADS && HEADS * COLUMNS <= THREADS, "");
 
 __device__ __forceinline__ u32 barrier_at(u32 shared, Barrier which) { return shared + BARRIERS_AT + which * 8; }
@@ -193,7 +192,7 @@ extern "C" __global__ void __cluster_dims__(PARTS, 1, 1) __launch_bounds__(THREA
   if (!settled) wait_for_prerequisites();
   if (warp == 0) {
     if (lane == 0) {
-      if (shared % 1024) __trap();  // octets are swizzled by their addresses
+      check_memory(shared);
       for (int i = 0; i < BARRIERS; i++) mbarrier_init(shared + BARRIERS_AT + i * 8, 1);
       mbarrier_init_fence();
     }

@@ -52,7 +52,7 @@ class DecodeKernel:
     @property
     def source(self) -> CudaSource:
         defines = (f"WINDOW={self.window}",)
-        return CudaSource("sliding_decode_sm90.cu", "sliding_decode", "sm_90a", defines, ("sm90.cuh",))
+        return CudaSource("sliding_decode_sm90.cu", "sliding_decode", "sm_90a", defines, self.shared_bytes)
 
 
 def takes(rows: LayerRows, *, count: int, query_heads: int) -> bool:
@@ -73,7 +73,7 @@ def sliding_decode(
     planes = ((first + rows.offsets[plane], ctypes.c_void_p) for plane in ("k", "v"))
     described = (decode.slots, decode.positions, table)
     launch(
-        kernel.source, grid=(rows.heads * PARTS, count), threads=THREADS, shared_bytes=kernel.shared_bytes,
+        kernel.source, grid=(rows.heads * PARTS, count), threads=THREADS,
         arguments=(
             # Each row is read once.
             *((each, None) for each in page_maps(arena, rows, promoted=False)), *planes,

@@ -1,13 +1,9 @@
-// PTX of compute capability 9.0 (sm_90a): barriers, the copy engine, and products of warpgroups and of warps on bfloat16
-// blocks whose rows are 128 bytes, swizzled by 128. Clusters whose CTAs share loads are of two. Addresses are of shared
-// memory, in bytes.
+// PTX of compute capability 9.0 (sm_90a): the copy engine, and products of warpgroups and of warps on bfloat16 blocks whose
+// rows are 128 bytes, swizzled by 128. Addresses are of shared memory, in bytes.
 
 #pragma once
 
-typedef unsigned int u32;
-typedef unsigned long long u64;
-
-constexpr int CLUSTER = 2;
+#include "barriers_sm90.cuh"
 
 struct alignas(64) TensorMap {
   u64 words[16];
@@ -16,72 +12,6 @@ struct alignas(64) TensorMap {
 __device__ __forceinline__ u32 shared_address(const void* pointer) {
   return (u32)__cvta_generic_to_shared(pointer);
 }
-
-__device__ __forceinline__ void barrier_sync(int name, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
-}
-
-__device__ __forceinline__ void barrier_arrive(int name, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
-}
-
-__device__ __forceinline__ void mbarrier_init(u32 barrier, int arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-}
-
-// Makes initialised barriers known to the cluster and to the copy engine; a barrier of all threads must follow.
-__device__ __forceinline__ void mbarrier_init_fence() {
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-
-__device__ __forceinline__ void mbarrier_expect(u32 barrier, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-
-__device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {
-  u32 done = 0;
-  while (!done)
-    asm volatile(
-        "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
-        : "=r"(done)
-        : "r"(barrier), "r"(parity)
-        : "memory");
-}
-
-__device__ __forceinline__ void mbarrier_arrive(u32 barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
-// Arrives at the same barrier of every CTA of the cluster. What must be over by then are reads of completed products.
-__device__ __forceinline__ void mbarrier_arrive_cluster(u32 barrier) {
-#pragma unroll
-  for (int rank = 0; rank < CLUSTER; rank++)
-    asm volatile(
-        "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
-        "mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [remote];\n}" ::"r"(barrier),
-        "r"(rank)
-        : "memory");
-}
-
-// Programmatic dependent launch, as dependent_launch.py has it: the one first, the other before any read or return.
-__device__ __forceinline__ void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;"); }
-__device__ __forceinline__ void wait_for_prerequisites() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-
-__device__ __forceinline__ u32 cluster_rank() {
-  u32 rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-
-__device__ __forceinline__ void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-// That a CTA has begun and its barriers are initialised, which `mbarrier_init_fence` says; of other writes it says nothing.
-__device__ __forceinline__ void cluster_arrive_begun() {
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 // To the place in the CTA `rank` of the cluster that `to` is in this one; that CTA's barrier counts the eight bytes.
 __device__ __forceinline__ void send_pair(u32 to, u32 barrier, u32 rank, float first, float second) {
@@ -92,20 +22,9 @@ __device__ __forceinline__ void send_pair(u32 to, u32 barrier, u32 rank, float f
       : "memory");
 }
 
-// For what other CTAs of the cluster have sent.
-__device__ __forceinline__ void mbarrier_wait_cluster(u32 barrier, u32 parity) {
-  u32 done = 0;
-  while (!done)
-    asm volatile(
-        "{\n.reg .pred p;\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, p;\n}"
-        : "=r"(done)
-        : "r"(barrier), "r"(parity)
-        : "memory");
-}
-
 // One box of a map to the same place in every CTA of the cluster; each CTA's barrier counts its bytes.
 __device__ __forceinline__ void load_box(const TensorMap* map, u32 to, u32 barrier, int x, int y, int z) {
+  chaos();
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
       " [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(to),
@@ -115,6 +34,7 @@ __device__ __forceinline__ void load_box(const TensorMap* map, u32 to, u32 barri
 
 // One box of a map to this CTA alone.
 __device__ __forceinline__ void load_own_box(const TensorMap* map, u32 to, u32 barrier, int x, int y, int z) {
+  chaos();
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(
           to),
@@ -124,6 +44,7 @@ __device__ __forceinline__ void load_own_box(const TensorMap* map, u32 to, u32 b
 
 // One box of a map of four dimensions, whole in the first and third, likewise.
 __device__ __forceinline__ void load_rows(const TensorMap* map, u32 to, u32 barrier, int y, int w) {
+  chaos();
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
       " [%0], [%1, {%3, %4, %3, %5}], [%2];" ::"r"(to),
@@ -147,11 +68,6 @@ __device__ __forceinline__ void wgmma_wait() {
 // and compute under them nothing.
 __device__ __forceinline__ void done_before(float number) {
   asm volatile("{\n.reg .pred p;\nsetp.lt.f32 p, %0, 0f00000000;\n@p nanosleep.u32 1;\n}" ::"f"(number) : "memory");
-}
-// What has been read from shared memory, in any combination, is there before what is volatile after it: the assembler
-// moves an arrival that frees the memory ahead of all uses of such reads, right behind those that are still on their way.
-__device__ __forceinline__ void read_before(u32 bits) {
-  asm volatile("{\n.reg .pred p;\nsetp.eq.u32 p, %0, 0x7F81A5C3;\n@p nanosleep.u32 1;\n}" ::"r"(bits) : "memory");
 }
 // Keeps reads and writes of accumulators on their side of a wait.
 template <int COUNT>
@@ -276,10 +192,21 @@ __device__ __forceinline__ void store_fragment(u32 block, int column, u32 a, u32
                : "memory");
 }
 
+constexpr float LOG2_E = 1.4426950408889634f;
+#define NO_KEY (-__int_as_float(0x7F800000))  // the score of a key that is not seen
+
 __device__ __forceinline__ float power_of_two(float exponent) {
   float power;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(exponent));
   return power;
+}
+
+// The tanh form. Its quotient is within two units of the last place, as Triton's is: both give the same bits.
+__device__ __forceinline__ float gelu(float x) {
+  const float u = 0.7978845608028654f * (x + 0.044715f * x * x * x);
+  float quotient;
+  asm("div.full.f32 %0, %1, %2;" : "=f"(quotient) : "f"(x), "f"(1.0f + __expf(-2.0f * u)));
+  return quotient;
 }
 
 __device__ __forceinline__ float quad_maximum(float value) {

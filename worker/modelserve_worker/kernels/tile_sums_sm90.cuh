@@ -3,7 +3,7 @@
 
 #pragma once
 
-#include "sm90.cuh"
+#include "pipeline.cuh"
 
 constexpr int OUTPUTS = 128;                                 // of a tile
 constexpr int CONSUMERS = 256;                               // threads: two warpgroups
@@ -47,8 +47,7 @@ __device__ __forceinline__ void multiply(float (&sums)[SUMS], const u32* a, u64 
 }
 
 __device__ __forceinline__ float opened(float gate, float up) {
-  const float x = rounded(gate), u = 0.7978845608028654f * (x + 0.044715f * x * x * x);
-  return rounded(__fdividef(x, 1.0f + __expf(-2.0f * u))) * rounded(up);
+  return rounded(gelu(rounded(gate))) * rounded(up);
 }
 
 struct Run {
@@ -160,9 +159,7 @@ __device__ __forceinline__ void add_partial_sums(float (&sums)[SUMS], float4* pa
   for (int other = cluster + 1; other < work.clusters && work.run(other, work.waves).begin < end; other++) {
     const int cta = other * CLUSTER + (int)cluster_rank();
     if (threadIdx.x == 0) {
-      int arrived = 0;
-      while (!arrived)
-        asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(arrived) : "l"(arrivals + cta) : "memory");
+      word_wait(arrivals + cta);
       arrivals[cta] = 0;  // as the next launch wants it
     }
     barrier_sync(PARTIAL, CONSUMERS);
