@@ -10,16 +10,22 @@ import numpy as np
 import pytest
 import torch
 from model_checkpoints import load_checkpoint, make_checkpoint, random_tokens, reference_logits
-from paged_logits import Forced, Replay, Traffic, replay
+from paged_logits import Forced, Replay, Traffic, geometry_of, replay
 from torch import Tensor
 from triton.runtime import interpreter
+from true_drafter import TrueDrafter
 
 from modelserve.sizing import kernel_buffers
 from modelserve_worker.batch import ScheduledBatch
+from modelserve_worker.engine.engine import Engine
 from modelserve_worker.execution import model_runner
 from modelserve_worker.execution.input_batch import StepSize
+from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.model_runner import GPUModelRunner
 from modelserve_worker.kernels import attention_triton
+from modelserve_worker.request import Request, SamplingParams
+from modelserve_worker.scheduling.admission import SchedulerLimits
+from modelserve_worker.scheduling.scheduler import Scheduler
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +60,46 @@ def test_steps_through_the_kernels_say_what_the_reference_says(variant: str, max
         audited=True,
     )  # fmt: skip
     check(done, requests, tmp_path)
+
+
+def told(runner: GPUModelRunner, requests: list[Request], pool_bytes: int) -> dict[str, list[int]]:
+    limits = SchedulerLimits(24, 2, 60, ())
+    scheduler = Scheduler(limits, runner.cache.geometry, pool_bytes, draft_tokens=runner.draft_tokens)
+    engine = Engine(scheduler, runner)
+    for request in requests:
+        engine.add(request)
+    while engine.has_work:
+        engine.step()
+    assert scheduler.arena.held_bytes == 0
+    return {request.request_id: request.output_token_ids for request in requests}
+
+
+@pytest.mark.parametrize("variant", ["31B", "E4B"])
+def test_drafts_that_the_kernels_verify_change_no_token(
+    variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Segments of five rows beside chunks and alone, over windows that have moved on; every row is stamped."""
+    make_checkpoint(variant, tmp_path, seed=2, head_dim=64, global_head_dim=128)
+    model = load_checkpoint(tmp_path)
+    geometry = geometry_of(model)
+    pool = 2 * geometry.held_bytes(60)
+
+    def requests() -> list[Request]:
+        return [
+            Request(str(n), tuple(random_tokens(n, seed=n)), SamplingParams(seed=n, max_tokens=7, temperature=1.0))
+            for n in (13, 4)
+        ]
+
+    def runner(drafter: TrueDrafter | None = None, **plain: bool) -> GPUModelRunner:
+        cache = KVCache(geometry, pool, device=torch.device("cpu"), debug_stamps=True)
+        return GPUModelRunner(
+            model, cache, max_num_batched_tokens=24, max_num_seqs=2, max_model_len=60, drafter=drafter, **plain
+        )
+
+    monkeypatch.setattr(attention_triton, "most_splits", lambda _: 2)
+    answers = told(runner(plain=True), requests(), pool)
+    drafter = TrueDrafter(answers, num_tokens=4, right=0.8, slots=2, longest=60, vocab_size=256)
+    assert told(runner(drafter), requests(), pool) == answers
 
 
 @torch.inference_mode()

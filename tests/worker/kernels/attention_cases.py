@@ -45,6 +45,18 @@ def running(values: list[int], size: int) -> list[int]:
     return ends + [ends[-1]] * (size - len(ends))
 
 
+def few_rows_step(case: PagedCase, slots: list[int], lengths: list[int], *, most_rows: int) -> Step:
+    """The last `lengths` positions of each slot are a segment; -1 is padding, of one row."""
+    starts = [case.contexts[s] - n if s >= 0 else -1 for s, n in zip(slots, lengths, strict=True)]
+    positions = [p + i if p >= 0 else -1 for p, n in zip(starts, lengths, strict=True) for i in range(n)]
+    numbers = [max(s, 0) for s, n in zip(slots, lengths, strict=True) for _ in range(n)]
+    firsts = torch.tensor([0, *lengths]).cumsum(0)[:-1].tolist()
+    columns = ([max(s, 0) for s in slots], starts, lengths, firsts)
+    decode = Segments(*(ints(each, case.device) for each in columns), most=len(slots), most_rows=most_rows)
+    at, of = ints(positions, case.device), ints(numbers, case.device)
+    return Step(at, ints([len(positions)], case.device), of, of, torch.full_like(of, -1), decode, None)
+
+
 def decode_step(case: PagedCase, slots: list[int]) -> Step:
     """Each slot's last position decodes; -1 is a padded row."""
     positions = ints([case.contexts[s] - 1 if s >= 0 else -1 for s in slots], case.device)

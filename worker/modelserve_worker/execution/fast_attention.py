@@ -35,7 +35,9 @@ class KernelAttention:
         *,
         max_num_seqs: int,
         max_model_len: int,
+        most_rows: int = 1,
     ) -> None:
+        """`most_rows`: of a segment that is no chunk."""
         architecture, device = model.architecture, cache.arena.device
         self._model = model
         self._architecture = architecture
@@ -58,7 +60,7 @@ class KernelAttention:
             most = max(most, kernels.decode_workspace(rows, query_heads=heads))
         keys = expansion_keys(max_model_len)
         self.blocks = QueryBlocks(tokens[LayerKind.GLOBAL], tokens[LayerKind.SLIDING], keys)
-        self._workspace = torch.empty(max_num_seqs * most, dtype=torch.float32, device=device)
+        self._workspace = torch.empty(max_num_seqs * most_rows * most, dtype=torch.float32, device=device)
         self._rotation: kernels.Rotation | None = None
         self._scratch: Tensor | None = None
         self._pairs = architecture.global_rotary_pairs

@@ -76,7 +76,7 @@ class GPUModelRunner:
             from modelserve_worker.execution.fast_attention import KernelAttention  # Triton, on GPUs alone
 
             self._kernels = KernelAttention(
-                model, cache, self.tables, max_num_seqs=max_num_seqs, max_model_len=max_model_len
+                model, cache, self.tables, max_num_seqs=max_num_seqs, max_model_len=max_model_len, most_rows=most_rows
             )
         self._packer = StepPacker(
             cache.geometry,

@@ -64,6 +64,17 @@ def tile_for(rows: LayerRows, *, door: Door, capability: int) -> Tile:
     return _tile(door, layout, capability)
 
 
+def query_block(queries: int) -> int:
+    """Rows of a matrix product that takes so many."""
+    return max(16, 1 << (queries - 1).bit_length())
+
+
+def decode_warps(tile: Tile, block: int) -> int:
+    """Warps of a program of `block` queries: a warp has at most as many accumulators as a lone row's program gives it,
+    up to 8 warps."""
+    return min(8, tile.warps * block // 16) if block > 16 else tile.warps
+
+
 def _tile(door: Door, layout: str, capability: int) -> Tile:
     for (lowest, highest), tile in zip(GENERATIONS, _TILES[door, layout], strict=True):
         if lowest <= capability <= highest:
@@ -145,10 +156,14 @@ def attention_specimens(
                 "MOST_SPLITS": 32, "SPLITS": 32, "SPLIT_PAGES": 4, "COLUMNS": 128, "INT8": fmt == "int8",
                 "BESIDE": False, "HEADS": shape["KV_HEADS"], "Q_HEADS": shape["KV_HEADS"] * shape["GROUP"], **constants,
             }  # fmt: skip
+            block = tile.rows
+            if "ROWS" in constants:
+                block = known["BLOCK_M"] = query_block(constants["ROWS"] * shape["GROUP"])
             chosen = {name: known[name] for name in names if name.isupper() or name == "D"}
             tiled = "TILE" in chosen
             highest = last if tiled else GENERATIONS[-1][1]
-            warps = tile.warps if tiled else 4
+            warps = decode_warps(tile, block) if "ROWS" in constants else tile.warps
+            warps = warps if tiled else 4
             stages = tile.stages if tiled else 3
             if (key := (*chosen.items(), highest)) in seen:
                 continue

@@ -25,7 +25,7 @@ from modelserve_worker.kernels import packed_decode_triton as packed_kernels
 from modelserve_worker.kernels import prepare_triton as prepare_kernels
 from modelserve_worker.kernels import sliding_attention_sm90 as hopper_sliding
 from modelserve_worker.kernels import sliding_decode_sm90 as hopper_decode
-from modelserve_worker.kernels.attention_tiles import FORMAT_NAMES, Tile, tile_for
+from modelserve_worker.kernels.attention_tiles import FORMAT_NAMES, Tile, decode_warps, query_block, tile_for
 from modelserve_worker.kernels.dependent_launch import dependent_launch
 from modelserve_worker.kernels.paged_layout import LayerRows
 from modelserve_worker.kernels.step import Segments, Step
@@ -129,28 +129,30 @@ def decode_attention(
     """
     decode = step.decode
     assert decode is not None
-    heads, width, count = q.shape[1], q.shape[2], decode.slots.numel()
-    if tile.sm90 and rows.entries and hopper_decode.takes(rows, count=count, query_heads=heads):
+    heads, width, count, few = q.shape[1], q.shape[2], decode.slots.numel(), decode.most_rows
+    hopper = tile.sm90 and few == 1  # its kernels attend for one row of a request
+    if hopper and rows.entries and hopper_decode.takes(rows, count=count, query_heads=heads):
         hopper_decode.sliding_decode(q, output, decode, rows=rows, table=table, arena=arena)
         return
     group = heads // rows.heads
     packed = rows.dtype in EIGHT_BIT
     (elements, scales), numbers, fmt = page_arguments(rows, arena, packed=packed)
     most = most_splits(rows)
-    parts = count * most * heads
+    parts = count * few * most * heads
     sizes = (parts * width, parts, parts)
     partial, maxima, sums = workspace[: sum(sizes)].split_with_sizes(sizes)
     split = {
         "PAGE": rows.page_tokens, "MOST_SPLITS": most,
         "SPLIT_PAGES": SLIDING_SPLIT_PAGES if rows.entries else GLOBAL_SPLIT_PAGES,
     }  # fmt: skip
-    shape = {"KV_HEADS": rows.heads, "GROUP": group, "D": width}
+    shape = {"KV_HEADS": rows.heads, "GROUP": group, "D": width, "ROWS": few}
+    block = query_block(group * few)
     tiled = {
         "TILE": tile.keys,
         **({"FORMAT": fmt} if packed else {}),
-        "BLOCK_M": max(16, group),
+        "BLOCK_M": block,
         "BESIDE": beside,
-        "num_warps": tile.warps,
+        "num_warps": decode_warps(tile, block),
         "num_stages": tile.stages,
         **dependent_launch(),
     }
@@ -161,6 +163,8 @@ def decode_attention(
         sums,
         decode.slots,
         decode.starts,
+        decode.lengths,
+        decode.rows,
         table,
         table.stride(0),
         elements,
@@ -176,8 +180,8 @@ def decode_attention(
         turns = (rotation.start_cos, rotation.start_sin, rotation.turn_cos, rotation.turn_sin)
         v_only = packed_kernels.split_decode_v_only_packed if packed else decode_kernels.split_decode_v_only
         if packed and math.prod(grid) <= ALONE:  # unpacking binds a program that has a multiprocessor to itself
-            tiled["num_warps"] = 2 * tile.warps
-        if tile.sm90 and hopper_global.takes(rows, query_heads=heads, pairs=rotation.pairs):
+            tiled["num_warps"] = max(2 * tile.warps, decode_warps(tile, block))
+        if hopper and hopper_global.takes(rows, query_heads=heads, pairs=rotation.pairs):
             hopper_global.split_decode(
                 q, partial, maxima, sums, decode, rows=rows, table=table, arena=arena, key_weight=key_weight,
                 turns=turns, most_splits=most, split_pages=split["SPLIT_PAGES"], beside=beside,
@@ -188,9 +192,9 @@ def decode_attention(
         kernel = packed_kernels.split_decode_packed if packed else decode_kernels.split_decode
         kernel[grid](*common, ENTRIES=rows.entries, WINDOW=rows.window, **shape, **split, **tiled)
     splits = triton.next_power_of_2(most)
-    columns = min(width, 64 if count * heads * width <= FEW_RESULTS else 128)
-    decode_kernels.combine[(count, heads, width // columns)](
-        partial, maxima, sums, decode.starts, output,
+    columns = min(width, 64 if count * few * heads * width <= FEW_RESULTS else 128)
+    decode_kernels.combine[(count * few, heads, width // columns)](
+        partial, maxima, sums, decode.starts, decode.lengths, decode.rows, output,
         PAIRS=rotation.pairs if rows.v_only and rotation is not None else 0, WINDOW=rows.window,
         SPLITS=splits, COLUMNS=columns, **shape, **split,
         num_warps=min(4, max(1, splits * columns // PER_WARP)), **dependent_launch(),
