@@ -149,15 +149,20 @@ def assert_same(said: Said, alone: Said, name: str) -> None:
         assert said.prompt.logprobs == pytest.approx(alone.prompt.logprobs, abs=2e-4)
 
 
-@pytest.mark.parametrize(("k", "right"), [(1, 0.5), (2, 1.0), (3, 0.5), (4, 0.0), (4, 1.0)])
-def test_requests_say_what_they_say_without_drafts(trained, model, without, k: int, right: float) -> None:
+@pytest.mark.parametrize(
+    ("k", "right", "ahead"),
+    [(1, 0.5, False), (2, 1.0, True), (3, 0.5, False), (4, 0.0, True), (4, 0.6, True), (4, 1.0, False)],
+)
+def test_requests_say_what_they_say_without_drafts(trained, model, without, k: int, right: float, ahead: bool) -> None:
     """Chunked prompts, n answers, penalties, filters, stop strings and tokens, grammars, scores, an abort, and
-    requests that are preempted and recomputed, in a pool that is too small for all."""
+    requests that are preempted and recomputed, in a pool that is too small for all. `ahead`: each step is launched
+    before it is known how many drafts of the one before are accepted."""
     answers = {name: said.tokens for name, said in without.items()}
     drafter = TrueDrafter(
         answers, num_tokens=k, right=right, slots=SEQUENCES, longest=LONGEST, vocab_size=model.architecture.vocab_size
     )
     engine, told = engine_of(trained, model, drafter, pool_of=2), []
+    engine.runner.launches_ahead = ahead
     update = engine.scheduler.update
     engine.scheduler.update = lambda sampled: told.append(int(sampled.counts.max(initial=0))) or update(sampled)
     said = run(trained, engine, specs(trained), aborted="r1", preempting=True, seed=k)

@@ -78,7 +78,7 @@ def told(runner: GPUModelRunner, requests: list[Request], pool_bytes: int) -> di
 def test_drafts_that_the_kernels_verify_change_no_token(
     variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Segments of five rows beside chunks and alone, over windows that have moved on; every row is stamped."""
+    """Segments of five rows beside chunks and alone, launched ahead of the answer before; every row is stamped."""
     make_checkpoint(variant, tmp_path, seed=2, head_dim=64, global_head_dim=128)
     model = load_checkpoint(tmp_path)
     geometry = geometry_of(model)
@@ -99,7 +99,9 @@ def test_drafts_that_the_kernels_verify_change_no_token(
     monkeypatch.setattr(attention_triton, "most_splits", lambda _: 2)
     answers = told(runner(plain=True), requests(), pool)
     drafter = TrueDrafter(answers, num_tokens=4, right=0.8, slots=2, longest=60, vocab_size=256)
-    assert told(runner(drafter), requests(), pool) == answers
+    drafted = runner(drafter)
+    drafted.launches_ahead = True
+    assert told(drafted, requests(), pool) == answers
 
 
 @torch.inference_mode()

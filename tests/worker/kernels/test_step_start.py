@@ -54,12 +54,36 @@ def test_tokens_count_while_the_drafts_before_them_are_right(segments: int, colu
     draws = Draws(*(torch.from_numpy(each.astype(np.int32)).to(device) for each in (slots, firsts, lengths, rows)))
     for doors in (TritonStep(), PlainStepDoors()):
         known = torch.full((256, columns), 1000, dtype=torch.int32, device=device)
+        at, positions = torch.full((256,), -5, dtype=torch.int32, device=device), 3 * torch.arange(len(fed)).int()
         counts = doors.accept(
-            torch.from_numpy(sampled).to(device), torch.from_numpy(fed.astype(np.int32)).to(device), draws, known
-        )
+            torch.from_numpy(sampled).to(device), torch.from_numpy(fed.astype(np.int32)).to(device),
+            positions.to(device), draws, known, at,
+        )  # fmt: skip
         assert counts.tolist() == expected
+        reached = dict(zip(slots.tolist(), (3 * (rows + expected - 1) + 1).tolist(), strict=True))
+        assert at.tolist() == [reached.get(slot, -5) if columns > 1 else -5 for slot in range(256)]
         assert known[:, 0].tolist() == [last.get(slot, 1000) for slot in range(256)]
         assert (known[:, 1:] == 1000).all(), "the drafter's own"
+
+
+@pytest.mark.parametrize("arrays", [1, 4])
+def test_what_was_placed_where_all_drafts_are_right_goes_to_where_they_were(arrays: int, device: torch.device) -> None:
+    generator = torch.Generator().manual_seed(arrays)
+    at = torch.randint(0, 900, (64,), generator=generator, dtype=torch.int32)
+    assumed = torch.where(torch.arange(64) % 3 > 0, at + torch.arange(64).int() % 5, -1)  # a third is known
+    moved = torch.where(assumed >= 0, at - assumed, 0)
+    placed = []
+    for rows in (1, 300, 64, 7)[:arrays]:
+        slots = torch.randint(-1, 64, (rows,), generator=generator, dtype=torch.int32)
+        placed.append((torch.randint(0, 1000, (rows,), generator=generator, dtype=torch.int32), slots))
+    expected = [
+        [v + int(moved[s]) if s >= 0 else v for v, s in zip(values.tolist(), slots.tolist(), strict=True)]
+        for values, slots in placed
+    ]
+    for doors in (TritonStep(), PlainStepDoors()):
+        given = [(values.clone().to(device), slots.to(device)) for values, slots in placed]
+        doors.settle(given, assumed.int().to(device), at.to(device))
+        assert [values.tolist() for values, _ in given] == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])

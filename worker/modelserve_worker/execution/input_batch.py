@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from modelserve.errors import InvalidInput
 from modelserve.sizing.kernel_buffers import chunk_slots
 from modelserve.sizing.pages import CacheGeometry
-from modelserve_worker.batch import ScheduledBatch, row_places
+from modelserve_worker.batch import IN_FLIGHT, ScheduledBatch, row_places
 from modelserve_worker.execution.staging import StagingBuffer
 from modelserve_worker.kernels.step import Draws, Segments, Step
 
@@ -75,6 +75,8 @@ class StepPacker:
         decodes |= _sections("", _DRAWS, max_num_seqs) | _sections("", _SAMPLED, self._few)
         chunks = _sections("chunk_", (*_SEGMENT, "sliding_blocks"), self._chunk_slots)
         kept = {**_sections("", _KEPT, self._few), **_sections("kept_segment_", _SEGMENT, max_num_seqs)}
+        if most_rows > 1:
+            decodes["assumed"] = max_num_seqs
         passes = _sections("pass_", ("blocks", "pages", "key_rows"), max_num_seqs * self._chunk_slots)
         self._decodes = StagingBuffer({"num_rows": 1, **_sections("", _ROW, self._few), **decodes}, device)
         self._any = StagingBuffer(
@@ -109,6 +111,8 @@ class StepPacker:
         rows = batch.num_tokens if padded_to is None else padded_to.rows
         firsts = np.cumsum(batch.lengths) - batch.lengths
         self._fill_rows(staging, batch, firsts, decodes, rows, window=self._kept_window(batch, narrows=narrows))
+        if self.most_rows > 1:
+            self._fill_assumed(staging, batch, firsts)
         columns = (batch.slots, batch.starts, batch.lengths, firsts)
         self._fill_segments(staging, "decode_", tuple(column[:decodes] for column in columns))
         segments, drawn = self._fill_samples(staging, batch, batch.kept if narrows else batch.lengths)
@@ -165,7 +169,7 @@ class StepPacker:
     def _clear(self, staging: StagingBuffer) -> None:
         staging.begin()
         for name in staging.names:
-            staging.host(name)[:] = _PADDING if name.endswith(("positions", "slots", "starts")) else 0
+            staging.host(name)[:] = _PADDING if name.endswith(("positions", "slots", "starts", "assumed")) else 0
         staging.send()
 
     def _step(
@@ -189,6 +193,7 @@ class StepPacker:
             passes=passes,
             token_ids=token_ids,
             narrowed=narrowed,
+            assumed=staging.device("assumed") if self.most_rows > 1 else None,
         )
 
     def _few_rows(self, staging: StagingBuffer, prefix: str, count: int, *, settled: bool = True) -> Segments:
@@ -265,6 +270,12 @@ class StepPacker:
             section = staging.host(name)
             section[:tokens] = values
             section[tokens:rows] = padding
+
+    def _fill_assumed(self, staging: StagingBuffer, batch: ScheduledBatch, firsts: Ints) -> None:
+        ahead = batch.token_ids[firsts] == IN_FLIGHT
+        section = staging.host("assumed")
+        section[:] = _PADDING
+        section[batch.slots[ahead]] = batch.starts[ahead]
 
     def _fill_segments(self, staging: StagingBuffer, prefix: str, columns: tuple[Ints, ...]) -> None:
         count = len(columns[0])

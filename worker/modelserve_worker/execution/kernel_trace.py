@@ -263,7 +263,8 @@ def _sample(architecture: ModelArchitecture, args: EngineArgs, parallel: TensorP
         columns=SlotColumns(_on_cuda(slots.device.words), slots.device.top_k.numel()),
     )  # fmt: skip
     tokens = draw_candidates(sampling_door(_CUDA), parallel, logits, rows, first_token=0)
-    step_doors(_CUDA).accept(tokens, sampled, Draws(sampled, sampled, sampled, sampled), sampled.view(-1, 1))
+    draws = Draws(sampled, sampled, sampled, sampled)
+    step_doors(_CUDA).accept(tokens, sampled, sampled, draws, sampled.view(-1, 1), sampled)
 
 
 def _on_cuda(value: Any) -> Any:

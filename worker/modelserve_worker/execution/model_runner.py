@@ -66,7 +66,7 @@ class GPUModelRunner:
         self.model = model
         self.cache = cache
         model.share_workspace()
-        self.launches_ahead = device.type == "cuda"
+        self._on_gpu = self.launches_ahead = device.type == "cuda"
         self._drafter = drafter
         self.draft_tokens = 0 if drafter is None else drafter.num_tokens
         most_rows = 1 + self.draft_tokens
@@ -100,6 +100,7 @@ class GPUModelRunner:
             max_num_seqs=max_num_seqs * most_rows, vocab_size=architecture.vocab_size, device=device
         )
         self._doors = step_doors(device)
+        self.slot_positions = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
         self.slot_tokens = torch.zeros(max_num_seqs, most_rows, dtype=torch.int32, device=device)
         self._names: dict[int, str] = {}  # request ids by slot
         self._graphs: StepGraphs | None = None
@@ -183,7 +184,7 @@ class GPUModelRunner:
         lengths = batch.lengths if step.narrowed is None else batch.kept
         scored = self._scorer.score(batch, lengths, lambda some: self.model.parallel.all_gather(head(result[some])))
         if step.sampled_slots is None:
-            return LaunchedStep(batch.step, None, on_gpu=self.launches_ahead, scored=scored)
+            return LaunchedStep(batch.step, None, on_gpu=self._on_gpu, scored=scored)
         sample = partial(self._sampled, batch, step, head(_sampled_rows(result, step)), scored)
         return UnsampledStep(sample) if len(batch.constrained) else sample()
 
@@ -200,10 +201,21 @@ class GPUModelRunner:
     def _hidden(self, step: Step, batch: ScheduledBatch | None = None) -> Tensor:
         """`batch` None: the step is captured."""
         assert step.token_ids is not None
+        if step.assumed is not None:
+            self._settle(step, step.assumed)
         tokens = self._doors.tokens(step.token_ids, step.global_slots, self.slot_tokens)
         attention = self._attention(step, batch)
         hidden: Tensor = self.model(tokens, step.positions, attention, num_rows=step.num_rows, narrowed=step.narrowed)
         return hidden
+
+    def _settle(self, step: Step, assumed: Tensor) -> None:
+        placed = [(step.positions, step.global_slots)]
+        if step.decode is not None:
+            placed.append((step.decode.starts, step.decode.slots))
+        if step.narrowed is not None and step.narrowed.decode is not None:
+            kept, few = step.narrowed, step.narrowed.decode
+            placed += [(kept.positions, kept.global_slots), (few.starts, few.slots)]
+        self._doors.settle(placed, assumed, self.slot_positions)
 
     def _logits(self, step: Step) -> Tensor:
         """Raw logits of every row, of this rank's tokens."""
@@ -229,18 +241,22 @@ class GPUModelRunner:
         sampled = self._sample(batch, step, logits, sent)
         assert step.draws is not None
         assert step.token_ids is not None
-        counts = self._doors.accept(sampled.tokens, step.token_ids, step.draws, self.slot_tokens)
+        counts = self._doors.accept(
+            sampled.tokens, step.token_ids, step.positions, step.draws, self.slot_tokens, self.slot_positions
+        )
         drafted = None
         if self._drafter is not None:
-            slots, positions = step.draws.slots, step.positions[step.draws.rows + counts - 1] + 1
-            proposed = self._drafter.propose(slots, self.slot_tokens[slots, 0], positions)
+            slots = step.draws.slots
+            proposed = self._drafter.propose(slots, self.slot_tokens[slots, 0], self.slot_positions[slots])
             self.slot_tokens[slots, 1:] = proposed
             drafted = Drafted(drawn[drawn > 0], counts, proposed)
-        return LaunchedStep(batch.step, sampled, on_gpu=self.launches_ahead, scored=scored, drafted=drafted)
+        return LaunchedStep(batch.step, sampled, on_gpu=self._on_gpu, scored=scored, drafted=drafted)
 
     def _sample(self, batch: ScheduledBatch, step: Step, logits: Tensor, masks: TokenMasks | None) -> SamplerOutput:
         slots, positions, counts = step.sampled_slots, step.sampled_positions, step.output_counts
         assert slots is not None and positions is not None and counts is not None  # noqa: PT018 - all or none
+        if step.assumed is not None:
+            self._doors.settle([(positions, slots), (counts, slots)], step.assumed, self.slot_positions)
         segments, offsets = row_places(batch.drawn)
         return self._sampler.sample(
             logits,
@@ -269,6 +285,10 @@ class GPUModelRunner:
             self._kernels.begin(step, batch)
             return self._kernels
         assert batch is not None
+        if step.assumed is not None and step.decode is not None:
+            starts = batch.starts.copy()
+            starts[: step.decode.most] = step.decode.starts.cpu().numpy()
+            batch = replace(batch, starts=starts)
         kept = 1 if step.narrowed is None else int(batch.kept.max())
         return PagedAttention(
             batch,

@@ -69,6 +69,9 @@ class Step:
     token_ids: Tensor | None = None  # int32 [T]; -1 - j: what the slot has on the device. None once narrowed
     narrowed: Step | None = None
     kept: Tensor | None = None  # int32 [T], of a narrowed step: its rows in the step, 0 for padding
+    # int32 [slots]: where the host assumed a slot whose drafts in flight may not all be accepted, -1: it knows. None:
+    # there are no drafts. All positions are what they would be there, until `StepDoors.settle`.
+    assumed: Tensor | None = None
     draws: Draws | None = None
     # N rows that get a token; None: none does. `sampled_rows` None: they are the first of those with hidden states.
     sampled_rows: Tensor | None = None  # int32 [N]

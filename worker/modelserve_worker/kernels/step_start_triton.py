@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -16,6 +18,7 @@ from modelserve_worker.kernels.step import Draws
 Rotation = tuple[Tensor, Tensor]  # cos and sin
 
 _BLOCK = 128  # rows of one program
+_PLACED = 4  # arrays that one launch settles at most
 
 
 # Slots are parts of a step's buffer, and the rows are the batch's.
@@ -35,11 +38,13 @@ def step_tokens(ids, slots, slot_tokens, rows, COLUMNS: tl.constexpr, BLOCK: tl.
 def accept_tokens(
     sampled,
     fed,
+    positions,
     slots,
     firsts,
     lengths,
     rows,
     slot_tokens,
+    slot_positions,
     counts,
     segments,
     COLUMNS: tl.constexpr,  # of slot_tokens: most tokens of a segment
@@ -64,6 +69,61 @@ def accept_tokens(
         count += right.to(tl.int32)
     tl.store(slot_tokens + slot * COLUMNS, tl.maximum(last, 0).to(tl.int32), mask=inside)
     tl.store(counts + segment, count, mask=inside)
+    if COLUMNS > 1:
+        tl.store(slot_positions + slot, tl.load(positions + row + count - 1, mask=inside, other=0) + 1, mask=inside)
+
+
+@triton.jit
+def moved_to(values, slots, rows, row, assumed, slot_positions):
+    """Add to each of `rows` values what its slot is ahead of where it was assumed."""
+    slot = tl.load(slots + row, mask=row < rows, other=-1)
+    from_position = tl.load(assumed + slot, mask=slot >= 0, other=-1)
+    wanted = from_position >= 0
+    moved = tl.load(slot_positions + slot, mask=wanted, other=0) - from_position
+    tl.store(values + row, tl.load(values + row, mask=wanted, other=0) + moved, mask=wanted)
+
+
+@triton.jit(
+    do_not_specialize=["rows_0", "rows_1", "rows_2", "rows_3"],
+    do_not_specialize_on_alignment=[
+        "values_0",
+        "values_1",
+        "values_2",
+        "values_3",
+        "slots_0",
+        "slots_1",
+        "slots_2",
+        "slots_3",
+    ],
+)
+def settle_positions(
+    values_0,
+    slots_0,
+    rows_0,
+    values_1,
+    slots_1,
+    rows_1,
+    values_2,
+    slots_2,
+    rows_2,
+    values_3,
+    slots_3,
+    rows_3,
+    assumed,
+    slot_positions,
+    BLOCK: tl.constexpr,
+):
+    launch_dependents()
+    wait_for_prerequisites()
+    row, which = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1)
+    if which == 0:
+        moved_to(values_0, slots_0, rows_0, row, assumed, slot_positions)
+    elif which == 1:
+        moved_to(values_1, slots_1, rows_1, row, assumed, slot_positions)
+    elif which == 2:
+        moved_to(values_2, slots_2, rows_2, row, assumed, slot_positions)
+    else:
+        moved_to(values_3, slots_3, rows_3, row, assumed, slot_positions)
 
 
 @triton.jit
@@ -120,18 +180,37 @@ class TritonStep:
         )  # fmt: skip
         return (cos_1, sin_1), (cos_2, sin_2)
 
-    def accept(self, sampled: Tensor, fed: Tensor, draws: Draws, slot_tokens: Tensor) -> Tensor:
+    def settle(self, placed: Sequence[tuple[Tensor, Tensor]], assumed: Tensor, slot_positions: Tensor) -> None:
+        most = max(values.shape[0] for values, _ in placed)
+        pairs = [(values, slots, values.shape[0]) for values, slots in placed]
+        pairs += [pairs[0]] * (_PLACED - len(pairs))  # of which no program asks
+        settle_positions[(triton.cdiv(most, _BLOCK), len(placed))](
+            *(each for pair in pairs for each in pair), assumed, slot_positions, BLOCK=_BLOCK, num_warps=1,
+            **dependent_launch(),
+        )  # fmt: skip
+
+    def accept(
+        self, sampled: Tensor, fed: Tensor, positions: Tensor, draws: Draws, slot_tokens: Tensor, slot_positions: Tensor
+    ) -> Tensor:
         segments, counts = draws.slots.shape[0], torch.empty_like(draws.slots)
         accept_tokens[(triton.cdiv(segments, _BLOCK),)](
-            sampled, fed, *draws, slot_tokens, counts, segments, COLUMNS=slot_tokens.shape[1], BLOCK=_BLOCK,
-            num_warps=1, **dependent_launch(),
+            sampled, fed, positions, *draws, slot_tokens, slot_positions, counts, segments,
+            COLUMNS=slot_tokens.shape[1], BLOCK=_BLOCK, num_warps=1, **dependent_launch(),
         )  # fmt: skip
         return counts
 
 
 _INTS = dict.fromkeys(("ids", "slots", "slot_tokens"), "*i32")
-_DRAWN = dict.fromkeys(("fed", "slots", "firsts", "lengths", "rows", "slot_tokens", "counts"), "*i32")
+_DRAWN = dict.fromkeys(
+    ("fed", "positions", "slots", "firsts", "lengths", "rows", "slot_tokens", "slot_positions", "counts"), "*i32"
+)
+_SETTLED = {
+    f"{name}_{i}": "i32" if name == "rows" else "*i32" for i in range(4) for name in ("values", "slots", "rows")
+}
 SPECIMENS = (
+    KernelSpecimen(
+        settle_positions, {**_SETTLED, "assumed": "*i32", "slot_positions": "*i32"}, {"BLOCK": _BLOCK}, num_warps=1
+    ),
     *(
         KernelSpecimen(kernel, arguments, {"COLUMNS": columns, "BLOCK": _BLOCK}, num_warps=1)
         for columns in (1, 5)

@@ -65,6 +65,7 @@ class SlotCounters:
         self.held_bytes = np.zeros(slots, dtype=np.int64)  # pool bytes of its pages
         self.last_step = np.zeros(slots, dtype=np.int64)  # newest step it is in; -1: none yet
         self.constrained: NDArray[np.bool_] = np.zeros(slots, dtype=np.bool_)  # its tokens are masked
+        self.undrafted = np.zeros(slots, dtype=np.int32)  # tokens below which it takes no drafts
         self.drafted: NDArray[np.bool_] = np.zeros(slots, dtype=np.bool_)  # its drafter has proposed what follows
         self.scored: NDArray[np.bool_] = np.zeros(slots, dtype=np.bool_)  # its prompt's log probabilities are asked for
 
@@ -80,6 +81,8 @@ class SlotCounters:
         self.last_token[slot] = (request.output_token_ids or request.prompt_token_ids)[-1]
         self.last_step[slot] = -1
         self.drafted[slot] = False
+        # Which tokens `min_tokens` bans follows from how many there are, which the host must know.
+        self.undrafted[slot] = len(request.prompt_token_ids) + request.sampling.min_tokens
         self.constrained[slot] = request.constraint is not None
         # With the first token they went out.
         self.scored[slot] = request.sampling.prompt_logprobs is not None and not request.output_token_ids

@@ -29,7 +29,9 @@ Drafts. A decode takes along what a drafter on the device proposes to follow it,
 has pages that nobody has to give up. How many are accepted is in the answer.
 
 Overlap. Step n + 1 may be scheduled before the result of step n is known. A token that step n samples is then
-IN_FLIGHT. The end of a request by length is known ahead, and no step is scheduled past it; a stop or an abort is found
+IN_FLIGHT. Of its drafts all are assumed to be accepted: pages are planned for that, the device starts where its request
+is, and the answer takes back what was assumed too much. The end of a request by length is known ahead, and no step is
+scheduled past it, nor one that might be while drafts are in flight; a stop or an abort is found
 one step late, and the token of the step in flight is discarded. Slot and pages return after the last step in flight.
 
 Failure. A failed step ends its requests, and leaves the device's block tables unknown until the next step names every
@@ -310,7 +312,8 @@ class Scheduler:
         the request may still say, and what pages cover that no other request has to give up."""
         counters = self._counters
         room = np.minimum(counters.most_cached[decodes] - counters.known[decodes], self._draft_tokens)
-        drafts = np.where(counters.drafted[decodes], np.maximum(room, 0), 0).astype(np.int32)
+        drafted = counters.drafted[decodes] & (counters.known[decodes] >= counters.undrafted[decodes])
+        drafts = np.where(drafted, np.maximum(room, 0), 0).astype(np.int32)
         if not drafts.any():
             return drafts
         drafts = np.clip(spare - (np.cumsum(drafts) - drafts), 0, drafts).astype(np.int32)
