@@ -107,9 +107,10 @@ class StepPacker:
         decodes = int(longer[0]) if len(longer) else batch.num_requests
         staging = self._any if len(longer) else self._decodes
         staging.begin()
-        narrows = self.narrows(batch)
+        narrows = len(longer) > 0 and self.narrows(batch)
         rows = batch.num_tokens if padded_to is None else padded_to.rows
-        firsts = np.cumsum(batch.lengths) - batch.lengths
+        lone = batch.num_tokens == batch.num_requests
+        firsts = self._numbers[: batch.num_requests] if lone else np.cumsum(batch.lengths) - batch.lengths
         self._fill_rows(staging, batch, firsts, decodes, rows, window=self._kept_window(batch, narrows=narrows))
         if self.most_rows > 1:
             self._fill_assumed(staging, batch, firsts)
@@ -224,10 +225,15 @@ class StepPacker:
                 f"{name} has {batch.num_requests} requests and {batch.num_tokens} tokens; the runner was made for "
                 f"{self._max_num_seqs} and {self._max_tokens}"
             )
-        if (batch.drawn < 0).any() or (batch.sampled > batch.lengths).any() or (batch.drawn > self.most_rows).any():
+        drawn = batch.drawn
+        if drawn.min() < 0 or drawn.max() > self.most_rows or (batch.sampled > batch.lengths).any():
             raise InvalidInput(f"{name} draws tokens of rows that it does not have, or of more than {self.most_rows}")
         few = batch.lengths <= self.most_rows
-        lowest: Ints | int = np.where(_of_rows(batch, few), np.int32(-self.most_rows), np.int32(0)) if few.any() else 0
+        lowest: Ints | int = 0
+        if few.all():
+            lowest = -self.most_rows
+        elif few.any():
+            lowest = np.where(_of_rows(batch, few), np.int32(-self.most_rows), np.int32(0))
         if (batch.token_ids < lowest).any() or batch.token_ids.max() >= self._vocab_size:
             raise InvalidInput(f"{name}: a token id outside 0..{self._vocab_size - 1}")
         if batch.slots.min() < 0 or batch.slots.max() >= self._max_num_seqs or batch.starts.min() < 0:
@@ -302,33 +308,28 @@ class StepPacker:
 
     def _fill_samples(self, staging: StagingBuffer, batch: ScheduledBatch, lengths: Ints) -> tuple[int, int]:
         """How many segments get tokens, and how many, of rows that lie back to back, `lengths` of each segment."""
-        drawn = batch.drawn
-        drawing = np.flatnonzero(drawn)
-        for name, values in zip(
-            _DRAWS,
-            (
-                batch.slots[drawing],
-                (np.cumsum(drawn) - drawn)[drawing],
-                drawn[drawing],
-                (np.cumsum(batch.lengths) - drawn)[drawing],
-            ),
-            strict=True,
-        ):
-            staging.host(name)[: len(drawing)] = values
-        segments, offsets = row_places(drawn)
-        firsts = offsets - drawn[segments]  # from the segment's end
-        for name, values in zip(
-            _SAMPLED,
-            (
-                np.cumsum(lengths)[segments] + firsts,
+        drawn, numbers = batch.drawn, self._numbers
+        if batch.num_tokens == batch.num_requests == np.count_nonzero(drawn):  # decodes alone, nearly always
+            count = len(drawn)
+            columns: tuple[Ints, ...] = (batch.slots, numbers[:count], drawn, numbers[:count])
+            rows = (numbers[:count], batch.slots, batch.starts + 1, batch.output_counts)
+        else:
+            drawing, (segments, offsets) = np.flatnonzero(drawn), row_places(drawn)
+            firsts = offsets - drawn[segments]  # from the segment's end
+            columns = tuple(
+                each[drawing].astype(np.int32)
+                for each in (batch.slots, np.cumsum(drawn) - drawn, drawn, np.cumsum(batch.lengths) - drawn)
+            )
+            rows = (
+                (np.cumsum(lengths)[segments] + firsts).astype(np.int32),
                 batch.slots[segments],
                 (batch.starts + batch.lengths)[segments] + firsts + 1,
                 batch.output_counts[segments] + offsets,
-            ),
-            strict=True,
-        ):
-            staging.host(name)[: len(segments)] = values
-        return len(drawing), len(segments)
+            )
+        for names, arrays in ((_DRAWS, columns), (_SAMPLED, rows)):
+            for name, values in zip(names, arrays, strict=True):
+                staging.host(name)[: len(values)] = values
+        return len(columns[0]), len(rows[0])
 
     def _fill_chunks(self, columns: tuple[Ints, ...]) -> tuple[Segments, tuple[Segments, ...]]:
         _, starts, lengths, _ = columns

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from modelserve_worker.batch import AdmittedRequest, Int32Array, SampledTokens
 from modelserve_worker.request import Request
+from modelserve_worker.scheduling.arena import PageArena
 from modelserve_worker.scheduling.page_table import PageTable
 from modelserve_worker.scheduling.stopping import Stopping
 
@@ -144,6 +145,25 @@ class RunningRequests:
         held = [self._stays[slot] for slot in slots.tolist()]
         assert None not in held, f"of slots {slots}, some are free"
         return cast(list[RunningRequest], held)
+
+    def drafts(self, decodes: Int32Array, *, most: int, spare: int, arena: PageArena) -> Int32Array:
+        """How many drafts each decode takes along: what is proposed, at most `most`; what the step has room for,
+        `spare` rows; what the request may still say; and what pages cover that no other request has to give up."""
+        counters = self.counters
+        if not most:
+            return np.zeros_like(decodes)
+        room = np.minimum(counters.most_cached[decodes] - counters.known[decodes], most)
+        drafted = counters.drafted[decodes] & (counters.known[decodes] >= counters.undrafted[decodes])
+        drafts = np.where(drafted, np.maximum(room, 0), 0)
+        drafts = np.clip(spare - (np.cumsum(drafts) - drafts), 0, drafts).astype(np.int32)
+        ends = counters.computed[decodes] + 1 + drafts
+        due = np.flatnonzero(ends > counters.covered[decodes])
+        for running, end in zip(self.stays(decodes[due]), ends[due].tolist(), strict=True):
+            if running.table.bytes_to_reserve(end) <= arena.free_bytes:
+                running.table.reserve(end)
+                counters.note_pages(running)
+        covered: Int32Array = np.minimum(drafts, counters.covered[decodes] - counters.computed[decodes] - 1)
+        return covered
 
     def scored(self, prefills: Int32Array, lengths: Int32Array) -> tuple[Int32Array, Int32Array]:
         """Of prompts that go on by `lengths` rows [P]: how many of these, the first ones, have their next token scored,

@@ -67,6 +67,7 @@ from modelserve_worker.scheduling.stats import EngineStats, StepEvents
 from modelserve_worker.scheduling.stopping import Stopping
 
 MAX_STEPS_IN_FLIGHT = 2
+_NOTHING = np.zeros(0, dtype=np.int32)
 
 
 class Scheduler:
@@ -130,7 +131,8 @@ class Scheduler:
         if not len(decodes) and not len(prefills):
             return None
         remaining, longest = counters.remaining(prefills), int(counters.known[prefills].max(initial=0))
-        drafts = self._drafts(decodes, spare=self.limits.max_num_batched_tokens - len(decodes) - (len(prefills) > 0))
+        spare = self.limits.max_num_batched_tokens - len(decodes) - (len(prefills) > 0)
+        drafts = self._running.drafts(decodes, most=self._draft_tokens, spare=spare, arena=self.arena)
         rows = len(decodes) + int(drafts.sum())
         budget = self.limits.prefill_tokens(rows, remaining, longest)
         shares = share_prefill_tokens(remaining, counters.computed[prefills], budget, self.limits.prompt_cost)
@@ -141,21 +143,25 @@ class Scheduler:
         """Take the result of the oldest step in flight."""
         record = self._next_in_flight(sampled.step)
         counters, slots = self._counters, record.sampling
-        counts = sampled.counts if len(sampled.counts) else np.ones_like(slots)
+        single = not len(sampled.counts)
+        counts = np.ones_like(slots) if single else sampled.counts
         assert len(slots) == len(counts), f"tokens came of {len(counts)} requests, not of {len(slots)}"
         self._running.keep_prompt_logprobs(sampled)
-        ends = np.cumsum(counts)
         counters.answer(slots, record.drawn, counts)
-        counters.last_token[slots] = sampled.token_ids[ends - 1]
-        token_ids, firsts = sampled.token_ids.tolist(), (ends - counts).tolist()
-        outputs = []
-        for index, (running, first, end) in enumerate(
-            zip(self._running.stays(slots), firsts, ends.tolist(), strict=True)
-        ):
+        counters.last_token[slots] = sampled.token_ids if single else sampled.token_ids[np.cumsum(counts) - 1]
+        outputs, token_ids, end = [], sampled.token_ids.tolist(), 0
+        for index, (running, count) in enumerate(zip(self._running.stays(slots), counts.tolist(), strict=True)):
+            first, end = end, end + count
             if running.ended:
                 continue
             if len(sampled.drafts):
                 running.drafts = tuple(sampled.drafts[index].tolist())
+            known = running.request.output_token_ids
+            if single and known and not sampled.logprobs and running.stopping.goes_on(token_ids[first]):
+                known.append(token_ids[first])
+                self._generation_tokens += 1
+                outputs.append(RequestOutput(running.request.request_id, (token_ids[first],)))
+                continue
             logprobs = [sampled.logprobs[i] for i in range(first, end) if i in sampled.logprobs]
             outputs.append(self._take(running, token_ids[first:end], logprobs))
         self._running.return_pages(record.step)
@@ -307,25 +313,6 @@ class Scheduler:
         self._waiting[running.request.request_id] = running.request
         self._waiting.move_to_end(running.request.request_id, last=False)
 
-    def _drafts(self, decodes: Int32Array, *, spare: int) -> Int32Array:
-        """How many drafts each decode takes along: what is proposed, what the step has room for (`spare` rows), what
-        the request may still say, and what pages cover that no other request has to give up."""
-        counters = self._counters
-        room = np.minimum(counters.most_cached[decodes] - counters.known[decodes], self._draft_tokens)
-        drafted = counters.drafted[decodes] & (counters.known[decodes] >= counters.undrafted[decodes])
-        drafts = np.where(drafted, np.maximum(room, 0), 0).astype(np.int32)
-        if not drafts.any():
-            return drafts
-        drafts = np.clip(spare - (np.cumsum(drafts) - drafts), 0, drafts).astype(np.int32)
-        ends = counters.computed[decodes] + 1 + drafts
-        due = np.flatnonzero(ends > counters.covered[decodes])
-        for running, end in zip(self._running.stays(decodes[due]), ends[due].tolist(), strict=True):
-            if running.table.bytes_to_reserve(end) <= self.arena.free_bytes:
-                running.table.reserve(end)
-                counters.note_pages(running)
-        covered: Int32Array = np.minimum(drafts, counters.covered[decodes] - counters.computed[decodes] - 1)
-        return covered
-
     def _batch(
         self, decodes: Int32Array, drafts: Int32Array, prefills: Int32Array, shares: Int32Array
     ) -> ScheduledBatch:
@@ -334,7 +321,7 @@ class Scheduler:
         in_flight = counters.in_flight[decodes] > 0
         token_ids = np.where(in_flight, np.int32(IN_FLIGHT), counters.last_token[decodes])
         slots, lengths = decodes, 1 + drafts
-        if drafts.any():
+        if self._draft_tokens:
             segments, offsets = row_places(lengths)
             token_ids = np.where(offsets > 0, IN_FLIGHT - offsets, token_ids[segments])
         if len(prefills):
@@ -348,8 +335,10 @@ class Scheduler:
         ends = starts + lengths
         drawn = (ends == counters.known[slots]).astype(np.int32)
         drawn[: len(decodes)] = 1 + drafts
-        scored, targets = self._running.scored(slots[len(decodes) :], lengths[len(decodes) :])
-        given = np.concatenate((np.zeros(len(decodes), dtype=np.int32), scored)) if scored.any() else scored[:0]
+        given = targets = _NOTHING
+        if len(prefills) and counters.scored[prefills].any():
+            scored, targets = self._running.scored(prefills, shares)
+            given = np.concatenate((np.zeros(len(decodes), dtype=np.int32), scored))
         first = counters.last_step[slots] < 0
         if self._tables_unknown:
             self._tables_unknown = False

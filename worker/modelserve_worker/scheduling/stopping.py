@@ -31,12 +31,22 @@ class Stopping:
         self._request = request
         self._stop_token_ids = stop_token_ids
         self._most_tokens = most_tokens
+        self._telling = stop_token_ids | {NOT_A_NUMBER}
 
     @property
     def banned_token_ids(self) -> tuple[int, ...]:
         """Tokens that sampling leaves out below `min_tokens`: those that would end the request. A constraint's masks
         see to that themselves, and never leave it without a token."""
         return () if self._request.constraint is not None else tuple(sorted(self._stop_token_ids))
+
+    def goes_on(self, token_id: int) -> bool:
+        """Whether one more token surely ends nothing, and nobody needs to hear of it: nearly always, and quickly."""
+        request = self._request
+        return (
+            token_id not in self._telling
+            and request.constraint is None
+            and len(request.prompt_token_ids) + len(request.output_token_ids) + 1 < self._most_tokens
+        )
 
     def take(self, token_ids: Sequence[int]) -> Verdict:
         """Judge the tokens that follow those the request has, in order; its constraint hears those that count."""
