@@ -81,11 +81,13 @@ def test_decode_equals_float64_attention(kind, v_only, group, fmt) -> None:
 
 @pytest.mark.parametrize("fmt", ["none", "int8"])
 @pytest.mark.parametrize(
-    ("kind", "v_only", "group"), [("global", False, 4), ("global", True, 4), ("sliding", False, 2)]
+    ("kind", "v_only", "group", "queries"),
+    [("global", False, 4, 64), ("global", True, 4, 8), ("sliding", False, 2, 64)],
 )
-def test_segments_of_a_few_rows_equal_float64_attention(kind, v_only, group, fmt) -> None:
+def test_segments_of_a_few_rows_equal_float64_attention(kind, v_only, group, queries, fmt) -> None:
     """Up to five rows of a request over one reading of its keys: at the start of a context, across pages and splits,
-    and where the first row sees a page that the last one does not."""
+    and where the first row sees a page that the last one does not. Where
+    so many queries do not fit into a program, they are in several."""
     contexts, lengths, most = [5, 66, 290, 130, 71], [5, 3, 4, 1, 5, 1], 5
     case = case_of(kind, fmt=fmt, v_only=v_only, contexts=contexts, older=most - 1)
     slots = [2, 0, 1, -1, 4, 3]
@@ -96,7 +98,7 @@ def test_segments_of_a_few_rows_equal_float64_attention(kind, v_only, group, fmt
     workspace = torch.full((1 << 20,), torch.nan, device=DEVICE)
     doors.decode_attention(
         folded(q, weight, PAIRS), output, step, rows=rows, table=case.table, arena=case.arena, workspace=workspace,
-        tile=doors.Tile(16, 32, 4, 2), key_weight=weight, rotation=turning,
+        tile=doors.Tile(16, 32, 4, 2, queries=queries), key_weight=weight, rotation=turning,
     )  # fmt: skip
     first = 0
     for slot, length in zip(slots, lengths, strict=True):

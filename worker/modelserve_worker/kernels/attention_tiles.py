@@ -15,7 +15,8 @@ Door = Literal["decode", "chunk"]
 
 @dataclass(frozen=True)
 class Tile:
-    """Shape of one kernel on one kind of layer. `rows`: query rows of a block; `keys`: keys of a tile.
+    """Shape of one kernel on one kind of layer. `rows`: query rows of a block; `keys`: keys of a tile; `queries`: of a
+    decode kernel's program, those that registers and shared memory hold at most.
 
     `sm90`: not a Triton kernel but that of `chunk_attention_sm90`, `sliding_attention_sm90` or `global_decode_sm90`, or
     of `sliding_decode_sm90` for the few rows that it takes.
@@ -26,13 +27,14 @@ class Tile:
     warps: int
     stages: int
     sm90: bool = False
+    queries: int = 64
 
 
 # Compute capabilities with the same shared memory: 163 KiB a block, 99 KiB, 227 KiB.
 GENERATIONS = ((80, 80), (86, 89), (90, 1000))
 _TILES: dict[tuple[Door, str], tuple[Tile, Tile, Tile]] = {
-    ("decode", "v_only"): (Tile(16, 64, 4, 2), Tile(16, 64, 4, 2), Tile(16, 64, 4, 2)),
-    ("decode", "kv"): (Tile(16, 32, 4, 3), Tile(16, 32, 4, 3), Tile(16, 32, 4, 3)),
+    ("decode", "v_only"): (Tile(16, 64, 4, 2, queries=32), Tile(16, 64, 4, 2, queries=16), Tile(16, 64, 4, 2)),
+    ("decode", "kv"): (Tile(16, 32, 4, 3), Tile(16, 32, 4, 3, queries=32), Tile(16, 32, 4, 3)),
     ("decode", "sliding"): (Tile(16, 32, 4, 2), Tile(16, 32, 4, 2), Tile(16, 32, 4, 2)),
     ("chunk", "v_only"): (Tile(32, 32, 8, 2), Tile(32, 32, 8, 1), Tile(64, 64, 8, 2)),
     ("chunk", "kv"): (Tile(32, 32, 8, 2), Tile(32, 32, 8, 1), Tile(64, 64, 8, 1)),
@@ -64,9 +66,11 @@ def tile_for(rows: LayerRows, *, door: Door, capability: int) -> Tile:
     return _tile(door, layout, capability)
 
 
-def query_block(queries: int) -> int:
-    """Rows of a matrix product that takes so many."""
-    return max(16, 1 << (queries - 1).bit_length())
+def query_block(tile: Tile, rows: int, group: int) -> tuple[int, int]:
+    """How many of a segment's rows a program of a decode kernel takes, of `group` queries each, and the rows of its
+    matrix products."""
+    part = min(rows, max(1, tile.queries // group))
+    return part, max(16, 1 << (part * group - 1).bit_length())
 
 
 def decode_warps(tile: Tile, block: int) -> int:
@@ -158,7 +162,8 @@ def attention_specimens(
             }  # fmt: skip
             block = tile.rows
             if "ROWS" in constants:
-                block = known["BLOCK_M"] = query_block(constants["ROWS"] * shape["GROUP"])
+                known["PART"], block = query_block(tile, constants["ROWS"], shape["GROUP"])
+                known["BLOCK_M"] = block
             chosen = {name: known[name] for name in names if name.isupper() or name == "D"}
             tiled = "TILE" in chosen
             highest = last if tiled else GENERATIONS[-1][1]

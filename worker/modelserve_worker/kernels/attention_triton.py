@@ -146,11 +146,12 @@ def decode_attention(
         "SPLIT_PAGES": SLIDING_SPLIT_PAGES if rows.entries else GLOBAL_SPLIT_PAGES,
     }  # fmt: skip
     shape = {"KV_HEADS": rows.heads, "GROUP": group, "D": width, "ROWS": few}
-    block = query_block(group * few)
+    part, block = query_block(tile, few, group)
     tiled = {
         "TILE": tile.keys,
         **({"FORMAT": fmt} if packed else {}),
         "BLOCK_M": block,
+        "PART": part,
         "BESIDE": beside,
         "num_warps": decode_warps(tile, block),
         "num_stages": tile.stages,
@@ -171,7 +172,7 @@ def decode_attention(
         scales,
         *numbers,
     )
-    grid = (rows.heads, most, count)
+    grid = (rows.heads * -(-few // part), most, count)
     if rows.v_only:
         assert rotation is not None
         assert key_weight is not None

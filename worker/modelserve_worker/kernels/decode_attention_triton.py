@@ -2,10 +2,10 @@
 
 A segment reads pages first..last of its block table once for all its rows, cut into splits of a length that depends on
 its positions alone: so a request's bits do not depend on the batch beside it. A program computes one (segment, split,
-KV head) and leaves unnormalised outputs with their maxima and sums; `combine` merges a row's splits in order. No
-atomics. What `prepare`
-wrote is read from the L2 cache (`.cg`): BESIDE the kernel of the step's chunks most programs do not wait, so nothing
-says that their multiprocessor's own cache knows of it.
+KV head), or PART of the rows where all do not fit, and leaves unnormalised outputs with their maxima and sums;
+`combine` merges a row's splits in order. No atomics. What `prepare` wrote is read from the L2 cache (`.cg`): BESIDE the
+kernel of the step's chunks most programs do not wait, so nothing says that their multiprocessor's own cache knows of
+it.
 
 V-only rows: with K = rope(w * V), the key norm's weight w of unrotated columns is in the queries already (`prepare`
 folds it in). Rotated pairs are made from V in the kernel; the angle of position j = j0 + t comes from a table of tile
@@ -35,9 +35,10 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 def segment_of(starts, lengths, firsts, segment, ROWS: tl.constexpr):
     """Position of a segment's first row, or -1 for padding, that of its last, and the step's row that is the first."""
     start = tl.load(starts + segment)
-    if ROWS == 1:
-        return start, start, segment
-    return start, start + tl.load(lengths + segment) - 1, tl.load(firsts + segment)
+    last, row = start, segment
+    if ROWS > 1:
+        last, row = start + tl.load(lengths + segment) - 1, tl.load(firsts + segment)
+    return start, last, row
 
 
 @triton.jit
@@ -57,10 +58,12 @@ def split_range(
 @triton.jit
 def query_rows(q, row, head, members, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr):
     """Pointers [BLOCK_M, 1] to the queries of one KV head: GROUP of a row, then those of the next row."""
-    if ROWS == 1:
-        return q + (row * KV_HEADS + head).to(tl.int64) * GROUP * D + members[:, None] * D
-    places = ((row + members // GROUP) * KV_HEADS + head) * GROUP + members % GROUP
-    return q + places.to(tl.int64)[:, None] * D
+    pointers = q + (row * KV_HEADS + head).to(tl.int64) * GROUP * D
+    if ROWS > 1:
+        pointers += (members[:, None] // GROUP) * (KV_HEADS * GROUP * D) + (members[:, None] % GROUP) * D
+    else:
+        pointers += members[:, None] * D
+    return pointers
 
 
 @triton.jit
@@ -69,20 +72,23 @@ def result_rows(
     ROWS: tl.constexpr,
 ):  # fmt: skip
     """Places [BLOCK_M] of a program's results in [rows, MOST_SPLITS, KV_HEADS, GROUP]."""
-    if ROWS == 1:
-        return ((row * MOST_SPLITS + split) * KV_HEADS + head) * GROUP + members
-    return (((row + members // GROUP) * MOST_SPLITS + split) * KV_HEADS + head) * GROUP + members % GROUP
+    places = ((row * MOST_SPLITS + split) * KV_HEADS + head) * GROUP
+    if ROWS > 1:
+        places += members // GROUP * (MOST_SPLITS * KV_HEADS * GROUP) + members % GROUP
+    else:
+        places += members
+    return places
 
 
 @triton.jit
 def visible_keys(keys_at, readable, start, members, GROUP: tl.constexpr, WINDOW: tl.constexpr, ROWS: tl.constexpr):
     """Which keys of a tile [TILE], of those that some row reads, each query sees: [BLOCK_M or 1, TILE]."""
-    if ROWS == 1:
-        return readable[None, :]
-    at = (start + members // GROUP)[:, None]
-    visible = readable[None, :] & (keys_at[None, :] <= at)
-    if WINDOW:
-        visible = visible & (keys_at[None, :] > at - WINDOW)
+    visible = readable[None, :]
+    if ROWS > 1:
+        at = (start + members // GROUP)[:, None]
+        visible = visible & (keys_at[None, :] <= at)
+        if WINDOW:
+            visible = visible & (keys_at[None, :] > at - WINDOW)
     return visible
 
 
@@ -138,6 +144,7 @@ def split_decode(
     MOST_SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     ROWS: tl.constexpr,  # of a segment at most
+    PART: tl.constexpr,  # of them in a program, ROWS or less
     BESIDE: tl.constexpr,  # the kernel of the step's chunks
 ):
     launch_dependents()
@@ -148,6 +155,11 @@ def split_decode(
     slot = tl.load(slots + segment).to(tl.int64)
     begin, end = split_range(start, last, split, PAGE, WINDOW, SPLIT_PAGES, MOST_SPLITS)
     active = (begin < end) & (start >= 0)
+    if PART < ROWS:
+        head, part = head % KV_HEADS, head // KV_HEADS
+        start, row = start + part * PART, row + part * PART
+        last = tl.minimum(last, start + PART - 1)
+        active = active & (start <= last)
     entry = begin
     if ENTRIES:
         entry = begin % ENTRIES
@@ -242,6 +254,7 @@ def split_decode_v_only(
     MOST_SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     ROWS: tl.constexpr,  # of a segment at most
+    PART: tl.constexpr,  # of them in a program, ROWS or less
     BESIDE: tl.constexpr,  # the kernel of the step's chunks
 ):
     launch_dependents()
@@ -256,6 +269,11 @@ def split_decode_v_only(
     slot = tl.load(slots + segment).to(tl.int64)
     begin, end = split_range(start, last, split, PAGE, 0, SPLIT_PAGES, MOST_SPLITS)
     active = (begin < end) & (start >= 0)
+    if PART < ROWS:
+        head, part = head % KV_HEADS, head // KV_HEADS
+        start, row = start + part * PART, row + part * PART
+        last = tl.minimum(last, start + PART - 1)
+        active = active & (start <= last)
     first_page = tl.load(table + slot * table_stride + begin, mask=active, other=0).to(tl.int64)
     plane = arena + origin + first_page * page_stride + head * (PAGE * D)
     prefetch_page(plane + v_offset, active, PAGE * D)
@@ -370,11 +388,11 @@ def combine(
 
 SPECIMENS = tuple(
     specimen
-    for rows in (1, 5)
+    for rows, spilled_v_only in ((1, 128), (5, 384))
     for kernel, layout, spilled in (
         (split_decode, "kv", 0),
         (split_decode, "sliding", 0),
-        (split_decode_v_only, "v_only", 128),
+        (split_decode_v_only, "v_only", spilled_v_only),
         (combine, "kv", 0),
         (combine, "v_only", 0),
         (combine, "sliding", 0),

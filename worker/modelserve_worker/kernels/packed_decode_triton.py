@@ -145,6 +145,7 @@ def split_decode_packed(
     FORMAT: tl.constexpr,
     BLOCK_M: tl.constexpr,
     ROWS: tl.constexpr,  # of a segment at most
+    PART: tl.constexpr,  # of them in a program, ROWS or less
     BESIDE: tl.constexpr,
 ):
     launch_dependents()
@@ -156,6 +157,11 @@ def split_decode_packed(
     slot = tl.load(slots + segment).to(tl.int64)
     begin, end = split_range(start, last, split, PAGE, WINDOW, SPLIT_PAGES, MOST_SPLITS)
     active = (begin < end) & (start >= 0)
+    if PART < ROWS:
+        head, part = head % KV_HEADS, head // KV_HEADS
+        start, row = start + part * PART, row + part * PART
+        last = tl.minimum(last, start + PART - 1)
+        active = active & (start <= last)
     entry = begin
     if ENTRIES:
         entry = begin % ENTRIES
@@ -259,6 +265,7 @@ def split_decode_v_only_packed(
     FORMAT: tl.constexpr,
     BLOCK_M: tl.constexpr,
     ROWS: tl.constexpr,  # of a segment at most
+    PART: tl.constexpr,  # of them in a program, ROWS or less
     BESIDE: tl.constexpr,
 ):
     launch_dependents()
@@ -273,6 +280,11 @@ def split_decode_v_only_packed(
     slot = tl.load(slots + segment).to(tl.int64)
     begin, end = split_range(start, last, split, PAGE, 0, SPLIT_PAGES, MOST_SPLITS)
     active = (begin < end) & (start >= 0)
+    if PART < ROWS:
+        head, part = head % KV_HEADS, head // KV_HEADS
+        start, row = start + part * PART, row + part * PART
+        last = tl.minimum(last, start + PART - 1)
+        active = active & (start <= last)
     first_page = tl.load(table + slot * table_stride + begin, mask=active, other=0).to(tl.int64)
     plane = arena + origin + first_page * page_stride + head * (PAGE * packed)
     prefetch_page(plane + v_offset, active, PAGE * packed)
@@ -359,12 +371,12 @@ def split_decode_v_only_packed(
 
 SPECIMENS = tuple(
     specimen
-    for rows in (1, 5)
+    for rows, spilled_v_only in ((1, 192), (5, 896))
     for fmt in ("int8", "fp8_e4m3")
     for kernel, layout, spilled in (
         (split_decode_packed, "kv", 8),
         (split_decode_packed, "sliding", 0),
-        (split_decode_v_only_packed, "v_only", 192),
+        (split_decode_v_only_packed, "v_only", spilled_v_only),
     )
     for specimen in attention_specimens(
         kernel, layout, fmt, door="decode", packed=True, spilled_bytes=spilled, ROWS=rows
