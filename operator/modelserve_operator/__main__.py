@@ -38,6 +38,7 @@ async def run(settings: Settings) -> None:
         shared = SharedConfig(settings.namespace)
         gatherer = Gatherer(kube, store, shared, namespaces=settings.watch_namespaces)
         reconciler = Reconciler(gatherer, Applier(kube, store), shared, settings)
+        gatherer.reports.told = queue.add
         replanning = Replanning(gatherer, queue)
         watchdog = Watchdog(gatherer, replanning, interval=settings.watchdog_seconds, resync=settings.resync_seconds)
         leadership = Leadership(

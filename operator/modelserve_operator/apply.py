@@ -10,10 +10,11 @@ from typing import Any
 
 from modelserve_operator import diff, drift, labels, metrics
 from modelserve_operator.drift import DriftContestedError, Heals
-from modelserve_operator.kinds import EVENT, MODEL_SERVE, ResourceKind
+from modelserve_operator.kinds import EVENT, MODEL_SERVE, POD, ResourceKind
 from modelserve_operator.kube import Kube, KubeError
 from modelserve_operator.observed import Transition
-from modelserve_operator.reasons import ConditionType
+from modelserve_operator.reasons import ConditionType, Reason
+from modelserve_operator.status_contest import StatusContests
 from modelserve_operator.store import Store, digested, key_of
 from modelserve_operator.work_queue import Key
 
@@ -22,6 +23,7 @@ Body = Mapping[str, Any]
 
 
 CORRECTION_TRIES = 5
+UNPROCESSABLE = 422
 _CONDITIONS = frozenset(kind.value for kind in ConditionType)
 
 
@@ -30,6 +32,16 @@ class NameTakenError(Exception):
 
     def __init__(self, kind: ResourceKind, namespace: str, name: str) -> None:
         super().__init__(f"{kind.kind} {namespace}/{name} exists and is not ours; delete or rename one of them")
+
+
+class UnfitError(Exception):
+    """What somebody else added to a child of ours does not go together with what we set."""
+
+    def __init__(self, kind: ResourceKind, name: str, error: KubeError) -> None:
+        super().__init__(
+            f"{kind.kind} {name} cannot be put right: a field that somebody else added does not go together with ours "
+            f"({error}). Take it away, or delete the {kind.kind}: it is made again"
+        )
 
 
 class PredecessorError(Exception):
@@ -48,13 +60,15 @@ class Applier:
         self._store = store
         self._clock = clock
         self._heals = Heals()
+        self._statuses = StatusContests()
+        self._asked: dict[Key, str | None] = {}
         self._last: dict[Key, dict[str, str]] = defaultdict(dict)  # per ModelServe: uid -> hash of what we last applied
 
     async def apply(self, kind: ResourceKind, body: Body) -> None:
         """Create the child or change it to `body`, unless it is so already. What others add to fields that are ours
-        alone goes, until it has come back too often.
+        alone goes, until it has come back too often; what admission makes of our own write stays, and is said once.
 
-        Raises NameTakenError, PredecessorError, DriftContestedError, KubeError.
+        Raises NameTakenError, PredecessorError, DriftContestedError, UnfitError, KubeError.
         """
         desired = diff.with_applied_hash(body)
         namespace, name = key_of(body)
@@ -62,29 +76,66 @@ class Applier:
         if live is None:
             live = await self._kube.get(kind, namespace=namespace, name=name)
         if live is None:
-            await self._write(kind, desired)
-            return
+            live = await self._write(kind, desired)
         if not _same_owner(live, body):
             if _same_owner(live, body, identity="name"):
                 raise PredecessorError(f"{kind.kind} {namespace}/{name} belongs to a deleted ModelServe")
             raise NameTakenError(kind, namespace, name)
-        wrong = drift.corrections(kind, live, desired)
-        if not wrong and diff.covers(live, desired):
-            self._store.put(kind, live)
-            return
-        uid = live["metadata"]["uid"]
+        uid, wrong = live["metadata"]["uid"], drift.deviations(kind, live, desired)
         drifted = self._is_what_we_want(live, desired)  # what we last wrote, so somebody else made the difference
-        again = self._heals.exhausted(uid, self._clock()) if drifted else None
+        if not wrong or (drifted and _admitted(live) == labels.short_hash(wrong)):
+            self._store.put(kind, live)
+            self._heals.quiet(uid, self._clock())
+            return
+        fields = ", ".join(wrong)
+        again = self._heals.exhausted(kind, uid, self._clock()) if drifted else None
         if again is not None:
-            fields = ", ".join(each.field for each in wrong) or "a field that the operator sets"
             raise DriftContestedError(kind, name, fields, again=again)
-        if not drifted:
-            live = await self._write(kind, desired)
-        live = await self._correct(kind, live, desired)
-        if not diff.covers(live, desired):
-            await self._write(kind, desired)
-        if drifted:
-            self._heals.count(uid, self._clock())
+        try:
+            if not drifted:
+                live = await self._write(kind, desired)
+            live = await self._correct(kind, live, desired)
+            if not diff.covers(live, desired):
+                live = await self._write(kind, desired)
+        except KubeError as error:
+            if error.status != UNPROCESSABLE:
+                raise
+            live = await self._made_to_fit(kind, live, desired, error)
+        if left := drift.deviations(kind, live, desired):
+            await self._tolerate(kind, live, left)
+        if drifted and left != wrong:
+            self._heals.count(kind, name, uid, self._clock(), fields=fields)
+
+    async def _made_to_fit(self, kind: ResourceKind, live: Body, desired: Body, error: KubeError) -> Body:
+        """The object exists, so it is not what we want that is invalid, but that beside what somebody else added. Where
+        it stands in fields of ours it goes first. Raises UnfitError when that does not help.
+        """
+        wrong = drift.corrections(kind, live, desired)
+        if not wrong:
+            raise UnfitError(kind, key_of(live)[1], error) from error
+        try:
+            await self._patch(kind, live, [each.operation() for each in wrong])
+            return await self._write(kind, desired)
+        except KubeError as second:
+            if second.status != UNPROCESSABLE:
+                raise
+            raise UnfitError(kind, key_of(live)[1], second) from second
+
+    async def _tolerate(self, kind: ResourceKind, live: Body, left: Mapping[str, Any]) -> None:
+        """Admission answers our own write with something else: it stays, is remembered on the child, and said once.
+
+        Nobody but admission can be in the answer to a write, and who writes again wins nothing but new pods.
+        """
+        digest = labels.short_hash(left)
+        if _admitted(live) == digest:
+            return
+        pointer = labels.ADMITTED.replace("~", "~0").replace("/", "~1")
+        await self._patch(kind, live, [{"op": "add", "path": f"/metadata/annotations/{pointer}", "value": digest}])
+        namespace, name = key_of(live)
+        (owner,) = (each for each in live["metadata"]["ownerReferences"] if each["kind"] == MODEL_SERVE.kind)
+        metadata = {"namespace": namespace, "name": owner["name"], "uid": owner["uid"]}
+        message = f"Admission changes {kind.kind} {name} as it is written; that stays: {', '.join(sorted(left))}."
+        await self.announce({"metadata": metadata}, Transition(Reason.CHANGED_BY_ADMISSION, message, False))
 
     def _is_what_we_want(self, live: Body, desired: Body) -> bool:
         """Whether we last applied just this; somebody may have taken our annotation away."""
@@ -95,6 +146,15 @@ class Applier:
     def forget(self, key: Key) -> None:
         """A ModelServe is gone."""
         self._last.pop(key, None)
+        self._asked.pop(key, None)
+        self._statuses.forget(key)
+
+    def note_retry(self, key: Key, asked: str | None) -> None:
+        """The user's annotation that asks for another try: when it changes, no contest is over for its children."""
+        if self._asked.setdefault(key, asked) != asked:
+            self._asked[key] = asked
+            for uid in self._last.get(key, ()):
+                self._heals.forget(uid)
 
     async def _write(self, kind: ResourceKind, desired: Body) -> Body:
         stored = await self._kube.apply(kind, desired)
@@ -153,6 +213,14 @@ class Applier:
         metrics.WRITES.labels("patch", f"{kind.kind}/{subresource}" if subresource else kind.kind).inc()
         return stored
 
+    async def prefer_to_delete(self, namespace: str, name: str) -> None:
+        """Have a pod go first when its Deployment shrinks. Raises KubeError."""
+        pod = self._store.get(POD, namespace, name)
+        if pod is None or labels.annotation_of(pod, labels.DELETION_COST) is not None:
+            return
+        annotations = {**(pod["metadata"].get("annotations") or {}), labels.DELETION_COST: "-1"}
+        await self._patch(POD, pod, [{"op": "add", "path": "/metadata/annotations", "value": annotations}])
+
     async def apply_shared(self, kind: ResourceKind, body: Body) -> Body:
         """Apply an object that no ModelServe owns, unless it is so already; returns it as it is stored.
 
@@ -186,13 +254,15 @@ class Applier:
         not ours stay.
 
         It is written to the very state that it was made from: raises StatusOvertakenError when the object has changed
-        since, and KubeError.
+        since, StatusContestedError while somebody else writes it too and it is not our turn, and KubeError.
         """
         live = model_serve.get("status") or {}
         foreign = [each for each in live.get("conditions") or () if each.get("type") not in _CONDITIONS]
         whole = {**status, "conditions": [*status["conditions"], *foreign]}
         if live == digested(whole):
             return False
+        key, now = Key(*key_of(model_serve)), self._clock()
+        self._statuses.turn(key, live, now)
         try:
             operation = {"op": "add", "path": "/status", "value": whole}
             await self._patch(MODEL_SERVE, model_serve, [operation], subresource="status")
@@ -202,6 +272,7 @@ class Applier:
             if error.status == 409:
                 raise StatusOvertakenError(str(error)) from error
             raise
+        self._statuses.wrote(key, digested(whole), over=live, now=now)
         return True
 
     async def announce(self, model_serve: Body, transition: Transition) -> None:
@@ -230,6 +301,10 @@ class Applier:
             metrics.WRITES.labels("create", "Event").inc()
         except KubeError as error:
             logger.warning("event %s of %s was not recorded: %s", transition.reason, metadata["name"], error)
+
+
+def _admitted(live: Body) -> str | None:
+    return labels.annotation_of(live, labels.ADMITTED)
 
 
 def _owner(child: Body) -> Key:

@@ -53,6 +53,7 @@ def measurement(
     plan: PlanStatus,
     facts: ModelFacts,
     *,
+    namespace: str,
     engine_version: str,
     model_uri: str,
     measured_at: str,
@@ -61,7 +62,8 @@ def measurement(
     """What the terms of one worker (bytes by name) teach about the ranks of its plan, whether it got ready or found too
     little memory, and `speed`, what was measured of its steps (speed_calibration). On the CPU nothing is: None.
 
-    `measured_at`: when its pod was made. A report is read many times, and only a newer worker's takes one back.
+    `namespace`: where it counts, see Entry. `measured_at`: when its pod was made. A report is read many times, and only
+    a newer worker's takes one back.
 
     CUDA graphs teach nothing: a worker sizes its pool before it captures them, with the formula's figure.
     """
@@ -72,6 +74,7 @@ def measurement(
     stored = cache_format(plan.kv_cache.dtype, plan.kv_cache.layout)
     step = step_shape(plan.engine.max_num_batched_tokens, plan.engine.max_num_seqs, stored)
     return Entry(
+        namespace=namespace,
         product=plan.accelerator,
         engine_version=engine_version,
         model=geometry_digest(facts),

@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any
 
 from modelserve_operator import labels
-from modelserve_operator.apply import Applier, NameTakenError, PredecessorError
+from modelserve_operator.apply import Applier, NameTakenError, PredecessorError, UnfitError
 from modelserve_operator.drift import DriftContestedError
-from modelserve_operator.inspection import answer_lost, job_named
+from modelserve_operator.inspection import answer_lost, attempts, job_named, retry_at
 from modelserve_operator.kinds import CONFIG_MAP, DEPLOYMENT, DISRUPTION_BUDGET, JOB, SERVICE, ResourceKind
 from modelserve_operator.kube import KubeError
 from modelserve_operator.manifests.inspect_job import inspect_job
@@ -23,7 +23,7 @@ from modelserve_operator.rollout import RunningRevision, Step
 from modelserve_operator.running import known_revisions
 from modelserve_operator.settings import Settings
 
-WriteError = PredecessorError | NameTakenError | DriftContestedError | KubeError
+WriteError = PredecessorError | NameTakenError | DriftContestedError | UnfitError | KubeError
 Part = Callable[[], Awaitable[None]]
 
 
@@ -83,7 +83,12 @@ class Children:
             return
         name = labels.inspection_name(observed.name, decision.source.hash)
         running = job_named(observed, name)
-        if decision.inspect and running is None:  # the template of a Job cannot be changed, so it is not applied again
+        due = retry_at(observed, name)
+        again = decision.inspect and due is not None and due <= observed.now
+        if again and running is not None:
+            await self._applier.delete(JOB, running)
+        # The template of a Job cannot be changed, so it is not applied again.
+        if decision.inspect and (running is None or again):
             job = inspect_job(
                 observed.model_serve,
                 decision.spec,
@@ -91,6 +96,8 @@ class Children:
                 image=decision.spec.image or self._settings.worker_image,
                 pull_policy=self._settings.image_pull_policy,
                 pull_secrets=self._settings.image_pull_secrets,
+                user_id=self._settings.pod_user_id,
+                attempts=attempts(running) + 1 if running is not None else 1,
             )
             await self._apply(JOB, job)
         elif decision.inspect and running is not None and answer_lost(observed, name):
@@ -156,6 +163,6 @@ class Children:
 async def _tried(part: Part) -> WriteError | None:
     try:
         await part()
-    except (PredecessorError, NameTakenError, DriftContestedError, KubeError) as error:
+    except (PredecessorError, NameTakenError, DriftContestedError, UnfitError, KubeError) as error:
         return error
     return None

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from modelserve.planning.evaluation import GIB
-from modelserve_operator import labels
+from modelserve_operator import labels, rivals
+from modelserve_operator.denials import denial
 from modelserve_operator.observed import Observed, Pod
 from modelserve_operator.plan import Decision, Finding, proposal_text
 from modelserve_operator.pod_health import stuck
@@ -14,7 +15,6 @@ from modelserve_operator.reasons import ConditionType, Reason
 from modelserve_operator.revision import Revision
 from modelserve_operator.rollout import RunningRevision, Step
 from modelserve_operator.terminal_failure import FailureRecord
-from modelserve_operator.write_failures import denial
 
 
 @dataclass(frozen=True)
@@ -26,20 +26,32 @@ class View:
     step: Step
     running: dict[str, RunningRevision]
     replicas: int
+    asked: int | None = None  # by the last accepted spec, where that is known
     revisions: Mapping[str, Revision] = field(default_factory=dict)  # committed, by hash
     write_failure: Finding | None = None  # of a write that is tried again at once
 
     @property
+    def revision(self) -> Revision | None:
+        """What the conditions speak of: the wanted revision or, while none is decided on, the one that serves."""
+        return self.decision.target or self.revisions.get(self.step.serve or "")
+
+    @property
     def target(self) -> RunningRevision | None:
-        """The wanted revision as it runs now; None without a committed plan."""
-        if self.decision.target is None:
-            return None
-        plan_hash = self.decision.target.hash
-        return self.running.get(plan_hash, RunningRevision(plan_hash, 0))
+        """That revision as it runs now."""
+        revision = self.revision
+        return self.running.get(revision.hash, RunningRevision(revision.hash, 0)) if revision is not None else None
 
     @property
     def target_pods(self) -> tuple[Pod, ...]:
-        return self.observed.pods_of(self.decision.target.hash) if self.decision.target else ()
+        return self.observed.pods_of(self.revision.hash) if self.revision is not None else ()
+
+    @property
+    def complete(self) -> bool:
+        """Whether it runs as it should."""
+        target = self.target
+        if self.decision.target is not None or target is None:
+            return self.step.complete
+        return target.stays >= self.replicas == target.replicas
 
     @property
     def serving_ready(self) -> int:
@@ -63,30 +75,36 @@ def conditions(view: View) -> Iterator[tuple[ConditionType, Finding]]:
     yield ConditionType.WORKERS_READY, workers
     if stalled is not None:
         yield ConditionType.STALLED, stalled
-    elif not ready.ok and not view.decision.rests:
+    elif not ready.ok and view.decision.planned.reason != Reason.WAITING_FOR_APPROVAL and not _settled(view):
         yield ConditionType.RECONCILING, Finding(True, ready.reason, ready.message)
 
 
 def _settled(view: View) -> bool:
     """Whether there is nothing to be ready: tools that have no Ready condition to look at take the object for current.
 
-    So it is with previews, whatever runs beside them, and with a plan that waits for its first approval.
+    So it is with previews, and with a plan that waits for its first approval, unless something runs beside them.
     """
-    return view.decision.planned.reason == Reason.PLAN_PREVIEWED or (view.decision.rests and not view.running)
+    return view.decision.rests and not view.running
 
 
 def _stalled(view: View) -> Finding | None:
-    if view.decision.stalled is not None:
-        return Finding(True, view.decision.stalled.reason, view.decision.stalled.message)
+    decided, worker = view.decision.stalled, _stalled_worker(view)
+    if decided is None or worker is None:
+        return worker if decided is None else Finding(True, decided.reason, decided.message)
+    return Finding(True, decided.reason, f"{decided.message.rstrip('.')}. Besides: {worker.message}")
+
+
+def _stalled_worker(view: View) -> Finding | None:
     target = view.target
     if target is None:
         return None
-    if target.record is not None and not (target.record.trying and target.fresh):
+    short = target.ready < view.replicas
+    if short and target.record is not None and not (target.record.trying and target.fresh):
         return Finding(True, target.record.failure.reason, _failed_message(view, target.record))
     hanging = stuck(view.target_pods, view.observed.now)
-    if hanging is not None and target.ready < view.replicas:
+    if short and hanging is not None:
         return Finding(True, hanging[0], _workers(view, about=hanging[1]).message)
-    if target.overdue and not target.unschedulable and target.ready < view.replicas:
+    if short and target.overdue and not target.unschedulable:
         return Finding(True, Reason.PROGRESS_DEADLINE_EXCEEDED, _workers(view).message)
     return None
 
@@ -94,7 +112,7 @@ def _stalled(view: View) -> Finding | None:
 def _failed_message(view: View, record: FailureRecord) -> str:
     """What failed, what stays, and when it is tried again. It changes with attempts, not with time."""
     count = "once" if record.attempts <= 1 else f"{record.attempts} times in a row"
-    again = f"next attempt at {record.retry_at:%Y-%m-%dT%H:%M:%SZ}, or at once when spec, replicas or nodes change"
+    again = f"next attempt at {record.retry_at:%Y-%m-%dT%H:%M:%SZ}, or at once when annotation {labels.RETRY} changes"
     if record.trying:
         again = "the next attempt is under way"
     name = labels.revision_name(view.observed.name, view.target.hash) if view.target else ""
@@ -104,10 +122,11 @@ def _failed_message(view: View, record: FailureRecord) -> str:
 
 def _capacity(view: View) -> Finding:
     target = view.target
-    if target is None:
-        reason = view.decision.planned.reason if view.decision.planned.ok is False else Reason.NOT_REQUESTED
-        lacking = reason in (Reason.DOES_NOT_FIT, Reason.NO_ACCELERATORS)
-        return Finding(False if lacking else None, reason, "No plan is committed: see Planned.")
+    reason = view.decision.planned.reason if view.decision.planned.ok is False else Reason.NOT_REQUESTED
+    lacking = reason in (Reason.DOES_NOT_FIT, Reason.NO_ACCELERATORS)
+    if target is None or lacking:
+        message = "No plan is committed" if target is None else "There is no room for what the spec asks for"
+        return Finding(False if lacking else None, reason, f"{message}: see Planned.")
     if view.step.blocked:
         return Finding(False, Reason.NO_SURGE_CAPACITY, _blocked_message(view))
     if target.refused is not None and target.pods < target.replicas:
@@ -119,7 +138,7 @@ def _capacity(view: View) -> Finding:
         return Finding(False, Reason.SCHEDULING_GATED, message)
     pending = [pod for pod in view.target_pods if pod.unschedulable is not None]
     if pending:
-        product = view.decision.target.plan.accelerator if view.decision.target else ""
+        product = view.revision.plan.accelerator if view.revision is not None else ""
         message = f"{len(pending)} of {view.replicas} pods wait for a node with {product}: {pending[0].unschedulable}"
         if view.decision.target and view.decision.proposed:
             proposal = proposal_text(view.observed.name, view.decision.target, view.decision.proposed)
@@ -134,6 +153,8 @@ def _blocked_message(view: View) -> str:
     pending = next((pod.unschedulable for pod in view.target_pods if pod.unschedulable), None)
     why = pending or "rollout.maxSurge is 0 and rollout.allowDowntime is false"
     remedy = "add room for one more pod, or set rollout.allowDowntime to true"
+    if view.observed.rivals:
+        return f"The old revision {view.step.serve} stays: {rivals.told(view.observed.rivals)}; add room for them."
     if pending is None:
         remedy = "set rollout.maxSurge to 1 or more, or rollout.allowDowntime to true"
     return f"The old revision {view.step.serve} stays: {why}; {remedy}."
@@ -159,15 +180,26 @@ def _workers(view: View, *, about: Pod | None = None) -> Finding:
     if ready >= view.replicas:
         reduced = _reduced_context(view)
         reason = Reason.CONTEXT_REDUCED if reduced else Reason.ALL_READY
-        return Finding(True, reason, f"{ready} of {view.replicas} workers are ready.{reduced}")
+        return Finding(True, reason, f"{ready} of {view.replicas} workers are ready.{reduced}{_unheard(view)}")
     told = (about,) if about is not None else view.target_pods
     trouble = next((f" Pod {pod.name}, {pod.trouble}" for pod in told if pod.trouble), "")
     return Finding(False, Reason.STARTING, f"{ready} of {view.replicas} workers are ready.{trouble}")
 
 
+def _unheard(view: View) -> str:
+    """What is not known where ready workers cannot be asked."""
+    silent = [pod.name for pod in view.target_pods if pod.uid in view.observed.silent]
+    if not silent:
+        return ""
+    return (
+        f" What {len(silent)} of them measured is not known: {min(silent)} does not answer the operator on /v1/plan; a "
+        "NetworkPolicy may keep it out."
+    )
+
+
 def _reduced_context(view: View) -> str:
     """What is lost where a ready worker serves a shorter context than planned; empty where none does."""
-    plan = view.decision.target.plan if view.decision.target else None
+    plan = view.revision.plan if view.revision is not None else None
     reports = [view.observed.reports[pod.uid] for pod in view.target_pods if pod.uid in view.observed.reports]
     shortest = min(reports, key=lambda report: report.max_model_len, default=None)
     if plan is None or plan.max_model_len is None or shortest is None or shortest.max_model_len >= plan.max_model_len:
@@ -210,19 +242,27 @@ def _available(view: View) -> Finding:
     return Finding(False, Reason.NOT_SERVING, f"No worker takes requests{why}.")
 
 
+def _surplus_message(view: View) -> str:
+    waits = (pod for pod in view.target_pods if not pod.ready)
+    return next((f"pod {pod.name}, {why}" for pod in waits if (why := pod.unschedulable or pod.trouble)), "wait.")
+
+
 def _ready(view: View, *, stalled: Finding | None, workers: Finding, capacity: Finding) -> Finding:
     planned = view.decision.planned
     if stalled is not None:
         return Finding(False, stalled.reason, stalled.message)
-    if not planned.ok or view.decision.target is None:
+    if not planned.ok or view.revision is None:
         return Finding(False, planned.reason, planned.message)
     if view.write_failure is not None:
         return view.write_failure
-    if view.step.complete and view.serving_ready < view.replicas:
+    if view.complete and view.serving_ready < view.replicas:
         message = f"{view.serving_ready} of {view.replicas} workers are behind Service {view.observed.name}."
         return Finding(False, Reason.ROLLING_OUT, message)
-    if view.step.complete:
-        revision = labels.revision_name(view.observed.name, view.decision.target.hash)
+    if view.complete and view.target is not None and view.target.surplus_unready:
+        message = f"Its Deployment replaces pods, and a new one is not ready: {_surplus_message(view)}"
+        return Finding(False, Reason.ROLLING_OUT, message)
+    if view.complete:
+        revision = labels.revision_name(view.observed.name, view.revision.hash)
         reason = Reason.SCALED_TO_ZERO if view.replicas == 0 else Reason.ROLLED_OUT
         return Finding(True, reason, f"Revision {revision} is rolled out: {workers.message}")
     if capacity.ok is False:

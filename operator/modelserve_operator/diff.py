@@ -42,6 +42,18 @@ def covers(live: Any, desired: Any, *, quantity: bool = False) -> bool:
     return bool(live == desired)
 
 
+def uncovered(live: Mapping[str, Any], desired: Mapping[str, Any], *, path: str = "") -> dict[str, Any]:
+    """Where `covers` fails: what `live` has there (None: nothing), by the path of the field; lists as a whole."""
+    found: dict[str, Any] = {}
+    for key, value in desired.items():
+        here, have = f"{path}.{key}" if path else key, live.get(key)
+        if isinstance(value, Mapping) and isinstance(have, Mapping) and key not in _QUANTITY_FIELDS:
+            found.update(uncovered(have, value, path=here))
+        elif not covers(live, {key: value}):
+            found[here] = have
+    return found
+
+
 def _covers_list(live: Sequence[Any], desired: Sequence[Any], *, quantity: bool) -> bool:
     for item_key in _ITEM_KEYS:
         if desired and all(isinstance(item, Mapping) and item_key in item for item in (*live, *desired)):

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from modelserve_operator import labels, sources
+from modelserve_operator.causes import Causes
 from modelserve_operator.claims import ClaimModes
-from modelserve_operator.inventory import Inventory, NodeChange
+from modelserve_operator.inspection import overdue
+from modelserve_operator.inventory import Inventory
 from modelserve_operator.kinds import (
     CHILDREN,
     CONFIG_MAP,
@@ -30,6 +32,9 @@ from modelserve_operator.kinds import (
 )
 from modelserve_operator.kube import Kube, KubeError
 from modelserve_operator.observed import Observed, Pod, ready_endpoints
+from modelserve_operator.pod_health import hangs
+from modelserve_operator.revision import Revision
+from modelserve_operator.rivals import waiting_for_the_same
 from modelserve_operator.shared_config import SharedConfig
 from modelserve_operator.store import ObjectKey, Store, key_of, version_of
 from modelserve_operator.supply import Supply
@@ -42,10 +47,10 @@ Body = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Heard:
-    """What one event, or one LIST, may concern: single ModelServes, and what of the supply all plans are made from."""
+    """What one event, or one LIST, may concern: single ModelServes, and the supply that all plans are made from."""
 
     keys: frozenset[Key] = frozenset()
-    change: NodeChange = NodeChange.NONE
+    supply: bool = False
 
 
 NOTHING = Heard()
@@ -70,8 +75,9 @@ class Gatherer:
         self._namespaces = namespaces
         self._inventory = Inventory()
         self.absent: set[ResourceKind] = set(OPTIONAL)  # optional kinds that the last LIST did not find
-        self._reports = WorkerReports(kube, clock)
+        self.reports = WorkerReports(kube, clock)
         self._claims = ClaimModes(kube, clock)
+        self._causes = Causes(kube, clock)
         self._supply = Supply()
         self._supply_changed = True
         self.heard_version: dict[ResourceKind, int] = {}  # newest resourceVersion that a watch event brought
@@ -85,15 +91,15 @@ class Gatherer:
         is older than the events that were heard while it was under way: of their objects it says nothing.
         """
         keys: set[Key] = set()
-        change = NodeChange.NONE
+        supply = False
         newest: dict[ResourceKind, int] = {}
 
         def note(kind: ResourceKind, body: Body, *, deleted: bool) -> None:
-            nonlocal change
+            nonlocal supply
             if (kind, key_of(body)) not in self._heard_since:
                 heard = self.note(kind, body, deleted=deleted)
                 keys.update(heard.keys)
-                change |= heard.change
+                supply |= heard.supply
 
         for kind in (*WATCHED, *OPTIONAL):
             self._heard_since.clear()
@@ -107,11 +113,14 @@ class Gatherer:
                 newest[kind] = version
             for lost in missing.values():
                 note(kind, lost, deleted=True)
-        for name in self._shared.names:
-            if self._shared.note(name, await self._shared_config_map(name)):
-                change |= NodeChange.POOL
+        shared, _ = await self.pulse()
         self._supply_changed = True
-        return Heard(frozenset(keys), change), newest
+        return Heard(frozenset(keys), supply or shared.supply), newest
+
+    async def pulse(self) -> tuple[Heard, dict[ResourceKind, int]]:
+        """Read the operator's own ConfigMaps: little, and the API server has answered. As `relist`."""
+        changed = [self._shared.note(name, await self._shared_config_map(name)) for name in self._shared.names]
+        return Heard(supply=any(changed)), {}
 
     @staticmethod
     def _identity(kind: ResourceKind, body: Body) -> str:
@@ -143,14 +152,13 @@ class Gatherer:
         """Every ModelServe that is known."""
         return {self._key(body) for body in self._store.all(MODEL_SERVE)}
 
-    def concerned(self, change: NodeChange) -> set[Key]:
-        """ModelServes that a change of the supply may concern. It may be all of them, which takes a while to tell.
+    def concerned(self) -> set[Key]:
+        """ModelServes whose plan a change of the supply may concern: all but those that allow only the CPU.
 
         From now on they see it: in a crowd of changes a supply of thousands of nodes is put together once.
         """
         self._supply_changed = True
-        planned = self._on_accelerators() if NodeChange.POOL in change else set()
-        return planned | self._failed() if NodeChange.PLACE in change else planned
+        return {self._key(body) for body in self._store.all(MODEL_SERVE) if not sources.cpu_only(body)}
 
     def hear(self, kind: ResourceKind, body: Body, *, deleted: bool) -> Heard:
         """Note one watch event. Returns what it may concern; nothing for a heartbeat or an echo."""
@@ -161,22 +169,26 @@ class Gatherer:
 
     def note(self, kind: ResourceKind, body: Body, *, deleted: bool) -> Heard:
         """Keep one object's state. Returns what it may concern."""
-        if kind is NODE:  # of nodes only their pools and places are kept
-            return Heard(change=self._inventory.hear(body, deleted=deleted))
+        if kind is NODE:  # of nodes only their places are kept
+            name = body["metadata"]["name"]
+            left = name in self._inventory.leaving
+            supply = self._inventory.hear(body, deleted=deleted)
+            moved = left != (name in self._inventory.leaving)
+            return Heard(frozenset(self._on_node(name)) if moved else frozenset(), supply=supply)
         if kind is NODE_POOL:  # its status tells what runs; a plan depends on what may
             before = self._store.get(kind, "", body["metadata"]["name"])
             kept = not deleted and self._store.put(kind, body)
             if deleted:
                 self._store.remove(kind, body)
             unchanged = before is not None and kept and before.get("spec") == body.get("spec")
-            return Heard(change=NodeChange.POOL) if (deleted or kept) and not unchanged else NOTHING
+            return Heard(supply=True) if (deleted or kept) and not unchanged else NOTHING
         if self._shared.concerns(kind, body):
             changed = self._shared.note(body["metadata"]["name"], None if deleted else body)
-            return Heard(change=NodeChange.POOL) if changed else NOTHING
+            return Heard(supply=True) if changed else NOTHING
         if deleted:
             self._store.remove(kind, body)
             if kind is POD:
-                self._reports.forget(body["metadata"]["uid"])
+                self.reports.forget(body["metadata"]["uid"])
         elif not self._store.put(kind, body):
             return NOTHING
         if kind is MODEL_SERVE:
@@ -200,21 +212,46 @@ class Gatherer:
             for kind in CHILDREN
         }
         pods, service = children[POD], next(iter(children[SERVICE]), None)
+        now, answers = self._clock(), await self.reports.read(key, pods)
         return Observed(
             model_serve=body,
             deployments=children[DEPLOYMENT],
             config_maps=children[CONFIG_MAP],
             jobs=children[JOB],
-            pods=tuple(map(Pod.from_body, pods)),
+            to_move=frozenset(body["metadata"]["uid"] for body in pods if self._has_to_move(body)),
+            pods=tuple([await self._with_cause(Pod.from_body(pod), key.namespace, now) for pod in pods]),
+            causes=await self._causes_of(children[JOB], pods, now),
             service=service,
             disruption_budget=next(iter(children[DISRUPTION_BUDGET]), None),
             endpoints=ready_endpoints(children[ENDPOINT_SLICE], service),
-            supply=self.supply(),
+            supply=self.supply().seen_from(key.namespace),
             claim_modes={name: await self._claims.of(key.namespace, name) for name in sources.claims(body)},
-            reports=await self._reports.read(pods),
-            places=self._inventory.places(with_gpus=not sources.cpu_only(body)),
-            now=self._clock(),
+            reports=answers.reports,
+            silent=answers.silent,
+            ask_again=answers.again,
+            now=now,
         )
+
+    async def _with_cause(self, pod: Pod, namespace: str, now: datetime) -> Pod:
+        """The pod, and what Kubernetes says where it hangs before any container of it has begun."""
+        if not pod.making or not hangs(pod, now):
+            return pod
+        return replace(pod, trouble=await self._causes.of(namespace, pod.uid))
+
+    async def _causes_of(self, jobs: Iterable[Body], pods: Iterable[Body], now: datetime) -> dict[str, str]:
+        """Why Jobs have no pods, by uid."""
+        owners = {Pod.from_body(pod).owner for pod in pods}
+        without = [job["metadata"] for job in jobs if job["metadata"]["uid"] not in owners and overdue(job, now)]
+        found = {each["uid"]: await self._causes.of(each["namespace"], each["uid"]) for each in without}
+        return {uid: words for uid, words in found.items() if words is not None}
+
+    async def rivals(self, observed: Observed, target: Revision) -> tuple[str, ...]:
+        """Pods of others that wait for what the target's workers need, in the watched namespaces. Raises KubeError."""
+        pods: list[Body] = []
+        for namespace in self._namespaces or (None,):
+            async for page in self._kube.unplaced_pods(namespace=namespace):
+                pods += page
+        return waiting_for_the_same(pods, observed, target)
 
     def supply(self) -> Supply:
         """What plans are made from, as of the last `concerned`; the same object until something in it changes."""
@@ -245,15 +282,15 @@ class Gatherer:
             logger.warning("ConfigMap %s/%s cannot be read: %s", self._shared.namespace, name, error)
             return None
 
-    def _on_accelerators(self) -> set[Key]:
-        """ModelServes whose plan may depend on nodes: all but those that allow only the CPU."""
-        return {self._key(body) for body in self._store.all(MODEL_SERVE) if not sources.cpu_only(body)}
+    def _has_to_move(self, pod: Body) -> bool:
+        return (pod.get("spec") or {}).get("nodeName") in self._inventory.leaving
 
-    def _failed(self) -> set[Key]:
-        """ModelServes with a revision whose workers ended for good: a node is a reason to try again."""
-        noted = (body for body in self._store.all(DEPLOYMENT) if labels.annotation_of(body, labels.TERMINAL_FAILURE))
-        owners = ((body["metadata"]["namespace"], labels.label_of(body, labels.NAME)) for body in noted)
-        return {Key(namespace, owner) for namespace, owner in owners if owner}
+    def _on_node(self, name: str) -> Iterator[Key]:
+        """ModelServes with workers on a node."""
+        for body in self._store.all(POD):
+            owner = labels.label_of(body, labels.NAME)
+            if owner and (body.get("spec") or {}).get("nodeName") == name:
+                yield Key(body["metadata"]["namespace"], owner)
 
     @staticmethod
     def _key(body: Body) -> Key:

@@ -56,6 +56,9 @@ def build_settings() -> kopf.OperatorSettings:
     # for the whole cluster, or half a minute of refused requests without it.
     configured.scanning.disabled = True
     configured.watching.chunk_size = PAGE_SIZE  # of the first LIST, so that its peak in memory is bounded
+    # A stream that brings neither an event nor one of the API server's bookmarks, which come once a minute, has frozen:
+    # it is asked for again, from where it stopped.
+    configured.watching.inactivity_timeout = 70.0
     configured.persistence.diffbase_storage = _NothingHandledBefore()
     configured.networking.error_backoffs = (1, 2, 3, 5, 8, 13)
     configured.queueing.idle_timeout = 0.05  # nothing waits per object, and each task keeps its last event meanwhile

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
+
 from pydantic import ValidationError
 
 from modelserve.model_facts import ModelFacts
 from modelserve.published import published_model
 from modelserve_operator import labels
+from modelserve_operator.denials import denial
 from modelserve_operator.manifests.serving_objects import FACTS_KEY
-from modelserve_operator.observed import Body, Failure, Observed
+from modelserve_operator.observed import Body, Failure, Observed, Pod, moment
+from modelserve_operator.pod_health import stuck
 from modelserve_operator.reasons import Reason
 from modelserve_operator.sources import ModelSource
+from modelserve_operator.terminal_failure import delay_after
+
+POD_PATIENCE = timedelta(seconds=30)  # a Job's controller makes its pod within a second or two
 
 
 def known_facts(observed: Observed, source: ModelSource) -> ModelFacts | None:
@@ -44,12 +51,17 @@ def _ends(job: Body) -> dict[str, Body]:
     return {condition["type"]: condition for condition in found if condition.get("status") == "True"}
 
 
+def pods_of(observed: Observed, job: Body) -> tuple[Pod, ...]:
+    """Its own pods: those of a Job of the same name that was there before may still be about."""
+    return tuple(pod for pod in observed.pods if pod.owner == job["metadata"]["uid"])
+
+
 def inspection_failure(observed: Observed, name: str) -> Failure | None:
     """Why the Job has failed; None while it runs, or when its answer can be read."""
     job = job_named(observed, name)
     if job is None:
         return None
-    ends, pods = _ends(job), [pod for pod in observed.pods if pod.job == name]
+    ends, pods = _ends(job), pods_of(observed, job)
     if "Complete" in ends and any(pod.report for pod in pods):
         message = "the Job's answer cannot be read; a custom spec.image must be of the operator's release"
         return Failure(Reason.INSPECTION_FAILED, message)
@@ -63,7 +75,58 @@ def inspection_failure(observed: Observed, name: str) -> Failure | None:
     return Failure(Reason.INSPECTION_FAILED, f"{trouble or end.get('message') or 'the Job failed'}.")
 
 
+def overdue(job: Body, now: datetime) -> bool:
+    """Whether it goes on, and should have had a pod by now."""
+    made = moment(job["metadata"].get("creationTimestamp"))
+    return not _ends(job) and made is not None and now - made >= POD_PATIENCE
+
+
+def inspection_trouble(observed: Observed, name: str) -> Failure | None:
+    """Why the Job does not get on, as long as that lasts."""
+    job = job_named(observed, name)
+    if job is None or _ends(job):
+        return None
+    pods = pods_of(observed, job)
+    if not pods and overdue(job, observed.now):
+        words = observed.causes.get(job["metadata"]["uid"])
+        told = words or f"kubectl describe job {name} may tell why"
+        return Failure(denial(words) if words else Reason.POD_NOT_STARTING, f"Job {name} gets no pod: {told}")
+    hanging = stuck(pods, observed.now)
+    return Failure(hanging[0], f"Pod {hanging[1].name}, {hanging[1].trouble}") if hanging is not None else None
+
+
+def attempts(job: Body) -> int:
+    """How many Jobs were made in a row, this one counted."""
+    text = labels.annotation_of(job, labels.ATTEMPTS) or ""
+    return int(text) if text.isdigit() else 1
+
+
+def retry_at(observed: Observed, name: str) -> datetime | None:
+    """When a Job that has failed is made anew; None where there is none."""
+    job = job_named(observed, name)
+    if job is None or inspection_failure(observed, name) is None:
+        return None
+    if labels.annotation_of(job, labels.RETRY) != labels.annotation_of(observed.model_serve, labels.RETRY):
+        return observed.now  # somebody asks for it
+    times = (moment(end.get("lastTransitionTime")) for end in _ends(job).values())
+    made = moment(job["metadata"].get("creationTimestamp")) or observed.now
+    return max(filter(None, times), default=made) + delay_after(attempts(job))
+
+
+def seconds_left(observed: Observed, name: str) -> float | None:
+    """Seconds until the inspection is to be looked at again by time alone: no event will come then."""
+    job = job_named(observed, name)
+    if job is None:
+        return None
+    due = retry_at(observed, name)
+    if due is None and not _ends(job) and not pods_of(observed, job):
+        due = (moment(job["metadata"].get("creationTimestamp")) or observed.now) + POD_PATIENCE
+        if overdue(job, observed.now):
+            due = observed.now + POD_PATIENCE  # for the cause
+    return None if due is None else max(0.0, (due - observed.now).total_seconds()) + 0.1
+
+
 def answer_lost(observed: Observed, name: str) -> bool:
     """Whether the Job has ended well, but the pod that held its answer went before it was read."""
     job = job_named(observed, name)
-    return job is not None and "Complete" in _ends(job) and all(pod.job != name for pod in observed.pods)
+    return job is not None and "Complete" in _ends(job) and not pods_of(observed, job)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from enum import IntFlag
 from functools import lru_cache
 from typing import Any
 
@@ -17,7 +16,6 @@ from modelserve.planning import AcceleratorOffer, offers_from_nodes
 from modelserve.planning.admission import HOSTNAME_LABEL, Taint, lasting_taints, unmet
 from modelserve.planning.node_labels import named_gpu, node_gpus
 from modelserve_operator.catalogue import Catalogue
-from modelserve_operator.labels import short_hash
 
 _PER_NODE_LABELS = frozenset({HOSTNAME_LABEL, "nvidia.com/gfd.timestamp"})  # would make a pool of every node
 _GPU_VENDOR = GPU_RESOURCE.partition("/")[0] + "/"
@@ -63,87 +61,58 @@ def pool_of(node: Body) -> Pool | None:
 
 @dataclass(frozen=True)
 class Place:
-    """What of a node tells whether a worker that failed there, or had no place, may fare better now."""
+    """What of a node plans are made from."""
 
-    uid: str
-    boot: str
-    ready: bool
-    open: bool  # not cordoned
     pool: Pool | None
     named: str | None  # the GPU in its labels, be it allocatable or not
-    host: str | None  # its host name as a selector may have it
-
-    @property
-    def offered(self) -> tuple[Pool | None, str | None, str | None]:
-        """What plans are made from."""
-        return self.pool, self.named, self.host if self.pool is not None else None
+    host: str | None  # of a node in a pool: its host name as a selector may have it
 
     @classmethod
     def of(cls, node: Body) -> Place:
-        status, labels = node.get("status") or {}, node["metadata"].get("labels") or {}
-        states = {each["type"]: each.get("status") for each in status.get("conditions") or ()}
-        return cls(
-            uid=node["metadata"].get("uid") or "",
-            boot=(status.get("nodeInfo") or {}).get("bootID") or "",
-            ready=states.get("Ready") == "True",
-            open=not (node.get("spec") or {}).get("unschedulable"),
-            pool=pool_of(node),
-            named=named_gpu(labels),
-            host=labels.get(HOSTNAME_LABEL),
-        )
+        labels, pool = node["metadata"].get("labels") or {}, pool_of(node)
+        return cls(pool=pool, named=named_gpu(labels), host=labels.get(HOSTNAME_LABEL) if pool is not None else None)
 
 
-class NodeChange(IntFlag):
-    """What a state of a node brought; heartbeats bring nothing."""
+LEAVING_TAINTS = frozenset({"karpenter.sh/disrupted", "ToBeDeletedByClusterAutoscaler"})
 
-    NONE = 0
-    PLACE = 1  # a failed worker may fare better
-    POOL = 2  # a plan may come out differently
+
+def _leaves(node: Body) -> bool:
+    """Whether it is cordoned, as by a drain, or an autoscaler is about to remove it."""
+    spec = node.get("spec") or {}
+    taints = {each.get("key") for each in spec.get("taints") or ()}
+    return bool(spec.get("unschedulable") or taints & LEAVING_TAINTS)
+
+
+_NO_PLACE = Place(None, None, None)
 
 
 class Inventory:
-    """Every node, reduced to its pool and its place."""
+    """Every node, reduced to its place."""
 
     def __init__(self) -> None:
         self._places: dict[str, Place] = {}
-        self._marks: dict[str, str] = {}  # digest of each place
+        self.leaving: set[str] = set()  # nodes whose pods will have to go
         self._pools: tuple[Pool, ...] | None = ()  # None: to be worked out again
-        self._digests: dict[bool, str] = {}
         self._nodes_of: dict[Pool, tuple[str, ...]] | None = None
         self._idle: tuple[tuple[str, str], ...] | None = None
 
-    def hear(self, node: Body, *, deleted: bool) -> NodeChange:
-        """Note a node's state."""
+    def hear(self, node: Body, *, deleted: bool) -> bool:
+        """Note a node's state. Whether a plan may come out differently; heartbeats bring nothing."""
         name = node["metadata"]["name"]
-        before = self._places.get(name)
-        after = None if deleted else Place.of(node)
-        if after is None:
+        before, after = self._places.get(name, _NO_PLACE), _NO_PLACE if deleted else Place.of(node)
+        (self.leaving.add if _leaves(node) and not deleted else self.leaving.discard)(name)
+        if deleted:
             self._places.pop(name, None)
-            self._marks.pop(name, None)
-        elif before != after:
+        else:
             self._places[name] = after
-            self._marks[name] = short_hash(repr(after))
         if before == after:
-            return NodeChange.NONE
-        self._digests.clear()
-        self._nodes_of = self._idle = None
-        if before is not None and after is not None and before.offered == after.offered:
-            return NodeChange.PLACE
-        if all(place is None or (place.pool, place.named) == (None, None) for place in (before, after)):
-            return NodeChange.PLACE
-        self._pools = None
-        return NodeChange.PLACE | NodeChange.POOL
+            return False
+        self._nodes_of = self._idle = self._pools = None
+        return True
 
     def names(self) -> set[str]:
         """Nodes that are known."""
         return set(self._places)
-
-    def places(self, *, with_gpus: bool) -> str:
-        """Digest of all nodes, or of those in a pool."""
-        if with_gpus not in self._digests:
-            chosen = [name for name, place in self._places.items() if place.pool is not None or not with_gpus]
-            self._digests[with_gpus] = short_hash([[name, self._marks[name]] for name in sorted(chosen)])
-        return self._digests[with_gpus]
 
     def nodes_of(self) -> dict[Pool, tuple[str, ...]]:
         """Names of the nodes of each pool."""

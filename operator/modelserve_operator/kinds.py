@@ -72,10 +72,10 @@ NAMESPACED_RULES: tuple[dict[str, Any], ...] = (
     _rule("", "configmaps", verbs=(*_APPLY, "delete")),
     _rule("", "services", verbs=(*_APPLY, "delete")),
     _rule("policy", "poddisruptionbudgets", verbs=(*_APPLY, "delete")),
-    _rule("", "pods", verbs=_WATCH),
+    _rule("", "pods", verbs=(*_WATCH, "patch")),
     _rule(ENDPOINT_SLICE.group, ENDPOINT_SLICE.plural, verbs=_WATCH),
     _rule("", "persistentvolumeclaims", verbs=("get",)),
-    _rule("", "events", verbs=("create",)),
+    _rule("", "events", verbs=("list", "create")),
 )
 """RBAC rules in the watched namespaces."""
 

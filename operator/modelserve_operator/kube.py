@@ -11,7 +11,7 @@ import aiohttp
 from kubernetes.aio import client, config
 
 from modelserve_operator import labels, metrics
-from modelserve_operator.kinds import POD, ResourceKind
+from modelserve_operator.kinds import EVENT, POD, ResourceKind
 
 Body = Mapping[str, Any]
 
@@ -61,6 +61,12 @@ class Kube(Protocol):
     async def delete(self, kind: ResourceKind, *, namespace: str, name: str, uid: str) -> None:
         """Delete in the background if the object still has this uid; one that is gone is fine."""
 
+    def unplaced_pods(self, *, namespace: str | None = None) -> AsyncIterator[list[dict[str, Any]]]:
+        """Pods of anybody that have no node yet, in one namespace or in all."""
+
+    async def events_about(self, *, namespace: str, uid: str) -> list[dict[str, Any]]:
+        """Events that involve one object, in no order; Kubernetes keeps them for an hour."""
+
     async def read_worker(self, pod: Body, path: str) -> dict[str, Any]:
         """GET `path` from a worker pod's http port. Raises WorkerUnreachableError."""
 
@@ -94,16 +100,24 @@ class ClusterKube:
         await self._workers.close()
 
     async def pages(self, kind: ResourceKind, *, namespace: str | None = None) -> AsyncIterator[list[dict[str, Any]]]:
-        query = [("limit", str(PAGE_SIZE))]
-        if kind.owned:
-            query.append(("labelSelector", labels.WATCH_SELECTOR))
-        token = ""
+        selector = [("labelSelector", labels.WATCH_SELECTOR)] if kind.owned else []
+        async for page in self._pages(kind, namespace, selector):
+            yield page
+
+    async def _pages(
+        self, kind: ResourceKind, namespace: str | None, selector: Sequence[tuple[str, str]]
+    ) -> AsyncIterator[list[dict[str, Any]]]:
+        query, token = [("limit", str(PAGE_SIZE)), *selector], ""
         while True:
             page = await self._request("GET", kind, kind.path(namespace), query=[*query, ("continue", token)])
             yield page.get("items") or []
             token = page["metadata"].get("continue") or ""
             if not token:
                 return
+
+    async def unplaced_pods(self, *, namespace: str | None = None) -> AsyncIterator[list[dict[str, Any]]]:
+        async for page in self._pages(POD, namespace, [("fieldSelector", "spec.nodeName=,status.phase=Pending")]):
+            yield page
 
     async def get(self, kind: ResourceKind, *, namespace: str, name: str) -> dict[str, Any] | None:
         try:
@@ -153,6 +167,11 @@ class ClusterKube:
         except KubeError as error:
             if error.status not in (404, 409):  # 409: a namesake with another uid, so ours is gone
                 raise
+
+    async def events_about(self, *, namespace: str, uid: str) -> list[dict[str, Any]]:
+        query = [("fieldSelector", f"involvedObject.uid={uid}"), ("limit", str(PAGE_SIZE))]
+        page = await self._request("GET", EVENT, EVENT.path(namespace), query=query)
+        return page.get("items") or []
 
     async def read_worker(self, pod: Body, path: str) -> dict[str, Any]:
         metadata, port = pod["metadata"], 8000

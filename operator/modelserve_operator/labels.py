@@ -18,8 +18,12 @@ PLAN_HASH = f"{GROUP}/plan-hash"
 SPEC_HASH = f"{GROUP}/spec-hash"
 
 APPROVE_PLAN = f"{GROUP}/approve-plan"  # on the ModelServe, by the user: the hash of the proposed plan to commit
+RETRY = f"{GROUP}/retry"  # on the ModelServe, by the user: another value has what failed tried again at once
 COMMITTED_AT = f"{GROUP}/committed-at"  # on a revision's ConfigMap: when it was committed once more
 APPLIED_HASH = f"{GROUP}/applied-hash"  # on every child: hash of what was applied, so that dropped fields are noticed
+ADMITTED = f"{GROUP}/admitted"  # on a child: digest of what admission makes of our own writes, which stays
+ATTEMPTS = f"{GROUP}/attempts"  # on an inspect Job: how many of its kind were made in a row, itself counted
+DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"  # Kubernetes' own: pods of lower cost go first
 TERMINAL_FAILURE = (
     f"{GROUP}/terminal-failure"  # on a Deployment: the record of the failure that stopped its growth, as JSON
 )

@@ -5,14 +5,18 @@ A remembered figure grows with the next worker that needs more, so that a plan m
 it, and comes down with a newer worker that needs clearly less (WORTH_LOWERING_BYTES). What an older worker reports
 again takes nothing back: two that differ do not overwrite each other for ever. A factor of speed follows the newest
 worker too, once it has moved by more than a tenth. Another engine version starts afresh.
+
+What is measured is a worker's own word, and who may create pods in a namespace writes it: so it counts in that
+namespace alone, but where the installation lets a namespace teach all of them (decision 0022).
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
@@ -27,6 +31,7 @@ from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
 from modelserve_operator import labels
 
 MAX_ENTRIES = 512  # of about 400 bytes each, in a ConfigMap of at most 1 MiB
+MAX_OF_NAMESPACE = 64  # of those that count in one namespace alone
 MAX_STEPS = 16  # shapes of a step whose activation one entry remembers; kinds of steps whose speed it does
 WORTH_WRITING_BYTES = 1 << 20
 WORTH_LOWERING_BYTES = 64 << 20
@@ -45,6 +50,7 @@ class Entry(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True)
 
+    namespace: str  # where it counts; empty: everywhere
     product: Product
     engine_version: str
     model: str  # digest of the architecture
@@ -59,15 +65,28 @@ class Entry(BaseModel):
     @property
     def key(self) -> str:
         """Key in the ConfigMap: readable where it may be, unique by a digest."""
-        kind = [self.product, self.engine_version, self.model, self.dtype, self.tensor_parallel]
-        return f"{self.product}.tp{self.tensor_parallel}.{labels.short_hash(kind)}"
+        kind = [self.namespace, self.product, self.engine_version, self.model, self.dtype, self.tensor_parallel]
+        name = f"{self.product}.tp{self.tensor_parallel}.{labels.short_hash(kind)}"
+        return f"{self.namespace}.{name}" if self.namespace else name
 
 
 @dataclass(frozen=True)
 class Measurements:
-    """All entries, by key."""
+    """All entries, or those that count in one namespace, by key."""
 
     entries: Mapping[str, Entry] = field(default_factory=dict)
+    view: str = ""  # the namespace, where entries count that count in no other
+
+    def seen_from(self, namespace: str) -> Measurements:
+        """What counts in a namespace."""
+        return self._views.get(namespace) or self._views[""]
+
+    @cached_property
+    def _views(self) -> dict[str, Measurements]:
+        found: dict[str, dict[str, Entry]] = {"": {}}
+        for key, entry in self.entries.items():
+            found.setdefault(entry.namespace, {})[key] = entry
+        return {view: Measurements({**found[""], **entries}, view) for view, entries in found.items()}
 
     @property
     def memory(self) -> dict[str, tuple[Mapping[str, int], Mapping[str, int]]]:
@@ -120,15 +139,20 @@ class Measurements:
                 entries[entry.key] = known.model_copy(update=update)
         if entries == self.entries:
             return self
-        newest = sorted(entries.values(), key=lambda entry: (entry.measured_at, entry.key))[-MAX_ENTRIES:]
-        return Measurements({entry.key: entry for entry in newest})
+        newest = sorted(entries.values(), key=lambda entry: (entry.measured_at, entry.key), reverse=True)
+        kept, counts = [], Counter[str]()
+        for entry in newest:  # one namespace does not drive out what others have learned
+            counts[entry.namespace] += 1
+            if not entry.namespace or counts[entry.namespace] <= MAX_OF_NAMESPACE:
+                kept.append(entry)
+        return Measurements({entry.key: entry for entry in kept[:MAX_ENTRIES][::-1]})
 
     def learned_for(self, facts: ModelFacts, *, engine_version: str) -> Learned:
         """What plans for this model and release may use."""
         model, dtype = geometry_digest(facts), str(facts.format)
         fitting = {
             (entry.product, entry.tensor_parallel): entry
-            for entry in self.entries.values()
+            for entry in sorted(self.entries.values(), key=lambda entry: entry.namespace)  # a namespace's own win
             if (entry.model, entry.dtype, entry.engine_version) == (model, dtype, engine_version)
         }
 

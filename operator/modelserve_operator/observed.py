@@ -21,6 +21,10 @@ Body = Mapping[str, Any]
 
 WORKER_CONTAINER, FETCH_CONTAINER, INSPECT_CONTAINER = "worker", "fetch", "inspect"
 PULL_FAILURES = frozenset({"ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull"})
+MAKING_FAILURES = frozenset(  # of the kubelet, before a container's process begins
+    {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PostStartHookError"}
+)
+_QUIET = frozenset({None, "ContainerCreating", "PodInitializing"})
 ENDED_PHASES = frozenset({"Failed", "Succeeded"})
 OWN_CONTAINERS = frozenset({WORKER_CONTAINER, FETCH_CONTAINER, INSPECT_CONTAINER})  # others are injected by somebody
 
@@ -90,6 +94,11 @@ class Pod:
     created: str = ""  # when, in UTC and in the format of Kubernetes
     started: bool = False  # the worker's startup probe, which asks for readiness, has passed
     unready_since: datetime | None = None
+    owner: str | None = None  # uid of its ReplicaSet or Job
+    placed_since: datetime | None = None
+    priority: int = 0  # as admission resolved it
+    making: bool = False  # it has a node, and no container of it has begun: volumes, network and image come first
+    making_fails: bool = False  # a container of ours cannot be made
     pull_fails: bool = False  # the image of a container of ours cannot be pulled at the moment
     crashes: int = 0  # restarts of a container of ours whose last run ended badly
     last_run: timedelta = timedelta(0)  # how long that run was
@@ -101,6 +110,7 @@ class Pod:
         scheduled = conditions.get("PodScheduled") or {}
         containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
         own = [container for container in containers if container.get("name") in OWN_CONTAINERS]
+        placed = scheduled.get("status") == "True" or status.get("phase") not in (None, "Pending")
         succeeded = status.get("phase") == "Succeeded"
         ready = (conditions.get("Ready") or {}).get("status") == "True"
         started = any(container.get("started") for container in own if container["name"] == WORKER_CONTAINER)
@@ -116,7 +126,12 @@ class Pod:
             ready=ready,
             terminating=bool(body["metadata"].get("deletionTimestamp")),
             ended=status.get("phase") in ENDED_PHASES,
-            placed=scheduled.get("status") == "True" or status.get("phase") not in (None, "Pending"),
+            placed=placed,
+            owner=next((each.get("uid") for each in body["metadata"].get("ownerReferences") or ()), None),
+            placed_since=moment(scheduled.get("lastTransitionTime")) if placed else None,
+            making=placed and not ready and all(_waiting(each) in _QUIET and not _begun(each) for each in containers),
+            priority=int((body.get("spec") or {}).get("priority") or 0),
+            making_fails=any(_waiting(container) in MAKING_FAILURES for container in own),
             unschedulable=scheduled.get("message", "") if scheduled.get("reason") == "Unschedulable" else None,
             gated=scheduled.get("message", "") if scheduled.get("reason") == "SchedulingGated" else None,
             trouble=next(filter(None, map(_trouble, containers)), None),
@@ -147,6 +162,11 @@ def _waiting(container: Body) -> str | None:
     return str(reason) if reason is not None else None
 
 
+def _begun(container: Body) -> bool:
+    """Whether it runs, or has run."""
+    return "running" in (container.get("state") or {}) or bool(_ends(container))
+
+
 def _bad_end(container: Body) -> Body | None:
     """The newest end of a container, when it was not a good one."""
     end = next(iter(_ends(container)), None)
@@ -175,7 +195,7 @@ def _failure(container: Body) -> Failure | None:
 def _trouble(container: Body) -> str | None:
     waiting = (container.get("state") or {}).get("waiting") or {}
     ends = [end for end in _ends(container) if end.get("exitCode")]
-    quiet = waiting.get("reason") in (None, "ContainerCreating", "PodInitializing")
+    quiet = waiting.get("reason") in _QUIET
     if quiet and not ends:
         return None
     words = [] if quiet else [f"{waiting['reason']}: {waiting.get('message') or ''}".rstrip(": ")]
@@ -219,11 +239,15 @@ class Observed:
     disruption_budget: Body | None = None
     endpoints: frozenset[str] = frozenset()  # uids of the pods that the Service sends requests to
     supply: Supply = field(default_factory=Supply)
+    causes: Mapping[str, str] = field(default_factory=dict)  # uid of a Job without pods -> why, where that is known
     claim_modes: Mapping[str, tuple[str, ...] | None] = field(
         default_factory=dict
     )  # claim -> access modes; None: absent
     reports: Mapping[str, WorkerReport] = field(default_factory=dict)  # pod uid -> report
-    places: str = ""  # digest of the nodes where its pods may run: another one is a reason to try again
+    rivals: tuple[str, ...] = ()  # pods of others that a rollout does not stop a worker for
+    to_move: frozenset[str] = frozenset()  # uids of pods on nodes that are drained, or about to be removed
+    silent: frozenset[str] = frozenset()  # uids of ready workers that cannot be asked
+    ask_again: float | None = None  # seconds until one of them is
     now: datetime = field(default=datetime.min)
 
     @property

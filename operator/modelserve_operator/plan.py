@@ -14,7 +14,7 @@ from modelserve.model_facts import ModelFacts
 from modelserve_operator import labels
 from modelserve_operator.approval import Choice, choose, committed_last
 from modelserve_operator.catalogue import CATALOGUE_NAME, Catalogue
-from modelserve_operator.inspection import inspection_failure, known_facts
+from modelserve_operator.inspection import inspection_failure, inspection_trouble, known_facts, retry_at
 from modelserve_operator.left_out import no_accelerators
 from modelserve_operator.observed import Observed
 from modelserve_operator.reasons import Reason
@@ -82,7 +82,7 @@ def decide(observed: Observed, settings: Settings) -> Decision:
     decision = Decision(accepted, NOT_PLANNED, spec=spec, source=source)
     facts = known_facts(observed, source)
     if facts is None:
-        return _inspecting(decision, observed, source)
+        return _without_facts(decision, observed, source)
     warnings = _catalogue_faults(spec, observed.supply.catalogue)
     planned = _planned(replace(decision, facts=facts, warnings=warnings), observed, settings)
     told = replace(
@@ -131,14 +131,33 @@ def _inspecting(decision: Decision, observed: Observed, source: ModelSource) -> 
     if failure is None:
         pods = [pod for pod in observed.pods if pod.job == name]
         waits = next((pod.unschedulable or pod.trouble for pod in pods if pod.unschedulable or pod.trouble), None)
+        trouble = inspection_trouble(observed, name)
+        waits = trouble.message if trouble is not None else waits
         message = f"Job {name} reads the model at {source.uri}" + (f"; {waits}" if waits else ".")
-        return replace(decision, planned=Finding(None, Reason.INSPECTING_MODEL, message), inspect=True)
+        stalled = Finding(False, trouble.reason, trouble.message) if trouble is not None else None
+        return replace(decision, planned=Finding(None, Reason.INSPECTING_MODEL, message), stalled=stalled, inspect=True)
+    again = retry_at(observed, name) or observed.now
     finding = Finding(
         False,
         failure.reason,
-        f"{failure.message.rstrip('.')}. To try again, put it right and delete Job {name}, or change spec.model.",
+        f"{failure.message.rstrip('.')}. It is tried again at {again:%Y-%m-%dT%H:%M:%SZ}, or at once when annotation "
+        f"{labels.RETRY} or spec.model changes.",
     )
     return replace(decision, planned=finding, stalled=finding, inspect=True)
+
+
+def _without_facts(decision: Decision, observed: Observed, source: ModelSource) -> Decision:
+    """The model is to be read. A revision that was committed for this very spec runs, whatever comes of it."""
+    assert decision.spec is not None
+    inspecting, spec = _inspecting(decision, observed, source), decision.spec
+    known = tuple(revision for revision in observed.revisions if revision.spec_hash == spec_hash(spec))
+    approvals = filter(None, (spec.plan.approved_hash, labels.annotation_of(observed.model_serve, labels.APPROVE_PLAN)))
+    choice = choose(known, None, approvals=approvals, automatic=False, now=observed.now)
+    if choice.committed is None or spec.plan.mode == "PreviewOnly":
+        return inspecting
+    committed = _committed_decision(inspecting, choice.committed, None, name=observed.name)
+    told = f"{committed.planned.message.rstrip('.')}. The model is read again: {inspecting.planned.message}"
+    return replace(committed, planned=replace(committed.planned, message=told), stalled=None)
 
 
 def _planned(decision: Decision, observed: Observed, settings: Settings) -> Decision:

@@ -43,6 +43,8 @@ class Reason(StrEnum):
     APPROVAL_UNKNOWN = "ApprovalUnknown"  # of an Event: an approved hash names no plan of the spec
     CATALOGUE_ENTRY_IGNORED = "CatalogueEntryIgnored"  # of an Event: an entry of modelserve-accelerators is wrong
 
+    CHANGED_BY_ADMISSION = "ChangedByAdmission"  # of an Event: a webhook changes what we write to a child
+
     # CapacityAvailable
     CAPACITY_SUFFICIENT = "CapacitySufficient"
     WAITING_FOR_NODES = "WaitingForNodes"  # pods are pending; the message is the scheduler's
@@ -63,6 +65,7 @@ class Reason(StrEnum):
     DRIFT_CONTESTED = "DriftContested"  # somebody changes a child again each time it is put right
     CRASH_LOOP = "CrashLoop"  # a worker keeps ending badly
     IMAGE_PULL_FAILED = "ImagePullFailed"
+    POD_NOT_STARTING = "PodNotStarting"  # a pod has a node, but a volume, its network or a container cannot be made
     PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"  # workers have a node, but keep failing or never get ready
 
     # Available, Ready

@@ -9,32 +9,35 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from modelserve_operator import resource_metrics
-from modelserve_operator.apply import Applier, NameTakenError, PredecessorError, StatusOvertakenError
+from modelserve_operator import labels, resource_metrics
+from modelserve_operator.apply import Applier, NameTakenError, PredecessorError, StatusOvertakenError, UnfitError
 from modelserve_operator.calibration import measurement
 from modelserve_operator.children import Children, WriteError
 from modelserve_operator.conditions import View
 from modelserve_operator.drift import DriftContestedError
 from modelserve_operator.gather import Gatherer
+from modelserve_operator.inspection import seconds_left
 from modelserve_operator.kinds import CONFIG_MAP
 from modelserve_operator.kube import KubeError
 from modelserve_operator.observed import Observed, Pod, WorkerReport
 from modelserve_operator.plan import Decision, decide
 from modelserve_operator.pod_health import patience_left
 from modelserve_operator.reasons import Reason
-from modelserve_operator.rollout import RunningRevision, Step, next_step
+from modelserve_operator.rivals import gives_away
+from modelserve_operator.rollout import RunningRevision, Step, kept, next_step
 from modelserve_operator.running import known_revisions, replacements, running_revisions
 from modelserve_operator.settings import Settings
 from modelserve_operator.shared_config import SharedConfig
+from modelserve_operator.sources import surges_first
 from modelserve_operator.speed_calibration import speed_factors
 from modelserve_operator.status import summarise, transitions
+from modelserve_operator.status_contest import StatusContestedError
 from modelserve_operator.store import shown_speed
 from modelserve_operator.work_queue import Key
-from modelserve_operator.write_failures import REFUSED_SECONDS, WriteFailure, contested, name_taken, refused
+from modelserve_operator.write_failures import REFUSED_SECONDS, WriteFailure, contested, name_taken, refused, unfit
 
 logger = logging.getLogger(__name__)
 
-ASK_WORKER_AGAIN_SECONDS = 5.0
 PREDECESSOR_SECONDS = 2.0
 
 
@@ -64,10 +67,23 @@ class Reconciler:
             resource_metrics.forget(*key)
             self._applier.forget(key)
             return None  # the garbage collector deletes the children
+        self._applier.note_retry(key, labels.annotation_of(observed.model_serve, labels.RETRY))
         decision = decide(observed, self._settings)
-        running = running_revisions(observed, replicas=decision.spec.replicas if decision.spec else None)
-        step = _step(observed, decision, running)
-        delays = [_next_attempt(observed, running), patience_left(observed.pods, observed.now)]
+        replicas = _replicas(observed, decision)
+        running = running_revisions(
+            observed, replicas=replicas, rollout=decision.spec.rollout if decision.spec else None
+        )
+        step = _step(observed, decision, running, replicas=replicas)
+        target = decision.target
+        if target is not None and gives_away(step, running, target=target.hash, replicas=replicas or 0):
+            observed = replace(observed, rivals=await self._gatherer.rivals(observed, target))
+            step = _step(observed, decision, running, replicas=replicas)
+        await self._prefer_to_delete(observed, step, running)
+        delays = [_next_attempt(observed, running), patience_left(observed.pods, observed.now), observed.ask_again]
+        if decision.inspect and decision.source is not None:
+            delays.append(seconds_left(observed, labels.inspection_name(observed.name, decision.source.hash)))
+        if observed.rivals:  # no event tells when they go
+            delays.append(REFUSED_SECONDS)
         if decision.accepted.reason == Reason.VOLUME_NOT_SHAREABLE:  # no event tells when the claim is made anew
             delays.append(REFUSED_SECONDS)
         failed = await self._children.apply(observed, decision, step, running)
@@ -83,11 +99,22 @@ class Reconciler:
         except StatusOvertakenError as error:
             logger.debug("%s/%s is reconciled again: %s", *key, error)
             return 0.0
+        except StatusContestedError as error:
+            delays.append(error.delay)
         if failed is not None and (failure is None or failure.delay is None):
             raise failed
-        if any(pod.ready and pod.plan_hash and pod.uid not in observed.reports for pod in observed.pods):
-            delays.append(ASK_WORKER_AGAIN_SECONDS)
         return min((delay for delay in delays if delay is not None), default=None)
+
+    async def _prefer_to_delete(self, observed: Observed, step: Step, running: Mapping[str, RunningRevision]) -> None:
+        """Where a Deployment is about to shrink, have those of its pods go that have to leave their node anyway."""
+        if not surges_first(observed.model_serve):
+            return
+        shrinking = {
+            each for each, wanted in step.replicas.items() if each in running and running[each].replicas > wanted
+        }
+        for pod in observed.workers:
+            if pod.uid in observed.to_move and pod.plan_hash in shrinking:
+                await self._applier.prefer_to_delete(observed.namespace, pod.name)
 
     async def _report(
         self,
@@ -98,13 +125,15 @@ class Reconciler:
         failure: WriteFailure | None,
     ) -> None:
         """Write the status and announce what is new in it."""
-        desired = _replicas(decision, running)
+        asked = _replicas(observed, decision)
+        desired = sum(revision.replicas for revision in running.values()) if asked is None else asked
         view = View(
             observed,
             decision,
             step,
             running,
             replicas=desired,
+            asked=asked,
             revisions=known_revisions(observed),
             write_failure=failure.finding if failure is not None and failure.delay is None else None,
         )
@@ -124,11 +153,13 @@ class Reconciler:
         if target is None or facts is None or decision.source is None:
             return
         factors = speed_factors(speed, target.plan) if speed else {}
+        teaches_all = {observed.namespace, "*"} & set(self._settings.learn_for_all)
         entries = [
             measurement(
                 measured,
                 target.plan,
                 facts,
+                namespace="" if teaches_all else observed.namespace,
                 engine_version=engine_version,
                 model_uri=decision.source.uri,
                 measured_at=pod.created,
@@ -163,6 +194,8 @@ def _explained(failed: WriteError | None, *, now: datetime) -> WriteFailure | No
             return name_taken(str(failed))
         case DriftContestedError():
             return contested(str(failed), again=failed.again, now=now)
+        case UnfitError():
+            return unfit(str(failed))
         case KubeError():
             return refused(failed.status, str(failed))
     return None
@@ -180,16 +213,19 @@ def _next_attempt(observed: Observed, running: Mapping[str, RunningRevision]) ->
     return max(0.0, (min(due) - observed.now).total_seconds()) + 0.1 if due else None
 
 
-def _replicas(decision: Decision, running: Mapping[str, RunningRevision]) -> int:
-    """As the spec says; under one that is refused, what runs stays as it is."""
-    return decision.spec.replicas if decision.spec else sum(revision.replicas for revision in running.values())
+def _replicas(observed: Observed, decision: Decision) -> int | None:
+    """As the spec says, or under one that is refused as the last accepted one said; None where that is not known."""
+    if decision.spec is not None:
+        return decision.spec.replicas
+    noted = (observed.model_serve.get("status") or {}).get("desiredReplicas")
+    return noted if isinstance(noted, int) else None
 
 
-def _step(observed: Observed, decision: Decision, running: dict[str, RunningRevision]) -> Step:
-    serving = observed.selected
+def _step(observed: Observed, decision: Decision, running: dict[str, RunningRevision], *, replicas: int | None) -> Step:
+    serving, target = observed.selected, decision.target
     if decision.spec is None:
-        return Step(serve=serving if serving in running else None)  # what runs stays as it is
-    target = decision.target
+        selects_all = observed.service is not None and serving is None
+        return kept(running, serving=serving, selects_all=selects_all, replicas=replicas)
     others = [each for plan_hash, each in known_revisions(observed).items() if plan_hash in running]
     return next_step(
         target=target.hash if target else None,
@@ -198,4 +234,5 @@ def _step(observed: Observed, decision: Decision, running: dict[str, RunningRevi
         replicas=decision.spec.replicas,
         rollout=decision.spec.rollout,
         replacement=replacements(others, target, selected=observed.selected) if target else {},
+        contested=bool(observed.rivals),
     )

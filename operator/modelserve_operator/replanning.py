@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 from modelserve_operator.gather import Gatherer, Heard
-from modelserve_operator.inventory import NodeChange
 from modelserve_operator.work_queue import WorkQueue
 
 GATHERING_SECONDS = 0.5  # nodes come, go and are relabelled in crowds
@@ -17,15 +16,15 @@ class Replanning:
     def __init__(self, gatherer: Gatherer, queue: WorkQueue) -> None:
         self._gatherer = gatherer
         self._queue = queue
-        self._change = NodeChange.NONE
+        self._waits = False
 
     def note(self, heard: Heard) -> None:
         """What one object brought is queued now; a change of the supply, with others like it, a moment later."""
         for key in heard.keys:
             self._queue.add(key)
-        if heard.change and not self._change:
+        if heard.supply and not self._waits:
+            self._waits = True
             asyncio.get_running_loop().call_later(GATHERING_SECONDS, self._queue_concerned)
-        self._change |= heard.change
 
     @property
     def busy(self) -> bool:
@@ -38,6 +37,6 @@ class Replanning:
             self._queue.add(key, ahead=False)
 
     def _queue_concerned(self) -> None:
-        change, self._change = self._change, NodeChange.NONE
-        for key in self._gatherer.concerned(change):
+        self._waits = False
+        for key in self._gatherer.concerned():
             self._queue.add(key, ahead=False)

@@ -43,7 +43,7 @@ def plan_for(
     offered = _offered(spec, supply)
     learned = partial(supply.learned.learned_for, facts, engine_version=ENGINE_VERSION)
     speed = learned().speed if committed is None else committed.plan.speed_factors or ()
-    key = (_read_by_planner(spec), facts, speed)
+    key = (_read_by_planner(spec), facts, speed, supply.learned.view)
     sized = offered.plans.get(key)
     if sized is None:
         sized = _plan(spec, facts, supply, offered.offers, replace(learned(), speed=speed))
@@ -150,6 +150,7 @@ def build_revision(
             image=image,
             pull_policy=settings.image_pull_policy,
             pull_secrets=pull_secrets,
+            user_id=settings.pod_user_id,
         ),
         weight_bytes=facts.weight_bytes,
     )

@@ -47,6 +47,7 @@ class RunningRevision:
     leaving: int = 0  # pods that are terminating, not in `pods`
     ready: int = 0
     loaded: int = 0  # pods that were ready since their last start; readiness may come and go
+    to_move: int = 0  # ready pods on nodes that are drained, or about to be removed
     unschedulable: int = 0
     overdue: bool = False  # the Deployment's progress deadline has passed
     refused: str | None = None  # why the API server admits no more pods of it
@@ -59,24 +60,31 @@ class RunningRevision:
         return min(self.ready, self.replicas)
 
     @property
+    def surplus_unready(self) -> bool:
+        """Whether there is a pod beside as many as wanted that is not ready: its Deployment replaces them."""
+        return self.pods > self.replicas and self.ready < self.pods
+
+    @property
     def failing(self) -> bool:
         """Whether growth has stopped; between attempts, that is."""
         return self.record is not None and not self.record.trying
 
     @property
     def fresh(self) -> bool:
-        """Whether this is its first attempt, or the first since the spec changed."""
+        """Whether this is its first attempt, or the first that somebody asked for."""
         return self.record is None or self.record.attempts == 0
 
     def within(self, wanted: int) -> int:
-        """Replicas that it may have now: while it fails, no more than it has without the pods that failed.
+        """Replicas that it may have now: while it fails, no more than it has without the pods that failed, or than were
+        ready when it did (somebody may have wanted fewer meanwhile).
 
         The controller deletes pods that are not ready before those that are. Surplus pods are on their way out already.
         """
-        if not self.failing:
+        if self.record is None or self.record.trying:
             return wanted
         surplus = max(0, self.pods - self.replicas)
-        return max(0, min(wanted, self.replicas - max(0, self.failed - surplus)))
+        kept = self.replicas - max(0, self.failed - surplus)
+        return max(0, min(wanted, kept if self.failed else max(kept, self.record.ready)))
 
 
 @dataclass(frozen=True)
@@ -99,9 +107,11 @@ def next_step(
     replicas: int,
     rollout: RolloutSpec,
     replacement: Mapping[str, Replacement] | None = None,
+    contested: bool = False,
 ) -> Step:
     """`target`: hash of the committed revision, None without one; `serving`: what the Service selects now, None for no
-    or every revision; `replacement`: how the target compares with each other revision.
+    or every revision; `replacement`: how the target compares with each other revision; `contested`: what a stopped
+    worker leaves would go to pods of others, so none is stopped that serves.
     """
     old = _old(target, running, serving)
     over = [running[each] for each in sorted(set(running) - {target, old.hash if old else None})]
@@ -109,14 +119,44 @@ def next_step(
         return _retire(Step({old.hash: old.within(replicas)}, old.hash) if old else Step(), over)
     new = running.get(target, RunningRevision(target, 0))
     if new.stays >= replicas or old is None:
-        complete = new.stays >= replicas and new.replicas == replicas
-        step = Step({target: new.within(replicas)}, target, complete=complete)
+        wanted = replicas + _surge_to_move(new, replicas=replicas, rollout=rollout) if old is None else replicas
+        complete = new.stays >= replicas and new.replicas in (replicas, wanted)
+        step = Step({target: new.within(wanted)}, target, complete=complete)
         return _retire(step, [*over, *([old] if old else [])])
     manner = {each.hash: (replacement or {}).get(each.hash, Replacement()) for each in (old, *over)}
-    step = _replace(new, old, serving=serving, replicas=replicas, rollout=rollout, exchange=manner[old.hash].exchange)
+    step = _replace(
+        new,
+        old,
+        serving=serving,
+        replicas=replicas,
+        rollout=rollout,
+        exchange=manner[old.hash].exchange,
+        contested=contested,
+    )
     together = [each for each in (new, old, *over) if each.ready]
     shared = len(together) > 1 and all(manner[each.hash].compatible for each in (old, *over) if each.pods)
     return _retire(replace(step, shared=shared), over, needed=replicas - new.stays - old.stays if shared else 0)
+
+
+def _surge_to_move(new: RunningRevision, *, replicas: int, rollout: RolloutSpec) -> int:
+    """One more, until it is ready, where a worker has to leave its node; then its Deployment gives that one up."""
+    surges = rollout.on_eviction == "SurgeFirst" and new.to_move > 0 and replicas > 0 and not new.failing
+    return int(surges and new.ready <= replicas)
+
+
+def kept(
+    running: Mapping[str, RunningRevision], *, serving: str | None, selects_all: bool, replicas: int | None
+) -> Step:
+    """What runs goes on under a spec that is refused: the revision that serves has failed workers tried again and lost
+    ones replaced, up to `replicas` (None: as many as it has), and no other is touched. `selects_all`: the Service does.
+    """
+    old = _old(None, running, serving)
+    if old is None:
+        return Step()
+    others = [each for each in running.values() if each.hash != old.hash]
+    missing = old.replicas if replicas is None else replicas - sum(each.replicas for each in others)
+    shared = selects_all and any(each.ready for each in others)
+    return Step({old.hash: old.within(max(old.replicas, missing))}, old.hash, shared=shared)
 
 
 def _old(target: str | None, running: Mapping[str, RunningRevision], serving: str | None) -> RunningRevision | None:
@@ -147,13 +187,15 @@ def _replace(
     replicas: int,
     rollout: RolloutSpec,
     exchange: Exchange,
+    contested: bool,
 ) -> Step:
     keeps_serving = serving == new.hash and new.ready > 0
     serve = new.hash if keeps_serving or (new.ready > 0 and new.ready >= old.ready) else old.hash
     rest = max(0, replicas - new.stays)
     loses = bool(old.ready or old.loaded)
     # Leave for downtime is leave for one: an attempt after a failure does not stop what serves once more.
-    may_stop = new.fresh and (not loses or (rollout.allow_downtime and exchange is not Exchange.NONE))
+    leave = rollout.allow_downtime and exchange is not Exchange.NONE and not contested
+    may_stop = new.fresh and (not loses or leave)
     stays_stopped = old.replicas == 0 and (may_stop or not rollout.allow_downtime)
     if new.failing:
         old_replicas = 0 if stays_stopped else old.within(rest)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from modelserve.api.spec import RolloutSpec
 from modelserve_operator import labels
 from modelserve_operator.observed import Body, Observed
 from modelserve_operator.revision import Revision
@@ -16,9 +17,12 @@ def known_revisions(observed: Observed) -> dict[str, Revision]:
     return {revision.hash: revision for revision in observed.revisions}
 
 
-def running_revisions(observed: Observed, *, replicas: int | None) -> dict[str, RunningRevision]:
-    """Revisions with a Deployment, by hash; `replicas` of the spec, None for a spec that is not valid."""
+def running_revisions(
+    observed: Observed, *, replicas: int | None, rollout: RolloutSpec | None
+) -> dict[str, RunningRevision]:
+    """Revisions with a Deployment, by hash; `replicas`, if known, and `rollout` of a spec that is accepted."""
     running = {}
+    asked = None if rollout is None else _asked(observed, rollout)
     for body in observed.deployments:
         plan_hash = labels.label_of(body, labels.PLAN_HASH)
         if plan_hash is None or body["metadata"].get("deletionTimestamp"):
@@ -26,23 +30,24 @@ def running_revisions(observed: Observed, *, replicas: int | None) -> dict[str, 
         pods = observed.pods_of(plan_hash)
         noted = labels.annotation_of(body, labels.TERMINAL_FAILURE)
         states = (body.get("status") or {}).get("conditions") or ()
-        asked = int(body["spec"].get("replicas", 1))
+        there = int(body["spec"].get("replicas", 1))
         ready = sum(pod.ready for pod in pods)
         record = next_record(
             FailureRecord.from_json(noted) if noted else None,
             seen=next((pod.failure for pod in pods if pod.failure), None),
-            complete=ready >= (asked if replicas is None else replicas),
-            generation=observed.generation,
-            places=observed.places,
+            ready=ready,
+            wanted=there if replicas is None else replicas,
+            asked=asked,
             now=observed.now,
         )
         running[plan_hash] = RunningRevision(
             hash=plan_hash,
-            replicas=asked,
+            replicas=there,
             pods=len(pods),
             leaving=sum(pod.terminating for pod in observed.pods if pod.plan_hash == plan_hash),
             ready=ready,
             loaded=sum(pod.started for pod in pods),
+            to_move=sum(pod.ready and pod.uid in observed.to_move for pod in pods),
             unschedulable=sum(pod.unschedulable is not None for pod in pods),
             overdue=any(state.get("reason") == "ProgressDeadlineExceeded" for state in states),
             refused=next((state.get("message") or "" for state in states if _refused(state)), None),
@@ -50,6 +55,15 @@ def running_revisions(observed: Observed, *, replicas: int | None) -> dict[str, 
             record=record,
         )
     return running
+
+
+def _asked(observed: Observed, rollout: RolloutSpec) -> str:
+    """Digest of what only people write: how a revision may be replaced, and the annotation that asks for an attempt.
+
+    It names its fields: one that a later release adds must not have every failed revision tried again.
+    """
+    asked = labels.annotation_of(observed.model_serve, labels.RETRY)
+    return labels.short_hash([rollout.max_surge, rollout.allow_downtime, asked])
 
 
 def replacements(revisions: Iterable[Revision], target: Revision, *, selected: str | None) -> dict[str, Replacement]:

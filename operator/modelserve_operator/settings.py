@@ -47,6 +47,12 @@ class Settings(BaseModel):
         max_length=8,
         description="Comma-separated Secrets of the ModelServe's namespace, for pulling the pods' images.",
     )
+    pod_user_id: int | None = Field(
+        default=65532,
+        ge=1,
+        le=(1 << 31) - 1,
+        description="User and group of the pods; empty: the platform assigns them, as OpenShift does by namespace.",
+    )
     child_labels: dict[LabelKey, LabelValue] = Field(
         default={}, max_length=32, description="JSON object: labels of every child, beside the operator's own."
     )
@@ -70,20 +76,26 @@ class Settings(BaseModel):
     lease_holder: str = Field(
         default_factory=socket.gethostname, min_length=1, description="This operator's name in it."
     )
+    learn_for_all: tuple[str, ...] = Field(
+        default=(),
+        description="Comma-separated namespaces, or *: what their workers measured counts in every namespace.",
+    )
     worker_access: WorkerAccess = WorkerAccess.POD_IP
     metrics_port: int = Field(default=9090, ge=0, le=65535, description="/metrics and /healthz; 0: any free port.")
     metrics_host: str = "0.0.0.0"  # noqa: S104 - a pod's probes and Prometheus come from outside it
     resync_seconds: float = Field(default=600.0, ge=30.0, description="Full relist and reconcile of everything.")
-    watchdog_seconds: float = Field(default=60.0, ge=5.0, description="Between two checks for frozen watches.")
+    watchdog_seconds: float = Field(default=600.0, ge=5.0, description="Between two checks for watches that died.")
     reconcile_workers: int = Field(default=16, ge=1, le=256)
     log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$")
 
 
-_LISTS = frozenset({"watch_namespaces", "image_pull_secrets"})
+_LISTS = frozenset({"watch_namespaces", "image_pull_secrets", "learn_for_all"})
 _OBJECTS = frozenset({"child_labels", "child_annotations"})
 
 
 def _parsed(field: str, text: str) -> Any:
+    if field == "pod_user_id" and not text:
+        return None
     if field in _LISTS:
         return tuple(filter(None, map(str.strip, text.split(","))))
     if field in _OBJECTS:

@@ -65,6 +65,11 @@ def cpu_only(model_serve: Body) -> bool:
     return isinstance(products, list) and products != [] and all(product == CPU_PRODUCT for product in products)
 
 
+def surges_first(model_serve: Body) -> bool:
+    """Whether an (unvalidated) ModelServe wants another worker ready before one has to leave its node."""
+    return _given(model_serve, "rollout", "onEviction") == "SurgeFirst"
+
+
 def _given(model_serve: Body, section: str, field: str) -> object:
     """A field of a section of the spec; None where something else stands there than the schema allows."""
     spec = model_serve.get("spec")

@@ -35,6 +35,8 @@ def summarise(view: View) -> dict[str, Any]:
         "readyReplicas": len(serving),
         "selector": labels.selector_text(observed.name),
     }
+    if view.asked is not None:
+        status["desiredReplicas"] = view.asked
     if observed.service is not None:
         status["url"] = f"http://{observed.name}.{observed.namespace}.svc/v1"
     previewed = decision.plan if decision.planned.reason == Reason.PLAN_PREVIEWED else None

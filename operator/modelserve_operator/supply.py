@@ -15,7 +15,8 @@ from modelserve_operator.catalogue import Catalogue
 from modelserve_operator.inventory import Pool
 from modelserve_operator.measurements import Measurements
 
-PlanKey = tuple[str, ModelFacts, tuple[SpeedFactors, ...]]  # the spec as text; what was measured of speed
+# The spec as text; what was measured of speed; the namespace whose own measurements count.
+PlanKey = tuple[str, ModelFacts, tuple[SpeedFactors, ...], str]
 MOST_PLANS = 1024  # of some 20 KiB each
 MOST_KINDS = 64  # of pods, by what they select and tolerate
 
@@ -47,6 +48,10 @@ class Supply:
     learned: Measurements = field(default_factory=Measurements)
     offered: dict[str, Offered] = field(default_factory=dict, compare=False)  # by kind of pods, see plan_for
     offered_before: Mapping[str, Offered] = field(default_factory=dict, compare=False)  # kept where it is still right
+
+    def seen_from(self, namespace: str) -> Supply:
+        """The supply with what counts in one namespace of what was measured; plans are kept together."""
+        return replace(self, learned=self.learned.seen_from(namespace))
 
     def pools_for(self, selector: Mapping[str, str]) -> tuple[Pool, ...]:
         """All pools or, where the selector names a host, the pool of that node."""

@@ -1,7 +1,8 @@
 """What is remembered of a revision whose workers ended for good, and when it is tried again. Pure.
 
 The record lies in an annotation of the revision's Deployment. Growth stops while it says so; attempts follow after 1
-minute, doubling to 30, and at once when the spec (replicas included) or a node changes.
+minute, doubling to 30, and at once when somebody asks for one. Neither a node nor a number of replicas is a reason to
+be early: autoscalers write both, and a worker that fails on each new node would have them bring nodes for ever.
 """
 
 from __future__ import annotations
@@ -14,7 +15,13 @@ from modelserve_operator.observed import Failure
 
 FIRST_DELAY = timedelta(minutes=1)
 LONGEST_DELAY = timedelta(minutes=30)
+FORGOTTEN_AFTER = timedelta(hours=1)  # once as many workers as wanted are ready, be it that fewer are wanted
 _LONG_AGO = datetime.fromtimestamp(0, UTC)
+
+
+def delay_after(attempts: int) -> timedelta:
+    """Until the next attempt, when so many have failed in a row."""
+    return min(FIRST_DELAY * (1 << min(max(attempts - 1, 0), 10)), LONGEST_DELAY)
 
 
 @dataclass(frozen=True)
@@ -22,16 +29,15 @@ class FailureRecord:
     """The last failure of a revision, and where its attempts stand."""
 
     failure: Failure
-    attempts: int = 1  # that failed in a row since the spec last changed; 0: the first one after a change
+    attempts: int = 1  # of this revision that failed in a row; 0: the first one that somebody asked for
     at: datetime = _LONG_AGO  # of the last failure
-    generation: int = 0  # of the ModelServe then
-    places: str = ""  # digest of the nodes then
+    ready: int = 0  # workers that were ready then, or at the failure of one of those since
+    asked: str = ""  # digest of what people write to have it tried again, as it was then; empty: not known
     trying: bool = False  # an attempt is under way: growth goes on
 
     @property
     def retry_at(self) -> datetime:
-        doublings = min(max(self.attempts - 1, 0), 10)
-        return self.at + min(FIRST_DELAY * (1 << doublings), LONGEST_DELAY)
+        return self.at + delay_after(self.attempts)
 
     def to_json(self) -> str:
         return json.dumps(
@@ -40,8 +46,8 @@ class FailureRecord:
                 "message": self.failure.message,
                 "attempts": self.attempts,
                 "at": self.at.isoformat(timespec="seconds"),
-                "generation": self.generation,
-                "places": self.places,
+                "ready": self.ready,
+                "asked": self.asked,
                 "trying": self.trying,
             },
             sort_keys=True,
@@ -60,8 +66,8 @@ class FailureRecord:
             counted = cls(failure, attempts=int(document["attempts"]), at=at if at.tzinfo else at.replace(tzinfo=UTC))
             return replace(
                 counted,
-                generation=int(document["generation"]),
-                places=str(document["places"]),
+                ready=int(document.get("ready") or 0),
+                asked=str(document.get("asked") or ""),
                 trying=document["trying"] is True,
             )
         except (ValueError, KeyError, TypeError):
@@ -69,27 +75,22 @@ class FailureRecord:
 
 
 def next_record(
-    noted: FailureRecord | None,
-    *,
-    seen: Failure | None,
-    complete: bool,
-    generation: int,
-    places: str,
-    now: datetime,
+    noted: FailureRecord | None, *, seen: Failure | None, ready: int, wanted: int, asked: str | None, now: datetime
 ) -> FailureRecord | None:
-    """`seen`: the failure of a pod that is there now; `complete`: as many pods as wanted are ready.
+    """`seen`: the failure of a pod that is there now; `asked`: as in the record, None under a spec that is refused.
 
-    An attempt starts when the failed pods are gone, so that an old failure is not taken for a new one.
+    An attempt starts when the failed pods are gone, so that an old failure is not taken for a new one. It has succeeded
+    when more workers are ready than were at the failure; that fewer are wanted proves nothing of it.
     """
     if seen is not None:
         if noted is not None and not noted.trying:
-            return noted
-        attempts = noted.attempts + 1 if noted is not None and noted.generation == generation else 1
-        return FailureRecord(seen, attempts, now, generation, places)
-    if noted is None or complete:
+            return replace(noted, ready=min(noted.ready, ready))
+        before = noted or FailureRecord(seen, attempts=0)
+        return FailureRecord(seen, before.attempts + 1, now, ready, before.asked if asked is None else asked)
+    if noted is None:
         return None
-    if noted.generation != generation:
-        return replace(noted, attempts=0, generation=generation, places=places, trying=True)
-    if noted.trying or (now < noted.retry_at and noted.places == places):
-        return noted
-    return replace(noted, places=places, trying=True)
+    if ready >= wanted and ((noted.trying and ready > noted.ready) or now - noted.at >= FORGOTTEN_AFTER):
+        return None
+    if asked is not None and noted.asked not in ("", asked):
+        return replace(noted, attempts=0, asked=asked, trying=True)
+    return noted if noted.trying or now < noted.retry_at else replace(noted, trying=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+from modelserve_operator.denials import by_policy, denial
 from modelserve_operator.plan import Finding
 from modelserve_operator.reasons import Reason
 
@@ -33,31 +34,20 @@ def contested(message: str, *, again: datetime, now: datetime) -> WriteFailure:
     return WriteFailure(Finding(False, Reason.DRIFT_CONTESTED, message), delay)
 
 
+def unfit(message: str) -> WriteFailure:
+    """No event tells when somebody takes his field away, unless it is on the child."""
+    return WriteFailure(Finding(False, Reason.DRIFT_CONTESTED, message), REFUSED_SECONDS)
+
+
 def refused(status: int, message: str) -> WriteFailure | None:
     """An answer of the API server, by its HTTP status (0: there was none). None for a conflict: the next try settles
     it."""
     if status == CONFLICT_STATUS:
         return None
-    by_policy = status in (*INVALID_STATUSES, FORBIDDEN_STATUS) and _by_policy(message)
-    if status == FORBIDDEN_STATUS or by_policy:
+    denied = status in (*INVALID_STATUSES, FORBIDDEN_STATUS) and by_policy(message)
+    if status == FORBIDDEN_STATUS or denied:
         return WriteFailure(Finding(False, denial(message), message), REFUSED_SECONDS)
     if status in INVALID_STATUSES:
         message = f"the API server refuses what the spec leads to: {message}"
         return WriteFailure(Finding(False, Reason.INVALID_SPEC, message), REFUSED_SECONDS, of_spec=True)
     return WriteFailure(Finding(False, Reason.WRITE_FAILED, f"a write failed and is tried again: {message}"), None)
-
-
-def denial(message: str) -> Reason:
-    """Who denied it, by the API server's own words: a quota, RBAC, or a rule of the cluster (any other admission)."""
-    if any(words in message for words in ("exceeded quota", "failed quota", "insufficient quota")):
-        return Reason.QUOTA_EXCEEDED
-    by_rbac = "cannot " in message and " resource " in message
-    if (by_rbac or "is being terminated" in message) and not _by_policy(message):
-        return Reason.FORBIDDEN
-    return Reason.POLICY_DENIED
-
-
-def _by_policy(message: str) -> bool:
-    return any(
-        words in message for words in ("denied the request", "ValidatingAdmissionPolicy", "violates PodSecurity")
-    )

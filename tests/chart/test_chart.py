@@ -16,6 +16,7 @@ import yaml
 from localcluster import network_policy
 from localcluster.binaries import require_tool
 from localcluster.helm import CHART, Helm, HelmError
+from localcluster.openshift import refusals
 from localcluster.settings import ClusterError
 from modelserve import __version__
 from modelserve.catalogue import CatalogueEntry, user_catalogue
@@ -153,6 +154,29 @@ def test_its_values_become_settings_that_the_operator_reads(plain: Objects, name
     default = from_environment(_environment(plain))
     changed = {"lease_name", "lease_holder"}  # the chart always elects
     assert default.model_dump(exclude=changed) == Settings().model_dump(exclude=changed)
+
+
+@pytest.mark.parametrize(
+    ("values", "served", "user"),
+    [
+        ({}, (), 65532),
+        ({}, ("security.openshift.io/v1",), None),
+        ({"userId": "assigned"}, (), None),
+        ({"userId": 1001}, ("security.openshift.io/v1",), 1001),
+    ],
+    ids=["anywhere", "openshift", "assigned", "chosen"],
+)
+def test_the_platform_assigns_the_user_where_it_wants_to(
+    helm: Helm, values: dict[str, Any], served: tuple[str, ...], user: int | None
+) -> None:
+    objects = [each for each in yaml.safe_load_all(helm.template(values, served=served)) if each]
+    pods = [pod for body in objects for pod in _pod_specs(body)]
+    assert len(pods) >= 2
+    assert {pod["securityContext"].get("runAsUser") for pod in pods} == {user}
+    assert {pod["securityContext"].get("runAsGroup") for pod in pods} == {user}
+    assert from_environment(_environment(objects)).pod_user_id == user, "the workers' too"
+    if user is None:
+        assert [refusal for pod in pods for refusal in refusals(pod)] == []
 
 
 def test_images_are_named_by_digest_or_by_the_charts_release(plain: Objects, namespaced: Objects) -> None:

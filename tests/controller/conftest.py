@@ -29,7 +29,9 @@ from modelserve_operator.kinds import (
     CLAIM,
     CONFIG_MAP,
     DEPLOYMENT,
+    DISRUPTION_BUDGET,
     ENDPOINT_SLICE,
+    EVENT,
     JOB,
     MODEL_SERVE,
     NODE,
@@ -57,7 +59,10 @@ class FakeCluster:
         self.writes: list[tuple[str, str, str]] = []
         self.events: list[Body] = []
         self.worker_plans: dict[str, Body] = {}
+        self.happenings: dict[str, list[Body]] = {}  # uid -> Events of others about it
+        self.clock: Callable[[], datetime] = lambda: datetime(2026, 1, 1, tzinfo=UTC)
         self.refused_kinds: dict[ResourceKind, int] = dict.fromkeys(OPTIONAL, 404)  # kind -> status of its LIST
+        self.admission: Callable[[ResourceKind, Body], None] | None = None  # a mutating webhook
         self.listener: Callable[[ResourceKind, Body, bool], None] | None = None
         self._numbers = itertools.count(1)
         self._applied: dict[str, Body] = {}  # uid -> what the operator last applied: its own fields
@@ -86,6 +91,7 @@ class FakeCluster:
             merged = document
         else:
             merged = _apply_over(before, document, dropped=self._applied.get(before["metadata"]["uid"], {}))
+        self._admit(kind, merged)
         stored = self._store(kind, merged)
         self._applied[stored["metadata"]["uid"]] = document
         return copy.deepcopy(stored)
@@ -112,8 +118,16 @@ class FakeCluster:
             elif operation["op"] == "remove":
                 del place[int(last) if isinstance(place, list) else last]
             else:
-                place[last] = operation["value"]
+                place[last] = copy.deepcopy(operation["value"])
+        self._admit(kind, body)
         return copy.deepcopy(self._store(kind, body))
+
+    def _admit(self, kind: ResourceKind, body: Body) -> None:
+        spec = body.get("spec") or {}
+        if kind is DISRUPTION_BUDGET and {"minAvailable", "maxUnavailable"} <= spec.keys():
+            raise KubeError(422, "minAvailable and maxUnavailable cannot be both set")
+        if self.admission is not None:
+            self.admission(kind, body)
 
     async def create(self, kind: ResourceKind, body: Mapping[str, Any]) -> None:
         self.writes.append(("create", kind.kind, str(body["reason"])))
@@ -123,6 +137,15 @@ class FakeCluster:
         self.writes.append(("delete", kind.kind, name))
         if self.objects.get((kind, namespace, name), {}).get("metadata", {}).get("uid") == uid:
             self.remove(kind, namespace, name)
+
+    async def unplaced_pods(self, *, namespace: str | None = None) -> AsyncIterator[list[Body]]:
+        pods = [body for body in self.of(POD) if namespace in (None, body["metadata"]["namespace"])]
+        yield [body for body in pods if "nodeName" not in body["spec"] and body["status"]["phase"] == "Pending"]
+
+    async def events_about(self, *, namespace: str, uid: str) -> list[Body]:
+        if EVENT in self.refused_kinds:
+            raise KubeError(self.refused_kinds[EVENT], "events is forbidden")
+        return self.happenings.get(uid, [])
 
     async def read_worker(self, pod: Mapping[str, Any], path: str) -> Body:
         try:
@@ -160,7 +183,7 @@ class FakeCluster:
         for deployment in self.of(DEPLOYMENT):
             wanted = deployment["spec"]["replicas"]
             there = [pod for pod in self.pods_of(deployment) if _active(pod)]
-            pods = sorted(there, key=_ready, reverse=True)  # those that are not ready go first
+            pods = sorted(there, key=_stays_longer, reverse=True)
             for pod in pods[wanted:]:
                 self.remove(POD, *key_of(pod))
             for _ in range(wanted - len(pods)):
@@ -224,6 +247,7 @@ class FakeCluster:
         phase = "Failed" if exit_code else "Succeeded"
         self.set_pod(pod, phase=phase, containerStatuses=[{"name": "inspect", "state": ended}])
         condition = {"type": "Failed" if exit_code else "Complete", "status": "True", "message": "ended"}
+        condition["lastTransitionTime"] = self.clock().isoformat(timespec="seconds")
         self.change(JOB, job["metadata"]["name"], lambda body: body.update(status={"conditions": [condition]}))
 
     def _make_endpoints(self, service: Body) -> None:
@@ -321,6 +345,11 @@ def _ready(pod: Body) -> bool:
     return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
 
+def _stays_longer(pod: Body) -> tuple[bool, int]:
+    """Of two pods the one that is not ready goes first, then the one of lower cost."""
+    return _ready(pod), int((pod["metadata"].get("annotations") or {}).get(labels.DELETION_COST, "0"))
+
+
 def _owner_uid(body: Body) -> str | None:
     return next((reference["uid"] for reference in body["metadata"].get("ownerReferences") or ()), None)
 
@@ -335,6 +364,7 @@ class World:
 
     def __init__(self) -> None:
         self.cluster = FakeCluster()
+        self.cluster.clock = lambda: self.now
         self.settings = Settings(worker_image="worker:test")
         self.pending: set[Key] = set()
         self.now = datetime(2026, 1, 1, tzinfo=UTC)
@@ -350,13 +380,14 @@ class World:
             self.gatherer, Applier(self.cluster, store, clock=lambda: self.now), shared, self.settings
         )
         self.cluster.listener = self._heard
+        self.gatherer.reports.told = lambda key: self.pending.add(key)
         asyncio.run(self.gatherer.relist())
         self.pending = self.gatherer.known_keys()
 
     def _heard(self, kind: ResourceKind, body: Body, deleted: bool) -> None:
         if kind in (*WATCHED, *OPTIONAL):
             heard = self.gatherer.hear(kind, body, deleted=deleted)
-            self.pending |= heard.keys | self.gatherer.concerned(heard.change)
+            self.pending |= heard.keys | (self.gatherer.concerned() if heard.supply else set())
 
     def settle(self) -> None:
         """Reconcile and run the controllers until both rest."""
@@ -372,6 +403,8 @@ class World:
                     self.now + timedelta(seconds=delay) if delay is not None else datetime.max.replace(tzinfo=UTC)
                 )
                 self.cluster.run_controllers()
+                for _ in range(5):  # what workers are asked beside it
+                    await asyncio.sleep(0)
             raise AssertionError(f"the operator does not come to rest: {self.cluster.writes[-10:]}")
 
         asyncio.run(work())
@@ -401,6 +434,11 @@ class World:
             body["spec"] = {key: value for key, value in {**body["spec"], **fields}.items() if value is not None}
 
         self.cluster.change(MODEL_SERVE, name, change)
+        self.settle()
+
+    def ask_for_a_retry(self, value: str, name: str = "tiny") -> None:
+        """As kubectl annotate --overwrite would."""
+        self.cluster.change(MODEL_SERVE, name, lambda body: body["metadata"].update(annotations={labels.RETRY: value}))
         self.settle()
 
     def status(self, name: str = "tiny") -> Body:
@@ -435,8 +473,8 @@ class World:
         """Hash of the revision that is committed."""
         return str(self.status(name)["revision"]).removeprefix(f"{name}-")
 
-    def served_hash(self) -> str:
-        (service,) = self.cluster.of(SERVICE)
+    def served_hash(self, name: str = "tiny") -> str:
+        service = self.cluster.objects[SERVICE, "ml", name]
         return str(service["spec"]["selector"][labels.PLAN_HASH])
 
     def make_ready(self) -> None:

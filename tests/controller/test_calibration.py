@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -14,7 +15,7 @@ from modelserve.sizing.cuda_graphs import graphs_bytes
 from modelserve.termination import TERMINAL_EXIT_CODE, TerminationMessage, TerminationReason
 from modelserve_operator.kinds import CONFIG_MAP, MODEL_SERVE, POD
 from modelserve_operator.kube import KubeError
-from modelserve_operator.measurements import MAX_ENTRIES, Entry, Measurements
+from modelserve_operator.measurements import MAX_ENTRIES, MAX_OF_NAMESPACE, Entry, Measurements
 from modelserve_operator.metrics import REGISTRY
 from modelserve_operator.shared_config import CALIBRATION_NAME, SharedConfig
 
@@ -228,11 +229,11 @@ def test_the_cpu_measures_nothing_and_teaches_nothing(ready_world) -> None:
     assert _learned(ready_world) is None
 
 
-def _entry(number: int, **terms: int) -> Entry:
+def _entry(number: int, *, namespace: str = "", **terms: int) -> Entry:
     at = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=number)
     return Entry(
-        product=f"GPU-{number}", engine_version="1", model="m", model_uri="hf://a/b", dtype="bfloat16",
-        tensor_parallel=1, terms=terms, activation={}, measured_at=at.isoformat(),
+        namespace=namespace, product=f"GPU-{number}", engine_version="1", model="m", model_uri="hf://a/b",
+        dtype="bfloat16", tensor_parallel=1, terms=terms, activation={}, measured_at=at.isoformat(),
     )  # fmt: skip
 
 
@@ -244,6 +245,65 @@ def test_the_config_map_stays_bounded_and_drops_the_oldest() -> None:
         "GPU-0"
     }
     assert sum(map(len, grown.to_data().values())) < 1 << 20
+
+
+def test_what_a_namespace_measured_drives_nothing_of_others_out_of_the_config_map() -> None:
+    shared = Measurements().including(_entry(n, weights=5) for n in range(8))
+    crowded = shared.including(_entry(n, namespace="tenant", weights=5) for n in range(8, 8 + 2 * MAX_ENTRIES))
+    assert len(crowded.entries) == 8 + MAX_OF_NAMESPACE
+    assert shared.entries.items() <= crowded.entries.items()
+
+
+def _serve_in(world, namespace: str, name: str) -> None:
+    """Another ModelServe of the same shape, in a namespace of its own."""
+    body = {
+        "apiVersion": "serving.modelserve.dev/v1alpha1",
+        "kind": "ModelServe",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": SPEC,
+    }
+    world.cluster.put(MODEL_SERVE, body)
+    world.settle()
+
+
+def _planned_weights(world, namespace: str, name: str) -> int:
+    plan = world.cluster.objects[MODEL_SERVE, namespace, name]["status"]["plan"]
+    weights: int = plan["perGpu"]["weightsBytes"]
+    return weights
+
+
+def test_what_a_tenants_worker_says_counts_in_its_namespace_alone(world) -> None:
+    """The image, and what it answers, are the tenant's own."""
+    world.add_node("a", **H200)
+    _serve_in(world, "neighbour", "before")
+    honest = _planned_weights(world, "neighbour", "before")
+    world.create(SPEC, name="first")
+    _measure(world, "first", weights=60_000 * MIB)
+    _serve_in(world, "neighbour", "after")
+    assert _planned_weights(world, "neighbour", "after") == honest
+    world.create(SPEC, name="second")
+    assert world.status("second")["plan"]["perGpu"]["weightsBytes"] == honest + 60_000 * MIB
+    world.restart_operator()
+    world.settle()
+    _serve_in(world, "neighbour", "later")
+    assert _planned_weights(world, "neighbour", "later") == honest
+
+
+@pytest.mark.parametrize("named", ["ml", "*"])
+def test_a_namespace_that_is_trusted_with_it_teaches_all(world, named: str) -> None:
+    world.settings = world.settings.model_copy(update={"learn_for_all": (named,)})
+    world.restart_operator()
+    world.add_node("a", **H200)
+    world.create(SPEC, name="first")
+    _measure(world, "first", weights=700 * MIB)
+    _serve_in(world, "neighbour", "after")
+    assert _planned_weights(world, "neighbour", "after") == _planned_weights(world, "ml", "first") + 700 * MIB
+
+
+def test_what_an_earlier_release_learned_from_anybody_is_measured_anew() -> None:
+    document = json.loads(next(iter(Measurements().including([_entry(1, weights=5)]).to_data().values())))
+    del document["namespace"]
+    assert Measurements.from_data({"key": json.dumps(document)}).entries == {}
 
 
 def test_an_event_that_our_own_write_overtook_takes_nothing_back() -> None:

@@ -188,7 +188,8 @@ def test_a_catalogue_without_the_watched_label_is_found_by_the_next_listing(worl
     _catalogue(world, labels={}, **{"NVIDIA-H300": H300})
     assert world.condition("Planned", "big") == ("False", "NoAccelerators")
     heard, _ = asyncio.run(world.gatherer.relist())
-    world.pending = world.gatherer.concerned(heard.change)
+    assert heard.supply
+    world.pending = world.gatherer.concerned()
     world.settle()
     assert world.status("big")["plan"]["accelerator"] == "NVIDIA-H300"
     assert asyncio.run(world.gatherer.relist())[0] == NOTHING, "and is no news the time after"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from modelserve_operator import drift, labels
-from modelserve_operator.kinds import CONFIG_MAP, DEPLOYMENT, MODEL_SERVE, POD, SERVICE, ResourceKind
+from modelserve_operator.kinds import CONFIG_MAP, DEPLOYMENT, DISRUPTION_BUDGET, MODEL_SERVE, POD, SERVICE, ResourceKind
 from modelserve_operator.kube import KubeError
 
 Body = dict[str, Any]
@@ -35,6 +35,13 @@ OURS: list[tuple[ResourceKind, Callable[[Body], None], str]] = [
     (SERVICE, lambda body: body["spec"]["ports"].append({"name": "debug", "port": 81}), "spec.ports (debug)"),
     (SERVICE, lambda body: body["spec"]["ports"][0].update(targetPort=9), "spec.ports"),
     (SERVICE, lambda body: body["spec"].update(type="NodePort"), "spec.type"),
+    (DEPLOYMENT, lambda body: body["spec"].update(paused=True), "spec.paused"),
+    (
+        DEPLOYMENT,
+        lambda body: body["spec"]["template"]["spec"].update(nodeSelector={"nope": "x"}),
+        "template.spec.nodeSelector (nope)",
+    ),
+    (DEPLOYMENT, lambda body: body["spec"]["template"]["spec"].update(hostNetwork=True), "template.spec.hostNetwork"),
     (DEPLOYMENT, lambda body: _worker(body).update(image="other"), "containers.image"),
     (DEPLOYMENT, lambda body: _worker(body)["command"].append("--verbose"), "containers.command"),
     (DEPLOYMENT, lambda body: _worker(body).update(args=["--verbose"]), "containers.args"),
@@ -114,27 +121,118 @@ def test_replacing_pods_ends_none_before_another_is_ready(ready_world) -> None:
     assert body["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
 
 
-def test_three_heals_within_an_hour_and_then_it_says_so(ready_world) -> None:
+def _debug(body: Body) -> None:
+    _worker(body)["env"].append({"name": "DEBUG", "value": "1"})
+
+
+def test_three_heals_of_a_template_within_an_hour_and_then_it_says_so(ready_world) -> None:
+    pods = ready_world.cluster.of(POD)
     for _ in range(drift.MOST_HEALS):
-        _edit(ready_world, SERVICE, _selector("app"))
+        _edit(ready_world, DEPLOYMENT, _debug)
         ready_world.settle()
         assert ready_world.condition("Ready") == ("True", "RolledOut")
         ready_world.pass_time(10)
     ready_world.rest()
-    _edit(ready_world, SERVICE, _selector("app"))
+    _edit(ready_world, DEPLOYMENT, _debug)
     ready_world.settle()
-    assert [write for write in ready_world.rest() if write[1] == "Service"] == []
+    assert [write for write in ready_world.rest() if write[1] == "Deployment"] == []
     assert ready_world.condition("Stalled") == ("True", "DriftContested")
     assert ready_world.condition("Ready") == ("False", "DriftContested")
-    assert ready_world.condition("Available") == ("False", "NotServing"), "the Service selects nothing now"
-    assert "spec.selector (app)" in ready_world.message("Stalled")
-    assert "has no endpoint of theirs" in ready_world.message("Available")
-    assert ready_world.deployments() == {ready_world.served_hash(): 1}
+    assert ready_world.condition("Available") == ("True", "Serving")
+    assert "env (DEBUG)" in ready_world.message("Stalled")
+    assert ready_world.cluster.of(POD) == pods
     ready_world.pending = ready_world.gatherer.known_keys()
     ready_world.settle()
     assert ready_world.rest()[2:] == [], "the status and one event"
     ready_world.pass_time(3600)
     assert ready_world.condition("Ready") == ("True", "RolledOut"), "put right again once an hour has passed"
+
+
+def test_who_asks_has_a_contested_template_put_right_at_once(ready_world) -> None:
+    for _ in range(drift.MOST_HEALS + 1):
+        _edit(ready_world, DEPLOYMENT, _debug)
+        ready_world.settle()
+    assert ready_world.condition("Stalled") == ("True", "DriftContested")
+    ready_world.ask_for_a_retry("1")
+    assert ready_world.condition("Ready") == ("True", "RolledOut")
+    assert "DEBUG" not in str(ready_world.cluster.of(DEPLOYMENT))
+
+
+def test_a_contested_service_goes_on_being_put_right_and_says_so(ready_world) -> None:
+    """Giving up on it would protect nobody: no pod ends, and clients pay."""
+    for _ in range(drift.MOST_HEALS + 1):
+        _edit(ready_world, SERVICE, _selector("app"))
+        ready_world.settle()
+    assert ready_world.condition("Stalled") == ("True", "DriftContested")
+    assert ready_world.condition("Available") == ("False", "NotServing"), "the Service selects nothing now"
+    assert "spec.selector (app)" in ready_world.message("Stalled")
+    assert "has no endpoint of theirs" in ready_world.message("Available")
+    assert ready_world.deployments() == {ready_world.served_hash(): 1}
+    for wait in (10, 20, 40, 80, 120, 120):
+        ready_world.pass_time(wait - 1)
+        assert ready_world.condition("Available") == ("False", "NotServing")
+        ready_world.pass_time(2)
+        assert ready_world.condition("Available") == ("True", "Serving")
+        assert ready_world.condition("Stalled") == ("True", "DriftContested"), "the other may come back"
+        _edit(ready_world, SERVICE, _selector("app"))
+        ready_world.settle()
+    ready_world.pass_time(121)
+    ready_world.rest()
+    ready_world.pending = ready_world.gatherer.known_keys()
+    ready_world.settle()
+    assert ready_world.rest() == []
+    ready_world.pass_time(241)
+    assert ready_world.condition("Stalled") is None
+    assert ready_world.condition("Ready") == ("True", "RolledOut")
+
+
+def test_a_surge_pod_that_somebody_elses_edit_made_is_not_ready(ready_world) -> None:
+    healthy = ready_world.cluster.of(POD)
+    ready_world.cluster._make_pod(ready_world.cluster.of(DEPLOYMENT)[0], {})
+    ready_world.pending, run = ready_world.gatherer.known_keys(), ready_world.cluster.run_controllers
+    ready_world.cluster.run_controllers = lambda: None
+    ready_world.settle()
+    assert ready_world.condition("Ready") == ("False", "RollingOut")
+    assert ready_world.condition("Available") == ("True", "Serving")
+    ready_world.cluster.run_controllers = run
+    ready_world.cluster.run_controllers()
+    ready_world.settle()
+    assert ready_world.condition("Ready") == ("True", "RolledOut")
+    assert ready_world.cluster.of(POD) == healthy
+
+
+def test_a_field_of_somebody_else_that_excludes_ours_is_drift_and_not_the_spec(ready_world) -> None:
+    """The API server refuses both bounds of a disruption budget together, whoever set the other one."""
+
+    def pinned(body: Body) -> None:
+        body["spec"] = {key: value for key, value in body["spec"].items() if key != "maxUnavailable"}
+        body["spec"]["minAvailable"] = 5
+
+    (before,) = copy.deepcopy(ready_world.cluster.of(DISRUPTION_BUDGET))
+    _edit(ready_world, DISRUPTION_BUDGET, pinned)
+    ready_world.settle()
+    (after,) = ready_world.cluster.of(DISRUPTION_BUDGET)
+    assert after["spec"] == before["spec"]
+    assert ready_world.condition("Accepted") == ("True", "Valid")
+    assert ready_world.condition("Ready") == ("True", "RolledOut")
+
+
+def test_what_does_not_go_together_is_not_blamed_on_the_spec(ready_world, monkeypatch: pytest.MonkeyPatch) -> None:
+    apply = ready_world.cluster.apply
+
+    async def refused(kind: ResourceKind, body: Body, **options: Any) -> Body:
+        if kind is DEPLOYMENT:
+            raise KubeError(422, "may not specify more than 1 volume type")
+        applied: Body = await apply(kind, body, **options)
+        return applied
+
+    monkeypatch.setattr(ready_world.cluster, "apply", refused)
+    _edit(ready_world, DEPLOYMENT, lambda body: body["spec"]["template"]["spec"]["volumes"][0].pop("emptyDir"))
+    ready_world.settle()
+    assert ready_world.condition("Accepted") == ("True", "Valid")
+    assert ready_world.condition("Stalled") == ("True", "DriftContested")
+    assert "more than 1 volume type" in ready_world.message("Stalled")
+    assert ready_world.condition("Available") == ("True", "Serving")
 
 
 def test_the_contest_ends_when_the_other_gives_way(ready_world) -> None:
@@ -198,7 +296,7 @@ async def test_an_object_that_changes_under_the_patch_is_read_anew_and_costs_no_
     assert "app" not in body["spec"]["selector"]
     assert body["metadata"]["annotations"]["writes"] == "0"
     uid = body["metadata"]["uid"]
-    assert len(ready_world.reconciler._applier._heals._times[uid]) == 1
+    assert len(ready_world.reconciler._applier._heals._known[uid].times) == 1
 
 
 def test_ready_workers_without_endpoints_are_not_ready_to_serve(ready_world) -> None:

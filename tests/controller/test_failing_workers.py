@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from modelserve.termination import TERMINAL_EXIT_CODE, TerminationMessage, Termi
 from modelserve_operator import labels
 from modelserve_operator.kinds import DEPLOYMENT, NODE, POD
 from modelserve_operator.observed import Pod
-from modelserve_operator.terminal_failure import FailureRecord
+from modelserve_operator.terminal_failure import FailureRecord, next_record
 
 REASON = TerminationReason.InvalidCheckpoint
 ENDED = {
@@ -113,16 +115,72 @@ def test_an_attempt_that_succeeds_clears_the_failure(failed_growth) -> None:
     assert failed_growth.rest() == []
 
 
-@pytest.mark.parametrize("fields", [{"replicas": 3}, {"rollout": {"maxSurge": 2}}])
-def test_a_changed_spec_tries_again_at_once(failed_growth, fields: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "ask",
+    [lambda world: world.ask_for_a_retry("1"), lambda world: world.edit(rollout={"maxSurge": 2})],
+    ids=["annotation", "rollout"],
+)
+def test_who_asks_for_an_attempt_gets_it_at_once(failed_growth, ask: Callable[[Any], None]) -> None:
     plan_hash, healthy = failed_growth.served_hash(), _ready_uids(failed_growth)
-    failed_growth.edit(**fields)
-    assert failed_growth.deployments() == {plan_hash: fields.get("replicas", 2)}
+    ask(failed_growth)
+    assert failed_growth.deployments() == {plan_hash: 2}
     assert failed_growth.condition("Stalled") is None, "a fresh attempt"
     assert failed_growth.condition("Reconciling") == ("True", "RollingOut")
     _fail(failed_growth, plan_hash)
     assert _ready_uids(failed_growth) == healthy
     assert "Failed once" in failed_growth.message("Stalled")
+    failed_growth.rest()
+    failed_growth.pass_time(1)
+    assert failed_growth.rest() == [], "asked once, tried once"
+
+
+def test_an_autoscaler_gets_no_attempt_before_its_time(failed_growth) -> None:
+    """It writes replicas every 15 s, down to what is healthy and up again; the count is the revision's."""
+    plan_hash, healthy = failed_growth.served_hash(), _ready_uids(failed_growth)
+    for replicas in (3, 1, 2, 0, 4):
+        failed_growth.edit(replicas=replicas)
+        assert failed_growth.deployments() == {plan_hash: min(replicas, 1)}
+    assert failed_growth.condition("Stalled") == ("True", "InvalidCheckpoint")
+    failed_growth.make_ready()
+    failed_growth.pass_time(61)
+    assert failed_growth.deployments() == {plan_hash: 4}
+    _fail(failed_growth, plan_hash)
+    assert "Failed 2 times in a row" in failed_growth.message("Stalled")
+    failed_growth.edit(replicas=1)
+    failed_growth.pass_time(121)
+    failed_growth.edit(replicas=3)
+    _fail(failed_growth, plan_hash)
+    assert "Failed 3 times in a row" in failed_growth.message("Stalled"), "fewer wanted was no success"
+    assert len(_ready_uids(failed_growth)) == len(healthy) == 1
+
+
+def test_a_failure_is_forgotten_an_hour_after_nothing_was_missing(failed_growth) -> None:
+    failed_growth.edit(replicas=1)
+    failed_growth.pass_time(61)
+    (deployment,) = failed_growth.cluster.of(DEPLOYMENT)
+    assert labels.annotation_of(deployment, labels.TERMINAL_FAILURE) is not None
+    failed_growth.pass_time(3600)
+    failed_growth.pending = failed_growth.gatherer.known_keys()
+    failed_growth.settle()
+    (deployment,) = failed_growth.cluster.of(DEPLOYMENT)
+    assert labels.annotation_of(deployment, labels.TERMINAL_FAILURE) is None
+
+
+def test_an_autoscaler_does_not_have_downtime_taken_once_more(ready_world) -> None:
+    old = ready_world.served_hash()
+    ready_world.edit(context={"maxModelLen": 1024}, rollout={"maxSurge": 0, "allowDowntime": True})
+    new = ready_world.revision()
+    assert ready_world.deployments()[old] == 0, "leave for downtime, once"
+    _fail(ready_world, new)
+    ready_world.cluster.make_ready(ready_world.deployment(old))
+    ready_world.settle()
+    healthy = _ready_uids(ready_world)
+    for replicas in (2, 1):
+        ready_world.edit(replicas=replicas)
+        ready_world.pass_time(61)
+        assert ready_world.deployments()[old] == replicas
+        assert healthy <= _ready_uids(ready_world), "what serves again is not stopped"
+        assert ready_world.condition("Available") == ("True", "Serving")
 
 
 def test_scaling_to_what_is_healthy_is_ready_again(failed_growth) -> None:
@@ -137,20 +195,23 @@ def _node(world, name: str, *, ready: bool = True, heartbeat: str = "1") -> None
     world.settle()
 
 
-def test_a_node_event_tries_again_at_once_and_a_heartbeat_does_not(ready_world) -> None:
+def test_no_node_event_shortens_the_backoff(ready_world) -> None:
+    """Each attempt may bring a node, and its failure has the provisioner take it away: both are events of nodes."""
     _node(ready_world, "a")
     ready_world.edit(replicas=2)
-    plan_hash = ready_world.served_hash()
+    plan_hash, healthy = ready_world.served_hash(), _ready_uids(ready_world)
     _fail(ready_world, plan_hash)
     ready_world.rest()
     _node(ready_world, "a", heartbeat="2")
-    assert ready_world.rest() == []
-    for change in ({"name": "b"}, {"name": "a", "ready": False}):
-        assert ready_world.deployments() == {plan_hash: 1}
+    for change in ({"name": "b"}, {"name": "a", "ready": False}, {"name": "a"}):
         _node(ready_world, **change)
-        assert ready_world.deployments() == {plan_hash: 2}
-        _fail(ready_world, plan_hash)
-    assert "3 times in a row" in ready_world.message("Stalled"), "a node does not begin the count anew"
+    ready_world.cluster.remove(NODE, "", "b")
+    ready_world.add_node("c", product="NVIDIA-H200", memory_mib=143771, gpus=8)
+    ready_world.pass_time(59)
+    assert ready_world.rest() == []
+    assert (ready_world.deployments(), _ready_uids(ready_world)) == ({plan_hash: 1}, healthy)
+    ready_world.pass_time(2)
+    assert ready_world.deployments() == {plan_hash: 2}
 
 
 def test_a_ready_pod_that_is_evicted_meanwhile_comes_back(failed_growth) -> None:
@@ -214,10 +275,27 @@ def test_a_new_revision_that_fails_gives_its_place_back_and_is_tried_again(ready
     assert ready_world.condition("Ready") == ("True", "RolledOut")
 
 
-def test_a_record_of_another_release_or_hand_is_due_at_once() -> None:
+def test_a_record_by_hand_is_due_at_once() -> None:
     for text in ('{"reason": "InvalidCheckpoint", "message": "m"}', "by hand"):
         record = FailureRecord.from_json(text)
         assert record.attempts == 1
         assert record.retry_at.year == 1970
-    again = FailureRecord(record.failure, 3, record.at + timedelta(days=1), 4, "places", True)
+    again = FailureRecord(record.failure, 3, record.at + timedelta(days=1), 4, "asked", True)
     assert FailureRecord.from_json(again.to_json()) == again
+
+
+def test_a_record_of_the_release_before_keeps_its_count_and_its_time() -> None:
+    text = json.dumps(
+        {
+            "reason": "InvalidCheckpoint",
+            "message": "m",
+            "attempts": 4,
+            "at": "2026-01-01T00:00:00+00:00",
+            "generation": 7,
+            "places": "0123456789",
+            "trying": False,
+        }
+    )
+    record, now = FailureRecord.from_json(text), datetime(2026, 1, 1, 0, 1, tzinfo=UTC)
+    assert (record.attempts, record.retry_at) == (4, datetime(2026, 1, 1, 0, 8, tzinfo=UTC))
+    assert next_record(record, seen=None, ready=0, wanted=1, asked="new", now=now) == record

@@ -8,7 +8,7 @@ import pytest
 
 from modelserve.planning.admission import Taint
 from modelserve_operator.catalogue import Catalogue
-from modelserve_operator.inventory import Inventory, NodeChange, pool_of, pool_offers
+from modelserve_operator.inventory import Inventory, pool_of, pool_offers
 
 
 def _node(name: str = "a", *, product: str = "NVIDIA-L4", gpus: str = "2", **labels: str) -> dict[str, Any]:
@@ -22,17 +22,18 @@ def _node(name: str = "a", *, product: str = "NVIDIA-L4", gpus: str = "2", **lab
 
 def test_like_nodes_are_one_pool_and_heartbeats_change_nothing() -> None:
     inventory = Inventory()
-    assert NodeChange.POOL in inventory.hear(_node("a"), deleted=False)
-    assert NodeChange.POOL in inventory.hear(_node("b"), deleted=False)
+    assert inventory.hear(_node("a"), deleted=False)
+    assert inventory.hear(_node("b"), deleted=False)
     heartbeat = _node("a") | {"status": {"allocatable": {"nvidia.com/gpu": "2"}, "phase": "x"}}
-    assert inventory.hear(heartbeat, deleted=False) == NodeChange.NONE
-    assert inventory.hear(_node("c", product=""), deleted=False) == NodeChange.PLACE
+    assert not inventory.hear(heartbeat, deleted=False)
+    assert not inventory.hear(_node("c", product=""), deleted=False), "it offers nothing"
+    assert inventory.names() == {"a", "b", "c"}
     (pool,) = inventory.pools()
     (offer,) = pool_offers(pool, Catalogue())
     assert (offer.accelerator.product, offer.count, offer.accelerator.memory_mib) == ("NVIDIA-L4", 2, 23034)
-    assert NodeChange.POOL in inventory.hear(_node("a"), deleted=True)
+    assert inventory.hear(_node("a"), deleted=True)
     assert len(inventory.pools()) == 1
-    assert NodeChange.POOL in inventory.hear(_node("b", product="NVIDIA-H200"), deleted=False)
+    assert inventory.hear(_node("b", product="NVIDIA-H200"), deleted=False)
     assert [dict(pool.labels)["nvidia.com/gpu.product"] for pool in inventory.pools()] == ["NVIDIA-H200"]
 
 
@@ -44,26 +45,11 @@ def test_like_nodes_are_one_pool_and_heartbeats_change_nothing() -> None:
         {"status": {"allocatable": {"nvidia.com/gpu": "2"}, "conditions": [{"type": "Ready", "status": "True"}]}},
     ],
 )
-def test_a_node_that_may_do_better_is_another_place_and_the_same_pool(change: dict[str, Any]) -> None:
-    inventory = Inventory()
-    inventory.hear(_node("a"), deleted=False)
-    before = [inventory.places(with_gpus=with_gpus) for with_gpus in (True, False)]
-    node = _node("a")
-    assert (
-        inventory.hear(node | {key: node[key] | value for key, value in change.items()}, deleted=False)
-        == NodeChange.PLACE
-    )
-    after = [inventory.places(with_gpus=with_gpus) for with_gpus in (True, False)]
-    assert [one == other for one, other in zip(before, after, strict=True)] == [False, False]
-
-
-def test_nodes_without_gpus_are_no_places_for_plans_with_gpus() -> None:
-    inventory = Inventory()
-    inventory.hear(_node("a"), deleted=False)
-    before = [inventory.places(with_gpus=with_gpus) for with_gpus in (True, False)]
-    inventory.hear(_node("b", gpus="0"), deleted=False)
-    after = [inventory.places(with_gpus=with_gpus) for with_gpus in (True, False)]
-    assert [one == other for one, other in zip(before, after, strict=True)] == [True, False]
+def test_what_a_node_goes_through_changes_no_plan(change: dict[str, Any]) -> None:
+    inventory, node = Inventory(), _node("a")
+    inventory.hear(node, deleted=False)
+    assert not inventory.hear(node | {key: node[key] | value for key, value in change.items()}, deleted=False)
+    assert inventory.hear(_node("a"), deleted=True)
 
 
 def test_cordons_and_lifecycle_taints_are_no_part_of_a_pool() -> None:

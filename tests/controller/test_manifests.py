@@ -48,7 +48,7 @@ def _pod(spec: ModelServeSpec, facts: ModelFacts) -> dict[str, Any]:
 
 
 def _job_pod(spec: ModelServeSpec) -> dict[str, Any]:
-    job = inspect_job(OWNER, spec, source=model_source(spec), image="i", pull_policy="Always")
+    job = inspect_job(OWNER, spec, source=model_source(spec), image="i", pull_policy="Always", user_id=65532)
     pod: dict[str, Any] = job["spec"]["template"]["spec"]
     return pod
 
@@ -198,6 +198,12 @@ def test_the_hash_covers_what_shapes_the_pods_and_nothing_else(
     tiny_facts: ModelFacts, change: dict[str, Any], same: bool
 ) -> None:
     assert (_revision(_spec(**change), tiny_facts).hash == _revision(_spec(), tiny_facts).hash) is same
+
+
+def test_a_front_end_that_hangs_does_not_hold_its_gpus_for_the_time_to_drain(tiny_facts: ModelFacts) -> None:
+    pod = _pod(_spec(rollout={"drainSeconds": 600}), tiny_facts)
+    assert pod["terminationGracePeriodSeconds"] > 600, "who is told to stop drains"
+    assert pod["containers"][0]["livenessProbe"]["terminationGracePeriodSeconds"] == 10
 
 
 def test_the_rbac_rules_cover_every_watched_kind() -> None:

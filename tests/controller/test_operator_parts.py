@@ -11,7 +11,8 @@ import pytest
 
 from modelserve.errors import InvalidInput
 from modelserve_operator import diff, endpoint, resource_metrics, watchdog
-from modelserve_operator.kinds import CONFIG_MAP, DEPLOYMENT, MODEL_SERVE, NODE, POD, ResourceKind
+from modelserve_operator.handlers import build_settings
+from modelserve_operator.kinds import CONFIG_MAP, DEPLOYMENT, MODEL_SERVE, NODE, POD, WATCHED, ResourceKind
 from modelserve_operator.replanning import Replanning
 from modelserve_operator.settings import from_environment
 from modelserve_operator.store import Store
@@ -206,6 +207,42 @@ async def test_a_busy_operator_that_hears_late_is_not_frozen(late: str, world, m
         await asyncio.wait_for(dog.run(), 5)
 
 
+async def test_at_rest_nothing_is_listed_but_soon_after_the_start(world, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "GRACE_SECONDS", 0.0)
+    monkeypatch.setattr(watchdog, "FIRST_CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(watchdog, "PULSE_SECONDS", 0.001)
+    listed, pulses, beat = [], 0, asyncio.Event()
+    relist, pulse = world.gatherer.relist, world.gatherer.pulse
+
+    async def counted() -> Any:
+        listed.append(pulses)
+        return await relist()
+
+    async def beaten() -> Any:
+        nonlocal pulses
+        pulses += 1
+        if pulses == 5:
+            beat.set()
+        return await pulse()
+
+    monkeypatch.setattr(world.gatherer, "relist", counted)
+    monkeypatch.setattr(world.gatherer, "pulse", beaten)
+    world.gatherer.heard_version = dict.fromkeys(WATCHED, 10**9)
+    dog = Watchdog(world.gatherer, Replanning(world.gatherer, WorkQueue()), interval=3600, resync=3600)
+    dog.last_round_trip = before = 0.0
+    running = asyncio.create_task(dog.run())
+    await asyncio.wait_for(beat.wait(), 10)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert listed == [0], "once, for what fell between the first list and the watches"
+    assert dog.last_round_trip > before, "and the probe knows that the API server answers"
+
+
+def test_a_stream_without_bookmarks_is_asked_for_again() -> None:
+    """The API server sends one a minute."""
+    assert 60 < build_settings().watching.inactivity_timeout < 75
+
+
 async def test_the_watchdog_is_content_with_live_watches_and_queues_what_they_missed(
     world, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,7 +289,8 @@ async def test_a_listing_finds_out_that_a_node_is_gone(world) -> None:
     world.cluster.listener = None  # the watch was away
     world.cluster.remove(NODE, "", "a")
     heard, _ = await world.gatherer.relist()
-    assert world.gatherer.concerned(heard.change) == {Key("ml", "m")}
+    assert heard.supply
+    assert world.gatherer.concerned() == {Key("ml", "m")}
     observed = await world.gatherer.observe(Key("ml", "m"))
     assert observed.supply.pools == ()
 

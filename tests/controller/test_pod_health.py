@@ -107,3 +107,64 @@ def test_another_model_serve_is_not_stalled(ready_world, tiny_spec: dict[str, An
     _set(ready_world, pod, _crashed(MOST_RESTARTS))
     assert ready_world.condition("Stalled", "other") == ("True", "CrashLoop")
     assert ready_world.condition("Ready") == ("True", "RolledOut")
+
+
+def _placed(world, pod: dict[str, Any], state: dict[str, Any]) -> None:
+    """It has a node now, and its container waits."""
+    scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": _text(world.now)}
+    states = [{"name": "worker", "state": {"waiting": state}}]
+    world.cluster.set_pod(pod, phase="Pending", conditions=[scheduled], containerStatuses=states)
+    world.settle()
+
+
+def _happens(world, pod: dict[str, Any], *events: tuple[str, str, str]) -> None:
+    found = [
+        {"type": kind, "reason": reason, "message": message, "lastTimestamp": f"2026-01-01T00:00:{number:02}Z"}
+        for number, (kind, reason, message) in enumerate(events)
+    ]
+    world.cluster.happenings[pod["metadata"]["uid"]] = found
+
+
+CREATING = {"reason": "ContainerCreating"}
+NO_SECRET = ("Warning", "FailedMount", 'MountVolume.SetUp failed for volume "api-key": secret "nope" not found')
+
+
+def test_a_mount_that_fails_is_said_within_about_a_minute(ready_world, second) -> None:
+    _placed(ready_world, second, CREATING)
+    _happens(ready_world, second, ("Normal", "Scheduled", "on a"), NO_SECRET)
+    ready_world.pass_time(30)
+    assert ready_world.condition("Stalled") is None
+    ready_world.pass_time(30)
+    assert ready_world.condition("Stalled") == ("True", "PodNotStarting")
+    assert 'secret "nope" not found' in ready_world.message("Stalled")
+    assert second["metadata"]["name"] in ready_world.message("Stalled")
+    assert ready_world.condition("Available") == ("True", "Serving")
+    assert list(ready_world.deployments().values()) == [2]
+    ready_world.make_ready()
+    assert ready_world.condition("Ready") == ("True", "RolledOut")
+
+
+def test_a_cause_that_comes_later_is_found(ready_world, second) -> None:
+    _placed(ready_world, second, CREATING)
+    ready_world.pass_time(61)
+    assert ready_world.condition("Stalled") is None
+    _happens(ready_world, second, NO_SECRET)
+    ready_world.pass_time(61)
+    assert ready_world.condition("Stalled") == ("True", "PodNotStarting")
+
+
+def test_a_large_image_that_is_being_pulled_is_no_failure(ready_world, second) -> None:
+    _placed(ready_world, second, CREATING)
+    _happens(ready_world, second, ("Warning", "FailedScheduling", "0/1"), NO_SECRET, ("Normal", "Pulling", "worker"))
+    for _ in range(10):
+        ready_world.pass_time(61)
+    assert ready_world.condition("Stalled") is None
+    assert ready_world.condition("Reconciling") == ("True", "RollingOut")
+
+
+def test_a_container_that_cannot_be_made_is_said_with_its_cause(ready_world, second) -> None:
+    _placed(ready_world, second, {"reason": "CreateContainerConfigError", "message": 'secret "hf" not found'})
+    assert ready_world.condition("Stalled") is None
+    ready_world.pass_time(61)
+    assert ready_world.condition("Stalled") == ("True", "PodNotStarting")
+    assert 'secret "hf" not found' in ready_world.message("Stalled")

@@ -110,7 +110,7 @@ def test_a_download_into_scratch_space_asks_for_the_room_and_costs_nothing_more(
 def test_every_container_of_the_inspection_states_both_sides(uri: str) -> None:
     spec = ModelServeSpec.model_validate({"model": {"uri": uri}})
     owner = {"metadata": {"name": "m", "namespace": "ml", "uid": "u"}}
-    job = inspect_job(owner, spec, source=model_source(spec), image="i", pull_policy="Always")
+    job = inspect_job(owner, spec, source=model_source(spec), image="i", pull_policy="Always", user_id=65532)
     pod = job["spec"]["template"]["spec"]
     for container in (*pod["containers"], *pod.get("initContainers", ())):
         _check(container["resources"], "cpu", "memory", "ephemeral-storage")

@@ -4,13 +4,14 @@ the statuses that it writes to what it read."""
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 
-from modelserve_operator import revision_builder, watchdog
+from modelserve_operator import revision_builder, watchdog, worker_reports
 from modelserve_operator.kinds import CLAIM, DEPLOYMENT, MODEL_SERVE, NODE, POD, WATCHED, ResourceKind
 from modelserve_operator.kube import WorkerUnreachableError
 from modelserve_operator.replanning import Replanning
@@ -21,34 +22,77 @@ MODEL = {"uri": "hf://google/gemma-4-31B-it"}
 H200 = {"product": "NVIDIA-H200", "memory_mib": 143_771, "gpus": 8}
 
 
-async def test_workers_that_hang_are_asked_at_once_and_not_again_at_once(
-    ready_world, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def four(ready_world):
+    """`tiny` with four ready workers, of which one has answered; the others are not in `worker_plans`."""
     (deployment,) = ready_world.cluster.of(DEPLOYMENT)
     for _ in range(3):
         ready_world.cluster._make_pod(deployment, {})
     for pod in ready_world.cluster.of(POD)[-3:]:
         conditions = [{"type": "Ready", "status": "True"}]
         ready_world.cluster.set_pod(pod, phase="Running", podIP="10.0.0.9", conditions=conditions)
-    under_way, most, asked = 0, 0, 0
+    return ready_world
+
+
+async def test_workers_that_hang_are_asked_at_once_and_no_reconcile_waits_for_them(
+    four, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_reports, "FIRST_ANSWER_SECONDS", 0.01)
+    under_way, asked, answer = 0, 0, asyncio.Event()
 
     async def hang(pod: Mapping[str, Any], path: str) -> dict[str, Any]:
-        nonlocal under_way, most, asked
+        nonlocal under_way, asked
         under_way, asked = under_way + 1, asked + 1
-        most = max(most, under_way)
-        await asyncio.sleep(0)
+        await answer.wait()
         under_way -= 1
         raise WorkerUnreachableError(path)
 
-    monkeypatch.setattr(ready_world.cluster, "read_worker", hang)
-    observed = await ready_world.gatherer.observe(Key("ml", "tiny"))
-    assert (most, asked) == (3, 3)
+    monkeypatch.setattr(four.cluster, "read_worker", hang)
+    observed = await four.gatherer.observe(Key("ml", "tiny"))
+    assert (under_way, asked) == (3, 3)
     assert len(observed.reports) == 1, "what the fourth one said is known"
-    await ready_world.gatherer.observe(Key("ml", "tiny"))
+    four.now += timedelta(seconds=60)
+    await four.gatherer.observe(Key("ml", "tiny"))
+    assert (under_way, asked) == (3, 3), "each of them is asked once"
+    four.pending.clear()
+    answer.set()
+    await asyncio.sleep(0.01)
+    assert four.pending == {Key("ml", "tiny")}, "and is looked at again when they are over"
+    await four.gatherer.observe(Key("ml", "tiny"))
     assert asked == 3
-    ready_world.now += timedelta(seconds=5)
-    await ready_world.gatherer.observe(Key("ml", "tiny"))
+    four.now += timedelta(seconds=5)
+    await four.gatherer.observe(Key("ml", "tiny"))
+    await asyncio.sleep(0)
     assert asked == 6
+
+
+def test_a_worker_that_cannot_be_asked_is_asked_less_and_less_and_said(
+    four, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A default-deny policy in a tenant's namespace gives this for every worker, for ever."""
+    four.edit(replicas=4)
+    asked: list[datetime] = []
+    read = four.cluster.read_worker
+
+    async def counted(pod: Mapping[str, Any], path: str) -> dict[str, Any]:
+        asked.append(four.now)
+        answer: dict[str, Any] = await read(pod, path)
+        return answer
+
+    monkeypatch.setattr(four.cluster, "read_worker", counted)
+    assert four.condition("Ready") == ("True", "RolledOut")
+    assert "cannot" not in four.message("WorkersReady")
+    (key,) = four.due
+    for _ in range(11):
+        four.pass_time((four.due[key] - four.now).total_seconds())
+    gaps = [round((later - earlier).total_seconds()) for earlier, later in itertools.pairwise(sorted(set(asked)))]
+    assert gaps[:8] == [10, 20, 40, 80, 160, 300, 300, 300]
+    assert caplog.text.count("does not report its plan") == 3, "once for each worker"
+    assert "What 3 of them measured is not known" in four.message("WorkersReady")
+    assert four.condition("Ready") == ("True", "RolledOut")
+    four.make_ready()
+    four.pass_time(300)
+    assert "not known" not in four.message("WorkersReady")
 
 
 def test_a_claim_is_read_now_and_then(ready_world, monkeypatch: pytest.MonkeyPatch) -> None:

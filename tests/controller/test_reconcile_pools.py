@@ -192,7 +192,7 @@ def test_a_preview_beside_what_runs_leaves_it_running(world) -> None:
     status = world.status("big")
     assert world.cluster.of(POD) == pods
     assert world.condition("Available", "big") == ("True", "Serving")
-    assert world.condition("Ready", "big") is None
+    assert world.condition("Ready", "big") == ("True", "RolledOut"), "of what runs"
     assert status["url"] == running["url"]
     assert (status["plan"], status["revision"]) == (running["plan"], running["revision"])
     assert status["proposedPlan"]["maxModelLen"] == 4096

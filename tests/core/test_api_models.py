@@ -89,7 +89,7 @@ def test_impossible_but_well_formed_is_accepted() -> None:
     spec = ModelServe.parse(
         _document(
             drafter={"uri": "hf://google/gemma-4-31B-it-assistant"},
-            kvCache={"layout": "folded"},
+            kvCache={"layout": "v_only"},
             accelerators={"products": ["NVIDIA-L4"], "maxPerReplica": 1},
         )
     ).spec

@@ -45,10 +45,10 @@ def _plan(*products: str, gpus: int = 1, **spec: Any) -> Any:
 
 def test_the_context_at_which_a_row_of_31b_takes_twice_by_hand() -> None:
     """59 layers of 32 heads: 2 FLOP a parameter of 28.7e9, 4 x 32 x 512 a key of each of 9 global layers, and the
-    keys of the last."""
+    projections of the last."""
     layers = 5376 * 3 * 21504 * 59  # MLP
     layers += 50 * 256 * 5376 * (32 + 2 * 16 + 32) + 9 * 512 * 5376 * (32 + 4 + 32)  # V is of K on global layers
-    layers += 512 * 5376 * 4
+    layers += 512 * 5376 * (32 + 4)
     by_hand = (2 * layers / 0.71) / (4 * 32 * 512 * 9 / 0.6)
     assert _rank().doubling_context == pytest.approx(by_hand, rel=1e-3)
     assert _rank(product="NVIDIA-L4").doubling_context == pytest.approx(by_hand * 0.28 / 0.6, rel=1e-3)

@@ -48,7 +48,7 @@ def _simulated(model: dict[str, Any], *, dtype: str, layout: str, tp: int) -> tu
     full = sum(1 for index in owners if index in model["full_attention_layers"])
     element, scale = ELEMENT[dtype], 2 if dtype == "int8" else 0
     width, columns = model["head_dim"], model["global_head_dim"]
-    kept = {"kv": (columns, columns), "v_only": (columns,), "folded": (2 * int(0.25 * columns // 2), columns)}[layout]
+    kept = {"kv": (columns, columns), "v_only": (columns,)}[layout]
     return (
         SimulatedKind(
             full,
@@ -70,7 +70,7 @@ def _simulated(model: dict[str, Any], *, dtype: str, layout: str, tp: int) -> tu
 def test_n_requests_fit_exactly_up_to_the_planned_concurrency(
     data: st.DataObject, model: dict[str, Any], tp: int, dtype: str
 ) -> None:
-    layout = data.draw(st.sampled_from(["kv", "v_only", "folded"] if model["attention_k_eq_v"] else ["kv"]))
+    layout = data.draw(st.sampled_from(["kv", "v_only"] if model["attention_k_eq_v"] else ["kv"]))
     geometry = _geometry(model, dtype=dtype, layout=layout, tp=tp)
     full, sliding = _simulated(model, dtype=dtype, layout=layout, tp=tp)
     assert (geometry.global_page.page_bytes, geometry.sliding_page.page_bytes) == (

@@ -109,7 +109,6 @@ def test_a_pool_too_small_is_served_down_to_the_least_length() -> None:
 @pytest.mark.parametrize(
     ("spec", "uri", "offer", "limited_by", "says"),
     [
-        ({"kvCache": {"layout": "folded"}}, "31B", ("NVIDIA-H200", 1), "Layout", "not in this release"),
         ({"kvCache": {"layout": "v_only"}}, "E4B", ("NVIDIA-H200", 1), "Layout", "stores both"),
         ({"kvCache": {"dtype": "fp8_e4m3"}}, "E4B", ("NVIDIA-A30", 1), "ComputeCapability", "8.9"),
         ({"context": {"maxModelLen": 262_145}}, "31B", ("NVIDIA-H200", 1), "ContextLength", "262,144"),
@@ -210,9 +209,11 @@ def test_the_cpu_runs_one_rank() -> None:
 
 
 def test_a_correction_that_is_not_enough_says_what_more_it_takes() -> None:
-    (candidate,) = plan(_spec(kvCache={"layout": "folded"}), _architecture(), [_offer("NVIDIA-L4")]).candidates
-    assert (candidate.remedy or "").startswith("fits with kvCache.layout left out and on 4 x NVIDIA-L4 of one node, or")
-    enough = plan(_spec(kvCache={"layout": "folded"}), _architecture(), [_offer("NVIDIA-H200")]).candidates[0]
+    uri = "hf://google/gemma-4-E4B-it"
+    v_only = _spec(uri, kvCache={"layout": "v_only", "gpuMemoryUtilization": "0.5"})
+    (candidate,) = plan(v_only, _architecture(uri), [_offer("NVIDIA-L4")]).candidates
+    assert (candidate.remedy or "").startswith("fits with kvCache.layout left out and on 2 x NVIDIA-L4 of one node, or")
+    (enough,) = plan(v_only, _architecture(uri), [_offer("NVIDIA-H200")]).candidates
     assert enough.remedy == "fits with kvCache.layout left out"
     too_long = _spec(context={"maxModelLen": 300_000}, kvCache={"dtype": "bfloat16"})
     tight = replace(CATALOGUE["NVIDIA-H100-80GB-HBM3"], visible_bytes=76 << 30)

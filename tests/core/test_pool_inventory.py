@@ -15,6 +15,7 @@ from modelserve.errors import InvalidInput
 from modelserve.hardware import CATALOGUE
 from modelserve.planning import AcceleratorOffer, offers_from_node_pool, offers_from_nodes, plan
 from modelserve.planning.declared_pools import declared_offers
+from modelserve.planning.instance_types import INSTANCE_TYPES
 from modelserve.published import published_model
 
 GKE, KARPENTER, EKS = (
@@ -138,6 +139,27 @@ def test_many_pools_of_one_product_stay_within_what_a_plan_may_hold() -> None:
     nodes = [_node(H100 | {"node.kubernetes.io/instance-type": f"t{number}"}) for number in range(100)]
     spec, architecture = _gemma()
     assert len(plan(spec, architecture, offers_from_nodes(nodes)).node_selector_terms or ()) == MAX_TERMS
+
+
+@pytest.mark.parametrize(
+    ("size", "product"),
+    [
+        ("p5.48xlarge", "NVIDIA-H100-80GB-HBM3"),
+        ("g6e.12xlarge", "NVIDIA-L40S"),
+        ("Standard_ND96isr_H200_v5", "NVIDIA-H200"),
+    ],
+)
+def test_a_machine_that_nothing_else_names_is_known_by_its_type(size: str, product: str) -> None:
+    """A managed node group of EKS without GPU feature discovery."""
+    machine = {"node.kubernetes.io/instance-type": size}
+    offer = _one(_node(machine, {"nvidia.com/gpu": "4"}))
+    assert (offer.accelerator.product, offer.count) == (product, 4)
+    assert _selected(offer) == machine
+    assert offers_from_nodes([_node({"node.kubernetes.io/instance-type": "g6f.large"}, {"nvidia.com/gpu": "1"})]) == ()
+
+
+def test_every_product_of_a_machine_is_in_the_catalogue() -> None:
+    assert set(INSTANCE_TYPES) <= set(CATALOGUE)
 
 
 def test_aks_names_the_machine() -> None:

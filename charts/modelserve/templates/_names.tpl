@@ -43,10 +43,21 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- concat .Values.watchNamespaces .Values.networkPolicy.workers.namespaces | uniq | toJson -}}
 {{- end -}}
 
+{{- /* The user of every pod; nothing where the platform assigns it: OpenShift refuses any that is not of its range. */ -}}
+{{- define "modelserve.userId" -}}
+{{- if kindIs "string" .Values.userId -}}
+{{- if and (eq .Values.userId "auto") (not (.Capabilities.APIVersions.Has "security.openshift.io/v1")) -}}65532{{- end -}}
+{{- else -}}
+{{- .Values.userId | int64 -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "modelserve.podSecurity" -}}
 runAsNonRoot: true
-runAsUser: 65532
-runAsGroup: 65532
+{{- with include "modelserve.userId" . }}
+runAsUser: {{ . }}
+runAsGroup: {{ . }}
+{{- end }}
 seccompProfile: {type: RuntimeDefault}
 {{- end -}}
 

@@ -10,10 +10,11 @@
 # An owner reference is only admitted to those who may delete the object: children that an orphaning delete left.
 - {apiGroups: [""], resources: [services], verbs: [get, list, watch, create, patch, delete]}
 - {apiGroups: [policy], resources: [poddisruptionbudgets], verbs: [get, list, watch, create, patch, delete]}
-- {apiGroups: [""], resources: [pods], verbs: [list, watch]}
+# Patched is one annotation, which has a worker on a drained node go first (rollout.onEviction SurgeFirst).
+- {apiGroups: [""], resources: [pods], verbs: [list, watch, patch]}
 - {apiGroups: [discovery.k8s.io], resources: [endpointslices], verbs: [list, watch]}
 - {apiGroups: [""], resources: [persistentvolumeclaims], verbs: [get]}
-- {apiGroups: [""], resources: [events], verbs: [create]}
+- {apiGroups: [""], resources: [events], verbs: [list, create]}
 {{- if eq .Values.workerAccess "api-proxy" }}
 - {apiGroups: [""], resources: [pods/proxy], verbs: [get]}
 {{- end }}

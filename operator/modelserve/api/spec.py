@@ -196,8 +196,8 @@ class KVCacheSpec(ApiModel):
     )
     layout: KVCacheLayout | None = Field(
         default=None,
-        description="Rows of global layers: kv (K and V), v_only (V; K is derived exactly), folded (not in this "
-        "release). Left out: v_only where the model allows it.",
+        description="Rows of global layers: kv (K and V), v_only (V; K is derived exactly). Left out: v_only "
+        "where the model allows it.",
     )
     gpu_memory_utilization: DecimalString | None = Field(
         default=None, description="Share of GPU memory the worker may use, as a decimal string; left out: 0.9."
@@ -264,6 +264,11 @@ class RolloutSpec(ApiModel):
     max_surge: int = Field(default=1, ge=0, le=64, description="Pods of the new revision above replicas.")
     allow_downtime: bool = Field(
         default=False, description="True: the old revision may stop first when both do not fit the cluster together."
+    )
+    on_eviction: Literal["Allow", "SurgeFirst"] = Field(
+        default="Allow",
+        description="Of workers on a node that is drained or about to be removed. Allow: one at a time "
+        "is evicted, also the only one. SurgeFirst: none is; another gets ready elsewhere first, then it goes.",
     )
     drain_seconds: int = Field(
         default=60, ge=0, le=3600, description="Seconds a stopping pod may take to finish its requests."

@@ -319,6 +319,9 @@ class ModelServeStatus(ApiModel):
         description="One word for people; scripts use conditions.",
     )
     url: str | None = Field(default=None, max_length=512, description="Base address of the OpenAI API in the cluster.")
+    desired_replicas: Count | None = Field(
+        default=None, description="Workers that the last accepted spec asked for; they stay wanted under a refused one."
+    )
     replicas: Count | None = Field(
         default=None, description="Worker pods of every revision, as the selector counts them."
     )

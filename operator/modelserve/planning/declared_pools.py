@@ -11,6 +11,7 @@ from modelserve.planning.admission import HOSTNAME_LABEL, gpu_tolerations, lasti
 from modelserve.planning.bodies import mapping
 from modelserve.planning.node_pools import offers_from_node_pool, requirements, stated_values
 from modelserve.planning.offers import AcceleratorOffer
+from modelserve.planning.pinning import trusted_terms
 from modelserve.planning.wishes import MAX_GPUS_PER_REPLICA
 
 # Labels in these domains a provisioner sets by itself; others exist only where a NodePool states them.
@@ -49,7 +50,7 @@ def named_offers(
     present = {offer.accelerator.product for offer in existing}
     count = spec.accelerators.max_per_replica or MAX_GPUS_PER_REPLICA
     return [
-        AcceleratorOffer(catalogue[product], count, declared=True)
+        AcceleratorOffer(catalogue[product], count, trusted_terms(product), declared=True)
         for product in spec.accelerators.products
         if product in catalogue and product not in present and product != CPU_PRODUCT
     ]

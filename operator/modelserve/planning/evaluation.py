@@ -139,8 +139,6 @@ def _unservable(
     problem = tensor_parallel_problem(architecture, tensor_parallel, weight_format=wishes.weight_format)
     if problem:
         return "TensorParallel", problem
-    if wishes.kv_layout is KVCacheLayout.FOLDED:
-        return "Layout", "kvCache.layout folded is not in this release"
     if wishes.kv_layout is KVCacheLayout.V_ONLY and not architecture.attention_k_eq_v:
         return "Layout", "kvCache.layout v_only needs a model that derives K from V; this model stores both"
     if accelerator.is_cpu:

@@ -7,6 +7,7 @@ GKE                     cloud.google.com/gke-accelerator, gke-accelerator-count,
 Karpenter on AWS        karpenter.k8s.aws/instance-gpu-name, -count, -memory (MiB), -manufacturer
 EKS Auto Mode           eks.amazonaws.com/instance-gpu-*, the same
 AKS                     kubernetes.azure.com/accelerator = nvidia, with the VM size in the instance-type label
+elsewhere on AWS, Azure node.kubernetes.io/instance-type alone (planning/instance_types.py)
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from modelserve.hardware import GPU_RESOURCE
+from modelserve.planning.instance_types import INSTANCE_TYPES, PRODUCT_OF_TYPE
 
 PRODUCT_LABEL = "nvidia.com/gpu.product"
 MEMORY_LABEL = "nvidia.com/gpu.memory"  # MiB
@@ -194,7 +196,28 @@ def _cloud_gpus(labels: Mapping[str, str], allocatable: Mapping[str, object]) ->
         found = next((products[part] for part in parts if part in products), None)
         if found:
             return NodeGpus(found, registered, selector=((INSTANCE_TYPE, size),))
+    size = labels.get(INSTANCE_TYPE, "")
+    if size in PRODUCT_OF_TYPE:
+        return NodeGpus(PRODUCT_OF_TYPE[size], registered, selector=((INSTANCE_TYPE, size),))
     return None
+
+
+def published_labels(product: str) -> Iterator[tuple[tuple[str, tuple[str, ...]], ...]]:
+    """The ways in which nodes with this GPU are named before they exist: by each cloud's label, or by the machine's
+    type. Each is a set of labels with the values that they may have.
+    """
+    named = tuple(name for name, known in GKE_PRODUCTS.items() if known == product)
+    if named:
+        yield ((GKE_PRODUCT, named),)
+    for prefix in AWS_PREFIXES:
+        if product == _AWS_A100_80GB:
+            yield (f"{prefix}name", (_AWS_A100,)), (f"{prefix}memory", ("81920",))
+        elif product == AWS_PRODUCTS[_AWS_A100]:
+            yield (f"{prefix}name", (_AWS_A100,)), (f"{prefix}memory", ("40960",))
+        elif names := tuple(name for name, known in AWS_PRODUCTS.items() if known == product):
+            yield ((f"{prefix}name", names),)
+    if types := INSTANCE_TYPES.get(product):
+        yield ((INSTANCE_TYPE, types),)
 
 
 def aws_product(name: str, *, memory_mib: int = 0) -> str:

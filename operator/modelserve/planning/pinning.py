@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from modelserve.api.status import NodeSelectorRequirement, NodeSelectorTerm
 from modelserve.hardware import GPU_RESOURCE
-from modelserve.planning.node_labels import PRODUCT_LABEL
+from modelserve.planning.node_labels import PRODUCT_LABEL, published_labels
 
 
 def pinned_terms(
@@ -30,6 +30,19 @@ def pinned_terms(
         return (here,)
     unlabelled = NodeSelectorRequirement(key=PRODUCT_LABEL, operator="DoesNotExist")
     return here, NodeSelectorTerm(match_expressions=(*provisioner, unlabelled))
+
+
+def trusted_terms(product: str) -> tuple[NodeSelectorTerm, ...]:
+    """Where pods may run on a product that no pool is known of: its own label or, where that does not exist, whatever a
+    node group of a cloud publishes while it has no node. A GPU that no cloud is known to have has its label alone.
+    """
+    here = NodeSelectorTerm(match_expressions=(_is(PRODUCT_LABEL, product),))
+    unlabelled = NodeSelectorRequirement(key=PRODUCT_LABEL, operator="DoesNotExist")
+    published = [
+        tuple(NodeSelectorRequirement(key=key, operator="In", values=values) for key, values in labels)
+        for labels in published_labels(product)
+    ]
+    return here, *(NodeSelectorTerm(match_expressions=(*each, unlabelled)) for each in published)
 
 
 def _is(key: str, value: str) -> NodeSelectorRequirement:

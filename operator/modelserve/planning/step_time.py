@@ -13,7 +13,7 @@ W_4 those in INT4, W' the seconds of that; A = (2 P rows + 2 E samples) / TP / (
 parameters that a row is multiplied with, E those of the output head; g and s cache bytes per token over all global and
 sliding layers; D head width, n layers of a kind, K keys that the rows of prompts attend to, summed over rows. From the
 last layer with a cache of its own on the last row of a prompt is computed alone, so of what prompts cost that layer's
-projections of keys and values are the last. Without NVLink a sum takes all_reduce_seconds. `share` of the link is
+projections are the last. Without NVLink a sum takes all_reduce_seconds. `share` of the link is
 peer_link where ranks sum by rows, and then each norms its share of a prompt's rows; it is nvlink where NCCL sums.
 """
 
@@ -28,7 +28,7 @@ from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.hardware import CPU, PCIE_LINK, Accelerator
 from modelserve.planning.engine_rates import engine_rates
 from modelserve.planning.learned import AS_EXPECTED, StepFactors
-from modelserve.sizing.cuda_graphs import QUANTISED, kernels_per_step
+from modelserve.sizing.cuda_graphs import kernels_per_step
 from modelserve.sizing.pages import CacheGeometry, KVCacheLayout
 from modelserve.sizing.rank_sums import sums_by_rows
 from modelserve.sizing.weights import element_bytes, layer_tensors, parameters_per_rank, weight_tensors, weight_terms
@@ -211,7 +211,7 @@ def _work(
         expert_bytes=experts,
         idle_base=idle,
         decode_flop=2 * layer_parameters(architecture) / tp,
-        prompt_flop=2 * (layer_parameters(whole) + _last_projections(architecture, weight_format)) / tp,
+        prompt_flop=2 * (layer_parameters(whole) + _last_projections(architecture)) / tp,
         head_flop=2 * head / tp,
         decode_moved=_moved_bytes(architecture, tp),
         prompt_moved=_moved_bytes(whole, tp, norming_ranks=tp if by_rows else 1),
@@ -243,14 +243,10 @@ def _layers_of_all_rows(architecture: ModelArchitecture) -> ModelArchitecture:
     return architecture.model_copy(update=fewer)
 
 
-def _last_projections(architecture: ModelArchitecture, weight_format: WeightFormat | None) -> int:
-    """Parameters of the projections of the last layer with a cache of its own that all rows pass: of keys and values,
-    and of queries where a format keeps the three in one order of kernels."""
+def _last_projections(architecture: ModelArchitecture) -> int:
+    """Parameters of the projections of the last layer with a cache of its own, which all rows pass."""
     tensors = layer_tensors(architecture, architecture.last_owning_layer, 1)
-    projections = next(each for each in tensors if each.linear is TextLinear.QKV)
-    if weight_format is not None and weight_format.of(TextLinear.QKV) in QUANTISED:
-        return projections.parameters
-    return projections.columns * sum(projections.parts[1:])
+    return next(each.parameters for each in tensors if each.linear is TextLinear.QKV)
 
 
 def _count(architecture: ModelArchitecture, kind: LayerKind) -> int:

@@ -37,10 +37,9 @@ class KVCacheDtype(StrEnum):
 
 
 class KVCacheLayout(StrEnum):
-    """Row layout of global layers: K and V; V and the rotated columns of K; V alone. Sliding layers hold K and V."""
+    """Row layout of global layers: K and V, or V alone. Sliding layers hold K and V."""
 
     KV = "kv"
-    FOLDED = "folded"
     V_ONLY = "v_only"
 
 
@@ -180,7 +179,6 @@ def _page(
     heads = architecture.kv_heads_per_rank(kind, tp)
     rows = {
         KVCacheLayout.KV: (("k", width), ("v", width)),
-        KVCacheLayout.FOLDED: (("k_rotated", 2 * architecture.global_rotary_pairs), ("v", width)),
         KVCacheLayout.V_ONLY: (("v", width),),
     }[layout]
     planes: list[Plane] = []

@@ -25,13 +25,19 @@ def inspect_job(
     image: str,
     pull_policy: str,
     pull_secrets: tuple[str, ...] = (),
+    attempts: int = 1,
+    user_id: int | None,
 ) -> dict[str, Any]:
     """A Job without GPUs. Exit code TERMINAL_EXIT_CODE fails it at once; other failures are tried RETRIES times again.
+
+    `attempts`: how many Jobs have been made for this model in a row, this one counted.
 
     Of an hf:// checkpoint only the metadata is fetched, into scratch space: the storage claim is left alone.
     """
     name = labels.inspection_name(model_serve["metadata"]["name"], source.hash)
     metadata = child_metadata(model_serve, name=name, component=labels.INSPECTION)
+    asked = labels.annotation_of(model_serve, labels.RETRY)
+    metadata["annotations"] = {labels.ATTEMPTS: str(attempts), **({labels.RETRY: asked} if asked is not None else {})}
     if source.downloaded:
         source = replace(source, claim=None)
     inspect = container(
@@ -41,7 +47,7 @@ def inspect_job(
         command=["modelserve", "inspect", source.directory, "--output", TERMINATION_MESSAGE_PATH],
     )
     inspect["resources"] = INSPECT_RESOURCES
-    pod: dict[str, Any] = {**pod_spec(source), "restartPolicy": "Never", "containers": [inspect]}
+    pod: dict[str, Any] = {**pod_spec(source, user_id=user_id), "restartPolicy": "Never", "containers": [inspect]}
     if source.downloaded:
         users = spec.pod.to_json().get("env") or []
         fetch = fetch_container(source, image=image, pull_policy=pull_policy, metadata_only=True, users=users)

@@ -7,7 +7,6 @@ from typing import Any
 from modelserve.api import ModelServeSpec
 from modelserve_operator.sources import MODELS_PATH, ModelSource
 
-USER_ID = 65532
 SCRATCH_ENVIRONMENT = [
     {"name": "HOME", "value": "/tmp"},  # noqa: S108 - an emptyDir of the pod
     {"name": "XDG_CACHE_HOME", "value": "/tmp/cache"},  # noqa: S108
@@ -24,8 +23,10 @@ _KERNEL_CACHE_FOLDER = ".modelserve/kernels"  # of a claim that downloads go to
 _SCRATCH_MOUNT = {"name": "tmp", "mountPath": "/tmp"}  # noqa: S108
 
 
-def pod_spec(source: ModelSource) -> dict[str, Any]:
-    """Pod-level fields and volumes; containers are added by the caller."""
+def pod_spec(source: ModelSource, *, user_id: int | None) -> dict[str, Any]:
+    """Pod-level fields and volumes; containers are added by the caller. `user_id` None: the platform assigns user and
+    groups, and a fixed one would have it refuse the pod.
+    """
     weights: dict[str, Any] = {"name": "weights"}
     if source.claim is None:
         weights["emptyDir"] = {}
@@ -38,9 +39,7 @@ def pod_spec(source: ModelSource) -> dict[str, Any]:
         "enableServiceLinks": False,
         "securityContext": {
             "runAsNonRoot": True,
-            "runAsUser": USER_ID,
-            "runAsGroup": USER_ID,
-            "fsGroup": USER_ID,
+            **({} if user_id is None else dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), user_id)),
             # Weights are many files on a shared volume: do not walk them at every mount.
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},

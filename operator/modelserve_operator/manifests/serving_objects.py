@@ -8,7 +8,7 @@ from modelserve.model_facts import ModelFacts
 from modelserve_operator import labels
 from modelserve_operator.manifests.metadata import child_metadata
 from modelserve_operator.observed import Body
-from modelserve_operator.sources import ModelSource
+from modelserve_operator.sources import ModelSource, surges_first
 
 FACTS_KEY = "model.json"
 
@@ -27,12 +27,14 @@ def service(model_serve: Body, *, plan_hash: str | None, type_: str = "ClusterIP
 
 
 def disruption_budget(model_serve: Body) -> dict[str, Any]:
-    """NAME: one worker at a time may be evicted; workers that are not ready anyway never block a drain."""
+    """NAME: one worker at a time may be evicted, or with onEviction SurgeFirst none, since the operator moves them.
+    Workers that are not ready anyway never block a drain.
+    """
     name = model_serve["metadata"]["name"]
     return {
         "metadata": child_metadata(model_serve, name=name, component=labels.WORKER),
         "spec": {
-            "maxUnavailable": 1,
+            "maxUnavailable": 0 if surges_first(model_serve) else 1,
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
             "selector": {"matchLabels": labels.selector(name)},
         },

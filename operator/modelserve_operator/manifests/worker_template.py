@@ -35,6 +35,7 @@ ENDPOINT_SECONDS = 6  # for EndpointSlices, and every node's rules after them, t
 SHUTDOWN_DELAY_SECONDS = READINESS_PERIOD_SECONDS * READINESS_FAILURES + ENDPOINT_SECONDS
 """From SIGTERM until no Service leads to the worker. The kubelet signals it as soon as the pod is deleted, which takes
 the pod out of its Services unless they have no other: then its endpoint goes on as long as it passes for ready."""
+HUNG_SECONDS = 10  # from SIGTERM to SIGKILL for a front end that does not answer its liveness probe
 EXIT_SECONDS = 15  # for the process to end once its last request has
 LOAD_BYTES_PER_SECOND = 25_000_000  # a slow network volume
 LEAST_STARTUP_SECONDS = 1800
@@ -63,11 +64,12 @@ def worker_template(
     image: str,
     pull_policy: str,
     pull_secrets: tuple[str, ...] = (),
+    user_id: int | None,
 ) -> dict[str, Any]:
     """PodTemplateSpec. What the user adds in spec.pod goes in first; what the operator sets wins."""
     extra = spec.pod.to_json()
     own_labels = labels.child(name, labels.WORKER, **{labels.PLAN_HASH: plan_hash})
-    pod: dict[str, Any] = pod_spec(source)
+    pod: dict[str, Any] = pod_spec(source, user_id=user_id)
     worker = container(
         name="worker",
         image=image,
@@ -131,7 +133,14 @@ def _probes(weight_bytes: int) -> dict[str, Any]:
             "timeoutSeconds": 5,
             "failureThreshold": READINESS_FAILURES,
         },
-        "livenessProbe": {**health, "periodSeconds": 30, "timeoutSeconds": 10, "failureThreshold": 4},
+        "livenessProbe": {
+            **health,
+            "periodSeconds": 30,
+            "timeoutSeconds": 10,
+            "failureThreshold": 4,
+            # What hangs drains nothing: else it held its GPUs for the whole of drainSeconds more.
+            "terminationGracePeriodSeconds": HUNG_SECONDS,
+        },
     }
 
 

@@ -13,7 +13,6 @@ from typing import Any
 import schemathesis
 from features import HOST
 from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.core.failures import FailureGroup
@@ -22,8 +21,6 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
-
-schemathesis.openapi.format("json-object", st.sampled_from(["{}", '{"city": "Paris"}', '{"a": [1, null]}']))
 
 
 def _calls(request: dict[str, Any]) -> list[Any]:

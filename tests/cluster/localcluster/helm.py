@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,10 +64,11 @@ class Helm:
         """What Helm keeps as the release's objects; hooks are none of them."""
         return self.run("get", "manifest", self.release)
 
-    def template(self, values: Mapping[str, Any]) -> str:
-        """All objects, hooks included, as YAML documents."""
+    def template(self, values: Mapping[str, Any], *, served: Sequence[str] = ()) -> str:
+        """All objects, hooks included, as YAML documents; `served`: APIs of the cluster beside Kubernetes' own."""
         version = f"--kube-version={KUBERNETES_VERSION}"
-        return self.run("template", self.release, str(CHART), version, values=values)
+        apis = [f"--api-versions={each}" for each in served]
+        return self.run("template", self.release, str(CHART), version, *apis, values=values)
 
     def lint(self, values: Mapping[str, Any]) -> str:
         version = f"--kube-version={KUBERNETES_VERSION}"

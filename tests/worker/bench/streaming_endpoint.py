@@ -75,9 +75,17 @@ async def as_asked(body: dict[str, Any], reply: Reply, *, tokens: int | None = N
 class StreamingEndpoint:
     """Answers completions of both kinds with `script`. Keeps the bodies and how many were open at a time."""
 
-    def __init__(self, script: Script = as_asked, *, models: Sequence[str] = ("stub",)) -> None:
+    def __init__(
+        self,
+        script: Script = as_asked,
+        *,
+        models: Sequence[str] = ("stub",),
+        max_model_len: int | None = 4096,
+        routes: Sequence[str] = ("/v1/completions", "/v1/chat/completions"),
+    ) -> None:
         self._script = script
-        self._models = {"object": "list", "data": [{"id": name, "max_model_len": 4096} for name in models]}
+        self._routes = routes
+        self._models = {"object": "list", "data": [{"id": name, "max_model_len": max_model_len} for name in models]}
         self.bodies: list[dict[str, Any]] = []
         self.paths: list[str] = []
         self.keys: list[str | None] = []
@@ -141,7 +149,7 @@ class StreamingEndpoint:
             await reply.document(self._models)
         elif path == "/version":
             await reply.document({"version": "1.2.3"})
-        elif path in ("/v1/completions", "/v1/chat/completions"):
+        elif path in self._routes:
             await self._answer(json.loads(data), reply)
         else:
             await reply.document({"error": {"message": "no such route"}}, status=404)

@@ -17,7 +17,8 @@ from streaming_endpoint import DONE, Reply, StreamingEndpoint, as_asked, complet
 
 from modelserve_worker.bench.__main__ import main
 
-SMALL = ("--input-tokens", "16", "--output-tokens", "5")
+KNOWN = ("--api", "completions", "--vocab-size", "255000", "--ignore-eos")  # nothing is asked of the endpoint first
+SMALL = ("--input-tokens", "16", "--output-tokens", "5", *KNOWN)
 
 
 def _document(path: Path) -> dict[str, Any]:
@@ -179,7 +180,17 @@ def test_several_tokens_in_an_event_are_told(tmp_path: Path, capsys: pytest.Capt
 def test_an_open_loop_and_drawn_lengths(tmp_path: Path) -> None:
     endpoint, path = StreamingEndpoint(), tmp_path / "bench.json"
     with endpoint.listening() as url:
-        arguments = ["--rate", "200,400", "--num-requests", "10", "--input-range", "4:64", "--output-tokens", "2"]
+        arguments = [
+            "--rate",
+            "200,400",
+            "--num-requests",
+            "10",
+            "--input-range",
+            "4:64",
+            "--output-tokens",
+            "2",
+            *KNOWN,
+        ]
         assert main(["--base-url", url, *arguments, "--json", str(path)]) == 0
     loads = _document(path)["loads"]
     assert [(load["rate"], load["concurrency"], load["ok"], load["late_ms"]["n"]) for load in loads] == [
@@ -202,7 +213,7 @@ def test_a_chat_gets_words(capsys: pytest.CaptureFixture[str]) -> None:
 
     endpoint = StreamingEndpoint(script)
     with endpoint.listening() as url:
-        assert main(["--base-url", url, "--api", "chat", "--input-tokens", "16", "--output-tokens", "2"]) == 0
+        assert main(["--base-url", url, *SMALL, "--api", "chat", "--output-tokens", "2"]) == 0
     assert capsys.readouterr().out.splitlines()[-1].split()[:5] == ["c=1", "4", "0", "20", "2"]
     assert {path for path in endpoint.paths if path.startswith("POST")} == {"POST /v1/chat/completions"}
     assert {len(body["messages"][0]["content"].split()) for body in endpoint.bodies} == {16}
@@ -242,7 +253,10 @@ def test_an_endpoint_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> No
         (["--input-range", "9:8"], "'9:8' begins above its end; write it as LOW:HIGH"),
         (["--input-range", "9:10", "--input-tokens", "9"], "not allowed with argument"),
         (["--api", "chat", "--prompt", "token-ids"], "--prompt token-ids: a chat has messages of text"),
-        (["--vocab-size", "1000"], "--first-token-id 1000: must be below --vocab-size 1000"),
+        (
+            ["--vocab-size", "1000", "--first-token-id", "1000"],
+            "--first-token-id 1000: must be below --vocab-size 1000",
+        ),
         (
             ["--input-range", "100:200", "--shared-prefix-tokens", "100"],
             "--shared-prefix-tokens 100: must be below the shortest prompt, 100",

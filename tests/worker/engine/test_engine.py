@@ -48,6 +48,15 @@ def test_the_next_step_is_launched_before_a_result_is_taken_even_when_it_is_ther
     assert engine.steps_done == 3
 
 
+def test_the_tokens_of_all_steps_are_those_of_prompts_and_answers(build_engine: Callable[..., Engine]) -> None:
+    """The first token of an answer, which has no row of its own, included."""
+    engine = build_engine(budget=6)
+    for name, prompt, answer in (("a", 4, 5), ("b", 7, 2), ("c", 1, 3), ("d", 13, 1)):
+        engine.scheduler.add(request(name, prompt=prompt, max_tokens=answer))
+    run(engine)
+    assert sum(engine.take_events().step_tokens) == (4 + 7 + 1 + 13) + (5 + 2 + 3 + 1)
+
+
 def test_a_long_step_is_answered_before_the_next_is_scheduled_and_newcomers_are_in_that(
     build_engine: Callable[..., Engine], runner
 ) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from decimal import Decimal
 
 import pytest
+import torch
 
 from modelserve.engine_args import EngineArgs
 from modelserve.errors import InvalidInput
+from modelserve.published import published_model
 from modelserve.sizing.memory import memory_plan
 from modelserve.sizing.weights import weight_bytes
 from modelserve.termination import TerminationReason
 from modelserve_worker.execution.accelerator_check import AcceleratorMismatch
-from modelserve_worker.execution.device import select_device, select_geometry, with_compute_dtype
+from modelserve_worker.execution.device import check_formats, select_device, select_geometry, with_compute_dtype
 from modelserve_worker.execution.memory import (
     InsufficientMemory,
     cpu_limit_bytes,
@@ -91,10 +93,27 @@ def test_formats_left_open_follow_the_checkpoint(small_architecture) -> None:
         assert select_geometry(architecture, EngineArgs(model="m")).dtype == "bfloat16"
         as_float32 = with_compute_dtype(architecture, EngineArgs(model="m", dtype="float32"))
         assert select_geometry(as_float32, EngineArgs(model="m")).dtype == "float32"
-    with pytest.raises(InvalidInput, match="folded is not served"):
-        select_geometry(architecture, EngineArgs(model="m", kv_cache_layout="folded"))
     with pytest.raises(InvalidInput, match="attention_k_eq_v"):
         select_geometry(architecture, EngineArgs(model="m", kv_cache_layout="v_only"))
+
+
+@pytest.mark.parametrize(
+    ("capability", "refused"), [((8, 0), None), ((12, 0), None), ((13, 0), "13.0"), ((8, 7), None)]
+)
+def test_a_gpu_that_no_tiles_are_known_for_is_refused_by_name(monkeypatch, capability, refused) -> None:
+    """Before weights are read; a float32 model, which runs without kernels, is served there."""
+    facts = published_model("hf://google/gemma-4-E4B")
+    assert facts is not None
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA X1")
+    for dtype in ("bfloat16", "float32"):
+        architecture = facts.architecture.model_copy(update={"dtype": dtype})
+        geometry = select_geometry(architecture, EngineArgs(model="m"))
+        if refused and dtype == "bfloat16":
+            with pytest.raises(AcceleratorMismatch, match=f"NVIDIA X1: no kernels for compute capability {refused}"):
+                check_formats(torch.device("cuda"), architecture, geometry)
+        else:
+            check_formats(torch.device("cuda"), architecture, geometry)
 
 
 def test_asking_for_a_gpu_that_is_not_there_is_a_mismatch(monkeypatch) -> None:

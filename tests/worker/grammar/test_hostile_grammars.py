@@ -74,7 +74,7 @@ def _check_schema(schema: Any) -> None:
         ({"allOf": [{"anyOf": [{"properties": {f"k{i}{j}": {}}} for j in range(4)]} for i in range(12)]}, "too large"),
         ([], "must be a JSON schema"),
         ({"properties": {"\ud800": {}}}, "response_format holds half of a surrogate pair"),
-        (False, "cannot be followed"),
+        (False, "is false, which no document matches"),
     ],
 )
 def test_a_schema_that_cannot_be_followed_is_refused_by_name(schema, words) -> None:
@@ -135,8 +135,26 @@ def test_the_longest_circle_is_found_and_told_in_a_few_words(way_out: bool) -> N
         schemas["s7"] = {"anyOf": [schemas["s7"], {"type": "integer"}]}
     document = {"$defs": schemas, "type": "array", "items": {"$ref": "#/$defs/s9"}, "minItems": 1}
     if way_out:
-        assert bounded_schema(document, field="response_format") is document
+        assert bounded_schema(document, field="response_format") == document
     else:
         with pytest.raises(InvalidInput, match=r"'#/\$defs/s9' needs '#/\$defs/s10', .* by way of 897 more") as refusal:
             bounded_schema(document, field="response_format")
         assert len(str(refusal.value)) < 500
+
+
+def test_keywords_that_ask_for_nothing_are_left_out_wherever_schemas_stand() -> None:
+    """And nowhere else: a property, or a value, may have the same name."""
+    idle = {"uniqueItems": False, "minProperties": 0}
+    named = {"type": "object", "properties": {"uniqueItems": {"const": {"uniqueItems": False}}}}
+    document = {
+        "$defs": {"a": idle | {"type": "array", "items": idle | {"type": "integer"}}},
+        "properties": {"a": idle | {"$ref": "#/$defs/a"}, "b": named},
+        "anyOf": [idle, {"prefixItems": [idle], "uniqueItems": True}],
+        "additionalProperties": idle,
+    } | idle  # fmt: skip
+    assert bounded_schema(document, field="f") == {
+        "$defs": {"a": {"type": "array", "items": {"type": "integer"}}},
+        "properties": {"a": {"$ref": "#/$defs/a"}, "b": named},
+        "anyOf": [{}, {"prefixItems": [{}], "uniqueItems": True}],
+        "additionalProperties": {},
+    }

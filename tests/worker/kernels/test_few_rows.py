@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from plain_products import PlainFp8, PlainInt4
 from torch import Tensor
 
 from modelserve.weight_format import StoredType, TextLinear, WeightFormat, int4
@@ -12,7 +13,6 @@ from modelserve_worker.kernels.elementwise import PlainElementwise
 from modelserve_worker.kernels.few_rows import dense_product, few_rows_door
 from modelserve_worker.kernels.fp8_linear import Fp8Pairs
 from modelserve_worker.kernels.int4_linear import Int4Tiles
-from modelserve_worker.kernels.quantised_doors import PlainFp8, PlainInt4
 from modelserve_worker.layers import stored_matrix
 from modelserve_worker.layers.stored_matrix import StoredMatrix
 

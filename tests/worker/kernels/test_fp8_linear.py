@@ -9,6 +9,7 @@ import numpy as np
 import ptx
 import pytest
 import torch
+from plain_products import PlainFp8
 from torch import Tensor
 
 from modelserve.sizing.quantised_tiles import fp8_inputs
@@ -16,7 +17,7 @@ from modelserve_worker.kernels import fp8_linear, fp8_linear_triton
 from modelserve_worker.kernels.fp8_linear import dequantised, repack_fp8, unpaired
 from modelserve_worker.kernels.fp8_linear_triton import PLANES, TritonFp8, fp8_grouped_with, fp8_product_with
 from modelserve_worker.kernels.linear_tiles import LinearTile, split_sums
-from modelserve_worker.kernels.quantised_doors import PlainFp8, fp8_door
+from modelserve_worker.kernels.quantised_doors import fp8_door
 
 Kind = Literal["channel", "block"]
 WHOLE = LinearTile(32, 8, 2, 3, programs=1)

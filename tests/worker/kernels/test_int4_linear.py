@@ -9,6 +9,7 @@ import numpy as np
 import ptx
 import pytest
 import torch
+from plain_products import PlainInt4
 from torch import Tensor
 
 from modelserve.sizing.quantised_tiles import SPLIT_SUM_BYTES, dequantised_rows, int4_matrix_bytes
@@ -30,7 +31,7 @@ from modelserve_worker.kernels.linear_tiles import (
     split_sums,
     tiles_of,
 )
-from modelserve_worker.kernels.quantised_doors import PlainInt4, int4_door
+from modelserve_worker.kernels.quantised_doors import int4_door
 
 FEW = LinearTile(32, 8, 2, 3, programs=1, few=True)
 FEW_SPLIT = LinearTile(32, 16, 2, 3, programs=64, few=True)

@@ -6,17 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_checkpoints import WINDOW, make_checkpoint, random_tokens
 from paged_logits import Forced, Traffic, geometry_of, replay, scarce, sequences
 from test_paged_logits import TOLERANCE, expected, model_of
-from torch import Tensor
 
 from modelserve.architecture import LayerKind
 from modelserve_worker.layers.mlp import GatedMLP
-from modelserve_worker.layers.stored_matrix import DenseMatrix
 
 # The last layer with a cache of its own is global, of K and V or of V alone, before layers that share it or none.
 VARIANTS = ("E4B", "E2B", "31B", "26B-A4B")
@@ -67,27 +64,6 @@ def test_the_last_cache_may_be_a_sliding_layer_s(tmp_path: Path) -> None:
     assert model_of(tmp_path).architecture.kind(4) is LayerKind.SLIDING
     for chunk in (2, 31, WINDOW + 1, 512):
         check(tmp_path, Traffic((Forced(tuple(random_tokens(150, seed=4)), 110),), chunk=chunk))
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("chunk", [31, 200])
-def test_nobody_reads_a_query_that_is_not_projected(
-    variant: str, chunk: int, checkpoint: Checkpoint, monkeypatch
-) -> None:
-    """In the last layer with a cache, of rows that go no further; here they are NaN."""
-    projected = DenseMatrix.of_some_rows
-
-    def with_nothing_else(matrix: DenseMatrix, x: Tensor, *, until: int, rows: Tensor) -> Tensor:
-        result = projected(matrix, x, until=until, rows=rows)
-        result[~torch.isin(torch.arange(x.shape[0]), rows), :until] = float("nan")
-        widths.append(x.shape[0])
-        return result
-
-    widths: list[int] = []
-    monkeypatch.setattr(DenseMatrix, "of_some_rows", with_nothing_else)
-    ids = tuple(random_tokens(200, seed=4))
-    check(checkpoint(variant), Traffic((Forced(ids, 160), Forced(ids[50:120], 40)), chunk=chunk, max_num_seqs=2))
-    assert max(widths) >= 30
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

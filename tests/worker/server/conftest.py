@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 import socket
 import threading
@@ -21,6 +22,7 @@ from modelserve_worker.metrics import WorkerMetrics
 from modelserve_worker.request import FinishReason, Request, RequestOutput, TokenLogprobs
 from modelserve_worker.scheduling.stats import EngineStats
 from modelserve_worker.server.app import create_app
+from modelserve_worker.server.connections import Connection, Connections
 from modelserve_worker.server.settings import DoorSettings
 from modelserve_worker.server.state import ServedModel, ServerState
 from modelserve_worker.text.checkpoint_text import load_checkpoint_text
@@ -158,7 +160,9 @@ def serve(state: ServerState, engine: EchoEngine, settings: DoorSettings | None 
     metrics.observe_engine(engine.stats, cache_config={"block_size": "64", "num_gpu_blocks": "10"})
     listener = socket.create_server(("127.0.0.1", 0))
     app = create_app(state, metrics, settings)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+    connection = functools.partial(Connection, Connections(1000, header_s=20, discard_s=20, write_s=120))
+    config = uvicorn.Config(app, http=connection, log_level="warning", lifespan="off")  # type: ignore[arg-type]
+    server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:

@@ -9,6 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
+from modelserve_worker.server.anthropic.request import MessagesRequest
+from modelserve_worker.server.protocol import ChatCompletionRequest
+
 CALL = '<|tool_call>call:weather{city:<|"|>Paris<|"|>,days:2}<tool_call|>'
 SAYS = f"<|channel>thought\nI should look.<channel|>Wait.{CALL}<|tool_response>"
 ASK: dict[str, Any] = {
@@ -157,3 +160,71 @@ def test_failures_are_in_its_shape(server: Any, http: httpx.Client) -> None:
     *_, last = _events(http)
     assert (last["type"], last["error"]["type"]) == ("error", "api_error")
     assert "overheated" in last["error"]["message"]
+
+
+SCHEMA = {"type": "object", "properties": {"warm": {"type": "boolean"}}, "required": ["warm"]}
+
+
+def test_a_format_is_a_response_format(server: Any, http: httpx.Client) -> None:
+    """`messages.parse` of Anthropic's SDK asks so."""
+    server.says('{"warm": true}<turn|>')
+    answer = _ask(http, tools=[], output_config={"format": {"type": "json_schema", "schema": SCHEMA}})
+    assert answer["content"] == [{"type": "text", "text": '{"warm": true}'}]
+    asked = MessagesRequest.model_validate(
+        ASK | {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}
+    )
+    chat = ChatCompletionRequest.model_validate(
+        {
+            "model": "tiny",
+            "messages": ASK["messages"],
+            "response_format": {"type": "json_schema", "json_schema": {"name": "output", "schema": SCHEMA}},
+        }
+    )
+    assert asked.chat().response_format == chat.response_format
+    assert server.engine.requests[-1].grammar is not None
+    counted = http.post(
+        "/v1/messages/count_tokens",
+        json={k: v for k, v in ASK.items() if k != "max_tokens"}
+        | {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}, "effort": "high"}},
+    )
+    assert counted.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "effort"),
+    [
+        ({"output_config": {"effort": "low"}}, None),
+        ({"output_config": {"effort": "max"}, "thinking": {"type": "adaptive"}}, "xhigh"),
+        ({"output_config": {"effort": "low"}, "thinking": {"type": "enabled", "budget_tokens": 1024}}, "low"),
+        ({"output_config": {"effort": "high"}, "thinking": {"type": "disabled"}}, "none"),
+        ({"output_config": {"effort": None, "format": None}, "thinking": {"type": "adaptive"}}, "medium"),
+        ({"output_config": {}}, None),
+    ],
+)
+def test_effort_says_how_hard_to_think_and_never_whether(fields: dict[str, Any], effort: str | None) -> None:
+    """A client that asked for no thoughts does not look for any before its text."""
+    assert MessagesRequest.model_validate(ASK | fields).chat().reasoning_effort == effort
+
+
+@pytest.mark.parametrize("management", [{}, {"edits": []}])
+def test_no_edits_of_the_context_ask_nothing(http: httpx.Client, management: dict[str, Any]) -> None:
+    assert _ask(http, context_management=management)["type"] == "message"
+    edits = {"edits": [{"type": "clear_tool_uses_20250919"}]}
+    refused = http.post("/v1/messages", json=ASK | {"context_management": edits})
+    assert (refused.status_code, "context_management" in refused.json()["error"]["message"]) == (400, True)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"effort": "huge"},
+        {"format": {"type": "json_object"}},
+        {"format": {"type": "json_schema"}},
+        {"format": {"type": "json_schema", "schema": {"type": "object", "minProperties": 3.5}}},
+        {"length": 3},
+    ],
+)
+def test_other_output_is_refused_by_name(http: httpx.Client, config: dict[str, Any]) -> None:
+    refused = http.post("/v1/messages", json=ASK | {"output_config": config})
+    assert refused.status_code == 400
+    assert refused.json()["type"] == "error"

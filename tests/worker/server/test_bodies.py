@@ -135,16 +135,6 @@ def test_json_with_a_charset_is_read(http: httpx.Client) -> None:
     assert http.post("/v1/completions", content=json.dumps(TEXT), headers=headers).status_code == 200
 
 
-def test_a_request_with_two_lengths_is_refused(server: Any) -> None:
-    head = (
-        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-        "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"
-    )
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
-        connection.sendall(head.encode())
-        assert connection.recv(4096).startswith(b"HTTP/1.1 400 ")
-
-
 def test_open_bodies_are_bounded_and_given_back(
     server: Any, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,7 +102,7 @@ async def _events(answer: ChatAnswer, runner: SequenceRunner) -> list[dict[str, 
 
 
 def _streamed(answer: ChatAnswer, runner: SequenceRunner) -> dict[str, Any]:
-    """The same, put together from the stream; no delta is empty."""
+    """The same, put together from the stream; no field of a delta is empty."""
     *events, last = asyncio.run(_events(answer, runner))
     message: dict[str, Any] = {}
     logprobs: list[Any] = []

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
+import field_table
 import httpx
 import pytest
 from pydantic import ValidationError
@@ -14,7 +13,7 @@ from pydantic import ValidationError
 from modelserve_worker.server import field_policy
 from modelserve_worker.server.anthropic.request import MessagesRequest
 from modelserve_worker.server.conversation import template_messages
-from modelserve_worker.server.field_policy import FieldPolicy, Ignored
+from modelserve_worker.server.field_policy import FieldPolicy
 from modelserve_worker.server.protocol import ChatCompletionRequest, CompletionRequest
 from modelserve_worker.server.responses.request import ResponsesRequest
 
@@ -36,7 +35,6 @@ OTHER_TABLES = {
     "content.": field_policy.BLOCK_FIELDS,
     "thinking.": field_policy.THINKING_FIELDS,
 }
-DOCUMENT = Path(__file__).resolve().parents[3] / "docs/api.md"
 
 
 @pytest.fixture
@@ -190,30 +188,23 @@ def test_no_alternatives_are_no_question(http: httpx.Client) -> None:
     assert http.post("/v1/chat/completions", json=CHAT | {"top_logprobs": 0}).status_code == 200
 
 
-def _row(where: str, name: str, ignored: Ignored) -> str:
-    values = "any" if ignored.values is None else ", ".join(f"`{_spelled(value)}`" for value in ignored.values)
-    return f"| `{where}{name}` | {values} | {ignored.reason} |"
+def test_the_page_says_what_becomes_of_every_field() -> None:
+    assert field_table.PAGE.read_text() == field_table.page(), "run python tests/clients/field_table.py"
 
 
-def _spelled(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else f'"{value}"' if isinstance(value, str) else str(value)
+@pytest.mark.parametrize("route", field_table.ROUTES)
+def test_every_public_field_is_taken_ignored_or_refused_with_a_reason(route: str) -> None:
+    model, public = field_table.ROUTES[route]
+    assert field_table.undocumented(model, public) == set()
+    assert field_table.undocumented(model, public | {"new_field"}) == {"new_field"}
 
 
-def expected_rows() -> list[str]:
-    rows = []
-    for name, ignored in {**field_policy.CHAT_FIELDS, **field_policy.COMPLETION_FIELDS}.items():
-        shared = name in field_policy.SHARED_FIELDS
-        route = "" if shared else "completions: " if name in field_policy.COMPLETION_FIELDS else "chat: "
-        rows.append(_row(route, name, ignored).replace(f"`{route}", f"{route}`"))
-    for route, table in (("Responses: ", field_policy.RESPONSES_FIELDS), ("Messages: ", field_policy.ANTHROPIC_FIELDS)):
-        own = {name: ignored for name, ignored in table.items() if name not in field_policy.SHARED_FIELDS}
-        rows += [_row(route, name, ignored).replace(f"`{route}", f"{route}`") for name, ignored in own.items()]
-    tables = TABLES | OTHER_TABLES
-    rows += [_row(where, name, ignored) for where, table in tables.items() for name, ignored in table.items()]
-    return rows
-
-
-def test_the_document_lists_every_ignored_field_with_its_reason() -> None:
-    text = DOCUMENT.read_text()
-    rows = re.findall(r"^\|.*\|$", text.partition("## Fields that are ignored")[2].partition("\n## ")[0], re.MULTILINE)
-    assert rows[2:] == expected_rows()
+@pytest.mark.parametrize("route", field_table.ROUTES)
+def test_what_the_page_calls_refused_is_refused_with_that_reason(server: Any, http: httpx.Client, route: str) -> None:
+    model, public = field_table.ROUTES[route]
+    refused = sorted(public - field_table.taken(model).keys() - model.ignored.keys())
+    assert refused
+    for name in refused:
+        answer = http.post(route, json=PLAIN[model] | {name: "x"})
+        assert answer.status_code == 400
+        assert field_table.REFUSED_FIELDS[name] in answer.json()["error"]["message"]

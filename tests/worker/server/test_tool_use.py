@@ -75,7 +75,9 @@ def test_a_stream_of_thought_content_and_calls(server: Any, client: openai.OpenA
             model="tiny", messages=ASK, tools=[WEATHER], stream=True, stream_options={"include_usage": True}
         )
     )
-    deltas: list[dict[str, Any]] = [chunk.choices[0].delta.to_dict() for chunk in chunks if chunk.choices]
+    told: list[dict[str, Any]] = [chunk.choices[0].delta.to_dict() for chunk in chunks if chunk.choices]
+    assert told[1] == {}, "a token that says nothing yet is seen, too"
+    deltas = [delta for delta in told[:-1] if delta] + told[-1:]
     assert deltas[0] == {"role": "assistant", "content": ""}
     assert deltas[1:15] == [{"reasoning_content": letter, "reasoning": letter} for letter in "I should look."]
     assert deltas[15:20] == [{"content": letter} for letter in "Wait."]

@@ -7,14 +7,16 @@ import asyncio
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from modelserve_worker.bench.discovery import NothingTaken, Taken, find, fitting
 from modelserve_worker.bench.driver import Load, run_load
 from modelserve_worker.bench.endpoint import Endpoint, NoEndpoint, api_url, open_session
 from modelserve_worker.bench.figures import figures
-from modelserve_worker.bench.flags import CHAT, TEXT, lengths, parse, requests_and_warmup
+from modelserve_worker.bench.flags import CHAT, TEXT, lengths, parse, prefix_fault, requests_and_warmup
 from modelserve_worker.bench.prompts import PromptSource
 from modelserve_worker.bench.report import Report, report_table
 from modelserve_worker.bench.workload import AskOptions, arrivals, asks
@@ -36,6 +38,7 @@ class Run:
         self._model = str(flags.model)
         self._models: Any = None
         self._version: Any = None
+        self._found: tuple[str, ...] = ()
         self._planned = [self._load(c, None) for c in flags.concurrency or ()]
         self._planned += [self._load(None, rate) for rate in flags.rate or ()]
         self._total = sum(load.requests + warmup for load, warmup in self._planned)
@@ -53,22 +56,20 @@ class Run:
             progress.show(self._done, self._total)
 
         flags = self._flags
-        prompts = PromptSource(
-            flags.seed,
-            lengths(flags),
-            None if flags.prompt == TEXT else range(flags.first_token_id, flags.vocab_size),
-            flags.shared_prefix_tokens,
-        )
         async with open_session(api_key=api_key, timeout_s=flags.timeout) as session:
-            endpoint = Endpoint(session, self._url, chat=flags.api == CHAT)
+            endpoint = Endpoint(session, self._url, chat=False)
             self._models, self._version = await endpoint.models(), await endpoint.version()
-            self._model = chosen_model([card["id"] for card in self._models["data"]], flags.model, self._url)
+            cards = {card["id"]: card.get("max_model_len") for card in self._models["data"]}
+            self._model = chosen_model(list(cards), flags.model, self._url)
+            taken, prompts, output_tokens = await self._fitting(endpoint, cards[self._model])
+            chat = taken.api == CHAT
+            endpoint = replace(endpoint, chat=chat)
             options = AskOptions(
                 model=self._model,
-                chat=flags.api == CHAT,
-                output_tokens=flags.output_tokens,
+                chat=chat,
+                output_tokens=output_tokens,
                 temperature=flags.temperature,
-                ignore_eos=flags.ignore_eos,
+                ignore_eos=taken.ignore_eos,
                 min_tokens=flags.min_tokens,
             )
             first = 0
@@ -82,6 +83,24 @@ class Run:
                     load, endpoint.send, made[warmup:], warmup=made[:warmup], arrivals=planned, on_done=on_done
                 )
 
+    async def _fitting(self, endpoint: Endpoint, max_model_len: int | None) -> tuple[Taken, PromptSource, int]:
+        """What the endpoint takes, prompts of it, and the length of answers. Raises BadInput and NoEndpoint."""
+        flags = self._flags
+        always = {"model": self._model, "max_tokens": 1, "temperature": flags.temperature}
+        try:
+            taken, self._found = await find(flags, lambda api, fields: endpoint.probe(api, always | fields))
+        except NothingTaken as error:
+            raise NoEndpoint(f"{self._url}: {error}") from error
+        text = taken.prompt == TEXT
+        asked = flags.input_range[1] if flags.input_range else flags.input_tokens
+        input_tokens, output_tokens, found = fitting(asked, flags.output_tokens, max_model_len, text=text)
+        self._found += found
+        drawn = lengths(flags, input_tokens)
+        if wrong := prefix_fault(flags.shared_prefix_tokens, drawn.low):
+            raise BadInput(wrong)
+        ids = None if text else range(taken.first_token_id, taken.vocab_size)
+        return taken, PromptSource(flags.seed, drawn, ids, flags.shared_prefix_tokens), output_tokens
+
     def report(self, *, complete: bool) -> Report:
         return Report(
             command=self._command,
@@ -92,6 +111,7 @@ class Run:
             complete=complete,
             models=self._models,
             version=self._version,
+            found=self._found,
             loads=tuple(figures(load, with_records=self._flags.records) for load in self._loads),
         )
 

@@ -15,11 +15,14 @@ import aiohttp
 from pydantic import ValidationError
 
 from modelserve_worker.bench.answer import Answer, BadStream
+from modelserve_worker.bench.flags import CHAT, COMPLETIONS
 from modelserve_worker.bench.record import Record
 from modelserve_worker.bench.workload import Ask
 from modelserve_worker.evaluation.replies import ModelList, error_text
 
 _CONNECT_SECONDS = 10.0
+_ROUTES = {COMPLETIONS: "completions", CHAT: "chat/completions"}
+_NOT_IMPLEMENTED = 501  # some servers' word for a route that they do not have
 
 
 class NoEndpoint(Exception):  # noqa: N818 - reads as the reason it states
@@ -43,7 +46,7 @@ def open_session(*, api_key: str | None, timeout_s: float) -> aiohttp.ClientSess
 
 @dataclass(frozen=True)
 class Endpoint:
-    """`url` ends in /v1 or what stands in its place; requests go to its completions or chat/completions.
+    """`url` ends in /v1 or what stands in its place; requests go to its completions, or with `chat` chat/completions.
 
     `clock` gives seconds; the start of a load is read from the same one.
     """
@@ -74,6 +77,18 @@ class Endpoint:
                 return await response.json(content_type=None) if response.status == 200 else None
         except (aiohttp.ClientError, TimeoutError, ValueError):
             return None
+
+    async def probe(self, api: str, body: dict[str, Any]) -> tuple[int, str]:
+        """Status of a small request, and the message of an error. Raises NoEndpoint where the server answers none."""
+        route = f"{self.url}/{_ROUTES[api]}"
+        try:
+            async with self.session.post(route, json=body) as response:
+                said = error_text(await response.text(errors="replace")) if response.status != 200 else ""
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise NoEndpoint(f"no answer from {route}: {_reason(error)}") from error
+        if response.status in (401, 403, 429) or (response.status >= 500 and response.status != _NOT_IMPLEMENTED):
+            raise NoEndpoint(f"HTTP {response.status} from {route}: {said}")
+        return response.status, said
 
     async def send(self, ask: Ask, *, began: float, planned: float | None = None) -> Record:
         """`began` is the start of the load on `clock`, `planned` the arrival after it."""
@@ -111,7 +126,7 @@ class Endpoint:
         )
 
     async def _stream(self, ask: Ask, answer: Answer) -> None:
-        route = "chat/completions" if self.chat else "completions"
+        route = _ROUTES[CHAT if self.chat else COMPLETIONS]
         headers = {"content-type": "application/json"}
         async with self.session.post(f"{self.url}/{route}", data=ask.body, headers=headers) as response:
             if response.status != 200:

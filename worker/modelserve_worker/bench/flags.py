@@ -34,7 +34,9 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--model", metavar="NAME", help="which model of the endpoint; default: the only one it serves")
     made.add_argument("--api-key-env", metavar="VAR", help="the environment variable that holds the API key")
-    made.add_argument("--api", choices=(COMPLETIONS, CHAT), default=COMPLETIONS, help="default completions")
+    made.add_argument(
+        "--api", choices=(COMPLETIONS, CHAT), help="default completions, and chat where the endpoint has no other"
+    )
     _add_load(made.add_argument_group("load"))
     _add_requests(made.add_argument_group("requests"))
     made.add_argument("--json", metavar="FILE", help="write all figures there; - writes them to standard output")
@@ -76,7 +78,7 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
 def _add_requests(group: argparse._ArgumentGroup) -> None:
     length = group.add_mutually_exclusive_group()
     length.add_argument(
-        "--input-tokens", type=whole_number(1, MAX_TOKENS), default=1024, metavar="N", help="default 1024"
+        "--input-tokens", type=whole_number(1, MAX_TOKENS), metavar="N", help="default 1024, or what the context holds"
     )
     length.add_argument("--input-range", type=_range, metavar="LOW:HIGH", help="draw the prompts' lengths from these")
     group.add_argument(
@@ -86,12 +88,12 @@ def _add_requests(group: argparse._ArgumentGroup) -> None:
         help="of --input-range (default log-uniform)",
     )
     group.add_argument(
-        "--output-tokens", type=whole_number(1, MAX_TOKENS), default=128, metavar="N", help="default 128"
+        "--output-tokens", type=whole_number(1, MAX_TOKENS), metavar="N", help="default 128, or what the context holds"
     )
     group.add_argument(
         "--prompt",
         choices=(TOKEN_IDS, TEXT),
-        help="random token ids, or words of about a token each (default token-ids; text with --api chat)",
+        help="random token ids, or words of about a token each (default token-ids where the endpoint takes them)",
     )
     group.add_argument(
         "--shared-prefix-tokens",
@@ -103,24 +105,21 @@ def _add_requests(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--first-token-id",
         type=whole_number(0, (1 << 31) - 1),
-        default=1000,
         metavar="ID",
-        help="ids are drawn from here (default 1000: the ids below are marks in many vocabularies)",
+        help="ids are drawn from here (default 1000: those below are marks in many vocabularies; less in a small one)",
     )
     group.add_argument(
         "--vocab-size",
         type=whole_number(1, 1 << 31),
-        default=255_000,
         metavar="N",
-        help="ids are below this (default 255000, of Gemma's 262144 those that stand for text)",
+        help="ids are below this (default 255000, of Gemma's 262144 those that stand for text; asked where it is less)",
     )
     group.add_argument("--seed", type=whole_number(0), default=0, help="the same seed sends the same (default 0)")
     group.add_argument("--temperature", type=number(0, 2), default=0.0, metavar="T", help="default 0")
     group.add_argument(
         "--ignore-eos",
         action=argparse.BooleanOptionalAction,
-        default=True,
-        help="send ignore_eos, so that answers are as long as asked (default yes)",
+        help="send ignore_eos, so that answers are as long as asked (default yes where the endpoint takes it)",
     )
     group.add_argument("--min-tokens", action="store_true", help="send min_tokens, for servers without ignore_eos")
 
@@ -131,26 +130,29 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     flags = made.parse_args(argv)
     if flags.concurrency is None and flags.rate is None:
         flags.concurrency = (1,)
-    if flags.prompt is None:
-        flags.prompt = TEXT if flags.api == CHAT else TOKEN_IDS
     if flags.api == CHAT and flags.prompt == TOKEN_IDS:
         made.error("--prompt token-ids: a chat has messages of text; leave it out, or use --api completions")
-    if flags.first_token_id >= flags.vocab_size:
+    if None not in (flags.first_token_id, flags.vocab_size) and flags.first_token_id >= flags.vocab_size:
         made.error(f"--first-token-id {flags.first_token_id}: must be below --vocab-size {flags.vocab_size}")
-    shortest = lengths(flags).low
-    if flags.shared_prefix_tokens >= shortest:
-        made.error(
-            f"--shared-prefix-tokens {flags.shared_prefix_tokens}: must be below the shortest prompt, {shortest}, "
-            "so that prompts differ"
-        )
+    shortest = flags.input_tokens if flags.input_range is None else flags.input_range[0]
+    if shortest is not None and (wrong := prefix_fault(flags.shared_prefix_tokens, shortest)):
+        made.error(wrong)
     if flags.records and flags.json is None:
         made.error("--records: there is no file to write them to; add --json FILE")
     return flags
 
 
-def lengths(flags: argparse.Namespace) -> Lengths:
+def prefix_fault(shared: int, shortest: int) -> str | None:
+    """What is wrong with a prefix of `shared` tokens in prompts of `shortest` tokens at least."""
+    if shared < shortest:
+        return None
+    return f"--shared-prefix-tokens {shared}: must be below the shortest prompt, {shortest}, so that prompts differ"
+
+
+def lengths(flags: argparse.Namespace, input_tokens: int) -> Lengths:
+    """Those of --input-range, or `input_tokens` each."""
     if flags.input_range is None:
-        return Lengths(flags.input_tokens, flags.input_tokens)
+        return Lengths(input_tokens, input_tokens)
     low, high = flags.input_range
     return Lengths(low, high, flags.input_distribution)
 

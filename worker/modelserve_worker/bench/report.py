@@ -19,7 +19,8 @@ _MUCH_LATER_MS = 10.0
 class Report(BaseModel):
     """A whole run. `command` is the command line, `models` and `version` are what the server says of itself.
 
-    `started` is in UTC, ISO 8601. `loads` are in the order in which they ran.
+    `started` is in UTC, ISO 8601. `found` says in words what was asked otherwise than by default, since the endpoint
+    takes it so. `loads` are in the order in which they ran.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -33,13 +34,15 @@ class Report(BaseModel):
     complete: bool
     models: Any = None
     version: Any = None
+    found: tuple[str, ...] = ()
     loads: tuple[Figures, ...]
 
 
 def report_table(report: Report) -> str:
     """A line per load, and under them what the figures do not say: failures, and what makes a figure doubtful."""
     lines = columns(_HEADINGS, [Row(_cells(load)) for load in report.loads], text_columns=1)
-    notes = [f"{_name(load)}: {note}" for load in report.loads for note in _notes(load)]
+    notes = [f"the endpoint was asked first: {found}" for found in report.found]
+    notes += [f"{_name(load)}: {note}" for load in report.loads for note in _notes(load)]
     head = f"{report.model} at {report.base_url}, seed {report.seed}"
     head += "" if report.complete else ", stopped before its end"
     return "\n".join([*notes, *([""] if notes else []), head, "", *lines])

@@ -6,11 +6,11 @@ import torch
 
 from modelserve.architecture import ModelArchitecture
 from modelserve.engine_args import EngineArgs
-from modelserve.errors import InvalidInput
 from modelserve.hardware import BFLOAT16_CAPABILITY, FP8_E4M3_CAPABILITY
 from modelserve.sizing.kernel_buffers import taken_by_kernels
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve_worker.execution.accelerator_check import AcceleratorMismatch, DeviceFacts
+from modelserve_worker.kernels.gpu_generations import generation_of
 
 
 def select_device(args: EngineArgs, *, rank: int) -> torch.device:
@@ -48,13 +48,9 @@ def compute_dtype(architecture: ModelArchitecture) -> torch.dtype:
 def select_geometry(architecture: ModelArchitecture, args: EngineArgs) -> CacheGeometry:
     """Page geometry of one rank. dtype `auto` is the weights', layout `auto` is v_only where it is exact.
 
-    Raises InvalidInput for a layout that the model or this release does not have.
+    Raises InvalidInput for a layout that the model does not have.
     """
     layout = args.kv_cache_layout
-    if layout is KVCacheLayout.FOLDED:
-        raise InvalidInput(
-            "kvCacheLayout folded is not served by this release; use v_only or kv", field="kvCacheLayout"
-        )
     if layout == "auto":
         layout = KVCacheLayout.V_ONLY if architecture.attention_k_eq_v else KVCacheLayout.KV
     dtype = KVCacheDtype(architecture.dtype) if args.kv_cache_dtype == "auto" else args.kv_cache_dtype
@@ -64,10 +60,18 @@ def select_geometry(architecture: ModelArchitecture, args: EngineArgs) -> CacheG
 
 
 def check_formats(device: torch.device, architecture: ModelArchitecture, geometry: CacheGeometry) -> None:
-    """Raise AcceleratorMismatch for a format that this GPU does not compute with. The CPU converts all of them."""
+    """Raise AcceleratorMismatch for a GPU that no kernels are for, and for a format that it does not compute with.
+
+    The CPU converts all formats.
+    """
     if device.type != "cuda":
         return
     capability = compute_capability(device)
+    if runs_on_kernels(architecture, device):
+        try:
+            generation_of(10 * capability[0] + capability[1])
+        except ValueError as error:
+            raise AcceleratorMismatch(f"{torch.cuda.get_device_name(device)}: {error}") from error
     for needed, used, remedy in (
         (BFLOAT16_CAPABILITY, architecture.dtype == "bfloat16", "dtype float32"),
         (FP8_E4M3_CAPABILITY, geometry.dtype is KVCacheDtype.FP8_E4M3, "kvCacheDtype int8 or fp8_e5m2"),

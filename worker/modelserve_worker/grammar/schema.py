@@ -8,6 +8,7 @@ from typing import Any
 
 from modelserve.errors import InvalidInput
 from modelserve_worker.grammar.endless_schema import endless_circle
+from modelserve_worker.grammar.idle_keywords import without_idle_keywords
 
 MAX_SCHEMA_CHARACTERS = 64 * 1024
 MAX_SCHEMA_DEPTH = 64  # objects and lists inside each other, of the document
@@ -21,9 +22,11 @@ _OPTIONS = {
 
 
 def bounded_schema(schema: Any, *, field: str) -> dict[str, Any] | bool:
-    """The schema itself. Raises InvalidInput for what is no schema, is larger than the limits, or has no finite
-    document.
+    """The schema less keywords that ask for nothing. Raises InvalidInput for what is no schema, is larger than the
+    limits, or has no finite document.
     """
+    if schema is False:
+        raise InvalidInput(f"{field} is false, which no document matches; send a schema, or true", field=field)
     if not isinstance(schema, dict | bool):
         raise InvalidInput(f"{field} must be a JSON schema (an object, or true), not {schema!r:.80}", field=field)
     objects = 0
@@ -55,13 +58,12 @@ def bounded_schema(schema: Any, *, field: str) -> dict[str, Any] | bool:
             "what leads back out of required, or let it be null or an empty list",
             field=field,
         )
-    return schema
+    return without_idle_keywords(schema)  # type: ignore[no-any-return]
 
 
 def json_grammar(schema: dict[str, Any] | bool) -> dict[str, Any]:
     """The part of a grammar that JSON documents of `schema` match; keys in the schema's order."""
-    document = {} if schema is True else {"not": {}} if schema is False else schema
-    return {"json_schema": {**document, "x-guidance": _OPTIONS}}
+    return {"json_schema": {**({} if isinstance(schema, bool) else schema), "x-guidance": _OPTIONS}}
 
 
 def _levels(document: Any) -> Iterator[list[Any]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from modelserve.sizing.pages import KVCacheDtype
+from modelserve_worker.kernels.gpu_generations import GENERATIONS, HIGHEST, tiles_for
 from modelserve_worker.kernels.paged_layout import LayerRows
 from modelserve_worker.kernels.specimen import KernelSpecimen
 
@@ -30,13 +31,23 @@ class Tile:
     queries: int = 64
 
 
-# Compute capabilities with the same shared memory: 163 KiB a block, 99 KiB, 227 KiB.
-GENERATIONS = ((80, 80), (86, 89), (90, 1000))
-_TILES: dict[tuple[Door, str], tuple[Tile, Tile, Tile]] = {
-    ("decode", "v_only"): (Tile(16, 64, 4, 2, queries=32), Tile(16, 64, 4, 2, queries=16), Tile(16, 64, 4, 2)),
-    ("decode", "kv"): (Tile(16, 32, 4, 3), Tile(16, 32, 4, 3, queries=32), Tile(16, 32, 4, 3)),
+# By the places of `gpu_generations`. Of 64 rows of 512 columns Triton makes a mere trap for 10.0, whose matrix units
+# keep sums in a memory that these fill.
+_TILES: dict[tuple[Door, str], tuple[Tile, ...]] = {
+    ("decode", "v_only"): (
+        Tile(16, 64, 4, 2, queries=32),
+        Tile(16, 64, 4, 2, queries=16),
+        Tile(16, 64, 4, 2),
+        Tile(16, 64, 4, 2, queries=32),
+    ),
+    ("decode", "kv"): (
+        Tile(16, 32, 4, 3),
+        Tile(16, 32, 4, 3, queries=32),
+        Tile(16, 32, 4, 3),
+        Tile(16, 32, 4, 3, queries=32),
+    ),
     ("decode", "sliding"): (Tile(16, 32, 4, 2), Tile(16, 32, 4, 2), Tile(16, 32, 4, 2)),
-    ("chunk", "v_only"): (Tile(32, 32, 8, 2), Tile(32, 32, 8, 1), Tile(64, 64, 8, 2)),
+    ("chunk", "v_only"): (Tile(32, 32, 8, 2), Tile(32, 32, 8, 1), Tile(64, 64, 8, 2), Tile(32, 32, 8, 2)),
     ("chunk", "kv"): (Tile(32, 32, 8, 2), Tile(32, 32, 8, 1), Tile(64, 64, 8, 1)),
     ("chunk", "sliding"): (Tile(64, 32, 8, 3), Tile(64, 32, 8, 2), Tile(128, 32, 8, 3)),
 }
@@ -51,7 +62,8 @@ HOPPER_GLOBAL_DECODE = replace(_TILES["decode", "v_only"][-1], sm90=True)
 
 
 def tile_for(rows: LayerRows, *, door: Door, capability: int) -> Tile:
-    """The tile of a door on layers of this layout; `capability` is 10 * major + minor, at least 80."""
+    """The tile of a door on layers of this layout; `capability` is 10 * major + minor. Raises ValueError where GPUs of
+    that capability are not known."""
     narrow = rows.dtype is not KVCacheDtype.FLOAT32
     if door == "chunk" and capability == 90 and not rows.entries and rows.width == 512 and narrow:
         return HOPPER_CHUNK
@@ -63,7 +75,7 @@ def tile_for(rows: LayerRows, *, door: Door, capability: int) -> Tile:
     if door == "decode" and capability == 90 and rows.v_only and rows.width == 512 and plain:
         return HOPPER_GLOBAL_DECODE
     layout = "v_only" if rows.v_only else "sliding" if rows.entries else "kv"
-    return _tile(door, layout, capability)
+    return tiles_for(_TILES[door, layout], capability)
 
 
 def query_block(tile: Tile, rows: int, group: int) -> tuple[int, int]:
@@ -77,13 +89,6 @@ def decode_warps(tile: Tile, block: int) -> int:
     """Warps of a program of `block` queries: a warp has at most as many accumulators as a lone row's program gives it,
     up to 8 warps."""
     return min(8, tile.warps * block // 16) if block > 16 else tile.warps
-
-
-def _tile(door: Door, layout: str, capability: int) -> Tile:
-    for (lowest, highest), tile in zip(GENERATIONS, _TILES[door, layout], strict=True):
-        if lowest <= capability <= highest:
-            return tile
-    raise ValueError(f"no attention tiles for compute capability {capability}: 80 is the lowest that is supported")
 
 
 # 31B global (K is V), E4B global, and the sliding layers of both.
@@ -153,8 +158,8 @@ def attention_specimens(
     names = kernel.arg_names
     seen = set()
     for shape in _SHAPES[layout]:
-        for lowest, last in GENERATIONS:
-            tile = _tile(door, layout, lowest)
+        for generation in GENERATIONS:
+            lowest, tile = generation.lowest, tiles_for(_TILES[door, layout], generation.lowest)
             known = {
                 **shape, "FORMAT": FORMAT_NAMES.get(fmt, fmt), "TILE": tile.keys, "BLOCK_M": tile.rows, "CHUNKS": 64,
                 "MOST_SPLITS": 32, "SPLITS": 32, "SPLIT_PAGES": 4, "COLUMNS": 128, "INT8": fmt == "int8",
@@ -166,7 +171,7 @@ def attention_specimens(
                 known["BLOCK_M"] = block
             chosen = {name: known[name] for name in names if name.isupper() or name == "D"}
             tiled = "TILE" in chosen
-            highest = last if tiled else GENERATIONS[-1][1]
+            highest = generation.highest if tiled else HIGHEST
             warps = decode_warps(tile, block) if "ROWS" in constants else tile.warps
             warps = warps if tiled else 4
             stages = tile.stages if tiled else 3

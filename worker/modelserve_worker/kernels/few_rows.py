@@ -12,8 +12,7 @@ from torch.nn import functional
 
 from modelserve_worker.kernels.fp8_linear import Fp8Pairs
 from modelserve_worker.kernels.int4_linear import Int4Tiles
-from modelserve_worker.kernels.linear_tiles import HOPPER, empty_product, kernel_capability
-from modelserve_worker.kernels.many_rows import write_product
+from modelserve_worker.kernels.linear_tiles import HOPPER, kernel_capability
 
 
 class FewRows(Protocol):
@@ -71,10 +70,4 @@ def few_rows_door(device: torch.device) -> FewRows | None:
 def dense_product(x: Tensor, weight: Tensor) -> Tensor:
     """x [T, K] times the transposed weight [N, K] -> [T, N], by the device's kernel for few rows or by cuBLAS."""
     few = few_rows_door(x.device)
-    if few is None:
-        return functional.linear(x, weight)
-    if few.takes(x):
-        return few.dense(x, weight)
-    output = empty_product(x, weight.shape[0], 1)
-    write_product(x, weight, output)
-    return output
+    return few.dense(x, weight) if few is not None and few.takes(x) else functional.linear(x, weight)

@@ -19,9 +19,9 @@ from torch import Tensor
 from modelserve.sizing.quantised_tiles import FP8_PAIR_INPUTS, fp8_inputs
 from modelserve_worker.kernels.dependent_launch import dependent_launch, launch_dependents, wait_for_prerequisites
 from modelserve_worker.kernels.fp8_linear import LARGEST, SCALE_BLOCK, Fp8Pairs
+from modelserve_worker.kernels.gpu_generations import GENERATIONS, HIGHEST, Generation
 from modelserve_worker.kernels.linear_tiles import (
     FEW_ROWS,
-    GENERATIONS,
     MANY,
     LinearTile,
     grouped_tile,
@@ -296,7 +296,7 @@ class TritonFp8:
 
 
 def _specimen(
-    kernel: Any, tile: LinearTile, generation: tuple[int, int], *, blockwise: bool, whole: bool = True
+    kernel: Any, tile: LinearTile, generation: Generation, *, blockwise: bool, whole: bool = True
 ) -> KernelSpecimen:
     types = {
         "x": "*bf16", "elements": "*i16", "scales": "*fp32", "output": "*bf16", "sums": "*fp32", "arrivals": "*i32",
@@ -311,17 +311,17 @@ def _specimen(
         {name: types.get(name, "i32") for name in kernel.arg_names if name not in constants},
         {name: value for name, value in constants.items() if name in kernel.arg_names},
         tile.warps, tile.stages, multiples_of_16=frozenset({"x_stride", "N", "K", "stored"}),
-        lowest_capability=generation[0], highest_capability=generation[1],
+        lowest_capability=generation.lowest, highest_capability=generation.highest,
     )  # fmt: skip
 
 
 def _specimens() -> list[KernelSpecimen]:
-    few = tiles_of("fp8", capability=90)[8]
+    few, anywhere = tiles_of("fp8", capability=90)[8], Generation(80, HIGHEST, 0, 0)
     return [
-        _specimen(fp8_product, few, (80, 1000), blockwise=True),
-        _specimen(fp8_expert_products, few, (80, 1000), blockwise=False, whole=False),
+        _specimen(fp8_product, few, anywhere, blockwise=True),
+        _specimen(fp8_expert_products, few, anywhere, blockwise=False, whole=False),
         *(
-            _specimen(fp8_product, tiles_of("fp8", capability=generation[0])[MANY], generation, blockwise=True)
+            _specimen(fp8_product, tiles_of("fp8", capability=generation.lowest)[MANY], generation, blockwise=True)
             for generation in GENERATIONS
         ),
         KernelSpecimen(

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from modelserve.sizing.quantised_tiles import INT4_TILE_INPUTS, dequantised_rows
 from modelserve_worker.kernels.dependent_launch import dependent_launch, launch_dependents, wait_for_prerequisites
+from modelserve_worker.kernels.gpu_generations import GENERATIONS, HIGHEST, Generation
 from modelserve_worker.kernels.int4_linear import PLANE_INPUTS, PLANES, Int4Tiles
 from modelserve_worker.kernels.linear_tiles import (
     FEW_ROWS,
-    GENERATIONS,
     MANY,
     LinearTile,
     dequantised_block,
@@ -31,7 +31,6 @@ from modelserve_worker.kernels.linear_tiles import (
     split_sums,
     tiles_of,
 )
-from modelserve_worker.kernels.many_rows import write_product
 from modelserve_worker.kernels.specimen import KernelSpecimen
 from modelserve_worker.kernels.split_inputs import expert_rows, split_range, store_product
 
@@ -322,7 +321,7 @@ def int4_dequantised_product(x: Tensor, tiles: Int4Tiles) -> Tensor:
             tiles.words, tiles.scales, tiles.zero_points, elements, first, last, rows, inputs,
             GROUPS=tiles.scales.shape[-2], BLOCK_N=DEQUANTISED_OUTPUTS, num_warps=4, **dependent_launch(),
         )  # fmt: skip
-        write_product(x, elements[: last - first], output[:, first:last])
+        torch.mm(x, elements[: last - first].t(), out=output[:, first:last])
     return output
 
 
@@ -354,9 +353,7 @@ def int4_grouped_with(x: Tensor, tiles: Int4Tiles, ends: Tensor, tile: LinearTil
     return output
 
 
-def _specimen(
-    kernel: Any, tile: LinearTile, generation: tuple[int, int], *, groups: int, zeros: bool
-) -> KernelSpecimen:
+def _specimen(kernel: Any, tile: LinearTile, generation: Generation, *, groups: int, zeros: bool) -> KernelSpecimen:
     types = {"x": "*bf16", "words": "*i32", "scales": "*bf16", "output": "*bf16", "elements": "*bf16", "sums": "*fp32"}
     if zeros:
         types["zeros"] = "*u8"
@@ -371,15 +368,15 @@ def _specimen(
         {name: types.get(name) or pointers.get(name, "i32") for name in names},
         {name: constants[name] for name in kernel.arg_names if name not in names},
         tile.warps, tile.stages, multiples_of_16=frozenset({"x_stride", "N", "K"}),
-        lowest_capability=generation[0], highest_capability=generation[1], spilled_bytes=0 if tile.few else 16,
+        lowest_capability=generation.lowest, highest_capability=generation.highest, spilled_bytes=0 if tile.few else 16,
     )  # fmt: skip
 
 
 def _specimens() -> list[KernelSpecimen]:
     """Groups of 32 and 128, with zero points and without; each generation's tile for the most rows."""
     few, wide = tiles_of("int4", capability=90)[8], tiles_of("int4", capability=90)[FEW_ROWS]
-    many = {generation: tiles_of("int4", capability=generation[0])[MANY] for generation in GENERATIONS}
-    anywhere = (80, 1000)
+    many = {generation: tiles_of("int4", capability=generation.lowest)[MANY] for generation in GENERATIONS}
+    anywhere = Generation(80, HIGHEST, 0, 0)
     return [
         _specimen(int4_product, few, anywhere, groups=8, zeros=False),
         _specimen(int4_product, wide, anywhere, groups=8, zeros=True),

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from modelserve.sizing.quantised_tiles import DEQUANTISED_BLOCK_BYTES, INT4_FUSED_ROWS, SPLIT_SUM_BYTES
+from modelserve_worker.kernels.gpu_generations import tiles_for
 
 Format = Literal["int4", "fp8"]
 GROUPED_ROWS = 4  # rows an expert has on average, up to which the few-row kernel multiplies
@@ -47,11 +48,10 @@ class LinearTile:
         return max(1, min(16, 2 * rows // (experts * self.rows)))
 
 
-# Compute capabilities with the same shared memory: 163 KiB a block, 99 KiB, 227 KiB.
-GENERATIONS = ((80, 80), (86, 89), (90, 1000))
 FEW_ROWS = 16
 MANY = 1 << 30  # rows: for all that no other tile is for
 _FEW = {8: LinearTile(64, 8, 2, 3, 512, few=True), FEW_ROWS: LinearTile(64, 16, 2, 3, 512, few=True)}
+# By the places of `gpu_generations`.
 _TILES: dict[Format, tuple[dict[int, LinearTile], ...]] = {
     "int4": (
         {**_FEW, 64: LinearTile(128, 64, 8, 2, 264), MANY: LinearTile(128, 64, 8, 2, 264)},
@@ -77,11 +77,9 @@ _TILES: dict[Format, tuple[dict[int, LinearTile], ...]] = {
 
 
 def tiles_of(fmt: Format, *, capability: int) -> dict[int, LinearTile]:
-    """Tiles by the most rows they are for; `capability` is 10 * major + minor, at least 80."""
-    for (lowest, highest), tiles in zip(GENERATIONS, _TILES[fmt], strict=True):
-        if lowest <= capability <= highest:
-            return tiles
-    raise ValueError(f"no tiles of linear layers for compute capability {capability}: 80 is the lowest supported")
+    """Tiles by the most rows they are for; `capability` is 10 * major + minor. Raises ValueError where GPUs of that
+    capability are not known."""
+    return tiles_for(_TILES[fmt], capability)
 
 
 def most_fused_rows(capability: int) -> int:

@@ -100,7 +100,5 @@ class Attention(nn.Module):
     ) -> Tensor:
         """x [T, H]; rotation: cos and sin, float32 [T, D / 2]. Returns [T, H], or with `narrowed` [R, H], to be added
         over ranks."""
-        kept = None if narrowed is None else narrowed.kept
-        projected = self.qkv.stacked(x) if kept is None else self.qkv.stacked_of_some(x, kept)
-        result: Tensor = self.o(attention.attend(self, projected, rotation, narrowed))
+        result: Tensor = self.o(attention.attend(self, self.qkv.stacked(x), rotation, narrowed))
         return result

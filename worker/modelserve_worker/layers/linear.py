@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from modelserve.weight_format import TextLinear, WeightFormat
 from modelserve_worker.layers.parallel import Shard
-from modelserve_worker.layers.stored_matrix import DenseMatrix, stored_matrix
+from modelserve_worker.layers.stored_matrix import stored_matrix
 
 
 class ColumnParallelLinear(nn.Module):
@@ -40,12 +40,6 @@ class ColumnParallelLinear(nn.Module):
     def stacked(self, x: Tensor) -> Tensor:
         """[T, in] -> [T, sum of the shards' sizes]."""
         return self.matrix.linear(x)
-
-    def stacked_of_some(self, x: Tensor, rows: Tensor) -> Tensor:
-        """`stacked`, of whose first shard `rows` int32 [R] alone are read: its other rows may hold anything."""
-        if not isinstance(self.matrix, DenseMatrix):  # whose rows kernels take in an order of their own
-            return self.matrix.linear(x)
-        return self.matrix.of_some_rows(x, until=self.shards[0].size, rows=rows)
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """[T, in] -> one [T, shard size] per shard (views of one result)."""

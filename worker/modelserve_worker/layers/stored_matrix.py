@@ -24,10 +24,8 @@ from modelserve_worker.kernels.elementwise import ElementwiseDoors
 from modelserve_worker.kernels.few_rows import FewRows, dense_product, few_rows_door
 from modelserve_worker.kernels.fp8_linear import Fp8Pairs, repack_fp8
 from modelserve_worker.kernels.int4_linear import Int4Tiles, repack_int4
-from modelserve_worker.kernels.many_rows import write_product
 from modelserve_worker.kernels.quantised_doors import ProductDoor, fp8_door, int4_door
 
-_ROWS_FOR_TWO_PRODUCTS = 4  # for each row that is read: fewer are not worth another launch and a copy
 PACKED = 8  # int4 elements of an int32
 HeldT = TypeVar("HeldT", Int4Tiles, Fp8Pairs)
 ZERO = 8  # what stands for zero in a symmetric int4 matrix: elements are stored with this added
@@ -102,15 +100,6 @@ class DenseMatrix(StoredMatrix):
 
     def linear(self, x: Tensor) -> Tensor:
         return dense_product(x, self.weight)
-
-    def of_some_rows(self, x: Tensor, *, until: int, rows: Tensor) -> Tensor:
-        """`linear`, of whose columns before `until` the rows `rows` [R] alone are read: others may hold anything."""
-        if x.shape[0] < _ROWS_FOR_TWO_PRODUCTS * rows.numel():
-            return self.linear(x)
-        result = torch.empty((x.shape[0], self.rows), dtype=x.dtype, device=x.device)
-        write_product(x, self.weight[until:], result[:, until:])
-        result[:, :until].index_copy_(0, rows.long(), dense_product(x.index_select(0, rows), self.weight[:until]))
-        return result
 
     def gated(self, x: Tensor, doors: ElementwiseDoors) -> Tensor:
         few = self._few_rows(x)

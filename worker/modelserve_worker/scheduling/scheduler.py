@@ -361,9 +361,11 @@ class Scheduler:
             sliding_updates=self.arena.take_updates(LayerKind.SLIDING),
             constrained=np.flatnonzero(counters.constrained[slots[drawn > 0]]).astype(np.int32),
         )
-        self._events.step_tokens.append(len(token_ids))
-        counters.advance(slots, ends, drawn, self._step)
+        # A decode's row is the token that was sampled before; the first token of an answer has no row yet.
         sampling = drawn > 0
+        first_tokens = np.count_nonzero(counters.known[slots[sampling]] == counters.prompt[slots[sampling]])
+        self._events.step_tokens.append(len(token_ids) + int(first_tokens))
+        counters.advance(slots, ends, drawn, self._step)
         self._in_flight.append(
             StepInFlight(self._step, bool(batch.page_moves), slots, slots[sampling], drawn[sampling])
         )

@@ -27,7 +27,7 @@ class TimedStep(NamedTuple):
 @dataclass(slots=True)
 class StepEvents:
     """What happened since the last report: requests first admitted, with the time.monotonic() of it, the tokens of
-    each step that was scheduled, and the time of each that ended.
+    each step that was scheduled (of prompts, and those that it samples), and the time of each that ended.
     """
 
     admitted: list[tuple[str, float]] = field(default_factory=list)

@@ -91,6 +91,7 @@ def create_app(
         ],
         exception_handlers={ApiError: _api_error, HTTPException: _http_error},
     )
+    app.router.redirect_slashes = False  # a redirect would be built from the Host header, and lose a body on the way
     app.state.server = state
     app.state.metrics = metrics
     ignored_fields = IgnoredFields(metrics.registry, state.model.name)

@@ -11,7 +11,7 @@ from typing import Any
 from modelserve_worker.server.envelope import Envelope
 from modelserve_worker.server.errors import ApiError
 from modelserve_worker.server.json_text import to_json, to_json_in_pieces
-from modelserve_worker.server.logprobs import chat_logprobs, prompt_logprobs_list
+from modelserve_worker.server.logprobs import TokensWithLogprobs, chat_logprobs, prompt_logprobs_list
 from modelserve_worker.server.preparation import chat_sequences
 from modelserve_worker.server.protocol import ChatCompletionRequest
 from modelserve_worker.server.sequences import Reply, SequenceRunner
@@ -51,7 +51,7 @@ class ChatAnswer:
             {
                 "index": index,
                 "message": _message(reply),
-                "logprobs": chat_logprobs(reply.take_logprobs(), self._vocabulary) if self._body.logprobs else None,
+                "logprobs": self._scores(reply.take_logprobs()) if self._body.logprobs else None,
                 "finish_reason": _finish_reason(reply),
                 "stop_reason": reply.stop_reason,
             }
@@ -96,15 +96,24 @@ class ChatAnswer:
         return event(error.body())
 
     def _deltas(self, reply: Reply, parts: Sequence[Part]) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
-        """Deltas of a step; the log probabilities of all its tokens are with the first of them."""
+        """Deltas of a step, the log probabilities of all its tokens with the first of them.
+
+        There is one at least while the answer goes on, an empty one for a token inside a character or one that is no
+        text: its client sees that it came.
+        """
         deltas = [delta for part in parts if (delta := self._delta(reply.index, part)) is not None]
         taken = reply.take_logprobs()
+        if not deltas and reply.finish_reason is None:
+            deltas = [{}]
         if not taken:
             return [(delta, None) for delta in deltas]
-        logprobs = chat_logprobs(taken, self._vocabulary)
+        logprobs = self._scores(taken)
         logprobs["content"] = list(logprobs["content"])
-        first, *others = deltas or [{"content": ""}]  # a token inside a character, or one that is no text
+        first, *others = deltas if any(deltas) else [{"content": ""}]
         return [(first, logprobs), *((delta, None) for delta in others)]
+
+    def _scores(self, tokens: TokensWithLogprobs) -> dict[str, Any]:
+        return chat_logprobs(tokens, self._vocabulary, by_id=self._body.return_tokens_as_token_ids)
 
     def _delta(self, index: int, part: Part) -> dict[str, Any] | None:
         """None for the end of a call, which its stream does not tell."""

@@ -37,7 +37,12 @@ class CompletionAnswer:
         self._envelope = Envelope(response_id, "text_completion", model.name, with_usage=body.include_usage)
         self._vocabulary = model.text.vocabulary
         self._logprobs = [
-            CompletionLogprobs(self._vocabulary, echo=echo, skip_special_tokens=body.skip_special_tokens)
+            CompletionLogprobs(
+                self._vocabulary,
+                echo=echo,
+                skip_special_tokens=body.skip_special_tokens,
+                by_id=body.return_tokens_as_token_ids,
+            )
             for echo in self._echoes
         ]
 
@@ -115,8 +120,8 @@ class CompletionAnswer:
                         events.append(encode(to_json))
                     else:  # as in a whole answer
                         events.append(await asyncio.to_thread(encode, to_json_in_pieces))
-                if said := b"".join(events):
-                    yield said
+                if events:
+                    yield b"".join(events)
         if self._body.include_usage:
             yield self._envelope.usage_event(usage(self._specs, counts, n=self._body.n))
 
@@ -128,8 +133,7 @@ class CompletionAnswer:
         prompt_logprobs: PromptLogprobs | None,
         encode: Callable[[Any], bytes],
     ) -> bytes:
-        choice = self._choice(reply, parts, prompt_logprobs, first=first)
-        return b"" if choice is None else self._envelope.event(encode(choice))
+        return self._envelope.event(encode(self._choice(reply, parts, prompt_logprobs, first=first)))
 
     def failure(self, error: ApiError) -> bytes:
         """The event for a stream which cannot go on."""
@@ -137,13 +141,11 @@ class CompletionAnswer:
 
     def _choice(
         self, reply: Reply, parts: Sequence[Part], prompt_logprobs: PromptLogprobs | None, *, first: bool
-    ) -> dict[str, Any] | None:
-        """The choice of an event; None for a token inside a character, which says nothing yet."""
+    ) -> dict[str, Any]:
+        """The choice of an event. A token that says nothing (yet) has one, too: its client sees that it goes on."""
         text = texts(parts, Channel.CONTENT)
         scores = self._scores(reply, prompt_logprobs)
         scored = scores is not None and bool(scores["tokens"])
-        if not (first or text or scored or reply.finish_reason):
-            return None
         return {
             "index": reply.index,
             "text": self._echoes[reply.index] + text if first else text,

@@ -7,11 +7,17 @@ connections that nobody uses. Only where all of them are being answered is a new
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import resource
+import sys
 from typing import Any
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from modelserve_worker.server.errors import ApiError
+from modelserve_worker.server.message_framing import StrictReceiveBuffer
 
 ACCEPTED_AT_ONCE = 16  # in one turn of the event loop
 _TURNS = 8  # at most, from an accepted socket to the end of the one that makes room for it
@@ -83,6 +89,8 @@ class Connection(H11Protocol):
 
     def __init__(self, connections: Connections, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
+        # Of request heads that can be read in two ways, h11 would read some.
+        self.conn._receive_buffer = StrictReceiveBuffer()
         self._connections = connections
         self._deadline: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
@@ -116,6 +124,21 @@ class Connection(H11Protocol):
         if self._is_waiting() and self._deadline is None:
             self._close_after(self._connections.header_s)  # the head of a request on a kept connection begins
         super().data_received(data)
+
+    def send_400_response(self, msg: str) -> None:
+        """The end of what this connection may send: `msg` is uvicorn's, the fault is what h11 has just raised."""
+        fault = sys.exception()
+        error = ApiError(f"not an HTTP request that can be answered: {fault or msg}", code="invalid_http")
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            content = json.dumps(error.body()).encode()
+            headers = [
+                ("content-type", "application/json"),
+                ("content-length", str(len(content))),
+                ("connection", "close"),
+            ]
+            for part in (h11.Response(status_code=400, headers=headers), h11.Data(content), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(part) or b"")
+        self.transport.close()
 
     def handle_events(self) -> None:
         super().handle_events()

@@ -17,11 +17,15 @@ _INSTRUCTIONS = ("system", "developer")
 def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Messages with arguments as objects; tool messages carry both the id they answer and the function's name.
 
-    A thought stands under both names that templates look for. System and developer messages, wherever they stand, are
-    one message at the beginning: the format has one place for them. Raises ApiError that names the field.
+    A call whose arguments are no object, as one that was cut, stands as text in its message, and what it returned as
+    text of the user behind the other results: nobody ran it, and the conversation goes on. A thought stands under both
+    names that templates look for. System and developer messages, wherever they stand, are one message at the beginning:
+    the format has one place for them. Raises ApiError that names the field.
     """
     functions: dict[str, str] = {}  # name by id of the calls so far; a later call may use an id again
-    ready = []
+    spoken: set[str] = set()  # ids of those of them that stand as text
+    ready: list[dict[str, Any]] = []
+    returned: list[str] = []  # what such calls returned, not told yet
     for index, message in enumerate(messages):
         where = f"messages.{index}"
         _require_fields_of_role(message, where)
@@ -32,15 +36,33 @@ def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
             # Here and not in the template, which sees markers in a message as the text they are.
             entry["content"] = without_thoughts(_text(message.content))
         if message.role == "tool":
-            entry |= {"tool_call_id": message.tool_call_id, "name": _answered(message, functions, where)}
+            name = _answered(message, functions, where)
+            if message.tool_call_id in spoken:
+                returned.append(f"{name} returned: {_text(message.content or '')}")
+                continue
+            entry |= {"tool_call_id": message.tool_call_id, "name": name}
+        elif returned:
+            ready.append(_told(returned))
+            returned = []
         if message.tool_calls:
-            entry["tool_calls"] = _calls(message.tool_calls, where)
+            calls, texts = _calls(message.tool_calls, where)
             functions |= {call.id: call.function.name for call in message.tool_calls}
+            spoken = spoken - calls.keys() | texts.keys()
+            if calls:
+                entry["tool_calls"] = list(calls.values())
+            if texts:
+                entry["content"] = "\n".join([*filter(None, [_text(entry.get("content", ""))]), *texts.values()])
         thought = message.reasoning_content or message.reasoning
         if thought:
             entry |= {"reasoning_content": thought, "reasoning": thought}
         ready.append(entry)
+    if returned:
+        ready.append(_told(returned))
     return _instructions_first(ready)
+
+
+def _told(returned: Sequence[str]) -> dict[str, Any]:
+    return {"role": "user", "content": "\n".join(returned)}
 
 
 def _instructions_first(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -84,31 +106,33 @@ def _answered(message: Message, functions: dict[str, str], where: str) -> str:
     return functions[message.tool_call_id]
 
 
-def _calls(calls: Sequence[MessageToolCall], where: str) -> list[dict[str, Any]]:
-    ready: list[dict[str, Any]] = []
-    ids: set[str] = set()
+def _calls(calls: Sequence[MessageToolCall], where: str) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """Calls for the template, and texts of those whose arguments are no object; both by id."""
+    ready: dict[str, dict[str, Any]] = {}
+    texts: dict[str, str] = {}
     for index, call in enumerate(calls):
-        param = f"{where}.tool_calls.{index}"
-        if call.id in ids:
-            raise _wrong(f"{param}.id", f"{call.id[:80]!r} is the id of another call in this message; ids must differ")
-        ids.add(call.id)
-        arguments = _arguments(call.function.arguments, f"{param}.function.arguments")
-        ready.append(
-            {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
-        )
-    return ready
+        if call.id in ready or call.id in texts:
+            param = f"{where}.tool_calls.{index}.id"
+            raise _wrong(param, f"{call.id[:80]!r} is the id of another call in this message; ids must differ")
+        name, arguments = call.function.name, _arguments(call.function.arguments)
+        if arguments is None:
+            texts[call.id] = f"{name}({call.function.arguments})"
+        else:
+            ready[call.id] = {"id": call.id, "type": "function", "function": {"name": name, "arguments": arguments}}
+    return ready, texts
 
 
-def _arguments(text: str, param: str) -> dict[str, Any]:
+def _arguments(text: str) -> dict[str, Any] | None:
+    """None for what is no object, or nested deeper than the model's format is read."""
+    if not text.strip():
+        return {}
     try:
         arguments = read_json(text)
-    except ValueError as error:
-        raise _wrong(param, f'not valid JSON: {error}; send an object as text, such as "{{}}"') from error
-    if not isinstance(arguments, dict):
-        raise _wrong(param, f"must be a JSON object as text, not {type(arguments).__name__}")
-    if nested_deeper(arguments, MAX_DEPTH):
-        raise _wrong(param, f"objects and lists are nested more than {MAX_DEPTH} deep")
-    return arguments
+    except ValueError:
+        return None
+    if arguments is None:
+        return {}
+    return arguments if isinstance(arguments, dict) and not nested_deeper(arguments, MAX_DEPTH) else None
 
 
 def _wrong(param: str, text: str) -> ApiError:

@@ -16,11 +16,11 @@ from modelserve_worker.server.access_log import AccessLog
 from modelserve_worker.server.body_limits import OpenBodies
 from modelserve_worker.server.error_response import error_response
 from modelserve_worker.server.errors import internal_error
-from modelserve_worker.server.request_context import RequestContext
+from modelserve_worker.server.request_context import CLIENT_LEFT, RequestContext
 from modelserve_worker.server.tracing import Tracing
 
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")  # what may stand in a header and in a line of a log
-_ABANDONED = 499  # no answer was begun: the client left first
+_ABSOLUTE = re.compile(r"https?://[^/]*", re.IGNORECASE)
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 log = logging.getLogger(__name__)
@@ -54,11 +54,12 @@ class Entrance:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope = _in_origin_form(scope)
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         client = scope.get("client")
-        status = _ABANDONED
+        status = CLIENT_LEFT  # no answer was begun
 
         async def named(message: Message) -> None:
             nonlocal status
@@ -73,12 +74,12 @@ class Entrance:
             try:
                 await self._app(scope, receive, named)
             except Exception:
-                if status != _ABANDONED:  # an answer has begun: the connection ends with it
+                if status != CLIENT_LEFT:  # an answer has begun: the connection ends with it
                     raise
                 log.exception("request %s failed", request_id)
                 await error_response(internal_error(), scope["path"])(scope, receive, named)
             finally:
-                self._leave_trace(context, scope, headers, status)
+                self._leave_trace(context, scope, headers, context.broken or status)
 
     def _leave_trace(self, context: RequestContext, scope: Scope, headers: Headers, status: int) -> None:
         method = scope["method"] if scope["method"] in _METHODS else "other"
@@ -92,3 +93,13 @@ class Entrance:
         if path in self._paths:
             return path
         return next((template for pattern, template in self._templates if pattern.match(path)), "none")
+
+
+def _in_origin_form(scope: Scope) -> Scope:
+    """A target in absolute form, as proxies send it, is the path within it (RFC 9112, 3.2.2)."""
+    found = _ABSOLUTE.match(scope["path"])
+    if found is None:
+        return scope
+    raw = _ABSOLUTE.match(scope["raw_path"].decode("ascii"))
+    assert raw is not None
+    return {**scope, "path": scope["path"][found.end() :] or "/", "raw_path": scope["raw_path"][raw.end() :] or b"/"}

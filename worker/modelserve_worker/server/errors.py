@@ -9,44 +9,36 @@ from typing import Any
 from pydantic import ValidationError
 from starlette.responses import Response
 
+from modelserve_worker.server.refused_fields import REFUSED_FIELDS
+
 RETRY_AFTER_SECONDS = 2
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+_CODES = {
+    400: "invalid_value",
+    401: "invalid_api_key",
+    404: "not_found",
+    405: "method_not_allowed",
+    408: "request_timeout",
+    429: "server_busy",
+    499: "client_left",
+    503: "unavailable",
+}
 _RETRY = {"retry-after": str(RETRY_AFTER_SECONDS)}
 _HEADERS: Mapping[int, Mapping[str, str]] = {401: {"www-authenticate": "Bearer"}, 429: _RETRY, 503: _RETRY}
-_CHAT_ONLY = "it is a field of /v1/chat/completions"
 
-_ONE_BACKEND = "there is one way to constrain an answer here; leave it out"
 
-# Fields of other servers that clients send, and what they can do here instead.
-_REMEDIES = {
-    "tools": _CHAT_ONLY,
-    "tool_choice": _CHAT_ONLY,
-    "parallel_tool_calls": _CHAT_ONLY,
-    "top_logprobs": _CHAT_ONLY,
-    "reasoning_effort": _CHAT_ONLY,
-    "functions": "use tools",
-    "function_call": "use tools, with tool_choice for the request and tool_calls in messages",
-    "audio": "this server reads and writes text only",
-    "best_of": "use n and choose among the answers",
-    "suffix": "insertion is not supported; put everything into the prompt",
-    "chat_template": "the checkpoint's own chat template is used; chat_template_kwargs sets its variables",
-    "guided_json": 'use structured_outputs: {"json": SCHEMA}',
-    "guided_json_object": 'use response_format: {"type": "json_object"}',
-    "guided_regex": 'use structured_outputs: {"regex": EXPRESSION}',
-    "guided_choice": 'use structured_outputs: {"choice": [TEXT, ...]}',
-    "guided_grammar": 'use structured_outputs: {"grammar": GRAMMAR}',
-    "guided_decoding_backend": _ONE_BACKEND,
-    "guided_whitespace_pattern": "white space between the parts of a document is bounded by the server",
-    "disable_any_whitespace": "white space between the parts of a document is bounded by the server",
-    "whitespace_pattern": "white space between the parts of a document is bounded by the server",
-    "disable_fallback": _ONE_BACKEND,
-}
+class FieldError(ValueError):
+    """A rule over several fields was broken; `field` is the one to change. Its message names it."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class ApiError(Exception):
-    """An answer other than 200, with OpenAI's fields. `param` is the request field at fault; `headers` stand beside
-    those that every answer of this status has.
+    """An answer other than 200, with OpenAI's fields. `param` is the request field at fault; `code` takes the place of
+    that of its status, `headers` beside those of its status.
     """
 
     def __init__(
@@ -63,7 +55,7 @@ class ApiError(Exception):
         self.message = message
         self.status = status
         self.param = param
-        self.code = code
+        self.code = code or _CODES.get(status, "internal_error")
 
     @property
     def type(self) -> str:
@@ -98,11 +90,14 @@ def from_validation(error: ValidationError) -> ApiError:
     param = ".".join(str(part) for part in first["loc"]) or None
     name = str(first["loc"][-1]) if first["loc"] else "body"
     if first["type"] == "extra_forbidden":
-        remedy = _REMEDIES.get(name, "remove it, or check its spelling")
+        remedy = REFUSED_FIELDS.get(name, "remove it, or check its spelling")
         return ApiError(f"field {param!r} is not supported: {remedy}", param=param, code="unsupported_field")
     if first["type"] == "missing":
         return ApiError(f"field {param!r} is required", param=param, code="missing_field")
     where = "" if param is None else f"{param}: "  # a rule over several fields names them itself
+    if first["type"] == "value_error" and isinstance(fault := first["ctx"]["error"], FieldError):
+        at = ".".join([*map(str, first["loc"]), fault.field])
+        return ApiError(str(fault), param=at, code="invalid_value")
     if first["type"] == "value_error":
         return ApiError(f"{where}{first['ctx']['error']}", param=param, code="invalid_value")
     given = repr(first["input"])

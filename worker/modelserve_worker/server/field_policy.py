@@ -1,7 +1,7 @@
 """Fields that clients send and this server does not have: which are ignored, and why each may be.
 
 A field whose absence changes nothing is ignored; a metric counts it and the log names it once. Everything else is
-refused by name, since an answer that silently lacks what was asked for is worse than none. docs/api.md shows both.
+refused by name, since an answer that silently lacks what was asked for is worse than none. docs/fields.md shows both.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ _NO_TIERS = "there is one class of service"
 _NO_PREFIX_CACHE = "a hint for prompt caches, which change no answer"
 _OFF = "with this value it asks for nothing"
 _DEFAULT = "this is how the server behaves"
+_NOTHING_CUT = "nothing is cut: an input beyond the context is refused"
 _ECHO = "clients send back whole what they were answered; it is no part of the prompt"
 
 SHARED_FIELDS: Mapping[str, Ignored] = {
@@ -55,7 +56,9 @@ SHARED_FIELDS: Mapping[str, Ignored] = {
     "logits_processors": Ignored(_OFF, ([],)),
     "vllm_xargs": Ignored(_OFF, ({},)),
     "mm_processor_kwargs": Ignored(_OFF, ({},)),
-    "return_tokens_as_token_ids": Ignored(_OFF, (False,)),
+    "kv_transfer_params": Ignored(_OFF, ({},)),
+    "media_io_kwargs": Ignored(_OFF, ({},)),
+    "truncate_prompt_tokens": Ignored(_NOTHING_CUT, (-1,)),
     "return_token_ids": Ignored(_OFF, (False,)),
     "detokenize": Ignored(_DEFAULT, (True,)),
     "spaces_between_special_tokens": Ignored("no spaces are put between tokens"),
@@ -79,12 +82,22 @@ CHAT_FIELDS: Mapping[str, Ignored] = {
 
 RESPONSES_FIELDS: Mapping[str, Ignored] = {
     **{name: ignored for name, ignored in SHARED_FIELDS.items() if name not in ("user", "metadata")},  # told again
-    "truncation": Ignored("nothing is cut: an input beyond the context is refused"),
+    "truncation": Ignored(_NOTHING_CUT),
     "max_tool_calls": Ignored("it bounds built-in tools, of which there are none"),
     "top_logprobs": Ignored(_OFF, (0,)),
 }
 
-ANTHROPIC_FIELDS: Mapping[str, Ignored] = {**SHARED_FIELDS, "cache_control": Ignored(_NO_PREFIX_CACHE)}
+ANTHROPIC_FIELDS: Mapping[str, Ignored] = {
+    **SHARED_FIELDS,
+    "cache_control": Ignored(_NO_PREFIX_CACHE),
+    "context_management": Ignored(_OFF, ({}, {"edits": []})),
+    "mcp_servers": Ignored(_OFF, ([],)),
+    "betas": Ignored(_OFF, ([],)),
+    "fallbacks": Ignored(_OFF, ([],)),
+    "speed": Ignored(_NO_TIERS, ("standard",)),
+    "user_profile_id": Ignored(_BOOKKEEPING),
+    "workspace_id": Ignored(_BOOKKEEPING),
+}
 
 STREAM_OPTIONS_FIELDS: Mapping[str, Ignored] = {
     "continuous_usage_stats": Ignored("usage comes with the last event, if include_usage asks for it"),

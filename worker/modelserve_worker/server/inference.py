@@ -18,7 +18,7 @@ from modelserve_worker.server.errors import ApiError, from_validation, internal_
 from modelserve_worker.server.json_text import to_json
 from modelserve_worker.server.protocol import ChatCompletionRequest, CompletionRequest
 from modelserve_worker.server.request_body import RequestBodies
-from modelserve_worker.server.request_context import RequestContext
+from modelserve_worker.server.request_context import CLIENT_LEFT, RequestContext
 from modelserve_worker.server.responses.request import ResponsesRequest
 from modelserve_worker.server.sequences import GenerationError, SequenceRunner
 from modelserve_worker.server.state import ServerState
@@ -78,11 +78,11 @@ async def answer(
     context.account.hold_tokens(prepared.num_prompt_tokens)
     runner = SequenceRunner(state.serving_engine(), state.model.text.vocabulary, request.app.state.metrics, context)
     if stream:
-        return EventStreamResponse(_events(prepared, runner), prepared.stream_end)
+        return EventStreamResponse(_events(prepared, runner, context), prepared.stream_end)
     try:
         content = await run_until_disconnect(request.receive, prepared.whole(runner))
     except ClientDisconnectError:
-        return Response(status_code=499)  # nobody reads it; the access log shows why the request ended
+        return Response(status_code=CLIENT_LEFT)  # nobody reads it; the access log shows why the request ended
     except FAILURES as error:
         raise as_api_error(error) from error
     return Response(content, media_type="application/json")
@@ -103,8 +103,8 @@ async def result(request: Request, body_type: type[ResultBody], compute: Callabl
     return Response(await bodies.prepare(request, body_type, make), media_type="application/json")
 
 
-async def _events(answer: Answer, runner: SequenceRunner) -> AsyncGenerator[bytes, None]:
-    """The events of an answer, with an error event behind them where it failed.
+async def _events(answer: Answer, runner: SequenceRunner, context: RequestContext) -> AsyncGenerator[bytes, None]:
+    """The events of an answer, with an error event behind them where it failed, whose status `context` keeps.
 
     Raises ApiError for what fails before there is an event: it gets its own status then.
     """
@@ -115,13 +115,16 @@ async def _events(answer: Answer, runner: SequenceRunner) -> AsyncGenerator[byte
                 begun = True
                 yield chunk
     except FAILURES as error:
+        failure = as_api_error(error)
         if not begun:
-            raise as_api_error(error) from error
-        yield answer.failure(as_api_error(error))
+            raise failure from error
+        context.broken = failure.status
+        yield answer.failure(failure)
     except Exception:
         if not begun:
             raise
         log.exception("a stream failed")
+        context.broken = internal_error().status
         yield answer.failure(internal_error())
 
 

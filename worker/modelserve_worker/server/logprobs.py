@@ -13,9 +13,14 @@ from modelserve_worker.text.vocabulary import Vocabulary
 _LEAST = -9999.0  # stands for minus infinity, which JSON cannot say
 
 
-def _entry(token_id: int, logprob: float, vocabulary: Vocabulary) -> dict[str, Any]:
-    data = vocabulary.bytes_of(token_id)
-    return {"token": data.decode(errors="replace"), "logprob": max(logprob, _LEAST), "bytes": list(data)}
+def _token(token_id: int, vocabulary: Vocabulary, *, by_id: bool) -> str:
+    """What stands for a token: its text, or, as vLLM writes it, its id."""
+    return f"token_id:{token_id}" if by_id else vocabulary.bytes_of(token_id).decode(errors="replace")
+
+
+def _entry(token_id: int, logprob: float, vocabulary: Vocabulary, *, by_id: bool) -> dict[str, Any]:
+    token = _token(token_id, vocabulary, by_id=by_id)
+    return {"token": token, "logprob": max(logprob, _LEAST), "bytes": list(vocabulary.bytes_of(token_id))}
 
 
 def prompt_logprobs_list(
@@ -42,27 +47,31 @@ def _prompt_entries(
 TokensWithLogprobs = Iterable[tuple[int, TokenLogprobs]]
 
 
-def chat_logprobs(tokens: TokensWithLogprobs, vocabulary: Vocabulary) -> dict[str, Any]:
+def chat_logprobs(tokens: TokensWithLogprobs, vocabulary: Vocabulary, *, by_id: bool) -> dict[str, Any]:
     """{"content": [{token, logprob, bytes, top_logprobs}]}, made as they are read; `bytes` are exact where a token is
-    part of a character."""
-    return {"content": _chat_entries(tokens, vocabulary), "refusal": None}
+    part of a character. `by_id`: tokens are named by their ids."""
+    return {"content": _chat_entries(tokens, vocabulary, by_id=by_id), "refusal": None}
 
 
-def _chat_entries(tokens: TokensWithLogprobs, vocabulary: Vocabulary) -> Iterator[dict[str, Any]]:
+def _chat_entries(tokens: TokensWithLogprobs, vocabulary: Vocabulary, *, by_id: bool) -> Iterator[dict[str, Any]]:
     for token_id, logprobs in tokens:
-        top = [_entry(other, logprob, vocabulary) for other, logprob in logprobs.top]
-        yield {**_entry(token_id, logprobs.logprob, vocabulary), "top_logprobs": top}
+        top = [_entry(other, logprob, vocabulary, by_id=by_id) for other, logprob in logprobs.top]
+        yield {**_entry(token_id, logprobs.logprob, vocabulary, by_id=by_id), "top_logprobs": top}
 
 
 class CompletionLogprobs:
     """{"tokens", "token_logprobs", "top_logprobs", "text_offset"} of one choice; offsets go on from call to call.
 
     An offset is where in the choice's text, which begins with `echo`, a token begins, in characters: tokens that share
-    a character begin with it, and one that is not shown stands where the next one does.
+    a character begin with it, and one that is not shown stands where the next one does. `by_id`: tokens are named by
+    their ids.
     """
 
-    def __init__(self, vocabulary: Vocabulary, *, echo: str, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, *, echo: str, skip_special_tokens: bool = True, by_id: bool = False
+    ) -> None:
         self._vocabulary = vocabulary
+        self._by_id = by_id
         self._echo = echo
         self._detokenizer = IncrementalDetokenizer(vocabulary, skip_special_tokens=skip_special_tokens)
         self._offset = len(echo)
@@ -116,4 +125,4 @@ class CompletionLogprobs:
         return listed
 
     def _text(self, token_id: int) -> str:
-        return self._vocabulary.bytes_of(token_id).decode(errors="replace")
+        return _token(token_id, self._vocabulary, by_id=self._by_id)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, GetJsonSchemaHandler, ValidationInfo, field_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from modelserve_worker.server.field_policy import CALL_FIELDS, MESSAGE_FIELDS
+from modelserve_worker.server.field_policy import CALL_FIELDS, MESSAGE_FIELDS, PART_FIELDS
 from modelserve_worker.server.request_model import RequestModel
 from modelserve_worker.server.text_content import text_parts
 from modelserve_worker.server.tools import FunctionName
@@ -20,18 +20,14 @@ ONLY_ASSISTANT = ("tool_calls", "reasoning_content", "reasoning")
 _SAID = ("content", *ONLY_ASSISTANT)
 
 
-# What the text must be, conversation.py reads.
-JsonObjectText = Annotated[str, Field(json_schema_extra={"format": "json-object"})]
-
-
 class CalledFunction(RequestModel):
-    """`arguments` is a JSON object as text."""
+    """`arguments` is a JSON object as text; empty for none, and any text of a call that was cut (conversation.py)."""
 
     ignored = CALL_FIELDS
     described_as = "tool_calls.function."
 
     name: FunctionName
-    arguments: JsonObjectText
+    arguments: str
 
 
 class MessageToolCall(RequestModel):
@@ -47,6 +43,9 @@ class MessageToolCall(RequestModel):
 
 class TextPart(RequestModel):
     """A part of a content as it is documented; the content's own check reads it."""
+
+    ignored = PART_FIELDS
+    described_as = "messages.content."
 
     type: Literal["text"]
     text: str

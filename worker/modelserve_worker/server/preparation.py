@@ -102,7 +102,7 @@ def completion_sequences(
     specs: list[SequenceSpec] = []
     for prompt in prompts:
         asked = None if body.max_tokens is None else max(1, body.max_tokens)
-        room = _room(prompt, model_len=max_model_len, asked=asked, param="max_tokens")
+        room = _room(prompt, model_len=max_model_len, asked=asked, param="max_tokens", source="prompt")
         max_tokens = asked or min(DEFAULT_COMPLETION_TOKENS, room)
         specs += _choices(
             body,
@@ -126,7 +126,7 @@ def chat_sequences(
     prompt = chat_prompt(body, model, max_model_len=max_model_len)
     asked = body.max_completion_tokens or body.max_tokens
     param = "max_completion_tokens" if body.max_completion_tokens else "max_tokens"
-    room = _room(prompt, model_len=max_model_len, asked=asked, param=param)
+    room = _room(prompt, model_len=max_model_len, asked=asked, param=param, source="messages")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     return _choices(
         body,
@@ -295,8 +295,9 @@ def require_in_vocabulary(token_ids: Sequence[int], model: ServedModel, *, param
         )
 
 
-def _room(prompt: array[int], *, model_len: int, asked: int | None, param: str) -> int:
-    """Tokens that may still follow the prompt. Raises ApiError with the numbers when `asked` exceeds it."""
+def _room(prompt: array[int], *, model_len: int, asked: int | None, param: str, source: str) -> int:
+    """Tokens that may still follow the prompt, which came in the field `source`. Raises ApiError with the numbers when
+    `asked`, the field `param`, exceeds it."""
     room = model_len - len(prompt)
     wanted = 1 if asked is None else asked
     if wanted > room:
@@ -304,6 +305,6 @@ def _room(prompt: array[int], *, model_len: int, asked: int | None, param: str) 
             f"the prompt has {len(prompt)} tokens and {wanted} are asked for, together {len(prompt) + wanted}; "
             f"the limit is {model_len} tokens. Shorten the prompt"
             + (f", or ask for at most {room}" if asked is not None and room > 0 else ""),
-            param=param if room > 0 else None, code="context_length_exceeded",
+            param=source if asked is None or room <= 0 else param, code="context_length_exceeded",
         )  # fmt: skip
     return room

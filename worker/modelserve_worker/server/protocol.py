@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import struct
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import AfterValidator, BeforeValidator, FailFast, Field, field_validator, model_validator
 
+from modelserve_worker.server.errors import FieldError
 from modelserve_worker.server.field_policy import CHAT_FIELDS, COMPLETION_FIELDS, STREAM_OPTIONS_FIELDS
 from modelserve_worker.server.json_text import nested_deeper
 from modelserve_worker.server.messages import MAX_MESSAGES, Message
 from modelserve_worker.server.request_model import RequestModel, whole_numbers
-from modelserve_worker.server.structured_output import ResponseFormat, StructuredOutputs, ToolChoice, forced_tools
+from modelserve_worker.server.structured_output import (
+    ResponseFormat,
+    StructuredOutputs,
+    ToolChoice,
+    forced_tools,
+    offered_tools,
+)
 from modelserve_worker.server.tools import MAX_TOOLS, Tool
 from modelserve_worker.text.tool_calls import MAX_DEPTH
 
@@ -105,6 +113,7 @@ class SamplingFields(RequestModel):
     skip_special_tokens: bool = True
     structured_outputs: StructuredOutputs | None = None
     prompt_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    return_tokens_as_token_ids: bool = Field(default=False, description="log probabilities name tokens by their ids")
 
     @field_validator(
         "stop",
@@ -126,13 +135,13 @@ class SamplingFields(RequestModel):
     @model_validator(mode="after")
     def _options_of_streams(self) -> SamplingFields:
         if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options is allowed only with stream=true")
+            raise FieldError("stream_options", "stream_options is allowed only with stream=true")
         return self
 
     @model_validator(mode="after")
     def _prompt_logprobs_come_whole(self) -> SamplingFields:
         if self.prompt_logprobs is not None and self.stream:
-            raise ValueError("prompt_logprobs come with a whole answer; leave stream out")
+            raise FieldError("prompt_logprobs", "prompt_logprobs come with a whole answer; leave stream out")
         return self
 
     @property
@@ -211,8 +220,8 @@ class ChatCompletionRequest(SamplingFields):
     @field_validator("tools", mode="after")
     @classmethod
     def _distinct_names(cls, tools: list[Tool]) -> list[Tool]:
-        names = [tool.function.name for tool in tools]
-        twice = sorted({name for name in names if names.count(name) > 1})
+        names = Counter(tool.function.name for tool in tools)
+        twice = sorted(name for name, count in names.items() if count > 1)
         if twice:
             raise ValueError(f"two functions are named {twice[0]!r}; names must differ")
         return tools
@@ -225,22 +234,28 @@ class ChatCompletionRequest(SamplingFields):
     @model_validator(mode="after")
     def _alternatives_need_logprobs(self) -> ChatCompletionRequest:
         if self.top_logprobs and not self.logprobs:
-            raise ValueError("top_logprobs is allowed only with logprobs=true")
+            raise FieldError("top_logprobs", "top_logprobs is allowed only with logprobs=true")
         return self
 
     @model_validator(mode="after")
     def _one_end_of_the_prompt(self) -> ChatCompletionRequest:
         if self.continue_final_message:
             if self.add_generation_prompt and "add_generation_prompt" in self.model_fields_set:
-                raise ValueError("continue_final_message and add_generation_prompt exclude each other; set one of them")
+                raise FieldError(
+                    "continue_final_message",
+                    "continue_final_message and add_generation_prompt exclude each other; set one of them",
+                )
             if self.messages[-1].role != "assistant" or self.messages[-1].tool_calls:
-                raise ValueError("continue_final_message needs a last message of role assistant without tool_calls")
+                raise FieldError(
+                    "continue_final_message",
+                    "continue_final_message needs a last message of role assistant without tool_calls",
+                )
         return self
 
     @property
     def offered_tools(self) -> list[Tool]:
-        """Tools the model is told of: none with tool_choice "none", so that nothing invites a call."""
-        return [] if self.tool_choice == "none" else self.tools
+        """Tools the model is told of: those that it may call, so that nothing invites another call."""
+        return offered_tools(self.tools, self.tool_choice)
 
     @property
     def template_variables(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from starlette.types import Scope
 
 from modelserve_worker.server.body_limits import BodyAccount
 
+CLIENT_LEFT = 499  # the status of what nobody waited for
 _KEY = "modelserve.request"
 
 
@@ -28,6 +29,7 @@ class RequestContext:
     completion_tokens: int = 0
     admitted_s: float | None = None
     first_token_s: float | None = None
+    broken: int | None = None  # the status of the error that ended a stream, whose head says 200
 
     @classmethod
     def of(cls, scope: Scope) -> RequestContext:

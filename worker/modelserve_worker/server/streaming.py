@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from starlette.types import Receive, Scope, Send
 
 from modelserve_worker.server.json_text import to_json
+from modelserve_worker.server.request_context import CLIENT_LEFT, RequestContext
 
 T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
@@ -67,11 +68,11 @@ class EventStreamResponse:
         self._events = events
         self._end = end
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await run_until_disconnect(receive, self._send(send))
         except ClientDisconnectError:
-            return
+            RequestContext.of(scope).broken = CLIENT_LEFT
 
     async def _send(self, send: Send) -> None:
         started = False

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from llguidance import StructTag
-from pydantic import Field, PlainValidator, field_validator, model_validator
+from pydantic import Field, PlainValidator, ValidationError, field_validator, model_validator
 
 from modelserve.errors import InvalidInput
 from modelserve_worker.grammar.answer import (
@@ -21,9 +21,10 @@ from modelserve_worker.grammar.answer import (
 )
 from modelserve_worker.grammar.check import check_grammar
 from modelserve_worker.grammar.schema import bounded_schema, json_grammar
+from modelserve_worker.server.errors import FieldError, from_validation
 from modelserve_worker.server.json_text import read_json
 from modelserve_worker.server.request_model import RequestModel
-from modelserve_worker.server.tools import FunctionName, Tool
+from modelserve_worker.server.tools import MAX_TOOLS, FunctionName, Tool
 from modelserve_worker.text.markers import Markers
 
 MAX_CHOICE_TEXTS = 1_024
@@ -150,14 +151,30 @@ class NamedToolChoice:
     name: str
 
 
+@dataclass(frozen=True)
+class AllowedTools:
+    """OpenAI's {"type": "allowed_tools", ...}: of the tools, the model knows these; one is called if `required`."""
+
+    names: tuple[str, ...]
+    required: bool
+
+
 def _tool_choice(value: Any) -> Any:
     if value in ("auto", "none", "required"):
         return value
+    if isinstance(value, dict) and value.get("type") == "allowed_tools":
+        try:
+            allowed = AllowedToolsChoice.model_validate(value).allowed_tools
+        except ValidationError as error:
+            fault = from_validation(error)
+            raise FieldError(fault.param or "", fault.message) from error
+        return AllowedTools(tuple(each.function.name for each in allowed.tools), allowed.mode == "required")
     function = value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None
     if isinstance(function, dict) and isinstance(function.get("name"), str):
         return NamedToolChoice(function["name"])
     raise ValueError(
-        "tool_choice is 'auto', 'none', 'required', or {'type': 'function', 'function': {'name': NAME}}, "
+        "tool_choice is 'auto', 'none', 'required', {'type': 'function', 'function': {'name': NAME}}, or "
+        "{'type': 'allowed_tools', 'allowed_tools': {'mode': 'auto' or 'required', 'tools': [...]}}, "
         f"not {value!r:.80}"
     )
 
@@ -173,10 +190,35 @@ class _ChosenFunction(RequestModel):
     function: _NamedFunction
 
 
+class _AllowedTools(RequestModel):
+    mode: Literal["auto", "required"]
+    tools: list[_ChosenFunction] = Field(min_length=1, max_length=MAX_TOOLS)
+
+
+class AllowedToolsChoice(RequestModel):
+    type: Literal["allowed_tools"]
+    allowed_tools: _AllowedTools
+
+
 ToolChoice = Annotated[
-    Literal["auto", "none", "required"] | NamedToolChoice,
-    PlainValidator(_tool_choice, json_schema_input_type=Literal["auto", "none", "required"] | _ChosenFunction),
+    Literal["auto", "none", "required"] | NamedToolChoice | AllowedTools,
+    PlainValidator(
+        _tool_choice, json_schema_input_type=Literal["auto", "none", "required"] | _ChosenFunction | AllowedToolsChoice
+    ),
 ]
+
+
+def offered_tools(tools: Sequence[Tool], choice: ToolChoice) -> list[Tool]:
+    """Those that the model may call. Raises ValueError for a choice of what is not there."""
+    if choice == "none":
+        return []
+    if not isinstance(choice, NamedToolChoice | AllowedTools):
+        return list(tools)
+    names = (choice.name,) if isinstance(choice, NamedToolChoice) else choice.names
+    known = {tool.function.name for tool in tools}
+    if missing := [name for name in names if name not in known]:
+        raise FieldError("tool_choice", f"tool_choice names {missing[0]!r:.80}, which is none of the tools")
+    return list(tools) if isinstance(choice, NamedToolChoice) else [t for t in tools if t.function.name in names]
 
 
 def forced_tools(tools: Sequence[Tool], choice: ToolChoice) -> Sequence[Tool]:
@@ -184,13 +226,11 @@ def forced_tools(tools: Sequence[Tool], choice: ToolChoice) -> Sequence[Tool]:
     if choice in ("auto", "none"):
         return ()
     if not tools:
-        raise ValueError("tool_choice forces a call, and there are no tools; send tools")
+        raise FieldError("tool_choice", "tool_choice forces a call, and there are no tools; send tools")
+    offered = offered_tools(tools, choice)
     if isinstance(choice, NamedToolChoice):
-        named = [tool for tool in tools if tool.function.name == choice.name]
-        if not named:
-            raise ValueError(f"tool_choice names {choice.name!r:.80}, which is none of the tools")
-        return named
-    return tools
+        return [tool for tool in offered if tool.function.name == choice.name]
+    return offered if choice == "required" or (isinstance(choice, AllowedTools) and choice.required) else ()
 
 
 def answer_grammar(
@@ -213,7 +253,7 @@ def answer_grammar(
                 "structured_outputs and response_format exclude each other; send one", field="response_format"
             )
         wanted, field = structured_outputs.part(), "structured_outputs"
-    offered = [] if tool_choice == "none" else tools
+    offered = offered_tools(tools, tool_choice)
     forced = forced_tools(tools, tool_choice)
     if forced:
         if structured_outputs is not None:

@@ -12,11 +12,11 @@ from modelserve_worker.server.json_text import nested_deeper
 from modelserve_worker.server.request_model import RequestModel
 from modelserve_worker.text.tool_calls import MAX_DEPTH, MAX_NAME_LENGTH
 
-MAX_TOOLS = 128
+MAX_TOOLS = 1024  # gateways of MCP servers offer some hundreds
 MAX_DESCRIPTION_LENGTH = 16 * 1024
 MAX_PARAMETERS_LENGTH = 64 * 1024  # characters of JSON
 
-FunctionName = Annotated[str, Field(pattern=rf"^[A-Za-z0-9_.-]{{1,{MAX_NAME_LENGTH}}}$")]
+FunctionName = Annotated[str, Field(pattern=rf"^[A-Za-z0-9_.:/-]{{1,{MAX_NAME_LENGTH}}}$")]
 
 
 class FunctionDefinition(RequestModel):

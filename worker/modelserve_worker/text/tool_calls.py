@@ -19,7 +19,7 @@ QUOTE = "\udc00"  # stands for the quote token; half of a surrogate pair, which 
 
 _MAX_LEXEME = 4400  # characters of a name, key, number or word; Python reads integers of 4,300 digits
 _SPACE = " \t\r\n"
-_HEAD = re.compile(rf"call:([A-Za-z0-9_.-]{{1,{MAX_NAME_LENGTH}}})")
+_HEAD = re.compile(rf"call:([A-Za-z0-9_.:/-]{{1,{MAX_NAME_LENGTH}}})")
 _KEY_END = re.compile(rf'[:,{{}}\[\]"{QUOTE}]')
 _VALUE_END = re.compile(rf"[,\]}}{_SPACE}]")
 _NUMBER = re.compile(r"(-?(?:0|[1-9][0-9]*))(\.[0-9]+)?([eE][+-]?[0-9]+)?")

@@ -54,6 +54,21 @@ class Thinking(RequestModel):
     type: Literal["enabled", "disabled", "adaptive"]
 
 
+class OutputFormat(RequestModel):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+    def response_format(self) -> dict[str, Any]:
+        return {"type": "json_schema", "json_schema": {"name": "output", "schema": self.schema_}}
+
+
+class OutputConfig(RequestModel):
+    """What the answer looks like; `effort` counts where thoughts are on, and never switches them on."""
+
+    format: OutputFormat | None = None
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+
+
 class CountTokensRequest(RequestModel):
     """POST /v1/messages/count_tokens: what /v1/messages takes, less what says how to sample."""
 
@@ -65,6 +80,7 @@ class CountTokensRequest(RequestModel):
     tools: list[ToolParam] = Field(default_factory=list, max_length=MAX_TOOLS)
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
+    output_config: OutputConfig = OutputConfig()
 
     @field_validator("system", mode="before", json_schema_input_type=str | list[TextBlock])
     @classmethod
@@ -83,8 +99,15 @@ class CountTokensRequest(RequestModel):
             "tools": [tool.chat_tool() for tool in self.tools] or None,
             "tool_choice": choice.chat_choice(),
             "parallel_tool_calls": not choice.disable_parallel_tool_use,
-            "reasoning_effort": None if self.thinking is None else _effort(self.thinking),
+            "reasoning_effort": self._effort(),
+            "response_format": self.output_config.format and self.output_config.format.response_format(),
         }
+
+    def _effort(self) -> str | None:
+        if self.thinking is None or self.thinking.type == "disabled":
+            return None if self.thinking is None else "none"
+        effort = self.output_config.effort or "medium"
+        return "xhigh" if effort == "max" else effort
 
 
 class MessagesRequest(CountTokensRequest):
@@ -114,7 +137,3 @@ class MessagesRequest(CountTokensRequest):
 def count_tokens(body: CountTokensRequest, model: ServedModel, *, max_model_len: int) -> dict[str, int]:
     """How many tokens the prompt of the same request to /v1/messages has. Raises ApiError."""
     return {"input_tokens": len(chat_prompt(chat_request(body.chat_fields()), model, max_model_len=max_model_len))}
-
-
-def _effort(thinking: Thinking) -> str:
-    return "none" if thinking.type == "disabled" else "medium"

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, field_validator
 
 from modelserve_worker.server.field_policy import INPUT_FIELDS
-from modelserve_worker.server.messages import MAX_CALL_ID_LENGTH, JsonObjectText
+from modelserve_worker.server.messages import MAX_CALL_ID_LENGTH
 from modelserve_worker.server.request_model import RequestModel
 from modelserve_worker.server.text_content import text_parts
 from modelserve_worker.server.tools import FunctionName
@@ -54,7 +54,7 @@ class FunctionCallItem(_Item):
     type: Literal["function_call"]
     call_id: str = Field(min_length=1, max_length=MAX_CALL_ID_LENGTH)
     name: FunctionName
-    arguments: JsonObjectText
+    arguments: str
 
 
 class FunctionCallOutputItem(_Item):

@@ -8,19 +8,13 @@ from pydantic import BeforeValidator, Field, field_validator
 
 from modelserve_worker.server.field_policy import REASONING_FIELDS, RESPONSES_FIELDS, STREAM_OPTIONS_FIELDS
 from modelserve_worker.server.protocol import LARGEST_COUNT, BoundedObject, ChatCompletionRequest, ReasoningEffort
+from modelserve_worker.server.refused_fields import REFUSED_FIELDS
 from modelserve_worker.server.request_model import RequestModel
 from modelserve_worker.server.responses.input_items import InputItem, chat_messages
 from modelserve_worker.server.tools import MAX_TOOLS, FunctionName
 from modelserve_worker.server.translation import chat_request
 
-_STATELESS = "this server keeps nothing between requests; send the whole conversation as input"
-_REFUSED = {
-    "previous_response_id": _STATELESS,
-    "conversation": _STATELESS,
-    "prompt": "stored prompts are not supported; send instructions and input",
-    "background": "answers are not kept; use stream",
-    "context_management": "the server cuts nothing from a conversation; shorten input",
-}
+_REFUSED = ("previous_response_id", "conversation", "prompt", "background", "context_management")
 
 
 class FunctionTool(RequestModel):
@@ -39,6 +33,14 @@ class FunctionTool(RequestModel):
 class ChosenFunction(RequestModel):
     type: Literal["function"]
     name: FunctionName
+
+
+class AllowedTools(RequestModel):
+    """OpenAI's: of the tools, the model knows these."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[ChosenFunction] = Field(min_length=1, max_length=MAX_TOOLS)
 
 
 class ReasoningOptions(RequestModel):
@@ -68,6 +70,10 @@ class ResponseStreamOptions(RequestModel):
     described_as = "stream_options."
 
 
+def _chat_function(chosen: ChosenFunction) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": chosen.name}}
+
+
 def _one_message(value: Any) -> Any:
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
@@ -84,7 +90,7 @@ class ResponsesRequest(RequestModel):
     ]
     instructions: str | None = None
     tools: list[FunctionTool] = Field(default_factory=list, max_length=MAX_TOOLS)
-    tool_choice: Literal["none", "auto", "required"] | ChosenFunction = "auto"
+    tool_choice: Literal["none", "auto", "required"] | ChosenFunction | AllowedTools = "auto"
     parallel_tool_calls: bool = True
     max_output_tokens: int | None = Field(default=None, ge=1, le=LARGEST_COUNT)
     temperature: float | None = Field(default=None, ge=0.0, le=2.0)
@@ -113,7 +119,7 @@ class ResponsesRequest(RequestModel):
     @classmethod
     def _refused(cls, value: Any, info: Any) -> Any:
         if value is not False:  # null did not come this far
-            raise ValueError(f"not supported: {_REFUSED[info.field_name]}")
+            raise ValueError(f"not supported: {REFUSED_FIELDS[info.field_name]}")
         return value
 
     @field_validator("include", mode="after")
@@ -125,15 +131,12 @@ class ResponsesRequest(RequestModel):
 
     def chat(self) -> ChatCompletionRequest:
         """The chat completion that this request stands for. Raises ApiError."""
-        choice = self.tool_choice
         return chat_request(
             {
                 "model": self.model,
                 "messages": chat_messages(self.input, instructions=self.instructions),
                 "tools": [tool.chat_tool() for tool in self.tools] or None,
-                "tool_choice": choice
-                if isinstance(choice, str)
-                else {"type": "function", "function": {"name": choice.name}},
+                "tool_choice": self._chat_choice(),
                 "parallel_tool_calls": self.parallel_tool_calls,
                 "max_completion_tokens": self.max_output_tokens,
                 "temperature": self.temperature,
@@ -145,6 +148,13 @@ class ResponsesRequest(RequestModel):
                 "chat_template_kwargs": self.chat_template_kwargs,
             }
         )
+
+    def _chat_choice(self) -> str | dict[str, Any]:
+        choice = self.tool_choice
+        if isinstance(choice, AllowedTools):
+            tools = [_chat_function(each) for each in choice.tools]
+            return {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode, "tools": tools}}
+        return choice if isinstance(choice, str) else _chat_function(choice)
 
     def echoed(self) -> dict[str, Any]:
         """What a response repeats of its request."""

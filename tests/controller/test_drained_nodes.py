@@ -1,0 +1,116 @@
+"""A node that is drained or removed under workers: with onEviction SurgeFirst another gets ready before one goes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from modelserve_operator.kinds import DISRUPTION_BUDGET, NODE, POD
+from modelserve_operator.kube import KubeError
+from modelserve_operator.observed import Pod
+
+CORDON = {"unschedulable": True}
+KARPENTER = {"taints": [{"key": "karpenter.sh/disrupted", "effect": "NoSchedule"}]}
+AUTOSCALER = {"taints": [{"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}]}
+GPU_TAINT = {"taints": [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]}
+
+
+def _node(world, name: str, **spec: Any) -> None:
+    world.cluster.put(NODE, {"metadata": {"name": name}, "spec": spec, "status": {}})
+    world.settle()
+
+
+def _place(world, node: str) -> None:
+    """Pods without a node get this one."""
+    for pod in world.cluster.of(POD):
+        if "nodeName" not in pod["spec"]:
+            world.cluster.change(POD, pod["metadata"]["name"], lambda body: body["spec"].update(nodeName=node))
+    world.settle()
+
+
+def _ready(world) -> dict[str, str]:
+    """Nodes of ready workers by uid."""
+    found = (pod for pod in world.cluster.of(POD) if Pod.from_body(pod).ready)
+    return {pod["metadata"]["uid"]: pod["spec"]["nodeName"] for pod in found}
+
+
+@pytest.fixture
+def one(ready_world):
+    """The only worker is on node a, and there is a node b."""
+    for name in ("a", "b"):
+        _node(ready_world, name, **GPU_TAINT)
+    _place(ready_world, "a")
+    ready_world.edit(rollout={"onEviction": "SurgeFirst"})
+    return ready_world
+
+
+@pytest.mark.parametrize("leaves", [CORDON, KARPENTER, AUTOSCALER], ids=["drain", "karpenter", "autoscaler"])
+def test_the_only_worker_goes_when_another_is_ready_elsewhere(one, leaves: dict[str, Any]) -> None:
+    (budget,) = one.cluster.of(DISRUPTION_BUDGET)
+    assert budget["spec"]["maxUnavailable"] == 0, "until then nobody evicts it"
+    before, plan_hash = _ready(one), one.served_hash()
+    _node(one, "a", **leaves)
+    assert one.deployments() == {plan_hash: 2}
+    assert _ready(one) == before
+    assert one.condition("Ready") == ("True", "RolledOut"), "nothing is missing"
+    _place(one, "b")
+    one.make_ready()
+    assert one.deployments() == {plan_hash: 1}
+    assert list(_ready(one).values()) == ["b"]
+    assert len(one.cluster.of(POD)) == 1
+    assert one.condition("Available") == ("True", "Serving")
+    one.rest()
+    one.pass_time(600)
+    assert one.rest() == []
+
+
+def test_a_drain_that_is_called_off_leaves_the_worker(one) -> None:
+    before, plan_hash = _ready(one), one.served_hash()
+    _node(one, "a", **CORDON)
+    assert one.deployments() == {plan_hash: 2}
+    _node(one, "a", **GPU_TAINT)
+    assert one.deployments() == {plan_hash: 1}
+    assert _ready(one) == before
+
+
+def test_several_go_one_after_the_other(one) -> None:
+    one.edit(replicas=3)
+    _place(one, "a")
+    one.make_ready()
+    _node(one, "a", **CORDON)
+    for _ in range(3):
+        assert len(one.cluster.of(POD)) <= 4
+        assert len(_ready(one)) >= 3
+        _place(one, "b")
+        one.make_ready()
+    assert set(_ready(one).values()) == {"b"}
+    assert len(one.cluster.of(POD)) == 3
+
+
+def test_without_leave_to_mark_it_the_worker_stays_and_the_other_too(one, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the newer one went, and the next one came, for ever."""
+    plan_hash, patch = one.served_hash(), one.cluster.json_patch
+
+    async def refused(kind: Any, **arguments: Any) -> Any:
+        if kind is POD:
+            raise KubeError(403, "pods is forbidden")
+        return await patch(kind, **arguments)
+
+    monkeypatch.setattr(one.cluster, "json_patch", refused)
+    _node(one, "a", **CORDON)
+    _place(one, "b")
+    with pytest.raises(KubeError):
+        one.make_ready()
+    assert one.deployments() == {plan_hash: 2}
+    assert sorted(_ready(one).values()) == ["a", "b"]
+
+
+def test_by_default_a_drain_evicts_and_nothing_surges(ready_world) -> None:
+    _node(ready_world, "a")
+    _place(ready_world, "a")
+    (budget,) = ready_world.cluster.of(DISRUPTION_BUDGET)
+    assert budget["spec"]["maxUnavailable"] == 1
+    ready_world.rest()
+    _node(ready_world, "a", **CORDON)
+    assert ready_world.rest() == []

@@ -1,0 +1,47 @@
+"""Which GPUs are given which size of tiles: by the shared memory that a thread block may have.
+
+CUDA C++ Programming Guide, "Technical Specifications per Compute Capability". Of these only 9.0 was measured; kernels
+for the others are compiled and held to their limits by CI, all but 8.6's, whose tiles are those of 8.9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """Compute capabilities, 10 * major + minor, that are given the same tiles."""
+
+    lowest: int
+    highest: int
+    shared_bytes: int  # of one thread block, at most
+    place: int  # of its tiles in a kernel's table
+
+
+GENERATIONS = (
+    Generation(80, 80, 163 << 10, 0),
+    Generation(86, 89, 99 << 10, 1),
+    Generation(90, 99, 227 << 10, 2),
+    Generation(100, 119, 227 << 10, 3),  # whose matrix units Triton feeds through more shared memory
+    Generation(120, 129, 99 << 10, 1),  # Blackwell's cards, which are not the data centre's
+)
+HIGHEST = GENERATIONS[-1].highest
+
+
+def generation_of(capability: int) -> Generation:
+    """Raises ValueError for a GPU whose shared memory is not known here."""
+    for generation in GENERATIONS:
+        if generation.lowest <= capability <= generation.highest:
+            return generation
+    known = ", ".join(f"{g.lowest / 10} to {g.highest / 10}" for g in GENERATIONS)
+    raise ValueError(f"no kernels for compute capability {capability / 10}: there are tiles for {known}")
+
+
+def tiles_for(tiles: Sequence[T], capability: int) -> T:
+    """Of a table that ends where generations to come have its last tiles. Raises ValueError as `generation_of`."""
+    return tiles[min(generation_of(capability).place, len(tiles) - 1)]
