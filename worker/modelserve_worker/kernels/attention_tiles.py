@@ -35,7 +35,7 @@ class Tile:
 # keep sums in a memory that these fill.
 _TILES: dict[tuple[Door, str], tuple[Tile, ...]] = {
     ("decode", "v_only"): (
-        Tile(16, 64, 4, 2, queries=32),
+        Tile(16, 64, 4, 2, queries=16),
         Tile(16, 64, 4, 2, queries=16),
         Tile(16, 64, 4, 2),
         Tile(16, 64, 4, 2, queries=32),

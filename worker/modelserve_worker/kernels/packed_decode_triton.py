@@ -15,9 +15,9 @@ import triton
 import triton.language as tl
 
 from modelserve_worker.kernels.attention_tiles import attention_specimens
-from modelserve_worker.kernels.decode_attention_triton import (
-    LOG2_E,
-    column_block,
+from modelserve_worker.kernels.decode_attention_triton import LOG2_E, column_block
+from modelserve_worker.kernels.dependent_launch import launch_dependents, wait_for_what_is_read
+from modelserve_worker.kernels.segment_rows import (
     online_softmax,
     prefetch_page,
     query_rows,
@@ -26,7 +26,6 @@ from modelserve_worker.kernels.decode_attention_triton import (
     split_range,
     visible_keys,
 )
-from modelserve_worker.kernels.dependent_launch import launch_dependents, wait_for_what_is_read
 
 # Two pairs in one register, low byte first. int8: (byte ^ 0x80) as the mantissa of 8.0 is 8 + u / 128; minus 9.
 INT8_PAIRS = tl.constexpr("""{
