@@ -58,7 +58,7 @@ HOPPER_SLIDING_CHUNK = Tile(rows=128, keys=32, warps=8, stages=3, sm90=True)
 # The same layers where they hold bfloat16; what Triton's kernel takes where rows are many.
 HOPPER_SLIDING_DECODE = replace(_TILES["decode", "sliding"][-1], warps=2, sm90=True)
 # Global layers of 512 columns that store V alone in bfloat16; the keys are those of the rotation tables.
-HOPPER_GLOBAL_DECODE = replace(_TILES["decode", "v_only"][-1], sm90=True)
+HOPPER_GLOBAL_DECODE = replace(_TILES["decode", "v_only"][2], sm90=True)
 
 
 def tile_for(rows: LayerRows, *, door: Door, capability: int) -> Tile:
