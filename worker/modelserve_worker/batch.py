@@ -41,8 +41,7 @@ from modelserve.architecture import LayerKind
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.request import PromptLogprobs, SamplingParams, TokenLogprobs
 
-IN_FLIGHT = -1  # in ScheduledBatch.token_ids: the token this slot sampled last, which is on the device
-FIRST_DRAFT = -2  # and the first that its drafter proposes to follow it; -3 is the second
+IN_FLIGHT = -1  # in ScheduledBatch.token_ids: the token this slot sampled last, on the device; -1 - j: its j-th draft
 NOT_A_NUMBER = -1  # in SampledTokens.token_ids: the logits of this request held a NaN, nothing was sampled
 
 Int32Array = NDArray[np.int32]
@@ -108,7 +107,7 @@ class ScheduledBatch:
     lengths: Int32Array  # [R] rows, at least 1; segment i computes positions [starts[i], starts[i] + lengths[i])
     sampled: Int32Array  # [R] how many of the last rows have logits
     output_counts: Int32Array  # [R] tokens sampled before this step's, over all stays, those in flight included
-    token_ids: Int32Array  # [T] segments back to back; below 0, on the device: IN_FLIGHT, FIRST_DRAFT and on
+    token_ids: Int32Array  # [T] segments back to back; below 0, on the device: IN_FLIGHT, and drafts
     admitted: tuple[AdmittedRequest, ...]
     page_moves: tuple[PageMove, ...]
     global_updates: TableUpdates
