@@ -38,7 +38,7 @@ _TILES: dict[tuple[Door, str], tuple[Tile, ...]] = {
         Tile(16, 64, 4, 2, queries=16),
         Tile(16, 64, 4, 2, queries=16),
         Tile(16, 64, 4, 2),
-        Tile(16, 64, 4, 2, queries=32),
+        Tile(16, 64, 4, 2, queries=16),
     ),
     ("decode", "kv"): (
         Tile(16, 32, 4, 3),
