@@ -35,7 +35,7 @@ BODIES: tuple[dict[str, Any], ...] = (
     {"temperature": 1.0, "top_p": 0.9},
     {"temperature": 1.0, "top_k": 12, "min_p": 0.02},
     {"temperature": 0.8, "logit_bias": {"300": 4.0}},
-    {"temperature": 1.0, "stop": ["e"], "max_tokens": 90},
+    {"temperature": 1.0, "stop": ["e"], "max_tokens": 60},
     {"temperature": 1.0, "min_tokens": 25, "stop_token_ids": list(range(300, 550))},
     {"temperature": 0, "prompt_logprobs": 2, "max_tokens": 10},
     {"temperature": 1.0, "structured_outputs": {"regex": "[a-f]{3}( [0-9]{1,4}){2,9}"}},
@@ -68,7 +68,7 @@ def specs(trained: TrainedModel) -> list[SequenceSpec]:
     found = []
     for number, body in enumerate(BODIES):
         words = TEXT.split()[number % 7 :] * (1 + number % 3)
-        made = {"prompt": " ".join(words), "max_tokens": 40, "ignore_eos": number % 2 == 0, "seed": number}
+        made = {"prompt": " ".join(words), "max_tokens": 28, "ignore_eos": number % 2 == 0, "seed": number}
         found += trained.completion(**made | body)
     for number, spec in enumerate(found):
         spec.request.request_id = f"r{number}"
@@ -151,7 +151,7 @@ def assert_same(said: Said, alone: Said, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("k", "right", "ahead"),
-    [(1, 0.5, False), (2, 1.0, True), (3, 0.5, False), (4, 0.0, True), (4, 0.6, True), (4, 1.0, False)],
+    [(1, 0.5, True), (2, 1.0, False), (3, 0.5, False), (4, 0.0, True), (4, 0.6, True)],
 )
 def test_requests_say_what_they_say_without_drafts(trained, model, without, k: int, right: float, ahead: bool) -> None:
     """Chunked prompts, n answers, penalties, filters, stop strings and tokens, grammars, scores, an abort, and
