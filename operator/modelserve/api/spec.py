@@ -265,9 +265,10 @@ class RolloutSpec(ApiModel):
     allow_downtime: bool = Field(
         default=False, description="True: the old revision may stop first when both do not fit the cluster together."
     )
-    on_eviction: Literal["Allow", "SurgeFirst"] = Field(
-        default="Allow",
-        description="Of workers on a node that is drained or about to be removed. Allow: one at a time "
+    # Without a default of the schema: 0.1.0 refuses every object that has a field which it does not know.
+    on_eviction: Literal["Allow", "SurgeFirst"] | None = Field(
+        default=None,
+        description="Of workers on a node that is drained or about to be removed. Allow, or left out: one at a time "
         "is evicted, also the only one. SurgeFirst: none is; another gets ready elsewhere first, then it goes.",
     )
     drain_seconds: int = Field(
