@@ -126,4 +126,4 @@ def test_scale_and_columns() -> None:
     assert [name for name, priority in columns if priority == 0] == [
         "Model", "GPU", "TP", "MaxLen", "KV", "Pods", "Ready", "Reason", "Age",
     ]  # fmt: skip
-    assert {"Plan", "URL"} <= {name for name, priority in columns if priority == 1}
+    assert {"Plan", "URL", "Waits"} <= {name for name, priority in columns if priority == 1}
