@@ -102,6 +102,7 @@ class PromptLogprobs:
 class TokenConstraint(Protocol):
     """Which tokens may follow in one answer. `consume` hears each sampled token, in order, but the one that ended it.
 
+    `propose` goes on as if a token were sampled and says whether it may follow; `roll_back` takes back as many.
     `complete`: the answer is whole and nothing may follow. `error`: it cannot go on, and why.
     """
 
@@ -112,6 +113,10 @@ class TokenConstraint(Protocol):
     def error(self) -> str | None: ...
 
     def consume(self, token_id: int) -> None: ...
+
+    def propose(self, token_id: int) -> bool: ...
+
+    def roll_back(self, count: int) -> None: ...
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from modelserve.errors import InvalidInput
 from modelserve_worker.grammar.limits import parser_limits
-from modelserve_worker.grammar.matcher import GrammarMatcher
+from modelserve_worker.grammar.matcher import GrammarMatcher, is_allowed
 from modelserve_worker.request import TokenConstraint
 
 _COMPILED_GRAMMARS = 64  # kept for requests to come
@@ -61,31 +61,53 @@ class GrammarCompiler:
     ) -> GrammarMatcher:
         """A matcher for one answer."""
         return GrammarMatcher(
-            compiled.deep_copy(),
+            compiled,
             eos_token_ids=self._eos_token_ids,
             stop_token_ids=[token_id for token_id in stop_token_ids if token_id < self._words * 32],
             ignore_eos=ignore_eos,
             min_tokens=min_tokens,
         )
 
-    def masks(self, matchers: Sequence[TokenConstraint | None]) -> NDArray[np.int32]:
-        """Masks int32 [C, ceil(vocab / 32)] of the tokens that may follow; all tokens for None.
+    def masks(self, constrained: Sequence[tuple[TokenConstraint | None, Sequence[int]]]) -> NDArray[np.int32]:
+        """Masks int32 [C, ceil(vocab / 32)] of the tokens that may follow, for each of `constrained` the first and then
+        one behind each of its drafts; all tokens for None, and behind a draft that may not follow itself.
 
-        The constraints are those of `matcher`.
+        The constraints are those of `matcher`, and are left as they were.
         """
-        masks = np.full((len(matchers), self._words), -1, dtype=np.int32)
-        live = [(matcher, row) for row, matcher in enumerate(matchers) if isinstance(matcher, GrammarMatcher)]
+        ends = np.cumsum([1 + len(drafts) for _, drafts in constrained]).tolist()
+        masks = np.full((ends[-1] if ends else 0, self._words), -1, dtype=np.int32)
+        first = [
+            (matcher, end - 1 - len(drafts), drafts)
+            for (matcher, drafts), end in zip(constrained, ends, strict=True)
+            if isinstance(matcher, GrammarMatcher)
+        ]
+        proposed, live = dict.fromkeys((matcher for matcher, *_ in first), 0), first
+        while live:
+            self._fill(masks, [(matcher, row) for matcher, row, _ in live])
+            live = [
+                (matcher, row + 1, drafts[1:])
+                for matcher, row, drafts in live
+                if drafts and is_allowed(masks[row], drafts[0]) and matcher.propose(drafts[0])
+            ]
+            for matcher, *_ in live:
+                proposed[matcher] += 1
+        for matcher, count in proposed.items():
+            if count:
+                matcher.roll_back(count)
+        return masks
+
+    def _fill(self, masks: NDArray[np.int32], live: Sequence[tuple[GrammarMatcher, int]]) -> None:
+        """Rows of `masks` by what may follow in each matcher now."""
         row_bytes = masks.strides[0]
         if len(live) == 1:  # not worth waking a thread
             matcher, row = live[0]
             matcher.matcher.unsafe_compute_mask_ptr(masks[row].ctypes.data, row_bytes)
-        elif live:
+        else:
             self._executor.unsafe_compute_mask_ptr(
                 [(matcher.matcher, row) for matcher, row in live], masks.ctypes.data, row_bytes, len(masks)
             )
         for matcher, row in live:
             matcher.adjust(masks[row])
-        return masks
 
     def _compile(self, grammar: str) -> LLMatcher:
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)

@@ -1,4 +1,4 @@
-"""What plain attention needs of a step: view rows of pages and token slots, from the batch and the block tables."""
+"""What plain attention needs of a step: view rows of pages and token slots, from its segments and the block tables."""
 
 from __future__ import annotations
 
@@ -17,64 +17,69 @@ from modelserve_worker.batch import ScheduledBatch, spare_from, stored_from
 from modelserve_worker.execution.block_tables import BlockTables
 from modelserve_worker.execution.kv_cache import KVCache
 
+FEW_ROWS = 8  # segments of more are attended to one by one
+
 _Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class DecodeGroup:
-    """B single-token requests whose tables have one width P, which follows from the context of each alone
-    (`_table_width`): what a row costs, and its bits, do not depend on the rows beside it."""
+class SegmentGroup:
+    """B segments of n rows each whose tables have one width P. That follows from the context of each alone
+    (`_table_width`): what a segment costs, and its bits, do not depend on the segments beside it."""
 
-    tokens: tuple[int, ...]  # host: their token rows in the step
-    rows: Tensor  # [B] int64: the same on the device
-    positions: Tensor  # [B] int64
-    first: Tensor  # [B] int64: logical page of each table's first column
+    firsts: tuple[int, ...]  # host: the step's row of each segment's first one
+    starts: tuple[int, ...]  # host: its position
+    rows: Tensor  # [B, n] int64 rows of the step
+    positions: Tensor  # [B, n] int64
+    first_page: Tensor  # [B] int64: logical page of each table's first column
     table: Tensor  # [B, P] int64 view rows of logical pages first, first + 1, ..., padded with row 0
 
-    def parts(self, most: int) -> Iterator[DecodeGroup]:
-        """The group in parts of at most `most` rows."""
-        for start in range(0, len(self.tokens), most):
+    @property
+    def num_rows(self) -> int:
+        """n."""
+        return self.rows.shape[1]
+
+    @property
+    def alone(self) -> bool:
+        """Whether its one segment is attended to by itself at all times, so that its length may shape the work."""
+        return self.num_rows > FEW_ROWS
+
+    def parts(self, most: int) -> Iterator[SegmentGroup]:
+        """The group in parts of at most `most` segments."""
+        for start in range(0, len(self.firsts), most):
             part = slice(start, start + most)
-            yield DecodeGroup(
-                self.tokens[part], self.rows[part], self.positions[part], self.first[part], self.table[part]
-            )
+            yield SegmentGroup(
+                self.firsts[part], self.starts[part], self.rows[part], self.positions[part], self.first_page[part],
+                self.table[part],
+            )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class PrefillChunk:
-    """One request's chunk: positions [start, end) at token rows [offset, offset + end - start) of the step."""
+class PageGroups:
+    """Where the rows of one step are read and written."""
 
-    offset: int
-    start: int
-    end: int
-    global_rows: Tensor  # [Pg] int64
-    sliding_rows: Tensor  # [Ps] int64
-    sliding_first: int
-
-
-@dataclass(frozen=True)
-class PlainStep:
     positions: Tensor  # [T] int64
     global_slots: Tensor  # [T] int64 token slots of every row: view row * page_tokens + token within the page
     sliding_tokens: Tensor  # [N] int64: which of the T rows outlive the step in sliding pages
     sliding_slots: Tensor  # [N] int64 their token slots
-    decodes: Mapping[LayerKind, tuple[DecodeGroup, ...]]  # the leading single-token requests
-    chunks: tuple[PrefillChunk, ...]
-    texts: tuple[Tensor, ...]  # debug: numbers of each request's text up to each position below its end; on the CPU
+    groups: Mapping[LayerKind, tuple[SegmentGroup, ...]]  # global tables are of [0, end), sliding ones of the window
+    texts: tuple[Tensor, ...]  # debug: numbers of each segment's text up to each position below its end; on the CPU
     owners: Tensor | None  # debug: [T] int64, those of the rows
-    offsets: tuple[int, ...]  # the first row of each request
+    offsets: tuple[int, ...]  # the first row of each segment
 
     def text_of(self, row: int) -> Tensor:
         """Numbers of the text of the request that has this row, in debug mode."""
         return self.texts[bisect.bisect_right(self.offsets, row) - 1]
 
 
-def plain_step(batch: ScheduledBatch, cache: KVCache, tables: BlockTables) -> PlainStep:
-    """Raises InvalidInput when a table names a page outside the arena."""
+def page_groups(batch: ScheduledBatch, cache: KVCache, tables: BlockTables, *, kept: int = 1) -> PageGroups:
+    """Of the batch's segments. `kept`: of a step that is narrowed, the most rows of a segment that go on.
+
+    Raises InvalidInput when a table names a page outside the arena.
+    """
     device, geometry = cache.arena.device, cache.geometry
-    lengths = batch.lengths.tolist()
-    spans = list(zip(batch.slots.tolist(), batch.starts.tolist(), (batch.starts + batch.lengths).tolist(), strict=True))
-    decodes = next((i for i, length in enumerate(lengths) if length != 1), len(lengths))
+    columns = (batch.slots, batch.starts, batch.starts + batch.lengths)
+    spans = list(zip(*(column.tolist() for column in columns), strict=True))
     global_rows = [_global_rows(slot, end, cache, tables) for slot, _, end in spans]
     window = [
         _sliding_rows(slot, max(0, start - geometry.window + 1), start, cache, tables) for slot, start, _ in spans
@@ -89,56 +94,55 @@ def plain_step(batch: ScheduledBatch, cache: KVCache, tables: BlockTables) -> Pl
         rows[at // page] * page + at % page if rows.size else np.zeros_like(at)
         for rows, at in zip(global_rows, positions, strict=True)
     ]
-    offsets = np.cumsum([0, *lengths])[:-1].tolist()
+    offsets = (np.cumsum(batch.lengths) - batch.lengths).tolist()
     kept_tokens, kept_slots = [], []
     if geometry.sliding_page.layers:
         ends = batch.starts + batch.lengths
-        stored = np.maximum(batch.starts, stored_from(geometry, ends))
+        # The window of the first row that goes on, and what else is in the first page of the last row's.
+        stored = np.maximum(batch.starts, np.minimum(stored_from(geometry, ends), ends - geometry.window - kept + 1))
         spare = stored if not len(batch.spare_slots) else np.maximum(batch.starts, spare_from(geometry, ends))
         for i, ((slot, start, end), offset) in enumerate(zip(spans, offsets, strict=True)):
-            kept = [(slot, int(stored[i]), end)]
+            outliving = [(slot, int(stored[i]), end)]
             if len(batch.spare_slots) and batch.spare_slots[i] >= 0:
-                kept.append((int(batch.spare_slots[i]), int(spare[i]), int(stored[i])))
-            for holder, first, stop in kept:
+                outliving.append((int(batch.spare_slots[i]), int(spare[i]), int(stored[i])))
+            for holder, first, stop in outliving:
                 at = np.arange(first, stop)
                 page, rows = _sliding_rows(holder, first, stop, cache, tables)
                 size = geometry.sliding_page.page_tokens
                 kept_tokens.append(at - start + offset)
                 kept_slots.append(rows[at // size - page] * size + at % size)
-    flat = ints(np.concatenate(positions))
     texts: tuple[Tensor, ...] = ()
     if cache.stamps is not None:
         cache.stamps.texts.begin(batch)
         texts = tuple(torch.from_numpy(cache.stamps.texts.of(slot, 0, end)) for slot, _, end in spans)
 
-    def groups(kind: LayerKind, decoding: Sequence[tuple[int, _Rows]]) -> tuple[DecodeGroup, ...]:
-        by_width: dict[int, list[int]] = defaultdict(list)
-        for token, (_, rows) in enumerate(decoding):
-            by_width[min(_table_width(rows.size), tables.host[kind].shape[1])].append(token)
+    def groups(kind: LayerKind, found: Sequence[tuple[int, _Rows]]) -> tuple[SegmentGroup, ...]:
+        alike: dict[tuple[int, int, int], list[int]] = defaultdict(list)
+        for index, ((_, start, end), (_, rows)) in enumerate(zip(spans, found, strict=True)):
+            few = end - start <= FEW_ROWS
+            width = min(_table_width(rows.size), tables.host[kind].shape[1]) if few else rows.size
+            alike[end - start, width, -1 if few else index].append(index)
         return tuple(
-            DecodeGroup(
-                tokens=tuple(tokens),
-                rows=ints(tokens),
-                positions=flat[tokens],
-                first=ints([decoding[token][0] for token in tokens]),
-                table=ints(_padded([decoding[token][1] for token in tokens], width)),
+            SegmentGroup(
+                firsts=tuple(offsets[i] for i in members),
+                starts=tuple(spans[i][1] for i in members),
+                rows=ints([np.arange(offsets[i], offsets[i] + length) for i in members]),
+                positions=ints([positions[i] for i in members]),
+                first_page=ints([found[i][0] for i in members]),
+                table=ints(_padded([found[i][1] for i in members], width)),
             )
-            for width, tokens in by_width.items()
+            for (length, width, _), members in alike.items()
         )
 
-    return PlainStep(
-        positions=flat,
+    return PageGroups(
+        positions=ints(np.concatenate(positions)),
         global_slots=ints(np.concatenate(slots)),
         sliding_tokens=ints(np.concatenate(kept_tokens) if kept_tokens else []),
         sliding_slots=ints(np.concatenate(kept_slots) if kept_slots else []),
-        decodes={
-            LayerKind.GLOBAL: groups(LayerKind.GLOBAL, [(0, rows) for rows in global_rows[:decodes]]),
-            LayerKind.SLIDING: groups(LayerKind.SLIDING, window[:decodes]),
+        groups={
+            LayerKind.GLOBAL: groups(LayerKind.GLOBAL, [(0, rows) for rows in global_rows]),
+            LayerKind.SLIDING: groups(LayerKind.SLIDING, window),
         },
-        chunks=tuple(
-            PrefillChunk(offsets[i], *spans[i][1:], ints(global_rows[i]), ints(window[i][1]), window[i][0])
-            for i in range(decodes, len(spans))
-        ),
         texts=texts,
         owners=torch.cat([text[start:] for text, (_, start, _) in zip(texts, spans, strict=True)]) if texts else None,
         offsets=tuple(offsets),
@@ -162,7 +166,7 @@ def _sliding_rows(slot: int, first: int, stop: int, cache: KVCache, tables: Bloc
 
 
 def _table_width(pages: int) -> int:
-    """`pages` rounded up to two significant bits (1, 2, 3, 4, 6, 8, 12, ...): few widths, at most half more."""
+    """`pages` rounded up to two significant bits (1, 2, 3, 4, 6, 8, 12, ...): few widths, and at most half again."""
     unit = 1 << max(0, (pages - 1).bit_length() - 2)
     return -(-pages // unit) * unit
 
