@@ -102,14 +102,15 @@ class PromptLogprobs:
 class TokenConstraint(Protocol):
     """Which tokens may follow in one answer. `consume` hears each sampled token, in order, but the one that ended it.
 
-    `complete`: the answer is whole and nothing may follow. `error`: it cannot go on, and why.
+    `complete`: the answer is whole and nothing may follow. `error`: it cannot go on, and why; an InvalidInput where
+    that is the client's doing.
     """
 
     @property
     def complete(self) -> bool: ...
 
     @property
-    def error(self) -> str | None: ...
+    def error(self) -> Exception | None: ...
 
     def consume(self, token_id: int) -> None: ...
 
@@ -152,6 +153,7 @@ class RequestOutput:
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None  # the EOS or stop id that ended it; it is the last of `token_ids`
     error: str | None = None
+    error_field: str | None = None  # of the request, where the error is its client's doing
     logprobs: tuple[TokenLogprobs, ...] = ()
     admitted_s: float | None = None  # with its first output: when it left the queue, in time.monotonic() of this host
     prompt_logprobs: PromptLogprobs | None = None  # with the first token, of all prompt tokens but the first

@@ -135,7 +135,9 @@ class Engine:
                 )
                 self.scheduler.add(request)
             except Exception as error:  # of this request alone
-                outputs.append(RequestOutput(request.request_id, (), FinishReason.ERROR, error=str(error)))
+                field = error.field if isinstance(error, InvalidInput) else None
+                failed = RequestOutput(request.request_id, (), FinishReason.ERROR, error=str(error), error_field=field)
+                outputs.append(failed)
         return outputs
 
     def _constrained(self, batch: ScheduledBatch, pending: PendingStep) -> PendingStep:

@@ -6,6 +6,7 @@ The library's compilation and its masks run without Python's lock, so the loop g
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -26,6 +27,8 @@ _COMPILER_THREADS = 2
 _MOST_MASK_THREADS = 8
 _IN_NO_TEXT = "\ufdd0"  # never a character
 
+logger = logging.getLogger(__name__)
+
 
 class GrammarCompiler:
     """Compiles grammars for one tokenizer, and computes the masks of a step. One thread calls it."""
@@ -40,7 +43,6 @@ class GrammarCompiler:
             raise InvalidInput(f"{tokenizer_json}: {error}", field="tokenizer.json") from error
         self._eos_token_ids = tuple(eos_token_ids)
         self._words = -(-vocab_size // 32)
-        self._limits = parser_limits()
         self._threads = ThreadPoolExecutor(_COMPILER_THREADS, thread_name_prefix="grammar-compiler")
         self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
         self._executor = LLExecutor(num_threads=max(1, min(_MOST_MASK_THREADS, len(os.sched_getaffinity(0)) - 1)))
@@ -69,26 +71,33 @@ class GrammarCompiler:
         )
 
     def masks(self, matchers: Sequence[TokenConstraint | None]) -> NDArray[np.int32]:
-        """Masks int32 [C, ceil(vocab / 32)] of the tokens that may follow; all tokens for None.
+        """Masks int32 [C, ceil(vocab / 32)] of the tokens that may follow; all tokens for None, and where a matcher
+        fails, which its `error` then tells.
 
         The constraints are those of `matcher`.
         """
         masks = np.full((len(matchers), self._words), -1, dtype=np.int32)
         live = [(matcher, row) for row, matcher in enumerate(matchers) if isinstance(matcher, GrammarMatcher)]
-        row_bytes = masks.strides[0]
-        if len(live) == 1:  # not worth waking a thread
-            matcher, row = live[0]
-            matcher.matcher.unsafe_compute_mask_ptr(masks[row].ctypes.data, row_bytes)
-        elif live:
-            self._executor.unsafe_compute_mask_ptr(
-                [(matcher.matcher, row) for matcher, row in live], masks.ctypes.data, row_bytes, len(masks)
-            )
+        together = len(live) > 1 and self._compute_together(live, masks)  # one is not worth waking a thread
         for matcher, row in live:
+            if not together:
+                matcher.compute(masks[row])
             matcher.adjust(masks[row])
         return masks
 
+    def _compute_together(self, live: Sequence[tuple[GrammarMatcher, int]], masks: NDArray[np.int32]) -> bool:
+        """False where one of them failed; which one it was is found by computing each by itself."""
+        try:
+            self._executor.unsafe_compute_mask_ptr(
+                [(matcher.matcher, row) for matcher, row in live], masks.ctypes.data, masks.strides[0], len(masks)
+            )
+        except Exception:
+            logger.exception("masks of %d answers cannot be computed together", len(live))
+            return False
+        return True
+
     def _compile(self, grammar: str) -> LLMatcher:
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=parser_limits(grammar))
         if matcher.is_error():
             raise InvalidInput(f"the grammar of the answer: {matcher.get_error()}", field="structured_outputs")
         return matcher

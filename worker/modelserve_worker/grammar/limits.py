@@ -1,22 +1,47 @@
-"""What one grammar may cost to compile and to follow."""
+"""What one grammar may cost to compile, to follow and to keep.
+
+All bounds are in the library's own units, which unlike seconds do not depend on the machine or its load. What they
+come to was measured with a vocabulary of 262,144 (tests/benchmarks/hostile_grammars.py).
+"""
 
 from __future__ import annotations
+
+import json
 
 from llguidance import LLParserLimits
 
 MAX_GRAMMAR_CHARACTERS = 256 * 1024  # as the library's JSON, all of its parts together
+CLIENT_PART = "written"  # the name of a part in which a client wrote the rules themselves
+
+# Items are partial matches. Between two lexemes there are as many as ways to go on: a schema's grow with the properties
+# of an object, four for each optional one, and not with the answer. Rules that a client wrote may be ambiguous; then
+# they grow with the answer, and a mask costs up to the cube of their number: 6 ms of one core at 500, 40 ms at 1,000.
+MAX_SCHEMA_ITEMS = 2_500
+MAX_WRITTEN_ITEMS = 500
+_ITEMS_OF_A_MASK = 20_000  # of schemas, which are not ambiguous: 3 ms
+_ITEMS_OF_A_WRITTEN_MASK = 5_000
 
 
-def parser_limits() -> LLParserLimits:
-    """Bounds in the library's own units, which unlike seconds do not depend on the machine: what one process accepts,
-    the other does too. They allow schemas of some thousand properties, and a compilation of a few tenths of a second.
+def parser_limits(grammar: str) -> LLParserLimits:
+    """The bounds of one grammar, the same wherever it is compiled. They allow objects of 600 optional properties, and
+    a compilation of a few tenths of a second.
     """
+    written = _written_by_client(grammar)
     return LLParserLimits(
-        max_items_in_row=8_000,
+        max_items_in_row=MAX_WRITTEN_ITEMS if written else MAX_SCHEMA_ITEMS,
         initial_lexer_fuel=1_000_000,
-        step_lexer_fuel=200_000,
-        step_max_items=100_000,
-        max_lexer_states=50_000,  # 1 to 2 kB each, per request
+        step_lexer_fuel=50_000,
+        step_max_items=_ITEMS_OF_A_WRITTEN_MASK if written else _ITEMS_OF_A_MASK,
+        max_lexer_states=MAX_LEXER_STATES,
         max_grammar_size=200_000,
         verbose_errors=False,  # they quote the parser's state
     )
+
+
+MAX_LEXER_STATES = 50_000
+
+
+def _written_by_client(grammar: str) -> bool:
+    if not grammar.startswith("{"):
+        return True
+    return any(part.get("name") == CLIENT_PART for part in json.loads(grammar)["grammars"])

@@ -326,12 +326,14 @@ class Scheduler:
     ) -> RequestOutput:
         """What a request's new token, which is its last by length where `last`, says to whoever waits."""
         request, constraint = running.request, running.request.constraint
+        if constraint is not None and constraint.error is not None:  # while its mask was computed: any token came
+            return self._fail_constraint(running, constraint.error)
         if token_id in running.stop_token_ids and len(request.output_token_ids) > request.sampling.min_tokens:
             return self._finish(running, FinishReason.STOP, token_id, logprobs, stop_token_id=token_id)
         if constraint is not None:
             constraint.consume(token_id)
             if constraint.error is not None:
-                return self._finish(running, FinishReason.ERROR, error=constraint.error)
+                return self._fail_constraint(running, constraint.error)
             if constraint.complete:
                 return self._finish(running, FinishReason.STOP, token_id, logprobs)
         if last:
@@ -347,6 +349,10 @@ class Scheduler:
             assert first <= known, f"prompt scores of positions {known} to {first} are missing"
             if new := scores[known - first :]:
                 kept.append(new)
+
+    def _fail_constraint(self, running: RunningRequest, error: Exception) -> RequestOutput:
+        output = self._finish(running, FinishReason.ERROR, error=str(error))
+        return replace(output, error_field=error.field) if isinstance(error, InvalidInput) else output
 
     def _fail_for_nan(self, running: RunningRequest) -> RequestOutput:
         position = running.request.num_tokens
@@ -375,7 +381,7 @@ class Scheduler:
             reason,
             stop_token_id,
             error,
-            logprobs,
+            logprobs=logprobs,
         )
 
     def _end(self, running: RunningRequest) -> None:

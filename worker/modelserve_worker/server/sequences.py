@@ -72,7 +72,11 @@ class Reply:
         return [part for part in self.parts if isinstance(part, ToolCall)]
 
     def read(self, output: RequestOutput) -> list[Part]:
-        """Take what a step produced; the parts it added. Raises GenerationError when the engine gave it up."""
+        """Take what a step produced; the parts it added. Raises GenerationError when the engine gave it up, and
+        InvalidInput when what the client asked for is why.
+        """
+        if output.error is not None and output.error_field is not None:
+            raise InvalidInput(output.error, field=output.error_field)
         if output.finish_reason in _UNFINISHED:
             raise GenerationError(output.error or "the server ended the request before it was complete")
         if output.admitted_s is not None:
@@ -168,8 +172,9 @@ class SequenceRunner:
         """Replies that went on, each once, with the parts added, until all are complete.
 
         Several steps that came together are told as one. Closing the generator aborts the replies that go on.
-        Raises InvalidInput when the engine refuses a sequence, EngineBusy, GenerationError, EngineDead, and ApiError
-        429 when scores that nobody has taken are more than clients may make this process hold.
+        Raises InvalidInput when the engine refuses a sequence or its grammar exceeds its bounds, EngineBusy,
+        GenerationError, EngineDead, and ApiError 429 when scores that nobody has taken are more than clients may make
+        this process hold.
         """
         client = "" if self._context is None else self._context.client
         replies = {spec.request.request_id: Reply(spec, self._vocabulary, self._metrics) for spec in specs}
