@@ -103,7 +103,8 @@ class TokenConstraint(Protocol):
     """Which tokens may follow in one answer. `consume` hears each sampled token, in order, but the one that ended it.
 
     `complete`: the answer is whole and nothing may follow. `error`: it cannot go on, and why; an InvalidInput where
-    that is the client's doing.
+    that is the client's doing. `dear`: its masks take so long that nobody else is to wait for them, so its next token
+    is scheduled when `ready`, and never ahead of the one before.
     """
 
     @property
@@ -111,6 +112,12 @@ class TokenConstraint(Protocol):
 
     @property
     def error(self) -> Exception | None: ...
+
+    @property
+    def dear(self) -> bool: ...
+
+    @property
+    def ready(self) -> bool: ...
 
     def consume(self, token_id: int) -> None: ...
 

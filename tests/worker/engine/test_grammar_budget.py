@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +14,7 @@ from numpy.typing import NDArray
 from small_pages import EOS
 
 from modelserve_worker.engine.engine import Engine
+from modelserve_worker.grammar import matcher as matcher_module
 from modelserve_worker.grammar.compiler import GrammarCompiler
 from modelserve_worker.request import FinishReason, Request, RequestOutput
 from modelserve_worker.text.checkpoint_text import load_checkpoint_text
@@ -52,6 +56,12 @@ class _Faulty:
         return False
 
 
+def _done(result: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(result)
+    return future
+
+
 def _ends(engine: Engine, *requests: Request) -> dict[str, RequestOutput]:
     return {each.request_id: each for step in run_steps(engine, *requests) for each in step if each.finish_reason}
 
@@ -77,7 +87,60 @@ def test_a_grammar_beyond_its_budget_fails_alone_and_says_that_it_is_its_clients
     assert ends["bound"].finish_reason is FinishReason.STOP
     assert ends["free"].finish_reason is FinishReason.LENGTH
     told = [sum(len(output.token_ids) for output in step if output.request_id == "free") for step in steps]
-    assert set(told[told.index(1) :]) == {1}, "a token in every step"
+    first = told.index(1)
+    assert told[first : first + 90] == [1] * 90, "a token in every step"
+
+
+class _Held(Executor):
+    """Begins what it is given when it is let go."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **_: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.waiting.append((future, fn, args))
+        return future
+
+    def let_go(self) -> None:
+        waiting, self.waiting = self.waiting, []
+        for future, fn, args in waiting:
+            future.set_result(fn(*args))
+
+
+@pytest.mark.parametrize("launches_ahead", [True, False])
+def test_nobody_waits_for_a_dear_mask_and_its_answer_is_as_ever(grammars, monkeypatch, launches_ahead) -> None:
+    held = _Held()
+    dear = request_of("dear", grammar='start: "0123" | "4567"')
+    compiled = grammars.compile(dear.grammar or "").result()
+    monkeypatch.setitem(grammars._compiled, dear.grammar, _done(replace(compiled, dear=True)))
+    monkeypatch.setattr(grammars, "_background", held)
+    cheap, free = request_of("cheap", grammar='start: "0123456789"'), request_of("free", max_tokens=30)
+    engine = engine_of(MaskedRunner(launches_ahead=launches_ahead), grammars)
+    for request in (dear, cheap, free):
+        engine.add(request)
+    for _ in range(20):
+        engine.step()
+    assert len(dear.output_token_ids) == 1, "its first mask came with the grammar; its second is not there"
+    assert len(free.output_token_ids) > 15
+    assert len(cheap.output_token_ids) == 10, "it has ended meanwhile"
+    while engine.has_work:
+        held.let_go()
+        engine.step()
+    engine.scheduler.check_integrity()
+    alone = request_of("alone", grammar=dear.grammar)
+    monkeypatch.undo()
+    run_steps(engine_of(MaskedRunner(launches_ahead=launches_ahead), grammars), alone)
+    assert alone.output_token_ids == dear.output_token_ids
+
+
+def test_a_mask_that_took_long_makes_those_behind_it_dear(grammars, monkeypatch) -> None:
+    monkeypatch.setattr(matcher_module, "DEAR_S", -1.0)
+    request = request_of("slow", grammar="start: /[0-9]{8}/")
+    run_steps(engine_of(MaskedRunner(), grammars), request)
+    assert request.constraint is not None
+    assert request.constraint.dear
+    assert request.constraint.complete
 
 
 @pytest.mark.parametrize("at", ["mask", "consume"])

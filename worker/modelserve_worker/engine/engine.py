@@ -15,9 +15,7 @@ from modelserve_worker.request import FinishReason, Request, RequestOutput
 if TYPE_CHECKING:  # the front end imports this module's names and needs no scheduler
     from concurrent.futures import Future
 
-    from llguidance import LLMatcher
-
-    from modelserve_worker.grammar.compiler import GrammarCompiler
+    from modelserve_worker.grammar.compiler import CompiledGrammar, GrammarCompiler
     from modelserve_worker.scheduling.scheduler import Scheduler
     from modelserve_worker.scheduling.stats import StepEvents
 
@@ -50,7 +48,7 @@ class Engine:
         self.scheduler = scheduler
         self.runner = runner
         self._grammars = grammars
-        self._compiling: dict[str, tuple[Request, Future[LLMatcher]]] = {}  # requests whose grammar is not ready
+        self._compiling: dict[str, tuple[Request, Future[CompiledGrammar]]] = {}  # requests whose grammar is not ready
         self.steps_done = 0  # steps whose results were taken, failed ones and those that sample nothing included
         self._pending: tuple[ScheduledBatch, PendingStep] | None = None
         self._failures = 0

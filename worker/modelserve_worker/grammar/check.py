@@ -70,7 +70,7 @@ def _in_our_words(error: str) -> str:
     return first.partition("; following special tokens are available")[0]
 
 
-_EXCEEDED = ("Too many items", "Current row has", "too many states", "too many expressions")
+_EXCEEDED = ("Too many items", "Current row has", "too many states", "too many expressions", "fuel exhausted")
 
 
 @lru_cache(maxsize=1)

@@ -1,25 +1,27 @@
 """Grammars to matchers, in the engine's process: compiled in threads, kept while they are in use, followed in parallel.
 
-The library's compilation and its masks run without Python's lock, so the loop goes on with steps meanwhile.
+The library's compilation and its masks run without Python's lock, so the loop goes on with steps meanwhile. The first
+mask of a grammar is computed with it, and the masks of those that are dear beside the steps of all others.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import os
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from llguidance import LLExecutor, LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
 from modelserve.errors import InvalidInput
 from modelserve_worker.grammar.limits import parser_limits
-from modelserve_worker.grammar.matcher import GrammarMatcher
+from modelserve_worker.grammar.matcher import DEAR_S, GrammarMatcher
 from modelserve_worker.request import TokenConstraint
 
 _COMPILED_GRAMMARS = 64  # kept for requests to come
@@ -27,7 +29,14 @@ _COMPILER_THREADS = 2
 _MOST_MASK_THREADS = 8
 _IN_NO_TEXT = "\ufdd0"  # never a character
 
-logger = logging.getLogger(__name__)
+
+@dataclass(frozen=True)
+class CompiledGrammar:
+    """A grammar before its first token, and the mask of that, int32 [ceil(vocab / 32)]."""
+
+    matcher: LLMatcher
+    first_mask: NDArray[np.int32]
+    dear: bool
 
 
 class GrammarCompiler:
@@ -44,10 +53,12 @@ class GrammarCompiler:
         self._eos_token_ids = tuple(eos_token_ids)
         self._words = -(-vocab_size // 32)
         self._threads = ThreadPoolExecutor(_COMPILER_THREADS, thread_name_prefix="grammar-compiler")
-        self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
-        self._executor = LLExecutor(num_threads=max(1, min(_MOST_MASK_THREADS, len(os.sched_getaffinity(0)) - 1)))
+        self._compiled: OrderedDict[str, Future[CompiledGrammar]] = OrderedDict()
+        self._shares = max(1, min(_MOST_MASK_THREADS, len(os.sched_getaffinity(0)) - 1))
+        self._masking = ThreadPoolExecutor(self._shares, thread_name_prefix="token-masks")
+        self._background = ThreadPoolExecutor(max(1, self._shares // 2), thread_name_prefix="dear-token-masks")
 
-    def compile(self, grammar: str) -> Future[LLMatcher]:
+    def compile(self, grammar: str) -> Future[CompiledGrammar]:
         """The grammar's matcher before the first token; the same future for a grammar that was compiled lately.
 
         The future raises InvalidInput where the grammar is none.
@@ -59,11 +70,14 @@ class GrammarCompiler:
         return future
 
     def matcher(
-        self, compiled: LLMatcher, *, stop_token_ids: Sequence[int], ignore_eos: bool, min_tokens: int
+        self, compiled: CompiledGrammar, *, stop_token_ids: Sequence[int], ignore_eos: bool, min_tokens: int
     ) -> GrammarMatcher:
         """A matcher for one answer."""
         return GrammarMatcher(
-            compiled.deep_copy(),
+            compiled.matcher.deep_copy(),
+            first_mask=compiled.first_mask,
+            dear=compiled.dear,
+            background=self._background,
             eos_token_ids=self._eos_token_ids,
             stop_token_ids=[token_id for token_id in stop_token_ids if token_id < self._words * 32],
             ignore_eos=ignore_eos,
@@ -78,29 +92,27 @@ class GrammarCompiler:
         """
         masks = np.full((len(matchers), self._words), -1, dtype=np.int32)
         live = [(matcher, row) for row, matcher in enumerate(matchers) if isinstance(matcher, GrammarMatcher)]
-        together = len(live) > 1 and self._compute_together(live, masks)  # one is not worth waking a thread
-        for matcher, row in live:
-            if not together:
-                matcher.compute(masks[row])
-            matcher.adjust(masks[row])
+        shares = min(self._shares, len(live))
+        if shares <= 1:  # not worth waking a thread
+            _write(live, masks)
+        else:
+            list(self._masking.map(lambda share: _write(live[share::shares], masks), range(shares)))
         return masks
 
-    def _compute_together(self, live: Sequence[tuple[GrammarMatcher, int]], masks: NDArray[np.int32]) -> bool:
-        """False where one of them failed; which one it was is found by computing each by itself."""
-        try:
-            self._executor.unsafe_compute_mask_ptr(
-                [(matcher.matcher, row) for matcher, row in live], masks.ctypes.data, masks.strides[0], len(masks)
-            )
-        except Exception:
-            logger.exception("masks of %d answers cannot be computed together", len(live))
-            return False
-        return True
-
-    def _compile(self, grammar: str) -> LLMatcher:
+    def _compile(self, grammar: str) -> CompiledGrammar:
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=parser_limits(grammar))
+        mask = np.empty(self._words, dtype=np.int32)
+        began = time.thread_time()
+        if not matcher.is_error():
+            matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if matcher.is_error():
             raise InvalidInput(f"the grammar of the answer: {matcher.get_error()}", field="structured_outputs")
-        return matcher
+        return CompiledGrammar(matcher, mask, time.thread_time() - began > DEAR_S)
+
+
+def _write(matchers: Sequence[tuple[GrammarMatcher, int]], masks: NDArray[np.int32]) -> None:
+    for matcher, row in matchers:
+        matcher.mask(masks[row])
 
 
 def _spelling_no_control_token(tokenizer_json: Path) -> str:

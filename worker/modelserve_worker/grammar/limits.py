@@ -1,7 +1,7 @@
 """What one grammar may cost to compile, to follow and to keep.
 
 All bounds are in the library's own units, which unlike seconds do not depend on the machine or its load. What they
-come to was measured with a vocabulary of 262,144 (tests/benchmarks/hostile_grammars.py).
+come to was measured with a vocabulary of 262,144 (tests/benchmarks/grammar_gaps.py).
 """
 
 from __future__ import annotations
@@ -18,20 +18,18 @@ CLIENT_PART = "written"  # the name of a part in which a client wrote the rules 
 # they grow with the answer, and a mask costs up to the cube of their number: 6 ms of one core at 500, 40 ms at 1,000.
 MAX_SCHEMA_ITEMS = 2_500
 MAX_WRITTEN_ITEMS = 500
-_ITEMS_OF_A_MASK = 20_000  # of schemas, which are not ambiguous: 3 ms
-_ITEMS_OF_A_WRITTEN_MASK = 5_000
+_ITEMS_OF_A_MASK = 50_000  # over all tokens: a grammar of SQL needs 38,000, of 16 a row, in 5 ms
 
 
 def parser_limits(grammar: str) -> LLParserLimits:
     """The bounds of one grammar, the same wherever it is compiled. They allow objects of 600 optional properties, and
     a compilation of a few tenths of a second.
     """
-    written = _written_by_client(grammar)
     return LLParserLimits(
-        max_items_in_row=MAX_WRITTEN_ITEMS if written else MAX_SCHEMA_ITEMS,
+        max_items_in_row=MAX_WRITTEN_ITEMS if _written_by_client(grammar) else MAX_SCHEMA_ITEMS,
         initial_lexer_fuel=1_000_000,
-        step_lexer_fuel=50_000,
-        step_max_items=_ITEMS_OF_A_WRITTEN_MASK if written else _ITEMS_OF_A_MASK,
+        step_lexer_fuel=100_000,
+        step_max_items=_ITEMS_OF_A_MASK,
         max_lexer_states=MAX_LEXER_STATES,
         max_grammar_size=200_000,
         verbose_errors=False,  # they quote the parser's state

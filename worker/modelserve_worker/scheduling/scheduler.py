@@ -110,7 +110,7 @@ class Scheduler:
         assert len(self._in_flight) < MAX_STEPS_IN_FLIGHT, "a third step would outrun the device"
         counters, slots = self._counters, self._running.slots()
         remaining = counters.remaining(slots)
-        decodes, all_grew = self._grow_decodes(slots[remaining == 1])
+        decodes, all_grew = self._grow_decodes(self._with_masks(slots[remaining == 1]))
         prefills = slots[remaining > 1]
         if len(prefills):
             prefills = prefills[counters.running[prefills]]  # a decode may have preempted it
@@ -209,6 +209,19 @@ class Scheduler:
         """Raise AssertionError unless the arena is sound, every held byte belongs to one request, and counts agree."""
         self.arena.check_integrity()
         self._running.check_integrity(self.arena.held_bytes)
+
+    def _with_masks(self, slots: Int32Array) -> Int32Array:
+        """Decodes without those whose mask is being computed: they sit out, and nobody waits for it."""
+        constrained = self._counters.constrained[slots]
+        if not constrained.any():
+            return slots
+        ready = np.ones(len(slots), dtype=np.bool_)
+        in_flight = self._counters.in_flight[slots]
+        for index, running in zip(np.flatnonzero(constrained), self._running.stays(slots[constrained]), strict=True):
+            constraint = running.request.constraint
+            if constraint is not None and constraint.dear:
+                ready[index] = constraint.ready and not in_flight[index]
+        return slots[ready]
 
     def _grow_decodes(self, slots: Int32Array) -> tuple[Int32Array, bool]:
         """Reserve the next token's page where one is due. Those that can run now, and whether that is all of them."""
