@@ -110,7 +110,7 @@ class Scheduler:
         assert len(self._in_flight) < MAX_STEPS_IN_FLIGHT, "a third step would outrun the device"
         counters, slots = self._counters, self._running.slots()
         remaining = counters.remaining(slots)
-        decodes, all_grew = self._grow_decodes(self._with_masks(slots[remaining == 1]))
+        decodes, all_grew = self._grow_decodes(self._running.with_masks(slots[remaining == 1]))
         prefills = slots[remaining > 1]
         if len(prefills):
             prefills = prefills[counters.running[prefills]]  # a decode may have preempted it
@@ -209,19 +209,6 @@ class Scheduler:
         """Raise AssertionError unless the arena is sound, every held byte belongs to one request, and counts agree."""
         self.arena.check_integrity()
         self._running.check_integrity(self.arena.held_bytes)
-
-    def _with_masks(self, slots: Int32Array) -> Int32Array:
-        """Decodes without those whose mask is being computed: they sit out, and nobody waits for it."""
-        constrained = self._counters.constrained[slots]
-        if not constrained.any():
-            return slots
-        ready = np.ones(len(slots), dtype=np.bool_)
-        in_flight = self._counters.in_flight[slots]
-        for index, running in zip(np.flatnonzero(constrained), self._running.stays(slots[constrained]), strict=True):
-            constraint = running.request.constraint
-            if constraint is not None and constraint.dear:
-                ready[index] = constraint.ready and not in_flight[index]
-        return slots[ready]
 
     def _grow_decodes(self, slots: Int32Array) -> tuple[Int32Array, bool]:
         """Reserve the next token's page where one is due. Those that can run now, and whether that is all of them."""
@@ -340,13 +327,13 @@ class Scheduler:
         """What a request's new token, which is its last by length where `last`, says to whoever waits."""
         request, constraint = running.request, running.request.constraint
         if constraint is not None and constraint.error is not None:  # while its mask was computed: any token came
-            return self._fail_constraint(running, constraint.error)
+            return self._finish(running, FinishReason.ERROR, error=constraint.error)
         if token_id in running.stop_token_ids and len(request.output_token_ids) > request.sampling.min_tokens:
             return self._finish(running, FinishReason.STOP, token_id, logprobs, stop_token_id=token_id)
         if constraint is not None:
             constraint.consume(token_id)
             if constraint.error is not None:
-                return self._fail_constraint(running, constraint.error)
+                return self._finish(running, FinishReason.ERROR, error=constraint.error)
             if constraint.complete:
                 return self._finish(running, FinishReason.STOP, token_id, logprobs)
         if last:
@@ -362,10 +349,6 @@ class Scheduler:
             assert first <= known, f"prompt scores of positions {known} to {first} are missing"
             if new := scores[known - first :]:
                 kept.append(new)
-
-    def _fail_constraint(self, running: RunningRequest, error: Exception) -> RequestOutput:
-        output = self._finish(running, FinishReason.ERROR, error=str(error))
-        return replace(output, error_field=error.field) if isinstance(error, InvalidInput) else output
 
     def _fail_for_nan(self, running: RunningRequest) -> RequestOutput:
         position = running.request.num_tokens
@@ -385,7 +368,7 @@ class Scheduler:
         logprobs: tuple[TokenLogprobs, ...] = (),
         *,
         stop_token_id: int | None = None,
-        error: str | None = None,
+        error: str | Exception | None = None,
     ) -> RequestOutput:
         self._end(running)
         return RequestOutput(
@@ -393,8 +376,9 @@ class Scheduler:
             () if token_id is None else (token_id,),
             reason,
             stop_token_id,
-            error,
-            logprobs=logprobs,
+            None if error is None else str(error),
+            error.field if isinstance(error, InvalidInput) else None,
+            logprobs,
         )
 
     def _end(self, running: RunningRequest) -> None:
