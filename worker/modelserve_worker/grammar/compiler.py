@@ -20,8 +20,9 @@ from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
 from modelserve.errors import InvalidInput
-from modelserve_worker.grammar.limits import parser_limits
+from modelserve_worker.grammar.limits import DOCUMENT_PART, parser_limits, part_names
 from modelserve_worker.grammar.matcher import DEAR_S, GrammarMatcher
+from modelserve_worker.grammar.unique_keys import TokenTable, UniqueKeys
 from modelserve_worker.request import TokenConstraint
 
 _COMPILED_GRAMMARS = 64  # kept for requests to come
@@ -37,6 +38,7 @@ class CompiledGrammar:
     matcher: LLMatcher
     first_mask: NDArray[np.int32]
     dear: bool
+    free_names: bool
 
 
 class GrammarCompiler:
@@ -52,6 +54,7 @@ class GrammarCompiler:
             raise InvalidInput(f"{tokenizer_json}: {error}", field="tokenizer.json") from error
         self._eos_token_ids = tuple(eos_token_ids)
         self._words = -(-vocab_size // 32)
+        self._table = TokenTable([self._bytes_of(token_id) for token_id in range(vocab_size)])
         self._threads = ThreadPoolExecutor(_COMPILER_THREADS, thread_name_prefix="grammar-compiler")
         self._compiled: OrderedDict[str, Future[CompiledGrammar]] = OrderedDict()
         self._shares = max(1, min(_MOST_MASK_THREADS, len(os.sched_getaffinity(0)) - 1))
@@ -78,6 +81,7 @@ class GrammarCompiler:
             first_mask=compiled.first_mask,
             dear=compiled.dear,
             background=self._background,
+            unique_keys=UniqueKeys(self._table) if compiled.free_names else None,
             eos_token_ids=self._eos_token_ids,
             stop_token_ids=[token_id for token_id in stop_token_ids if token_id < self._words * 32],
             ignore_eos=ignore_eos,
@@ -107,7 +111,12 @@ class GrammarCompiler:
             matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if matcher.is_error():
             raise InvalidInput(f"the grammar of the answer: {matcher.get_error()}", field="structured_outputs")
-        return CompiledGrammar(matcher, mask, time.thread_time() - began > DEAR_S)
+        dear = time.thread_time() - began > DEAR_S
+        return CompiledGrammar(matcher, mask, dear, free_names=DOCUMENT_PART in part_names(grammar))
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        """Empty for a control token."""
+        return b"" if self._tokenizer.is_special_token(token_id) else self._tokenizer.decode_bytes([token_id])
 
 
 def _write(matchers: Sequence[tuple[GrammarMatcher, int]], masks: NDArray[np.int32]) -> None:

@@ -11,7 +11,9 @@ import json
 from llguidance import LLParserLimits
 
 MAX_GRAMMAR_CHARACTERS = 256 * 1024  # as the library's JSON, all of its parts together
-CLIENT_PART = "written"  # the name of a part in which a client wrote the rules themselves
+# Names of parts, from which it follows how they are treated.
+CLIENT_PART = "written"  # its rules are a client's own
+DOCUMENT_PART = "document"  # a JSON document with names that no schema lists
 
 # Items are partial matches. Between two lexemes there are as many as ways to go on: a schema's grow with the properties
 # of an object, four for each optional one, and not with the answer. Rules that a client wrote may be ambiguous; then
@@ -26,7 +28,7 @@ def parser_limits(grammar: str) -> LLParserLimits:
     a compilation of a few tenths of a second.
     """
     return LLParserLimits(
-        max_items_in_row=MAX_WRITTEN_ITEMS if _written_by_client(grammar) else MAX_SCHEMA_ITEMS,
+        max_items_in_row=MAX_WRITTEN_ITEMS if CLIENT_PART in part_names(grammar) else MAX_SCHEMA_ITEMS,
         initial_lexer_fuel=1_000_000,
         step_lexer_fuel=100_000,
         step_max_items=_ITEMS_OF_A_MASK,
@@ -39,7 +41,8 @@ def parser_limits(grammar: str) -> LLParserLimits:
 MAX_LEXER_STATES = 50_000
 
 
-def _written_by_client(grammar: str) -> bool:
+def part_names(grammar: str) -> set[str]:
+    """Of the library's JSON; anything else is the rules of a client."""
     if not grammar.startswith("{"):
-        return True
-    return any(part.get("name") == CLIENT_PART for part in json.loads(grammar)["grammars"])
+        return {CLIENT_PART}
+    return {part.get("name", "") for part in json.loads(grammar)["grammars"]}

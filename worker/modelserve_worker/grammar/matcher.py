@@ -12,6 +12,7 @@ from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from modelserve.errors import InvalidInput
+from modelserve_worker.grammar.unique_keys import UniqueKeys
 
 DEAR_S = 0.002  # of one core, for a mask; a usual one takes 0.05 ms
 _BITS = 32
@@ -26,7 +27,8 @@ class GrammarMatcher:
     `eos_token_ids` are the model's, and end an answer that is whole. `stop_token_ids`, the request's own, may then
     follow too. Below `min_tokens` tokens neither may, and with `ignore_eos` the model's may not, while the grammar
     lets anything else follow. `first_mask` is the grammar's, where it is known. Once a mask has been dear, those that
-    follow are computed in `background`, each as soon as its token is known.
+    follow are computed in `background`, each as soon as its token is known. `unique_keys`: the answer is a JSON
+    document, and names nothing twice.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class GrammarMatcher:
         first_mask: NDArray[np.int32] | None = None,
         dear: bool = False,
         background: Executor | None = None,
+        unique_keys: UniqueKeys | None = None,
         eos_token_ids: Collection[int],
         stop_token_ids: Collection[int] = (),
         ignore_eos: bool = False,
@@ -52,6 +55,7 @@ class GrammarMatcher:
         self._error: Exception | None = None
         self._first_mask = first_mask
         self._background = background
+        self._unique_keys = unique_keys
         self._computed: Future[NDArray[np.int32]] | None = None  # the next mask, of a dear one
         self.dear = dear
 
@@ -77,6 +81,8 @@ class GrammarMatcher:
             matches = self.matcher.consume_token(token_id)
             self._complete = bool(self.matcher.is_stopped())
             self._note_error()
+            if self._unique_keys is not None:
+                self._unique_keys.push(token_id)
             if not matches and self._error is None:
                 self._error = RuntimeError(f"token {token_id} does not match the grammar of the answer")
         except BaseException as error:  # a panic of the library is no Exception
@@ -98,6 +104,8 @@ class GrammarMatcher:
             self._compute(row)
         try:
             self._note_error()
+            if self._unique_keys is not None:
+                self._unique_keys.bar(row)
             self._bar_ends(row)
         except BaseException as error:
             self._fail(error)
@@ -129,11 +137,10 @@ class GrammarMatcher:
     def _note_error(self) -> None:
         if self._error is None and self.matcher.is_error():
             reason = self.matcher.get_error().splitlines()[0]
-            self._error = InvalidInput(
-                f"the answer's grammar exceeds what may be spent on one token: {reason}. "
-                "Make it less ambiguous or smaller",
-                field=_FIELD,
-            )
+            said = f"exceeds what may be spent on one token: {reason}. Make it less ambiguous or smaller"
+            if "NoExtension" in reason:  # the library has no other words for it
+                said = "led to a place where nothing can follow. Let each of its alternatives have an end"
+            self._error = InvalidInput(f"the answer's grammar {said}", field=_FIELD)
 
     def _fail(self, error: BaseException) -> None:
         if isinstance(error, KeyboardInterrupt | SystemExit):
