@@ -168,3 +168,16 @@ def test_a_matcher_that_fails_fails_its_request_and_no_other(grammars, monkeypat
     if beside:
         assert ends["bound"].finish_reason is FinishReason.STOP
     engine.scheduler.check_integrity()
+
+
+def test_an_answer_that_outgrows_its_share_of_memory_ends_alone() -> None:
+    """States of the lexer are the memory of a grammar: each counted character has some of its own."""
+    small = GrammarCompiler(MODEL / "tokenizer.json", vocab_size=2112, eos_token_ids=[EOS], max_lexer_states=100)
+    greedy, bound = (
+        request_of("greedy", grammar="start: /.{0,3000}a/", max_tokens=90),
+        request_of("bound", grammar='start: "0123"'),
+    )
+    ends = _ends(engine_of(MaskedRunner(), small), greedy, bound)
+    assert ends["greedy"].finish_reason is FinishReason.ERROR
+    assert "too many states" in (ends["greedy"].error or "")
+    assert ends["bound"].finish_reason is FinishReason.STOP

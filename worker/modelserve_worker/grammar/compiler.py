@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
 from modelserve.errors import InvalidInput
+from modelserve.sizing.grammars import MOST_LEXER_STATES
 from modelserve_worker.grammar.limits import DOCUMENT_PART, parser_limits, part_names
 from modelserve_worker.grammar.matcher import DEAR_S, GrammarMatcher
 from modelserve_worker.grammar.unique_keys import TokenTable, UniqueKeys
@@ -44,7 +45,14 @@ class CompiledGrammar:
 class GrammarCompiler:
     """Compiles grammars for one tokenizer, and computes the masks of a step. One thread calls it."""
 
-    def __init__(self, tokenizer_json: Path, *, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        tokenizer_json: Path,
+        *,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        max_lexer_states: int = MOST_LEXER_STATES,
+    ) -> None:
         """Takes 2.4 s of one core for a vocabulary of 262,144. Raises InvalidInput that names the file."""
         try:
             self._tokenizer = LLTokenizer(
@@ -54,6 +62,7 @@ class GrammarCompiler:
             raise InvalidInput(f"{tokenizer_json}: {error}", field="tokenizer.json") from error
         self._eos_token_ids = tuple(eos_token_ids)
         self._words = -(-vocab_size // 32)
+        self._max_lexer_states = max_lexer_states
         self._table = TokenTable([self._bytes_of(token_id) for token_id in range(vocab_size)])
         self._threads = ThreadPoolExecutor(_COMPILER_THREADS, thread_name_prefix="grammar-compiler")
         self._compiled: OrderedDict[str, Future[CompiledGrammar]] = OrderedDict()
@@ -104,7 +113,7 @@ class GrammarCompiler:
         return masks
 
     def _compile(self, grammar: str) -> CompiledGrammar:
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=parser_limits(grammar))
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits(grammar))
         mask = np.empty(self._words, dtype=np.int32)
         began = time.thread_time()
         if not matcher.is_error():
@@ -113,6 +122,9 @@ class GrammarCompiler:
             raise InvalidInput(f"the grammar of the answer: {matcher.get_error()}", field="structured_outputs")
         dear = time.thread_time() - began > DEAR_S
         return CompiledGrammar(matcher, mask, dear, free_names=DOCUMENT_PART in part_names(grammar))
+
+    def _limits(self, grammar: str) -> LLParserLimits:
+        return parser_limits(grammar, max_lexer_states=self._max_lexer_states)
 
     def _bytes_of(self, token_id: int) -> bytes:
         """Empty for a control token."""
