@@ -21,6 +21,7 @@ from modelserve_worker.server.structured_output import answer_grammar, grammar_s
 from modelserve_worker.text.chat_template import ChatTemplateError
 from modelserve_worker.text.markers import Markers
 from modelserve_worker.text.prompt_encoder import GUARD, InvalidTextError, TooManyTokensError
+from modelserve_worker.text.repetition import RepetitionLimits
 from modelserve_worker.text.reply import PLAIN_TEXT, ReplyFormat
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
@@ -39,6 +40,7 @@ class SequenceSpec:
     include_stop: bool
     skip_special_tokens: bool
     reply_format: ReplyFormat
+    repetition: RepetitionLimits | None = None  # what ends it as a loop
     prompt_only: bool = False  # max_tokens 0: the engine samples one token, and nobody hears of it
 
 
@@ -225,6 +227,7 @@ def _choices(
             include_stop=body.include_stop_str_in_output,
             skip_special_tokens=body.skip_special_tokens,
             reply_format=reply_format,
+            repetition=None if body.repetition_detection is None else body.repetition_detection.limits(),
             prompt_only=prompt_only,
         )
         for choice in range(body.n)

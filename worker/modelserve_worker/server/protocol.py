@@ -24,6 +24,7 @@ from modelserve_worker.server.structured_output import (
     offered_tools,
 )
 from modelserve_worker.server.tools import MAX_TOOLS, Tool
+from modelserve_worker.text.repetition import RepetitionLimits
 from modelserve_worker.text.tool_calls import MAX_DEPTH
 
 MAX_CHOICES = 128
@@ -31,6 +32,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 256
 MAX_PROMPTS = 1024
 MAX_TOP_LOGPROBS = 20
+MAX_PATTERN_SIZE = 256  # each of these is a comparison per token
 MAX_ID_DIGITS = 10  # of a token id written as text; Python refuses to read a number of thousands of digits
 
 LARGEST_COUNT = (1 << 31) - 1  # a top_k beyond 64 bits would fail every request of its step
@@ -84,6 +86,29 @@ class StreamOptions(RequestModel):
     include_usage: bool = False
 
 
+class RepetitionDetection(RequestModel):
+    """vLLM's: ends an answer that repeats itself, with finish_reason "length" and stop_reason "repetition_detected"."""
+
+    max_pattern_size: int = Field(ge=0, le=MAX_PATTERN_SIZE, description="tokens of one round at most; 0 is off")
+    min_pattern_size: int = Field(default=0, ge=0, description="tokens of one round at least; 0 means 1")
+    min_count: int = Field(default=0, ge=0, le=LARGEST_COUNT, description="rounds, from 2 on")
+
+    @model_validator(mode="after")
+    def _sizes_and_count(self) -> RepetitionDetection:
+        if self.max_pattern_size and self.min_count < 2:
+            raise ValueError(f"min_count is {self.min_count}; something is repeated from 2 on")
+        if self.max_pattern_size and self.min_pattern_size > self.max_pattern_size:
+            raise ValueError(
+                f"min_pattern_size {self.min_pattern_size} exceeds max_pattern_size {self.max_pattern_size}"
+            )
+        return self
+
+    def limits(self) -> RepetitionLimits | None:
+        """None where it is off."""
+        least = max(1, self.min_pattern_size)
+        return RepetitionLimits(self.max_pattern_size, least, self.min_count) if self.max_pattern_size else None
+
+
 class SamplingFields(RequestModel):
     """What completions and chat completions share. Defaults left None come from generation_config.json."""
 
@@ -112,6 +137,7 @@ class SamplingFields(RequestModel):
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     structured_outputs: StructuredOutputs | None = None
+    repetition_detection: RepetitionDetection | None = None
     prompt_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     return_tokens_as_token_ids: bool = Field(default=False, description="log probabilities name tokens by their ids")
 
