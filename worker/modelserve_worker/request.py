@@ -121,6 +121,23 @@ class TokenConstraint(Protocol):
 
     def consume(self, token_id: int) -> None: ...
 
+    def mask(self, row: NDArray[np.int32]) -> None:
+        """Write the tokens that may be sampled, int32 [ceil(vocab / 32)], bit i of word w: token 32 w + i."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingBudget:
+    """Tokens that the thoughts of an answer may have. `begun`: the prompt has begun one.
+
+    A thought begins with the token `opens` and ends with one of `closes`, the first of which is sampled at its end.
+    """
+
+    tokens: int
+    opens: int
+    closes: tuple[int, ...]
+    begun: bool
+
 
 @dataclass(slots=True)
 class Request:
@@ -128,8 +145,8 @@ class Request:
 
     The server's prompts are `array("i")`, from a body's check to the step's buffer: 4 bytes a token, pickled, cut and
     checked without a loop over tokens.
-    `grammar` (as `modelserve_worker.grammar` writes it) is what the answer must match; the engine makes its
-    `constraint`, which goes with the request through preemptions.
+    `grammar` (as `modelserve_worker.grammar` writes it) is what the answer must match; of it and of `thinking_budget`
+    the engine makes the `constraint`, which goes with the request through preemptions.
     """
 
     request_id: str
@@ -137,6 +154,7 @@ class Request:
     sampling: SamplingParams
     arrival_s: float = field(default_factory=time.monotonic)
     grammar: str | None = None
+    thinking_budget: ThinkingBudget | None = None
     output_token_ids: list[int] = field(default_factory=list)
     admitted: bool = False  # it has been in a slot, which a preemption may have taken
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)  # computed so far, without gaps

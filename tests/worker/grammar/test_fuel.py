@@ -23,9 +23,9 @@ EXCEEDED = re.compile("too many|Too many|Current row has|fuel exhausted|doesn't 
 TOKENS = 25  # that each is followed for
 CASES = 60
 REFUSED = {  # by structure, by compiling or by the walk at admission
-    "repetitions of nothing", "repetitions of repetitions", "five that begin alike", "300 lexemes", "400 optional letters",
-    "without end", "2,000 rules", "parentheses", "an intersection", "letters of all scripts", "2,000 properties",
-    "products of unions", "2,000 properties in a tool",
+    "repetitions of nothing", "repetitions of repetitions", "five that begin alike", "300 lexemes",
+    "400 optional letters", "without end", "2,000 rules", "parentheses", "an intersection",
+    "letters of all scripts", "2,000 properties", "products of unions", "2,000 properties in a tool",
 }  # fmt: skip
 
 

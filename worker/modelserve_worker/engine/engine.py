@@ -64,10 +64,13 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """Queue a request, once its grammar is compiled if it has one. Raises InvalidInput if it could never run."""
-        if request.grammar is None:
+        if request.grammar is None and request.thinking_budget is None:
             self.scheduler.add(request)
         elif self._grammars is None:
             raise InvalidInput("this engine has no tokenizer and cannot follow a grammar", field="structured_outputs")
+        elif request.grammar is None:
+            request.constraint = self._grammars.constraint(request, None)
+            self.scheduler.add(request)
         else:
             self.scheduler.validate(request)
             self._compiling[request.request_id] = (request, self._grammars.compile(request.grammar))
@@ -123,14 +126,8 @@ class Engine:
         outputs = []
         for request, future in [entry for entry in self._compiling.values() if entry[1].done()]:
             del self._compiling[request.request_id]
-            sampling = request.sampling
             try:
-                request.constraint = self._grammars.matcher(
-                    future.result(),
-                    stop_token_ids=sampling.stop_token_ids,
-                    ignore_eos=sampling.ignore_eos,
-                    min_tokens=sampling.min_tokens,
-                )
+                request.constraint = self._grammars.constraint(request, future.result())
                 self.scheduler.add(request)
             except Exception as error:  # of this request alone
                 field = error.field if isinstance(error, InvalidInput) else None

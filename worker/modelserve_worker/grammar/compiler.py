@@ -23,8 +23,9 @@ from modelserve.errors import InvalidInput
 from modelserve.sizing.grammars import MOST_LEXER_STATES
 from modelserve_worker.grammar.limits import DOCUMENT_PART, parser_limits, part_names
 from modelserve_worker.grammar.matcher import DEAR_S, GrammarMatcher
+from modelserve_worker.grammar.thinking_budget import BudgetedThought
 from modelserve_worker.grammar.unique_keys import TokenTable, UniqueKeys
-from modelserve_worker.request import TokenConstraint
+from modelserve_worker.request import Request, TokenConstraint
 
 _COMPILED_GRAMMARS = 64  # kept for requests to come
 _COMPILER_THREADS = 2
@@ -97,14 +98,26 @@ class GrammarCompiler:
             min_tokens=min_tokens,
         )
 
+    def constraint(self, request: Request, compiled: CompiledGrammar | None) -> TokenConstraint | None:
+        """What holds a request's answer to its grammar, which is `compiled`, and to its thinking budget."""
+        sampling, constraint = request.sampling, None
+        if compiled is not None:
+            constraint = self.matcher(
+                compiled,
+                stop_token_ids=sampling.stop_token_ids,
+                ignore_eos=sampling.ignore_eos,
+                min_tokens=sampling.min_tokens,
+            )
+        if request.thinking_budget is not None:
+            return BudgetedThought(request.thinking_budget, constraint)
+        return constraint
+
     def masks(self, matchers: Sequence[TokenConstraint | None]) -> NDArray[np.int32]:
         """Masks int32 [C, ceil(vocab / 32)] of the tokens that may follow; all tokens for None, and where a matcher
         fails, which its `error` then tells.
-
-        The constraints are those of `matcher`.
         """
         masks = np.full((len(matchers), self._words), -1, dtype=np.int32)
-        live = [(matcher, row) for row, matcher in enumerate(matchers) if isinstance(matcher, GrammarMatcher)]
+        live = [(matcher, row) for row, matcher in enumerate(matchers) if matcher is not None]
         shares = min(self._shares, len(live))
         if shares <= 1:  # not worth waking a thread
             _write(live, masks)
@@ -131,7 +144,7 @@ class GrammarCompiler:
         return b"" if self._tokenizer.is_special_token(token_id) else self._tokenizer.decode_bytes([token_id])
 
 
-def _write(matchers: Sequence[tuple[GrammarMatcher, int]], masks: NDArray[np.int32]) -> None:
+def _write(matchers: Sequence[tuple[TokenConstraint, int]], masks: NDArray[np.int32]) -> None:
     for matcher, row in matchers:
         matcher.mask(masks[row])
 

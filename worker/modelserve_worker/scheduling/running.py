@@ -27,7 +27,7 @@ class RunningRequest:
     def admitted(self) -> AdmittedRequest:
         """What the device learns of it when its first tokens are scheduled."""
         request, sampling = self.request, self.request.sampling
-        if request.constraint is not None:
+        if request.grammar is not None:
             sampling = replace(sampling, min_tokens=0)  # its masks see to that, and never leave it without a token
         if request.output_token_ids:
             sampling = replace(sampling, prompt_logprobs=None)  # they went out with the first token

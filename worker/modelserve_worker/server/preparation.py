@@ -12,7 +12,7 @@ import numpy as np
 
 from modelserve.errors import InvalidInput
 from modelserve_worker.grammar.answer import Thought
-from modelserve_worker.request import Request, SamplingParams
+from modelserve_worker.request import Request, SamplingParams, ThinkingBudget
 from modelserve_worker.server.conversation import template_messages
 from modelserve_worker.server.errors import ApiError
 from modelserve_worker.server.protocol import MAX_PROMPTS, ChatCompletionRequest, CompletionRequest, SamplingFields
@@ -140,6 +140,7 @@ def chat_sequences(
         prompt_logprobs=body.prompt_logprobs,
         first_index=0,
         grammar=_chat_grammar(body, prompt, model),
+        thinking_budget=_thinking_budget(body, prompt, model),
         reply_format=_reply_format(body, prompt, model),
     )
 
@@ -179,6 +180,16 @@ def _chat_grammar(body: ChatCompletionRequest, prompt: array[int], model: Served
     )
 
 
+def _thinking_budget(body: ChatCompletionRequest, prompt: array[int], model: ServedModel) -> ThinkingBudget | None:
+    """None where none is asked for, or the model has no thoughts."""
+    markers = Markers.of(model.text.vocabulary.ids)
+    if body.thought_tokens is None or markers.thought_open is None or markers.thought_close is None:
+        return None
+    closes = [markers.thought_close, *([] if markers.call_open is None else [markers.call_open])]
+    begun = markers.tail_of_open_thought(prompt) is not None
+    return ThinkingBudget(body.thought_tokens, markers.thought_open, tuple(closes), begun)
+
+
 def _reply_format(body: ChatCompletionRequest, prompt: array[int], model: ServedModel) -> ReplyFormat:
     """Who asks to see special tokens gets the answer as the model wrote it; without tools no call is looked for."""
     if not body.skip_special_tokens:
@@ -203,6 +214,7 @@ def _choices(
     prompt_logprobs: int | None,
     first_index: int,
     grammar: str | None,
+    thinking_budget: ThinkingBudget | None = None,
     reply_format: ReplyFormat = PLAIN_TEXT,
     prompt_only: bool = False,
 ) -> list[SequenceSpec]:
@@ -222,6 +234,7 @@ def _choices(
                 prompt,
                 replace(sampling, seed=(seed + choice) % _SEEDS, prompt_logprobs=None if choice else prompt_logprobs),
                 grammar=grammar,
+                thinking_budget=thinking_budget,
             ),
             stop=tuple(body.stop),
             include_stop=body.include_stop_str_in_output,

@@ -238,6 +238,12 @@ class ChatCompletionRequest(SamplingFields):
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
     reasoning_effort: ReasoningEffort | None = None
+    thinking_token_budget: int | None = Field(
+        default=None, ge=-1, le=LARGEST_COUNT, description="tokens of thoughts at most; -1 switches it off"
+    )
+    thinking_budget: int | None = Field(
+        default=None, ge=-1, le=LARGEST_COUNT, description="another name of thinking_token_budget"
+    )
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False  # chat templates write the beginning-of-sequence token themselves
@@ -277,6 +283,18 @@ class ChatCompletionRequest(SamplingFields):
                     "continue_final_message needs a last message of role assistant without tool_calls",
                 )
         return self
+
+    @model_validator(mode="after")
+    def _one_budget(self) -> ChatCompletionRequest:
+        if None not in (self.thinking_token_budget, self.thinking_budget):
+            raise ValueError("thinking_token_budget and thinking_budget are one thing; send one of them")
+        return self
+
+    @property
+    def thought_tokens(self) -> int | None:
+        """Tokens that thoughts may have; None: as many as they like."""
+        asked = self.thinking_budget if self.thinking_token_budget is None else self.thinking_token_budget
+        return None if asked is None or asked < 0 else asked
 
     @property
     def offered_tools(self) -> list[Tool]:
