@@ -78,3 +78,22 @@ def test_the_longest_chain_of_rules_is_read_in_one_pass() -> None:
     _ = grammar_part("start: r0\n" + "\n".join(rules) + '\nr3000: "a"\nr3001: r0 "b"', field="grammar")
     with pytest.raises(InvalidInput, match="no finite text"):
         grammar_part("start: r0\n" + "\n".join(rules) + '\nr3000: r0 "a"\nr3001: r0 "b"', field="grammar")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "start: /" + "[" * 60_000,
+        'start: "a"{' + " " * 60_000,
+        'start: "a"{' + "9" * 60_000 + "}",
+        'start: "a" ~' + " " * 60_000,
+        'start: "a"' + " " * 60_000 + ".",
+        "start: " + '"a' * 20_000,
+        "start: a\na: " + "(" * 60_000,
+        "start: " + "[" * 60_000,
+    ],
+)
+def test_what_is_no_grammar_is_read_once(source) -> None:
+    """Text that a reader with second thoughts would go over again and again, for minutes."""
+    with pytest.raises(InvalidInput):
+        _check(source)

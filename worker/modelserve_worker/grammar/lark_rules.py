@@ -9,15 +9,15 @@ import re
 from dataclasses import dataclass, field
 
 _MOST_DEPTH = 100  # of parentheses inside each other
-_TOKEN = re.compile(
+_TOKEN = re.compile(  # one way to read each text, so that reading takes time in its length
     r"""(?P<space>(?:[ \t\r]|//[^\n]*|\#[^\n]*)+)
     |(?P<line>\n)
-    |(?P<range>"(?:\\.|[^"\\\n])+"\s*\.\.\s*"(?:\\.|[^"\\\n])+")
+    |(?P<range>"(?:\\.|[^"\\\n])+"\s*+\.\.\s*+"(?:\\.|[^"\\\n])+")
     |(?P<text>"(?:\\.|[^"\\\n])*"i?)
-    |(?P<regex>/(?!/)(?:\\.|\[(?:\\.|[^\]\\\n])*\]|[^/\\\n])+/[imslux]*)
+    |(?P<regex>/(?!/)(?:\\.|[^/\\\n])+/[imslux]*)
     |(?P<special><[^<>\n]*>)
     |(?P<name>[!?]?[A-Za-z_][A-Za-z0-9_]*)
-    |(?P<times>~\s*\d+(?:\s*\.\.\s*\d+)?|\{\s*\d*\s*,?\s*\d*\s*\}|[?*+])
+    |(?P<times>~\s*+\d{1,9}(?:\s*+\.\.\s*+\d{1,9})?|\{\s*+(?:\d{1,9}\s*+)?(?:,\s*+(?:\d{1,9}\s*+)?)?\}|[?*+])
     |(?P<directive>%(?:ignore|import|llguidance)\b[^\n]*)
     |(?P<mark>[:|()\[\]])""",
     re.VERBOSE,

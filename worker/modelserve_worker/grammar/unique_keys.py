@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from modelserve.errors import InvalidInput
 
 _QUOTE, _BACKSLASH = ord('"'), ord("\\")
-_OPEN_END = re.compile(r"(?:[*+]|\{\d+,\})\$\Z")
-_NESTED = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\((?:\\.|\[(?:\\.|[^\]\\])*\]|[^()\\\[])*\)")
+_OPEN_END = re.compile(r"(?<!\\)(?:[*+]|\{\d+,\})\$\Z")
 
 
 class TokenTable:
@@ -129,14 +128,29 @@ def unrepeatable_names(schema: Any, *, field: str) -> None:
     for each in _schemas(schema):
         patterns = each.get("patternProperties")
         for pattern in patterns if isinstance(patterns, dict) else ():
-            inner = _NESTED.sub("_", pattern)
-            if "|" in inner or "$" in inner[:-1] or (inner.endswith("$") and not _OPEN_END.search(pattern)):
+            if _closed(pattern):
                 raise InvalidInput(
                     f"{field}: patternProperties {pattern!r:.80} cannot be followed: too few names may match "
                     "it to have each only once. Name them in properties, or let the pattern end openly, as '^x' or "
                     "'^x[a-z]*$' does",
                     field=field,
                 )
+
+
+def _closed(pattern: str) -> bool:
+    """Whether a name may match that no longer name begins with; where in doubt, it may."""
+    ends, alternatives, depth, in_class, escaped = 0, False, 0, False, False
+    for character in pattern:
+        if escaped or character == "\\":
+            escaped = not escaped
+        elif in_class:
+            in_class = character != "]"
+        else:
+            in_class = character == "["
+            depth += (character == "(") - (character == ")")
+            ends += character == "$"
+            alternatives |= character == "|" and depth == 0
+    return ends > 0 and (ends > 1 or alternatives or _OPEN_END.search(pattern) is None)
 
 
 def free_names(schema: Any) -> bool:
