@@ -41,6 +41,20 @@ class TokenTable:
         return self._ids[bisect_left(self._ordered, prefix) : bisect_left(self._ordered, after)]
 
 
+class _NamesAhead:
+    """Names that an object has, and those that a token not yet sampled would add."""
+
+    def __init__(self, names: set[str] | _NamesAhead) -> None:
+        self._names = names
+        self._added: set[str] = set()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names or name in self._added
+
+    def add(self, name: str) -> None:
+        self._added.add(name)
+
+
 class UniqueKeys:
     """Reads one document; `bar` keeps its objects from naming anything twice."""
 
@@ -49,7 +63,7 @@ class UniqueKeys:
         self._reset()
 
     def _reset(self) -> None:
-        self._names: list[set[str] | None] = []  # of the objects that are open, None for a list
+        self._names: list[set[str] | _NamesAhead | None] = []  # of the objects that are open, None for a list
         self._name_next = False
         self._text: bytearray | None = None  # of the string that is open
         self._is_name = self._escaped = False
@@ -68,7 +82,8 @@ class UniqueKeys:
         if not any(self._names):
             return
         barred = [token for token in self._allowed(row, self._table.several) if self._repeats(token)]
-        if names and self._is_name and self._text is not None and (begun := _decoded(self._text)) is not None:
+        begun = _decoded(self._text) if self._is_name and self._text is not None else None
+        if isinstance(names, set) and begun is not None:
             for name in names:
                 if name.startswith(begun):
                     rest = json.dumps(name[len(begun) :], ensure_ascii=False)[1:].encode()
@@ -84,7 +99,7 @@ class UniqueKeys:
 
     def _repeats(self, token_id: int) -> bool:
         ahead = UniqueKeys(self._table)
-        ahead._names = [None if names is None else set(names) for names in self._names]
+        ahead._names = [None if names is None else _NamesAhead(names) for names in self._names]
         ahead._name_next, ahead._is_name, ahead._escaped = self._name_next, self._is_name, self._escaped
         ahead._text = None if self._text is None else bytearray(self._text)
         return any(ahead._read(byte) for byte in self._table.token_bytes[token_id])
