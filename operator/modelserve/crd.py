@@ -38,6 +38,7 @@ _COLUMNS = (  # name, type, JSONPath, priority (1 = only with -o wide), descript
     ("Plan", "string", ".status.plan.hash", 1, "The plan."),
     ("Layout", "string", ".status.plan.kvCache.layout", 1, "Row layout of the key/value cache."),
     ("URL", "string", ".status.url", 1, "Base address of the OpenAI API."),
+    ("Waits", "string", ".status.waits", 1, "What of a proposal is another one: the Plan, or the Worker alone."),
 )
 
 

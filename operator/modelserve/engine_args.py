@@ -1,14 +1,22 @@
-"""EngineArgs: the one document the operator writes and the worker reads. Flags of the worker win over it."""
+"""EngineArgs: the one document the operator writes and the worker reads. Flags of the worker win over it.
+
+Workers refuse names that they do not know, so a field that is added says since which release there is it
+(`json_schema_extra={SINCE: "0.2.0"}`), and the document is written in the dialect of the release that will read it.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic.alias_generators import to_camel
+from pydantic.fields import FieldInfo
 
+from modelserve.releases import release_number
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
 
+SINCE = "x-since-release"
 DEFAULT_MAX_NUM_MIXED_TOKENS = 512
 
 
@@ -71,3 +79,18 @@ class EngineArgs(BaseModel):
         """Names in the API, the one in answers first; none when it is the directory's."""
         names = self.served_model_name
         return () if names is None else (names,) if isinstance(names, str) else tuple(names)
+
+    def dialect(self, release: str) -> dict[str, Any]:
+        """The document as a worker of `release` reads it: JSON without null, and without what later releases added."""
+        return in_dialect(self.model_dump(mode="json", by_alias=True, exclude_none=True), release, model=type(self))
+
+
+def in_dialect(document: Mapping[str, Any], release: str, *, model: type[EngineArgs] = EngineArgs) -> dict[str, Any]:
+    """A document of any release as a worker of `release` reads it: without fields that it, or this release, lacks."""
+    since = {str(each.alias): _since(each) for each in model.model_fields.values()}
+    return {key: value for key, value in document.items() if key in since and since[key] <= release_number(release)}
+
+
+def _since(field: FieldInfo) -> tuple[int, ...]:
+    extra = field.json_schema_extra
+    return release_number(str(extra[SINCE])) if isinstance(extra, dict) and SINCE in extra else ()

@@ -26,6 +26,7 @@ class TerminationReason(StrEnum):
     AcceleratorMismatch = "AcceleratorMismatch"  # asked for CUDA, or for a KV dtype, that this device lacks
     KernelsUnavailable = "KernelsUnavailable"  # a kernel is in no cache, and there is no C compiler to build it with
     ModelUnavailable = "ModelUnavailable"  # the Hub has no such repository or revision, or the token no access to it
+    ModelCommitGone = "ModelCommitGone"  # the Hub no longer has the commit that the model was resolved to
     LoadStalled = "LoadStalled"  # no progress for 300 s while loading
 
 
@@ -55,8 +56,25 @@ class TerminationMessage(BaseModel):
         return self.model_copy(update={"message": kept}).encode()
 
 
+class ResolvedModel(BaseModel):
+    """What a container that ended well tells of the model: the commit of the Hub that its revision stands for."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    commit: str = Field(pattern=r"^[0-9a-f]{40}$")
+
+
 def write_termination(message: TerminationMessage, path: str = TERMINATION_MESSAGE_PATH) -> None:
     """Write the message where the kubelet reads it; outside a container there is no such file: nothing is written."""
+    _write(message.encode(), path)
+
+
+def write_resolved(commit: str, path: str = TERMINATION_MESSAGE_PATH) -> None:
+    """The same, for a commit. Raises ValidationError for what is none."""
+    _write(ResolvedModel(commit=commit).model_dump_json(), path)
+
+
+def _write(text: str, path: str) -> None:
     target = Path(path)
     if target.exists():
-        target.write_text(message.encode())
+        target.write_text(text)

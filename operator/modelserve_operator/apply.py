@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+import yaml
+
 from modelserve_operator import diff, drift, labels, metrics
 from modelserve_operator.drift import DriftContestedError, Heals
-from modelserve_operator.kinds import EVENT, MODEL_SERVE, POD, ResourceKind
+from modelserve_operator.kinds import CONTROLLER_REVISION, EVENT, MODEL_SERVE, POD, ResourceKind
 from modelserve_operator.kube import Kube, KubeError
 from modelserve_operator.observed import Transition
 from modelserve_operator.reasons import ConditionType, Reason
@@ -72,15 +74,10 @@ class Applier:
         """
         desired = diff.with_applied_hash(body)
         namespace, name = key_of(body)
-        live = self._store.get(kind, namespace, name)
-        if live is None:
-            live = await self._kube.get(kind, namespace=namespace, name=name)
+        live = await self._live(kind, namespace, name)
         if live is None:
             live = await self._write(kind, desired)
-        if not _same_owner(live, body):
-            if _same_owner(live, body, identity="name"):
-                raise PredecessorError(f"{kind.kind} {namespace}/{name} belongs to a deleted ModelServe")
-            raise NameTakenError(kind, namespace, name)
+        _check_owner(kind, live, body)
         uid, wrong = live["metadata"]["uid"], drift.deviations(kind, live, desired)
         drifted = self._is_what_we_want(live, desired)  # what we last wrote, so somebody else made the difference
         if not wrong or (drifted and _admitted(live) == labels.short_hash(wrong)):
@@ -136,6 +133,45 @@ class Applier:
         metadata = {"namespace": namespace, "name": owner["name"], "uid": owner["uid"]}
         message = f"Admission changes {kind.kind} {name} as it is written; that stays: {', '.join(sorted(left))}."
         await self.announce({"metadata": metadata}, Transition(Reason.CHANGED_BY_ADMISSION, message, False))
+
+    async def _live(self, kind: ResourceKind, namespace: str, name: str) -> Body | None:
+        known = self._store.get(kind, namespace, name)
+        return known if known is not None else await self._kube.get(kind, namespace=namespace, name=name)
+
+    async def render(self, kind: ResourceKind, body: Body) -> None:
+        """Have an immutable child whose `data`, YAML documents, say what those of `body` do: one that somebody made
+        otherwise is replaced, until that has happened too often. Its metadata is left as it is.
+
+        Raises NameTakenError, PredecessorError, DriftContestedError, KubeError.
+        """
+        namespace, name = key_of(body)
+        live = await self._live(kind, namespace, name)
+        if live is not None:
+            _check_owner(kind, live, body)
+            wrong = [key for key, text in body["data"].items() if not _says((live.get("data") or {}).get(key), text)]
+            identity, fields = f"{kind.kind} {namespace}/{name}", ", ".join(wrong)  # the next one has another uid
+            if not wrong:
+                self._store.put(kind, live)
+                self._heals.quiet(identity, self._clock())
+                return
+            again = self._heals.exhausted(kind, identity, self._clock())
+            if again is not None:
+                raise DriftContestedError(kind, name, fields, again=again)
+            await self.delete(kind, live)
+            await self._write(kind, diff.with_applied_hash(body))
+            logger.warning("replaced %s: %s", identity, fields)
+            self._heals.count(kind, name, identity, self._clock(), fields=fields)
+            return
+        await self._write(kind, diff.with_applied_hash(body))
+
+    async def annotate(self, kind: ResourceKind, live: Body, key: str, value: str) -> None:
+        """Set an annotation of a child. Raises KubeError 409 when it changed meanwhile."""
+        annotations = {**(live["metadata"].get("annotations") or {}), key: value}
+        await self._patch(kind, live, [{"op": "add", "path": "/metadata/annotations", "value": annotations}])
+
+    async def renumber(self, live: Body, number: int) -> None:
+        """Make a ControllerRevision the one that was committed last. Raises KubeError 409 when it changed meanwhile."""
+        await self._patch(CONTROLLER_REVISION, live, [{"op": "add", "path": "/revision", "value": number}])
 
     def _is_what_we_want(self, live: Body, desired: Body) -> bool:
         """Whether we last applied just this; somebody may have taken our annotation away."""
@@ -309,6 +345,26 @@ def _admitted(live: Body) -> str | None:
 
 def _owner(child: Body) -> Key:
     return Key(child["metadata"]["namespace"], labels.label_of(child, labels.NAME) or "")
+
+
+def _says(live: object, wanted: str) -> bool:
+    """Whether one YAML text says what the other does: how it is written may differ between releases."""
+    if live == wanted or not isinstance(live, str):
+        return live == wanted
+    try:
+        return bool(yaml.safe_load(live) == yaml.safe_load(wanted))
+    except yaml.YAMLError:
+        return False
+
+
+def _check_owner(kind: ResourceKind, live: Body, body: Body) -> None:
+    """Raises PredecessorError, NameTakenError."""
+    namespace, name = key_of(body)
+    if _same_owner(live, body):
+        return
+    if _same_owner(live, body, identity="name"):
+        raise PredecessorError(f"{kind.kind} {namespace}/{name} belongs to a deleted ModelServe")
+    raise NameTakenError(kind, namespace, name)
 
 
 def _same_owner(live: Body, desired: Body, *, identity: str = "uid") -> bool:

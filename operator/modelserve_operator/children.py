@@ -10,11 +10,24 @@ from modelserve_operator import labels
 from modelserve_operator.apply import Applier, NameTakenError, PredecessorError, UnfitError
 from modelserve_operator.drift import DriftContestedError
 from modelserve_operator.inspection import answer_lost, attempts, job_named, retry_at
-from modelserve_operator.kinds import CONFIG_MAP, DEPLOYMENT, DISRUPTION_BUDGET, JOB, SERVICE, ResourceKind
+from modelserve_operator.kinds import (
+    CONFIG_MAP,
+    CONTROLLER_REVISION,
+    DEPLOYMENT,
+    DISRUPTION_BUDGET,
+    JOB,
+    SERVICE,
+    ResourceKind,
+)
 from modelserve_operator.kube import KubeError
 from modelserve_operator.manifests.inspect_job import inspect_job
 from modelserve_operator.manifests.metadata import owner_reference
-from modelserve_operator.manifests.revision_objects import deployment, revision_config_map
+from modelserve_operator.manifests.revision_objects import (
+    commit_config_map,
+    controller_revision,
+    deployment,
+    engine_config_map,
+)
 from modelserve_operator.manifests.serving_objects import disruption_budget, model_facts_config_map, service
 from modelserve_operator.observed import Observed
 from modelserve_operator.plan import Decision
@@ -23,6 +36,7 @@ from modelserve_operator.rollout import RunningRevision, Step
 from modelserve_operator.running import known_revisions
 from modelserve_operator.settings import Settings
 
+REVISION_HISTORY_LIMIT = 5  # of a spec that says nothing: no default of the schema, which 0.1.0 would not know
 WriteError = PredecessorError | NameTakenError | DriftContestedError | UnfitError | KubeError
 Part = Callable[[], Awaitable[None]]
 
@@ -67,7 +81,11 @@ class Children:
         return failed or await _tried(partial(self._prune, observed, decision, step))
 
     async def _apply(self, kind: ResourceKind, body: Mapping[str, Any]) -> None:
-        """Apply a child with the labels and annotations of the settings; those of the operator itself win."""
+        """Apply a child, with the labels and annotations of the settings."""
+        await self._applier.apply(kind, self._labelled(body))
+
+    def _labelled(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """A child with the labels and annotations of the settings; those of the operator itself win."""
         metadata = dict(body["metadata"])
         for field, common in (
             ("labels", self._settings.child_labels),
@@ -75,7 +93,7 @@ class Children:
         ):
             if common:
                 metadata[field] = {**common, **metadata.get(field, {})}
-        await self._applier.apply(kind, {**body, "metadata": metadata})
+        return {**body, "metadata": metadata}
 
     async def _apply_inspection(self, observed: Observed, decision: Decision) -> None:
         """Run the inspect Job, or store what it found and remove it."""
@@ -122,17 +140,30 @@ class Children:
         for plan_hash in sorted(step.replicas, key=growth):
             if plan_hash in revisions:
                 record = running[plan_hash].record if plan_hash in running else None
-                body = deployment(
-                    observed.model_serve, revisions[plan_hash], replicas=step.replicas[plan_hash], record=record
-                )
-                new = revisions[plan_hash] if revisions[plan_hash] != known.get(plan_hash) else None
-                parts.append((plan_hash, growth(plan_hash), partial(self._apply_revision, observed, new, body)))
+                revision = revisions[plan_hash]
+                body = deployment(observed.model_serve, revision, replicas=step.replicas[plan_hash], record=record)
+                # One that is imported is kept once it can be told whether it is of the spec: the spec can be read.
+                part = partial(self._apply_revision, observed, revision, body, store=decision.spec is not None)
+                parts.append((plan_hash, growth(plan_hash), part))
         return parts
 
-    async def _apply_revision(self, observed: Observed, new: Revision | None, body: Mapping[str, Any]) -> None:
-        """The Deployment, and before it the ConfigMap of a revision that is new, or committed anew."""
-        if new is not None:
-            await self._apply(CONFIG_MAP, revision_config_map(observed.model_serve, new))
+    async def _apply_revision(
+        self, observed: Observed, revision: Revision, body: Mapping[str, Any], *, store: bool
+    ) -> None:
+        """The Deployment; before it the worker's settings, and before these the revision that both are made from."""
+        stored = {each["metadata"]["name"]: each for each in observed.controller_revisions}
+        live = stored.get(body["metadata"]["name"])
+        if live is None and store:
+            await self._apply(CONTROLLER_REVISION, controller_revision(observed.model_serve, revision))
+        elif live is not None and live.get("revision") != revision.number:
+            await self._applier.renumber(live, revision.number)
+        elif (
+            live is not None and revision.commit and labels.annotation_of(live, labels.MODEL_COMMIT) != revision.commit
+        ):
+            await self._applier.annotate(CONTROLLER_REVISION, live, labels.MODEL_COMMIT, revision.commit)
+        if revision.commit and revision.source:
+            await self._applier.render(CONFIG_MAP, self._labelled(commit_config_map(observed.model_serve, revision)))
+        await self._applier.render(CONFIG_MAP, self._labelled(engine_config_map(observed.model_serve, revision)))
         await self._apply(DEPLOYMENT, body)
 
     async def _prune(self, observed: Observed, decision: Decision, step: Step) -> None:
@@ -148,16 +179,29 @@ class Children:
         if decision.spec is None or current is None:
             return
         wanted = {labels.inspection_name(observed.name, current), labels.model_facts_name(observed.name, current)}
+        sources = {each.source for each in (*observed.revisions, decision.target) if each is not None}
+        commits = {labels.commit_name(observed.name, each) for each in sources}
         for body in observed.config_maps:
-            plan_hash = labels.label_of(body, labels.PLAN_HASH)
+            plan_hash, component = (labels.label_of(body, each) for each in (labels.PLAN_HASH, labels.COMPONENT))
             stale_revision = plan_hash is not None and plan_hash not in kept and step.complete
             # Facts that are stored and yet looked for were written by a release that this one does not understand.
-            stale_facts = plan_hash is None and (decision.inspect or body["metadata"]["name"] not in wanted)
-            if stale_revision or stale_facts:
+            stale_facts = component == labels.MODEL_FACTS and (
+                decision.inspect or body["metadata"]["name"] not in wanted
+            )
+            stale_commit = component == labels.COMMIT and body["metadata"]["name"] not in commits
+            if stale_revision or stale_facts or stale_commit:
                 await self._applier.delete(CONFIG_MAP, body)
         for body in observed.jobs:
             if body["metadata"]["name"] not in wanted:
                 await self._applier.delete(JOB, body)
+        if step.complete:
+            asked = decision.spec.revision_history_limit
+            limit = REVISION_HISTORY_LIMIT if asked is None else asked
+            surplus = observed.history.surplus(kept=filter(None, kept), limit=limit)
+            names = {labels.revision_name(observed.name, each) for each in surplus}
+            for body in observed.controller_revisions:
+                if body["metadata"]["name"] in names:
+                    await self._applier.delete(CONTROLLER_REVISION, body)
 
 
 async def _tried(part: Part) -> WriteError | None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from modelserve import __version__
 from modelserve.crd import CRD_NAME, RELEASE_ANNOTATION, custom_resource_definition
+from modelserve.releases import release_number
 from modelserve_operator import labels
 from modelserve_operator.kinds import DEFINITION
 from modelserve_operator.kube import ClusterKube, Kube, KubeError
@@ -30,7 +31,7 @@ async def bring_up_to_date(kube: Kube) -> bool:
     """
     live = await kube.get(DEFINITION, namespace="", name=CRD_NAME)
     found = labels.annotation_of(live, RELEASE_ANNOTATION) if live is not None else None
-    if found is not None and _number(found) > _number(__version__):
+    if found is not None and release_number(found) > release_number(__version__):
         logger.info("CRD %s is of release %s, later than %s: left as it is", CRD_NAME, found, __version__)
         return False
     wanted = custom_resource_definition()
@@ -50,11 +51,6 @@ async def bring_up_to_date(kube: Kube) -> bool:
             await asyncio.sleep(0.5)
             live = await kube.get(DEFINITION, namespace="", name=CRD_NAME) or {}
     return True
-
-
-def _number(release: str) -> tuple[int, ...]:
-    """The numbers at the head of a version; what is no number counts as 0."""
-    return tuple(int(part) if part.isdigit() else 0 for part in release.split("+")[0].split("-")[0].split("."))
 
 
 def _established(body: Mapping[str, Any]) -> bool:

@@ -12,11 +12,15 @@ from typing import Any
 from modelserve_operator import labels, sources
 from modelserve_operator.causes import Causes
 from modelserve_operator.claims import ClaimModes
+from modelserve_operator.fleet import Member, members
+from modelserve_operator.history import owned_by, read_history, stray_config_maps
+from modelserve_operator.imported import with_imported
 from modelserve_operator.inspection import overdue
 from modelserve_operator.inventory import Inventory
 from modelserve_operator.kinds import (
     CHILDREN,
     CONFIG_MAP,
+    CONTROLLER_REVISION,
     DEPLOYMENT,
     DISRUPTION_BUDGET,
     ENDPOINT_SLICE,
@@ -78,6 +82,7 @@ class Gatherer:
         self.reports = WorkerReports(kube, clock)
         self._claims = ClaimModes(kube, clock)
         self._causes = Causes(kube, clock)
+        self._fleet: tuple[tuple[int, ...], dict[Key, Member]] | None = None  # with the changes that it was made after
         self._supply = Supply()
         self._supply_changed = True
         self.heard_version: dict[ResourceKind, int] = {}  # newest resourceVersion that a watch event brought
@@ -207,16 +212,29 @@ class Gatherer:
                 child
                 for child in self._store.children(kind, namespace=key.namespace, owner=key.name)
                 # Pods and slices belong to children of ours; orphans of an earlier namesake are adopted.
-                if kind in (POD, ENDPOINT_SLICE) or _owned_by(child, uid) or _orphan_of(child, key.name)
+                if kind in (POD, ENDPOINT_SLICE) or owned_by(child, uid) or _orphan_of(child, key.name)
             )
             for kind in CHILDREN
         }
+        labelled = {
+            kind: self._store.children(kind, namespace=key.namespace, owner=key.name)
+            for kind in (CONTROLLER_REVISION, CONFIG_MAP)
+        }
+        running = {labels.label_of(each, labels.PLAN_HASH) or "": each for each in children[DEPLOYMENT]}
+        stored = read_history(body, labelled[CONTROLLER_REVISION], running)
+        history = with_imported(stored, body, labelled[CONFIG_MAP], running)
+        named = {labels.revision_name(key.name, each.hash) for each in history.revisions}
+        stray = {each["metadata"]["uid"] for each in stray_config_maps(children[CONFIG_MAP], named)}
         pods, service = children[POD], next(iter(children[SERVICE]), None)
         now, answers = self._clock(), await self.reports.read(key, pods)
         return Observed(
             model_serve=body,
             deployments=children[DEPLOYMENT],
-            config_maps=children[CONFIG_MAP],
+            controller_revisions=tuple(
+                each for each in children[CONTROLLER_REVISION] if each["metadata"]["name"] in named
+            ),
+            history=history,
+            config_maps=tuple(each for each in children[CONFIG_MAP] if each["metadata"]["uid"] not in stray),
             jobs=children[JOB],
             to_move=frozenset(body["metadata"]["uid"] for body in pods if self._has_to_move(body)),
             pods=tuple([await self._with_cause(Pod.from_body(pod), key.namespace, now) for pod in pods]),
@@ -282,6 +300,13 @@ class Gatherer:
             logger.warning("ConfigMap %s/%s cannot be read: %s", self._shared.namespace, name, error)
             return None
 
+    def fleet(self) -> dict[Key, Member]:
+        """Every ModelServe by the worker of its last revision. It is put together once for all that ask meanwhile."""
+        changes = self._store.changes(MODEL_SERVE, CONTROLLER_REVISION)
+        if self._fleet is None or self._fleet[0] != changes:
+            self._fleet = changes, members(self._store.all(MODEL_SERVE), self._store.all(CONTROLLER_REVISION))
+        return self._fleet[1]
+
     def _has_to_move(self, pod: Body) -> bool:
         return (pod.get("spec") or {}).get("nodeName") in self._inventory.leaving
 
@@ -300,11 +325,7 @@ class Gatherer:
 def _orphan_of(body: Body, name: str) -> bool:
     """Whether a ModelServe of this name left it without an owner, and not somebody a copy of it under another name."""
     plan_hash = labels.label_of(body, labels.PLAN_HASH)
-    facts = labels.label_of(body, labels.COMPONENT) in (labels.MODEL_FACTS, labels.INSPECTION)
+    facts = labels.label_of(body, labels.COMPONENT) in (labels.MODEL_FACTS, labels.COMMIT, labels.INSPECTION)
     own = body["metadata"]["name"]
     named = own == (name if plan_hash is None else labels.revision_name(name, plan_hash))
     return labels.orphaned(body) and (own.startswith(f"{name}-") if facts else named)
-
-
-def _owned_by(body: Body, uid: str) -> bool:
-    return any(reference.get("uid") == uid for reference in body["metadata"].get("ownerReferences") or ())

@@ -36,6 +36,7 @@ class ResourceKind:
 MODEL_SERVE = ResourceKind(labels.GROUP, "v1alpha1", "modelserves", "ModelServe", owned=False)
 NODE = ResourceKind("", "v1", "nodes", "Node", namespaced=False, owned=False)
 DEPLOYMENT = ResourceKind("apps", "v1", "deployments", "Deployment")
+CONTROLLER_REVISION = ResourceKind("apps", "v1", "controllerrevisions", "ControllerRevision")
 SERVICE = ResourceKind("", "v1", "services", "Service")
 CONFIG_MAP = ResourceKind("", "v1", "configmaps", "ConfigMap")
 DISRUPTION_BUDGET = ResourceKind("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
@@ -50,7 +51,7 @@ DEFINITION = ResourceKind(
     "apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", namespaced=False, owned=False
 )
 
-CHILDREN = (DEPLOYMENT, SERVICE, CONFIG_MAP, DISRUPTION_BUDGET, JOB, POD, ENDPOINT_SLICE)
+CHILDREN = (CONTROLLER_REVISION, DEPLOYMENT, SERVICE, CONFIG_MAP, DISRUPTION_BUDGET, JOB, POD, ENDPOINT_SLICE)
 WATCHED = (*CHILDREN, NODE, MODEL_SERVE)  # listed in this order: a ModelServe is known only after all of its children
 
 OPTIONAL = (NODE_POOL,)  # not every cluster has the kind, nor has every operator leave to read it
@@ -67,7 +68,7 @@ NAMESPACED_RULES: tuple[dict[str, Any], ...] = (
     _rule(labels.GROUP, "modelserves", verbs=("get", *_WATCH)),
     _rule(labels.GROUP, "modelserves/status", verbs=("patch",)),
     _rule(labels.GROUP, "modelserves/finalizers", verbs=("update",)),
-    _rule("apps", "deployments", verbs=(*_APPLY, "delete")),
+    _rule("apps", "deployments", "controllerrevisions", verbs=(*_APPLY, "delete")),
     _rule("batch", "jobs", verbs=(*_APPLY, "delete")),
     _rule("", "configmaps", verbs=(*_APPLY, "delete")),
     _rule("", "services", verbs=(*_APPLY, "delete")),
@@ -100,6 +101,7 @@ Without the rule for NodePools, pools that have no node yet are unknown; nothing
 ADMISSION_VERBS: tuple[tuple[str, str, str], ...] = (
     # Server-side apply asks for it when the object is new; the request itself is a patch.
     ("apps", "deployments", "create"),
+    ("apps", "controllerrevisions", "create"),
     ("batch", "jobs", "create"),
     ("", "configmaps", "create"),
     ("", "services", "create"),

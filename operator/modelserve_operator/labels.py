@@ -14,16 +14,15 @@ MANAGED_BY = "app.kubernetes.io/managed-by"
 APP_NAME = "app.kubernetes.io/name"
 COMPONENT = "app.kubernetes.io/component"
 NAME = f"{GROUP}/name"
-PLAN_HASH = f"{GROUP}/plan-hash"
-SPEC_HASH = f"{GROUP}/spec-hash"
+PLAN_HASH = f"{GROUP}/plan-hash"  # hash of a revision
 
 APPROVE_PLAN = f"{GROUP}/approve-plan"  # on the ModelServe, by the user: the hash of the proposed plan to commit
 RETRY = f"{GROUP}/retry"  # on the ModelServe, by the user: another value has what failed tried again at once
-COMMITTED_AT = f"{GROUP}/committed-at"  # on a revision's ConfigMap: when it was committed once more
 APPLIED_HASH = f"{GROUP}/applied-hash"  # on every child: hash of what was applied, so that dropped fields are noticed
 ADMITTED = f"{GROUP}/admitted"  # on a child: digest of what admission makes of our own writes, which stays
 ATTEMPTS = f"{GROUP}/attempts"  # on an inspect Job: how many of its kind were made in a row, itself counted
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"  # Kubernetes' own: pods of lower cost go first
+MODEL_COMMIT = f"{GROUP}/model-commit"  # on a ControllerRevision: commit of the Hub that its pods serve
 TERMINAL_FAILURE = (
     f"{GROUP}/terminal-failure"  # on a Deployment: the record of the failure that stopped its growth, as JSON
 )
@@ -34,13 +33,17 @@ WORKER = "worker"
 INSPECTION = "inspection"
 REVISION = "revision"
 MODEL_FACTS = "model-facts"
+COMMIT = "model-commit"
 CALIBRATION = "calibration"
 
 
+HASH_LENGTH = 10
+
+
 def short_hash(document: Any) -> str:
-    """10 hex characters of the SHA-256 over canonical JSON: the order of keys does not matter."""
+    """HASH_LENGTH hex characters of the SHA-256 over canonical JSON: the order of keys does not matter."""
     text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:10]
+    return hashlib.sha256(text.encode()).hexdigest()[:HASH_LENGTH]
 
 
 def selector(name: str) -> dict[str, str]:
@@ -67,6 +70,10 @@ def inspection_name(name: str, source_hash: str) -> str:
 
 def model_facts_name(name: str, source_hash: str) -> str:
     return f"{name}-model-{source_hash}"
+
+
+def commit_name(name: str, source_hash: str) -> str:
+    return f"{name}-commit-{source_hash}"
 
 
 def orphaned(body: Mapping[str, Any]) -> bool:

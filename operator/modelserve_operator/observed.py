@@ -11,10 +11,19 @@ from pydantic import ValidationError
 
 from modelserve.api import CalibrationPages, CalibrationTerm, GpuMemory
 from modelserve.measured_speed import MeasuredSteps
-from modelserve.termination import TERMINAL_EXIT_CODE, TerminationMessage
+from modelserve.termination import TERMINAL_EXIT_CODE, ResolvedModel, TerminationMessage
 from modelserve_operator import labels
-from modelserve_operator.kinds import CONFIG_MAP, DEPLOYMENT, DISRUPTION_BUDGET, JOB, SERVICE, ResourceKind
-from modelserve_operator.revision import Revision
+from modelserve_operator.history import History
+from modelserve_operator.kinds import (
+    CONFIG_MAP,
+    CONTROLLER_REVISION,
+    DEPLOYMENT,
+    DISRUPTION_BUDGET,
+    JOB,
+    SERVICE,
+    ResourceKind,
+)
+from modelserve_operator.revision import RESOLVE_CONTAINER, Revision
 from modelserve_operator.supply import Supply
 
 Body = Mapping[str, Any]
@@ -26,7 +35,9 @@ MAKING_FAILURES = frozenset(  # of the kubelet, before a container's process beg
 )
 _QUIET = frozenset({None, "ContainerCreating", "PodInitializing"})
 ENDED_PHASES = frozenset({"Failed", "Succeeded"})
-OWN_CONTAINERS = frozenset({WORKER_CONTAINER, FETCH_CONTAINER, INSPECT_CONTAINER})  # others are injected by somebody
+OWN_CONTAINERS = frozenset(
+    {WORKER_CONTAINER, FETCH_CONTAINER, RESOLVE_CONTAINER, INSPECT_CONTAINER}
+)  # others are injected by somebody
 
 
 @dataclass(frozen=True)
@@ -102,6 +113,7 @@ class Pod:
     pull_fails: bool = False  # the image of a container of ours cannot be pulled at the moment
     crashes: int = 0  # restarts of a container of ours whose last run ended badly
     last_run: timedelta = timedelta(0)  # how long that run was
+    commit: str | None = None  # of the model, as its container `resolve` told it
 
     @classmethod
     def from_body(cls, body: Body) -> Pod:
@@ -142,6 +154,7 @@ class Pod:
             pull_fails=any(_waiting(container) in PULL_FAILURES for container in own),
             crashes=_restarts(crashed),
             last_run=_run_time(crashed),
+            commit=next(filter(None, map(_commit, own)), None),
         )
 
 
@@ -205,6 +218,18 @@ def _trouble(container: Body) -> str | None:
     return f"container {container['name']}: {'; '.join(words)}"
 
 
+def _commit(container: Body) -> str | None:
+    if container.get("name") != RESOLVE_CONTAINER:
+        return None
+    for end in _ends(container):
+        if not end.get("exitCode"):
+            try:
+                return ResolvedModel.model_validate_json(end.get("message") or "").commit
+            except ValidationError:
+                continue
+    return None
+
+
 def _report(status: Body) -> str | None:
     for container in status.get("containerStatuses") or ():
         for end in _ends(container):
@@ -232,6 +257,8 @@ class Observed:
 
     model_serve: Body
     deployments: tuple[Body, ...] = ()
+    controller_revisions: tuple[Body, ...] = ()  # of the revisions in `history` that are stored
+    history: History = field(default_factory=History)
     config_maps: tuple[Body, ...] = ()
     jobs: tuple[Body, ...] = ()
     pods: tuple[Pod, ...] = ()
@@ -266,7 +293,12 @@ class Observed:
     def orphans(self) -> Iterator[tuple[ResourceKind, Body]]:
         """Children that an earlier ModelServe of this name left without an owner."""
         shared = ((SERVICE, self.service), (DISRUPTION_BUDGET, self.disruption_budget))
-        many = ((CONFIG_MAP, self.config_maps), (DEPLOYMENT, self.deployments), (JOB, self.jobs))
+        many = (
+            (CONTROLLER_REVISION, self.controller_revisions),
+            (CONFIG_MAP, self.config_maps),
+            (DEPLOYMENT, self.deployments),
+            (JOB, self.jobs),
+        )
         found = [(kind, body) for kind, body in shared if body is not None]
         found += [(kind, body) for kind, bodies in many for body in bodies]
         yield from ((kind, body) for kind, body in found if labels.orphaned(body))
@@ -274,7 +306,7 @@ class Observed:
     @property
     def revisions(self) -> tuple[Revision, ...]:
         """Revisions that were committed, of whatever spec."""
-        return tuple(filter(None, map(Revision.from_config_map, self.config_maps)))
+        return self.history.revisions
 
     @property
     def selected(self) -> str | None:

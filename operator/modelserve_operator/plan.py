@@ -5,23 +5,27 @@ A committed plan never changes: later inventories, calibrations and operator rel
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 
 from modelserve.api import ModelServe, ModelServeSpec, PlanStatus
 from modelserve.errors import InvalidInput
 from modelserve.model_facts import ModelFacts
+from modelserve.planning import plan_hash
 from modelserve_operator import labels
 from modelserve_operator.approval import Choice, choose, committed_last
 from modelserve_operator.catalogue import CATALOGUE_NAME, Catalogue
+from modelserve_operator.history import History
 from modelserve_operator.inspection import inspection_failure, inspection_trouble, known_facts, retry_at
 from modelserve_operator.left_out import no_accelerators
 from modelserve_operator.observed import Observed
 from modelserve_operator.reasons import Reason
-from modelserve_operator.revision import Revision, spec_hash
-from modelserve_operator.revision_builder import build_revision, plan_for
+from modelserve_operator.revision import Revision, bare
+from modelserve_operator.revision_builder import RevisionBuilder, plan_for
 from modelserve_operator.settings import Settings
 from modelserve_operator.sources import ModelSource, model_source
+from modelserve_operator.store import approver
 
 MOST_FAULTS, FAULT_LIMIT = 3, 300  # of catalogue entries: how many are told, and characters of each
 
@@ -56,6 +60,8 @@ class Decision:
     plan: PlanStatus | None = None  # for status.plan
     proposed: Revision | None = None  # for status.proposedPlan
     target: Revision | None = None
+    move: Revision | None = None  # what a rolling update of workers would commit, in its turn
+    waits: str | None = None  # for status.waits: what of the proposal is another one
     warnings: tuple[Warn, ...] = ()  # what is amiss beside the spec, at the head of the Planned message
     stalled: Finding | None = None
 
@@ -70,25 +76,54 @@ NOT_PLANNED = Finding(None, Reason.BLOCKED, "The spec was not accepted.")
 
 def decide(observed: Observed, settings: Settings) -> Decision:
     """The whole decision. Raises nothing: every fault of the input is a Finding."""
-    document = {key: value for key, value in observed.model_serve.items() if key != "status"}
+    decision = _decided(observed, settings)
+    warnings = (*_refused_objects(observed.history), *decision.warnings)
+    message = " ".join([*(each.message for each in warnings), decision.planned.message])
+    return replace(decision, planned=replace(decision.planned, message=message), warnings=warnings)
+
+
+def _decided(observed: Observed, settings: Settings) -> Decision:
     try:
-        spec = ModelServe.parse(document).spec
+        parsed, unknown = ModelServe.parse_of_any_release(observed.model_serve)
     except InvalidInput as error:
         return _refused(Finding(False, Reason.INVALID_SPEC, str(error)))
+    spec = parsed.spec
     source = model_source(spec)
     accepted = _acceptable(spec, observed)
     if not accepted.ok:
         return _refused(accepted)
-    decision = Decision(accepted, NOT_PLANNED, spec=spec, source=source)
+    warnings = _unknown_fields(unknown)
+    if observed.history.blocking:
+        finding = _unreadable(observed.history)
+        return Decision(accepted, finding, warnings=warnings, stalled=finding)
+    decision = Decision(accepted, NOT_PLANNED, spec=spec, source=source, warnings=warnings)
     facts = known_facts(observed, source)
     if facts is None:
         return _without_facts(decision, observed, source)
-    warnings = _catalogue_faults(spec, observed.supply.catalogue)
-    planned = _planned(replace(decision, facts=facts, warnings=warnings), observed, settings)
-    told = replace(
-        planned.planned, message=" ".join([*(each.message for each in planned.warnings), planned.planned.message])
-    )
-    return replace(planned, planned=told)
+    warnings = (*warnings, *_catalogue_faults(spec, observed.supply.catalogue))
+    return _planned(replace(decision, facts=facts, warnings=warnings), observed, settings)
+
+
+def _refused_objects(history: History) -> Iterator[Warn]:
+    """Objects that pass for revisions, and revisions of the past that cannot be read: none of them stops anything."""
+    yield from (Warn(Reason.REVISION_REFUSED, each) for each in islice(history.refused, MOST_FAULTS))
+    past = (each for each in history.unreadable if not each.blocks)
+    for each in islice(past, MOST_FAULTS):
+        yield Warn(Reason.REVISION_UNREADABLE, f"{each.kind} {each.name} cannot be read: {each.why}.")
+
+
+def _unknown_fields(unknown: tuple[str, ...]) -> tuple[Warn, ...]:
+    if not unknown:
+        return ()
+    told = ", ".join(unknown[:MOST_FAULTS]) + (", ..." if len(unknown) > MOST_FAULTS else "")
+    return (Warn(Reason.UNKNOWN_FIELDS, f"{told} of a later release: this one does not know it and ignores it."),)
+
+
+def _unreadable(history: History) -> Finding:
+    """Nothing is planned past a revision that cannot be read: what runs may be all that is right."""
+    told = "; ".join(f"{each.kind} {each.name} cannot be read: {each.why}" for each in history.blocking[:MOST_FAULTS])
+    remedy = "run a release that reads it, or delete it: then another revision is planned and takes over"
+    return Finding(None, Reason.REVISION_UNREADABLE, f"{told}. Everything stays as it is; {remedy}.")
 
 
 def _catalogue_faults(spec: ModelServeSpec, catalogue: Catalogue) -> tuple[Warn, ...]:
@@ -150,12 +185,15 @@ def _without_facts(decision: Decision, observed: Observed, source: ModelSource) 
     """The model is to be read. A revision that was committed for this very spec runs, whatever comes of it."""
     assert decision.spec is not None
     inspecting, spec = _inspecting(decision, observed, source), decision.spec
-    known = tuple(revision for revision in observed.revisions if revision.spec_hash == spec_hash(spec))
-    approvals = filter(None, (spec.plan.approved_hash, labels.annotation_of(observed.model_serve, labels.APPROVE_PLAN)))
-    choice = choose(known, None, approvals=approvals, automatic=False, now=observed.now)
+    history = observed.history
+    if spec.plan.revision is not None:
+        choice = Choice(history.named(spec.plan.revision))
+    else:
+        asked = (spec.plan.approved_hash, labels.annotation_of(observed.model_serve, labels.APPROVE_PLAN))
+        choice = choose(history.of(spec), (), approvals=filter(None, asked), automatic=False)
     if choice.committed is None or spec.plan.mode == "PreviewOnly":
         return inspecting
-    committed = _committed_decision(inspecting, choice.committed, None, name=observed.name)
+    committed = _committed_decision(inspecting, history.committed(choice.committed), None, None, observed, None)
     told = f"{committed.planned.message.rstrip('.')}. The model is read again: {inspecting.planned.message}"
     return replace(committed, planned=replace(committed.planned, message=told), stalled=None)
 
@@ -164,36 +202,67 @@ def _planned(decision: Decision, observed: Observed, settings: Settings) -> Deci
     assert decision.spec is not None
     assert decision.source is not None
     assert decision.facts is not None
-    spec, mode = decision.spec, decision.spec.plan.mode
-    known = tuple(revision for revision in observed.revisions if revision.spec_hash == spec_hash(spec))
+    spec, mode, history = decision.spec, decision.spec.plan.mode, observed.history
+    known, before = history.of(spec), history.planned_for(spec)
+    pinned = history.named(spec.plan.revision) if spec.plan.revision is not None else None
+    if spec.plan.revision is not None and pinned is None:
+        return _unknown_pin(decision, observed)
     try:
-        fresh_plan = plan_for(spec, decision.facts, observed.supply, committed=committed_last(known))
+        today = plan_for(spec, decision.facts, observed.supply, committed=committed_last(known) or before)
     except InvalidInput as error:
         finding = Finding(False, Reason.INVALID_SPEC, str(error))
         return replace(decision, accepted=finding, planned=NOT_PLANNED, stalled=finding)
-    fresh, previewed = None, mode == "PreviewOnly"
-    if fresh_plan.fits and (observed.deployments or not previewed):  # beside nothing a preview is its plan alone
-        fresh = build_revision(
-            spec, fresh_plan, name=observed.name, source=decision.source, facts=decision.facts, settings=settings
-        )
-    if previewed:
-        return _previewed(decision, fresh_plan, fresh, observed)
-    approvals = (spec.plan.approved_hash, labels.annotation_of(observed.model_serve, labels.APPROVE_PLAN))
-    choice = choose(
-        known,
-        fresh,
-        approvals=filter(None, approvals),
-        automatic=mode == "Automatic",
-        now=observed.now,
+    builder = RevisionBuilder(
+        spec,
+        observed.name,
+        decision.source,
+        decision.facts,
+        settings,
+        generation=observed.generation,
+        approved_by=approver(observed.model_serve),
     )
+    fresh, previewed = None, mode == "PreviewOnly"
+    if today.fits and (observed.deployments or not previewed):  # beside nothing a preview is its plan alone
+        fresh = builder.planned(today)
+    if pinned is not None:
+        return _committed_decision(decision, history.committed(pinned), fresh, today, observed, builder)
+    if previewed:
+        return _previewed(decision, today, fresh, observed)
+    carried = builder.carried(before) if before is not None and not known else None
+    offered = tuple(each for each in (carried, fresh) if each is not None)
+    approvals = (spec.plan.approved_hash, labels.annotation_of(observed.model_serve, labels.APPROVE_PLAN))
+    choice = choose(known, offered, approvals=filter(None, approvals), automatic=mode == "Automatic")
     if choice.unknown is not None:
         decision = replace(decision, warnings=(*decision.warnings, _unknown_approval(choice, fresh)))
     if choice.committed is not None:
-        return _committed_decision(decision, choice.committed, fresh, name=observed.name)
-    if fresh is not None:
-        message = f"Plan {fresh.plan.hash} waits for approval: {approve_command(observed.name, fresh.plan.hash or '')}"
-        return replace(decision, planned=Finding(False, Reason.WAITING_FOR_APPROVAL, message), proposed=fresh)
-    return _impossible(decision, fresh_plan, observed)
+        return _committed_decision(decision, history.committed(choice.committed), fresh, today, observed, builder)
+    if offered:
+        waiting = offered[0]
+        approve = approve_command(observed.name, waiting.plan.hash or "")
+        message = f"Plan {waiting.plan.hash} waits for approval: {approve}"
+        planned = Finding(False, Reason.WAITING_FOR_APPROVAL, message)
+        return replace(decision, planned=planned, proposed=_with_candidates(waiting, today))
+    return _impossible(decision, today, observed)
+
+
+def _with_candidates(revision: Revision, today: PlanStatus) -> Revision:
+    """A revision keeps the chosen candidate alone; the others of a plan of its hash, made just now, are shown too."""
+    chosen = bare(revision.plan).candidates
+    if revision.plan.hash != today.hash or not chosen:
+        return revision
+    candidates = tuple(chosen[0] if each.verdict == "Chosen" else each for each in today.candidates)
+    return replace(revision, plan=revision.plan.model_copy(update={"candidates": candidates}))
+
+
+def _unknown_pin(decision: Decision, observed: Observed) -> Decision:
+    """What runs stays as it is: a revision that somebody wants to go back to is not guessed."""
+    kept = sorted(labels.revision_name(observed.name, each.hash) for each in observed.revisions)
+    message = (
+        f"spec.plan.revision {decision.spec.plan.revision if decision.spec else ''} names no revision that is kept: "
+        f"{', '.join(kept) or 'there is none'}. What runs stays as it is."
+    )
+    finding = Finding(False, Reason.REVISION_UNKNOWN, message)
+    return Decision(decision.accepted, finding, warnings=decision.warnings, stalled=finding)
 
 
 def approve_command(name: str, approved: str) -> str:
@@ -214,18 +283,73 @@ def _unknown_approval(choice: Choice, fresh: Revision | None) -> Warn:
     return Warn(Reason.APPROVAL_UNKNOWN, message)
 
 
-def _committed_decision(decision: Decision, committed: Revision, fresh: Revision | None, *, name: str) -> Decision:
-    drifted = fresh is not None and fresh.hash != committed.hash
+def _committed_decision(
+    decision: Decision,
+    committed: Revision,
+    fresh: Revision | None,
+    today: PlanStatus | None,
+    observed: Observed,
+    builder: RevisionBuilder | None,
+) -> Decision:
+    """`fresh`, `today` and `builder`: what would be committed now; None where that is not known."""
+    committed = resolved(committed, observed)
+    drifted = fresh is not None and fresh.runs != committed.runs
     message = committed.plan.message or f"Plan {committed.plan.hash} is committed."
+    pinned = decision.spec.plan.revision if decision.spec is not None else None
+    if pinned is not None:
+        message = f"Pinned by spec.plan.revision to {pinned}. {message}"
+    stays = builder is None or pinned is not None or committed.hash not in observed.history.stored
     if fresh is not None and drifted:
-        message = f"{message.rstrip('.')}. {proposal_text(name, committed, fresh)}"
+        message = f"{message.rstrip('.')}. {proposal_text(observed.name, committed, fresh)}"
     return replace(
         decision,
         planned=Finding(True, Reason.PLAN_COMMITTED, message),
-        plan=committed.plan,
+        plan=committed.plan if today is None else _with_candidates(committed, today).plan,
         proposed=fresh if drifted else None,
         target=committed,
+        move=_move(committed, observed, builder) if builder is not None and not stays else None,
+        waits=_what_waits(decision.spec, committed, fresh) if decision.spec and fresh is not None and drifted else None,
     )
+
+
+def resolved(revision: Revision, observed: Observed) -> Revision:
+    """The revision with the commit that its pods serve: the one that is kept, else what the first of its pods told."""
+    if not revision.unresolved:
+        return revision
+    told = sorted((pod.created, pod.name, pod.commit) for pod in observed.pods_of(revision.hash) if pod.commit)
+    known = observed.history.commit_of(revision.source)
+    return replace(revision, commit=known or next((commit for *_, commit in told), ""))
+
+
+def _move(committed: Revision, observed: Observed, builder: RevisionBuilder) -> Revision | None:
+    """The revision on a newer worker, where that is what a rolling update would commit."""
+    behind = builder.follows_operator(committed) and committed.worker.image != builder.settings.worker_image
+    return observed.history.committed(builder.moved(committed)) if behind and builder.policy == "Rolling" else None
+
+
+def _what_waits(spec: ModelServeSpec, committed: Revision, fresh: Revision) -> str:
+    """`Plan` where another one would run; `Worker` where it is the same but for the worker's release and image."""
+    hashes = {plan_hash(each.plan, spec, engine_version="") for each in (committed, fresh)}
+    placed = {each.plan.node_selector_terms for each in (committed, fresh)}
+    return "Plan" if len(hashes) > 1 or len(placed) > 1 else "Worker"
+
+
+def moving(decision: Decision) -> Decision:
+    """The decision with its move committed."""
+    if decision.move is None:
+        return decision
+    plan, kept = decision.move.plan, decision.proposed if decision.waits == "Plan" else None
+    shown = plan.model_copy(update={"candidates": decision.plan.candidates}) if decision.plan is not None else plan
+    message = f"Moves to worker {decision.move.worker.image} with the same plan. {decision.planned.message}"
+    told = replace(decision.planned, message=message)
+    waits = decision.waits if kept is not None else None
+    return replace(decision, planned=told, plan=shown, proposed=kept, target=decision.move, move=None, waits=waits)
+
+
+def waiting_to_move(decision: Decision, why: str) -> Decision:
+    """The decision while its move waits."""
+    message = f"{decision.planned.message.rstrip('.')}. A newer worker waits: {why}."
+    return replace(decision, planned=replace(decision.planned, message=message))
 
 
 def _previewed(decision: Decision, plan: PlanStatus, fresh: Revision | None, observed: Observed) -> Decision:

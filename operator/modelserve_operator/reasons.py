@@ -40,6 +40,11 @@ class Reason(StrEnum):
     NO_ACCELERATORS = "NoAccelerators"  # no node has a known accelerator and the spec declares none
     DOES_NOT_FIT = "DoesNotFit"  # no pool, existing or declared, can hold the model
 
+    REVISION_UNREADABLE = "RevisionUnreadable"  # a revision that runs, or was committed last, cannot be read
+    REVISION_UNKNOWN = "RevisionUnknown"  # spec.plan.revision names none that is kept
+
+    REVISION_REFUSED = "RevisionRefused"  # of an Event: an object is labelled as a revision and is none of ours
+    UNKNOWN_FIELDS = "UnknownFields"  # of an Event: fields of the spec that only a later release knows
     APPROVAL_UNKNOWN = "ApprovalUnknown"  # of an Event: an approved hash names no plan of the spec
     CATALOGUE_ENTRY_IGNORED = "CatalogueEntryIgnored"  # of an Event: an entry of modelserve-accelerators is wrong
 

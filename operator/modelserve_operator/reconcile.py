@@ -15,12 +15,13 @@ from modelserve_operator.calibration import measurement
 from modelserve_operator.children import Children, WriteError
 from modelserve_operator.conditions import View
 from modelserve_operator.drift import DriftContestedError
+from modelserve_operator.fleet import Limits, turn
 from modelserve_operator.gather import Gatherer
 from modelserve_operator.inspection import seconds_left
 from modelserve_operator.kinds import CONFIG_MAP
 from modelserve_operator.kube import KubeError
 from modelserve_operator.observed import Observed, Pod, WorkerReport
-from modelserve_operator.plan import Decision, decide
+from modelserve_operator.plan import Decision, decide, moving, waiting_to_move
 from modelserve_operator.pod_health import patience_left
 from modelserve_operator.reasons import Reason
 from modelserve_operator.rivals import gives_away
@@ -39,6 +40,7 @@ from modelserve_operator.write_failures import REFUSED_SECONDS, WriteFailure, co
 logger = logging.getLogger(__name__)
 
 PREDECESSOR_SECONDS = 2.0
+NEXT_TURN_SECONDS, LOOKS_PER_SECOND = 15.0, 10  # whether a move to a newer worker may begin: of one, of all together
 
 
 class Reconciler:
@@ -50,6 +52,7 @@ class Reconciler:
         self._children = Children(applier, settings)
         self._shared = shared
         self._settings = settings
+        self._admitted: dict[Key, str] = {}  # moves that the store may not show yet, and to which image
         self._learning = asyncio.Lock()  # what is learned is one object for all ModelServes
 
     async def reconcile(self, key: Key) -> float | None:
@@ -66,9 +69,10 @@ class Reconciler:
         if observed is None or observed.model_serve["metadata"].get("deletionTimestamp"):
             resource_metrics.forget(*key)
             self._applier.forget(key)
+            self._admitted.pop(key, None)
             return None  # the garbage collector deletes the children
         self._applier.note_retry(key, labels.annotation_of(observed.model_serve, labels.RETRY))
-        decision = decide(observed, self._settings)
+        decision = self._in_turn(key, decide(observed, self._settings))
         replicas = _replicas(observed, decision)
         running = running_revisions(
             observed, replicas=replicas, rollout=decision.spec.rollout if decision.spec else None
@@ -86,6 +90,8 @@ class Reconciler:
             delays.append(REFUSED_SECONDS)
         if decision.accepted.reason == Reason.VOLUME_NOT_SHAREABLE:  # no event tells when the claim is made anew
             delays.append(REFUSED_SECONDS)
+        if decision.move is not None:
+            delays.append(max(NEXT_TURN_SECONDS, len(self._gatherer.fleet()) / LOOKS_PER_SECOND))
         failed = await self._children.apply(observed, decision, step, running)
         if isinstance(failed, PredecessorError):
             logger.info("%s/%s waits for the garbage collector: %s", *key, failed)
@@ -104,6 +110,19 @@ class Reconciler:
         if failed is not None and (failure is None or failure.delay is None):
             raise failed
         return min((delay for delay in delays if delay is not None), default=None)
+
+    def _in_turn(self, key: Key, decision: Decision) -> Decision:
+        """The decision with its move to another worker, where it may move now; nothing is awaited meanwhile."""
+        if decision.move is None:
+            self._admitted.pop(key, None)
+            return decision
+        settings, image = self._settings, decision.move.worker.image
+        limits = Limits(settings.rolling_budget, settings.rolling_failures)
+        waits = turn(self._gatherer.fleet(), key=key, image=image, admitted=self._admitted, limits=limits)
+        if waits is not None:
+            return waiting_to_move(decision, waits)
+        self._admitted[key] = image
+        return moving(decision)
 
     async def _prefer_to_delete(self, observed: Observed, step: Step, running: Mapping[str, RunningRevision]) -> None:
         """Where a Deployment is about to shrink, have those of its pods go that have to leave their node anyway."""
@@ -227,7 +246,7 @@ def _step(observed: Observed, decision: Decision, running: dict[str, RunningRevi
         selects_all = observed.service is not None and serving is None
         return kept(running, serving=serving, selects_all=selects_all, replicas=replicas)
     others = [each for plan_hash, each in known_revisions(observed).items() if plan_hash in running]
-    return next_step(
+    step = next_step(
         target=target.hash if target else None,
         running=running,
         serving=serving,
@@ -236,3 +255,9 @@ def _step(observed: Observed, decision: Decision, running: dict[str, RunningRevi
         replacement=replacements(others, target, selected=observed.selected) if target else {},
         contested=bool(observed.rivals),
     )
+    if target is None or not target.unresolved or step.replicas.get(target.hash, 0) <= 1:
+        return step
+    # One pod asks the Hub which commit it is to serve; the others follow once it has told, so that all serve the same.
+    there = running[target.hash].replicas if target.hash in running else 0
+    alone = min(step.replicas[target.hash], max(1, there))
+    return replace(step, replicas={**step.replicas, target.hash: alone}, complete=False)

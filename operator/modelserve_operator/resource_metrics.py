@@ -22,6 +22,7 @@ SIZING_ERROR = "modelserve_sizing_error_ratio"
 SPEED_ERROR = "modelserve_speed_error_ratio"
 CONDITION = "modelserve_condition"
 REPLICAS = "modelserve_replicas"
+WAITS = "modelserve_proposal_waits"
 TARGET_CONCURRENCY = "modelserve_target_concurrency"
 POOL_BYTES = "modelserve_planned_pool_bytes"
 _GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -34,6 +35,7 @@ _GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
         ("accelerator", "kind"),
     ),
     CONDITION: ("1 while the condition is True, else 0.", ("type", "reason")),
+    WAITS: ("1 while another plan, or another worker alone, is proposed and not committed.", ("kind",)),
     REPLICAS: ("Worker pods: desired, there, ready.", ("state",)),
     TARGET_CONCURRENCY: (
         "Requests that one replica is planned to answer at once, under spec.workload: the aim of an autoscaler.",
@@ -91,6 +93,8 @@ def _series(status: Body, desired: int) -> Iterator[Series]:
     yield REPLICAS, ("desired",), desired
     yield REPLICAS, ("there",), status.get("replicas") or 0
     yield REPLICAS, ("ready",), status.get("readyReplicas") or 0
+    for kind in ("Plan", "Worker"):
+        yield WAITS, (kind,), float(status.get("waits") == kind)
     if (target := target_concurrency(plan)) is not None:
         yield TARGET_CONCURRENCY, (accelerator,), target
     if (memory := plan.get("perGpu")) is not None:

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import lru_cache, partial
 from typing import Any
 
-import yaml
-
-from modelserve.api import ModelServeSpec, NodeSelectorTerm, PlanStatus, PodOverrides
+from modelserve import __version__
+from modelserve.api import ModelServeSpec, NodeSelectorTerm, PlanStatus
+from modelserve.api.spec import WorkerPolicy
+from modelserve.engine_args import in_dialect
 from modelserve.model_facts import ModelFacts
 from modelserve.planning import ENGINE_VERSION, AcceleratorOffer, engine_args_for, plan, plan_hash
 from modelserve.planning.admission import gpu_tolerations, node_selector
 from modelserve.planning.declared_pools import declared_offers, named_offers
 from modelserve.planning.learned import Learned
+from modelserve.releases import release_of_image
 from modelserve_operator import labels
 from modelserve_operator.catalogue import Catalogue
 from modelserve_operator.inventory import Pool, pool_offers
-from modelserve_operator.manifests.worker_template import SHUTDOWN_DELAY_SECONDS, worker_template
-from modelserve_operator.revision import Revision, spec_hash
+from modelserve_operator.manifests.worker_template import SHUTDOWN_DELAY_SECONDS, with_worker, worker_template
+from modelserve_operator.revision import Provenance, Revision, Worker
 from modelserve_operator.settings import Settings
 from modelserve_operator.sources import ModelSource
+from modelserve_operator.spec_inputs import canonical_spec, read_by_planner, spec_inputs
 from modelserve_operator.supply import Offered, Supply
+
+MOST_ORIGINS = 20  # hashes of a revision's past that approvals may still name
 
 
 def plan_for(
@@ -43,23 +47,16 @@ def plan_for(
     offered = _offered(spec, supply)
     learned = partial(supply.learned.learned_for, facts, engine_version=ENGINE_VERSION)
     speed = learned().speed if committed is None else committed.plan.speed_factors or ()
-    key = (_read_by_planner(spec), facts, speed, supply.learned.view)
+    key = (read_by_planner(spec), facts, speed, supply.learned.view)
     sized = offered.plans.get(key)
     if sized is None:
         sized = _plan(spec, facts, supply, offered.offers, replace(learned(), speed=speed))
         offered.keep(key, sized)
-    return sized.model_copy(update={"hash": plan_hash(sized, spec)}) if sized.fits else sized
-
-
-# What a plan does not depend on, but for its hash. A field that is added to the spec counts until it is named here.
-_NOT_READ: dict[str, Any] = {
-    **dict.fromkeys(("model", "replicas", "image", "storage", "plan", "rollout"), True),
-    "pod": set(PodOverrides.model_fields) - {"resources", "tolerations"},
-}
-
-
-def _read_by_planner(spec: ModelServeSpec) -> str:
-    return spec.model_dump_json(exclude=_NOT_READ, exclude_none=True)
+    return (
+        sized.model_copy(update={"hash": plan_hash(sized, spec, engine_version=ENGINE_VERSION)})
+        if sized.fits
+        else sized
+    )
 
 
 def _plan(
@@ -115,48 +112,118 @@ def _bare_offers(pool: Pool, catalogue: Catalogue) -> tuple[tuple[AcceleratorOff
     return tuple((replace(offer, node_selector_terms=()), offer.node_selector_terms) for offer in offers)
 
 
-def build_revision(
-    spec: ModelServeSpec,
-    sized: PlanStatus,
-    *,
-    name: str,
-    source: ModelSource,
-    facts: ModelFacts,
-    settings: Settings,
-) -> Revision:
-    """The revision that would run the plan. Its hash names the ConfigMap and the Deployment; it covers the plan, where
-    its pods run and what the spec adds to them.
-    """
+@dataclass(frozen=True)
+class RevisionBuilder:
+    """Makes revisions of one spec; everything in them but the plan and the worker is the same."""
+
+    spec: ModelServeSpec
+    name: str
+    source: ModelSource
+    facts: ModelFacts
+    settings: Settings
+    generation: int = 0
+    approved_by: str = ""
+
+    def planned(self, plan: PlanStatus) -> Revision:
+        """The revision that would run a plan of today, on the worker of today."""
+        return self._built(plan, worker_of_today(self.spec, self.settings), planner=ENGINE_VERSION)
+
+    def carried(self, before: Revision) -> Revision:
+        """The plan of an earlier revision, whose inputs are the same, in pods as the spec has them now.
+
+        Neither nodes nor calibration nor a newer worker come in by an edit that is about pods.
+        """
+        same_image = self.follows_operator(before) and self.policy == "Proposed"
+        worker = before.worker if same_image else worker_of_today(self.spec, self.settings)
+        planner = before.provenance.planner if same_image else ENGINE_VERSION
+        return self._built(self._renamed(before.plan, planner), worker, planner=planner)
+
+    def moved(self, before: Revision) -> Revision:
+        """The revision on the worker of today: the image and the dialect of the settings change, and nothing else."""
+        worker = worker_of_today(self.spec, self.settings)
+        plan = self._renamed(before.plan, ENGINE_VERSION)
+        revision_hash = labels.short_hash(["moved", before.hash, plan.hash, worker.image])
+        origin = before.provenance.moved_from
+        return replace(
+            before,
+            hash=revision_hash,
+            plan=plan,
+            engine=in_dialect(before.engine, worker.release),
+            template=with_worker(
+                before.template, image=worker.image, name=self.name, before=before.hash, after=revision_hash
+            ),
+            worker=worker,
+            provenance=replace(
+                self._provenance(ENGINE_VERSION),
+                moved_from=(before.hash, str(before.plan.hash), *origin)[:MOST_ORIGINS],
+            ),
+            number=0,
+        )
+
+    def follows_operator(self, before: Revision) -> bool:
+        """Whether neither the revision nor the spec names an image of its own."""
+        return self.spec.image is None and "image" not in before.spec
+
+    @property
+    def policy(self) -> WorkerPolicy:
+        """What happens when the operator's worker image is another one."""
+        return self.spec.rollout.worker_policy or self.settings.worker_policy
+
+    def _renamed(self, plan: PlanStatus, planner: str) -> PlanStatus:
+        """The plan under the hash that it has for this spec."""
+        return plan.model_copy(update={"hash": plan_hash(plan, self.spec, engine_version=planner)})
+
+    def _provenance(self, planner: str) -> Provenance:
+        return Provenance(
+            renderer=__version__,
+            planner=planner,
+            build=self.settings.build_id,
+            generation=self.generation,
+            approved_by=self.approved_by,
+            policy=self.policy,
+        )
+
+    def _built(self, plan: PlanStatus, worker: Worker, *, planner: str) -> Revision:
+        """Its hash names it and the Deployment; it covers the plan, the worker, placement and what the spec adds."""
+        spec, settings = self.spec, self.settings
+        inputs = spec_inputs(spec)
+        terms = [term.to_json() for term in plan.node_selector_terms or ()]
+        pull_secrets = settings.image_pull_secrets
+        identity = [plan.hash, inputs.plan, inputs.pod, terms, worker.image, *pull_secrets]
+        revision_hash = labels.short_hash(identity)
+        arguments = engine_args_for(plan, spec, model_directory=self.source.directory)
+        arguments = arguments.model_copy(
+            update={**_sized_for(plan), "shutdown_delay_seconds": SHUTDOWN_DELAY_SECONDS},
+        )
+        return Revision(
+            hash=revision_hash,
+            plan=plan,
+            engine=arguments.dialect(worker.release),
+            template=worker_template(
+                spec,
+                plan,
+                name=self.name,
+                plan_hash=revision_hash,
+                source=self.source,
+                weight_bytes=self.facts.weight_bytes,
+                worker=worker,
+                pull_policy=settings.image_pull_policy,
+                pull_secrets=pull_secrets,
+                user_id=settings.pod_user_id,
+            ),
+            weight_bytes=self.facts.weight_bytes,
+            worker=worker,
+            inputs=inputs,
+            spec=canonical_spec(spec),
+            source=self.source.hash,
+            provenance=self._provenance(planner),
+        )
+
+
+def worker_of_today(spec: ModelServeSpec, settings: Settings) -> Worker:
+    """The image of the spec, else of the settings. An image whose tag names no release is taken for this one's."""
     image = spec.image or settings.worker_image
-    terms = [term.to_json() for term in sized.node_selector_terms or ()]
-    pull_secrets = settings.image_pull_secrets
-    revision_hash = labels.short_hash([sized.hash, spec_hash(spec), terms, image, *pull_secrets])
-    arguments = engine_args_for(sized, spec, model_directory=source.directory)
-    arguments = arguments.model_copy(
-        update={**_sized_for(sized), "shutdown_delay_seconds": SHUTDOWN_DELAY_SECONDS},
-    )
-    return Revision(
-        hash=revision_hash,
-        spec_hash=spec_hash(spec),
-        plan=sized,
-        engine_yaml=_as_yaml(arguments.model_dump_json(by_alias=True, exclude_none=True)),
-        template=worker_template(
-            spec,
-            sized,
-            name=name,
-            plan_hash=revision_hash,
-            source=source,
-            weight_bytes=facts.weight_bytes,
-            image=image,
-            pull_policy=settings.image_pull_policy,
-            pull_secrets=pull_secrets,
-            user_id=settings.pod_user_id,
-        ),
-        weight_bytes=facts.weight_bytes,
-    )
-
-
-_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # the C form, where PyYAML was built with it, is much faster
+    return Worker(image, release_of_image(image) or __version__)
 
 
 def _sized_for(sized: PlanStatus) -> dict[str, Any]:
@@ -169,8 +236,3 @@ def _sized_for(sized: PlanStatus) -> dict[str, Any]:
     budget = sum(sized.per_gpu.to_json().values())
     memory = int(Decimal(budget) / Decimal(sized.engine.gpu_memory_utilization))
     return {"accelerator": sized.accelerator, "accelerator_memory_bytes": memory}
-
-
-@lru_cache(maxsize=1024)  # many ModelServes are alike
-def _as_yaml(document: str) -> str:
-    return str(yaml.dump(json.loads(document), Dumper=_DUMPER, sort_keys=True))

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from modelserve import __version__
 from modelserve.api.schema_types import LabelKey, LabelValue
+from modelserve.api.spec import WorkerPolicy
 from modelserve.errors import InvalidInput
 
 PREFIX = "MODELSERVE_"
@@ -86,6 +87,12 @@ class Settings(BaseModel):
     resync_seconds: float = Field(default=600.0, ge=30.0, description="Full relist and reconcile of everything.")
     watchdog_seconds: float = Field(default=600.0, ge=5.0, description="Between two checks for watches that died.")
     reconcile_workers: int = Field(default=16, ge=1, le=256)
+    worker_policy: WorkerPolicy = Field(
+        default="Proposed", description="When another worker image takes over, where a ModelServe leaves it open."
+    )
+    rolling_budget: int = Field(default=1, ge=1, le=1000, description="ModelServes that move to it at a time.")
+    rolling_failures: int = Field(default=1, ge=1, le=1000, description="ModelServes that may fail with it.")
+    build_id: str = Field(default="", max_length=128, description="Build of this operator, kept in revisions it makes.")
     log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$")
 
 

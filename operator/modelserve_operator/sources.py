@@ -34,6 +34,11 @@ class ModelSource:
         return self.uri.startswith(HF_PREFIX)
 
     @property
+    def moves(self) -> bool:
+        """Whether another commit may stand behind it tomorrow: a branch or a tag of the Hub."""
+        return self.downloaded and not re.fullmatch(r"[0-9a-f]{40}", self.revision or "")
+
+    @property
     def hash(self) -> str:
         """Names what an inspection found: the address and the revision."""
         return labels.short_hash([self.uri, self.revision])

@@ -51,13 +51,22 @@ def summarise(view: View) -> dict[str, Any]:
         shown, proposed = running, shown
     if shown is not None:
         status["plan"] = shown.to_json()
-    revision = decision.target.hash if decision.target is not None else view.step.serve if running is shown else None
+    revision = decision.target.hash if decision.target is not None else None
+    if revision is None and running is not None and running is shown:
+        revision = view.step.serve
+    before = (observed.model_serve.get("status") or {}).get("revision")
+    if revision is None and before is not None and observed.history.blocking:
+        status["revision"] = before  # what was wanted, for when it can be read
     if revision is not None:
         status["revision"] = labels.revision_name(observed.name, revision)
+    if decision.target is not None and decision.target.commit:
+        status["modelCommit"] = decision.target.commit
     if proposed is not None:
         status["proposedPlan"] = proposed.to_json()
     if decision.proposed is not None:
         status["proposedRevision"] = labels.revision_name(observed.name, decision.proposed.hash)
+    if decision.waits is not None:
+        status["waits"] = decision.waits
     measured = calibration(reports, running, speed=_speed(view, status.get("revision")))
     if measured is not None:
         status["calibration"] = measured.to_json()

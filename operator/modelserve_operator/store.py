@@ -34,6 +34,7 @@ class Store:
     def __init__(self) -> None:
         self._objects: dict[ResourceKind, dict[ObjectKey, Body]] = defaultdict(dict)
         self._children: dict[tuple[ResourceKind, ObjectKey], set[ObjectKey]] = defaultdict(set)
+        self._changes: dict[ResourceKind, int] = defaultdict(int)
 
     def put(self, kind: ResourceKind, body: Body) -> bool:
         """Keep `body` unless the same object is already known at this or a later version. Says whether it was kept."""
@@ -44,6 +45,7 @@ class Store:
                 return False
             self._unlink(kind, known)
         self._objects[kind][key] = _trimmed(kind, body)
+        self._changes[kind] += 1
         if owner := labels.label_of(body, labels.NAME):
             self._children[kind, (key[0], owner)].add(key)
         return True
@@ -56,6 +58,11 @@ class Store:
             return
         self._unlink(kind, known)
         del self._objects[kind][key]
+        self._changes[kind] += 1
+
+    def changes(self, *kinds: ResourceKind) -> tuple[int, ...]:
+        """How often objects of these kinds have changed: what was made of them is right while it is the same."""
+        return tuple(self._changes[kind] for kind in kinds)
 
     def get(self, kind: ResourceKind, namespace: str, name: str) -> Body | None:
         return self._objects[kind].get((namespace, name))
@@ -94,6 +101,24 @@ def shown_speed(status: Body) -> list[dict[str, Any]]:
     return calibration.get("speed") or [] if isinstance(calibration, Mapping) else found
 
 
+def approver(model_serve: Body) -> str:
+    """Field manager that last wrote the spec, or an approval; empty where the API server did not say."""
+    return str(model_serve["metadata"].get("approver") or "")
+
+
+def _approver(metadata: Body) -> str:
+    """Of the writers of the spec and of the approving annotation, the last one."""
+    written = [each for each in metadata.get("managedFields") or () if not each.get("subresource")]
+    writers = [(str(each.get("time") or ""), str(each.get("manager") or "")) for each in written if _wrote_spec(each)]
+    return max(writers, default=("", ""))[1]
+
+
+def _wrote_spec(entry: Body) -> bool:
+    fields = entry.get("fieldsV1") or {}
+    annotations = (fields.get("f:metadata") or {}).get("f:annotations") or {}
+    return "f:spec" in fields or f"f:{labels.APPROVE_PLAN}" in annotations
+
+
 _LARGE = frozenset({"plan", "proposedPlan", "calibration"})
 _UNREAD_METADATA = frozenset({"managedFields", "selfLink"})
 _UNREAD_ANNOTATION = "kubectl.kubernetes.io/last-applied-configuration"
@@ -105,6 +130,8 @@ def _trimmed(kind: ResourceKind, body: Body) -> Body:
     if _UNREAD_ANNOTATION in (metadata.get("annotations") or {}):
         kept = {key: value for key, value in metadata["annotations"].items() if key != _UNREAD_ANNOTATION}
         metadata["annotations"] = kept
+    if kind is MODEL_SERVE and (wrote := _approver(body["metadata"])):
+        metadata["approver"] = wrote
     trimmed = {**body, "metadata": metadata}
     if kind is MODEL_SERVE and body.get("status"):
         trimmed["status"] = digested(body["status"])

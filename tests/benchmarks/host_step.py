@@ -60,7 +60,7 @@ class Host:
             geometry, max_num_batched_tokens=packed_tokens, vocab_size=VOCABULARY, device=cpu,
             blocks=QueryBlocks(8, 64, longest), **entries,
         )  # fmt: skip
-        self.sampling = SamplingSlots(max_num_seqs=requests, vocab_size=VOCABULARY, eos_token_ids=EOS, device=cpu)
+        self.sampling = SamplingSlots(max_num_seqs=requests, vocab_size=VOCABULARY, device=cpu)
         self.pages = {kind: pool // geometry.page(kind).page_bytes for kind in LayerKind}
 
     def pack(self, batch: ScheduledBatch) -> None:
@@ -98,7 +98,7 @@ class Decodes(Host):
         """Schedule and pack a step, then take the answer of the one before it."""
         answered, clock = self.launched, time.thread_time
         assert answered is not None
-        sampled = SampledTokens(answered.step, np.full(int(answered.samples.sum()), 7, dtype=np.int32), {})
+        sampled = SampledTokens(answered.step, np.full(int(answered.drawn.sum()), 7, dtype=np.int32), {})
         started = clock()
         self.launched = self.scheduler.schedule()
         scheduled = clock()

@@ -102,7 +102,7 @@ def main() -> int:
     masks_ms, tell_ms = [], []
     for _ in range(flags.steps):
         began = time.process_time()
-        masks = compiler.masks([matcher for matcher, _ in running])
+        masks = compiler.masks([(matcher, ()) for matcher, _ in running])
         computed = time.process_time()
         for row, (matcher, tokens) in enumerate(running):
             token = tokens.pop(0)

@@ -28,6 +28,7 @@ from modelserve_operator.gather import Gatherer
 from modelserve_operator.kinds import (
     CLAIM,
     CONFIG_MAP,
+    CONTROLLER_REVISION,
     DEPLOYMENT,
     DISRUPTION_BUDGET,
     ENDPOINT_SLICE,
@@ -59,6 +60,8 @@ class FakeCluster:
         self.writes: list[tuple[str, str, str]] = []
         self.events: list[Body] = []
         self.worker_plans: dict[str, Body] = {}
+        self.hub = "c0" * 20  # commit that every branch of the Hub stands for now
+        self.hub_asked = 0
         self.happenings: dict[str, list[Body]] = {}  # uid -> Events of others about it
         self.clock: Callable[[], datetime] = lambda: datetime(2026, 1, 1, tzinfo=UTC)
         self.refused_kinds: dict[ResourceKind, int] = dict.fromkeys(OPTIONAL, 404)  # kind -> status of its LIST
@@ -106,6 +109,8 @@ class FakeCluster:
         subresource: str | None = None,
     ) -> Body:
         self.writes.append((f"patch{'/' + subresource if subresource else ''}", kind.kind, name))
+        if (kind, namespace, name) not in self.objects:
+            raise KubeError(404, f"{kind.plural} {name} not found")
         body = copy.deepcopy(self.objects[kind, namespace, name])
         for operation in operations:
             *parents, last = (part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:])
@@ -199,7 +204,13 @@ class FakeCluster:
         return [pod for pod in self.of(POD) if _owner_uid(pod) == uid]
 
     def set_pod(self, pod: Body, **status: Any) -> None:
-        self.change(POD, pod["metadata"]["name"], lambda body: body.update(status=status))
+        """Another status; containers that ended before the worker began stay as they ended."""
+
+        def change(body: Body) -> None:
+            began = {key: value for key, value in body["status"].items() if key == "initContainerStatuses"}
+            body["status"] = {**began, **status}
+
+        self.change(POD, pod["metadata"]["name"], change)
 
     def make_ready(
         self, deployment: Body, *, max_model_len: int | None = None, surplus: Mapping[str, int] | None = None
@@ -231,12 +242,23 @@ class FakeCluster:
                     for name, size in (*terms.items(), ("pool", pool))
                 ],
             }
-            self.set_pod(pod, phase="Running", podIP="10.0.0.1", conditions=[{"type": "Ready", "status": "True"}])
+            conditions = [{"type": "Ready", "status": "True"}]
+            self.set_pod(pod, phase="Running", podIP="10.0.0.1", conditions=conditions)
+
+    def _resolved(self, namespace: str, pod: Body) -> Body:
+        """What the container `resolve` of a pod told: the commit of its mounted file, else what the Hub says now."""
+        if not any(each["name"] == "resolve" for each in pod.get("initContainers", ())):
+            return {}
+        (volume,) = (each for each in pod["volumes"] if each["name"] == "commit")
+        recorded = self.objects.get((CONFIG_MAP, namespace, volume["configMap"]["name"]))
+        self.hub_asked += recorded is None
+        commit = recorded["data"]["commit"] if recorded is not None else self.hub
+        ended = {"terminated": {"exitCode": 0, "message": json.dumps({"commit": commit})}}
+        return {"initContainerStatuses": [{"name": "resolve", "state": ended}]}
 
     def committed_plan(self, deployment: Body) -> Body:
-        """The plan in the ConfigMap of a Deployment's revision."""
-        config_map = self.objects[CONFIG_MAP, deployment["metadata"]["namespace"], deployment["metadata"]["name"]]
-        plan: Body = json.loads(config_map["data"]["plan.json"])
+        """The plan of a Deployment's revision."""
+        plan: Body = self.objects[CONTROLLER_REVISION, *key_of(deployment)]["data"]["plan"]
         return plan
 
     def end_job(self, *, message: str, exit_code: int = 0) -> None:
@@ -277,7 +299,8 @@ class FakeCluster:
             "labels": {**template["metadata"]["labels"], **extra},
             "ownerReferences": [{"uid": owner["metadata"]["uid"], "name": owner["metadata"]["name"]}],
         }
-        self.put(POD, {"metadata": metadata, "spec": template["spec"], "status": {"phase": "Pending"}})
+        began = self._resolved(metadata["namespace"], template["spec"])
+        self.put(POD, {"metadata": metadata, "spec": template["spec"], "status": {"phase": "Pending", **began}})
 
     def _store(self, kind: ResourceKind, body: Body) -> Body:
         space, name = key_of(body)
@@ -294,6 +317,7 @@ class FakeCluster:
             metadata.update({**_server_metadata(before), "resourceVersion": before["metadata"]["resourceVersion"]})
             if body == before:
                 return before
+            _check_immutable(kind, before, body)
             metadata["generation"] += before.get("spec") != body.get("spec")
         metadata["resourceVersion"] = str(next(self._numbers))
         self.objects[kind, space, name] = body
@@ -319,8 +343,9 @@ def _apply_over(live: Any, document: Any, *, dropped: Any) -> Any:
         and isinstance(document, list)
         and all(isinstance(e, Mapping) and "name" in e for e in named)
     ):
-        before = {each["name"]: each for each in dropped or ()}
-        have, want = ({each["name"]: each for each in part} for part in (live, document))
+        merge_key = "mountPath" if all("mountPath" in each for each in named) else "name"  # as the API's schema has it
+        before = {each[merge_key]: each for each in dropped or ()}
+        have, want = ({each[merge_key]: each for each in part} for part in (live, document))
         kept = [name for name in have if name in want or name not in before]
         merged = {
             name: _apply_over(have.get(name), want.get(name, have.get(name)), dropped=before.get(name))
@@ -328,6 +353,13 @@ def _apply_over(live: Any, document: Any, *, dropped: Any) -> Any:
         }
         return list(merged.values())
     return document
+
+
+def _check_immutable(kind: ResourceKind, before: Body, body: Body) -> None:
+    """What the API server's validation refuses to change."""
+    fixed = kind is CONTROLLER_REVISION or (kind is CONFIG_MAP and before.get("immutable"))
+    if fixed and body.get("data") != before.get("data"):
+        raise KubeError(422, f"{kind.kind} {body['metadata']['name']} is invalid: data: field is immutable")
 
 
 def _ours(body: Body) -> bool:
@@ -444,6 +476,11 @@ class World:
     def status(self, name: str = "tiny") -> Body:
         status: Body = self.cluster.objects[MODEL_SERVE, "ml", name]["status"]
         return status
+
+    def shown_plan(self, name: str = "tiny") -> Body:
+        """status.plan without candidates that were not chosen: they are those of a plan made now."""
+        plan = self.status(name)["plan"]
+        return {**plan, "candidates": [each for each in plan["candidates"] if each["verdict"] == "Chosen"]}
 
     def condition(self, kind: str, name: str = "tiny") -> tuple[str, str] | None:
         found = {c["type"]: (c["status"], c["reason"]) for c in self.status(name)["conditions"]}

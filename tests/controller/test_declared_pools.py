@@ -62,8 +62,8 @@ def test_without_karpenter_nothing_is_missing_and_nothing_is_retried(world, capl
     with caplog.at_level(logging.WARNING):
         world.restart_operator()
     assert caplog.text == ""
-    assert _watched(world) == {"modelserves", "nodes", "deployments", "services", "configmaps", "jobs", "pods",
-                               "poddisruptionbudgets", "endpointslices"}  # fmt: skip
+    assert _watched(world) == {"modelserves", "nodes", "controllerrevisions", "deployments", "services", "configmaps",
+                               "jobs", "pods", "poddisruptionbudgets", "endpointslices"}  # fmt: skip
     world.create({"model": MODEL}, name="big")
     assert world.condition("Planned", "big") == ("False", "NoAccelerators")
 

@@ -15,7 +15,7 @@ from modelserve.model_facts import ModelFacts
 from modelserve_operator import definition, installed, labels, resource_metrics
 from modelserve_operator.kinds import DEFINITION, DEPLOYMENT, DISRUPTION_BUDGET, MODEL_SERVE, SERVICE
 from modelserve_operator.metrics import REGISTRY
-from modelserve_operator.revision_builder import build_revision, plan_for
+from modelserve_operator.revision_builder import RevisionBuilder, plan_for
 from modelserve_operator.settings import Settings, from_environment
 from modelserve_operator.sources import model_source
 from modelserve_operator.supply import Supply
@@ -81,7 +81,7 @@ def _pod(facts: ModelFacts, settings: Settings, **spec: Any) -> tuple[str, dict[
     parsed = ModelServe.parse(document).spec
     plan = plan_for(parsed, facts, Supply())
     source = model_source(parsed)
-    revision = build_revision(parsed, plan, name="m", source=source, facts=facts, settings=settings)
+    revision = RevisionBuilder(parsed, "m", source, facts, settings).planned(plan)
     return revision.hash, dict(revision.template["spec"])
 
 
@@ -104,7 +104,7 @@ def test_the_api_key_is_a_file_that_only_the_worker_sees(tiny_facts: ModelFacts)
         apiKeySecretRef={"name": "keys", "key": "gemma"},
         pod={"env": [{"name": "MODELSERVE_API_KEY_FILE", "value": "/tmp/mine"}]},
     )
-    (worker,), (fetch,) = pod["containers"], pod["initContainers"]
+    (worker,), (*_, fetch) = pod["containers"], pod["initContainers"]
     (variable,) = [each for each in worker["env"] if each["name"] == "MODELSERVE_API_KEY_FILE"]
     (mount,) = [each for each in worker["volumeMounts"] if each["name"] == "api-key"]
     (volume,) = [each for each in pod["volumes"] if each["name"] == "api-key"]

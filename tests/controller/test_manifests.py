@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,9 +17,10 @@ from modelserve_operator import labels
 from modelserve_operator.inventory import Pool
 from modelserve_operator.kinds import CLUSTER_RULES, NAMESPACED_RULES, OPTIONAL, WATCHED
 from modelserve_operator.manifests.inspect_job import inspect_job
+from modelserve_operator.manifests.revision_objects import controller_revision
 from modelserve_operator.manifests.worker_template import progress_deadline_seconds, startup_seconds
-from modelserve_operator.revision import Revision
-from modelserve_operator.revision_builder import build_revision, plan_for
+from modelserve_operator.revision import Revision, bare, revision_of
+from modelserve_operator.revision_builder import RevisionBuilder, plan_for
 from modelserve_operator.settings import Settings
 from modelserve_operator.sources import model_source
 from modelserve_operator.supply import Supply
@@ -40,7 +43,7 @@ def _spec(**fields: Any) -> ModelServeSpec:
 
 def _revision(spec: ModelServeSpec, facts: ModelFacts) -> Revision:
     plan = plan_for(spec, facts, Supply(pools=(H200,)))
-    return build_revision(spec, plan, name="m", source=model_source(spec), facts=facts, settings=SETTINGS)
+    return RevisionBuilder(spec, "m", model_source(spec), facts, SETTINGS).planned(plan)
 
 
 def _pod(spec: ModelServeSpec, facts: ModelFacts) -> dict[str, Any]:
@@ -67,7 +70,7 @@ def test_pods_meet_pod_security_restricted(tiny_facts: ModelFacts, model: dict[s
     allowed = {"configMap", "emptyDir", "persistentVolumeClaim"}
     assert all(set(volume) - {"name"} <= allowed for volume in pod["volumes"]), "no hostPath anywhere"
     containers = [*pod["containers"], *pod.get("initContainers", [])]
-    assert len(containers) == (2 if model is HF else 1)
+    assert len(containers) == (1 if model is not HF else 3 if kind == "worker" else 2)
     for container in containers:
         assert container["securityContext"] == {
             "allowPrivilegeEscalation": False,
@@ -83,13 +86,16 @@ def test_pods_meet_pod_security_restricted(tiny_facts: ModelFacts, model: dict[s
 def test_only_the_download_sees_the_token_and_may_write(tiny_facts: ModelFacts, kind: str) -> None:
     spec = _spec(model=HF, storage={"pvcName": "cache", "subPath": "gemma"})
     pod = _pod(spec, tiny_facts) if kind == "worker" else _job_pod(spec)
-    (fetch,), (main,) = pod["initContainers"], pod["containers"]
+    (*before, fetch), (main,) = pod["initContainers"], pod["containers"]
+    assert [each["name"] for each in before] == (["resolve"] if kind == "worker" else [])
     token = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token"}}}
     assert token in fetch["env"]
     assert "HF_TOKEN" not in {variable["name"] for variable in main["env"]}
-    weights = {c["name"]: mount for c in (fetch, main) for mount in c["volumeMounts"] if mount["name"] == "weights"}
+    weights = {
+        c["name"]: mount for c in (*before, fetch, main) for mount in c["volumeMounts"] if mount["name"] == "weights"
+    }
     assert "readOnly" not in weights["fetch"]
-    assert weights[main["name"]]["readOnly"] is True
+    assert all(weights[each["name"]]["readOnly"] is True for each in (*before, main))
     assert fetch["command"][:8] == [
         "modelserve-worker", "fetch", "--uri", "hf://example/small", "--revision", "v1",
         "--dest", "/models/gemma/example/small/v1",
@@ -144,7 +150,7 @@ def test_tensor_parallel_pods_get_shared_memory_and_tolerate_the_gpu_taint(tiny_
     spec = _spec(accelerators={"nodeSelector": {"zone": "a"}}, parallelism={"tensor": 2})
     pool = Pool((*H200.labels, ("zone", "a")), resources=H200.resources)
     plan = plan_for(spec, tiny_facts, Supply(pools=(pool,)))
-    revision = build_revision(spec, plan, name="m", source=model_source(spec), facts=tiny_facts, settings=SETTINGS)
+    revision = RevisionBuilder(spec, "m", model_source(spec), tiny_facts, SETTINGS).planned(plan)
     pod = revision.template["spec"]
     assert {"name": "shm", "emptyDir": {"medium": "Memory"}} in pod["volumes"]
     assert pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "2"
@@ -173,13 +179,10 @@ def test_start_up_budgets_grow_with_the_bytes() -> None:
 
 
 def test_a_revision_reads_back_what_it_wrote(tiny_facts: ModelFacts) -> None:
-    revision = _revision(_spec(), tiny_facts)
-    written = labels.child(
-        "m", labels.REVISION, **{labels.PLAN_HASH: revision.hash, labels.SPEC_HASH: revision.spec_hash}
-    )
-    body = {"metadata": {"name": "x", "labels": written}, "data": revision.to_data()}
-    assert Revision.from_config_map(body) == revision
-    assert Revision.from_config_map({**body, "data": {}}) is None
+    revision = replace(_revision(_spec(), tiny_facts), number=3)
+    body = json.loads(json.dumps(controller_revision(OWNER, revision)))
+    assert revision_of(body) == replace(revision, plan=bare(revision.plan))
+    assert len(json.dumps(body)) < 10_000
 
 
 @pytest.mark.parametrize(

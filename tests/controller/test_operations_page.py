@@ -13,7 +13,15 @@ from modelserve_operator.settings import PREFIX, Settings
 
 PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
 
-IN_WORDS = {"worker_image", "watch_namespaces", "learn_for_all", "image_pull_secrets", "lease_name", "lease_holder"}
+IN_WORDS = {
+    "worker_image",
+    "watch_namespaces",
+    "learn_for_all",
+    "image_pull_secrets",
+    "lease_name",
+    "lease_holder",
+    "build_id",
+}
 
 
 def _tables() -> dict[str, list[list[str]]]:

@@ -16,7 +16,7 @@ from modelserve_operator.kinds import DEPLOYMENT
 from modelserve_operator.manifests import worker_template
 from modelserve_operator.manifests.inspect_job import inspect_job
 from modelserve_operator.manifests.pod_resources import worker_resources
-from modelserve_operator.revision_builder import build_revision, plan_for
+from modelserve_operator.revision_builder import RevisionBuilder, plan_for
 from modelserve_operator.settings import Settings
 from modelserve_operator.sources import model_source
 from modelserve_operator.supply import Supply
@@ -30,7 +30,7 @@ def _pod(facts: ModelFacts, **fields: Any) -> dict[str, Any]:
     spec = ModelServeSpec.model_validate({"model": {"uri": "pvc://weights/x"}, **fields})
     plan = plan_for(spec, facts, Supply(pools=(H200,)))
     settings = Settings(worker_image="worker:test")
-    revision = build_revision(spec, plan, name="m", source=model_source(spec), facts=facts, settings=settings)
+    revision = RevisionBuilder(spec, "m", model_source(spec), facts, settings).planned(plan)
     return dict(revision.template["spec"])
 
 
@@ -93,7 +93,7 @@ def test_a_gpu_worker_is_no_best_effort_and_the_weights_are_no_part_of_its_memor
 def test_a_download_into_scratch_space_asks_for_the_room_and_costs_nothing_more(tiny_facts: ModelFacts) -> None:
     facts = tiny_facts.model_copy(update={"weight_bytes": 60 << 30})
     pod = _pod(facts, model={"uri": "hf://example/x"}, pod={"resources": {"requests": {"memory": "20Gi"}}})
-    (fetch,), (worker,) = pod["initContainers"], pod["containers"]
+    (*_, fetch), (worker,) = pod["initContainers"], pod["containers"]
     assert int(worker["resources"]["requests"]["ephemeral-storage"]) > 60 << 30
     gpus = {"nvidia.com/gpu"}
     for side in ("requests", "limits"):

@@ -135,7 +135,9 @@ def test_facts_of_another_release_are_looked_for_again(ready_world, tiny_facts: 
     name = next(
         body["metadata"]["name"] for body in ready_world.cluster.of(CONFIG_MAP) if "-model-" in body["metadata"]["name"]
     )
-    ready_world.cluster.change(CONFIG_MAP, name, lambda body: body.update(data={"model.json": '{"layers": 6}'}))
+    body = ready_world.cluster.objects[CONFIG_MAP, "ml", name]
+    ready_world.cluster.remove(CONFIG_MAP, "ml", name)  # it is immutable
+    ready_world.cluster.put(CONFIG_MAP, {**body, "data": {"model.json": '{"layers": 6}'}})
     before = ready_world.deployments()
     ready_world.settle()
     assert len(ready_world.cluster.of(JOB)) == 1

@@ -38,11 +38,11 @@ def test_relabelled_nodes_only_propose(world) -> None:
     world.add_node("a", **H200)
     world.create({"model": MODEL}, name="big")
     world.make_ready()
-    committed, pods = world.status("big")["plan"], {pod["metadata"]["uid"] for pod in world.cluster.of(POD)}
+    committed, pods = world.shown_plan("big"), {pod["metadata"]["uid"] for pod in world.cluster.of(POD)}
     world.rest()
     world.add_node("a", product="NVIDIA-H100-80GB-HBM3", memory_mib=81_559, gpus=8)
     status = world.status("big")
-    assert status["plan"] == committed
+    assert world.shown_plan("big") == committed
     assert status["proposedPlan"]["accelerator"] == "NVIDIA-H100-80GB-HBM3"
     assert {pod["metadata"]["uid"] for pod in world.cluster.of(POD)} == pods
     assert world.rest() == [("patch/status", "ModelServe", "big")]
@@ -187,14 +187,14 @@ def test_a_preview_beside_what_runs_leaves_it_running(world) -> None:
     world.create({"model": MODEL}, name="big")
     world.make_ready()
     assert world.condition("Ready", "big") == ("True", "RolledOut")
-    pods, running = world.cluster.of(POD), world.status("big")
+    pods, running, plan = world.cluster.of(POD), world.status("big"), world.shown_plan("big")
     world.edit("big", plan={"mode": "PreviewOnly"}, context={"maxModelLen": 4096})
     status = world.status("big")
     assert world.cluster.of(POD) == pods
     assert world.condition("Available", "big") == ("True", "Serving")
     assert world.condition("Ready", "big") == ("True", "RolledOut"), "of what runs"
     assert status["url"] == running["url"]
-    assert (status["plan"], status["revision"]) == (running["plan"], running["revision"])
+    assert (world.shown_plan("big"), status["revision"]) == (plan, running["revision"])
     assert status["proposedPlan"]["maxModelLen"] == 4096
     assert status["maxModelLen"] == running["maxModelLen"], "what clients may ask is what runs"
     world.edit("big", plan={"mode": "Automatic"})

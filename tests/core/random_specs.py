@@ -18,7 +18,7 @@ TEXTS = (
     "NVIDIA-H100-80GB-HBM3-MIG-3g.40gb", "unknown-product", "nvidia.com/gpu", "zone", "a", "x-1", "main", "token",
     "registry.example/worker:1", "0", "1", "0.5", "0.85", "0.9", "0.99", "3.25", "500m", "4Gi", "64Gi", "1Ki", "16",
     "9999999999999999E", "99999999999999999999", "0.0001",
-    "abcdef0123", "PATH", "HF_TOKEN", "memory", "cpu", "ephemeral-storage", "A b", "",
+    "abcdef0123", "a-0123456789", "PATH", "HF_TOKEN", "memory", "cpu", "ephemeral-storage", "A b", "",
 )  # fmt: skip
 ODD = (
     None, True, False, -1, 0, 1, 2**31, 2**63, 10**30, 0.5, -0.0, 1e308, "", " ", "0", "-1", "1e9", "é", "a\n",
@@ -27,7 +27,7 @@ ODD = (
 )  # fmt: skip
 
 
-RARE = {"drafter": 0.03, "image": 0.1}  # fields that leave nothing else to be seen
+RARE = {"drafter": 0.03, "image": 0.1, "revision": 0.1}  # fields that leave nothing else to be seen
 
 
 class RandomSpecs:
@@ -62,7 +62,7 @@ class RandomSpecs:
             return {
                 name: self._value(child, depth=depth + 1)
                 for name, child in schema.get("properties", {}).items()
-                if name in schema.get("required", ()) or rng.random() < (RARE.get(name, 0.3) if depth == 0 else 0.5)
+                if name in schema.get("required", ()) or rng.random() < RARE.get(name, 0.3 if depth == 0 else 0.5)
             }
         if kind == "array":
             most = min(schema.get("maxItems", 3), 3)

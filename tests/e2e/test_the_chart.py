@@ -46,6 +46,7 @@ NOT_OF_EVERY_SUITE = {  # rules for what happens seldom, and in no test of this 
     ("", "pods", "patch"),  # where a node is drained under onEviction SurgeFirst
     ("", "events", "list"),  # where a pod hangs before its containers begin, or a Job gets none
     ("serving.modelserve.dev", "modelserves", "get"),  # after a status write that lost a race
+    ("apps", "controllerrevisions", "delete"),  # of revisions beyond the history limit
 }
 
 

@@ -29,7 +29,7 @@ from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve_worker.kernels import attention_triton as doors
 from modelserve_worker.kernels import sliding_decode_sm90
 from modelserve_worker.kernels.paged_layout import LayerRows, layer_rows
-from modelserve_worker.kernels.step_inputs import ChunkInputs, DecodeInputs, ExpansionGroup, StepInputs
+from modelserve_worker.kernels.step import Segments, Step
 from modelserve_worker.layers.rotary import RotaryEmbedding
 
 ARENA_BYTES = 3 << 30
@@ -127,7 +127,8 @@ def decode(layer: Layer, contexts: Sequence[int], bandwidth: float) -> str:
     rows, count = layer.rows, len(contexts)
     tile = doors.tile_for(rows, door="decode", capability=_capability())
     positions, slots = ints([n - 1 for n in contexts]), ints(range(count))
-    step = StepInputs(positions, slots, slots, slots, DecodeInputs(slots, positions, settled=True), None, None)
+    segments = Segments(slots, positions, torch.ones_like(slots), slots, most=count, most_rows=1)
+    step = Step(positions, ints([count]), slots, slots, slots, segments, None)
     q = layer.queries(count)
     output = torch.empty_like(q)
     workspace = torch.empty(count * doors.decode_workspace(rows, query_heads=layer.heads), device=CUDA)
@@ -155,12 +156,13 @@ def chunk(layer: Layer, start: int, length: int, rate: float) -> str:
     end, rest = start + length, [0] * (SEQUENCES - 1)
     blocks, pages = -(-length // (tile.rows // (layer.heads // rows.heads))), -(-end // rows.page_tokens)
     ends = ints([blocks] * SEQUENCES)
-    group = ExpansionGroup(ends, ints([pages] * SEQUENCES), ints([0] * SEQUENCES), blocks, pages)
-    inputs = ChunkInputs(
-        ints([0, *rest]), ints([start, *rest]), ints([length, *rest]), ints([0, *rest]), ends, blocks, 1, (group,)
-    )
+    segments = Segments(
+        ints([0, *rest]), ints([start, *rest]), ints([length, *rest]), ints([0, *rest]), most=1, most_rows=length,
+        sliding_blocks=ends, most_sliding_blocks=blocks, blocks=ends, pages=ints([pages] * SEQUENCES),
+        key_rows=ints([0] * SEQUENCES), most_blocks=blocks, most_pages=pages,
+    )  # fmt: skip
     at = torch.arange(start, end, device=CUDA).int()
-    step = StepInputs(at, at, at, at, None, inputs, None)
+    step = Step(at, ints([length]), at, at, at, None, segments, (segments,))
     q = layer.queries(length)
     output = torch.empty_like(q)
     shape = (length, rows.heads, rows.width)

@@ -108,7 +108,7 @@ def global_chunks(case: PagedCase) -> Run:
     rows, weight = layout(case), key_weight(case) if case.v_only else None
     q = folded(case.random(557, 16, 512, scale=2.0), weight, 64)
     assert step.chunks is not None
-    words = step.chunks.groups[0].most_pages * case.page_tokens * attention_triton.scratch_per_key(rows, pairs=64)
+    words = step.passes[0].most_pages * case.page_tokens * attention_triton.scratch_per_key(rows, pairs=64)
     scratch = torch.empty(words, dtype=q.dtype, device=CUDA)
 
     def run() -> Tensor:

@@ -123,7 +123,7 @@ def ours(directory: Path, config: dict[str, Any], ids: list[int], *, chunk: int)
             slots=np.zeros(1, np.int32),
             starts=np.array([start], np.int32),
             lengths=np.array([end - start], np.int32),
-            samples=np.zeros(1, np.bool_),
+            sampled=np.zeros(1, np.int32),
             output_counts=np.zeros(1, np.int32),
             token_ids=np.array(ids[start:end], np.int32),
             admitted=(AdmittedRequest(0, "r", SamplingParams(seed=0, max_tokens=1), tuple(ids), ()),)

@@ -1,7 +1,8 @@
 """What the scheduler hands to the model runner for one step, and what comes back. Torch-free and picklable.
 
-A step is arrays over its requests, never an object per request: what a request *is* (its sampling parameters, its
-known tokens) travels once, when it is given a slot; its pages travel as updates of the device's block tables.
+A step is a table of segments, some consecutive positions of one request each: arrays over them, never an object per
+request. What a request *is* (its sampling parameters, its known tokens) travels once, when it is given a slot; its
+pages travel as updates of the device's block tables.
 
 Rules of one step, in order:
 1. `admitted` requests take their slots; then `page_moves` are copied in the order given (whole pages, on the device's
@@ -17,7 +18,12 @@ Rules of one step, in order:
    sliding layer writes the rows that outlive the step, [max(start, end - W + 1), end). A written row may overwrite an
    expired one of the same request. A step of at most `commit_first_tokens` tokens of a request overwrites no row that
    it reads, so there the order does not matter.
-4. Requests with `samples` get one token from the logits of their last position. Where a step has `constrained` rows,
+4. A segment may end with drafts, tokens that are proposed and not known. A token is drawn of its last known row and of
+   each draft's, as it would be if all drafts before were right; random numbers are keyed by position, so the first
+   draft that is not the token drawn before it ends what counts. What its row and later ones wrote to the cache lies
+   behind the request's end and is written again before it is read.
+5. The last `sampled` rows of a segment have logits. A token is drawn of each, but of the first `given` of them, whose
+   next token is known: that one is scored (a prompt's log probabilities). Where a step has `constrained` requests,
    sampling waits for their token masks (`PendingStep.constrain`): which tokens may follow depends on the token that
    the step before sampled, which the host has not seen when this one is launched.
 """
@@ -25,7 +31,7 @@ Rules of one step, in order:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -35,7 +41,7 @@ from modelserve.architecture import LayerKind
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.request import PromptLogprobs, SamplingParams, TokenLogprobs
 
-IN_FLIGHT = -1  # in ScheduledBatch.token_ids: the token this slot sampled last, which is on the device
+IN_FLIGHT = -1  # in ScheduledBatch.token_ids: the token this slot sampled last, on the device; -1 - j: its j-th draft
 NOT_A_NUMBER = -1  # in SampledTokens.token_ids: the logits of this request held a NaN, nothing was sampled
 
 Int32Array = NDArray[np.int32]
@@ -76,6 +82,9 @@ class TableUpdates:
     pages: Int32Array
 
 
+NO_UPDATES = TableUpdates(_nothing(), _nothing(), _nothing())
+
+
 @dataclass(frozen=True, slots=True)
 class AdmittedRequest:
     """A request that was given a slot, for the first time or again after preemption. Sent once per stay."""
@@ -85,24 +94,27 @@ class AdmittedRequest:
     sampling: SamplingParams
     prompt_token_ids: Sequence[int]
     output_token_ids: Sequence[int]  # sampled in earlier stays; the penalty state is rebuilt from both
+    banned_token_ids: tuple[int, ...] = ()  # not to be drawn before `sampling.min_tokens` tokens
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduledBatch:
-    """One step of R requests and T tokens: requests with one token first, then prefill chunks, each in order."""
+    """One step of R segments and T tokens: segments of few rows first, then prefill chunks, each in order."""
 
     step: int
     slots: Int32Array  # [R] row of the device's per-request state, fixed during a stay; none comes twice
-    starts: Int32Array  # [R] position of the first token
-    lengths: Int32Array  # [R] tokens, at least 1; request i computes positions [starts[i], starts[i] + lengths[i])
-    samples: NDArray[np.bool_]  # [R]
-    output_counts: Int32Array  # [R] tokens sampled before this step's, over all stays, one in flight included
-    token_ids: Int32Array  # [T] requests back to back; IN_FLIGHT only as the single token of a request
+    starts: Int32Array  # [R] position of the first row
+    lengths: Int32Array  # [R] rows, at least 1; segment i computes positions [starts[i], starts[i] + lengths[i])
+    sampled: Int32Array  # [R] how many of the last rows have logits
+    output_counts: Int32Array  # [R] tokens sampled before this step's, over all stays, those in flight included
+    token_ids: Int32Array  # [T] segments back to back; below 0, on the device: IN_FLIGHT, and drafts
     admitted: tuple[AdmittedRequest, ...]
     page_moves: tuple[PageMove, ...]
     global_updates: TableUpdates
     sliding_updates: TableUpdates
-    constrained: Int32Array = field(default_factory=_nothing)  # which of the sampling requests, by their order
+    given: Int32Array = field(default_factory=_nothing)  # [R] how many of the sampled rows are scored; empty: none
+    targets: Int32Array = field(default_factory=_nothing)  # [sum of given] the tokens that follow those rows
+    constrained: Int32Array = field(default_factory=_nothing)  # which of the requests that draw, by their order
 
     @property
     def num_requests(self) -> int:
@@ -112,14 +124,46 @@ class ScheduledBatch:
     def num_tokens(self) -> int:
         return len(self.token_ids)
 
+    @property
+    def drawn(self) -> Int32Array:
+        """How many of each segment's last rows get a token [R]."""
+        return self.sampled - self.given if len(self.given) else self.sampled
+
+    @property
+    def kept(self) -> Int32Array:
+        """How many of each segment's last rows somebody reads once all rows are in the cache [R]."""
+        return np.maximum(self.sampled, 1)
+
+    def narrowed(self) -> ScheduledBatch:
+        """The `kept` rows as a step of their own, all of whose rows have been stored."""
+        kept = self.kept
+        ends, (_, offsets) = np.cumsum(self.lengths), row_places(kept)
+        return replace(
+            self, starts=self.starts + self.lengths - kept, lengths=kept,
+            token_ids=self.token_ids[np.repeat(ends - kept, kept) + offsets],
+            admitted=(), page_moves=(), global_updates=NO_UPDATES, sliding_updates=NO_UPDATES,
+        )  # fmt: skip
+
+
+def row_places(counts: Int32Array) -> tuple[Int32Array, Int32Array]:
+    """Of rows that lie back to back, `counts` [R] of each segment: the segment of each, and its number there."""
+    if int(counts.max(initial=0)) <= 1:  # nearly always
+        segments = np.flatnonzero(counts).astype(np.int32)
+        return segments, np.zeros_like(segments)
+    segments = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+    firsts = (np.cumsum(counts) - counts).astype(np.int32)
+    return segments, np.arange(len(segments), dtype=np.int32) - firsts[segments]
+
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """Results of one step, one entry per request with `samples`, in batch order."""
+    """Results of one step, for the S requests that draw, in batch order."""
 
     step: int
-    token_ids: Int32Array  # [S]; NOT_A_NUMBER ends that request and no other
+    token_ids: Int32Array  # [N] request by request; NOT_A_NUMBER ends that request and no other
     logprobs: dict[int, TokenLogprobs]  # by index into token_ids, for those that asked
+    counts: Int32Array = field(default_factory=_nothing)  # [S] tokens of each: accepted drafts and one more; empty: one
+    drafts: Int32Array = field(default_factory=_nothing)  # [S, k] what is proposed to follow; empty: nothing
     prompt_logprobs: dict[int, tuple[int, PromptLogprobs]] = field(default_factory=dict)
     """By slot, for those that asked: the position of the first prompt token that the step scored, and its scores."""
 
@@ -134,7 +178,8 @@ class PendingStep(Protocol):
     def constrain(self, masks: Int32Array) -> PendingStep:
         """Launch the sampling of a step with C `constrained` rows, once; the step to take the result of.
 
-        masks int32 [C, ceil(vocab / 32)], bit i of word w set where token 32 w + i may be sampled.
+        masks int32 [C, ceil(vocab / 32)], a row for each token that they draw; bit i of word w is set where token
+        32 w + i may be sampled.
         """
         ...
 
@@ -146,6 +191,9 @@ class ModelRunner(Protocol):
 
     launches_ahead: bool
     """True when `execute` returns before the step is done (a GPU), so that the next step is worth launching early."""
+
+    draft_tokens: int
+    """How many drafts a segment may end with, k: what the drafter proposes at a time; 0 without one."""
 
     def execute(self, batch: ScheduledBatch) -> PendingStep:
         """Launch one step; at most two are in flight. After a step that failed the block tables are unknown: the next

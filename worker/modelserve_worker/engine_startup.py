@@ -63,7 +63,8 @@ def build_engine(args: EngineArgs, progress: Callable[[int, int], None]) -> Buil
         ),
         captured_rows=replica.captured_rows,
     )
-    scheduler = Scheduler(limits, replica.geometry, replica.pool_bytes)
+    drafts = replica.runner.draft_tokens
+    scheduler = Scheduler(limits, replica.geometry, replica.pool_bytes, draft_tokens=drafts)
     ready = Ready(
         max_model_len=replica.max_model_len,
         step_deadline_s=step_deadline_s(replica.memory.device),

@@ -3,6 +3,10 @@
 Runs in an init container, the only one that sees the token (environment variable HF_TOKEN). A lock file lets one of
 several pods download while the others wait; an interrupted download continues where it stopped; a completed one is
 marked and never asks the Hub again, so a replica restarts without network and all replicas serve the same files.
+
+A branch moves, so another init container runs `fetch --resolve` before: it tells the commit that the revision stands
+for, in its termination message and in a file for `fetch --commit-file`. It asks the Hub only where nobody has told it
+before: neither the operator, in a mounted file, nor the marker of what was downloaded already.
 """
 
 from __future__ import annotations
@@ -22,7 +26,13 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from modelserve.errors import InvalidInput, ModelServeError
-from modelserve.termination import TERMINAL_EXIT_CODE, TerminationMessage, TerminationReason, write_termination
+from modelserve.termination import (
+    TERMINAL_EXIT_CODE,
+    TerminationMessage,
+    TerminationReason,
+    write_resolved,
+    write_termination,
+)
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -41,24 +51,44 @@ class DownloadError(ModelServeError):
 
 
 class Fetched(BaseModel):
-    """What a directory holds in full: content of the marker file."""
+    """What a directory holds in full: content of the marker file, which other releases read and write too."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
     uri: str
     revision: str
     metadata_only: bool
+    commit: str | None = None  # that the revision stood for
 
     def covers(self, wanted: Fetched) -> bool:
         same = (self.uri, self.revision) == (wanted.uri, wanted.revision)
         return same and (wanted.metadata_only or not self.metadata_only)
 
 
-def fetch(uri: str, revision: str, dest: Path, *, metadata_only: bool = False) -> None:
+class CommitGoneError(InvalidInput):
+    """The Hub no longer has the commit that this model was resolved to."""
+
+
+def resolve(uri: str, revision: str, dest: Path, *, recorded: Path | None = None) -> str:
+    """The commit that `revision` stands for: as `recorded` (a file) has it, else as `dest` was filled, else as the Hub
+    says now. Raises InvalidInput and DownloadError as `fetch` does.
+    """
+    repository = _repository(uri)
+    if recorded is not None and recorded.exists() and (told := recorded.read_text().strip()):
+        return told
+    present = _marker(dest)
+    if present is not None and (present.uri, present.revision) == (uri, revision) and present.commit:
+        return present.commit
+    with _hub(repository, revision) as api:
+        return str(api.model_info(repository, revision=revision).sha)
+
+
+def fetch(uri: str, revision: str, dest: Path, *, metadata_only: bool = False, commit: str | None = None) -> None:
     """Make `dest` hold the files of `uri` (hf://OWNER/NAME) at `revision`; with metadata_only all but the weights.
 
-    Raises InvalidInput for what another try cannot cure (malformed uri, unknown or closed repository or revision, a
-    directory that holds another model or cannot be written), DownloadError for the rest.
+    `commit`: what the revision was resolved to. Raises InvalidInput for what another try cannot cure (malformed uri,
+    unknown or closed repository or revision, a directory that holds another model or cannot be written),
+    CommitGoneError, DownloadError for the rest.
     """
     repository = _repository(uri)
     wanted = Fetched(uri=uri, revision=revision, metadata_only=metadata_only)
@@ -66,7 +96,7 @@ def fetch(uri: str, revision: str, dest: Path, *, metadata_only: bool = False) -
         dest.mkdir(parents=True, exist_ok=True)
         with _locked(dest / LOCK):
             present = _marker(dest)
-            if present is not None and present.covers(wanted):
+            if present is not None and present.covers(wanted) and commit in (None, present.commit):
                 logger.info("%s already holds %s at %s", dest, uri, revision)
                 return
             if present is not None and (present.uri, present.revision) != (uri, revision):
@@ -74,8 +104,8 @@ def fetch(uri: str, revision: str, dest: Path, *, metadata_only: bool = False) -
                     f"{dest} holds {present.uri} at {present.revision}, not {uri} at {revision}: use another directory "
                     "(storage.subPath) for each model and revision"
                 )
-            _download(repository, revision, dest, metadata_only=metadata_only)
-            (dest / MARKER).write_text(wanted.model_dump_json())
+            found = _download(repository, commit or revision, dest, metadata_only=metadata_only, resolved=bool(commit))
+            (dest / MARKER).write_text(wanted.model_copy(update={"commit": found}).model_dump_json())
     except OSError as error:
         raise InvalidInput(f"{dest} cannot be written: {error}") from error
 
@@ -106,12 +136,20 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _download(repository: str, revision: str, dest: Path, *, metadata_only: bool) -> None:
+def _download(repository: str, revision: str, dest: Path, *, metadata_only: bool, resolved: bool) -> str:
+    """The commit that was downloaded."""
+    with _hub(repository, revision, resolved=resolved) as api:
+        return _transfer(api, repository, revision, dest, metadata_only=metadata_only)
+
+
+@contextmanager
+def _hub(repository: str, revision: str, *, resolved: bool = False) -> Iterator[HfApi]:
+    """The Hub's client; what it raises becomes InvalidInput, CommitGoneError (if `resolved`) or DownloadError."""
     from huggingface_hub import HfApi, errors
 
     token = os.environ.get("HF_TOKEN")
     try:
-        _transfer(HfApi(token=token or False), repository, revision, dest, metadata_only=metadata_only)
+        yield HfApi(token=token or False)
     except errors.GatedRepoError as error:
         have = "the token given has no access" if token else "no token was given"
         raise InvalidInput(
@@ -124,6 +162,12 @@ def _download(repository: str, revision: str, dest: Path, *, metadata_only: bool
             field="model.uri",
         ) from error
     except errors.RevisionNotFoundError as error:
+        if resolved:
+            raise CommitGoneError(
+                f"hf://{repository} no longer has commit {revision}, which this model was resolved to: set "
+                "model.revision to a commit, branch or tag that is there",
+                field="model.revision",
+            ) from error
         raise InvalidInput(f"hf://{repository} has no revision {revision!r}", field="model.revision") from error
     except InvalidInput:
         raise
@@ -147,8 +191,8 @@ def _with_cause(error: BaseException) -> str:
     return told if root is error else f"{told} (caused by {type(root).__name__}: {root})"
 
 
-def _transfer(api: HfApi, repository: str, revision: str, dest: Path, *, metadata_only: bool) -> None:
-    """Download and compare names and sizes with the Hub's listing.
+def _transfer(api: HfApi, repository: str, revision: str, dest: Path, *, metadata_only: bool) -> str:
+    """Download and compare names and sizes with the Hub's listing. Returns the commit.
 
     The listing is asked for first because snapshot_download, when it cannot reach the Hub, returns a directory that is
     not empty as if it were complete.
@@ -168,6 +212,7 @@ def _transfer(api: HfApi, repository: str, revision: str, dest: Path, *, metadat
         held = (dest / name).stat().st_size
         if size is not None and held != size:
             raise OSError(f"{name} has {held} bytes, the Hub says {size}")
+    return str(info.sha)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -179,15 +224,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--revision", default="main", help="branch, tag or commit (default: main)")
     parser.add_argument("--dest", required=True, type=Path, help="directory to fill")
     parser.add_argument("--metadata-only", action="store_true", help="leave out the weights")
+    parser.add_argument("--resolve", action="store_true", help="only tell the commit that the revision stands for")
+    parser.add_argument("--recorded", type=Path, help="--resolve: a file with the commit, where it is known")
+    parser.add_argument("--commit-file", type=Path, help="where --resolve leaves the commit for the download")
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
-        fetch(arguments.uri, arguments.revision, arguments.dest, metadata_only=arguments.metadata_only)
+        if arguments.resolve:
+            commit = resolve(arguments.uri, arguments.revision, arguments.dest, recorded=arguments.recorded)
+            logger.info("%s at %s is commit %s", arguments.uri, arguments.revision, commit)
+            if arguments.commit_file is not None:
+                arguments.commit_file.write_text(commit)
+            write_resolved(commit)
+        else:
+            known = arguments.commit_file.read_text() if arguments.commit_file is not None else None
+            only = arguments.metadata_only
+            fetch(arguments.uri, arguments.revision, arguments.dest, metadata_only=only, commit=known)
     except InvalidInput as error:
         sys.stderr.write(f"{error}\n")
-        write_termination(TerminationMessage(reason=TerminationReason.ModelUnavailable, message=str(error)))
+        gone = isinstance(error, CommitGoneError)
+        reason = TerminationReason.ModelCommitGone if gone else TerminationReason.ModelUnavailable
+        write_termination(TerminationMessage(reason=reason, message=str(error)))
         return TERMINAL_EXIT_CODE
-    except DownloadError as error:
+    except (DownloadError, ValidationError) as error:  # the latter: what the Hub names is no commit
         sys.stderr.write(f"{error}\n")
         return 1
     return 0

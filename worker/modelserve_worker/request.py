@@ -102,6 +102,7 @@ class PromptLogprobs:
 class TokenConstraint(Protocol):
     """Which tokens may follow in one answer. `consume` hears each sampled token, in order, but the one that ended it.
 
+    `propose` goes on as if a token were sampled and says whether it may follow; `roll_back` takes back as many.
     `complete`: the answer is whole and nothing may follow. `error`: it cannot go on, and why; an InvalidInput where
     that is the client's doing. `dear`: its masks take so long that nobody else is to wait for them, so its next token
     is scheduled when `ready`, and never ahead of the one before.
@@ -120,6 +121,10 @@ class TokenConstraint(Protocol):
     def ready(self) -> bool: ...
 
     def consume(self, token_id: int) -> None: ...
+
+    def propose(self, token_id: int) -> bool: ...
+
+    def roll_back(self, count: int) -> None: ...
 
     def mask(self, row: NDArray[np.int32]) -> None:
         """Write the tokens that may be sampled, int32 [ceil(vocab / 32)], bit i of word w: token 32 w + i."""

@@ -4,7 +4,7 @@
 - {apiGroups: [serving.modelserve.dev], resources: [modelserves/status], verbs: [patch]}
 # blockOwnerDeletion is only admitted to those who may update the owner's finalizers; none is ever set.
 - {apiGroups: [serving.modelserve.dev], resources: [modelserves/finalizers], verbs: [update]}
-- {apiGroups: [apps], resources: [deployments], verbs: [get, list, watch, create, patch, delete]}
+- {apiGroups: [apps], resources: [deployments, controllerrevisions], verbs: [get, list, watch, create, patch, delete]}
 - {apiGroups: [batch], resources: [jobs], verbs: [get, list, watch, create, patch, delete]}
 - {apiGroups: [""], resources: [configmaps], verbs: [get, list, watch, create, patch, delete]}
 # An owner reference is only admitted to those who may delete the object: children that an orphaning delete left.

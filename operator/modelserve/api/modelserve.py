@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -11,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from modelserve.api.schema_types import ApiModel, Generation, camel
 from modelserve.api.spec import ModelServeSpec
 from modelserve.api.status import ModelServeStatus
+from modelserve.api.unknown_fields import without_unknown
 from modelserve.errors import InvalidInput
 
 GROUP = "serving.modelserve.dev"
@@ -78,6 +80,20 @@ class ModelServe(ApiModel):
             raise _invalid(error) from error
         except (TypeError, ValueError, RecursionError) as error:  # a YAML file may hold more, such as circles
             raise InvalidInput(f"a ModelServe must be what JSON can say: {error}") from error
+
+    @classmethod
+    def parse_of_any_release(cls, document: Mapping[str, Any]) -> tuple[Self, tuple[str, ...]]:
+        """Validate an object of the cluster, whose schema may be a later release's: fields of the spec that this
+        release does not have are left out, and returned as paths such as spec.pod.later. The status is not read.
+
+        Raises InvalidInput.
+        """
+        kept = {key: value for key, value in document.items() if key != "status"}
+        spec = kept.get("spec")
+        unknown: tuple[str, ...] = ()
+        if isinstance(spec, Mapping):
+            kept["spec"], unknown = without_unknown(ModelServeSpec, spec)
+        return cls.parse(kept), tuple(f"spec.{path}" for path in unknown)
 
 
 def _invalid(error: ValidationError) -> InvalidInput:

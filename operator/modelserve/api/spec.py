@@ -27,6 +27,9 @@ PVC_URI_PATTERN = r"pvc://[a-z0-9]([a-z0-9.-]*[a-z0-9])?(/[A-Za-z0-9_][A-Za-z0-9
 MODEL_URI_PATTERN = f"^({HF_URI_PATTERN}|{PVC_URI_PATTERN})$"
 FILE_URI_CONTEXT = {"file_uri": True}  # validation context of the command line, which also takes file://DIR
 
+REVISION_NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?-[0-9a-f]{10}$"
+
+WorkerPolicy = Literal["Proposed", "OnEdit", "Rolling"]
 Objective = Literal["Latency", "Throughput", "MaxContext", "Cost"]
 ServableKVCacheDtype = Literal["bfloat16", "int8", "fp8_e4m3", "fp8_e5m2"]
 PathSegments = Annotated[
@@ -256,6 +259,13 @@ class PlanSpec(ApiModel):
         description="Hash of the plan to commit, as `modelserve plan` and status.proposedPlan print it; the annotation "
         "approve-plan does the same.",
     )
+    revision: str | None = Field(
+        default=None,
+        pattern=REVISION_NAME_PATTERN,
+        max_length=51,
+        description="A revision that was committed before, NAME-HASH as `kubectl get controllerrevisions` prints it: "
+        "it runs, with its own image and settings, until this field changes; nothing is planned past it.",
+    )
 
 
 class RolloutSpec(ApiModel):
@@ -265,13 +275,20 @@ class RolloutSpec(ApiModel):
     allow_downtime: bool = Field(
         default=False, description="True: the old revision may stop first when both do not fit the cluster together."
     )
-    on_eviction: Literal["Allow", "SurgeFirst"] = Field(
-        default="Allow",
-        description="Of workers on a node that is drained or about to be removed. Allow: one at a time "
+    # Without a default of the schema: 0.1.0 refuses every object that has a field which it does not know.
+    on_eviction: Literal["Allow", "SurgeFirst"] | None = Field(
+        default=None,
+        description="Of workers on a node that is drained or about to be removed. Allow, or left out: one at a time "
         "is evicted, also the only one. SurgeFirst: none is; another gets ready elsewhere first, then it goes.",
     )
     drain_seconds: int = Field(
         default=60, ge=0, le=3600, description="Seconds a stopping pod may take to finish its requests."
+    )
+    worker_policy: WorkerPolicy | None = Field(
+        default=None,
+        description="When another worker image of the operator takes over, where spec.image is left out. Proposed: "
+        "once it is approved. OnEdit: with the next edit that makes new pods. Rolling: by itself, with the same plan, "
+        "as many ModelServes at a time as the operator's budget says. Left out: as the operator is set.",
     )
 
 
@@ -315,6 +332,12 @@ class ModelServeSpec(ApiModel):
     storage: StorageSpec | None = Field(default=None, description="Cache of hf:// downloads.")
     plan: PlanSpec = Field(default=PlanSpec(), description="What happens with a plan.")
     rollout: RolloutSpec = Field(default=RolloutSpec(), description="How a new revision replaces the old one.")
+    revision_history_limit: int | None = Field(
+        default=None,
+        ge=0,
+        le=100,
+        description="Revisions that are kept, beside those that run, to go back to; left out: 5.",
+    )
     pod: PodOverrides = Field(default=PodOverrides(), description="Additions to the worker pods.")
 
     @model_validator(mode="after")

@@ -217,7 +217,8 @@ class PlanStatus(ApiModel):
             "x-kubernetes-list-type": "map",
             "x-kubernetes-list-map-keys": ["accelerator", "gpusPerReplica"],
         },
-        description="What was considered, the best of each product.",
+        description="What was considered, the best of each product. Of a committed plan those that were not chosen are "
+        "shown while a plan made now has its hash.",
     )
 
     @property
@@ -339,13 +340,23 @@ class ModelServeStatus(ApiModel):
         description="The committed plan, the one that runs while none is, or why there is none.",
     )
     revision: str | None = Field(
-        default=None, max_length=253, description="Deployment and ConfigMap of the committed plan."
+        default=None, max_length=253, description="ControllerRevision and Deployment of the committed plan."
+    )
+    model_commit: str | None = Field(
+        default=None,
+        max_length=40,
+        pattern=r"^[0-9a-f]{40}$",
+        description="Commit of the Hub that the committed revision serves, where model.revision is none.",
     )
     proposed_plan: PlanStatus | None = Field(
         default=None, json_schema_extra=_WHOLE, description="A newer plan that waits for approval."
     )
     proposed_revision: str | None = Field(
         default=None, max_length=253, description="What would run it; another image or placement is another revision."
+    )
+    waits: Literal["Plan", "Worker"] | None = Field(
+        default=None,
+        description="What of the proposal is another one: Plan, or Worker where only image and release of it are.",
     )
     calibration: Calibration | None = Field(
         default=None, json_schema_extra=_WHOLE, description="Predicted beside measured memory and speed."

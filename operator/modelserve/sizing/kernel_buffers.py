@@ -64,9 +64,9 @@ def kernel_buffers(
     keys = expansion_keys(architecture.max_position_embeddings)
     return {
         "block_tables": max_num_seqs * table_rows * INT32,
-        # Two buffers: five words a row and six a request in each; three a request, five a chunk and three a chunk and
-        # group in one.
-        "step_metadata": (5 * max_num_batched_tokens + 20 * max_num_seqs + (5 + 3 * max_num_seqs) * slots) * INT32,
+        # Two buffers: five words a row, four a segment, four of its draws and four a sampled row in each; in one, three
+        # a row that goes on, four of its segment, five a chunk and three a chunk and pass.
+        "step_metadata": (5 * max_num_batched_tokens + 36 * max_num_seqs + (5 + 3 * max_num_seqs) * slots) * INT32,
         "decode_splits": max_num_seqs * splits * FLOAT32,
         "expanded_keys": keys * columns * element_bytes(architecture),
         "rotation_tables": tiles * architecture.global_rotary_pairs * 2 * FLOAT32 if v_only else 0,

@@ -70,7 +70,7 @@ _SOURCES = {
     "dequantised": "largest quantised matrix in the compute type",
     "products": "split sums; a dequantised block or rounded inputs",
     "block_tables": "4 S entries of both tables",
-    "step_metadata": "4 (5 T + 20 S + (5 + 3 S) C)",
+    "step_metadata": "4 (5 T + 36 S + (5 + 3 S) C)",
     "decode_splits": "4 S splits heads (D + 2)",
     "expanded_keys": "longest context, keys that chunks expand",
     "rotation_tables": "8 pairs of tiles",

@@ -20,6 +20,8 @@ CONTAINER_SECURITY = {
 }
 KERNEL_CACHE_PATH = "/var/cache/modelserve/kernels"
 _KERNEL_CACHE_FOLDER = ".modelserve/kernels"  # of a claim that downloads go to
+COMMIT_FILE = "/tmp/modelserve-commit"  # noqa: S108 - scratch space that the containers of a pod share
+RECORDED_PATH, COMMIT_KEY = "/etc/modelserve-commit", "commit"
 _SCRATCH_MOUNT = {"name": "tmp", "mountPath": "/tmp"}  # noqa: S108
 
 
@@ -89,12 +91,38 @@ def image_pull_secrets(spec: ModelServeSpec, operators: tuple[str, ...]) -> list
     ]
 
 
-def fetch_container(
-    source: ModelSource, *, image: str, pull_policy: str, metadata_only: bool, users: list[dict[str, Any]]
+def resolve_container(
+    source: ModelSource, *, image: str, pull_policy: str, users: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """The download of an hf:// checkpoint; the only container that sees the token and may write the weights.
+    """Tells the commit that the revision of an hf:// checkpoint stands for, before the download, and reports it.
 
-    `users`: variables of spec.pod.env, for HF_ENDPOINT, HTTPS_PROXY or SSL_CERT_FILE.
+    It has the pod's volume `commit` mounted: where the operator knows the commit already, the Hub is not asked.
+    """
+    built = fetch_container(
+        source, image=image, pull_policy=pull_policy, metadata_only=False, users=users, resolved=True
+    )
+    recorded = ["--resolve", "--recorded", f"{RECORDED_PATH}/{COMMIT_KEY}"]
+    mounts = [
+        _SCRATCH_MOUNT,
+        {"name": "weights", "mountPath": MODELS_PATH, "readOnly": True},
+        {"name": "commit", "mountPath": RECORDED_PATH, "readOnly": True},
+    ]
+    return {**built, "name": "resolve", "command": [*built["command"], *recorded], "volumeMounts": mounts}
+
+
+def fetch_container(
+    source: ModelSource,
+    *,
+    image: str,
+    pull_policy: str,
+    metadata_only: bool,
+    users: list[dict[str, Any]],
+    resolved: bool = False,
+) -> dict[str, Any]:
+    """The download of an hf:// checkpoint; it alone may write the weights; it and `resolve_container` see the token.
+
+    `users`: variables of spec.pod.env, for HF_ENDPOINT, HTTPS_PROXY or SSL_CERT_FILE. `resolved`: another container of
+    the pod has left the commit in COMMIT_FILE.
     """
     assert source.revision is not None, "only hf:// checkpoints are downloaded"
     command = [
@@ -107,6 +135,8 @@ def fetch_container(
         "--dest",
         source.directory,
     ]
+    if resolved:
+        command += ["--commit-file", COMMIT_FILE]
     built = container(
         name="fetch",
         image=image,

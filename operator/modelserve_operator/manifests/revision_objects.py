@@ -1,4 +1,4 @@
-"""The two objects of a revision: the immutable ConfigMap that is its memory, and the Deployment that runs it."""
+"""The objects of a revision: its ControllerRevision, the worker's settings, and the Deployment that runs it."""
 
 from __future__ import annotations
 
@@ -6,42 +6,52 @@ from typing import Any
 
 from modelserve_operator import labels
 from modelserve_operator.manifests.metadata import child_metadata
+from modelserve_operator.manifests.restricted_pod import COMMIT_KEY
 from modelserve_operator.manifests.worker_template import progress_deadline_seconds
 from modelserve_operator.observed import Body
-from modelserve_operator.revision import Revision
+from modelserve_operator.revision import ENGINE_FILE, Revision
 from modelserve_operator.terminal_failure import FailureRecord
 
 
-def revision_config_map(model_serve: Body, revision: Revision) -> dict[str, Any]:
-    """NAME-HASH: the worker mounts engine.yaml of it; the operator reads the plan and the template back from it."""
-    metadata = child_metadata(
-        model_serve,
-        name=labels.revision_name(model_serve["metadata"]["name"], revision.hash),
-        component=labels.REVISION,
-        extra_labels={labels.PLAN_HASH: revision.hash, labels.SPEC_HASH: revision.spec_hash},
-    )
-    if revision.recommitted:
-        metadata["annotations"] = {labels.COMMITTED_AT: revision.committed_at}
-    return {"metadata": metadata, "immutable": True, "data": revision.to_data()}
+def controller_revision(model_serve: Body, revision: Revision) -> dict[str, Any]:
+    """NAME-HASH, the memory of a revision. Its number changes, the model's commit comes later; all else of it stays."""
+    metadata = _metadata(model_serve, revision, component=labels.REVISION)
+    if revision.commit:
+        metadata["annotations"] = {labels.MODEL_COMMIT: revision.commit}
+    return {
+        "metadata": metadata,
+        "revision": revision.number,
+        "data": revision.to_data(model_serve["metadata"]["name"]),
+    }
+
+
+def engine_config_map(model_serve: Body, revision: Revision) -> dict[str, Any]:
+    """NAME-HASH: engine.yaml, which the worker mounts. It is rendered from the revision and read by nobody else."""
+    return {
+        "metadata": _metadata(model_serve, revision, component=labels.REVISION),
+        "immutable": True,
+        "data": {ENGINE_FILE: revision.engine_yaml},
+    }
+
+
+def commit_config_map(model_serve: Body, revision: Revision) -> dict[str, Any]:
+    """NAME-commit-HASH: the commit of the Hub that every later pod of this address and revision serves."""
+    name = labels.commit_name(model_serve["metadata"]["name"], revision.source)
+    metadata = child_metadata(model_serve, name=name, component=labels.COMMIT)
+    return {"metadata": metadata, "immutable": True, "data": {COMMIT_KEY: revision.commit}}
 
 
 def deployment(model_serve: Body, revision: Revision, *, replicas: int, record: FailureRecord | None) -> dict[str, Any]:
     """NAME-HASH, from the committed template: a newer operator changes nothing in the pods of an older revision."""
     name = model_serve["metadata"]["name"]
-    identity = {labels.PLAN_HASH: revision.hash}
-    metadata = child_metadata(
-        model_serve,
-        name=labels.revision_name(name, revision.hash),
-        component=labels.WORKER,
-        extra_labels=identity,
-    )
+    metadata = _metadata(model_serve, revision, component=labels.WORKER)
     if record is not None:
         metadata["annotations"] = {labels.TERMINAL_FAILURE: record.to_json()}
     return {
         "metadata": metadata,
         "spec": {
             "replicas": replicas,
-            "selector": {"matchLabels": {**labels.selector(name), **identity}},
+            "selector": {"matchLabels": {**labels.selector(name), labels.PLAN_HASH: revision.hash}},
             "progressDeadlineSeconds": progress_deadline_seconds(revision.weight_bytes),
             "revisionHistoryLimit": 0,
             # The template of a revision never changes, so this only matters when somebody else changes it: neither
@@ -50,3 +60,12 @@ def deployment(model_serve: Body, revision: Revision, *, replicas: int, record: 
             "template": revision.template,
         },
     }
+
+
+def _metadata(model_serve: Body, revision: Revision, *, component: str) -> dict[str, Any]:
+    return child_metadata(
+        model_serve,
+        name=labels.revision_name(model_serve["metadata"]["name"], revision.hash),
+        component=component,
+        extra_labels={labels.PLAN_HASH: revision.hash},
+    )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from modelserve.api import ModelServeSpec, PlanStatus
 from modelserve.api.spec import SecretKeyRef
 from modelserve.planning.admission import GPU_TOLERATION
+from modelserve.releases import release_number
 from modelserve_operator import labels
 from modelserve_operator.manifests.pod_resources import (
     download_resources,
@@ -20,8 +23,10 @@ from modelserve_operator.manifests.restricted_pod import (
     image_pull_secrets,
     keep_compiled_kernels,
     pod_spec,
+    resolve_container,
 )
-from modelserve_operator.revision import ENGINE_FILE
+from modelserve_operator.observed import FETCH_CONTAINER, WORKER_CONTAINER
+from modelserve_operator.revision import ENGINE_FILE, RESOLVE_CONTAINER, Worker
 from modelserve_operator.sources import ModelSource
 
 PORT = 8000
@@ -40,6 +45,7 @@ EXIT_SECONDS = 15  # for the process to end once its last request has
 LOAD_BYTES_PER_SECOND = 25_000_000  # a slow network volume
 LEAST_STARTUP_SECONDS = 1800
 STARTUP_PERIOD_SECONDS = 2  # a worker that has loaded is found ready after at most that
+RESOLVES_SINCE = "0.2.0"  # release of the worker that knows `fetch --resolve`
 NODE_SECONDS = 900  # a provisioner's new node and the pull of the image
 
 
@@ -61,42 +67,48 @@ def worker_template(
     plan_hash: str,
     source: ModelSource,
     weight_bytes: int,
-    image: str,
+    worker: Worker,
     pull_policy: str,
     pull_secrets: tuple[str, ...] = (),
     user_id: int | None,
 ) -> dict[str, Any]:
     """PodTemplateSpec. What the user adds in spec.pod goes in first; what the operator sets wins."""
+    image = worker.image
     extra = spec.pod.to_json()
     own_labels = labels.child(name, labels.WORKER, **{labels.PLAN_HASH: plan_hash})
     pod: dict[str, Any] = pod_spec(source, user_id=user_id)
-    worker = container(
+    serve = container(
         name="worker",
         image=image,
         pull_policy=pull_policy,
         command=["modelserve-worker", "serve", "--config", f"{CONFIG_PATH}/{ENGINE_FILE}"],
     )
     if plan.resource_name:
-        keep_compiled_kernels(worker, source)
-    worker["ports"] = [{"name": "http", "containerPort": PORT, "protocol": "TCP"}]
+        keep_compiled_kernels(serve, source)
+    serve["ports"] = [{"name": "http", "containerPort": PORT, "protocol": "TCP"}]
     if spec.api_key_secret_ref is not None:
-        _mount_api_key(pod, worker, spec.api_key_secret_ref)
-    worker["env"] = environment(extra.get("env") or [], [*worker["env"], {"name": "HF_HUB_OFFLINE", "value": "1"}])
-    worker["volumeMounts"].append({"name": "engine", "mountPath": CONFIG_PATH, "readOnly": True})
+        _mount_api_key(pod, serve, spec.api_key_secret_ref)
+    serve["env"] = environment(extra.get("env") or [], [*serve["env"], {"name": "HF_HUB_OFFLINE", "value": "1"}])
+    serve["volumeMounts"].append({"name": "engine", "mountPath": CONFIG_PATH, "readOnly": True})
     downloaded_bytes = weight_bytes if source.downloaded and source.claim is None else None
-    worker["resources"] = worker_resources(extra.get("resources") or {}, plan, downloaded_bytes=downloaded_bytes)
-    worker.update(_probes(weight_bytes))
+    serve["resources"] = worker_resources(extra.get("resources") or {}, plan, downloaded_bytes=downloaded_bytes)
+    serve.update(_probes(weight_bytes))
     engine_items = [{"key": ENGINE_FILE, "path": ENGINE_FILE}]
     revision = labels.revision_name(name, plan_hash)
     pod["volumes"].append({"name": "engine", "configMap": {"name": revision, "items": engine_items}})
     if (plan.tensor_parallel or 1) > 1:
         pod["volumes"].append({"name": "shm", "emptyDir": {"medium": "Memory"}})  # NCCL overflows the default 64 MiB
-        worker["volumeMounts"].append({"name": "shm", "mountPath": "/dev/shm"})  # noqa: S108 - where NCCL looks
-    pod["containers"] = [worker]
+        serve["volumeMounts"].append({"name": "shm", "mountPath": "/dev/shm"})  # noqa: S108 - where NCCL looks
+    pod["containers"] = [serve]
     if source.downloaded:
-        users = extra.get("env") or []
-        fetch = fetch_container(source, image=image, pull_policy=pull_policy, metadata_only=False, users=users)
-        pod["initContainers"] = [{**fetch, "resources": download_resources(worker["resources"])}]
+        resolves = source.moves and release_number(worker.release) >= release_number(RESOLVES_SINCE)
+        downloads = _downloads(
+            source, image=image, pull_policy=pull_policy, users=extra.get("env") or [], resolves=resolves
+        )
+        pod["initContainers"] = [{**each, "resources": download_resources(serve["resources"])} for each in downloads]
+        if resolves:
+            recorded = {"name": labels.commit_name(name, source.hash), "optional": True}
+            pod["volumes"].append({"name": "commit", "configMap": recorded})
     pod.update(_placement(spec, plan, name=name, plan_hash=plan_hash))
     for option in ("serviceAccountName", "priorityClassName", "runtimeClassName"):
         if extra.get(option):
@@ -108,6 +120,35 @@ def worker_template(
     if extra.get("annotations"):
         metadata["annotations"] = extra["annotations"]
     return {"metadata": metadata, "spec": pod}
+
+
+def _downloads(
+    source: ModelSource, *, image: str, pull_policy: str, users: list[dict[str, Any]], resolves: bool
+) -> Iterator[dict[str, Any]]:
+    """The init containers that bring the weights."""
+    if resolves:
+        yield resolve_container(source, image=image, pull_policy=pull_policy, users=users)
+    yield fetch_container(
+        source, image=image, pull_policy=pull_policy, metadata_only=False, users=users, resolved=resolves
+    )
+
+
+def with_worker(template: Mapping[str, Any], *, image: str, name: str, before: str, after: str) -> dict[str, Any]:
+    """The template of revision `before` (a hash) as that of `after`, whose containers run another image."""
+    found = copy.deepcopy(dict(template))
+    pod = found["spec"]
+    for container_ in (*pod["containers"], *pod.get("initContainers", ())):
+        if container_["name"] in (WORKER_CONTAINER, FETCH_CONTAINER, RESOLVE_CONTAINER):
+            container_["image"] = image
+    found["metadata"]["labels"][labels.PLAN_HASH] = after
+    for volume in pod["volumes"]:
+        if volume.get("configMap", {}).get("name") == labels.revision_name(name, before):
+            volume["configMap"]["name"] = labels.revision_name(name, after)
+    for constraint in pod.get("topologySpreadConstraints", ()):
+        matched = constraint.get("labelSelector", {}).get("matchLabels", {})
+        if matched.get(labels.PLAN_HASH) == before:
+            matched[labels.PLAN_HASH] = after
+    return found
 
 
 def _mount_api_key(pod: dict[str, Any], worker: dict[str, Any], secret: SecretKeyRef) -> None:

@@ -49,10 +49,12 @@ def start(
     timeout_s: float = 30.0,
     kubeconfig: Path | None = None,
     settings: Mapping[str, str] | None = None,
+    packages: Path | None = None,
 ) -> OperatorProcess:
     """Start the operator unless it runs, and wait until it answers. Raises ClusterError with the end of its log.
 
     `kubeconfig`: another way to the cluster than the target's. `settings`: MODELSERVE_ variables beside the usual ones.
+    `packages`: a folder or an archive with the packages of another release.
     """
     if (found := OperatorProcess.running(target.layout)) is not None:
         return found
@@ -62,6 +64,8 @@ def start(
     layout.operator_folder.mkdir(parents=True, exist_ok=True)
     (port,) = free_ports(1)
     environment = _environment(target, port) | dict(settings or {})
+    if packages is not None:
+        environment["PYTHONPATH"] = str(packages)
     if kubeconfig is not None:
         environment["KUBECONFIG"] = str(kubeconfig)
     process = spawn([sys.executable, "-m", "modelserve_operator"], log=layout.operator_log, environment=environment)

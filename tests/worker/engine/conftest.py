@@ -57,7 +57,7 @@ class _Pending:
         self.runner.events.append(("result", self.batch.step))
         if error := self.runner.result_errors.get(self.batch.step):
             raise error
-        ends = (self.batch.starts + self.batch.lengths)[self.batch.samples]
+        ends = (self.batch.starts + self.batch.lengths)[self.batch.drawn > 0]
         token_ids = np.where(np.isin(ends, list(self.runner.nan_prompts)), NOT_A_NUMBER, ends + 100)
         return SampledTokens(self.batch.step, token_ids.astype(np.int32), {})
 

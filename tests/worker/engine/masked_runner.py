@@ -35,7 +35,7 @@ class MaskedRunner:
 
     def execute(self, batch: ScheduledBatch) -> Step:
         self.events.append(("launch", batch.step))
-        return Step(self, batch, np.full(int(batch.samples.sum()), 300, dtype=np.int32))
+        return Step(self, batch, np.full(int(batch.drawn.sum()), 300, dtype=np.int32))
 
     def shutdown(self) -> None: ...
 

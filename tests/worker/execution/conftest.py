@@ -105,7 +105,7 @@ class StepDriver:
             slots=ints(s.slot for s in ordered),
             starts=ints(s.start for s in ordered),
             lengths=ints(len(s.token_ids) for s in ordered),
-            samples=np.array([s.samples for s in ordered], dtype=np.bool_),
+            sampled=ints(s.samples for s in ordered),
             output_counts=ints(s.output_count for s in ordered),
             token_ids=ints(token for s in ordered for token in s.token_ids),
             admitted=tuple(s.admitted for s in ordered if s.admitted is not None),

@@ -10,8 +10,8 @@ from modelserve.architecture import LayerKind
 from modelserve.sizing.pages import KVCacheDtype
 from modelserve_worker.execution.block_tables import BlockTables
 from modelserve_worker.execution.kv_cache import KVCache
+from modelserve_worker.execution.page_groups import page_groups
 from modelserve_worker.execution.paged_attention import PagedAttention
-from modelserve_worker.execution.plain_step import plain_step
 from modelserve_worker.kernels.row_codec import decode_rows, encode_rows, v_only_columns
 from modelserve_worker.layers.rotary import RotaryEmbedding, rotate
 
@@ -88,7 +88,7 @@ def run_steps(projections, cache, driver, steps: list[list[tuple[str, int]]], *,
         names = {share.slot: share.request_id for share in shares}
         attention = PagedAttention(
             batch,
-            partial(plain_step, cache=cache, tables=tables, names=names),
+            partial(page_groups, cache=cache, tables=tables, names=names),
             cache=cache,
             architecture=architecture,
             derive_keys=projections.derive_stored,

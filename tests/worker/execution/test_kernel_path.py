@@ -10,16 +10,22 @@ import numpy as np
 import pytest
 import torch
 from model_checkpoints import load_checkpoint, make_checkpoint, random_tokens, reference_logits
-from paged_logits import Forced, Replay, Traffic, replay
+from paged_logits import Forced, Replay, Traffic, geometry_of, replay
 from torch import Tensor
 from triton.runtime import interpreter
+from true_drafter import TrueDrafter
 
 from modelserve.sizing import kernel_buffers
 from modelserve_worker.batch import ScheduledBatch
+from modelserve_worker.engine.engine import Engine
 from modelserve_worker.execution import model_runner
 from modelserve_worker.execution.input_batch import StepSize
+from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.model_runner import GPUModelRunner
 from modelserve_worker.kernels import attention_triton
+from modelserve_worker.request import Request, SamplingParams
+from modelserve_worker.scheduling.admission import SchedulerLimits
+from modelserve_worker.scheduling.scheduler import Scheduler
 
 
 @pytest.fixture(autouse=True)
@@ -56,16 +62,59 @@ def test_steps_through_the_kernels_say_what_the_reference_says(variant: str, max
     check(done, requests, tmp_path)
 
 
+def told(runner: GPUModelRunner, requests: list[Request], pool_bytes: int) -> dict[str, list[int]]:
+    limits = SchedulerLimits(24, 2, 60, ())
+    scheduler = Scheduler(limits, runner.cache.geometry, pool_bytes, draft_tokens=runner.draft_tokens)
+    engine = Engine(scheduler, runner)
+    for request in requests:
+        engine.add(request)
+    while engine.has_work:
+        engine.step()
+    assert scheduler.arena.held_bytes == 0
+    return {request.request_id: request.output_token_ids for request in requests}
+
+
+@pytest.mark.parametrize(("variant", "prompts"), [("31B", (13,)), ("E4B", (9, 4))])
+def test_drafts_that_the_kernels_verify_change_no_token(
+    variant: str, prompts: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Segments of five rows, launched ahead of the answer before; every row is stamped."""
+    make_checkpoint(variant, tmp_path, seed=2, head_dim=64, global_head_dim=128)
+    model = load_checkpoint(tmp_path)
+    geometry = geometry_of(model)
+    pool = 2 * geometry.held_bytes(60)
+
+    def requests() -> list[Request]:
+        return [
+            Request(str(n), tuple(random_tokens(n, seed=n)), SamplingParams(seed=n, max_tokens=6, temperature=1.0))
+            for n in prompts
+        ]
+
+    def runner(drafter: TrueDrafter | None = None, **plain: bool) -> GPUModelRunner:
+        cache = KVCache(geometry, pool, device=torch.device("cpu"), debug_stamps=True)
+        return GPUModelRunner(
+            model, cache, max_num_batched_tokens=24, max_num_seqs=2, max_model_len=60, drafter=drafter, **plain
+        )
+
+    monkeypatch.setattr(attention_triton, "most_splits", lambda _: 2)
+    answers = told(runner(plain=True), requests(), pool)
+    drafter = TrueDrafter(answers, num_tokens=4, right=0.8, slots=2, longest=60, vocab_size=256)
+    drafted = runner(drafter)
+    drafted.launches_ahead = True
+    assert told(drafted, requests(), pool) == answers
+
+
 @torch.inference_mode()
-def as_captured(runner: GPUModelRunner, batch: ScheduledBatch) -> Tensor:
+def as_captured(runner: GPUModelRunner, batch: ScheduledBatch, *, every_row: bool) -> Tensor:
     """Hidden states of last rows by the launches that a graph has: over the arrays of a larger step, with padding."""
     packer, chunks = runner._packer, bool((batch.lengths > 1).any())
     size = StepSize(16 if chunks else 2, 2)
     views = packer.mixed_views(size.rows, size.last) if chunks else packer.decode_views(size.rows)
     if batch.step > 1:  # what the steps before left behind the step's own
-        for rows in ("decode", "last"):
-            packer._any.host(f"{rows}_slots")[:] = 1
-            packer._any.host(f"{rows}_positions")[:] = 3
+        for name in ("decode_slots", "kept_slots", "kept_segment_slots"):
+            packer._any.host(name)[:] = 1
+        for name in ("decode_starts", "kept_positions", "kept_segment_starts"):
+            packer._any.host(name)[:] = 3
     runner._pack(batch, padded_to=size)
     return runner._hidden(views)[: batch.num_requests]
 
@@ -78,7 +127,7 @@ def test_steps_in_arrays_of_larger_ones_say_what_the_reference_says(
 
     Of E4B as one that is captured for fewer last rows than there may be.
     """
-    monkeypatch.setattr(GPUModelRunner, "last_hidden", as_captured)
+    monkeypatch.setattr(GPUModelRunner, "forward_hidden", as_captured)
     monkeypatch.setattr(kernel_buffers, "LEAST_EXPANSION_KEYS", 64)  # few programs for the interpreter
     monkeypatch.setattr(attention_triton, "most_splits", lambda _: 2)
     make_checkpoint(variant, tmp_path, seed=2, head_dim=64, global_head_dim=128)

@@ -14,8 +14,8 @@ from modelserve.architecture import LayerKind
 from modelserve.errors import InvalidInput
 from modelserve.sizing.pages import KVCacheDtype
 from modelserve_worker.execution import paged_attention
+from modelserve_worker.execution.page_groups import page_groups
 from modelserve_worker.execution.paged_attention import PagedAttention
-from modelserve_worker.execution.plain_step import plain_step
 
 
 def random_steps(lengths: dict[str, int], rng: random.Random, *, most: int) -> list[list[tuple[str, int]]]:
@@ -165,6 +165,6 @@ def test_a_table_that_names_a_page_outside_the_arena_is_refused(small_architectu
             with pytest.raises(
                 InvalidInput, match=f"{kind.value} page .* outside the arena's 0..{cache.num_pages[kind] - 1}"
             ):
-                plain_step(batch, cache, tables, {share.slot: "a"})
+                page_groups(batch, cache, tables, {share.slot: "a"})
         table[share.slot, 1] = right
-    assert plain_step(batch, cache, tables, {share.slot: "a"}).positions.tolist() == list(range(70))
+    assert page_groups(batch, cache, tables, {share.slot: "a"}).positions.tolist() == list(range(70))

@@ -29,7 +29,9 @@ def batch(seed: int, *, admitted: int = 0, moves: int = 0) -> ScheduledBatch:
         slots=words(rows),
         starts=words(rows),
         lengths=words(rows),
-        samples=random.integers(0, 2, rows).astype(np.bool_),
+        sampled=words(rows),
+        given=words(moves),
+        targets=words(moves),
         output_counts=words(rows),
         token_ids=words(3 * rows),
         admitted=tuple(
@@ -50,7 +52,7 @@ def batch(seed: int, *, admitted: int = 0, moves: int = 0) -> ScheduledBatch:
 
 
 def same(a: ScheduledBatch, b: ScheduledBatch) -> bool:
-    arrays = ("slots", "starts", "lengths", "samples", "output_counts", "token_ids", "constrained")
+    arrays = ("slots", "starts", "lengths", "sampled", "given", "targets", "output_counts", "token_ids", "constrained")
     tables = [(getattr(a, name), getattr(b, name)) for name in ("global_updates", "sliding_updates")]
     pairs = [(getattr(a, name), getattr(b, name)) for name in arrays]
     pairs += [(getattr(x, name), getattr(y, name)) for x, y in tables for name in ("slots", "indices", "pages")]

@@ -64,10 +64,11 @@ def test_two_ranks_sample_what_one_samples_and_gather_no_more_than_rows_need(tmp
     ],
 )
 def test_a_rows_path_follows_from_its_parameters_and_its_count(changes, exact, width) -> None:
-    slots = SamplingSlots(max_num_seqs=3, vocab_size=400, eos_token_ids=EOS, device=torch.device("cpu"))
+    slots = SamplingSlots(max_num_seqs=3, vocab_size=400, device=torch.device("cpu"))
     params = SamplingParams(seed=1, max_tokens=9, **changes)
     greedy = SamplingParams(seed=1, max_tokens=9, temperature=0.0)
-    slots.admit([AdmittedRequest(2, "a", params, (), ()), AdmittedRequest(1, "b", greedy, (), ())])
+    banned = (*EOS, *params.stop_token_ids)
+    slots.admit([AdmittedRequest(2, "a", params, (), (), banned), AdmittedRequest(1, "b", greedy, (), ())])
     alone = slots.paths(np.array([2], dtype=np.int32), np.array([4], dtype=np.int32))
     assert (alone.exact.tolist(), alone.width) == ([exact], width)
     assert alone.reported.tolist() == [changes.get("logprobs", -1)]

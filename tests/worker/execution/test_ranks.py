@@ -63,6 +63,9 @@ def _results(
             "r", ids, samples=True, sampling=sampling, prompt=tuple(PROMPT), num_output_tokens=count
         )  # fmt: skip
         batch = driver.batch(share)
+        if sampling.prompt_logprobs is not None and not count:
+            given = np.array([len(PROMPT) - 1], dtype=np.int32)
+            batch = replace(batch, sampled=given + 1, given=given, targets=np.array(PROMPT[1:], dtype=np.int32))
         if allowed:
             step = replica.runner.execute(replace(batch, constrained=np.zeros(1, dtype=np.int32)))
             step = step.constrain(_mask(allowed, replica.architecture.vocab_size))

@@ -31,17 +31,18 @@ class Row:
     outputs: int = 0
     prompt: tuple[int, ...] = ()
     earlier: tuple[int, ...] = ()
+    banned: tuple[int, ...] = ()
 
 
-def _sampler(vocab_size: int, *, slots: int = 64, softcap: float | None = None, eos=(1,)) -> Sampler:
+def _sampler(vocab_size: int, *, slots: int = 64, softcap: float | None = None) -> Sampler:
     return Sampler(
-        max_num_seqs=slots, vocab_size=vocab_size, softcap=softcap, eos_token_ids=eos, parallel=TensorParallel(),
+        max_num_seqs=slots, vocab_size=vocab_size, softcap=softcap, parallel=TensorParallel(),
         device=CPU,
     )  # fmt: skip
 
 
 def _admit(sampler: Sampler, rows: list[Row]) -> None:
-    sampler.admit([AdmittedRequest(r.slot, f"r{r.slot}", r.sampling, r.prompt, r.earlier) for r in rows])
+    sampler.admit([AdmittedRequest(r.slot, f"r{r.slot}", r.sampling, r.prompt, r.earlier, r.banned) for r in rows])
 
 
 def _step(sampler: Sampler, logits: torch.Tensor, rows: list[Row]) -> SamplerOutput:
@@ -196,13 +197,13 @@ def test_penalties_match_naive_code_over_a_run(seed) -> None:
     assert len(set(outputs)) > 5
 
 
-def test_min_tokens_bans_eos_and_stop_ids_until_reached() -> None:
+def test_banned_tokens_are_not_drawn_until_there_are_min_tokens() -> None:
     logits = torch.tensor([[0.0, 5.0, 4.0, 3.0]])
-    params = _params(temperature=0.0, min_tokens=2, stop_token_ids=(2, 999))
-    assert int(_sample(logits, [Row(params, outputs=1)]).tokens) == 3
-    assert int(_sample(logits, [Row(params, outputs=2)]).tokens) == 1
-    ignoring = dataclasses.replace(params, ignore_eos=True)
-    assert int(_sample(logits, [Row(ignoring, outputs=1)]).tokens) == 1
+    params = _params(temperature=0.0, min_tokens=2, stop_token_ids=(0,))
+    assert int(_sample(logits, [Row(params, outputs=1, banned=(1, 2, 999))]).tokens) == 3
+    assert int(_sample(logits, [Row(params, outputs=2, banned=(1, 2, 999))]).tokens) == 1
+    assert int(_sample(logits, [Row(params, outputs=1, banned=(2,))]).tokens) == 1
+    assert int(_sample(logits, [Row(params, outputs=1)]).tokens) == 1, "what stops is not the sampler's to decide"
 
 
 def test_logit_bias_moves_the_argmax_and_leaves_logprobs_raw() -> None:

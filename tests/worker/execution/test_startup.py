@@ -77,9 +77,7 @@ def test_the_profile_step_needs_two_pages_whatever_the_context(
     assert [(b.num_requests, b.num_tokens, set(b.starts.tolist())) for b in batches] == [
         (1, tokens, {start}), (1, tokens, {start}), (8, 8, {start}), (8, 8, {start})
     ]  # fmt: skip
-    drawn = SamplingSlots(
-        max_num_seqs=8, vocab_size=model.architecture.vocab_size, eos_token_ids=(), device=cache.arena.device
-    )
+    drawn = SamplingSlots(max_num_seqs=8, vocab_size=model.architecture.vocab_size, device=cache.arena.device)
     for batch, exact in zip(batches, (True, True, True, False), strict=True):
         drawn.admit(batch.admitted)
         chosen = drawn.paths(batch.slots, batch.output_counts).exact

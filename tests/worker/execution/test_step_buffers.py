@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,11 +17,12 @@ from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.batch import NOT_A_NUMBER, TableUpdates
 from modelserve_worker.execution import staging as staging_module
 from modelserve_worker.execution.block_tables import BlockTables, table_entries
-from modelserve_worker.execution.input_batch import PackedStep, QueryBlocks, StepPacker, StepSize
+from modelserve_worker.execution.input_batch import QueryBlocks, StepPacker, StepSize
 from modelserve_worker.execution.launched_step import FailedStep, LaunchedStep
 from modelserve_worker.execution.sampler import SampledLogprobs, SamplerOutput
 from modelserve_worker.execution.staging import StagingBuffer
 from modelserve_worker.execution.step_graphs import StepGraphs
+from modelserve_worker.kernels.step import Step
 from modelserve_worker.request import TokenLogprobs
 
 CPU = torch.device("cpu")
@@ -178,7 +180,7 @@ def test_buckets_of_rows_end_at_the_largest_step(most: int) -> None:
 class RecordedGraph:
     """Stands for a captured graph: a replay runs the same work again on what its arrays hold by then."""
 
-    def __init__(self, run: Callable[[PackedStep], torch.Tensor], step: PackedStep) -> None:
+    def __init__(self, run: Callable[[Step], torch.Tensor], step: Step) -> None:
         self.run, self.step = run, step
         self.output = run(step)
 
@@ -186,20 +188,20 @@ class RecordedGraph:
         self.output.copy_(self.run(self.step))
 
 
-def step_size(step: PackedStep) -> StepSize:
-    rows = step.inputs.positions.numel()
-    return StepSize(rows, rows if step.last is None else step.last.inputs.positions.numel())
+def step_size(step: Step) -> StepSize:
+    rows = step.positions.numel()
+    return StepSize(rows, rows if step.narrowed is None else step.narrowed.positions.numel())
 
 
-def all_positions(step: PackedStep) -> torch.Tensor:
+def all_positions(step: Step) -> torch.Tensor:
     """Stands for logits."""
-    return step.inputs.positions.float()
+    return step.positions.float()
 
 
-def last_positions(step: PackedStep) -> torch.Tensor:
+def last_positions(step: Step) -> torch.Tensor:
     """Stands for hidden states."""
-    assert step.last is not None
-    return step.last.inputs.positions + 0.5
+    assert step.narrowed is not None
+    return step.narrowed.positions + 0.5
 
 
 @pytest.fixture
@@ -207,12 +209,13 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[StepSize]:
     """Sizes in the order of their captures, which are recorded."""
     sizes: list[StepSize] = []
 
-    def capture(_: StepGraphs, step: PackedStep, run: Callable[[PackedStep], torch.Tensor]):
+    def capture(_: StepGraphs, step: Step, run: Callable[[Step], torch.Tensor]):
         sizes.append(step_size(step))
         graph = RecordedGraph(run, step)
         return graph, graph.output
 
     monkeypatch.setattr(StepGraphs, "_capture", capture)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
     return sizes
 
 
@@ -273,7 +276,7 @@ def test_what_ranks_launch_for_few_last_rows_runs_before_any_capture(
     """In the smallest step, since a large one finds no memory beside the graphs."""
     ran: list[tuple[int, StepSize]] = []  # captures until then, size
 
-    def hidden(step: PackedStep) -> torch.Tensor:
+    def hidden(step: Step) -> torch.Tensor:
         ran.append((len(captured), step_size(step)))
         return last_positions(step)
 

@@ -15,7 +15,8 @@ from modelserve.errors import InvalidInput
 from modelserve.sizing.kernel_buffers import chunk_slots
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.batch import IN_FLIGHT, ScheduledBatch, TableUpdates
-from modelserve_worker.execution.input_batch import PackedStep, QueryBlocks, StepPacker, StepSize
+from modelserve_worker.execution.input_batch import QueryBlocks, StepPacker, StepSize
+from modelserve_worker.kernels.step import Step
 
 CPU = torch.device("cpu")
 TOKENS, REQUESTS, LONGEST, VOCAB, WINDOW = 400, 6, 800, 512, 40
@@ -28,7 +29,7 @@ def ints(values: Iterable[int]) -> np.ndarray:
 
 
 def batch_of(
-    spans: list[tuple[int, int, int]], *, samples: list[bool] | None = None, tokens: list[int] | None = None
+    spans: list[tuple[int, int, int]], *, samples: list[int] | None = None, tokens: list[int] | None = None
 ) -> ScheduledBatch:
     """A step of (slot, start, length) requests, decodes first."""
     nothing = TableUpdates(ints([]), ints([]), ints([]))
@@ -38,7 +39,7 @@ def batch_of(
         slots=ints(slot for slot, _, _ in spans),
         starts=ints(start for _, start, _ in spans),
         lengths=ints(length for *_, length in spans),
-        samples=np.array(samples if samples is not None else [True] * len(spans), dtype=np.bool_),
+        sampled=ints(samples if samples is not None else [1] * len(spans)),
         output_counts=ints(10 * slot + 3 for slot, _, _ in spans),
         token_ids=ints(tokens if tokens is not None else range(1, count + 1)),
         admitted=(),
@@ -69,13 +70,13 @@ def batches(draw: st.DrawFn) -> ScheduledBatch:
     spans = [(slot, draw(st.integers(0, 700)), length) for slot, length in zip(slots, lengths, strict=True)]
     tokens = [draw(st.integers(IN_FLIGHT, VOCAB - 1)) for _ in range(decodes)]
     tokens += [draw(st.integers(0, VOCAB - 1)) for _ in range(sum(lengths) - decodes)]
-    samples = draw(st.lists(st.booleans(), min_size=len(spans), max_size=len(spans)))
+    samples = draw(st.lists(st.integers(0, 1), min_size=len(spans), max_size=len(spans)))
     return batch_of(spans, samples=samples, tokens=tokens)
 
 
-def check_rows(packed: PackedStep, batch: ScheduledBatch, *, rows: int) -> None:
+def check_rows(packed: Step, batch: ScheduledBatch, *, rows: int) -> None:
     """Every row of the step, one token after another."""
-    step = packed.inputs
+    step = packed
     assert packed.num_rows.tolist() == [batch.num_tokens]
     assert step.positions.numel() == step.global_slots.numel() == step.sliding_slots.numel() == rows
     row = 0
@@ -94,25 +95,24 @@ def check_rows(packed: PackedStep, batch: ScheduledBatch, *, rows: int) -> None:
             assert getattr(step, name)[padding] == -1
 
 
-def check_samples(packed: PackedStep, batch: ScheduledBatch) -> None:
-    which = [i for i in range(batch.num_requests) if batch.samples[i]]
-    sampled = packed.sampled
+def check_samples(packed: Step, batch: ScheduledBatch) -> None:
+    which = [i for i in range(batch.num_requests) if batch.sampled[i]]
     if not which:
-        assert sampled is None
+        assert packed.sampled_slots is None
         return
-    assert sampled is not None
-    last = which if packed.last is not None else [int(batch.lengths[: i + 1].sum()) - 1 for i in which]
-    assert (list(range(len(which))) if sampled.rows is None else sampled.rows.tolist()) == last
-    assert sampled.slots.tolist() == sampled.host_slots.tolist() == [int(batch.slots[i]) for i in which]
-    assert sampled.positions.tolist() == [int(batch.starts[i] + batch.lengths[i]) for i in which]
-    counts = [int(batch.output_counts[i]) for i in which]
-    assert sampled.output_counts.tolist() == sampled.host_output_counts.tolist() == counts
+    assert packed.sampled_slots is not None
+    last = which if packed.narrowed is not None else [int(batch.lengths[: i + 1].sum()) - 1 for i in which]
+    rows = packed.sampled_rows
+    assert (list(range(len(which))) if rows is None else rows.tolist()) == last
+    assert packed.sampled_slots.tolist() == [int(batch.slots[i]) for i in which]
+    assert packed.sampled_positions.tolist() == [int(batch.starts[i] + batch.lengths[i]) for i in which]
+    assert packed.output_counts.tolist() == [int(batch.output_counts[i]) for i in which]
 
 
-def check_chunks(packed: PackedStep, batch: ScheduledBatch) -> None:
+def check_chunks(packed: Step, batch: ScheduledBatch) -> None:
     """What a kernel's program finds for each of its blocks and pages, block by block and page by page."""
     first = int((batch.lengths == 1).sum())
-    decode, chunks = packed.inputs.decode, packed.inputs.chunks
+    decode, chunks = packed.decode, packed.chunks
     if not first:
         assert decode is None
     if first == batch.num_requests:
@@ -131,7 +131,7 @@ def check_chunks(packed: PackedStep, batch: ScheduledBatch) -> None:
     ]
     assert (chunks.sliding_blocks[len(spans) :] == chunks.most_sliding_blocks).all()
     grouped: list[int] = []
-    for group in chunks.groups:
+    for group in packed.passes:
         members = sorted(set(owners(group.blocks, group.most_blocks)))
         assert members == sorted(set(owners(group.pages, group.most_pages)))
         used = 0
@@ -148,34 +148,46 @@ def check_chunks(packed: PackedStep, batch: ScheduledBatch) -> None:
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(before=batches(), batch=batches(), padding=st.none() | st.integers(0, REQUESTS), all_rows=st.booleans())
+@given(before=batches(), batch=batches(), padding=st.none() | st.integers(0, REQUESTS), scored=st.booleans())
 def test_a_step_with_chunks_names_the_last_row_of_each_request(
-    geometry: CacheGeometry, before: ScheduledBatch, batch: ScheduledBatch, padding: int | None, all_rows: bool
+    geometry: CacheGeometry, before: ScheduledBatch, batch: ScheduledBatch, padding: int | None, scored: bool
 ) -> None:
     """Of a captured step, as many as it has; those beyond the requests are padding, whatever the step before had."""
     last_rows = batch.num_requests if padding is None else min(batch.num_requests + padding, REQUESTS)
     packer = packer_of(geometry)
     packer.pack(before)
-    size = None if padding is None else StepSize(TOKENS, last_rows)
-    packed = packer.pack(batch, padded_to=size, all_rows=all_rows)
-    assert (packed.last is None) == (all_rows or packed.inputs.chunks is None)
-    check_samples(packed, batch)
-    if packed.last is None:
+    if scored and padding is None:  # all rows of the longest but its last
+        given = np.where(np.arange(batch.num_requests) == batch.lengths.argmax(), batch.lengths - 1, 0)
+        given = given.astype(np.int32)
+        batch = dataclasses.replace(
+            batch, sampled=np.where(given > 0, given + 1, batch.sampled), given=given, targets=ints([1] * given.sum())
+        )
+        assert packer.pack(batch).narrowed is None
         return
-    last, count = packed.last, batch.num_requests
-    assert len(last.rows) == last_rows
-    assert last.count.tolist() == [count]
-    assert last.rows.tolist()[:count] == (np.cumsum(batch.lengths) - 1).tolist()
-    assert last.inputs.chunks is None
-    decode = last.inputs.decode
+    size = None if padding is None else StepSize(TOKENS, last_rows)
+    packed = packer.pack(batch, padded_to=size)
+    assert (packed.narrowed is None) == (packed.chunks is None)
+    check_samples(packed, batch)
+    if packed.narrowed is None:
+        return
+    last, count = packed.narrowed, batch.num_requests
+    assert last.kept is not None
+    assert len(last.kept) == last_rows
+    assert last.num_rows.tolist() == [count]
+    assert last.kept.tolist()[:count] == (np.cumsum(batch.lengths) - 1).tolist()
+    assert last.chunks is None
+    decode = last.decode
     assert decode is not None
     assert not decode.settled, "this step stored keys of chunks, which a kernel must not read early"
-    assert packed.inputs.decode is None or packed.inputs.decode.settled
-    for name, values in (("slots", batch.slots), ("positions", batch.starts + batch.lengths - 1)):
+    assert packed.decode is None or packed.decode.settled
+    for name, values in (("slots", batch.slots), ("starts", batch.starts + batch.lengths - 1)):
         assert getattr(decode, name).tolist()[:count] == values.tolist()
         assert getattr(decode, name).tolist()[count:] == [-1] * (last_rows - count)
-    assert set(last.rows.tolist()[count:]) <= {0}
-    assert packed.inputs.batch is batch, "the step itself is as it was"
+    for name, values in (("positions", batch.starts + batch.lengths - 1), ("global_slots", batch.slots)):
+        assert getattr(last, name).tolist() == values.tolist() + [-1] * (last_rows - count)
+    assert decode.rows.tolist()[:count] == list(range(count))
+    assert decode.lengths.tolist() == [1] * count + [0] * (last_rows - count)
+    assert set(last.kept.tolist()[count:]) <= {0}
 
 
 def owners(running: torch.Tensor, programs: int) -> list[int]:
@@ -190,7 +202,6 @@ def test_steps_are_what_a_token_by_token_reference_says(geometry, steps: list[Sc
     packer = packer_of(geometry)
     for batch in steps:
         packed = packer.pack(batch)
-        assert packed.inputs.batch is batch
         check_rows(packed, batch, rows=batch.num_tokens)
         check_samples(packed, batch)
         check_chunks(packed, batch)
@@ -200,33 +211,32 @@ def test_steps_are_what_a_token_by_token_reference_says(geometry, steps: list[Sc
 def test_decodes_are_padded_for_a_graph_that_reads_fixed_addresses(geometry, padded_to: int) -> None:
     packer = packer_of(geometry)
     views = packer.decode_views(padded_to)
-    assert views.sampled is None
-    assert views.inputs.batch is None
+    assert views.sampled_slots is None
     assert views.num_rows.tolist() == [0]
     assert_nothing_is_stored(views, rows=padded_to)
     full = packer.pack(batch_of([(slot, 9, 1) for slot in range(REQUESTS)]))
-    batch = batch_of([(5, 31, 1), (0, 32, 1), (2, 700, 1)], samples=[True, False, True], tokens=[IN_FLIGHT, 8, 9])
+    batch = batch_of([(5, 31, 1), (0, 32, 1), (2, 700, 1)], samples=[1, 0, 1], tokens=[IN_FLIGHT, 8, 9])
     packed = packer.pack(batch, padded_to=StepSize(padded_to, padded_to))
     check_rows(packed, batch, rows=padded_to)
     check_samples(packed, batch)
-    decode = packed.inputs.decode
+    decode = packed.decode
     assert decode is not None
     assert decode.positions.tolist() == [31, 32, 700] + [-1] * (padded_to - 3)
     for captured, filled, first in (
         (views.token_ids, packed.token_ids, full.token_ids),
         (views.num_rows, packed.num_rows, full.num_rows),
-        (views.inputs.positions, packed.inputs.positions, full.inputs.positions),
-        (views.inputs.global_slots, packed.inputs.global_slots, full.inputs.global_slots),
-        (views.inputs.sliding_slots, packed.inputs.sliding_slots, full.inputs.sliding_slots),
-        (views.inputs.commit_slots, packed.inputs.commit_slots, full.inputs.commit_slots),
+        (views.positions, packed.positions, full.positions),
+        (views.global_slots, packed.global_slots, full.global_slots),
+        (views.sliding_slots, packed.sliding_slots, full.sliding_slots),
+        (views.commit_slots, packed.commit_slots, full.commit_slots),
     ):
         assert captured.data_ptr() == filled.data_ptr() == first.data_ptr()
         assert captured.tolist() == filled.tolist()
 
 
-def assert_nothing_is_stored(views: PackedStep, *, rows: int) -> None:
+def assert_nothing_is_stored(views: Step, *, rows: int) -> None:
     for name in ("positions", "global_slots", "sliding_slots", "commit_slots"):
-        assert getattr(views.inputs, name).tolist() == [-1] * rows, "a capture stores no row"
+        assert getattr(views, name).tolist() == [-1] * rows, "a capture stores no row"
 
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -243,21 +253,17 @@ def test_a_captured_step_finds_any_step_with_chunks_that_fits(
     views = packer.mixed_views(rows, last_rows)
     assert views.num_rows.tolist() == [0]
     assert_nothing_is_stored(views, rows=rows)
-    captured = views.inputs.chunks
+    captured = views.chunks
     assert captured is not None
-    assert views.inputs.decode is not None
+    assert views.decode is not None
     assert owners(captured.sliding_blocks, captured.most_sliding_blocks) == [NOBODY] * captured.most_sliding_blocks
-    assert views.last is not None
-    assert views.last.inputs.global_slots.tolist() == [-1] * last_rows, "a capture attends to nothing"
+    assert views.narrowed is not None
+    assert views.narrowed.global_slots.tolist() == [-1] * last_rows, "a capture attends to nothing"
     packer.pack(before)
     packed = packer.pack(batch, padded_to=StepSize(rows, last_rows))
-    assert packed.last is not None
-    for seen_rows, packed_rows in (
-        (views.last.rows, packed.last.rows),
-        (views.last.count, packed.last.count),
-        (views.last.inputs.positions, packed.last.inputs.positions),
-        (views.last.inputs.global_slots, packed.last.inputs.global_slots),
-    ):
+    assert packed.narrowed is not None
+    for name in ("kept", "num_rows", "positions", "global_slots"):
+        seen_rows, packed_rows = (getattr(step.narrowed, name) for step in (views, packed))
         assert (seen_rows.data_ptr(), seen_rows.shape) == (packed_rows.data_ptr(), packed_rows.shape)
     check_rows(packed, batch, rows=rows)
     check_samples(packed, batch)
@@ -266,13 +272,13 @@ def test_a_captured_step_finds_any_step_with_chunks_that_fits(
     assert packer.fits_one_expansion(batch) == (64 * sum(pages) <= BLOCKS.expansion_keys)
     if not packer.fits_one_expansion(batch):
         return
-    chunks = packed.inputs.chunks
+    chunks = packed.chunks
     assert chunks is not None
     for name in ("positions", "global_slots", "sliding_slots", "commit_slots"):
-        assert getattr(views.inputs, name).data_ptr() == getattr(packed.inputs, name).data_ptr()
+        assert getattr(views, name).data_ptr() == getattr(packed, name).data_ptr()
     for name in ("rows", "starts", "lengths", "slots", "sliding_blocks"):
         assert getattr(captured, name).data_ptr() == getattr(chunks, name).data_ptr()
-    (seen,), (filled,) = captured.groups, chunks.groups
+    (seen,), (filled,) = views.passes, packed.passes
     for name in ("blocks", "pages", "key_rows"):
         assert getattr(seen, name).data_ptr() == getattr(filled, name).data_ptr()
     for running, launched, used in (
@@ -285,19 +291,18 @@ def test_a_captured_step_finds_any_step_with_chunks_that_fits(
         assert max(found[:used]) < REQUESTS
         assert found[used:] == [NOBODY] * (launched - used), "programs too many find no chunk"
     decodes = int((batch.lengths == 1).sum())
-    assert views.inputs.decode.slots[:decodes].tolist() == batch.slots[:decodes].tolist()
+    assert views.decode.slots[:decodes].tolist() == batch.slots[:decodes].tolist()
     padded = batch.starts[:decodes].tolist() + [-1] * (REQUESTS - decodes)
-    assert views.inputs.decode.positions.tolist() == padded
+    assert views.decode.positions.tolist() == padded
 
 
 def test_chunks_are_expanded_together_while_their_keys_fit(geometry) -> None:
     """256 keys: 3 + 1 pages; then one of 7 pages, which is too long for any company; then 2."""
     spans = [(0, 5, 1), (1, 130, 8), (2, 0, 64), (3, 400, 9), (4, 100, 8)]
-    chunks = packer_of(geometry).pack(batch_of(spans)).inputs.chunks
-    assert chunks is not None
-    assert [group.most_pages for group in chunks.groups] == [4, 7, 2]
-    assert [group.most_blocks for group in chunks.groups] == [1 + 8, 2, 1]
-    assert [group.key_rows.tolist()[:4][i] for group, i in zip(chunks.groups, (1, 2, 3), strict=True)] == [192, 0, 0]
+    passes = packer_of(geometry).pack(batch_of(spans)).passes
+    assert [one.most_pages for one in passes] == [4, 7, 2]
+    assert [one.most_blocks for one in passes] == [1 + 8, 2, 1]
+    assert [one.key_rows.tolist()[:4][i] for one, i in zip(passes, (1, 2, 3), strict=True)] == [192, 0, 0]
 
 
 GOOD = batch_of([(0, 40, 1), (1, 0, 3)])
@@ -306,6 +311,9 @@ GOOD = batch_of([(0, 40, 1), (1, 0, 3)])
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"sampled": ints([1, 2])}, "step 7 draws tokens of rows that it does not have, or of more than 1"),
+        ({"sampled": ints([2, 1])}, "step 7 draws tokens of rows that it does not have"),
+        ({"given": ints([0, 2])}, "step 7 draws tokens of rows that it does not have"),
         ({"token_ids": ints([])}, "step 7 has no tokens, or not as many as"),
         ({"lengths": ints([1, 2])}, "step 7 has no tokens, or not as many as its requests' lengths add up to"),
         ({"lengths": ints([0, 4])}, "step 7 has no tokens, or not as many as"),

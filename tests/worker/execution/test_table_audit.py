@@ -19,7 +19,7 @@ from modelserve_worker.execution.fast_attention import KernelAttention
 from modelserve_worker.execution.input_batch import QueryBlocks, StepPacker
 from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.table_audit import TableAudit
-from modelserve_worker.kernels.step_inputs import StepInputs
+from modelserve_worker.kernels.step import Step
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 
@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 POOL, REQUESTS, TOKENS, LONGEST, WINDOW = 1 << 24, 8, 512, 600, 40
 BLOCKS = QueryBlocks(global_tokens=8, sliding_tokens=8, expansion_keys=1 << 16)
 
-Change = Callable[[StepInputs], StepInputs]
+Change = Callable[[Step], Step]
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Run:
     def step(self, batch: ScheduledBatch, *, change: Change = lambda step: step) -> None:
         for kind, updates in ((LayerKind.GLOBAL, batch.global_updates), (LayerKind.SLIDING, batch.sliding_updates)):
             self.tables.apply({kind: updates})
-        self.audit.begin(change(self.packer.pack(batch).inputs))
+        self.audit.begin(change(self.packer.pack(batch)), batch)
         sliding = self.cache.geometry.sliding_page.layers
         for layer, producer in enumerate(self.producers):
             self.audit.prepared(layer)
@@ -147,7 +147,7 @@ def test_rows_that_are_not_stored_are_missed_by_their_reader(run_of, driver_for,
     driver = driver_for(run.cache.geometry, POOL)
     run.step(driver.batch(driver.share("a", [5] * 90)))
 
-    def without(step: StepInputs) -> StepInputs:
+    def without(step: Step) -> Step:
         return dataclasses.replace(step, **{name: torch.full_like(getattr(step, name), -1)})
 
     batch = driver.batch(driver.share("a", [5] * count))
@@ -162,7 +162,7 @@ def test_a_padded_row_that_is_stored_is_caught(run_of, driver_for) -> None:
     run = run_of("31b")
     driver = driver_for(run.cache.geometry, POOL)
 
-    def padded(step: StepInputs) -> StepInputs:
+    def padded(step: Step) -> Step:
         def more(values: torch.Tensor) -> torch.Tensor:
             return torch.cat((values, values[-1:]))
 
@@ -202,14 +202,16 @@ def test_the_kernel_path_is_audited_at_every_layer(
         batch = driver.batch(driver.share("a", [5] * count))
         for kind, updates in ((LayerKind.GLOBAL, batch.global_updates), (LayerKind.SLIDING, batch.sliding_updates)):
             tables.apply({kind: updates})
-        packed = packer.pack(batch, all_rows=all_rows)
-        backend.begin(packed.inputs)
-        assert (packed.last is None) == (all_rows or count == 1)
+        if all_rows:
+            batch = dataclasses.replace(batch, sampled=batch.lengths, given=batch.lengths, targets=batch.token_ids)
+        packed = packer.pack(batch)
+        backend.begin(packed, batch)
+        assert (packed.narrowed is None) == (all_rows or count == 1)
         for layer in range(architecture.num_hidden_layers):
             attention = model.decoder_layer(layer).attention
             projected = torch.zeros(count, sum(shard.size for shard in attention.qkv.shards))
             angles = torch.zeros(count, attention.head_dim // 2)
-            narrowing = packed.last if layer == architecture.first_shared_layer - 1 else None
+            narrowing = packed.narrowed if layer == architecture.first_shared_layer - 1 else None
             count = len(backend.attend(attention, projected, (angles, angles), narrowing))
 
     for count in (90, 1, 90, 7, 1):

@@ -252,7 +252,7 @@ class Walker:
         matcher = self._compiler.matcher(compiled, stop_token_ids=(), ignore_eos=False, min_tokens=0)
         said = b""
         for _ in range(MOST_TOKENS):
-            (row,) = self._compiler.masks([matcher])
+            (row,) = self._compiler.masks([(matcher, ())])
             assert matcher.error is None, matcher.error
             allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
             some = allowed

@@ -35,7 +35,7 @@ def _matcher(compiler: GrammarCompiler, **fields) -> GrammarMatcher:
 
 
 def _allowed(compiler: GrammarCompiler, matcher: GrammarMatcher) -> set[int]:
-    (row,) = compiler.masks([matcher])
+    (row,) = compiler.masks([(matcher, ())])
     return set(np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist())
 
 
@@ -75,10 +75,42 @@ def test_a_token_that_does_not_match_is_an_error(compiler) -> None:
     assert not matcher.complete
 
 
+def test_masks_behind_drafts_are_those_of_an_answer_that_has_them_and_leave_it_as_it_was(compiler) -> None:
+    matcher, other = _matcher(compiler), _matcher(compiler)
+    before = _allowed(compiler, matcher)
+    masks = compiler.masks([(None, (A, A)), (matcher, (A, B)), (other, (B, A))])
+    assert masks.shape == (9, 66)
+    assert (masks[:3] == -1).all(), "of an answer that has ended"
+    assert (masks[7:] == -1).all(), "behind a draft that may not follow, whose row is not accepted"
+    assert np.array_equal(masks[3], masks[6])
+    assert _allowed(compiler, matcher) == _allowed(compiler, other) == before
+    for row in (4, 5):
+        matcher.consume((A, B)[row - 4])
+        assert np.array_equal(masks[row], compiler.masks([(matcher, ())])[0])
+    assert matcher.complete
+
+
+def test_what_fails_behind_a_draft_is_no_fault_of_the_answer(compiler) -> None:
+    matcher = _matcher(compiler)
+    assert not matcher.propose(B)
+    assert not matcher.propose(EOS[0]), "a token that ends the answer has nothing behind it"
+    matcher.consume(A)
+    allowed = _allowed(compiler, matcher)
+    assert matcher.propose(B)
+    matcher.matcher.consume_token(A)  # the library gives up
+    _allowed(compiler, matcher)
+    assert matcher.error is not None
+    matcher.roll_back(1)
+    assert matcher.error is None
+    assert _allowed(compiler, matcher) == allowed
+    matcher.consume(B)
+    assert matcher.complete
+
+
 def test_rows_of_requests_that_have_ended_are_free_and_grammars_are_kept(compiler) -> None:
     first, second = _matcher(compiler), _matcher(compiler)
     first.consume(A)
-    masks = compiler.masks([None, first, second])
+    masks = compiler.masks([(None, ()), (first, ()), (second, ())])
     assert masks.shape == (3, 66)
     assert (masks[0] == -1).all()
     assert not np.array_equal(masks[1], masks[2]), "each answer has its own state"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from paged_case import PagedCase, rope
@@ -13,7 +13,7 @@ from modelserve.sizing.pages import KVCacheDtype
 from modelserve_worker.kernels import attention_triton as doors
 from modelserve_worker.kernels.paged_layout import LayerRows
 from modelserve_worker.kernels.row_codec import v_only_columns
-from modelserve_worker.kernels.step_inputs import ChunkInputs, DecodeInputs, ExpansionGroup, StepInputs
+from modelserve_worker.kernels.step import Segments, Step
 
 THETA, EPS = 1e6, 1e-6
 
@@ -45,12 +45,26 @@ def running(values: list[int], size: int) -> list[int]:
     return ends + [ends[-1]] * (size - len(ends))
 
 
-def decode_step(case: PagedCase, slots: list[int]) -> StepInputs:
+def few_rows_step(case: PagedCase, slots: list[int], lengths: list[int], *, most_rows: int) -> Step:
+    """The last `lengths` positions of each slot are a segment; -1 is padding, of one row."""
+    starts = [case.contexts[s] - n if s >= 0 else -1 for s, n in zip(slots, lengths, strict=True)]
+    positions = [p + i if p >= 0 else -1 for p, n in zip(starts, lengths, strict=True) for i in range(n)]
+    numbers = [max(s, 0) for s, n in zip(slots, lengths, strict=True) for _ in range(n)]
+    firsts = torch.tensor([0, *lengths]).cumsum(0)[:-1].tolist()
+    columns = ([max(s, 0) for s in slots], starts, lengths, firsts)
+    decode = Segments(*(ints(each, case.device) for each in columns), most=len(slots), most_rows=most_rows)
+    at, of = ints(positions, case.device), ints(numbers, case.device)
+    return Step(at, ints([len(positions)], case.device), of, of, torch.full_like(of, -1), decode, None)
+
+
+def decode_step(case: PagedCase, slots: list[int]) -> Step:
     """Each slot's last position decodes; -1 is a padded row."""
     positions = ints([case.contexts[s] - 1 if s >= 0 else -1 for s in slots], case.device)
     numbers = ints([max(s, 0) for s in slots], case.device)
-    decode = DecodeInputs(numbers, positions, settled=True)
-    return StepInputs(positions, numbers, numbers, torch.full_like(numbers, -1), decode, None, None)
+    rows = torch.arange(len(slots), dtype=torch.int32, device=case.device)
+    decode = Segments(numbers, positions, torch.ones_like(rows), rows, most=len(slots), most_rows=1)
+    count = ints([len(slots)], case.device)
+    return Step(positions, count, numbers, numbers, torch.full_like(numbers, -1), decode, None)
 
 
 @dataclass
@@ -60,7 +74,7 @@ class Chunk:
     length: int
 
 
-def chunk_step(case: PagedCase, chunks: list[Chunk], *, group: int, block_rows: int, size: int = 64) -> StepInputs:
+def chunk_step(case: PagedCase, chunks: list[Chunk], *, group: int, block_rows: int, size: int = 64) -> Step:
     device = case.device
     positions = [p for c in chunks for p in range(c.start, c.start + c.length)]
     slots = [c.slot for c in chunks for _ in range(c.length)]
@@ -75,22 +89,32 @@ def chunk_step(case: PagedCase, chunks: list[Chunk], *, group: int, block_rows: 
     ]
     pages = [-(-(c.start + c.length) // case.page_tokens) for c in chunks]
     key_rows = running([0, *[p * case.page_tokens for p in pages]][: len(chunks)], len(chunks))
-    inputs = ChunkInputs(
-        ints(firsts + pad, device),
-        ints([c.start for c in chunks] + pad, device),
-        ints([c.length for c in chunks] + pad, device),
-        ints([c.slot for c in chunks] + pad, device),
-        ends,
-        sum(blocks) + 3,
-        len(chunks),
-        (
-            ExpansionGroup(
-                ends, ints(running(pages, size), device), ints(key_rows + pad, device), sum(blocks) + 3, sum(pages) + 2
-            ),
-        ),
+    described = (
+        [c.slot for c in chunks],
+        [c.start for c in chunks],
+        [c.length for c in chunks],
+        firsts,
+    )
+    segments = Segments(
+        *(ints(column + pad, device) for column in described),
+        most=len(chunks),
+        most_rows=len(slots),
+        sliding_blocks=ends,
+        most_sliding_blocks=sum(blocks) + 3,
+    )
+    together = replace(
+        segments,
+        blocks=ends,
+        pages=ints(running(pages, size), device),
+        key_rows=ints(key_rows + pad, device),
+        most_blocks=sum(blocks) + 3,
+        most_pages=sum(pages) + 2,
     )
     no_page = torch.full((len(slots),), -1, dtype=torch.int32, device=device)
-    return StepInputs(ints(positions, device), ints(slots, device), no_page, ints(kept, device), None, inputs, None)
+    count = ints([len(slots)], device)
+    return Step(
+        ints(positions, device), count, ints(slots, device), no_page, ints(kept, device), None, segments, (together,)
+    )
 
 
 def key_weight(case: PagedCase) -> Tensor:

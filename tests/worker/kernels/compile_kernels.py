@@ -34,7 +34,7 @@ MOST_REGISTERS = 255
 PROCESSES = 2
 DEPENDENT_LAUNCH = 90  # the lowest capability that has it
 # How parameters are named that no later kernel of a step writes.
-CONSTANT = ("weight", "scalar", "positions", "slots", "table", "cos", "sin")
+CONSTANT = ("weight", "scalar", "positions", "slots", "starts", "lengths", "firsts", "table", "cos", "sin")
 
 
 @dataclass(frozen=True)

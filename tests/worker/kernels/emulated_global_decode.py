@@ -15,7 +15,7 @@ from modelserve_worker.kernels.attention_triton import Rotation
 from modelserve_worker.kernels.global_decode_sm90 import SOURCE, THREADS
 from modelserve_worker.kernels.paged_layout import rising_pages
 from modelserve_worker.kernels.row_codec import v_only_columns
-from modelserve_worker.kernels.step_inputs import DecodeInputs
+from modelserve_worker.kernels.step import Segments
 
 _ENTRY = """
 static TensorMap values;
@@ -55,7 +55,7 @@ def library(folder: Path) -> ctypes.CDLL:
 
 
 def attended(
-    library: ctypes.CDLL, case: PagedCase, q: Tensor, decode: DecodeInputs, *, key_weight: Tensor, rotation: Rotation,
+    library: ctypes.CDLL, case: PagedCase, q: Tensor, decode: Segments, *, key_weight: Tensor, rotation: Rotation,
     most_splits: int, split_pages: int, beside: bool,
 ) -> Tensor:  # fmt: skip
     """Output in the order of the head, NaN for rows that have no splits; the splits are merged by torch."""

@@ -12,7 +12,7 @@ from paged_case import PagedCase
 from torch import Tensor
 
 from modelserve_worker.kernels.sliding_decode_sm90 import PARTS, THREADS, DecodeKernel
-from modelserve_worker.kernels.step_inputs import DecodeInputs
+from modelserve_worker.kernels.step import Segments
 
 _ENTRY = """
 static TensorMap k, v;
@@ -55,7 +55,7 @@ def library_of(kernel: DecodeKernel, folder: Path) -> ctypes.CDLL:
     return built(kernel.source, _ENTRY, folder)
 
 
-def attended(library: ctypes.CDLL, kernel: DecodeKernel, case: PagedCase, q: Tensor, decode: DecodeInputs) -> Tensor:
+def attended(library: ctypes.CDLL, kernel: DecodeKernel, case: PagedCase, q: Tensor, decode: Segments) -> Tensor:
     """Output of a launch that starts before the kernel ahead has stored queries and the rows' own keys and values."""
     rows, output = layout(case), torch.full_like(q, torch.nan)
     then = torch.cat((case.arena, q.view(torch.uint8).flatten()))

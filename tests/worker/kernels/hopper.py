@@ -12,7 +12,7 @@ from launch_order import one_after_the_other
 from paged_case import PagedCase
 from torch import Tensor
 
-from modelserve_worker.kernels.step_inputs import StepInputs
+from modelserve_worker.kernels.step import Step
 
 Result = TypeVar("Result")
 _ABSENT = not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0)
@@ -34,11 +34,11 @@ def captured(run: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
     return graph, result
 
 
-def point_decodes(step: StepInputs, case: PagedCase, slots: list[int]) -> None:
+def point_decodes(step: Step, case: PagedCase, slots: list[int]) -> None:
     """Let the step's arrays say that these slots decode; -1 is a padded row."""
     assert step.decode is not None
     step.decode.slots.copy_(ints(slots, "cuda"))
-    step.decode.positions.copy_(ints([case.contexts[slot] - 1 if slot >= 0 else -1 for slot in slots], "cuda"))
+    step.decode.starts.copy_(ints([case.contexts[slot] - 1 if slot >= 0 else -1 for slot in slots], "cuda"))
 
 
 def check_captured_bits(run: Callable[[], list[Tensor]], *, replays: int) -> None:

@@ -47,6 +47,7 @@ class PagedCase:
     compute: torch.dtype = torch.bfloat16
     device: str = "cpu"
     seed: int = 0
+    older: int = 0  # rows before the window that are there too: what a segment's first row reads
     spare_pages: int = 3
     pairs: int = 16  # rotated, in V-only rows
     k: list[Tensor] = field(default_factory=list)  # decoded rows [n, H, D], float64: what any reader must see
@@ -124,7 +125,7 @@ class PagedCase:
         self.v.append(decoded["v"])
 
     def write(self, slot: int, name: str, positions: range, values: Tensor, scale: Tensor | None) -> None:
-        low = max(positions.start, positions.stop - self.window) if self.window else positions.start
+        low = max(positions.start, positions.stop - self.window - self.older) if self.window else positions.start
         for first in range(low - low % self.page_tokens, positions.stop, self.page_tokens):
             begin, end = max(first, low), min(first + self.page_tokens, positions.stop)
             rows, scales = self.page(slot, first // self.page_tokens, name)

@@ -15,14 +15,14 @@ from torch import Tensor
 from modelserve_worker.kernels import attention_triton as doors
 from modelserve_worker.kernels.elementwise_triton import TritonElementwise
 from modelserve_worker.kernels.few_rows import dense_product
-from modelserve_worker.kernels.step_inputs import StepInputs
+from modelserve_worker.kernels.step import Step
 
 EPS, LAYERS, REPLAYS, PAIRS = 1e-6, 6, 100, 64
 
 pytestmark = list(ON_HOPPER)
 
 
-def joined(case: PagedCase, decodes: list[int], chunks: list[Chunk], *, group: int, block_rows: int) -> StepInputs:
+def joined(case: PagedCase, decodes: list[int], chunks: list[Chunk], *, group: int, block_rows: int) -> Step:
     """A step of rows that decode, then chunks; two more rows of decodes are padding of the arrays, not of the step."""
     first, then = decode_step(case, decodes), chunk_step(case, chunks, group=group, block_rows=block_rows)
     padded = decode_step(case, [*decodes, -1, -1]).decode
@@ -33,7 +33,8 @@ def joined(case: PagedCase, decodes: list[int], chunks: list[Chunk], *, group: i
     slots, positions = (torch.cat(both) for both in zip(
         (first.global_slots, first.positions), (then.global_slots, then.positions), strict=True
     ))  # fmt: skip
-    return StepInputs(positions, slots, waiting, kept, padded, then.chunks, None)
+    count = then.num_rows + len(decodes)
+    return Step(positions, count, slots, waiting, kept, padded, then.chunks, then.passes)
 
 
 class Layers:
@@ -128,7 +129,7 @@ def test_chunks_beside_few_and_many_decodes_equal_float64_attention() -> None:
         assert step.decode is not None
         assert step.chunks is not None
         if not decodes:  # arrays of a captured step in which nobody decodes
-            step = replace(step, decode=replace(step.decode, positions=torch.full_like(step.decode.positions, -1)))
+            step = replace(step, decode=replace(step.decode, starts=torch.full_like(step.decode.starts, -1)))
         first = tokens - chunk.length
         q, output = case.random(*layers.shape, scale=2.0), torch.full(layers.shape, torch.nan, device="cuda").bfloat16()
         k, v = (case.random(tokens, 8, 256, scale=size) for size in (1 / 16, 1.0))

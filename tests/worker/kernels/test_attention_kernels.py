@@ -9,6 +9,7 @@ from attention_cases import (
     chunk_step,
     decode_step,
     derived_keys,
+    few_rows_step,
     folded,
     frequencies,
     key_weight,
@@ -26,7 +27,9 @@ LIMIT = 1e-2 if DEVICE == "cuda" else 1e-5  # float32 through the interpreter: t
 PAIRS = 32 if DEVICE == "cuda" else 16  # 8-bit pairs are multiplied by halves, which the matrix units take from 16 on
 
 
-def case_of(kind: str, *, fmt: str, v_only: bool, contexts: list[int], heads: int = 2, seed: int = 0) -> PagedCase:
+def case_of(
+    kind: str, *, fmt: str, v_only: bool, contexts: list[int], heads: int = 2, seed: int = 0, older: int = 0
+) -> PagedCase:
     return PagedCase(
         kind,
         heads,
@@ -39,6 +42,7 @@ def case_of(kind: str, *, fmt: str, v_only: bool, contexts: list[int], heads: in
         device=DEVICE,
         pairs=PAIRS,
         seed=seed,
+        older=older,
     )
 
 
@@ -73,6 +77,38 @@ def test_decode_equals_float64_attention(kind, v_only, group, fmt) -> None:
         keys = derived_keys(case, slot, weight, PAIRS) if v_only else None
         at = torch.tensor([contexts[slot] - 1], device=DEVICE)
         assert relative_error(output[row : row + 1], case.attention(q[row : row + 1], slot, at, keys)) < LIMIT
+
+
+@pytest.mark.parametrize("fmt", ["none", "int8"])
+@pytest.mark.parametrize(
+    ("kind", "v_only", "group", "queries"),
+    [("global", False, 4, 64), ("global", True, 4, 8), ("sliding", False, 2, 64)],
+)
+def test_segments_of_a_few_rows_equal_float64_attention(kind, v_only, group, queries, fmt) -> None:
+    """Up to five rows of a request over one reading of its keys: at the start of a context, across pages and splits,
+    and where the first row sees a page that the last one does not. Where
+    so many queries do not fit into a program, they are in several."""
+    contexts, lengths, most = [5, 66, 290, 130, 71], [5, 3, 4, 1, 5, 1], 5
+    case = case_of(kind, fmt=fmt, v_only=v_only, contexts=contexts, older=most - 1)
+    slots = [2, 0, 1, -1, 4, 3]
+    step, rows = few_rows_step(case, slots, lengths, most_rows=most), layout(case)
+    q = case.random(sum(lengths), case.heads * group, case.width)
+    weight, turning = (key_weight(case), rotation(case, 32, PAIRS)) if v_only else (None, None)
+    output = torch.full_like(q, torch.nan)
+    workspace = torch.full((1 << 20,), torch.nan, device=DEVICE)
+    doors.decode_attention(
+        folded(q, weight, PAIRS), output, step, rows=rows, table=case.table, arena=case.arena, workspace=workspace,
+        tile=doors.Tile(16, 32, 4, 2, queries=queries), key_weight=weight, rotation=turning,
+    )  # fmt: skip
+    first = 0
+    for slot, length in zip(slots, lengths, strict=True):
+        span, first = slice(first, first + length), first + length
+        if slot < 0:
+            assert output[span].isnan().all(), "a padded row is left alone"
+            continue
+        keys = derived_keys(case, slot, weight, PAIRS) if v_only else None
+        at = torch.arange(contexts[slot] - length, contexts[slot], device=DEVICE)
+        assert relative_error(output[span], case.attention(q[span], slot, at, keys)) < LIMIT
 
 
 @pytest.mark.parametrize("fmt", FORMATS)

@@ -10,20 +10,20 @@ from paged_case import PagedCase, relative_error
 from torch import Tensor
 
 from modelserve_worker.kernels import attention_triton as doors
-from modelserve_worker.kernels.step_inputs import StepInputs
+from modelserve_worker.kernels.step import Step
 
 WIDTH, PAIRS = 512, 64
 
 pytestmark = list(ON_HOPPER)
 
 
-def attended(case: PagedCase, q: Tensor, weight: Tensor | None, step: StepInputs) -> Tensor:
+def attended(case: PagedCase, q: Tensor, weight: Tensor | None, step: Step) -> Tensor:
     """The door's output; scratch and output begin as NaN."""
     rows = layout(case)
     tile = doors.tile_for(rows, door="chunk", capability=90)
     assert tile.sm90
     assert step.chunks is not None
-    keys = step.chunks.groups[0].most_pages * case.page_tokens
+    keys = step.passes[0].most_pages * case.page_tokens
     words = keys * doors.scratch_per_key(rows, pairs=PAIRS)
     scratch = torch.full((words,), torch.nan, dtype=q.dtype, device="cuda")
     output = torch.full_like(q, torch.nan)

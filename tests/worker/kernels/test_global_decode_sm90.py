@@ -16,7 +16,7 @@ from torch import Tensor
 
 from modelserve_worker.kernels import attention_triton as doors
 from modelserve_worker.kernels import global_decode_sm90
-from modelserve_worker.kernels.step_inputs import StepInputs
+from modelserve_worker.kernels.step import Step
 
 WIDTH, PAIRS = global_decode_sm90.WIDTH, global_decode_sm90.PAIRS
 LIMIT = 5e-3  # turned keys, weights and results are rounded to bfloat16 once
@@ -65,7 +65,7 @@ def test_the_emulated_kernel_equals_float64_attention(tmp_path: Path, beside: bo
         case.check(slots, q, output)
 
 
-def attended(case: Case, q: Tensor, step: StepInputs) -> Tensor:
+def attended(case: Case, q: Tensor, step: Step) -> Tensor:
     rows, output = layout(case.paged), torch.full_like(q, torch.nan)
     tile = doors.tile_for(rows, door="decode", capability=90)
     assert tile.sm90

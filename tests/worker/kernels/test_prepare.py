@@ -10,7 +10,7 @@ from torch import Tensor
 
 from modelserve_worker.kernels import attention_triton as doors
 from modelserve_worker.kernels.row_codec import StoredRows, decode_rows, encode_rows, v_only_columns
-from modelserve_worker.kernels.step_inputs import StepInputs
+from modelserve_worker.kernels.step import Step
 
 FORMATS = ["none", "int8", "fp8_e4m3", "fp8_e5m2"]
 LAYOUTS = [("global", False), ("global", True), ("sliding", False)]
@@ -64,7 +64,7 @@ class Prepared:
         own[CHUNK.start : CHUNK.stop] = -1
         kept = torch.full_like(slots, -1)
         kept[CHUNK.start + 3 : CHUNK.stop] = 1
-        self.step = StepInputs(self.positions.int(), slots, own, kept, None, None, None)
+        self.step = Step(self.positions.int(), ints([len(TOKENS)], DEVICE), slots, own, kept, None, None)
         self.q = torch.full((tokens, heads * GROUP, width), torch.nan, dtype=COMPUTE, device=DEVICE)
         self.before = case.arena.clone()
         rows = layout(case)

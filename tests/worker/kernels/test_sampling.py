@@ -70,10 +70,15 @@ def _sampler(
     door = TritonSampling(chunk=chunk) if kernels else PlainSampling()
     monkeypatch.setattr(sampler_module, "sampling_door", lambda device: door)
     sampler = Sampler(
-        max_num_seqs=len(cases) + 3, vocab_size=vocab_size, softcap=cap, eos_token_ids=EOS, parallel=TensorParallel(),
+        max_num_seqs=len(cases) + 3, vocab_size=vocab_size, softcap=cap, parallel=TensorParallel(),
         device=DEVICE,
     )  # fmt: skip
-    sampler.admit([AdmittedRequest(_slot(row, cases), "", c.sampling, (), ()) for row, c in enumerate(cases)])
+    sampler.admit(
+        [
+            AdmittedRequest(_slot(row, cases), "", c.sampling, (), (), (*EOS, *c.sampling.stop_token_ids))
+            for row, c in enumerate(cases)
+        ]
+    )
     return sampler
 
 

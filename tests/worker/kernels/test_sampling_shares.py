@@ -46,10 +46,12 @@ def _rows(
 ) -> CandidateRows:
     """Row i of kinds[i], in slot len(kinds) - 1 - i."""
     count = len(kinds)
-    slots = SamplingSlots(max_num_seqs=count, vocab_size=vocab_size, eos_token_ids=EOS, device=DEVICE)
+    slots = SamplingSlots(max_num_seqs=count, vocab_size=vocab_size, device=DEVICE)
     taken = np.arange(count, dtype=np.int32)[::-1].copy()
     params = [SamplingParams(seed=31 * row, max_tokens=9, **kind) for row, kind in enumerate(kinds)]
-    slots.admit([AdmittedRequest(int(s), "", p, (), ()) for s, p in zip(taken, params, strict=True)])
+    slots.admit(
+        [AdmittedRequest(int(s), "", p, (), (), (*EOS, *p.stop_token_ids)) for s, p in zip(taken, params, strict=True)]
+    )
     paths = slots.paths(taken, np.full(count, 4, dtype=np.int32))
     assert not paths.exact.any()
     return CandidateRows(

@@ -12,7 +12,6 @@ from paged_case import PagedCase, relative_error
 from torch import Tensor
 
 from modelserve_worker.kernels import attention_triton as doors
-from modelserve_worker.kernels.step_inputs import StepInputs
 
 WIDTH = 256
 
@@ -43,7 +42,7 @@ class Step:
         inputs = chunk_step(case, chunks, group=group, block_rows=self.tile.rows)
         assert inputs.chunks is not None
         inputs.chunks.rows.add_(decodes)
-        self.inputs: StepInputs = inputs
+        self.inputs = inputs
 
     def encoded(self, tokens: int, size: float) -> tuple[Tensor, Tensor, Tensor]:
         """Rows as decoded (float64), and in a step buffer with NaN around them, with their scales."""

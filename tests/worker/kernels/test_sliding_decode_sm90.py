@@ -18,7 +18,7 @@ from modelserve_worker.kernels import attention_triton as doors
 from modelserve_worker.kernels import sliding_decode_sm90
 from modelserve_worker.kernels.few_rows import dense_product
 from modelserve_worker.kernels.sliding_decode_sm90 import DecodeKernel
-from modelserve_worker.kernels.step_inputs import StepInputs
+from modelserve_worker.kernels.step import Step
 
 WIDTH, EPS, MOST_ROWS = 256, 1e-6, 4
 LIMIT = 5e-3  # weights and results are rounded to bfloat16 once
@@ -71,7 +71,7 @@ def test_the_emulated_kernel_equals_float64_attention(
         check(case, slots, q, emulated_sliding_decode.attended(library, kernel, case, q, launched))
 
 
-def attended(case: PagedCase, q: Tensor, step: StepInputs) -> Tensor:
+def attended(case: PagedCase, q: Tensor, step: Step) -> Tensor:
     rows, output = layout(case), torch.full_like(q, torch.nan)
     tile = doors.tile_for(rows, door="decode", capability=90)
     assert sliding_decode_sm90.takes(rows, count=len(q), query_heads=q.shape[1])
@@ -180,7 +180,7 @@ def test_rows_of_a_chunk_that_this_step_stored_are_read_after_they_are_there() -
     scales = torch.zeros(1, 1, dtype=torch.float16, device="cuda")
     zeros = torch.zeros_like(at).int()
     kept = torch.where(at >= context - window, 0, -1).int()
-    stored = StepInputs(at.int(), zeros, zeros, kept, None, None, None)
+    stored = Step(at.int(), zeros[:1] + context, zeros, zeros, kept, None, None)
     step = decode_step(case, [0])
     assert step.decode is not None
     step = dataclasses.replace(step, decode=dataclasses.replace(step.decode, settled=False))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from modelserve.architecture import LayerKind, ModelArchitecture
-from modelserve_worker.kernels.step_inputs import LastRows, StepInputs
+from modelserve_worker.kernels.step import Step
 from modelserve_worker.layers.attention import Attention
 from modelserve_worker.layers.rotary import rotate
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
@@ -24,10 +24,10 @@ class DenseAttention:
         return self.architecture.producer(layer)
 
     def attend(
-        self, attention: Attention, projected: Tensor, rotation: tuple[Tensor, Tensor], last: LastRows | None
+        self, attention: Attention, projected: Tensor, rotation: tuple[Tensor, Tensor], narrowed: Step | None
     ) -> Tensor:
         attended = self.attend_heads(attention.layer, *attention.heads(projected, rotation)).flatten(1)
-        return attended if last is None else attended[last.rows]
+        return attended if narrowed is None else attended[narrowed.kept]
 
     def attend_heads(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
         """q [T, Hq, D]; k, v [T, Hkv, D], None on KV-shared layers. Returns [T, Hq, D]."""
@@ -69,10 +69,9 @@ def last_logits(model: Gemma4ForCausalLM, token_ids: list[int]) -> Tensor:
     """float32 [1, vocab] of the last row of a sequence, computed alone from the last cache on; of a model whose layers
     share none."""
     row = torch.tensor([len(token_ids) - 1], dtype=torch.int32)
-    step = StepInputs(row, row, row, row, None, None, None)
-    last = LastRows(row, torch.ones_like(row), step)
+    narrowed = Step(row, torch.ones_like(row), row, row, row, None, None, kept=row)
     backend, positions = DenseAttention(model.architecture), torch.arange(len(token_ids))
-    return model.compute_logits(model(torch.tensor(token_ids), positions, backend, last=last))
+    return model.compute_logits(model(torch.tensor(token_ids), positions, backend, narrowed=narrowed))
 
 
 def dense_logits(model: Gemma4ForCausalLM, token_ids: list[int], attention: DenseAttention | None = None) -> Tensor:

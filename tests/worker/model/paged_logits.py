@@ -149,16 +149,16 @@ class _Replayer:
 
     @torch.inference_mode()
     def _compute(self, batch: ScheduledBatch) -> SampledTokens:
-        hidden = self.runner.last_hidden(batch) if self.narrowed else self.runner.forward_hidden(batch)
+        hidden = self.runner.forward_hidden(batch, every_row=not self.narrowed)
         self.held |= {admitted.slot: int(admitted.request_id) for admitted in batch.admitted}
         tokens: list[int] = []
         kept: list[tuple[int, int]] = []  # request, position
         rows: list[int] = []  # of the step
         offset = 0
-        arrays = (batch.slots, batch.starts, batch.lengths, batch.samples)
+        arrays = (batch.slots, batch.starts, batch.lengths, batch.drawn > 0)
         if self.narrowed:
             assert len(hidden) == batch.num_requests
-            arrays = (batch.slots, batch.starts + batch.lengths - 1, np.ones_like(batch.lengths), batch.samples)
+            arrays = (batch.slots, batch.starts + batch.lengths - 1, np.ones_like(batch.lengths), batch.drawn > 0)
         for slot, start, length, samples in zip(*(array.tolist() for array in arrays), strict=True):
             index, end = self.held[slot], start + length
             forced = self.traffic.requests[index]
@@ -168,7 +168,7 @@ class _Replayer:
             offset += length
             if samples:
                 tokens.append(forced.token_ids[end])
-                self.runner.last_tokens[slot] = tokens[-1]
+                self.runner.slot_tokens[slot, 0] = tokens[-1]
         if rows:
             self._keep(kept, self.runner.model.compute_logits(hidden[rows]).cpu())
         return SampledTokens(batch.step, np.array(tokens, dtype=np.int32), {})

@@ -66,7 +66,7 @@ class Batch:
 
     def __init__(self, parallel: TensorParallel) -> None:
         self._sampler = Sampler(
-            max_num_seqs=ROWS, vocab_size=VOCABULARY, softcap=CAP, eos_token_ids=EOS, parallel=parallel,
+            max_num_seqs=ROWS, vocab_size=VOCABULARY, softcap=CAP, parallel=parallel,
             device=torch.device("cpu"),
         )  # fmt: skip
         self._slots = np.arange(ROWS, dtype=np.int32)[::-1].copy()
@@ -74,7 +74,7 @@ class Batch:
         self._sampler.admit(
             [
                 AdmittedRequest(
-                    slot, str(row), SamplingParams(seed=row, max_tokens=9, **KINDS[row % len(KINDS)]), (3,), ()
+                    slot, str(row), SamplingParams(seed=row, max_tokens=9, **KINDS[row % len(KINDS)]), (3,), (), EOS
                 )
                 for row, slot in enumerate(self._slots.tolist())
             ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,11 +47,11 @@ class Hub:
         self.tokens.append(token)
         return self
 
-    def model_info(self, repository: str, *, revision: str, files_metadata: bool) -> Any:
-        assert files_metadata
+    def model_info(self, repository: str, *, revision: str, files_metadata: bool = False) -> Any:
         if self.fault is not None:
             raise self.fault
-        siblings = [SimpleNamespace(rfilename=name, size=size) for name, size in self.files.items()]
+        known = self.files.items()
+        siblings = [SimpleNamespace(rfilename=name, size=size if files_metadata else None) for name, size in known]
         return SimpleNamespace(sha="c0ffee", siblings=siblings)
 
     def snapshot_download(self, repository: str, *, revision: str, local_dir: Path, allow_patterns: list[str]) -> str:
@@ -189,3 +190,68 @@ def test_two_pods_download_once(hub: Hub, tmp_path: Path) -> None:
 def test_command_line(hub: Hub, tmp_path: Path) -> None:
     assert main(["--uri", URI, "--revision", "v1", "--dest", str(tmp_path), "--metadata-only"]) == 0
     assert hub.downloads == [("c0ffee", METADATA)]
+
+
+COMMIT = "a1" * 20
+
+
+def test_a_branch_is_resolved_to_what_is_recorded_then_to_what_is_there_then_by_the_hub(
+    hub: Hub, tmp_path: Path
+) -> None:
+    recorded, dest = tmp_path / "commit", tmp_path / "model"
+    assert module.resolve(URI, "main", dest, recorded=recorded) == "c0ffee", "the file is not there yet"
+    fetch(URI, "main", dest)
+    hub.fault = ConnectionError("unreachable")
+    assert module.resolve(URI, "main", dest, recorded=recorded) == "c0ffee", "as it was downloaded"
+    recorded.write_text(f"{COMMIT}\n")
+    assert module.resolve(URI, "main", dest, recorded=recorded) == COMMIT
+    with pytest.raises(DownloadError, match="unreachable"):
+        module.resolve(URI, "v2", dest)
+
+
+def test_the_download_takes_the_commit_that_was_resolved(hub: Hub, tmp_path: Path) -> None:
+    asked = []
+    real = hub.model_info
+
+    def moved(repository: str, *, revision: str, files_metadata: bool) -> Any:
+        asked.append(revision)
+        return SimpleNamespace(sha=revision, siblings=real(repository, revision=revision, files_metadata=True).siblings)
+
+    hub.model_info = moved  # type: ignore[method-assign]
+    fetch(URI, "main", tmp_path, commit=COMMIT)
+    fetch(URI, "main", tmp_path, commit=COMMIT)
+    assert (asked, hub.downloads) == ([COMMIT], [(COMMIT, EVERYTHING)])
+    fetch(URI, "main", tmp_path, commit="b2" * 20)
+    assert hub.downloads[1:] == [("b2" * 20, EVERYTHING)], "what lies there is of another commit"
+
+
+def test_a_marker_of_an_earlier_release_is_read_and_one_of_a_later_too(hub: Hub, tmp_path: Path) -> None:
+    known = {"uri": URI, "revision": "main", "metadata_only": False}
+    (tmp_path / module.MARKER).write_text(json.dumps({**known, "later": 1}))
+    fetch(URI, "main", tmp_path)
+    assert hub.downloads == []
+
+
+def test_a_commit_that_is_gone_is_named(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = []
+    monkeypatch.setattr(module, "write_termination", told.append)
+    hub.fault = errors.RevisionNotFoundError("no", response=response(404))
+    (tmp_path / "commit").write_text(COMMIT)
+    line = ["--uri", URI, "--dest", str(tmp_path / "m"), "--commit-file", str(tmp_path / "commit")]
+    assert main(line) == TERMINAL_EXIT_CODE
+    assert told[0].reason == "ModelCommitGone"
+    assert f"no longer has commit {COMMIT}" in capsys.readouterr().err
+
+
+def test_resolving_tells_the_commit_and_leaves_it_for_the_download(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = []
+    monkeypatch.setattr(module, "write_resolved", told.append)
+    line = ["--uri", URI, "--dest", str(tmp_path / "m"), "--commit-file", str(tmp_path / "commit")]
+    assert main([*line, "--resolve", "--recorded", str(tmp_path / "none")]) == 0
+    assert told == ["c0ffee"]
+    assert main(line) == 0
+    assert hub.downloads == [("c0ffee", EVERYTHING)]

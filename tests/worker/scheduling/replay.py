@@ -97,7 +97,7 @@ class Replay:
     def _take(self, step: ScheduledBatch) -> int:
         self.now += self._seconds(step)
         ended = 0
-        for output in self._scheduler.update(SampledTokens(step.step, np.full(step.samples.sum(), 7, np.int32), {})):
+        for output in self._scheduler.update(SampledTokens(step.step, np.full(step.drawn.sum(), 7, np.int32), {})):
             self.tokens[output.request_id].append(self.now)
             self._queue.started(output.request_id)
             if output.finish_reason is not None:
@@ -108,7 +108,7 @@ class Replay:
     def _seconds(self, step: ScheduledBatch) -> float:
         decodes, prompts = step.lengths == 1, NO_ROWS
         for start, rows, ends in zip(
-            *(each[~decodes].tolist() for each in (step.starts, step.lengths, step.samples)), strict=True
+            *(each[~decodes].tolist() for each in (step.starts, step.lengths, step.drawn > 0)), strict=True
         ):
             prompts = prompts.and_also(PromptRows.chunk(start, rows, window=self.rank.window, ends=ends))
         if prompts.rows:  # the captured step that takes it computes its padding as well

@@ -38,7 +38,7 @@ class Step:
                 slot=slot,
                 start=start,
                 end=start + length,
-                samples=bool(batch.samples[i]),
+                samples=bool(batch.drawn[i]),
                 output_count=int(batch.output_counts[i]),
                 token_ids=tuple(batch.token_ids[first : first + length].tolist()),
                 admitted=admitted.get(slot),

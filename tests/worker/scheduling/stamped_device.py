@@ -166,7 +166,7 @@ class StampedDevice:
                 self._global_layer(layer, steps)
             else:
                 self._sliding_layer(layer, steps)
-        sampled = [step.sample() for step, samples in zip(steps, batch.samples.tolist(), strict=True) if samples]
+        sampled = [step.sample() for step, samples in zip(steps, batch.drawn.tolist(), strict=True) if samples]
         return SampledTokens(batch.step, np.array(sampled, dtype=np.int32), {})
 
     def admit(self, admitted: AdmittedRequest) -> None:
@@ -187,7 +187,7 @@ class StampedDevice:
                 updates = TableUpdates(updates.slots[kept], updates.indices[kept], updates.pages[kept])
             self.tables[kind].write(updates)
 
-    def shares(self, batch: ScheduledBatch) -> Iterable[tuple[Slot, int, int, list[int], bool]]:
+    def shares(self, batch: ScheduledBatch) -> Iterable[tuple[Slot, int, int, list[int], int]]:
         """Slot, start, end, tokens and whether it samples, of each request of a well-formed step."""
         columns = (batch.slots, batch.starts, batch.lengths, batch.output_counts, batch.token_ids)
         assert {column.dtype for column in columns} == {np.dtype(np.int32)}
@@ -198,7 +198,7 @@ class StampedDevice:
         assert len(set(batch.slots.tolist())) == batch.num_requests, "one row per slot"
         first = 0
         for row, start, length, samples, outputs in zip(
-            batch.slots.tolist(), batch.starts.tolist(), lengths, batch.samples.tolist(), batch.output_counts.tolist(),
+            batch.slots.tolist(), batch.starts.tolist(), lengths, batch.drawn.tolist(), batch.output_counts.tolist(),
             strict=True,
         ):  # fmt: skip
             slot = self.slots[row]
@@ -208,7 +208,7 @@ class StampedDevice:
             yield slot, start, start + length, tokens, samples
             first += length
 
-    def advance(self, slot: Slot, end: int, tokens: list[int], samples: bool) -> None:
+    def advance(self, slot: Slot, end: int, tokens: list[int], samples: int) -> None:
         """Tokens fed must be those of the request's text."""
         tokens = [slot.last_token] if tokens == [IN_FLIGHT] else tokens
         if not slot.lost:

@@ -46,7 +46,7 @@ def test_requests_of_known_length_run_together_exactly_when_sizing_says(
     together = True
     while batch := scheduler.schedule():
         together &= batch.num_requests == count
-        scheduler.update(SampledTokens(batch.step, np.full(batch.samples.sum(), 5, dtype=np.int32), {}))
+        scheduler.update(SampledTokens(batch.step, np.full(batch.drawn.sum(), 5, dtype=np.int32), {}))
     assert not scheduler.has_requests
     assert (together and not scheduler.stats().preemptions_total) == (not overload)
 

@@ -2,8 +2,8 @@
 
 The two ends of one socket pair are inherited and nobody else can write to it, so messages are pickles (protocol 5)
 behind a length of 4 bytes: nothing to install, and plain columns pickle and unpickle in C. What is hot is one
-StepReport a step. Nearly all that a step produces is one token for a request that goes on: those are two columns, an
-id and a token each (0.2 us a row to put together and pickle), and only what says more travels as a RequestOutput
+StepReport a step. Nearly all that a step produces is tokens for a request that goes on: those are columns, of ids and
+of tokens (0.2 us a row to put together and pickle), and only what says more travels as a RequestOutput
 (3.6 us).
 """
 
@@ -82,12 +82,13 @@ class Refusal:
 class StepReport(NamedTuple):
     """What came of one step, or of commands between two steps; `steps_done` counts the steps that have ended.
 
-    Request i of `request_ids` got token i of `token_ids` and goes on; `outputs` are those with more to say.
+    Request i of `request_ids` got the next `counts[i]` of `token_ids` and goes on; `outputs` have more to say.
     """
 
     steps_done: int
     stats: EngineStats
     request_ids: list[str]
+    counts: list[int]
     token_ids: list[int]
     outputs: list[RequestOutput]
     refusals: list[Refusal]
@@ -102,19 +103,22 @@ class StepReport(NamedTuple):
         refusals: list[Refusal],
         events: StepEvents,
     ) -> StepReport:
-        report = cls(steps_done, stats, [], [], [], refusals, events)
+        report = cls(steps_done, stats, [], [], [], [], refusals, events)
         for output in outputs:
             scored = output.logprobs or output.prompt_logprobs
-            if output.finish_reason is None and len(output.token_ids) == 1 and not scored:
+            if output.finish_reason is None and output.token_ids and not scored:
                 report.request_ids.append(output.request_id)
-                report.token_ids.append(output.token_ids[0])
+                report.counts.append(len(output.token_ids))
+                report.token_ids.extend(output.token_ids)
             else:
                 report.outputs.append(output)
         return report
 
     def all_outputs(self) -> Iterable[RequestOutput]:
-        for request_id, token_id in zip(self.request_ids, self.token_ids, strict=True):
-            yield RequestOutput(request_id, (token_id,))
+        end = 0
+        for request_id, count in zip(self.request_ids, self.counts, strict=True):
+            first, end = end, end + count
+            yield RequestOutput(request_id, tuple(self.token_ids[first:end]))
         yield from self.outputs
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from modelserve.architecture import LayerKind
 from modelserve.sizing.kernel_buffers import expansion_keys
+from modelserve_worker.batch import ScheduledBatch
 from modelserve_worker.execution.block_tables import BlockTables
 from modelserve_worker.execution.input_batch import QueryBlocks
 from modelserve_worker.execution.kv_cache import KVCache
@@ -16,7 +17,7 @@ from modelserve_worker.execution.table_audit import TableAudit
 from modelserve_worker.kernels import attention_triton as kernels
 from modelserve_worker.kernels.attention_tiles import Tile, tile_for
 from modelserve_worker.kernels.paged_layout import LayerRows, layer_rows
-from modelserve_worker.kernels.step_inputs import LastRows, StepInputs
+from modelserve_worker.kernels.step import Step
 from modelserve_worker.layers.attention import Attention
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 
@@ -34,7 +35,9 @@ class KernelAttention:
         *,
         max_num_seqs: int,
         max_model_len: int,
+        most_rows: int = 1,
     ) -> None:
+        """`most_rows`: of a segment that is no chunk."""
         architecture, device = model.architecture, cache.arena.device
         self._model = model
         self._architecture = architecture
@@ -43,7 +46,8 @@ class KernelAttention:
         self._last_reader = {producer: layer for layer, producer in enumerate(self._producer)}
         self._frequencies = model.rope.inverse_frequencies(LayerKind.GLOBAL)
         self._waiting: dict[int, StepRows] = {}
-        self._step: StepInputs | None = None
+        self._step: Step | None = None
+        self._batch: ScheduledBatch | None = None
         self.use(cache)
         major, minor = torch.cuda.get_device_capability(device)
         self._tiles: dict[LayerKind, tuple[Tile, Tile]] = {}
@@ -56,7 +60,7 @@ class KernelAttention:
             most = max(most, kernels.decode_workspace(rows, query_heads=heads))
         keys = expansion_keys(max_model_len)
         self.blocks = QueryBlocks(tokens[LayerKind.GLOBAL], tokens[LayerKind.SLIDING], keys)
-        self._workspace = torch.empty(max_num_seqs * most, dtype=torch.float32, device=device)
+        self._workspace = torch.empty(max_num_seqs * most_rows * most, dtype=torch.float32, device=device)
         self._rotation: kernels.Rotation | None = None
         self._scratch: Tensor | None = None
         self._pairs = architecture.global_rotary_pairs
@@ -83,14 +87,16 @@ class KernelAttention:
         }
         self._layouts = {page.kind: self._rows[page.layers[0]] for page in pages if page.layers}
 
-    def begin(self, step: StepInputs) -> None:
-        self._step = step
+    def begin(self, step: Step, batch: ScheduledBatch | None = None) -> None:
+        """`batch`: the step as the host has it, for audits; None where a graph is captured."""
+        self._step, self._batch = step, batch
         self._waiting.clear()  # of a step that failed
         if self._audit is not None:
-            self._audit.begin(step)
+            assert batch is not None, "a captured step cannot be audited"
+            self._audit.begin(step, batch)
 
     def attend(
-        self, attention: Attention, projected: Tensor, rotation: tuple[Tensor, Tensor], last: LastRows | None
+        self, attention: Attention, projected: Tensor, rotation: tuple[Tensor, Tensor], narrowed: Step | None
     ) -> Tensor:
         step = self._step
         assert step is not None
@@ -110,9 +116,10 @@ class KernelAttention:
         )  # fmt: skip
         if self._audit is not None:
             self._audit.prepared(layer)
-        if last is not None:
-            self._narrow(step, last)
-            step, q = last.inputs, q.index_select(0, last.rows)
+        if narrowed is not None:
+            assert narrowed.kept is not None
+            self._narrow(step, narrowed)
+            step, q = narrowed, q.index_select(0, narrowed.kept)
         if self._audit is not None:
             self._audit.check(layer)
         output = torch.empty_like(q)
@@ -133,13 +140,13 @@ class KernelAttention:
                 self._audit.committed(producer)
         return output.flatten(1)
 
-    def _narrow(self, step: StepInputs, last: LastRows) -> None:
+    def _narrow(self, step: Step, narrowed: Step) -> None:
         for producer, waiting in self._waiting.items():
             rows = self._rows[producer]
             kernels.commit(waiting, step, rows=rows, table=self._tables.device[rows.kind], arena=self._cache.arena)
             if self._audit is not None:
                 self._audit.committed(producer)
-        self.begin(last.inputs)
+        self.begin(narrowed, None if self._batch is None else self._batch.narrowed())
 
     def _step_rows(self, rows: LayerRows, tokens: int) -> StepRows:
         shape, device = (tokens, rows.heads, rows.width), self._cache.arena.device

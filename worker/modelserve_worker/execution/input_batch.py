@@ -1,30 +1,32 @@
 """A ScheduledBatch as device arrays: filled on the host in whole-array operations, sent in one copy.
 
-Two layouts at fixed addresses: one for steps of decodes alone, which captured graphs read, and one for any step.
+Two layouts at fixed addresses: one for steps of few-row segments alone, which captured graphs read, and one for any.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from modelserve.errors import InvalidInput
 from modelserve.sizing.kernel_buffers import chunk_slots
 from modelserve.sizing.pages import CacheGeometry
-from modelserve_worker.batch import IN_FLIGHT, ScheduledBatch, TableUpdates
+from modelserve_worker.batch import IN_FLIGHT, ScheduledBatch, row_places
 from modelserve_worker.execution.staging import StagingBuffer
-from modelserve_worker.kernels.step_inputs import ChunkInputs, DecodeInputs, ExpansionGroup, LastRows, StepInputs
+from modelserve_worker.kernels.step import Draws, Segments, Step
 
 Ints = NDArray[np.int32]
 Number = TypeVar("Number", bound=np.generic)
 _PADDING = -1
-_NO_UPDATES = TableUpdates(*(np.zeros(0, dtype=np.int32) for _ in range(3)))
+_SEGMENT = ("slots", "starts", "lengths", "rows")  # columns of Segments
+_ROW = ("token_ids", "positions", "global_slots", "sliding_slots", "commit_slots")
+_SAMPLED = ("sampled_rows", "sampled_slots", "sampled_positions", "output_counts")
+_DRAWS = ("draw_slots", "draw_firsts", "draw_lengths", "draw_rows")
+_KEPT = ("kept", "kept_slots", "kept_positions")
 
 
 @dataclass(frozen=True)
@@ -41,34 +43,11 @@ class StepSize:
     """Rows of a captured step and how many of them have hidden states, both with padding."""
 
     rows: int
-    last: int  # one of each request; all, in a step of decodes alone
-
-
-@dataclass(frozen=True)
-class SampledRows:
-    """The S requests that sample, in batch order; device arrays int32 [S] and their host copies."""
-
-    rows: Tensor | None  # which rows of the hidden states; None: the first S
-    slots: Tensor
-    positions: Tensor  # of the sampled tokens
-    output_counts: Tensor
-    host_slots: Ints
-    host_output_counts: Ints
-
-
-@dataclass(frozen=True)
-class PackedStep:
-    """One step of T rows, padded to `inputs.positions`' length."""
-
-    token_ids: Tensor  # int32 [T]; IN_FLIGHT where the token is the slot's last one on the device
-    num_rows: Tensor  # int32 [1], rows that are not padding
-    inputs: StepInputs
-    sampled: SampledRows | None
-    last: LastRows | None  # the rows of which there are hidden states; None: of all
+    last: int  # once narrowed; all, in a step without chunks
 
 
 class StepPacker:
-    """Packs steps for one runner."""
+    """Packs steps for one runner. Segments of at most `most_rows` rows are no chunks."""
 
     def __init__(
         self,
@@ -80,26 +59,30 @@ class StepPacker:
         vocab_size: int,
         blocks: QueryBlocks,
         device: torch.device,
+        most_rows: int = 1,
     ) -> None:
+        self.most_rows = most_rows
         self._geometry = geometry
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._max_num_seqs = max_num_seqs
         self._chunk_slots = chunk_slots(max_num_seqs)
-        self._max_tokens = max(max_num_batched_tokens, max_num_seqs)
+        self._few = max_num_seqs * most_rows  # rows of a step without chunks
+        self._max_tokens = max(max_num_batched_tokens, self._few)
         self._blocks = blocks
         self._numbers = np.arange(self._max_tokens, dtype=np.int32)
-        by_request = ("rows", "sample_slots", "sample_positions", "output_counts", "decode_slots", "decode_positions")
-        requests = dict.fromkeys(by_request, max_num_seqs)
-        rows = ("token_ids", "positions", "global_slots", "sliding_slots", "commit_slots")
-        chunks = dict.fromkeys(("chunk_rows", "starts", "lengths", "slots", "sliding_blocks"), self._chunk_slots)
-        last = dict.fromkeys(("last_rows", "last_slots", "last_positions"), max_num_seqs)
-        groups = dict.fromkeys(("group_blocks", "group_pages", "key_rows"), max_num_seqs * self._chunk_slots)
-        self._decodes = StagingBuffer({"num_rows": 1, **dict.fromkeys(rows, max_num_seqs), **requests}, device)
+        decodes = _sections("decode_", _SEGMENT, max_num_seqs)
+        decodes |= _sections("", _DRAWS, max_num_seqs) | _sections("", _SAMPLED, self._few)
+        chunks = _sections("chunk_", (*_SEGMENT, "sliding_blocks"), self._chunk_slots)
+        kept = {**_sections("", _KEPT, self._few), **_sections("kept_segment_", _SEGMENT, max_num_seqs)}
+        if most_rows > 1:
+            decodes["assumed"] = max_num_seqs
+        passes = _sections("pass_", ("blocks", "pages", "key_rows"), max_num_seqs * self._chunk_slots)
+        self._decodes = StagingBuffer({"num_rows": 1, **_sections("", _ROW, self._few), **decodes}, device)
         self._any = StagingBuffer(
             {
-                "num_rows": 1, **dict.fromkeys(rows, self._max_tokens), **requests, **chunks, "num_last": 1, **last,
-                **groups,
+                "num_rows": 1, **_sections("", _ROW, self._max_tokens), **decodes, **chunks, "num_kept": 1, **kept,
+                **passes,
             },
             device,
         )  # fmt: skip
@@ -107,91 +90,130 @@ class StepPacker:
     def fits_one_expansion(self, batch: ScheduledBatch) -> bool:
         """Whether the contexts of all chunks are expanded together, as a captured step has it."""
         page = self._geometry.global_page.page_tokens
-        ends = (batch.starts + batch.lengths)[batch.lengths > 1]
+        ends = (batch.starts + batch.lengths)[batch.lengths > self.most_rows]
         return int((-(-ends // page) * page).sum()) <= self._blocks.expansion_keys
 
-    def pack(self, batch: ScheduledBatch, *, padded_to: StepSize | None = None, all_rows: bool = False) -> PackedStep:
+    def narrows(self, batch: ScheduledBatch) -> bool:
+        """Whether a step has rows to leave out: it has chunks, and none of them is scored."""
+        return bool((batch.lengths > self.most_rows).any()) and int(batch.sampled.max()) <= self.most_rows
+
+    def pack(self, batch: ScheduledBatch, *, padded_to: StepSize | None = None) -> Step:
         """Fill and send one step. `padded_to`: the captured step that is to take it.
 
-        `all_rows`: hidden states of all, where a step with chunks has them of each request's last row alone. Raises
-        InvalidInput when the batch breaks the contract of `modelserve_worker.batch`.
+        Raises InvalidInput when the batch breaks the contract of `modelserve_worker.batch`.
         """
         self._check(batch)
-        longer = np.flatnonzero(batch.lengths > 1)
+        longer = np.flatnonzero(batch.lengths > self.most_rows)
         decodes = int(longer[0]) if len(longer) else batch.num_requests
         staging = self._any if len(longer) else self._decodes
         staging.begin()
+        narrows = len(longer) > 0 and self.narrows(batch)
         rows = batch.num_tokens if padded_to is None else padded_to.rows
-        self._fill_rows(staging, batch, decodes, rows)
-        narrowed = len(longer) > 0 and not all_rows
-        sampled = self._fill_samples(staging, batch, narrowed=narrowed)
-        chunks = self._fill_chunks(staging, batch, decodes) if len(longer) else None
-        last = None
-        if narrowed:
-            self._fill_last(staging, batch)
-            last = self._last_rows(batch.num_requests if padded_to is None else padded_to.last, batch)
+        lone = batch.num_tokens == batch.num_requests
+        firsts = self._numbers[: batch.num_requests] if lone else np.cumsum(batch.lengths) - batch.lengths
+        self._fill_rows(staging, batch, firsts, decodes, rows, window=self._kept_window(batch, narrows=narrows))
+        if self.most_rows > 1:
+            self._fill_assumed(staging, batch, firsts)
+        columns = (batch.slots, batch.starts, batch.lengths, firsts)
+        self._fill_segments(staging, "decode_", tuple(column[:decodes] for column in columns))
+        segments, drawn = self._fill_samples(staging, batch, batch.kept if narrows else batch.lengths)
+        chunks: Segments | None = None
+        passes: tuple[Segments, ...] = ()
+        if len(longer):
+            chunks, passes = self._fill_chunks(tuple(column[decodes:] for column in columns))
+        narrowed = None
+        if narrows:
+            self._fill_kept(batch, firsts)
+            kept = int(batch.kept.sum()) if padded_to is None else padded_to.last
+            narrowed = self._narrowed(kept, batch.num_requests if padded_to is None else self._segments_of(kept))
         staging.send()
-        return self._packed(staging, rows, decodes, chunks, batch, sampled, last)
-
-    def decode_views(self, rows: int) -> PackedStep:
-        """The step of `rows` decodes that `pack` fills, all of it padding for now: what a graph is captured over."""
-        self._clear(self._decodes)
-        return self._packed(self._decodes, rows, rows, None, None, None, None)
-
-    def mixed_views(self, rows: int, last: int) -> PackedStep:
-        """The same for a step of `rows` rows with chunks, of at most `last` requests: its launches cover whatever such
-        a step may hold."""
-        self._clear(self._any)
-        size, blocks, view = self._max_num_seqs, self._blocks, self._any.device
-        group = ExpansionGroup(
-            blocks=view("group_blocks")[: self._chunk_slots],
-            pages=view("group_pages")[: self._chunk_slots],
-            key_rows=view("key_rows")[: self._chunk_slots],
-            most_blocks=-(-rows // blocks.global_tokens) + size,
-            most_pages=blocks.expansion_keys // self._geometry.global_page.page_tokens,
+        padded = decodes if padded_to is None or len(longer) else self._segments_of(rows)
+        step = self._step(staging, rows, padded, chunks, passes, narrowed)
+        if not drawn:
+            return step
+        views = [staging.device(name)[:drawn] for name in _SAMPLED]
+        # Rows rise, so where the last is the N-th they are the first ones.
+        first_rows = int(staging.host("sampled_rows")[drawn - 1]) == drawn - 1
+        return replace(
+            step,
+            draws=Draws(*(staging.device(name)[:segments] for name in _DRAWS)),
+            sampled_rows=None if first_rows else views[0],
+            sampled_slots=views[1],
+            sampled_positions=views[2],
+            output_counts=views[3],
         )
+
+    def decode_views(self, rows: int) -> Step:
+        """The step of `rows` rows in segments of few that `pack` fills, all of it padding for now: what a graph is
+        captured over."""
+        self._clear(self._decodes)
+        return self._step(self._decodes, rows, self._segments_of(rows), None, (), None)
+
+    def mixed_views(self, rows: int, last: int) -> Step:
+        """The same for a step of `rows` rows with chunks, of which at most `last` go on: its launches cover whatever
+        such a step may hold."""
+        self._clear(self._any)
+        size, blocks = self._max_num_seqs, self._blocks
         most = -(-rows // blocks.sliding_tokens) + size
-        chunks = self._chunk_inputs(most, size, (group,))
-        return self._packed(self._any, rows, size, chunks, None, None, self._last_rows(last, None))
+        chunks = self._chunks(most, size)
+        whole = self._pass(
+            chunks, 0, most_blocks=-(-rows // blocks.global_tokens) + size,
+            most_pages=blocks.expansion_keys // self._geometry.global_page.page_tokens,
+        )  # fmt: skip
+        narrowed = self._narrowed(last, self._segments_of(last))
+        return self._step(self._any, rows, size, chunks, (whole,), narrowed)
+
+    def _segments_of(self, rows: int) -> int:
+        """How many segments of few rows a captured step of so many rows has room for."""
+        return min(self._max_num_seqs, -(-rows // self.most_rows))
 
     def _clear(self, staging: StagingBuffer) -> None:
         staging.begin()
         for name in staging.names:
-            staging.host(name)[:] = _PADDING if name.endswith(("positions", "slots")) else 0
+            staging.host(name)[:] = _PADDING if name.endswith(("positions", "slots", "starts", "assumed")) else 0
         staging.send()
 
-    def _packed(
+    def _step(
         self,
         staging: StagingBuffer,
         rows: int,
         decodes: int,
-        chunks: ChunkInputs | None,
-        batch: ScheduledBatch | None,
-        sampled: SampledRows | None,
-        last: LastRows | None,
-    ) -> PackedStep:
-        slots, positions = staging.device("global_slots")[:rows], staging.device("positions")[:rows]
-        decode = DecodeInputs(slots, positions, settled=True)  # with its padding
-        if chunks is not None:
-            views = [staging.device(name)[:decodes] for name in ("decode_slots", "decode_positions")]
-            decode = DecodeInputs(views[0], views[1], settled=True)
-        inputs = StepInputs(
+        chunks: Segments | None,
+        passes: tuple[Segments, ...],
+        narrowed: Step | None,
+    ) -> Step:
+        token_ids, positions, global_slots, sliding_slots, commit_slots = (staging.device(name)[:rows] for name in _ROW)
+        return Step(
             positions=positions,
-            global_slots=slots,
-            sliding_slots=staging.device("sliding_slots")[:rows],
-            commit_slots=staging.device("commit_slots")[:rows],
-            decode=decode if decodes else None,
+            num_rows=staging.device("num_rows"),
+            global_slots=global_slots,
+            sliding_slots=sliding_slots,
+            commit_slots=commit_slots,
+            decode=self._few_rows(staging, "decode_", decodes) if decodes else None,
             chunks=chunks,
-            batch=batch,
+            passes=passes,
+            token_ids=token_ids,
+            narrowed=narrowed,
+            assumed=staging.device("assumed") if self.most_rows > 1 else None,
         )
-        return PackedStep(staging.device("token_ids")[:rows], staging.device("num_rows"), inputs, sampled, last)
 
-    def _last_rows(self, count: int, batch: ScheduledBatch | None) -> LastRows:
-        """The sections that `_fill_last` fills, of `count` requests with padding."""
-        rows, slots, positions = (self._any.device(f"last_{name}")[:count] for name in ("rows", "slots", "positions"))
-        decode = DecodeInputs(slots, positions, settled=False)
-        inputs = StepInputs(positions, slots, slots, slots, decode, None, batch and _last_tokens(batch))
-        return LastRows(rows, self._any.device("num_last"), inputs)
+    def _few_rows(self, staging: StagingBuffer, prefix: str, count: int, *, settled: bool = True) -> Segments:
+        slots, starts, lengths, rows = (staging.device(prefix + name)[:count] for name in _SEGMENT)
+        return Segments(slots, starts, lengths, rows, most=count, most_rows=self.most_rows, settled=settled)
+
+    def _narrowed(self, rows: int, segments: int) -> Step:
+        """The sections that `_fill_kept` fills, with padding."""
+        kept, slots, positions = (self._any.device(name)[:rows] for name in _KEPT)
+        return Step(
+            positions=positions,
+            num_rows=self._any.device("num_kept"),
+            global_slots=slots,
+            sliding_slots=slots,
+            commit_slots=slots,
+            decode=self._few_rows(self._any, "kept_segment_", segments, settled=False),
+            chunks=None,
+            kept=kept,
+        )
 
     def _check(self, batch: ScheduledBatch) -> None:
         """On a GPU an index outside an array ends the process; here it ends one step."""
@@ -203,8 +225,15 @@ class StepPacker:
                 f"{name} has {batch.num_requests} requests and {batch.num_tokens} tokens; the runner was made for "
                 f"{self._max_num_seqs} and {self._max_tokens}"
             )
-        single = batch.lengths == 1
-        lowest: Ints | int = np.where(_of_rows(batch, single), np.int32(IN_FLIGHT), np.int32(0)) if single.any() else 0
+        drawn = batch.drawn
+        if drawn.min() < 0 or drawn.max() > self.most_rows or (batch.sampled > batch.lengths).any():
+            raise InvalidInput(f"{name} draws tokens of rows that it does not have, or of more than {self.most_rows}")
+        few = batch.lengths <= self.most_rows
+        lowest: Ints | int = 0
+        if few.all():
+            lowest = -self.most_rows
+        elif few.any():
+            lowest = np.where(_of_rows(batch, few), np.int32(-self.most_rows), np.int32(0))
         if (batch.token_ids < lowest).any() or batch.token_ids.max() >= self._vocab_size:
             raise InvalidInput(f"{name}: a token id outside 0..{self._vocab_size - 1}")
         if batch.slots.min() < 0 or batch.slots.max() >= self._max_num_seqs or batch.starts.min() < 0:
@@ -212,25 +241,32 @@ class StepPacker:
         if (last := int((batch.starts + batch.lengths).max())) > self._max_model_len:
             raise InvalidInput(f"{name} computes {last} positions; block tables are for {self._max_model_len}")
 
-    def _fill_rows(self, staging: StagingBuffer, batch: ScheduledBatch, decodes: int, rows: int) -> None:
+    def _kept_window(self, batch: ScheduledBatch, *, narrows: bool) -> Ints | int:
+        """Rows of each segment that sliding layers keep: the window of the first row that is read from pages, where
+        others are not computed."""
+        window = self._geometry.window
+        return window + batch.kept - 1 if narrows and self.most_rows > 1 else window
+
+    def _fill_rows(
+        self, staging: StagingBuffer, batch: ScheduledBatch, firsts: Ints, decodes: int, rows: int,
+        *, window: Ints | int,
+    ) -> None:  # fmt: skip
         tokens = batch.num_tokens
         staging.host("num_rows")[0] = tokens
         positions, slots = batch.starts, batch.slots
         commits: Ints | int = _PADDING
-        if decodes < batch.num_requests:
-            staging.host("decode_slots")[:decodes] = slots[:decodes]
-            staging.host("decode_positions")[:decodes] = positions[:decodes]
-            staging.host("decode_positions")[decodes:] = _PADDING
-            firsts = np.cumsum(batch.lengths) - batch.lengths
+        few = decodes
+        if tokens > batch.num_requests:
+            few = int(batch.lengths[:decodes].sum())
             positions = self._numbers[:tokens] + _of_rows(batch, batch.starts - firsts)
             slots = _of_rows(batch, batch.slots)
-            # The window of the last row, whose attention reads it from pages where others are not computed.
-            kept_from = _of_rows(batch, batch.starts + batch.lengths - self._geometry.window)
+        if decodes < batch.num_requests:
+            kept_from = _of_rows(batch, batch.starts + batch.lengths - window)
             commits = np.where(positions >= kept_from, slots, _PADDING)
-            commits[:decodes] = _PADDING
+            commits[:few] = _PADDING
         sliding = staging.host("sliding_slots")
-        sliding[:decodes] = batch.slots[:decodes]
-        sliding[decodes:rows] = _PADDING
+        sliding[:few] = slots[:few] if len(slots) > 1 else slots
+        sliding[few:rows] = _PADDING
         for name, values, padding in (
             ("token_ids", batch.token_ids, 0),
             ("positions", positions, _PADDING),
@@ -241,106 +277,110 @@ class StepPacker:
             section[:tokens] = values
             section[tokens:rows] = padding
 
-    def _fill_last(self, staging: StagingBuffer, batch: ScheduledBatch) -> None:
-        count = batch.num_requests
-        staging.host("num_last")[0] = count
+    def _fill_assumed(self, staging: StagingBuffer, batch: ScheduledBatch, firsts: Ints) -> None:
+        ahead = batch.token_ids[firsts] == IN_FLIGHT
+        section = staging.host("assumed")
+        section[:] = _PADDING
+        section[batch.slots[ahead]] = batch.starts[ahead]
+
+    def _fill_segments(self, staging: StagingBuffer, prefix: str, columns: tuple[Ints, ...]) -> None:
+        count = len(columns[0])
+        for name, values in zip(_SEGMENT, columns, strict=True):
+            section = staging.host(prefix + name)
+            section[:count] = values
+            section[count:] = _PADDING if name in ("slots", "starts") else 0
+
+    def _fill_kept(self, batch: ScheduledBatch, firsts: Ints) -> None:
+        kept = batch.kept
+        segments, offsets = row_places(kept)
+        count, skipped = len(segments), (batch.lengths - kept)[segments] + offsets
+        self._any.host("num_kept")[0] = count
         for name, values, padding in (
-            ("last_rows", np.cumsum(batch.lengths) - 1, 0),
-            ("last_slots", batch.slots, _PADDING),
-            ("last_positions", batch.starts + batch.lengths - 1, _PADDING),
+            ("kept", firsts[segments] + skipped, 0),
+            ("kept_slots", batch.slots[segments], _PADDING),
+            ("kept_positions", batch.starts[segments] + skipped, _PADDING),
         ):
-            section = staging.host(name)
+            section = self._any.host(name)
             section[:count] = values
             section[count:] = padding
+        starts = batch.starts + batch.lengths - kept
+        self._fill_segments(self._any, "kept_segment_", (batch.slots, starts, kept, np.cumsum(kept) - kept))
 
-    def _fill_samples(self, staging: StagingBuffer, batch: ScheduledBatch, *, narrowed: bool) -> SampledRows | None:
-        which = np.flatnonzero(batch.samples)
-        count = len(which)
-        if not count:
-            return None
-        host_slots, host_counts = batch.slots[which], batch.output_counts[which]
-        rows = which if narrowed else (np.cumsum(batch.lengths) - 1)[which]
-        staging.host("rows")[:count] = rows
-        staging.host("sample_slots")[:count] = host_slots
-        staging.host("sample_positions")[:count] = (batch.starts + batch.lengths)[which]
-        staging.host("output_counts")[:count] = host_counts
-        first_rows = bool(rows[-1] == count - 1)  # rows rise, so these are the first ones
-        return SampledRows(
-            rows=None if first_rows else staging.device("rows")[:count],
-            slots=staging.device("sample_slots")[:count],
-            positions=staging.device("sample_positions")[:count],
-            output_counts=staging.device("output_counts")[:count],
-            host_slots=host_slots,
-            host_output_counts=host_counts,
-        )
+    def _fill_samples(self, staging: StagingBuffer, batch: ScheduledBatch, lengths: Ints) -> tuple[int, int]:
+        """How many segments get tokens, and how many, of rows that lie back to back, `lengths` of each segment."""
+        drawn, numbers = batch.drawn, self._numbers
+        if batch.num_tokens == batch.num_requests == np.count_nonzero(drawn):  # decodes alone, nearly always
+            count = len(drawn)
+            columns: tuple[Ints, ...] = (batch.slots, numbers[:count], drawn, numbers[:count])
+            rows = (numbers[:count], batch.slots, batch.starts + 1, batch.output_counts)
+        else:
+            drawing, (segments, offsets) = np.flatnonzero(drawn), row_places(drawn)
+            firsts = offsets - drawn[segments]  # from the segment's end
+            columns = tuple(
+                each[drawing].astype(np.int32)
+                for each in (batch.slots, np.cumsum(drawn) - drawn, drawn, np.cumsum(batch.lengths) - drawn)
+            )
+            rows = (
+                (np.cumsum(lengths)[segments] + firsts).astype(np.int32),
+                batch.slots[segments],
+                (batch.starts + batch.lengths)[segments] + firsts + 1,
+                batch.output_counts[segments] + offsets,
+            )
+        for names, arrays in ((_DRAWS, columns), (_SAMPLED, rows)):
+            for name, values in zip(names, arrays, strict=True):
+                staging.host(name)[: len(values)] = values
+        return len(columns[0]), len(rows[0])
 
-    def _fill_chunks(self, staging: StagingBuffer, batch: ScheduledBatch, decodes: int) -> ChunkInputs:
-        lengths, starts = batch.lengths[decodes:], batch.starts[decodes:]
-        count, size = len(lengths), self._chunk_slots
-        values = {
-            "chunk_rows": decodes + np.cumsum(lengths) - lengths,
-            "starts": starts,
-            "lengths": lengths,
-            "slots": batch.slots[decodes:],
-            "sliding_blocks": np.cumsum(-(-lengths // self._blocks.sliding_tokens)),
-        }
-        for name, array in values.items():
-            staging.host(name)[:count] = array
-        staging.host("sliding_blocks")[count:] = values["sliding_blocks"][-1]
-        groups = []
+    def _fill_chunks(self, columns: tuple[Ints, ...]) -> tuple[Segments, tuple[Segments, ...]]:
+        _, starts, lengths, _ = columns
+        staging, count, size = self._any, len(lengths), self._chunk_slots
+        for name, array in zip(_SEGMENT, columns, strict=True):
+            staging.host(f"chunk_{name}")[:count] = array
+        sliding_blocks = np.cumsum(-(-lengths // self._blocks.sliding_tokens))
+        staging.host("chunk_sliding_blocks")[:count] = sliding_blocks
+        staging.host("chunk_sliding_blocks")[count:] = sliding_blocks[-1]
+        chunks = self._chunks(int(sliding_blocks[-1]), count)
+        passes = []
         page = self._geometry.global_page.page_tokens
         pages, blocks = -(-(starts + lengths) // page), -(-lengths // self._blocks.global_tokens)
-        for number, members in enumerate(_groups(pages * page, self._blocks.expansion_keys)):
+        for number, members in enumerate(_together(pages * page, self._blocks.expansion_keys)):
             span = slice(number * size, (number + 1) * size)
-            of_group = np.zeros(size, dtype=np.int32)
-            of_group[members] = pages[members]
-            page_ends = np.cumsum(of_group)
-            staging.host("group_pages")[span] = page_ends
-            staging.host("key_rows")[span] = (page_ends - of_group) * page
-            of_group[members] = blocks[members]
-            staging.host("group_blocks")[span] = np.cumsum(of_group)
-            groups.append(
-                ExpansionGroup(
-                    blocks=staging.device("group_blocks")[span],
-                    pages=staging.device("group_pages")[span],
-                    key_rows=staging.device("key_rows")[span],
-                    most_blocks=int(blocks[members].sum()),
-                    most_pages=int(pages[members].sum()),
-                )
-            )
-        return self._chunk_inputs(int(values["sliding_blocks"][-1]), count, tuple(groups))
+            of_pass = np.zeros(size, dtype=np.int32)
+            of_pass[members] = pages[members]
+            page_ends = np.cumsum(of_pass)
+            staging.host("pass_pages")[span] = page_ends
+            staging.host("pass_key_rows")[span] = (page_ends - of_pass) * page
+            of_pass[members] = blocks[members]
+            staging.host("pass_blocks")[span] = np.cumsum(of_pass)
+            most = {"most_blocks": int(blocks[members].sum()), "most_pages": int(pages[members].sum())}
+            passes.append(self._pass(chunks, number, **most))
+        return chunks, tuple(passes)
 
-    def _chunk_inputs(
-        self, most_sliding_blocks: int, most_chunks: int, groups: tuple[ExpansionGroup, ...]
-    ) -> ChunkInputs:
-        view = self._any.device
-        return ChunkInputs(
-            rows=view("chunk_rows"),
-            starts=view("starts"),
-            lengths=view("lengths"),
-            slots=view("slots"),
-            sliding_blocks=view("sliding_blocks"),
-            most_sliding_blocks=most_sliding_blocks,
-            most_chunks=most_chunks,
-            groups=groups,
+    def _chunks(self, most_sliding_blocks: int, most: int) -> Segments:
+        slots, starts, lengths, rows = (self._any.device(f"chunk_{name}") for name in _SEGMENT)
+        return Segments(
+            slots, starts, lengths, rows, most=most, most_rows=self._max_tokens,
+            sliding_blocks=self._any.device("chunk_sliding_blocks"), most_sliding_blocks=most_sliding_blocks,
+        )  # fmt: skip
+
+    def _pass(self, chunks: Segments, number: int, *, most_blocks: int, most_pages: int) -> Segments:
+        span = slice(number * self._chunk_slots, (number + 1) * self._chunk_slots)
+        blocks, pages, key_rows = (self._any.device(f"pass_{name}")[span] for name in ("blocks", "pages", "key_rows"))
+        return replace(
+            chunks, blocks=blocks, pages=pages, key_rows=key_rows, most_blocks=most_blocks, most_pages=most_pages
         )
+
+
+def _sections(prefix: str, names: tuple[str, ...], words: int) -> dict[str, int]:
+    return {prefix + name: words for name in names}
 
 
 def _of_rows(batch: ScheduledBatch, values: NDArray[Number]) -> NDArray[Number]:
-    """What each request has, for each of its rows; that of a lone request is left to broadcast."""
+    """What each segment has, for each of its rows; that of a lone segment is left to broadcast."""
     return values if len(values) == 1 else np.repeat(values, batch.lengths)
 
 
-def _last_tokens(batch: ScheduledBatch) -> ScheduledBatch:
-    """Each request's last token of a step as a step of its own, whose rows have been stored."""
-    ends = batch.starts + batch.lengths
-    return dataclasses.replace(
-        batch, starts=ends - 1, lengths=np.ones_like(ends), token_ids=batch.token_ids[np.cumsum(batch.lengths) - 1],
-        admitted=(), page_moves=(), global_updates=_NO_UPDATES, sliding_updates=_NO_UPDATES,
-    )  # fmt: skip
-
-
-def _groups(keys: Ints, capacity: int) -> list[slice]:
+def _together(keys: Ints, capacity: int) -> list[slice]:
     """Runs of consecutive chunks whose keys together fit in `capacity`; a chunk alone always does."""
     found, first, total = [], 0, 0
     for index, count in enumerate(keys.tolist()):

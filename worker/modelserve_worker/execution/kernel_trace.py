@@ -33,7 +33,7 @@ from modelserve.sizing.rank_sums import peer_rows_layout
 from modelserve.weight_format import WeightFormat
 from modelserve_worker.execution.block_tables import BlockTables
 from modelserve_worker.execution.device import compute_dtype, select_geometry
-from modelserve_worker.execution.input_batch import PackedStep, StepPacker
+from modelserve_worker.execution.input_batch import StepPacker
 from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.sampler import draw_candidates
 from modelserve_worker.execution.sampling_slots import SamplingSlots
@@ -53,6 +53,7 @@ from modelserve_worker.kernels.peer_sums import PeerBuffers, PeerSums
 from modelserve_worker.kernels.sampling import CandidateRows
 from modelserve_worker.kernels.sampling_door import sampling_door
 from modelserve_worker.kernels.slot_columns import SlotColumns
+from modelserve_worker.kernels.step import Draws, Step
 from modelserve_worker.kernels.step_start import step_doors
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
@@ -218,7 +219,7 @@ def _run_steps(
                 device=_CPU, **sizes,
             )  # fmt: skip
         profile = pool_bytes == scratch
-        kinds: list[tuple[Callable[[int], PackedStep], tuple[int, ...], int]] = [
+        kinds: list[tuple[Callable[[int], Step], tuple[int, ...], int]] = [
             (packer.decode_views, decodes, args.max_num_seqs),
             *((partial(packer.mixed_views, last=last), mixed, tokens) for last in last_rows),
         ]
@@ -228,32 +229,30 @@ def _run_steps(
                 with unset_fake_temporarily():
                     step = views(rows)
                 _run(model, attention, _on_cuda(step))
-                if step.inputs.chunks is not None and (profile or rows in UNCAPTURED_ROWS):  # as prompts are scored
-                    _run(model, attention, _on_cuda(dataclasses.replace(step, last=None)))
-                for chunks in (1, MANY_CHUNKS) if step.inputs.chunks is not None and rows in UNCAPTURED_ROWS else ():
+                if step.chunks is not None and (profile or rows in UNCAPTURED_ROWS):  # as prompts are scored
+                    _run(model, attention, _on_cuda(dataclasses.replace(step, narrowed=None)))
+                for chunks in (1, MANY_CHUNKS) if step.chunks is not None and rows in UNCAPTURED_ROWS else ():
                     _run(model, attention, _on_cuda(_with_chunks(step, chunks)))
     _sample(architecture, args, parallel)
 
 
-def _run(model: Gemma4ForCausalLM, attention: Any, step: PackedStep) -> None:
-    attention.begin(step.inputs)
-    slots = step.inputs.global_slots
-    tokens = step_doors(_CUDA).tokens(step.token_ids, slots, torch.empty_like(slots))
-    hidden = model(tokens, step.inputs.positions, attention, num_rows=step.num_rows, last=step.last)
+def _run(model: Gemma4ForCausalLM, attention: Any, step: Step) -> None:
+    assert step.token_ids is not None
+    attention.begin(step)
+    slots = step.global_slots
+    tokens = step_doors(_CUDA).tokens(step.token_ids, slots, torch.empty_like(slots).view(-1, 1))
+    hidden = model(tokens, step.positions, attention, num_rows=step.num_rows, narrowed=step.narrowed)
     model.head(hidden)
 
 
-def _with_chunks(step: PackedStep, most_chunks: int) -> PackedStep:
-    assert step.inputs.chunks is not None
-    chunks = dataclasses.replace(step.inputs.chunks, most_chunks=most_chunks)
-    return dataclasses.replace(step, inputs=dataclasses.replace(step.inputs, chunks=chunks))
+def _with_chunks(step: Step, most_chunks: int) -> Step:
+    assert step.chunks is not None
+    return dataclasses.replace(step, chunks=dataclasses.replace(step.chunks, most=most_chunks))
 
 
 def _sample(architecture: ModelArchitecture, args: EngineArgs, parallel: TensorParallel) -> None:
     with unset_fake_temporarily():
-        slots = SamplingSlots(
-            max_num_seqs=args.max_num_seqs, vocab_size=architecture.vocab_size, eos_token_ids=(0,), device=_CPU
-        )
+        slots = SamplingSlots(max_num_seqs=args.max_num_seqs, vocab_size=architecture.vocab_size, device=_CPU)
     count, vocab_size = args.max_num_seqs, architecture.vocab_size
     sampled = torch.empty(count, dtype=torch.int32, device=_CUDA)
     logits = torch.empty(count, vocab_size // parallel.size, dtype=compute_dtype(architecture), device=_CUDA)
@@ -262,7 +261,8 @@ def _sample(architecture: ModelArchitecture, args: EngineArgs, parallel: TensorP
         columns=SlotColumns(_on_cuda(slots.device.words), slots.device.top_k.numel()),
     )  # fmt: skip
     tokens = draw_candidates(sampling_door(_CUDA), parallel, logits, rows, first_token=0)
-    step_doors(_CUDA).keep_tokens(tokens, rows.slots, sampled)
+    draws = Draws(sampled, sampled, sampled, sampled)
+    step_doors(_CUDA).accept(tokens, sampled, sampled, draws, sampled.view(-1, 1), sampled)
 
 
 def _on_cuda(value: Any) -> Any:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from modelserve_worker.batch import Int32Array, PendingStep, SampledTokens
+from modelserve_worker.batch import Int32Array, PendingStep, SampledTokens, row_places
 from modelserve_worker.execution.sampler import SamplerOutput
 from modelserve_worker.request import PromptLogprobs, TokenLogprobs
+
+_NONE = np.zeros(0, dtype=np.int32)
 
 
 class FailedStep:
@@ -43,15 +46,38 @@ class ScoredPrompt(Protocol):
     def scores(self) -> PromptLogprobs: ...
 
 
+@dataclass(frozen=True)
+class Drafted:
+    """What a step with a drafter tells beside the tokens, of the S requests that draw."""
+
+    drawn: Int32Array  # [S] on the host: tokens of each, of which
+    counts: Tensor  # int32 [S] are accepted
+    proposed: Tensor  # int32 [S, k]: what may follow them
+
+
 class LaunchedStep:
     """A step on its way; the device has passed it, whether or not it samples, when the event has."""
 
     def __init__(
-        self, step: int, sampled: SamplerOutput | None, *, on_gpu: bool, scored: Sequence[ScoredPrompt] = ()
+        self,
+        step: int,
+        sampled: SamplerOutput | None,
+        *,
+        on_gpu: bool,
+        scored: Sequence[ScoredPrompt] = (),
+        drafted: Drafted | None = None,
     ) -> None:
+        """`drafted`: of a step whose requests may get several tokens."""
         self._step = step
         self._scored = scored
-        self._tokens = None if sampled is None else to_host(sampled.tokens)
+        self._tokens: Tensor | None = None
+        self._drafted: Drafted | None = None
+        if sampled is not None:
+            self._drafted = drafted
+            tokens = sampled.tokens
+            if drafted is not None:  # in one copy
+                tokens = torch.cat((tokens.int(), drafted.counts, drafted.proposed.flatten()))
+            self._tokens = to_host(tokens)
         self._logprobs: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
         if sampled is not None and sampled.logprobs is not None:
             reported = sampled.logprobs
@@ -80,12 +106,22 @@ class LaunchedStep:
             self._event.synchronize()
         prompts = {chunk.slot: (chunk.first, chunk.scores()) for chunk in self._scored}
         if self._tokens is None:
-            return SampledTokens(self._step, np.zeros(0, dtype=np.int32), {}, prompts)
+            return SampledTokens(self._step, _NONE, {}, prompt_logprobs=prompts)
         tokens = self._tokens.numpy().astype(np.int32)
-        if self._logprobs is None:
-            return SampledTokens(self._step, tokens, {}, prompts)
-        rows = np.flatnonzero((self._wanted >= 0) & (tokens >= 0)).tolist()
-        return SampledTokens(self._step, tokens, {row: self._reported(row) for row in rows}, prompts)
+        rows, counts = np.arange(len(tokens)), _NONE
+        proposed: Int32Array = _NONE
+        if self._drafted is not None:
+            segments, most = len(self._drafted.drawn), int(self._drafted.drawn.sum())
+            counts = tokens[most : most + segments]
+            proposed = np.reshape(tokens[most + segments :], (segments, -1))
+            numbers, offsets = row_places(counts)
+            rows = (np.cumsum(self._drafted.drawn) - self._drafted.drawn)[numbers] + offsets
+            tokens = tokens[rows]
+        logprobs = {}
+        if self._logprobs is not None:
+            wanted = np.flatnonzero((self._wanted[rows] >= 0) & (tokens >= 0)).tolist()
+            logprobs = {index: self._reported(int(rows[index])) for index in wanted}
+        return SampledTokens(self._step, tokens, logprobs, counts, proposed, prompts)
 
     def _reported(self, row: int) -> TokenLogprobs:
         assert self._logprobs is not None

@@ -8,6 +8,7 @@ behind an event that only `PendingStep.result` waits for. Steps replay captured 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,19 +19,20 @@ from torch import Tensor
 from modelserve.architecture import LayerKind
 from modelserve.errors import InvalidInput
 from modelserve.sizing.cuda_graphs import last_row_sizes
-from modelserve_worker.batch import Int32Array, PendingStep, ScheduledBatch
+from modelserve_worker.batch import Int32Array, PendingStep, ScheduledBatch, row_places
 from modelserve_worker.execution.block_tables import BlockTables
 from modelserve_worker.execution.device import runs_on_kernels
-from modelserve_worker.execution.input_batch import PackedStep, QueryBlocks, SampledRows, StepPacker, StepSize
+from modelserve_worker.execution.drafter import Drafter
+from modelserve_worker.execution.input_batch import QueryBlocks, StepPacker, StepSize
 from modelserve_worker.execution.kv_cache import KVCache
-from modelserve_worker.execution.launched_step import FailedStep, LaunchedStep, UnsampledStep
+from modelserve_worker.execution.launched_step import Drafted, FailedStep, LaunchedStep, UnsampledStep
+from modelserve_worker.execution.page_groups import page_groups
 from modelserve_worker.execution.paged_attention import PagedAttention
-from modelserve_worker.execution.plain_step import plain_step
 from modelserve_worker.execution.prompt_scores import PromptScorer, ScoredChunk
 from modelserve_worker.execution.sampler import Sampler, SamplerOutput
 from modelserve_worker.execution.step_graphs import WARM_ROWS, StepGraphs
 from modelserve_worker.execution.token_masks import TokenMaskBuffer, TokenMasks
-from modelserve_worker.kernels.step_inputs import StepInputs
+from modelserve_worker.kernels.step import Step
 from modelserve_worker.kernels.step_start import step_doors
 from modelserve_worker.layers.attention import AttentionBackend
 from modelserve_worker.layers.rotary import rotate
@@ -57,20 +59,24 @@ class GPUModelRunner:
         max_num_seqs: int,
         max_model_len: int,
         plain: bool = False,
+        drafter: Drafter | None = None,
     ) -> None:
         device = cache.arena.device
         architecture = model.architecture
         self.model = model
         self.cache = cache
         model.share_workspace()
-        self.launches_ahead = device.type == "cuda"
+        self._on_gpu = self.launches_ahead = device.type == "cuda"
+        self._drafter = drafter
+        self.draft_tokens = 0 if drafter is None else drafter.num_tokens
+        most_rows = 1 + self.draft_tokens
         self.tables = BlockTables(cache.geometry, max_num_seqs=max_num_seqs, max_model_len=max_model_len, device=device)
         self._kernels: KernelAttention | None = None
         if runs_on_kernels(architecture, device) and not plain:
             from modelserve_worker.execution.fast_attention import KernelAttention  # Triton, on GPUs alone
 
             self._kernels = KernelAttention(
-                model, cache, self.tables, max_num_seqs=max_num_seqs, max_model_len=max_model_len
+                model, cache, self.tables, max_num_seqs=max_num_seqs, max_model_len=max_model_len, most_rows=most_rows
             )
         self._packer = StepPacker(
             cache.geometry,
@@ -80,19 +86,22 @@ class GPUModelRunner:
             vocab_size=architecture.vocab_size,
             blocks=_NO_BLOCKS if self._kernels is None else self._kernels.blocks,
             device=device,
+            most_rows=most_rows,
         )
         self._sampler = Sampler(
             max_num_seqs=max_num_seqs,
             vocab_size=architecture.vocab_size,
             softcap=architecture.final_logit_softcapping,
-            eos_token_ids=architecture.eos_token_ids,
             parallel=model.parallel,
             device=device,
         )
         self._scorer = PromptScorer(softcap=architecture.final_logit_softcapping, device=device)
-        self._masks = TokenMaskBuffer(max_num_seqs=max_num_seqs, vocab_size=architecture.vocab_size, device=device)
+        self._masks = TokenMaskBuffer(
+            max_num_seqs=max_num_seqs * most_rows, vocab_size=architecture.vocab_size, device=device
+        )
         self._doors = step_doors(device)
-        self.last_tokens = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
+        self.slot_positions = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
+        self.slot_tokens = torch.zeros(max_num_seqs, most_rows, dtype=torch.int32, device=device)
         self._names: dict[int, str] = {}  # request ids by slot
         self._graphs: StepGraphs | None = None
         self._most = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
@@ -134,21 +143,17 @@ class GPUModelRunner:
             return FailedStep(error)
 
     @torch.inference_mode()
-    def forward_hidden(self, batch: ScheduledBatch) -> Tensor:
-        """Run the model over one step and write its rows: hidden states [T, H]."""
-        return self._hidden(self._pack(batch, all_rows=True))
-
-    @torch.inference_mode()
-    def last_hidden(self, batch: ScheduledBatch) -> Tensor:
-        """The same for the last row of each request: hidden states [R, H]."""
-        packed = self._pack(batch)
-        hidden = self._hidden(packed)
-        return hidden if packed.last is not None else hidden[torch.from_numpy(np.cumsum(batch.lengths) - 1)]
+    def forward_hidden(self, batch: ScheduledBatch, *, every_row: bool = False) -> Tensor:
+        """Run the model over one step and write its rows: hidden states of all of them [T, H], or of the `kept` rows
+        where the step is narrowed and not `every_row` is asked for."""
+        if every_row:
+            batch = replace(batch, sampled=batch.lengths, given=batch.lengths, targets=np.zeros_like(batch.token_ids))
+        return self._hidden(self._pack(batch), batch)
 
     @torch.inference_mode()
     def teacher_forced_logits(self, batch: ScheduledBatch) -> Tensor:
         """Run one step without sampling and return the logits of every token, float32 [T, vocab]."""
-        return self.model.compute_logits(self.forward_hidden(batch))
+        return self.model.compute_logits(self.forward_hidden(batch, every_row=True))
 
     @torch.inference_mode()
     def profile(self, batches: Sequence[ScheduledBatch]) -> None:
@@ -166,82 +171,128 @@ class GPUModelRunner:
 
     @torch.inference_mode()
     def _launch(self, batch: ScheduledBatch) -> PendingStep:
-        self._scorer.admit(batch.admitted)
-        # Scores need the rows that a step with chunks leaves out, and captured ones leave them out.
-        all_rows = self._scorer.scores(batch)
-        graphs = None if all_rows else self._graphs
-        size = None if graphs is None else graphs.size_for(batch)
-        packed = self._pack(batch, padded_to=size, all_rows=all_rows)
-        eager = graphs is None or size is None
-        result = self._hidden(packed) if graphs is None or size is None else graphs.replay(packed, size)
+        size = None if self._graphs is None else self._graphs.size_for(batch)
+        step = self._pack(batch, padded_to=size)
+        captured = self._graphs is not None and size is not None
+        result = self._graphs.replay(step, size) if self._graphs and size else self._hidden(step, batch)
         self._sampler.admit(batch.admitted)  # the device has the model to compute while these are written
-        # A captured step of decodes alone ends with the head.
-        head = self.model.head if eager or packed.inputs.chunks is not None else _as_it_is
-        scored = self._scorer.score(batch, lambda some: self.model.parallel.all_gather(head(result[some])))
-        sampled = packed.sampled
-        if sampled is None:
-            return LaunchedStep(batch.step, None, on_gpu=self.launches_ahead, scored=scored)
-        sample = partial(self._sampled, batch, sampled, head(_sampled_rows(result, sampled)), scored)
+        self._scorer.admit(batch.admitted)
+        if self._drafter is not None:
+            self._drafter.admit(batch.admitted)
+        # A captured step without chunks ends with the head.
+        head = _as_it_is if captured and step.chunks is None else self.model.head
+        lengths = batch.lengths if step.narrowed is None else batch.kept
+        scored = self._scorer.score(batch, lengths, lambda some: self.model.parallel.all_gather(head(result[some])))
+        if step.sampled_slots is None:
+            return LaunchedStep(batch.step, None, on_gpu=self._on_gpu, scored=scored)
+        sample = partial(self._sampled, batch, step, head(_sampled_rows(result, step)), scored)
         return UnsampledStep(sample) if len(batch.constrained) else sample()
 
-    def _pack(self, batch: ScheduledBatch, *, padded_to: StepSize | None = None, all_rows: bool = False) -> PackedStep:
+    def _pack(self, batch: ScheduledBatch, *, padded_to: StepSize | None = None) -> Step:
         updates = {LayerKind.GLOBAL: batch.global_updates, LayerKind.SLIDING: batch.sliding_updates}
         for kind, entries in updates.items():
             self.tables.check(kind, entries, num_pages=self.cache.num_pages[kind])
-        packed = self._packer.pack(batch, padded_to=padded_to, all_rows=all_rows)
+        step = self._packer.pack(batch, padded_to=padded_to)
         self._names.update((request.slot, request.request_id) for request in batch.admitted)
         self.cache.move(batch.page_moves)
         self.tables.apply(updates)
-        return packed
+        return step
 
-    def _hidden(self, packed: PackedStep) -> Tensor:
-        ids, step = packed.token_ids, packed.inputs
-        tokens = self._doors.tokens(ids, step.global_slots, self.last_tokens)
-        attention = self._attention(step)
-        hidden: Tensor = self.model(tokens, step.positions, attention, num_rows=packed.num_rows, last=packed.last)
+    def _hidden(self, step: Step, batch: ScheduledBatch | None = None) -> Tensor:
+        """`batch` None: the step is captured."""
+        assert step.token_ids is not None
+        if step.assumed is not None:
+            self._settle(step, step.assumed)
+        tokens = self._doors.tokens(step.token_ids, step.global_slots, self.slot_tokens)
+        attention = self._attention(step, batch)
+        hidden: Tensor = self.model(tokens, step.positions, attention, num_rows=step.num_rows, narrowed=step.narrowed)
         return hidden
 
-    def _logits(self, packed: PackedStep) -> Tensor:
+    def _settle(self, step: Step, assumed: Tensor) -> None:
+        placed = [(step.positions, step.global_slots)]
+        if step.decode is not None:
+            placed.append((step.decode.starts, step.decode.slots))
+        if step.narrowed is not None and step.narrowed.decode is not None:
+            kept, few = step.narrowed, step.narrowed.decode
+            placed += [(kept.positions, kept.global_slots), (few.starts, few.slots)]
+        self._doors.settle(placed, assumed, self.slot_positions)
+
+    def _logits(self, step: Step) -> Tensor:
         """Raw logits of every row, of this rank's tokens."""
-        return self.model.head(self._hidden(packed))
+        return self.model.head(self._hidden(step))
 
     @torch.inference_mode()
     def _sampled(
         self,
         batch: ScheduledBatch,
-        rows: SampledRows,
+        step: Step,
         logits: Tensor,
         scored: Sequence[ScoredChunk],
         masks: Int32Array | None = None,
     ) -> LaunchedStep:
         """Launch the sampling of a step; `masks` are those of its constrained rows."""
+        drawn = batch.drawn
         sent = None
         if masks is not None:
-            sent = self._masks.send(batch.constrained, masks, rows=len(rows.host_slots))
-        sampled = self._sample(rows, logits, sent)
-        return LaunchedStep(batch.step, sampled, on_gpu=self.launches_ahead, scored=scored)
-
-    def _sample(self, rows: SampledRows, logits: Tensor, masks: TokenMasks | None) -> SamplerOutput:
-        sampled = self._sampler.sample(
-            logits,
-            slots=rows.slots,
-            positions=rows.positions,
-            output_counts=rows.output_counts,
-            host_slots=rows.host_slots,
-            host_output_counts=rows.host_output_counts,
-            masks=masks,
+            constrained = np.zeros(np.count_nonzero(drawn), dtype=np.bool_)
+            constrained[batch.constrained] = True
+            rows = np.flatnonzero(np.repeat(constrained, drawn[drawn > 0])).astype(np.int32)
+            sent = self._masks.send(rows, masks, rows=len(logits))
+        sampled = self._sample(batch, step, logits, sent)
+        assert step.draws is not None
+        assert step.token_ids is not None
+        counts = self._doors.accept(
+            sampled.tokens, step.token_ids, step.positions, step.draws, self.slot_tokens, self.slot_positions
         )
-        self._doors.keep_tokens(sampled.tokens, rows.slots, self.last_tokens)
-        return sampled
+        drafted = None
+        if self._drafter is not None:
+            slots = step.draws.slots
+            proposed = self._drafter.propose(slots, self.slot_tokens[slots, 0], self.slot_positions[slots])
+            self.slot_tokens[slots, 1:] = proposed
+            drafted = Drafted(drawn[drawn > 0], counts, proposed)
+        return LaunchedStep(batch.step, sampled, on_gpu=self._on_gpu, scored=scored, drafted=drafted)
 
-    def _attention(self, step: StepInputs) -> AttentionBackend:
+    def _sample(self, batch: ScheduledBatch, step: Step, logits: Tensor, masks: TokenMasks | None) -> SamplerOutput:
+        slots, positions, counts = step.sampled_slots, step.sampled_positions, step.output_counts
+        assert slots is not None and positions is not None and counts is not None  # noqa: PT018 - all or none
+        if step.assumed is not None:
+            self._doors.settle([(positions, slots), (counts, slots)], step.assumed, self.slot_positions)
+        segments, offsets = row_places(batch.drawn)
+        return self._sampler.sample(
+            logits,
+            slots=slots,
+            positions=positions,
+            output_counts=counts,
+            host_slots=batch.slots[segments],
+            host_output_counts=batch.output_counts[segments] + offsets,
+            masks=masks,
+            offsets=offsets if offsets.any() else None,
+            proposed=self._fed_next(batch, step) if offsets.any() else None,
+        )
+
+    def _fed_next(self, batch: ScheduledBatch, step: Step) -> Tensor:
+        """int32 [N]: the draft that the row behind each drawn one was fed with; -1 behind a segment's last."""
+        assert step.token_ids is not None
+        drawn = batch.drawn
+        segments, offsets = row_places(drawn)
+        rows = (np.cumsum(batch.lengths) - drawn)[segments] + offsets + 1
+        last = offsets + 1 == drawn[segments]
+        where, behind = (self._sampler.upload(each) for each in (np.where(last, 0, rows), last))
+        return step.token_ids[where].masked_fill_(behind, -1)
+
+    def _attention(self, step: Step, batch: ScheduledBatch | None) -> AttentionBackend:
         if self._kernels is not None:
-            self._kernels.begin(step)
+            self._kernels.begin(step, batch)
             return self._kernels
-        assert step.batch is not None
+        assert batch is not None
+        if step.assumed is not None and step.decode is not None:
+            starts = batch.starts.copy()
+            starts[: step.decode.most] = step.decode.starts.cpu().numpy()
+            batch = replace(batch, starts=starts)
+        kept = 1 if step.narrowed is None else int(batch.kept.max())
         return PagedAttention(
-            step.batch,
-            partial(plain_step, cache=self.cache, tables=self.tables, names=self._names),
+            batch,
+            partial(page_groups, cache=self.cache, tables=self.tables, names=self._names, kept=kept),
             cache=self.cache,
             architecture=self.model.architecture,
             derive_keys=self._derive_keys,
@@ -265,5 +316,6 @@ def _as_it_is(rows: Tensor) -> Tensor:
     return rows
 
 
-def _sampled_rows(rows: Tensor, sampled: SampledRows) -> Tensor:
-    return rows[: len(sampled.host_slots)] if sampled.rows is None else rows[sampled.rows]
+def _sampled_rows(rows: Tensor, step: Step) -> Tensor:
+    assert step.sampled_slots is not None
+    return rows[: len(step.sampled_slots)] if step.sampled_rows is None else rows[step.sampled_rows]

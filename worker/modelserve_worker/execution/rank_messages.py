@@ -18,8 +18,9 @@ from modelserve.architecture import LayerKind
 from modelserve_worker.batch import AdmittedRequest, PageMove, ScheduledBatch, TableUpdates
 
 _KINDS = tuple(LayerKind)
-# Step, slots, starts, lengths, samples, output counts, tokens, constrained, moves, two tables of three columns.
-_SECTIONS = 15
+# Step, slots, starts, lengths, sampled, given, targets, output counts, tokens, constrained, moves, two tables of three
+# columns.
+_SECTIONS = 17
 _WORD = 4
 
 Words = NDArray[np.int32]
@@ -33,7 +34,9 @@ def encode_batch(batch: ScheduledBatch) -> bytes:
         batch.slots,
         batch.starts,
         batch.lengths,
-        batch.samples.astype(np.int32),
+        batch.sampled,
+        batch.given,
+        batch.targets,
         batch.output_counts,
         batch.token_ids,
         batch.constrained,
@@ -58,7 +61,7 @@ def decode_batch(message: bytes | bytearray) -> ScheduledBatch:
     ends = np.cumsum(counts) + _SECTIONS
     words = np.frombuffer(message, dtype=np.int32, count=int(ends[-1]))
     first, *arrays = (words[end - count : end] for count, end in zip(counts.tolist(), ends.tolist(), strict=True))
-    slots, starts, lengths, samples, output_counts, token_ids, constrained, moves, *tables = arrays
+    slots, starts, lengths, sampled, given, targets, output_counts, token_ids, constrained, moves, *tables = arrays
     rest = memoryview(message)[int(ends[-1]) * _WORD :]
     admitted = pickle.loads(rest) if len(rest) else []  # noqa: S301 - written by our own rank 0
     return ScheduledBatch(
@@ -66,7 +69,9 @@ def decode_batch(message: bytes | bytearray) -> ScheduledBatch:
         slots=slots,
         starts=starts,
         lengths=lengths,
-        samples=samples.astype(np.bool_),
+        sampled=sampled,
+        given=given,
+        targets=targets,
         output_counts=output_counts,
         token_ids=token_ids,
         admitted=tuple(

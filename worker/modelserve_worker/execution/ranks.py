@@ -107,7 +107,8 @@ def worker_loop(runner: ModelRunner, ring: RankRing, reader: int) -> None:
             masks = ring.receive(reader)
             if not masks:
                 return
-            step = step.constrain(np.frombuffer(masks, dtype=np.int32).reshape(len(batch.constrained), -1))
+            rows = int(batch.drawn[batch.drawn > 0][batch.constrained].sum())
+            step = step.constrain(np.frombuffer(masks, dtype=np.int32).reshape(rows, -1))
         if isinstance(step, FailedStep):
             if not step.before_collectives:
                 step.result()
@@ -120,7 +121,7 @@ def worker_loop(runner: ModelRunner, ring: RankRing, reader: int) -> None:
 
 def token_checksum(tokens: SampledTokens) -> int:
     """The same on ranks that came to the same tokens."""
-    return zlib.crc32(tokens.token_ids.tobytes())
+    return zlib.crc32(tokens.token_ids.tobytes() + tokens.counts.tobytes() + tokens.drafts.tobytes())
 
 
 class WorkerRanks:
@@ -284,6 +285,7 @@ class MultiRankRunner:
         self._local = local
         self._workers = workers
         self.launches_ahead = local.launches_ahead
+        self.draft_tokens = local.draft_tokens
 
     def execute(self, batch: ScheduledBatch) -> PendingStep:
         """Launch one step on all ranks; a dead rank fails this step and all that follow."""

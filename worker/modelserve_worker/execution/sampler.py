@@ -78,22 +78,24 @@ class Sampler:
         max_num_seqs: int,
         vocab_size: int,
         softcap: float | None,
-        eos_token_ids: tuple[int, ...],
         parallel: TensorParallel,
         device: torch.device,
     ) -> None:
         self._parallel = parallel
         self._first_token = parallel.shard(vocab_size, what="vocab_size").start
         self._softcap = softcap
-        self._slots = SamplingSlots(
-            max_num_seqs=max_num_seqs, vocab_size=vocab_size, eos_token_ids=eos_token_ids, device=device
-        )
+        self._slots = SamplingSlots(max_num_seqs=max_num_seqs, vocab_size=vocab_size, device=device)
         self._seen = torch.zeros(max_num_seqs, vocab_size, dtype=torch.int32, device=device)
+        self._right = torch.ones(max_num_seqs, dtype=torch.bool, device=device)  # the drafts so far, of a step
         self._door = sampling_door(device)
 
     def reset(self) -> None:
         """Forget what every slot has seen."""
         self._seen.zero_()
+
+    def upload(self, values: NDArray[np.generic]) -> Tensor:
+        """A small array on the device, sent without waiting."""
+        return self._slots.upload(values)
 
     def admit(self, admitted: Sequence[AdmittedRequest]) -> None:
         """Requests take their slots: parameters go to the device, what they have seen is counted afresh.
@@ -117,13 +119,18 @@ class Sampler:
         host_slots: Slots,
         host_output_counts: Slots,
         masks: TokenMasks | None = None,
+        offsets: Slots | None = None,
+        proposed: Tensor | None = None,
     ) -> SamplerOutput:
         """Raw logits [S, vocab / size] of the head, before the softcap, left unchanged -> one token per row.
 
         slots, positions (of the sampled token) and output_counts (tokens that the row's request has sampled before):
         int32 [S] on the device; host_slots and host_output_counts: the same on the host. Tokens are counted in the
-        slots that have penalties. Waits for nothing. With several ranks all of them come here, with the same of
-        everything but logits, and meet in the collectives that the rows' paths call for.
+        slots that have penalties. Where rows of one request follow each other, `offsets` on the host [S] numbers them
+        and `proposed` int32 [S] is the draft that the next one was fed with, -1 behind the last: a token is drawn of
+        each as if the drafts before were right, and counted where they were. Waits for nothing. With several ranks all
+        of them come here, with the same of everything but logits, and meet in the collectives that the rows' paths call
+        for.
         """
         paths = self._slots.paths(host_slots, host_output_counts)
         if paths.width:
@@ -140,17 +147,21 @@ class Sampler:
             tokens = draw_candidates(self._door, self._parallel, logits, candidate_rows, first_token=self._first_token)
         else:
             tokens = torch.empty(len(host_slots), dtype=torch.int64, device=logits.device)
-        for rows, on_device in self._passes(paths.exact):
-            drawn = self._draw_exactly(
-                self._parallel.all_gather(logits[on_device]),
-                slots=slots[on_device],
-                positions=positions[on_device],
-                host_slots=host_slots[rows],
-                host_output_counts=host_output_counts[rows],
-                masks=masks,
-                rows=rows,
-            )
-            tokens.index_copy_(0, on_device, drawn)
+        for offset in range(1 if offsets is None else 1 + int(offsets.max(initial=0))):
+            exact = paths.exact if offsets is None else paths.exact & (offsets == offset)
+            for rows, on_device in self._passes(exact):
+                drawn = self._draw_exactly(
+                    self._parallel.all_gather(logits[on_device]),
+                    slots=slots[on_device],
+                    positions=positions[on_device],
+                    host_slots=host_slots[rows],
+                    host_output_counts=host_output_counts[rows],
+                    masks=masks,
+                    rows=rows,
+                    behind_drafts=offset > 0,
+                    proposed=None if proposed is None else proposed[on_device],
+                )
+                tokens.index_copy_(0, on_device, drawn)
         return SamplerOutput(tokens, self._logprobs(logits, tokens, paths.reported))
 
     def _passes(self, which: NDArray[np.bool_]) -> Iterator[tuple[NDArray[np.int64], Tensor]]:
@@ -173,6 +184,8 @@ class Sampler:
         host_output_counts: Slots,
         masks: TokenMasks | None,
         rows: NDArray[np.int64],
+        behind_drafts: bool,
+        proposed: Tensor | None,
     ) -> Tensor:
         """The draw of some of the step's rows, those with these numbers, from all their logits [N, vocab]."""
         parameters = self._slots
@@ -198,7 +211,10 @@ class Sampler:
             truncated=bool((random & parameters.truncated[host_slots]).any()),
         )
         if penalised:  # a slot without penalties may be counted too: it starts afresh when it is given away
-            self._count(slots.long() * self._seen.shape[1] + tokens)
+            right = self._right[slots] if behind_drafts else torch.ones_like(broken)
+            self._count(slots.long() * self._seen.shape[1] + tokens, right.int())
+            if proposed is not None:
+                self._right[slots] = right & (tokens == proposed)
         return tokens.masked_fill_(broken, NOT_A_NUMBER)
 
     def _mask(self, values: Tensor, masks: TokenMasks, rows: NDArray[np.int64]) -> None:
@@ -220,13 +236,14 @@ class Sampler:
 
     def _rebuild(self, request: AdmittedRequest) -> None:
         row = self._seen[request.slot].zero_()
-        self._count(self._tokens(request.output_token_ids) + request.slot * self._seen.shape[1])
+        output = self._tokens(request.output_token_ids) + request.slot * self._seen.shape[1]
+        self._count(output, torch.ones_like(output, dtype=torch.int32))
         prompt = self._tokens(request.prompt_token_ids)
         row[prompt] = row[prompt] | _IN_PROMPT
 
-    def _count(self, places: Tensor) -> None:
-        """Add one at each place of the flattened counts; integers, so the order of equal places does not matter."""
-        self._seen.view(-1).index_add_(0, places, torch.ones_like(places, dtype=torch.int32))
+    def _count(self, places: Tensor, ones: Tensor) -> None:
+        """Add int32 ones at places of the flattened counts; integers, so the order of equal places does not matter."""
+        self._seen.view(-1).index_add_(0, places, ones)
 
     def _tokens(self, ids: Sequence[int]) -> Tensor:
         return self._slots.upload(np.array(ids, dtype=np.int64))

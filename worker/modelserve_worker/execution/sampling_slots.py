@@ -43,11 +43,8 @@ class SamplingSlots:
     """Parameters of every slot. Integers outside the vocabulary among biased and stop ids can never be sampled and are
     left out."""
 
-    def __init__(
-        self, *, max_num_seqs: int, vocab_size: int, eos_token_ids: tuple[int, ...], device: torch.device
-    ) -> None:
+    def __init__(self, *, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
-        self._eos_token_ids = eos_token_ids
         self._device = device
         padded = -(-max_num_seqs // 4) * 4  # aligned to 16 bytes whatever the batch, for one version of the kernels
         self._host = SlotColumns(torch.zeros(WORDS_PER_SLOT * padded, dtype=torch.int32), padded)
@@ -69,7 +66,7 @@ class SamplingSlots:
     def admit(self, admitted: Sequence[AdmittedRequest]) -> None:
         """Take the parameters of these requests into their slots, on the host and, on the stream, on the device."""
         for request in admitted:
-            self._take(request.slot, request.sampling)
+            self._take(request.slot, request.sampling, request.banned_token_ids)
         self.device.words.copy_(self._pinned(self._host.words), non_blocking=True)
 
     def paths(self, slots: Slots, output_counts: Slots) -> RowPaths:
@@ -82,7 +79,7 @@ class SamplingSlots:
         """A small array on the device, sent without waiting."""
         return self._pinned(torch.from_numpy(values)).to(self._device, non_blocking=True)
 
-    def _take(self, slot: int, sampling: SamplingParams) -> None:
+    def _take(self, slot: int, sampling: SamplingParams, banned: tuple[int, ...]) -> None:
         columns = self._columns
         top_k = sampling.top_k if sampling.top_k < self._vocab_size else 0
         columns["seeds"][slot] = _signed(sampling.seed)
@@ -96,12 +93,12 @@ class SamplingSlots:
             sampling.repetition_penalty != 1.0 or sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0
         )
         self._reported[slot] = -1 if sampling.logprobs is None else sampling.logprobs
-        self._take_lists(slot, sampling)
+        self._take_lists(slot, sampling, banned)
         unsorted = top_k > TOP_K_CAPACITY or (top_k == 0 and (sampling.top_p < 1 or sampling.min_p > 0))
         self._exact[slot] = self.penalised[slot] or slot in self.bias or (self.random[slot] and unsorted)
         self._candidates[slot] = max(1, top_k) if self.random[slot] else 1
 
-    def _take_lists(self, slot: int, sampling: SamplingParams) -> None:
+    def _take_lists(self, slot: int, sampling: SamplingParams, banned_token_ids: tuple[int, ...]) -> None:
         self.bias.pop(slot, None)
         self.banned.pop(slot, None)
         bias: dict[int, float] = {}
@@ -113,8 +110,7 @@ class SamplingSlots:
                 self.upload(np.fromiter(bias.keys(), np.int64, len(bias))),
                 self.upload(np.fromiter(bias.values(), np.float32, len(bias))),
             )
-        stops = (*sampling.stop_token_ids, *(() if sampling.ignore_eos else self._eos_token_ids))
-        banned = [token for token in dict.fromkeys(stops) if 0 <= token < self._vocab_size]
+        banned = [token for token in dict.fromkeys(banned_token_ids) if 0 <= token < self._vocab_size]
         self.min_tokens[slot] = sampling.min_tokens if banned else 0
         if sampling.min_tokens == 0 or not banned:
             return

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +24,7 @@ from modelserve.sizing.memory import KEYS_PER_PASS
 from modelserve.sizing.pages import CacheGeometry
 from modelserve.sizing.rank_sums import peer_bytes, peer_rows_layout
 from modelserve.weight_format import WeightFormat
-from modelserve_worker.batch import AdmittedRequest, ScheduledBatch, TableUpdates
+from modelserve_worker.batch import NO_UPDATES, AdmittedRequest, ScheduledBatch
 from modelserve_worker.execution.accelerator_check import check_accelerator
 from modelserve_worker.execution.device import (
     check_formats,
@@ -313,10 +313,9 @@ def profile_batches(*, start: int, tokens: int, rows: int) -> tuple[ScheduledBat
         tuple(AdmittedRequest(slot, f"profile-{slot}", sampling, (0,), ()) for slot in range(rows))
         for sampling in (_PROFILE_SAMPLING, _KERNELS_SAMPLING)
     )
-    prompt = (0,) * min(start + tokens, start + 1 + PROMPT_SCORE_ROWS)
     chunks = (
-        _profile_batch(step, slots=1, start=start, length=tokens, admitted=(first,))
-        for step, first in enumerate((replace(heavy[0], prompt_token_ids=prompt), heavy[0]))
+        _profile_batch(step, slots=1, start=start, length=tokens, admitted=heavy[:1], given=given)
+        for step, given in enumerate((min(tokens - 1, PROMPT_SCORE_ROWS), 0))
     )
     decodes = (
         _profile_batch(step, slots=rows, start=start, length=1, admitted=admitted)
@@ -326,22 +325,22 @@ def profile_batches(*, start: int, tokens: int, rows: int) -> tuple[ScheduledBat
 
 
 def _profile_batch(
-    step: int, *, slots: int, start: int, length: int, admitted: tuple[AdmittedRequest, ...]
+    step: int, *, slots: int, start: int, length: int, admitted: tuple[AdmittedRequest, ...], given: int = 0
 ) -> ScheduledBatch:
-    nothing = np.zeros(0, dtype=np.int32)
-    no_updates = TableUpdates(nothing, nothing, nothing)
     return ScheduledBatch(
         step=step,
         slots=np.arange(slots, dtype=np.int32),
         starts=np.full(slots, start, dtype=np.int32),
         lengths=np.full(slots, length, dtype=np.int32),
-        samples=np.ones(slots, dtype=np.bool_),
+        sampled=np.full(slots, 1 + given, dtype=np.int32),
+        given=np.full(slots if given else 0, given, dtype=np.int32),
+        targets=np.zeros(slots * given, dtype=np.int32),
         output_counts=np.zeros(slots, dtype=np.int32),
         token_ids=np.zeros(slots * length, dtype=np.int32),
         admitted=admitted,
         page_moves=(),
-        global_updates=no_updates,
-        sliding_updates=no_updates,
+        global_updates=NO_UPDATES,
+        sliding_updates=NO_UPDATES,
     )
 
 

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from modelserve.sizing.cuda_graphs import decode_graph_sizes, mixed_graph_sizes
 from modelserve_worker.batch import ScheduledBatch
-from modelserve_worker.execution.input_batch import PackedStep, StepPacker, StepSize
+from modelserve_worker.execution.input_batch import StepPacker, StepSize
 from modelserve_worker.kernels.compute_stream import check_compute_stream
+from modelserve_worker.kernels.step import Step
 
 WARM_ROWS = 512  # where sums over ranks, and launches of small and large steps, change from one kernel to another
 
@@ -31,8 +32,8 @@ class StepGraphs:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         last_rows: Sequence[int],
-        logits: Callable[[PackedStep], Tensor],
-        hidden: Callable[[PackedStep], Tensor],
+        logits: Callable[[Step], Tensor],
+        hidden: Callable[[Step], Tensor],
         warm_rows: int = 0,
     ) -> None:
         """`logits` and `hidden` run the model over a step: raw logits of every row, and hidden states of its last rows.
@@ -46,7 +47,7 @@ class StepGraphs:
         self._packer = packer
         self._warm_rows = warm_rows
         self._pool: Any = None  # torch names no type for it
-        self._outputs: dict[Callable[[PackedStep], Tensor], Tensor] = {}
+        self._outputs: dict[Callable[[Step], Tensor], Tensor] = {}
         sizes = mixed_graph_sizes(max(max_num_batched_tokens, max_num_seqs))
         for last in last_rows[:-1] if warm_rows else ():  # in a small step: large ones find no memory beside graphs
             hidden(packer.mixed_views(sizes[0], last))
@@ -54,7 +55,7 @@ class StepGraphs:
         self._mixed = {size: self._capture(packer.mixed_views(size.rows, size.last), hidden) for size in mixed}
         self._decode = {
             StepSize(rows, rows): self._capture(packer.decode_views(rows), logits)
-            for rows in reversed(decode_graph_sizes(max_num_seqs))
+            for rows in (packer.most_rows * size for size in reversed(decode_graph_sizes(max_num_seqs)))
         }
 
     @property
@@ -64,29 +65,30 @@ class StepGraphs:
 
     def size_for(self, batch: ScheduledBatch) -> StepSize | None:
         """The smallest captured step that takes a batch; None where there is none."""
-        captured = self._decode
-        if int(batch.lengths.max(initial=0)) > 1:
-            if not self._packer.fits_one_expansion(batch):
-                return None
-            captured = self._mixed
-        enough = (size for size in captured if size.rows >= batch.num_tokens and size.last >= batch.num_requests)
+        most = self._packer.most_rows
+        if int(batch.lengths.max(initial=0)) <= most:
+            return min((size for size in self._decode if size.rows >= batch.num_requests * most), default=None)
+        if not self._packer.narrows(batch) or not self._packer.fits_one_expansion(batch):
+            return None
+        kept = int(batch.kept.sum())
+        enough = (size for size in self._mixed if size.rows >= batch.num_tokens and size.last >= kept)
         return min(enough, default=None)
 
-    def replay(self, packed: PackedStep, size: StepSize) -> Tensor:
+    def replay(self, packed: Step, size: StepSize) -> Tensor:
         """Run the step that was packed last, to `size`: raw logits [size.rows, vocab] of decodes alone, else hidden
         states [size.last, H].
 
         Valid until the next replay. Raises ComputeStreamError.
         """
         check_compute_stream(torch.cuda.current_stream().cuda_stream)
-        graph, output = (self._decode if packed.inputs.chunks is None else self._mixed)[size]
+        graph, output = (self._decode if packed.chunks is None else self._mixed)[size]
         graph.replay()
         return output
 
-    def _capture(self, step: PackedStep, run: Callable[[PackedStep], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    def _capture(self, step: Step, run: Callable[[Step], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         if run not in self._outputs:  # the largest step of its kind
             self._outputs[run] = torch.empty_like(run(step))
-        elif len(step.token_ids) <= self._warm_rows:
+        elif len(step.positions) <= self._warm_rows:
             run(step)
         graph = torch.cuda.CUDAGraph()
         # Other threads may ask the device meanwhile, as NCCL's watchdog does.

@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from modelserve.architecture import LayerKind
+from modelserve_worker.batch import ScheduledBatch
 from modelserve_worker.execution.block_tables import BlockTables
 from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.kv_stamps import KVStamps, describe, request_number, stamp
-from modelserve_worker.kernels.step_inputs import StepInputs
+from modelserve_worker.kernels.step import Step
 
 _Longs = NDArray[np.int64]
 
@@ -47,10 +48,8 @@ class TableAudit:
         self._requests: dict[int, int] = {}  # numbers by slot
         self._readers: list[_Reader] = []
 
-    def begin(self, step: StepInputs) -> None:
+    def begin(self, step: Step, batch: ScheduledBatch) -> None:
         """Take the arrays of the next step and the tables as they are now."""
-        batch = step.batch
-        assert batch is not None, "a captured step cannot be audited"
         self._requests |= {admitted.slot: request_number(admitted.request_id) for admitted in batch.admitted}
         requests = [self._requests[slot] for slot in batch.slots.tolist()]
         self._owners = np.repeat(np.array(requests, dtype=np.int64), batch.lengths)
@@ -112,22 +111,14 @@ class TableAudit:
         return LayerKind.SLIDING if layer in self._cache.geometry.sliding_page.layers else LayerKind.GLOBAL
 
 
-def _told(step: StepInputs) -> Iterator[tuple[int, int, int, bool]]:
-    """Slot, start, end and `own_rows` of every request, in batch order."""
-    assert step.batch is not None
-    decodes = 0
-    if step.decode is not None:
-        for slot, position in zip(
-            _longs(step.decode.slots).tolist(), _longs(step.decode.positions).tolist(), strict=True
-        ):
-            if position >= 0:
-                decodes += 1
-                yield slot, position, position + 1, True
-    if step.chunks is not None:
-        chunks = step.chunks
-        for i in range(step.batch.num_requests - decodes):
-            start = int(chunks.starts[i])
-            yield int(chunks.slots[i]), start, start + int(chunks.lengths[i]), False
+def _told(step: Step) -> Iterator[tuple[int, int, int, bool]]:
+    """Slot, start, end and `own_rows` of every segment, in batch order; padding has no rows."""
+    for segments, own_rows in ((step.decode, True), (step.chunks, False)):
+        if segments is not None:
+            columns = (segments.slots, segments.starts, segments.lengths)
+            for slot, start, length in zip(*(_longs(c[: segments.most]).tolist() for c in columns), strict=True):
+                if length:
+                    yield slot, start, start + length, own_rows
 
 
 def _longs(values: Tensor) -> _Longs:

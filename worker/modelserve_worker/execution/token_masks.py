@@ -33,7 +33,7 @@ class TokenMaskBuffer:
         self._staging = StagingBuffer({"rows": max_num_seqs, "words": max_num_seqs * self._words}, device)
 
     def send(self, constrained: Int32Array, masks: Int32Array, *, rows: int) -> TokenMasks:
-        """`masks` [C, words] are those of rows `constrained` [C] of `rows` sampled ones. Waits for nothing."""
+        """`masks` [C, words] are those of rows `constrained` [C] of `rows` that are sampled. Waits for nothing."""
         staging, count = self._staging, len(constrained)
         staging.begin()
         by_row = np.full(rows, _UNCONSTRAINED, dtype=np.int32)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from modelserve.errors import InvalidInput
 from modelserve.sizing.grammars import MOST_LEXER_STATES
 from modelserve_worker.grammar.limits import DOCUMENT_PART, parser_limits, part_names
-from modelserve_worker.grammar.matcher import DEAR_S, GrammarMatcher
+from modelserve_worker.grammar.matcher import DEAR_S, GrammarMatcher, is_allowed
 from modelserve_worker.grammar.thinking_budget import BudgetedThought
 from modelserve_worker.grammar.unique_keys import TokenTable, UniqueKeys
 from modelserve_worker.request import Request, TokenConstraint
@@ -87,7 +87,7 @@ class GrammarCompiler:
     ) -> GrammarMatcher:
         """A matcher for one answer."""
         return GrammarMatcher(
-            compiled.matcher.deep_copy(),
+            compiled.matcher,
             first_mask=compiled.first_mask,
             dear=compiled.dear,
             background=self._background,
@@ -112,18 +112,44 @@ class GrammarCompiler:
             return BudgetedThought(request.thinking_budget, constraint)
         return constraint
 
-    def masks(self, matchers: Sequence[TokenConstraint | None]) -> NDArray[np.int32]:
-        """Masks int32 [C, ceil(vocab / 32)] of the tokens that may follow; all tokens for None, and where a matcher
-        fails, which its `error` then tells.
+    def masks(self, constrained: Sequence[tuple[TokenConstraint | None, Sequence[int]]]) -> NDArray[np.int32]:
+        """Masks int32 [C, ceil(vocab / 32)] of the tokens that may follow, for each of `constrained` the first and then
+        one behind each of its drafts; all tokens for None, behind a draft that may not follow itself, and where a
+        constraint fails, which its `error` then tells.
+
+        The constraints are left as they were.
         """
-        masks = np.full((len(matchers), self._words), -1, dtype=np.int32)
-        live = [(matcher, row) for row, matcher in enumerate(matchers) if matcher is not None]
+        ends = np.cumsum([1 + len(drafts) for _, drafts in constrained]).tolist()
+        masks = np.full((ends[-1] if ends else 0, self._words), -1, dtype=np.int32)
+        live = [
+            (constraint, end - 1 - len(drafts), drafts)
+            for (constraint, drafts), end in zip(constrained, ends, strict=True)
+            if constraint is not None
+        ]
+        proposed = [(constraint, row) for constraint, row, _ in live]
+        counts = dict.fromkeys((row for _, row in proposed), 0)
+        first = {id(constraint): row for constraint, row in proposed}
+        while live:
+            self._fill(masks, [(constraint, row) for constraint, row, _ in live])
+            live = [
+                (constraint, row + 1, drafts[1:])
+                for constraint, row, drafts in live
+                if drafts and is_allowed(masks[row], drafts[0]) and constraint.propose(drafts[0])
+            ]
+            for constraint, *_ in live:
+                counts[first[id(constraint)]] += 1
+        for constraint, row in proposed:
+            if counts[row]:
+                constraint.roll_back(counts[row])
+        return masks
+
+    def _fill(self, masks: NDArray[np.int32], live: Sequence[tuple[TokenConstraint, int]]) -> None:
+        """Rows of `masks` by what may follow in each now."""
         shares = min(self._shares, len(live))
         if shares <= 1:  # not worth waking a thread
             _write(live, masks)
         else:
             list(self._masking.map(lambda share: _write(live[share::shares], masks), range(shares)))
-        return masks
 
     def _compile(self, grammar: str) -> CompiledGrammar:
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits(grammar))

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class GrammarMatcher:
-    """A TokenConstraint over `matcher`, which is this answer's own. What fails in it is told by `error`, not raised.
+    """A TokenConstraint over a copy of `compiled`, which is this answer's own. What fails in it is told by `error`.
 
     `eos_token_ids` are the model's, and end an answer that is whole. `stop_token_ids`, the request's own, may then
     follow too. Below `min_tokens` tokens neither may, and with `ignore_eos` the model's may not, while the grammar
@@ -33,7 +33,7 @@ class GrammarMatcher:
 
     def __init__(
         self,
-        matcher: LLMatcher,
+        compiled: LLMatcher,
         *,
         first_mask: NDArray[np.int32] | None = None,
         dear: bool = False,
@@ -44,18 +44,21 @@ class GrammarMatcher:
         ignore_eos: bool = False,
         min_tokens: int = 0,
     ) -> None:
-        self.matcher = matcher
+        self._compiled = compiled
+        self.matcher: LLMatcher = compiled.deep_copy()
         self._stops = _positions(stop_token_ids)
-        self._ends = _positions({*eos_token_ids, *stop_token_ids})
+        self._end_token_ids = frozenset((*eos_token_ids, *stop_token_ids))
+        self._ends = _positions(self._end_token_ids)
         self._eos = _positions(eos_token_ids)
         self._ignore_eos = ignore_eos
         self._min_tokens = min_tokens
-        self._num_tokens = self._words = 0
-        self._complete = bool(matcher.is_stopped())
+        self._token_ids: list[int] = []  # consumed, those that are proposed included
+        self._proposed = self._words = 0
+        self._complete = bool(self.matcher.is_stopped())
         self._error: Exception | None = None
         self._first_mask = first_mask
         self._background = background
-        self._unique_keys = unique_keys
+        self._unique_keys = self._keys_before = unique_keys
         self._computed: Future[NDArray[np.int32]] | None = None  # the next mask, of a dear one
         self.dear = dear
 
@@ -75,7 +78,7 @@ class GrammarMatcher:
         return self._error
 
     def consume(self, token_id: int) -> None:
-        self._num_tokens += 1
+        self._token_ids.append(token_id)
         self._first_mask = None
         try:
             matches = self.matcher.consume_token(token_id)
@@ -90,6 +93,33 @@ class GrammarMatcher:
         if self.dear and self._background is not None and self._error is None and not self._complete:
             self._computed = self._background.submit(self._compute, np.empty(self._words, dtype=np.int32))
 
+    def propose(self, token_id: int) -> bool:
+        """Go on as if the token were sampled, until `roll_back`; False, and nothing has changed, where it cannot be or
+        would end the answer."""
+        if self._error is not None or token_id in self._end_token_ids or self.matcher.is_stopped():
+            return False
+        if self.matcher.try_consume_tokens([token_id]) != 1:
+            return False
+        if self._unique_keys is not None:
+            if not self._proposed:
+                self._keys_before = self._unique_keys.copy()
+            self._unique_keys.push(token_id)
+        self._token_ids.append(token_id)
+        self._proposed += 1
+        return True
+
+    def roll_back(self, count: int) -> None:
+        """Take back the last `count` tokens, all that were proposed. What was too complex behind them is no fault of
+        the answer."""
+        broken = self._error is not None or self.matcher.is_error() or not self.matcher.rollback(count)
+        del self._token_ids[len(self._token_ids) - count :]
+        self._error, self._proposed = None, 0
+        if self._unique_keys is not None:
+            self._unique_keys = self._keys_before
+        if broken:
+            self.matcher = self._compiled.deep_copy()
+            self.matcher.consume_tokens(self._token_ids)
+
     def mask(self, row: NDArray[np.int32]) -> None:
         """Write the tokens that may be sampled, int32 [ceil(vocab / 32)]; any where the grammar cannot be followed, as
         what comes of this step is discarded.
@@ -99,7 +129,7 @@ class GrammarMatcher:
         if computed is not None:
             row[:] = computed.result()
         elif self._first_mask is not None:
-            row[:] = self._first_mask
+            row[:], self._first_mask = self._first_mask, None
         else:
             self._compute(row)
         try:
@@ -123,7 +153,7 @@ class GrammarMatcher:
 
     def _bar_ends(self, row: NDArray[np.int32]) -> None:
         """From what the grammar lets follow to what the request's other fields leave of it."""
-        early = self._num_tokens < self._min_tokens
+        early = len(self._token_ids) < self._min_tokens
         if len(self._stops[0]) and not early and self.matcher.is_accepting():
             np.bitwise_or.at(row, *self._stops)
         barred = self._ends if early else self._eos if self._ignore_eos else None
@@ -148,6 +178,11 @@ class GrammarMatcher:
         logger.error("a grammar cannot be followed", exc_info=error)
         if self._error is None:
             self._error = RuntimeError(f"the answer's grammar cannot be followed: {type(error).__name__}: {error}")
+
+
+def is_allowed(row: NDArray[np.int32], token_id: int) -> bool:
+    """Whether a mask lets a token follow."""
+    return bool(row[token_id // _BITS] >> (token_id % _BITS) & 1)
 
 
 def _positions(token_ids: Collection[int]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:

@@ -22,6 +22,7 @@ class BudgetedThought:
         self._inner = inner
         self._left = budget.tokens
         self._thinking = budget.begun
+        self._before: list[tuple[int, bool]] = []  # each token that is proposed
 
     @property
     def complete(self) -> bool:
@@ -39,15 +40,31 @@ class BudgetedThought:
     def ready(self) -> bool:
         return self._inner is None or self._inner.ready
 
+    def propose(self, token_id: int) -> bool:
+        if self._inner is not None and not self._inner.propose(token_id):
+            return False
+        self._before.append((self._left, self._thinking))
+        self._count(token_id)
+        return True
+
+    def roll_back(self, count: int) -> None:
+        if self._inner is not None:
+            self._inner.roll_back(count)
+        self._left, self._thinking = self._before[-count]
+        del self._before[-count:]
+
     def consume(self, token_id: int) -> None:
+        self._count(token_id)
+        if self._inner is not None:
+            self._inner.consume(token_id)
+
+    def _count(self, token_id: int) -> None:
         if token_id == self._budget.opens:
             self._thinking = True
         elif token_id in self._budget.closes:
             self._thinking = False
         elif self._thinking:
             self._left -= 1
-        if self._inner is not None:
-            self._inner.consume(token_id)
 
     def mask(self, row: NDArray[np.int32]) -> None:
         if self._inner is None:

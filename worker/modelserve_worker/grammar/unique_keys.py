@@ -68,6 +68,14 @@ class UniqueKeys:
         self._text: bytearray | None = None  # of the string that is open
         self._is_name = self._escaped = False
 
+    def copy(self) -> UniqueKeys:
+        """The same place in the document."""
+        twin = UniqueKeys(self._table)
+        twin._names = [set(names) if isinstance(names, set) else None for names in self._names]
+        twin._name_next, twin._is_name, twin._escaped = self._name_next, self._is_name, self._escaped
+        twin._text = None if self._text is None else bytearray(self._text)
+        return twin
+
     def push(self, token_id: int) -> None:
         """A sampled token. A control token ends what stood before the document."""
         data = self._table.token_bytes[token_id] if token_id < len(self._table.token_bytes) else b""

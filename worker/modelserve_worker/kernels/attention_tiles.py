@@ -16,7 +16,8 @@ Door = Literal["decode", "chunk"]
 
 @dataclass(frozen=True)
 class Tile:
-    """Shape of one kernel on one kind of layer. `rows`: query rows of a block; `keys`: keys of a tile.
+    """Shape of one kernel on one kind of layer. `rows`: query rows of a block; `keys`: keys of a tile; `queries`: of a
+    decode kernel's program, those that registers and shared memory hold at most.
 
     `sm90`: not a Triton kernel but that of `chunk_attention_sm90`, `sliding_attention_sm90` or `global_decode_sm90`, or
     of `sliding_decode_sm90` for the few rows that it takes.
@@ -27,13 +28,24 @@ class Tile:
     warps: int
     stages: int
     sm90: bool = False
+    queries: int = 64
 
 
 # By the places of `gpu_generations`. Of 64 rows of 512 columns Triton makes a mere trap for 10.0, whose matrix units
 # keep sums in a memory that these fill.
 _TILES: dict[tuple[Door, str], tuple[Tile, ...]] = {
-    ("decode", "v_only"): (Tile(16, 64, 4, 2), Tile(16, 64, 4, 2), Tile(16, 64, 4, 2)),
-    ("decode", "kv"): (Tile(16, 32, 4, 3), Tile(16, 32, 4, 3), Tile(16, 32, 4, 3)),
+    ("decode", "v_only"): (
+        Tile(16, 64, 4, 2, queries=16),
+        Tile(16, 64, 4, 2, queries=16),
+        Tile(16, 64, 4, 2),
+        Tile(16, 64, 4, 2, queries=16),
+    ),
+    ("decode", "kv"): (
+        Tile(16, 32, 4, 3),
+        Tile(16, 32, 4, 3, queries=32),
+        Tile(16, 32, 4, 3),
+        Tile(16, 32, 4, 3, queries=32),
+    ),
     ("decode", "sliding"): (Tile(16, 32, 4, 2), Tile(16, 32, 4, 2), Tile(16, 32, 4, 2)),
     ("chunk", "v_only"): (Tile(32, 32, 8, 2), Tile(32, 32, 8, 1), Tile(64, 64, 8, 2), Tile(32, 32, 8, 2)),
     ("chunk", "kv"): (Tile(32, 32, 8, 2), Tile(32, 32, 8, 1), Tile(64, 64, 8, 1)),
@@ -46,7 +58,7 @@ HOPPER_SLIDING_CHUNK = Tile(rows=128, keys=32, warps=8, stages=3, sm90=True)
 # The same layers where they hold bfloat16; what Triton's kernel takes where rows are many.
 HOPPER_SLIDING_DECODE = replace(_TILES["decode", "sliding"][-1], warps=2, sm90=True)
 # Global layers of 512 columns that store V alone in bfloat16; the keys are those of the rotation tables.
-HOPPER_GLOBAL_DECODE = replace(_TILES["decode", "v_only"][-1], sm90=True)
+HOPPER_GLOBAL_DECODE = replace(_TILES["decode", "v_only"][2], sm90=True)
 
 
 def tile_for(rows: LayerRows, *, door: Door, capability: int) -> Tile:
@@ -64,6 +76,19 @@ def tile_for(rows: LayerRows, *, door: Door, capability: int) -> Tile:
         return HOPPER_GLOBAL_DECODE
     layout = "v_only" if rows.v_only else "sliding" if rows.entries else "kv"
     return tiles_for(_TILES[door, layout], capability)
+
+
+def query_block(tile: Tile, rows: int, group: int) -> tuple[int, int]:
+    """How many of a segment's rows a program of a decode kernel takes, of `group` queries each, and the rows of its
+    matrix products."""
+    part = min(rows, max(1, tile.queries // group))
+    return part, max(16, 1 << (part * group - 1).bit_length())
+
+
+def decode_warps(tile: Tile, block: int) -> int:
+    """Warps of a program of `block` queries: a warp has at most as many accumulators as a lone row's program gives it,
+    up to 8 warps."""
+    return min(8, tile.warps * block // 16) if block > 16 else tile.warps
 
 
 # 31B global (K is V), E4B global, and the sliding layers of both.
@@ -140,10 +165,15 @@ def attention_specimens(
                 "MOST_SPLITS": 32, "SPLITS": 32, "SPLIT_PAGES": 4, "COLUMNS": 128, "INT8": fmt == "int8",
                 "BESIDE": False, "HEADS": shape["KV_HEADS"], "Q_HEADS": shape["KV_HEADS"] * shape["GROUP"], **constants,
             }  # fmt: skip
+            block = tile.rows
+            if "ROWS" in constants:
+                known["PART"], block = query_block(tile, constants["ROWS"], shape["GROUP"])
+                known["BLOCK_M"] = block
             chosen = {name: known[name] for name in names if name.isupper() or name == "D"}
             tiled = "TILE" in chosen
             highest = generation.highest if tiled else HIGHEST
-            warps = tile.warps if tiled else 4
+            warps = decode_warps(tile, block) if "ROWS" in constants else tile.warps
+            warps = warps if tiled else 4
             stages = tile.stages if tiled else 3
             if (key := (*chosen.items(), highest)) in seen:
                 continue

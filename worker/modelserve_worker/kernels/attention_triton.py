@@ -25,10 +25,10 @@ from modelserve_worker.kernels import packed_decode_triton as packed_kernels
 from modelserve_worker.kernels import prepare_triton as prepare_kernels
 from modelserve_worker.kernels import sliding_attention_sm90 as hopper_sliding
 from modelserve_worker.kernels import sliding_decode_sm90 as hopper_decode
-from modelserve_worker.kernels.attention_tiles import FORMAT_NAMES, Tile, tile_for
+from modelserve_worker.kernels.attention_tiles import FORMAT_NAMES, Tile, decode_warps, query_block, tile_for
 from modelserve_worker.kernels.dependent_launch import dependent_launch
 from modelserve_worker.kernels.paged_layout import LayerRows
-from modelserve_worker.kernels.step_inputs import ChunkInputs, StepInputs
+from modelserve_worker.kernels.step import Segments, Step
 
 __all__ = [
     "Rotation", "Tile", "chunk_attention", "commit", "decode_attention", "prepare", "scratch_per_key", "tile_for",
@@ -112,7 +112,7 @@ def most_splits(rows: LayerRows) -> int:
 def decode_attention(
     q: Tensor,
     output: Tensor,
-    step: StepInputs,
+    step: Step,
     *,
     rows: LayerRows,
     table: Tensor,
@@ -123,34 +123,37 @@ def decode_attention(
     rotation: Rotation | None = None,
     beside: bool = False,
 ) -> None:
-    """Rows [0, B) of q [T, Hq, D] over pages -> the same rows of `output`. `workspace` is float32.
+    """Rows of the few-row segments of q [T, Hq, D] over pages -> the same rows of `output`. `workspace` is float32.
 
     `beside`: the kernel launched before is one of chunks that `chunk_attention` said others may run beside.
     """
     decode = step.decode
     assert decode is not None
-    heads, width, count = q.shape[1], q.shape[2], decode.slots.numel()
-    if tile.sm90 and rows.entries and hopper_decode.takes(rows, count=count, query_heads=heads):
+    heads, width, count, few = q.shape[1], q.shape[2], decode.slots.numel(), decode.most_rows
+    hopper = tile.sm90 and few == 1  # its kernels attend for one row of a request
+    if hopper and rows.entries and hopper_decode.takes(rows, count=count, query_heads=heads):
         hopper_decode.sliding_decode(q, output, decode, rows=rows, table=table, arena=arena)
         return
     group = heads // rows.heads
     packed = rows.dtype in EIGHT_BIT
     (elements, scales), numbers, fmt = page_arguments(rows, arena, packed=packed)
     most = most_splits(rows)
-    parts = count * most * heads
+    parts = count * few * most * heads
     sizes = (parts * width, parts, parts)
     partial, maxima, sums = workspace[: sum(sizes)].split_with_sizes(sizes)
     split = {
         "PAGE": rows.page_tokens, "MOST_SPLITS": most,
         "SPLIT_PAGES": SLIDING_SPLIT_PAGES if rows.entries else GLOBAL_SPLIT_PAGES,
     }  # fmt: skip
-    shape = {"KV_HEADS": rows.heads, "GROUP": group, "D": width}
+    shape = {"KV_HEADS": rows.heads, "GROUP": group, "D": width, "ROWS": few}
+    part, block = query_block(tile, few, group)
     tiled = {
         "TILE": tile.keys,
         **({"FORMAT": fmt} if packed else {}),
-        "BLOCK_M": max(16, group),
+        "BLOCK_M": block,
+        "PART": part,
         "BESIDE": beside,
-        "num_warps": tile.warps,
+        "num_warps": decode_warps(tile, block),
         "num_stages": tile.stages,
         **dependent_launch(),
     }
@@ -160,14 +163,16 @@ def decode_attention(
         maxima,
         sums,
         decode.slots,
-        decode.positions,
+        decode.starts,
+        decode.lengths,
+        decode.rows,
         table,
         table.stride(0),
         elements,
         scales,
         *numbers,
     )
-    grid = (rows.heads, most, count)
+    grid = (rows.heads * -(-few // part), most, count)
     if rows.v_only:
         assert rotation is not None
         assert key_weight is not None
@@ -176,8 +181,8 @@ def decode_attention(
         turns = (rotation.start_cos, rotation.start_sin, rotation.turn_cos, rotation.turn_sin)
         v_only = packed_kernels.split_decode_v_only_packed if packed else decode_kernels.split_decode_v_only
         if packed and math.prod(grid) <= ALONE:  # unpacking binds a program that has a multiprocessor to itself
-            tiled["num_warps"] = 2 * tile.warps
-        if tile.sm90 and hopper_global.takes(rows, query_heads=heads, pairs=rotation.pairs):
+            tiled["num_warps"] = max(2 * tile.warps, decode_warps(tile, block))
+        if hopper and hopper_global.takes(rows, query_heads=heads, pairs=rotation.pairs):
             hopper_global.split_decode(
                 q, partial, maxima, sums, decode, rows=rows, table=table, arena=arena, key_weight=key_weight,
                 turns=turns, most_splits=most, split_pages=split["SPLIT_PAGES"], beside=beside,
@@ -188,9 +193,9 @@ def decode_attention(
         kernel = packed_kernels.split_decode_packed if packed else decode_kernels.split_decode
         kernel[grid](*common, ENTRIES=rows.entries, WINDOW=rows.window, **shape, **split, **tiled)
     splits = triton.next_power_of_2(most)
-    columns = min(width, 64 if count * heads * width <= FEW_RESULTS else 128)
-    decode_kernels.combine[(count, heads, width // columns)](
-        partial, maxima, sums, decode.positions, output,
+    columns = min(width, 64 if count * few * heads * width <= FEW_RESULTS else 128)
+    decode_kernels.combine[(count * few, heads, width // columns)](
+        partial, maxima, sums, decode.starts, decode.lengths, decode.rows, output,
         PAIRS=rotation.pairs if rows.v_only and rotation is not None else 0, WINDOW=rows.window,
         SPLITS=splits, COLUMNS=columns, **shape, **split,
         num_warps=min(4, max(1, splits * columns // PER_WARP)), **dependent_launch(),
@@ -203,10 +208,10 @@ def scratch_per_key(rows: LayerRows, *, pairs: int) -> int:
 
 
 def _decoded_window(
-    scratch: Tensor | None, chunks: ChunkInputs, *, rows: LayerRows, tokens: int
+    scratch: Tensor | None, chunks: Segments, *, rows: LayerRows, tokens: int
 ) -> tuple[Tensor, Tensor] | None:
     """K and V [keys, heads, D] of a step's rows and of the window before each chunk, if `scratch` has room."""
-    shape = tokens + chunks.most_chunks * (rows.window - 1), rows.heads, rows.width
+    shape = tokens + chunks.most * (rows.window - 1), rows.heads, rows.width
     plane = math.prod(shape)
     if scratch is None or scratch.numel() < 2 * plane:
         return None
@@ -216,7 +221,7 @@ def _decoded_window(
 def chunk_attention(
     q: Tensor,
     output: Tensor,
-    step: StepInputs,
+    step: Step,
     *,
     rows: LayerRows,
     table: Tensor,
@@ -232,7 +237,7 @@ def chunk_attention(
     may run beside the last of the kernels, which then lets it start only when all before the chunks is complete.
 
     `fresh`: the step buffers of a sliding layer. `scratch`, of a global layer that needs one: flat, of q's dtype, with
-    `scratch_per_key` elements for each of the keys that `ChunkInputs.key_rows` counts (whole pages). A sliding layer of
+    `scratch_per_key` elements for each of the keys that `Segments.key_rows` counts (whole pages). A sliding layer of
     8-bit rows decodes them there, on Hopper, if they fit.
     `pairs`: rotated pairs of V-only rows; `inverse_frequencies` float32 [>= pairs] are theirs.
     """
@@ -280,7 +285,7 @@ def chunk_attention(
             decoded = stored = scratch[keys * rows.heads * 2 * pairs if rows.v_only else 0 :]
             plane, planes = rows.heads * rows.page_tokens * width, 1 if rows.v_only else 2
             layout = (0, planes * plane, 0, (planes - 1) * plane, 0, 0, 0, 0)
-    for group in chunks.groups:
+    for group in step.passes:
         if per_key:
             expand_kernels.expand_keys[(group.most_pages, rows.heads)](
                 scratch, decoded, group.key_rows, *described[1:], group.pages, *pages, key_weight, inverse_frequencies,
@@ -303,7 +308,7 @@ def chunk_attention(
 def prepare(
     projected: Tensor,
     q: Tensor,
-    step: StepInputs,
+    step: Step,
     *,
     rows: LayerRows,
     table: Tensor,
@@ -341,7 +346,7 @@ def prepare(
 
 def commit(
     fresh: tuple[Tensor, Tensor, Tensor, Tensor],
-    step: StepInputs,
+    step: Step,
     *,
     rows: LayerRows,
     table: Tensor,

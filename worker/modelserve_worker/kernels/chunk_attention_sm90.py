@@ -10,7 +10,7 @@ from torch import Tensor
 
 from modelserve_worker.kernels.cuda_kernel import CudaSource, launch, pointer, tensor_map
 from modelserve_worker.kernels.paged_layout import rising_pages
-from modelserve_worker.kernels.step_inputs import ChunkInputs, ExpansionGroup
+from modelserve_worker.kernels.step import Segments
 
 CLUSTER = 2  # thread blocks that share their tiles of keys
 WIDTH, PAGE, TURNED = 512, 64, 128  # columns of a head, keys of a page, columns of K that rotation changes
@@ -54,9 +54,7 @@ class Pages:
     turned: Tensor | None
 
 
-def global_chunk(
-    q: Tensor, output: Tensor, chunks: ChunkInputs, group: ExpansionGroup, *, pages: Pages, kv_heads: int
-) -> None:
+def global_chunk(q: Tensor, output: Tensor, chunks: Segments, group: Segments, *, pages: Pages, kv_heads: int) -> None:
     """Queries of the group's chunks [T, Hq, 512] bfloat16 -> the same rows of `output`."""
     queries = q.shape[1] // kv_heads
     assert q.dtype == torch.bfloat16

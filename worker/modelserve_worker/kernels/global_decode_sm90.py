@@ -9,7 +9,7 @@ from torch import Tensor
 
 from modelserve_worker.kernels.cuda_kernel import CudaSource, launch, pointer, tensor_map
 from modelserve_worker.kernels.paged_layout import LayerRows, rising_pages
-from modelserve_worker.kernels.step_inputs import DecodeInputs
+from modelserve_worker.kernels.step import Segments
 
 WIDTH, PAGE, PAIRS = 512, 64, 64  # columns of a head, keys of a page, pairs of columns that rotation turns
 MOST_QUERIES = 8  # of a KV head: columns of a product
@@ -30,7 +30,7 @@ def split_decode(
     partial: Tensor,
     maxima: Tensor,
     sums: Tensor,
-    decode: DecodeInputs,
+    decode: Segments,
     *,
     rows: LayerRows,
     table: Tensor,

@@ -15,14 +15,17 @@ import triton
 import triton.language as tl
 
 from modelserve_worker.kernels.attention_tiles import attention_specimens
-from modelserve_worker.kernels.decode_attention_triton import (
-    LOG2_E,
-    column_block,
+from modelserve_worker.kernels.decode_attention_triton import LOG2_E, column_block
+from modelserve_worker.kernels.dependent_launch import launch_dependents, wait_for_what_is_read
+from modelserve_worker.kernels.segment_rows import (
     online_softmax,
     prefetch_page,
+    query_rows,
+    result_rows,
+    segment_of,
     split_range,
+    visible_keys,
 )
-from modelserve_worker.kernels.dependent_launch import launch_dependents, wait_for_what_is_read
 
 # Two pairs in one register, low byte first. int8: (byte ^ 0x80) as the mantissa of 8.0 is 8 + u / 128; minus 9.
 INT8_PAIRS = tl.constexpr("""{
@@ -114,7 +117,9 @@ def split_decode_packed(
     maxima,
     sums,
     slots,
-    positions,
+    starts,
+    lengths,
+    firsts,
     table,
     table_stride,
     arena,  # int16: two elements
@@ -138,17 +143,24 @@ def split_decode_packed(
     MOST_SPLITS: tl.constexpr,
     FORMAT: tl.constexpr,
     BLOCK_M: tl.constexpr,
+    ROWS: tl.constexpr,  # of a segment at most
+    PART: tl.constexpr,  # of them in a program, ROWS or less
     BESIDE: tl.constexpr,
 ):
     launch_dependents()
     compute: tl.constexpr = tl.float32 if q.dtype.element_ty == tl.float32 else tl.float16
     tiles_per_page: tl.constexpr = PAGE // TILE
     packed: tl.constexpr = D // 2
-    head, split, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    position = tl.load(positions + row)
-    slot = tl.load(slots + row).to(tl.int64)
-    begin, end = split_range(position, split, PAGE, WINDOW, SPLIT_PAGES, MOST_SPLITS)
-    active = (begin < end) & (position >= 0)
+    head, split, segment = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    start, last, row = segment_of(starts, lengths, firsts, segment, ROWS)
+    slot = tl.load(slots + segment).to(tl.int64)
+    begin, end = split_range(start, last, split, PAGE, WINDOW, SPLIT_PAGES, MOST_SPLITS)
+    active = (begin < end) & (start >= 0)
+    if PART < ROWS:
+        head, part = head % KV_HEADS, head // KV_HEADS
+        start, row = start + part * PART, row + part * PART
+        last = tl.minimum(last, start + PART - 1)
+        active = active & (start <= last)
     entry = begin
     if ENTRIES:
         entry = begin % ENTRIES
@@ -160,18 +172,18 @@ def split_decode_packed(
     if not active:
         return
     members, columns, offsets = tl.arange(0, BLOCK_M), tl.arange(0, packed), tl.arange(0, TILE)
-    wanted = members < GROUP
-    q_rows = q + (row * KV_HEADS + head).to(tl.int64) * GROUP * D + members[:, None] * D
+    wanted = members < GROUP * (last - start + 1)
+    q_rows = query_rows(q, row, head, members, KV_HEADS, GROUP, D, ROWS)
     q_even, q_odd = query_columns(q_rows, 0, wanted, packed, compute)
     maximum = tl.full([BLOCK_M], -float("inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     even = tl.zeros([BLOCK_M, packed], tl.float32)
     odd = tl.zeros([BLOCK_M, packed], tl.float32)
-    for tile in range(begin * tiles_per_page, tl.minimum(end * tiles_per_page, position // TILE + 1)):
+    for tile in range(begin * tiles_per_page, tl.minimum(end * tiles_per_page, last // TILE + 1)):
         keys_at = tile * TILE + offsets
-        readable = keys_at <= position
+        readable = keys_at <= last
         if WINDOW:
-            readable = readable & (keys_at > position - WINDOW)
+            readable = readable & (keys_at > start - WINDOW)
         entry = tile // tiles_per_page
         if ENTRIES:
             entry = entry % ENTRIES
@@ -186,15 +198,16 @@ def split_decode_packed(
             scale_rows = scales + scale_origin + page * scale_stride + tokens
             scale = tl.load(scale_rows + k_scale_offset, mask=readable, other=0.0, cache_modifier=".cg")
             scores *= scale.to(tl.float32)[None, :]
-        scores = tl.where(readable[None, :], scores * factor, -float("inf"))
-        weights, decay, maximum, total = online_softmax(scores, maximum, total)
+        visible = visible_keys(keys_at, readable, start, members, GROUP, WINDOW, ROWS)
+        scores = tl.where(visible, scores * factor, -float("inf"))
+        weights, decay, maximum, total = online_softmax(scores, maximum, total, ROWS)
         if FORMAT == "scaled_int8":  # times 128: rows are normed, so the product is about the row's largest number
             scale = tl.load(scale_rows + v_scale_offset, mask=readable, other=0.0, cache_modifier=".cg").to(tl.float32)
             weights *= (scale * unit_of(FORMAT))[None, :]
         decay = decay[:, None]
         even, odd = summed(weights.to(compute), values, even * decay, odd * decay, compute, FORMAT)
     unit = 1.0 if FORMAT == "scaled_int8" else unit_of(FORMAT)  # int8: in the weights already
-    result = ((row * MOST_SPLITS + split) * KV_HEADS + head) * GROUP + members
+    result = result_rows(row, split, head, members, KV_HEADS, GROUP, MOST_SPLITS, ROWS)
     store_columns(partial + result.to(tl.int64)[:, None] * D, 0, even * unit, odd * unit, wanted)
     tl.store(maxima + result, maximum, mask=wanted)
     tl.store(sums + result, total, mask=wanted)
@@ -220,7 +233,9 @@ def split_decode_v_only_packed(
     maxima,
     sums,
     slots,
-    positions,
+    starts,
+    lengths,
+    firsts,
     table,
     table_stride,
     arena,  # int16: two elements
@@ -248,6 +263,8 @@ def split_decode_v_only_packed(
     MOST_SPLITS: tl.constexpr,
     FORMAT: tl.constexpr,
     BLOCK_M: tl.constexpr,
+    ROWS: tl.constexpr,  # of a segment at most
+    PART: tl.constexpr,  # of them in a program, ROWS or less
     BESIDE: tl.constexpr,
 ):
     launch_dependents()
@@ -257,11 +274,16 @@ def split_decode_v_only_packed(
     wide: tl.constexpr = D // 4  # packed unrotated columns, in two blocks of a power of two
     narrow: tl.constexpr = D // 4 - PAIRS
     turned: tl.constexpr = PAIRS // 2  # packed columns of the firsts, and of the seconds, of the rotated pairs
-    head, split, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    position = tl.load(positions + row)
-    slot = tl.load(slots + row).to(tl.int64)
-    begin, end = split_range(position, split, PAGE, 0, SPLIT_PAGES, MOST_SPLITS)
-    active = (begin < end) & (position >= 0)
+    head, split, segment = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    start, last, row = segment_of(starts, lengths, firsts, segment, ROWS)
+    slot = tl.load(slots + segment).to(tl.int64)
+    begin, end = split_range(start, last, split, PAGE, 0, SPLIT_PAGES, MOST_SPLITS)
+    active = (begin < end) & (start >= 0)
+    if PART < ROWS:
+        head, part = head % KV_HEADS, head // KV_HEADS
+        start, row = start + part * PART, row + part * PART
+        last = tl.minimum(last, start + PART - 1)
+        active = active & (start <= last)
     first_page = tl.load(table + slot * table_stride + begin, mask=active, other=0).to(tl.int64)
     plane = arena + origin + first_page * page_stride + head * (PAGE * packed)
     prefetch_page(plane + v_offset, active, PAGE * packed)
@@ -269,8 +291,8 @@ def split_decode_v_only_packed(
     if not active:
         return
     members, offsets, couples = tl.arange(0, BLOCK_M), tl.arange(0, TILE), tl.arange(0, turned)
-    wanted = members < GROUP
-    q_rows = q + (row * KV_HEADS + head).to(tl.int64) * GROUP * D + members[:, None] * D
+    wanted = members < GROUP * (last - start + 1)
+    q_rows = query_rows(q, row, head, members, KV_HEADS, GROUP, D, ROWS)
     qw_even, qw_odd = query_columns(q_rows, 0, wanted, wide, compute)
     qn_even, qn_odd = query_columns(q_rows, 2 * wide, wanted, narrow, compute)
     q1_even, q1_odd = query_columns(q_rows, D - 2 * PAIRS, wanted, turned, compute)
@@ -288,8 +310,9 @@ def split_decode_v_only_packed(
     on_even, on_odd = tl.zeros([BLOCK_M, narrow], tl.float32), tl.zeros([BLOCK_M, narrow], tl.float32)
     o1_even, o1_odd = tl.zeros([BLOCK_M, turned], tl.float32), tl.zeros([BLOCK_M, turned], tl.float32)
     o2_even, o2_odd = tl.zeros([BLOCK_M, turned], tl.float32), tl.zeros([BLOCK_M, turned], tl.float32)
-    for tile in range(begin * tiles_per_page, tl.minimum(end * tiles_per_page, position // TILE + 1)):
-        readable = tile * TILE + offsets <= position
+    for tile in range(begin * tiles_per_page, tl.minimum(end * tiles_per_page, last // TILE + 1)):
+        keys_at = tile * TILE + offsets
+        readable = keys_at <= last
         page = tl.load(table + slot * table_stride + tile // tiles_per_page).to(tl.int64)
         tokens = head * PAGE + (tile % tiles_per_page) * TILE + offsets
         rows = arena + origin + page * page_stride + v_offset + tokens[:, None] * packed
@@ -297,9 +320,9 @@ def split_decode_v_only_packed(
         vn = column_block(rows, wide, readable, narrow)
         v1 = column_block(rows, packed - PAIRS, readable, turned)
         v2 = column_block(rows, packed - turned, readable, turned)
-        starts = tile * PAIRS + couples
-        c0_even, c0_odd = table_row(start_cos + starts, turned, compute)
-        s0_even, s0_odd = table_row(start_sin + starts, turned, compute)
+        first_key = tile * PAIRS + couples
+        c0_even, c0_odd = table_row(start_cos + first_key, turned, compute)
+        s0_even, s0_odd = table_row(start_sin + first_key, turned, compute)
         f_even, f_odd = unpacked(v1, compute, FORMAT)
         s_even, s_odd = unpacked(v2, compute, FORMAT)
         k1_even, k2_even = turned_keys(
@@ -323,8 +346,9 @@ def split_decode_v_only_packed(
             scores = scores * scale * LOG2_E
         else:
             scores *= LOG2_E * unit_of(FORMAT)
-        scores = tl.where(readable[None, :], scores, -float("inf"))
-        weights, decay, maximum, total = online_softmax(scores, maximum, total)
+        visible = visible_keys(keys_at, readable, start, members, GROUP, 0, ROWS)
+        scores = tl.where(visible, scores, -float("inf"))
+        weights, decay, maximum, total = online_softmax(scores, maximum, total, ROWS)
         if FORMAT == "scaled_int8":
             weights = weights * scale
         p = weights.to(compute)
@@ -334,7 +358,7 @@ def split_decode_v_only_packed(
         o1_even, o1_odd = summed(p, v1, o1_even * decay, o1_odd * decay, compute, FORMAT)
         o2_even, o2_odd = summed(p, v2, o2_even * decay, o2_odd * decay, compute, FORMAT)
     unit = 1.0 if FORMAT == "scaled_int8" else unit_of(FORMAT)
-    result = ((row * MOST_SPLITS + split) * KV_HEADS + head) * GROUP + members
+    result = result_rows(row, split, head, members, KV_HEADS, GROUP, MOST_SPLITS, ROWS)
     target = partial + result.to(tl.int64)[:, None] * D
     store_columns(target, 0, ow_even * unit, ow_odd * unit, wanted)
     store_columns(target, 2 * wide, on_even * unit, on_odd * unit, wanted)
@@ -346,11 +370,14 @@ def split_decode_v_only_packed(
 
 SPECIMENS = tuple(
     specimen
+    for rows, spilled_v_only in ((1, 192), (5, 896))
     for fmt in ("int8", "fp8_e4m3")
     for kernel, layout, spilled in (
         (split_decode_packed, "kv", 8),
         (split_decode_packed, "sliding", 0),
-        (split_decode_v_only_packed, "v_only", 192),
+        (split_decode_v_only_packed, "v_only", spilled_v_only),
     )
-    for specimen in attention_specimens(kernel, layout, fmt, door="decode", packed=True, spilled_bytes=spilled)
+    for specimen in attention_specimens(
+        kernel, layout, fmt, door="decode", packed=True, spilled_bytes=spilled, ROWS=rows
+    )
 )

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from modelserve_worker.kernels.cuda_kernel import CudaSource, launch, pointer, tensor_map
 from modelserve_worker.kernels.paged_layout import LayerRows
-from modelserve_worker.kernels.step_inputs import StepInputs
+from modelserve_worker.kernels.step import Step
 
 WIDTH, PAGE, PART = 256, 32, 64  # columns of a head, keys of a page, columns that a box takes
 ROWS = 128  # queries of a thread block
@@ -32,7 +32,7 @@ def page_maps(arena: Tensor, rows: LayerRows, *, promoted: bool = True) -> list[
 def sliding_chunk(
     q: Tensor,
     output: Tensor,
-    step: StepInputs,
+    step: Step,
     *,
     rows: LayerRows,
     fresh: tuple[Tensor, Tensor],

@@ -14,7 +14,7 @@ from torch import Tensor
 from modelserve_worker.kernels.cuda_kernel import CudaSource, launch, pointer
 from modelserve_worker.kernels.paged_layout import LayerRows
 from modelserve_worker.kernels.sliding_attention_sm90 import PAGE, WIDTH, page_maps
-from modelserve_worker.kernels.step_inputs import DecodeInputs
+from modelserve_worker.kernels.step import Segments
 
 PARTS = 8  # thread blocks that share a row's keys of one head
 MOST_BLOCKS = 256  # in each place of the multiprocessors, so two turns: 2 rows of 31B, 32 of E4B
@@ -63,7 +63,7 @@ def takes(rows: LayerRows, *, count: int, query_heads: int) -> bool:
 
 
 def sliding_decode(
-    q: Tensor, output: Tensor, decode: DecodeInputs, *, rows: LayerRows, table: Tensor, arena: Tensor
+    q: Tensor, output: Tensor, decode: Segments, *, rows: LayerRows, table: Tensor, arena: Tensor
 ) -> None:
     """Rows [0, B) of q [T, Hq, 256] bfloat16 over the pages of `arena` -> the same rows of `output`."""
     count, group, kernel = decode.slots.numel(), q.shape[1] // rows.heads, DecodeKernel(rows.window)

@@ -1,25 +1,31 @@
 """What a step computes before the embedding and after sampling: its tokens and rotations, the tokens that it leaves.
 
-Tokens that the last step sampled never leave the device: `last_tokens` int32 has one entry per slot. The plain twins
-of the kernels behind the doors are here too.
+Tokens that the last step sampled never leave the device: `slot_tokens` int32 [slots, 1 + k] has the last one of each
+slot and the k drafts that are proposed to follow it, `slot_positions` int32 [slots] the position of the last one. A
+step that is launched before it is known how many drafts of the one before are accepted assumes that all are; `settle`
+moves it back to where its requests are. The plain twins of the kernels behind the doors are here too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from modelserve_worker.kernels.step import Draws
+
 Rotation = tuple[Tensor, Tensor]  # cos and sin, float32 [T, P]
 
 
 class StepDoors(Protocol):
-    """These operations on one kind of device. T is the number of rows of the step, S of those that sample."""
+    """These operations on one kind of device. T is the number of rows of the step, N of those that get a token, S of
+    the segments that these belong to."""
 
-    def tokens(self, ids: Tensor, slots: Tensor, last_tokens: Tensor) -> Tensor:
-        """ids, or where one is below 0 the last token of the row's slot; ids and slots int32 [T] -> int32 [T].
+    def tokens(self, ids: Tensor, slots: Tensor, slot_tokens: Tensor) -> Tensor:
+        """ids and slots int32 [T]: an id of -1 - j becomes token j of the row's slot, in place. Returns ids.
 
         A slot below 0, of padding, counts as slot 0.
         """
@@ -29,8 +35,21 @@ class StepDoors(Protocol):
         """cos and sin of positions [T], of any integer dtype, times each of two float32 [P] of radians per position."""
         ...
 
-    def keep_tokens(self, sampled: Tensor, slots: Tensor, last_tokens: Tensor) -> None:
-        """Write sampled int64 [S] to their slots, int32 [S]; a token below 0, of a broken row, as 0."""
+    def settle(self, placed: Sequence[tuple[Tensor, Tensor]], assumed: Tensor, slot_positions: Tensor) -> None:
+        """In place: positions or counts of rows, each int32 with the rows' slots (below 0: padding, left alone), that
+        were made for slots at `assumed` int32 [slots] (below 0: that is where it is) -> those of where slots are. At
+        most four pairs."""
+        ...
+
+    def accept(
+        self, sampled: Tensor, fed: Tensor, positions: Tensor, draws: Draws, slot_tokens: Tensor, slot_positions: Tensor
+    ) -> Tensor:
+        """How many of the sampled tokens int64 [N] count, of each segment: int32 [S].
+
+        The token of a row counts while the tokens before it, of its segment, are those that the rows behind them were
+        fed with; `fed` and `positions` int32 [T]. The last one that counts is written to its slot, one below 0, of a
+        broken row, as 0; with k > 0 its position too.
+        """
         ...
 
 
@@ -40,24 +59,41 @@ def cos_sin(positions: Tensor, inverse_frequencies: Tensor) -> Rotation:
     return angles.cos(), angles.sin()
 
 
-class PlainStep:
+class PlainStepDoors:
     """The doors in plain PyTorch, on any device."""
 
-    def tokens(self, ids: Tensor, slots: Tensor, last_tokens: Tensor) -> Tensor:
-        return torch.where(ids < 0, last_tokens[slots.clamp(min=0)], ids)
+    def tokens(self, ids: Tensor, slots: Tensor, slot_tokens: Tensor) -> Tensor:
+        return ids.copy_(torch.where(ids < 0, slot_tokens[slots.clamp(min=0), (-1 - ids).clamp(min=0)], ids))
 
     def rotations(self, positions: Tensor, first: Tensor, second: Tensor) -> tuple[Rotation, Rotation]:
         return cos_sin(positions, first), cos_sin(positions, second)
 
-    def keep_tokens(self, sampled: Tensor, slots: Tensor, last_tokens: Tensor) -> None:
-        last_tokens.index_copy_(0, slots.long(), sampled.clamp(min=0).int())
+    def settle(self, placed: Sequence[tuple[Tensor, Tensor]], assumed: Tensor, slot_positions: Tensor) -> None:
+        moved = torch.where(assumed >= 0, slot_positions - assumed, 0)
+        for values, slots in placed:
+            values.add_(torch.where(slots >= 0, moved[slots.clamp(min=0)], 0))
+
+    def accept(
+        self, sampled: Tensor, fed: Tensor, positions: Tensor, draws: Draws, slot_tokens: Tensor, slot_positions: Tensor
+    ) -> Tensor:
+        firsts, counts = draws.firsts.long(), torch.ones_like(draws.lengths)
+        right = torch.ones_like(firsts, dtype=torch.bool)
+        for offset in range(1, slot_tokens.shape[1]):
+            right &= draws.lengths > offset
+            at = torch.where(right, firsts + offset, firsts + 1).clamp(max=len(sampled))
+            right &= sampled[at - 1] == fed[torch.where(right, draws.rows.long() + offset, 0)]
+            counts += right
+        slot_tokens[draws.slots.long(), 0] = sampled[firsts + counts - 1].clamp(min=0).int()
+        if slot_tokens.shape[1] > 1:
+            slot_positions[draws.slots.long()] = positions[draws.rows + counts - 1] + 1
+        return counts
 
 
 @cache
 def step_doors(device: torch.device) -> StepDoors:
     """The implementation for a device, chosen once: Triton kernels on CUDA, the plain twins elsewhere."""
     if device.type != "cuda":
-        return PlainStep()
+        return PlainStepDoors()
     from modelserve_worker.kernels.step_start_triton import TritonStep
 
     return TritonStep()

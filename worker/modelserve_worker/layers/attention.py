@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from modelserve.architecture import ModelArchitecture
 from modelserve.weight_format import TextLinear, WeightFormat
 from modelserve_worker.kernels.elementwise import rms_normalize
-from modelserve_worker.kernels.step_inputs import LastRows
+from modelserve_worker.kernels.step import Step
 from modelserve_worker.layers.linear import ColumnParallelLinear, RowParallelLinear
 from modelserve_worker.layers.norm import RMSNorm
 from modelserve_worker.layers.parallel import TensorParallel
@@ -21,7 +21,7 @@ class AttentionBackend(Protocol):
     """Attention of one step over the step's own rows and whatever earlier rows the backend keeps."""
 
     def attend(
-        self, attention: Attention, projected: Tensor, rotation: tuple[Tensor, Tensor], last: LastRows | None
+        self, attention: Attention, projected: Tensor, rotation: tuple[Tensor, Tensor], narrowed: Step | None
     ) -> Tensor:
         """projected [T, columns] of `attention.qkv`; rotation: cos and sin, float32 [T, D / 2]. Returns [T, heads * D].
 
@@ -29,9 +29,9 @@ class AttentionBackend(Protocol):
         queries, and the backend reads the rows of `architecture.producer(attention.layer)`. Scores are q.k times 1.0,
         softmax in float32, grouped-query by consecutive heads.
 
-        With `last` all T rows are stored, and so is whatever waits of layers before, but of the R rows `last.rows`
-        alone is there attention: [R, heads * D]. Queries of other rows may be anything, NaN included. The layers that
-        follow, all KV-shared, bring those R rows.
+        With `narrowed` all T rows are stored, and so is whatever waits of layers before, but of its R rows
+        `narrowed.kept` alone is there attention: [R, heads * D]. Queries of other rows may be anything, NaN included.
+        The layers that follow, all KV-shared, bring those R rows.
         """
         ...
 
@@ -96,9 +96,9 @@ class Attention(nn.Module):
         return q, k, rms_normalize(parts[-1], eps=self.eps).to(projected.dtype)
 
     def forward(
-        self, x: Tensor, rotation: tuple[Tensor, Tensor], attention: AttentionBackend, last: LastRows | None
+        self, x: Tensor, rotation: tuple[Tensor, Tensor], attention: AttentionBackend, narrowed: Step | None
     ) -> Tensor:
-        """x [T, H]; rotation: cos and sin, float32 [T, D / 2]. Returns [T, H], or with `last` [R, H], to be added over
-        ranks."""
-        result: Tensor = self.o(attention.attend(self, self.qkv.stacked(x), rotation, last))
+        """x [T, H]; rotation: cos and sin, float32 [T, D / 2]. Returns [T, H], or with `narrowed` [R, H], to be added
+        over ranks."""
+        result: Tensor = self.o(attention.attend(self, self.qkv.stacked(x), rotation, narrowed))
         return result

@@ -23,7 +23,7 @@ from modelserve_worker.kernels.expert_doors import expert_doors
 from modelserve_worker.kernels.experts import BranchNorms
 from modelserve_worker.kernels.few_rows import dense_product
 from modelserve_worker.kernels.row_codec import v_only_columns
-from modelserve_worker.kernels.step_inputs import LastRows
+from modelserve_worker.kernels.step import Step
 from modelserve_worker.layers.attention import Attention, AttentionBackend
 from modelserve_worker.layers.embedding import OutputHead, PerLayerEmbedding, VocabParallelEmbedding
 from modelserve_worker.layers.linear import ReplicatedLinear
@@ -183,16 +183,16 @@ class DecoderLayer(nn.Module):
         per_layer: Tensor | None,
         num_rows: Tensor | None,
         attention: AttentionBackend,
-        last: LastRows | None,
+        narrowed: Step | None,
     ) -> tuple[Tensor, Tensor]:
         """x [T, H], given up: the result may take its place; normed is its `input_norm`; per_layer [T, P] with PLE.
 
-        Returns the layer's result and the result's `next_norm`, both [T, H]. With `last` all rows are stored in its
+        Returns the layer's result and the result's `next_norm`, both [T, H]. With `narrowed` all rows are stored in its
         cache, and its R rows alone go on: per_layer is [R, P], num_rows counts those, results are [R, H].
         """
-        attended = self.attention(normed, rotation, attention, last)
-        if last is not None:
-            x = self.sums.rows_of(x, last.rows)
+        attended = self.attention(normed, rotation, attention, narrowed)
+        if narrowed is not None and narrowed.kept is not None:
+            x = self.sums.rows_of(x, narrowed.kept)
         x, normed = self._add_and_norm(x, attended, self.post_attention_norm, self.pre_feedforward_norm, self.sums)
         dense = self.mlp(normed)
         if self.per_layer_input is None:
@@ -301,27 +301,27 @@ class Gemma4ForCausalLM(nn.Module):
         attention: AttentionBackend,
         *,
         num_rows: Tensor | None = None,
-        last: LastRows | None = None,
+        narrowed: Step | None = None,
     ) -> Tensor:
         """input_ids and positions int32 or int64 [T], requests back to back -> hidden [T, H] after the final norm.
 
-        With `last` only its R rows, hidden [R, H]: once the last layer with a cache of its own has stored all rows,
+        With `narrowed` only its R rows, hidden [R, H]: once the last layer with a cache of its own has stored all rows,
         nobody needs the others.
         With `num_rows` (int32 [1], on the device) the rows from there on only pad the step: they may hold any id and
         position, take no expert's time, and what comes out of them is finite where their attention is.
         """
         # Before the embedding, after whose kernel they are as constant as weights are.
         rotations = self.rope.rotations(positions)
-        last_rotations = rotations if last is None else self.rope.rotations(last.inputs.positions)
+        kept_rotations = rotations if narrowed is None else self.rope.rotations(narrowed.positions)
         x = self.embedding(input_ids)
         per_layer = None if self.per_layer_embedding is None else self.per_layer_embedding(input_ids, x)
         layers = self.decoder_layers()
         normed = self.doors.rms_norm(x, layers[0].input_norm.weight, eps=layers[0].eps)
         for index, layer in enumerate(layers):
-            narrowing = last if index == self.architecture.last_owning_layer else None
-            if narrowing is not None:
-                per_layer = None if per_layer is None else per_layer.index_select(0, narrowing.rows)
-                num_rows = narrowing.count
+            narrowing = narrowed if index == self.architecture.last_owning_layer else None
+            if narrowing is not None and narrowing.kept is not None:
+                per_layer = None if per_layer is None else per_layer.index_select(0, narrowing.kept)
+                num_rows = narrowing.num_rows
             x, normed = layer(
                 x,
                 normed,
@@ -330,10 +330,10 @@ class Gemma4ForCausalLM(nn.Module):
                 per_layer=None if per_layer is None else per_layer[:, index],
                 num_rows=num_rows,
                 attention=attention,
-                last=narrowing,
+                narrowed=narrowing,
             )
             if narrowing is not None:
-                rotations = last_rotations
+                rotations = kept_rotations
         return normed
 
     @torch.no_grad()

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from modelserve_worker.batch import AdmittedRequest, Int32Array
+from modelserve_worker.batch import AdmittedRequest, Int32Array, SampledTokens
 from modelserve_worker.request import Request
+from modelserve_worker.scheduling.arena import PageArena
 from modelserve_worker.scheduling.page_table import PageTable
+from modelserve_worker.scheduling.stopping import Stopping
 
 
 @dataclass(slots=True, eq=False)
@@ -21,19 +23,17 @@ class RunningRequest:
     request: Request
     slot: int
     table: PageTable
-    stop_token_ids: frozenset[int]
+    stopping: Stopping
     ended: bool = False  # what it still has in flight is discarded
+    drafts: tuple[int, ...] = ()  # what was proposed to follow its last answered token
 
     def admitted(self) -> AdmittedRequest:
         """What the device learns of it when its first tokens are scheduled."""
-        request, sampling = self.request, self.request.sampling
-        if request.grammar is not None:
-            sampling = replace(sampling, min_tokens=0)  # its masks see to that, and never leave it without a token
-        if request.output_token_ids:
-            sampling = replace(sampling, prompt_logprobs=None)  # they went out with the first token
+        request = self.request
         return AdmittedRequest(
-            self.slot, request.request_id, sampling, request.prompt_token_ids, tuple(request.output_token_ids)
-        )
+            self.slot, request.request_id, request.sampling, request.prompt_token_ids, tuple(request.output_token_ids),
+            self.stopping.banned_token_ids,
+        )  # fmt: skip
 
     def token_ids(self, start: int, end: int) -> Int32Array:
         """Known tokens of positions [start, end)."""
@@ -49,14 +49,16 @@ class RunningRequest:
 class SlotCounters:
     """Counters of every running request, by slot, so that a step of any size costs a few array operations.
 
-    A slot is written when it is given away; what it holds after its request ended is read only to end its last step.
+    Drafts in flight count as accepted until the answer says how many were: `known`, `in_flight` and `computed` are
+    upper bounds, exact while nothing is in flight. A slot is written when it is given away; what it holds after its
+    request ended is read only to end its last step.
     """
 
     def __init__(self, slots: int) -> None:
         self.running: NDArray[np.bool_] = np.zeros(slots, dtype=np.bool_)  # false from its end or preemption on
         self.prompt = np.zeros(slots, dtype=np.int32)  # prompt tokens
         self.known = np.zeros(slots, dtype=np.int32)  # prompt and sampled tokens, those in flight included
-        self.in_flight = np.zeros(slots, dtype=np.int32)  # sampled, not yet seen: 0 or 1 when a step is scheduled
+        self.in_flight = np.zeros(slots, dtype=np.int32)  # sampled, not yet seen
         self.computed = np.zeros(slots, dtype=np.int32)  # positions scheduled so far
         self.most_cached = np.zeros(slots, dtype=np.int32)  # positions that are ever computed
         self.covered = np.zeros(slots, dtype=np.int32)  # tokens that its pages are reserved for
@@ -64,6 +66,9 @@ class SlotCounters:
         self.held_bytes = np.zeros(slots, dtype=np.int64)  # pool bytes of its pages
         self.last_step = np.zeros(slots, dtype=np.int64)  # newest step it is in; -1: none yet
         self.constrained: NDArray[np.bool_] = np.zeros(slots, dtype=np.bool_)  # its tokens are masked
+        self.undrafted = np.zeros(slots, dtype=np.int32)  # tokens below which it takes no drafts
+        self.drafted: NDArray[np.bool_] = np.zeros(slots, dtype=np.bool_)  # its drafter has proposed what follows
+        self.scored: NDArray[np.bool_] = np.zeros(slots, dtype=np.bool_)  # its prompt's log probabilities are asked for
 
     def enter(self, running: RunningRequest, most_cached_tokens: int) -> None:
         """Start a stay, whose pages are reserved."""
@@ -76,7 +81,12 @@ class SlotCounters:
         self.most_cached[slot] = most_cached_tokens
         self.last_token[slot] = (request.output_token_ids or request.prompt_token_ids)[-1]
         self.last_step[slot] = -1
+        self.drafted[slot] = False
+        # Which tokens `min_tokens` bans follows from how many there are, which the host must know.
+        self.undrafted[slot] = len(request.prompt_token_ids) + request.sampling.min_tokens
         self.constrained[slot] = request.constraint is not None
+        # With the first token they went out.
+        self.scored[slot] = request.sampling.prompt_logprobs is not None and not request.output_token_ids
         self.note_pages(running)
 
     def note_pages(self, running: RunningRequest) -> None:
@@ -89,12 +99,20 @@ class SlotCounters:
         left: Int32Array = np.minimum(self.known[slots], self.most_cached[slots]) - self.computed[slots]
         return left
 
-    def advance(self, slots: Int32Array, ends: Int32Array, samples: NDArray[np.bool_], step: int) -> None:
-        """`step` computes the positions below `ends`, and samples where `samples` says so."""
+    def advance(self, slots: Int32Array, ends: Int32Array, drawn: Int32Array, step: int) -> None:
+        """`step` computes the positions below `ends`, and draws so many tokens of each."""
         self.computed[slots] = ends
-        self.known[slots] += samples
-        self.in_flight[slots] += samples
+        # The drafts among the rows of a segment were not known before; the token behind the last was not either.
+        self.known[slots] += drawn
+        self.in_flight[slots] += drawn
+        self.drafted[slots] = drawn > 0
         self.last_step[slots] = step
+
+    def answer(self, slots: Int32Array, drawn: Int32Array, counts: Int32Array) -> None:
+        """Of the tokens that a step drew for each, `counts` were accepted."""
+        self.in_flight[slots] -= drawn
+        self.known[slots] -= drawn - counts
+        self.computed[slots] -= drawn - counts
 
 
 class RunningRequests:
@@ -139,6 +157,47 @@ class RunningRequests:
             if constraint is not None and constraint.dear:
                 ready[index] = constraint.ready and not in_flight[index]
         return slots[ready]
+
+    def drafts(self, decodes: Int32Array, *, most: int, spare: int, arena: PageArena) -> Int32Array:
+        """How many drafts each decode takes along: what is proposed, at most `most`; what the step has room for,
+        `spare` rows; what the request may still say; and what pages cover that no other request has to give up."""
+        counters = self.counters
+        if not most:
+            return np.zeros_like(decodes)
+        room = np.minimum(counters.most_cached[decodes] - counters.known[decodes], most)
+        drafted = counters.drafted[decodes] & (counters.known[decodes] >= counters.undrafted[decodes])
+        drafts = np.where(drafted, np.maximum(room, 0), 0)
+        drafts = np.clip(spare - (np.cumsum(drafts) - drafts), 0, drafts).astype(np.int32)
+        ends = counters.computed[decodes] + 1 + drafts
+        due = np.flatnonzero(ends > counters.covered[decodes])
+        for running, end in zip(self.stays(decodes[due]), ends[due].tolist(), strict=True):
+            if running.table.bytes_to_reserve(end) <= arena.free_bytes:
+                running.table.reserve(end)
+                counters.note_pages(running)
+        covered: Int32Array = np.minimum(drafts, counters.covered[decodes] - counters.computed[decodes] - 1)
+        return covered
+
+    def scored(self, prefills: Int32Array, lengths: Int32Array) -> tuple[Int32Array, Int32Array]:
+        """Of prompts that go on by `lengths` rows [P]: how many of these, the first ones, have their next token scored,
+        and those tokens."""
+        counters = self.counters
+        left = counters.prompt[prefills] - 1 - counters.computed[prefills]
+        given = np.where(counters.scored[prefills], np.minimum(lengths, left), 0).astype(np.int32)
+        which = np.flatnonzero(given)
+        firsts = counters.computed[prefills] + 1
+        chunks = zip(self.stays(prefills[which]), firsts[which].tolist(), given[which].tolist(), strict=True)
+        targets = [running.token_ids(first, first + count) for running, first, count in chunks]
+        return given, np.concatenate((given[:0], *targets))
+
+    def keep_prompt_logprobs(self, sampled: SampledTokens) -> None:
+        """Keep what follows the scores a request has: a recomputed one, or one that has ended, is told again."""
+        for slot, (first, scores) in sampled.prompt_logprobs.items():
+            (running,) = self.stays(np.array([slot], dtype=np.int32))
+            kept = running.request.prompt_logprobs
+            known = 1 + sum(map(len, kept))  # the first token has no score
+            assert first <= known, f"prompt scores of positions {known} to {first} are missing"
+            if new := scores[known - first :]:
+                kept.append(new)
 
     def enter(self, running: RunningRequest, most_cached_tokens: int) -> None:
         """Start a stay in `free_slot`, with its pages reserved."""
@@ -193,4 +252,5 @@ class StepInFlight:
     step: int
     moves_pages: bool
     slots: Int32Array
-    sampling: Int32Array  # those of `slots` that get a token, in order
+    sampling: Int32Array  # those of `slots` that get tokens, in order
+    drawn: Int32Array  # how many each may get

@@ -25,8 +25,13 @@ and it goes to the front of the queue to be recomputed from prompt and output. A
 if it is the youngest itself, it keeps its pages and waits. The oldest running request can thus always take what it
 needs, and alone it fits (validate), so some request always progresses.
 
+Drafts. A decode takes along what a drafter on the device proposes to follow it, as far as the step has rows and memory
+has pages that nobody has to give up. How many are accepted is in the answer.
+
 Overlap. Step n + 1 may be scheduled before the result of step n is known. A token that step n samples is then
-IN_FLIGHT. The end of a request by length is known ahead, and no step is scheduled past it; a stop or an abort is found
+IN_FLIGHT. Of its drafts all are assumed to be accepted: pages are planned for that, the device starts where its request
+is, and the answer takes back what was assumed too much. The end of a request by length is known ahead, and no step is
+scheduled past it, nor one that might be while drafts are in flight; a stop or an abort is found
 one step late, and the token of the step in flight is discarded. Slot and pages return after the last step in flight.
 
 Failure. A failed step ends its requests, and leaves the device's block tables unknown until the next step names every
@@ -38,14 +43,13 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict, deque
-from dataclasses import replace
 
 import numpy as np
 
 from modelserve.architecture import LayerKind
 from modelserve.errors import InvalidInput
 from modelserve.sizing.pages import CacheGeometry
-from modelserve_worker.batch import IN_FLIGHT, NOT_A_NUMBER, Int32Array, SampledTokens, ScheduledBatch
+from modelserve_worker.batch import IN_FLIGHT, Int32Array, SampledTokens, ScheduledBatch, row_places
 from modelserve_worker.request import (
     FinishReason,
     PromptLogprobs,
@@ -60,15 +64,21 @@ from modelserve_worker.scheduling.page_table import PageTable
 from modelserve_worker.scheduling.prefill import share_prefill_tokens, trim_to_captured
 from modelserve_worker.scheduling.running import RunningRequest, RunningRequests, StepInFlight
 from modelserve_worker.scheduling.stats import EngineStats, StepEvents
+from modelserve_worker.scheduling.stopping import Stopping
 
 MAX_STEPS_IN_FLIGHT = 2
+_NOTHING = np.zeros(0, dtype=np.int32)
 
 
 class Scheduler:
     """Schedules requests on one pool of `pool_bytes` bytes per rank. One thread calls it; any may call `validate`."""
 
-    def __init__(self, limits: SchedulerLimits, geometry: CacheGeometry, pool_bytes: int) -> None:
+    def __init__(
+        self, limits: SchedulerLimits, geometry: CacheGeometry, pool_bytes: int, *, draft_tokens: int = 0
+    ) -> None:
+        """`draft_tokens`: how many the device's drafter proposes at a time."""
         self.limits = limits
+        self._draft_tokens = draft_tokens
         self.arena = PageArena(geometry, pool_bytes)
         self._geometry = geometry
         self._admission = Admission(limits, geometry, pool_bytes)
@@ -121,46 +131,76 @@ class Scheduler:
         if not len(decodes) and not len(prefills):
             return None
         remaining, longest = counters.remaining(prefills), int(counters.known[prefills].max(initial=0))
-        budget = self.limits.prefill_tokens(len(decodes), remaining, longest)
+        spare = self.limits.max_num_batched_tokens - len(decodes) - (len(prefills) > 0)
+        drafts = self._running.drafts(decodes, most=self._draft_tokens, spare=spare, arena=self.arena)
+        rows = len(decodes) + int(drafts.sum())
+        budget = self.limits.prefill_tokens(rows, remaining, longest)
         shares = share_prefill_tokens(remaining, counters.computed[prefills], budget, self.limits.prompt_cost)
-        trim_to_captured(shares, remaining, len(decodes), self.limits.captured_rows)
-        return self._batch(decodes, prefills[shares > 0], shares[shares > 0])
+        trim_to_captured(shares, remaining, rows, self.limits.captured_rows)
+        return self._batch(decodes, drafts, prefills[shares > 0], shares[shares > 0])
 
     def update(self, sampled: SampledTokens) -> list[RequestOutput]:
         """Take the result of the oldest step in flight."""
         record = self._next_in_flight(sampled.step)
         counters, slots = self._counters, record.sampling
-        assert len(slots) == len(sampled.token_ids), f"{len(sampled.token_ids)} tokens came for {len(slots)} requests"
-        self._take_prompt_logprobs(sampled)
-        counters.in_flight[slots] -= 1
-        counters.last_token[slots] = sampled.token_ids
-        full = counters.known[slots] - counters.in_flight[slots] > counters.most_cached[slots]
-        outputs = []
-        for index, (running, token_id, last) in enumerate(
-            zip(self._running.stays(slots), sampled.token_ids.tolist(), full.tolist(), strict=True)
-        ):
+        single = not len(sampled.counts)
+        counts = np.ones_like(slots) if single else sampled.counts
+        assert len(slots) == len(counts), f"tokens came of {len(counts)} requests, not of {len(slots)}"
+        self._running.keep_prompt_logprobs(sampled)
+        counters.answer(slots, record.drawn, counts)
+        counters.last_token[slots] = sampled.token_ids if single else sampled.token_ids[np.cumsum(counts) - 1]
+        outputs, token_ids, end = [], sampled.token_ids.tolist(), 0
+        for index, (running, count) in enumerate(zip(self._running.stays(slots), counts.tolist(), strict=True)):
+            first, end = end, end + count
             if running.ended:
                 continue
-            if token_id == NOT_A_NUMBER:
-                outputs.append(self._fail_for_nan(running))
+            if len(sampled.drafts):
+                running.drafts = tuple(sampled.drafts[index].tolist())
+            known = running.request.output_token_ids
+            if single and known and not sampled.logprobs and running.stopping.goes_on(token_ids[first]):
+                known.append(token_ids[first])
+                self._generation_tokens += 1
+                outputs.append(RequestOutput(running.request.request_id, (token_ids[first],)))
                 continue
-            request = running.request
-            if not request.output_token_ids:
-                self._prompt_tokens += len(request.prompt_token_ids)
-            self._generation_tokens += 1
-            request.output_token_ids.append(token_id)
-            logprobs = (sampled.logprobs[index],) if index in sampled.logprobs else ()
-            output = self._output(running, token_id, logprobs, last=last)
-            if request.prompt_logprobs and len(request.output_token_ids) == 1:
-                output = replace(output, prompt_logprobs=PromptLogprobs.joined(request.prompt_logprobs))
-            outputs.append(output)
+            logprobs = [sampled.logprobs[i] for i in range(first, end) if i in sampled.logprobs]
+            outputs.append(self._take(running, token_ids[first:end], logprobs))
         self._running.return_pages(record.step)
         return outputs
 
-    def constraints(self, batch: ScheduledBatch) -> list[TokenConstraint | None]:
-        """Of the constrained rows of a step in flight, in order; None for a request that has ended since."""
-        stays = self._running.stays(batch.slots[batch.samples][batch.constrained])
-        return [None if running.ended else running.request.constraint for running in stays]
+    def _take(self, running: RunningRequest, token_ids: list[int], logprobs: list[TokenLogprobs]) -> RequestOutput:
+        """Give a request its new tokens, as far as they are its own; what it says to whoever waits."""
+        request, verdict = running.request, running.stopping.take(token_ids)
+        first = not request.output_token_ids
+        token_ids = token_ids[: verdict.count]
+        if first and token_ids:
+            self._prompt_tokens += len(request.prompt_token_ids)
+        self._generation_tokens += len(token_ids)
+        request.output_token_ids += token_ids
+        if verdict.reason is FinishReason.ERROR:
+            token_ids = []
+        scores = PromptLogprobs.joined(request.prompt_logprobs) if first and request.prompt_logprobs else None
+        if verdict.reason is not None:
+            self._end(running)
+        return RequestOutput(
+            request.request_id,
+            tuple(token_ids),
+            verdict.reason,
+            verdict.stop_token_id,
+            verdict.error,
+            verdict.error_field,
+            tuple(logprobs[: len(token_ids)]),
+            prompt_logprobs=scores,
+        )
+
+    def constraints(self, batch: ScheduledBatch) -> list[tuple[TokenConstraint | None, tuple[int, ...]]]:
+        """Of the constrained requests of a step in flight, in order: the constraint, None for one that has ended since,
+        and the drafts that its segment has. Asked once the step before is answered."""
+        drawing = np.flatnonzero(batch.drawn)[batch.constrained]
+        stays = zip(self._running.stays(batch.slots[drawing]), batch.drawn[drawing].tolist(), strict=True)
+        return [
+            (None if running.ended else running.request.constraint, running.drafts[: drawn - 1])
+            for running, drawn in stays
+        ]
 
     def fail(self, step: int, error: str) -> list[RequestOutput]:
         """The oldest step in flight failed: end its requests with `error` and discard their pages.
@@ -262,8 +302,9 @@ class Scheduler:
                 self._events.admitted.append((request.request_id, time.monotonic()))
             table = PageTable(self.arena, self._geometry, slot)
             table.reserve(request.num_tokens)
-            running = RunningRequest(request, slot, table, self.limits.stop_token_ids(request))
-            self._running.enter(running, self.limits.most_cached_tokens(request))
+            most_cached = self.limits.most_cached_tokens(request)
+            stopping = Stopping(request, self.limits.stop_token_ids(request), most_cached + 1)
+            self._running.enter(RunningRequest(request, slot, table, stopping), most_cached)
             admitted.append(slot)
         return admitted
 
@@ -273,14 +314,19 @@ class Scheduler:
         self._waiting[running.request.request_id] = running.request
         self._waiting.move_to_end(running.request.request_id, last=False)
 
-    def _batch(self, decodes: Int32Array, prefills: Int32Array, shares: Int32Array) -> ScheduledBatch:
+    def _batch(
+        self, decodes: Int32Array, drafts: Int32Array, prefills: Int32Array, shares: Int32Array
+    ) -> ScheduledBatch:
         """Fix the page numbers; no page is reserved between here and the launch."""
         counters = self._counters
         in_flight = counters.in_flight[decodes] > 0
         token_ids = np.where(in_flight, np.int32(IN_FLIGHT), counters.last_token[decodes])
-        slots, lengths = decodes, np.ones(len(decodes), dtype=np.int32)
+        slots, lengths = decodes, 1 + drafts
+        if self._draft_tokens:
+            segments, offsets = row_places(lengths)
+            token_ids = np.where(offsets > 0, IN_FLIGHT - offsets, token_ids[segments])
         if len(prefills):
-            order = np.argsort(shares > 1, kind="stable")
+            order = np.argsort(shares > 1 + self._draft_tokens, kind="stable")
             prefills, shares = prefills[order], shares[order]
             slots, lengths = np.concatenate((decodes, prefills)), np.concatenate((lengths, shares))
             starts = counters.computed[prefills]
@@ -288,7 +334,12 @@ class Scheduler:
             token_ids = np.concatenate((token_ids, *(running.token_ids(start, end) for running, start, end in chunks)))
         starts = counters.computed[slots]
         ends = starts + lengths
-        samples = ends == counters.known[slots]
+        drawn = (ends == counters.known[slots]).astype(np.int32)
+        drawn[: len(decodes)] = 1 + drafts
+        given = targets = _NOTHING
+        if len(prefills) and counters.scored[prefills].any():
+            scored, targets = self._running.scored(prefills, shares)
+            given = np.concatenate((np.zeros(len(decodes), dtype=np.int32), scored))
         first = counters.last_step[slots] < 0
         if self._tables_unknown:
             self._tables_unknown = False
@@ -300,20 +351,25 @@ class Scheduler:
             slots=slots,
             starts=starts,
             lengths=lengths,
-            samples=samples,
+            sampled=drawn + given if len(given) else drawn,
+            given=given,
+            targets=targets,
             output_counts=counters.known[slots] - counters.prompt[slots],
             token_ids=token_ids,
             admitted=tuple(running.admitted() for running in self._running.stays(slots[first])),
             page_moves=self.arena.take_moves(),
             global_updates=self.arena.take_updates(LayerKind.GLOBAL),
             sliding_updates=self.arena.take_updates(LayerKind.SLIDING),
-            constrained=np.flatnonzero(counters.constrained[slots[samples]]).astype(np.int32),
+            constrained=np.flatnonzero(counters.constrained[slots[drawn > 0]]).astype(np.int32),
         )
         # A decode's row is the token that was sampled before; the first token of an answer has no row yet.
-        first_tokens = np.count_nonzero(counters.known[slots[samples]] == counters.prompt[slots[samples]])
+        sampling = drawn > 0
+        first_tokens = np.count_nonzero(counters.known[slots[sampling]] == counters.prompt[slots[sampling]])
         self._events.step_tokens.append(len(token_ids) + int(first_tokens))
-        counters.advance(slots, ends, samples, self._step)
-        self._in_flight.append(StepInFlight(self._step, bool(batch.page_moves), slots, slots[samples]))
+        counters.advance(slots, ends, drawn, self._step)
+        self._in_flight.append(
+            StepInFlight(self._step, bool(batch.page_moves), slots, slots[sampling], drawn[sampling])
+        )
         return batch
 
     def _next_in_flight(self, step: int) -> StepInFlight:
@@ -321,65 +377,9 @@ class Scheduler:
         assert record.step == step, f"step {step} answered before step {record.step}"
         return record
 
-    def _output(
-        self, running: RunningRequest, token_id: int, logprobs: tuple[TokenLogprobs, ...], *, last: bool
-    ) -> RequestOutput:
-        """What a request's new token, which is its last by length where `last`, says to whoever waits."""
-        request, constraint = running.request, running.request.constraint
-        if constraint is not None and constraint.error is not None:  # while its mask was computed: any token came
-            return self._finish(running, FinishReason.ERROR, error=constraint.error)
-        if token_id in running.stop_token_ids and len(request.output_token_ids) > request.sampling.min_tokens:
-            return self._finish(running, FinishReason.STOP, token_id, logprobs, stop_token_id=token_id)
-        if constraint is not None:
-            constraint.consume(token_id)
-            if constraint.error is not None:
-                return self._finish(running, FinishReason.ERROR, error=constraint.error)
-            if constraint.complete:
-                return self._finish(running, FinishReason.STOP, token_id, logprobs)
-        if last:
-            return self._finish(running, FinishReason.LENGTH, token_id, logprobs)
-        return RequestOutput(request.request_id, (token_id,), logprobs=logprobs)
-
-    def _take_prompt_logprobs(self, sampled: SampledTokens) -> None:
-        """Keep what follows the scores a request has: a recomputed one, or one that has ended, is told again."""
-        for slot, (first, scores) in sampled.prompt_logprobs.items():
-            (running,) = self._running.stays(np.array([slot], dtype=np.int32))
-            kept = running.request.prompt_logprobs
-            known = 1 + sum(map(len, kept))  # the first token has no score
-            assert first <= known, f"prompt scores of positions {known} to {first} are missing"
-            if new := scores[known - first :]:
-                kept.append(new)
-
-    def _fail_for_nan(self, running: RunningRequest) -> RequestOutput:
-        position = running.request.num_tokens
-        return self._finish(
-            running,
-            FinishReason.ERROR,
-            error=f"the logits of this request are not numbers (NaN) at position {position}, so no token can be drawn; "
-            "other requests go on. Send it again; if it fails again, the weights are damaged or overflow in their "
-            "dtype: compare the checkpoint's files with their source",
-        )
-
-    def _finish(
-        self,
-        running: RunningRequest,
-        reason: FinishReason,
-        token_id: int | None = None,
-        logprobs: tuple[TokenLogprobs, ...] = (),
-        *,
-        stop_token_id: int | None = None,
-        error: str | Exception | None = None,
-    ) -> RequestOutput:
+    def _finish(self, running: RunningRequest, reason: FinishReason, *, error: str | None = None) -> RequestOutput:
         self._end(running)
-        return RequestOutput(
-            running.request.request_id,
-            () if token_id is None else (token_id,),
-            reason,
-            stop_token_id,
-            None if error is None else str(error),
-            error.field if isinstance(error, InvalidInput) else None,
-            logprobs,
-        )
+        return RequestOutput(running.request.request_id, (), reason, error=error)
 
     def _end(self, running: RunningRequest) -> None:
         """End a stay. Without a step in flight its slot and pages return at once."""

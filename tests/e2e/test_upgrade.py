@@ -1,0 +1,68 @@
+"""From release 0.1.0 to this one, with real pods: its operator makes everything, and this one takes over."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from localcluster import operator_process
+from localcluster.convergence import worker_pods
+from localcluster.deployment import Deployed, apply_example
+from localcluster.kubectl import wait_for
+from localcluster.settings import REPOSITORY
+from localcluster.target import Target
+from localcluster.traffic import traffic_to
+
+NAMESPACE = "modelserve-e2e"
+EARLIER = REPOSITORY / "tests" / "releases" / "0.1.0" / "operator.whl"
+
+
+@pytest.fixture
+def aged(cluster: Target) -> Iterator[Deployed]:
+    """Made and Ready by release 0.1.0, whose operator still runs."""
+    operator_process.stop(cluster.layout)
+    operator_process.start(cluster, packages=EARLIER)
+    served = apply_example(cluster, NAMESPACE, "aged")
+    try:
+        served.wait_ready()
+        yield served
+    finally:
+        served.kubectl.run("delete", "modelserve", "aged", "--ignore-not-found", "--wait=false")
+        operator_process.stop(cluster.layout)
+
+
+def _workers(cluster: Target) -> dict[str, tuple[str, int]]:
+    """Worker pods of every ModelServe: uid and restarts by name."""
+    pods = cluster.kubectl.within(NAMESPACE).items("pods", "-l", "app.kubernetes.io/component=worker")
+    return {
+        pod["metadata"]["name"]: (
+            pod["metadata"]["uid"],
+            sum(each["restartCount"] for each in pod["status"].get("containerStatuses", ())),
+        )
+        for pod in pods
+        if "deletionTimestamp" not in pod["metadata"]
+    }
+
+
+def test_an_upgrade_from_0_1_0_ends_no_pod_and_fails_no_request(aged: Deployed, cluster: Target) -> None:
+    (deployment,) = aged.owned("deployments")
+    name = deployment["metadata"]["name"]
+    assert "template.json" in aged.kubectl.get("configmap", name)["data"], "it was made by 0.1.0"
+    before = _workers(cluster)
+    assert len(worker_pods(aged)) == 1
+    with traffic_to(aged) as traffic:
+        traffic.wait_for_answers()
+        operator_process.stop(cluster.layout)
+        operator_process.start(cluster)
+        wait_for("the revision", lambda: bool(aged.owned("controllerrevisions.apps")))
+        aged.wait_ready()
+        traffic.wait_for_answers()
+    assert traffic.errors == []
+    assert _workers(cluster) == before, "of the bystanders too"
+    (revision,) = aged.owned("controllerrevisions.apps")
+    assert (revision["metadata"]["name"], revision["data"]["importedFrom"]) == (name, "0.1.0")
+    assert revision["data"]["template"] == json.loads(aged.kubectl.get("configmap", name)["data"]["template.json"])
+    assert aged.status()["revision"] == name
+    assert aged.condition("Ready")["status"] == "True"

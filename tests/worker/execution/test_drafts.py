@@ -1,0 +1,174 @@
+"""Drafts change nothing: with any drafter requests say what they say without one, and all pages come back."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from model_checkpoints import load_checkpoint
+from paged_logits import geometry_of
+from trained_answers import MODEL, TrainedModel
+from true_drafter import TrueDrafter
+
+from modelserve_worker.engine.engine import Engine
+from modelserve_worker.execution.kv_cache import KVCache
+from modelserve_worker.execution.model_runner import GPUModelRunner
+from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
+from modelserve_worker.request import PromptLogprobs, TokenLogprobs
+from modelserve_worker.scheduling.admission import SchedulerLimits
+from modelserve_worker.scheduling.scheduler import Scheduler
+from modelserve_worker.server.preparation import SequenceSpec
+from modelserve_worker.server.sequences import Reply
+
+LONGEST, SEQUENCES = 300, 5
+TEXT = "the moon and the river and a small house of stone by the sea where they read old letters in the morning"
+BODIES: tuple[dict[str, Any], ...] = (
+    {"temperature": 0},
+    {"temperature": 1.0, "n": 3},
+    {"temperature": 0, "logprobs": 3, "max_tokens": 20},
+    {"temperature": 1.0, "presence_penalty": 0.7, "frequency_penalty": 0.4},
+    {"temperature": 0, "repetition_penalty": 1.3, "logprobs": 1},
+    {"temperature": 1.0, "top_p": 0.9},
+    {"temperature": 1.0, "top_k": 12, "min_p": 0.02},
+    {"temperature": 0.8, "logit_bias": {"300": 4.0}},
+    {"temperature": 1.0, "stop": ["e"], "max_tokens": 60},
+    {"temperature": 1.0, "min_tokens": 25, "stop_token_ids": list(range(300, 550))},
+    {"temperature": 0, "prompt_logprobs": 2, "max_tokens": 10},
+    {"temperature": 1.0, "structured_outputs": {"regex": "[a-f]{3}( [0-9]{1,4}){2,9}"}},
+    {"temperature": 0, "structured_outputs": {"json": {"type": "array", "items": {"enum": ["red", "green"]}}}},
+)
+
+
+@dataclass
+class Said:
+    tokens: list[int]
+    text: str
+    reason: str | None
+    logprobs: list[tuple[int, TokenLogprobs]]
+    prompt: PromptLogprobs | None
+
+
+@pytest.fixture(scope="module")
+def trained() -> TrainedModel:
+    return TrainedModel()
+
+
+@pytest.fixture(scope="module")
+def model() -> Gemma4ForCausalLM:
+    """In float32, as rounding to bfloat16 tells apart what was summed in another order."""
+    return load_checkpoint(MODEL)
+
+
+def specs(trained: TrainedModel) -> list[SequenceSpec]:
+    """The same requests each time, some with prompts of several chunks."""
+    found = []
+    for number, body in enumerate(BODIES):
+        words = TEXT.split()[number % 7 :] * (1 + number % 3)
+        made = {"prompt": " ".join(words), "max_tokens": 28, "ignore_eos": number % 2 == 0, "seed": number}
+        found += trained.completion(**made | body)
+    for number, spec in enumerate(found):
+        spec.request.request_id = f"r{number}"
+    return found
+
+
+def engine_of(trained: TrainedModel, model: Gemma4ForCausalLM, drafter: TrueDrafter | None, *, pool_of: int) -> Engine:
+    geometry = geometry_of(model)
+    pool = pool_of * geometry.held_bytes(LONGEST) // 128 * 128
+    cache = KVCache(
+        geometry, pool, device=torch.device("cpu"), debug_stamps=drafter is not None and drafter.num_tokens == 3
+    )
+    cache.arena.fill_(0xFF)
+    runner = GPUModelRunner(
+        model, cache, max_num_batched_tokens=24, max_num_seqs=SEQUENCES, max_model_len=LONGEST, drafter=drafter
+    )
+    limits = SchedulerLimits(24, SEQUENCES, LONGEST, model.architecture.eos_token_ids)
+    scheduler = Scheduler(limits, geometry, pool, draft_tokens=runner.draft_tokens)
+    return Engine(scheduler, runner, trained.engine._grammars)
+
+
+def run(
+    trained: TrainedModel,
+    engine: Engine,
+    wanted: Sequence[SequenceSpec],
+    *,
+    aborted: str | None = None,
+    preempting: bool = False,
+    seed: int = 0,
+) -> dict[str, Said]:
+    """All requests to their ends, but one that is aborted after 12 tokens; they arrive over time."""
+    replies = {spec.request.request_id: Reply(spec, trained.vocabulary, trained._metrics) for spec in wanted}
+    rng, waiting = random.Random(seed), list(wanted)
+    while waiting or engine.has_work:
+        while waiting and rng.random() < 0.4:
+            engine.add(waiting.pop(0).request)
+        for output in engine.step():
+            name, reply = output.request_id, replies[output.request_id]
+            if reply.finish_reason is None and output.finish_reason != "abort":
+                reply.read(output)
+                if reply.finish_reason is not None and output.finish_reason is None:
+                    engine.abort(name)
+            if name == aborted and reply.num_tokens >= 12:
+                engine.abort(name)
+        running = list(engine.scheduler._running.by_id.values())
+        if preempting and len(running) > 1 and engine.steps_done % 7 == 0:
+            engine.scheduler._preempt(running[-1])  # as when the pool is out
+        engine.scheduler.check_integrity()
+    assert engine.scheduler.arena.held_bytes == 0
+    return {
+        name: Said(
+            spec.request.output_token_ids, reply.content, reply.finish_reason, reply.take_logprobs(),
+            reply.prompt_logprobs,
+        )
+        for (name, reply), spec in zip(replies.items(), wanted, strict=True)
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def without(trained: TrainedModel, model: Gemma4ForCausalLM) -> dict[str, Said]:
+    return run(trained, engine_of(trained, model, None, pool_of=SEQUENCES), specs(trained))
+
+
+def assert_same(said: Said, alone: Said, name: str) -> None:
+    stopped = alone.reason == "stop" and len(said.tokens) != len(alone.tokens)  # by a string: others came behind it
+    count = min(len(said.tokens), len(alone.tokens)) if stopped or said.reason is None else len(alone.tokens)
+    assert said.tokens[:count] == alone.tokens[:count], name
+    if said.reason is None:  # aborted
+        return
+    assert (said.text, said.reason) == (alone.text, alone.reason), name
+    assert [token for token, _ in said.logprobs] == [token for token, _ in alone.logprobs], name
+    for (_, mine), (_, theirs) in zip(said.logprobs, alone.logprobs, strict=True):
+        assert mine.logprob == pytest.approx(theirs.logprob, abs=2e-4)
+        assert mine.rank == theirs.rank
+        assert [token for token, _ in mine.top] == [token for token, _ in theirs.top]
+    assert (said.prompt is None) == (alone.prompt is None)
+    if said.prompt is not None and alone.prompt is not None:
+        assert said.prompt.logprobs == pytest.approx(alone.prompt.logprobs, abs=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("k", "right", "ahead"),
+    [(1, 0.5, True), (2, 1.0, False), (3, 0.5, False), (4, 0.0, True), (4, 0.6, True)],
+)
+def test_requests_say_what_they_say_without_drafts(trained, model, without, k: int, right: float, ahead: bool) -> None:
+    """Chunked prompts, n answers, penalties, filters, stop strings and tokens, grammars, scores, an abort, and
+    requests that are preempted and recomputed, in a pool that is too small for all. `ahead`: each step is launched
+    before it is known how many drafts of the one before are accepted."""
+    answers = {name: said.tokens for name, said in without.items()}
+    drafter = TrueDrafter(
+        answers, num_tokens=k, right=right, slots=SEQUENCES, longest=LONGEST, vocab_size=model.architecture.vocab_size
+    )
+    engine, told = engine_of(trained, model, drafter, pool_of=2), []
+    engine.runner.launches_ahead = ahead
+    update = engine.scheduler.update
+    engine.scheduler.update = lambda sampled: told.append(int(sampled.counts.max(initial=0))) or update(sampled)
+    said = run(trained, engine, specs(trained), aborted="r1", preempting=True, seed=k)
+    assert engine.scheduler.stats().preemptions_total > 0
+    assert max(told) == (1 if right == 0 else k + 1), "as many drafts are accepted as the drafter gets right"
+    assert sorted(said) == sorted(without)
+    for name, alone in without.items():
+        assert_same(said[name], alone, name)
+    assert said["r1"].reason is None

@@ -1,0 +1,165 @@
+"""What plain attention needs of a step: view rows of pages and token slots, from its segments and the block tables."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from modelserve.architecture import LayerKind
+from modelserve_worker.batch import ScheduledBatch
+from modelserve_worker.execution.block_tables import BlockTables
+from modelserve_worker.execution.kv_cache import KVCache
+from modelserve_worker.execution.kv_stamps import request_number
+
+FEW_ROWS = 8  # segments of more are attended to one by one
+
+_Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class SegmentGroup:
+    """B segments of n rows each whose tables have one width P. That follows from the context of each alone
+    (`_table_width`): what a segment costs, and its bits, do not depend on the segments beside it."""
+
+    firsts: tuple[int, ...]  # host: the step's row of each segment's first one
+    starts: tuple[int, ...]  # host: its position
+    rows: Tensor  # [B, n] int64 rows of the step
+    positions: Tensor  # [B, n] int64
+    first_page: Tensor  # [B] int64: logical page of each table's first column
+    table: Tensor  # [B, P] int64 view rows of logical pages first, first + 1, ..., padded with row 0
+
+    @property
+    def num_rows(self) -> int:
+        """n."""
+        return self.rows.shape[1]
+
+    @property
+    def alone(self) -> bool:
+        """Whether its one segment is attended to by itself at all times, so that its length may shape the work."""
+        return self.num_rows > FEW_ROWS
+
+    def parts(self, most: int) -> Iterator[SegmentGroup]:
+        """The group in parts of at most `most` segments."""
+        for start in range(0, len(self.firsts), most):
+            part = slice(start, start + most)
+            yield SegmentGroup(
+                self.firsts[part], self.starts[part], self.rows[part], self.positions[part], self.first_page[part],
+                self.table[part],
+            )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PageGroups:
+    """Where the rows of one step are read and written."""
+
+    positions: Tensor  # [T] int64
+    global_slots: Tensor  # [T] int64 token slots of every row: view row * page_tokens + token within the page
+    sliding_tokens: Tensor  # [N] int64: which of the T rows outlive the step in sliding pages
+    sliding_slots: Tensor  # [N] int64 their token slots
+    groups: Mapping[LayerKind, tuple[SegmentGroup, ...]]  # global tables are of [0, end), sliding ones of the window
+    owners: Tensor | None  # debug: [T] int64 request numbers, on the CPU
+
+
+def page_groups(
+    batch: ScheduledBatch, cache: KVCache, tables: BlockTables, names: Mapping[int, str], *, kept: int = 1
+) -> PageGroups:
+    """Of the batch's segments. `kept`: of a step that is narrowed, the most rows of a segment that go on.
+
+    Raises InvalidInput when a table names a page outside the arena. `names`: request ids by slot, for stamps.
+    """
+    device, geometry = cache.arena.device, cache.geometry
+    columns = (batch.slots, batch.starts, batch.starts + batch.lengths)
+    spans = list(zip(*(column.tolist() for column in columns), strict=True))
+    global_rows = [_global_rows(slot, end, cache, tables) for slot, _, end in spans]
+    window = [
+        _sliding_rows(slot, max(0, start - geometry.window + 1), start, cache, tables) for slot, start, _ in spans
+    ]
+    page = geometry.global_page.page_tokens
+
+    def ints(values: object) -> Tensor:
+        return torch.as_tensor(np.asarray(values, dtype=np.int64)).to(device)
+
+    positions = [np.arange(start, end) for _, start, end in spans]
+    slots = [
+        rows[at // page] * page + at % page if rows.size else np.zeros_like(at)
+        for rows, at in zip(global_rows, positions, strict=True)
+    ]
+    offsets = (np.cumsum(batch.lengths) - batch.lengths).tolist()
+    kept_tokens, kept_slots = [], []
+    if geometry.sliding_page.layers:
+        for (slot, start, end), offset in zip(spans, offsets, strict=True):
+            outlive = np.arange(max(start, end - geometry.window - kept + 1), end)  # the window of the first kept row
+            first, rows = _sliding_rows(slot, end - len(outlive), end, cache, tables)
+            size = geometry.sliding_page.page_tokens
+            kept_tokens.append(outlive - start + offset)
+            kept_slots.append(rows[outlive // size - first] * size + outlive % size)
+
+    def groups(kind: LayerKind, found: Sequence[tuple[int, _Rows]]) -> tuple[SegmentGroup, ...]:
+        alike: dict[tuple[int, int, int], list[int]] = defaultdict(list)
+        for index, ((_, start, end), (_, rows)) in enumerate(zip(spans, found, strict=True)):
+            few = end - start <= FEW_ROWS
+            width = min(_table_width(rows.size), tables.host[kind].shape[1]) if few else rows.size
+            alike[end - start, width, -1 if few else index].append(index)
+        return tuple(
+            SegmentGroup(
+                firsts=tuple(offsets[i] for i in members),
+                starts=tuple(spans[i][1] for i in members),
+                rows=ints([np.arange(offsets[i], offsets[i] + length) for i in members]),
+                positions=ints([positions[i] for i in members]),
+                first_page=ints([found[i][0] for i in members]),
+                table=ints(_padded([found[i][1] for i in members], width)),
+            )
+            for (length, width, _), members in alike.items()
+        )
+
+    return PageGroups(
+        positions=ints(np.concatenate(positions)),
+        global_slots=ints(np.concatenate(slots)),
+        sliding_tokens=ints(np.concatenate(kept_tokens) if kept_tokens else []),
+        sliding_slots=ints(np.concatenate(kept_slots) if kept_slots else []),
+        groups={
+            LayerKind.GLOBAL: groups(LayerKind.GLOBAL, [(0, rows) for rows in global_rows]),
+            LayerKind.SLIDING: groups(LayerKind.SLIDING, window),
+        },
+        owners=None if cache.stamps is None else _owners(batch, names),
+    )
+
+
+def _global_rows(slot: int, end: int, cache: KVCache, tables: BlockTables) -> _Rows:
+    """View rows of the pages of [0, end); empty when no global layer owns a cache."""
+    pages = tables.host[LayerKind.GLOBAL][slot, : cache.geometry.global_pages(end)]
+    return cache.page_rows(LayerKind.GLOBAL, pages)
+
+
+def _sliding_rows(slot: int, first: int, stop: int, cache: KVCache, tables: BlockTables) -> tuple[int, _Rows]:
+    """First logical page of positions [first, stop), and the view rows of all of them."""
+    spec = cache.geometry.sliding_page
+    if not spec.layers or first >= stop:
+        return 0, np.zeros(0, dtype=np.int64)
+    logical = np.arange(first // spec.page_tokens, spec.pages(stop))
+    pages = tables.host[LayerKind.SLIDING][slot, logical % cache.geometry.sliding_table_entries]
+    return int(logical[0]), cache.page_rows(LayerKind.SLIDING, pages)
+
+
+def _table_width(pages: int) -> int:
+    """`pages` rounded up to two significant bits (1, 2, 3, 4, 6, 8, 12, ...): few widths, and at most half again."""
+    unit = 1 << max(0, (pages - 1).bit_length() - 2)
+    return -(-pages // unit) * unit
+
+
+def _padded(tables: list[_Rows], width: int) -> _Rows:
+    padded = np.zeros((len(tables), width), dtype=np.int64)
+    for row, table in zip(padded, tables, strict=True):
+        row[: table.size] = table
+    return padded
+
+
+def _owners(batch: ScheduledBatch, names: Mapping[int, str]) -> Tensor:
+    numbers = np.array([request_number(names[slot]) for slot in batch.slots.tolist()], dtype=np.int64)
+    return torch.from_numpy(np.repeat(numbers, batch.lengths))
