@@ -105,3 +105,18 @@ def test_least_tokens_are_left_to_the_device_where_there_is_no_grammar(grammars)
     batch = engine.scheduler.schedule()
     assert batch is not None
     assert batch.admitted[0].sampling.min_tokens == 5
+
+
+@pytest.mark.parametrize("grammar", [None, AnswerGrammar(part=choice_part(["yes"])).source(MARKERS, Thought.POSSIBLE)])
+def test_drafts_count_against_the_budget_only_when_they_are_sampled(grammars, grammar) -> None:
+    request = _bound(2, grammar=grammar)
+    compiled = None if grammar is None else grammars.compile(grammar).result()
+    constraint, other = grammars.constraint(request, compiled), grammars.constraint(request, compiled)
+    drafts = (OPEN, A, A)
+    masks = grammars.masks([(constraint, drafts)])
+    for row, token in enumerate(drafts):
+        (mask,) = grammars.masks([(other, ())])
+        assert np.array_equal(masks[row], mask), "as if it were sampled"
+        other.consume(token)
+    assert np.flatnonzero(np.unpackbits(masks[3].view(np.uint8), bitorder="little")).tolist() == [CLOSE]
+    assert np.array_equal(grammars.masks([(constraint, drafts)]), masks), "and taken back"
