@@ -38,8 +38,10 @@ class Stopping:
     @property
     def banned_token_ids(self) -> tuple[int, ...]:
         """Tokens that sampling leaves out below `min_tokens`: those that would end the request. A constraint's masks
-        see to that themselves, and never leave it without a token."""
-        return () if self._request.grammar is not None else tuple(sorted(self._stop_token_ids))
+        see to that themselves, and never leave it without a token; but for those of a thinking budget alone."""
+        request = self._request
+        masked = request.constraint is not None and (request.grammar is not None or request.thinking_budget is None)
+        return () if masked else tuple(sorted(self._stop_token_ids))
 
     def goes_on(self, token_id: int) -> bool:
         """Whether one more token surely ends nothing, and nobody needs to hear of it: nearly always, and quickly."""
