@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from modelserve.architecture import ModelArchitecture
 from modelserve.checkpoint_files import (
     CONFIG_FILE,
+    INDEX_FILE,
     TensorEntry,
     read_header,
     read_index,
@@ -70,7 +72,17 @@ def inspect_checkpoint(directory: Path) -> ModelFacts:
         architecture=architecture,
         weight_bytes=sum(path.stat().st_size for path in files),
         format=_storage_format(tensors, stated),
+        identity=_identity(directory, files),
     )
+
+
+def _identity(directory: Path, files: list[Path]) -> str:
+    """SHA-256 over the index, where there is one, and the names and sizes of the files: no weight is read."""
+    index = directory / INDEX_FILE
+    digest = hashlib.sha256(index.read_bytes() if index.exists() else b"")
+    for path in files:
+        digest.update(f"\n{path.name} {path.stat().st_size}".encode())
+    return digest.hexdigest()
 
 
 def _check_embedding(tensors: dict[str, TensorEntry], architecture: ModelArchitecture) -> None:

@@ -10,10 +10,16 @@ from modelserve.weight_format import WeightFormat
 
 
 class ModelFacts(BaseModel):
-    """Facts of one checkpoint; as JSON it is what an inspect Job reports."""
+    """Facts of one checkpoint; as JSON it is what an inspect Job, perhaps of another release, reports."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, validate_by_name=True)
+    model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, validate_by_name=True)
 
     architecture: ModelArchitecture
     weight_bytes: int = Field(ge=1, description="Bytes of the safetensors files, for download and start-up budgets.")
     format: WeightFormat = Field(description="Storage type of the text weights.")
+    identity: str | None = Field(
+        default=None,
+        pattern=r"^[0-9a-f]{64}$",
+        description="Digest of the names and sizes of the safetensors files and of their index: files that were "
+        "exchanged for others have another one. None: not read, as of a published name.",
+    )

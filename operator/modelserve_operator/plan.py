@@ -293,6 +293,8 @@ def _committed_decision(
 ) -> Decision:
     """`fresh`, `today` and `builder`: what would be committed now; None where that is not known."""
     committed = resolved(committed, observed)
+    if decision.facts is not None:
+        decision = replace(decision, warnings=(*decision.warnings, *_exchanged(decision.facts, committed)))
     drifted = fresh is not None and fresh.runs != committed.runs
     message = committed.plan.message or f"Plan {committed.plan.hash} is committed."
     pinned = decision.spec.plan.revision if decision.spec is not None else None
@@ -310,6 +312,13 @@ def _committed_decision(
         move=_move(committed, observed, builder) if builder is not None and not stays else None,
         waits=_what_waits(decision.spec, committed, fresh) if decision.spec and fresh is not None and drifted else None,
     )
+
+
+def _exchanged(facts: ModelFacts, committed: Revision) -> Iterator[Warn]:
+    """Where the files were read again since: a worker that starts now serves others than those that run."""
+    if facts.identity and committed.identity and facts.identity != committed.identity:
+        message = f"The checkpoint's files are not those that plan {committed.plan.hash} was made for."
+        yield Warn(Reason.MODEL_CHANGED, message)
 
 
 def resolved(revision: Revision, observed: Observed) -> Revision:

@@ -43,6 +43,7 @@ class Reason(StrEnum):
     REVISION_UNREADABLE = "RevisionUnreadable"  # a revision that runs, or was committed last, cannot be read
     REVISION_UNKNOWN = "RevisionUnknown"  # spec.plan.revision names none that is kept
 
+    MODEL_CHANGED = "ModelChanged"  # of an Event: the checkpoint's files are not those of the committed revision
     REVISION_REFUSED = "RevisionRefused"  # of an Event: an object is labelled as a revision and is none of ours
     UNKNOWN_FIELDS = "UnknownFields"  # of an Event: fields of the spec that only a later release knows
     APPROVAL_UNKNOWN = "ApprovalUnknown"  # of an Event: an approved hash names no plan of the spec

@@ -73,6 +73,7 @@ class Revision:
     inputs: SpecInputs | None
     spec: Mapping[str, Any] = field(default_factory=dict)  # what `inputs` are hashes of, in canonical form
     source: str = ""  # hash of the model's address and revision
+    identity: str = ""  # of the checkpoint's files, where an inspection has read them
     commit: str = ""  # of the Hub, that the first of its pods resolved the revision to; an annotation of the object
     provenance: Provenance = field(default_factory=Provenance)
     number: int = 0
@@ -121,6 +122,7 @@ class Revision:
             "template": self.template,
             "weightBytes": self.weight_bytes,
             "source": self.source,
+            "modelIdentity": self.identity,
             "worker": {"image": self.worker.image, "release": self.worker.release},
             "renderer": {"release": made.renderer, "build": made.build},
             "planner": {"release": made.planner},
@@ -176,6 +178,7 @@ def _parsed(body: Body, data: Mapping[str, Any]) -> Revision:
         inputs=inputs,
         spec=spec,
         source=str(data.get("source", "")),
+        identity=str(data.get("modelIdentity", "")),
         commit=labels.annotation_of(body, labels.MODEL_COMMIT) or "",
         provenance=Provenance(
             renderer=str(renderer["release"]),

@@ -216,6 +216,7 @@ class RevisionBuilder:
             inputs=inputs,
             spec=canonical_spec(spec),
             source=self.source.hash,
+            identity=self.facts.identity or "",
             provenance=self._provenance(planner),
         )
 

@@ -172,6 +172,14 @@ def test_what_the_operator_sets_wins_over_the_users_additions(tiny_facts: ModelF
     assert {"name": "OMP_NUM_THREADS", "value": "4"} in env
 
 
+@pytest.mark.parametrize(("image", "asked"), [("worker:0.1.0", False), ("worker:0.2.0", True), ("worker:test", True)])
+def test_an_older_image_is_not_asked_for_what_it_cannot_tell(image: str, asked: bool) -> None:
+    spec = _spec()
+    job = inspect_job(OWNER, spec, source=model_source(spec), image=image, pull_policy="Always", user_id=None)
+    (inspect,) = job["spec"]["template"]["spec"]["containers"]
+    assert ("--identity" in inspect["command"]) is asked
+
+
 def test_start_up_budgets_grow_with_the_bytes() -> None:
     assert startup_seconds(1) == 1800
     assert startup_seconds(62_500_000_000) == 2500

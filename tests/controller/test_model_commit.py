@@ -151,3 +151,26 @@ def test_a_commit_that_is_gone_is_a_condition_and_ready_workers_stay(served) -> 
     assert FIRST in served.message("Stalled", "big")
     assert served.condition("Available", "big") == ("True", "Serving")
     assert served.status("big")["readyReplicas"] == 3
+
+
+def test_files_of_a_claim_that_were_exchanged_are_said_and_nothing_is_restarted(world, tiny_spec, tiny_facts) -> None:
+    first, second = (tiny_facts.model_copy(update={"identity": digit * 64}) for digit in "12")
+    world.create(tiny_spec)
+    world.cluster.end_job(message=first.model_dump_json(by_alias=True))
+    world.settle()
+    world.make_ready()
+    (body,) = world.cluster.of(CONTROLLER_REVISION)
+    assert body["data"]["modelIdentity"] == "1" * 64
+    pods = world.cluster.of(POD)
+    for facts, events in ((first, 0), (second, 1)):
+        (name,) = (
+            each["metadata"]["name"] for each in world.cluster.of(CONFIG_MAP) if "-model-" in each["metadata"]["name"]
+        )
+        world.cluster.remove(CONFIG_MAP, "ml", name)
+        world.settle()
+        world.cluster.end_job(message=facts.model_dump_json(by_alias=True))
+        world.settle()
+        assert [event["reason"] for event in world.cluster.events].count("ModelChanged") == events
+    assert world.cluster.of(POD) == pods
+    assert world.condition("Ready") == ("True", "RolledOut")
+    assert "not those that plan" in world.message("Planned")

@@ -61,6 +61,19 @@ def test_one_file(tmp_path: Path) -> None:
     assert facts.weight_bytes == (tmp_path / "model.safetensors").stat().st_size
 
 
+def test_files_that_are_exchanged_have_another_identity(tmp_path: Path) -> None:
+    before = inspect_checkpoint(checkpoint(tmp_path)).identity
+    assert inspect_checkpoint(checkpoint(tmp_path)).identity == before
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"transformers_version": "9"}))
+    assert inspect_checkpoint(tmp_path).identity == before, "weights are what counts"
+    write_safetensors(tmp_path / "model.safetensors", {EMBEDDING: ("F32", [VOCAB, HIDDEN])})
+    grown = inspect_checkpoint(tmp_path).identity
+    assert grown != before
+    weight_map = {EMBEDDING: "model.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    assert inspect_checkpoint(tmp_path).identity != grown
+
+
 def test_an_index_names_the_files_that_count(tmp_path: Path) -> None:
     checkpoint(tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / "a.safetensors")
@@ -157,7 +170,7 @@ def test_the_command_writes_the_facts(tmp_path: Path, capsys: pytest.CaptureFixt
     printed = capsys.readouterr().out
     assert len(printed.encode()) <= MESSAGE_LIMIT_BYTES
     facts = ModelFacts.model_validate_json(printed)
-    assert set(json.loads(printed)) == {"architecture", "weightBytes", "format"}
+    assert set(json.loads(printed)) == {"architecture", "weightBytes", "format"}, "as 0.1.0 reads it"
     output = tmp_path / "facts.json"
     assert main(["inspect", str(tmp_path), "--output", str(output)]) == 0
     assert ModelFacts.model_validate_json(output.read_text()) == facts

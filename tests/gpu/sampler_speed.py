@@ -45,7 +45,7 @@ class Batch:
     def __init__(self, sampling: list[SamplingParams], vocab_size: int, *, kernels: bool = True) -> None:
         rows = len(sampling)
         self.sampler = Sampler(
-            max_num_seqs=rows, vocab_size=vocab_size, softcap=CAP, eos_token_ids=EOS, parallel=TensorParallel(),
+            max_num_seqs=rows, vocab_size=vocab_size, softcap=CAP, parallel=TensorParallel(),
             device=CUDA,
         )  # fmt: skip
         if not kernels:
@@ -53,7 +53,7 @@ class Batch:
         self._host: NDArray[np.int32] = np.arange(rows, dtype=np.int32)[::-1].copy()
         self._slots = torch.from_numpy(self._host).cuda()
         self.sampler.admit(
-            [AdmittedRequest(int(s), str(s), p, (1, 2, 3), ()) for s, p in zip(self._host, sampling, strict=True)]
+            [AdmittedRequest(int(s), str(s), p, (1, 2, 3), (), EOS) for s, p in zip(self._host, sampling, strict=True)]
         )
         self._counts = np.full(rows, 2, dtype=np.int32)
         self._device_counts = torch.from_numpy(self._counts).cuda()

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from modelserve import __version__
 from modelserve.api import ModelServeSpec
+from modelserve.releases import release_number, release_of_image
 from modelserve.termination import TERMINAL_EXIT_CODE, TERMINATION_MESSAGE_PATH
 from modelserve_operator import labels
 from modelserve_operator.manifests.metadata import child_metadata
@@ -15,6 +17,7 @@ from modelserve_operator.observed import Body
 from modelserve_operator.sources import ModelSource
 
 RETRIES = 3
+IDENTITY_SINCE = "0.2.0"  # release of the image that knows `inspect --identity`
 
 
 def inspect_job(
@@ -40,11 +43,13 @@ def inspect_job(
     metadata["annotations"] = {labels.ATTEMPTS: str(attempts), **({labels.RETRY: asked} if asked is not None else {})}
     if source.downloaded:
         source = replace(source, claim=None)
+    release = release_of_image(image) or __version__
+    identity = ["--identity"] if release_number(release) >= release_number(IDENTITY_SINCE) else []
     inspect = container(
         name="inspect",
         image=image,
         pull_policy=pull_policy,
-        command=["modelserve", "inspect", source.directory, "--output", TERMINATION_MESSAGE_PATH],
+        command=["modelserve", "inspect", source.directory, "--output", TERMINATION_MESSAGE_PATH, *identity],
     )
     inspect["resources"] = INSPECT_RESOURCES
     pod: dict[str, Any] = {**pod_spec(source, user_id=user_id), "restartPolicy": "Never", "containers": [inspect]}
