@@ -67,7 +67,19 @@ def few_rows_door(device: torch.device) -> FewRows | None:
     return HopperRows() if kernel_capability(device) == HOPPER else None
 
 
+def plain_product(x: Tensor, weight: Tensor) -> Tensor:
+    """x [T, K] times the transposed weight [N, K] -> [T, N], by PyTorch.
+
+    On a CPU one row is multiplied as two: of a single one PyTorch adds bfloat16 products in another order than of
+    several, so an answer's bits would depend on whether others run beside it. Two rows cost what one does, the reading
+    of the weights.
+    """
+    if x.shape[0] == 1 and x.device.type == "cpu":
+        return functional.linear(x.expand(2, -1), weight)[:1]
+    return functional.linear(x, weight)
+
+
 def dense_product(x: Tensor, weight: Tensor) -> Tensor:
     """x [T, K] times the transposed weight [N, K] -> [T, N], by the device's kernel for few rows or by cuBLAS."""
     few = few_rows_door(x.device)
-    return few.dense(x, weight) if few is not None and few.takes(x) else functional.linear(x, weight)
+    return few.dense(x, weight) if few is not None and few.takes(x) else plain_product(x, weight)
