@@ -168,3 +168,23 @@ def test_on_a_cpu_a_row_has_the_bits_that_it_has_beside_others(outputs: int, inp
         alone, beside = plain_product(row[None], weight), plain_product(torch.stack((row, rows[0])), weight)
         assert alone.shape == (1, outputs)
         assert torch.equal(alone[0], beside[0])
+
+
+def test_on_a_cpu_products_are_of_few_counts_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch keeps a kernel for each count that it meets; the rows that are asked for come back."""
+    counts: set[int] = set()
+    multiply = torch.nn.functional.linear
+
+    def counting(x: Tensor, weight: Tensor) -> Tensor:
+        counts.add(x.shape[0])
+        return multiply(x, weight)
+
+    monkeypatch.setattr(few_rows.functional, "linear", counting)
+    weight, rows = torch.randn(4, 8), torch.randn(1024, 8)
+    expected = rows.double() @ weight.double().t()
+    for count in range(1025):
+        product = plain_product(rows[:count], weight)
+        assert product.shape == (count, 4)
+        torch.testing.assert_close(product.double(), expected[:count], atol=1e-5, rtol=0)
+    assert len(counts) < 40
+    assert all(min(each for each in counts if each >= count) <= max(2, 1.25 * count) for count in range(1, 1025))

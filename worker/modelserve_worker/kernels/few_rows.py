@@ -70,13 +70,21 @@ def few_rows_door(device: torch.device) -> FewRows | None:
 def plain_product(x: Tensor, weight: Tensor) -> Tensor:
     """x [T, K] times the transposed weight [N, K] -> [T, N], by PyTorch.
 
-    On a CPU one row is multiplied as two: of a single one PyTorch adds bfloat16 products in another order than of
-    several, so an answer's bits would depend on whether others run beside it. Two rows cost what one does, the reading
-    of the weights.
+    On a CPU, rows are multiplied with as many more as few counts of them leave: for each new count PyTorch makes a
+    kernel of half a megabyte, which it keeps for good. And a single row is multiplied as two, since its bfloat16
+    products would be added in another order than those of several: an answer's bits would depend on whether others run
+    beside it.
     """
-    if x.shape[0] == 1 and x.device.type == "cpu":
-        return functional.linear(x.expand(2, -1), weight)[:1]
-    return functional.linear(x, weight)
+    rows = x.shape[0]
+    if x.device.type != "cpu" or rows == (wanted := _row_count(rows)):
+        return functional.linear(x, weight)
+    return functional.linear(functional.pad(x, (0, 0, 0, wanted - rows)), weight)[:rows]
+
+
+def _row_count(rows: int) -> int:
+    """`rows` rounded up to three significant bits (2, 3, ..., 8, 10, 12, 14, 16, 20, ...): at most a quarter more."""
+    unit = 1 << max(0, (rows - 1).bit_length() - 3)
+    return max(2, -(-rows // unit) * unit) if rows else 0
 
 
 def dense_product(x: Tensor, weight: Tensor) -> Tensor:
