@@ -252,6 +252,19 @@ async def many_streams(url: str, http: aiohttp.ClientSession) -> None:
         request.cancel()
 
 
+_GROWING = "start: s\ns: " + " | ".join(['"a"', "s s", "s s s", "s s s s s"])
+_GRAMMARS = ('start: (("a"?)~0..10000)~0..10000', 'start: "a" start', _GROWING, "start: s\ns: /[a-z]/ | s s | s s s")
+
+
+async def grammars(url: str, http: aiohttp.ClientSession) -> None:
+    """Twenty-four answers of each at once: the first two are refused, the others cost more with every token."""
+    for grammar in _GRAMMARS:
+        body = _body(n=24, max_tokens=150, temperature=1, stream=False, structured_outputs={"grammar": grammar})
+        began = time.monotonic()
+        status = await _send(url, http, json.dumps(body).encode())
+        print(f"    {grammar[:40]!r}: {status} after {time.monotonic() - began:.2f} s")
+
+
 async def slow_reader(url: str, _: aiohttp.ClientSession) -> None:
     await _never_read(url, _body(max_tokens=1900, logprobs=5))
 
@@ -293,6 +306,7 @@ SCENARIOS: dict[str, Callable[[str, aiohttp.ClientSession], Coroutine[Any, Any, 
     "half-open": half_open,
     "many-prompts": many_prompts,
     "many-streams": many_streams,
+    "grammars": grammars,
     "slow-reader": slow_reader,
     "slow-reader-of-16": slow_reader_of_16,
 }

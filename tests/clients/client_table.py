@@ -49,7 +49,10 @@ class Client:
 CLIENTS = (
     Client("openai (Python)", "openai_python", "openai3", "openai", (*_TOOLS, "structured", "reasoning", "responses")),
     Client("openai (Node)", "openai_node", "node", "openai", (*_TOOLS, "structured", "reasoning", "responses")),
-    Client("anthropic (Python), over Messages", "anthropic_python", "openai3", "anthropic", (*_TOOLS, "reasoning")),
+    Client(
+        "anthropic (Python), over Messages", "anthropic_python", "openai3", "anthropic",
+        (*_TOOLS, "structured", "reasoning"),
+    ),
     Client(
         "LangChain", "langchain_client", "openai3", "langchain-openai", (*_TOOLS, "structured", "responses")
     ),
@@ -63,6 +66,9 @@ CLIENTS = (
     Client("LlamaIndex", "llama_index_client", "openai2", "llama-index-core", (*_TOOLS, "structured")),
     Client("instructor, forced call", "instructor_client", "openai2", "instructor", ("structured",), ("call",)),
     Client("instructor, JSON", "instructor_client", "openai2", "instructor", ("structured",), ("JSON",)),
+    Client(
+        "instructor, parallel calls", "instructor_client", "openai2", "instructor", ("structured",), ("parallel calls",)
+    ),
     Client("instructor, Markdown", "instructor_client", "openai2", "instructor", ("structured",), ("Markdown",)),
     Client(
         "pydantic-ai", "pydantic_ai_client", "openai3", "pydantic-ai-slim",

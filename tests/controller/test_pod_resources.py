@@ -83,11 +83,11 @@ def test_a_memory_request_alone_is_what_the_cpu_worker_is_planned_with(tiny_fact
 def test_a_gpu_worker_is_no_best_effort_and_the_weights_are_no_part_of_its_memory(tiny_facts: ModelFacts) -> None:
     heavy = tiny_facts.model_copy(update={"weight_bytes": 60 << 30})
     resources = [_pod(facts)["containers"][0]["resources"] for facts in (tiny_facts, heavy)]
-    assert resources[0]["requests"]["memory"] == resources[1]["requests"]["memory"] == str((41 << 30) // 8)
-    assert resources[0]["limits"]["memory"] == str((41 << 30) // 4)
+    assert resources[0]["requests"]["memory"] == resources[1]["requests"]["memory"] == str((49 << 30) // 8)
+    assert resources[0]["limits"]["memory"] == str((49 << 30) // 4)
     assert set(resources[0]["requests"]) == {"cpu", "memory"}, "a claim holds the weights"
     grouped = _pod(tiny_facts, parallelism={"tensor": 2})["containers"][0]["resources"]
-    assert int(grouped["requests"]["memory"]) == (77 << 30) // 8, "two ranks and their shared memory"
+    assert int(grouped["requests"]["memory"]) == (85 << 30) // 8, "two ranks and their shared memory"
 
 
 def test_a_download_into_scratch_space_asks_for_the_room_and_costs_nothing_more(tiny_facts: ModelFacts) -> None:

@@ -14,6 +14,7 @@ from modelserve.architecture import LayerKind
 from modelserve.engine_args import EngineArgs
 from modelserve.errors import DoesNotFit, InvalidInput
 from modelserve.planning.step_time import doubling_context
+from modelserve.sizing.grammars import lexer_states
 from modelserve.sizing.pages import GLOBAL_PAGE_TOKENS
 from modelserve.termination import TerminationReason
 from modelserve_worker.engine.child import BuiltEngine
@@ -36,7 +37,7 @@ def build_engine(args: EngineArgs, progress: Callable[[int, int], None]) -> Buil
     from modelserve_worker.scheduling.scheduler import Scheduler
 
     beside_loading = ThreadPoolExecutor(1, thread_name_prefix="grammar-tables")
-    grammars = beside_loading.submit(_grammars, Path(args.model))
+    grammars = beside_loading.submit(_grammars, Path(args.model), args)
     beside_loading.shutdown(wait=False)
     try:
         replica = launch(args, progress=progress)
@@ -82,7 +83,7 @@ def build_engine(args: EngineArgs, progress: Callable[[int, int], None]) -> Buil
     return BuiltEngine(Engine(scheduler, replica.runner, grammars.result()), ready)
 
 
-def _grammars(directory: Path) -> GrammarCompiler | None:
+def _grammars(directory: Path, args: EngineArgs) -> GrammarCompiler | None:
     """None for a checkpoint without a tokenizer, which the front end refuses to serve."""
     from modelserve_worker.execution.startup import read_architecture
     from modelserve_worker.grammar.compiler import GrammarCompiler
@@ -90,4 +91,9 @@ def _grammars(directory: Path) -> GrammarCompiler | None:
     tokenizer, architecture = directory / "tokenizer.json", read_architecture(directory)
     if not tokenizer.is_file():
         return None
-    return GrammarCompiler(tokenizer, vocab_size=architecture.vocab_size, eos_token_ids=architecture.eos_token_ids)
+    return GrammarCompiler(
+        tokenizer,
+        vocab_size=architecture.vocab_size,
+        eos_token_ids=architecture.eos_token_ids,
+        max_lexer_states=lexer_states(max_num_seqs=args.max_num_seqs, cpu_memory_bytes=args.cpu_memory_bytes),
+    )

@@ -73,6 +73,14 @@ class WorkerMetrics:
         self._http = Counter(
             "http_requests", "Answered HTTP requests.", ["method", "handler", "status"], registry=self.registry
         )
+        self._loops = Counter(
+            "modelserve_looping_answers",
+            "Answers that repeated themselves until their length, or until repetition_detection ended them.",
+            ["model_name", "ended_by"],
+            registry=self.registry,
+        )
+        for ended_by in ("length", "repetition_detection"):
+            self._loops.labels(model_name, ended_by)
         for reason in FinishReason:
             self._success.labels(model_name, reason.value)  # every series exists from the start
 
@@ -98,6 +106,10 @@ class WorkerMetrics:
     def start_request(self, prompt_tokens: int, *, arrival_s: float) -> RequestTimer:
         """Time one sequence that arrived at `arrival_s` of time.monotonic()."""
         return RequestTimer(self, prompt_tokens, arrival_s=arrival_s)
+
+    def count_loop(self, *, stopped: bool) -> None:
+        """An answer ended in a loop; `stopped`: because of it."""
+        self._loops.labels(self._model_name, "repetition_detection" if stopped else "length").inc()
 
     def count_finished(self, reason: FinishReason) -> None:
         self._success.labels(self._model_name, reason.value).inc()

@@ -103,20 +103,45 @@ class TokenConstraint(Protocol):
     """Which tokens may follow in one answer. `consume` hears each sampled token, in order, but the one that ended it.
 
     `propose` goes on as if a token were sampled and says whether it may follow; `roll_back` takes back as many.
-    `complete`: the answer is whole and nothing may follow. `error`: it cannot go on, and why.
+    `complete`: the answer is whole and nothing may follow. `error`: it cannot go on, and why; an InvalidInput where
+    that is the client's doing. `dear`: its masks take so long that nobody else is to wait for them, so its next token
+    is scheduled when `ready`, and never ahead of the one before.
     """
 
     @property
     def complete(self) -> bool: ...
 
     @property
-    def error(self) -> str | None: ...
+    def error(self) -> Exception | None: ...
+
+    @property
+    def dear(self) -> bool: ...
+
+    @property
+    def ready(self) -> bool: ...
 
     def consume(self, token_id: int) -> None: ...
 
     def propose(self, token_id: int) -> bool: ...
 
     def roll_back(self, count: int) -> None: ...
+
+    def mask(self, row: NDArray[np.int32]) -> None:
+        """Write the tokens that may be sampled, int32 [ceil(vocab / 32)], bit i of word w: token 32 w + i."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingBudget:
+    """Tokens that the thoughts of an answer may have. `begun`: the prompt has begun one.
+
+    A thought begins with the token `opens` and ends with one of `closes`, the first of which is sampled at its end.
+    """
+
+    tokens: int
+    opens: int
+    closes: tuple[int, ...]
+    begun: bool
 
 
 @dataclass(slots=True)
@@ -125,8 +150,8 @@ class Request:
 
     The server's prompts are `array("i")`, from a body's check to the step's buffer: 4 bytes a token, pickled, cut and
     checked without a loop over tokens.
-    `grammar` (as `modelserve_worker.grammar` writes it) is what the answer must match; the engine makes its
-    `constraint`, which goes with the request through preemptions.
+    `grammar` (as `modelserve_worker.grammar` writes it) is what the answer must match; of it and of `thinking_budget`
+    the engine makes the `constraint`, which goes with the request through preemptions.
     Rows are shared by requests of one `tenant` and `cache_salt`, and count as bytes of `client` in a prefix cache. At
     `checkpoints`, positions of the prompt, later requests will begin to differ.
     """
@@ -136,6 +161,7 @@ class Request:
     sampling: SamplingParams
     arrival_s: float = field(default_factory=time.monotonic)
     grammar: str | None = None
+    thinking_budget: ThinkingBudget | None = None
     cache_salt: str = ""
     tenant: str = ""
     client: str = ""
@@ -169,6 +195,7 @@ class RequestOutput:
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None  # the EOS or stop id that ended it; it is the last of `token_ids`
     error: str | None = None
+    error_field: str | None = None  # of the request, where the error is its client's doing
     logprobs: tuple[TokenLogprobs, ...] = ()
     admitted_s: float | None = None  # with its first output: when it left the queue, in time.monotonic() of this host
     cached_tokens: int = 0  # with its first output: of its prompt, those that were not computed

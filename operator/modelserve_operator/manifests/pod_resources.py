@@ -15,6 +15,7 @@ from modelserve.api import PlanStatus
 from modelserve.api.schema_types import quantity_value
 from modelserve.hardware import GPU_RESOURCE
 from modelserve.sizing.front_end import OPEN_BODIES_BYTES, PREPARATION_BYTES
+from modelserve.sizing.grammars import GRAMMARS_BYTES
 
 GIB = 1 << 30
 GPU_VENDOR = GPU_RESOURCE.partition("/")[0] + "/"
@@ -49,7 +50,8 @@ def worker_resources(users: Mapping[str, Any], plan: PlanStatus, *, downloaded_b
         limits["memory"] = str(plan.container_memory_bytes)
         memory, cpu = plan.container_memory_bytes, 1
     else:
-        memory = FRONT_END_BYTES + ranks * (ENGINE_BYTES + CUDA_BYTES) + SHARED_MEMORY_BYTES * (ranks > 1)
+        memory = FRONT_END_BYTES + GRAMMARS_BYTES + ranks * (ENGINE_BYTES + CUDA_BYTES)
+        memory += SHARED_MEMORY_BYTES * (ranks > 1)
         cpu = 1 + ranks
     defaults = {"cpu": (cpu, max(CPU_LIMIT, CPU_LIMIT_FACTOR * cpu)), "memory": (memory, LIMIT_FACTOR * memory)}
     if downloaded_bytes is not None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import anthropic
-from features import ANSWER, CITY, HELLO, HOST, KEY, MODEL, SAID, THOUGHT, TOOL, WEATHER, run, same
+from features import ANSWER, AS_JSON, CITY, DEGREES, HELLO, HOST, KEY, MODEL, SAID, THOUGHT, TOOL, WEATHER, run, same
+from pydantic import BaseModel
 
 client = anthropic.Anthropic(base_url=HOST, api_key=KEY, max_retries=0)
 function = TOOL["function"]
@@ -53,9 +54,25 @@ def tools_stream() -> None:
     _second_turn(message)
 
 
+class Weather(BaseModel):
+    """The weather in a city."""
+
+    city: str
+    degrees: int
+
+
+def structured() -> None:
+    parsed = client.messages.parse(**_ask(AS_JSON), output_format=Weather).parsed_output
+    same(parsed, Weather(city=CITY, degrees=DEGREES))
+    schema: Any = {**Weather.model_json_schema(), "additionalProperties": False}
+    asked: Any = {"format": {"type": "json_schema", "schema": schema}, "effort": "low"}
+    said = client.messages.create(**_ask(AS_JSON), output_config=asked).content[0].text
+    same(Weather.model_validate_json(said), Weather(city=CITY, degrees=DEGREES))
+
+
 def reasoning() -> None:
     answer = client.messages.create(**_ask(HELLO), thinking={"type": "enabled", "budget_tokens": 1024})
     same(answer.content[0].thinking, THOUGHT)
 
 
-run(chat, stream, tools, tools_stream, reasoning)
+run(chat, stream, tools, tools_stream, structured, reasoning)

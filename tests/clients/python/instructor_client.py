@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import instructor
@@ -13,6 +14,7 @@ from pydantic import BaseModel
 MODES = {
     "call": [instructor.Mode.TOOLS],  # its default: a forced call
     "JSON": [instructor.Mode.JSON, instructor.Mode.JSON_SCHEMA],
+    "parallel calls": [instructor.Mode.PARALLEL_TOOLS],
     "Markdown": [instructor.Mode.MD_JSON],  # a code block, which needs nothing of the server
 }
 
@@ -28,8 +30,11 @@ def structured() -> None:
     for mode in MODES[sys.argv[1]]:
         client = instructor.from_openai(openai.OpenAI(base_url=BASE_URL, api_key=KEY, max_retries=0), mode=mode)
         asked: Any = [{"role": "user", "content": AS_JSON}]
-        found = client.create(model=MODEL, messages=asked, response_model=Weather, max_retries=0)
-        same(found.model_dump(), {"city": CITY, "degrees": DEGREES})
+        several = mode is instructor.Mode.PARALLEL_TOOLS
+        wanted: Any = Iterable[Weather] if several else Weather
+        found: Any = client.create(model=MODEL, messages=asked, response_model=wanted, max_retries=0)
+        (weather,) = found if several else (found,)
+        same(weather.model_dump(), {"city": CITY, "degrees": DEGREES})
 
 
 run(structured)

@@ -6,6 +6,7 @@ from typing import Any
 
 from features import ANSWER, AS_JSON, BASE_URL, CITY, DEGREES, HELLO, KEY, MODEL, SAID, WEATHER, run, same
 from llama_index.core.llms import ChatMessage
+from llama_index.core.prompts import PromptTemplate
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike
 from pydantic import BaseModel
@@ -64,6 +65,7 @@ def tools_stream() -> None:
 def structured() -> None:
     parsed = model.as_structured_llm(Weather).chat(_ask(AS_JSON)).raw
     same(parsed, Weather(city=CITY, degrees=DEGREES))
+    same(model.structured_predict(Weather, PromptTemplate(AS_JSON)), Weather(city=CITY, degrees=DEGREES))
 
 
 run(chat, stream, tools, tools_stream, structured)

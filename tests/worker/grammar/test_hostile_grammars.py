@@ -10,6 +10,7 @@ from modelserve.errors import InvalidInput
 from modelserve_worker.grammar.answer import AnswerGrammar, Thought, choice_part, grammar_part, regex_part
 from modelserve_worker.grammar.check import check_grammar
 from modelserve_worker.grammar.schema import bounded_schema, json_grammar
+from modelserve_worker.grammar.unique_keys import unrepeatable_names
 from modelserve_worker.text.markers import Markers
 
 
@@ -158,3 +159,21 @@ def test_keywords_that_ask_for_nothing_are_left_out_wherever_schemas_stand() -> 
         "anyOf": [{}, {"prefixItems": [{}], "uniqueItems": True}],
         "additionalProperties": {},
     }
+
+
+@pytest.mark.parametrize(
+    ("pattern", "refused"),
+    [
+        ("^x", False), ("y", False), ("^[a-z]+$", False), ("^x{2,}$", False), ("^[$]x", False), (r"^\$x", False),
+        ("^x|^y", False), ("[" * 60_000, False),
+        ("^a$", True), ("^(xx|z)$", True), ("^[a-c]{1,2}$", True), (r"^a\*$", True), ("^(a$|b+)", True),
+        ("^a|b+$", True), ("(" * 60_000 + "$", True),
+    ],
+)  # fmt: skip
+def test_patterns_of_names_are_followed_where_a_name_can_always_be_longer(pattern, refused) -> None:
+    schema = {"type": "object", "patternProperties": {pattern: {"type": "null"}}, "additionalProperties": False}
+    if refused:
+        with pytest.raises(InvalidInput, match="too few names may match it"):
+            unrepeatable_names(schema, field="schema")
+    else:
+        unrepeatable_names(schema, field="schema")

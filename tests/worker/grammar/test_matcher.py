@@ -11,8 +11,8 @@ from trained_answers import MODEL
 
 from modelserve_worker.grammar.answer import AnswerGrammar, Thought, choice_part
 from modelserve_worker.grammar.compiler import GrammarCompiler
-from modelserve_worker.grammar.matcher import GrammarMatcher
-from modelserve_worker.grammar.schema import json_grammar
+from modelserve_worker.grammar.matcher import GrammarMatcher, is_allowed
+from modelserve_worker.grammar.schema import document_part, json_grammar
 from modelserve_worker.text.checkpoint_text import load_checkpoint_text
 from modelserve_worker.text.detokenizer import decode
 from modelserve_worker.text.markers import Markers
@@ -98,6 +98,7 @@ def test_what_fails_behind_a_draft_is_no_fault_of_the_answer(compiler) -> None:
     allowed = _allowed(compiler, matcher)
     assert matcher.propose(B)
     matcher.matcher.consume_token(A)  # the library gives up
+    _allowed(compiler, matcher)
     assert matcher.error is not None
     matcher.roll_back(1)
     assert matcher.error is None
@@ -139,3 +140,24 @@ def test_a_tokenizer_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(Exception, match=r"tokenizer\.json"):
         GrammarCompiler(tmp_path / "tokenizer.json", vocab_size=10, eos_token_ids=EOS)
+
+
+def test_names_of_drafts_are_taken_back(compiler) -> None:
+    part = document_part({"type": "object", "additionalProperties": {"type": "null"}}, field="schema")
+    compiled = compiler.compile(AnswerGrammar(part=part).source(Markers.of({}), Thought.NONE)).result()
+    matcher = compiler.matcher(compiled, stop_token_ids=(), ignore_eos=False, min_tokens=0)
+    once, twice = [_spelling(text) for text in ('{"a":null', ',"a')]
+    quote = _spelling('"')[0]
+    for token in once[:-1]:
+        matcher.consume(token)
+    masks = compiler.masks([(matcher, (once[-1], *twice))])
+    assert not is_allowed(masks[-1], quote), "it would stand there twice"
+    assert np.array_equal(compiler.masks([(matcher, (once[-1], *twice))]), masks)
+    other = _spelling(',"b')
+    matcher.consume(once[-1])
+    assert is_allowed(compiler.masks([(matcher, other)])[-1], quote)
+
+
+def _spelling(text: str) -> list[int]:
+    """A token for each character."""
+    return [next(t for t, data in enumerate(VOCABULARY.token_bytes) if data == each.encode()) for each in text]

@@ -47,6 +47,7 @@ class EchoEngine:
         self.refusal: Exception | None = None
         self.dead: str | None = None
         self.fail_after: int | None = None
+        self.at_fault: str | None = None  # the field of the request for which it fails
         self.step_seconds = 0.0
         self.reply: list[int] | None = None
         self.cached_tokens = 0  # of each prompt
@@ -84,7 +85,10 @@ class EchoEngine:
         if name in self.ended:
             return RequestOutput(name, (), FinishReason.ABORT)
         if self.fail_after is not None and position >= self.fail_after:
-            return RequestOutput(name, (), FinishReason.ERROR, error="the step failed: overheated")
+            error = (
+                "the step failed: overheated" if self.at_fault is None else "the answer's grammar exceeds its bounds"
+            )
+            return RequestOutput(name, (), FinishReason.ERROR, error=error, error_field=self.at_fault)
         self.steps[name] = position + 1
         echo = [token_id for token_id in request.prompt_token_ids if token_id >= 238] + [EOS]
         reply = echo if self.reply is None else self.reply

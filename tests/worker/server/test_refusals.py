@@ -97,6 +97,7 @@ def _error(response: httpx.Response, status: int = 400) -> dict[str, Any]:
         (CHAT | _tool(parameters=_nested(33)), "tools.0.function.parameters", "more than 32 deep; flatten the schema"),
         (CHAT | {"tools": _tool()["tools"] * 2}, "tools", "two functions are named 'f'; names must differ"),
         (CHAT | {"tools": _tool()["tools"] * 1025}, "tools", "at most 1024 items"),
+        (CHAT | {"messages": [{"role": "user", "content": ["text"]}]}, "messages.0.content", "'text' is not supported"),
         (CHAT | {"tool_choice": "required"}, "tool_choice", "there are no tools; send tools"),
         (
             CHAT | _tool() | {"tool_choice": {"type": "function", "function": {"name": "g"}}},

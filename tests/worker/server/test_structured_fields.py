@@ -111,3 +111,42 @@ def test_what_cannot_be_followed_is_a_400_that_names_it(server, fields, param, w
     assert response.json()["error"]["param"] == param
     assert words in response.json()["error"]["message"]
     assert not server.engine.requests
+
+
+def _failed(server) -> float:
+    text = httpx.get(f"{server.url}/metrics").text
+    counts = [line for line in text.splitlines() if line.startswith("vllm:request_success_total") and '"error"' in line]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in counts)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("route", ["chat/completions", "completions", "responses", "messages"])
+def test_a_grammar_that_exceeds_its_bounds_before_anything_is_sent_is_a_400(server, route, stream) -> None:
+    server.engine.fail_after, server.engine.at_fault = 0, "structured_outputs"
+    failed = _failed(server)
+    answer = httpx.post(f"{server.url}/v1/{route}", json=_body(route) | {"stream": stream})
+    assert answer.status_code == 400, answer.text
+    assert "exceeds its bounds" in answer.json()["error"]["message"]
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+    assert _failed(server) == failed + 1
+
+
+@pytest.mark.parametrize("route", ["chat/completions", "completions"])
+def test_a_grammar_that_exceeds_its_bounds_later_ends_its_stream_with_an_error(server, route) -> None:
+    server.engine.fail_after, server.engine.at_fault = 2, "structured_outputs"
+    failed = _failed(server)
+    answer = httpx.post(f"{server.url}/v1/{route}", json=_body(route) | {"stream": True})
+    assert answer.status_code == 200
+    *_, error, done, _ = answer.text.split("\n\n")
+    assert json.loads(error.removeprefix("data: "))["error"]["param"] == "structured_outputs"
+    assert done == "data: [DONE]"
+    assert _failed(server) == failed + 1
+
+
+def _body(route: str) -> dict[str, Any]:
+    return {
+        "chat/completions": {"model": "tiny", "messages": USER},
+        "completions": {"model": "tiny", "prompt": "hi"},
+        "responses": {"model": "tiny", "input": "hi"},
+        "messages": {"model": "tiny", "messages": USER, "max_tokens": 8},
+    }[route]

@@ -15,9 +15,7 @@ from modelserve_worker.request import FinishReason, Request, RequestOutput
 if TYPE_CHECKING:  # the front end imports this module's names and needs no scheduler
     from concurrent.futures import Future
 
-    from llguidance import LLMatcher
-
-    from modelserve_worker.grammar.compiler import GrammarCompiler
+    from modelserve_worker.grammar.compiler import CompiledGrammar, GrammarCompiler
     from modelserve_worker.scheduling.scheduler import Scheduler
     from modelserve_worker.scheduling.stats import StepEvents
 
@@ -50,7 +48,7 @@ class Engine:
         self.scheduler = scheduler
         self.runner = runner
         self._grammars = grammars
-        self._compiling: dict[str, tuple[Request, Future[LLMatcher]]] = {}  # requests whose grammar is not ready
+        self._compiling: dict[str, tuple[Request, Future[CompiledGrammar]]] = {}  # requests whose grammar is not ready
         self.steps_done = 0  # steps whose results were taken, failed ones and those that sample nothing included
         self._pending: tuple[ScheduledBatch, PendingStep] | None = None
         self._failures = 0
@@ -66,10 +64,13 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """Queue a request, once its grammar is compiled if it has one. Raises InvalidInput if it could never run."""
-        if request.grammar is None:
+        if request.grammar is None and request.thinking_budget is None:
             self.scheduler.add(request)
         elif self._grammars is None:
             raise InvalidInput("this engine has no tokenizer and cannot follow a grammar", field="structured_outputs")
+        elif request.grammar is None:
+            request.constraint = self._grammars.constraint(request, None)
+            self.scheduler.add(request)
         else:
             self.scheduler.validate(request)
             self._compiling[request.request_id] = (request, self._grammars.compile(request.grammar))
@@ -125,17 +126,13 @@ class Engine:
         outputs = []
         for request, future in [entry for entry in self._compiling.values() if entry[1].done()]:
             del self._compiling[request.request_id]
-            sampling = request.sampling
             try:
-                request.constraint = self._grammars.matcher(
-                    future.result(),
-                    stop_token_ids=sampling.stop_token_ids,
-                    ignore_eos=sampling.ignore_eos,
-                    min_tokens=sampling.min_tokens,
-                )
+                request.constraint = self._grammars.constraint(request, future.result())
                 self.scheduler.add(request)
             except Exception as error:  # of this request alone
-                outputs.append(RequestOutput(request.request_id, (), FinishReason.ERROR, error=str(error)))
+                field = error.field if isinstance(error, InvalidInput) else None
+                failed = RequestOutput(request.request_id, (), FinishReason.ERROR, error=str(error), error_field=field)
+                outputs.append(failed)
         return outputs
 
     def _constrained(self, batch: ScheduledBatch, pending: PendingStep) -> PendingStep:

@@ -16,7 +16,8 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from modelserve.errors import InvalidInput
 from modelserve_worker.grammar.call_syntax import ArgumentRules, literal
-from modelserve_worker.grammar.limits import MAX_GRAMMAR_CHARACTERS
+from modelserve_worker.grammar.endless_grammar import endless_rules
+from modelserve_worker.grammar.limits import CLIENT_PART, MAX_GRAMMAR_CHARACTERS
 from modelserve_worker.text.markers import Markers
 
 _ANY_TEXT = r"/(.|\n)*/"
@@ -52,11 +53,14 @@ def choice_part(choices: Sequence[str]) -> dict[str, Any]:
 
 
 def grammar_part(source: str, *, field: str) -> dict[str, Any]:
-    """A grammar in Lark's syntax, or in GBNF. Raises InvalidInput."""
+    """A grammar in Lark's syntax, or in GBNF. Raises InvalidInput, also where no answer could be whole under it."""
     try:
-        return {"lark_grammar": any_to_lark(source)}
+        rules = any_to_lark(source)
     except Exception as error:  # the library raises what its parser meets
         raise InvalidInput(f"{field}: not a grammar in Lark's syntax or GBNF: {error}", field=field) from error
+    if fault := endless_rules(rules):
+        raise InvalidInput(f"{field}: {fault}", field=field)
+    return {"name": CLIENT_PART, "lark_grammar": rules}
 
 
 def structural_tag_part(tags: Sequence[StructTag]) -> dict[str, Any]:
@@ -79,7 +83,7 @@ class AnswerGrammar:
         rules: dict[str, str] = {}
         options = []
         if self.part is not None:
-            options.append("@answer")
+            options.append(f"@{self.part.get('name', 'answer')}")
         if self.tools:
             rules = self._calls(markers)
             least, most = int(not self.text), "" if self.several_calls else 1

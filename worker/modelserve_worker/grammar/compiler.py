@@ -1,25 +1,31 @@
 """Grammars to matchers, in the engine's process: compiled in threads, kept while they are in use, followed in parallel.
 
-The library's compilation and its masks run without Python's lock, so the loop goes on with steps meanwhile.
+The library's compilation and its masks run without Python's lock, so the loop goes on with steps meanwhile. The first
+mask of a grammar is computed with it, and the masks of those that are dear beside the steps of all others.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from llguidance import LLExecutor, LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
 from modelserve.errors import InvalidInput
-from modelserve_worker.grammar.limits import parser_limits
-from modelserve_worker.grammar.matcher import GrammarMatcher, is_allowed
-from modelserve_worker.request import TokenConstraint
+from modelserve.sizing.grammars import MOST_LEXER_STATES
+from modelserve_worker.grammar.limits import DOCUMENT_PART, parser_limits, part_names
+from modelserve_worker.grammar.matcher import DEAR_S, GrammarMatcher, is_allowed
+from modelserve_worker.grammar.thinking_budget import BudgetedThought
+from modelserve_worker.grammar.unique_keys import TokenTable, UniqueKeys
+from modelserve_worker.request import Request, TokenConstraint
 
 _COMPILED_GRAMMARS = 64  # kept for requests to come
 _COMPILER_THREADS = 2
@@ -27,10 +33,27 @@ _MOST_MASK_THREADS = 8
 _IN_NO_TEXT = "\ufdd0"  # never a character
 
 
+@dataclass(frozen=True)
+class CompiledGrammar:
+    """A grammar before its first token, and the mask of that, int32 [ceil(vocab / 32)]."""
+
+    matcher: LLMatcher
+    first_mask: NDArray[np.int32]
+    dear: bool
+    free_names: bool
+
+
 class GrammarCompiler:
     """Compiles grammars for one tokenizer, and computes the masks of a step. One thread calls it."""
 
-    def __init__(self, tokenizer_json: Path, *, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        tokenizer_json: Path,
+        *,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        max_lexer_states: int = MOST_LEXER_STATES,
+    ) -> None:
         """Takes 2.4 s of one core for a vocabulary of 262,144. Raises InvalidInput that names the file."""
         try:
             self._tokenizer = LLTokenizer(
@@ -40,12 +63,15 @@ class GrammarCompiler:
             raise InvalidInput(f"{tokenizer_json}: {error}", field="tokenizer.json") from error
         self._eos_token_ids = tuple(eos_token_ids)
         self._words = -(-vocab_size // 32)
-        self._limits = parser_limits()
+        self._max_lexer_states = max_lexer_states
+        self._table = TokenTable([self._bytes_of(token_id) for token_id in range(vocab_size)])
         self._threads = ThreadPoolExecutor(_COMPILER_THREADS, thread_name_prefix="grammar-compiler")
-        self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
-        self._executor = LLExecutor(num_threads=max(1, min(_MOST_MASK_THREADS, len(os.sched_getaffinity(0)) - 1)))
+        self._compiled: OrderedDict[str, Future[CompiledGrammar]] = OrderedDict()
+        self._shares = max(1, min(_MOST_MASK_THREADS, len(os.sched_getaffinity(0)) - 1))
+        self._masking = ThreadPoolExecutor(self._shares, thread_name_prefix="token-masks")
+        self._background = ThreadPoolExecutor(max(1, self._shares // 2), thread_name_prefix="dear-token-masks")
 
-    def compile(self, grammar: str) -> Future[LLMatcher]:
+    def compile(self, grammar: str) -> Future[CompiledGrammar]:
         """The grammar's matcher before the first token; the same future for a grammar that was compiled lately.
 
         The future raises InvalidInput where the grammar is none.
@@ -57,63 +83,96 @@ class GrammarCompiler:
         return future
 
     def matcher(
-        self, compiled: LLMatcher, *, stop_token_ids: Sequence[int], ignore_eos: bool, min_tokens: int
+        self, compiled: CompiledGrammar, *, stop_token_ids: Sequence[int], ignore_eos: bool, min_tokens: int
     ) -> GrammarMatcher:
         """A matcher for one answer."""
         return GrammarMatcher(
-            compiled,
+            compiled.matcher,
+            first_mask=compiled.first_mask,
+            dear=compiled.dear,
+            background=self._background,
+            unique_keys=UniqueKeys(self._table) if compiled.free_names else None,
             eos_token_ids=self._eos_token_ids,
             stop_token_ids=[token_id for token_id in stop_token_ids if token_id < self._words * 32],
             ignore_eos=ignore_eos,
             min_tokens=min_tokens,
         )
 
+    def constraint(self, request: Request, compiled: CompiledGrammar | None) -> TokenConstraint | None:
+        """What holds a request's answer to its grammar, which is `compiled`, and to its thinking budget."""
+        sampling, constraint = request.sampling, None
+        if compiled is not None:
+            constraint = self.matcher(
+                compiled,
+                stop_token_ids=sampling.stop_token_ids,
+                ignore_eos=sampling.ignore_eos,
+                min_tokens=sampling.min_tokens,
+            )
+        if request.thinking_budget is not None:
+            return BudgetedThought(request.thinking_budget, constraint)
+        return constraint
+
     def masks(self, constrained: Sequence[tuple[TokenConstraint | None, Sequence[int]]]) -> NDArray[np.int32]:
         """Masks int32 [C, ceil(vocab / 32)] of the tokens that may follow, for each of `constrained` the first and then
-        one behind each of its drafts; all tokens for None, and behind a draft that may not follow itself.
+        one behind each of its drafts; all tokens for None, behind a draft that may not follow itself, and where a
+        constraint fails, which its `error` then tells.
 
-        The constraints are those of `matcher`, and are left as they were.
+        The constraints are left as they were.
         """
         ends = np.cumsum([1 + len(drafts) for _, drafts in constrained]).tolist()
         masks = np.full((ends[-1] if ends else 0, self._words), -1, dtype=np.int32)
-        first = [
-            (matcher, end - 1 - len(drafts), drafts)
-            for (matcher, drafts), end in zip(constrained, ends, strict=True)
-            if isinstance(matcher, GrammarMatcher)
+        live = [
+            (constraint, end - 1 - len(drafts), drafts)
+            for (constraint, drafts), end in zip(constrained, ends, strict=True)
+            if constraint is not None
         ]
-        proposed, live = dict.fromkeys((matcher for matcher, *_ in first), 0), first
+        proposed = [(constraint, row) for constraint, row, _ in live]
+        counts = dict.fromkeys((row for _, row in proposed), 0)
+        first = {id(constraint): row for constraint, row in proposed}
         while live:
-            self._fill(masks, [(matcher, row) for matcher, row, _ in live])
+            self._fill(masks, [(constraint, row) for constraint, row, _ in live])
             live = [
-                (matcher, row + 1, drafts[1:])
-                for matcher, row, drafts in live
-                if drafts and is_allowed(masks[row], drafts[0]) and matcher.propose(drafts[0])
+                (constraint, row + 1, drafts[1:])
+                for constraint, row, drafts in live
+                if drafts and is_allowed(masks[row], drafts[0]) and constraint.propose(drafts[0])
             ]
-            for matcher, *_ in live:
-                proposed[matcher] += 1
-        for matcher, count in proposed.items():
-            if count:
-                matcher.roll_back(count)
+            for constraint, *_ in live:
+                counts[first[id(constraint)]] += 1
+        for constraint, row in proposed:
+            if counts[row]:
+                constraint.roll_back(counts[row])
         return masks
 
-    def _fill(self, masks: NDArray[np.int32], live: Sequence[tuple[GrammarMatcher, int]]) -> None:
-        """Rows of `masks` by what may follow in each matcher now."""
-        row_bytes = masks.strides[0]
-        if len(live) == 1:  # not worth waking a thread
-            matcher, row = live[0]
-            matcher.matcher.unsafe_compute_mask_ptr(masks[row].ctypes.data, row_bytes)
+    def _fill(self, masks: NDArray[np.int32], live: Sequence[tuple[TokenConstraint, int]]) -> None:
+        """Rows of `masks` by what may follow in each now."""
+        shares = min(self._shares, len(live))
+        if shares <= 1:  # not worth waking a thread
+            _write(live, masks)
         else:
-            self._executor.unsafe_compute_mask_ptr(
-                [(matcher.matcher, row) for matcher, row in live], masks.ctypes.data, row_bytes, len(masks)
-            )
-        for matcher, row in live:
-            matcher.adjust(masks[row])
+            list(self._masking.map(lambda share: _write(live[share::shares], masks), range(shares)))
 
-    def _compile(self, grammar: str) -> LLMatcher:
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
+    def _compile(self, grammar: str) -> CompiledGrammar:
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits(grammar))
+        mask = np.empty(self._words, dtype=np.int32)
+        began = time.thread_time()
+        if not matcher.is_error():
+            matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if matcher.is_error():
             raise InvalidInput(f"the grammar of the answer: {matcher.get_error()}", field="structured_outputs")
-        return matcher
+        dear = time.thread_time() - began > DEAR_S
+        return CompiledGrammar(matcher, mask, dear, free_names=DOCUMENT_PART in part_names(grammar))
+
+    def _limits(self, grammar: str) -> LLParserLimits:
+        return parser_limits(grammar, max_lexer_states=self._max_lexer_states)
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        """Empty for a control token."""
+        return b"" if self._tokenizer.is_special_token(token_id) else self._tokenizer.decode_bytes([token_id])
+
+
+def _write(matchers: Sequence[tuple[TokenConstraint, int]], masks: NDArray[np.int32]) -> None:
+    for matcher, row in matchers:
+        matcher.mask(masks[row])
 
 
 def _spelling_no_control_token(tokenizer_json: Path) -> str:

@@ -9,6 +9,8 @@ from typing import Any
 from modelserve.errors import InvalidInput
 from modelserve_worker.grammar.endless_schema import endless_circle
 from modelserve_worker.grammar.idle_keywords import without_idle_keywords
+from modelserve_worker.grammar.limits import DOCUMENT_PART
+from modelserve_worker.grammar.unique_keys import free_names, unrepeatable_names
 
 MAX_SCHEMA_CHARACTERS = 64 * 1024
 MAX_SCHEMA_DEPTH = 64  # objects and lists inside each other, of the document
@@ -59,6 +61,14 @@ def bounded_schema(schema: Any, *, field: str) -> dict[str, Any] | bool:
             field=field,
         )
     return without_idle_keywords(schema)  # type: ignore[no-any-return]
+
+
+def document_part(schema: Any, *, field: str) -> dict[str, Any]:
+    """The part of a grammar for an answer that is a JSON document of `schema`. Raises InvalidInput."""
+    bounded = bounded_schema(schema, field=field)
+    unrepeatable_names(bounded, field=field)
+    part = json_grammar(bounded)
+    return part | {"name": DOCUMENT_PART} if free_names(bounded) else part
 
 
 def json_grammar(schema: dict[str, Any] | bool) -> dict[str, Any]:

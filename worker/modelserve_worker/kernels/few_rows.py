@@ -67,7 +67,27 @@ def few_rows_door(device: torch.device) -> FewRows | None:
     return HopperRows() if kernel_capability(device) == HOPPER else None
 
 
+def plain_product(x: Tensor, weight: Tensor) -> Tensor:
+    """x [T, K] times the transposed weight [N, K] -> [T, N], by PyTorch.
+
+    On a CPU, rows are multiplied with as many more as few counts of them leave: for each new count PyTorch makes a
+    kernel of half a megabyte, which it keeps for good. And a single row is multiplied as two, since its bfloat16
+    products would be added in another order than those of several: an answer's bits would depend on whether others run
+    beside it.
+    """
+    rows = x.shape[0]
+    if x.device.type != "cpu" or rows == (wanted := _row_count(rows)):
+        return functional.linear(x, weight)
+    return functional.linear(functional.pad(x, (0, 0, 0, wanted - rows)), weight)[:rows]
+
+
+def _row_count(rows: int) -> int:
+    """`rows` rounded up to three significant bits (2, 3, ..., 8, 10, 12, 14, 16, 20, ...): at most a quarter more."""
+    unit = 1 << max(0, (rows - 1).bit_length() - 3)
+    return max(2, -(-rows // unit) * unit) if rows else 0
+
+
 def dense_product(x: Tensor, weight: Tensor) -> Tensor:
     """x [T, K] times the transposed weight [N, K] -> [T, N], by the device's kernel for few rows or by cuBLAS."""
     few = few_rows_door(x.device)
-    return few.dense(x, weight) if few is not None and few.takes(x) else functional.linear(x, weight)
+    return few.dense(x, weight) if few is not None and few.takes(x) else plain_product(x, weight)

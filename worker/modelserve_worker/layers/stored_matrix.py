@@ -21,7 +21,7 @@ from torch.nn import functional
 from modelserve.sizing.quantised_tiles import INT4_GROUPS
 from modelserve.weight_format import FP8_BLOCK, StoredType, TextLinear, WeightFormat
 from modelserve_worker.kernels.elementwise import ElementwiseDoors
-from modelserve_worker.kernels.few_rows import FewRows, dense_product, few_rows_door
+from modelserve_worker.kernels.few_rows import FewRows, dense_product, few_rows_door, plain_product
 from modelserve_worker.kernels.fp8_linear import Fp8Pairs, repack_fp8
 from modelserve_worker.kernels.int4_linear import Int4Tiles, repack_int4
 from modelserve_worker.kernels.quantised_doors import ProductDoor, fp8_door, int4_door
@@ -43,7 +43,7 @@ class StoredMatrix(nn.Module):
 
     def linear(self, x: Tensor) -> Tensor:
         """x [T, columns] in the compute dtype -> [T, rows]. Not for experts."""
-        return functional.linear(x, self.dense())
+        return plain_product(x, self.dense())
 
     def in_parts(self, x: Tensor) -> Tensor:
         """`linear`, or float32 [P, T, rows] whose sum over P it is before it is rounded (`FewRows`, split)."""

@@ -158,6 +158,18 @@ class RunningRequests:
         assert None not in held, f"of slots {slots}, some are free"
         return cast(list[RunningRequest], held)
 
+    def with_masks(self, slots: Int32Array) -> Int32Array:
+        """Decodes without those whose dear mask is being computed: they sit out, and nobody waits for it."""
+        constrained = self.counters.constrained[slots]
+        if not constrained.any():
+            return slots
+        ready, in_flight = np.ones(len(slots), dtype=np.bool_), self.counters.in_flight[slots]
+        for index, running in zip(np.flatnonzero(constrained), self.stays(slots[constrained]), strict=True):
+            constraint = running.request.constraint
+            if constraint is not None and constraint.dear:
+                ready[index] = constraint.ready and not in_flight[index]
+        return slots[ready]
+
     def drafts(self, decodes: Int32Array, *, most: int, spare: int, arena: PageArena) -> Int32Array:
         """How many drafts each decode takes along: what is proposed, at most `most`; what the step has room for,
         `spare` rows; what the request may still say; and what pages cover that no other request has to give up."""

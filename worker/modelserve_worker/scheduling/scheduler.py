@@ -134,7 +134,7 @@ class Scheduler:
         self.prefixes.settle()
         counters, slots = self._counters, self._running.slots()
         remaining = counters.remaining(slots)
-        decodes, all_grew = self._grow_decodes(slots[remaining == 1])
+        decodes, all_grew = self._grow_decodes(self._running.with_masks(slots[remaining == 1]))
         prefills = slots[remaining > 1]
         if len(prefills):
             prefills = prefills[counters.running[prefills]]  # a decode may have preempted it
@@ -205,6 +205,7 @@ class Scheduler:
             verdict.reason,
             verdict.stop_token_id,
             verdict.error,
+            verdict.error_field,
             tuple(logprobs[: len(token_ids)]),
             prompt_logprobs=scores,
         )

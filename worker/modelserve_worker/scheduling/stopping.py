@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from modelserve.errors import InvalidInput
 from modelserve_worker.batch import NOT_A_NUMBER
 from modelserve_worker.request import FinishReason, Request
 
@@ -19,6 +20,7 @@ class Verdict:
     reason: FinishReason | None = None
     stop_token_id: int | None = None  # the last of the tokens, where it ended the request
     error: str | None = None
+    error_field: str | None = None  # of the request, where the error is its client's doing
 
 
 class Stopping:
@@ -36,8 +38,10 @@ class Stopping:
     @property
     def banned_token_ids(self) -> tuple[int, ...]:
         """Tokens that sampling leaves out below `min_tokens`: those that would end the request. A constraint's masks
-        see to that themselves, and never leave it without a token."""
-        return () if self._request.constraint is not None else tuple(sorted(self._stop_token_ids))
+        see to that themselves, and never leave it without a token; but for those of a thinking budget alone."""
+        request = self._request
+        masked = request.constraint is not None and (request.grammar is not None or request.thinking_budget is None)
+        return () if masked else tuple(sorted(self._stop_token_ids))
 
     def goes_on(self, token_id: int) -> bool:
         """Whether one more token surely ends nothing, and nobody needs to hear of it: nearly always, and quickly."""
@@ -52,6 +56,8 @@ class Stopping:
         """Judge the tokens that follow those the request has, in order; its constraint hears those that count."""
         known, sampled = self._request.num_tokens, len(self._request.output_token_ids)
         constraint = self._request.constraint
+        if constraint is not None and constraint.error is not None:  # while its mask was computed: any token came
+            return _failed(0, constraint.error)
         for index, token_id in enumerate(token_ids):
             count = index + 1
             if token_id == NOT_A_NUMBER:
@@ -61,12 +67,17 @@ class Stopping:
             if constraint is not None:
                 constraint.consume(token_id)
                 if constraint.error is not None:
-                    return Verdict(index, FinishReason.ERROR, error=constraint.error)
+                    return _failed(index, constraint.error)
                 if constraint.complete:
                     return Verdict(count, FinishReason.STOP)
             if known + count >= self._most_tokens:
                 return Verdict(count, FinishReason.LENGTH)
         return Verdict(len(token_ids))
+
+
+def _failed(count: int, error: Exception) -> Verdict:
+    field = error.field if isinstance(error, InvalidInput) else None
+    return Verdict(count, FinishReason.ERROR, error=str(error), error_field=field)
 
 
 def _not_a_number(position: int) -> str:

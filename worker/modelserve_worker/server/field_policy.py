@@ -149,7 +149,6 @@ BLOCK_FIELDS: Mapping[str, Ignored] = {
 }
 
 THINKING_FIELDS: Mapping[str, Ignored] = {
-    "budget_tokens": Ignored("the model has no such budget; max_tokens bounds thought and answer together"),
     "display": Ignored("thoughts come whole"),
 }
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from modelserve.errors import InvalidInput
 from modelserve_worker.grammar.answer import Thought
-from modelserve_worker.request import Request, SamplingParams
+from modelserve_worker.request import Request, SamplingParams, ThinkingBudget
 from modelserve_worker.server.conversation import INSTRUCTIONS, template_messages
 from modelserve_worker.server.errors import ApiError
 from modelserve_worker.server.protocol import MAX_PROMPTS, ChatCompletionRequest, CompletionRequest, SamplingFields
@@ -21,6 +21,7 @@ from modelserve_worker.server.structured_output import answer_grammar, grammar_s
 from modelserve_worker.text.chat_template import ChatTemplateError
 from modelserve_worker.text.markers import Markers
 from modelserve_worker.text.prompt_encoder import GUARD, InvalidTextError, TooManyTokensError
+from modelserve_worker.text.repetition import RepetitionLimits
 from modelserve_worker.text.reply import PLAIN_TEXT, ReplyFormat
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
@@ -40,6 +41,7 @@ class SequenceSpec:
     include_stop: bool
     skip_special_tokens: bool
     reply_format: ReplyFormat
+    repetition: RepetitionLimits | None = None  # what ends it as a loop
     prompt_only: bool = False  # max_tokens 0: the engine samples one token, and nobody hears of it
 
 
@@ -157,6 +159,7 @@ def chat_sequences(
         prompt_logprobs=body.prompt_logprobs,
         first_index=0,
         grammar=_chat_grammar(body, prompt, model),
+        thinking_budget=_thinking_budget(body, prompt, model),
         reply_format=_reply_format(body, prompt, model),
         checkpoints=checkpoints,
     )
@@ -197,6 +200,16 @@ def _chat_grammar(body: ChatCompletionRequest, prompt: array[int], model: Served
     )
 
 
+def _thinking_budget(body: ChatCompletionRequest, prompt: array[int], model: ServedModel) -> ThinkingBudget | None:
+    """None where none is asked for, or the model has no thoughts."""
+    markers = Markers.of(model.text.vocabulary.ids)
+    if body.thought_tokens is None or markers.thought_open is None or markers.thought_close is None:
+        return None
+    closes = [markers.thought_close, *([] if markers.call_open is None else [markers.call_open])]
+    begun = markers.tail_of_open_thought(prompt) is not None
+    return ThinkingBudget(body.thought_tokens, markers.thought_open, tuple(closes), begun)
+
+
 def _reply_format(body: ChatCompletionRequest, prompt: array[int], model: ServedModel) -> ReplyFormat:
     """Who asks to see special tokens gets the answer as the model wrote it; without tools no call is looked for."""
     if not body.skip_special_tokens:
@@ -221,6 +234,7 @@ def _choices(
     prompt_logprobs: int | None,
     first_index: int,
     grammar: str | None,
+    thinking_budget: ThinkingBudget | None = None,
     reply_format: ReplyFormat = PLAIN_TEXT,
     prompt_only: bool = False,
     checkpoints: tuple[int, ...] = (),
@@ -241,6 +255,7 @@ def _choices(
                 prompt,
                 replace(sampling, seed=(seed + choice) % _SEEDS, prompt_logprobs=None if choice else prompt_logprobs),
                 grammar=grammar,
+                thinking_budget=thinking_budget,
                 cache_salt=body.cache_salt or "",
                 checkpoints=checkpoints,
             ),
@@ -248,6 +263,7 @@ def _choices(
             include_stop=body.include_stop_str_in_output,
             skip_special_tokens=body.skip_special_tokens,
             reply_format=reply_format,
+            repetition=None if body.repetition_detection is None else body.repetition_detection.limits(),
             prompt_only=prompt_only,
         )
         for choice in range(body.n)

@@ -24,6 +24,7 @@ from modelserve_worker.server.structured_output import (
     offered_tools,
 )
 from modelserve_worker.server.tools import MAX_TOOLS, Tool
+from modelserve_worker.text.repetition import RepetitionLimits
 from modelserve_worker.text.tool_calls import MAX_DEPTH
 
 MAX_CHOICES = 128
@@ -31,6 +32,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 256
 MAX_PROMPTS = 1024
 MAX_TOP_LOGPROBS = 20
+MAX_PATTERN_SIZE = 256  # each of these is a comparison per token
 MAX_ID_DIGITS = 10  # of a token id written as text; Python refuses to read a number of thousands of digits
 
 LARGEST_COUNT = (1 << 31) - 1  # a top_k beyond 64 bits would fail every request of its step
@@ -85,6 +87,29 @@ class StreamOptions(RequestModel):
     include_usage: bool = False
 
 
+class RepetitionDetection(RequestModel):
+    """vLLM's: ends an answer that repeats itself, with finish_reason "length" and stop_reason "repetition_detected"."""
+
+    max_pattern_size: int = Field(ge=0, le=MAX_PATTERN_SIZE, description="tokens of one round at most; 0 is off")
+    min_pattern_size: int = Field(default=0, ge=0, description="tokens of one round at least; 0 means 1")
+    min_count: int = Field(default=0, ge=0, le=LARGEST_COUNT, description="rounds, from 2 on")
+
+    @model_validator(mode="after")
+    def _sizes_and_count(self) -> RepetitionDetection:
+        if self.max_pattern_size and self.min_count < 2:
+            raise ValueError(f"min_count is {self.min_count}; something is repeated from 2 on")
+        if self.max_pattern_size and self.min_pattern_size > self.max_pattern_size:
+            raise ValueError(
+                f"min_pattern_size {self.min_pattern_size} exceeds max_pattern_size {self.max_pattern_size}"
+            )
+        return self
+
+    def limits(self) -> RepetitionLimits | None:
+        """None where it is off."""
+        least = max(1, self.min_pattern_size)
+        return RepetitionLimits(self.max_pattern_size, least, self.min_count) if self.max_pattern_size else None
+
+
 class SamplingFields(RequestModel):
     """What completions and chat completions share. Defaults left None come from generation_config.json."""
 
@@ -113,6 +138,7 @@ class SamplingFields(RequestModel):
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     structured_outputs: StructuredOutputs | None = None
+    repetition_detection: RepetitionDetection | None = None
     prompt_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     return_tokens_as_token_ids: bool = Field(default=False, description="log probabilities name tokens by their ids")
     cache_salt: CacheSalt | None = Field(
@@ -216,6 +242,12 @@ class ChatCompletionRequest(SamplingFields):
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
     reasoning_effort: ReasoningEffort | None = None
+    thinking_token_budget: int | None = Field(
+        default=None, ge=-1, le=LARGEST_COUNT, description="tokens of thoughts at most; -1 switches it off"
+    )
+    thinking_budget: int | None = Field(
+        default=None, ge=-1, le=LARGEST_COUNT, description="another name of thinking_token_budget"
+    )
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False  # chat templates write the beginning-of-sequence token themselves
@@ -255,6 +287,18 @@ class ChatCompletionRequest(SamplingFields):
                     "continue_final_message needs a last message of role assistant without tool_calls",
                 )
         return self
+
+    @model_validator(mode="after")
+    def _one_budget(self) -> ChatCompletionRequest:
+        if None not in (self.thinking_token_budget, self.thinking_budget):
+            raise ValueError("thinking_token_budget and thinking_budget are one thing; send one of them")
+        return self
+
+    @property
+    def thought_tokens(self) -> int | None:
+        """Tokens that thoughts may have; None: as many as they like."""
+        asked = self.thinking_budget if self.thinking_token_budget is None else self.thinking_token_budget
+        return None if asked is None or asked < 0 else asked
 
     @property
     def offered_tools(self) -> list[Tool]:

@@ -5,6 +5,7 @@ All sequences of one HTTP request come through one iterator of the engine, so a 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 
@@ -15,10 +16,12 @@ from modelserve_worker.metrics import WorkerMetrics
 from modelserve_worker.request import FinishReason, PromptLogprobs, RequestOutput, TokenLogprobs
 from modelserve_worker.server.preparation import SequenceSpec
 from modelserve_worker.server.request_context import RequestContext
+from modelserve_worker.text.repetition import LOOP_WINDOW, RepetitionDetector, ends_in_a_loop
 from modelserve_worker.text.reply import CallArguments, CallBegun, Channel, Part, ReplyParser, Text, join_parts
 from modelserve_worker.text.tool_calls import ToolCall
 from modelserve_worker.text.vocabulary import Vocabulary
 
+REPETITION_DETECTED = "repetition_detected"  # vLLM's word
 _UNFINISHED = (FinishReason.ABORT, FinishReason.ERROR)
 
 
@@ -30,7 +33,7 @@ class Reply:
     """One sequence's answer while it arrives: everything read so far, and how it ended.
 
     `finish_reason` is "stop" or "length" once it is complete; `stop_reason` is the stop string, or the stop token other
-    than EOS, that ended it.
+    than EOS, that ended it, or REPETITION_DETECTED.
     """
 
     def __init__(self, spec: SequenceSpec, vocabulary: Vocabulary, metrics: WorkerMetrics) -> None:
@@ -53,6 +56,9 @@ class Reply:
             skip_special_tokens=spec.skip_special_tokens,
             min_tokens=request.sampling.min_tokens,
         )
+        self._repetition = None if spec.repetition is None else RepetitionDetector(spec.repetition)
+        self._last_tokens: deque[int] = deque(maxlen=LOOP_WINDOW)
+        self._metrics = metrics
         self._timer = metrics.start_request(len(request.prompt_token_ids), arrival_s=request.arrival_s)
 
     @property
@@ -73,7 +79,11 @@ class Reply:
         return [part for part in self.parts if isinstance(part, ToolCall)]
 
     def read(self, output: RequestOutput) -> list[Part]:
-        """Take what a step produced; the parts it added. Raises GenerationError when the engine gave it up."""
+        """Take what a step produced; the parts it added. Raises GenerationError when the engine gave it up, and
+        InvalidInput when what the client asked for is why.
+        """
+        if output.error is not None and output.error_field is not None:
+            raise InvalidInput(output.error, field=output.error_field)
         if output.finish_reason in _UNFINISHED:
             raise GenerationError(output.error or "the server ended the request before it was complete")
         if output.admitted_s is not None:
@@ -88,6 +98,10 @@ class Reply:
         self._timer.tokens(num_read)
         if self.finish_reason is not None:
             self._timer.finish(FinishReason(self.finish_reason))
+            if self.stop_reason == REPETITION_DETECTED or (
+                self.finish_reason == FinishReason.LENGTH and ends_in_a_loop(self._last_tokens)
+            ):
+                self._metrics.count_loop(stopped=self.stop_reason == REPETITION_DETECTED)
         return parts
 
     def take_logprobs(self) -> list[tuple[int, TokenLogprobs]]:
@@ -113,6 +127,12 @@ class Reply:
         if self.finish_reason is None:
             self._timer.finish(reason)
 
+    def _repeats(self, token_id: int) -> bool:
+        if self._repetition is None:
+            return False
+        self._repetition.push(token_id)
+        return self._repetition.found
+
     def _parts(self, output: RequestOutput) -> tuple[list[Part], int]:
         """Parts that the output made certain, and how many of its tokens belong to the answer."""
         parser = self._parser
@@ -125,9 +145,13 @@ class Reply:
             if position == last and output.stop_token_id is not None and not self._spec.include_stop:
                 break  # the token that ended the answer is not part of its text
             parts += parser.push(token_id)
+            self._last_tokens.append(token_id)
             if parser.ended:
                 self.finish_reason, self.stop_reason = "stop", parser.stop_string
                 return parts, position + 1
+            if self._repeats(token_id):
+                self.finish_reason, self.stop_reason = "length", REPETITION_DETECTED
+                return [*parts, *parser.finish()], position + 1
         if output.finish_reason is not None:
             parts += parser.finish()
             if parser.ended:
@@ -170,8 +194,9 @@ class SequenceRunner:
         """Replies that went on, each once, with the parts added, until all are complete.
 
         Several steps that came together are told as one. Closing the generator aborts the replies that go on.
-        Raises InvalidInput when the engine refuses a sequence, EngineBusy, GenerationError, EngineDead, and ApiError
-        429 when scores that nobody has taken are more than clients may make this process hold.
+        Raises InvalidInput when the engine refuses a sequence or its grammar exceeds its bounds, EngineBusy,
+        GenerationError, EngineDead, and ApiError 429 when scores that nobody has taken are more than clients may make
+        this process hold.
         """
         client = ""
         if self._context is not None:

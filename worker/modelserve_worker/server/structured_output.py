@@ -20,7 +20,7 @@ from modelserve_worker.grammar.answer import (
     structural_tag_part,
 )
 from modelserve_worker.grammar.check import check_grammar
-from modelserve_worker.grammar.schema import bounded_schema, json_grammar
+from modelserve_worker.grammar.schema import bounded_schema, document_part, json_grammar
 from modelserve_worker.server.errors import FieldError, from_validation
 from modelserve_worker.server.json_text import read_json
 from modelserve_worker.server.request_model import RequestModel
@@ -57,8 +57,7 @@ class StructuralTag(RequestModel):
         trigger = next((each for each in self.triggers if structure.begin.startswith(each)), None)
         if trigger is None:
             raise InvalidInput(f"{field}: begin {structure.begin!r:.80} starts with none of the triggers", field=field)
-        schema = bounded_schema(structure.schema_, field=f"{field}.structures.schema")
-        grammar = json_grammar(schema)["json_schema"]
+        grammar = document_part(structure.schema_, field=f"{field}.structures.schema")["json_schema"]
         return StructTag(trigger=trigger, begin=structure.begin, grammar=grammar, end=structure.end)
 
 
@@ -93,12 +92,11 @@ class ResponseFormat(RequestModel):
         if self.type == "text":
             return None
         if self.json_schema is not None:
-            field = "response_format.json_schema.schema"
-            return json_grammar(bounded_schema(self.json_schema.schema_, field=field))
+            return document_part(self.json_schema.schema_, field="response_format.json_schema.schema")
         if self.structures and self.triggers:
             tag = StructuralTag.model_construct(structures=self.structures, triggers=self.triggers)
             return tag.part("response_format")
-        return json_grammar(_ANY_OBJECT)
+        return document_part(_ANY_OBJECT, field="response_format")
 
 
 class StructuredOutputs(RequestModel):
@@ -141,7 +139,7 @@ class StructuredOutputs(RequestModel):
         if isinstance(self.structural_tag, StructuralTag):
             return self.structural_tag.part("structured_outputs.structural_tag")
         schema = _ANY_OBJECT if self.json_object else self.json_
-        return json_grammar(bounded_schema(schema, field="structured_outputs.json"))
+        return document_part(schema, field="structured_outputs.json")
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ def text_parts(content: Any, kinds: Sequence[str], info: ValidationInfo) -> str 
     parts = []
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else part
-        if kind not in kinds:
+        if not isinstance(part, dict) or kind not in kinds:
             raise ValueError(f"content part {str(kind)[:40]!r} is not supported: this server reads text only")
         kept = policy.without_ignored(part, PART_FIELDS, "messages.content.")
         if set(kept) != {"type", "text"} or not isinstance(kept["text"], str):

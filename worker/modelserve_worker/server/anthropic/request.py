@@ -58,6 +58,7 @@ class Thinking(RequestModel):
     described_as = "thinking."
 
     type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = Field(default=None, ge=1, le=LARGEST_COUNT)
 
 
 class OutputFormat(RequestModel):
@@ -107,7 +108,13 @@ class CountTokensRequest(RequestModel):
             "parallel_tool_calls": not choice.disable_parallel_tool_use,
             "reasoning_effort": self._effort(),
             "response_format": self.output_config.format and self.output_config.format.response_format(),
+            "thinking_token_budget": self._thought_tokens(),
         }
+
+    def _thought_tokens(self) -> int | None:
+        if self.thinking is None or self.thinking.type != "enabled":
+            return None
+        return self.thinking.budget_tokens
 
     def _effort(self) -> str | None:
         if self.thinking is None or self.thinking.type == "disabled":
