@@ -41,7 +41,8 @@ def batch(seed: int, *, admitted: int = 0, moves: int = 0) -> ScheduledBatch:
                 SamplingParams(seed=slot, max_tokens=3),
                 array("i", range(slot, 900)),
                 array("i", (5, 6)),
-                "tenant" if slot % 2 else None,
+                banned_token_ids=(1, slot),
+                shares_rows_as="tenant" if slot % 2 else None,
             )
             for slot in range(admitted)
         ),

@@ -81,8 +81,8 @@ class Sessions:
             self.scheduler.check_integrity()
             return outputs
         self.holders |= {each.slot: each.request_id for each in batch.admitted}
-        ends = (batch.starts + batch.lengths)[batch.samples].tolist()
-        names = [self.holders[slot] for slot in batch.slots[batch.samples].tolist()]
+        ends = (batch.starts + batch.lengths)[batch.drawn > 0].tolist()
+        names = [self.holders[slot] for slot in batch.slots[batch.drawn > 0].tolist()]
         tokens = [self._token_at(name, end) for name, end in zip(names, ends, strict=True)]
         return self.scheduler.update(SampledTokens(batch.step, np.array(tokens, dtype=np.int32), {}))
 

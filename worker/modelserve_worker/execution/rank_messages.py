@@ -56,6 +56,7 @@ def encode_batch(batch: ScheduledBatch) -> bytes:
             each.sampling,
             _ids(each.prompt_token_ids),
             _ids(each.output_token_ids),
+            each.banned_token_ids,
             each.shares_rows_as,
         )
         for each in batch.admitted

@@ -172,6 +172,23 @@ class PageArena:
         """Of all pages; for tests, since it looks at each."""
         return sum(page.keepers for end in self._ends.values() for page in end.pages if page is not None)
 
+    def counts(self) -> dict[str, int]:
+        """What `EngineStats` says of pages and bytes; totals of pages are of those held and of room for more."""
+        used = {kind: self.held_pages(kind) for kind in LayerKind}
+        sizes = {kind: self._ends[kind].page_bytes for kind in LayerKind}
+        total = {kind: used[kind] + (self.available_bytes // sizes[kind] if sizes[kind] else 0) for kind in LayerKind}
+        return {
+            "global_pages_used": used[LayerKind.GLOBAL],
+            "global_pages_total": total[LayerKind.GLOBAL],
+            "sliding_pages_used": used[LayerKind.SLIDING],
+            "sliding_pages_total": total[LayerKind.SLIDING],
+            "pool_bytes": self.pool_bytes,
+            "held_bytes": self.held_bytes,
+            "cached_bytes": self.cached_bytes,
+            "page_moves_total": self.moves_made,
+            "page_copies_total": self.copies_made,
+        }
+
     def held_pages(self, kind: LayerKind) -> int:
         return self._ends[kind].held
 

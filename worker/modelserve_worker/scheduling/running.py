@@ -5,18 +5,32 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from modelserve.architecture import LayerKind
-from modelserve_worker.batch import AdmittedRequest, Int32Array, SampledTokens
+from modelserve_worker.batch import IN_FLIGHT, AdmittedRequest, Int32Array, SampledTokens, row_places
 from modelserve_worker.request import Request
 from modelserve_worker.scheduling.arena import PageArena
 from modelserve_worker.scheduling.page_table import PageTable
 from modelserve_worker.scheduling.stopping import Stopping
 from modelserve_worker.scheduling.tails import Tail
+
+_NOTHING = np.zeros(0, dtype=np.int32)
+
+
+class Segments(NamedTuple):
+    """Columns of a step's table, as `ScheduledBatch` has them, and how many tokens are drawn of each segment."""
+
+    slots: Int32Array
+    starts: Int32Array
+    lengths: Int32Array
+    token_ids: Int32Array
+    drawn: Int32Array
+    given: Int32Array
+    targets: Int32Array
 
 
 @dataclass(slots=True, eq=False)
@@ -188,6 +202,33 @@ class RunningRequests:
                 counters.note_pages(running)
         covered: Int32Array = np.minimum(drafts, counters.covered[decodes] - counters.computed[decodes] - 1)
         return covered
+
+    def segments(
+        self, decodes: Int32Array, drafts: Int32Array, prefills: Int32Array, shares: Int32Array, *, most_drafts: int
+    ) -> Segments:
+        """Of decodes with their drafts, and of prompts that go on by `shares` rows: those of few rows first."""
+        counters = self.counters
+        in_flight = counters.in_flight[decodes] > 0
+        token_ids = np.where(in_flight, np.int32(IN_FLIGHT), counters.last_token[decodes])
+        slots, lengths = decodes, 1 + drafts
+        if most_drafts:
+            owners, offsets = row_places(lengths)
+            token_ids = np.where(offsets > 0, IN_FLIGHT - offsets, token_ids[owners])
+        if len(prefills):
+            order = np.argsort(shares > 1 + most_drafts, kind="stable")
+            prefills, shares = prefills[order], shares[order]
+            slots, lengths = np.concatenate((decodes, prefills)), np.concatenate((lengths, shares))
+            starts = counters.computed[prefills]
+            chunks = zip(self.stays(prefills), starts.tolist(), (starts + shares).tolist(), strict=True)
+            token_ids = np.concatenate((token_ids, *(running.token_ids(start, end) for running, start, end in chunks)))
+        starts = counters.computed[slots]
+        drawn = (starts + lengths == counters.known[slots]).astype(np.int32)
+        drawn[: len(decodes)] = 1 + drafts
+        given = targets = _NOTHING
+        if len(prefills) and counters.scored[prefills].any():
+            scored, targets = self.scored(prefills, shares)
+            given = np.concatenate((np.zeros(len(decodes), dtype=np.int32), scored))
+        return Segments(slots, starts, lengths, token_ids, drawn, given, targets)
 
     def scored(self, prefills: Int32Array, lengths: Int32Array) -> tuple[Int32Array, Int32Array]:
         """Of prompts that go on by `lengths` rows [P]: how many of these, the first ones, have their next token scored,

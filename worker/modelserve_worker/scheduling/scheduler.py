@@ -50,7 +50,7 @@ import numpy as np
 from modelserve.architecture import LayerKind
 from modelserve.errors import InvalidInput
 from modelserve.sizing.pages import CacheGeometry
-from modelserve_worker.batch import IN_FLIGHT, NOT_A_NUMBER, Int32Array, SampledTokens, ScheduledBatch, row_places
+from modelserve_worker.batch import NOT_A_NUMBER, Int32Array, SampledTokens, ScheduledBatch
 from modelserve_worker.request import (
     FinishReason,
     PromptLogprobs,
@@ -69,7 +69,6 @@ from modelserve_worker.scheduling.stats import EngineStats, StepEvents
 from modelserve_worker.scheduling.stopping import Stopping
 
 MAX_STEPS_IN_FLIGHT = 2
-_NOTHING = np.zeros(0, dtype=np.int32)
 
 
 class Scheduler:
@@ -84,8 +83,8 @@ class Scheduler:
         draft_tokens: int = 0,
         prefix_caching: bool = False,
     ) -> None:
-        """`draft_tokens`: how many the device's drafter proposes at a time. Not yet together with `prefix_caching`: rows
-        of drafts that are not accepted would be left to others."""
+        """`draft_tokens`: how many the device's drafter proposes at a time; not yet with `prefix_caching`, which would
+        leave rows of drafts that are not accepted to others."""
         assert not (draft_tokens and prefix_caching), "drafts and a prefix cache do not go together yet"
         self.limits = limits
         self._draft_tokens = draft_tokens
@@ -239,26 +238,14 @@ class Scheduler:
         return outputs
 
     def stats(self) -> EngineStats:
-        arena = self.arena
-        used = {kind: arena.held_pages(kind) for kind in LayerKind}
-        sizes = {kind: self._geometry.page(kind).page_bytes for kind in LayerKind}
-        total = {kind: used[kind] + (arena.available_bytes // sizes[kind] if sizes[kind] else 0) for kind in LayerKind}
         return EngineStats(
             num_running=len(self._running),
             num_waiting=len(self._waiting),
-            global_pages_used=used[LayerKind.GLOBAL],
-            global_pages_total=total[LayerKind.GLOBAL],
-            sliding_pages_used=used[LayerKind.SLIDING],
-            sliding_pages_total=total[LayerKind.SLIDING],
-            pool_bytes=arena.pool_bytes,
-            held_bytes=arena.held_bytes,
-            page_moves_total=arena.moves_made,
+            **self.arena.counts(),
             preemptions_total=self._preemptions,
             prompt_tokens_total=self._prompt_tokens,
             generation_tokens_total=self._generation_tokens,
             failed_steps_total=self._failed_steps,
-            cached_bytes=arena.cached_bytes,
-            page_copies_total=arena.copies_made,
             prompt_tokens_cached_total=self._cached_prompt_tokens,
             prefix_queries_total=self.prefixes.queries,
             prefix_hits_total=self.prefixes.hits,
@@ -350,27 +337,9 @@ class Scheduler:
     ) -> ScheduledBatch:
         """Fix the page numbers; no page is reserved between here and the launch."""
         counters = self._counters
-        in_flight = counters.in_flight[decodes] > 0
-        token_ids = np.where(in_flight, np.int32(IN_FLIGHT), counters.last_token[decodes])
-        slots, lengths = decodes, 1 + drafts
-        if self._draft_tokens:
-            segments, offsets = row_places(lengths)
-            token_ids = np.where(offsets > 0, IN_FLIGHT - offsets, token_ids[segments])
-        if len(prefills):
-            order = np.argsort(shares > 1 + self._draft_tokens, kind="stable")
-            prefills, shares = prefills[order], shares[order]
-            slots, lengths = np.concatenate((decodes, prefills)), np.concatenate((lengths, shares))
-            starts = counters.computed[prefills]
-            chunks = zip(self._running.stays(prefills), starts.tolist(), (starts + shares).tolist(), strict=True)
-            token_ids = np.concatenate((token_ids, *(running.token_ids(start, end) for running, start, end in chunks)))
-        starts = counters.computed[slots]
-        ends = starts + lengths
-        drawn = (ends == counters.known[slots]).astype(np.int32)
-        drawn[: len(decodes)] = 1 + drafts
-        given = targets = _NOTHING
-        if len(prefills) and counters.scored[prefills].any():
-            scored, targets = self._running.scored(prefills, shares)
-            given = np.concatenate((np.zeros(len(decodes), dtype=np.int32), scored))
+        segments = self._running.segments(decodes, drafts, prefills, shares, most_drafts=self._draft_tokens)
+        slots, starts, drawn, given = segments.slots, segments.starts, segments.drawn, segments.given
+        ends = starts + segments.lengths
         first = counters.last_step[slots] < 0
         spare_slots = self.prefixes.write(self._running, slots, starts, ends, decodes=len(decodes))
         if self._tables_unknown:
@@ -382,12 +351,12 @@ class Scheduler:
             step=self._step,
             slots=slots,
             starts=starts,
-            lengths=lengths,
+            lengths=segments.lengths,
             sampled=drawn + given if len(given) else drawn,
             given=given,
-            targets=targets,
+            targets=segments.targets,
             output_counts=counters.known[slots] - counters.prompt[slots],
-            token_ids=token_ids,
+            token_ids=segments.token_ids,
             admitted=tuple(running.admitted() for running in self._running.stays(slots[first])),
             page_moves=self.arena.take_moves(),
             global_updates=self.arena.take_updates(LayerKind.GLOBAL),
@@ -398,7 +367,7 @@ class Scheduler:
         # A decode's row is the token that was sampled before; the first token of an answer has no row yet.
         sampling = drawn > 0
         first_tokens = np.count_nonzero(counters.known[slots[sampling]] == counters.prompt[slots[sampling]])
-        self._events.step_tokens.append(len(token_ids) + int(first_tokens))
+        self._events.step_tokens.append(len(segments.token_ids) + int(first_tokens))
         counters.advance(slots, ends, drawn, self._step)
         self.prefixes.computed(self._running, slots, ends, sampling, decodes=len(decodes))
         self._in_flight.append(
