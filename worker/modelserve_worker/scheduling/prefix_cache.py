@@ -9,7 +9,7 @@ Tails are left at the end of a prompt and of an answer, where chunks of a long p
 a junction: where a second request leaves a way that is known. A page without a live tail behind it is given up at once;
 its hash stays, so that junctions are found.
 
-What goes first, when memory is short (decision 0021): superseded tails, the oldest first; then tails of clients that
+What goes first, when memory is short (decision 0024): superseded tails, the oldest first; then tails of clients that
 have more than an equal share of what is cached; among equals the tail that costs least to compute again per byte, a
 cost that counts from the last eviction on, so that what nobody uses ages (greedy dual, Cao and Irani, USITS 1997). Last
 of all, pages that running requests keep behind their windows.
