@@ -31,7 +31,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", type=Path, metavar="FILE", help="EngineArgs as YAML; flags win over it")
     for name, field in EngineArgs.model_fields.items():
         flag = f"--{name.replace('_', '-')}"
-        if field.annotation is bool:
+        if field.annotation in (bool, bool | None):
             parser.add_argument(
                 flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=field.description
             )
