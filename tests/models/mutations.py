@@ -14,6 +14,7 @@ from torch import Tensor
 from modelserve.architecture import LayerKind
 from modelserve_worker.execution import model_runner, paged_attention
 from modelserve_worker.execution.model_runner import GPUModelRunner
+from modelserve_worker.execution.page_groups import SegmentGroup
 from modelserve_worker.execution.paged_attention import PagedAttention
 from modelserve_worker.kernels.block_attention import SoftmaxAccumulator
 from modelserve_worker.kernels.row_codec import v_only_columns
@@ -69,24 +70,26 @@ def oldest_page_dropped(_: Gemma4ForCausalLM) -> Iterator[None]:
 
 
 class _WithoutOldestPage(PagedAttention):
-    def _attend_sliding(self, layer: int, q: Tensor) -> Tensor:
+    def _sliding_group(
+        self, layer: int, producer: int, group: SegmentGroup, q: Tensor, own_keys: Tensor, own_values: Tensor
+    ) -> Tensor:
         page = self._cache.geometry.sliding_page.page_tokens
         assert self._window > page, f"a window of {self._window} rows would lose the query's own row with its page"
-        oldest = self._batch.positions - self._window + 1
-        lost = torch.where(oldest > 0, -oldest % page, 0)  # rows up to the next page
+        oldest = group.positions - self._window + 1
+        lost = torch.where(oldest > 0, -oldest % page, 0)  # [B, n] rows up to the next page
         taken = 0
 
         def accumulator(queries: Tensor, *, kv_heads: int) -> SoftmaxAccumulator:
-            """The step's queries come in the order of its positions."""
+            """The group's queries come in blocks of rows, in their order."""
             nonlocal taken
-            batch, rows = queries.shape[:2]
-            mine = lost[taken : taken + batch * rows].view(batch, rows, 1)
-            taken += batch * rows
+            rows = queries.shape[1]
+            mine = lost[:, taken : taken + rows, None]
+            taken += rows
             return _Trimmed(queries, kv_heads=kv_heads, lost=mine)
 
         with mock.patch.object(paged_attention, "SoftmaxAccumulator", accumulator):
-            attended = super()._attend_sliding(layer, q)
-        assert taken == lost.numel(), "some query was not attended once"
+            attended = super()._sliding_group(layer, producer, group, q, own_keys, own_values)
+        assert taken == lost.shape[1], "some query was not attended once"
         return attended
 
 

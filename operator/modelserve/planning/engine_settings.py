@@ -17,6 +17,21 @@ ENGINE_VERSION = __version__
 HASH_LENGTH = 10
 
 
+# Settings that no plan sets, as 0.1.0 wrote them into its hashes, which this release's must equal.
+_UNSET_IN_HASHES = {
+    "host": "0.0.0.0",  # noqa: S104 - nobody listens here
+    "port": 8000,
+    "accelerator": None,
+    "acceleratorMemoryBytes": None,
+    "dtype": "auto",
+    "loadFormat": "auto",
+    "prefixCaching": False,
+    "debugKvStamps": False,
+    "seed": 0,
+    "shutdownDelaySeconds": 0,
+}
+
+
 def engine_args_for(plan: PlanStatus, spec: ModelServeSpec, *, model_directory: str) -> EngineArgs:
     """The worker's settings under a plan that fits; `model_directory` is where the checkpoint is mounted.
 
@@ -50,12 +65,15 @@ def served_name(spec: ModelServeSpec) -> str:
 def plan_hash(plan: PlanStatus, spec: ModelServeSpec, *, engine_version: str = ENGINE_VERSION) -> str:
     """Ten hex digits over all that the running engine depends on: settings, checkpoint, image, accelerator, version.
 
-    Candidates, capacity figures, placement, replicas and pod additions are no part of it.
+    Candidates, capacity figures, placement, replicas and pod additions are no part of it, nor what a release has where
+    no plan sets anything: a setting that is added, or has another default, changes no hash.
     """
-    settings = engine_args_for(plan, spec, model_directory="/").model_dump(mode="json", by_alias=True)
+    settings = engine_args_for(plan, spec, model_directory="/").model_dump(
+        mode="json", by_alias=True, exclude_unset=True
+    )
     return _digest(
         {
-            "engineArgs": settings,
+            "engineArgs": _UNSET_IN_HASHES | settings,
             "engineVersion": engine_version,
             "model": spec.model.uri,
             "revision": spec.model.revision,

@@ -203,7 +203,7 @@ def test_parts_of_split_sums_fit_the_buffer_that_sizing_counts(fmt, capability) 
     assert linear_tile(fmt, 1, capability=capability).few
     assert not linear_tile(fmt, 5000, capability=capability).few
     assert grouped_tile(fmt, 64, 128, capability).few
-    with pytest.raises(ValueError, match="75: 80 is the lowest"):
+    with pytest.raises(ValueError, match=r"no kernels for compute capability 7\.5"):
         tiles_of(fmt, capability=75)
 
 
