@@ -60,7 +60,7 @@ class EngineArgs(BaseModel):
     load_format: Literal["auto", "dummy"] = "auto"
     prefix_caching: bool | None = Field(
         default=None,
-        description="Requests that begin alike share what was computed. Left out: on the CPU, not on GPUs, where it was "
+        description="Requests that begin alike share what was computed. Left out: on the CPU, not on GPUs, where it is "
         "not measured yet.",
     )
     debug_kv_stamps: bool = Field(default=False, description="Stamp every cache row and check every read (slow).")
