@@ -7,35 +7,39 @@ from collections.abc import Iterator
 
 import pytest
 
-from localcluster import operator_process
+from localcluster import operator_process, weights_volume
+from localcluster.checkpoint_upload import upload_checkpoint
 from localcluster.convergence import worker_pods
-from localcluster.deployment import Deployed, apply_example
+from localcluster.deployment import CHECKPOINT, Deployed, apply_example
 from localcluster.kubectl import wait_for
 from localcluster.settings import REPOSITORY
 from localcluster.target import Target
 from localcluster.traffic import traffic_to
 
-NAMESPACE = "modelserve-e2e"
+# Its own: an operator of 0.1.0 plans anew what this release has made, since there is no way back to it.
+NAMESPACE = "modelserve-aged"
 EARLIER = REPOSITORY / "tests" / "releases" / "0.1.0" / "operator.whl"
 
 
 @pytest.fixture
 def aged(cluster: Target) -> Iterator[Deployed]:
     """Made and Ready by release 0.1.0, whose operator still runs."""
+    weights_volume.create_namespace(cluster, NAMESPACE)
+    upload_checkpoint(cluster, NAMESPACE, CHECKPOINT)
     operator_process.stop(cluster.layout)
-    operator_process.start(cluster, packages=EARLIER)
+    operator_process.start(cluster, packages=EARLIER, settings={"MODELSERVE_WATCH_NAMESPACES": NAMESPACE})
     served = apply_example(cluster, NAMESPACE, "aged")
     try:
         served.wait_ready()
         yield served
     finally:
-        served.kubectl.run("delete", "modelserve", "aged", "--ignore-not-found", "--wait=false")
         operator_process.stop(cluster.layout)
+        weights_volume.delete_namespace(cluster, NAMESPACE)
 
 
 def _workers(cluster: Target) -> dict[str, tuple[str, int]]:
-    """Worker pods of every ModelServe: uid and restarts by name."""
-    pods = cluster.kubectl.within(NAMESPACE).items("pods", "-l", "app.kubernetes.io/component=worker")
+    """Worker pods of every ModelServe of the cluster: uid and restarts by name."""
+    pods = cluster.kubectl.items("pods", "--all-namespaces", "-l", "app.kubernetes.io/component=worker")
     return {
         pod["metadata"]["name"]: (
             pod["metadata"]["uid"],
