@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+GRAMMAR_FIELD = "grammar"  # in errors: the engine does not know which of its client's fields asked for it
 _ROWS_AT_ONCE = 256
 
 
@@ -195,7 +196,7 @@ class RequestOutput:
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None  # the EOS or stop id that ended it; it is the last of `token_ids`
     error: str | None = None
-    error_field: str | None = None  # of the request, where the error is its client's doing
+    error_field: str | None = None  # of the request, or GRAMMAR_FIELD, where the error is its client's doing
     logprobs: tuple[TokenLogprobs, ...] = ()
     admitted_s: float | None = None  # with its first output: when it left the queue, in time.monotonic() of this host
     cached_tokens: int = 0  # with its first output: of its prompt, those that were not computed

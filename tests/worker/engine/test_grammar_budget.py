@@ -81,7 +81,7 @@ def test_a_grammar_beyond_its_budget_fails_alone_and_says_that_it_is_its_clients
     steps = run_steps(engine_of(runner, grammars), greedy, bound, request_of("free", max_tokens=90))
     ends = {output.request_id: output for step in steps for output in step if output.finish_reason}
     assert ends["greedy"].finish_reason is FinishReason.ERROR, "EOS, which may come where there is no mask, is no end"
-    assert ends["greedy"].error_field == "structured_outputs"
+    assert ends["greedy"].error_field == "grammar"
     assert "exceeds what may be spent on one token" in (ends["greedy"].error or "")
     assert 10 < len(greedy.output_token_ids) < 90
     assert ends["bound"].finish_reason is FinishReason.STOP

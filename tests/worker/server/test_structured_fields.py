@@ -9,6 +9,8 @@ import httpx
 import openai
 import pytest
 
+from modelserve.errors import InvalidInput
+
 USER = [{"role": "user", "content": "hi"}]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
 LONG = {"enum": ["x" * 70_000]}
@@ -119,28 +121,56 @@ def _failed(server) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in counts)
 
 
+FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+STRICT = {"name": "f", "strict": True, "parameters": SCHEMA}
+GRAMMARS: list[tuple[str, dict[str, Any], str]] = [  # what asks for one, and the name of the field that does
+    ("chat/completions", {"structured_outputs": {"regex": "a+"}}, "structured_outputs"),
+    ("chat/completions", {"response_format": FORMAT}, "response_format"),
+    ("chat/completions", {"response_format": FORMAT, "tools": [TOOL]}, "response_format"),
+    ("chat/completions", {"tools": [{"type": "function", "function": STRICT}]}, "tools"),
+    ("completions", {"structured_outputs": {"regex": "a+"}}, "structured_outputs"),
+    ("completions", {"response_format": FORMAT}, "response_format"),
+    ("responses", {"text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}}, "text.format"),
+    ("responses", {"tools": [{"type": "function", **STRICT}]}, "tools"),
+    ("messages", {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}, "output_config.format"),
+    ("messages", {"tools": [{"name": "f", "strict": True, "input_schema": SCHEMA}]}, "tools"),
+]
+
+
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("route", ["chat/completions", "completions", "responses", "messages"])
-def test_a_grammar_that_exceeds_its_bounds_before_anything_is_sent_is_a_400(server, route, stream) -> None:
-    server.engine.fail_after, server.engine.at_fault = 0, "structured_outputs"
+def test_a_grammar_that_exceeds_its_bounds_before_anything_is_sent_names_its_field(server, stream) -> None:
+    server.engine.fail_after, server.engine.at_fault = 0, "grammar"
     failed = _failed(server)
-    answer = httpx.post(f"{server.url}/v1/{route}", json=_body(route) | {"stream": stream})
-    assert answer.status_code == 400, answer.text
-    assert "exceeds its bounds" in answer.json()["error"]["message"]
-    assert answer.json()["error"]["type"] == "invalid_request_error"
-    assert _failed(server) == failed + 1
+    for route, fields, param in GRAMMARS:
+        answer = httpx.post(f"{server.url}/v1/{route}", json=_body(route) | fields | {"stream": stream})
+        assert answer.status_code == 400, answer.text
+        error = answer.json()["error"]
+        assert error["message"] == f"{param}: the answer's grammar exceeds its bounds", (route, fields)
+        assert (error["type"], error.get("param", param)) == ("invalid_request_error", param)
+    assert _failed(server) == failed + len(GRAMMARS)
 
 
-@pytest.mark.parametrize("route", ["chat/completions", "completions"])
-def test_a_grammar_that_exceeds_its_bounds_later_ends_its_stream_with_an_error(server, route) -> None:
-    server.engine.fail_after, server.engine.at_fault = 2, "structured_outputs"
+def test_a_grammar_that_exceeds_its_bounds_later_ends_its_stream_with_an_error(server) -> None:
+    server.engine.fail_after, server.engine.at_fault = 2, "grammar"
     failed = _failed(server)
-    answer = httpx.post(f"{server.url}/v1/{route}", json=_body(route) | {"stream": True})
-    assert answer.status_code == 200
-    *_, error, done, _ = answer.text.split("\n\n")
-    assert json.loads(error.removeprefix("data: "))["error"]["param"] == "structured_outputs"
-    assert done == "data: [DONE]"
-    assert _failed(server) == failed + 1
+    for route, fields, param in GRAMMARS:
+        answer = httpx.post(f"{server.url}/v1/{route}", json=_body(route) | fields | {"stream": True})
+        assert answer.status_code == 200
+        *_, last = [line.removeprefix("data: ") for line in answer.text.split("\n") if line.startswith("data: {")]
+        document = json.loads(last)
+        error = document["response"]["error"] if route == "responses" else document["error"]
+        assert error["message"] == f"{param}: the answer's grammar exceeds its bounds", (route, fields)
+        assert error.get("param", param) == param
+        assert answer.text.endswith("data: [DONE]\n\n") == route.endswith("completions")
+    assert _failed(server) == failed + len(GRAMMARS)
+
+
+@pytest.mark.parametrize("field", ["grammar", "prompt"])
+def test_a_refusal_of_the_engine_names_what_was_sent(server, field) -> None:
+    server.engine.refusal = InvalidInput("it cannot be", field=field)
+    body = _body("chat/completions") | {"response_format": FORMAT}
+    error = httpx.post(f"{server.url}/v1/chat/completions", json=body).json()["error"]
+    assert error["param"] == {"grammar": "response_format"}.get(field, field)
 
 
 def _body(route: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from modelserve.errors import InvalidInput
 from modelserve_worker.batch import Int32Array, ModelRunner, PendingStep, SampledTokens, ScheduledBatch
 from modelserve_worker.engine.step_clock import StepClock
 from modelserve_worker.engine_client import EngineDead
-from modelserve_worker.request import FinishReason, Request, RequestOutput
+from modelserve_worker.request import GRAMMAR_FIELD, FinishReason, Request, RequestOutput
 
 if TYPE_CHECKING:  # the front end imports this module's names and needs no scheduler
     from concurrent.futures import Future
@@ -67,7 +67,7 @@ class Engine:
         if request.grammar is None and request.thinking_budget is None:
             self.scheduler.add(request)
         elif self._grammars is None:
-            raise InvalidInput("this engine has no tokenizer and cannot follow a grammar", field="structured_outputs")
+            raise InvalidInput("this engine has no tokenizer and cannot follow a grammar", field=GRAMMAR_FIELD)
         elif request.grammar is None:
             request.constraint = self._grammars.constraint(request, None)
             self.scheduler.add(request)

@@ -25,7 +25,7 @@ from modelserve_worker.grammar.limits import DOCUMENT_PART, parser_limits, part_
 from modelserve_worker.grammar.matcher import DEAR_S, GrammarMatcher, is_allowed
 from modelserve_worker.grammar.thinking_budget import BudgetedThought
 from modelserve_worker.grammar.unique_keys import TokenTable, UniqueKeys
-from modelserve_worker.request import Request, TokenConstraint
+from modelserve_worker.request import GRAMMAR_FIELD, Request, TokenConstraint
 
 _COMPILED_GRAMMARS = 64  # kept for requests to come
 _COMPILER_THREADS = 2
@@ -158,7 +158,7 @@ class GrammarCompiler:
         if not matcher.is_error():
             matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if matcher.is_error():
-            raise InvalidInput(f"the grammar of the answer: {matcher.get_error()}", field="structured_outputs")
+            raise InvalidInput(f"the grammar of the answer: {matcher.get_error()}", field=GRAMMAR_FIELD)
         dear = time.thread_time() - began > DEAR_S
         return CompiledGrammar(matcher, mask, dear, free_names=DOCUMENT_PART in part_names(grammar))
 

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from modelserve.errors import InvalidInput
 from modelserve_worker.grammar.unique_keys import UniqueKeys
+from modelserve_worker.request import GRAMMAR_FIELD
 
 DEAR_S = 0.004  # of one core, for a mask; a usual one takes 0.05 ms, a list of e-mail addresses 1.5
 _BITS = 32
-_FIELD = "structured_outputs"  # of a request; the engine does not know which of them its grammar came from
 
 logger = logging.getLogger(__name__)
 
@@ -170,7 +170,7 @@ class GrammarMatcher:
             said = f"exceeds what may be spent on one token: {reason}. Make it less ambiguous or smaller"
             if "NoExtension" in reason:  # the library has no other words for it
                 said = "led to a place where nothing can follow. Let each of its alternatives have an end"
-            self._error = InvalidInput(f"the answer's grammar {said}", field=_FIELD)
+            self._error = InvalidInput(f"the answer's grammar {said}", field=GRAMMAR_FIELD)
 
     def _fail(self, error: BaseException) -> None:
         if isinstance(error, KeyboardInterrupt | SystemExit):

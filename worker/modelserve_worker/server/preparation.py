@@ -12,7 +12,7 @@ import numpy as np
 
 from modelserve.errors import InvalidInput
 from modelserve_worker.grammar.answer import Thought
-from modelserve_worker.request import Request, SamplingParams, ThinkingBudget
+from modelserve_worker.request import GRAMMAR_FIELD, Request, SamplingParams, ThinkingBudget
 from modelserve_worker.server.conversation import INSTRUCTIONS, template_messages
 from modelserve_worker.server.errors import ApiError
 from modelserve_worker.server.protocol import MAX_PROMPTS, ChatCompletionRequest, CompletionRequest, SamplingFields
@@ -32,6 +32,14 @@ _THINK = "<|think|>"  # the token by which a prompt asks for thoughts
 
 
 @dataclass(frozen=True)
+class AskedGrammar:
+    """What an answer must match, and the field of the request that asks for it."""
+
+    source: str
+    field: str
+
+
+@dataclass(frozen=True)
 class SequenceSpec:
     """One answer to generate: choice `index` of the response."""
 
@@ -41,6 +49,7 @@ class SequenceSpec:
     include_stop: bool
     skip_special_tokens: bool
     reply_format: ReplyFormat
+    grammar_field: str = GRAMMAR_FIELD  # which of its client's fields asked for the grammar, where there is one
     repetition: RepetitionLimits | None = None  # what ends it as a loop
     prompt_only: bool = False  # max_tokens 0: the engine samples one token, and nobody hears of it
 
@@ -170,18 +179,18 @@ def _grammar(
     markers: Markers = _NO_MARKERS,
     thought: Thought = Thought.NONE,
     **calls: Any,
-) -> str | None:
+) -> AskedGrammar | None:
     """What the answer must match; None where any answer will do. Raises ApiError."""
     try:
         answer = answer_grammar(
             response_format=body.response_format, structured_outputs=body.structured_outputs, **calls
         )
-        return None if answer is None else grammar_source(answer, markers, thought)
+        return None if answer is None else AskedGrammar(grammar_source(answer, markers, thought), answer.field)
     except InvalidInput as error:
         raise ApiError(str(error), param=error.field, code="invalid_value") from error
 
 
-def _chat_grammar(body: ChatCompletionRequest, prompt: array[int], model: ServedModel) -> str | None:
+def _chat_grammar(body: ChatCompletionRequest, prompt: array[int], model: ServedModel) -> AskedGrammar | None:
     """The grammar begins behind the thought that may stand before the answer. Raises ApiError."""
     vocabulary = model.text.vocabulary
     markers = Markers.of(vocabulary.ids)
@@ -233,7 +242,7 @@ def _choices(
     logprobs: int | None,
     prompt_logprobs: int | None,
     first_index: int,
-    grammar: str | None,
+    grammar: AskedGrammar | None,
     thinking_budget: ThinkingBudget | None = None,
     reply_format: ReplyFormat = PLAIN_TEXT,
     prompt_only: bool = False,
@@ -254,7 +263,7 @@ def _choices(
                 f"{response_id}-{first_index + choice}",
                 prompt,
                 replace(sampling, seed=(seed + choice) % _SEEDS, prompt_logprobs=None if choice else prompt_logprobs),
-                grammar=grammar,
+                grammar=None if grammar is None else grammar.source,
                 thinking_budget=thinking_budget,
                 cache_salt=body.cache_salt or "",
                 checkpoints=checkpoints,
@@ -263,6 +272,7 @@ def _choices(
             include_stop=body.include_stop_str_in_output,
             skip_special_tokens=body.skip_special_tokens,
             reply_format=reply_format,
+            grammar_field=GRAMMAR_FIELD if grammar is None else grammar.field,
             repetition=None if body.repetition_detection is None else body.repetition_detection.limits(),
             prompt_only=prompt_only,
         )

@@ -13,7 +13,7 @@ from modelserve.errors import InvalidInput
 from modelserve.sizing.front_end import HELD_BYTES_PER_LOGPROB
 from modelserve_worker.engine_client import EngineBusy, EngineClient, EngineDead
 from modelserve_worker.metrics import WorkerMetrics
-from modelserve_worker.request import FinishReason, PromptLogprobs, RequestOutput, TokenLogprobs
+from modelserve_worker.request import GRAMMAR_FIELD, FinishReason, PromptLogprobs, RequestOutput, TokenLogprobs
 from modelserve_worker.server.preparation import SequenceSpec
 from modelserve_worker.server.request_context import RequestContext
 from modelserve_worker.text.repetition import LOOP_WINDOW, RepetitionDetector, ends_in_a_loop
@@ -194,9 +194,9 @@ class SequenceRunner:
         """Replies that went on, each once, with the parts added, until all are complete.
 
         Several steps that came together are told as one. Closing the generator aborts the replies that go on.
-        Raises InvalidInput when the engine refuses a sequence or its grammar exceeds its bounds, EngineBusy,
-        GenerationError, EngineDead, and ApiError 429 when scores that nobody has taken are more than clients may make
-        this process hold.
+        Raises InvalidInput when the engine refuses a sequence or its grammar exceeds its bounds, with the name of the
+        field that asked for the grammar, EngineBusy, GenerationError, EngineDead, and ApiError 429 when scores that
+        nobody has taken are more than clients may make this process hold.
         """
         client = ""
         if self._context is not None:
@@ -234,8 +234,11 @@ class SequenceRunner:
         except EngineBusy:
             reason = None  # nothing began, so nothing ended
             raise
-        except (EngineDead, GenerationError, InvalidInput):
+        except (EngineDead, GenerationError, InvalidInput) as error:
             reason = FinishReason.ERROR
+            if isinstance(error, InvalidInput) and error.field == GRAMMAR_FIELD:
+                field = specs[0].grammar_field
+                raise InvalidInput(f"{field}: {error}", field=field) from error
             raise
         finally:
             if reason is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -22,14 +23,14 @@ def chat_request(fields: Mapping[str, Any]) -> ChatCompletionRequest:
 
 
 def only_sequence(
-    body: ChatCompletionRequest, model: ServedModel, *, response_id: str, max_model_len: int
+    body: ChatCompletionRequest, model: ServedModel, *, response_id: str, max_model_len: int, format_field: str
 ) -> SequenceSpec:
-    """The one answer to a translated request. Raises ApiError."""
+    """The one answer to a translated request, whose `response_format` came as `format_field`. Raises ApiError."""
     try:
         (spec,) = chat_sequences(body, model, response_id=response_id, max_model_len=max_model_len)
     except ApiError as error:
         raise _translated(error) from error
-    return spec
+    return replace(spec, grammar_field=format_field) if spec.grammar_field == "response_format" else spec
 
 
 def _translated(error: ApiError) -> ApiError:

@@ -26,7 +26,9 @@ class MessagesAnswer:
     def __init__(self, body: MessagesRequest, model: ServedModel, *, max_model_len: int) -> None:
         self._id = f"msg_{uuid.uuid4().hex}"
         self._model = model.name
-        self._spec = only_sequence(body.chat(), model, response_id=self._id, max_model_len=max_model_len)
+        self._spec = only_sequence(
+            body.chat(), model, response_id=self._id, max_model_len=max_model_len, format_field="output_config.format"
+        )
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -27,7 +27,9 @@ class ResponsesAnswer:
 
     def __init__(self, body: ResponsesRequest, model: ServedModel, *, max_model_len: int) -> None:
         self._id = f"resp_{uuid.uuid4().hex}"
-        self._spec = only_sequence(body.chat(), model, response_id=self._id, max_model_len=max_model_len)
+        self._spec = only_sequence(
+            body.chat(), model, response_id=self._id, max_model_len=max_model_len, format_field="text.format"
+        )
         self._head = {
             "id": self._id, "object": "response", "created_at": int(time.time()), "model": model.name,
             "background": False, **body.echoed(),
