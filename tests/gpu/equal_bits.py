@@ -26,13 +26,11 @@ from pathlib import Path
 import torch
 from attention_cases import Chunk, chunk_step, decode_step, folded, frequencies, key_weight, layout, rotation
 from launch_order import one_after_the_other
-from linear_speed import fp8_matrix
+from linear_speed import fp8_matrix, int4_matrix
 from paged_case import PagedCase
 from torch import Tensor
 
-from modelserve.sizing.quantised_tiles import int4_tiles
 from modelserve_worker.kernels import attention_triton, cuda_kernel, linear_rows_sm90
-from modelserve_worker.kernels.int4_linear import Int4Tiles
 from modelserve_worker.kernels.linear_int4_sm90 import int4_product
 from modelserve_worker.kernels.linear_rows_sm90 import dense_rows, fp8_rows, int4_rows
 
@@ -41,13 +39,6 @@ CAPTURED = 50  # launches of a graph
 # By what is asked of a product: many stages and few tiles, the largest tiles in few stages, what lies between.
 SHAPES = {"split": (1024, 4096), "gated": (46464, 256), "": (16384, 512)}
 Run = Callable[[], Tensor]
-
-
-def int4_matrix(outputs: int, inputs: int, group: int) -> Int4Tiles:
-    tiles = int4_tiles(inputs)
-    words = torch.randint(-(2**31), 2**31, (tiles, outputs, 32), device=CUDA).to(torch.int32)
-    scales = (torch.rand((tiles, 256 // group, outputs), device=CUDA) + 0.5) * inputs**-0.5 / 8
-    return Int4Tiles(words, scales.bfloat16(), None, inputs)
 
 
 def products() -> Iterator[tuple[str, Run]]:

@@ -64,10 +64,10 @@ def variants(fmt: str, rows: int) -> Iterator[tuple[str, LinearTile]]:
                 )
 
 
-def int4_matrix(outputs: int, inputs: int) -> Int4Tiles:
+def int4_matrix(outputs: int, inputs: int, group: int = 32) -> Int4Tiles:
     tiles = int4_tiles(inputs)
     words = torch.randint(-(2**31), 2**31, (tiles, outputs, 32), device=CUDA).to(torch.int32)
-    scales = (0.02 * torch.rand((tiles, 8, outputs), device=CUDA) * inputs**-0.5).bfloat16()
+    scales = (0.02 * torch.rand((tiles, 256 // group, outputs), device=CUDA) * inputs**-0.5).bfloat16()
     return Int4Tiles(words, scales, None, inputs)
 
 

@@ -77,48 +77,49 @@ __device__ __forceinline__ void mbarrier_expect(u32 barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-__device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity WAITING_AT) {
+template <class Done>
+__device__ __forceinline__ void wait_until(Done done WAITING_AT) {
   chaos();
   Watch watch;
-  u32 done = 0;
-  for (;;) {
+  while (!done()) watch.look(PLACE);
+}
+
+__device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity WAITING_AT) {
+  const auto done = [&] {
+    u32 done;
     asm volatile(
         "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
         : "=r"(done)
         : "r"(barrier), "r"(parity)
         : "memory");
-    if (done) return;
-    watch.look(PLACE);
-  }
+    return done;
+  };
+  wait_until(done HERE);
 }
 
 // For what other CTAs of the cluster have sent.
 __device__ __forceinline__ void mbarrier_wait_cluster(u32 barrier, u32 parity WAITING_AT) {
-  chaos();
-  Watch watch;
-  u32 done = 0;
-  for (;;) {
+  const auto done = [&] {
+    u32 done;
     asm volatile(
         "{\n.reg .pred p;\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
         "selp.u32 %0, 1, 0, p;\n}"
         : "=r"(done)
         : "r"(barrier), "r"(parity)
         : "memory");
-    if (done) return;
-    watch.look(PLACE);
-  }
+    return done;
+  };
+  wait_until(done HERE);
 }
 
 // For a word of global memory that another CTA sets.
 __device__ __forceinline__ void word_wait(const int* word WAITING_AT) {
-  chaos();
-  Watch watch;
-  int set = 0;
-  for (;;) {
+  const auto set = [&] {
+    int set;
     asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(set) : "l"(word) : "memory");
-    if (set) return;
-    watch.look(PLACE);
-  }
+    return set;
+  };
+  wait_until(set HERE);
 }
 
 __device__ __forceinline__ void mbarrier_arrive(u32 barrier) {
