@@ -58,11 +58,7 @@ class EngineArgs(BaseModel):
     )
     max_num_seqs: int = Field(default=64, ge=1, le=4096, description="Most requests of one step.")
     load_format: Literal["auto", "dummy"] = "auto"
-    prefix_caching: bool | None = Field(
-        default=None,
-        description="Requests that begin alike share what was computed. Left out: on the CPU, not on GPUs, where it is "
-        "not measured yet.",
-    )
+    prefix_caching: bool = Field(default=True, description="Requests that begin alike share what was computed.")
     debug_kv_stamps: bool = Field(default=False, description="Stamp every cache row and check every read (slow).")
     seed: int = Field(default=0, ge=0)
     shutdown_delay_seconds: int = Field(

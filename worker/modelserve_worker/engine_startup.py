@@ -64,8 +64,9 @@ def build_engine(args: EngineArgs, progress: Callable[[int, int], None]) -> Buil
         captured_rows=replica.captured_rows,
     )
     drafts = replica.runner.draft_tokens
-    caching = replica.memory.device == "cpu" if args.prefix_caching is None else args.prefix_caching
-    scheduler = Scheduler(limits, replica.geometry, replica.pool_bytes, draft_tokens=drafts, prefix_caching=caching)
+    scheduler = Scheduler(
+        limits, replica.geometry, replica.pool_bytes, draft_tokens=drafts, prefix_caching=args.prefix_caching
+    )
     ready = Ready(
         max_model_len=replica.max_model_len,
         step_deadline_s=step_deadline_s(replica.memory.device),
@@ -75,7 +76,7 @@ def build_engine(args: EngineArgs, progress: Callable[[int, int], None]) -> Buil
             "num_gpu_blocks": str(replica.memory.num_pages(LayerKind.GLOBAL)),
             "cache_dtype": replica.geometry.dtype.value,
             "cache_layout": replica.geometry.layout.value,
-            "enable_prefix_caching": str(caching),
+            "enable_prefix_caching": str(args.prefix_caching),
         },
         stats=scheduler.stats(),
     )
