@@ -59,6 +59,13 @@ class EngineArgs(BaseModel):
     max_num_seqs: int = Field(default=64, ge=1, le=4096, description="Most requests of one step.")
     load_format: Literal["auto", "dummy"] = "auto"
     prefix_caching: bool = Field(default=True, description="Requests that begin alike share what was computed.")
+    host_cache_bytes: int = Field(
+        default=0,
+        ge=0,
+        description="Pinned host memory of a worker, all ranks together, for cached prefixes that the pool gives up; "
+        "0: none.",
+        json_schema_extra={SINCE: "0.2.0"},
+    )
     debug_kv_stamps: bool = Field(default=False, description="Stamp every cache row and check every read (slow).")
     seed: int = Field(default=0, ge=0)
     shutdown_delay_seconds: int = Field(
