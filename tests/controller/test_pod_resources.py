@@ -90,6 +90,16 @@ def test_a_gpu_worker_is_no_best_effort_and_the_weights_are_no_part_of_its_memor
     assert int(grouped["requests"]["memory"]) == (85 << 30) // 8, "two ranks and their shared memory"
 
 
+def test_host_memory_for_cached_prefixes_is_asked_for_once_and_beside_the_rest(tiny_facts: ModelFacts) -> None:
+    bare, asked = (
+        _pod(tiny_facts, **fields)["containers"][0]["resources"] for fields in ({}, {"kvCache": {"hostMemory": "8Gi"}})
+    )
+    for side in ("requests", "limits"):
+        assert int(asked[side]["memory"]) - int(bare[side]["memory"]) == 8 << 30
+    on_cpu = _pod(tiny_facts, accelerators={"products": ["CPU"]}, kvCache={"hostMemory": "8Gi"})
+    assert on_cpu["containers"][0]["resources"]["limits"]["memory"] == str(4 << 30), "the pool is host memory there"
+
+
 def test_a_download_into_scratch_space_asks_for_the_room_and_costs_nothing_more(tiny_facts: ModelFacts) -> None:
     facts = tiny_facts.model_copy(update={"weight_bytes": 60 << 30})
     pod = _pod(facts, model={"uri": "hf://example/x"}, pod={"resources": {"requests": {"memory": "20Gi"}}})

@@ -45,6 +45,8 @@ def _spec(**fields: Any) -> ModelServeSpec:
         ({"context": {"maxModelLen": 4096}}, True, False),
         ({"accelerators": {"products": ["CPU"]}}, True, False),
         ({"objective": "Latency"}, True, False),
+        ({"engine": {"prefixCaching": False}}, True, False),
+        ({"kvCache": {"hostMemory": "8Gi"}}, True, False),
     ],
 )
 def test_each_field_is_of_one_kind(fields: dict[str, Any], plan: bool, pod: bool) -> None:

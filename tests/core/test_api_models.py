@@ -59,6 +59,8 @@ def test_json_has_camel_case_and_no_nulls() -> None:
         ({"kvCache": {"gpuMemoryUtilization": "1.0"}}, "spec.kvCache", "0.99"),
         ({"kvCache": {"gpuMemoryUtilization": 0.9}}, "spec.kvCache.gpuMemoryUtilization", "string"),
         ({"parallelism": {"tensor": 4}, "accelerators": {"maxPerReplica": 2}}, "spec", "4 > 2"),
+        ({"engine": {"prefixCaching": False}, "kvCache": {"hostMemory": "64Gi"}}, "spec", "hostMemory is 64Gi"),
+        ({"kvCache": {"hostMemory": "64 GB"}}, "spec.kvCache.hostMemory", "pattern"),
         ({"max_model_len": 4096}, "spec.max_model_len", "not permitted"),
         ({"kv_cache": {}}, "spec.kv_cache", "not permitted"),
         ({"pod": {"resources": {"limits": {"memory": "3 GB"}}}}, "spec.pod.resources.limits.memory", "pattern"),

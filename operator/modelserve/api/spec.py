@@ -18,6 +18,7 @@ from modelserve.api.schema_types import (
     LabelValue,
     Price,
     Product,
+    Quantity,
     Tokens,
 )
 from modelserve.sizing.pages import KVCacheLayout
@@ -170,6 +171,11 @@ class EngineSpec(ApiModel):
         "On GPUs up to four times as many, 2,048 at most, while prompts wait for 48 such steps.",
     )
     max_num_seqs: int | None = Field(default=None, ge=1, le=4096, description="Most requests of one step.")
+    prefix_caching: bool | None = Field(
+        default=None,
+        description="Whether requests that begin alike share what was computed, in memory that is free anyway; left "
+        "out: as the worker's release does, which is true from 0.2.0 on.",
+    )
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -204,6 +210,11 @@ class KVCacheSpec(ApiModel):
     )
     gpu_memory_utilization: DecimalString | None = Field(
         default=None, description="Share of GPU memory the worker may use, as a decimal string; left out: 0.9."
+    )
+    host_memory: Quantity | None = Field(
+        default=None,
+        description="Host memory of each worker on GPUs, of all its GPUs together, for cached prefixes that the pool "
+        "gives up (`64Gi`). It is pinned, and a part of the pod's memory request and limit. Left out: none.",
     )
 
     @model_validator(mode="after")
@@ -297,6 +308,13 @@ _TENSOR_RULE = (
     "!has(self.accelerators.maxPerReplica) || self.parallelism.tensor <= self.accelerators.maxPerReplica"
 )
 _TENSOR_OVER_MAX = "parallelism.tensor must be at most accelerators.maxPerReplica"
+_HOST_MEMORY_RULE = (
+    "!has(self.kvCache) || !has(self.kvCache.hostMemory) || !has(self.engine) || "
+    "!has(self.engine.prefixCaching) || self.engine.prefixCaching"
+)
+_HOST_MEMORY_UNUSED = (
+    "kvCache.hostMemory holds cached prefixes, which engine.prefixCaching false switches off: leave one of them out"
+)
 
 
 class ModelServeSpec(ApiModel):
@@ -304,6 +322,7 @@ class ModelServeSpec(ApiModel):
 
     model_config = _rules(
         (_TENSOR_RULE, _TENSOR_OVER_MAX),
+        (_HOST_MEMORY_RULE, _HOST_MEMORY_UNUSED),
     )
 
     model: ModelSource = Field(description="The checkpoint to serve.")
@@ -346,4 +365,7 @@ class ModelServeSpec(ApiModel):
         limit = self.accelerators.max_per_replica if self.accelerators else None
         if tensor and limit and tensor > limit:
             raise ValueError(f"{_TENSOR_OVER_MAX}: {tensor} > {limit}")
+        host = self.kv_cache.host_memory if self.kv_cache else None
+        if host is not None and self.engine and self.engine.prefix_caching is False:
+            raise ValueError(f"{_HOST_MEMORY_UNUSED}; hostMemory is {host}")
         return self

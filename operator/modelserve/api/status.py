@@ -199,6 +199,9 @@ class PlanStatus(ApiModel):
         default=None, description="Memory limit of the worker container that the plan divides; on the CPU only."
     )
     kv_cache: KVCachePlan | None = Field(default=None, description="Storage of the key/value cache.")
+    host_cache_bytes: Bytes | None = Field(
+        default=None, description="Pinned host memory of each worker for cached prefixes, where any was asked for."
+    )
     engine: EnginePlan | None = Field(default=None, description="Settings of the engine that sizing depends on.")
     per_gpu: GpuMemory | None = Field(default=None, description="Where the memory of one GPU goes.")
     per_request: RequestBytes | None = Field(default=None, description="Bytes one request holds.")

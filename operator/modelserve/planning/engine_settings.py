@@ -17,7 +17,7 @@ ENGINE_VERSION = __version__
 HASH_LENGTH = 10
 
 
-# Settings that no plan sets, as 0.1.0 wrote them into its hashes, which this release's must equal.
+# Settings that a plan need not set, as 0.1.0 wrote them into its hashes, which this release's must equal.
 _UNSET_IN_HASHES = {
     "host": "0.0.0.0",  # noqa: S104 - nobody listens here
     "port": 8000,
@@ -39,7 +39,14 @@ def engine_args_for(plan: PlanStatus, spec: ModelServeSpec, *, model_directory: 
     """
     if plan.accelerator is None or plan.kv_cache is None or plan.engine is None or plan.max_model_len is None:
         raise ValueError("the plan has no candidate that fits, so there are no engine settings")
+    engine = spec.engine
+    asked: dict[str, Any] = {}  # settings that others have only as their worker's release has them
+    if engine is not None and engine.prefix_caching is not None:
+        asked["prefix_caching"] = engine.prefix_caching
+    if plan.host_cache_bytes:
+        asked["host_cache_bytes"] = plan.host_cache_bytes
     return EngineArgs(
+        **asked,
         model=model_directory,
         served_model_name=served_name(spec),
         device="cpu" if plan.accelerator == CPU_PRODUCT else "cuda",
@@ -66,13 +73,16 @@ def plan_hash(plan: PlanStatus, spec: ModelServeSpec, *, engine_version: str = E
     """Ten hex digits over all that the running engine depends on: settings, checkpoint, image, accelerator, version.
 
     Candidates, capacity figures, placement, replicas and pod additions are no part of it, nor what a release has where
-    no plan sets anything: a setting that is added, or has another default, changes no hash.
+    no plan sets anything: a setting that is added, or has another default, changes no hash. One that is set to what it
+    was by default once is not the same as one that is left out.
     """
     settings = engine_args_for(plan, spec, model_directory="/").model_dump(
         mode="json", by_alias=True, exclude_unset=True
     )
+    set_to_old = sorted(name for name in settings if name in _UNSET_IN_HASHES)
     return _digest(
         {
+            **({"set": set_to_old} if set_to_old else {}),
             "engineArgs": _UNSET_IN_HASHES | settings,
             "engineVersion": engine_version,
             "model": spec.model.uri,

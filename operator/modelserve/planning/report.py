@@ -30,6 +30,7 @@ from modelserve.planning.ranking import replica_cost, token_cost
 from modelserve.planning.step_time import StepTime
 from modelserve.planning.wishes import DEFAULT_INPUT_TOKENS, DEFAULT_OUTPUT_TOKENS, Wishes
 from modelserve.sizing.memory import MemoryPlan
+from modelserve.sizing.prefixes import tail_bytes
 
 LENGTHS = {"at8k": 8_192, "at32k": 32_768, "at128k": 131_072}
 
@@ -56,6 +57,7 @@ def chosen_plan(
         max_model_len=fit.max_model_len,
         container_memory_bytes=fit.memory.total_bytes if on_cpu else None,
         kv_cache=KVCachePlan(dtype=fit.geometry.dtype, layout=fit.geometry.layout),
+        host_cache_bytes=wishes.host_cache_bytes(fit.accelerator) or None,
         engine=EnginePlan(
             max_num_batched_tokens=wishes.chunk(fit.accelerator),
             max_num_mixed_tokens=mixed_step_tokens(fit, architecture, wishes),
@@ -210,7 +212,7 @@ def _plan_message(fit: Fit, architecture: ModelArchitecture, wishes: Wishes, spe
         f"{memory.overhead_bytes / GIB:.2f}; the pool of {memory.kv_pool_bytes / GIB:.2f} GiB holds "
         f"{_requests(fit, fit.max_model_len)} requests of {fit.max_model_len:,} tokens at once"
     )
-    sentences = [arithmetic, _reservations(fit, wishes)]
+    sentences = [arithmetic, _host_memory(fit, wishes), _reservations(fit, wishes)]
     if fit.limited_by is None and wishes.max_model_len is None:
         sentences.append(f"maxModelLen is the model's own limit of {architecture.max_position_embeddings:,} tokens")
     if spec.drafter is not None:
@@ -219,6 +221,19 @@ def _plan_message(fit: Fit, architecture: ModelArchitecture, wishes: Wishes, spe
             f"spec.drafter is {counted}not in this release and keeps the plan from being applied: remove it"
         )
     return "; ".join(sentence for sentence in sentences if sentence)
+
+
+def _host_memory(fit: Fit, wishes: Wishes) -> str:
+    """What kvCache.hostMemory is good for: the tails that it holds, one at each place where a request may resume."""
+    if not wishes.host_memory_bytes:
+        return ""
+    if fit.accelerator.is_cpu:
+        return "kvCache.hostMemory is for GPUs: the pool of a worker on the CPU is host memory"
+    size, tail = wishes.host_memory_bytes, tail_bytes(fit.geometry) * fit.tensor_parallel
+    kept = f"{size / GIB:.2f} GiB of host memory, in the pod's request and limit, keep prefixes that the pool gives up"
+    if size < tail:
+        return f"{kept}, but the last window of one takes {tail / GIB:.3f} GiB: too little for any"
+    return f"{kept}: the last windows of {size // tail:,}, or fewer with their rows of global layers"
 
 
 def _workload_reservations(fit: Fit, wishes: Wishes) -> Iterator[str]:

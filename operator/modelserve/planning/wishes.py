@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Literal
 
 from modelserve.api.pod import ResourceRequirements
 from modelserve.api.schema_types import MAX_BYTES, quantity_value
@@ -25,6 +24,8 @@ LARGE_GPU_BYTES = 70 << 30
 CHUNK_CPU, CHUNK_SMALL_GPU, CHUNK_LARGE_GPU = 512, 2048, 8192
 DEFAULT_MAX_NUM_SEQS = 64
 DEFAULT_INPUT_TOKENS, DEFAULT_OUTPUT_TOKENS = 2048, 256
+_LIMIT, _REQUEST = "spec.pod.resources.limits.memory", "spec.pod.resources.requests.memory"
+_HOST = "spec.kvCache.hostMemory"
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Wishes:
     learned: Learned = NOTHING_LEARNED
     weight_format: WeightFormat | None = None  # None: the architecture's dtype
     drafter_bytes: int = 0  # of a published drafter, whole on every rank
+    host_memory_bytes: int = 0  # asked for cached prefixes, of a worker on GPUs
 
     def chunk(self, accelerator: Accelerator) -> int:
         """Most tokens of one step: as asked, else by the size of the accelerator."""
@@ -63,6 +65,10 @@ class Wishes:
         asked = self.max_num_seqs or max(DEFAULT_MAX_NUM_SEQS, self.concurrency or 0)
         return min(asked, self.chunk(accelerator))
 
+    def host_cache_bytes(self, accelerator: Accelerator) -> int:
+        """Host memory for cached prefixes; none on the CPU, whose pool is host memory."""
+        return 0 if accelerator.is_cpu else self.host_memory_bytes
+
     def least_model_len(self, longest: int) -> int:
         """Shortest context worth a plan: minModelLen, else maxModelLen, else 2,048 tokens or the model's own limit."""
         return self.min_model_len or self.max_model_len or min(DEFAULT_MIN_MODEL_LEN, longest)
@@ -74,7 +80,7 @@ def wishes(
     """Read the parts of a spec that sizing depends on; `learned` terms take the place of predicted ones, and
     its factors correct expected speeds.
 
-    Raises InvalidInput for an amount of memory that no machine has.
+    Raises InvalidInput for an amount of memory that no machine has, or that the pod's own limit cannot hold.
     """
     context, cache, engine, workload = spec.context, spec.kv_cache, spec.engine, spec.workload
     accelerators = spec.accelerators
@@ -98,6 +104,7 @@ def wishes(
         concurrency=workload.concurrency if workload else None,
         learned=learned,
         weight_format=weight_format,
+        host_memory_bytes=_host_memory_bytes(spec),
         drafter_bytes=(published_drafter_bytes(spec.drafter.uri) if spec.drafter else None) or 0,
     )
 
@@ -106,13 +113,28 @@ def _container_memory_bytes(resources: ResourceRequirements) -> int:
     """The memory limit as asked; left out, the default or a larger request, since no limit may be below its request."""
     limit, request = resources.limits.get("memory"), resources.requests.get("memory")
     if limit is not None:
-        return _memory_bytes(limit, "limits")
-    return max(DEFAULT_CONTAINER_MEMORY_BYTES, _memory_bytes(request, "requests") if request is not None else 0)
+        return _memory_bytes(limit, _LIMIT)
+    return max(DEFAULT_CONTAINER_MEMORY_BYTES, _memory_bytes(request, _REQUEST) if request is not None else 0)
 
 
-def _memory_bytes(quantity: str, side: Literal["requests", "limits"]) -> int:
+def _host_memory_bytes(spec: ModelServeSpec) -> int:
+    """kvCache.hostMemory, which a memory limit of the user's has to hold beside the worker's own memory."""
+    asked = spec.kv_cache.host_memory if spec.kv_cache else None
+    if asked is None:
+        return 0
+    size = _memory_bytes(asked, _HOST)
+    limit = (spec.pod.resources or ResourceRequirements()).limits.get("memory")
+    if limit is not None and _memory_bytes(limit, _LIMIT) <= size:
+        raise InvalidInput(
+            f"{_HOST}: {asked} is not below {_LIMIT}, {limit}, which has to hold it beside the worker's own memory: "
+            "leave the limit out, or raise it",
+            field=_HOST,
+        )
+    return size
+
+
+def _memory_bytes(quantity: str, field: str) -> int:
     size = int(quantity_value(quantity))
     if size > MAX_BYTES:
-        field = f"spec.pod.resources.{side}.memory"
         raise InvalidInput(f"{field}: {quantity} is above {MAX_BYTES >> 50}Pi, more than any machine has", field=field)
     return size

@@ -53,7 +53,11 @@ def worker_resources(users: Mapping[str, Any], plan: PlanStatus, *, downloaded_b
         memory = FRONT_END_BYTES + GRAMMARS_BYTES + ranks * (ENGINE_BYTES + CUDA_BYTES)
         memory += SHARED_MEMORY_BYTES * (ranks > 1)
         cpu = 1 + ranks
-    defaults = {"cpu": (cpu, max(CPU_LIMIT, CPU_LIMIT_FACTOR * cpu)), "memory": (memory, LIMIT_FACTOR * memory)}
+    pinned = plan.host_cache_bytes or 0  # in use from the first eviction on, and no page cache beside it
+    defaults = {
+        "cpu": (cpu, max(CPU_LIMIT, CPU_LIMIT_FACTOR * cpu)),
+        "memory": (memory + pinned, LIMIT_FACTOR * memory + pinned),
+    }
     if downloaded_bytes is not None:
         scratch = int(downloaded_bytes * DOWNLOAD_FACTOR) + SCRATCH_BYTES
         defaults["ephemeral-storage"] = (scratch, scratch + SCRATCH_BYTES)

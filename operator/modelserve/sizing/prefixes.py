@@ -1,0 +1,21 @@
+"""Bytes of a cached prefix: rows of global layers for each token, and a tail, the last window of sliding layers."""
+
+from __future__ import annotations
+
+from modelserve.sizing.pages import CacheGeometry
+
+
+def tail_bytes(geometry: CacheGeometry) -> int:
+    """Bytes per rank of a tail: the sliding pages of a window and of the global page of positions before its end.
+
+    A request resumes at any of these positions, so a tail spans a window and as many rows, whatever their alignment.
+    """
+    sliding = geometry.sliding_page
+    if not sliding.layers:
+        return 0
+    return (sliding.pages(geometry.window - 1 + geometry.global_page.page_tokens) + 1) * sliding.page_bytes
+
+
+def prefix_bytes(geometry: CacheGeometry, tokens: int) -> int:
+    """Bytes per rank of the global rows of so many tokens that nobody else shares."""
+    return geometry.global_pages(tokens) * geometry.global_page.page_bytes
