@@ -139,14 +139,15 @@ def read_architecture(directory: Path) -> ModelArchitecture:
 
 
 def load_checkpoint(
-    directory: Path, *, parallel: TensorParallel | None = None, dtype: torch.dtype = torch.float32
-) -> Gemma4:
-    """The product's model with the weights of `directory`, on the CPU."""
+    directory: Path, *, parallel: TensorParallel | None = None, dtype: torch.dtype = torch.float32,
+    device: torch.device | None = None,
+) -> Gemma4:  # fmt: skip
+    """The product's model with the weights of `directory`, on the CPU where no device is named."""
     return load_model(
         read_architecture(directory),
         directory,
         parallel=parallel or TensorParallel(),
-        device=torch.device("cpu"),
+        device=device or torch.device("cpu"),
         dtype=dtype,
         weight_format=read_weight_format(directory),
     )

@@ -1,0 +1,134 @@
+"""Drafts on a device that replays captured steps: launched ahead, settled on the device, and no other token is said."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from model_checkpoints import load_checkpoint, make_checkpoint, random_tokens
+from torch import Tensor
+from true_drafter import TrueDrafter
+
+from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, cache_geometry
+from modelserve_worker.engine.engine import Engine
+from modelserve_worker.execution.kv_cache import KVCache
+from modelserve_worker.execution.model_runner import GPUModelRunner
+from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
+from modelserve_worker.request import Request, SamplingParams
+from modelserve_worker.scheduling.admission import SchedulerLimits
+from modelserve_worker.scheduling.scheduler import Scheduler
+
+K, SLOTS, CHUNK, LONGEST, POOL = 4, 3, 64, 256, 1 << 26
+PROMPTS = (5, 130, 64, 17, 90)
+NEAR = 0.1  # of logits: what bfloat16 rows may differ by when they are computed beside others
+GPU = pytest.param(
+    torch.device("cuda"), id="cuda",
+    marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")],
+)  # fmt: skip
+
+
+@dataclass
+class Told:
+    tokens: dict[str, list[int]]
+    most: int  # tokens of one request in one step
+    steps: int
+
+
+def requests(count: int) -> list[Request]:
+    return [
+        Request(str(n), tuple(random_tokens(n, seed=n)), SamplingParams(seed=n, max_tokens=count, temperature=0.0))
+        for n in PROMPTS
+    ]
+
+
+def run(runner: GPUModelRunner, wanted: Sequence[Request]) -> Told:
+    scheduler = Scheduler(
+        SchedulerLimits(CHUNK, SLOTS, LONGEST, ()), runner.cache.geometry, POOL, draft_tokens=runner.draft_tokens
+    )
+    engine, most, update = Engine(scheduler, runner), [0], scheduler.update
+    scheduler.update = lambda sampled: most.append(int(sampled.counts.max(initial=0))) or update(sampled)
+    for request in wanted:
+        engine.add(request)
+    while engine.has_work:
+        for output in engine.step():
+            assert output.error is None, output.error
+    assert scheduler.arena.held_bytes == 0
+    return Told({request.request_id: request.output_token_ids for request in wanted}, max(most), engine.steps_done)
+
+
+def runner_of(model: Gemma4ForCausalLM, geometry: CacheGeometry, drafter: TrueDrafter | None) -> GPUModelRunner:
+    """Whose kernels have all run, as those of a start's profile have, and whose steps are captured."""
+    cache = KVCache(geometry, POOL, device=model.norm.weight.device)
+    runner = GPUModelRunner(
+        model, cache, max_num_batched_tokens=CHUNK, max_num_seqs=SLOTS, max_model_len=LONGEST, drafter=drafter
+    )
+    if cache.arena.is_cuda:
+        run(runner, requests(12))
+        runner.capture_graphs()
+    return runner
+
+
+def logits_after(model: Gemma4ForCausalLM, geometry: CacheGeometry, text: Sequence[int], driver: type) -> Tensor:
+    runner = runner_of(model, geometry, None)
+    pages, rows = driver(geometry, POOL), []
+    for first in range(0, len(text), CHUNK):
+        share = pages.share("r", list(text[first : first + CHUNK]))
+        rows.append(runner.teacher_forced_logits(pages.batch(share))[-1])
+    return rows[-1].float().cpu()
+
+
+@pytest.mark.parametrize("device", [torch.device("cpu"), GPU])
+@pytest.mark.parametrize(("variant", "kv"), [("31B", "auto"), ("31B", "int8"), ("E4B", "auto")])
+def test_captured_steps_with_drafts_say_what_steps_of_one_row_say(
+    device: torch.device, variant: str, kv: str, tmp_path: Path, driver_for: type
+) -> None:
+    """Of drafts that are all right, and of such of which a third is wrong. In bfloat16 two tokens may change places
+    where the model's own choice between them is nearer than rounding."""
+    on_gpu = device.type == "cuda"
+    shape = {"head_dim": 256, "global_head_dim": 512} if on_gpu else {}
+    make_checkpoint(variant, tmp_path, seed=2, **shape)
+    dtype = torch.bfloat16 if on_gpu else torch.float32
+    model = load_checkpoint(tmp_path, dtype=dtype, device=device)
+    default = KVCacheDtype.BFLOAT16 if on_gpu else KVCacheDtype.FLOAT32
+    geometry = cache_geometry(
+        model.architecture, dtype=default if kv == "auto" else KVCacheDtype(kv), tensor_parallel_size=1,
+        layout=KVCacheLayout.V_ONLY if model.architecture.attention_k_eq_v else KVCacheLayout.KV,
+    )  # fmt: skip
+    alone = run(runner_of(model, geometry, None), requests(48))
+    for right in (1.0, 0.67):
+        drafter = TrueDrafter(
+            alone.tokens, num_tokens=K, right=right, slots=SLOTS, longest=LONGEST, device=device,
+            vocab_size=model.architecture.vocab_size,
+        )  # fmt: skip
+        runner = runner_of(model, geometry, drafter)
+        replayed = count_replays(runner)
+        drafted = run(runner, requests(48))
+        assert len(replayed) > 0 or not on_gpu
+        assert drafted.most == K + 1
+        assert drafted.steps < alone.steps * (0.5 if right == 1.0 else 0.8)
+        for name, tokens in alone.tokens.items():
+            if drafted.tokens[name] != tokens:
+                assert on_gpu, "plain rows do not depend on the rows beside them"
+                assert_near(model, geometry, name, tokens, drafted.tokens, driver_for)
+
+
+def count_replays(runner: GPUModelRunner) -> list[int]:
+    counted: list[int] = []
+    if (graphs := runner._graphs) is not None:
+        replay = graphs.replay
+        graphs.replay = lambda step, size: counted.append(size.rows) or replay(step, size)
+    return counted
+
+
+def assert_near(
+    model: Gemma4ForCausalLM, geometry: CacheGeometry, name: str, tokens: list[int],
+    drafted: Mapping[str, list[int]], driver: type,
+) -> None:  # fmt: skip
+    first = next(i for i, (mine, theirs) in enumerate(zip(drafted[name], tokens, strict=True)) if mine != theirs)
+    logits = logits_after(model, geometry, [*random_tokens(int(name), seed=int(name)), *tokens[:first]], driver)
+    apart = abs(float(logits[tokens[first]] - logits[drafted[name][first]]))
+    print(f"request {name}: token {first} of {len(tokens)} is another, {apart:.4f} apart")
+    assert apart < NEAR
