@@ -88,11 +88,8 @@ CASES = (
 
 def captured(calls: list[Callable[[], object]]) -> torch.cuda.CUDAGraph:
     """One graph of all calls, in order; the first one is run before, to be compiled."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        calls[0]()
-    torch.cuda.current_stream().wait_stream(side)
+    calls[0]()
+    torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for call in calls:

@@ -31,6 +31,7 @@ from paged_case import PagedCase
 from torch import Tensor
 
 from modelserve_worker.kernels import attention_triton, cuda_kernel, linear_rows_sm90
+from modelserve_worker.kernels.grouped_rows_sm90 import grouped_rows
 from modelserve_worker.kernels.linear_int4_sm90 import int4_product
 from modelserve_worker.kernels.linear_rows_sm90 import dense_rows, fp8_rows, int4_rows
 
@@ -56,6 +57,16 @@ def products() -> Iterator[tuple[str, Run]]:
         for rows in (64,) if asked == "split" else (64, 128, 192, 256):
             x = torch.randn(rows, inputs, device=CUDA).bfloat16()
             yield f"many rows int4 {outputs}x{inputs} {rows} {asked}", partial(int4_product, x, g32, **how)
+
+
+def experts() -> Iterator[tuple[str, Run]]:
+    """Rows sorted by expert, in slices of every length."""
+    counts = torch.tensor([1, 31, 0, 33, 65, 97, 129, 161, 193, 225, 257, 520], device=CUDA)
+    ends, rows = counts.cumsum(0).to(torch.int32), int(counts.sum())
+    for gated in (False, True):
+        matrices = (torch.randn(len(counts), 704, 512, device=CUDA) * 512**-0.5).bfloat16()
+        x = torch.randn(rows, 512, device=CUDA).bfloat16()
+        yield f"experts {'gated' if gated else ''}", partial(grouped_rows, x, matrices, ends, gated=gated)
 
 
 def attention() -> Iterator[tuple[str, Run]]:
@@ -183,7 +194,7 @@ def main() -> int:
         stormy(early=chosen.early)
     torch.manual_seed(int(time.time()))
     begun, total, wrong = time.monotonic(), 0, 0
-    for name, run in (*products(), *attention()):
+    for name, run in (*products(), *experts(), *attention()):
         if chosen.only not in name or time.monotonic() - begun > chosen.seconds:
             continue
         start = time.monotonic()

@@ -40,9 +40,7 @@ BLOCKS = {
             (64, 128, 4, 3), (64, 64, 2, 8), (32, 128, 2, 4)),
 }  # fmt: skip
 FEW_ROUTED = ((2, 8), (1, 8), (4, 16), (2, 16), (8, 16))
-MANY_ROUTED = (
-    {"BLOCK_T": 64, "num_warps": 8}, {"num_stages": 4}, {"BLOCK_H": 128},
-)  # fmt: skip
+MANY_ROUTED = ({"BLOCK_T": 32}, {"num_stages": 4}, {"BLOCK_H": 64, "SPLITS": 4})
 
 
 def architecture() -> ModelArchitecture:
@@ -185,17 +183,15 @@ def product_times(rows: int, layer: MixtureOfExperts, bandwidth: float, log: obj
 
 def router_times(layer: MixtureOfExperts) -> Iterator[str]:
     """Launches of the router to choose from; the first of either are those in use."""
-    few, many = dict(routing_triton.FEW_LAUNCH), dict(routing_triton.MANY_LAUNCH)
-    for rows, launch, variants in (
-        (1, routing_triton.FEW_LAUNCH, [few, *({"GROUP": g, "num_warps": w} for g, w in FEW_ROUTED)]),
-        (32, routing_triton.FEW_LAUNCH, [few, *({"GROUP": g, "num_warps": w} for g, w in FEW_ROUTED)]),
-        (8192, routing_triton.MANY_LAUNCH, [many, *({**many, **other} for other in MANY_ROUTED)]),
-    ):
+    few = routing_triton.FEW_LAUNCH
+    launches = [(1, few, [{"GROUP": group, "num_warps": warps} for group, warps in FEW_ROUTED])]
+    launches += [(rows, routing_triton.many_launch(rows), MANY_ROUTED) for rows in (32, 512, 2048, 8192)]
+    for rows, launch, variants in launches:
         x, kept = activations(rows, architecture().hidden_size), dict(launch)
-        for variant in variants:
+        for variant in ({}, *variants):
             launch.update(variant)
-            yield f"route {rows:6} {variant} {microseconds([lambda x=x: layer.router(x, layer.pre_norm)] * 8):.1f}"
-        launch.update(kept)
+            yield f"route {rows:6} {launch} {microseconds([lambda x=x: layer.router(x, layer.pre_norm)] * 8):.1f}"
+            launch.update(kept)
 
 
 def used(rows: int, gated: bool) -> ExpertTile:
@@ -214,10 +210,8 @@ def part_times(rows: int, layer: MixtureOfExperts) -> Iterator[str]:
         dealt = layer.doors.deal(x, choice, a.num_experts)
         gate_up, down = layer.experts.gate_up, layer.experts.down
         inner = activations(len(dealt.rows), a.moe_intermediate_size)
-        calls["grouped gate_up"] = lambda: gate_up.grouped(dealt.rows, dealt.ends)
+        calls["grouped gate_up"] = lambda: gate_up.grouped_gated(dealt.rows, dealt.ends, DOORS)
         calls["grouped down"] = lambda: down.grouped(inner, dealt.ends)
-        wide = activations(len(dealt.rows), 2 * a.moe_intermediate_size)
-        calls["gated_gelu"] = lambda: DOORS.gated_gelu(wide)
         shares = Shares(activations(rows * a.top_k_experts, a.hidden_size), choice, dealt.places)
     else:
         shares = Shares(activations(rows * a.top_k_experts, a.hidden_size), choice)

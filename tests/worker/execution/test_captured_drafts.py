@@ -25,7 +25,7 @@ K, SLOTS, CHUNK, LONGEST, POOL = 4, 3, 64, 256, 1 << 26
 PROMPTS = (5, 130, 64, 17, 90)
 NEAR = 0.1  # of logits: what bfloat16 rows may differ by when they are computed beside others
 GPU = pytest.param(
-    torch.device("cuda"), id="cuda",
+    torch.device("cuda", 0), id="cuda",
     marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")],
 )  # fmt: skip
 

@@ -18,6 +18,7 @@ from modelserve_worker.kernels import (
     chunk_attention_sm90,
     cuda_kernel,
     global_decode_sm90,
+    grouped_rows_sm90,
     linear_int4_sm90,
     linear_rows_sm90,
     sliding_attention_sm90,
@@ -44,6 +45,7 @@ SMALL = 'extern "C" __global__ void small(int* out) { *out = VALUE; }'
             (kernel.source, sliding_decode_sm90.THREADS, False)  # all that it reads is loaded once
             for kernel in map(sliding_decode_sm90.DecodeKernel, (1024, 512))
         ),
+        *((grouped_rows_sm90.source(gated=gated), grouped_rows_sm90.THREADS, True) for gated in (False, True)),
         *(
             (kernel.source, linear_int4_sm90.THREADS, True)
             for kernel in (

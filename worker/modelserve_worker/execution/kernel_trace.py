@@ -40,6 +40,7 @@ from modelserve_worker.execution.sampling_slots import SamplingSlots
 from modelserve_worker.kernels import (
     chunk_attention_sm90,
     global_decode_sm90,
+    grouped_rows_sm90,
     linear_int4_sm90,
     linear_rows_sm90,
     peer_rows,
@@ -143,6 +144,7 @@ def _launches_go_to(found: Callable[[Launch], None], capability: int) -> Iterato
         mock.patch.multiple(sliding_attention_sm90, launch=launch, tensor_map=mock.DEFAULT),
         mock.patch.object(sliding_decode_sm90, "launch", launch),
         mock.patch.multiple(global_decode_sm90, launch=launch, tensor_map=mock.DEFAULT),
+        mock.patch.multiple(grouped_rows_sm90, launch=launch, tensor_map=mock.DEFAULT),
         mock.patch.multiple(linear_int4_sm90, launch=launch, tensor_map=mock.DEFAULT),
         mock.patch.multiple(linear_rows_sm90, launch=launch, tensor_map=mock.DEFAULT),
         mock.patch.object(peer_rows, "launch", launch),

@@ -22,7 +22,7 @@ from modelserve_worker.kernels import routing_triton
 from modelserve_worker.kernels.dependent_launch import dependent_launch, launch_dependents, wait_for_prerequisites
 from modelserve_worker.kernels.elementwise_triton import gelu, load_row, rms, row_launch
 from modelserve_worker.kernels.experts import BranchNorms, Choice, DealtRows, RouterWeights, Shares
-from modelserve_worker.kernels.routing_triton import FEW_ROUTED_ROWS, NOBODY, OPERAND
+from modelserve_worker.kernels.routing_triton import MOST_ARRIVALS, NOBODY, OPERAND
 from modelserve_worker.kernels.specimen import KernelSpecimen
 
 _MANY_ROWS = 512  # as in elementwise_triton
@@ -215,7 +215,7 @@ class TritonExperts:
 
     def __init__(self, device: torch.device) -> None:
         # Made here and not in a step, which may be being captured. Launches follow one another: all layers share it.
-        self._arrivals = torch.zeros(FEW_ROUTED_ROWS, dtype=torch.int32, device=device)
+        self._arrivals = torch.zeros(MOST_ARRIVALS, dtype=torch.int32, device=device)
 
     def route(
         self, x: Tensor, router: RouterWeights, norm_weight: Tensor, *, eps: float, num_rows: Tensor | None

@@ -1,5 +1,5 @@
-"""The door of products that have kernels of their own on a device: of few rows, which the speed of memory bounds, and
-of INT4 with any number of rows, which unpacks on the way."""
+"""The door of products that have kernels of their own on a device: of few rows, which the speed of memory bounds, of
+INT4 with any number of rows, which unpacks on the way, and of experts."""
 
 from __future__ import annotations
 
@@ -41,18 +41,28 @@ class FewRows(Protocol):
         """An FP8 matrix with a scale for each row and a multiple of 128 inputs."""
         ...
 
+    def takes_grouped(self, x: Tensor, matrices: Tensor, *, gated: bool = False) -> bool:
+        """Whether the kernels multiply rows sorted by expert with these matrices [E, N, K]."""
+        ...
+
+    def grouped(self, x: Tensor, matrices: Tensor, ends: Tensor, *, gated: bool = False) -> Tensor:
+        """Rows [ends[e - 1], ends[e]) of x [R, K] times matrices[e] -> [R, N]; undefined from the last end on."""
+        ...
+
 
 class HopperRows:
     """`linear_rows_sm90` and, for more rows of INT4, `linear_int4_sm90`: they fetch weights before the kernel ahead of
-    them has ended."""
+    them has ended. And `grouped_rows_sm90` for rows of experts."""
 
     def __init__(self) -> None:
-        from modelserve_worker.kernels import linear_int4_sm90, linear_rows_sm90  # the GPU's driver
+        from modelserve_worker.kernels import grouped_rows_sm90, linear_int4_sm90, linear_rows_sm90  # the GPU's driver
 
         self.takes = linear_rows_sm90.takes
         self.takes_int4 = linear_rows_sm90.readable
         self.dense = linear_rows_sm90.dense_rows
         self.fp8 = linear_rows_sm90.fp8_rows
+        self.takes_grouped = grouped_rows_sm90.takes
+        self.grouped = grouped_rows_sm90.grouped_rows
         self._int4_few = linear_rows_sm90.int4_rows
         self._int4_many = linear_int4_sm90.int4_product
 

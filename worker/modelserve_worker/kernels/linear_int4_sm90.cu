@@ -30,7 +30,7 @@ constexpr int SCALE_BYTES = SCALES * OUTPUTS * 2;
 constexpr int W_STAGE_BYTES = (WORD_BYTES + SCALE_BYTES + 1023) / 1024 * 1024;
 constexpr int X_AT = W_STAGES * W_STAGE_BYTES;
 constexpr int STAGED_AT = X_AT + X_STAGES * X_STAGE_BYTES;
-constexpr int WORD_BARRIERS_AT = STAGED_AT + 2 * STAGED_BYTES;
+constexpr int WORD_BARRIERS_AT = STAGED_AT + (COLUMNS >= 128 ? 2 * STAGED_BYTES : 0);
 constexpr int X_BARRIERS_AT = WORD_BARRIERS_AT + Stages<W_STAGES>::BYTES;
 
 static_assert(X_BARRIERS_AT + Stages<X_STAGES>::BYTES == SHARED_BYTES, "");
@@ -104,6 +104,7 @@ __device__ __forceinline__ void multiply_block(float (&sums)[SUMS], Reader& read
 __device__ __forceinline__ void consume(const Work& work, unsigned char* memory, void* output, float4* partial,
                                         int* arrivals, int cluster) {
   const int warpgroup = threadIdx.x / 128, warp = threadIdx.x / 32;
+  int half = 0;
   Reader reader;
   reader.shared = shared_address(memory);
   reader.row = warp * (GATED ? 8 : 16) + threadIdx.x % 32 / 4;
@@ -126,7 +127,8 @@ __device__ __forceinline__ void consume(const Work& work, unsigned char* memory,
         continue;
       }
       if (count < work.blocks) add_partial_sums(sums, partial, arrivals, work, cluster, (item + 1) * work.blocks);
-      store(sums, output, work, memory + STAGED_AT + warpgroup * STAGED_BYTES, work.tile(item), work.slice(item));
+      store(sums, output, work, memory + STAGED_AT + warpgroup * STAGED_BYTES, half, work.tile(item),
+            work.slice(item));
     }
   }
 }

@@ -1,8 +1,9 @@
 """Triton kernels that choose experts for rows and bring rows into the order of experts; `experts` has the doors.
 
 The router's logits are float32: `route_few` multiplies in it, and `route_many` gives the matrix units x * scale,
-which is exact in two parts of bfloat16 (each factor has eight significant bits), so that only sums are rounded. A
-choice is decided by words that no two experts share, so equal logits go to the lower index, and NaN, which is above all
+which is exact in two parts of bfloat16 (each factor has eight significant bits), so that only sums are rounded. Where
+rows are too few for all multiprocessors, programs share their inputs, and the last of them adds up in order. A choice
+is decided by words that no two experts share, so equal logits go to the lower index, and NaN, which is above all
 others, leads to indices in range.
 """
 
@@ -22,12 +23,17 @@ from modelserve_worker.kernels.elementwise_triton import TritonElementwise, load
 from modelserve_worker.kernels.experts import NO_EXPERT, Choice, DealtRows, RouterWeights
 from modelserve_worker.kernels.specimen import KernelSpecimen
 
-FEW_ROUTED_ROWS = 64  # rows up to which programs share a row's experts
+FEW_ROUTED_ROWS = 16  # rows up to which programs share a row's experts
 ROUTED_BLOCKS = 4  # of rows: times the groups of experts about one program for each multiprocessor
 NOBODY = tl.constexpr(NO_EXPERT)
 OPERAND = tl.constexpr(tl.float32 if triton.knobs.runtime.interpret else tl.bfloat16)  # the interpreter's products
 FEW_LAUNCH = {"GROUP": 4, "num_warps": 8}
-MANY_LAUNCH = {"BLOCK_T": 32, "BLOCK_H": 64, "num_warps": 4, "num_stages": 3}
+MANY_LAUNCHES = {  # by the most rows
+    1024: {"BLOCK_T": 16, "BLOCK_H": 128, "SPLITS": 11, "num_warps": 4, "num_stages": 3},
+    4096: {"BLOCK_T": 16, "BLOCK_H": 128, "SPLITS": 2, "num_warps": 4, "num_stages": 4},
+    1 << 30: {"BLOCK_T": 64, "BLOCK_H": 64, "SPLITS": 1, "num_warps": 4, "num_stages": 3},
+}
+MOST_ARRIVALS = 256  # blocks of rows that several programs share
 _DEAL = {"BLOCK": 4096, "num_warps": 8}
 _LEAST_WORD = tl.constexpr(-(1 << 63))
 
@@ -128,6 +134,9 @@ def route_many(
     router_weight,  # [EXPERTS, WIDTH]
     scales,
     num_rows,  # [1] or None
+    sums_of_parts,  # float32 [SPLITS, rows, BLOCK_E], or None with one part
+    squares_of_parts,  # float32 [SPLITS, rows], likewise
+    arrivals,  # int32, one for each block of rows, 0 between launches
     weights,
     experts,
     rows,
@@ -139,17 +148,21 @@ def route_many(
     K: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_H: tl.constexpr,
+    SPLITS: tl.constexpr,
 ):
+    """A program has BLOCK_T rows and one of SPLITS parts of their inputs; the last of a block's programs chooses."""
     launch_dependents()
     wait_for_prerequisites()
-    row = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
+    block, split = tl.program_id(0), tl.program_id(1)
+    row = block * BLOCK_T + tl.arange(0, BLOCK_T)
     expert = tl.arange(0, BLOCK_E)
     x_at = x + tl.minimum(row, rows - 1).to(tl.int64)[:, None] * WIDTH
     matrix_at = router_weight + tl.minimum(expert, EXPERTS - 1)[None, :] * WIDTH
     sums = tl.zeros([BLOCK_T, BLOCK_E], tl.float32)
     squares = tl.zeros([BLOCK_T], tl.float32)
-    for first in range(0, WIDTH, BLOCK_H):
-        column = first + tl.arange(0, BLOCK_H)
+    BLOCKS: tl.constexpr = triton.cdiv(WIDTH, BLOCK_H)
+    for at in range(BLOCKS * split // SPLITS, BLOCKS * (split + 1) // SPLITS):
+        column = at * BLOCK_H + tl.arange(0, BLOCK_H)
         inside = column < WIDTH
         values = tl.load(x_at + column[None, :], mask=inside[None, :], other=0.0).to(tl.float32)
         elements = tl.load(matrix_at + column[:, None], mask=inside[:, None], other=0.0).to(OPERAND)
@@ -159,9 +172,26 @@ def route_many(
         sums = tl.dot(high.to(OPERAND), elements, sums)
         sums = tl.dot(low.to(OPERAND), elements, sums)
         squares += tl.sum(values * values, axis=1)
-    root = tl.div_rn(1.0, tl.sqrt_rn(squares * (1.0 / WIDTH) + eps))
-    wanted = row < (rows if num_rows is None else tl.load(num_rows))
-    choose(sums * (root * ROOT_SCALE)[:, None], expert, row, rows, wanted, weights, experts, scales, EXPERTS, K)
+    last = True
+    if SPLITS > 1:
+        at = split * rows + row
+        tl.store(sums_of_parts + at[:, None] * BLOCK_E + expert[None, :], sums, mask=(row < rows)[:, None])
+        tl.store(squares_of_parts + at, squares, mask=row < rows)
+        tl.debug_barrier()  # every thread's sums are written before one of them counts the program in
+        last = tl.atomic_add(arrivals + block, 1, sem="acq_rel") == SPLITS - 1
+    if last:
+        if SPLITS > 1:
+            tl.store(arrivals + block, 0)
+            sums = tl.zeros([BLOCK_T, BLOCK_E], tl.float32)
+            squares = tl.zeros([BLOCK_T], tl.float32)
+            for part in tl.static_range(SPLITS):
+                at = part * rows + row
+                part_at = sums_of_parts + at[:, None] * BLOCK_E + expert[None, :]
+                sums += tl.load(part_at, mask=(row < rows)[:, None], other=0.0, cache_modifier=".cg")
+                squares += tl.load(squares_of_parts + at, mask=row < rows, other=0.0, cache_modifier=".cg")
+        root = tl.div_rn(1.0, tl.sqrt_rn(squares * (1.0 / WIDTH) + eps))
+        wanted = row < (rows if num_rows is None else tl.load(num_rows))
+        choose(sums * (root * ROOT_SCALE)[:, None], expert, row, rows, wanted, weights, experts, scales, EXPERTS, K)
 
 
 @triton.jit(do_not_specialize=["slots"])
@@ -209,7 +239,7 @@ def copy_rows(x, experts, places, dealt, WIDTH: tl.constexpr, BLOCK: tl.constexp
 def route(
     x: Tensor, router: RouterWeights, norm_weight: Tensor, arrivals: Tensor, *, eps: float, num_rows: Tensor | None
 ) -> tuple[Tensor, Choice]:
-    """`ExpertDoors.route` of x bfloat16 [T, H], contiguous. arrivals: int32 [FEW_ROUTED_ROWS], 0 between calls."""
+    """`ExpertDoors.route` of x bfloat16 [T, H], contiguous. arrivals: int32 [MOST_ARRIVALS], 0 between calls."""
     (rows, width), experts = x.shape, router.weight.shape[0]
     choice = Choice(
         torch.empty((rows, router.top_k), dtype=torch.float32, device=x.device),
@@ -217,9 +247,13 @@ def route(
     )
     shape = _router_constants(width, experts, router.top_k)
     if rows > FEW_ROUTED_ROWS:
-        route_many[(triton.cdiv(rows, MANY_LAUNCH["BLOCK_T"]),)](
-            x, router.scale, router.weight, router.per_expert_scale, num_rows, choice.weights, choice.experts, rows,
-            eps, **shape, **MANY_LAUNCH, **dependent_launch(),
+        many = many_launch(rows)
+        parts = many["SPLITS"]
+        sums = torch.empty((parts, rows, shape["BLOCK_E"]), dtype=torch.float32, device=x.device) if parts > 1 else None
+        squares = torch.empty((parts, rows), dtype=torch.float32, device=x.device) if parts > 1 else None
+        route_many[(triton.cdiv(rows, many["BLOCK_T"]), parts)](
+            x, router.scale, router.weight, router.per_expert_scale, num_rows, sums, squares, arrivals, choice.weights,
+            choice.experts, rows, eps, **shape, **many, **dependent_launch(),
         )  # fmt: skip
         return TritonElementwise().rms_norm(x, norm_weight, eps=eps), choice
     normed = torch.empty_like(x)
@@ -244,6 +278,10 @@ def deal(x: Tensor, choice: Choice, experts: int) -> DealtRows:
     return DealtRows(dealt, ends, places)
 
 
+def many_launch(rows: int) -> dict[str, int]:
+    return next(launch for most, launch in MANY_LAUNCHES.items() if rows <= most)
+
+
 def _router_constants(width: int, experts: int, top_k: int) -> dict[str, Any]:
     block = max(16, triton.next_power_of_2(experts))
     return {"ROOT_SCALE": width**-0.5, "WIDTH": width, "EXPERTS": experts, "BLOCK_E": block, "K": top_k}
@@ -258,7 +296,8 @@ def _specimen(kernel: Any, launch: dict[str, Any]) -> KernelSpecimen:
     shape = dict(launch)
     warps, stages = shape.pop("num_warps"), shape.pop("num_stages", 3)
     types = {
-        "num_rows": "*i32", "logits": "*fp32", "weights": "*fp32", "arrivals": "*i32", "experts": "*i32",
+        "num_rows": "*i32", "logits": "*fp32", "sums_of_parts": "*fp32", "squares_of_parts": "*fp32",
+        "weights": "*fp32", "arrivals": "*i32", "experts": "*i32",
         "places": "*i32", "ends": "*i32", "rows": "i32", "slots": "i32", "eps": "fp32",
     }  # fmt: skip
     names = [name for name in kernel.arg_names if name not in shape]
@@ -267,8 +306,8 @@ def _specimen(kernel: Any, launch: dict[str, Any]) -> KernelSpecimen:
 
 _PUBLISHED = _router_constants(2816, 128, 8)  # 26B-A4B
 SPECIMENS = [
-    *(_specimen(route_few, {**_PUBLISHED, "BLOCK": 4096, "ROWS": rows, **FEW_LAUNCH}) for rows in (1, 16)),
-    _specimen(route_many, {**_PUBLISHED, **MANY_LAUNCH}),
+    *(_specimen(route_few, {**_PUBLISHED, "BLOCK": 4096, "ROWS": rows, **FEW_LAUNCH}) for rows in (1, 4)),
+    *(_specimen(route_many, {**_PUBLISHED, **launch}) for launch in MANY_LAUNCHES.values()),
     _specimen(deal_slots, dict(_DEAL)),
     _specimen(copy_rows, _copy_launch(2816, 8)),
 ]

@@ -52,6 +52,16 @@ __device__ __forceinline__ void load_rows(const TensorMap* map, u32 to, u32 barr
       : "memory");
 }
 
+// One box of a map of five dimensions, whole in the second and third, likewise.
+__device__ __forceinline__ void load_group_box(const TensorMap* map, u32 to, u32 barrier, int x, int w, int v) {
+  chaos();
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %4, %5, %6}], [%2];" ::"r"(to),
+      "l"(map), "r"(barrier), "r"(x), "r"(0), "r"(w), "r"(v)
+      : "memory");
+}
+
 __device__ __forceinline__ void prefetch_map(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }

@@ -4,13 +4,13 @@
 #pragma once
 
 #include "pipeline.cuh"
+#include "staged_rows_sm90.cuh"
 
 constexpr int OUTPUTS = 128;                                 // of a tile
 constexpr int CONSUMERS = 256;                               // threads: two warpgroups
 constexpr int SUMS = COLUMNS / 2;                            // floats of a thread
-constexpr int STAGED_BYTES = COLUMNS >= 128 ? 64 * 128 : 0;  // outputs of 64 columns of a warpgroup on their way
 
-enum Barrier { PARTIAL = 1, STAGED };  // STAGED, and the next one: of each warpgroup
+enum Barrier { PARTIAL = 1 };
 
 #define R1 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define R2 R1 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -44,10 +44,6 @@ __device__ __forceinline__ void multiply(float (&sums)[SUMS], const u32* a, u64 
   asm volatile(PRODUCT(OPERANDS ", 1, 1, 1, 0;")
                : ALL(sums)
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-
-__device__ __forceinline__ float opened(float gate, float up) {
-  return rounded(gelu(rounded(gate))) * rounded(up);
 }
 
 struct Run {
@@ -84,14 +80,14 @@ struct Work {
 };
 
 // A thread has outputs n and n + 8 of its warp's 16, or of a gated tile output n of its warp's 8, the second
-// being of the other half of the matrix. `staged`: of the warpgroup.
+// being of the other half of the matrix. `staged` and `half` as `store_part` says.
 __device__ __forceinline__ void store(const float (&sums)[SUMS], void* output, const Work& work, unsigned char* staged,
-                                      int tile, int slice) {
-  const int warpgroup = threadIdx.x / 128, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
+                                      int& half, int tile, int slice) {
+  const int warpgroup = threadIdx.x / 128;
   constexpr int WIDTH = GATED ? OUTPUTS / 4 : OUTPUTS / 2;  // outputs of a warpgroup
   const int first = (tile * 2 + warpgroup) * WIDTH;
 #if SPLIT || COLUMNS < 128
-  const int n = first + warp * (WIDTH / 4) + lane / 4;
+  const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, n = first + warp * (WIDTH / 4) + lane / 4;
 #pragma unroll
   for (int i = 0; i < SUMS; i += GATED && i % 4 == 1 ? 3 : 1) {
     const int row = (SPLIT ? 0 : slice * COLUMNS) + i / 4 * 8 + lane % 4 * 2 + i % 2, column = n + i % 4 / 2 * 8;
@@ -100,39 +96,20 @@ __device__ __forceinline__ void store(const float (&sums)[SUMS], void* output, c
     if (SPLIT)
       ((float*)output)[(long long)slice * work.rows * work.outputs + at] = sums[i];
     else
-      ((unsigned short*)output)[at] = (unsigned short)bf16_pair(GATED ? opened(sums[i], sums[i + 2]) : sums[i], 0.0f);
+      ((unsigned short*)output)[at] = (unsigned short)(
+          GATED ? opened(bf16_pair(sums[i], 0.0f), bf16_pair(sums[i + 2], 0.0f)) : bf16_pair(sums[i], 0.0f));
   }
 #else
-  constexpr int PIECES = WIDTH / 8;  // of 16 bytes, in a row of the warpgroup's outputs
-  const u32 buffer = shared_address(staged);
+  const OutputRows rows = {slice * COLUMNS, work.rows, work.outputs, first};
 #pragma unroll
-  for (int begin = 0; begin < COLUMNS; begin += 64) {
-    if (slice * COLUMNS + begin >= work.rows) break;
-    barrier_sync(STAGED + warpgroup, 128);
+  for (int part = 0; part < COLUMNS / TURNED; part++) {
+    u32 pairs[TURNED / 4];
 #pragma unroll
-    for (int at = 0; at < 64; at += GATED ? 32 : 16) {
-      u32 pairs[4];
-      const float* s = sums + (begin + at) / 2;
-#pragma unroll
-      for (int i = 0; i < 4; i++)
-        pairs[i] = GATED ? bf16_pair(opened(s[4 * i], s[4 * i + 2]), opened(s[4 * i + 1], s[4 * i + 3]))
-                         : bf16_pair(s[2 * i], s[2 * i + 1]);
-      const int row = at + lane % 8 + (GATED ? lane / 8 : lane / 16) * 8;
-      const int piece = GATED ? warp ^ (row / 2 % 4) : (2 * warp + lane / 8 % 2) ^ (row % 8);
-      asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                       buffer + (row * PIECES + piece) * 16),
-                   "r"(pairs[0]), "r"(pairs[1]), "r"(pairs[2]), "r"(pairs[3])
-                   : "memory");
+    for (int i = 0; i < TURNED / 4; i++) {
+      const float* s = sums + part * (TURNED / 2) + 2 * i;
+      pairs[i] = bf16_pair(s[0], s[1]);
     }
-    barrier_sync(STAGED + warpgroup, 128);
-#pragma unroll
-    for (int i = thread; i < 64 * PIECES; i += 128) {
-      const int at = i / PIECES, piece = i % PIECES, row = slice * COLUMNS + begin + at, column = first + piece * 8;
-      const int swizzled = piece ^ (GATED ? at / 2 % 4 : at % 8);
-      if (row < work.rows && column < work.outputs)
-        *(uint4*)((unsigned short*)output + (long long)row * work.outputs + column) =
-            *(const uint4*)(staged + (at * PIECES + swizzled) * 16);
-    }
+    if (rows.begin + part * TURNED < rows.end) store_part<GATED>(pairs, part, (unsigned short*)output, rows, staged, half);
   }
 #endif
 }

@@ -48,9 +48,9 @@ class Experts(nn.Module):
 
     Few rows find their experts' matrices by themselves where the device has kernels for that. Otherwise rows are sorted
     by expert and go through two grouped products. No shape depends on what was chosen, and no expert
-    count leaves the device where PyTorch has a grouped product of its own (bfloat16 from compute capability 9.0): there
-    a step can be captured, and wherever our own kernels multiply by quantised experts. Elsewhere PyTorch reads the
-    counts on the host, expert by expert.
+    count leaves the device where our own kernels multiply, or PyTorch has a grouped product of its own (bfloat16 from
+    compute capability 9.0): there a step can be captured. Elsewhere PyTorch reads the counts on the host, expert by
+    expert.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Experts(nn.Module):
         if x.shape[0] <= self.doors.few_rows and isinstance(gate_up, DenseMatrix) and isinstance(down, DenseMatrix):
             return Shares(self.doors.chosen_products(x, choice, gate_up.weight, down.weight), choice)
         dealt = self.doors.deal(x, choice, gate_up.experts)
-        inner = self.elementwise.gated_gelu(gate_up.grouped(dealt.rows, dealt.ends))
+        inner = gate_up.grouped_gated(dealt.rows, dealt.ends, self.elementwise)
         ends, places = dealt.ends, dealt.places
         del dealt  # its rows are as large as what comes now
         return Shares(down.grouped(inner, ends), choice, places)

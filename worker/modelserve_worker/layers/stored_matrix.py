@@ -65,6 +65,10 @@ class StoredMatrix(nn.Module):
         """
         return functional.grouped_mm(x, self.dense().transpose(1, 2), offs=ends)
 
+    def grouped_gated(self, x: Tensor, ends: Tensor, doors: ElementwiseDoors) -> Tensor:
+        """gelu(first half of `grouped`) * second half, each rounded: [R, columns] -> [R, rows / 2]."""
+        return doors.gated_gelu(self.grouped(x, ends))
+
     def dense(self) -> Tensor:
         """The elements in the compute dtype, each rounded once: the parameter where it is that, else scratch, which
         holds until the next product by any matrix of the same workspace. Not after `repack` for kernels."""
@@ -108,6 +112,18 @@ class DenseMatrix(StoredMatrix):
     def in_parts(self, x: Tensor) -> Tensor:
         few = self._few_rows(x)
         return super().in_parts(x) if few is None else few.dense(x, self.weight, split=True)
+
+    def grouped(self, x: Tensor, ends: Tensor) -> Tensor:
+        door = few_rows_door(x.device)
+        if door is None or not door.takes_grouped(x, self.weight):
+            return super().grouped(x, ends)
+        return door.grouped(x, self.weight, ends)
+
+    def grouped_gated(self, x: Tensor, ends: Tensor, doors: ElementwiseDoors) -> Tensor:
+        door = few_rows_door(x.device)
+        if door is None or not door.takes_grouped(x, self.weight, gated=True):
+            return super().grouped_gated(x, ends, doors)
+        return door.grouped(x, self.weight, ends, gated=True)
 
     def _few_rows(self, x: Tensor) -> FewRows | None:
         few = few_rows_door(x.device)

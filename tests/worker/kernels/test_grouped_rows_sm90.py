@@ -1,0 +1,65 @@
+"""Rows sorted by expert times their experts' matrices on Hopper, against float64: who chose what, gates, shapes; and that
+a row's bits depend on nothing beside it."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hopper import ON_HOPPER
+from torch import Tensor
+from torch.nn import functional
+
+pytestmark = list(ON_HOPPER)
+CUDA = torch.device("cuda")
+
+
+def grouped(x: Tensor, matrices: Tensor, counts: list[int], *, gated: bool) -> Tensor:
+    from modelserve_worker.kernels.grouped_rows_sm90 import grouped_rows, takes
+
+    assert takes(x, matrices, gated=gated)
+    ends = torch.tensor(counts, device=CUDA).cumsum(0).to(torch.int32)
+    return grouped_rows(x, matrices, ends, gated=gated)
+
+
+def exact(x: Tensor, matrix: Tensor, *, gated: bool) -> Tensor:
+    result = x.double() @ matrix.double().t()
+    if gated:
+        gate, up = result.bfloat16().double().chunk(2, dim=1)
+        result = functional.gelu(gate, approximate="tanh") * up
+    return result
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("counts", [
+    [1, 0, 0, 0, 0, 0, 0, 0], [0, 0, 3, 0, 33, 1, 0, 0], [7, 64, 0, 65, 31, 32, 200, 9], [256, 257, 0, 513, 255, 0, 0, 1],
+    [0, 0, 0, 0, 0, 0, 0, 2050], [1024, 300, 290, 280, 0, 260, 250, 1],
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize(("width", "inputs"), [(704, 2816), (2816, 704), (352, 512), (96, 1088)])
+def test_near_float64_and_the_same_bits_at_every_launch(
+    width: int, inputs: int, counts: list[int], gated: bool
+) -> None:
+    """The rows from the last end on belong to nobody: NaN there changes nothing."""
+    matrices = (torch.randn(len(counts), width * (2 if gated else 1), inputs, device=CUDA) * inputs**-0.5).bfloat16()
+    x = torch.randn(sum(counts) + 37, inputs, device=CUDA).bfloat16()
+    x[sum(counts) :] = torch.nan
+    output = grouped(x, matrices, counts, gated=gated)
+    for _ in range(20):
+        assert torch.equal(grouped(x, matrices, counts, gated=gated)[: sum(counts)], output[: sum(counts)])
+    ends = torch.tensor([0, *counts]).cumsum(0).tolist()
+    for expert, (begin, end) in enumerate(pairwise(ends)):
+        wanted = exact(x[begin:end], matrices[expert], gated=gated)
+        errors = (output[begin:end].double() - wanted).norm(dim=1) / wanted.norm(dim=1)
+        assert end == begin or float(errors.max()) < 8e-3, expert
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_row_has_the_same_bits_alone_and_beside_others(gated: bool) -> None:
+    matrices = torch.randn(4, 704, 1024, device=CUDA).bfloat16()
+    counts = [300, 17, 0, 613]
+    x = torch.randn(sum(counts), 1024, device=CUDA).bfloat16()
+    together = grouped(x, matrices, counts, gated=gated)
+    for row, expert in ((0, 0), (255, 0), (299, 0), (300, 1), (316, 1), (317, 3), (700, 3), (929, 3)):
+        alone = grouped(x[row : row + 1], matrices, [int(each == expert) for each in range(4)], gated=gated)
+        assert torch.equal(alone[0], together[row])

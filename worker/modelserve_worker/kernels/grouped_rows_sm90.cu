@@ -1,0 +1,225 @@
+// Rows sorted by expert times the matrices of their experts, for compute capability 9.0: output [rows, outputs] = x W^T.
+//
+// The matrix is the left operand of warpgroups' products, rows of x the right one: a CTA's tile is 128 rows of a matrix,
+// 64 for each of two warpgroups, times a slice of up to 256 rows of one expert. An expert's rows are cut into as few
+// slices as there must be, of equal length, and a slice is multiplied in the next multiple of 32 rows. Which output sums
+// what in which order depends on the matrix alone. One more warp keeps all stages in flight.
+//
+// How many slices there are is known on the device only: every CTA counts them, and takes each so-many-eth of slices
+// times tiles. What a warpgroup has multiplied it rounds, and stores while the next products are under way.
+//
+// Whoever compiles defines GATED: whether a tile has 64 rows of each half of a matrix, and output is gelu(first) * second;
+// STAGES.
+
+#include "pipeline.cuh"
+#include "staged_rows_sm90.cuh"
+
+constexpr int TILE = 128;                          // rows of a matrix
+constexpr int CONSUMERS = 256;                     // threads: two warpgroups
+constexpr int SLICE = 256;                         // rows of x at most
+constexpr int BOX = 32;                            // rows of x that are loaded at a time
+constexpr int MOST_EXPERTS = 256;
+constexpr int PARTS = SLICE / TURNED;              // that products of a slice are stored in; a matrix has more stages
+[[maybe_unused]] constexpr int INPUTS = 64;        // of a stage
+constexpr int W_BYTES = TILE * 128;
+constexpr int BOX_BYTES = BOX * 128;
+constexpr int STAGE_BYTES = W_BYTES + SLICE * 128;
+constexpr int STAGED_AT = STAGES * STAGE_BYTES;
+constexpr int SLICES_AT = STAGED_AT + 2 * STAGED_BYTES;
+constexpr int BARRIERS_AT = SLICES_AT + (2 * MOST_EXPERTS + 2) * 4;
+
+static_assert(BARRIERS_AT + Stages<STAGES>::BYTES == SHARED_BYTES, "");
+
+#define R8(a, b, c, d, e, f, g, h) "%" #a ", %" #b ", %" #c ", %" #d ", %" #e ", %" #f ", %" #g ", %" #h
+#define R16 R8(0, 1, 2, 3, 4, 5, 6, 7) ", " R8(8, 9, 10, 11, 12, 13, 14, 15)
+#define R32 R16 ", " R8(16, 17, 18, 19, 20, 21, 22, 23) ", " R8(24, 25, 26, 27, 28, 29, 30, 31)
+#define R48 R32 ", " R8(32, 33, 34, 35, 36, 37, 38, 39) ", " R8(40, 41, 42, 43, 44, 45, 46, 47)
+#define R64 R48 ", " R8(48, 49, 50, 51, 52, 53, 54, 55) ", " R8(56, 57, 58, 59, 60, 61, 62, 63)
+#define R80 R64 ", " R8(64, 65, 66, 67, 68, 69, 70, 71) ", " R8(72, 73, 74, 75, 76, 77, 78, 79)
+#define R96 R80 ", " R8(80, 81, 82, 83, 84, 85, 86, 87) ", " R8(88, 89, 90, 91, 92, 93, 94, 95)
+#define R112 R96 ", " R8(96, 97, 98, 99, 100, 101, 102, 103) ", " R8(104, 105, 106, 107, 108, 109, 110, 111)
+#define R128 R112 ", " R8(112, 113, 114, 115, 116, 117, 118, 119) ", " R8(120, 121, 122, 123, 124, 125, 126, 127)
+
+// sums [64, ROWS] += 16 inputs of rows a of the matrix times 16 inputs of rows b of x.
+template <int ROWS>
+__device__ __forceinline__ void multiply_slice(float (&sums)[ROWS / 2], u64 a, u64 b);
+
+#define PRODUCT(ROWS, SUMS, A, B, ...)                                                                         \
+  template <>                                                                                                  \
+  __device__ __forceinline__ void multiply_slice<ROWS>(float (&s)[ROWS / 2], u64 a, u64 b) {                   \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #ROWS "k16.f32.bf16.bf16 {" SUMS "}, %" #A ", %" #B       \
+                 ", 1, 1, 1, 0, 0;"                                                                            \
+                 : __VA_ARGS__                                                                                 \
+                 : "l"(a), "l"(b));                                                                            \
+  }
+PRODUCT(32, R16, 16, 17, PLUS_F16(s, 0))
+PRODUCT(64, R32, 32, 33, PLUS_F16(s, 0), PLUS_F16(s, 16))
+PRODUCT(96, R48, 48, 49, PLUS_F16(s, 0), PLUS_F16(s, 16), PLUS_F16(s, 32))
+PRODUCT(128, R64, 64, 65, PLUS_F16(s, 0), PLUS_F16(s, 16), PLUS_F16(s, 32), PLUS_F16(s, 48))
+PRODUCT(160, R80, 80, 81, PLUS_F16(s, 0), PLUS_F16(s, 16), PLUS_F16(s, 32), PLUS_F16(s, 48), PLUS_F16(s, 64))
+PRODUCT(192, R96, 96, 97, PLUS_F16(s, 0), PLUS_F16(s, 16), PLUS_F16(s, 32), PLUS_F16(s, 48), PLUS_F16(s, 64),
+        PLUS_F16(s, 80))
+PRODUCT(224, R112, 112, 113, PLUS_F16(s, 0), PLUS_F16(s, 16), PLUS_F16(s, 32), PLUS_F16(s, 48), PLUS_F16(s, 64),
+        PLUS_F16(s, 80), PLUS_F16(s, 96))
+PRODUCT(256, R128, 128, 129, PLUS_F16(s, 0), PLUS_F16(s, 16), PLUS_F16(s, 32), PLUS_F16(s, 48), PLUS_F16(s, 64),
+        PLUS_F16(s, 80), PLUS_F16(s, 96), PLUS_F16(s, 112))
+
+// Rows of x of one expert that are multiplied together.
+struct Slice {
+  int expert, begin, end;
+  __device__ __forceinline__ int boxes() const { return (end - begin + BOX - 1) / BOX; }
+};
+
+// Where experts' rows end, and how many slices those up to and before each have; both from 0 for "before the first".
+struct Slices {
+  int* ends;
+  int* counts;
+
+  // By one warp, behind the kernels that `from` is of.
+  __device__ __forceinline__ void count(const int* from, int experts) {
+    const int lane = threadIdx.x % 32;
+    int counted = 0, last = 0;
+    if (lane == 0) ends[0] = counts[0] = 0;
+    for (int first = 0; first < experts; first += 32) {
+      const int end = from[min(first + lane, experts - 1)], before = __shfl_up_sync(0xFFFFFFFFu, end, 1);
+      int slices = (end - (lane == 0 ? last : before) + SLICE - 1) / SLICE;
+#pragma unroll
+      for (int by = 1; by < 32; by *= 2) {
+        const int left = __shfl_up_sync(0xFFFFFFFFu, slices, by);
+        if (lane >= by) slices += left;
+      }
+      if (first + lane < experts) ends[first + lane + 1] = end, counts[first + lane + 1] = counted + slices;
+      counted += __shfl_sync(0xFFFFFFFFu, slices, 31), last = __shfl_sync(0xFFFFFFFFu, end, 31);
+    }
+  }
+
+  // Slice number `number`, of the expert of `at` or of one behind it.
+  __device__ __forceinline__ Slice find(int number, int at) const {
+    while (counts[at + 1] <= number) at++;
+    const int rows = ends[at + 1] - ends[at], count = counts[at + 1] - counts[at];
+    const int length = ((rows + count - 1) / count + BOX - 1) / BOX * BOX, begin = (number - counts[at]) * length;
+    return {at, ends[at] + begin, ends[at] + min(begin + length, rows)};
+  }
+};
+
+// What a warpgroup has multiplied and not stored yet: pairs of sums, rounded.
+struct Products {
+  u32 pairs[SLICE / 4];
+  OutputRows rows = {0, 0, 0, 0};
+
+  __device__ __forceinline__ void store(int part, unsigned short* output, unsigned char* staged, int& half) {
+    if (rows.begin + part * TURNED < rows.end)
+      store_part<GATED>(pairs + part * (TURNED / 4), part, output, rows, staged, half);
+  }
+};
+
+struct Reader {
+  u32 shared;
+  Ring<STAGES> ring;
+  int held = -1;  // the stage whose products are under way
+};
+
+// Products of one stage are begun; `meanwhile` is done; those of the stage before are over.
+template <int ROWS, class Work>
+__device__ __forceinline__ void multiply_stage(float (&sums)[ROWS / 2], Reader& reader, Work meanwhile) {
+  const Stages<STAGES> stages = {reader.shared + BARRIERS_AT};
+  stages.wait_full(reader.ring);
+  const u32 stage = of_warp((reader.shared + reader.ring.place * STAGE_BYTES) / 16);
+  const u64 a = row_descriptor(0) + stage + threadIdx.x / 128 * (W_BYTES / 2 / 16);
+  const u64 b = row_descriptor(0) + stage + W_BYTES / 16;
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < 4; step++) multiply_slice<ROWS>(sums, a + 2 * step, b + 2 * step);
+  wgmma_commit();
+  meanwhile();
+  wgmma_wait<1>();
+  if (reader.held >= 0) release(stages.empty(reader.held));
+  reader.held = reader.ring.place;
+  reader.ring.advance();
+}
+
+template <int ROWS>
+__device__ __forceinline__ void multiply_tile(Reader& reader, Products& products, int blocks, const OutputRows& rows,
+                                              unsigned short* output, unsigned char* staged, int& half) {
+  float sums[ROWS / 2];
+#pragma unroll
+  for (int i = 0; i < ROWS / 2; i++) sums[i] = 0.0f;  // or products of other slices are kept in memory
+#pragma unroll
+  for (int part = 0; part < PARTS; part++)
+    multiply_stage<ROWS>(sums, reader, [&] { products.store(part, output, staged, half); });
+#pragma unroll 1
+  for (int at = PARTS; at < blocks; at++) multiply_stage<ROWS>(sums, reader, [] {});
+  wgmma_wait<0>();
+  pin(sums);
+  release(reader.shared + BARRIERS_AT + (STAGES + reader.held) * 8);
+  reader.held = -1;
+#pragma unroll
+  for (int i = 0; i < ROWS / 4; i++) products.pairs[i] = bf16_pair(sums[2 * i], sums[2 * i + 1]);
+  products.rows = rows;
+}
+
+extern "C" __global__ void __launch_bounds__(CONSUMERS + 128, 1)
+    grouped_rows(const __grid_constant__ TensorMap weights, const __grid_constant__ TensorMap inputs, const int* ends,
+                 unsigned short* output, int experts, int outputs, int tiles, int blocks) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  const u32 shared = shared_address(memory);
+  const Stages<STAGES> stages = {shared + BARRIERS_AT};
+  Slices slices = {(int*)(memory + SLICES_AT), (int*)(memory + SLICES_AT) + MOST_EXPERTS + 1};
+  launch_dependents();
+  if (threadIdx.x == 0) {
+    check_memory(shared);
+    stages.init(1, CONSUMERS / 32);
+    mbarrier_init_fence();
+  }
+  wait_for_prerequisites();
+  if (threadIdx.x < 32) slices.count(ends, experts);
+  __syncthreads();
+  const int items = slices.counts[experts] * tiles;
+  Slice slice = {0, 0, 0};
+
+  if (threadIdx.x >= CONSUMERS) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    Ring<STAGES> ring;
+    for (int item = threadIdx.x == CONSUMERS ? blockIdx.x : items; item < items; item += gridDim.x) {
+      slice = slices.find(item / tiles, slice.expert);
+      const int tile = item % tiles, boxes = slice.boxes();
+      for (int at = 0; at < blocks; at++, ring.advance()) {
+        stages.wait_empty(ring);
+        const u32 to = shared + ring.place * STAGE_BYTES, barrier = stages.full(ring.place);
+        mbarrier_expect(barrier, W_BYTES + boxes * BOX_BYTES);
+#if GATED
+        load_group_box(&weights, to, barrier, at * INPUTS, tile * (TILE / 16), slice.expert);
+#else
+        load_own_box(&weights, to, barrier, 0, slice.expert * outputs + tile * TILE, at);
+#endif
+        for (int box = 0; box < boxes; box++)
+          load_own_box(&inputs, to + W_BYTES + box * BOX_BYTES, barrier, 0, slice.begin + box * BOX, at);
+      }
+    }
+    return;
+  }
+
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+  const int warpgroup = threadIdx.x / 128;
+  unsigned char* staged = memory + STAGED_AT + warpgroup * STAGED_BYTES;
+  Reader reader = {shared};
+  Products products;
+  int half = 0;
+  for (int item = blockIdx.x; item < items; item += gridDim.x) {
+    slice = slices.find(item / tiles, slice.expert);
+    constexpr int WIDTH = GATED ? TILE / 4 : TILE / 2;  // outputs of a warpgroup
+    const OutputRows rows = {slice.begin, slice.end, outputs, (item % tiles * 2 + warpgroup) * WIDTH};
+    switch (slice.boxes()) {
+      case 1: multiply_tile<32>(reader, products, blocks, rows, output, staged, half); break;
+      case 2: multiply_tile<64>(reader, products, blocks, rows, output, staged, half); break;
+      case 3: multiply_tile<96>(reader, products, blocks, rows, output, staged, half); break;
+      case 4: multiply_tile<128>(reader, products, blocks, rows, output, staged, half); break;
+      case 5: multiply_tile<160>(reader, products, blocks, rows, output, staged, half); break;
+      case 6: multiply_tile<192>(reader, products, blocks, rows, output, staged, half); break;
+      case 7: multiply_tile<224>(reader, products, blocks, rows, output, staged, half); break;
+      default: multiply_tile<256>(reader, products, blocks, rows, output, staged, half);
+    }
+  }
+#pragma unroll
+  for (int part = 0; part < PARTS; part++) products.store(part, output, staged, half);
+}
