@@ -1,5 +1,5 @@
-"""Rows sorted by expert times their experts' matrices on Hopper, against float64: who chose what, gates, shapes; and that
-a row's bits depend on nothing beside it."""
+"""Rows sorted by expert times their experts' matrices on Hopper, against float64: who chose what, gates, shapes; and
+that a row's bits depend on nothing beside it."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def exact(x: Tensor, matrix: Tensor, *, gated: bool) -> Tensor:
 
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("counts", [
-    [1, 0, 0, 0, 0, 0, 0, 0], [0, 0, 3, 0, 33, 1, 0, 0], [7, 64, 0, 65, 31, 32, 200, 9], [256, 257, 0, 513, 255, 0, 0, 1],
-    [0, 0, 0, 0, 0, 0, 0, 2050], [1024, 300, 290, 280, 0, 260, 250, 1],
+    [1, 0, 0, 0, 0, 0, 0, 0], [0, 0, 3, 0, 33, 1, 0, 0], [7, 64, 0, 65, 31, 32, 200, 9],
+    [256, 257, 0, 513, 255, 0, 0, 1], [0, 0, 0, 0, 0, 0, 0, 2050], [1024, 300, 290, 280, 0, 260, 250, 1],
 ], ids=str)  # fmt: skip
 @pytest.mark.parametrize(("width", "inputs"), [(704, 2816), (2816, 704), (352, 512), (96, 1088)])
 def test_near_float64_and_the_same_bits_at_every_launch(
