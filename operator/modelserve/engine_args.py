@@ -47,7 +47,11 @@ class EngineArgs(BaseModel):
     gpu_memory_utilization: float = Field(default=0.9, gt=0.0, le=0.99)
     cpu_memory_bytes: int | None = Field(default=None, ge=1, description="CPU: bytes the worker may use in all.")
     max_num_batched_tokens: int = Field(
-        default=2048, ge=1, le=1 << 20, description="Most tokens of one step, the chunk."
+        default=2048,
+        ge=1,
+        le=1 << 20,
+        description="Most tokens of one step, the chunk. `serve` on a GPU takes this and the next two, left out, as a "
+        "plan for that GPU has them.",
     )
     max_num_mixed_tokens: int = Field(
         default=DEFAULT_MAX_NUM_MIXED_TOKENS,

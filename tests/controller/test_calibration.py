@@ -22,7 +22,7 @@ from modelserve_operator.shared_config import CALIBRATION_NAME, SharedConfig
 MIB = 1 << 20
 MODEL = {"uri": "hf://google/gemma-4-31B-it"}
 H200 = {"product": "NVIDIA-H200", "memory_mib": 143_771, "gpus": 1}
-SPEC: dict[str, Any] = {"model": MODEL}
+SPEC: dict[str, Any] = {"model": MODEL, "engine": {"maxNumSeqs": 64}}
 
 
 def _learned(world) -> dict[str, Any] | None:

@@ -55,7 +55,9 @@ def test_a_measured_speed_counts_for_the_rank_that_it_is_of_and_changes_no_bytes
 def test_a_plan_takes_learned_terms_for_the_rank_that_they_are_of() -> None:
     facts = published_model(URI)
     assert facts is not None
-    spec = ModelServeSpec.model_validate({"model": {"uri": URI}, "parallelism": {"tensor": 2}})
+    spec = ModelServeSpec.model_validate(
+        {"model": {"uri": URI}, "parallelism": {"tensor": 2}, "engine": {"maxNumSeqs": 64}}
+    )
     offers = [AcceleratorOffer(CATALOGUE[product], 8) for product in ("NVIDIA-H200", "NVIDIA-H100-NVL")]
     asked: set[tuple[str, int]] = set()
 

@@ -18,14 +18,18 @@ from modelserve import __version__
 from modelserve.architecture import ModelArchitecture
 from modelserve.engine_args import EngineArgs
 from modelserve.errors import InvalidInput
+from modelserve.hardware import accelerator_from_labels
 from modelserve.inspection import read_architecture, read_weight_format
+from modelserve.planning.worker_settings import STEP_SETTINGS, planned_args
 from modelserve.sizing.front_end import open_bodies_bytes
 from modelserve.termination import TERMINAL_EXIT_CODE, TerminationMessage, TerminationReason, write_termination
+from modelserve.weight_format import WeightFormat
 from modelserve_worker.engine.child import LOG_FORMAT
 from modelserve_worker.engine.fair_queue import FairLimits
 from modelserve_worker.engine.process import EngineProcess, EngineStartFailed
 from modelserve_worker.engine_startup import build_engine
 from modelserve_worker.metrics import WorkerMetrics
+from modelserve_worker.nvml import first_gpu
 from modelserve_worker.server.app import create_app
 from modelserve_worker.server.body_limits import OpenBodies
 from modelserve_worker.server.flags import (
@@ -105,7 +109,8 @@ def serve(args: EngineArgs, door: DoorSettings) -> None:
     The engine loads while this process reads the tokenizer.
     """
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    architecture = _read_architecture(args)
+    architecture, weight_format = _read_checkpoint(args)
+    args = _settled(args, architecture, weight_format)
     listener = bind(args.host, args.port)
     places = min(args.max_num_seqs, args.max_num_batched_tokens)
     limits = FairLimits(places, args.max_num_batched_tokens, door.max_waiting_requests)
@@ -116,13 +121,30 @@ def serve(args: EngineArgs, door: DoorSettings) -> None:
         engine.kill()
 
 
-def _read_architecture(args: EngineArgs) -> ModelArchitecture:
-    """Geometry of the model, once it is known that its weights are stored in a way that is served."""
+def _read_checkpoint(args: EngineArgs) -> tuple[ModelArchitecture, WeightFormat | None]:
+    """Geometry of the model and how its weights are stored: in a way that is served; None is as they are computed."""
     try:
-        read_weight_format(Path(args.model))
-        return read_architecture(Path(args.model))
+        weight_format = read_weight_format(Path(args.model))
+        return read_architecture(Path(args.model)), weight_format if weight_format.quantised else None
     except InvalidInput as error:
         raise TerminalError.of_checkpoint(error) from error
+
+
+def _settled(args: EngineArgs, architecture: ModelArchitecture, weight_format: WeightFormat | None) -> EngineArgs:
+    """With the sizes of a step that nobody gave as a plan for this machine's GPU has them."""
+    gpu = first_gpu(os.environ) if args.device != "cpu" else None
+    if gpu is None:
+        return args
+    accelerator = accelerator_from_labels(
+        gpu.product, memory_mib=gpu.memory_mib, compute_capability=gpu.compute_capability
+    )
+    if accelerator is None:
+        return args
+    settled = planned_args(args, architecture, accelerator, weight_format=weight_format)
+    if settled is not args:
+        chosen = ", ".join(f"{name} {getattr(settled, name)}" for name in STEP_SETTINGS)
+        log.info("a step is sized as a plan for %s sizes it: %s", accelerator.product, chosen)
+    return settled
 
 
 def _read_model(args: EngineArgs, architecture: ModelArchitecture) -> ServedModel:

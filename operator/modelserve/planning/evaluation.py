@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from modelserve.api.status import LimitedBy
 from modelserve.architecture import ModelArchitecture
 from modelserve.hardware import BFLOAT16_CAPABILITY, FP8_E4M3_CAPABILITY, LEAST_CAPABILITY, Accelerator
+from modelserve.planning.learned import NOTHING_LEARNED
 from modelserve.planning.node_labels import COMPUTE_LABELS
 from modelserve.planning.wishes import Wishes
 from modelserve.sizing.memory import MemoryPlan, memory_plan
@@ -15,6 +16,9 @@ from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, 
 from modelserve.sizing.weights import tensor_parallel_problem
 
 GIB = 1 << 30
+MANY_SEQUENCES = (256, 128)
+SHORT_REQUEST = 512  # tokens
+LEAST_POOL_LEFT = 0.98
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,7 @@ class Fit:
     limited_by: LimitedBy | None  # what keeps max_model_len below the model's own limit, or below what was asked
     shortened: bool  # below the maxModelLen that was asked, at or above minModelLen
     downgraded: bool  # int8 cache although nobody asked: only so does the asked length fit
+    sequences: int  # most requests of one step
 
 
 @dataclass(frozen=True)
@@ -72,11 +77,10 @@ def evaluate(wishes: Wishes, architecture: ModelArchitecture, accelerator: Accel
     if wishes.kv_dtype is None and (wishes.max_model_len or wishes.min_model_len):
         dtypes.append(KVCacheDtype.INT8)
     geometries = [_geometry(architecture, dtype, layout, tensor_parallel) for dtype in dtypes]
-    memories = [_memory(wishes, architecture, accelerator, geometry, tensor_parallel) for geometry in geometries]
-    sized = list(zip(geometries, memories, strict=True))
-    lengths = [min(asked, geometry.longest_request(memory.kv_pool_bytes)) for geometry, memory in sized]
+    sized = [_sized(wishes, architecture, accelerator, geometry, tensor_parallel) for geometry in geometries]
+    lengths = [min(asked, geometry.longest_request(memory.kv_pool_bytes)) for geometry, memory, _ in sized]
     for enough in (asked if wishes.max_model_len else least, least):
-        for (geometry, memory), length in zip(sized, lengths, strict=True):
+        for (geometry, memory, sequences), length in zip(sized, lengths, strict=True):
             if length >= enough:
                 return Fit(
                     accelerator=accelerator,
@@ -88,13 +92,53 @@ def evaluate(wishes: Wishes, architecture: ModelArchitecture, accelerator: Accel
                     limited_by="Memory" if length < asked else None,
                     shortened=bool(wishes.max_model_len) and length < asked,
                     downgraded=geometry.dtype is not own_dtype,
+                    sequences=sequences,
                 )
-    geometry, memory = min(sized, key=lambda pair: pair[0].held_bytes(least) - pair[1].available_bytes)
+    geometry, memory, _ = min(sized, key=lambda each: each[0].held_bytes(least) - each[1].available_bytes)
     smallest = geometry.held_bytes(least)
     shortfall = max(1, smallest - memory.available_bytes)
     return refuse(
         "Memory", _memory_message(memory, smallest, least, accelerator), shortfall_bytes=shortfall, memory=memory
     )
+
+
+def _sized(
+    wishes: Wishes,
+    architecture: ModelArchitecture,
+    accelerator: Accelerator,
+    geometry: CacheGeometry,
+    tensor_parallel: int,
+) -> tuple[CacheGeometry, MemoryPlan, int]:
+    """A rank's memory for a cache of this format, and the most requests of a step."""
+    sequences = _sequences(wishes, architecture, accelerator, geometry, tensor_parallel)
+    return geometry, _memory(wishes, architecture, accelerator, geometry, tensor_parallel, sequences), sequences
+
+
+def _sequences(
+    wishes: Wishes,
+    architecture: ModelArchitecture,
+    accelerator: Accelerator,
+    geometry: CacheGeometry,
+    tensor_parallel: int,
+) -> int:
+    """Most requests of one step: as `wishes` say or, where nobody says how many come at once and throughput counts, as
+    many as MANY_SEQUENCES has, if the pool holds so many short ones and workspace and graphs for them leave it at least
+    LEAST_POOL_LEFT of its bytes. By predictions alone, since what workers report is of the number that they have.
+    """
+    fewest = wishes.sequences(accelerator)
+    if not wishes.many_sequences(accelerator):
+        return fewest
+    predicted = replace(wishes, learned=NOTHING_LEARNED)
+
+    def pool_bytes(sequences: int) -> int:
+        return _memory(predicted, architecture, accelerator, geometry, tensor_parallel, sequences).kv_pool_bytes
+
+    least = LEAST_POOL_LEFT * pool_bytes(fewest)
+    for more in MANY_SEQUENCES:
+        left = pool_bytes(more)
+        if left >= least and geometry.requests(left, SHORT_REQUEST) >= more:
+            return more
+    return fewest
 
 
 def _memory(
@@ -103,9 +147,10 @@ def _memory(
     accelerator: Accelerator,
     geometry: CacheGeometry,
     tensor_parallel: int,
+    sequences: int,
 ) -> MemoryPlan:
     """Divide one rank's memory for a cache of this format."""
-    chunk, sequences = wishes.chunk(accelerator), wishes.sequences(accelerator)
+    chunk = wishes.chunk(accelerator)
     return memory_plan(
         architecture,
         total_bytes=wishes.container_memory_bytes if accelerator.is_cpu else accelerator.visible_bytes,

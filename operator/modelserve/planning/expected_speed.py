@@ -67,7 +67,7 @@ def speed(fit: Fit, architecture: ModelArchitecture, wishes: Wishes) -> Speed:
     """Serve the expected requests on one replica, as many at once as it holds."""
     length = min(wishes.input_tokens + wishes.output_tokens, fit.max_model_len)
     held = fit.geometry.requests(fit.memory.kv_pool_bytes, length)
-    most = wishes.sequences(fit.accelerator)
+    most = fit.sequences
     wanted = wishes.concurrency or (1 if wishes.objective == "Latency" else most)
     prompt = max(1, min(wishes.input_tokens, length - 1))
     load = Load(max(1, min(held, wanted, most)), prompt, max(1, length - prompt))

@@ -22,7 +22,7 @@ from modelserve.api.status import (
     Verdict,
 )
 from modelserve.architecture import ModelArchitecture
-from modelserve.planning.evaluation import GIB, Fit, Refusal
+from modelserve.planning.evaluation import GIB, LEAST_POOL_LEFT, SHORT_REQUEST, Fit, Refusal
 from modelserve.planning.expected_speed import Speed, mixed_step_tokens, speed, step_factors
 from modelserve.planning.learned import AS_EXPECTED
 from modelserve.planning.offers import PRODUCT_LABEL, AcceleratorOffer
@@ -61,7 +61,7 @@ def chosen_plan(
         engine=EnginePlan(
             max_num_batched_tokens=wishes.chunk(fit.accelerator),
             max_num_mixed_tokens=mixed_step_tokens(fit, architecture, wishes),
-            max_num_seqs=wishes.sequences(fit.accelerator),
+            max_num_seqs=fit.sequences,
             min_model_len=min(least, fit.max_model_len),
             gpu_memory_utilization=f"{wishes.utilization:f}",
         ),
@@ -212,7 +212,7 @@ def _plan_message(fit: Fit, architecture: ModelArchitecture, wishes: Wishes, spe
         f"{memory.overhead_bytes / GIB:.2f}; the pool of {memory.kv_pool_bytes / GIB:.2f} GiB holds "
         f"{_requests(fit, fit.max_model_len)} requests of {fit.max_model_len:,} tokens at once"
     )
-    sentences = [arithmetic, _host_memory(fit, wishes), _reservations(fit, wishes)]
+    sentences = [arithmetic, _many_sequences(fit, wishes), _host_memory(fit, wishes), _reservations(fit, wishes)]
     if fit.limited_by is None and wishes.max_model_len is None:
         sentences.append(f"maxModelLen is the model's own limit of {architecture.max_position_embeddings:,} tokens")
     if spec.drafter is not None:
@@ -221,6 +221,18 @@ def _plan_message(fit: Fit, architecture: ModelArchitecture, wishes: Wishes, spe
             f"spec.drafter is {counted}not in this release and keeps the plan from being applied: remove it"
         )
     return "; ".join(sentence for sentence in sentences if sentence)
+
+
+def _many_sequences(fit: Fit, wishes: Wishes) -> str:
+    """Why a step has more requests than it has by default."""
+    fewest = wishes.sequences(fit.accelerator)
+    if fit.sequences <= fewest:
+        return ""
+    short = int(fit.geometry.requests(fit.memory.kv_pool_bytes, SHORT_REQUEST))
+    return (
+        f"a step has up to {fit.sequences} of them: the pool holds {short:,} of {SHORT_REQUEST} tokens, and gives "
+        f"less than {1 - LEAST_POOL_LEFT:.0%} of itself for more than {fewest}"
+    )
 
 
 def _host_memory(fit: Fit, wishes: Wishes) -> str:

@@ -65,6 +65,11 @@ class Wishes:
         asked = self.max_num_seqs or max(DEFAULT_MAX_NUM_SEQS, self.concurrency or 0)
         return min(asked, self.chunk(accelerator))
 
+    def many_sequences(self, accelerator: Accelerator) -> bool:
+        """Whether a step may have more requests than those where memory allows: nobody says how many there will be."""
+        open_ended = self.max_num_seqs is None and self.concurrency is None
+        return open_ended and self.objective in ("Throughput", "Cost") and not accelerator.is_cpu
+
     def host_cache_bytes(self, accelerator: Accelerator) -> int:
         """Host memory for cached prefixes; none on the CPU, whose pool is host memory."""
         return 0 if accelerator.is_cpu else self.host_memory_bytes

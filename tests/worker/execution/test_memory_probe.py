@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
-from modelserve_worker.execution.device_memory import _used_bytes
 from modelserve_worker.execution.memory import GPUMemoryProbe
 
 MIB = 1 << 20
@@ -71,35 +68,6 @@ def test_what_others_hold_is_told_apart_and_is_no_context(monkeypatch: pytest.Mo
     use = probe.measure(0.9, scratch_bytes=0, graphs_bytes=0, beside_graphs_bytes=0)
     assert use.overhead == {"context": 500 * MIB, "other_processes": 300 * MIB - freed, "graphs": 0}
     assert use.left_bytes == (900 - 800) * MIB + freed
-
-
-class Library:
-    """An NVML of one GPU."""
-
-    def __init__(self, used: int) -> None:
-        self.used, self.open = used, 0
-
-    def nvmlInit_v2(self) -> int:
-        self.open += 1
-        return 0
-
-    def nvmlShutdown(self) -> int:
-        self.open -= 1
-        return 0
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: bytes, handle: object) -> int:
-        return 0 if uuid == b"GPU-1" else 6
-
-    def nvmlDeviceGetMemoryInfo_v2(self, handle: object, memory: Any) -> int:
-        assert memory._obj.version == 0x2000028
-        memory._obj.used = self.used
-        return 0
-
-
-def test_what_is_used_is_asked_of_the_library_and_a_stranger_to_it_uses_nothing() -> None:
-    library = Library(77)
-    assert [_used_bytes(library, uuid) for uuid in ("GPU-1", "GPU-2")] == [77, 0]
-    assert library.open == 0
 
 
 def test_graphs_are_what_the_capture_took_from_the_device_wherever_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,6 @@ from modelserve_worker.execution.device import (
     select_geometry,
     with_compute_dtype,
 )
-from modelserve_worker.execution.device_memory import used_bytes
 from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.loader import load_model
 from modelserve_worker.execution.memory import (
@@ -51,6 +50,7 @@ from modelserve_worker.execution.parallel import TensorParallel, join_tensor_par
 from modelserve_worker.execution.weights import InvalidCheckpoint
 from modelserve_worker.execution.weights_progress import ProgressCallback
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
+from modelserve_worker.nvml import used_bytes
 from modelserve_worker.request import SamplingParams
 
 _CPU_PROFILE_TOKENS = 64  # nothing is measured on the CPU: the step shows that the model runs
@@ -129,7 +129,7 @@ def start_rank(
     check_formats(device, architecture, geometry)
     used_before = 0
     if device.type == "cuda":
-        used_before = used_bytes(device)
+        used_before = used_bytes(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
         torch.cuda.set_device(device)
     elif args.tensor_parallel_size > 1:  # ranks share the cores
         torch.set_num_threads(max(1, torch.get_num_threads() // args.tensor_parallel_size))
