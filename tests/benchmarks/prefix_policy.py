@@ -43,7 +43,8 @@ def main() -> None:
         tokens, best = known(trace())
         _, most = found(trace(), geometry, 1 << 44)
         _, hits = found(trace(), geometry, budget)
-        print(f"{name:10} {tokens:10} {best / tokens:8.1%} {most / tokens:9.1%} {hits / tokens:10.1%} {hits / best:14.1%}")
+        shares = f"{best / tokens:8.1%} {most / tokens:9.1%} {hits / tokens:10.1%} {hits / best:14.1%}"
+        print(f"{name:10} {tokens:10} {shares}")
     asked = 0
     for seed in range(-(-flags.sequences // PER_SEQUENCE)):
         with pytest.MonkeyPatch.context() as patch:
