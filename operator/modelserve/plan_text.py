@@ -73,6 +73,9 @@ def plan_text(
         parts += _grouped(shown, _choice_rows(shown))
         parts += ["", "Memory of one GPU, GiB: the pool is what the terms leave of the budget"]
         parts += _grouped(shown, _memory_rows(shown))
+        if any(each.candidate.reuse for each in shown):
+            parts += ["", *(_wrapped(line, indent="") for line in _REUSE)]
+            parts += _grouped([each for each in shown if each.candidate.reuse], _reuse_rows(shown))
     chosen = next((each.evaluation for each in shown if each.candidate.verdict == "Chosen"), None)
     if isinstance(chosen, Fit):
         parts += ["", f"Terms of the chosen plan, MiB of each {'container' if chosen.gpus == 0 else 'GPU'}"]
@@ -165,6 +168,40 @@ def _choice_rows(shown: Iterable[ShownCandidate]) -> list[tuple[str, ...]]:
                 candidate.cost_per_hour or "-",
                 candidate.cost_per_million_tokens or "-",
                 candidate.limited_by or "-",
+            )
+        )
+    return rows
+
+
+_REUSE = """\
+Prefix cache under workload.turns, sharedPrefixTokens and sessions: % of prompt tokens found in the pool, in host \
+memory, and computed.
+SESSION: GiB of one GPU that a session keeps while its user thinks; POOL and HOST: such sessions that there is room \
+for beside the requests in progress.
+NEXT: milliseconds to the first token of a turn in the middle of a session, alone: found in the pool, in host memory, \
+or computed.""".splitlines()
+
+
+def _reuse_rows(shown: Iterable[ShownCandidate]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [
+        ("GPUS*", "POOL%", "HOST%", "COMPUTED%", "SESSION", "POOL", "HOST", "NEXT", "NEXT, HOST", "NEXT, COMPUTED")
+    ]
+    for each in shown:
+        reuse = each.candidate.reuse
+        if reuse is None:
+            continue
+        times = (reuse.next_turn_ms, reuse.next_turn_from_host_ms, reuse.next_turn_computed_ms)
+        held = reuse.sessions_in_host if float(reuse.sessions_in_host) else "-"
+        rows.append(
+            (
+                str(each.candidate.gpus_per_replica),
+                reuse.gpu_percent,
+                reuse.host_percent if float(reuse.sessions_in_host) else "-",
+                reuse.computed_percent,
+                _gib(reuse.session_bytes),
+                reuse.sessions_on_gpu,
+                held,
+                *(f"{float(time):,.0f}" if time else "-" for time in times),
             )
         )
     return rows

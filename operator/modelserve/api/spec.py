@@ -134,9 +134,30 @@ class ContextSpec(ApiModel):
 class WorkloadSpec(ApiModel):
     """The traffic expected of one replica; it steers the choice, it limits nothing."""
 
-    input_tokens: Tokens | None = Field(default=None, description="Typical prompt length in tokens.")
+    input_tokens: Tokens | None = Field(
+        default=None, description="Typical prompt length in tokens; of a session with turns, of its first request."
+    )
     output_tokens: Tokens | None = Field(default=None, description="Typical output length in tokens.")
     concurrency: int | None = Field(default=None, ge=1, le=4096, description="Requests in progress at once.")
+    turns: int | None = Field(
+        default=None,
+        ge=1,
+        le=10_000,
+        description="Requests of a session, each of which sends the one before it again, with its answer. With it, "
+        "sharedPrefixTokens or sessions, the plan says what the prefix cache is expected to find.",
+    )
+    turn_tokens: Tokens | None = Field(
+        default=None, description="New tokens of each request behind a session's first; left out: 512."
+    )
+    shared_prefix_tokens: Tokens | None = Field(
+        default=None, description="Tokens at the start of the prompts that are the same in all sessions."
+    )
+    sessions: int | None = Field(
+        default=None,
+        ge=1,
+        le=1_000_000,
+        description="Sessions that go on at a time, most of them waiting for their users; left out: concurrency.",
+    )
 
 
 class ParallelismSpec(ApiModel):

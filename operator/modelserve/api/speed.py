@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from modelserve.api.schema_types import ApiModel, Count, DecimalString, SignedDecimalString, Tokens
+from modelserve.api.schema_types import ApiModel, Bytes, Count, DecimalString, SignedDecimalString, Tokens
 from modelserve.measured_speed import StepKind
 
 TokenCount = Annotated[int, Field(ge=0, le=1 << 24, json_schema_extra={"format": "int32"})]
@@ -44,6 +44,26 @@ class ExpectedSpeed(ApiModel):
     output_token: TimeTerms | None = Field(
         default=None, description="Terms of timePerOutputTokenMs; of the chosen candidate."
     )
+
+
+class ExpectedReuse(ApiModel):
+    """What the prefix cache is expected to find of spec.workload's sessions; docs/sizing.md has the formulas."""
+
+    gpu_percent: DecimalString = Field(description="Of all prompt tokens, those whose rows the pool still has.")
+    host_percent: DecimalString = Field(description="Those that are copied back from kvCache.hostMemory.")
+    computed_percent: DecimalString = Field(description="Those that are computed.")
+    session_bytes: Bytes = Field(description="Of each GPU, what a session that waits for its user keeps, on average.")
+    sessions_on_gpu: DecimalString = Field(
+        description="Such sessions that the pool has room for beside workload.concurrency requests in progress."
+    )
+    sessions_in_host: DecimalString = Field(description="Such sessions that kvCache.hostMemory has room for.")
+    next_turn_ms: DecimalString | None = Field(
+        default=None, description="To the first token of a turn in the middle of a session, found on the GPU."
+    )
+    next_turn_from_host_ms: DecimalString | None = Field(
+        default=None, description="The same where its rows come from host memory, where there is any."
+    )
+    next_turn_computed_ms: DecimalString | None = Field(default=None, description="The same where nothing is found.")
 
 
 class CalibrationSpeed(ApiModel):

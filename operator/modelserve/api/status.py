@@ -24,7 +24,7 @@ from modelserve.api.schema_types import (
     SignedDecimalString,
     Tokens,
 )
-from modelserve.api.speed import CalibrationSpeed, ExpectedSpeed
+from modelserve.api.speed import CalibrationSpeed, ExpectedReuse, ExpectedSpeed
 from modelserve.engine_args import DEFAULT_MAX_NUM_MIXED_TOKENS
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
 
@@ -158,6 +158,10 @@ class Candidate(ApiModel):
     per_gpu: GpuMemory | None = Field(default=None, description="Where the memory of one GPU goes.")
     concurrency: Concurrency | None = Field(default=None, description="Requests at once.")
     speed: ExpectedSpeed | None = Field(default=None, description="Expected rates.")
+    reuse: ExpectedReuse | None = Field(
+        default=None,
+        description="What the prefix cache is expected to find, where workload says something of sessions.",
+    )
     cost_per_hour: DecimalString | None = Field(default=None, description="Price of one replica-hour.")
     cost_per_million_tokens: DecimalString | None = Field(
         default=None, description="Price of a million output tokens at the expected rate."

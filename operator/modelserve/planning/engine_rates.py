@@ -38,6 +38,7 @@ class EngineRates:
     peer_sum_seconds: float = 2.5e-6  # what the norm behind a small sum takes longer with the sum, over NVLink
     all_reduce_seconds: float = 17e-6  # of a small sum between GPUs that do not reach each other's memory
     nvlink: float = 0.6  # of NVLink's rate in NCCL's large sums: 271 of 450 GB/s; PCIe's figure is what it reaches
+    host_copy: float = 50e9  # bytes/s out of pinned host memory over PCIe 5.0 x16; not measured
     peer_link: float = 0.9  # the same in sums by rows: 406 GB/s beside the norms of a rank's share
 
 
@@ -47,13 +48,14 @@ _TRITON = replace(
     _HOPPER, measured=False, attention_v_only=0.28, attention_kv=0.18, attention_sliding=0.29, weight_read=0.87,
     int4_read=0.87, launch_seconds=3.0e-6,
 )  # fmt: skip
-_NO_E4M3 = replace(_TRITON, fp8_linear=_TRITON.linear)  # inputs stay bfloat16, weights are unpacked
+_PCIE_4 = 25e9
+_NO_E4M3 = replace(_TRITON, fp8_linear=_TRITON.linear, host_copy=_PCIE_4)  # inputs stay bfloat16, weights are unpacked
 GENERATIONS: dict[Capability, EngineRates] = {
     (0, 0): replace(_NO_E4M3, generation="CPU"),
     (7, 5): replace(_NO_E4M3, generation="Turing"),
     (8, 0): replace(_NO_E4M3, generation="Ampere"),
     (8, 6): replace(_NO_E4M3, generation="Ampere"),
-    (8, 9): replace(_TRITON, generation="Ada"),
+    (8, 9): replace(_TRITON, generation="Ada", host_copy=_PCIE_4),
     HOPPER: _HOPPER,
     (10, 0): replace(_TRITON, generation="Blackwell"),
     (12, 0): replace(_TRITON, generation="Blackwell"),

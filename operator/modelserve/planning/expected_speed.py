@@ -71,7 +71,19 @@ def speed(fit: Fit, architecture: ModelArchitecture, wishes: Wishes) -> Speed:
     wanted = wishes.concurrency or (1 if wishes.objective == "Latency" else most)
     prompt = max(1, min(wishes.input_tokens, length - 1))
     load = Load(max(1, min(held, wanted, most)), prompt, max(1, length - prompt))
-    rank = RankSpeed(
+    at_load = load_speed(
+        rank_speed(fit, architecture, wishes),
+        load,
+        max_num_batched_tokens=wishes.chunk(fit.accelerator),
+        max_num_mixed_tokens=mixed_step_tokens(fit, architecture, wishes),
+    )
+    meets = held >= (wishes.concurrency or 1) and length == wishes.input_tokens + wishes.output_tokens
+    return Speed(load, meets, at_load)
+
+
+def rank_speed(fit: Fit, architecture: ModelArchitecture, wishes: Wishes) -> RankSpeed:
+    """Step times of a candidate, corrected by what was measured."""
+    return RankSpeed(
         architecture,
         fit.accelerator,
         fit.geometry,
@@ -79,14 +91,6 @@ def speed(fit: Fit, architecture: ModelArchitecture, wishes: Wishes) -> Speed:
         weight_format=wishes.weight_format,
         factors=step_factors(fit, wishes),
     )
-    at_load = load_speed(
-        rank,
-        load,
-        max_num_batched_tokens=wishes.chunk(fit.accelerator),
-        max_num_mixed_tokens=mixed_step_tokens(fit, architecture, wishes),
-    )
-    meets = held >= (wishes.concurrency or 1) and length == wishes.input_tokens + wishes.output_tokens
-    return Speed(load, meets, at_load)
 
 
 def step_factors(fit: Fit, wishes: Wishes) -> StepFactors:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 
 from modelserve.api.spec import ModelServeSpec
-from modelserve.api.speed import ExpectedSpeed, TimeTerms
+from modelserve.api.speed import ExpectedReuse, ExpectedSpeed, TimeTerms
 from modelserve.api.status import (
     MAX_SPEED_FACTORS,
     MAX_TERMS,
@@ -23,6 +23,7 @@ from modelserve.api.status import (
 )
 from modelserve.architecture import ModelArchitecture
 from modelserve.planning.evaluation import GIB, LEAST_POOL_LEFT, SHORT_REQUEST, Fit, Refusal
+from modelserve.planning.expected_reuse import Reuse, expected_reuse
 from modelserve.planning.expected_speed import Speed, mixed_step_tokens, speed, step_factors
 from modelserve.planning.learned import AS_EXPECTED
 from modelserve.planning.offers import PRODUCT_LABEL, AcceleratorOffer
@@ -79,6 +80,7 @@ def fitting_candidate(
 ) -> Candidate:
     """A candidate that fits, with its arithmetic."""
     cost, expected = replica_cost(fit, costs), speed(fit, architecture, wishes)
+    reuse = expected_reuse(fit, architecture, wishes)
     per_million = None if cost is None else token_cost(cost, expected)
     return Candidate(
         accelerator=fit.accelerator.product,
@@ -92,6 +94,7 @@ def fitting_candidate(
         per_gpu=gpu_memory(fit.memory),
         concurrency=concurrency(fit),
         speed=expected_speed(expected, with_terms=verdict == "Chosen"),
+        reuse=None if reuse is None else reuse_status(reuse, host=bool(wishes.host_cache_bytes(fit.accelerator))),
         cost_per_hour=None if cost is None else f"{cost:.2f}",
         cost_per_million_tokens=None if per_million is None else f"{per_million:.2f}",
     )
@@ -107,6 +110,22 @@ def expected_speed(expected: Speed, *, with_terms: bool) -> ExpectedSpeed:
         output_tokens_per_second=f"{expected.output_tokens_per_s:.1f}",
         first_token=_time_terms(first, digits=1) if with_terms else None,
         output_token=_time_terms(token, digits=2) if with_terms else None,
+    )
+
+
+def reuse_status(reuse: Reuse, *, host: bool) -> ExpectedReuse:
+    """Percent, bytes and milliseconds. `host`: host memory was asked for."""
+    several = reuse.load.turns > 1
+    return ExpectedReuse(
+        gpu_percent=f"{100 * reuse.from_gpu:.1f}",
+        host_percent=f"{100 * reuse.from_host:.1f}",
+        computed_percent=f"{100 * (1 - reuse.from_gpu - reuse.from_host):.1f}",
+        session_bytes=reuse.session_bytes,
+        sessions_on_gpu=f"{reuse.sessions_on_gpu:.1f}",
+        sessions_in_host=f"{reuse.sessions_in_host:.1f}",
+        next_turn_ms=f"{1e3 * reuse.next_turn_s:.1f}" if several else None,
+        next_turn_from_host_ms=f"{1e3 * reuse.next_turn_from_host_s:.1f}" if several and host else None,
+        next_turn_computed_ms=f"{1e3 * reuse.next_turn_computed_s:.1f}" if several else None,
     )
 
 
@@ -212,7 +231,13 @@ def _plan_message(fit: Fit, architecture: ModelArchitecture, wishes: Wishes, spe
         f"{memory.overhead_bytes / GIB:.2f}; the pool of {memory.kv_pool_bytes / GIB:.2f} GiB holds "
         f"{_requests(fit, fit.max_model_len)} requests of {fit.max_model_len:,} tokens at once"
     )
-    sentences = [arithmetic, _many_sequences(fit, wishes), _host_memory(fit, wishes), _reservations(fit, wishes)]
+    sentences = [
+        arithmetic,
+        _many_sequences(fit, wishes),
+        _host_memory(fit, wishes),
+        _found(fit, architecture, wishes),
+        _reservations(fit, wishes),
+    ]
     if fit.limited_by is None and wishes.max_model_len is None:
         sentences.append(f"maxModelLen is the model's own limit of {architecture.max_position_embeddings:,} tokens")
     if spec.drafter is not None:
@@ -246,6 +271,25 @@ def _host_memory(fit: Fit, wishes: Wishes) -> str:
     if size < tail:
         return f"{kept}, but the last window of one takes {tail / GIB:.3f} GiB: too little for any"
     return f"{kept}: the last windows of {size // tail:,}, or fewer with their rows of global layers"
+
+
+def _found(fit: Fit, architecture: ModelArchitecture, wishes: Wishes) -> str:
+    """What the prefix cache is expected to find, with what it follows from."""
+    reuse = expected_reuse(fit, architecture, wishes)
+    if reuse is None:
+        return ""
+    load = reuse.load
+    text = f"of prompt tokens {reuse.from_gpu:.0%} should be found in the pool"
+    if wishes.host_cache_bytes(fit.accelerator):
+        text += f" and {reuse.from_host:.0%} in host memory"
+    size = reuse.session_bytes / GIB
+    text += (
+        f": beside {load.requests:,} {'request' if load.requests == 1 else 'requests'} in progress it has room for "
+        f"{reuse.sessions_on_gpu:.1f} waiting sessions of {size:.2f} GiB, and {load.waiting:,} wait"
+    )
+    if wishes.turns and load.turns < wishes.turns:
+        text += f"; {load.turns:,} of {wishes.turns:,} turns fit {fit.max_model_len:,} tokens"
+    return text
 
 
 def _workload_reservations(fit: Fit, wishes: Wishes) -> Iterator[str]:

@@ -23,7 +23,7 @@ GPU_COUNTS = (1, 2, 4, 8)
 LARGE_GPU_BYTES = 70 << 30
 CHUNK_CPU, CHUNK_SMALL_GPU, CHUNK_LARGE_GPU = 512, 2048, 8192
 DEFAULT_MAX_NUM_SEQS = 64
-DEFAULT_INPUT_TOKENS, DEFAULT_OUTPUT_TOKENS = 2048, 256
+DEFAULT_INPUT_TOKENS, DEFAULT_OUTPUT_TOKENS, DEFAULT_TURN_TOKENS = 2048, 256, 512
 _LIMIT, _REQUEST = "spec.pod.resources.limits.memory", "spec.pod.resources.requests.memory"
 _HOST = "spec.kvCache.hostMemory"
 
@@ -47,6 +47,11 @@ class Wishes:
     input_tokens: int = DEFAULT_INPUT_TOKENS
     output_tokens: int = DEFAULT_OUTPUT_TOKENS
     concurrency: int | None = None
+    turns: int | None = None
+    turn_tokens: int = DEFAULT_TURN_TOKENS
+    shared_tokens: int = 0
+    sessions: int | None = None
+    prefix_caching: bool | None = None
     learned: Learned = NOTHING_LEARNED
     weight_format: WeightFormat | None = None  # None: the architecture's dtype
     drafter_bytes: int = 0  # of a published drafter, whole on every rank
@@ -107,6 +112,11 @@ def wishes(
         input_tokens=(workload.input_tokens if workload else None) or DEFAULT_INPUT_TOKENS,
         output_tokens=(workload.output_tokens if workload else None) or DEFAULT_OUTPUT_TOKENS,
         concurrency=workload.concurrency if workload else None,
+        turns=workload.turns if workload else None,
+        turn_tokens=(workload.turn_tokens if workload else None) or DEFAULT_TURN_TOKENS,
+        shared_tokens=(workload.shared_prefix_tokens if workload else None) or 0,
+        sessions=workload.sessions if workload else None,
+        prefix_caching=engine.prefix_caching if engine else None,
         learned=learned,
         weight_format=weight_format,
         host_memory_bytes=_host_memory_bytes(spec),

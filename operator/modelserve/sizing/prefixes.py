@@ -5,15 +5,17 @@ from __future__ import annotations
 from modelserve.sizing.pages import CacheGeometry
 
 
-def tail_bytes(geometry: CacheGeometry) -> int:
+def tail_bytes(geometry: CacheGeometry, own_tokens: int | None = None) -> int:
     """Bytes per rank of a tail: the sliding pages of a window and of the global page of positions before its end.
 
     A request resumes at any of these positions, so a tail spans a window and as many rows, whatever their alignment.
+    Of one that ends `own_tokens` behind a prefix which others keep as well, pages that reach further back are theirs.
     """
     sliding = geometry.sliding_page
     if not sliding.layers:
         return 0
-    return (sliding.pages(geometry.window - 1 + geometry.global_page.page_tokens) + 1) * sliding.page_bytes
+    rows = geometry.window - 1 + geometry.global_page.page_tokens
+    return (sliding.pages(rows if own_tokens is None else min(rows, own_tokens)) + 1) * sliding.page_bytes
 
 
 def prefix_bytes(geometry: CacheGeometry, tokens: int) -> int:

@@ -149,9 +149,7 @@ class PrefixCache:
     def reclaim(self, needed_bytes: int) -> None:
         """See Keeper."""
         while self._arena.free_bytes < needed_bytes and self._tails:
-            victims = iter(self.victims())
-            first = next(victims)
-            victim = first if self._frees(first) else next((tail for tail in victims if self._frees(tail)), first)
+            victim = self._next_victim()
             self._clock = max(self._clock, victim.priority)
             self._evict(victim)
             self.evictions += 1
@@ -179,6 +177,13 @@ class PrefixCache:
             return (1 if self._bytes[tail.client] > share else 2), tail.priority
 
         return sorted(self._tails, key=order)
+
+    def _next_victim(self) -> Tail:
+        """The first that frees bytes. Superseded ones go before others even where none of them does, since those around
+        each have its pages as well: a short answer's tail has all that its prompt's has, and neither goes otherwise."""
+        victims = self.victims()
+        freeing = next((tail for tail in victims if self._frees(tail)), None)
+        return victims[0] if freeing is None or victims[0].superseded > freeing.superseded else freeing
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every keeper of a page is a live tail, a block in use or a table's history."""
