@@ -23,7 +23,7 @@ from modelserve_operator.metrics import REGISTRY
 from modelserve_operator.work_queue import Key
 
 FLEET = int(os.environ.get("MODELSERVE_FLEET", "12"))
-NEWER = "worker:0.1.7"
+NEWER = "worker:0.2.7"
 BIG = {"model": {"uri": "hf://google/gemma-4-E2B-it"}, "pod": {"labels": {"team": "a"}}}
 
 
@@ -87,7 +87,7 @@ def test_rolling_changes_image_and_dialect_only(served) -> None:
     text = json.dumps(before["template"]).replace(old, new).replace("worker:test", NEWER)
     assert after["template"] == json.loads(text)
     assert after["engine"] == before["engine"]
-    assert after["worker"] == {"image": NEWER, "release": "0.1.7"}
+    assert after["worker"] == {"image": NEWER, "release": "0.2.7"}
     assert (after["inputs"], after["plan"]) == (before["inputs"], before["plan"])
     assert served.shown_plan("big") == plan
     assert "waits" not in served.status("big")
@@ -143,10 +143,10 @@ def _member(image: str = NEWER, *, moved: bool = True, settled: bool = False, st
     [
         ([], [], None),
         ([_member("worker:test", settled=True)], [], None),
-        ([_member()], [], "one moves to worker:0.1.7 before all others"),
-        ([], ["x"], "one moves to worker:0.1.7 before all others"),
+        ([_member()], [], "one moves to worker:0.2.7 before all others"),
+        ([], ["x"], "one moves to worker:0.2.7 before all others"),
         ([_member(settled=True), _member()], [], None),
-        ([_member(settled=True), _member()], ["x"], "2 at a time move to worker:0.1.7"),
+        ([_member(settled=True), _member()], ["x"], "2 at a time move to worker:0.2.7"),
         ([_member(settled=True), _member()], ["m1"], None),
         ([_member(settled=True, moved=False), _member(moved=False), _member(moved=False)], [], None),
         ([_member(settled=True), _member(stalled="CrashLoop")], [], "no more .* fails in ml/m1 .CrashLoop."),
