@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from untrained import random_tensor
 
+from modelserve.architecture import ModelArchitecture
 from modelserve.assistant import AssistantArchitecture
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.batch import AdmittedRequest
@@ -72,13 +73,14 @@ def damage_checkpoint(directory: Path, into: Path, *, noise: float) -> Path:
 def write_assistant(directory: Path, target: Path, *, seed: int, centroids: int = 0, hidden: int = 32) -> None:
     """A random assistant of the target in another directory; `centroids`: groups of the vocabulary, of which the
     nearest quarter are scored."""
-    text = json.loads((target / "config.json").read_text())
-    text = text.get("text_config", text)
+    read = json.loads((target / "config.json").read_text())
+    text, of = read.get("text_config", read), ModelArchitecture.from_config(read)
     names = ("sliding_attention", "sliding_attention", "sliding_attention", "full_attention")
     own = {
         "num_hidden_layers": 4, "num_kv_shared_layers": 4, "layer_types": list(names), "hidden_size": hidden,
         "intermediate_size": 48, "hidden_size_per_layer_input": 0, "enable_moe_block": False,
         "use_double_wide_mlp": False, "final_logit_softcapping": None, "per_layer_config": None,
+        "global_head_dim": of.global_head_dim, "num_global_key_value_heads": of.num_global_key_value_heads,
     }  # fmt: skip
     config = {
         "model_type": "gemma4_assistant", "backbone_hidden_size": text["hidden_size"], "text_config": text | own,
