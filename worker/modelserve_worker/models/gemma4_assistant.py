@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from modelserve.assistant import AssistantArchitecture, pair_problem
 from modelserve.errors import InvalidInput
+from modelserve.sizing.assistant import ROWS_PER_SELECTION
 from modelserve_worker.kernels.elementwise import elementwise_doors
 from modelserve_worker.kernels.few_rows import dense_product
 from modelserve_worker.layers.attention import AttentionBackend
@@ -24,8 +25,6 @@ from modelserve_worker.layers.norm import RMSNorm
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.layers.rotary import RotaryEmbedding
 from modelserve_worker.models.gemma4 import DecoderLayer, Gemma4ForCausalLM
-
-ROWS_PER_SELECTION = 8  # whose tokens of the nearest centroids are gathered at a time: 2 MiB each as published
 
 
 class CentroidHead(nn.Module):
