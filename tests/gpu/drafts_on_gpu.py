@@ -51,12 +51,10 @@ class Decided:
         generator = torch.Generator().manual_seed(1)
         said = torch.randint(3, vocab_size - 1, (slots, positions + k + 1), generator=generator, dtype=torch.int32)
         chances = FIRST * DECAY ** torch.arange(k)
-        right = torch.rand(slots, positions, 1, generator=generator) < chances  # rising chances: right up to some draft
-        following = (
-            torch.stack([said[:, 1 + j : 1 + j + positions] for j in range(k)], -1) if k else said[..., :0, None]
-        )
+        right = torch.rand(slots, positions, 1, generator=generator) < chances  # falling: right up to some draft
+        following = said.unfold(1, k + 1, 1)[:, :positions, 1:]
         self.said = said.to(device)
-        self.proposed = torch.where(right, following, following + 1).to(device) if k else None
+        self.proposed = torch.where(right, following, following + 1).to(device)
 
 
 class SimulatedDrafter(Drafter):
@@ -240,7 +238,7 @@ def measure(setting: Setting, *, drafts: Sequence[int], batches: Sequence[int]) 
 def table(variant: str, found: Sequence[Measured]) -> str:
     without = {each.batch: each for each in found if each.k == 0}
     lines = [
-        "| model | c | k | tok/s, acceptance simulated | of k = 0 | tokens a step | step, ms | draft, us | verified, ms |",
+        "| model | c | k | tok/s (simulated) | of k = 0 | tokens a step | step, ms | one draft, us | verified, ms |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     ordered = sorted(found, key=lambda each: (each.batch, each.k))
@@ -277,7 +275,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=int, default=256)
     parser.add_argument("--chunk", type=int, default=2048)
     parser.add_argument("--kv-cache-dtype", default="auto")
-    parser.add_argument("--device", type=torch.device, default=torch.device("cuda"))
+    parser.add_argument("--device", type=torch.device, default=torch.device("cuda", 0))
     options = parser.parse_args(argv)
     config = read_config(options.variant)
     target = ModelArchitecture.from_config(config)

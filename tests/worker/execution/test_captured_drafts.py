@@ -16,6 +16,7 @@ from true_drafter import TrueDrafter
 
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve_worker.engine.engine import Engine
+from modelserve_worker.execution.device import runs_on_kernels
 from modelserve_worker.execution.drafter import Drafter
 from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.model_runner import GPUModelRunner
@@ -27,7 +28,7 @@ from modelserve_worker.scheduling.scheduler import Scheduler
 K, SLOTS, CHUNK, LONGEST, POOL = 4, 3, 64, 256, 1 << 26
 PROMPTS = (5, 130, 64, 17, 90)
 NEAR = 0.1  # of logits: what bfloat16 rows may differ by when they are computed beside others
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
@@ -75,7 +76,7 @@ def runner_of(
 
 
 def logits_after(model: Gemma4ForCausalLM, geometry: CacheGeometry, text: Sequence[int], driver: type) -> Tensor:
-    runner = runner_of(model, geometry, None)
+    runner = runner_of(model, geometry, None, captured=False)
     pages, rows = driver(geometry, POOL), []
     for first in range(0, len(text), CHUNK):
         share = pages.share("r", list(text[first : first + CHUNK]))
@@ -85,9 +86,13 @@ def logits_after(model: Gemma4ForCausalLM, geometry: CacheGeometry, text: Sequen
 
 def target_of(variant: str, kv: str, device: torch.device, directory: Path) -> tuple[Gemma4ForCausalLM, CacheGeometry]:
     """In bfloat16 and with heads that the kernels take, on a GPU."""
-    on_gpu = device.type == "cuda"
-    make_checkpoint(variant, directory, seed=2, **({"head_dim": 256, "global_head_dim": 512} if on_gpu else {}))
-    model = load_checkpoint(directory, dtype=torch.bfloat16 if on_gpu else torch.float32, device=device)
+    on_gpu, dtype = device.type == "cuda", torch.float32
+    shape: dict[str, int] = {}
+    if on_gpu:
+        dtype, shape = torch.bfloat16, {"head_dim": 256, "global_head_dim": 512}
+    make_checkpoint(variant, directory, seed=2, dtype=dtype, **shape)
+    model = load_checkpoint(directory, dtype=dtype, device=device)
+    assert runs_on_kernels(model.architecture, device) == on_gpu
     default = KVCacheDtype.BFLOAT16 if on_gpu else KVCacheDtype.FLOAT32
     geometry = cache_geometry(
         model.architecture, dtype=default if kv == "auto" else KVCacheDtype(kv), tensor_parallel_size=1,
