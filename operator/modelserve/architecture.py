@@ -161,7 +161,7 @@ class ModelArchitecture(BaseModel):
         if not isinstance(text, Mapping):
             raise InvalidInput("text_config must be a JSON object", field="text_config")
         try:
-            return cls.model_validate(_fields(text, config))
+            return cls.model_validate(architecture_fields(text, config))
         except KeyError as error:
             raise InvalidInput(f"config.json lacks {error.args[0]!r}", field=str(error.args[0])) from error
         except ValidationError as error:
@@ -172,7 +172,8 @@ class ModelArchitecture(BaseModel):
             raise InvalidInput(f"config.json: {error}") from error
 
 
-def _fields(text: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+def architecture_fields(text: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of ModelArchitecture from a config and its `text_config`. Raises what a broken config does."""
     layer_types = text["layer_types"]
     if not isinstance(layer_types, list | tuple) or len(layer_types) != text["num_hidden_layers"]:
         raise ValueError(f"layer_types must list {text['num_hidden_layers']} layers")

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from modelserve.architecture import ModelArchitecture
+from modelserve.assistant import AssistantArchitecture
 from modelserve.checkpoint_files import (
     CONFIG_FILE,
     INDEX_FILE,
@@ -32,6 +33,11 @@ _DENSE_EXPERTS = {TextLinear.EXPERT_GATE_UP: ".experts.gate_up_proj", TextLinear
 def read_architecture(directory: Path) -> ModelArchitecture:
     """Geometry from `directory`/config.json. Raises InvalidInput or UnsupportedModel."""
     return ModelArchitecture.from_config(read_json_object(directory / CONFIG_FILE))
+
+
+def read_assistant(directory: Path) -> AssistantArchitecture:
+    """Geometry of an MTP assistant from `directory`/config.json. Raises InvalidInput or UnsupportedModel."""
+    return AssistantArchitecture.from_config(read_json_object(directory / CONFIG_FILE))
 
 
 def read_weight_format(directory: Path) -> WeightFormat:

@@ -15,12 +15,14 @@ from importlib.resources import files
 from typing import Any
 
 from modelserve.architecture import LayerKind, ModelArchitecture
+from modelserve.assistant import AssistantArchitecture
 from modelserve.model_facts import ModelFacts
 from modelserve.sizing.weights import weight_terms
 from modelserve.weight_format import BFLOAT16, int4
 
 _NAME = re.compile(r"hf://google/gemma-4-(?P<variant>[A-Z0-9-]+?)(?P<form>-it|-it-qat-w4a16-ct)?")
 _QAT_FORM = "-it-qat-w4a16-ct"
+ASSISTANT_LAYERS = 4
 _DRAFTER_NAME = re.compile(r"hf://google/gemma-4-(?P<variant>[A-Z0-9-]+?)-it-assistant")
 
 
@@ -40,6 +42,48 @@ def published_drafter_bytes(uri: str) -> int | None:
     match = _DRAFTER_NAME.fullmatch(uri)
     entry = _data()["variants"].get(match["variant"]) if match else None
     return int(entry["assistant_bytes"]) if entry else None
+
+
+def published_assistant(uri: str) -> AssistantArchitecture | None:
+    """Geometry of a published drafter, or None when the address is not one of them."""
+    match = _DRAFTER_NAME.fullmatch(uri)
+    return assistant_of(match["variant"]) if match and match["variant"] in _data()["variants"] else None
+
+
+@cache
+def assistant_of(variant: str) -> AssistantArchitecture:
+    """Geometry of a published size's drafter: four layers, the last of them global. KeyError for another size."""
+    target, own = _facts(variant, "it").architecture, _data()["variants"][variant]["assistant"]
+    fields = target.model_dump() | own
+    return AssistantArchitecture.model_validate(
+        fields
+        | {
+            "num_hidden_layers": ASSISTANT_LAYERS,
+            "num_kv_shared_layers": ASSISTANT_LAYERS,
+            "full_attention_layers": (ASSISTANT_LAYERS - 1,),
+            "backbone_hidden_size": target.hidden_size,
+            "final_logit_softcapping": None,
+            "use_double_wide_mlp": False,
+            "hidden_size_per_layer_input": 0,
+            "vocab_size_per_layer_input": 0,
+            "num_experts": 0,
+            "top_k_experts": 0,
+            "moe_intermediate_size": 0,
+        }
+    )
+
+
+def lineage_problem(model: str, drafter: str) -> str | None:
+    """Why an assistant was trained for another form of a model, by the names of both (addresses or directories), or
+    None. Nothing breaks then, but a model that is trained for quantisation says other tokens than its assistant."""
+    quantised = {name: "-qat-" in name for name in (model, drafter)}
+    if quantised[model] == quantised[drafter]:
+        return None
+    which, other = ("is", "is not") if quantised[model] else ("is not", "is")
+    return (
+        f"the model {model} {which} trained for quantisation (-qat-) and the drafter {drafter} {other}: few of its "
+        "drafts may be right; use the assistant that was published with this form of the model"
+    )
 
 
 def published_uris() -> tuple[str, ...]:

@@ -31,11 +31,11 @@ def write_untrained(directory: Path, model: str, *, seed: int = 1, changes: Mapp
     write_word_tokenizer(directory, chat_template=chat_template(TEMPLATE_OF[model]))
     generator = torch.Generator().manual_seed(seed)
     shapes = tensor_shapes(ModelArchitecture.from_config(config))
-    weights = {PREFIX + name: _random(name, shape, generator) for name, shape in shapes}
+    weights = {PREFIX + name: random_tensor(name, shape, generator) for name, shape in shapes}
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
 
 
-def _random(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+def random_tensor(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Attention scores of variance 1 (q_norm * k_norm ~ 1 / sqrt(d)), matrices of unit gain, the rest 1 +- 0.2."""
     noise: Tensor = torch.randn(shape, generator=generator)
     if len(shape) > 1:

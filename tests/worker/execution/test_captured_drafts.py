@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from assisted import Between, assistant_for, write_assistant
 from model_checkpoints import load_checkpoint, make_checkpoint, random_tokens
 from torch import Tensor
 from true_drafter import TrueDrafter
 
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve_worker.engine.engine import Engine
+from modelserve_worker.execution.device import runs_on_kernels
+from modelserve_worker.execution.drafter import Drafter
 from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.model_runner import GPUModelRunner
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
@@ -24,10 +28,8 @@ from modelserve_worker.scheduling.scheduler import Scheduler
 K, SLOTS, CHUNK, LONGEST, POOL = 4, 3, 64, 256, 1 << 26
 PROMPTS = (5, 130, 64, 17, 90)
 NEAR = 0.1  # of logits: what bfloat16 rows may differ by when they are computed beside others
-GPU = pytest.param(
-    torch.device("cuda", 0), id="cuda",
-    marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")],
-)  # fmt: skip
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
 @dataclass
@@ -59,20 +61,22 @@ def run(runner: GPUModelRunner, wanted: Sequence[Request]) -> Told:
     return Told({request.request_id: request.output_token_ids for request in wanted}, max(most), engine.steps_done)
 
 
-def runner_of(model: Gemma4ForCausalLM, geometry: CacheGeometry, drafter: TrueDrafter | None) -> GPUModelRunner:
+def runner_of(
+    model: Gemma4ForCausalLM, geometry: CacheGeometry, drafter: Drafter | None, *, captured: bool = True
+) -> GPUModelRunner:
     """Whose kernels have all run, as those of a start's profile have, and whose steps are captured."""
     cache = KVCache(geometry, POOL, device=model.norm.weight.device)
     runner = GPUModelRunner(
         model, cache, max_num_batched_tokens=CHUNK, max_num_seqs=SLOTS, max_model_len=LONGEST, drafter=drafter
     )
-    if cache.arena.is_cuda:
+    if captured and cache.arena.is_cuda:
         run(runner, requests(12))
         runner.capture_graphs()
     return runner
 
 
 def logits_after(model: Gemma4ForCausalLM, geometry: CacheGeometry, text: Sequence[int], driver: type) -> Tensor:
-    runner = runner_of(model, geometry, None)
+    runner = runner_of(model, geometry, None, captured=False)
     pages, rows = driver(geometry, POOL), []
     for first in range(0, len(text), CHUNK):
         share = pages.share("r", list(text[first : first + CHUNK]))
@@ -80,23 +84,34 @@ def logits_after(model: Gemma4ForCausalLM, geometry: CacheGeometry, text: Sequen
     return rows[-1].float().cpu()
 
 
-@pytest.mark.parametrize("device", [torch.device("cpu"), GPU])
-@pytest.mark.parametrize(("variant", "kv"), [("31B", "auto"), ("31B", "int8"), ("E4B", "auto")])
+def target_of(variant: str, kv: str, device: torch.device, directory: Path) -> tuple[Gemma4ForCausalLM, CacheGeometry]:
+    """In bfloat16 and with heads that the kernels take, on a GPU."""
+    on_gpu, dtype = device.type == "cuda", torch.float32
+    shape: dict[str, int] = {}
+    if on_gpu:
+        dtype, shape = torch.bfloat16, {"head_dim": 256, "global_head_dim": 512}
+    make_checkpoint(variant, directory, seed=2, dtype=dtype, **shape)
+    model = load_checkpoint(directory, dtype=dtype, device=device)
+    assert runs_on_kernels(model.architecture, device) == on_gpu
+    default = KVCacheDtype.BFLOAT16 if on_gpu else KVCacheDtype.FLOAT32
+    geometry = cache_geometry(
+        model.architecture, dtype=default if kv == "auto" else KVCacheDtype(kv), tensor_parallel_size=1,
+        layout=KVCacheLayout.V_ONLY if model.architecture.attention_k_eq_v else KVCacheLayout.KV,
+    )  # fmt: skip
+    return model, geometry
+
+
+@pytest.mark.parametrize(("device", "variant", "kv"), [
+    (CPU, "31B", "auto"), *(pytest.param(CUDA, *case, marks=ON_GPU) for case in (
+        ("31B", "auto"), ("31B", "int8"), ("31B", "fp8_e4m3"), ("E4B", "auto"), ("E4B", "int8"))),
+])  # fmt: skip
 def test_captured_steps_with_drafts_say_what_steps_of_one_row_say(
     device: torch.device, variant: str, kv: str, tmp_path: Path, driver_for: type
 ) -> None:
     """Of drafts that are all right, and of such of which a third is wrong. In bfloat16 two tokens may change places
     where the model's own choice between them is nearer than rounding."""
     on_gpu = device.type == "cuda"
-    shape = {"head_dim": 256, "global_head_dim": 512} if on_gpu else {}
-    make_checkpoint(variant, tmp_path, seed=2, **shape)
-    dtype = torch.bfloat16 if on_gpu else torch.float32
-    model = load_checkpoint(tmp_path, dtype=dtype, device=device)
-    default = KVCacheDtype.BFLOAT16 if on_gpu else KVCacheDtype.FLOAT32
-    geometry = cache_geometry(
-        model.architecture, dtype=default if kv == "auto" else KVCacheDtype(kv), tensor_parallel_size=1,
-        layout=KVCacheLayout.V_ONLY if model.architecture.attention_k_eq_v else KVCacheLayout.KV,
-    )  # fmt: skip
+    model, geometry = target_of(variant, kv, device, tmp_path)
     alone = run(runner_of(model, geometry, None), requests(48))
     for right in (1.0, 0.67):
         drafter = TrueDrafter(
@@ -109,10 +124,39 @@ def test_captured_steps_with_drafts_say_what_steps_of_one_row_say(
         assert len(replayed) > 0 or not on_gpu
         assert drafted.most == K + 1
         assert drafted.steps < alone.steps * (0.5 if right == 1.0 else 0.8)
-        for name, tokens in alone.tokens.items():
-            if drafted.tokens[name] != tokens:
-                assert on_gpu, "plain rows do not depend on the rows beside them"
-                assert_near(model, geometry, name, tokens, drafted.tokens, driver_for)
+        assert_told_alike(model, geometry, alone, drafted, driver_for)
+
+
+@pytest.mark.parametrize(("device", "variant", "kv", "centroids"), [
+    (CPU, "E4B", "auto", 32), *(pytest.param(CUDA, *case, marks=ON_GPU) for case in (
+        ("31B", "auto", 0), ("31B", "int8", 0), ("31B", "fp8_e4m3", 0), ("E4B", "auto", 32), ("E4B", "int8", 32))),
+])  # fmt: skip
+def test_a_captured_assistant_proposes_what_it_proposes_launch_by_launch(
+    device: torch.device, variant: str, kv: str, centroids: int, tmp_path: Path, driver_for: type
+) -> None:
+    """A random one. Over a longer run the model's own choices may differ by rounding, and the drafts behind them."""
+    model, geometry = target_of(variant, kv, device, tmp_path / "target")
+    write_assistant(tmp_path / "drafter", tmp_path / "target", seed=3, centroids=centroids, hidden=64)
+    alone = run(runner_of(model, geometry, None), requests(24))
+    made: list[dict[tuple[str, int], list[int]]] = []
+    for captured in (True, False):
+        found: dict[tuple[str, int], list[int]] = {}
+
+        def look(names: list[str], positions: list[int], proposed: Tensor, found: Any = found) -> Tensor:
+            found |= dict(zip(zip(names, positions, strict=True), proposed.tolist(), strict=True))
+            return proposed
+
+        drafter = Between(assistant_for(model, tmp_path / "drafter", num_tokens=K, slots=SLOTS), look)
+        runner = runner_of(model, geometry, drafter, captured=captured)
+        found.clear()
+        assert_told_alike(model, geometry, alone, run(runner, requests(24)), driver_for)
+        assert bool(drafter.inner._graphs) == (captured and device.type == "cuda")
+        made.append(found)
+    places = made[0].keys() & made[1].keys()
+    alike = sum(made[0][place] == made[1][place] for place in places)
+    print(f"{alike} of {len(places)} proposals are alike, captured or not")
+    assert len(places) > 60
+    assert alike >= 0.9 * len(places)
 
 
 def count_replays(runner: GPUModelRunner) -> list[int]:
@@ -121,6 +165,15 @@ def count_replays(runner: GPUModelRunner) -> list[int]:
         replay = graphs.replay
         graphs.replay = lambda step, size: counted.append(size.rows) or replay(step, size)
     return counted
+
+
+def assert_told_alike(
+    model: Gemma4ForCausalLM, geometry: CacheGeometry, alone: Told, drafted: Told, driver: type
+) -> None:
+    for name, tokens in alone.tokens.items():
+        if drafted.tokens[name] != tokens:
+            assert model.norm.weight.is_cuda, "plain rows do not depend on the rows beside them"
+            assert_near(model, geometry, name, tokens, drafted.tokens, driver)
 
 
 def assert_near(

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from modelserve_worker.batch import AdmittedRequest
+from modelserve_worker.execution.drafter import Drafter
 
 
-class TrueDrafter:
+class TrueDrafter(Drafter):
     """`answers` are the tokens of every request, by id; a proposal behind their end is wrong."""
 
     def __init__(
@@ -34,6 +35,6 @@ class TrueDrafter:
             tokens[wrong] = (tokens[wrong] + random.integers(1, self.vocab_size, int(wrong.sum()))) % self.vocab_size
             self.proposals[request.slot] = torch.from_numpy(tokens.astype(np.int32)).to(self.proposals.device)
 
-    def propose(self, slots: Tensor, tokens: Tensor, positions: Tensor) -> Tensor:
+    def propose(self, slots: Tensor, tokens: Tensor, positions: Tensor, hidden: Tensor) -> Tensor:
         following = torch.arange(1, self.num_tokens + 1, device=slots.device)
         return self.proposals[slots.long()[:, None], positions.long()[:, None] + following]

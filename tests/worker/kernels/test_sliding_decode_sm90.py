@@ -192,7 +192,15 @@ def test_rows_of_a_chunk_that_this_step_stored_are_read_after_they_are_there() -
     def run() -> Tensor:
         doors.commit((k, v, scales, scales), stored, **pages)
         doors.prepare(
-            projected, q, step, q_weight=weight, k_weight=None, rotation=(turn, 0 * turn), fresh=None, eps=EPS, **pages
+            projected,
+            q,
+            step,
+            q_weight=weight,
+            k_weight=weight,
+            rotation=(turn, 0 * turn),
+            fresh=None,
+            eps=EPS,
+            **pages,
         )
         return attended(case, q, step)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from modelserve_worker.execution.table_audit import TableAudit
 from modelserve_worker.kernels import attention_triton as kernels
 from modelserve_worker.kernels.attention_tiles import Tile, tile_for
 from modelserve_worker.kernels.paged_layout import LayerRows, layer_rows
-from modelserve_worker.kernels.step import Step
+from modelserve_worker.kernels.step import Segments, Step
 from modelserve_worker.layers.attention import Attention
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 
@@ -111,8 +112,8 @@ class KernelAttention:
         key_weight = self._model.k_norm_weight(layer)
         pages: dict[str, Any] = {"rows": rows, "table": table, "arena": arena}
         kernels.prepare(
-            projected, q, step, q_weight=attention.q_norm.weight, k_weight=key_weight if own else None,
-            rotation=rotation, fresh=fresh if own else None, eps=attention.eps, pairs=self._pairs, **pages,
+            projected, q, step, q_weight=attention.q_norm.weight, k_weight=key_weight, rotation=rotation,
+            fresh=fresh if own else None, eps=attention.eps, pairs=self._pairs, **pages,
         )  # fmt: skip
         if self._audit is not None:
             self._audit.prepared(layer)
@@ -140,6 +141,36 @@ class KernelAttention:
                 self._audit.committed(producer)
         return output.flatten(1)
 
+    def read(
+        self,
+        attention: Attention,
+        projected: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        decode: Segments,
+        kind: LayerKind,
+    ) -> Tensor:
+        """Queries alone [T, heads * D] over the last cache of a kind, as segments of one row each."""
+        producer = self._architecture.owning_layers(kind)[-1]
+        rows, width = self._rows[producer], attention.head_dim
+        table, arena = self._tables.device[kind], self._cache.arena
+        step = Step(
+            positions=decode.starts, num_rows=decode.rows, global_slots=decode.slots, sliding_slots=decode.slots,
+            commit_slots=decode.slots, decode=decode, chunks=None,
+        )  # fmt: skip
+        q = torch.empty((len(projected), attention.q_heads, width), dtype=projected.dtype, device=projected.device)
+        key_weight = self._model.k_norm_weight(producer)
+        pages: dict[str, Any] = {"rows": rows, "table": table, "arena": arena}
+        kernels.prepare(
+            projected, q, step, q_weight=attention.q_norm.weight, k_weight=key_weight, rotation=rotation, fresh=None,
+            eps=attention.eps, pairs=self._pairs, **pages,
+        )  # fmt: skip
+        output = torch.empty_like(q)
+        kernels.decode_attention(
+            q, output, step, workspace=self._workspace, tile=self._tiles[kind][0], key_weight=key_weight,
+            rotation=self._rotation, **pages,
+        )  # fmt: skip
+        return output.flatten(1)
+
     def _narrow(self, step: Step, narrowed: Step) -> None:
         for producer, waiting in self._waiting.items():
             rows = self._rows[producer]
@@ -153,3 +184,23 @@ class KernelAttention:
         values = [torch.empty(shape, dtype=kernels.element_dtype(rows), device=device) for _ in range(2)]
         scales = [torch.empty(shape[:2] if rows.int8 else (1, 1), dtype=torch.float16, device=device) for _ in range(2)]
         return values[0], values[1], scales[0], scales[1]
+
+
+class KernelCacheReader:
+    """A CacheReader of layers of these kinds, over what `attention` attends over."""
+
+    def __init__(self, kinds: Sequence[LayerKind], attention: KernelAttention) -> None:
+        self._kinds = tuple(kinds)
+        self._attention = attention
+        self._decode: Segments | None = None
+
+    def begin(self, slots: Tensor, last: Tensor) -> None:
+        rows = torch.arange(len(slots), dtype=torch.int32, device=slots.device)
+        self._decode = Segments(slots, last, torch.ones_like(slots), rows, most=len(slots), most_rows=1)
+
+    def attend(
+        self, attention: Attention, projected: Tensor, rotation: tuple[Tensor, Tensor], narrowed: Step | None
+    ) -> Tensor:
+        assert narrowed is None
+        assert self._decode is not None
+        return self._attention.read(attention, projected, rotation, self._decode, kind=self._kinds[attention.layer])

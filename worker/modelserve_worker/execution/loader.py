@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from modelserve.architecture import ModelArchitecture
 from modelserve.checkpoint_files import TensorEntry
+from modelserve.inspection import read_assistant
 from modelserve.weight_format import WeightFormat
 from modelserve_worker.execution.weights import CheckpointFiles, InvalidCheckpoint
 from modelserve_worker.execution.weights_dummy import DummyWeights
 from modelserve_worker.execution.weights_progress import LoadProgress, ProgressCallback
 from modelserve_worker.execution.weights_reading import read_weights
 from modelserve_worker.layers.parallel import TensorParallel
+from modelserve_worker.models.assistant_checkpoint import ORDERING, assistant_sources, unused_assistant_names
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
+from modelserve_worker.models.gemma4_assistant import Gemma4Assistant
 from modelserve_worker.models.gemma4_checkpoint import (
     names_experts_apart,
     text_name,
@@ -53,20 +57,76 @@ def load_model(
     with LoadProgress(callback=progress) as counted:
         if load_format == "dummy":
             counted.expect(model.parameter_bytes())
-            weights = DummyWeights(seed=seed, device=device, dtype=dtype)
-            for source in weight_sources(model):
-                counted.advance(weights.fill(source))
+            _make_up(weight_sources(model), seed=seed, device=device, dtype=dtype, progress=counted)
         else:
             files = CheckpointFiles.scan(directory, opening=lambda file: counted.reading(f"the header of {file}"))
-            matched = _match(model, files)
-            read_weights(matched, device=device, progress=counted)
-            _check_values(matched)
+            sources = weight_sources(model, experts_apart=names_experts_apart(files.tensors))
+            _read(sources, files, unused=unused_names(model), device=device, progress=counted)
     for name, matrix in model.stored_matrices():
         try:
             matrix.loaded()
         except ValueError as error:
             raise InvalidCheckpoint(f"checkpoint {directory}: {name}: {error}") from error
     return model
+
+
+def load_assistant(
+    directory: Path,
+    target: Gemma4ForCausalLM,
+    *,
+    load_format: Literal["auto", "dummy"] = "auto",
+    seed: int = 0,
+    progress: ProgressCallback | None = None,
+) -> Gemma4Assistant:
+    """The drafter in `directory` beside `target`, in its dtype and on its device, filled as a model is.
+
+    Raises InvalidInput where it is the assistant of another model, and what `load_model` raises.
+    """
+    computed = str(target.dtype).removeprefix("torch.")
+    architecture = read_assistant(directory).model_copy(update={"dtype": computed})
+    assistant, device = Gemma4Assistant(architecture, target), target.norm.weight.device
+    sources = list(assistant_sources(assistant))
+    with LoadProgress(callback=progress) as counted:
+        if load_format == "dummy":
+            counted.expect(assistant.parameter_bytes())
+            if assistant.centroids is not None:
+                tokens = assistant.centroids.ordering
+                tokens.copy_(torch.arange(len(tokens), dtype=tokens.dtype, device=device))
+            sources = [source for source in sources if source.name != ORDERING]
+            _make_up(sources, seed=seed, device=device, dtype=target.dtype, progress=counted)
+        else:
+            files = CheckpointFiles.scan(directory, opening=lambda file: counted.reading(f"the header of {file}"))
+            _read(sources, files, unused=unused_assistant_names(assistant), device=device, progress=counted)
+    for layer in assistant.decoder_layers():
+        for matrix in (layer.attention.qkv, layer.attention.o, layer.mlp.gate_up, layer.mlp.down):
+            matrix.matrix.loaded()
+    if assistant.centroids is not None:
+        _check_ordering(assistant.centroids.ordering, directory)
+    return assistant
+
+
+def _check_ordering(ordering: Tensor, directory: Path) -> None:
+    """On a GPU an index outside an array ends the process."""
+    expected = torch.arange(len(ordering), dtype=ordering.dtype, device=ordering.device)
+    if not torch.equal(ordering.sort().values, expected):
+        raise InvalidCheckpoint(f"checkpoint {directory}: tensor {ORDERING!r} does not name every token once")
+
+
+def _make_up(
+    sources: Iterable[WeightSource], *, seed: int, device: torch.device, dtype: torch.dtype, progress: LoadProgress
+) -> None:
+    weights = DummyWeights(seed=seed, device=device, dtype=dtype)
+    for source in sources:
+        progress.advance(weights.fill(source))
+
+
+def _read(
+    sources: Iterable[WeightSource], files: CheckpointFiles, *, unused: frozenset[str], device: torch.device,
+    progress: LoadProgress,
+) -> None:  # fmt: skip
+    matched = _match(sources, files, unused=unused)
+    read_weights(matched, device=device, progress=progress)
+    _check_values(matched)
 
 
 def _check_values(matched: Sequence[tuple[WeightSource, TensorEntry]]) -> None:
@@ -79,11 +139,11 @@ def _check_values(matched: Sequence[tuple[WeightSource, TensorEntry]]) -> None:
             )
 
 
-def _match(model: Gemma4ForCausalLM, files: CheckpointFiles) -> list[tuple[WeightSource, TensorEntry]]:
+def _match(
+    sources: Iterable[WeightSource], files: CheckpointFiles, *, unused: frozenset[str]
+) -> list[tuple[WeightSource, TensorEntry]]:
     """Pair every tensor the model needs with the one in the files, in file order. Raises InvalidCheckpoint."""
-    sources = weight_sources(model, experts_apart=names_experts_apart(files.tensors))
     wanted = {source.name: source for source in sources}
-    unused = unused_names(model)
     matched: dict[str, tuple[WeightSource, TensorEntry]] = {}
     present: set[str] = set()
     faults: list[str] = []

@@ -21,8 +21,9 @@ from modelserve.errors import InvalidInput
 from modelserve.sizing.cuda_graphs import last_row_sizes
 from modelserve_worker.batch import Int32Array, PendingStep, ScheduledBatch, row_places
 from modelserve_worker.execution.block_tables import BlockTables
+from modelserve_worker.execution.cache_reader import PlainCacheReader
 from modelserve_worker.execution.device import runs_on_kernels
-from modelserve_worker.execution.drafter import Drafter
+from modelserve_worker.execution.drafter import CacheReader, Drafter
 from modelserve_worker.execution.input_batch import QueryBlocks, StepPacker, StepSize
 from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.launched_step import Drafted, FailedStep, LaunchedStep, UnsampledStep
@@ -102,8 +103,14 @@ class GPUModelRunner:
         self._doors = step_doors(device)
         self.slot_positions = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
         self.slot_tokens = torch.zeros(max_num_seqs, most_rows, dtype=torch.int32, device=device)
+        # What captured steps without chunks leave for a drafter beside their logits: hidden states of all rows.
+        self._decoded = None if drafter is None else torch.zeros(
+            max_num_seqs * most_rows, architecture.hidden_size, dtype=model.dtype, device=device
+        )  # fmt: skip
         self._graphs: StepGraphs | None = None
         self._most = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
+        if drafter is not None:
+            drafter.attach(self._cache_reader)
 
     def use_cache(self, cache: KVCache) -> None:
         """Run over another pool of the same geometry from now on. Graphs captured before are gone."""
@@ -111,6 +118,18 @@ class GPUModelRunner:
         self._graphs = None
         if self._kernels is not None:
             self._kernels.use(cache)
+        if self._drafter is not None:
+            self._drafter.attach(self._cache_reader)
+
+    def _cache_reader(self, kinds: Sequence[LayerKind]) -> CacheReader:
+        if self._kernels is not None:
+            from modelserve_worker.execution.fast_attention import KernelCacheReader  # Triton, on GPUs alone
+
+            return KernelCacheReader(kinds, self._kernels)
+        return PlainCacheReader(
+            kinds, cache=self.cache, tables=self.tables, architecture=self.model.architecture,
+            derive_keys=self._derive_keys,
+        )  # fmt: skip
 
     @torch.inference_mode()
     def capture_graphs(self) -> None:
@@ -126,6 +145,8 @@ class GPUModelRunner:
                 self._packer, **self._most, last_rows=last_rows, logits=self._logits, hidden=self._hidden,
                 warm_rows=warm,
             )  # fmt: skip
+            if self._drafter is not None:
+                self._drafter.capture(self._graphs.pool)
 
     @property
     def captured_rows(self) -> tuple[int, ...]:
@@ -179,12 +200,14 @@ class GPUModelRunner:
         if self._drafter is not None:
             self._drafter.admit(batch.admitted)
         # A captured step without chunks ends with the head.
-        head = _as_it_is if captured and step.chunks is None else self.model.head
+        ended = captured and step.chunks is None
+        head = _as_it_is if ended else self.model.head
         lengths = batch.lengths if step.narrowed is None else batch.kept
         scored = self._scorer.score(batch, lengths, lambda some: self.model.parallel.all_gather(head(result[some])))
         if step.sampled_slots is None:
             return LaunchedStep(batch.step, None, on_gpu=self._on_gpu, scored=scored)
-        sample = partial(self._sampled, batch, step, head(_sampled_rows(result, step)), scored)
+        hidden = self._decoded if ended else result
+        sample = partial(self._sampled, batch, step, head(_sampled_rows(result, step)), hidden, scored)
         return UnsampledStep(sample) if len(batch.constrained) else sample()
 
     def _pack(self, batch: ScheduledBatch, *, padded_to: StepSize | None = None) -> Step:
@@ -219,7 +242,10 @@ class GPUModelRunner:
 
     def _logits(self, step: Step) -> Tensor:
         """Raw logits of every row, of this rank's tokens."""
-        return self.model.head(self._hidden(step))
+        hidden = self._hidden(step)
+        if self._decoded is not None:
+            self._decoded[: len(hidden)].copy_(hidden)
+        return self.model.head(hidden)
 
     @torch.inference_mode()
     def _sampled(
@@ -227,10 +253,12 @@ class GPUModelRunner:
         batch: ScheduledBatch,
         step: Step,
         logits: Tensor,
+        hidden: Tensor | None,
         scored: Sequence[ScoredChunk],
         masks: Int32Array | None = None,
     ) -> LaunchedStep:
-        """Launch the sampling of a step; `masks` are those of its constrained rows."""
+        """Launch the sampling of a step, and what its drafter proposes from the step's `hidden` states; `masks` are
+        those of its constrained rows."""
         drawn = batch.drawn
         sent = None
         if masks is not None:
@@ -246,8 +274,10 @@ class GPUModelRunner:
         )
         drafted = None
         if self._drafter is not None:
-            slots = step.draws.slots
-            proposed = self._drafter.propose(slots, self.slot_tokens[slots, 0], self.slot_positions[slots])
+            assert hidden is not None
+            slots, last = step.draws.slots, step.draws.firsts + counts - 1
+            drawn_from = hidden[last if step.sampled_rows is None else step.sampled_rows[last]]
+            proposed = self._drafter.propose(slots, self.slot_tokens[slots, 0], self.slot_positions[slots], drawn_from)
             self.slot_tokens[slots, 1:] = proposed
             drafted = Drafted(drawn[drawn > 0], counts, proposed)
         return LaunchedStep(batch.step, sampled, on_gpu=self._on_gpu, scored=scored, drafted=drafted)

@@ -80,10 +80,8 @@ def page_groups(batch: ScheduledBatch, cache: KVCache, tables: BlockTables, *, k
     device, geometry = cache.arena.device, cache.geometry
     columns = (batch.slots, batch.starts, batch.starts + batch.lengths)
     spans = list(zip(*(column.tolist() for column in columns), strict=True))
-    global_rows = [_global_rows(slot, end, cache, tables) for slot, _, end in spans]
-    window = [
-        _sliding_rows(slot, max(0, start - geometry.window + 1), start, cache, tables) for slot, start, _ in spans
-    ]
+    held_globally = [global_rows(slot, end, cache, tables) for slot, _, end in spans]
+    window = [sliding_rows(slot, max(0, start - geometry.window + 1), start, cache, tables) for slot, start, _ in spans]
     page = geometry.global_page.page_tokens
 
     def ints(values: object) -> Tensor:
@@ -92,7 +90,7 @@ def page_groups(batch: ScheduledBatch, cache: KVCache, tables: BlockTables, *, k
     positions = [np.arange(start, end) for _, start, end in spans]
     slots = [
         rows[at // page] * page + at % page if rows.size else np.zeros_like(at)
-        for rows, at in zip(global_rows, positions, strict=True)
+        for rows, at in zip(held_globally, positions, strict=True)
     ]
     offsets = (np.cumsum(batch.lengths) - batch.lengths).tolist()
     kept_tokens, kept_slots = [], []
@@ -107,7 +105,7 @@ def page_groups(batch: ScheduledBatch, cache: KVCache, tables: BlockTables, *, k
                 outliving.append((int(batch.spare_slots[i]), int(spare[i]), int(stored[i])))
             for holder, first, stop in outliving:
                 at = np.arange(first, stop)
-                page, rows = _sliding_rows(holder, first, stop, cache, tables)
+                page, rows = sliding_rows(holder, first, stop, cache, tables)
                 size = geometry.sliding_page.page_tokens
                 kept_tokens.append(at - start + offset)
                 kept_slots.append(rows[at // size - page] * size + at % size)
@@ -140,7 +138,7 @@ def page_groups(batch: ScheduledBatch, cache: KVCache, tables: BlockTables, *, k
         sliding_tokens=ints(np.concatenate(kept_tokens) if kept_tokens else []),
         sliding_slots=ints(np.concatenate(kept_slots) if kept_slots else []),
         groups={
-            LayerKind.GLOBAL: groups(LayerKind.GLOBAL, [(0, rows) for rows in global_rows]),
+            LayerKind.GLOBAL: groups(LayerKind.GLOBAL, [(0, rows) for rows in held_globally]),
             LayerKind.SLIDING: groups(LayerKind.SLIDING, window),
         },
         texts=texts,
@@ -149,13 +147,13 @@ def page_groups(batch: ScheduledBatch, cache: KVCache, tables: BlockTables, *, k
     )
 
 
-def _global_rows(slot: int, end: int, cache: KVCache, tables: BlockTables) -> _Rows:
+def global_rows(slot: int, end: int, cache: KVCache, tables: BlockTables) -> _Rows:
     """View rows of the pages of [0, end); empty when no global layer owns a cache."""
     pages = tables.host[LayerKind.GLOBAL][slot, : cache.geometry.global_pages(end)]
     return cache.page_rows(LayerKind.GLOBAL, pages)
 
 
-def _sliding_rows(slot: int, first: int, stop: int, cache: KVCache, tables: BlockTables) -> tuple[int, _Rows]:
+def sliding_rows(slot: int, first: int, stop: int, cache: KVCache, tables: BlockTables) -> tuple[int, _Rows]:
     """First logical page of positions [first, stop), and the view rows of all of them."""
     spec = cache.geometry.sliding_page
     if not spec.layers or first >= stop:

@@ -46,7 +46,7 @@ class StepGraphs:
         """
         self._packer = packer
         self._warm_rows = warm_rows
-        self._pool: Any = None  # torch names no type for it
+        self.pool: Any = None  # torch names no type for it
         self._outputs: dict[Callable[[Step], Tensor], Tensor] = {}
         sizes = mixed_graph_sizes(max(max_num_batched_tokens, max_num_seqs))
         for last in last_rows[:-1] if warm_rows else ():  # in a small step: large ones find no memory beside graphs
@@ -92,10 +92,10 @@ class StepGraphs:
             run(step)
         graph = torch.cuda.CUDAGraph()
         # Other threads may ask the device meanwhile, as NCCL's watchdog does.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
             result = run(step)
             output = self._outputs[run][: result.shape[0]]
             output.copy_(result)
-        if self._pool is None:
-            self._pool = graph.pool()
+        if self.pool is None:
+            self.pool = graph.pool()
         return graph, output

@@ -314,7 +314,7 @@ def prepare(
     table: Tensor,
     arena: Tensor,
     q_weight: Tensor,
-    k_weight: Tensor | None,
+    k_weight: Tensor,
     rotation: tuple[Tensor, Tensor],
     fresh: tuple[Tensor, Tensor, Tensor, Tensor] | None,
     eps: float,
@@ -322,19 +322,18 @@ def prepare(
 ) -> None:
     """projected [T, columns] -> q [T, Hq, D], and the step's rows in pages or in the step buffers `fresh`.
 
-    `projected` holds query, key and value heads, or without the last where V is the key projection. `k_weight` None:
-    the layer shares another's cache, and only queries are projected (V-only layers share none). `rotation`: cos and
-    sin, float32 [T, D / 2]. `pairs`: rotated pairs of V-only rows, whose queries come out in the order of the rows.
+    `projected` holds query, key and value heads, or without the last where V is the key projection, or queries alone
+    where the layer reads another's rows. `k_weight`: of the norm of those rows' keys. `rotation`: cos and sin, float32
+    [T, D / 2]. `pairs`: rotated pairs of V-only rows, whose queries come out in the order of the rows.
     """
     tokens, q_heads, width = q.shape
     (elements, scales), numbers, fmt = page_arguments(rows, arena)
-    kv_heads = 0 if k_weight is None else rows.heads
-    assert kv_heads or not rows.v_only, "queries over V-only rows need the key norm's weight"
+    kv_heads = rows.heads if projected.shape[1] > q_heads * width else 0
     stored_heads = kv_heads if rows.v_only else 2 * kv_heads
     per_program = min(4, kv_heads or q_heads)
     buffers = fresh if fresh is not None else (elements, elements, scales, scales)
     prepare_kernels.prepare[(tokens, (q_heads + stored_heads) // per_program)](
-        projected, projected.stride(0), q, q_weight, q_weight if k_weight is None else k_weight, *rotation,
+        projected, projected.stride(0), q, q_weight, k_weight, *rotation,
         step.sliding_slots if rows.entries else step.global_slots, step.positions, table, table.stride(0),
         elements, scales, *buffers, *numbers, eps,
         Q_HEADS=q_heads, KV_HEADS=kv_heads, D=width, HEADS=per_program, PAGE=rows.page_tokens, ENTRIES=rows.entries,

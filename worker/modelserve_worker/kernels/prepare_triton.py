@@ -76,7 +76,7 @@ def prepare(
     v_scale_offset: tl.int64,
     eps,
     Q_HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,  # 0: the layer shares another's cache
+    KV_HEADS: tl.constexpr,  # 0: the layer reads another's rows
     D: tl.constexpr,
     HEADS: tl.constexpr,  # heads of one program: a power of two that divides Q_HEADS and KV_HEADS
     PAGE: tl.constexpr,
@@ -233,9 +233,10 @@ def _specimens() -> Iterator[KernelSpecimen]:
         for layout, heads, buffered in (("v_only", 4, False), ("kv", 2, False), ("sliding", 2, True)):
             constants: dict[str, Any] = {"HEADS": heads, "BUFFERED": buffered, "V_IS_K": layout == "v_only"}
             yield from attention_specimens(prepare, layout, fmt, door="decode", **constants)
-    yield from attention_specimens(
-        prepare, "sliding", "bfloat16", door="decode", KV_HEADS=0, HEADS=4, BUFFERED=False, V_IS_K=False
-    )
+    for layout in ("sliding", "v_only"):  # queries alone
+        yield from attention_specimens(
+            prepare, layout, "bfloat16", door="decode", KV_HEADS=0, HEADS=4, BUFFERED=False, V_IS_K=False
+        )
     for fmt in ("bfloat16", "int8"):
         yield from attention_specimens(commit, "sliding", fmt, door="decode")
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from torch import Tensor
 
+from modelserve.architecture import ModelArchitecture
 from modelserve_worker.layers.attention import Attention
 from modelserve_worker.layers.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
 from modelserve_worker.layers.moe import Experts
@@ -16,6 +17,7 @@ from modelserve_worker.layers.parallel import Shard
 from modelserve_worker.layers.stored_matrix import Fp8Matrix, Int4Matrix
 from modelserve_worker.models.gemma4 import DecoderLayer, Gemma4ForCausalLM
 from modelserve_worker.models.weight_source import (
+    FLOATS,
     MatrixNames,
     MatrixShare,
     Region,
@@ -51,15 +53,19 @@ def unused_names(model: Gemma4ForCausalLM) -> frozenset[str]:
     The first published E2B and E4B files hold k_proj, v_proj and k_norm of KV-shared layers, re-saved ones do not; a
     tied model may repeat its embedding as the output head.
     """
-    architecture = model.architecture
-    names = {
+    names = shared_names(model.architecture)
+    names |= {f"layers.{i}.experts.{name}_proj_shape" for i in range(len(model.layers)) for name in ("gate_up", "down")}
+    return names | ({HEAD} if model.output_head is None else set())
+
+
+def shared_names(architecture: ModelArchitecture) -> frozenset[str]:
+    """Tensors of keys and values that a checkpoint may hold for layers that read another's cache."""
+    return frozenset(
         f"layers.{layer}.self_attn.{name}.weight{ending}"
         for layer in range(architecture.first_shared_layer, architecture.num_hidden_layers)
         for name in ("k_proj", "v_proj", "k_norm", "v_norm")
         for ending in ("", "_packed", "_scale", "_zero_point", "_g_idx", "_shape")
-    }
-    names |= {f"layers.{i}.experts.{name}_proj_shape" for i in range(len(model.layers)) for name in ("gate_up", "down")}
-    return frozenset(names | ({HEAD} if model.output_head is None else set()))
+    )
 
 
 def names_experts_apart(names: Iterable[str]) -> bool:
@@ -69,21 +75,22 @@ def names_experts_apart(names: Iterable[str]) -> bool:
 
 def weight_sources(model: Gemma4ForCausalLM, *, experts_apart: bool = False) -> Iterator[WeightSource]:
     """Every tensor that a checkpoint must hold for this model, with this rank's share of it."""
-    yield from _sharded("embed_tokens.weight", model.embedding.weight, model.embedding.shard, dim=0)
+    yield from sharded("embed_tokens.weight", model.embedding.weight, model.embedding.shard, dim=0)
     if (ple := model.per_layer_embedding) is not None:
-        yield from _sharded("embed_tokens_per_layer.weight", ple.table.weight, ple.table.shard, dim=0)
+        yield from sharded("embed_tokens_per_layer.weight", ple.table.weight, ple.table.shard, dim=0)
         yield from _replicated("per_layer_model_projection", ple.projection)
-        yield from _whole("per_layer_projection_norm.weight", ple.norm.weight)
+        yield from whole_tensor("per_layer_projection_norm.weight", ple.norm.weight)
     for layer in model.decoder_layers():
-        yield from _layer(f"layers.{layer.layer}.", layer)
+        yield from layer_sources(f"layers.{layer.layer}.", layer)
         if layer.moe is not None:
             yield from _experts(f"layers.{layer.layer}.experts.", layer.moe.experts, apart=experts_apart)
-    yield from _whole("norm.weight", model.norm.weight)
+    yield from whole_tensor("norm.weight", model.norm.weight)
     if model.output_head is not None:
-        yield from _sharded(HEAD, model.output_head.weight, model.output_head.shard, dim=0)
+        yield from sharded(HEAD, model.output_head.weight, model.output_head.shard, dim=0)
 
 
-def _layer(prefix: str, layer: DecoderLayer) -> Iterator[WeightSource]:
+def layer_sources(prefix: str, layer: DecoderLayer) -> Iterator[WeightSource]:
+    """Those of one decoder layer, but for its experts."""
     yield from _attention(prefix + "self_attn.", layer.attention)
     yield from _fused([prefix + "mlp.gate_proj", prefix + "mlp.up_proj"], layer.mlp.gate_up)
     yield from _row_parallel(prefix + "mlp.down_proj", layer.mlp.down)
@@ -106,24 +113,26 @@ def _layer(prefix: str, layer: DecoderLayer) -> Iterator[WeightSource]:
         unsplit["post_feedforward_layernorm_1.weight"] = moe.dense_post_norm.weight
         unsplit["post_feedforward_layernorm_2.weight"] = moe.post_norm.weight
     for name, parameter in unsplit.items():
-        yield from _whole(prefix + name, parameter)
+        yield from whole_tensor(prefix + name, parameter)
 
 
 def _attention(prefix: str, attention: Attention) -> Iterator[WeightSource]:
     names = ("q_proj", "k_proj", "v_proj")[: len(attention.qkv.shards)]
     yield from _fused([prefix + name for name in names], attention.qkv)
     yield from _row_parallel(prefix + "o_proj", attention.o)
-    yield from _whole(prefix + "q_norm.weight", attention.q_norm.weight)
+    yield from whole_tensor(prefix + "q_norm.weight", attention.q_norm.weight)
     if attention.k_norm is not None:
-        yield from _whole(prefix + "k_norm.weight", attention.k_norm.weight)
+        yield from whole_tensor(prefix + "k_norm.weight", attention.k_norm.weight)
 
 
-def _whole(name: str, parameter: Tensor) -> Iterator[WeightSource]:
+def whole_tensor(name: str, parameter: Tensor, *, dtypes: tuple[str, ...] = FLOATS) -> Iterator[WeightSource]:
+    """One that every rank holds whole."""
     size = parameter.shape[0]
-    yield WeightSource(name, tuple(parameter.shape), parameter, (Region(0, 0, 0, size),))
+    yield WeightSource(name, tuple(parameter.shape), parameter, (Region(0, 0, 0, size),), dtypes)
 
 
-def _sharded(name: str, parameter: Tensor, shard: Shard, *, dim: int) -> Iterator[WeightSource]:
+def sharded(name: str, parameter: Tensor, shard: Shard, *, dim: int) -> Iterator[WeightSource]:
+    """One that ranks hold a share of."""
     shape = list(parameter.shape)
     shape[dim] = shard.total
     yield WeightSource(name, tuple(shape), parameter, (Region(dim, shard.start, 0, shard.size),))

@@ -1,0 +1,140 @@
+"""The MTP assistant: decoder layers with queries only, over a target's caches, from the target's own hidden state.
+
+    x  = pre_projection([E_target[token] * sqrt(H_target), state])
+    x  = layers(x), then the final norm
+    token' = argmax over E x, or over the tokens of the centroids nearest to x;  state' = post_projection(x)
+
+The first state is the target's, after its final norm, of the row that `token` was drawn from. All drafts of a step are
+made at one position, that of `token`, over the rows before it. (transformers 5.23, gemma4_assistant; vLLM 0.33 rotates
+by the position before.)
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from modelserve.assistant import AssistantArchitecture, pair_problem
+from modelserve.errors import InvalidInput
+from modelserve.sizing.assistant import ROWS_PER_SELECTION
+from modelserve_worker.kernels.elementwise import elementwise_doors
+from modelserve_worker.kernels.few_rows import dense_product
+from modelserve_worker.layers.attention import AttentionBackend
+from modelserve_worker.layers.embedding import OutputHead
+from modelserve_worker.layers.norm import RMSNorm
+from modelserve_worker.layers.parallel import TensorParallel
+from modelserve_worker.layers.rotary import RotaryEmbedding
+from modelserve_worker.models.gemma4 import DecoderLayer, Gemma4ForCausalLM
+
+
+class CentroidHead(nn.Module):
+    """Which tokens a row's head scores: those of the centroids that are nearest to it. Whole on every rank."""
+
+    def __init__(self, architecture: AssistantArchitecture, *, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.top_k = architecture.centroid_top_k
+        shape = (architecture.num_centroids, architecture.hidden_size)
+        self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype), requires_grad=False)
+        # int32 [V]: the tokens of the first centroid, those of the second, ...
+        self.ordering = nn.Parameter(
+            torch.empty(architecture.vocab_size, device=device, dtype=torch.int32), requires_grad=False
+        )
+
+    def forward(self, x: Tensor, table: Tensor) -> Tensor:
+        """x [S, h] after the final norm, table [V, h] -> int64 [S]: the token with the largest score of those scored.
+
+        A few rows at a time, since each gathers the scored rows of the table.
+        """
+        tokens_of = self.ordering.view(self.weight.shape[0], -1)
+        found = []
+        for rows in torch.split(x, ROWS_PER_SELECTION):
+            nearest = dense_product(rows, self.weight).topk(self.top_k, dim=-1).indices
+            tokens = tokens_of[nearest].flatten(1)
+            scores = torch.bmm(table[tokens], rows[:, :, None])[..., 0]
+            found.append(tokens.gather(1, scores.argmax(-1, keepdim=True))[:, 0])
+        return torch.cat(found).long()
+
+
+class Gemma4Assistant(nn.Module):
+    """One rank's share, of the same group as `target`'s. Parameters are allocated, not initialised.
+
+    Raises InvalidInput when it is the assistant of another model, or the tensor-parallel size does not fit it.
+    """
+
+    def __init__(self, architecture: AssistantArchitecture, target: Gemma4ForCausalLM) -> None:
+        super().__init__()
+        if problem := pair_problem(target.architecture, architecture):
+            raise InvalidInput(problem, field="drafter")
+        parallel, dtype, device = target.parallel, target.dtype, target.norm.weight.device
+        if architecture.num_attention_heads % parallel.size:
+            raise InvalidInput(
+                f"tensor parallel size {parallel.size} does not divide the drafter's "
+                f"{architecture.num_attention_heads} query heads: use fewer GPUs for a replica, or no drafter",
+                field="drafter",
+            )
+        self.architecture = architecture
+        self.parallel = parallel
+        self.doors = elementwise_doors(device)
+        self.rope = RotaryEmbedding(architecture, device=device)
+        self._embed = target.embedding.forward  # the target's, which is no part of this one
+        hidden, backbone, eps = architecture.hidden_size, architecture.backbone_hidden_size, architecture.rms_norm_eps
+        self.pre_projection = _matrix(hidden, 2 * backbone, device, dtype)
+        self.post_projection = _matrix(backbone, hidden, device, dtype)
+        self.centroids = CentroidHead(architecture, device=device, dtype=dtype) if architecture.num_centroids else None
+        group = parallel if self.centroids is None else TensorParallel()
+        self.head = OutputHead(architecture.vocab_size, hidden, parallel=group, device=device, dtype=dtype)
+        self.layers = nn.ModuleList(
+            DecoderLayer(
+                architecture, layer=layer, doors=self.doors, parallel=parallel, weight_format=None, device=device,
+                dtype=dtype,
+            )
+            for layer in range(architecture.num_hidden_layers)
+        )  # fmt: skip
+        self.norm = RMSNorm(hidden, eps=eps, device=device, dtype=dtype)
+
+    def decoder_layers(self) -> list[DecoderLayer]:
+        return [layer for layer in self.layers if isinstance(layer, DecoderLayer)]
+
+    def parameter_bytes(self) -> int:
+        """Bytes of this rank's weights."""
+        return sum(p.numel() * p.element_size() for p in self.parameters())
+
+    @torch.no_grad()
+    def forward(
+        self, tokens: Tensor, state: Tensor, positions: Tensor, attention: AttentionBackend, count: int
+    ) -> Tensor:
+        """`count` tokens that may follow `tokens` at `positions`, each int32 [S], drawn from `state` [S, H_target]:
+        int32 [S, count]. `attention` reads the rows before `positions`."""
+        rotations = self.rope.rotations(positions)
+        layers, drafts = self.decoder_layers(), []
+        for step in range(count):
+            x = dense_product(torch.cat((self._embed(tokens), state), dim=-1), self.pre_projection)
+            normed = self.doors.rms_norm(x, layers[0].input_norm.weight, eps=layers[0].eps)
+            for layer, following in zip(layers, (*layers[1:], None), strict=True):
+                x, normed = layer(
+                    x, normed, next_norm=self.norm if following is None else following.input_norm,
+                    rotation=rotations[layer.kind], per_layer=None, num_rows=None, attention=attention, narrowed=None,
+                )  # fmt: skip
+            tokens = self._likeliest(normed).int()
+            drafts.append(tokens)
+            if step + 1 < count:
+                state = dense_product(normed, self.post_projection)
+        return torch.stack(drafts, dim=1)
+
+    def _likeliest(self, x: Tensor) -> Tensor:
+        """x [S, h] after the final norm -> int64 [S]; of equals the lowest, the same on every rank."""
+        if self.centroids is not None:
+            likeliest: Tensor = self.centroids(x, self.head.weight)
+            return likeliest
+        scores = dense_product(x, self.head.weight)
+        tokens = scores.argmax(-1)
+        if self.parallel.size == 1:
+            return tokens
+        best = scores.gather(1, tokens[:, None]).float()
+        found = self.parallel.all_gather(torch.cat((best.double(), (tokens[:, None] + self.head.shard.start)), dim=-1))
+        values, named = found.view(len(x), self.parallel.size, 2).unbind(-1)
+        return named.gather(1, values.argmax(-1, keepdim=True))[:, 0].long()
+
+
+def _matrix(rows: int, columns: int, device: torch.device, dtype: torch.dtype) -> nn.Parameter:
+    return nn.Parameter(torch.empty((rows, columns), device=device, dtype=dtype), requires_grad=False)
