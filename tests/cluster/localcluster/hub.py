@@ -21,14 +21,18 @@ _RANGE = re.compile(r"bytes=(\d+)-(\d*)")
 class Sent(NamedTuple):
     """One answered GET of a file."""
 
-    revision: str  # as it was asked for
+    commit: str
     name: str
     bytes: int
+    whole: bool
 
 
 @dataclass
 class Hub:
-    """`commits`: folder of each commit; `branches`: the commit that each stands for now. Every repository has them."""
+    """`commits`: folder of each commit; `branches`: the commit that each stands for now. Every repository has them.
+
+    `moves_to`: where a branch moves as soon as somebody has asked for its commit alone, not for a list of its files.
+    """
 
     commits: dict[str, Path] = field(default_factory=dict)
     branches: dict[str, str] = field(default_factory=dict)
@@ -36,6 +40,11 @@ class Hub:
     ranges: bool = True  # whether parts of files are served, as some mirrors do not
     asked: list[str] = field(default_factory=list)  # revisions whose commit and files were asked for
     sent: list[Sent] = field(default_factory=list)
+    moves_to: str | None = None
+
+    def commits_sent(self, *, weights: bool = False) -> set[str]:
+        """Commits whose files were downloaded; with `weights` those of which a whole weight file was."""
+        return {each.commit for each in self.sent if not weights or (each.whole and each.name.endswith(".safetensors"))}
 
     def files(self, revision: str) -> dict[str, Path]:
         """Raises KeyError for a revision that is not there."""
@@ -94,6 +103,8 @@ class _Handler(BaseHTTPRequestHandler):
         known: dict[str, Any] = {"id": repository, "modelId": repository, "siblings": siblings, "private": False}
         known["sha"] = self.hub.branches.get(revision, revision)
         self._send(200, json.dumps(known).encode(), {"Content-Type": "application/json"})
+        if self.hub.moves_to is not None and revision in self.hub.branches and "blobs=" not in self.path:
+            self.hub.branches[revision] = self.hub.moves_to
 
     def _tree(self, revision: str) -> None:
         files = self.hub.files(revision).items()
@@ -104,7 +115,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(200, json.dumps(listed).encode(), {"Content-Type": "application/json"})
 
     def _file(self, revision: str, name: str) -> None:
-        content = self.hub.files(revision)[name].read_bytes()
+        content = whole = self.hub.files(revision)[name].read_bytes()
         commit = self.hub.branches.get(revision, revision)
         headers = {"X-Repo-Commit": commit, "ETag": f'"{commit}-{name}"', "Accept-Ranges": "bytes"}
         asked = _RANGE.fullmatch(self.headers.get("Range") or "")
@@ -116,7 +127,7 @@ class _Handler(BaseHTTPRequestHandler):
             content = content[start : end + 1]
             self._send(206, content, headers | where)
         if self.command == "GET":
-            self.hub.sent.append(Sent(revision, name, len(content)))
+            self.hub.sent.append(Sent(commit, name, len(content), whole=len(content) == len(whole)))
 
     def _send(self, status: int, content: bytes, headers: dict[str, str]) -> None:
         self.send_response(status)
