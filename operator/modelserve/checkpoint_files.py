@@ -17,7 +17,7 @@ CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
 INDEX_FILE = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 100_000_000  # limit of the format
-_LENGTH_BYTES = 8
+LENGTH_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +91,8 @@ def read_header(path: Path) -> list[TensorEntry]:
     try:
         with path.open("rb") as file:
             size = path.stat().st_size
-            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-            if size < _LENGTH_BYTES or not 2 <= length <= min(MAX_HEADER_BYTES, size - _LENGTH_BYTES):
+            length = int.from_bytes(file.read(LENGTH_BYTES), "little")
+            if size < LENGTH_BYTES or not 2 <= length <= min(MAX_HEADER_BYTES, size - LENGTH_BYTES):
                 raise InvalidInput(
                     f"{path} is not a safetensors file: its header would take {length} bytes of the file's {size}: "
                     "download it again"
@@ -106,7 +106,7 @@ def read_header(path: Path) -> list[TensorEntry]:
         raise InvalidInput(f"{path}: the safetensors header is not JSON: {error}: download it again") from error
     if not isinstance(header, dict):
         raise InvalidInput(f"{path}: the safetensors header is not an object: download it again")
-    data = _LENGTH_BYTES + length
+    data = LENGTH_BYTES + length
     entries = [
         _entry(entry, name=name, file=path, data=data, size=size)
         for name, entry in header.items()

@@ -16,6 +16,7 @@ from modelserve.planning import plan_hash
 from modelserve_operator import labels
 from modelserve_operator.approval import Choice, choose, committed_last
 from modelserve_operator.catalogue import CATALOGUE_NAME, Catalogue
+from modelserve_operator.forgeries import differing_commits, refused_annotations
 from modelserve_operator.history import History
 from modelserve_operator.inspection import inspection_failure, inspection_trouble, known_facts, retry_at
 from modelserve_operator.left_out import no_accelerators
@@ -77,7 +78,7 @@ NOT_PLANNED = Finding(None, Reason.BLOCKED, "The spec was not accepted.")
 def decide(observed: Observed, settings: Settings) -> Decision:
     """The whole decision. Raises nothing: every fault of the input is a Finding."""
     decision = _decided(observed, settings)
-    warnings = (*_refused_objects(observed.history), *decision.warnings)
+    warnings = (*_refused_objects(observed), *decision.warnings)
     message = " ".join([*(each.message for each in warnings), decision.planned.message])
     return replace(decision, planned=replace(decision.planned, message=message), warnings=warnings)
 
@@ -104,8 +105,11 @@ def _decided(observed: Observed, settings: Settings) -> Decision:
     return _planned(replace(decision, facts=facts, warnings=warnings), observed, settings)
 
 
-def _refused_objects(history: History) -> Iterator[Warn]:
-    """Objects that pass for revisions, and revisions of the past that cannot be read: none of them stops anything."""
+def _refused_objects(observed: Observed) -> Iterator[Warn]:
+    """What passes for a revision or for ours, and past revisions that cannot be read: none of it stops anything."""
+    history = observed.history
+    forged = refused_annotations(observed.deployments, observed.now)
+    yield from (Warn(Reason.ANNOTATION_REFUSED, each) for each in islice(forged, MOST_FAULTS))
     yield from (Warn(Reason.REVISION_REFUSED, each) for each in islice(history.refused, MOST_FAULTS))
     past = (each for each in history.unreadable if not each.blocks)
     for each in islice(past, MOST_FAULTS):
@@ -295,6 +299,8 @@ def _committed_decision(
     committed = resolved(committed, observed)
     if decision.facts is not None:
         decision = replace(decision, warnings=(*decision.warnings, *_exchanged(decision.facts, committed)))
+    if differing := differing_commits(committed, observed.pods_of(committed.hash)):
+        decision = replace(decision, warnings=(*decision.warnings, Warn(Reason.COMMITS_DIFFER, differing)))
     drifted = fresh is not None and fresh.runs != committed.runs
     message = committed.plan.message or f"Plan {committed.plan.hash} is committed."
     pinned = decision.spec.plan.revision if decision.spec is not None else None

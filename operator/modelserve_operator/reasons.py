@@ -45,6 +45,8 @@ class Reason(StrEnum):
 
     MODEL_CHANGED = "ModelChanged"  # of an Event: the checkpoint's files are not those of the committed revision
     REVISION_REFUSED = "RevisionRefused"  # of an Event: an object is labelled as a revision and is none of ours
+    ANNOTATION_REFUSED = "AnnotationRefused"  # of an Event: a Deployment has annotations of ours that we did not write
+    COMMITS_DIFFER = "CommitsDiffer"  # of an Event: a pod tells another commit of the model than its revision keeps
     UNKNOWN_FIELDS = "UnknownFields"  # of an Event: fields of the spec that only a later release knows
     APPROVAL_UNKNOWN = "ApprovalUnknown"  # of an Event: an approved hash names no plan of the spec
     CATALOGUE_ENTRY_IGNORED = "CatalogueEntryIgnored"  # of an Event: an entry of modelserve-accelerators is wrong

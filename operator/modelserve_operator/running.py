@@ -6,10 +6,11 @@ from collections.abc import Iterable
 
 from modelserve.api.spec import RolloutSpec
 from modelserve_operator import labels
+from modelserve_operator.forgeries import failure_record
 from modelserve_operator.observed import Body, Observed
 from modelserve_operator.revision import Revision
 from modelserve_operator.rollout import Exchange, Replacement, RunningRevision
-from modelserve_operator.terminal_failure import FailureRecord, next_record
+from modelserve_operator.terminal_failure import next_record
 
 
 def known_revisions(observed: Observed) -> dict[str, Revision]:
@@ -28,12 +29,11 @@ def running_revisions(
         if plan_hash is None or body["metadata"].get("deletionTimestamp"):
             continue
         pods = observed.pods_of(plan_hash)
-        noted = labels.annotation_of(body, labels.TERMINAL_FAILURE)
         states = (body.get("status") or {}).get("conditions") or ()
         there = int(body["spec"].get("replicas", 1))
         ready = sum(pod.ready for pod in pods)
         record = next_record(
-            FailureRecord.from_json(noted) if noted else None,
+            failure_record(body, observed.now),
             seen=next((pod.failure for pod in pods if pod.failure), None),
             ready=ready,
             wanted=there if replicas is None else replicas,

@@ -254,20 +254,6 @@ def test_a_revision_that_the_modelserve_does_not_own_is_refused(ready_world, own
     assert len(ready_world.deployments()) == 1
 
 
-def test_forged_annotations_of_a_deployment_make_no_revision(ready_world) -> None:
-    def forge(body: dict[str, Any]) -> None:
-        body["metadata"]["annotations"] |= {
-            f"{labels.GROUP}/committed-at": "2099-01-01T00:00:00Z",
-            labels.APPROVE_PLAN: "aaaaaaaaaa",
-        }
-
-    (name,) = (body["metadata"]["name"] for body in ready_world.cluster.of(DEPLOYMENT))
-    before, pods = _revisions(ready_world), _uids(ready_world)
-    ready_world.cluster.change(DEPLOYMENT, name, forge)
-    ready_world.settle()
-    assert (_revisions(ready_world), _uids(ready_world)) == (before, pods)
-
-
 def test_settings_that_somebody_replaces_are_rendered_from_the_revision_again(ready_world) -> None:
     name = f"tiny-{ready_world.served_hash()}"
     real = copy.deepcopy(ready_world.cluster.objects[CONFIG_MAP, "ml", name])

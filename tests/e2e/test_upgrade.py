@@ -9,7 +9,7 @@ import pytest
 
 from localcluster import operator_process, weights_volume
 from localcluster.checkpoint_upload import upload_checkpoint
-from localcluster.convergence import worker_pods
+from localcluster.convergence import worker_pods, workers_of
 from localcluster.deployment import CHECKPOINT, Deployed, apply_example
 from localcluster.kubectl import wait_for
 from localcluster.settings import REPOSITORY
@@ -37,26 +37,13 @@ def aged(cluster: Target) -> Iterator[Deployed]:
         weights_volume.delete_namespace(cluster, NAMESPACE)
 
 
-def _workers(cluster: Target) -> dict[str, tuple[str, int]]:
-    """Worker pods of every ModelServe of the cluster: uid and restarts by name."""
-    pods = cluster.kubectl.items("pods", "--all-namespaces", "-l", "app.kubernetes.io/component=worker")
-    return {
-        pod["metadata"]["name"]: (
-            pod["metadata"]["uid"],
-            sum(each["restartCount"] for each in pod["status"].get("containerStatuses", ())),
-        )
-        for pod in pods
-        if "deletionTimestamp" not in pod["metadata"]
-    }
-
-
 def test_an_upgrade_from_0_1_0_ends_no_pod_and_fails_no_request(aged: Deployed, cluster: Target) -> None:
     (deployment,) = aged.owned("deployments")
     name = deployment["metadata"]["name"]
     assert "template.json" in aged.kubectl.get("configmap", name)["data"], "it was made by 0.1.0"
-    before = _workers(cluster)
+    before = workers_of(cluster)
     assert len(worker_pods(aged)) == 1
-    with traffic_to(aged) as traffic:
+    with traffic_to(aged, newcomers=1) as traffic:
         traffic.wait_for_answers()
         operator_process.stop(cluster.layout)
         operator_process.start(cluster)
@@ -64,7 +51,7 @@ def test_an_upgrade_from_0_1_0_ends_no_pod_and_fails_no_request(aged: Deployed, 
         aged.wait_ready()
         traffic.wait_for_answers()
     assert traffic.errors == []
-    assert _workers(cluster) == before, "of the bystanders too"
+    assert workers_of(cluster) == before, "of the bystanders too"
     (revision,) = aged.owned("controllerrevisions.apps")
     assert (revision["metadata"]["name"], revision["data"]["importedFrom"]) == (name, "0.1.0")
     assert revision["data"]["template"] == json.loads(aged.kubectl.get("configmap", name)["data"]["template.json"])

@@ -33,6 +33,7 @@ from modelserve.termination import (
     write_resolved,
     write_termination,
 )
+from modelserve_worker.weight_headers import fetch_headers
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -84,7 +85,8 @@ def resolve(uri: str, revision: str, dest: Path, *, recorded: Path | None = None
 
 
 def fetch(uri: str, revision: str, dest: Path, *, metadata_only: bool = False, commit: str | None = None) -> None:
-    """Make `dest` hold the files of `uri` (hf://OWNER/NAME) at `revision`; with metadata_only all but the weights.
+    """Make `dest` hold the files of `uri` (hf://OWNER/NAME) at `revision`; with metadata_only the headers of the weight
+    files stand in for these.
 
     `commit`: what the revision was resolved to. Raises InvalidInput for what another try cannot cure (malformed uri,
     unknown or closed repository or revision, a directory that holds another model or cannot be written),
@@ -197,22 +199,26 @@ def _transfer(api: HfApi, repository: str, revision: str, dest: Path, *, metadat
     The listing is asked for first because snapshot_download, when it cannot reach the Hub, returns a directory that is
     not empty as if it were complete.
     """
-    patterns = METADATA_PATTERNS if metadata_only else METADATA_PATTERNS + WEIGHT_PATTERNS
     info = api.model_info(repository, revision=revision, files_metadata=True)
-    sizes = {
-        file.rfilename: file.size
-        for file in info.siblings or ()
-        if "/" not in file.rfilename and any(fnmatch(file.rfilename, pattern) for pattern in patterns)
-    }
-    if not metadata_only and not any(fnmatch(name, pattern) for name in sizes for pattern in WEIGHT_PATTERNS):
+    there = {file.rfilename: file.size for file in info.siblings or () if "/" not in file.rfilename}
+    weights = [name for name in there if _matches(name, WEIGHT_PATTERNS)]
+    if not weights:
         raise InvalidInput(f"hf://{repository} at {revision!r} holds no *.safetensors file", field="model.uri")
+    patterns = METADATA_PATTERNS if metadata_only else METADATA_PATTERNS + WEIGHT_PATTERNS
+    sizes = {name: size for name, size in there.items() if _matches(name, patterns)}
     logger.info("downloading %d files, %d bytes", len(sizes), sum(size or 0 for size in sizes.values()))
     api.snapshot_download(repository, revision=info.sha, local_dir=dest, allow_patterns=list(sizes))
     for name, size in sizes.items():
         held = (dest / name).stat().st_size
         if size is not None and held != size:
             raise OSError(f"{name} has {held} bytes, the Hub says {size}")
+    if metadata_only:
+        fetch_headers(api, repository, str(info.sha), weights, dest)
     return str(info.sha)
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch(name, pattern) for pattern in patterns)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -223,7 +229,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--uri", required=True, help="hf://OWNER/NAME")
     parser.add_argument("--revision", default="main", help="branch, tag or commit (default: main)")
     parser.add_argument("--dest", required=True, type=Path, help="directory to fill")
-    parser.add_argument("--metadata-only", action="store_true", help="leave out the weights")
+    parser.add_argument("--metadata-only", action="store_true", help="of weights only their headers")
     parser.add_argument("--resolve", action="store_true", help="only tell the commit that the revision stands for")
     parser.add_argument("--recorded", type=Path, help="--resolve: a file with the commit, where it is known")
     parser.add_argument("--commit-file", type=Path, help="where --resolve leaves the commit for the download")

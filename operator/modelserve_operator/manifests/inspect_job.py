@@ -35,7 +35,8 @@ def inspect_job(
 
     `attempts`: how many Jobs have been made for this model in a row, this one counted.
 
-    Of an hf:// checkpoint only the metadata is fetched, into scratch space: the storage claim is left alone.
+    Of an hf:// checkpoint metadata and the headers of weight files are fetched, into scratch space: the storage claim
+    is left alone.
     """
     name = labels.inspection_name(model_serve["metadata"]["name"], source.hash)
     metadata = child_metadata(model_serve, name=name, component=labels.INSPECTION)

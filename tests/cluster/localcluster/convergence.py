@@ -8,6 +8,7 @@ from typing import Any
 from localcluster.deployment import Deployed
 from localcluster.kubectl import wait_for
 from localcluster.settings import ClusterError
+from localcluster.target import Target
 
 Body = dict[str, Any]
 
@@ -27,6 +28,16 @@ def _staying(pods: Iterable[Body]) -> dict[str, Body]:
 
 def restarts(pod: dict[str, Any]) -> int:
     return sum(each["restartCount"] for each in pod["status"].get("containerStatuses", ()))
+
+
+def workers_of(cluster: Target) -> dict[str, tuple[str, int]]:
+    """Worker pods of every ModelServe of the cluster: uid and restarts by name."""
+    pods = cluster.kubectl.items("pods", "--all-namespaces", "-l", "app.kubernetes.io/component=worker")
+    return {
+        pod["metadata"]["name"]: (pod["metadata"]["uid"], restarts(pod))
+        for pod in pods
+        if "deletionTimestamp" not in pod["metadata"]
+    }
 
 
 def ready_endpoints(served: Deployed) -> set[str]:

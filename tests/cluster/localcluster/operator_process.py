@@ -19,6 +19,8 @@ from localcluster.target import Target
 from modelserve_operator.kinds import CLUSTER_RULES, NAMESPACED_RULES
 from modelserve_operator.settings import DEFAULT_NAMESPACE
 
+RECONCILES = "modelserve_operator_reconciles_total{"
+
 
 @dataclass(frozen=True)
 class OperatorProcess:
@@ -36,6 +38,13 @@ class OperatorProcess:
             return None
         found = cls(layout, Process(**document["process"]), document["port"])
         return found if found.process.alive else None
+
+    @property
+    def reconciles(self) -> int:
+        """How many have ended since it was started, with whatever result."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        return sum(int(float(line.split()[-1])) for line in lines if line.startswith(RECONCILES))
 
     def stop(self) -> None:
         """SIGTERM, then SIGKILL after 10 s."""

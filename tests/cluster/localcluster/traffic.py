@@ -9,6 +9,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import openai
@@ -56,12 +57,13 @@ class Traffic:
         before = self.answered
         wait_for(f"{count} answers more", lambda: self.answered >= before + count)
 
-    def run(self) -> None:
+    def run(self, *, keep: bool = True) -> None:
+        """Ask until stopped. `keep`: over one connection as long as it lasts, else over a new one each time."""
         with openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=TIMEOUT) as client:
             while not self.stopped.is_set():
                 began = time.monotonic()
                 try:
-                    self._ask(client, stream=self.answered % 2 == 1)
+                    self._ask(client, stream=self.answered % 2 == 1, headers={} if keep else {"Connection": "close"})
                     self.answered += 1
                 except Exception as error:
                     took_s = time.monotonic() - began
@@ -70,13 +72,13 @@ class Traffic:
                     self.failures.append(Failure(began, text, accepted))
                 time.sleep(0.05)
 
-    def _ask(self, client: openai.OpenAI, *, stream: bool) -> None:
+    def _ask(self, client: openai.OpenAI, *, stream: bool, headers: dict[str, str]) -> None:
+        asked = partial(client.completions.create, model=self.model, prompt="page", max_tokens=4, extra_headers=headers)
         if stream:
-            chunks = list(client.completions.create(model=self.model, prompt="page", max_tokens=4, stream=True))
+            chunks = list(asked(stream=True))
             assert chunks[-1].choices[0].finish_reason is not None
         else:
-            answer = client.completions.create(model=self.model, prompt="page", max_tokens=4)
-            assert answer.usage is not None
+            assert asked().usage is not None
 
 
 def models_at(url: str) -> list[dict[str, Any]]:
@@ -87,13 +89,14 @@ def models_at(url: str) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def traffic_to(served: Deployed, *, clients: int = 1) -> Iterator[Traffic]:
-    """Clients of the Service while the context lasts, each with a pool of its own."""
+def traffic_to(served: Deployed, *, clients: int = 1, newcomers: int = 0) -> Iterator[Traffic]:
+    """Clients of the Service while the context lasts, each with a pool of its own; `newcomers` keep no connection."""
     namespace = served.kubectl.namespace
     assert namespace is not None
     with service_url(served.target, namespace, served.name) as url:
         traffic = Traffic(url, models_at(url)[0]["id"])
-        threads = [threading.Thread(target=traffic.run) for _ in range(clients)]
+        kept = [True] * clients + [False] * newcomers
+        threads = [threading.Thread(target=traffic.run, kwargs={"keep": each}) for each in kept]
         for thread in threads:
             thread.start()
         try:

@@ -1,0 +1,69 @@
+"""An inspection of a model on the Hub downloads headers of weight files, not the weights."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+
+from localcluster.deployment import CHECKPOINT
+from localcluster.hub import Hub, hub
+from modelserve.errors import InvalidInput
+from modelserve.inspection import inspect_checkpoint
+from modelserve_worker.fetch import DownloadError, fetch
+
+URI, COMMIT = "hf://somebody/gemma-4-mine", "a1" * 20
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    """A Hub with a fine-tune that nobody has published facts of."""
+    shutil.copytree(CHECKPOINT, tmp_path / "there")
+    with hub() as found:
+        found.commits[COMMIT] = tmp_path / "there"
+        found.branches["main"] = COMMIT
+        monkeypatch.setattr(huggingface_hub, "HfApi", partial(huggingface_hub.HfApi, endpoint=found.url))
+        yield found
+
+
+def _weights(directory: Path) -> list[Path]:
+    return sorted(directory.glob("*.safetensors"))
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_the_facts_are_those_of_the_whole_checkpoint(served: Hub, tmp_path: Path, ranges: bool) -> None:
+    served.ranges = ranges
+    fetch(URI, "main", tmp_path / "here", metadata_only=True)
+    assert inspect_checkpoint(tmp_path / "here") == inspect_checkpoint(CHECKPOINT)
+    for path in _weights(tmp_path / "here"):
+        assert path.stat().st_size == (CHECKPOINT / path.name).stat().st_size
+        if ranges:
+            headers = sum(each.bytes for each in served.sent if each.name == path.name)
+            assert headers < path.stat().st_size / 4, "the weights stay on the Hub"
+    assert served.commits_sent() == {COMMIT}, "all of one commit, though the branch may move"
+    assert not ranges or served.commits_sent(weights=True) == set()
+
+
+def test_the_weights_replace_what_the_inspection_left(served: Hub, tmp_path: Path) -> None:
+    fetch(URI, "main", tmp_path / "here", metadata_only=True)
+    fetch(URI, "main", tmp_path / "here")
+    (path,) = _weights(tmp_path / "here")
+    assert path.read_bytes() == (CHECKPOINT / path.name).read_bytes()
+
+
+def test_a_header_that_is_none_is_told_by_its_file(served: Hub, tmp_path: Path) -> None:
+    (path,) = _weights(served.commits[COMMIT])
+    path.write_bytes(b"\xff" * 4096)
+    with pytest.raises(InvalidInput, match=rf"{path.name} .*not a safetensors file"):
+        fetch(URI, "main", tmp_path / "here", metadata_only=True)
+
+
+def test_a_transfer_that_is_cut_short_is_tried_again(served: Hub, tmp_path: Path) -> None:
+    (path,) = _weights(served.commits[COMMIT])
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises((DownloadError, InvalidInput), match=path.name):
+        fetch(URI, "main", tmp_path / "here", metadata_only=True)
