@@ -112,6 +112,7 @@ def main() -> None:
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
     parser.add_argument("--max-model-len", type=int, default=32768)
     parser.add_argument("--max-num-batched-tokens", type=int, default=8192)
+    parser.add_argument("--max-num-seqs", type=int, default=64)
     parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--weights", help="quantised random weights, such as int4_g32; PYTHONPATH needs tests/models")
     parser.add_argument("--gpu-memory-utilization", type=float, default=0.9)
@@ -129,6 +130,7 @@ def main() -> None:
             tensor_parallel_size=options.tensor_parallel_size,
             max_model_len=options.max_model_len,
             max_num_batched_tokens=options.max_num_batched_tokens,
+            max_num_seqs=options.max_num_seqs,
             kv_cache_dtype=options.kv_cache_dtype,
             gpu_memory_utilization=options.gpu_memory_utilization,
         )
