@@ -42,8 +42,8 @@ _COLUMNS = (  # name, type, JSONPath, priority (1 = only with -o wide), descript
 )
 
 
-def custom_resource_definition() -> dict[str, Any]:
-    """The whole CRD as a JSON document."""
+def custom_resource_definition(versions: tuple[str, ...] = (VERSION,)) -> dict[str, Any]:
+    """The whole CRD as a JSON document. `versions`: those that are served, with one schema; the last is stored."""
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -59,24 +59,26 @@ def custom_resource_definition() -> dict[str, Any]:
                 "shortNames": list(SHORT_NAMES),
                 "categories": list(CATEGORIES),
             },
-            "versions": [
-                {
-                    "name": VERSION,
-                    "served": True,
-                    "storage": True,
-                    "additionalPrinterColumns": [_column(*column) for column in _COLUMNS],
-                    "subresources": {
-                        "status": {},
-                        "scale": {
-                            "specReplicasPath": ".spec.replicas",
-                            "statusReplicasPath": ".status.replicas",
-                            "labelSelectorPath": ".status.selector",
-                        },
-                    },
-                    "schema": {"openAPIV3Schema": _object_schema()},
-                }
-            ],
+            "versions": [_version(name, stored=name == versions[-1]) for name in versions],
         },
+    }
+
+
+def _version(name: str, *, stored: bool) -> dict[str, Any]:
+    return {
+        "name": name,
+        "served": True,
+        "storage": stored,
+        "additionalPrinterColumns": [_column(*column) for column in _COLUMNS],
+        "subresources": {
+            "status": {},
+            "scale": {
+                "specReplicasPath": ".spec.replicas",
+                "statusReplicasPath": ".status.replicas",
+                "labelSelectorPath": ".status.selector",
+            },
+        },
+        "schema": {"openAPIV3Schema": _object_schema(name)},
     }
 
 
@@ -98,7 +100,7 @@ def _column(name: str, kind: str, path: str, priority: int, description: str) ->
     return {"name": name, "type": kind, "jsonPath": path, "priority": priority, "description": description}
 
 
-def _object_schema() -> dict[str, Any]:
+def _object_schema(version: str) -> dict[str, Any]:
     status = structural(ModelServeStatus.model_json_schema(by_alias=True))
     # At both levels: a new object has no status at all, a partly written one has no conditions.
     unobserved = [UNOBSERVED.to_json()]
@@ -109,7 +111,7 @@ def _object_schema() -> dict[str, Any]:
         "description": "A Gemma 4 model served from this cluster: spec says what, the operator works out how it fits.",
         "required": ["spec"],
         "properties": {
-            "apiVersion": {"type": "string", "description": f"{GROUP}/{VERSION}"},
+            "apiVersion": {"type": "string", "description": f"{GROUP}/{version}"},
             "kind": {"type": "string", "description": KIND},
             "metadata": {
                 "type": "object",

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,7 +31,10 @@ class Operator:
     started: float = field(default_factory=time.monotonic)
 
     @classmethod
-    def start(cls, plane: ControlPlane, *, profile: Path | None = None) -> Operator:
+    def start(
+        cls, plane: ControlPlane, *, profile: Path | None = None, settings: Mapping[str, str] | None = None
+    ) -> Operator:
+        """`settings`: MODELSERVE_ variables beside those for its metrics."""
         (port,) = free_ports(1)
         environment = {name: value for name, value in os.environ.items() if not name.startswith("MODELSERVE_")}
         environment |= {
@@ -38,6 +42,7 @@ class Operator:
             "PYTHONPATH": str(ROOT / "operator"),
             "MODELSERVE_METRICS_HOST": "127.0.0.1",
             "MODELSERVE_METRICS_PORT": str(port),
+            **(settings or {}),
         }
         profiler = ["-m", "cProfile", "-o", str(profile)] if profile else []
         command = [sys.executable, *profiler, "-m", "modelserve_operator"]

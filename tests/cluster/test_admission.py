@@ -16,7 +16,9 @@ import pytest
 from random_specs import RandomSpecs
 
 from localcluster.control_plane import ControlPlane, control_plane
-from modelserve.api import ModelServe
+from localcluster.kubectl import KubectlError, wait_for
+from modelserve.api import VERSION, ModelServe
+from modelserve.crd import CRD_NAME, custom_resource_definition
 from modelserve.errors import InvalidInput
 
 pytestmark = pytest.mark.e2e
@@ -96,3 +98,57 @@ async def test_what_the_schema_allows_is_admitted_unless_a_rule_across_fields_re
     ]
     assert differing == []
     assert COUNT // 4 < sum(admitted) < COUNT
+
+
+NEXT, OBJECTS = "v1beta1", 20
+
+
+def _serve(plane: ControlPlane, *versions: str) -> None:
+    """The next API version beside this one, or this one alone; the last is stored."""
+    plane.kubectl.apply(custom_resource_definition(versions))
+
+
+def _listed(plane: ControlPlane, version: str) -> dict[str, dict[str, Any]]:
+    """Objects by name, as one version has them; it takes the API server a moment to serve it."""
+    path = f"/apis/serving.modelserve.dev/{version}/namespaces/default/modelserves"
+    items: list[dict[str, Any]] = []
+
+    def served() -> bool:
+        try:
+            items[:] = json.loads(plane.kubectl.run("get", "--raw", path))["items"]
+        except KubectlError:
+            return False
+        return True
+
+    wait_for(f"{version} served", served)
+    return {item["metadata"]["name"]: item for item in items}
+
+
+def _told(body: dict[str, Any]) -> tuple[Any, ...]:
+    """What must not change with the version that one reads or writes."""
+    return body["spec"], body["status"], body["metadata"]["generation"], body["metadata"]["uid"]
+
+
+def test_an_object_goes_through_the_next_api_version_and_back(plane: ControlPlane) -> None:
+    """Decision 0026: one schema, no conversion but of the version's name, in whichever is stored, and rolled back."""
+    stream = RandomSpecs(3)
+    valid = [spec for spec in (stream.valid() for _ in range(4 * OBJECTS)) if _refusal(_document(spec)) is None]
+    named = [
+        {**_document(spec), "metadata": {"name": f"any-{number}", "namespace": "default"}}
+        for number, spec in enumerate(valid[:OBJECTS])
+    ]
+    plane.kubectl.apply({"apiVersion": "v1", "kind": "List", "items": named})
+    before = _listed(plane, VERSION)
+    assert len(before) == OBJECTS
+    for versions in ((NEXT, VERSION), (VERSION, NEXT), (NEXT, VERSION)):
+        _serve(plane, *versions)
+        later = _listed(plane, NEXT)
+        assert {body["apiVersion"] for body in later.values()} == {f"serving.modelserve.dev/{NEXT}"}
+        assert {name: _told(body) for name, body in later.items()} == {n: _told(body) for n, body in before.items()}
+        rewritten = {"apiVersion": "v1", "kind": "List", "items": list(later.values())}
+        plane.kubectl.run("replace", "-f", "-", document=json.dumps(rewritten))  # as a storage migration does
+        back = _listed(plane, VERSION)
+        assert {name: _told(body) for name, body in back.items()} == {n: _told(body) for n, body in before.items()}
+        assert all(_refusal(body) is None for body in back.values())
+    stored = plane.kubectl.get("crd", CRD_NAME)["status"]["storedVersions"]
+    assert set(stored) == {VERSION, NEXT}
