@@ -1,4 +1,4 @@
-"""Moves a fleet to a newer worker while the operator is killed again and again, and then to an image that fails:
+"""Moves a fleet to a newer worker while the operator is killed again and again, drains a node, and tries a bad image:
 
     PYTHONPATH=operator:tests/cluster python tests/benchmarks/operator_fleet.py
 
@@ -6,6 +6,7 @@ A real API server, etcd, scheduler and controllers of Deployments, ReplicaSets a
 operator as a process, and nodes whose kubelet is a task of this program: a pod with the image that fails cannot pull
 it, any other is Ready a second after it got a node. Every event of a pod is looked at: at no moment may a ModelServe
 have fewer ready workers than it wants, or more ModelServes than the budget be on their way. Exit 1 says that one was.
+The drain is kubectl's, of a node with the only worker of each of eight ModelServes with `onEviction: SurgeFirst`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from operator_scale import STRATEGIC, Api
+from operator_scale import MERGE, STRATEGIC, Api
 from scale_operator import Operator
 
 from localcluster.binaries import require_programs
@@ -88,6 +89,7 @@ class Fleet:
     least: int = 1  # ready workers of any ModelServe since
     most_on_their_way: int = 0
     deleted: int = 0
+    nodes: dict[str, str] = field(default_factory=dict)  # by pod
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def watch(self) -> None:
@@ -106,6 +108,7 @@ class Fleet:
         states = {each["type"]: each["status"] for each in (pod.get("status") or {}).get("conditions") or ()}
         ready = states.get("Ready") == "True" and "deletionTimestamp" not in pod["metadata"]
         image = pod["spec"]["containers"][0]["image"]
+        self.nodes[pod["metadata"]["name"]] = pod["spec"].get("nodeName", "")
         self.pods[pod["metadata"]["name"]] = (pod["metadata"]["labels"][NAME], image, ready)
 
     def _act(self, pod: dict[str, Any]) -> None:
@@ -166,6 +169,10 @@ class Fleet:
         self.least = min(self.least, *ready.values()) if len(ready) == self.size else 0
         self.most_on_their_way = max(self.most_on_their_way, len(starting))
 
+    def on(self, node: str) -> set[str]:
+        """ModelServes with a worker on a node."""
+        return {name for pod, (name, *_) in self.pods.items() if self.nodes[pod] == node}
+
     def images(self) -> Counter[str]:
         """Pods by image."""
         return Counter(image for _, image, _ in self.pods.values())
@@ -177,6 +184,29 @@ def settings(image: str, options: argparse.Namespace) -> dict[str, str]:
         "MODELSERVE_WORKER_POLICY": "Rolling",
         "MODELSERVE_ROLLING_BUDGET": str(options.budget),
     }
+
+
+async def drain(plane: ControlPlane, fleet: Fleet, name: str) -> float:
+    """Seconds that kubectl takes to drain the node."""
+    for served in fleet.on(name):
+        body = {"spec": {"rollout": {"onEviction": "SurgeFirst"}}}
+        await fleet.api.send("PATCH", f"{SERVES}/{served}", body, content=MERGE)
+    await budgets_hold(fleet.api, fleet.on(name))
+    begun = time.monotonic()
+    line = ("drain", name, "--delete-emptydir-data", "--timeout=300s")
+    await asyncio.to_thread(plane.kubectl.run, *line, timeout_s=310)
+    return time.monotonic() - begun
+
+
+async def budgets_hold(api: Api, names: set[str]) -> None:
+    """Wait until nobody may evict their workers."""
+    path = f"/apis/policy/v1/namespaces/{NAMESPACE}/poddisruptionbudgets"
+    while True:
+        listed = await api.send("GET", path)
+        allowed = {each["metadata"]["name"]: each["status"].get("disruptionsAllowed") for each in listed["items"]}
+        if all(allowed[name] == 0 for name in names):
+            return
+        await asyncio.sleep(0.5)
 
 
 async def until(what: str, ready: Any, *, timeout_s: float) -> float:
@@ -229,6 +259,19 @@ async def measure(plane: ControlPlane, options: argparse.Namespace) -> bool:
                 f"pods ended {fleet.deleted}",
                 flush=True,
             )
+            most = fleet.most_on_their_way
+
+            leaves, ended = "gpu-000", fleet.deleted
+            there = fleet.on(leaves)
+            took = await drain(plane, fleet, leaves)
+            print(
+                f"{leaves} with the only workers of {len(there)} ModelServes drained in {took:.0f} s: "
+                f"{len(fleet.on(leaves))} left on it, pods ended {fleet.deleted - ended}, ready workers of any at "
+                f"least {fleet.least}",
+                flush=True,
+            )
+            drained = not fleet.on(leaves) and fleet.deleted - ended == len(there) > 0
+            await all_ready(api, size)
             operator.stop()
 
             ended = fleet.deleted
@@ -246,7 +289,7 @@ async def measure(plane: ControlPlane, options: argparse.Namespace) -> bool:
             waits = Counter(message(body) for body in listed["items"])
             print("what they say:", *(f"  {count} x {words}" for words, count in waits.most_common()), sep="\n")
             halted = fleet.images()[BAD] == 1 and fleet.deleted == ended
-            return halted and fleet.least >= 1 and fleet.most_on_their_way <= options.budget
+            return halted and drained and fleet.least >= 1 and most <= options.budget
         finally:
             operator.stop()
             watching.cancel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from localcluster import audit
-from localcluster.deployment import Deployed
+from localcluster.deployment import Deployed, example
 from localcluster.kubectl import wait_for
 from localcluster.settings import ADMIN_USER, OPERATOR_USER, Layout
 from localcluster.target import Target
@@ -111,6 +112,12 @@ def test_no_write_at_rest_and_a_deleted_service_is_back_within_five_seconds(
         step += 1
         time.sleep(min(5.0, max(0.0, end - time.monotonic())))
     assert _writes(audited)[at_rest:] == []
+    manifest = json.dumps(example("tiny"))  # what Git has
+    assert tiny.kubectl.run("diff", "--server-side", "-f", "-", document=manifest) == "", (
+        "what Git has is what is there"
+    )
+    dry = ("apply", "--server-side", "--dry-run=server", "-o", "json", "-f", "-")
+    assert json.loads(tiny.kubectl.run(*dry, document=manifest))["spec"] == tiny.resource()["spec"]
 
     old, since = tiny.kubectl.get("service", "tiny")["metadata"]["uid"], datetime.now(UTC)
     tiny.kubectl.run("delete", "service", "tiny")

@@ -63,6 +63,7 @@ def require_programs(progress: Progress) -> dict[str, Path]:
 
 TOOLS = {  # a Go module of its own beside kube/, pinned by its go.sum: the package, and what it leaves out
     "helm": ("helm.sh/helm/v3/cmd/helm", ""),
+    "gitops": (".", ""),
     "promtool": ("github.com/prometheus/prometheus/cmd/promtool", "remove_all_sd"),  # clients of every cloud
 }
 
