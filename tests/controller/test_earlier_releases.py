@@ -1,4 +1,6 @@
-"""What release 0.1.0 left in a cluster is imported once: no pod ends, and what cannot be imported is said."""
+"""What an earlier release left in a cluster: that of 0.1.0 is imported once, and what cannot be is said; that of every
+release since is read as it is. No pod ends.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +28,21 @@ from modelserve_operator.kinds import (
 RECORDED = Path(__file__).parents[1] / "releases" / "0.1.0"
 SCENES = sorted(path.stem for path in RECORDED.glob("*.json") if path.stem != "defaults")
 KINDS = {kind.kind: kind for kind in (*WATCHED, *OPTIONAL, CLAIM)}
+SINCE = sorted(
+    path for path in RECORDED.parent.glob("*/*.json") if path.parent != RECORDED and path.stem != "defaults"
+)
 BACK_AGAIN = {"ready_on_the_cpu": "tiny", "measured_on_gpus": "big"}  # scenes that are Ready
 
 
-def _load(world, scene: str, change: Callable[[dict[str, Any]], None] | None = None) -> str:
+def _load(
+    world, scene: str, change: Callable[[dict[str, Any]], None] | None = None, *, recorded_in: Path = RECORDED
+) -> str:
     """Put the recorded objects into the cluster, while no operator runs; returns the name of the ModelServe."""
     cluster = world.cluster
     cluster.listener = None
     cluster.objects.clear()
     cluster._numbers = itertools.count(1_000_000)
-    recorded = json.loads((RECORDED / f"{scene}.json").read_text())
+    recorded = json.loads((recorded_in / f"{scene}.json").read_text())
     cluster.worker_plans = recorded["workers"]
     for body in recorded["objects"]:
         if change is not None:
@@ -226,3 +233,21 @@ def test_a_forged_config_map_is_not_imported_as_what_is_wanted(world, deployed: 
         assert "ConfigMap tiny-aaaaaaaaaa" in world.message("Planned", name)
         assert "RevisionRefused" in [event["reason"] for event in world.cluster.events]
         assert world.cluster.objects[CONFIG_MAP, "ml", "tiny-aaaaaaaaaa"] == forged[CONFIG_MAP]
+
+
+@pytest.mark.parametrize("path", SINCE, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_what_a_release_since_left_is_read_as_it_is(world, path: Path) -> None:
+    name = _load(world, path.stem, recorded_in=path.parent)
+    before = {kind: _all(world, kind) for kind in (POD, DEPLOYMENT, CONTROLLER_REVISION, CONFIG_MAP)}
+    status = copy.deepcopy(world.status(name))
+    assert len(before[CONTROLLER_REVISION]) == len(before[DEPLOYMENT]) > 0
+    _start(world)
+    assert {kind: _all(world, kind) for kind in before} == before, "whatever this release would plan"
+    now = world.status(name)
+    for field in ("revision", "modelCommit", "url", "readyReplicas", "maxModelLen"):
+        assert now.get(field) == status.get(field)
+    for each in status["conditions"]:
+        if each["type"] in ("Ready", "Available", "Accepted", "Planned", "Stalled"):
+            assert world.condition(each["type"], name) == (each["status"], each["reason"])
+    assert world.cluster.events == []
+    assert _start(world) == [], "written once at most"
