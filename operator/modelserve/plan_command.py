@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +25,7 @@ from modelserve.comparison import (
 )
 from modelserve.errors import InvalidInput
 from modelserve.inspection import read_architecture, read_weight_format
+from modelserve.model_facts import ModelFacts
 from modelserve.plan_sources import Inventory, documents, inventory, shown_name
 from modelserve.plan_text import ShownCandidate, best_of_each_product, plan_text, pools_text
 from modelserve.planning.evaluation import Fit
@@ -97,8 +98,21 @@ def run_plan(options: PlanOptions) -> tuple[str, int]:
     if options.pool is not None and options.compare is None:
         raise InvalidInput(f"--pool {options.pool[:32]!r} is the pool of a comparison; give --compare vllm with it")
     where = inventory(options.accelerators, node_file=options.nodes, catalogue_file=options.catalogue)
+    return plan_serves(_model_serves(options.file), where, options)
+
+
+def plan_serves(
+    serves: Sequence[ModelServe],
+    where: Inventory,
+    options: PlanOptions,
+    *,
+    inspected: Mapping[str, ModelFacts] | None = None,
+) -> tuple[str, int]:
+    """As `run_plan`, for ModelServes and an inventory that are there already. `inspected`: facts of models by their
+    address, which no release ships.
+    """
     assumed = _assumed(options.assume)
-    planned = [_planned(serve, where, options, assumed) for serve in _model_serves(options.file)]
+    planned = [_planned(serve, where, options, assumed, inspected or {}) for serve in serves]
     if options.plot is not None:
         _plot(planned, options.plot)
     entries = [entry.to_json() for entry in planned]
@@ -113,9 +127,15 @@ def run_plan(options: PlanOptions) -> tuple[str, int]:
     return text, EXIT_FITS if all(entry.plan.fits for entry in planned) else EXIT_NO_PLAN
 
 
-def _planned(serve: ModelServe, where: Inventory, options: PlanOptions, assumed: Learned) -> PlannedServe:
+def _planned(
+    serve: ModelServe,
+    where: Inventory,
+    options: PlanOptions,
+    assumed: Learned,
+    inspected: Mapping[str, ModelFacts],
+) -> PlannedServe:
     spec = serve.spec
-    architecture, stored = _model(spec)
+    architecture, stored = _model(spec, inspected)
     offers = where.offers(spec)
     made = plan(spec, architecture, offers, learned=assumed, weight_format=stored)
     if not made.fits and (trusted := where.on_trust(spec, offers)):
@@ -167,13 +187,13 @@ def _bytes(flag: str, quantity: str) -> int:
     return value
 
 
-def _model(spec: ModelServeSpec) -> tuple[ModelArchitecture, WeightFormat]:
-    """Geometry and weight format of a published model, or of a directory of this machine."""
+def _model(spec: ModelServeSpec, inspected: Mapping[str, ModelFacts]) -> tuple[ModelArchitecture, WeightFormat]:
+    """Geometry and weight format of a published or inspected model, or of a directory of this machine."""
     uri = spec.model.uri
     if uri.startswith(_FILE_PREFIX):
         directory = Path(uri.removeprefix(_FILE_PREFIX))
         return read_architecture(directory), read_weight_format(directory)
-    facts = published_model(uri)
+    facts = published_model(uri) or inspected.get(uri)
     if facts is None:
         raise InvalidInput(
             f"spec.model.uri: {uri} cannot be looked into from here; give its directory as file://DIR, or one of "

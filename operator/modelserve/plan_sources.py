@@ -75,7 +75,7 @@ def inventory(accelerators: Sequence[str], *, node_file: str | None, catalogue_f
 
     Raises InvalidInput for anything wrong in them.
     """
-    catalogue, declared = _catalogue(catalogue_file)
+    catalogue, declared = _with_catalogue(None if catalogue_file is None else _catalogue_data(catalogue_file))
     named = tuple(_offer(text, catalogue) for text in accelerators)
     if node_file is not None:
         bodies = [body for body in documents(node_file) if isinstance(body, dict)]
@@ -106,17 +106,32 @@ def documents(file: str) -> Iterator[Any]:
             yield document
 
 
-def _catalogue(file: str | None) -> tuple[Mapping[str, Accelerator], tuple[AcceleratorOffer, ...]]:
-    """The shipped products with those of the file (a ConfigMap, or its data alone), and the pools it declares."""
-    if file is None:
+def inventory_of_cluster(
+    nodes: Sequence[Body], node_pools: Sequence[Body], catalogue_data: Mapping[str, Any] | None
+) -> Inventory:
+    """What a cluster has. `catalogue_data`: of the ConfigMap with further products. Raises InvalidInput for these."""
+    catalogue, declared = _with_catalogue(catalogue_data)
+    return Inventory(catalogue, (), declared, tuple(nodes), tuple(node_pools), of_cluster=True)
+
+
+def _with_catalogue(
+    data: Mapping[str, Any] | None,
+) -> tuple[Mapping[str, Accelerator], tuple[AcceleratorOffer, ...]]:
+    """The shipped products with further ones, and the pools that these declare."""
+    if data is None:
         return CATALOGUE, ()
+    return {**CATALOGUE, **user_catalogue(data)}, declared_pools(data)
+
+
+def _catalogue_data(file: str) -> Mapping[str, Any]:
+    """Of a file with a ConfigMap, or with its data alone."""
     found = [document for document in documents(file) if isinstance(document, dict)]
     if len(found) != 1:
         raise InvalidInput(f"{shown_name(file)} must hold one mapping of products or one ConfigMap, not {len(found)}")
     data = found[0].get("data") if "kind" in found[0] else found[0]
     if not isinstance(data, dict):
         raise InvalidInput(f"{shown_name(file)} has no data with one entry per product")
-    return {**CATALOGUE, **user_catalogue(data)}, declared_pools(data)
+    return data
 
 
 def _offer(text: str, catalogue: Mapping[str, Accelerator]) -> AcceleratorOffer:

@@ -28,9 +28,7 @@ from modelserve_operator.kinds import (
 RECORDED = Path(__file__).parents[1] / "releases" / "0.1.0"
 SCENES = sorted(path.stem for path in RECORDED.glob("*.json") if path.stem != "defaults")
 KINDS = {kind.kind: kind for kind in (*WATCHED, *OPTIONAL, CLAIM)}
-SINCE = sorted(
-    path for path in RECORDED.parent.glob("*/*.json") if path.parent != RECORDED and path.stem != "defaults"
-)
+SINCE = sorted(path for path in RECORDED.parent.glob("*/*.json") if path.parent != RECORDED and path.stem != "defaults")
 BACK_AGAIN = {"ready_on_the_cpu": "tiny", "measured_on_gpus": "big"}  # scenes that are Ready
 
 

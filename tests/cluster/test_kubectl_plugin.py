@@ -1,0 +1,105 @@
+"""`kubectl modelserve plan` at a real API server: as the CLI over the same nodes, and without rights over nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from localcluster.control_plane import ControlPlane, control_plane
+from localcluster.settings import REPOSITORY
+from modelserve.kubectl_plugin import NOT_COUNTED
+from modelserve.plan_command import PlanOptions, run_plan
+
+pytestmark = pytest.mark.e2e
+
+BIG = {
+    "apiVersion": "serving.modelserve.dev/v1alpha1",
+    "kind": "ModelServe",
+    "metadata": {"name": "big", "namespace": "default"},
+    "spec": {"model": {"uri": "hf://google/gemma-4-31B-it"}},
+}
+TENANT = """
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {name: tenant, namespace: default}
+rules: [{apiGroups: [serving.modelserve.dev], resources: [modelserves], verbs: [get, list, create, patch]}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: tenant, namespace: default}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: tenant}
+subjects: [{kind: User, name: tenant}]
+"""
+
+
+def _node(name: str, product: str, memory: int, gpus: int) -> dict[str, object]:
+    labels = {"nvidia.com/gpu.product": product, "nvidia.com/gpu.memory": str(memory)}
+    allocatable = {"cpu": "96", "memory": "1Ti", "pods": "110", "nvidia.com/gpu": str(gpus)}
+    metadata = {"name": name, "labels": labels}
+    return {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "status": {"allocatable": allocatable}}
+
+
+@pytest.fixture(scope="module")
+def plane() -> Iterator[ControlPlane]:
+    with control_plane() as found:
+        for node in (_node("h200", "NVIDIA-H200", 143_771, 8), _node("l4", "NVIDIA-L4", 23_034, 1)):
+            found.kubectl.run("create", "-f", "-", document=json.dumps(node))
+            found.kubectl.run("taint", "node", node["metadata"]["name"], "node.kubernetes.io/not-ready-")  # type: ignore[index]
+        found.kubectl.run("apply", "-f", "-", document=TENANT)
+        found.kubectl.run("create", "-f", "-", document=json.dumps(BIG))
+        yield found
+
+
+def _kubectl(plane: ControlPlane, *arguments: str, document: object = None) -> subprocess.CompletedProcess[str]:
+    """kubectl, which finds the plugin in this environment and hands it what is behind its name."""
+    programs = [Path(plane.kubectl.program).parent, REPOSITORY / ".venv" / "bin", os.environ["PATH"]]
+    environment = {**os.environ, "PATH": os.pathsep.join(map(str, programs))}
+    environment["KUBECONFIG"] = str(plane.kubectl.kubeconfig)
+    text = None if document is None else yaml.safe_dump(document)
+    command = [str(plane.kubectl.program), "modelserve", *arguments]
+    return subprocess.run(command, input=text, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_it_plans_on_the_nodes_of_the_cluster_as_the_cli_does(plane: ControlPlane, tmp_path: Path) -> None:
+    before = plane.kubectl.get("modelserve", "big", "-n", "default")
+    done = _kubectl(plane, "plan", "big", "-n", "default")
+    assert (done.returncode, done.stderr) == (0, "")
+    (tmp_path / "nodes.json").write_text(plane.kubectl.run("get", "nodes", "-o", "json"))
+    (tmp_path / "big.yaml").write_text(yaml.safe_dump(BIG))
+    text, _ = run_plan(PlanOptions(file=str(tmp_path / "big.yaml"), nodes=str(tmp_path / "nodes.json")))
+    assert done.stdout == f"{text}\n\n{NOT_COUNTED}\n"
+    assert "NVIDIA-H200" in text
+    assert "NVIDIA-L4" in text
+    assert _kubectl(plane, "plan", "-f", "-", document=BIG).stdout == done.stdout
+    assert plane.kubectl.get("modelserve", "big", "-n", "default") == before, "it is only read"
+
+
+def test_what_does_not_fit_has_an_exit_code_and_what_is_not_there_a_name(plane: ControlPlane) -> None:
+    small = {**BIG, "spec": {**BIG["spec"], "accelerators": {"products": ["NVIDIA-L4"]}}}  # type: ignore[dict-item]
+    done = _kubectl(plane, "plan", "-f", "-", document=small)
+    assert done.returncode == 3, done.stderr
+    for arguments, words in ((("plan", "none"), "no ModelServe none"), (("plan",), "kubectl get modelserves")):
+        done = _kubectl(plane, *arguments)
+        assert done.returncode == 2
+        assert words in done.stderr
+
+
+def test_without_rights_over_nodes_the_api_server_is_asked(plane: ControlPlane) -> None:
+    status = {"status": {"plan": {"message": "what the operator said"}, "conditions": []}}
+    patch = ("patch", "modelserve", "big", "-n", "default", "--subresource=status", "--type=merge", "-p")
+    plane.kubectl.run(*patch, json.dumps(status))
+    done = _kubectl(plane, "plan", "-f", "-", "--as=tenant", "-n", "default", document=BIG)
+    assert done.returncode == 0, done.stderr
+    assert "without reading nodes" in done.stdout
+    assert "dry run accepts it" in done.stdout
+    assert "runs: what the operator said" in done.stdout
+    wrong = {**BIG, "spec": {"model": {"uri": "ftp://x"}}}
+    done = _kubectl(plane, "plan", "-f", "-", "--as=tenant", "-n", "default", document=wrong)
+    assert done.returncode == 1
+    assert "spec.model.uri" in done.stderr
