@@ -15,6 +15,7 @@ from localcluster.control_plane import ControlPlane, control_plane
 from localcluster.settings import REPOSITORY
 from modelserve.kubectl_plugin import NOT_COUNTED
 from modelserve.plan_command import PlanOptions, run_plan
+from modelserve.published import published_model
 
 pytestmark = pytest.mark.e2e
 
@@ -88,6 +89,27 @@ def test_what_does_not_fit_has_an_exit_code_and_what_is_not_there_a_name(plane: 
         done = _kubectl(plane, *arguments)
         assert done.returncode == 2
         assert words in done.stderr
+
+
+def test_a_model_that_the_operator_has_inspected_is_planned_by_what_it_found(plane: ControlPlane) -> None:
+    mine = {**BIG, "metadata": {"name": "mine", "namespace": "default"}, "spec": {"model": {"uri": "hf://me/mine"}}}
+    plane.kubectl.run("create", "-f", "-", document=json.dumps(mine))
+    done = _kubectl(plane, "plan", "mine")
+    assert done.returncode == 2
+    assert "hf://me/mine cannot be looked into" in done.stderr
+    facts = published_model("hf://google/gemma-4-E2B-it")
+    assert facts is not None
+    labels = {"app.kubernetes.io/component": "model-facts", "serving.modelserve.dev/name": "mine"}
+    metadata = {"name": "mine-model-0123456789", "namespace": "default", "labels": labels}
+    found = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+    data = {"model.json": facts.model_dump_json(by_alias=True)}
+    plane.kubectl.run("create", "-f", "-", document=json.dumps({**found, "data": data}))
+    done = _kubectl(plane, "plan", "mine", "-o", "json")
+    assert done.returncode == 0, done.stderr
+    (entry,) = json.loads(done.stdout)
+    shipped = {**BIG, "spec": {"model": {"uri": "hf://google/gemma-4-E2B-it"}}}
+    (other,) = json.loads(_kubectl(plane, "plan", "-f", "-", "-o", "json", document=shipped).stdout)
+    assert entry["plan"]["perGpu"] == other["plan"]["perGpu"]
 
 
 def test_without_rights_over_nodes_the_api_server_is_asked(plane: ControlPlane) -> None:
