@@ -83,11 +83,11 @@ def test_a_memory_request_alone_is_what_the_cpu_worker_is_planned_with(tiny_fact
 def test_a_gpu_worker_is_no_best_effort_and_the_weights_are_no_part_of_its_memory(tiny_facts: ModelFacts) -> None:
     heavy = tiny_facts.model_copy(update={"weight_bytes": 60 << 30})
     resources = [_pod(facts)["containers"][0]["resources"] for facts in (tiny_facts, heavy)]
-    assert resources[0]["requests"]["memory"] == resources[1]["requests"]["memory"] == str((49 << 30) // 8)
-    assert resources[0]["limits"]["memory"] == str((49 << 30) // 4)
+    assert resources[0]["requests"]["memory"] == resources[1]["requests"]["memory"] == str((49 << 30) // 8 + (32 << 20))
+    assert resources[0]["limits"]["memory"] == str((49 << 30) // 4 + (64 << 20))
     assert set(resources[0]["requests"]) == {"cpu", "memory"}, "a claim holds the weights"
     grouped = _pod(tiny_facts, parallelism={"tensor": 2})["containers"][0]["resources"]
-    assert int(grouped["requests"]["memory"]) == (85 << 30) // 8, "two ranks and their shared memory"
+    assert int(grouped["requests"]["memory"]) == (85 << 30) // 8 + (32 << 20), "two ranks and their shared memory"
 
 
 def test_host_memory_for_cached_prefixes_is_asked_for_once_and_beside_the_rest(tiny_facts: ModelFacts) -> None:

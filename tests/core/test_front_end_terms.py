@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from modelserve.sizing.front_end import OPEN_BODIES_BYTES, PREPARATION_BYTES, open_bodies_bytes
+from modelserve.sizing.front_end import KNOWN_TEXTS_BYTES, OPEN_BODIES_BYTES, PREPARATION_BYTES, open_bodies_bytes
 from modelserve.sizing.memory import overhead_terms
 from modelserve_operator.manifests.pod_resources import FRONT_END_BYTES
 
@@ -11,7 +11,7 @@ GIB = 1 << 30
 
 def test_a_pod_on_gpus_requests_all_of_it() -> None:
     assert open_bodies_bytes(None) == OPEN_BODIES_BYTES
-    assert FRONT_END_BYTES - 5 * GIB // 8 == OPEN_BODIES_BYTES + PREPARATION_BYTES
+    assert FRONT_END_BYTES - 5 * GIB // 8 == OPEN_BODIES_BYTES + PREPARATION_BYTES + KNOWN_TEXTS_BYTES
 
 
 def test_on_the_cpu_it_is_inside_of_the_headroom() -> None:

@@ -24,6 +24,9 @@ PREPARATION_BYTES = 512 * MIB
 """One large body while it is parsed, rendered and encoded; one at a time. Most of it is the tokenizer's: about 130
 bytes per token of a piece, which is encoded at once where it has at most six bytes per token of the context."""
 
+KNOWN_TEXTS_BYTES = 32 * MIB
+"""Texts of earlier prompts with their token ids, about 9 bytes a token: of 60 sessions of 60,000 tokens."""
+
 
 def open_bodies_bytes(cpu_memory_bytes: int | None) -> int:
     """What a worker lets open requests hold. On the CPU, whose memory the plan divides: half of the plan's headroom."""

@@ -14,7 +14,7 @@ from typing import Any
 from modelserve.api import PlanStatus
 from modelserve.api.schema_types import quantity_value
 from modelserve.hardware import GPU_RESOURCE
-from modelserve.sizing.front_end import OPEN_BODIES_BYTES, PREPARATION_BYTES
+from modelserve.sizing.front_end import KNOWN_TEXTS_BYTES, OPEN_BODIES_BYTES, PREPARATION_BYTES
 from modelserve.sizing.grammars import GRAMMARS_BYTES
 
 GIB = 1 << 30
@@ -22,7 +22,8 @@ GPU_VENDOR = GPU_RESOURCE.partition("/")[0] + "/"
 
 # Anonymous memory of a worker on GPUs, from peaks that tests/benchmarks/host_memory.py measures (docs/operations.md,
 # "What pods ask for"). Loading adds nothing that grows with the weights: they are read through the page cache.
-FRONT_END_BYTES = 5 * GIB // 8 + OPEN_BODIES_BYTES + PREPARATION_BYTES  # measured 0.58 with the published tokenizer
+# Measured 0.58 with the published tokenizer.
+FRONT_END_BYTES = 5 * GIB // 8 + OPEN_BODIES_BYTES + PREPARATION_BYTES + KNOWN_TEXTS_BYTES
 ENGINE_BYTES = GIB // 2  # measured 0.33 per rank beside weights and pool
 CUDA_BYTES = 3 * GIB  # per rank, not measured: the host side of a context, its libraries, compiling kernels, staging
 SHARED_MEMORY_BYTES = GIB  # /dev/shm of a tensor-parallel group, which counts as memory

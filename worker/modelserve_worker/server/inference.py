@@ -70,7 +70,7 @@ async def answer(
     context = RequestContext.of(request.scope)
 
     def make(body: AnswerBody) -> tuple[bool, Answer]:
-        model = state.require_model(body.model)
+        model = state.require_model(body.model, tenant=context.tenant)
         return body.stream, make_answer(body, model, max_model_len=state.serving_engine().max_model_len)
 
     stream, prepared = await bodies.prepare(request, body_type, make)
@@ -92,9 +92,10 @@ async def result(request: Request, body_type: type[ResultBody], compute: Callabl
     """What `compute(body, model, max_model_len=...)` makes of the body without the engine. Raises ApiError."""
     state: ServerState = request.app.state.server
     bodies: RequestBodies = request.app.state.bodies
+    tenant = RequestContext.of(request.scope).tenant
 
     def make(body: ResultBody) -> bytes:
-        model = state.require_model(body.model or state.model.name)
+        model = state.require_model(body.model or state.model.name, tenant=tenant)
         try:
             return to_json(compute(body, model, max_model_len=state.serving_engine().max_model_len))
         except ValidationError as error:  # of the request that the body stands for

@@ -60,7 +60,9 @@ def completion_prompts(body: CompletionRequest, model: ServedModel, *, max_model
     for prompt in body.prompt:
         if isinstance(prompt, str):
             ends = body.add_special_tokens
-            encoded, _ = _encode(prompt, model, param="prompt", add_special_tokens=ends, most_tokens=max_model_len)
+            encoded, _ = _encode(
+                prompt, model, param="prompt", add_special_tokens=ends, most_tokens=max_model_len, salt=body.cache_salt
+            )
             prompts.append(encoded)
         else:
             require_in_vocabulary(prompt, model, param="prompt")
@@ -110,7 +112,13 @@ def _chat_prompt(
     mark = 0 if body.continue_final_message else template.history_length(messages, text, variables=variables)
     ends = body.add_special_tokens
     prompt, history = _encode(
-        text, model, param="messages", add_special_tokens=ends, most_tokens=max_model_len, mark=mark
+        text,
+        model,
+        param="messages",
+        add_special_tokens=ends,
+        most_tokens=max_model_len,
+        mark=mark,
+        salt=body.cache_salt,
     )
     turns = np.flatnonzero(np.asarray(prompt) == model.text.vocabulary.ids.get(_TURN, -1))
     instructed = bool(tools) or (bool(messages) and messages[0]["role"] in INSTRUCTIONS)
@@ -309,20 +317,30 @@ def _sampling(
 
 
 def _encode(
-    text: str, model: ServedModel, *, param: str, add_special_tokens: bool, most_tokens: int, mark: int = 0
+    text: str,
+    model: ServedModel,
+    *,
+    param: str,
+    add_special_tokens: bool,
+    most_tokens: int,
+    salt: str | None,
+    mark: int = 0,
 ) -> tuple[array[int], int]:
     """Token ids, and how many of them lie before the character `mark`. Raises ApiError."""
     try:
-        encoded, before = model.text.encoder.encode_marked(
-            text, mark, add_special_tokens=add_special_tokens, most_tokens=most_tokens
+        token_ids, before = model.text.encoder.encode_marked(
+            text,
+            mark,
+            add_special_tokens=add_special_tokens,
+            most_tokens=most_tokens,
+            namespace=f"{model.tenant}\0{salt or ''}",
         )
     except InvalidTextError as error:
         raise _invalid_text(param) from error
     except TooManyTokensError as error:
         raise _too_many_tokens(error.at_least, most_tokens, param=param) from error
-    if not encoded:
+    if not token_ids:
         raise ApiError(f"{param} is empty; it needs at least one token", param=param)
-    token_ids = array("i", encoded)
     # Some checkpoints have tokenizers with added tokens that the model has no embedding for.
     require_in_vocabulary(token_ids, model, param=param)
     return token_ids, before

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from modelserve_worker.engine_client import EngineClient
@@ -22,7 +22,8 @@ class Phase(StrEnum):
 class ServedModel:
     """The model under its public names. `vocab_size` counts the rows of the embedding, padding included.
 
-    Answers and metrics have `name`; a request may use any of `aliases` instead.
+    Answers and metrics have `name`; a request may use any of `aliases` instead. `tenant`: for whose requests it is, who
+    find nothing that those of others left.
     """
 
     name: str
@@ -30,6 +31,7 @@ class ServedModel:
     vocab_size: int
     aliases: tuple[str, ...] = ()
     created: int = field(default_factory=lambda: int(time.time()))
+    tenant: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -72,12 +74,12 @@ class ServerState:
             raise unavailable("the engine has stopped; this replica is about to be replaced")
         return self.engine
 
-    def require_model(self, name: str) -> ServedModel:
-        """Raises ApiError 404 for a name that is not served."""
+    def require_model(self, name: str, *, tenant: str = "") -> ServedModel:
+        """The model for a request of `tenant`. Raises ApiError 404 for a name that is not served."""
         if name not in self.model.names:
             served = ", ".join(map(repr, self.model.names))
             raise ApiError(
                 f"the model {name!r} does not exist; this server serves {served}",
                 status=404, param="model", code="model_not_found",
             )  # fmt: skip
-        return self.model
+        return replace(self.model, tenant=tenant)

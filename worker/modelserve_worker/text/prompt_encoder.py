@@ -10,10 +10,14 @@ those of the whole rendered text encoded at once, since a tokenizer cuts at cont
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, models
+
+from modelserve.sizing.front_end import KNOWN_TEXTS_BYTES
+from modelserve_worker.text.known_pieces import KnownPieces
 
 GUARD = "\udc01"
 _BYTES_PER_TOKEN = 6  # honest text has fewer, so a piece with more is encoded in parts first
@@ -36,17 +40,21 @@ class InvalidTextError(ValueError):
 class PromptEncoder:
     """Encodes with `tokenizer`, whose own handling of special tokens it switches off for good.
 
-    `longest_token_bytes`: no token stands for more bytes of text. All methods may be called from any thread.
+    `longest_token_bytes`: no token stands for more bytes of text. `known_bytes`: of texts whose ids are remembered. All
+    methods may be called from any thread.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, longest_token_bytes: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, longest_token_bytes: int, known_bytes: int = KNOWN_TEXTS_BYTES) -> None:
         self._longest_token_bytes = longest_token_bytes
         with_ends = tokenizer.encode("a", add_special_tokens=True).ids
         bare = tokenizer.encode("a", add_special_tokens=False).ids
         begin = next(at for at in range(len(with_ends)) if with_ends[at : at + len(bare)] == bare)
         self._before, self._behind = with_ends[:begin], with_ends[begin + len(bare) :]
         tokenizer.encode_special_tokens = True
+        tokenizer.no_padding()  # or the ids of a text would hang on those beside it
+        tokenizer.no_truncation()
         self._tokenizer = tokenizer
+        self._known = KnownPieces(known_bytes)
         control = {
             token.content: token_id
             for token_id, token in tokenizer.get_added_tokens_decoder().items()
@@ -80,13 +88,15 @@ class PromptEncoder:
 
         Raises InvalidTextError, and TooManyTokensError as soon as it is certain that there are more than `most_tokens`.
         """
-        return self.encode_marked(text, 0, add_special_tokens=add_special_tokens, most_tokens=most_tokens)[0]
+        ids, _ = self.encode_marked(text, 0, add_special_tokens=add_special_tokens, most_tokens=most_tokens)
+        return tuple(ids)
 
     def encode_marked(
-        self, text: str, mark: int, *, add_special_tokens: bool, most_tokens: int
-    ) -> tuple[tuple[int, ...], int]:
+        self, text: str, mark: int, *, add_special_tokens: bool, most_tokens: int, namespace: str = ""
+    ) -> tuple[array[int], int]:
         """The same, and how many of the tokens lie before the character `mark`, or before the text between control
-        tokens in which it is. Raises what `encode` does."""
+        tokens in which it is. What was encoded in the same `namespace` is not encoded again. Raises what `encode` does.
+        """
         try:
             num_bytes = len(text.replace(GUARD, "").encode())
         except UnicodeEncodeError as error:
@@ -96,17 +106,29 @@ class PromptEncoder:
         texts = [piece for piece, _ in pieces if isinstance(piece, str)]
         for each in texts:
             self._require_few(each, most_tokens)
-        encoded = iter(self._tokenizer.encode_batch_fast(texts, add_special_tokens=False))
-        ids = list(self._before) if add_special_tokens else []
+        encoded = self._encoded(texts, namespace)
+        ids = array("i", self._before if add_special_tokens else ())
         before = 0
         for piece, end in pieces:
             if isinstance(piece, int):
                 ids.append(piece)
             else:
-                ids += next(encoded).ids
+                ids += encoded[piece]
             if end <= mark:
                 before = len(ids)
-        return tuple(ids + self._behind if add_special_tokens else ids), before
+        if add_special_tokens:
+            ids.extend(self._behind)
+        return ids, before
+
+    def _encoded(self, texts: list[str], namespace: str) -> dict[str, array[int]]:
+        """The ids of each text."""
+        found = {text: self._known.find(namespace, text) for text in texts}
+        missing = [text for text, ids in found.items() if ids is None]
+        made = self._tokenizer.encode_batch_fast(missing, add_special_tokens=False) if missing else []
+        for text, encoding in zip(missing, made, strict=True):
+            found[text] = ids = array("i", encoding.ids)
+            self._known.keep(namespace, text, ids)
+        return {text: ids for text, ids in found.items() if ids is not None}
 
     def _split(self, text: str, most_tokens: int) -> list[tuple[str | int, int]]:
         """Texts without guards, and the ids of the control tokens between them, each with the place where it ends."""
