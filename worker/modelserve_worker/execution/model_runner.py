@@ -8,6 +8,7 @@ behind an event that only `PendingStep.result` waits for. Steps replay captured 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -194,7 +195,11 @@ class GPUModelRunner:
         size = None if self._graphs is None else self._graphs.size_for(batch)
         step = self._pack(batch, padded_to=size)
         captured = self._graphs is not None and size is not None
-        result = self._graphs.replay(step, size) if self._graphs and size else self._hidden(step, batch)
+        if self._graphs and size:
+            result = self._graphs.replay(step, size)
+        else:
+            with self._graphs.memory() if self._graphs else nullcontext():
+                result = self._hidden(step, batch)
         self._sampler.admit(batch.admitted)  # the device has the model to compute while these are written
         self._scorer.admit(batch.admitted)
         if self._drafter is not None:

@@ -2,12 +2,13 @@
 
 Steps of decodes alone are captured up to their raw logits, by batch size; steps with chunks up to the hidden states of
 last rows, by rows and last rows, because few of them sample. All graphs share one memory pool, in which a step's
-temporaries lie.
+temporaries lie, also those of a step that no graph takes (`memory`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -46,7 +47,7 @@ class StepGraphs:
         """
         self._packer = packer
         self._warm_rows = warm_rows
-        self.pool: Any = None  # torch names no type for it
+        self._memory = torch.cuda.MemPool()
         self._outputs: dict[Callable[[Step], Tensor], Tensor] = {}
         sizes = mixed_graph_sizes(max(max_num_batched_tokens, max_num_seqs))
         for last in last_rows[:-1] if warm_rows else ():  # in a small step: large ones find no memory beside graphs
@@ -57,6 +58,16 @@ class StepGraphs:
             StepSize(rows, rows): self._capture(packer.decode_views(rows), logits)
             for rows in (packer.most_rows * size for size in reversed(decode_graph_sizes(max_num_seqs)))
         }
+
+    @property
+    def pool(self) -> Any:  # torch names no type for it
+        """Whose memory captured steps take."""
+        return self._memory.id
+
+    def memory(self) -> AbstractContextManager[None]:
+        """Where the tensors of a step that is not captured take theirs from: between two replays the graphs' memory is
+        nobody's. They hold until the next replay."""
+        return torch.cuda.use_mem_pool(self._memory)
 
     @property
     def mixed_rows(self) -> tuple[int, ...]:
@@ -96,6 +107,4 @@ class StepGraphs:
             result = run(step)
             output = self._outputs[run][: result.shape[0]]
             output.copy_(result)
-        if self.pool is None:
-            self.pool = graph.pool()
         return graph, output
