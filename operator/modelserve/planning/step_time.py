@@ -5,7 +5,8 @@
     cache        decodes x (g L + s min(L, window)) / (bandwidth x cache_read)
     attention    4 heads (D_g n_g K_g / rate_g + D_s n_s K_s / rate_s) / TP of the prompts' rows
     elementwise  rows x bytes a row / (bandwidth x elementwise)
-    launches     kernels x seconds, and layers x mixed_layer_seconds where a step has decodes and prompts
+    launches     kernels x seconds, layers of experts x expert_layer_seconds, and layers x mixed_layer_seconds where a
+                 step has decodes and prompts
     all_reduces  2 layers x (peer_sum_seconds + 2 (TP - 1) / TP x rows H e / (link x share))
 
 W bytes of the weights that the step reads (embedding tables of inputs not, of experts the share that its rows touch),
@@ -33,6 +34,10 @@ from modelserve.sizing.pages import CacheGeometry, KVCacheLayout
 from modelserve.sizing.rank_sums import sums_by_rows
 from modelserve.sizing.weights import element_bytes, layer_tensors, parameters_per_rank, weight_tensors, weight_terms
 from modelserve.weight_format import StoredType, TextLinear, WeightFormat
+
+# Widths of a row that are moved where it chooses experts: for the router, into and out of their order, and to the sum.
+# 404 us a layer of 26B-A4B at 8,192 rows on an H200, less the norm that the sum takes the place of.
+EXPERT_MOVES = 28
 
 
 class StepTime(NamedTuple):
@@ -155,7 +160,7 @@ class RankSpeed:
         elementwise = moved / (device.bandwidth * rates.elementwise)
         all_reduces = work.all_reduces * self._sum_seconds
         all_reduces += rows * work.reduced_bytes / self._link
-        launches = work.kernels * rates.launch_seconds
+        launches = work.kernels * rates.launch_seconds + work.expert_layers * rates.expert_layer_seconds
         if decodes and prompts.rows:
             launches += work.layers * rates.mixed_layer_seconds
         time = StepTime(weights, linears, cache, attention, elementwise, launches, all_reduces)
@@ -171,6 +176,7 @@ class _Work:
     """What one rank reads, multiplies and launches; FLOP and bytes are per row or per key."""
 
     layers: int
+    expert_layers: int
     kernels: int
     read_bytes: float  # weights that every step reads
     expert_bytes: float
@@ -206,6 +212,7 @@ def _work(
     idle = 1 - architecture.top_k_experts / architecture.num_experts if architecture.num_experts else 0.0
     return _Work(
         layers=layers,
+        expert_layers=layers if architecture.num_experts else 0,
         kernels=kernels_per_step(architecture, weight_format, rows=1, tensor_parallel_size=1),
         read_bytes=sum(terms.values()),
         expert_bytes=experts,
@@ -288,8 +295,8 @@ def _key_flop(architecture: ModelArchitecture, kind: LayerKind) -> int:
 
 def _moved_bytes(architecture: ModelArchitecture, tensor_parallel: int, *, norming_ranks: int = 1) -> float:
     """Bytes of one row that elementwise kernels read and write: 8 H of two norms with their sums, 3 I of GeGLU, what
-    `prepare` reads and writes of queries, keys and values, and 4 widths of a per-layer embedding. `norming_ranks` share
-    the norms."""
+    `prepare` reads and writes of queries, keys and values, 4 widths of a per-layer embedding, and EXPERT_MOVES H where
+    rows choose experts. `norming_ranks` share the norms."""
     moved = 0.0
     for layer in range(architecture.num_hidden_layers):
         kind, width = architecture.kind(layer), architecture.layer_head_dim(layer)
@@ -298,5 +305,5 @@ def _moved_bytes(architecture: ModelArchitecture, tensor_parallel: int, *, normi
         moved += 8 * architecture.hidden_size / norming_ranks + 2 * heads * width
         moved += 3 * architecture.layer_intermediate_size(layer) / tensor_parallel
         moved += 4 * architecture.hidden_size_per_layer_input
-        moved += 3 * architecture.top_k_experts * architecture.moe_intermediate_size / tensor_parallel
+        moved += EXPERT_MOVES * architecture.hidden_size * bool(architecture.num_experts)
     return moved * element_bytes(architecture)
