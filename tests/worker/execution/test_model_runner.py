@@ -209,7 +209,7 @@ def test_small_cache_formats_stay_near_and_do_not_depend_on_chunks(tmp_path, dri
         return max(float((other - results[0]).abs().mean() / error) for other in results[1:])
 
     # Attention of one row sums in another order than that of 70, and in a prompt or two a value at the edge between two
-    # stored steps takes the other one then. Rows quantised twice, or read in another format, differ like `error` in all.
+    # stored steps takes the other one then. Rows quantised twice, or read in another format, would in all of them.
     assert any(change(seed) < 0.1 for seed in (1, 2, 3))
 
 
