@@ -19,19 +19,15 @@ import os
 import resource
 import signal
 import socket
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import aiohttp
+from worker_on_cpu import WorkerOnCpu
 
-ROOT = Path(__file__).resolve().parents[2]
-MODEL = ROOT / "tests/models/gemma4-tiny-ple"
 ABUSER, BYSTANDER = "abuser-key", "bystander-key"
 JSON = {"content-type": "application/json"}
 
@@ -59,55 +55,6 @@ class Seen:
         )
 
 
-class Server:
-    """A worker process, its address, and the number of lines that it has logged."""
-
-    def __init__(self, *, descriptors: int | None = None) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            self.port = listener.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the process
-
-        def limit() -> None:
-            if descriptors is not None:
-                resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
-
-        self.process = subprocess.Popen(
-            [
-                sys.executable, "-m", "modelserve_worker", "serve", "--model", str(MODEL), "--host", "127.0.0.1",
-                "--served-model-name", "tiny", "--device", "cpu", "--port", str(self.port), "--max-model-len", "2048",
-                "--max-num-seqs", "32", "--max-num-batched-tokens", "512", "--cpu-memory-bytes", "3000000000",
-                "--api-key", ABUSER, "--api-key", BYSTANDER,
-            ],
-            stderr=self._log, preexec_fn=limit,
-            env=os.environ | {"PYTHONPATH": f"{ROOT / 'operator'}:{ROOT / 'worker'}", "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
-
-    def log_lines(self) -> int:
-        self._log.seek(0)
-        return sum(1 for _ in self._log)
-
-    def resident_bytes(self) -> int:
-        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
-        return pages * resource.getpagesize()
-
-    async def wait_until_ready(self, http: aiohttp.ClientSession) -> None:
-        while True:
-            assert self.process.poll() is None, "the worker ended"
-            try:
-                async with http.get(f"{self.url}/ready") as answer:
-                    if answer.status == 200:
-                        return
-            except aiohttp.ClientError:
-                pass
-            await asyncio.sleep(0.2)
-
-    def stop(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self._log.close()
-
-
 def _key(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
@@ -116,7 +63,7 @@ def _body(**fields: Any) -> dict[str, Any]:
     return {"model": "tiny", "prompt": [2, 600, 601], "stream": True, "ignore_eos": True, **fields}
 
 
-async def _watch_health(server: Server, http: aiohttp.ClientSession, seen: Seen) -> None:
+async def _watch_health(server: WorkerOnCpu, http: aiohttp.ClientSession, seen: Seen) -> None:
     while True:
         began = time.monotonic()
         try:
@@ -126,11 +73,11 @@ async def _watch_health(server: Server, http: aiohttp.ClientSession, seen: Seen)
         except (aiohttp.ClientError, TimeoutError) as error:
             seen.failures.append(repr(error))
         seen.health.append(time.monotonic() - began)
-        seen.resident_bytes = max(seen.resident_bytes, server.resident_bytes())
+        seen.resident_bytes = max(seen.resident_bytes, server.resident_bytes()["front end"])
         await asyncio.sleep(0.02)
 
 
-async def _run_stream(server: Server, http: aiohttp.ClientSession, seen: Seen) -> None:
+async def _run_stream(server: WorkerOnCpu, http: aiohttp.ClientSession, seen: Seen) -> None:
     while True:
         last = None
         async with http.post(
@@ -143,7 +90,7 @@ async def _run_stream(server: Server, http: aiohttp.ClientSession, seen: Seen) -
                 last = now
 
 
-async def _ask(server: Server, http: aiohttp.ClientSession, seen: Seen) -> None:
+async def _ask(server: WorkerOnCpu, http: aiohttp.ClientSession, seen: Seen) -> None:
     """An answer that has not begun when the watch ends counts with what it has waited so far."""
     while True:
         began, first = time.monotonic(), True
@@ -165,7 +112,7 @@ async def _ask(server: Server, http: aiohttp.ClientSession, seen: Seen) -> None:
 
 
 async def beside(
-    server: Server, http: aiohttp.ClientSession, abuse: Coroutine[Any, Any, None] | None, *, streams: int
+    server: WorkerOnCpu, http: aiohttp.ClientSession, abuse: Coroutine[Any, Any, None] | None, *, streams: int
 ) -> Seen:
     """Watch the bystanders for 10 s, or for as long as `abuse` takes where that is longer."""
     seen = Seen()
@@ -286,7 +233,7 @@ async def _never_read(url: str, request: dict[str, Any]) -> None:
         await asyncio.sleep(15)
 
 
-async def stop_beside_half_a_body(server: Server) -> float:
+async def stop_beside_half_a_body(server: WorkerOnCpu) -> float:
     """Seconds from SIGTERM to the end of the process."""
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(
@@ -326,7 +273,8 @@ async def _abuse(url: str, name: str) -> None:
 
 async def _measure(names: list[str]) -> None:
     for name in names:
-        server = Server(descriptors=1024 if name == "half-open" else None)
+        keys = ("--api-key", ABUSER, "--api-key", BYSTANDER)
+        server = WorkerOnCpu(*keys, descriptors=1024 if name == "half-open" else None)
         try:
             connector = aiohttp.TCPConnector(limit=0)
             async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(None)) as http:

@@ -58,7 +58,7 @@ class TimedRunner:
 
     def execute(self, batch: ScheduledBatch) -> _Step:
         time.sleep(self.step_s)
-        return _Step(batch, np.full(int(batch.samples.sum()), 300, dtype=np.int32), self.rng)
+        return _Step(batch, np.full(int(batch.sampled.sum()), 300, dtype=np.int32), self.rng)
 
 
 @dataclass

@@ -57,6 +57,10 @@ CLIENTS = (
         "LangChain", "langchain_client", "openai3", "langchain-openai", (*_TOOLS, "structured", "responses")
     ),
     Client(
+        "LangChain, `create_agent`", "langchain_agent", "openai3", "langchain",
+        ("tools", "tools_stream", "structured", "responses"),
+    ),
+    Client(
         "LiteLLM `openai/`", "litellm_client", "openai2", "litellm", (*_TOOLS, "structured", "reasoning"), ("openai",)
     ),
     Client(
@@ -64,6 +68,7 @@ CLIENTS = (
         ("hosted_vllm",),
     ),
     Client("LlamaIndex", "llama_index_client", "openai2", "llama-index-core", (*_TOOLS, "structured")),
+    Client("dspy", "dspy_client", "openai2", "dspy", ("chat", "structured")),
     Client("instructor, forced call", "instructor_client", "openai2", "instructor", ("structured",), ("call",)),
     Client("instructor, JSON", "instructor_client", "openai2", "instructor", ("structured",), ("JSON",)),
     Client(

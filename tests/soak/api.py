@@ -1,12 +1,11 @@
 """Mutated bodies and a long run of requests against one worker on the CPU: no 5xx, and memory that stays.
 
-    PYTHONPATH=operator:worker python tests/soak/api.py [--bodies 5000] [--requests 6000]
+    PYTHONPATH=tests/benchmarks python tests/soak/api.py [--bodies 5000] [--requests 2000]
 
 Bodies of every POST route are mutated (values, names, nesting, bytes) and sent; each must be answered below 500, and
 the engine must live. Then requests of all kinds run, eight at a time; the resident sets of the front end and of the
 engine are taken every 50 requests, and the slope over the last half of the run is printed in MB per 1,000 requests,
-which is to be below 2 (until about 2,000 requests the engine still meets shapes of steps for the first time). Exit code
-1 where one of these does not hold.
+which is to be below 2. Exit code 1 where one of these does not hold.
 """
 
 from __future__ import annotations
@@ -15,21 +14,15 @@ import argparse
 import asyncio
 import copy
 import json
-import os
 import random
-import resource
-import socket
 import statistics
-import subprocess
-import sys
 import time
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import aiohttp
+from worker_on_cpu import WorkerOnCpu
 
-MODEL = Path(__file__).parents[1] / "models" / "gemma4-tiny-ple"
 AT_A_TIME = 8
 MOST_MB = 2.0
 TOOL = {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}}
@@ -92,47 +85,7 @@ def _change(document: Any, rng: random.Random) -> None:
         where[key] = [where[key]] * rng.choice([1, 2, 200])
 
 
-class Worker:
-    """A worker process with its engine, on a free port."""
-
-    def __init__(self) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            port = listener.getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
-        self.process = subprocess.Popen(
-            [
-                sys.executable, "-m", "modelserve_worker", "serve", "--model", str(MODEL),
-                "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port), "--device", "cpu",
-                "--cpu-memory-bytes", "3000000000",
-                "--max-model-len", "1024", "--max-num-seqs", "32", "--max-num-batched-tokens", "512",
-                "--access-log", "off",
-            ],
-            env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-
-    def processes(self) -> dict[str, int]:
-        """Front end and engine, by pid."""
-        pid = self.process.pid
-        children = [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-        return {"front end": pid, "engine": max(children, key=resident_mb)}
-
-    async def wait(self, http: aiohttp.ClientSession) -> None:
-        while True:
-            assert self.process.poll() is None, "the worker ended"
-            try:
-                async with http.get(f"{self.url}/ready") as answer:
-                    if answer.status == 200:
-                        return
-            except aiohttp.ClientError:
-                pass
-            await asyncio.sleep(0.2)
-
-
-def resident_mb(pid: int) -> float:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize() / 1e6
-
-
-async def fuzz(worker: Worker, http: aiohttp.ClientSession, count: int) -> bool:
+async def fuzz(worker: WorkerOnCpu, http: aiohttp.ClientSession, count: int) -> bool:
     rng = random.Random(1)
     statuses: Counter[int] = Counter()
     faults: list[str] = []
@@ -154,8 +107,8 @@ async def fuzz(worker: Worker, http: aiohttp.ClientSession, count: int) -> bool:
     return not faults
 
 
-async def soak(worker: Worker, http: aiohttp.ClientSession, count: int) -> bool:
-    taken: dict[str, list[tuple[int, float]]] = {name: [] for name in worker.processes()}
+async def soak(worker: WorkerOnCpu, http: aiohttp.ClientSession, count: int) -> bool:
+    taken: dict[str, list[tuple[int, float]]] = {name: [] for name in worker.resident_bytes()}
     failed = 0
 
     async def one(number: int) -> None:
@@ -165,8 +118,8 @@ async def soak(worker: Worker, http: aiohttp.ClientSession, count: int) -> bool:
             await answer.read()
             failed += answer.status != 200
         if number % 50 == 0:
-            for name, pid in worker.processes().items():
-                taken[name].append((number, resident_mb(pid)))
+            for name, size in worker.resident_bytes().items():
+                taken[name].append((number, size / 1e6))
 
     began = time.monotonic()
     await in_turn(one, count)
@@ -195,21 +148,20 @@ async def in_turn(one: Any, count: int) -> None:
 
 
 async def run(bodies: int, requests: int) -> bool:
-    worker = Worker()
+    worker = WorkerOnCpu()
     try:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)) as http:
-            await worker.wait(http)
+            await worker.wait_until_ready(http)
             sound = await fuzz(worker, http, bodies) if bodies else True
             return (await soak(worker, http, requests) if requests else True) and sound
     finally:
-        worker.process.terminate()
-        worker.process.wait()
+        worker.stop()
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bodies", type=int, default=5000)
-    parser.add_argument("--requests", type=int, default=6000)
+    parser.add_argument("--requests", type=int, default=2000)
     options = parser.parse_args()
     return 0 if asyncio.run(run(options.bodies, options.requests)) else 1
 

@@ -106,7 +106,7 @@ class TokenConstraint(Protocol):
     `propose` goes on as if a token were sampled and says whether it may follow; `roll_back` takes back as many.
     `complete`: the answer is whole and nothing may follow. `error`: it cannot go on, and why; an InvalidInput where
     that is the client's doing. `dear`: its masks take so long that nobody else is to wait for them, so its next token
-    is scheduled when `ready`, and never ahead of the one before.
+    is scheduled when it is `ready`, and never ahead of the one before.
     """
 
     @property
@@ -118,8 +118,10 @@ class TokenConstraint(Protocol):
     @property
     def dear(self) -> bool: ...
 
-    @property
-    def ready(self) -> bool: ...
+    def ready(self) -> bool:
+        """Whether the next mask is there. A dear one begins to be computed where this is first asked, so it is asked
+        when no token of the answer is in flight."""
+        ...
 
     def consume(self, token_id: int) -> None: ...
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from small_pages import EOS
 
 from modelserve_worker.engine.engine import Engine
-from modelserve_worker.grammar import matcher as matcher_module
+from modelserve_worker.grammar import mask_time
 from modelserve_worker.grammar.compiler import GrammarCompiler
 from modelserve_worker.request import FinishReason, Request, RequestOutput
 from modelserve_worker.text.checkpoint_text import load_checkpoint_text
@@ -135,12 +135,40 @@ def test_nobody_waits_for_a_dear_mask_and_its_answer_is_as_ever(grammars, monkey
 
 
 def test_a_mask_that_took_long_makes_those_behind_it_dear(grammars, monkeypatch) -> None:
-    monkeypatch.setattr(matcher_module, "DEAR_S", -1.0)
+    monkeypatch.setattr(mask_time, "DEAR_S", -1.0)
     request = request_of("slow", grammar="start: /[0-9]{8}/")
     run_steps(engine_of(MaskedRunner(), grammars), request)
     assert request.constraint is not None
     assert request.constraint.dear
     assert request.constraint.complete
+
+
+def test_masks_that_take_long_together_are_dear_but_for_those_that_fit_in_a_step() -> None:
+    """None of them takes long alone; 24 answers of one grammar would hold their neighbours back a tenth of a second."""
+    time = mask_time.MaskTime(threads=2)
+    most = int(2 * mask_time.STEP_S / 0.003)
+    for _ in range(3):
+        time.begin_step()
+        assert [time.is_dear(0.003) for _ in range(24)] == [number >= most for number in range(24)]
+        assert not time.is_dear(mask_time.CHEAP_S), "an answer that takes next to nothing has a token in every step"
+
+
+@pytest.mark.parametrize("launches_ahead", [True, False])
+def test_answers_that_are_dear_together_are_the_same_as_alone(grammars, monkeypatch, launches_ahead) -> None:
+    monkeypatch.setattr(mask_time, "CHEAP_S", -1.0)
+    monkeypatch.setattr(grammars, "_mask_time", mask_time.MaskTime(threads=0))
+    together = [request_of(f"t{i}", grammar="start: /[0-9]{8}/") for i in range(3)]
+    free = request_of("free", max_tokens=30)
+    engine = engine_of(MaskedRunner(launches_ahead=launches_ahead), grammars)
+    run_steps(engine, *together, free)
+    assert all(each.constraint is not None and each.constraint.dear for each in together)
+    engine.scheduler.check_integrity()
+    monkeypatch.undo()
+    alone = request_of("alone", grammar="start: /[0-9]{8}/")
+    run_steps(engine_of(MaskedRunner(launches_ahead=launches_ahead), grammars), alone)
+    assert alone.constraint is not None
+    assert not alone.constraint.dear
+    assert [each.output_token_ids for each in together] == [alone.output_token_ids] * 3
 
 
 @pytest.mark.parametrize("at", ["mask", "consume"])

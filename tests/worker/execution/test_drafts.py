@@ -14,11 +14,13 @@ from paged_logits import geometry_of
 from trained_answers import MODEL, TrainedModel
 from true_drafter import TrueDrafter
 
+from modelserve_worker.batch import ScheduledBatch
 from modelserve_worker.engine.engine import Engine
 from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.model_runner import GPUModelRunner
+from modelserve_worker.grammar import mask_time
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
-from modelserve_worker.request import PromptLogprobs, TokenLogprobs
+from modelserve_worker.request import PromptLogprobs, TokenConstraint, TokenLogprobs
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.scheduler import Scheduler
 from modelserve_worker.server.preparation import SequenceSpec
@@ -172,3 +174,26 @@ def test_requests_say_what_they_say_without_drafts(trained, model, without, k: i
     for name, alone in without.items():
         assert_same(said[name], alone, name)
     assert said["r1"].reason is None
+
+
+def test_an_answer_whose_masks_are_dear_takes_no_drafts(trained, model, without, monkeypatch) -> None:
+    """The masks behind drafts are computed while all others wait."""
+    monkeypatch.setattr(mask_time, "DEAR_S", -1.0)
+    wanted = [spec for spec in specs(trained) if spec.request.grammar is not None]
+    answers = {name: said.tokens for name, said in without.items()}
+    drafter = TrueDrafter(
+        answers, num_tokens=3, right=1.0, slots=SEQUENCES, longest=LONGEST, vocab_size=model.architecture.vocab_size
+    )
+    engine, drafted = engine_of(trained, model, drafter, pool_of=SEQUENCES), []
+    constraints = engine.scheduler.constraints
+
+    def watched(batch: ScheduledBatch) -> list[tuple[TokenConstraint | None, tuple[int, ...]]]:
+        drafted.extend((each.dear, len(drafts)) for each, drafts in constraints(batch) if each is not None)
+        return constraints(batch)
+
+    monkeypatch.setattr(engine.scheduler, "constraints", watched)
+    said = run(trained, engine, wanted)
+    assert sum(dear for dear, _ in drafted) > 30
+    assert [each for each in drafted if each[0] and each[1]] == []
+    for name, each in said.items():
+        assert_same(each, without[name], name)

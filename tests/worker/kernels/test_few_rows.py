@@ -10,7 +10,7 @@ from torch import Tensor
 from modelserve.weight_format import StoredType, TextLinear, WeightFormat, int4
 from modelserve_worker.kernels import few_rows, fp8_linear, int4_linear, linear_rows_sm90
 from modelserve_worker.kernels.elementwise import PlainElementwise
-from modelserve_worker.kernels.few_rows import dense_product, few_rows_door, plain_product
+from modelserve_worker.kernels.few_rows import dense_product, few_rows_door
 from modelserve_worker.kernels.fp8_linear import Fp8Pairs
 from modelserve_worker.kernels.int4_linear import Int4Tiles
 from modelserve_worker.layers import stored_matrix
@@ -156,35 +156,3 @@ def test_a_matrix_gives_its_few_rows_to_the_kernel_of_its_format(weight_format, 
     assert len(recorded.given) == (0 if given is None else 3), "more rows go elsewhere"
     for alone, among in zip(by_kernel, elsewhere, strict=True):
         torch.testing.assert_close(alone.bfloat16(), among[:2], rtol=2e-2, atol=2e-2)
-
-
-@pytest.mark.parametrize(("outputs", "inputs"), [(1536, 6144), (2560, 10240), (112, 2048), (64, 64)])
-def test_on_a_cpu_a_row_has_the_bits_that_it_has_beside_others(outputs: int, inputs: int) -> None:
-    """PyTorch alone rounds a few of the sums of a single row otherwise, which every answer that decodes alone is."""
-    generator = torch.Generator().manual_seed(0)
-    weight = (torch.randn(outputs, inputs, generator=generator) / inputs**0.5).bfloat16()
-    rows = torch.randn(12, inputs, generator=generator).bfloat16()
-    for row in rows:
-        alone, beside = plain_product(row[None], weight), plain_product(torch.stack((row, rows[0])), weight)
-        assert alone.shape == (1, outputs)
-        assert torch.equal(alone[0], beside[0])
-
-
-def test_on_a_cpu_products_are_of_few_counts_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch keeps a kernel for each count that it meets; the rows that are asked for come back."""
-    counts: set[int] = set()
-    multiply = torch.nn.functional.linear
-
-    def counting(x: Tensor, weight: Tensor) -> Tensor:
-        counts.add(x.shape[0])
-        return multiply(x, weight)
-
-    monkeypatch.setattr(few_rows.functional, "linear", counting)
-    weight, rows = torch.randn(4, 8), torch.randn(1024, 8)
-    expected = rows.double() @ weight.double().t()
-    for count in range(1025):
-        product = plain_product(rows[:count], weight)
-        assert product.shape == (count, 4)
-        torch.testing.assert_close(product.double(), expected[:count], atol=1e-5, rtol=0)
-    assert len(counts) < 40
-    assert all(min(each for each in counts if each >= count) <= max(2, 1.25 * count) for count in range(1, 1025))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.errors import InvalidInput
 from modelserve_worker.kernels.elementwise import PlainElementwise
 from modelserve_worker.kernels.experts import NO_EXPERT, Choice, PlainExperts, Shares
+from modelserve_worker.kernels.row_blocks import grouped_product
+from modelserve_worker.layers import stored_matrix
 from modelserve_worker.layers.moe import Experts, Router
 from modelserve_worker.layers.norm import RMSNorm
 from modelserve_worker.layers.parallel import Shard, TensorParallel
@@ -142,16 +143,15 @@ def test_rows_past_the_last_choose_no_expert_and_come_out_as_zeros(architecture:
     assert (padded.experts[3:] == NO_EXPERT).all()
 
     counted = []
-    products = functional.grouped_mm
 
-    def grouped_mm(rows: Tensor, matrices: Tensor, *, offs: Tensor) -> Tensor:
-        counted.append(int(offs[-1]))
-        result = products(rows, matrices, offs=offs)
-        result[int(offs[-1]) :] = torch.nan
+    def product(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
+        counted.append(int(ends[-1]))
+        result = grouped_product(rows, matrices, ends)
+        result[int(ends[-1]) :] = torch.nan
         return result
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(functional, "grouped_mm", grouped_mm)
+        patch.setattr(stored_matrix, "grouped_product", product)
         routed = _routed(experts, x, padded)
     assert counted == [3 * architecture.top_k_experts] * 2
     torch.testing.assert_close(routed[:3], _routed(experts, x, chosen)[:3], rtol=1e-4, atol=1e-3)

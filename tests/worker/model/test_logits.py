@@ -67,6 +67,9 @@ class InThirds:
     def takes(self, _x: Tensor) -> bool:
         return True
 
+    def takes_grouped(self, _x: Tensor, _matrices: Tensor, *, gated: bool = False) -> bool:
+        return False
+
     def dense(self, x: Tensor, weight: Tensor, *, gated: bool = False, split: bool = False) -> Tensor:
         self.products.append(split)
         if split:

@@ -1,7 +1,8 @@
 """Grammars to matchers, in the engine's process: compiled in threads, kept while they are in use, followed in parallel.
 
 The library's compilation and its masks run without Python's lock, so the loop goes on with steps meanwhile. The first
-mask of a grammar is computed with it, and the masks of those that are dear beside the steps of all others.
+mask of a grammar is computed with it, and the masks of answers for which a step would wait too long (`mask_time.py`)
+beside the steps of all others.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from numpy.typing import NDArray
 from modelserve.errors import InvalidInput
 from modelserve.sizing.grammars import MOST_LEXER_STATES
 from modelserve_worker.grammar.limits import DOCUMENT_PART, parser_limits, part_names
-from modelserve_worker.grammar.matcher import DEAR_S, GrammarMatcher, is_allowed
+from modelserve_worker.grammar.mask_time import DEAR_S, MaskTime
+from modelserve_worker.grammar.matcher import GrammarMatcher, is_allowed
 from modelserve_worker.grammar.thinking_budget import BudgetedThought
 from modelserve_worker.grammar.unique_keys import TokenTable, UniqueKeys
 from modelserve_worker.request import GRAMMAR_FIELD, Request, TokenConstraint
@@ -68,6 +70,7 @@ class GrammarCompiler:
         self._threads = ThreadPoolExecutor(_COMPILER_THREADS, thread_name_prefix="grammar-compiler")
         self._compiled: OrderedDict[str, Future[CompiledGrammar]] = OrderedDict()
         self._shares = max(1, min(_MOST_MASK_THREADS, len(os.sched_getaffinity(0)) - 1))
+        self._mask_time = MaskTime(self._shares)
         self._masking = ThreadPoolExecutor(self._shares, thread_name_prefix="token-masks")
         self._background = ThreadPoolExecutor(max(1, self._shares // 2), thread_name_prefix="dear-token-masks")
 
@@ -90,6 +93,7 @@ class GrammarCompiler:
             compiled.matcher,
             first_mask=compiled.first_mask,
             dear=compiled.dear,
+            mask_time=self._mask_time,
             background=self._background,
             unique_keys=UniqueKeys(self._table) if compiled.free_names else None,
             eos_token_ids=self._eos_token_ids,
@@ -119,6 +123,7 @@ class GrammarCompiler:
 
         The constraints are left as they were.
         """
+        self._mask_time.begin_step()
         ends = np.cumsum([1 + len(drafts) for _, drafts in constrained]).tolist()
         masks = np.full((ends[-1] if ends else 0, self._words), -1, dtype=np.int32)
         live = [

@@ -12,10 +12,10 @@ from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from modelserve.errors import InvalidInput
+from modelserve_worker.grammar.mask_time import MaskTime
 from modelserve_worker.grammar.unique_keys import UniqueKeys
 from modelserve_worker.request import GRAMMAR_FIELD
 
-DEAR_S = 0.004  # of one core, for a mask; a usual one takes 0.05 ms, a list of e-mail addresses 1.5
 _BITS = 32
 
 logger = logging.getLogger(__name__)
@@ -26,9 +26,9 @@ class GrammarMatcher:
 
     `eos_token_ids` are the model's, and end an answer that is whole. `stop_token_ids`, the request's own, may then
     follow too. Below `min_tokens` tokens neither may, and with `ignore_eos` the model's may not, while the grammar
-    lets anything else follow. `first_mask` is the grammar's, where it is known. Once a mask has been dear, those that
-    follow are computed in `background`, each as soon as its token is known. `unique_keys`: the answer is a JSON
-    document, and names nothing twice.
+    lets anything else follow. `first_mask` is the grammar's, where it is known. Once a mask has been dear, which
+    `mask_time` decides, those that follow are computed in `background`.
+    `unique_keys`: the answer is a JSON document, and names nothing twice.
     """
 
     def __init__(
@@ -37,6 +37,7 @@ class GrammarMatcher:
         *,
         first_mask: NDArray[np.int32] | None = None,
         dear: bool = False,
+        mask_time: MaskTime | None = None,
         background: Executor | None = None,
         unique_keys: UniqueKeys | None = None,
         eos_token_ids: Collection[int],
@@ -57,14 +58,15 @@ class GrammarMatcher:
         self._complete = bool(self.matcher.is_stopped())
         self._error: Exception | None = None
         self._first_mask = first_mask
+        self._mask_time = mask_time or MaskTime()
         self._background = background
         self._unique_keys = self._keys_before = unique_keys
         self._computed: Future[NDArray[np.int32]] | None = None  # the next mask, of a dear one
         self.dear = dear
 
-    @property
     def ready(self) -> bool:
-        """Its next mask is there, or takes no time worth mentioning."""
+        if self.dear and self._computed is None and self._first_mask is None and self._background is not None:
+            self._computed = self._background.submit(self._compute, np.empty(self._words, dtype=np.int32))
         return self._computed is None or self._computed.done()
 
     @property
@@ -90,8 +92,6 @@ class GrammarMatcher:
                 self._error = RuntimeError(f"token {token_id} does not match the grammar of the answer")
         except BaseException as error:  # a panic of the library is no Exception
             self._fail(error)
-        if self.dear and self._background is not None and self._error is None and not self._complete:
-            self._computed = self._background.submit(self._compute, np.empty(self._words, dtype=np.int32))
 
     def propose(self, token_id: int) -> bool:
         """Go on as if the token were sampled, until `roll_back`; False, and nothing has changed, where it cannot be or
@@ -131,7 +131,9 @@ class GrammarMatcher:
         elif self._first_mask is not None:
             row[:], self._first_mask = self._first_mask, None
         else:
+            began = time.thread_time()
             self._compute(row)
+            self.dear |= self._mask_time.is_dear(time.thread_time() - began)
         try:
             self._note_error()
             if self._unique_keys is not None:
@@ -143,12 +145,10 @@ class GrammarMatcher:
             row[:] = -1
 
     def _compute(self, row: NDArray[np.int32]) -> NDArray[np.int32]:
-        began = time.thread_time()
         try:
             self.matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         except BaseException as error:
             self._fail(error)
-        self.dear |= time.thread_time() - began > DEAR_S
         return row
 
     def _bar_ends(self, row: NDArray[np.int32]) -> None:

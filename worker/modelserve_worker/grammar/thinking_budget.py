@@ -36,9 +36,8 @@ class BudgetedThought:
     def dear(self) -> bool:
         return self._inner is not None and self._inner.dear
 
-    @property
     def ready(self) -> bool:
-        return self._inner is None or self._inner.ready
+        return self._inner is None or self._inner.ready()
 
     def propose(self, token_id: int) -> bool:
         if self._inner is not None and not self._inner.propose(token_id):

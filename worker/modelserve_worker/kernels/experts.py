@@ -12,9 +12,9 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from modelserve_worker.kernels.elementwise import PlainElementwise, rms_normalize
+from modelserve_worker.kernels.row_blocks import plain_product
 
 NO_EXPERT = 1 << 30  # the choice of a row that only pads a step: behind all experts when choices are sorted
 
@@ -131,7 +131,7 @@ class PlainExperts:
         self, x: Tensor, router: RouterWeights, norm_weight: Tensor, *, eps: float, num_rows: Tensor | None
     ) -> tuple[Tensor, Choice]:
         scaled = rms_normalize(x, eps=eps) * router.scale.float() * x.shape[1] ** -0.5
-        logits = functional.linear(scaled, router.weight.float())
+        logits = plain_product(scaled, router.weight.float())
         # A stable sort, because topk says nothing about equals. The shares of the chosen are a softmax of their own.
         ordered, order = logits.sort(dim=-1, descending=True, stable=True)
         weights, experts = ordered[:, : router.top_k].softmax(dim=-1), order[:, : router.top_k]

@@ -8,11 +8,11 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from modelserve_worker.kernels.fp8_linear import Fp8Pairs
 from modelserve_worker.kernels.int4_linear import Int4Tiles
 from modelserve_worker.kernels.linear_tiles import HOPPER, kernel_capability
+from modelserve_worker.kernels.row_blocks import plain_product
 
 
 class FewRows(Protocol):
@@ -75,26 +75,6 @@ class HopperRows:
 def few_rows_door(device: torch.device) -> FewRows | None:
     """The kernels of a device, chosen once; None where there are none."""
     return HopperRows() if kernel_capability(device) == HOPPER else None
-
-
-def plain_product(x: Tensor, weight: Tensor) -> Tensor:
-    """x [T, K] times the transposed weight [N, K] -> [T, N], by PyTorch.
-
-    On a CPU, rows are multiplied with as many more as few counts of them leave: for each new count PyTorch makes a
-    kernel of half a megabyte, which it keeps for good. And a single row is multiplied as two, since its bfloat16
-    products would be added in another order than those of several: an answer's bits would depend on whether others run
-    beside it.
-    """
-    rows = x.shape[0]
-    if x.device.type != "cpu" or rows == (wanted := _row_count(rows)):
-        return functional.linear(x, weight)
-    return functional.linear(functional.pad(x, (0, 0, 0, wanted - rows)), weight)[:rows]
-
-
-def _row_count(rows: int) -> int:
-    """`rows` rounded up to three significant bits (2, 3, ..., 8, 10, 12, 14, 16, 20, ...): at most a quarter more."""
-    unit = 1 << max(0, (rows - 1).bit_length() - 3)
-    return max(2, -(-rows // unit) * unit) if rows else 0
 
 
 def dense_product(x: Tensor, weight: Tensor) -> Tensor:

@@ -16,15 +16,15 @@ from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from modelserve.sizing.quantised_tiles import INT4_GROUPS
 from modelserve.weight_format import FP8_BLOCK, StoredType, TextLinear, WeightFormat
 from modelserve_worker.kernels.elementwise import ElementwiseDoors
-from modelserve_worker.kernels.few_rows import FewRows, dense_product, few_rows_door, plain_product
+from modelserve_worker.kernels.few_rows import FewRows, dense_product, few_rows_door
 from modelserve_worker.kernels.fp8_linear import Fp8Pairs, repack_fp8
 from modelserve_worker.kernels.int4_linear import Int4Tiles, repack_int4
 from modelserve_worker.kernels.quantised_doors import ProductDoor, fp8_door, int4_door
+from modelserve_worker.kernels.row_blocks import grouped_product, plain_product
 
 PACKED = 8  # int4 elements of an int32
 HeldT = TypeVar("HeldT", Int4Tiles, Fp8Pairs)
@@ -63,7 +63,7 @@ class StoredMatrix(nn.Module):
 
         ends int32 [experts]. Rows from the last end on are undefined.
         """
-        return functional.grouped_mm(x, self.dense().transpose(1, 2), offs=ends)
+        return grouped_product(x, self.dense(), ends)
 
     def grouped_gated(self, x: Tensor, ends: Tensor, doors: ElementwiseDoors) -> Tensor:
         """gelu(first half of `grouped`) * second half, each rounded: [R, columns] -> [R, rows / 2]."""

@@ -173,15 +173,18 @@ class RunningRequests:
         return cast(list[RunningRequest], held)
 
     def with_masks(self, slots: Int32Array) -> Int32Array:
-        """Decodes without those whose dear mask is being computed: they sit out, and nobody waits for it."""
-        constrained = self.counters.constrained[slots]
+        """Decodes without those whose dear mask is being computed: they sit out, and nobody waits for it. Others that
+        are dear take no drafts along, behind which masks would be computed while all wait."""
+        counters = self.counters
+        constrained = counters.constrained[slots]
         if not constrained.any():
             return slots
-        ready, in_flight = np.ones(len(slots), dtype=np.bool_), self.counters.in_flight[slots]
+        ready, in_flight = np.ones(len(slots), dtype=np.bool_), counters.in_flight[slots]
         for index, running in zip(np.flatnonzero(constrained), self.stays(slots[constrained]), strict=True):
             constraint = running.request.constraint
             if constraint is not None and constraint.dear:
-                ready[index] = constraint.ready and not in_flight[index]
+                counters.drafted[running.slot] = False
+                ready[index] = not in_flight[index] and constraint.ready()
         return slots[ready]
 
     def drafts(self, decodes: Int32Array, *, most: int, spare: int, arena: PageArena) -> Int32Array:
