@@ -70,6 +70,19 @@ class EngineArgs(BaseModel):
         "0: none.",
         json_schema_extra={SINCE: "0.2.0"},
     )
+    kv_events_endpoint: str | None = Field(
+        default=None,
+        pattern=r"^(tcp|ipc)://.+$",
+        max_length=256,
+        description="ZeroMQ address, tcp://*:5557 as an example, on which routers hear what is cached; left out: none.",
+        json_schema_extra={SINCE: "0.2.0"},
+    )
+    kv_events_topic: str | None = Field(
+        default=None,
+        max_length=512,
+        description="Topic of these messages; left out: kv@ADDRESS:PORT@MODEL, of POD_IP and the first served name.",
+        json_schema_extra={SINCE: "0.2.0"},
+    )
     debug_kv_stamps: bool = Field(default=False, description="Stamp every cache row and check every read (slow).")
     seed: int = Field(default=0, ge=0)
     shutdown_delay_seconds: int = Field(

@@ -139,3 +139,12 @@ def test_a_committed_revision_keeps_its_template(ready_world, monkeypatch: pytes
     )
     assert kept == before
     assert new["spec"]["template"]["spec"]["containers"][0]["resources"] == {"requests": {}, "limits": {}}
+
+
+def test_a_port_for_events_is_the_pods_and_its_address_names_it(tiny_facts: ModelFacts) -> None:
+    (worker,) = _pod(tiny_facts, engine={"kvEventsPort": 15_557})["containers"]
+    assert {"name": "kv-events", "containerPort": 15_557, "protocol": "TCP"} in worker["ports"]
+    assert {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}} in worker["env"]
+    (bare,) = _pod(tiny_facts)["containers"]
+    assert [port["name"] for port in bare["ports"]] == ["http"]
+    assert "POD_IP" not in {each["name"] for each in bare["env"]}

@@ -94,3 +94,11 @@ def test_a_worker_of_the_first_release_is_not_told_of_host_memory() -> None:
     )
     assert arguments.dialect("0.2.0")["hostCacheBytes"] == 8 << 30
     assert "hostCacheBytes" not in arguments.dialect("0.1.0")
+
+
+def test_a_port_for_events_reaches_the_worker_and_is_another_plan() -> None:
+    asked = {"engine": {"kvEventsPort": 15_557}}
+    assert _settings(**asked)["kvEventsEndpoint"] == "tcp://*:15557"
+    assert _planned(**asked).hash != _planned().hash
+    with pytest.raises(ValueError, match="kvEventsPort is 15557"):
+        _spec(engine={"kvEventsPort": 15_557, "prefixCaching": False})

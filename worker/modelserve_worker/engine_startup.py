@@ -29,13 +29,17 @@ def build_engine(args: EngineArgs, progress: Callable[[int, int], None]) -> Buil
     """Load the model on all ranks and put an engine over it. Raises TerminalError where no restart can help."""
     from modelserve_worker.engine.deadline import step_deadline_s
     from modelserve_worker.engine.engine import Engine
+    from modelserve_worker.engine.event_publisher import event_publisher
     from modelserve_worker.engine.plan_report import plan_report
     from modelserve_worker.execution.accelerator_check import AcceleratorMismatch
     from modelserve_worker.execution.memory import InsufficientMemory
     from modelserve_worker.execution.ranks import launch
     from modelserve_worker.scheduling.admission import SchedulerLimits
+    from modelserve_worker.scheduling.cache_events import CacheEvents
+    from modelserve_worker.scheduling.prefix_reuse import PrefixReuse
     from modelserve_worker.scheduling.scheduler import Scheduler
 
+    publisher = event_publisher(args)
     beside_loading = ThreadPoolExecutor(1, thread_name_prefix="grammar-tables")
     grammars = beside_loading.submit(_grammars, Path(args.model), args)
     beside_loading.shutdown(wait=False)
@@ -67,6 +71,8 @@ def build_engine(args: EngineArgs, progress: Callable[[int, int], None]) -> Buil
     scheduler = Scheduler(
         limits, replica.geometry, replica.pool_bytes, draft_tokens=drafts, prefix_caching=args.prefix_caching
     )
+    if publisher is not None and isinstance(scheduler.prefixes, PrefixReuse):
+        scheduler.prefixes.events = CacheEvents(GLOBAL_PAGE_TOKENS, publisher.publish)
     ready = Ready(
         max_model_len=replica.max_model_len,
         step_deadline_s=step_deadline_s(replica.memory.device),

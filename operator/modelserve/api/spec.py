@@ -170,6 +170,8 @@ class ParallelismSpec(ApiModel):
 
 _SEQS_OVER_TOKENS = "maxNumSeqs must be at most maxNumBatchedTokens: each request takes at least one token of a step"
 
+_NOTHING_TO_TELL = "kvEventsPort tells what is cached, which prefixCaching false switches off: leave one of them out"
+
 
 class EngineSpec(ApiModel):
     """Settings of the scheduler."""
@@ -178,7 +180,8 @@ class EngineSpec(ApiModel):
         (
             "!has(self.maxNumSeqs) || !has(self.maxNumBatchedTokens) || self.maxNumSeqs <= self.maxNumBatchedTokens",
             _SEQS_OVER_TOKENS,
-        )
+        ),
+        ("!has(self.kvEventsPort) || !has(self.prefixCaching) || self.prefixCaching", _NOTHING_TO_TELL),
     )
 
     max_num_batched_tokens: int | None = Field(
@@ -197,11 +200,14 @@ class EngineSpec(ApiModel):
         description="Whether requests that begin alike share what was computed, in memory that is free anyway; left "
         "out: as the worker's release does, which is true from 0.2.0 on.",
     )
+    kv_events_port: int | None = Field(default=None, ge=8001, le=65535, description="Port for vLLM's KV events.")
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         if self.max_num_seqs and self.max_num_batched_tokens and self.max_num_seqs > self.max_num_batched_tokens:
             raise ValueError(f"{_SEQS_OVER_TOKENS}: {self.max_num_seqs} > {self.max_num_batched_tokens}")
+        if self.kv_events_port and self.prefix_caching is False:
+            raise ValueError(f"{_NOTHING_TO_TELL}; kvEventsPort is {self.kv_events_port}")
         return self
 
 

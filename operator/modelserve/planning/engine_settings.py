@@ -43,6 +43,8 @@ def engine_args_for(plan: PlanStatus, spec: ModelServeSpec, *, model_directory: 
     asked: dict[str, Any] = {}  # settings that others have only as their worker's release has them
     if engine is not None and engine.prefix_caching is not None:
         asked["prefix_caching"] = engine.prefix_caching
+    if engine is not None and engine.kv_events_port:
+        asked["kv_events_endpoint"] = f"tcp://*:{engine.kv_events_port}"
     if plan.host_cache_bytes:
         asked["host_cache_bytes"] = plan.host_cache_bytes
     return EngineArgs(

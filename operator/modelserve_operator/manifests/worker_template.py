@@ -86,6 +86,9 @@ def worker_template(
     if plan.resource_name:
         keep_compiled_kernels(serve, source)
     serve["ports"] = [{"name": "http", "containerPort": PORT, "protocol": "TCP"}]
+    if spec.engine is not None and spec.engine.kv_events_port:
+        serve["ports"].append({"name": "kv-events", "containerPort": spec.engine.kv_events_port, "protocol": "TCP"})
+        serve["env"].append({"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}})
     if spec.api_key_secret_ref is not None:
         _mount_api_key(pod, serve, spec.api_key_secret_ref)
     serve["env"] = environment(extra.get("env") or [], [*serve["env"], {"name": "HF_HUB_OFFLINE", "value": "1"}])

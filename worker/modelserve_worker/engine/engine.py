@@ -82,7 +82,8 @@ class Engine:
         return self.scheduler.abort(request_id)
 
     def take_events(self) -> StepEvents:
-        """What happened since the last call."""
+        """What happened since the last call; what it did to cached prefixes is told to whoever listens."""
+        self.scheduler.prefixes.tell()
         events = self.scheduler.take_events()
         events.timed_steps += self._clock.take()
         return events

@@ -21,6 +21,7 @@ from modelserve_worker.batch import Int32Array
 from modelserve_worker.request import Request
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.arena import PageArena
+from modelserve_worker.scheduling.cache_events import CacheEvents
 from modelserve_worker.scheduling.prefix_cache import PrefixCache
 from modelserve_worker.scheduling.running import RunningRequest, RunningRequests
 from modelserve_worker.scheduling.tails import Hit
@@ -83,6 +84,9 @@ class NoReuse:
     def clear(self) -> None:
         """What cached pages hold is unknown."""
 
+    def tell(self) -> None:
+        """Tell whoever listens what is cached since the last call, and what no longer is."""
+
     def check_integrity(self) -> None:
         """Raise AssertionError unless every keeper of a page is known."""
 
@@ -94,6 +98,7 @@ class PrefixReuse(NoReuse):
 
     def __init__(self, arena: PageArena, geometry: CacheGeometry, limits: SchedulerLimits) -> None:
         self.cache = PrefixCache(arena, geometry, limits.prompt_cost)
+        self.events: CacheEvents | None = None
         self._geometry = geometry
         self._chains: dict[str, TokenChain] = {}  # by request
         self._found: tuple[str, int, int, Hit | None] | None = None  # request, its tokens, version of the cache, hit
@@ -196,6 +201,10 @@ class PrefixReuse(NoReuse):
         self._due.clear()
         self.cache.clear()
 
+    def tell(self) -> None:
+        if self.events is not None:
+            self.events.tell()
+
     def check_integrity(self) -> None:
         self.cache.check_integrity()
 
@@ -225,3 +234,5 @@ class PrefixReuse(NoReuse):
         )  # fmt: skip
         if tail is not None:
             running.tail, running.joined = tail, end
+            if self.events is not None:
+                self.events.left(tail, self._chain(request), tenant=request.tenant, salt=request.cache_salt)
