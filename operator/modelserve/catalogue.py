@@ -25,6 +25,7 @@ from modelserve.hardware import CPU_PRODUCT, PCIE_LINK, Accelerator, visible_byt
 from modelserve.planning.offers import AcceleratorOffer
 from modelserve.planning.pinning import pinned_terms
 
+CATALOGUE_NAME = "modelserve-accelerators"  # of the ConfigMap, in the operator's namespace
 MAX_ENTRIES = 256
 MAX_ENTRY_BYTES = 4096
 

@@ -20,15 +20,14 @@ from pydantic import ValidationError
 
 from modelserve import __version__
 from modelserve.api import GROUP, KIND, PLURAL, VERSION, ModelServe
+from modelserve.catalogue import CATALOGUE_NAME
 from modelserve.errors import InvalidInput
-from modelserve.model_facts import ModelFacts
+from modelserve.model_facts import FACTS_KEY, ModelFacts
 from modelserve.plan_command import EXIT_BAD_INPUT, EXIT_FITS, PlanOptions, plan_serves
 from modelserve.plan_sources import documents, inventory_of_cluster, shown_name
 
 EXIT_NO_CLUSTER = 1
-CATALOGUE_NAME = "modelserve-accelerators"
 FACTS_LABELS = "app.kubernetes.io/component=model-facts,serving.modelserve.dev/name"
-FACTS_KEY = "model.json"
 RESOURCE = f"{PLURAL}.{VERSION}.{GROUP}"  # kubectl would take the latest version that is served
 NOT_COUNTED = "What workers of this cluster have measured, and the operator has learned, is not counted here."
 
@@ -94,6 +93,7 @@ def _plan(arguments: argparse.Namespace) -> Iterable[str]:
     """Lines of the answer; leaves the exit code in `arguments.code`."""
     kubectl = Kubectl(tuple(_flags(arguments)))
     bodies = _bodies(kubectl, arguments)
+    serves = [_parsed(body, of_file=arguments.file is not None) for body in bodies]
     options = PlanOptions(file="", output=arguments.output, every=arguments.all)
     try:
         nodes = kubectl.items("nodes")
@@ -104,7 +104,6 @@ def _plan(arguments: argparse.Namespace) -> Iterable[str]:
     pools = kubectl.optional("nodepools.karpenter.sh")
     shared = kubectl.optional("configmap", CATALOGUE_NAME, f"--namespace={arguments.operator_namespace}")
     where = inventory_of_cluster(nodes, pools, shared[0].get("data") or {} if shared else None)
-    serves = [ModelServe.parse_of_any_release(body)[0] for body in bodies]
     inspected = dict(_inspected(kubectl, bodies))
     text, arguments.code = plan_serves(serves, where, options, inspected=inspected)
     return (text, "", NOT_COUNTED) if arguments.output == "table" else (text,)
@@ -126,12 +125,24 @@ def _bodies(kubectl: Kubectl, arguments: argparse.Namespace) -> list[Body]:
     return found
 
 
+def _parsed(body: Body, *, of_file: bool) -> ModelServe:
+    """Unknown fields are a mistake in a file, and of a later release in the cluster. Raises InvalidInput."""
+    return ModelServe.parse(body) if of_file else ModelServe.parse_of_any_release(body)[0]
+
+
+def _named(body: Body) -> tuple[str, ...]:
+    """The object of the cluster, as kubectl is asked for it."""
+    metadata = body["metadata"]
+    place = (f"--namespace={metadata['namespace']}",) if metadata.get("namespace") else ()
+    return (RESOURCE, metadata["name"], *place)
+
+
 def _inspected(kubectl: Kubectl, bodies: Iterable[Body]) -> Iterable[tuple[str, ModelFacts]]:
     """Facts that the operator keeps of the models of ModelServes that exist, by the address of the model."""
     for body in bodies:
-        name = str((body.get("metadata") or {}).get("name"))
-        for live in kubectl.optional(RESOURCE, name):
-            for config_map in kubectl.optional("configmap", f"--selector={FACTS_LABELS}={name}"):
+        _, name, *place = _named(body)
+        for live in kubectl.optional(*_named(body)):
+            for config_map in kubectl.optional("configmap", f"--selector={FACTS_LABELS}={name}", *place):
                 try:
                     facts = ModelFacts.model_validate_json((config_map.get("data") or {}).get(FACTS_KEY, ""))
                 except ValidationError:
@@ -143,11 +154,11 @@ def _without_nodes(kubectl: Kubectl, bodies: list[Body], error: ClusterError, *,
     """The API server's opinion of a file, and what the operator has said of what exists."""
     yield f"No plan can be made without reading nodes ({error})."
     for body in bodies:
-        name = str((body.get("metadata") or {}).get("name"))
+        name = body["metadata"]["name"]
         if of_file:
             kubectl.run("apply", "--dry-run=server", "-f", "-", document=json.dumps(body))
             yield f"{name}: the API server's dry run accepts it."
-        for live in kubectl.optional(RESOURCE, name):
+        for live in kubectl.optional(*_named(body)):
             status: Mapping[str, Any] = live.get("status") or {}
             for field, what in (("plan", "runs"), ("proposedPlan", "is proposed")):
                 if (status.get(field) or {}).get("message"):

@@ -8,6 +8,8 @@ from pydantic.alias_generators import to_camel
 from modelserve.architecture import ModelArchitecture
 from modelserve.weight_format import WeightFormat
 
+FACTS_KEY = "model.json"  # of the ConfigMap that keeps them in a cluster
+
 
 class ModelFacts(BaseModel):
     """Facts of one checkpoint; as JSON it is what an inspect Job, perhaps of another release, reports."""

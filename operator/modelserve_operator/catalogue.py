@@ -11,8 +11,6 @@ from modelserve.errors import InvalidInput
 from modelserve.hardware import CATALOGUE, Accelerator
 from modelserve.planning import AcceleratorOffer
 
-CATALOGUE_NAME = "modelserve-accelerators"
-
 
 @dataclass(frozen=True, eq=False)  # one object per state of the ConfigMap, so that offers can be kept by it
 class Catalogue:

@@ -6,11 +6,10 @@ from datetime import datetime, timedelta
 
 from pydantic import ValidationError
 
-from modelserve.model_facts import ModelFacts
+from modelserve.model_facts import FACTS_KEY, ModelFacts
 from modelserve.published import published_model
 from modelserve_operator import labels
 from modelserve_operator.denials import denial
-from modelserve_operator.manifests.serving_objects import FACTS_KEY
 from modelserve_operator.observed import Body, Failure, Observed, Pod, moment
 from modelserve_operator.pod_health import stuck
 from modelserve_operator.reasons import Reason

@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from modelserve.api import ModelServe, ModelServeSpec, PlanStatus
+from modelserve.catalogue import CATALOGUE_NAME
 from modelserve.errors import InvalidInput
 from modelserve.model_facts import ModelFacts
 from modelserve.planning import plan_hash
 from modelserve_operator import labels
 from modelserve_operator.approval import Choice, choose, committed_last
-from modelserve_operator.catalogue import CATALOGUE_NAME, Catalogue
+from modelserve_operator.catalogue import Catalogue
 from modelserve_operator.forgeries import differing_commits, refused_annotations
 from modelserve_operator.history import History
 from modelserve_operator.inspection import inspection_failure, inspection_trouble, known_facts, retry_at

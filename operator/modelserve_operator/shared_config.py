@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from modelserve.catalogue import CATALOGUE_NAME
 from modelserve_operator import labels
-from modelserve_operator.catalogue import CATALOGUE_NAME, Catalogue
+from modelserve_operator.catalogue import Catalogue
 from modelserve_operator.kinds import CONFIG_MAP, ResourceKind
 from modelserve_operator.measurements import Measurements
 from modelserve_operator.store import Body, version_of

@@ -14,8 +14,10 @@ import yaml
 from localcluster.control_plane import ControlPlane, control_plane
 from localcluster.settings import REPOSITORY
 from modelserve.kubectl_plugin import NOT_COUNTED
+from modelserve.model_facts import FACTS_KEY
 from modelserve.plan_command import PlanOptions, run_plan
 from modelserve.published import published_model
+from modelserve_operator import labels
 
 pytestmark = pytest.mark.e2e
 
@@ -82,6 +84,10 @@ def test_it_plans_on_the_nodes_of_the_cluster_as_the_cli_does(plane: ControlPlan
 
 
 def test_what_does_not_fit_has_an_exit_code_and_what_is_not_there_a_name(plane: ControlPlane) -> None:
+    wrong = {**BIG, "spec": {**BIG["spec"], "modle": {}}}  # type: ignore[dict-item]
+    done = _kubectl(plane, "plan", "-f", "-", document=wrong)
+    assert done.returncode == 2
+    assert "modle" in done.stderr
     small = {**BIG, "spec": {**BIG["spec"], "accelerators": {"products": ["NVIDIA-L4"]}}}  # type: ignore[dict-item]
     done = _kubectl(plane, "plan", "-f", "-", document=small)
     assert done.returncode == 3, done.stderr
@@ -99,10 +105,10 @@ def test_a_model_that_the_operator_has_inspected_is_planned_by_what_it_found(pla
     assert "hf://me/mine cannot be looked into" in done.stderr
     facts = published_model("hf://google/gemma-4-E2B-it")
     assert facts is not None
-    labels = {"app.kubernetes.io/component": "model-facts", "serving.modelserve.dev/name": "mine"}
-    metadata = {"name": "mine-model-0123456789", "namespace": "default", "labels": labels}
+    child = labels.child("mine", labels.MODEL_FACTS)
+    metadata = {"name": "mine-model-0123456789", "namespace": "default", "labels": child}
     found = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
-    data = {"model.json": facts.model_dump_json(by_alias=True)}
+    data = {FACTS_KEY: facts.model_dump_json(by_alias=True)}
     plane.kubectl.run("create", "-f", "-", document=json.dumps({**found, "data": data}))
     done = _kubectl(plane, "plan", "mine", "-o", "json")
     assert done.returncode == 0, done.stderr
@@ -121,7 +127,7 @@ def test_without_rights_over_nodes_the_api_server_is_asked(plane: ControlPlane) 
     assert "without reading nodes" in done.stdout
     assert "dry run accepts it" in done.stdout
     assert "runs: what the operator said" in done.stdout
-    wrong = {**BIG, "spec": {"model": {"uri": "ftp://x"}}}
-    done = _kubectl(plane, "plan", "-f", "-", "--as=tenant", "-n", "default", document=wrong)
+    elsewhere = {**BIG, "metadata": {"name": "big", "namespace": "kube-system"}}
+    done = _kubectl(plane, "plan", "-f", "-", "--as=tenant", document=elsewhere)
     assert done.returncode == 1
-    assert "spec.model.uri" in done.stderr
+    assert "forbidden" in done.stderr

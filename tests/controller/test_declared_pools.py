@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from modelserve.api import ModelServeSpec
+from modelserve.catalogue import CATALOGUE_NAME
 from modelserve.hardware import CATALOGUE
 from modelserve.planning.declared_pools import declared_offers
-from modelserve_operator.catalogue import CATALOGUE_NAME
 from modelserve_operator.gather import NOTHING
 from modelserve_operator.handlers import build_registry
 from modelserve_operator.kinds import CONFIG_MAP, DEPLOYMENT, NODE, NODE_POOL, SERVICE

@@ -18,7 +18,7 @@ from localcluster.settings import ADMIN_USER, OPERATOR_USER, Layout
 from localcluster.target import Target
 
 NAMESPACE = "modelserve-e2e"
-REST_SECONDS = float(os.environ.get("MODELSERVE_REST_SECONDS", "60"))
+REST_SECONDS = float(os.environ.get("MODELSERVE_REST_SECONDS", "30"))
 
 
 def _writes(layout: Layout) -> list[str]:

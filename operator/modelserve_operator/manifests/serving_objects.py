@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from modelserve.model_facts import ModelFacts
+from modelserve.model_facts import FACTS_KEY, ModelFacts
 from modelserve_operator import labels
 from modelserve_operator.manifests.metadata import child_metadata
 from modelserve_operator.observed import Body
 from modelserve_operator.sources import ModelSource, surges_first
-
-FACTS_KEY = "model.json"
 
 
 def service(model_serve: Body, *, plan_hash: str | None, type_: str = "ClusterIP") -> dict[str, Any]:
