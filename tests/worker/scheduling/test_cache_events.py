@@ -143,7 +143,7 @@ def test_a_router_that_only_listens_knows_what_is_cached(publisher: EventPublish
         expected = _cached(sessions, asked)
         assert router.texts() == expected
         compared += len(expected)
-    assert sessions.reuse.evictions > 20
+    assert sessions.reuse.cache.evictions > 20
     assert compared > 200
     assert {"BlockStored", "BlockRemoved", "AllBlocksCleared"} <= router.seen
 
