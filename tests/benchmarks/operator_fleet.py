@@ -271,6 +271,7 @@ async def measure(plane: ControlPlane, options: argparse.Namespace) -> bool:
                 flush=True,
             )
             drained = not fleet.on(leaves) and fleet.deleted - ended == len(there) > 0
+            plane.kubectl.run("uncordon", leaves)  # room for the surge of what follows
             await all_ready(api, size)
             operator.stop()
 
