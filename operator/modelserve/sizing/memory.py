@@ -29,6 +29,7 @@ from modelserve.sizing.kernel_buffers import taken_by_kernels
 from modelserve.sizing.pages import LAYER_ALIGNMENT_BYTES, KVCacheDtype, KVCacheLayout
 from modelserve.sizing.quantised_tiles import tile_padding_bytes
 from modelserve.sizing.rank_sums import peer_bytes
+from modelserve.sizing.speculation import NO_DRAFTS, Speculation
 from modelserve.sizing.weights import segment_rounding_bytes, weight_bytes
 from modelserve.weight_format import WeightFormat
 
@@ -65,6 +66,7 @@ _SOURCES = {
     "rope": "4 T (D + D_global)",
     "penalties": "4 S V",
     "token_masks": "S V / 8",
+    "prompt_lookup": "4 S longest context",
     "cublas": "library default on Hopper",
     "segments": "part-filled segments of PyTorch's allocator",
     "dequantised": "largest quantised matrix in the compute type",
@@ -154,6 +156,7 @@ def memory_plan(
     kv_layout: KVCacheLayout,
     weight_format: WeightFormat | None = None,
     drafter_bytes: int = 0,
+    speculation: Speculation = NO_DRAFTS,
     learned: Mapping[str, int] | None = None,
 ) -> MemoryPlan:
     """Divide the memory of one rank.
@@ -162,6 +165,7 @@ def memory_plan(
     `utilization` of it; on the CPU it is all of it, since the headroom is a term of its own there.
     `kv_dtype` and `kv_layout` are the cache's: GPUs expand what some formats store. Buffers are for the architecture's
     longest context, as the worker makes them before it knows what the pool can hold.
+    With `speculation` a sequence has up to 1 + k rows in a step, of which each may get a token.
     `weight_format` left out is the architecture's dtype. `learned` replaces predictions by bytes, by the name of a term
     or of a whole group (`TERM_NAMES`); a group's figure wins over those of its terms.
     Raises InvalidInput when the tensor-parallel size does not divide the model, or an override names nothing.
@@ -181,6 +185,7 @@ def memory_plan(
             kv_layout=kv_layout,
             weight_format=weight_format,
             drafter_bytes=drafter_bytes,
+            speculation=speculation,
             learned=tuple(learned.items()),
         ),
     )
@@ -198,6 +203,7 @@ def _all_terms(
     kv_layout: KVCacheLayout,
     weight_format: WeightFormat | None,
     drafter_bytes: int,
+    speculation: Speculation,
     learned: tuple[tuple[str, int], ...],
 ) -> tuple[MemoryTerm, ...]:
     tp, on_cpu, given = tensor_parallel_size, container_bytes is not None, dict(learned)
@@ -219,6 +225,7 @@ def _all_terms(
         kv_dtype=kv_dtype,
         kv_layout=kv_layout,
         weight_format=weight_format,
+        speculation=speculation,
     )
     phases = {**predicted_phases, **{name: given[name] for name in PHASES if name in given}}
     overhead = overhead_terms(
@@ -231,9 +238,10 @@ def _all_terms(
             max_num_batched_tokens=max_num_batched_tokens,
             max_num_seqs=max_num_seqs,
             weight_format=weight_format,
+            speculation=speculation,
         ),
         peer_buffer_bytes=peer_bytes(
-            architecture, tensor_parallel_size=tp, rows=max(max_num_batched_tokens, max_num_seqs)
+            architecture, tensor_parallel_size=tp, rows=max(max_num_batched_tokens, max_num_seqs * speculation.rows)
         ),
     )
     predicted: tuple[tuple[MemoryGroup, dict[str, int]], ...] = (

@@ -44,6 +44,7 @@ def plan_report(args: EngineArgs, architecture: ModelArchitecture, memory: Memor
         kv_dtype=memory.geometry.dtype,
         kv_layout=memory.geometry.layout,
         weight_format=memory.weight_format,
+        speculation=args.speculation,
     )
     geometry, length = memory.geometry, memory.max_model_len
     plan = PlanStatus(

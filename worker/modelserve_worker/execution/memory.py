@@ -149,6 +149,7 @@ def cpu_memory_use(
         kv_dtype=geometry.dtype,
         kv_layout=geometry.layout,
         weight_format=weight_format,
+        speculation=args.speculation,
     )
     overhead = overhead_terms(tensor_parallel_size=args.tensor_parallel_size, total_bytes=total, on_cpu=True)
     return MemoryUse(total, plan.budget_bytes, weights_bytes, plan.activation_bytes, overhead)
