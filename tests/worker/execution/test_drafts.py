@@ -173,10 +173,10 @@ def test_requests_say_what_they_say_without_drafts(trained, model, without, k: i
     engine.scheduler.update = lambda sampled: told.append(int(sampled.counts.max(initial=0))) or update(sampled)
     take, with_bans = engine.scheduler._take, []
 
-    def taken(running, token_ids, scores):
+    def taken(running, token_ids, scores, **more):
         if len(running.request.output_token_ids) < running.request.sampling.min_tokens:
             with_bans.append(len(token_ids))
-        return take(running, token_ids, scores)
+        return take(running, token_ids, scores, **more)
 
     engine.scheduler._take = taken
     said = run(trained, engine, specs(trained), aborted="r1", preempting=True, seed=k)
