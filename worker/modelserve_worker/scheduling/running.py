@@ -88,6 +88,7 @@ class SlotCounters:
         self.held_bytes = np.zeros(slots, dtype=np.int64)  # pool bytes of its pages
         self.last_step = np.zeros(slots, dtype=np.int64)  # newest step it is in; -1: none yet
         self.constrained: NDArray[np.bool_] = np.zeros(slots, dtype=np.bool_)  # its tokens are masked
+        self.dear: NDArray[np.bool_] = np.zeros(slots, dtype=np.bool_)  # by masks that take long, of its latest step
         self.scored: NDArray[np.bool_] = np.zeros(slots, dtype=np.bool_)  # its prompt's log probabilities are asked for
 
     def enter(self, running: RunningRequest, most_cached_tokens: int, computed: int) -> None:
@@ -102,6 +103,7 @@ class SlotCounters:
         self.last_token[slot] = (request.output_token_ids or request.prompt_token_ids)[-1]
         self.last_step[slot] = -1
         self.constrained[slot] = request.constraint is not None
+        self.dear[slot] = False
         # With the first token they went out.
         self.scored[slot] = request.sampling.prompt_logprobs is not None and not request.output_token_ids
         self.note_pages(running)
@@ -181,8 +183,8 @@ class RunningRequests:
         ready, in_flight = np.ones(len(slots), dtype=np.bool_), counters.in_flight[slots]
         for index, running in zip(np.flatnonzero(constrained), self.stays(slots[constrained]), strict=True):
             constraint = running.request.constraint
+            counters.dear[running.slot] = constraint is not None and constraint.dear
             if constraint is not None and constraint.dear:
-                counters.drafted[running.slot] = False
                 ready[index] = not in_flight[index] and constraint.ready()
         return slots[ready]
 
@@ -192,7 +194,7 @@ class RunningRequests:
         counters = self.counters
         if not drafting.most or not len(decodes):
             return np.zeros_like(decodes)
-        room = counters.most_cached[decodes] - counters.known[decodes]
+        room = np.where(counters.dear[decodes], 0, counters.most_cached[decodes] - counters.known[decodes])
         drafts = drafting.choose(decodes, room, context=float(counters.computed[decodes].mean()))
         drafts = np.clip(spare - (np.cumsum(drafts) - drafts), 0, drafts).astype(np.int32)
         ends = counters.computed[decodes] + 1 + drafts

@@ -168,8 +168,10 @@ def chat_sequences(
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     predicted = array("i")
     if body.prediction is not None and body.prediction.text:
-        text, param = body.prediction.text, "prediction.content"
-        predicted, _ = _encode(text, model, param=param, add_special_tokens=False, most_tokens=max_model_len)
+        predicted, _ = _encode(
+            body.prediction.text, model, param="prediction.content", add_special_tokens=False,
+            most_tokens=max_model_len, salt=body.cache_salt,
+        )  # fmt: skip
     return _choices(
         body,
         prompt,
