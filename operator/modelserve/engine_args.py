@@ -125,11 +125,11 @@ class EngineArgs(BaseModel):
 
     @property
     def speculation(self) -> Speculation:
-        """As sizing counts it."""
+        """As sizing counts it, but for the assistant: its geometry is in its directory."""
         if self.drafter is None and not self.prompt_lookup:
             return NO_DRAFTS
         most = AUTO_DRAFTS if self.num_speculative_tokens == "auto" else self.num_speculative_tokens
-        return Speculation(most, self.prompt_lookup)
+        return Speculation(most, prompt_lookup=self.prompt_lookup)
 
     def dialect(self, release: str) -> dict[str, Any]:
         """The document as a worker of `release` reads it: JSON without null, and without what later releases added."""

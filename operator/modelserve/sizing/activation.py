@@ -12,6 +12,7 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from modelserve.architecture import LayerKind, ModelArchitecture
+from modelserve.sizing.assistant import drafter_buffer_bytes
 from modelserve.sizing.dequantisation import dequantised_bytes
 from modelserve.sizing.kernel_buffers import FLOAT32, INT32, kernel_buffers, taken_by_kernels
 from modelserve.sizing.pages import GLOBAL_PAGE_TOKENS, KVCacheDtype, KVCacheLayout
@@ -101,7 +102,13 @@ def activation_terms(
     rows = max_num_seqs * speculation.rows  # that get a token
     masks = rows * -(-architecture.vocab_size // 32) * 4  # a bit per token, of every row that may be bound
     sampling = sampling_bytes(architecture, rows=rows, tensor_parallel_size=tp)
-    lookup = {"prompt_lookup": max_num_seqs * architecture.max_position_embeddings * INT32}
+    drafting = {}
+    if speculation.prompt_lookup:
+        drafting["prompt_lookup"] = max_num_seqs * architecture.max_position_embeddings * INT32
+    if speculation.assistant is not None:
+        drafting["drafts"] = drafter_buffer_bytes(
+            speculation.assistant, num_tokens=speculation.num_tokens, max_num_seqs=max_num_seqs
+        )
     if not on_cpu and taken_by_kernels(architecture):
         buffers = kernel_buffers(
             architecture,
@@ -123,7 +130,7 @@ def activation_terms(
             "segments": SEGMENT_SLACK_BYTES,
             **scratch,
             **buffers,
-            **(lookup if speculation.prompt_lookup else {}),
+            **drafting,
             "sampling": sampling,  # not captured: it finds no room in the graphs' pool
         }
         phases = {
@@ -144,7 +151,7 @@ def activation_terms(
         "token_masks": masks,
         "block_tables": max_num_seqs * pages * 8,  # int64 page numbers
         **({} if on_cpu else {"cublas": CUBLAS_WORKSPACE_BYTES}),
-        **(lookup if speculation.prompt_lookup else {}),
+        **drafting,
         **scratch,
     }
     phases = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from modelserve.architecture import ModelArchitecture
 from modelserve.sizing.activation import MIB
+from modelserve.sizing.assistant import kernels_per_proposal
 from modelserve.sizing.dequantisation import dequantising_kernels
 from modelserve.sizing.kernel_buffers import taken_by_kernels
 from modelserve.sizing.quantised_tiles import multiplied_by_kernels, product_kernels
@@ -99,6 +100,11 @@ def graphs_bytes(
         kernels_per_step(architecture, weight_format, rows=size, tensor_parallel_size=tensor_parallel_size)
         for size in (*(rows for rows, _ in decodes), *mixed)
     )
+    if speculation.assistant is not None:
+        nodes += sum(
+            kernels_per_proposal(speculation.assistant, rows=size, num_tokens=speculation.num_tokens)
+            for size in decode_graph_sizes(max_num_seqs)
+        )
     logits = few * architecture.vocab_size // tensor_parallel_size
     hidden = few * architecture.hidden_size * (2 if speculation.num_tokens else 1)  # a drafter reads those of decodes
     outputs = (logits + hidden) * element_bytes(architecture)

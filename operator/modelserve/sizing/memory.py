@@ -24,6 +24,7 @@ from modelserve.sizing.activation import (
     activation_terms,
     largest_phase,
 )
+from modelserve.sizing.assistant import assistant_weight_bytes
 from modelserve.sizing.cuda_graphs import graphs_bytes
 from modelserve.sizing.kernel_buffers import taken_by_kernels
 from modelserve.sizing.pages import LAYER_ALIGNMENT_BYTES, KVCacheDtype, KVCacheLayout
@@ -60,13 +61,14 @@ _SOURCES = {
     "parameters": "tensor shapes x storage format",
     "allocator": "2 MiB segments of PyTorch's allocator",
     "tile_padding": "quantised matrices to whole tiles of the kernels",
-    "drafter": "published size, whole on every rank",
+    "drafter": "tensor shapes, or published size",
     "residual": "T H e: 2, or 6 on several ranks or with experts",
     "per_layer_inputs": "2 T P e",
     "rope": "4 T (D + D_global)",
     "penalties": "4 S V",
     "token_masks": "S V / 8",
     "prompt_lookup": "4 S longest context",
+    "drafts": "S (H e + 4 (4 + k))",
     "cublas": "library default on Hopper",
     "segments": "part-filled segments of PyTorch's allocator",
     "dequantised": "largest quantised matrix in the compute type",
@@ -214,6 +216,8 @@ def _all_terms(
         )
         if padding := tile_padding_bytes(architecture, tensor_parallel_size=tp, weight_format=weight_format):
             weights["tile_padding"] = padding
+    if speculation.assistant is not None:
+        drafter_bytes = assistant_weight_bytes(speculation.assistant, tensor_parallel_size=tp)
     if drafter_bytes:
         weights["drafter"] = drafter_bytes
     always, predicted_phases = activation_terms(

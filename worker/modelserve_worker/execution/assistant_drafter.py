@@ -35,6 +35,10 @@ class AssistantDrafter:
         self._drafts = torch.zeros(max_num_seqs, num_tokens, dtype=torch.int32, device=weight.device)
         self._counts = torch.full((max_num_seqs,), num_tokens, dtype=torch.int32, device=weight.device)
 
+    @property
+    def weights_bytes(self) -> int:
+        return self.assistant.parameter_bytes()
+
     def attach(self, reader_of: ReaderOf) -> None:
         architecture = self.assistant.architecture
         self._graphs.clear()

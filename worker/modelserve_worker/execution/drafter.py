@@ -51,6 +51,11 @@ class Drafter(Protocol):
 
     num_tokens: int
 
+    @property
+    def weights_bytes(self) -> int:
+        """Of a model of its own."""
+        return 0
+
     def attach(self, reader_of: ReaderOf) -> None:
         """The target's caches are there, or have been replaced: readers and graphs of those before are gone."""
 
@@ -73,6 +78,10 @@ class LongestProposal(Drafter):
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self._drafters = tuple(drafters)
         self.num_tokens = max(drafter.num_tokens for drafter in drafters)
+
+    @property
+    def weights_bytes(self) -> int:
+        return sum(drafter.weights_bytes for drafter in self._drafters)
 
     def attach(self, reader_of: ReaderOf) -> None:
         for drafter in self._drafters:

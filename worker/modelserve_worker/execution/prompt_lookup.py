@@ -22,6 +22,8 @@ from modelserve_worker.kernels.prompt_lookup_door import lookup_door
 class PromptLookup:
     """Keeps all tokens of every slot: int32 [max_num_seqs, max_model_len]."""
 
+    weights_bytes = 0
+
     def __init__(self, *, num_tokens: int, max_num_seqs: int, max_model_len: int, device: torch.device) -> None:
         self.num_tokens = num_tokens
         self._door = lookup_door(device)

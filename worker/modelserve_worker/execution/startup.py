@@ -36,6 +36,7 @@ from modelserve_worker.execution.device import (
     with_compute_dtype,
 )
 from modelserve_worker.execution.drafter import Drafter
+from modelserve_worker.execution.drafter_loading import drafter_of
 from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.loader import load_model
 from modelserve_worker.execution.memory import (
@@ -48,7 +49,6 @@ from modelserve_worker.execution.memory import (
 from modelserve_worker.execution.memory_report import MemoryReport
 from modelserve_worker.execution.model_runner import GPUModelRunner
 from modelserve_worker.execution.parallel import TensorParallel, join_tensor_parallel
-from modelserve_worker.execution.prompt_lookup import PromptLookup
 from modelserve_worker.execution.weights import InvalidCheckpoint
 from modelserve_worker.execution.weights_progress import ProgressCallback
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
@@ -175,6 +175,7 @@ def start_rank(
         seed=args.seed,
         progress=progress,
     )
+    drafter = drafter_of(args, model)
     phases.end("weights")
     beside_graphs = 0
     if runs_on_kernels(architecture, device):
@@ -182,7 +183,7 @@ def start_rank(
             architecture, rows=args.max_num_seqs * args.speculation.rows, tensor_parallel_size=args.tensor_parallel_size
         )
     with compilations():
-        runner, use = _profile(model, args, geometry, device, probe, beside_graphs_bytes=beside_graphs)
+        runner, use = _profile(model, args, geometry, device, probe, drafter=drafter, beside_graphs_bytes=beside_graphs)
     phases.end("profile")
     use, pool_bytes = _agree(use, parallel, device)
     try:
@@ -260,6 +261,7 @@ def _profile(
     device: torch.device,
     probe: GPUMemoryProbe | None,
     *,
+    drafter: Drafter | None,
     beside_graphs_bytes: int,
 ) -> tuple[GPUModelRunner, MemoryUse]:
     """Run the heaviest step over a cache of one page per kind, which every page table entry names."""
@@ -276,7 +278,7 @@ def _profile(
         max_num_batched_tokens=args.max_num_batched_tokens,
         max_num_seqs=args.max_num_seqs,
         max_model_len=longest,
-        drafter=drafter_of(args, longest=longest, device=device),
+        drafter=drafter,
     )
     tokens = min(args.max_num_batched_tokens if on_gpu else _CPU_PROFILE_TOKENS, longest)
     start = min(KEYS_PER_PASS, longest - tokens) if on_gpu else 0
@@ -290,7 +292,7 @@ def _profile(
             max_num_batched_tokens=args.max_num_batched_tokens,
             max_num_seqs=args.max_num_seqs,
             weight_format=model.weight_format,
-            speculation=args.speculation,
+            speculation=inspection.read_speculation(args, model.architecture),
         )
         use = probe.measure(
             args.gpu_memory_utilization,
@@ -304,7 +306,7 @@ def _profile(
         geometry,
         args,
         weight_format=model.weight_format,
-        weights_bytes=model.parameter_bytes(),
+        weights_bytes=model.parameter_bytes() + (0 if drafter is None else drafter.weights_bytes),
     )
     return runner, use
 
@@ -356,19 +358,6 @@ def _profile_batch(
         global_updates=NO_UPDATES,
         sliding_updates=NO_UPDATES,
     )
-
-
-def drafter_of(args: EngineArgs, *, longest: int, device: torch.device) -> Drafter | None:
-    """What proposes tokens to contexts of up to `longest`. Raises InvalidInput where it cannot be loaded."""
-    if args.drafter is not None:
-        raise InvalidInput(
-            f"drafter {args.drafter}: this release loads no assistant; leave it out, or use promptLookup",
-            field="drafter",
-        )
-    if not args.prompt_lookup:
-        return None
-    num_tokens = args.speculation.num_tokens
-    return PromptLookup(num_tokens=num_tokens, max_num_seqs=args.max_num_seqs, max_model_len=longest, device=device)
 
 
 def _agree(use: MemoryUse, parallel: TensorParallel, device: torch.device) -> tuple[MemoryUse, int]:
