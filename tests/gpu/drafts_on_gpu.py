@@ -208,7 +208,7 @@ def verification_seconds(runner: GPUModelRunner, batch: int) -> float:
     if graphs is None:
         return float("nan")
     most = runner.draft_tokens + 1
-    size = min(size for size in graphs._decode if size.rows >= batch * most)
+    size = min(size for size in graphs._decode if size.few == most and size.rows >= batch * most)
     if runner.draft_tokens:
         runner._packer._decodes.device("assumed").fill_(-1)  # a replay does not move them again
     graph, _ = graphs._decode[size]
