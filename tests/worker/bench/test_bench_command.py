@@ -201,6 +201,20 @@ def test_an_open_loop_and_drawn_lengths(tmp_path: Path) -> None:
     assert lengths <= set(range(4, 65))
 
 
+def test_goodput_at_several_rates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    endpoint, path = StreamingEndpoint(), tmp_path / "bench.json"
+    arguments = [*SMALL, "--rate", "100,200,400", "--num-requests", "5", "--json", str(path)]
+    with endpoint.listening() as url:
+        assert main(["--base-url", url, *arguments, "--goodput", "ttft:0.001,tpot:60000"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-5] == "good: TTFT at most 0.001 ms and TPOT at most 60000 ms"
+    assert [line.split()[0] for line in lines[-3:]] == ["100/s", "200/s", "400/s"]
+    for load in _document(path)["loads"]:
+        goodput = load["goodput"]
+        assert goodput["goals"] == {"ttft_ms": 0.001, "tpot_ms": 60000}
+        assert (goodput["sent"], goodput["ttft_kept"], goodput["tpot_kept"], goodput["good"]) == (5, 0, 5, 0)
+
+
 def test_a_chat_gets_words(capsys: pytest.CaptureFixture[str]) -> None:
     async def script(body: dict[str, Any], reply: Reply) -> None:
         deltas = [{"role": "assistant", "content": ""}, {"content": "a"}, {"content": "b"}]
@@ -262,6 +276,7 @@ def test_an_endpoint_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> No
             "--shared-prefix-tokens 100: must be below the shortest prompt, 100",
         ),
         (["--output-tokens", "0"], "0 is out of range; give a whole number from 1 to 16777216"),
+        (["--goodput", "e2e:5"], "'e2e:5' is no goal; write ttft:MS, tpot:MS or both: ttft:500,tpot:50"),
         (["--temperature", "nan"], "'nan' is no number from 0 to 2"),
         (["--records"], "--records: there is no file to write them to; add --json FILE"),
         (["--warmup-requests", "-1"], "'-1' is no whole number from 0 to 1000000"),

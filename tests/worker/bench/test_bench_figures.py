@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 from typing import Any
 
 import pytest
 
 from modelserve_worker.bench.driver import Load
 from modelserve_worker.bench.figures import Distribution, figures, percentile
+from modelserve_worker.bench.goodput import goals
 from modelserve_worker.bench.record import Record
 from modelserve_worker.bench.report import Report, report_table
 
@@ -82,3 +84,50 @@ def test_the_table_comes_last_and_doubts_before_it() -> None:
         "2.5/s   0       0    -    -      0        0.0        0.0                     -                     -"
         "                   -               -"
     )
+
+
+def test_goodput_counts_what_was_sent_and_kept_both_goals() -> None:
+    load = Load(None, 2.0, 9, duration_s=4.0)
+    load.records += [
+        _record(0, 1.0, 1.5, 2.0, tokens=3),  # TTFT 1,000 ms, TPOT 500
+        _record(0, 1.0, 1.5, 2.0, tokens=3, turn=2),
+        _record(1, 1.001, 1.5, 2.0, tokens=3),  # first token too late
+        _record(2, 0.5, 2.5, tokens=4),  # 667 ms a token
+        _record(3, 0.5, tokens=1),  # no time per token
+        _record(4, 0.1, 0.2, tokens=2, error_kind="timeout", error="late"),
+        _record(5, 0.1, 0.2, tokens=2, wrong_length="2 tokens instead of 3"),
+        _record(6, tokens=0),  # an answer without a token
+    ]
+    found = figures(load, with_records=False, goals=goals("ttft:1000,tpot:500")).goodput
+    assert found is not None
+    assert (found.sent, found.ttft_kept, found.tpot_kept, found.good) == (8, 4, 4, 3)
+    assert (found.share, found.good_requests_per_s) == (0.375, 0.75)
+    only = figures(load, with_records=False, goals=goals("tpot:700")).goodput
+    assert only is not None
+    assert only.good == 5
+    assert figures(load, with_records=False).goodput is None
+
+
+def test_the_table_of_goodput_has_a_line_for_each_rate() -> None:
+    wanted = goals("ttft:1000,tpot:500")
+    loads = []
+    for rate in (1.0, 2.5):
+        load = _load(concurrency=None, rate=rate)
+        loads.append(figures(load, with_records=False, goals=wanted))
+    loads.append(figures(Load(None, 4.0, 8), with_records=False, goals=wanted))
+    report = Report(command=[], started="", base_url="u", model="m", seed=3, complete=False, loads=tuple(loads))
+    assert [line.split() for line in report_table(report).splitlines()[-5:]] == [
+        ["good:", "TTFT", "at", "most", "1000", "ms", "and", "TPOT", "at", "most", "500", "ms"],
+        ["LOAD", "SENT", "GOOD", "GOOD/S", "TTFT", "KEPT", "TPOT", "KEPT"],
+        ["1/s", "3", "33.3%", "0.25", "33.3%", "66.7%"],
+        ["2.5/s", "3", "33.3%", "0.25", "33.3%", "66.7%"],
+        ["4/s", "0", "-", "0", "-", "-"],
+    ]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "ttft", "ttft:", "e2e:4", "ttft:1,ttft:2", "ttft:-1", "tpot:nan", "ttft:1;tpot:2"]
+)
+def test_goals_that_are_none_say_so(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=r"ttft:MS|no number"):
+        goals(text)

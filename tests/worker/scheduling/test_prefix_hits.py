@@ -92,6 +92,19 @@ def test_a_turn_of_calls_keeps_its_thoughts_and_the_next_one_resumes_before_them
     assert sessions.ask(begin + called + text(5, 60) + text(6, 80)) == 3_000
 
 
+def test_five_turns_with_calls_compute_their_own_part_alone() -> None:
+    """Each turn thinks, calls, reads a result and answers; its thoughts leave the history with the next question."""
+    sessions = Sessions()
+    history, known = text(1, 3_000), 0
+    for turn in range(10, 15):
+        asked = history + text(turn, 300)
+        thought, call, result, answer = (text(turn * 10 + part, size) for part, size in enumerate((30, 20, 400, 20)))
+        assert sessions.ask(asked, thought + call, checkpoints=(len(asked),)) == known
+        told = asked + thought + call + result
+        assert sessions.ask(told, answer, checkpoints=(len(asked),)) == len(asked + thought + call) - 1
+        history, known = asked + call + result + answer, len(asked)
+
+
 def test_another_salt_and_another_tenant_find_nothing(served: Sessions) -> None:
     assert served.ask(PREFIX, cache_salt="mine") == 0
     assert served.ask(PREFIX, tenant="key-1") == 0

@@ -114,7 +114,9 @@ class Run:
             models=self._models,
             version=self._version,
             found=self._found,
-            loads=tuple(figures(load, with_records=self._flags.records) for load in self._loads),
+            loads=tuple(
+                figures(load, with_records=self._flags.records, goals=self._flags.goodput) for load in self._loads
+            ),
         )
 
 

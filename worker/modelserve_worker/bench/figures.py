@@ -9,6 +9,7 @@ from statistics import fmean
 from pydantic import BaseModel, ConfigDict
 
 from modelserve_worker.bench.driver import Load
+from modelserve_worker.bench.goodput import Goals, Goodput
 from modelserve_worker.bench.record import Record
 
 _BUSY_SHARE = 0.7
@@ -106,6 +107,7 @@ class Figures(BaseModel):
     itl_ms: Distribution | None
     e2e_ms: Distribution | None
     late_ms: Distribution | None
+    goodput: Goodput | None = None  # where goals were set
     turns: tuple[TurnFigures, ...] = ()  # of sessions of several
     driver_cpu_share: float
     faults: tuple[Fault, ...]
@@ -123,7 +125,7 @@ class Figures(BaseModel):
         return self.driver_cpu_share > _BUSY_SHARE
 
 
-def figures(load: Load, *, with_records: bool) -> Figures:
+def figures(load: Load, *, with_records: bool, goals: Goals | None = None) -> Figures:
     """What is known of the load, also when it was stopped before its end."""
     good = [record for record in load.records if record.error_kind is None]
     seconds = load.duration_s or math.inf
@@ -152,6 +154,7 @@ def figures(load: Load, *, with_records: bool) -> Figures:
         itl_ms=Distribution.of([gap for record in good for gap in record.gaps_s]),
         e2e_ms=Distribution.of([record.end_s for record in good]),
         late_ms=None if load.rate is None else Distribution.of([record.late_s for record in load.records]),
+        goodput=None if goals is None else Goodput.of(goals, load.records, seconds=seconds),
         turns=tuple(TurnFigures.of(turn, [record for record in good if record.turn == turn]) for turn in turns)
         if turns[-1:] > [1]
         else (),

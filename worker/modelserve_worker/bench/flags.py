@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from modelserve_worker.bench.goodput import goals
 from modelserve_worker.bench.prompts import LOG_UNIFORM, UNIFORM, Lengths
 from modelserve_worker.evaluation.flag_values import http_address, number, whole_number
 
@@ -39,6 +40,12 @@ def parser() -> argparse.ArgumentParser:
     )
     _add_load(made.add_argument_group("load"))
     _add_requests(made.add_argument_group("requests"))
+    made.add_argument(
+        "--goodput",
+        type=goals,
+        metavar="ttft:MS,tpot:MS",
+        help="tell which share of requests had a TTFT and a TPOT of at most these",
+    )
     made.add_argument("--json", metavar="FILE", help="write all figures there; - writes them to standard output")
     made.add_argument("--records", action="store_true", help="with --json: every request's own times, too")
     return made

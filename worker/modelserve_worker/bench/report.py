@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from modelserve_worker.bench.figures import Distribution, Figures, TurnFigures
+from modelserve_worker.bench.goodput import Goodput
 from modelserve_worker.evaluation.columns import Row, columns
 
 _HEADINGS = (
@@ -14,6 +15,7 @@ _HEADINGS = (
     "TPOT MS mean/p50/p99", "ITL MS p50/p99/max", "E2E MS p50/p99",
 )  # fmt: skip
 _TURN_HEADINGS = ("LOAD", "TURN", "OK", "IN", "CACHED", "TTFT MS mean/p50/p99")
+_GOODPUT_HEADINGS = ("LOAD", "SENT", "GOOD", "GOOD/S", "TTFT KEPT", "TPOT KEPT")
 _MUCH_LATER_MS = 10.0
 
 
@@ -44,6 +46,9 @@ def report_table(report: Report) -> str:
     lines = columns(_HEADINGS, [Row(_cells(load)) for load in report.loads], text_columns=1)
     notes = [f"the endpoint was asked first: {found}" for found in report.found]
     notes += [f"{_name(load)}: {note}" for load in report.loads for note in _notes(load)]
+    if goodput := [(load, load.goodput) for load in report.loads if load.goodput is not None]:
+        rows = [Row(_goodput_cells(load, found)) for load, found in goodput]
+        lines += ["", _goals(goodput[0][1]), *columns(_GOODPUT_HEADINGS, rows, text_columns=1)]
     if any(load.turns for load in report.loads):
         rows = [Row(_turn_cells(load, turn)) for load in report.loads for turn in load.turns]
         lines += ["", *columns(_TURN_HEADINGS, rows, text_columns=1)]
@@ -70,6 +75,17 @@ def _turn_cells(load: Figures, turn: TurnFigures) -> tuple[str, ...]:
         _name(load), str(turn.turn), str(turn.ok), _count(turn.input_tokens_mean), _count(turn.cached_tokens_mean),
         _ms(turn.ttft_ms, "mean", "p50", "p99"),
     )  # fmt: skip
+
+
+def _goals(goodput: Goodput) -> str:
+    wanted = (("TTFT", goodput.goals.ttft_ms), ("TPOT", goodput.goals.tpot_ms))
+    return "good: " + " and ".join(f"{name} at most {most:g} ms" for name, most in wanted if most is not None)
+
+
+def _goodput_cells(load: Figures, goodput: Goodput) -> tuple[str, ...]:
+    kept = (goodput.ttft_kept, goodput.tpot_kept)
+    shares = ["-" if not goodput.sent else f"{count / goodput.sent:.1%}" for count in (goodput.good, *kept)]
+    return (_name(load), str(goodput.sent), shares[0], f"{goodput.good_requests_per_s:.3g}", *shares[1:])
 
 
 def _count(mean: float | None) -> str:
