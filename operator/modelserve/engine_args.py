@@ -7,7 +7,7 @@ Workers refuse names that they do not know, so a field that is added says since 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic.alias_generators import to_camel
@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 
 from modelserve.releases import release_number
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
+from modelserve.sizing.speculation import AUTO_DRAFTS, MOST_DRAFTS, NO_DRAFTS, Speculation
 
 SINCE = "x-since-release"
 DEFAULT_MAX_NUM_MIXED_TOKENS = 512
@@ -83,6 +84,24 @@ class EngineArgs(BaseModel):
         description="Topic of these messages; left out: kv@ADDRESS:PORT@MODEL, of POD_IP and the first served name.",
         json_schema_extra={SINCE: "0.2.0"},
     )
+    drafter: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Directory of an assistant that proposes tokens, which the model verifies.",
+        json_schema_extra={SINCE: "0.2.0"},
+    )
+    prompt_lookup: bool = Field(
+        default=False,
+        description="Propose what followed the same tokens earlier in a request, or in its `prediction`: for edits, "
+        "quotations and code.",
+        json_schema_extra={SINCE: "0.2.0"},
+    )
+    num_speculative_tokens: Annotated[int, Field(ge=1, le=MOST_DRAFTS)] | Literal["auto"] = Field(
+        default="auto",
+        description=f"Most tokens proposed at a time, with a drafter or prompt lookup. auto: at most {AUTO_DRAFTS}, "
+        "and of each request as many as pay.",
+        json_schema_extra={SINCE: "0.2.0"},
+    )
     debug_kv_stamps: bool = Field(default=False, description="Stamp every cache row and check every read (slow).")
     seed: int = Field(default=0, ge=0)
     shutdown_delay_seconds: int = Field(
@@ -103,6 +122,14 @@ class EngineArgs(BaseModel):
         """Names in the API, the one in answers first; none when it is the directory's."""
         names = self.served_model_name
         return () if names is None else (names,) if isinstance(names, str) else tuple(names)
+
+    @property
+    def speculation(self) -> Speculation:
+        """As sizing counts it, but for the assistant: its geometry is in its directory."""
+        if self.drafter is None and not self.prompt_lookup:
+            return NO_DRAFTS
+        most = AUTO_DRAFTS if self.num_speculative_tokens == "auto" else self.num_speculative_tokens
+        return Speculation(most, prompt_lookup=self.prompt_lookup)
 
     def dialect(self, release: str) -> dict[str, Any]:
         """The document as a worker of `release` reads it: JSON without null, and without what later releases added."""

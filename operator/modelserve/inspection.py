@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from modelserve.architecture import ModelArchitecture
@@ -18,9 +19,11 @@ from modelserve.checkpoint_files import (
     read_json_object,
     weight_files,
 )
+from modelserve.engine_args import EngineArgs
 from modelserve.errors import InvalidInput, UnsupportedModel
 from modelserve.model_facts import ModelFacts
 from modelserve.quantization_config import stated_format
+from modelserve.sizing.speculation import Speculation
 from modelserve.weight_format import BFLOAT16, FLOAT32, StoredType, TextLinear, WeightFormat, dense_format
 
 EMBEDDING_SUFFIX = "embed_tokens.weight"
@@ -38,6 +41,15 @@ def read_architecture(directory: Path) -> ModelArchitecture:
 def read_assistant(directory: Path) -> AssistantArchitecture:
     """Geometry of an MTP assistant from `directory`/config.json. Raises InvalidInput or UnsupportedModel."""
     return AssistantArchitecture.from_config(read_json_object(directory / CONFIG_FILE))
+
+
+def read_speculation(args: EngineArgs, architecture: ModelArchitecture) -> Speculation:
+    """What proposes tokens to a worker's model of this `architecture`, with the geometry of its assistant, which
+    computes in the model's dtype. Raises InvalidInput or UnsupportedModel."""
+    if args.drafter is None:
+        return args.speculation
+    assistant = read_assistant(Path(args.drafter)).model_copy(update={"dtype": architecture.dtype})
+    return replace(args.speculation, assistant=assistant)
 
 
 def read_weight_format(directory: Path) -> WeightFormat:

@@ -29,7 +29,7 @@ from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve_worker.batch import AdmittedRequest
 from modelserve_worker.engine.engine import Engine
 from modelserve_worker.execution.assistant_drafter import AssistantDrafter
-from modelserve_worker.execution.drafter import Drafter, ReaderOf
+from modelserve_worker.execution.drafter import Accepted, Drafter, Proposal, ReaderOf
 from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.loader import load_assistant, load_model
 from modelserve_worker.execution.model_runner import GPUModelRunner
@@ -72,9 +72,9 @@ class SimulatedDrafter(Drafter):
     def admit(self, admitted: Sequence[AdmittedRequest]) -> None:
         self.inner.admit(admitted)
 
-    def propose(self, slots: Tensor, tokens: Tensor, positions: Tensor, hidden: Tensor) -> Tensor:
-        self.inner.propose(slots, tokens, positions, hidden)
-        return self.decided.proposed[slots, positions]
+    def propose(self, accepted: Accepted) -> Proposal:
+        _, counts = self.inner.propose(accepted)
+        return Proposal(self.decided.proposed[accepted.slots, accepted.positions], counts)
 
 
 def decide_samples(sampler: Sampler, decided: Decided) -> None:
@@ -197,7 +197,8 @@ def draft_seconds(setting: Setting, runner: GPUModelRunner, batch: int) -> float
         batch, setting.model.architecture.hidden_size, dtype=setting.model.dtype, device=setting.device
     )
     repeats = 50 if setting.device.type == "cuda" else 2
-    took = seconds_of(lambda: drafter.inner.propose(slots, slots, positions, hidden), setting.device, repeats)
+    accepted = Accepted(slots, slots, positions, slots, slots, slots.long(), hidden)
+    took = seconds_of(lambda: drafter.inner.propose(accepted), setting.device, repeats)
     return took / drafter.num_tokens
 
 
@@ -207,7 +208,7 @@ def verification_seconds(runner: GPUModelRunner, batch: int) -> float:
     if graphs is None:
         return float("nan")
     most = runner.draft_tokens + 1
-    size = min(size for size in graphs._decode if size.rows >= batch * most)
+    size = min(size for size in graphs._decode if size.few == most and size.rows >= batch * most)
     if runner.draft_tokens:
         runner._packer._decodes.device("assumed").fill_(-1)  # a replay does not move them again
     graph, _ = graphs._decode[size]

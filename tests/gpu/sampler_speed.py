@@ -66,7 +66,6 @@ class Batch:
             positions=self._positions,
             output_counts=self._device_counts,
             host_slots=self._host,
-            host_output_counts=self._counts,
         ).tokens
 
 

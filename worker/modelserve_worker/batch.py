@@ -123,6 +123,7 @@ class AdmittedRequest:
     output_token_ids: Sequence[int]  # sampled in earlier stays; the penalty state is rebuilt from both
     banned_token_ids: tuple[int, ...] = ()  # not to be drawn before `sampling.min_tokens` tokens
     shares_rows_as: str | None = None  # requests of one name read each other's rows where their tokens are the same
+    predicted_token_ids: Sequence[int] = ()  # of the answer, as its client expects it
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +194,7 @@ class SampledTokens:
     logprobs: dict[int, TokenLogprobs]  # by index into token_ids, for those that asked
     counts: Int32Array = field(default_factory=_nothing)  # [S] tokens of each: accepted drafts and one more; empty: one
     drafts: Int32Array = field(default_factory=_nothing)  # [S, k] what is proposed to follow; empty: nothing
+    proposed: Int32Array = field(default_factory=_nothing)  # [S] how many of these; behind them anything
     prompt_logprobs: dict[int, tuple[int, PromptLogprobs]] = field(default_factory=dict)
     """By slot, for those that asked: the position of the first prompt token that the step scored, and its scores."""
 

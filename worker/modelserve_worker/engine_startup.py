@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from modelserve.architecture import LayerKind
 from modelserve.engine_args import EngineArgs
 from modelserve.errors import DoesNotFit, InvalidInput
-from modelserve.planning.step_time import doubling_context
+from modelserve.hardware import CATALOGUE
+from modelserve.planning.step_time import RankSpeed, doubling_context
 from modelserve.sizing.grammars import lexer_states
 from modelserve.sizing.pages import GLOBAL_PAGE_TOKENS
 from modelserve.termination import TerminationReason
@@ -22,7 +23,9 @@ from modelserve_worker.engine.wire import Ready
 from modelserve_worker.terminal_error import TerminalError
 
 if TYPE_CHECKING:
+    from modelserve_worker.execution.ranks import LaunchedReplica
     from modelserve_worker.grammar.compiler import GrammarCompiler
+    from modelserve_worker.scheduling.step_costs import StepCosts
 
 
 def build_engine(args: EngineArgs, progress: Callable[[int, int], None]) -> BuiltEngine:
@@ -68,8 +71,14 @@ def build_engine(args: EngineArgs, progress: Callable[[int, int], None]) -> Buil
         captured_rows=replica.captured_rows,
     )
     drafts = replica.runner.draft_tokens
+    costs = _step_costs(args, replica) if drafts and args.num_speculative_tokens == "auto" else None
     scheduler = Scheduler(
-        limits, replica.geometry, replica.pool_bytes, draft_tokens=drafts, prefix_caching=args.prefix_caching
+        limits,
+        replica.geometry,
+        replica.pool_bytes,
+        draft_tokens=drafts,
+        step_costs=costs,
+        prefix_caching=args.prefix_caching,
     )
     if publisher is not None and isinstance(scheduler.prefixes, PrefixReuse):
         scheduler.prefixes.events = CacheEvents(GLOBAL_PAGE_TOKENS, publisher.publish)
@@ -87,6 +96,20 @@ def build_engine(args: EngineArgs, progress: Callable[[int, int], None]) -> Buil
         stats=scheduler.stats(),
     )
     return BuiltEngine(Engine(scheduler, replica.runner, grammars.result()), ready)
+
+
+def _step_costs(args: EngineArgs, replica: LaunchedReplica) -> StepCosts:
+    """What is planned for the GPU; measured where it is on no list."""
+    from modelserve_worker.scheduling.step_costs import MeasuredCosts, PlannedCosts
+
+    device = CATALOGUE.get(replica.memory.device.replace(" ", "-"))
+    if device is None:
+        return MeasuredCosts()
+    speed = RankSpeed(
+        replica.architecture, device, replica.geometry, tensor_parallel=args.tensor_parallel_size,
+        weight_format=replica.memory.weight_format,
+    )  # fmt: skip
+    return PlannedCosts(speed, max_num_seqs=args.max_num_seqs, speculation=args.speculation)
 
 
 def _grammars(directory: Path, args: EngineArgs) -> GrammarCompiler | None:

@@ -204,6 +204,8 @@ class _EngineCollector(Collector):
             counter = CounterMetricFamily(name, text, labels=["model_name"])
             counter.add_metric([self._model_name], value)
             yield counter
+        if stats.accepted_per_position:
+            yield from self._drafts(stats)
         cached = stats.prompt_tokens_cached_total
         sources = CounterMetricFamily(
             "vllm:prompt_tokens_by_source", "Prompt tokens, by where they came from.", labels=["model_name", "source"]
@@ -214,6 +216,30 @@ class _EngineCollector(Collector):
         info = InfoMetricFamily("vllm:cache_config", "Configuration of the KV cache.")
         info.add_metric([], {"model_name": self._model_name, **self._cache_config})
         yield info
+
+    def _drafts(self, stats: EngineStats) -> Iterator[Metric]:
+        accepted = stats.accepted_per_position
+        for name, text, value in (
+            ("vllm:spec_decode_num_drafts", "Proposals that were verified.", stats.drafts_total),
+            ("vllm:spec_decode_num_draft_tokens", "Tokens of these.", stats.draft_tokens_total),
+            ("vllm:spec_decode_num_accepted_tokens", "Accepted ones.", sum(accepted)),
+        ):
+            counter = CounterMetricFamily(name, text, labels=["model_name"])
+            counter.add_metric([self._model_name], value)
+            yield counter
+        by_place = CounterMetricFamily(
+            "vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted ones, by place in their proposal, from 0.",
+            labels=["model_name", "position"],
+        )  # fmt: skip
+        for position, count in enumerate(accepted):
+            by_place.add_metric([self._model_name, str(position)], count)
+        yield by_place
+        low = GaugeMetricFamily(
+            "modelserve_low_draft_acceptance", "1: under 5 % of draft tokens were accepted for minutes.",
+            labels=["model_name"],
+        )  # fmt: skip
+        low.add_metric([self._model_name], stats.low_acceptance)
+        yield low
 
     def _pages(self, name: str, text: str, global_pages: int, sliding_pages: int) -> Metric:
         gauge = GaugeMetricFamily(name, text, labels=["model_name", "kind"])

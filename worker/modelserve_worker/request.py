@@ -156,7 +156,8 @@ class Request:
     `grammar` (as `modelserve_worker.grammar` writes it) is what the answer must match; of it and of `thinking_budget`
     the engine makes the `constraint`, which goes with the request through preemptions.
     Rows are shared by requests of one `tenant` and `cache_salt`, and count as bytes of `client` in a prefix cache. At
-    `checkpoints`, positions of the prompt, later requests will begin to differ.
+    `checkpoints`, positions of the prompt, later requests will begin to differ. `predicted_token_ids` are what its
+    client expects the answer to be, which changes none of its tokens.
     """
 
     request_id: str
@@ -169,6 +170,7 @@ class Request:
     tenant: str = ""
     client: str = ""
     checkpoints: tuple[int, ...] = ()
+    predicted_token_ids: Sequence[int] = ()
     output_token_ids: list[int] = field(default_factory=list)
     admitted: bool = False  # it has been in a slot, which a preemption may have taken
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)  # computed so far, without gaps
@@ -203,3 +205,4 @@ class RequestOutput:
     admitted_s: float | None = None  # with its first output: when it left the queue, in time.monotonic() of this host
     cached_tokens: int = 0  # with its first output: of its prompt, those that were not computed
     prompt_logprobs: PromptLogprobs | None = None  # with the first token, of all prompt tokens but the first
+    drafts: int = 0  # that the step verified: of `token_ids` all but the last were among them

@@ -12,10 +12,12 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from modelserve.architecture import LayerKind, ModelArchitecture
+from modelserve.sizing.assistant import drafter_buffer_bytes
 from modelserve.sizing.dequantisation import dequantised_bytes
 from modelserve.sizing.kernel_buffers import FLOAT32, INT32, kernel_buffers, taken_by_kernels
 from modelserve.sizing.pages import GLOBAL_PAGE_TOKENS, KVCacheDtype, KVCacheLayout
 from modelserve.sizing.quantised_tiles import multiplied_by_kernels, product_bytes
+from modelserve.sizing.speculation import NO_DRAFTS, Speculation
 from modelserve.sizing.weights import element_bytes
 from modelserve.weight_format import WeightFormat
 
@@ -42,6 +44,7 @@ def activation_bytes(
     kv_dtype: KVCacheDtype,
     kv_layout: KVCacheLayout,
     weight_format: WeightFormat | None = None,
+    speculation: Speculation = NO_DRAFTS,
 ) -> int:
     """Bytes that the allocator holds at the peak of a step: what lives throughout, and the largest phase."""
     always, phases = activation_terms(
@@ -53,6 +56,7 @@ def activation_bytes(
         kv_dtype=kv_dtype,
         kv_layout=kv_layout,
         weight_format=weight_format,
+        speculation=speculation,
     )
     return sum(always.values()) + sum(phases[name] for name in largest_phase(phases))
 
@@ -78,6 +82,7 @@ def activation_terms(
     kv_dtype: KVCacheDtype,
     kv_layout: KVCacheLayout,
     weight_format: WeightFormat | None = None,
+    speculation: Speculation = NO_DRAFTS,
 ) -> tuple[Mapping[str, int], Mapping[str, int]]:
     """(terms that live throughout a step, terms of its phases), in bytes of one rank.
 
@@ -94,8 +99,16 @@ def activation_terms(
     per_layer = tokens * architecture.num_hidden_layers * architecture.hidden_size_per_layer_input
     rope = tokens * (architecture.head_dim + architecture.global_head_dim)  # cos and sin of half a head, both kinds
     penalties = max_num_seqs * architecture.vocab_size * 4  # int32 counts
-    masks = max_num_seqs * -(-architecture.vocab_size // 32) * 4  # a bit per token, of every sequence that may be bound
-    sampling = sampling_bytes(architecture, sequences=max_num_seqs, tensor_parallel_size=tp)
+    rows = max_num_seqs * speculation.rows  # that get a token
+    masks = rows * -(-architecture.vocab_size // 32) * 4  # a bit per token, of every row that may be bound
+    sampling = sampling_bytes(architecture, rows=rows, tensor_parallel_size=tp)
+    drafting = {}
+    if speculation.prompt_lookup:
+        drafting["prompt_lookup"] = max_num_seqs * architecture.max_position_embeddings * INT32
+    if speculation.assistant is not None:
+        drafting["drafts"] = drafter_buffer_bytes(
+            speculation.assistant, num_tokens=speculation.num_tokens, max_num_seqs=max_num_seqs
+        )
     if not on_cpu and taken_by_kernels(architecture):
         buffers = kernel_buffers(
             architecture,
@@ -104,6 +117,7 @@ def activation_terms(
             max_num_seqs=max_num_seqs,
             kv_dtype=kv_dtype,
             kv_layout=kv_layout,
+            speculation=speculation,
         )
         always = {
             "residual": tokens * architecture.hidden_size * _residual_copies(architecture, tp) * e,
@@ -116,6 +130,7 @@ def activation_terms(
             "segments": SEGMENT_SLACK_BYTES,
             **scratch,
             **buffers,
+            **drafting,
             "sampling": sampling,  # not captured: it finds no room in the graphs' pool
         }
         phases = {
@@ -136,6 +151,7 @@ def activation_terms(
         "token_masks": masks,
         "block_tables": max_num_seqs * pages * 8,  # int64 page numbers
         **({} if on_cpu else {"cublas": CUBLAS_WORKSPACE_BYTES}),
+        **drafting,
         **scratch,
     }
     phases = {
@@ -247,8 +263,8 @@ def _mlp_bytes(architecture: ModelArchitecture, *, tokens: int, tensor_parallel_
     return dense + experts + (tokens * hidden * (e if kernels else FLOAT32 + e) if routed else 0)
 
 
-def sampling_bytes(architecture: ModelArchitecture, *, sequences: int, tensor_parallel_size: int) -> int:
-    """Logits in e of this rank's tokens; candidates of the sampling kernels; one pass of sorted rows.
+def sampling_bytes(architecture: ModelArchitecture, *, rows: int, tensor_parallel_size: int) -> int:
+    """Of rows that get a token: logits in e of this rank's tokens; candidates of the kernels; one pass of sorted rows.
 
     At its peak a row of such a pass holds its logits, adjusted and scaled values, sorted values and 8-byte indices, and
     of the sort's own 32 bytes (two copies of the values, three of 8-byte words).
@@ -262,7 +278,7 @@ def sampling_bytes(architecture: ModelArchitecture, *, sequences: int, tensor_pa
     gathered = 0 if ranks == 1 else (share + vocabulary) * e
     lists = -(-share // VOCABULARY_CHUNK) + (0 if ranks == 1 else 1 + 2 * ranks)
     sorting = e + 2 * FLOAT32 + (FLOAT32 + 8) + (2 * FLOAT32 + 3 * 8)
-    drawing = sequences * (share * e + lists * TOP_K_CAPACITY * 8)
-    drawing += min(sequences, ROWS_PER_SORT) * (vocabulary * sorting + gathered)
+    drawing = rows * (share * e + lists * TOP_K_CAPACITY * 8)
+    drawing += min(rows, ROWS_PER_SORT) * (vocabulary * sorting + gathered)
     scoring = PROMPT_SCORE_ROWS * (vocabulary * (e + 2 * FLOAT32 + 1) + gathered)
     return max(drawing, scoring)

@@ -40,11 +40,9 @@ def assistant_weight_bytes(assistant: AssistantArchitecture, *, tensor_parallel_
 
 
 def drafter_buffer_bytes(assistant: AssistantArchitecture, *, num_tokens: int, max_num_seqs: int) -> int:
-    """What a drafter holds at fixed addresses, and its runner for it: slots, tokens and positions, hidden states that
-    it drafts from and those of all rows of a step without chunks, drafts."""
-    element = element_bytes(assistant)
-    rows = max_num_seqs * (2 + num_tokens)
-    return 3 * max_num_seqs * 4 + rows * assistant.backbone_hidden_size * element + max_num_seqs * num_tokens * 4
+    """What a drafter holds at fixed addresses: of each sequence the hidden state that it drafts from, its slot, token,
+    position and count, and its drafts."""
+    return max_num_seqs * (assistant.backbone_hidden_size * element_bytes(assistant) + (4 + num_tokens) * 4)
 
 
 def kernels_per_proposal(assistant: AssistantArchitecture, *, rows: int, num_tokens: int) -> int:

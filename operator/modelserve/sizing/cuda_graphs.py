@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from modelserve.architecture import ModelArchitecture
 from modelserve.sizing.activation import MIB
+from modelserve.sizing.assistant import kernels_per_proposal
 from modelserve.sizing.dequantisation import dequantising_kernels
 from modelserve.sizing.kernel_buffers import taken_by_kernels
 from modelserve.sizing.quantised_tiles import multiplied_by_kernels, product_kernels
+from modelserve.sizing.speculation import NO_DRAFTS, Speculation
 from modelserve.sizing.weights import element_bytes
 from modelserve.weight_format import StoredType, TextLinear, WeightFormat
 
@@ -31,6 +33,13 @@ def decode_graph_sizes(max_num_seqs: int) -> tuple[int, ...]:
     every 64, and the largest batch itself: a step pads less than a seventh of its rows, where there are many."""
     sizes = (1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 256, 32), *range(256, max_num_seqs, 64))
     return (*(size for size in sizes if size < max_num_seqs), max_num_seqs)
+
+
+def decode_graph_rows(max_num_seqs: int, speculation: Speculation = NO_DRAFTS) -> tuple[tuple[int, int], ...]:
+    """(rows, most rows of a segment) of captured steps without chunks: of one row each, and with all drafts. A step in
+    which nobody drafts is so the one that there would be without a drafter."""
+    sizes = decode_graph_sizes(max_num_seqs)
+    return tuple((size * rows, rows) for rows in sorted({1, speculation.rows}) for size in sizes)
 
 
 def mixed_graph_sizes(max_num_batched_tokens: int) -> tuple[int, ...]:
@@ -74,6 +83,7 @@ def graphs_bytes(
     max_num_batched_tokens: int,
     max_num_seqs: int,
     weight_format: WeightFormat | None = None,
+    speculation: Speculation = NO_DRAFTS,
 ) -> int:
     """Bytes of all graphs of one rank; 0 where none is captured: without attention kernels.
 
@@ -83,12 +93,19 @@ def graphs_bytes(
     """
     if not taken_by_kernels(architecture):
         return 0
-    rows = max(max_num_batched_tokens, max_num_seqs)
-    mixed = mixed_graph_sizes(rows) * len(last_row_sizes(architecture, max_num_seqs))
+    few = max_num_seqs * speculation.rows
+    mixed = mixed_graph_sizes(max(max_num_batched_tokens, few)) * len(last_row_sizes(architecture, few))
+    decodes = decode_graph_rows(max_num_seqs, speculation)
     nodes = sum(
         kernels_per_step(architecture, weight_format, rows=size, tensor_parallel_size=tensor_parallel_size)
-        for size in decode_graph_sizes(max_num_seqs) + mixed
+        for size in (*(rows for rows, _ in decodes), *mixed)
     )
-    logits = max_num_seqs * architecture.vocab_size // tensor_parallel_size
-    outputs = (logits + max_num_seqs * architecture.hidden_size) * element_bytes(architecture)
+    if speculation.assistant is not None:
+        nodes += sum(
+            kernels_per_proposal(speculation.assistant, rows=size, num_tokens=speculation.num_tokens)
+            for size in decode_graph_sizes(max_num_seqs)
+        )
+    logits = few * architecture.vocab_size // tensor_parallel_size
+    hidden = few * architecture.hidden_size * (2 if speculation.num_tokens else 1)  # a drafter reads those of decodes
+    outputs = (logits + hidden) * element_bytes(architecture)
     return nodes * CUDA_GRAPH_NODE_BYTES + outputs + SEGMENT_BYTES

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.sizing.pages import GLOBAL_PAGE_TOKENS, SLIDING_PAGE_TOKENS, KVCacheDtype, KVCacheLayout
+from modelserve.sizing.speculation import NO_DRAFTS, Speculation
 from modelserve.sizing.weights import element_bytes
 
 FLOAT32 = 4
@@ -42,9 +43,10 @@ def kernel_buffers(
     max_num_seqs: int,
     kv_dtype: KVCacheDtype,
     kv_layout: KVCacheLayout,
+    speculation: Speculation = NO_DRAFTS,
 ) -> dict[str, int]:
     """Bytes of one rank by term: block_tables, step_metadata, decode_splits, expanded_keys, rotation_tables."""
-    v_only, slots = kv_layout is KVCacheLayout.V_ONLY, chunk_slots(max_num_seqs)
+    v_only = kv_layout is KVCacheLayout.V_ONLY
     tiles = -(-architecture.max_position_embeddings // ROTATION_TILE_KEYS) + 1 + ROTATION_TILE_KEYS
     heads = architecture.num_attention_heads // tensor_parallel_size
     splits = max(
@@ -64,13 +66,21 @@ def kernel_buffers(
     keys = expansion_keys(architecture.max_position_embeddings)
     return {
         "block_tables": max_num_seqs * table_rows * INT32,
-        # Two buffers: five words a row, four a segment, four of its draws and four a sampled row in each; in one, three
-        # a row that goes on, four of its segment, five a chunk and three a chunk and pass.
-        "step_metadata": (5 * max_num_batched_tokens + 36 * max_num_seqs + (5 + 3 * max_num_seqs) * slots) * INT32,
-        "decode_splits": max_num_seqs * splits * FLOAT32,
+        "step_metadata": step_metadata_words(max_num_batched_tokens, max_num_seqs, speculation) * INT32,
+        "decode_splits": max_num_seqs * speculation.rows * splits * FLOAT32,
         "expanded_keys": keys * columns * element_bytes(architecture),
         "rotation_tables": tiles * architecture.global_rotary_pairs * 2 * FLOAT32 if v_only else 0,
     }
+
+
+def step_metadata_words(max_num_batched_tokens: int, max_num_seqs: int, speculation: Speculation = NO_DRAFTS) -> int:
+    """Words of two buffers: five a row, four a segment, four of its draws and four a sampled row in each, and with
+    drafts one a slot; in one, three a row that goes on, four of its segment, five a chunk and three a chunk and pass.
+    """
+    few, slots = max_num_seqs * speculation.rows, chunk_slots(max_num_seqs)
+    assumed = 2 * max_num_seqs if speculation.num_tokens else 0
+    rows = 5 * max(max_num_batched_tokens, few) + 16 * few
+    return rows + 20 * max_num_seqs + assumed + (5 + 3 * max_num_seqs) * slots
 
 
 def decode_splits(*, sliding_entries: int, kv_heads: int) -> int:

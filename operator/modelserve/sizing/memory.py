@@ -24,11 +24,13 @@ from modelserve.sizing.activation import (
     activation_terms,
     largest_phase,
 )
+from modelserve.sizing.assistant import assistant_weight_bytes
 from modelserve.sizing.cuda_graphs import graphs_bytes
 from modelserve.sizing.kernel_buffers import taken_by_kernels
 from modelserve.sizing.pages import LAYER_ALIGNMENT_BYTES, KVCacheDtype, KVCacheLayout
 from modelserve.sizing.quantised_tiles import tile_padding_bytes
 from modelserve.sizing.rank_sums import peer_bytes
+from modelserve.sizing.speculation import NO_DRAFTS, Speculation
 from modelserve.sizing.weights import segment_rounding_bytes, weight_bytes
 from modelserve.weight_format import WeightFormat
 
@@ -59,12 +61,14 @@ _SOURCES = {
     "parameters": "tensor shapes x storage format",
     "allocator": "2 MiB segments of PyTorch's allocator",
     "tile_padding": "quantised matrices to whole tiles of the kernels",
-    "drafter": "published size, whole on every rank",
+    "drafter": "tensor shapes, or published size",
     "residual": "T H e: 2, or 6 on several ranks or with experts",
     "per_layer_inputs": "2 T P e",
     "rope": "4 T (D + D_global)",
     "penalties": "4 S V",
     "token_masks": "S V / 8",
+    "prompt_lookup": "4 S longest context",
+    "drafts": "S (H e + 4 (4 + k))",
     "cublas": "library default on Hopper",
     "segments": "part-filled segments of PyTorch's allocator",
     "dequantised": "largest quantised matrix in the compute type",
@@ -154,6 +158,7 @@ def memory_plan(
     kv_layout: KVCacheLayout,
     weight_format: WeightFormat | None = None,
     drafter_bytes: int = 0,
+    speculation: Speculation = NO_DRAFTS,
     learned: Mapping[str, int] | None = None,
 ) -> MemoryPlan:
     """Divide the memory of one rank.
@@ -162,6 +167,7 @@ def memory_plan(
     `utilization` of it; on the CPU it is all of it, since the headroom is a term of its own there.
     `kv_dtype` and `kv_layout` are the cache's: GPUs expand what some formats store. Buffers are for the architecture's
     longest context, as the worker makes them before it knows what the pool can hold.
+    With `speculation` a sequence has up to 1 + k rows in a step, of which each may get a token.
     `weight_format` left out is the architecture's dtype. `learned` replaces predictions by bytes, by the name of a term
     or of a whole group (`TERM_NAMES`); a group's figure wins over those of its terms.
     Raises InvalidInput when the tensor-parallel size does not divide the model, or an override names nothing.
@@ -181,6 +187,7 @@ def memory_plan(
             kv_layout=kv_layout,
             weight_format=weight_format,
             drafter_bytes=drafter_bytes,
+            speculation=speculation,
             learned=tuple(learned.items()),
         ),
     )
@@ -198,6 +205,7 @@ def _all_terms(
     kv_layout: KVCacheLayout,
     weight_format: WeightFormat | None,
     drafter_bytes: int,
+    speculation: Speculation,
     learned: tuple[tuple[str, int], ...],
 ) -> tuple[MemoryTerm, ...]:
     tp, on_cpu, given = tensor_parallel_size, container_bytes is not None, dict(learned)
@@ -208,6 +216,8 @@ def _all_terms(
         )
         if padding := tile_padding_bytes(architecture, tensor_parallel_size=tp, weight_format=weight_format):
             weights["tile_padding"] = padding
+    if speculation.assistant is not None:
+        drafter_bytes = assistant_weight_bytes(speculation.assistant, tensor_parallel_size=tp)
     if drafter_bytes:
         weights["drafter"] = drafter_bytes
     always, predicted_phases = activation_terms(
@@ -219,6 +229,7 @@ def _all_terms(
         kv_dtype=kv_dtype,
         kv_layout=kv_layout,
         weight_format=weight_format,
+        speculation=speculation,
     )
     phases = {**predicted_phases, **{name: given[name] for name in PHASES if name in given}}
     overhead = overhead_terms(
@@ -231,9 +242,10 @@ def _all_terms(
             max_num_batched_tokens=max_num_batched_tokens,
             max_num_seqs=max_num_seqs,
             weight_format=weight_format,
+            speculation=speculation,
         ),
         peer_buffer_bytes=peer_bytes(
-            architecture, tensor_parallel_size=tp, rows=max(max_num_batched_tokens, max_num_seqs)
+            architecture, tensor_parallel_size=tp, rows=max(max_num_batched_tokens, max_num_seqs * speculation.rows)
         ),
     )
     predicted: tuple[tuple[MemoryGroup, dict[str, int]], ...] = (

@@ -19,7 +19,7 @@ from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.batch import AdmittedRequest
 from modelserve_worker.engine.engine import Engine
 from modelserve_worker.execution.assistant_drafter import AssistantDrafter
-from modelserve_worker.execution.drafter import Drafter, ReaderOf
+from modelserve_worker.execution.drafter import Accepted, Drafter, Proposal, ReaderOf
 from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.loader import load_assistant
 from modelserve_worker.execution.model_runner import GPUModelRunner
@@ -48,9 +48,10 @@ class Between(Drafter):
     def admit(self, admitted: Sequence[AdmittedRequest]) -> None:
         self.named |= {request.slot: request.request_id for request in admitted}
 
-    def propose(self, slots: Tensor, tokens: Tensor, positions: Tensor, hidden: Tensor) -> Tensor:
-        proposed = self.inner.propose(slots, tokens, positions, hidden).clone()
-        return self.look([self.named[slot] for slot in slots.tolist()], positions.tolist(), proposed)
+    def propose(self, accepted: Accepted) -> Proposal:
+        tokens, counts = self.inner.propose(accepted)
+        named = [self.named[slot] for slot in accepted.slots.tolist()]
+        return Proposal(self.look(named, accepted.positions.tolist(), tokens.clone()), counts)
 
 
 def assistant_for(model: Gemma4ForCausalLM, directory: Path, *, num_tokens: int, slots: int) -> AssistantDrafter:

@@ -101,6 +101,16 @@ def target_of(variant: str, kv: str, device: torch.device, directory: Path) -> t
     return model, geometry
 
 
+def test_a_captured_step_with_chunks_has_room_for_last_rows_of_as_many_requests(tmp_path: Path) -> None:
+    """Of which each may have one, where nobody drafts: rows that no program attends for hold anything."""
+    model, geometry = target_of("E4B", "auto", CPU, tmp_path)
+    drafter = TrueDrafter({}, num_tokens=K, right=1.0, slots=SLOTS, longest=LONGEST, vocab_size=256)
+    views = runner_of(model, geometry, drafter)._packer.mixed_views(CHUNK, SLOTS)
+    assert views.narrowed is not None
+    assert views.narrowed.decode is not None
+    assert views.narrowed.decode.most == views.narrowed.decode.slots.numel() == SLOTS
+
+
 @pytest.mark.parametrize(("device", "variant", "kv"), [
     (CPU, "31B", "auto"), *(pytest.param(CUDA, *case, marks=ON_GPU) for case in (
         ("31B", "auto"), ("31B", "int8"), ("31B", "fp8_e4m3"), ("E4B", "auto"), ("E4B", "int8"))),
@@ -123,7 +133,7 @@ def test_captured_steps_with_drafts_say_what_steps_of_one_row_say(
         drafted = run(runner, requests(48))
         assert len(replayed) > 0 or not on_gpu
         assert drafted.most == K + 1
-        assert drafted.steps < alone.steps * (0.5 if right == 1.0 else 0.8)
+        assert drafted.steps < alone.steps * (0.6 if right == 1.0 else 0.8)
         assert_told_alike(model, geometry, alone, drafted, driver_for)
 
 

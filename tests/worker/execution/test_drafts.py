@@ -16,8 +16,10 @@ from true_drafter import TrueDrafter
 
 from modelserve_worker.batch import ScheduledBatch
 from modelserve_worker.engine.engine import Engine
+from modelserve_worker.execution.drafter import Drafter, LongestProposal
 from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.model_runner import GPUModelRunner
+from modelserve_worker.execution.prompt_lookup import PromptLookup
 from modelserve_worker.grammar import mask_time
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.request import PromptLogprobs, TokenConstraint, TokenLogprobs
@@ -39,6 +41,7 @@ BODIES: tuple[dict[str, Any], ...] = (
     {"temperature": 0.8, "logit_bias": {"300": 4.0}},
     {"temperature": 1.0, "stop": ["e"], "max_tokens": 60},
     {"temperature": 1.0, "min_tokens": 25, "stop_token_ids": list(range(300, 550))},
+    {"temperature": 0.7, "min_tokens": 24, "ignore_eos": False},
     {"temperature": 0, "prompt_logprobs": 2, "max_tokens": 10},
     {"temperature": 1.0, "structured_outputs": {"regex": "[a-f]{3}( [0-9]{1,4}){2,9}"}},
     {"temperature": 0, "structured_outputs": {"json": {"type": "array", "items": {"enum": ["red", "green"]}}}},
@@ -77,7 +80,7 @@ def specs(trained: TrainedModel) -> list[SequenceSpec]:
     return found
 
 
-def engine_of(trained: TrainedModel, model: Gemma4ForCausalLM, drafter: TrueDrafter | None, *, pool_of: int) -> Engine:
+def engine_of(trained: TrainedModel, model: Gemma4ForCausalLM, drafter: Drafter | None, *, pool_of: int) -> Engine:
     geometry = geometry_of(model)
     pool = pool_of * geometry.held_bytes(LONGEST) // 128 * 128
     cache = KVCache(
@@ -88,7 +91,8 @@ def engine_of(trained: TrainedModel, model: Gemma4ForCausalLM, drafter: TrueDraf
         model, cache, max_num_batched_tokens=24, max_num_seqs=SEQUENCES, max_model_len=LONGEST, drafter=drafter
     )
     limits = SchedulerLimits(24, SEQUENCES, LONGEST, model.architecture.eos_token_ids)
-    scheduler = Scheduler(limits, geometry, pool, draft_tokens=runner.draft_tokens)
+    drafts, caching = runner.draft_tokens, runner.draft_tokens > 1
+    scheduler = Scheduler(limits, geometry, pool, draft_tokens=drafts, prefix_caching=caching)
     return Engine(scheduler, runner, trained.engine._grammars)
 
 
@@ -167,9 +171,18 @@ def test_requests_say_what_they_say_without_drafts(trained, model, without, k: i
     engine.runner.launches_ahead = ahead
     update = engine.scheduler.update
     engine.scheduler.update = lambda sampled: told.append(int(sampled.counts.max(initial=0))) or update(sampled)
+    take, with_bans = engine.scheduler._take, []
+
+    def taken(running, token_ids, scores, **more):
+        if len(running.request.output_token_ids) < running.request.sampling.min_tokens:
+            with_bans.append(len(token_ids))
+        return take(running, token_ids, scores, **more)
+
+    engine.scheduler._take = taken
     said = run(trained, engine, specs(trained), aborted="r1", preempting=True, seed=k)
     assert engine.scheduler.stats().preemptions_total > 0
     assert max(told) == (1 if right == 0 else k + 1), "as many drafts are accepted as the drafter gets right"
+    assert max(with_bans) == max(told), "also while some tokens may not come"
     assert sorted(said) == sorted(without)
     for name, alone in without.items():
         assert_same(said[name], alone, name)
@@ -197,3 +210,29 @@ def test_an_answer_whose_masks_are_dear_takes_no_drafts(trained, model, without,
     assert [each for each in drafted if each[0] and each[1]] == []
     for name, each in said.items():
         assert_same(each, without[name], name)
+
+
+@pytest.mark.parametrize(("with_assistant", "ahead"), [(False, False), (True, True)])
+def test_requests_say_what_they_say_without_a_lookup(
+    trained, model, without, with_assistant: bool, ahead: bool
+) -> None:
+    """Alone, and beside a drafter that is mostly wrong; some requests come with a prediction, right or not."""
+    sizes = {"max_num_seqs": SEQUENCES, "max_model_len": LONGEST, "device": torch.device("cpu")}
+    drafter: Drafter = PromptLookup(num_tokens=6, **sizes)
+    if with_assistant:
+        answers = {name: said.tokens for name, said in without.items()}
+        vocab_size = model.architecture.vocab_size
+        other = TrueDrafter(answers, num_tokens=2, right=0.2, slots=SEQUENCES, longest=LONGEST, vocab_size=vocab_size)
+        drafter = LongestProposal([other, drafter])
+    engine, wanted = engine_of(trained, model, drafter, pool_of=2), specs(trained)
+    engine.runner.launches_ahead = ahead
+    for number, spec in enumerate(wanted):
+        tokens = without[spec.request.request_id].tokens
+        spec.request.predicted_token_ids = [(), tokens, tokens[3:] * 40, [*tokens[: number // 2], 7, 8]][number % 4]
+    counts, update = [], engine.scheduler.update
+    engine.scheduler.update = lambda sampled: counts.extend(sampled.counts.tolist()) or update(sampled)
+    said = run(trained, engine, wanted, aborted="r1", preempting=True, seed=1)
+    for name, alone in without.items():
+        assert_same(said[name], alone, name)
+    assert max(counts) == 7
+    assert sum(count > 4 for count in counts) > 10

@@ -9,6 +9,7 @@ from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.published import published_model, published_uris
 from modelserve.sizing.kernel_buffers import ROTATION_TILE_KEYS, expansion_keys, kernel_buffers, taken_by_kernels
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
+from modelserve.sizing.speculation import Speculation
 from modelserve_worker.execution.block_tables import BlockTables
 from modelserve_worker.execution.device import runs_on_kernels
 from modelserve_worker.execution.input_batch import QueryBlocks, StepPacker
@@ -57,20 +58,20 @@ def test_buffers_are_what_the_path_allocates(tp: int) -> None:
         assert rotation <= sized["rotation_tables"] <= rotation + 1024
 
 
-@pytest.mark.parametrize("sequences", [48, SEQUENCES])
-def test_the_metadata_of_a_step_is_what_its_buffers_hold(sequences: int) -> None:
+@pytest.mark.parametrize(("sequences", "drafts"), [(48, 0), (SEQUENCES, 0), (SEQUENCES, 1), (48, 8), (SEQUENCES, 16)])
+def test_the_metadata_of_a_step_is_what_its_buffers_hold(sequences: int, drafts: int) -> None:
     architecture = _architectures()[0]
     geometry = cache_geometry(
         architecture, dtype=KVCacheDtype.BFLOAT16, layout=KVCacheLayout.KV, tensor_parallel_size=1
     )
     packer = StepPacker(
         geometry, max_num_batched_tokens=CHUNK, max_num_seqs=sequences, max_model_len=1024, vocab_size=64,
-        blocks=QueryBlocks(1, 1, 1), device=torch.device("cpu"),
+        blocks=QueryBlocks(1, 1, 1), device=torch.device("cpu"), most_rows=1 + drafts,
     )  # fmt: skip
     held = sum(staging._device.nbytes for staging in (packer._decodes, packer._any))
     sized = kernel_buffers(
         architecture, tensor_parallel_size=1, max_num_batched_tokens=CHUNK, max_num_seqs=sequences,
-        kv_dtype=KVCacheDtype.BFLOAT16, kv_layout=KVCacheLayout.KV,
+        kv_dtype=KVCacheDtype.BFLOAT16, kv_layout=KVCacheLayout.KV, speculation=Speculation(drafts),
     )  # fmt: skip
     assert abs(sized["step_metadata"] - held) <= 64  # the count of rows, and padding of sections to 16 bytes
 

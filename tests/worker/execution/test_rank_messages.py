@@ -43,6 +43,7 @@ def batch(seed: int, *, admitted: int = 0, moves: int = 0) -> ScheduledBatch:
                 array("i", (5, 6)),
                 banned_token_ids=(1, slot),
                 shares_rows_as="tenant" if slot % 2 else None,
+                predicted_token_ids=array("i", (7,) * slot),
             )
             for slot in range(admitted)
         ),

@@ -59,21 +59,21 @@ def test_two_ranks_sample_what_one_samples_and_gather_no_more_than_rows_need(tmp
         ({"logit_bias": ((3, 1.0),)}, True, 0),
         ({"min_tokens": 5, "stop_token_ids": (7, 8, 9, 10, 11)}, False, 1),
         ({"min_tokens": 5, "stop_token_ids": (7, 8, 9, 10, 11, 12)}, True, 0),
-        ({"min_tokens": 4, "stop_token_ids": (7, 8, 9, 10, 11, 12)}, False, 1),  # 4 tokens were sampled
+        ({"min_tokens": 0, "stop_token_ids": (7, 8, 9, 10, 11, 12)}, False, 1),
         ({"top_k": 9, "logprobs": 2}, False, 9),
     ],
 )
-def test_a_rows_path_follows_from_its_parameters_and_its_count(changes, exact, width) -> None:
+def test_a_rows_path_follows_from_its_parameters(changes, exact, width) -> None:
     slots = SamplingSlots(max_num_seqs=3, vocab_size=400, device=torch.device("cpu"))
     params = SamplingParams(seed=1, max_tokens=9, **changes)
     greedy = SamplingParams(seed=1, max_tokens=9, temperature=0.0)
     banned = (*EOS, *params.stop_token_ids)
     slots.admit([AdmittedRequest(2, "a", params, (), (), banned), AdmittedRequest(1, "b", greedy, (), ())])
-    alone = slots.paths(np.array([2], dtype=np.int32), np.array([4], dtype=np.int32))
+    alone = slots.paths(np.array([2], dtype=np.int32))
     assert (alone.exact.tolist(), alone.width) == ([exact], width)
     assert alone.reported.tolist() == [changes.get("logprobs", -1)]
-    both = slots.paths(np.array([1, 2], dtype=np.int32), np.array([4, 4], dtype=np.int32))
+    both = slots.paths(np.array([1, 2], dtype=np.int32))
     assert (both.exact.tolist(), both.width) == ([False, exact], max(1, width)), "nor does it change another row's"
     slots.admit([AdmittedRequest(2, "c", greedy, (), ())])
-    again = slots.paths(np.array([2], dtype=np.int32), np.array([0], dtype=np.int32))
+    again = slots.paths(np.array([2], dtype=np.int32))
     assert (again.exact.tolist(), again.width, again.reported.tolist()) == ([False], 1, [-1]), "what was there is gone"

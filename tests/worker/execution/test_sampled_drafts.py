@@ -37,7 +37,7 @@ def sampler_of() -> Sampler:
 def drawn(sampler: Sampler, logits: torch.Tensor, slots: np.ndarray, counts: np.ndarray, **drafted) -> list[int]:
     output = sampler.sample(
         logits, slots=torch.from_numpy(slots), positions=torch.from_numpy(counts + 7),
-        output_counts=torch.from_numpy(counts), host_slots=slots, host_output_counts=counts, **drafted,
+        output_counts=torch.from_numpy(counts), host_slots=slots, **drafted,
     )  # fmt: skip
     return output.tokens.tolist()
 

@@ -80,7 +80,7 @@ def test_the_profile_step_needs_two_pages_whatever_the_context(
     drawn = SamplingSlots(max_num_seqs=8, vocab_size=model.architecture.vocab_size, device=cache.arena.device)
     for batch, exact in zip(batches, (True, True, True, False), strict=True):
         drawn.admit(batch.admitted)
-        chosen = drawn.paths(batch.slots, batch.output_counts).exact
+        chosen = drawn.paths(batch.slots).exact
         assert chosen.tolist() == [exact] * batch.num_requests, (
             "kernels and the exact path both run before requests come"
         )

@@ -14,7 +14,7 @@ from modelserve.architecture import LayerKind
 from modelserve.errors import InvalidInput
 from modelserve.sizing.cuda_graphs import decode_graph_sizes, mixed_graph_sizes
 from modelserve.sizing.pages import CacheGeometry
-from modelserve_worker.batch import NOT_A_NUMBER, TableUpdates
+from modelserve_worker.batch import NO_UPDATES, NOT_A_NUMBER, ScheduledBatch, TableUpdates
 from modelserve_worker.execution import staging as staging_module
 from modelserve_worker.execution.block_tables import BlockTables, table_entries
 from modelserve_worker.execution.input_batch import QueryBlocks, StepPacker, StepSize
@@ -219,9 +219,14 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[StepSize]:
     return sizes
 
 
-def graphs_over(geometry: CacheGeometry, *, tokens: int, last_rows: tuple[int, ...]) -> tuple[StepPacker, StepGraphs]:
-    most = {"max_num_batched_tokens": tokens, "max_num_seqs": last_rows[-1]}
-    packer = StepPacker(geometry, **most, max_model_len=600, vocab_size=512, blocks=QueryBlocks(8, 8, 256), device=CPU)
+def graphs_over(
+    geometry: CacheGeometry, *, tokens: int, last_rows: tuple[int, ...], most_rows: int = 1
+) -> tuple[StepPacker, StepGraphs]:
+    most = {"max_num_batched_tokens": tokens, "max_num_seqs": last_rows[-1] // most_rows}
+    packer = StepPacker(
+        geometry, **most, max_model_len=600, vocab_size=512, blocks=QueryBlocks(8, 8, 256), device=CPU,
+        most_rows=most_rows,
+    )  # fmt: skip
     return packer, StepGraphs(packer, **most, last_rows=last_rows, logits=all_positions, hidden=last_positions)
 
 
@@ -249,6 +254,38 @@ def test_a_batch_replays_the_next_bucket_of_its_kind(driver_for, small_architect
         assert replayed.shape == (size.last,)
         assert replayed[: len(expected)].tolist() == expected
         assert (replayed[len(expected) :] < 0).all(), "padding"
+
+
+def test_a_step_takes_drafts_by_its_rows_and_without_any_it_is_that_of_no_drafter(
+    small_architecture, geometry_of, captured
+) -> None:
+    """Whoever has how many of them."""
+    packer, graphs = graphs_over(
+        geometry_of(small_architecture("31b")), tokens=64, last_rows=(24,), most_rows=3
+    )  # fmt: skip
+
+    def size_of(*lengths: int) -> StepSize | None:
+        rows = np.array(lengths, dtype=np.int32)
+        slots, starts = np.arange(len(rows), dtype=np.int32), np.full(len(rows), 40, dtype=np.int32)
+        token_ids = np.full(rows.sum(), 7, dtype=np.int32)
+        batch = ScheduledBatch(
+            1, slots, starts, rows, rows, np.ones_like(rows), token_ids, (), (), NO_UPDATES, NO_UPDATES
+        )  # fmt: skip
+        size = graphs.size_for(batch)
+        assert size is not None
+        replayed = graphs.replay(packer.pack(batch, padded_to=size), size)
+        assert replayed[: rows.sum()].tolist() == [40.0 + i for length in lengths for i in range(length)]
+        assert (replayed[rows.sum() :] < 0).all(), "padding"
+        return size
+
+    assert size_of(1, 1, 1) == StepSize(4, 4, 1)
+    assert size_of(*[1] * 8) == StepSize(8, 8, 1)
+    assert size_of(3) == StepSize(3, 3, 3)
+    assert size_of(1, 2) == StepSize(3, 3, 3)
+    assert size_of(1, 1, 1, 1, 1, 3, 1) == StepSize(12, 12, 3), "more segments than proposals fit in"
+    assert size_of(*[1] * 7, 2) == StepSize(12, 12, 3)
+    assert size_of(1, 1, 1, 1, 2) == StepSize(12, 12, 3), "in 6 rows there is room for 4 segments"
+    assert size_of(*[3] * 8) == StepSize(24, 24, 3)
 
 
 def test_few_requests_take_the_step_of_few_last_rows(driver_for, small_architecture, geometry_of, captured) -> None:

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from modelserve_worker.batch import AdmittedRequest
-from modelserve_worker.execution.drafter import Drafter
+from modelserve_worker.execution.drafter import Accepted, Drafter, Proposal
 
 
 class TrueDrafter(Drafter):
@@ -35,6 +34,7 @@ class TrueDrafter(Drafter):
             tokens[wrong] = (tokens[wrong] + random.integers(1, self.vocab_size, int(wrong.sum()))) % self.vocab_size
             self.proposals[request.slot] = torch.from_numpy(tokens.astype(np.int32)).to(self.proposals.device)
 
-    def propose(self, slots: Tensor, tokens: Tensor, positions: Tensor, hidden: Tensor) -> Tensor:
-        following = torch.arange(1, self.num_tokens + 1, device=slots.device)
-        return self.proposals[slots.long()[:, None], positions.long()[:, None] + following]
+    def propose(self, accepted: Accepted) -> Proposal:
+        following = torch.arange(1, self.num_tokens + 1, device=accepted.slots.device)
+        tokens = self.proposals[accepted.slots.long()[:, None], accepted.positions.long()[:, None] + following]
+        return Proposal(tokens, torch.full_like(accepted.slots, self.num_tokens))

@@ -104,7 +104,6 @@ def _tokens(
         positions=torch.tensor([c.position for c in cases], dtype=torch.int32, device=DEVICE),
         output_counts=torch.tensor(counts, device=DEVICE),
         host_slots=slots,
-        host_output_counts=counts,
         masks=masks,
     ).tokens.tolist()
 

@@ -52,7 +52,7 @@ def _rows(
     slots.admit(
         [AdmittedRequest(int(s), "", p, (), (), (*EOS, *p.stop_token_ids)) for s, p in zip(taken, params, strict=True)]
     )
-    paths = slots.paths(taken, np.full(count, 4, dtype=np.int32))
+    paths = slots.paths(taken)
     assert not paths.exact.any()
     return CandidateRows(
         slots=torch.from_numpy(taken).to(DEVICE),

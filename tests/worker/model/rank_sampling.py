@@ -88,7 +88,6 @@ class Batch:
             positions=torch.full((ROWS,), 10 + step, dtype=torch.int32),
             output_counts=torch.from_numpy(counts),
             host_slots=self._slots,
-            host_output_counts=counts,
             masks=self._constrained(step),
         )
 

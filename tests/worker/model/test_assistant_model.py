@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from modelserve.errors import InvalidInput
 from modelserve.published import assistant_of, published_model
-from modelserve.sizing.assistant import assistant_weight_bytes
+from modelserve.sizing.assistant import assistant_weight_bytes, drafter_buffer_bytes
 from modelserve_worker.execution.assistant_drafter import AssistantDrafter
 from modelserve_worker.execution.loader import load_assistant
 from modelserve_worker.execution.weights import InvalidCheckpoint
@@ -99,4 +99,9 @@ def test_random_weights_draft(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").unlink()
     assistant = load_assistant(tmp_path, load_checkpoint(TARGET), load_format="dummy")
     assert all(parameter.float().isfinite().all() for parameter in assistant.parameters())
-    assert AssistantDrafter(assistant, num_tokens=3, max_num_seqs=2).num_tokens == 3
+    drafter = AssistantDrafter(assistant, num_tokens=3, max_num_seqs=2)
+    held = {
+        each.untyped_storage().data_ptr(): each for each in vars(drafter).values() if isinstance(each, torch.Tensor)
+    }
+    counted = drafter_buffer_bytes(assistant.architecture, num_tokens=3, max_num_seqs=2)
+    assert sum(each.untyped_storage().nbytes() for each in held.values()) == counted

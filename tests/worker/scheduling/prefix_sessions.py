@@ -34,10 +34,11 @@ class Sessions:
         pool_bytes: int | None = None,
         slots: int = 4,
         stamped: bool = True,
+        drafts: int = 0,
     ) -> None:
         limits = SchedulerLimits(chunk, slots, longest, (), max_num_mixed_tokens=chunk)
         pool_bytes = pool_bytes or 20 * geometry.held_bytes(longest)
-        self.scheduler = Scheduler(limits, geometry, pool_bytes, prefix_caching=True)
+        self.scheduler = Scheduler(limits, geometry, pool_bytes, draft_tokens=drafts, prefix_caching=True)
         self.roomy = True  # whether nothing needs to be given up
         self.texts: dict[str, list[int]] = {}
         self.requests: dict[str, Request] = {}
@@ -45,7 +46,7 @@ class Sessions:
         self.holders: dict[int, str] = {}  # requests by slot
         self.device = StampedDevice(
             MODEL, geometry, pool_bytes if stamped else 0, self._token_at, slots=slots, longest=longest,
-            whose=lambda name: self.requests[name].cache_namespace,
+            whose=lambda name: self.requests[name].cache_namespace, drafts=drafts,
         )  # fmt: skip
 
     @property

@@ -1,16 +1,18 @@
 """A device that executes scheduled batches literally, with a stamp in the place of every cache row.
 
 Memory is an array of bytes, each holding the stamp of the row last written over it: (text up to its position, position,
-layer). Requests may read each other's rows where their texts are the same, and nowhere else. The device knows pages
-from its own block tables alone, which it fills from the updates that steps bring. Executing a step follows the rules of
-modelserve_worker.batch layer by layer, and asserts that attention reads exactly the rows it is permitted to: those of
-its own text, position and producing layer, in the whole window and nowhere else.
+layer). Requests may read each other's rows where their texts are the same, and nowhere else. What a draft that is wrong
+and those behind it write is nobody's. The device knows pages from its own block tables alone, which it fills from the
+updates that steps bring. Executing a step follows the rules of modelserve_worker.batch layer by layer, and asserts that
+attention reads exactly the rows it is permitted to: those of its own text, position and producing layer, in the whole
+window and nowhere else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from random import Random
 
 import numpy as np
 
@@ -73,6 +75,7 @@ class Slot:
     sampled: int  # tokens of all stays
     next_position: int | None = None  # known from its first share on
     last_token: int = IN_FLIGHT
+    drafts: list[int] = field(default_factory=list)  # what is proposed to follow the last token
     lost: bool = False  # a step failed under it: whatever it computes until it is given away is discarded
 
 
@@ -101,7 +104,8 @@ class StampedDevice:
 
     `token_at(request_id, position)` is the text that the requests have and will say; `whose(request_id)` names those
     whose texts are never the same. Shares of at most `commit_first`
-    tokens write their sliding rows before they attend, as the rules allow up to commit_first_tokens(geometry).
+    tokens write their sliding rows before they attend, as the rules allow up to commit_first_tokens(geometry). It
+    proposes `drafts` tokens at a time, half of them right.
 
     Faults for mutation tests: `ignore_sharing` writes sliding rows after the producer's own attention, `window_error`
     widens the window that attention expects, `ring_error` the sliding block table, `skip_moves` does not copy moved
@@ -119,6 +123,7 @@ class StampedDevice:
         longest: int,
         whose: Callable[[str], str] = lambda _: "",
         commit_first: int = 0,
+        drafts: int = 0,
         ignore_sharing: bool = False,
         window_error: int = 0,
         ring_error: int = 0,
@@ -140,6 +145,9 @@ class StampedDevice:
         self.longest = longest
         self.texts: dict[tuple[int | str, int], int] = {}  # numbers of texts, by the one before and its next token
         self.commit_first = commit_first
+        self.drafts = drafts
+        self.random = Random(0)
+        self.accepted = 0  # drafts
         self.ignore_sharing = ignore_sharing
         self.skip_moves = skip_moves
         self.skip_move_updates = skip_move_updates
@@ -177,14 +185,30 @@ class StampedDevice:
         ):
             slot.lost |= batch.step in self.lost_steps
             self.advance(slot, end, tokens, samples)
-            steps.append(_Share(self, slot, row, start, end, spare_row))
+            right_end = end if slot.lost else slot.next_position
+            steps.append(_Share(self, slot, row, start, end, spare_row, right_end))
         for layer, kind in enumerate(self.model.kinds):
             if kind is LayerKind.GLOBAL:
                 self._global_layer(layer, steps)
             else:
                 self._sliding_layer(layer, steps)
-        sampled = [step.sample() for step, samples in zip(steps, batch.drawn.tolist(), strict=True) if samples]
-        return SampledTokens(batch.step, np.array(sampled, dtype=np.int32), {})
+        drawing = [(step, samples) for step, samples in zip(steps, batch.drawn.tolist(), strict=True) if samples]
+        sampled = [step.sample(samples) for step, samples in drawing]
+        tokens = np.array([token for each in sampled for token in each], dtype=np.int32)
+        if not self.drafts:
+            return SampledTokens(batch.step, tokens, {})
+        counts = np.array([len(each) for each in sampled], dtype=np.int32)
+        proposed = np.array([self.propose(step.slot) for step, _ in drawing], dtype=np.int32)
+        return SampledTokens(
+            batch.step, tokens, {}, counts, proposed.reshape(len(counts), self.drafts), counts * 0 + self.drafts
+        )
+
+    def propose(self, slot: Slot) -> list[int]:
+        """What may follow its last token; a draft that is not a number is wrong."""
+        known = slot.next_position + 1
+        texts = [self.token_at(slot.request_id, known + ahead) for ahead in range(self.drafts)]
+        slot.drafts = [text if text > 0 and self.random.random() < 0.6 else 0 for text in texts]
+        return slot.drafts
 
     def admit(self, admitted: AdmittedRequest) -> None:
         """A slot is given away; the known tokens must be those of the request's text."""
@@ -220,7 +244,8 @@ class StampedDevice:
         lengths = batch.lengths.tolist()
         assert min(lengths) >= 1
         assert sum(lengths) == batch.num_tokens
-        assert lengths == sorted(lengths, key=lambda length: length > 1), "requests with one token come first"
+        few = 1 + self.drafts
+        assert lengths == sorted(lengths, key=lambda length: length > few), "requests with few tokens come first"
         assert len(set(batch.slots.tolist())) == batch.num_requests, "one row per slot"
         first = 0
         for row, start, length, samples, outputs in zip(
@@ -228,23 +253,36 @@ class StampedDevice:
             strict=True,
         ):  # fmt: skip
             slot = self.slots[row]
-            assert slot.next_position in (None, start), (
-                f"{slot.request_id} goes on at {start}, not {slot.next_position}"
-            )
-            assert slot.sampled == outputs, f"{slot.request_id} has {slot.sampled} tokens, not {outputs}"
             tokens = batch.token_ids[first : first + length].tolist()
+            if tokens[0] == IN_FLIGHT and slot.next_position is not None and not slot.lost:
+                assumed = start - slot.next_position  # drafts of the step before, which were wrong
+                assert 0 <= assumed <= self.drafts, f"{slot.request_id} is at {slot.next_position}, not near {start}"
+                start, outputs = start - assumed, outputs - assumed
+            if not slot.lost:
+                assert slot.next_position in (None, start), (
+                    f"{slot.request_id} goes on at {start}, not {slot.next_position}"
+                )
+                assert slot.sampled == outputs, f"{slot.request_id} has {slot.sampled} tokens, not {outputs}"
             slot.next_position = start
             yield slot, start, start + length, tokens, samples
             first += length
 
     def advance(self, slot: Slot, end: int, tokens: list[int], samples: int) -> None:
-        """Tokens fed must be those of the request's text."""
-        tokens = [slot.last_token] if tokens == [IN_FLIGHT] else tokens
+        """Tokens fed must be those of the request's text, but for drafts: it goes on behind those that are right."""
+        drafted = [token < IN_FLIGHT for token in tokens]
+        known = [slot.last_token, *slot.drafts]
+        tokens = [known[IN_FLIGHT - token] if token <= IN_FLIGHT and not slot.lost else token for token in tokens]
+        start, right = slot.next_position, len(tokens)
         if not slot.lost:
-            for position, token in enumerate(tokens, slot.next_position):
-                assert token == self.token_at(slot.request_id, position), f"wrong token at {position}"
-        slot.next_position = end
-        slot.sampled += samples
+            for position, token in enumerate(tokens, start):
+                if token != self.token_at(slot.request_id, position):
+                    assert drafted[position - start], f"wrong token at {position}"
+                    right = position - start
+                    break
+        wrong = end - start - right
+        self.accepted += sum(drafted) - wrong
+        slot.next_position = end - wrong
+        slot.sampled += samples - wrong if samples else 0
 
     def _global_layer(self, layer: int, steps: list[_Share]) -> None:
         producer = self.model.producer(layer)
@@ -276,17 +314,20 @@ class StampedDevice:
 class _Share:
     """One request's share of a step: byte addresses, in the first layer block, of the rows it reads and writes."""
 
-    def __init__(self, device: StampedDevice, slot: Slot, row: int, start: int, end: int, spare: int) -> None:
+    def __init__(
+        self, device: StampedDevice, slot: Slot, row: int, start: int, end: int, spare: int, right_end: int
+    ) -> None:
         self.device, self.slot, self.row = device, slot, row
-        self.start, self.end = start, end
+        self.start, self.end, self.right_end = start, end, right_end
         geometry = device.geometry
-        self.commits_first = end - start <= device.commit_first
+        few = device.drafts > 0 and end - start <= 1 + device.drafts  # which are stored whole, before they attend
+        self.commits_first = few or end - start <= device.commit_first
         if geometry.global_page.layers:
             self.global_rows = self._addresses(LayerKind.GLOBAL, np.arange(end))
         if geometry.sliding_page.layers:
             self.old_positions = np.arange(max(0, start - device.window + 1), start)
             ends = np.array([end], dtype=np.int32)
-            stored = max(start, int(stored_from(geometry, ends)[0]))
+            stored = start if few else max(start, int(stored_from(geometry, ends)[0]))
             self.kept_positions = np.arange(stored, end)
             self.sliding_old = self._addresses(LayerKind.SLIDING, self.old_positions)
             self.sliding_new = self._addresses(LayerKind.SLIDING, self.kept_positions)
@@ -299,16 +340,21 @@ class _Share:
             oldest = max(0, start - geometry.window + 1)
             device.reuses_in_place += int((self.kept_positions - ring >= oldest).sum())
 
-    def sample(self) -> int:
-        text = self.device.token_at(self.slot.request_id, self.end)
-        self.slot.last_token = NONSENSE if self.slot.lost else text
-        return self.slot.last_token
+    def sample(self, drawn: int) -> list[int]:
+        """The tokens that count, of those drawn of the last rows."""
+        if self.slot.lost:
+            self.slot.last_token = NONSENSE
+            return [NONSENSE]
+        positions = range(self.end - drawn + 1, self.right_end + 1)
+        said = [self.device.token_at(self.slot.request_id, position) for position in positions]
+        self.slot.last_token = said[-1]
+        return said
 
     def write_global(self, layer: int) -> None:
         self._write(LayerKind.GLOBAL, layer, self.global_rows[self.start :], np.arange(self.start, self.end))
 
     def read_global(self, layer: int) -> None:
-        self._read(LayerKind.GLOBAL, layer, self.global_rows, np.arange(self.end))
+        self._read(LayerKind.GLOBAL, layer, self.global_rows[: self.right_end], np.arange(self.right_end))
 
     def write_sliding(self, layer: int) -> None:
         self._write(LayerKind.SLIDING, layer, self.sliding_new, self.kept_positions)
@@ -338,7 +384,8 @@ class _Share:
         if self.slot.lost:
             return np.full((len(positions), 1), NONSENSE)
         texts = np.array(self.slot.text, dtype=np.int64)[positions]
-        return ((texts << POSITION_BITS | positions) << LAYER_BITS | layer)[:, None]
+        stamps = (texts << POSITION_BITS | positions) << LAYER_BITS | layer
+        return np.where(positions < self.right_end, stamps, NONSENSE)[:, None]
 
     def _block(self, kind: LayerKind, layer: int) -> int:
         spec = self.device.geometry.page(kind)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
-from prefix_sessions import PUBLISHED, Sessions, text
+from collections import deque
+from random import Random
 
+import pytest
+from prefix_sessions import MODEL, PUBLISHED, Sessions, text
+
+from modelserve_worker.batch import ScheduledBatch
 from modelserve_worker.request import SamplingParams
 from modelserve_worker.scheduling.prefix_reuse import PrefixReuse
 
@@ -202,3 +206,33 @@ def test_rows_for_a_tail_that_are_not_stored_would_be_noticed(monkeypatch: pytes
     sessions.ask(PREFIX)
     with pytest.raises(AssertionError, match="rows that are not its own"):
         sessions.ask(PREFIX[:-60] + text(3, 10))
+
+
+@pytest.mark.parametrize("drafts", [1, 3, 16])
+def test_hits_with_drafts_are_hits_without(drafts: int) -> None:
+    """Of histories that are cut anywhere and go on, with two steps in flight; what is read is checked row by row."""
+    small = MODEL.geometry(window=96, global_tokens=64, sliding_tokens=32, global_row=1, sliding_row=1)
+
+    def hits(k: int) -> list[int]:
+        rng, found = Random(drafts), []
+        sessions = Sessions(small, chunk=300, longest=2_000, drafts=k)
+        histories = [text(1, 400)]
+        for turn in range(2, 40):
+            history = rng.choice(histories[-4:])
+            shared = rng.choice([len(history), rng.randint(1, len(history))])
+            prompt = history[:shared] + text(turn, rng.randint(1, 90))
+            prompt = prompt[-1_500:] if rng.random() < 0.2 else prompt[:1_500]
+            answer = text(100 + turn, rng.randint(1, 150))
+            request, steps = sessions.add(prompt, answer), deque[ScheduledBatch]()
+            while sessions.scheduler.has_requests:
+                while len(steps) < 2 and (batch := sessions.scheduler.schedule()) is not None:
+                    steps.append(batch)
+                sessions.answer(steps.popleft())
+            found.append(request.cached_tokens)
+            histories.append(prompt + answer)
+        assert k == 0 or sessions.device.accepted > 200
+        return found
+
+    without = hits(0)
+    assert sum(map(bool, without)) > 20
+    assert hits(drafts) == without

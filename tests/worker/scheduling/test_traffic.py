@@ -60,19 +60,28 @@ class Client:
 class Traffic:
     """One engine with random limits. Every arrival, abort, launch, answer and failure is a step, after which the bytes
     are recounted. `seen` counts what happened. Faults are those of the device, and `commit_first_error`, the tokens by
-    which it exceeds what may be written before attention. With `prefix_caching` most requests begin like another one.
+    which it exceeds what may be written before attention. With `prefix_caching` most requests begin like another one,
+    with `drafting` up to 3 tokens are proposed at a time.
     """
 
     def __init__(
-        self, seed: int, seen: Counter[str], *, prefix_caching: bool, commit_first_error: int = 0, **faults: Any
+        self,
+        seed: int,
+        seen: Counter[str],
+        *,
+        prefix_caching: bool,
+        drafting: bool = False,
+        commit_first_error: int = 0,
+        **faults: Any,
     ) -> None:
         self.random = random = Random(seed)
         self.seen = seen
         model = random.choice(MODELS)
+        drafts = random.randint(1, 3) if drafting else 0
         self.geometry = model.geometry(
             window=random.randint(1, 9),
             global_tokens=random.randint(1, 4),
-            sliding_tokens=random.randint(1, 3),
+            sliding_tokens=random.randint(1 + drafts, 3 + drafts),
             global_row=random.randint(1, random.choice([2, 9])),
             sliding_row=random.randint(1, random.choice([2, 9])),
         )
@@ -87,7 +96,9 @@ class Traffic:
         most = random.choice([120, 140, 200])  # percent of what the longest request holds
         most *= random.choice([1, 3]) if prefix_caching else 1
         self.pool_bytes = self.geometry.held_bytes(self.max_model_len) * random.randint(100, most) // 100
-        self.scheduler = Scheduler(limits, self.geometry, self.pool_bytes, prefix_caching=prefix_caching)
+        self.scheduler = Scheduler(
+            limits, self.geometry, self.pool_bytes, draft_tokens=drafts, prefix_caching=prefix_caching
+        )
         self.prefix_caching = prefix_caching
         self.clients: dict[str, Client] = {}
         allowed = commit_first_tokens(self.geometry) if self.geometry.sliding_page.layers else 0
@@ -100,6 +111,7 @@ class Traffic:
             longest=self.max_model_len,
             whose=self.namespace,
             commit_first=random.choice([0, allowed]) if not commit_first_error else allowed + commit_first_error,
+            drafts=drafts,
             **faults,
         )
         self.stream: deque[ScheduledBatch] = deque()
@@ -127,6 +139,7 @@ class Traffic:
         self.seen["moves"] += stats.page_moves_total
         self.seen["reuses"] += self.device.reuses_in_place
         self.seen["rows_read"] += self.device.rows_read
+        self.seen["accepted drafts"] += self.device.accepted
 
     def add(self) -> None:
         random = self.random
@@ -280,6 +293,20 @@ def test_prefixes_are_read_where_texts_are_the_same_and_no_byte_is_lost() -> Non
     assert seen["evictions"] > 300
     assert seen["preemptions"] > 20
     assert seen["failures"] > 10
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("prefix_caching", [False, True])
+def test_drafts_leave_no_row_to_anybody(prefix_caching: bool) -> None:
+    """Those that are not accepted, and those that two steps in flight took to be."""
+    seen = run(examples=40, prefix_caching=prefix_caching, drafting=True)
+    assert seen["accepted drafts"] > 1_000
+    assert seen["preemptions"] > 20
+    assert seen["reuses"] > 100
+    if prefix_caching:
+        assert seen["hits"] > 500
+        assert seen["copies"] > 200
+        assert seen["evictions"] > 300
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,7 @@ class Engine:
             return self._fail(batch, error)
         finally:
             self.steps_done += 1
-        self._clock.ended(batch, failed=False)
+        self.scheduler.drafting.observe(self._clock.ended(batch, failed=False))
         self._failures = 0
         return self.scheduler.update(sampled)
 

@@ -18,6 +18,7 @@ from modelserve.api.status import (
 )
 from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.engine_args import EngineArgs
+from modelserve.inspection import read_speculation
 from modelserve.planning.report import LENGTHS, gpu_memory
 from modelserve.sizing.memory import MemoryPlan, memory_plan
 from modelserve.sizing.pages import CacheGeometry
@@ -44,6 +45,7 @@ def plan_report(args: EngineArgs, architecture: ModelArchitecture, memory: Memor
         kv_dtype=memory.geometry.dtype,
         kv_layout=memory.geometry.layout,
         weight_format=memory.weight_format,
+        speculation=read_speculation(args, architecture),
     )
     geometry, length = memory.geometry, memory.max_model_len
     plan = PlanStatus(

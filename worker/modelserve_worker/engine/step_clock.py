@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from modelserve_worker.batch import ScheduledBatch
 from modelserve_worker.scheduling.stats import TimedStep
@@ -22,12 +24,13 @@ class StepClock:
         """Call before the launch, which on the CPU is the whole step."""
         self._launched_s[batch.step] = self._now()
 
-    def ended(self, batch: ScheduledBatch, *, failed: bool) -> None:
-        """Its result is there. A step that failed is not timed, and ends all the same."""
+    def ended(self, batch: ScheduledBatch, *, failed: bool) -> Sequence[TimedStep]:
+        """Its result is there: its time. A step that failed is not timed, and ends all the same."""
         end, launched = self._now(), self._launched_s.pop(batch.step)
         start, self._last_end_s = max(launched, self._last_end_s), end
-        if not failed:
-            self._timed.append(_timed(batch, end - start))
+        timed = [] if failed else [_timed(batch, end - start)]
+        self._timed += timed
+        return timed
 
     def take(self) -> list[TimedStep]:
         """Steps that ended since the last call."""
@@ -36,11 +39,12 @@ class StepClock:
 
 
 def _timed(batch: ScheduledBatch, seconds: float) -> TimedStep:
-    decoded = batch.lengths == 1  # a prompt's last row alone costs what a decode does
-    decodes, rows = int(decoded.sum()), len(batch.token_ids)
+    decoded = batch.lengths == np.maximum(batch.drawn, 1)  # a prompt's last row alone costs what a decode does
+    decodes, drafts = int(decoded.sum()), int(batch.lengths[decoded].sum() - decoded.sum())
+    rows = len(batch.token_ids) - drafts
     context = int(batch.starts[decoded].sum()) / decodes if decodes else 0.0
     if decodes == rows:
-        return TimedStep(seconds, decodes, context, 0, 0.0)
+        return TimedStep(seconds, decodes, context, 0, 0.0, drafts)
     starts, lengths = batch.starts[~decoded].astype(float), batch.lengths[~decoded]
     keys = float((lengths * (starts + lengths / 2)).sum())
-    return TimedStep(seconds, decodes, context, rows - decodes, keys / (rows - decodes))
+    return TimedStep(seconds, decodes, context, rows - decodes, keys / (rows - decodes), drafts)

@@ -82,13 +82,15 @@ class Refusal:
 class StepReport(NamedTuple):
     """What came of one step, or of commands between two steps; `steps_done` counts the steps that have ended.
 
-    Request i of `request_ids` got the next `counts[i]` of `token_ids` and goes on; `outputs` have more to say.
+    Request i of `request_ids` got the next `counts[i]` of `token_ids` from a step that verified `drafts[i]`, and goes
+    on; `outputs` have more to say.
     """
 
     steps_done: int
     stats: EngineStats
     request_ids: list[str]
     counts: list[int]
+    drafts: list[int]
     token_ids: list[int]
     outputs: list[RequestOutput]
     refusals: list[Refusal]
@@ -103,12 +105,13 @@ class StepReport(NamedTuple):
         refusals: list[Refusal],
         events: StepEvents,
     ) -> StepReport:
-        report = cls(steps_done, stats, [], [], [], [], refusals, events)
+        report = cls(steps_done, stats, [], [], [], [], [], refusals, events)
         for output in outputs:
             scored = output.logprobs or output.prompt_logprobs
             if output.finish_reason is None and output.token_ids and not scored:
                 report.request_ids.append(output.request_id)
                 report.counts.append(len(output.token_ids))
+                report.drafts.append(output.drafts)
                 report.token_ids.extend(output.token_ids)
             else:
                 report.outputs.append(output)
@@ -116,9 +119,9 @@ class StepReport(NamedTuple):
 
     def all_outputs(self) -> Iterable[RequestOutput]:
         end = 0
-        for request_id, count in zip(self.request_ids, self.counts, strict=True):
+        for request_id, count, drafts in zip(self.request_ids, self.counts, self.drafts, strict=True):
             first, end = end, end + count
-            yield RequestOutput(request_id, tuple(self.token_ids[first:end]))
+            yield RequestOutput(request_id, tuple(self.token_ids[first:end]), drafts=drafts)
         yield from self.outputs
 
 

@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from modelserve.sizing.cuda_graphs import decode_graph_sizes
 from modelserve_worker.batch import AdmittedRequest
-from modelserve_worker.execution.drafter import CacheReader, ReaderOf
+from modelserve_worker.execution.drafter import Accepted, CacheReader, Proposal, ReaderOf
 from modelserve_worker.kernels.compute_stream import check_compute_stream
 from modelserve_worker.models.gemma4_assistant import Gemma4Assistant
 
@@ -34,6 +33,11 @@ class AssistantDrafter:
         self._slots, self._tokens, self._positions = places.unbind(0)
         self._hidden = torch.zeros(max_num_seqs, width, dtype=weight.dtype, device=weight.device)
         self._drafts = torch.zeros(max_num_seqs, num_tokens, dtype=torch.int32, device=weight.device)
+        self._counts = torch.full((max_num_seqs,), num_tokens, dtype=torch.int32, device=weight.device)
+
+    @property
+    def weights_bytes(self) -> int:
+        return self.assistant.parameter_bytes()
 
     def attach(self, reader_of: ReaderOf) -> None:
         architecture = self.assistant.architecture
@@ -51,23 +55,23 @@ class AssistantDrafter:
                 self._run(size)
             self._graphs[size] = graph
 
-    def propose(self, slots: Tensor, tokens: Tensor, positions: Tensor, hidden: Tensor) -> Tensor:
-        count = len(slots)
+    def propose(self, accepted: Accepted) -> Proposal:
+        count = len(accepted.slots)
         size = min((size for size in self._graphs if size >= count), default=count)
         for buffer, values, padding in (
-            (self._slots, slots, -1),
-            (self._tokens, tokens, 0),
-            (self._positions, positions, 0),
+            (self._slots, accepted.slots, -1),
+            (self._tokens, accepted.tokens, 0),
+            (self._positions, accepted.positions, 0),
         ):
             buffer[:count] = values
             buffer[count:size] = padding
-        self._hidden[:count] = hidden
+        self._hidden[:count] = accepted.hidden
         if graph := self._graphs.get(size):
             check_compute_stream(torch.cuda.current_stream().cuda_stream)
             graph.replay()
         else:
             self._run(size)
-        return self._drafts[:count]
+        return Proposal(self._drafts[:count], self._counts[:count])
 
     @torch.inference_mode()
     def _run(self, size: int) -> None:

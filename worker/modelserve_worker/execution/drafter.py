@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from modelserve.architecture import LayerKind
@@ -26,10 +27,34 @@ ReaderOf = Callable[[Sequence[LayerKind]], CacheReader]
 """A reader for layers of these kinds, by their numbers. Each reads the target's last cache of its kind."""
 
 
+class Accepted(NamedTuple):
+    """What a step has made certain, of its S segments that draw; on the device, int32 unless said otherwise."""
+
+    slots: Tensor  # [S]
+    tokens: Tensor  # [S]: the last token that counts, of each
+    positions: Tensor  # [S]: its position
+    counts: Tensor  # [S]: how many tokens count; they follow each other
+    firsts: Tensor  # [S]: the first of them among
+    sampled: Tensor  # int64 [N]; one below 0 is no token, and the last that counts
+    hidden: Tensor  # [S, H]: what the target computed, after its final norm, of the rows `tokens` were drawn from
+
+
+class Proposal(NamedTuple):
+    """What may follow, of S segments: a drafter may have less to say than it is asked for."""
+
+    tokens: Tensor  # int32 [S, num_tokens], ids of the vocabulary; behind `counts` any of them
+    counts: Tensor  # int32 [S], 0 to num_tokens
+
+
 class Drafter(Protocol):
-    """Proposes `num_tokens` tokens at a time. With several ranks each has one, and all propose the same."""
+    """Proposes up to `num_tokens` tokens at a time. With several ranks each has one, and all propose the same."""
 
     num_tokens: int
+
+    @property
+    def weights_bytes(self) -> int:
+        """Of a model of its own."""
+        return 0
 
     def attach(self, reader_of: ReaderOf) -> None:
         """The target's caches are there, or have been replaced: readers and graphs of those before are gone."""
@@ -38,12 +63,47 @@ class Drafter(Protocol):
         """Capture what can be, with temporaries in the pool of the target's graphs. All its kernels have run."""
 
     def admit(self, admitted: Sequence[AdmittedRequest]) -> None:
-        """Requests take their slots."""
+        """Requests take their slots. Ordered on the current stream; waits for nothing."""
         ...
 
-    def propose(self, slots: Tensor, tokens: Tensor, positions: Tensor, hidden: Tensor) -> Tensor:
-        """int32 [S, num_tokens], ids of the vocabulary: what may follow `tokens` at `positions` of the requests in
-        `slots`, each int32 [S]. `hidden` [S, H]: what the target computed, after its final norm, of the rows that the
-        tokens were drawn from, one position before. All rows up to there are stored. Ordered on the current stream;
-        waits for nothing."""
+    def propose(self, accepted: Accepted) -> Proposal:
+        """What may follow the last token of each. The target has stored all rows before it. Ordered on the current
+        stream; waits for nothing."""
         ...
+
+
+class LongestProposal(Drafter):
+    """Several drafters of which the one with most to say is heard, of each request; of equal ones the first."""
+
+    def __init__(self, drafters: Sequence[Drafter]) -> None:
+        self._drafters = tuple(drafters)
+        self.num_tokens = max(drafter.num_tokens for drafter in drafters)
+
+    @property
+    def weights_bytes(self) -> int:
+        return sum(drafter.weights_bytes for drafter in self._drafters)
+
+    def attach(self, reader_of: ReaderOf) -> None:
+        for drafter in self._drafters:
+            drafter.attach(reader_of)
+
+    def capture(self, pool: Any) -> None:
+        for drafter in self._drafters:
+            drafter.capture(pool)
+
+    def admit(self, admitted: Sequence[AdmittedRequest]) -> None:
+        for drafter in self._drafters:
+            drafter.admit(admitted)
+
+    def propose(self, accepted: Accepted) -> Proposal:
+        first, *others = (self._padded(drafter.propose(accepted)) for drafter in self._drafters)
+        tokens, counts = first
+        for other in others:
+            longer = other.counts > counts
+            tokens = torch.where(longer[:, None], other.tokens, tokens)
+            counts = torch.where(longer, other.counts, counts)
+        return Proposal(tokens, counts)
+
+    def _padded(self, proposal: Proposal) -> Proposal:
+        missing = self.num_tokens - proposal.tokens.shape[1]
+        return Proposal(torch.nn.functional.pad(proposal.tokens, (0, missing)), proposal.counts)

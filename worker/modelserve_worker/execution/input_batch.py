@@ -44,6 +44,7 @@ class StepSize:
 
     rows: int
     last: int  # once narrowed; all, in a step without chunks
+    few: int = 1  # most rows of a segment that is no chunk
 
 
 class StepPacker:
@@ -125,10 +126,12 @@ class StepPacker:
         if narrows:
             self._fill_kept(batch, firsts)
             kept = int(batch.kept.sum()) if padded_to is None else padded_to.last
-            narrowed = self._narrowed(kept, batch.num_requests if padded_to is None else self._segments_of(kept))
+            narrowed = self._narrowed(kept, batch.num_requests if padded_to is None else self.segments_of(kept))
         staging.send()
-        padded = decodes if padded_to is None or len(longer) else self._segments_of(rows)
-        step = self._step(staging, rows, padded, chunks, passes, narrowed)
+        padded, few = decodes, self.most_rows
+        if padded_to is not None and not len(longer):
+            padded, few = self.segments_of(rows, padded_to.few), padded_to.few
+        step = self._step(staging, rows, padded, chunks, passes, narrowed, few=few)
         if not drawn:
             return step
         views = [staging.device(name)[:drawn] for name in _SAMPLED]
@@ -143,11 +146,11 @@ class StepPacker:
             output_counts=views[3],
         )
 
-    def decode_views(self, rows: int) -> Step:
-        """The step of `rows` rows in segments of few that `pack` fills, all of it padding for now: what a graph is
-        captured over."""
+    def decode_views(self, rows: int, few: int = 1) -> Step:
+        """The step of `rows` rows in segments of at most `few` that `pack` fills, all of it padding for now: what a
+        graph is captured over."""
         self._clear(self._decodes)
-        return self._step(self._decodes, rows, self._segments_of(rows), None, (), None)
+        return self._step(self._decodes, rows, self.segments_of(rows, few), None, (), None, few=few)
 
     def mixed_views(self, rows: int, last: int) -> Step:
         """The same for a step of `rows` rows with chunks, of which at most `last` go on: its launches cover whatever
@@ -160,12 +163,12 @@ class StepPacker:
             chunks, 0, most_blocks=-(-rows // blocks.global_tokens) + size,
             most_pages=blocks.expansion_keys // self._geometry.global_page.page_tokens,
         )  # fmt: skip
-        narrowed = self._narrowed(last, self._segments_of(last))
-        return self._step(self._any, rows, size, chunks, (whole,), narrowed)
+        narrowed = self._narrowed(last, self.segments_of(last))
+        return self._step(self._any, rows, size, chunks, (whole,), narrowed, few=self.most_rows)
 
-    def _segments_of(self, rows: int) -> int:
-        """How many segments of few rows a captured step of so many rows has room for."""
-        return min(self._max_num_seqs, -(-rows // self.most_rows))
+    def segments_of(self, rows: int, few: int = 1) -> int:
+        """Segments that a captured step of so many rows has room for: twice as many as fill it, most may have one."""
+        return min(self._max_num_seqs, rows if few == 1 else 2 * -(-rows // few))
 
     def _clear(self, staging: StagingBuffer) -> None:
         staging.begin()
@@ -181,6 +184,8 @@ class StepPacker:
         chunks: Segments | None,
         passes: tuple[Segments, ...],
         narrowed: Step | None,
+        *,
+        few: int,
     ) -> Step:
         token_ids, positions, global_slots, sliding_slots, commit_slots = (staging.device(name)[:rows] for name in _ROW)
         return Step(
@@ -189,7 +194,7 @@ class StepPacker:
             global_slots=global_slots,
             sliding_slots=sliding_slots,
             commit_slots=commit_slots,
-            decode=self._few_rows(staging, "decode_", decodes) if decodes else None,
+            decode=self._few_rows(staging, "decode_", decodes, few=few) if decodes else None,
             chunks=chunks,
             passes=passes,
             token_ids=token_ids,
@@ -197,9 +202,9 @@ class StepPacker:
             assumed=staging.device("assumed") if self.most_rows > 1 else None,
         )
 
-    def _few_rows(self, staging: StagingBuffer, prefix: str, count: int, *, settled: bool = True) -> Segments:
+    def _few_rows(self, staging: StagingBuffer, prefix: str, count: int, *, few: int, settled: bool = True) -> Segments:
         slots, starts, lengths, rows = (staging.device(prefix + name)[:count] for name in _SEGMENT)
-        return Segments(slots, starts, lengths, rows, most=count, most_rows=self.most_rows, settled=settled)
+        return Segments(slots, starts, lengths, rows, most=count, most_rows=few, settled=settled)
 
     def _narrowed(self, rows: int, segments: int) -> Step:
         """The sections that `_fill_kept` fills, with padding."""
@@ -210,7 +215,7 @@ class StepPacker:
             global_slots=slots,
             sliding_slots=slots,
             commit_slots=slots,
-            decode=self._few_rows(self._any, "kept_segment_", segments, settled=False),
+            decode=self._few_rows(self._any, "kept_segment_", segments, few=self.most_rows, settled=False),
             chunks=None,
             kept=kept,
         )

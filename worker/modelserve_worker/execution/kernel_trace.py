@@ -51,6 +51,7 @@ from modelserve_worker.kernels import (
 from modelserve_worker.kernels.cuda_kernel import CudaSource
 from modelserve_worker.kernels.peer_rows import PeerRows
 from modelserve_worker.kernels.peer_sums import PeerBuffers, PeerSums
+from modelserve_worker.kernels.prompt_lookup_door import lookup_door
 from modelserve_worker.kernels.sampling import CandidateRows
 from modelserve_worker.kernels.sampling_door import sampling_door
 from modelserve_worker.kernels.slot_columns import SlotColumns
@@ -173,7 +174,8 @@ def kernel_launches(
         FakeTensorMode(),
     ):
         warnings.simplefilter("ignore")  # torch warns of pointers of fake tensors
-        tokens, ranks = max(args.max_num_batched_tokens, args.max_num_seqs), args.tensor_parallel_size
+        tokens = max(args.max_num_batched_tokens, args.max_num_seqs * args.speculation.rows)
+        ranks = args.tensor_parallel_size
         _run_steps(architecture, args, weight_format, _RankAlone(size=ranks))
         if ranks > 1:  # which GPUs reach each other's memory is not known here
             joined = _joined_to_peers(architecture, ranks, rows=tokens, capability=capability)
@@ -202,7 +204,9 @@ def _run_steps(
     geometry = select_geometry(architecture, args)
     longest = architecture.max_position_embeddings
     sizes = {"max_num_seqs": args.max_num_seqs, "max_model_len": longest}
-    tokens = max(args.max_num_batched_tokens, args.max_num_seqs)
+    most_rows = args.speculation.rows
+    few_rows = args.max_num_seqs * most_rows
+    tokens = max(args.max_num_batched_tokens, few_rows)
     dtype = compute_dtype(architecture)
     model = Gemma4ForCausalLM(architecture, parallel=parallel, weight_format=weight_format, device=_CUDA, dtype=dtype)
     for _, matrix in model.stored_matrices():
@@ -212,17 +216,23 @@ def _run_steps(
     tables.device = {kind: _on_cuda(table) for kind, table in tables.device.items()}
     scratch = geometry.global_page.page_bytes + geometry.sliding_page.page_bytes
     decodes, mixed = decode_graph_sizes(args.max_num_seqs), mixed_graph_sizes(tokens)
-    last_rows = last_row_sizes(architecture, args.max_num_seqs)
+    last_rows = last_row_sizes(architecture, few_rows)
     for pool_bytes in (scratch, POOL_BYTES):
-        attention = KernelAttention(model, KVCache(geometry, pool_bytes, device=_CUDA), tables, **sizes)
+        cache = KVCache(geometry, pool_bytes, device=_CUDA)
+        attention = KernelAttention(model, cache, tables, most_rows=most_rows, **sizes)
         with unset_fake_temporarily():
             packer = StepPacker(
                 geometry, max_num_batched_tokens=tokens, vocab_size=architecture.vocab_size, blocks=attention.blocks,
-                device=_CPU, **sizes,
+                device=_CPU, most_rows=most_rows, **sizes,
             )  # fmt: skip
         profile = pool_bytes == scratch
         kinds: list[tuple[Callable[[int], Step], tuple[int, ...], int]] = [
             (packer.decode_views, decodes, args.max_num_seqs),
+            *(
+                [(partial(packer.decode_views, few=most_rows), tuple(most_rows * size for size in decodes), few_rows)]
+                if most_rows > 1
+                else []
+            ),
             *((partial(packer.mixed_views, last=last), mixed, tokens) for last in last_rows),
         ]
         for views, captured, most in kinds:
@@ -230,19 +240,19 @@ def _run_steps(
             for rows in sorted({count for count in counts if count <= most}):
                 with unset_fake_temporarily():
                     step = views(rows)
-                _run(model, attention, _on_cuda(step))
+                _run(model, attention, _on_cuda(step), most_rows)
                 if step.chunks is not None and (profile or rows in UNCAPTURED_ROWS):  # as prompts are scored
-                    _run(model, attention, _on_cuda(dataclasses.replace(step, narrowed=None)))
+                    _run(model, attention, _on_cuda(dataclasses.replace(step, narrowed=None)), most_rows)
                 for chunks in (1, MANY_CHUNKS) if step.chunks is not None and rows in UNCAPTURED_ROWS else ():
-                    _run(model, attention, _on_cuda(_with_chunks(step, chunks)))
+                    _run(model, attention, _on_cuda(_with_chunks(step, chunks)), most_rows)
     _sample(architecture, args, parallel)
 
 
-def _run(model: Gemma4ForCausalLM, attention: Any, step: Step) -> None:
+def _run(model: Gemma4ForCausalLM, attention: Any, step: Step, columns: int) -> None:
     assert step.token_ids is not None
     attention.begin(step)
     slots = step.global_slots
-    tokens = step_doors(_CUDA).tokens(step.token_ids, slots, torch.empty_like(slots).view(-1, 1))
+    tokens = step_doors(_CUDA).tokens(step.token_ids, slots, torch.empty_like(slots)[:, None].expand(-1, columns))
     hidden = model(tokens, step.positions, attention, num_rows=step.num_rows, narrowed=step.narrowed)
     model.head(hidden)
 
@@ -255,7 +265,8 @@ def _with_chunks(step: Step, most_chunks: int) -> Step:
 def _sample(architecture: ModelArchitecture, args: EngineArgs, parallel: TensorParallel) -> None:
     with unset_fake_temporarily():
         slots = SamplingSlots(max_num_seqs=args.max_num_seqs, vocab_size=architecture.vocab_size, device=_CPU)
-    count, vocab_size = args.max_num_seqs, architecture.vocab_size
+    rows_each = args.speculation.rows
+    count, vocab_size = args.max_num_seqs * rows_each, architecture.vocab_size
     sampled = torch.empty(count, dtype=torch.int32, device=_CUDA)
     logits = torch.empty(count, vocab_size // parallel.size, dtype=compute_dtype(architecture), device=_CUDA)
     rows = CandidateRows(
@@ -264,7 +275,16 @@ def _sample(architecture: ModelArchitecture, args: EngineArgs, parallel: TensorP
     )  # fmt: skip
     tokens = draw_candidates(sampling_door(_CUDA), parallel, logits, rows, first_token=0)
     draws = Draws(sampled, sampled, sampled, sampled)
-    step_doors(_CUDA).accept(tokens, sampled, sampled, draws, sampled.view(-1, 1), sampled)
+    doors = step_doors(_CUDA)
+    doors.accept(tokens, sampled, sampled, draws, sampled.view(-1, rows_each), sampled)
+    if rows_each > 1:
+        for placed in (1, 2, 4):
+            doors.settle([(sampled, sampled)] * placed, sampled, sampled)
+    if args.speculation.prompt_lookup:
+        history = torch.empty(args.max_num_seqs, architecture.max_position_embeddings, dtype=torch.int32, device=_CUDA)
+        door = lookup_door(_CUDA)
+        door.remember(history, sampled, tokens, sampled, sampled, sampled)
+        door.look_up(history, sampled, sampled, sampled, sampled, args.speculation.num_tokens)
 
 
 def _on_cuda(value: Any) -> Any:

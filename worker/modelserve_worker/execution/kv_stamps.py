@@ -41,8 +41,11 @@ class TextNumbers:
         self._sums: dict[int, list[int]] = {}  # CRC-32 up to each position, by slot, of those that share rows
         self._step = -1
 
-    def begin(self, batch: ScheduledBatch, last_tokens: Tensor | None = None) -> None:
-        """Take the tokens of a step, once; `last_tokens` [slots] are those that are IN_FLIGHT."""
+    def begin(
+        self, batch: ScheduledBatch, slot_tokens: Tensor | None = None, slot_positions: Tensor | None = None
+    ) -> None:
+        """Take the tokens of a step, once. What the device knows: `slot_tokens` [slots, 1 + k], those IN_FLIGHT and the
+        drafts behind them, and with k > 0 `slot_positions` [slots], where those are."""
         if batch.step == self._step:
             return
         self._step = batch.step
@@ -54,12 +57,16 @@ class TextNumbers:
                 self._extend(admitted.slot, 0, (*admitted.prompt_token_ids, *admitted.output_token_ids))
         known = batch.token_ids.tolist()
         spans = zip(batch.slots.tolist(), batch.starts.tolist(), batch.lengths.tolist(), strict=True)
-        for slot, start, length in spans:
+        for slot, assumed, length in spans:
             tokens, known = known[:length], known[length:]
             if slot in self._sums:
-                if tokens == [IN_FLIGHT]:
-                    assert last_tokens is not None, "a token in flight is on the device"
-                    tokens = [int(last_tokens[slot])]
+                start = assumed
+                if tokens[0] == IN_FLIGHT and slot_positions is not None:
+                    start = int(slot_positions[slot])  # of the drafts before it some were wrong
+                if min(tokens) <= IN_FLIGHT:
+                    assert slot_tokens is not None, "tokens in flight and drafts are on the device"
+                    known_there = slot_tokens[slot].tolist()
+                    tokens = [known_there[IN_FLIGHT - token] if token <= IN_FLIGHT else token for token in tokens]
                 self._extend(slot, start, tokens)
 
     def of(self, slot: int, start: int, end: int) -> _Numbers:

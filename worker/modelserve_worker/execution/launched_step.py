@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from modelserve_worker.batch import Int32Array, PendingStep, SampledTokens, row_places
+from modelserve_worker.execution.drafter import Proposal
 from modelserve_worker.execution.sampler import SamplerOutput
 from modelserve_worker.request import PromptLogprobs, TokenLogprobs
 
@@ -52,7 +53,7 @@ class Drafted:
 
     drawn: Int32Array  # [S] on the host: tokens of each, of which
     counts: Tensor  # int32 [S] are accepted
-    proposed: Tensor  # int32 [S, k]: what may follow them
+    proposal: Proposal  # what may follow them
 
 
 class LaunchedStep:
@@ -76,7 +77,8 @@ class LaunchedStep:
             self._drafted = drafted
             tokens = sampled.tokens
             if drafted is not None:  # in one copy
-                tokens = torch.cat((tokens.int(), drafted.counts, drafted.proposed.flatten()))
+                proposal = drafted.proposal
+                tokens = torch.cat((tokens.int(), drafted.counts, proposal.counts, proposal.tokens.flatten()))
             self._tokens = to_host(tokens)
         self._logprobs: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
         if sampled is not None and sampled.logprobs is not None:
@@ -109,11 +111,13 @@ class LaunchedStep:
             return SampledTokens(self._step, _NONE, {}, prompt_logprobs=prompts)
         tokens = self._tokens.numpy().astype(np.int32)
         rows, counts = np.arange(len(tokens)), _NONE
+        drafts: Int32Array = _NONE
         proposed: Int32Array = _NONE
         if self._drafted is not None:
             segments, most = len(self._drafted.drawn), int(self._drafted.drawn.sum())
             counts = tokens[most : most + segments]
-            proposed = np.reshape(tokens[most + segments :], (segments, -1))
+            proposed = tokens[most + segments : most + 2 * segments]
+            drafts = np.reshape(tokens[most + 2 * segments :], (segments, -1))
             numbers, offsets = row_places(counts)
             rows = (np.cumsum(self._drafted.drawn) - self._drafted.drawn)[numbers] + offsets
             tokens = tokens[rows]
@@ -121,7 +125,7 @@ class LaunchedStep:
         if self._logprobs is not None:
             wanted = np.flatnonzero((self._wanted[rows] >= 0) & (tokens >= 0)).tolist()
             logprobs = {index: self._reported(int(rows[index])) for index in wanted}
-        return SampledTokens(self._step, tokens, logprobs, counts, proposed, prompts)
+        return SampledTokens(self._step, tokens, logprobs, counts, drafts, proposed, prompts)
 
     def _reported(self, row: int) -> TokenLogprobs:
         assert self._logprobs is not None

@@ -13,6 +13,7 @@ import torch
 from modelserve.architecture import ModelArchitecture
 from modelserve.engine_args import EngineArgs
 from modelserve.errors import DoesNotFit, InvalidInput
+from modelserve.inspection import read_speculation
 from modelserve.sizing.memory import memory_plan, overhead_terms
 from modelserve.sizing.pages import LAYER_ALIGNMENT_BYTES, CacheGeometry
 from modelserve.termination import TerminationReason
@@ -149,6 +150,7 @@ def cpu_memory_use(
         kv_dtype=geometry.dtype,
         kv_layout=geometry.layout,
         weight_format=weight_format,
+        speculation=read_speculation(args, architecture),
     )
     overhead = overhead_terms(tensor_parallel_size=args.tensor_parallel_size, total_bytes=total, on_cpu=True)
     return MemoryUse(total, plan.budget_bytes, weights_bytes, plan.activation_bytes, overhead)

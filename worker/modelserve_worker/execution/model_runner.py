@@ -24,7 +24,7 @@ from modelserve_worker.batch import Int32Array, PendingStep, ScheduledBatch, row
 from modelserve_worker.execution.block_tables import BlockTables
 from modelserve_worker.execution.cache_reader import PlainCacheReader
 from modelserve_worker.execution.device import runs_on_kernels
-from modelserve_worker.execution.drafter import CacheReader, Drafter
+from modelserve_worker.execution.drafter import Accepted, CacheReader, Drafter
 from modelserve_worker.execution.input_batch import QueryBlocks, StepPacker, StepSize
 from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.launched_step import Drafted, FailedStep, LaunchedStep, UnsampledStep
@@ -141,7 +141,8 @@ class GPUModelRunner:
         """
         if self._kernels is not None and self.cache.stamps is None:
             warm = WARM_ROWS if self.model.parallel.size > 1 else 0
-            last_rows = last_row_sizes(self.model.architecture, self._most["max_num_seqs"])
+            few_rows = self._most["max_num_seqs"] * (1 + self.draft_tokens)
+            last_rows = last_row_sizes(self.model.architecture, few_rows)
             self._graphs = StepGraphs(
                 self._packer, **self._most, last_rows=last_rows, logits=self._logits, hidden=self._hidden,
                 warm_rows=warm,
@@ -221,7 +222,8 @@ class GPUModelRunner:
             self.tables.check(kind, entries, num_pages=self.cache.num_pages[kind])
         step = self._packer.pack(batch, padded_to=padded_to)
         if self.cache.stamps is not None:
-            self.cache.stamps.texts.begin(batch, self.slot_tokens[:, 0])
+            positions = self.slot_positions if self.draft_tokens else None
+            self.cache.stamps.texts.begin(batch, self.slot_tokens, positions)
         self.cache.move(batch.page_moves)
         self.tables.apply(updates)
         return step
@@ -280,11 +282,15 @@ class GPUModelRunner:
         drafted = None
         if self._drafter is not None:
             assert hidden is not None
-            slots, last = step.draws.slots, step.draws.firsts + counts - 1
-            drawn_from = hidden[last if step.sampled_rows is None else step.sampled_rows[last]]
-            proposed = self._drafter.propose(slots, self.slot_tokens[slots, 0], self.slot_positions[slots], drawn_from)
-            self.slot_tokens[slots, 1:] = proposed
-            drafted = Drafted(drawn[drawn > 0], counts, proposed)
+            slots, firsts = step.draws.slots, step.draws.firsts
+            drawn_from = firsts + counts - 1
+            accepted = Accepted(
+                slots, self.slot_tokens[slots, 0], self.slot_positions[slots], counts, firsts, sampled.tokens,
+                hidden[drawn_from if step.sampled_rows is None else step.sampled_rows[drawn_from]],
+            )  # fmt: skip
+            proposal = self._drafter.propose(accepted)
+            self.slot_tokens[slots, 1:] = proposal.tokens
+            drafted = Drafted(drawn[drawn > 0], counts, proposal)
         return LaunchedStep(batch.step, sampled, on_gpu=self._on_gpu, scored=scored, drafted=drafted)
 
     def _sample(self, batch: ScheduledBatch, step: Step, logits: Tensor, masks: TokenMasks | None) -> SamplerOutput:
@@ -299,7 +305,6 @@ class GPUModelRunner:
             positions=positions,
             output_counts=counts,
             host_slots=batch.slots[segments],
-            host_output_counts=batch.output_counts[segments] + offsets,
             masks=masks,
             offsets=offsets if offsets.any() else None,
             proposed=self._fed_next(batch, step) if offsets.any() else None,
@@ -316,7 +321,7 @@ class GPUModelRunner:
         return step.token_ids[where].masked_fill_(behind, -1)
 
     def _attention(self, step: Step, batch: ScheduledBatch | None) -> AttentionBackend:
-        if self._kernels is not None:
+        if self._kernels is not None and self.cache.stamps is None:
             self._kernels.begin(step, batch)
             return self._kernels
         assert batch is not None
@@ -324,6 +329,9 @@ class GPUModelRunner:
             starts = batch.starts.copy()
             starts[: step.decode.most] = step.decode.starts.cpu().numpy()
             batch = replace(batch, starts=starts)
+        if self._kernels is not None:
+            self._kernels.begin(step, batch)
+            return self._kernels
         kept = 1 if step.narrowed is None else int(batch.kept.max())
         return PagedAttention(
             batch,

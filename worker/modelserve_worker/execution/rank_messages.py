@@ -58,6 +58,7 @@ def encode_batch(batch: ScheduledBatch) -> bytes:
             _ids(each.output_token_ids),
             each.banned_token_ids,
             each.shares_rows_as,
+            _ids(each.predicted_token_ids),
         )
         for each in batch.admitted
     ]

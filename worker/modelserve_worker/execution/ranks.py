@@ -121,7 +121,8 @@ def worker_loop(runner: ModelRunner, ring: RankRing, reader: int) -> None:
 
 def token_checksum(tokens: SampledTokens) -> int:
     """The same on ranks that came to the same tokens."""
-    return zlib.crc32(tokens.token_ids.tobytes() + tokens.counts.tobytes() + tokens.drafts.tobytes())
+    columns = (tokens.token_ids, tokens.counts, tokens.drafts, tokens.proposed)
+    return zlib.crc32(b"".join(column.tobytes() for column in columns))
 
 
 class WorkerRanks:

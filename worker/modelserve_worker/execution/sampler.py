@@ -117,7 +117,6 @@ class Sampler:
         positions: Tensor,
         output_counts: Tensor,
         host_slots: Slots,
-        host_output_counts: Slots,
         masks: TokenMasks | None = None,
         offsets: Slots | None = None,
         proposed: Tensor | None = None,
@@ -125,14 +124,14 @@ class Sampler:
         """Raw logits [S, vocab / size] of the head, before the softcap, left unchanged -> one token per row.
 
         slots, positions (of the sampled token) and output_counts (tokens that the row's request has sampled before):
-        int32 [S] on the device; host_slots and host_output_counts: the same on the host. Tokens are counted in the
-        slots that have penalties. Where rows of one request follow each other, `offsets` on the host [S] numbers them
+        int32 [S] on the device; host_slots: the same on the host. Tokens are counted in the slots that have penalties.
+        Where rows of one request follow each other, `offsets` on the host [S] numbers them
         and `proposed` int32 [S] is the draft that the next one was fed with, -1 behind the last: a token is drawn of
         each as if the drafts before were right, and counted where they were. Waits for nothing. With several ranks all
         of them come here, with the same of everything but logits, and meet in the collectives that the rows' paths call
         for.
         """
-        paths = self._slots.paths(host_slots, host_output_counts)
+        paths = self._slots.paths(host_slots)
         if paths.width:
             candidate_rows = CandidateRows(
                 slots=slots,
@@ -154,8 +153,8 @@ class Sampler:
                     self._parallel.all_gather(logits[on_device]),
                     slots=slots[on_device],
                     positions=positions[on_device],
+                    output_counts=output_counts[on_device],
                     host_slots=host_slots[rows],
-                    host_output_counts=host_output_counts[rows],
                     masks=masks,
                     rows=rows,
                     behind_drafts=offset > 0,
@@ -180,8 +179,8 @@ class Sampler:
         *,
         slots: Tensor,
         positions: Tensor,
+        output_counts: Tensor,
         host_slots: Slots,
-        host_output_counts: Slots,
         masks: TokenMasks | None,
         rows: NDArray[np.int64],
         behind_drafts: bool,
@@ -193,12 +192,13 @@ class Sampler:
         broken = values.isnan().any(dim=-1)
         if masks is not None:
             self._mask(values, masks, rows)
-        for row, (slot, count) in enumerate(zip(host_slots.tolist(), host_output_counts.tolist(), strict=True)):
+        for row, slot in enumerate(host_slots.tolist()):
             if slot in parameters.bias:
                 biased, bias = parameters.bias[slot]
                 values[row].index_add_(0, biased, bias)  # no token comes twice, so no order of addition either
-            if slot in parameters.banned and count < parameters.min_tokens[slot]:
-                values[row].index_fill_(0, parameters.banned[slot], -torch.inf)
+            if slot in parameters.banned:  # the device knows which drafts before this row were accepted
+                ban = torch.where(output_counts[row] < int(parameters.min_tokens[slot]), -torch.inf, 0.0)
+                values[row].index_add_(0, parameters.banned[slot], ban.expand(len(parameters.banned[slot])))
         penalised = bool(parameters.penalised[host_slots].any())
         if penalised:
             self._penalise(values, slots)

@@ -30,8 +30,8 @@ class RowPaths:
     """How the S rows of a step are sampled: which by candidates, which from all their logits.
 
     Ranks that share the vocabulary gather candidates, and all logits of the other rows. So all of them must come to the
-    same paths without asking each other: paths follow from the requests that were admitted and from a step's slots and
-    counts, which every rank reads from the same batches, and from nothing that a rank computes.
+    same paths without asking each other: paths follow from the requests that were admitted and from a step's slots,
+    which every rank reads from the same batches, and from nothing that a rank computes.
     """
 
     exact: NDArray[np.bool_]  # [S]: filters that are no matter of a few candidates
@@ -60,7 +60,6 @@ class SamplingSlots:
         self.bias: dict[int, tuple[Tensor, Tensor]] = {}  # slot -> different tokens int64 [M], values float32 [M]
         self.banned: dict[int, Tensor] = {}  # slot -> tokens int64 [M] that min_tokens forbids
         self._exact = np.zeros(max_num_seqs, dtype=np.bool_)
-        self._exact_bans = np.zeros(max_num_seqs, dtype=np.bool_)  # more banned tokens than the kernels take
         self._candidates = np.ones(max_num_seqs, dtype=np.int32)  # that a row which is not exact needs
 
     def admit(self, admitted: Sequence[AdmittedRequest]) -> None:
@@ -69,10 +68,9 @@ class SamplingSlots:
             self._take(request.slot, request.sampling, request.banned_token_ids)
         self.device.words.copy_(self._pinned(self._host.words), non_blocking=True)
 
-    def paths(self, slots: Slots, output_counts: Slots) -> RowPaths:
-        """Those of the rows with these slots and tokens sampled so far."""
-        banning = self._exact_bans[slots] & (output_counts < self.min_tokens[slots])
-        exact = np.asarray(self._exact[slots] | banning)
+    def paths(self, slots: Slots) -> RowPaths:
+        """Those of the rows with these slots."""
+        exact = np.asarray(self._exact[slots])
         return RowPaths(exact, self._reported[slots], int(self._candidates[slots][~exact].max(initial=0)))
 
     def upload(self, values: NDArray[np.generic]) -> Tensor:
@@ -95,7 +93,8 @@ class SamplingSlots:
         self._reported[slot] = -1 if sampling.logprobs is None else sampling.logprobs
         self._take_lists(slot, sampling, banned)
         unsorted = top_k > TOP_K_CAPACITY or (top_k == 0 and (sampling.top_p < 1 or sampling.min_p > 0))
-        self._exact[slot] = self.penalised[slot] or slot in self.bias or (self.random[slot] and unsorted)
+        by_hand = slot in self.bias or len(self.banned.get(slot, ())) > BANNED  # lists that the kernels do not take
+        self._exact[slot] = self.penalised[slot] or by_hand or (self.random[slot] and unsorted)
         self._candidates[slot] = max(1, top_k) if self.random[slot] else 1
 
     def _take_lists(self, slot: int, sampling: SamplingParams, banned_token_ids: tuple[int, ...]) -> None:
@@ -115,7 +114,6 @@ class SamplingSlots:
         if sampling.min_tokens == 0 or not banned:
             return
         self.banned[slot] = self.upload(np.array(banned, dtype=np.int64))
-        self._exact_bans[slot] = len(banned) > BANNED
         self._columns["banned"][slot] = (banned + [-1] * BANNED)[:BANNED]
 
     def _pinned(self, values: Tensor) -> Tensor:

@@ -35,6 +35,8 @@ from modelserve_worker.execution.device import (
     select_geometry,
     with_compute_dtype,
 )
+from modelserve_worker.execution.drafter import Drafter
+from modelserve_worker.execution.drafter_loading import drafter_of
 from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.loader import load_model
 from modelserve_worker.execution.memory import (
@@ -140,7 +142,7 @@ def start_rank(
         kernel_cache.use_kernel_cache()
         compilations = kernel_cache.compilations
     probe = GPUMemoryProbe(device, used_before=used_before) if device.type == "cuda" else None
-    most_rows = max(args.max_num_batched_tokens, args.max_num_seqs)
+    most_rows = max(args.max_num_batched_tokens, args.max_num_seqs * args.speculation.rows)
     parallel = join_tensor_parallel(
         rank=rank,
         size=args.tensor_parallel_size,
@@ -173,14 +175,15 @@ def start_rank(
         seed=args.seed,
         progress=progress,
     )
+    drafter = drafter_of(args, model)
     phases.end("weights")
     beside_graphs = 0
     if runs_on_kernels(architecture, device):
         beside_graphs = sampling_bytes(
-            architecture, sequences=args.max_num_seqs, tensor_parallel_size=args.tensor_parallel_size
+            architecture, rows=args.max_num_seqs * args.speculation.rows, tensor_parallel_size=args.tensor_parallel_size
         )
     with compilations():
-        runner, use = _profile(model, args, geometry, device, probe, beside_graphs_bytes=beside_graphs)
+        runner, use = _profile(model, args, geometry, device, probe, drafter=drafter, beside_graphs_bytes=beside_graphs)
     phases.end("profile")
     use, pool_bytes = _agree(use, parallel, device)
     try:
@@ -258,6 +261,7 @@ def _profile(
     device: torch.device,
     probe: GPUMemoryProbe | None,
     *,
+    drafter: Drafter | None,
     beside_graphs_bytes: int,
 ) -> tuple[GPUModelRunner, MemoryUse]:
     """Run the heaviest step over a cache of one page per kind, which every page table entry names."""
@@ -274,10 +278,13 @@ def _profile(
         max_num_batched_tokens=args.max_num_batched_tokens,
         max_num_seqs=args.max_num_seqs,
         max_model_len=longest,
+        drafter=drafter,
     )
     tokens = min(args.max_num_batched_tokens if on_gpu else _CPU_PROFILE_TOKENS, longest)
     start = min(KEYS_PER_PASS, longest - tokens) if on_gpu else 0
-    runner.profile(profile_batches(start=start, tokens=tokens, rows=args.max_num_seqs if on_gpu else 1))
+    rows = args.max_num_seqs if on_gpu else 1
+    few = runner.draft_tokens + 1
+    runner.profile(profile_batches(start=start, tokens=tokens, rows=rows, few=few))
     if probe is not None:
         graphs = graphs_bytes(
             model.architecture,
@@ -285,6 +292,7 @@ def _profile(
             max_num_batched_tokens=args.max_num_batched_tokens,
             max_num_seqs=args.max_num_seqs,
             weight_format=model.weight_format,
+            speculation=inspection.read_speculation(args, model.architecture),
         )
         use = probe.measure(
             args.gpu_memory_utilization,
@@ -298,13 +306,14 @@ def _profile(
         geometry,
         args,
         weight_format=model.weight_format,
-        weights_bytes=model.parameter_bytes(),
+        weights_bytes=model.parameter_bytes() + (0 if drafter is None else drafter.weights_bytes),
     )
     return runner, use
 
 
-def profile_batches(*, start: int, tokens: int, rows: int) -> tuple[ScheduledBatch, ...]:
-    """Two prefill chunks of positions [start, start + tokens), then `rows` decodes, then those that kernels draw.
+def profile_batches(*, start: int, tokens: int, rows: int, few: int = 1) -> tuple[ScheduledBatch, ...]:
+    """Two prefill chunks of positions [start, start + tokens), then `rows` decodes of `few` rows each, then those that
+    kernels draw.
 
     A block of the first chunk is scored, for which a model that narrows its steps computes all rows in all layers.
     Every table entry names page 0.
@@ -318,21 +327,28 @@ def profile_batches(*, start: int, tokens: int, rows: int) -> tuple[ScheduledBat
         for step, given in enumerate((min(tokens - 1, PROMPT_SCORE_ROWS), 0))
     )
     decodes = (
-        _profile_batch(step, slots=rows, start=start, length=1, admitted=admitted)
+        _profile_batch(step, slots=rows, start=start, length=few, admitted=admitted, drawn=few)
         for step, admitted in enumerate((heavy, drawn), start=2)
     )
     return *chunks, *decodes
 
 
 def _profile_batch(
-    step: int, *, slots: int, start: int, length: int, admitted: tuple[AdmittedRequest, ...], given: int = 0
+    step: int,
+    *,
+    slots: int,
+    start: int,
+    length: int,
+    admitted: tuple[AdmittedRequest, ...],
+    given: int = 0,
+    drawn: int = 1,
 ) -> ScheduledBatch:
     return ScheduledBatch(
         step=step,
         slots=np.arange(slots, dtype=np.int32),
         starts=np.full(slots, start, dtype=np.int32),
         lengths=np.full(slots, length, dtype=np.int32),
-        sampled=np.full(slots, 1 + given, dtype=np.int32),
+        sampled=np.full(slots, drawn + given, dtype=np.int32),
         given=np.full(slots if given else 0, given, dtype=np.int32),
         targets=np.zeros(slots * given, dtype=np.int32),
         output_counts=np.zeros(slots, dtype=np.int32),

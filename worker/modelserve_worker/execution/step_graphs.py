@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from modelserve.sizing.cuda_graphs import decode_graph_sizes, mixed_graph_sizes
+from modelserve.sizing.cuda_graphs import decode_graph_rows, mixed_graph_sizes
+from modelserve.sizing.speculation import Speculation
 from modelserve_worker.batch import ScheduledBatch
 from modelserve_worker.execution.input_batch import StepPacker, StepSize
 from modelserve_worker.kernels.compute_stream import check_compute_stream
@@ -39,24 +40,25 @@ class StepGraphs:
     ) -> None:
         """`logits` and `hidden` run the model over a step: raw logits of every row, and hidden states of its last rows.
 
-        Steps with chunks are captured for each number of `last_rows`, the largest of which is `max_num_seqs`. The
-        largest step is captured first: the others fit in its memory. Results are copied into one buffer for all
-        graphs of a kind, so that no graph keeps its own. Where `warm_rows` is not 0, steps of at most so many rows run
-        once before they are captured, and each number of last rows does in one, since a capture neither compiles nor
-        loads a kernel: what several ranks launch depends on a step's size.
+        Steps with chunks are captured for each number of `last_rows`, the largest of which is all that requests may
+        have. The largest step is captured first: the others fit in its memory. Results are copied into one buffer for
+        all graphs of a kind, so that no graph keeps its own. Where `warm_rows` is not 0, steps of at most so many rows
+        run once before they are captured, and each number of last rows does in one, since a capture neither compiles
+        nor loads a kernel: what several ranks launch depends on a step's size.
         """
         self._packer = packer
         self._warm_rows = warm_rows
         self._memory = torch.cuda.MemPool()
         self._outputs: dict[Callable[[Step], Tensor], Tensor] = {}
-        sizes = mixed_graph_sizes(max(max_num_batched_tokens, max_num_seqs))
+        speculation = Speculation(packer.most_rows - 1)
+        sizes = mixed_graph_sizes(max(max_num_batched_tokens, max_num_seqs * speculation.rows))
         for last in last_rows[:-1] if warm_rows else ():  # in a small step: large ones find no memory beside graphs
             hidden(packer.mixed_views(sizes[0], last))
-        mixed = sorted((StepSize(rows, last) for rows in sizes for last in last_rows), reverse=True)
+        mixed = sorted((StepSize(rows, last, packer.most_rows) for rows in sizes for last in last_rows), reverse=True)
         self._mixed = {size: self._capture(packer.mixed_views(size.rows, size.last), hidden) for size in mixed}
         self._decode = {
-            StepSize(rows, rows): self._capture(packer.decode_views(rows), logits)
-            for rows in (packer.most_rows * size for size in reversed(decode_graph_sizes(max_num_seqs)))
+            StepSize(rows, rows, few): self._capture(packer.decode_views(rows, few), logits)
+            for rows, few in sorted(decode_graph_rows(max_num_seqs, speculation), reverse=True)
         }
 
     @property
@@ -76,9 +78,15 @@ class StepGraphs:
 
     def size_for(self, batch: ScheduledBatch) -> StepSize | None:
         """The smallest captured step that takes a batch; None where there is none."""
-        most = self._packer.most_rows
-        if int(batch.lengths.max(initial=0)) <= most:
-            return min((size for size in self._decode if size.rows >= batch.num_requests * most), default=None)
+        most = int(batch.lengths.max(initial=0))
+        if most <= self._packer.most_rows:
+            few = 1 if most == 1 else self._packer.most_rows  # the step that there is without a drafter, where it does
+            taking = (
+                size for size in self._decode
+                if size.few == few and size.rows >= batch.num_tokens
+                and self._packer.segments_of(size.rows, few) >= batch.num_requests
+            )  # fmt: skip
+            return min(taking, default=None)
         if not self._packer.narrows(batch) or not self._packer.fits_one_expansion(batch):
             return None
         kept = int(batch.kept.sum())

@@ -150,17 +150,20 @@ class PageTable:
         self._end = at
         self.reserve(tokens)
 
-    def write(self, start: int, end: int, spare_slot: int | None = None) -> bool:
+    def write(self, start: int, end: int, spare_slot: int | None = None, *, least: int | None = None) -> bool:
         """Before a step that computes [start, end), whose pages are reserved: whoever else has pages that it would
-        write over keeps them. `spare_slot` is one that nobody holds; True when the step is to store rows through it."""
+        write over keeps them. `spare_slot` is one that nobody holds; True when the step is to store rows through it.
+
+        `least`, of a decode: where it begins if no draft in flight is accepted. What is read from there, and what a
+        request may resume with that ends there, is kept whatever is accepted."""
         if not self._keeping:
             return False
         geometry, self._end = self._geometry, end
         size, entries = geometry.sliding_page.page_tokens, geometry.sliding_table_entries
-        stored = stored_from(geometry, end)
-        used = self._remember(start, spare_from(geometry, end), stored, spare_slot)
-        begun = start // size
-        if start % size and stored > start:
+        stored, oldest_end = stored_from(geometry, end), end if least is None else least + 1
+        used = self._remember(start, spare_from(geometry, oldest_end), stored, spare_slot)
+        begun, surely = start // size, start if least is None else least
+        if start % size and stored > start and least is None:
             self._logical[begun % entries] = _NO_PAGE  # it will never hold its last rows
         for logical in range(max(start, stored) // size, geometry.sliding_page.pages(end)):
             entry = logical % entries
@@ -168,9 +171,9 @@ class PageTable:
                 continue  # its rows are appended to
             page = self._sliding[entry]
             if page.keepers:
-                last = (start - 1) // size  # of the pages with rows of earlier steps
+                last = (surely - 1) // size  # of the pages with rows of earlier steps
                 newest = last - (last - entry) % entries  # of those, in this entry
-                read = start > 0 <= newest and (newest + 1) * size > start - geometry.window + 1
+                read = surely > 0 <= newest and (newest + 1) * size > surely - geometry.window + 1
                 self._sliding[entry] = self._own(page, entry, rows_needed=read)
             self._logical[entry] = logical
         return used
@@ -183,10 +186,12 @@ class PageTable:
 
     def kept_pages(self, end: int) -> tuple[list[Page], dict[int, Page]]:
         """Pages of the rows [0, end), which steps scheduled so far compute: global ones, and by their logical number
-        those sliding ones that reach back from `end` without a gap."""
+        those sliding ones that reach back from `end` without a gap, as far as a request may resume before it: how far
+        the steps reached that left older ones is not said by them."""
         size = self._geometry.sliding_page.page_tokens
         pages: dict[int, Page] = {}
-        for logical in range((end - 1) // size if self._geometry.sliding_page.layers else -1, -1, -1):
+        newest = (end - 1) // size if self._geometry.sliding_page.layers else -1
+        for logical in range(newest, spare_from(self._geometry, end) // size - 1, -1):
             entry = logical % self._geometry.sliding_table_entries
             page = self._sliding[entry] if self._logical[entry] == logical else self._history.get(logical)
             if page is None:

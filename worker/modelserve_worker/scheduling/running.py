@@ -14,6 +14,7 @@ from modelserve.architecture import LayerKind
 from modelserve_worker.batch import IN_FLIGHT, AdmittedRequest, Int32Array, SampledTokens, row_places
 from modelserve_worker.request import Request
 from modelserve_worker.scheduling.arena import PageArena
+from modelserve_worker.scheduling.drafting import Drafting
 from modelserve_worker.scheduling.page_table import PageTable
 from modelserve_worker.scheduling.stopping import Stopping
 from modelserve_worker.scheduling.tails import Tail
@@ -43,7 +44,6 @@ class RunningRequest:
     stopping: Stopping
     shares_rows: bool = False  # with requests of its cache namespace
     ended: bool = False  # what it still has in flight is discarded
-    drafts: tuple[int, ...] = ()  # what was proposed to follow its last answered token
     checkpoints: list[int] = field(default_factory=list)  # positions where a chunk is to end, rising
     tail: Tail | None = None  # the last one on its way that a prefix cache has
     joined: int = 0  # the last position that its tokens have in common with that one
@@ -54,6 +54,7 @@ class RunningRequest:
         return AdmittedRequest(
             self.slot, request.request_id, request.sampling, request.prompt_token_ids, tuple(request.output_token_ids),
             self.stopping.banned_token_ids, request.cache_namespace if self.shares_rows else None,
+            request.predicted_token_ids,
         )  # fmt: skip
 
     def token_ids(self, start: int, end: int) -> Int32Array:
@@ -87,8 +88,7 @@ class SlotCounters:
         self.held_bytes = np.zeros(slots, dtype=np.int64)  # pool bytes of its pages
         self.last_step = np.zeros(slots, dtype=np.int64)  # newest step it is in; -1: none yet
         self.constrained: NDArray[np.bool_] = np.zeros(slots, dtype=np.bool_)  # its tokens are masked
-        self.undrafted = np.zeros(slots, dtype=np.int32)  # tokens below which it takes no drafts
-        self.drafted: NDArray[np.bool_] = np.zeros(slots, dtype=np.bool_)  # its drafter has proposed what follows
+        self.dear: NDArray[np.bool_] = np.zeros(slots, dtype=np.bool_)  # by masks that take long, of its latest step
         self.scored: NDArray[np.bool_] = np.zeros(slots, dtype=np.bool_)  # its prompt's log probabilities are asked for
 
     def enter(self, running: RunningRequest, most_cached_tokens: int, computed: int) -> None:
@@ -102,10 +102,8 @@ class SlotCounters:
         self.most_cached[slot] = most_cached_tokens
         self.last_token[slot] = (request.output_token_ids or request.prompt_token_ids)[-1]
         self.last_step[slot] = -1
-        self.drafted[slot] = False
-        # Which tokens `min_tokens` bans follows from how many there are, which the host must know.
-        self.undrafted[slot] = len(request.prompt_token_ids) + request.sampling.min_tokens
         self.constrained[slot] = request.constraint is not None
+        self.dear[slot] = False
         # With the first token they went out.
         self.scored[slot] = request.sampling.prompt_logprobs is not None and not request.output_token_ids
         self.note_pages(running)
@@ -120,13 +118,16 @@ class SlotCounters:
         left: Int32Array = np.minimum(self.known[slots], self.most_cached[slots]) - self.computed[slots]
         return left
 
+    def least_computed(self, slot: int) -> int:
+        """Positions that are computed if no draft in flight is accepted. Asked while at most one step is in flight."""
+        return int(self.computed[slot] - max(self.in_flight[slot] - 1, 0))
+
     def advance(self, slots: Int32Array, ends: Int32Array, drawn: Int32Array, step: int) -> None:
         """`step` computes the positions below `ends`, and draws so many tokens of each."""
         self.computed[slots] = ends
         # The drafts among the rows of a segment were not known before; the token behind the last was not either.
         self.known[slots] += drawn
         self.in_flight[slots] += drawn
-        self.drafted[slots] = drawn > 0
         self.last_step[slots] = step
 
     def answer(self, slots: Int32Array, drawn: Int32Array, counts: Int32Array) -> None:
@@ -182,26 +183,27 @@ class RunningRequests:
         ready, in_flight = np.ones(len(slots), dtype=np.bool_), counters.in_flight[slots]
         for index, running in zip(np.flatnonzero(constrained), self.stays(slots[constrained]), strict=True):
             constraint = running.request.constraint
+            counters.dear[running.slot] = constraint is not None and constraint.dear
             if constraint is not None and constraint.dear:
-                counters.drafted[running.slot] = False
                 ready[index] = not in_flight[index] and constraint.ready()
         return slots[ready]
 
-    def drafts(self, decodes: Int32Array, *, most: int, spare: int, arena: PageArena) -> Int32Array:
-        """How many drafts each decode takes along: what is proposed, at most `most`; what the step has room for,
-        `spare` rows; what the request may still say; and what pages cover that no other request has to give up."""
+    def drafts(self, decodes: Int32Array, *, drafting: Drafting, spare: int, arena: PageArena) -> Int32Array:
+        """How many drafts each decode takes along: what pays, as far as the step has room for them, `spare` rows; what
+        the request may still say; and what pages cover that no other request has to give up."""
         counters = self.counters
-        if not most:
+        if not drafting.most or not len(decodes):
             return np.zeros_like(decodes)
-        room = np.minimum(counters.most_cached[decodes] - counters.known[decodes], most)
-        drafted = counters.drafted[decodes] & (counters.known[decodes] >= counters.undrafted[decodes])
-        drafts = np.where(drafted, np.maximum(room, 0), 0)
+        room = np.where(counters.dear[decodes], 0, counters.most_cached[decodes] - counters.known[decodes])
+        drafts = drafting.choose(decodes, room, context=float(counters.computed[decodes].mean()))
         drafts = np.clip(spare - (np.cumsum(drafts) - drafts), 0, drafts).astype(np.int32)
         ends = counters.computed[decodes] + 1 + drafts
         due = np.flatnonzero(ends > counters.covered[decodes])
         for running, end in zip(self.stays(decodes[due]), ends[due].tolist(), strict=True):
             if running.table.bytes_to_reserve(end) <= arena.available_bytes:
                 running.table.reserve(end)
+                start = int(counters.computed[running.slot])
+                running.table.write(start, end, least=counters.least_computed(running.slot))
                 counters.note_pages(running)
         covered: Int32Array = np.minimum(drafts, counters.covered[decodes] - counters.computed[decodes] - 1)
         return covered

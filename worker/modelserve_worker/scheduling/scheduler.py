@@ -26,8 +26,8 @@ a stay begins, and what it leaves to others, is prefix_reuse.py's. A request nev
 youngest itself, it keeps its pages and waits. The oldest running request can thus always take what it needs, and alone
 it fits (validate), so some request always progresses.
 
-Drafts. A decode takes along what a drafter on the device proposes to follow it, as far as the step has rows and memory
-has pages that nobody has to give up. How many are accepted is in the answer.
+Drafts. A decode takes along what a drafter on the device proposes to follow it, as many as pay (drafting.py), as far as
+the step has rows and memory has pages that nobody has to give up. How many are accepted is in the answer.
 
 Overlap. Step n + 1 may be scheduled before the result of step n is known. A token that step n samples is then
 IN_FLIGHT. Of its drafts all are assumed to be accepted: pages are planned for that, the device starts where its request
@@ -44,13 +44,14 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict, deque
+from typing import Any
 
 import numpy as np
 
 from modelserve.architecture import LayerKind
 from modelserve.errors import InvalidInput
 from modelserve.sizing.pages import CacheGeometry
-from modelserve_worker.batch import NOT_A_NUMBER, Int32Array, SampledTokens, ScheduledBatch
+from modelserve_worker.batch import NOT_A_NUMBER, Int32Array, SampledTokens, ScheduledBatch, commit_first_tokens
 from modelserve_worker.request import (
     FinishReason,
     PromptLogprobs,
@@ -61,11 +62,13 @@ from modelserve_worker.request import (
 )
 from modelserve_worker.scheduling.admission import Admission, SchedulerLimits
 from modelserve_worker.scheduling.arena import PageArena
+from modelserve_worker.scheduling.drafting import Drafting
 from modelserve_worker.scheduling.page_table import PageTable
 from modelserve_worker.scheduling.prefill import share_prefill_tokens, trim_to_captured
 from modelserve_worker.scheduling.prefix_reuse import NoReuse, PrefixReuse
 from modelserve_worker.scheduling.running import RunningRequest, RunningRequests, StepInFlight
 from modelserve_worker.scheduling.stats import EngineStats, StepEvents
+from modelserve_worker.scheduling.step_costs import StepCosts
 from modelserve_worker.scheduling.stopping import Stopping
 
 MAX_STEPS_IN_FLIGHT = 2
@@ -81,13 +84,16 @@ class Scheduler:
         pool_bytes: int,
         *,
         draft_tokens: int = 0,
+        step_costs: StepCosts | None = None,
         prefix_caching: bool = False,
     ) -> None:
-        """`draft_tokens`: how many the device's drafter proposes at a time; not yet with `prefix_caching`, which would
-        leave rows of drafts that are not accepted to others."""
-        assert not (draft_tokens and prefix_caching), "drafts and a prefix cache do not go together yet"
+        """`draft_tokens`: how many the device's drafter proposes at a time; with `step_costs` a step verifies as many
+        as pay. A draft must not write over a row that its request reads if it is wrong, nor over one that it reads
+        itself (commit_first_tokens)."""
+        most = commit_first_tokens(geometry) if geometry.sliding_page.layers else 1 + draft_tokens
+        assert draft_tokens < most, f"{draft_tokens} drafts write over rows in a window of {geometry.window}"
         self.limits = limits
-        self._draft_tokens = draft_tokens
+        self.drafting = Drafting(draft_tokens, limits.max_num_seqs, step_costs)
         self.arena = PageArena(geometry, pool_bytes)
         self.prefixes = PrefixReuse(self.arena, geometry, limits) if prefix_caching else NoReuse()
         self._geometry = geometry
@@ -145,7 +151,7 @@ class Scheduler:
             return None
         remaining, longest = counters.remaining(prefills), int(counters.known[prefills].max(initial=0))
         spare = self.limits.max_num_batched_tokens - len(decodes) - (len(prefills) > 0)
-        drafts = self._running.drafts(decodes, most=self._draft_tokens, spare=spare, arena=self.arena)
+        drafts = self._running.drafts(decodes, drafting=self.drafting, spare=spare, arena=self.arena)
         rows = len(decodes) + int(drafts.sum())
         budget = self.limits.prefill_tokens(rows, remaining, longest)
         shares = share_prefill_tokens(remaining, counters.computed[prefills], budget, self.limits.prompt_cost)
@@ -162,14 +168,14 @@ class Scheduler:
         assert len(slots) == len(counts), f"tokens came of {len(counts)} requests, not of {len(slots)}"
         self._running.keep_prompt_logprobs(sampled)
         counters.answer(slots, record.drawn, counts)
+        if len(sampled.drafts):
+            self.drafting.answer(slots, record.drawn, counts, sampled)
         counters.last_token[slots] = sampled.token_ids if single else sampled.token_ids[np.cumsum(counts) - 1]
         outputs, token_ids, end = [], sampled.token_ids.tolist(), 0
         for index, (running, count) in enumerate(zip(self._running.stays(slots), counts.tolist(), strict=True)):
             first, end = end, end + count
             if running.ended:
                 continue
-            if len(sampled.drafts):
-                running.drafts = tuple(sampled.drafts[index].tolist())
             known = running.request.output_token_ids
             if single and known and not sampled.logprobs and running.stopping.goes_on(token_ids[first]):
                 known.append(token_ids[first])
@@ -177,11 +183,13 @@ class Scheduler:
                 outputs.append(RequestOutput(running.request.request_id, (token_ids[first],)))
                 continue
             logprobs = [sampled.logprobs[i] for i in range(first, end) if i in sampled.logprobs]
-            outputs.append(self._take(running, token_ids[first:end], logprobs))
+            outputs += self._take(running, token_ids[first:end], logprobs, drafts=int(record.drawn[index]) - 1)
         self._running.return_pages(record.step)
         return outputs
 
-    def _take(self, running: RunningRequest, token_ids: list[int], logprobs: list[TokenLogprobs]) -> RequestOutput:
+    def _take(
+        self, running: RunningRequest, token_ids: list[int], logprobs: list[TokenLogprobs], *, drafts: int
+    ) -> list[RequestOutput]:
         """Give a request its new tokens, as far as they are its own; what it says to whoever waits."""
         request, verdict = running.request, running.stopping.take(token_ids)
         first = not request.output_token_ids
@@ -193,21 +201,10 @@ class Scheduler:
             self._cached_prompt_tokens += request.cached_tokens
         self._generation_tokens += len(token_ids)
         request.output_token_ids += token_ids
-        if verdict.reason is FinishReason.ERROR:
-            token_ids = []
         scores = PromptLogprobs.joined(request.prompt_logprobs) if first and request.prompt_logprobs else None
         if verdict.reason is not None:
             self._leave(running, verdict.reason)
-        return RequestOutput(
-            request.request_id,
-            tuple(token_ids),
-            verdict.reason,
-            verdict.stop_token_id,
-            verdict.error,
-            verdict.error_field,
-            tuple(logprobs[: len(token_ids)]),
-            prompt_logprobs=scores,
-        )
+        return verdict.outputs(request.request_id, token_ids, logprobs[: len(token_ids)], scores, drafts)
 
     def constraints(self, batch: ScheduledBatch) -> list[tuple[TokenConstraint | None, tuple[int, ...]]]:
         """Of the constrained requests of a step in flight, in order: the constraint, None for one that has ended since,
@@ -215,7 +212,7 @@ class Scheduler:
         drawing = np.flatnonzero(batch.drawn)[batch.constrained]
         stays = zip(self._running.stays(batch.slots[drawing]), batch.drawn[drawing].tolist(), strict=True)
         return [
-            (None if running.ended else running.request.constraint, running.drafts[: drawn - 1])
+            (None if running.ended else running.request.constraint, self.drafting.drafts_of(running.slot, drawn - 1))
             for running, drawn in stays
         ]
 
@@ -238,10 +235,11 @@ class Scheduler:
         return outputs
 
     def stats(self) -> EngineStats:
+        counts: dict[str, Any] = {**self.arena.counts(), **self.drafting.counts()}
         return EngineStats(
+            **counts,
             num_running=len(self._running),
             num_waiting=len(self._waiting),
-            **self.arena.counts(),
             preemptions_total=self._preemptions,
             prompt_tokens_total=self._prompt_tokens,
             generation_tokens_total=self._generation_tokens,
@@ -280,7 +278,8 @@ class Scheduler:
     def _grow(self, running: RunningRequest) -> bool:
         """Reserve the pages of its next token, preempting younger requests if it must. False: it waits for pages."""
         counters = self._counters
-        end = int(counters.computed[running.slot]) + 1
+        start = int(counters.computed[running.slot])
+        end = start + 1
         while (need := running.table.bytes_to_reserve(end)) > self.arena.available_bytes:
             slots = self._running.slots()
             remaining = counters.remaining(slots)
@@ -291,7 +290,7 @@ class Scheduler:
                 return False
             self._preempt(youngest)
         running.table.reserve(end)
-        running.table.write(end - 1, end)
+        running.table.write(start, end, least=counters.least_computed(running.slot))
         counters.note_pages(running)
         return True
 
@@ -319,6 +318,7 @@ class Scheduler:
             stopping = Stopping(request, self.limits.stop_token_ids(request), most_cached + 1)
             running = RunningRequest(request, slot, table, stopping, shares_rows)
             self._running.enter(running, most_cached, self.prefixes.begin(running, hit))
+            self.drafting.enter(slot)
             if not request.admitted:
                 request.admitted = True
                 self._events.admitted.append((request.request_id, time.monotonic(), request.cached_tokens))
@@ -337,7 +337,7 @@ class Scheduler:
     ) -> ScheduledBatch:
         """Fix the page numbers; no page is reserved between here and the launch."""
         counters = self._counters
-        segments = self._running.segments(decodes, drafts, prefills, shares, most_drafts=self._draft_tokens)
+        segments = self._running.segments(decodes, drafts, prefills, shares, most_drafts=self.drafting.most)
         slots, starts, drawn, given = segments.slots, segments.starts, segments.drawn, segments.given
         ends = starts + segments.lengths
         first = counters.last_step[slots] < 0

@@ -16,6 +16,7 @@ class TimedStep(NamedTuple):
     context: float  # tokens in the cache of each of them, on average
     prompt_rows: int
     prompt_context: float  # keys that one of those rows attends to, on average
+    drafts: int = 0  # rows of decodes beyond their first
 
     @property
     def kind(self) -> StepKind:
@@ -61,6 +62,10 @@ class EngineStats(NamedTuple):
     prefix_queries_total: int = 0  # prompt tokens that were looked up, once for each request
     prefix_hits_total: int = 0  # prompt tokens behind which a request began
     prefix_evictions_total: int = 0  # tails that were given up for memory
+    drafts_total: int = 0  # proposals that were verified, of a request in a step
+    draft_tokens_total: int = 0  # their tokens
+    accepted_per_position: tuple[int, ...] = ()  # accepted ones, by place in their proposal; empty without a drafter
+    low_acceptance: bool = False  # of drafts for minutes: the drafter does not fit
 
     @property
     def kv_cache_usage(self) -> float:

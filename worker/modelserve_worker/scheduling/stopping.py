@@ -5,11 +5,11 @@ finds them and cuts the answer there (`server/sequences.py`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from modelserve.errors import InvalidInput
 from modelserve_worker.batch import NOT_A_NUMBER
-from modelserve_worker.request import FinishReason, Request
+from modelserve_worker.request import FinishReason, PromptLogprobs, Request, RequestOutput, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,25 @@ class Verdict:
     stop_token_id: int | None = None  # the last of the tokens, where it ended the request
     error: str | None = None
     error_field: str | None = None  # of the request, where the error is its client's doing
+
+    def outputs(
+        self,
+        request_id: str,
+        token_ids: Sequence[int],
+        logprobs: Sequence[TokenLogprobs],
+        prompt_logprobs: PromptLogprobs | None,
+        drafts: int,
+    ) -> list[RequestOutput]:
+        """What is said of the `count` tokens of a step that verified `drafts`. Those before the one that a request
+        fails at are said first, as if each had come with a step of its own."""
+        said = RequestOutput(
+            request_id, tuple(token_ids), self.reason, self.stop_token_id, self.error, self.error_field,
+            tuple(logprobs), prompt_logprobs=prompt_logprobs, drafts=drafts,
+        )  # fmt: skip
+        if self.reason is not FinishReason.ERROR or not token_ids:
+            return [said]
+        failed = RequestOutput(request_id, (), self.reason, error=self.error, error_field=self.error_field)
+        return [replace(said, finish_reason=None, error=None, error_field=None), failed]
 
 
 class Stopping:

@@ -33,6 +33,8 @@ _DEFAULT = "this is how the server behaves"
 _NOTHING_CUT = "nothing is cut: an input beyond the context is refused"
 _ECHO = "clients send back whole what they were answered; it is no part of the prompt"
 
+_PREDICTION = Ignored("it changes no answer; /v1/chat/completions uses it")
+
 SHARED_FIELDS: Mapping[str, Ignored] = {
     "user": Ignored(_BOOKKEEPING),
     "metadata": Ignored(_BOOKKEEPING),
@@ -44,7 +46,6 @@ SHARED_FIELDS: Mapping[str, Ignored] = {
     "prompt_cache_key": Ignored(_PREFIX_CACHE),
     "prompt_cache_retention": Ignored(_PREFIX_CACHE),
     "prompt_cache_options": Ignored(_PREFIX_CACHE),
-    "prediction": Ignored("it speeds up some servers and changes no answer"),
     "best_of": Ignored(_OFF, (1,)),
     "use_beam_search": Ignored(_OFF, (False,)),
     "length_penalty": Ignored(_OFF, (1, 1.0)),
@@ -65,6 +66,7 @@ SHARED_FIELDS: Mapping[str, Ignored] = {
 
 COMPLETION_FIELDS: Mapping[str, Ignored] = {
     **SHARED_FIELDS,
+    "prediction": _PREDICTION,
     "suffix": Ignored(_OFF, ("",)),
     "logprobs": Ignored(_OFF, (False,)),
 }
@@ -81,6 +83,7 @@ CHAT_FIELDS: Mapping[str, Ignored] = {
 
 RESPONSES_FIELDS: Mapping[str, Ignored] = {
     **{name: ignored for name, ignored in SHARED_FIELDS.items() if name not in ("user", "metadata")},  # told again
+    "prediction": _PREDICTION,
     "truncation": Ignored(_NOTHING_CUT),
     "max_tool_calls": Ignored("it bounds built-in tools, of which there are none"),
     "top_logprobs": Ignored(_OFF, (0,)),
@@ -88,6 +91,7 @@ RESPONSES_FIELDS: Mapping[str, Ignored] = {
 
 ANTHROPIC_FIELDS: Mapping[str, Ignored] = {
     **SHARED_FIELDS,
+    "prediction": _PREDICTION,
     "cache_control": Ignored(_PREFIX_CACHE),
     "context_management": Ignored(_OFF, ({}, {"edits": []})),
     "mcp_servers": Ignored(_OFF, ([],)),

@@ -166,6 +166,12 @@ def chat_sequences(
     param = "max_completion_tokens" if body.max_completion_tokens else "max_tokens"
     room = _room(prompt, model_len=max_model_len, asked=asked, param=param, source="messages")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    predicted = array("i")
+    if body.prediction is not None and body.prediction.text:
+        predicted, _ = _encode(
+            body.prediction.text, model, param="prediction.content", add_special_tokens=False,
+            most_tokens=max_model_len, salt=body.cache_salt,
+        )  # fmt: skip
     return _choices(
         body,
         prompt,
@@ -179,6 +185,7 @@ def chat_sequences(
         thinking_budget=_thinking_budget(body, prompt, model),
         reply_format=_reply_format(body, prompt, model),
         checkpoints=checkpoints,
+        predicted=predicted,
     )
 
 
@@ -255,6 +262,7 @@ def _choices(
     reply_format: ReplyFormat = PLAIN_TEXT,
     prompt_only: bool = False,
     checkpoints: tuple[int, ...] = (),
+    predicted: Sequence[int] = (),
 ) -> list[SequenceSpec]:
     """The n answers to one prompt. With a seed, answer i of a prompt is the same whatever else is in the body.
 
@@ -275,6 +283,7 @@ def _choices(
                 thinking_budget=thinking_budget,
                 cache_salt=body.cache_salt or "",
                 checkpoints=checkpoints,
+                predicted_token_ids=predicted,
             ),
             stop=tuple(body.stop),
             include_stop=body.include_stop_str_in_output,
@@ -347,8 +356,9 @@ def _encode(
 
 
 def _too_many_tokens(at_least: int, limit: int, *, param: str) -> ApiError:
+    what = param if param == "prediction.content" else "the prompt"
     return ApiError(
-        f"the prompt has at least {at_least} tokens; the limit is {limit} tokens. Shorten the prompt",
+        f"{what} has at least {at_least} tokens; the limit is {limit} tokens. Shorten {what}",
         param=param, code="context_length_exceeded",
     )  # fmt: skip
 

@@ -15,6 +15,7 @@ from modelserve_worker.server.errors import FieldError
 from modelserve_worker.server.field_policy import CHAT_FIELDS, COMPLETION_FIELDS, STREAM_OPTIONS_FIELDS
 from modelserve_worker.server.json_text import nested_deeper
 from modelserve_worker.server.messages import MAX_MESSAGES, Message
+from modelserve_worker.server.prediction import Prediction
 from modelserve_worker.server.request_model import RequestModel, whole_numbers
 from modelserve_worker.server.structured_output import (
     ResponseFormat,
@@ -237,6 +238,7 @@ class ChatCompletionRequest(SamplingFields):
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     response_format: ResponseFormat | None = None
+    prediction: Prediction | None = None
     modalities: list[Literal["text"]] | None = None
     tools: list[Tool] = Field(default_factory=list, max_length=MAX_TOOLS)
     tool_choice: ToolChoice = "auto"

@@ -40,7 +40,9 @@ _FINISH = _one_of("stop", "length", "tool_calls")
 _USAGE = _object(
     {
         "prompt_tokens_details": _object(cached_tokens=_COUNT),
-        "completion_tokens_details": _object(reasoning_tokens=_COUNT),
+        "completion_tokens_details": _object(
+            {"reasoning_tokens": _COUNT, "accepted_prediction_tokens": _COUNT, "rejected_prediction_tokens": _COUNT}
+        ),
     },
     prompt_tokens=_COUNT, completion_tokens=_COUNT, total_tokens=_COUNT,
 )  # fmt: skip

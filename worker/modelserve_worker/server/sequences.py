@@ -58,6 +58,7 @@ class Reply:
         )
         self._repetition = None if spec.repetition is None else RepetitionDetector(spec.repetition)
         self._last_tokens: deque[int] = deque(maxlen=LOOP_WINDOW)
+        self.accepted_drafts = self.rejected_drafts = 0  # tokens that were proposed and verified
         self._metrics = metrics
         self._timer = metrics.start_request(len(request.prompt_token_ids), arrival_s=request.arrival_s)
 
@@ -93,6 +94,9 @@ class Reply:
         parts, num_read = self._parts(output)
         self.parts += [part for part in parts if not isinstance(part, CallBegun | CallArguments)]
         self.num_tokens += num_read
+        accepted = min(num_read, len(output.token_ids) - 1) if output.drafts else 0  # the last one was drawn
+        self.accepted_drafts += accepted
+        self.rejected_drafts += output.drafts - accepted
         if output.logprobs:
             self._logprobs += zip(output.token_ids[:num_read], output.logprobs[:num_read], strict=True)
         self._timer.tokens(num_read)

@@ -1,0 +1,85 @@
+"""A worker that is started with an assistant: loaded beside its model, counted, heard; and one that does not fit."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from assisted import ASSISTANT, TARGET, write_assistant
+from model_checkpoints import make_checkpoint, random_tokens
+
+from modelserve.engine_args import EngineArgs
+from modelserve.errors import InvalidInput, UnsupportedModel
+from modelserve.inspection import read_assistant
+from modelserve.sizing.assistant import assistant_weight_bytes
+from modelserve_worker.engine.engine import Engine
+from modelserve_worker.engine.plan_report import plan_report
+from modelserve_worker.execution.assistant_drafter import AssistantDrafter
+from modelserve_worker.execution.drafter import LongestProposal
+from modelserve_worker.execution.model_runner import GPUModelRunner
+from modelserve_worker.execution.ranks import LaunchedReplica, launch
+from modelserve_worker.request import Request, SamplingParams
+from modelserve_worker.scheduling.admission import SchedulerLimits
+from modelserve_worker.scheduling.scheduler import Scheduler
+
+
+def args(target: Path, **settings: object) -> EngineArgs:
+    known = {
+        "model": str(target), "device": "cpu", "dtype": "float32", "max_model_len": 128, "max_num_seqs": 2,
+        "max_num_batched_tokens": 64, "cpu_memory_bytes": 1 << 30,
+    }  # fmt: skip
+    return EngineArgs.model_validate(known | settings)
+
+
+def told(replica: LaunchedReplica) -> tuple[list[int], int]:
+    """Tokens of a request, and the steps that they took."""
+    scheduler = Scheduler(
+        SchedulerLimits(64, 2, 128, ()), replica.geometry, replica.pool_bytes, draft_tokens=replica.runner.draft_tokens
+    )
+    engine = Engine(scheduler, replica.runner)
+    request = Request("r", tuple(random_tokens(20, seed=1)), SamplingParams(seed=1, max_tokens=24, temperature=0.0))
+    engine.add(request)
+    while engine.has_work:
+        for output in engine.step():
+            assert output.error is None, output.error
+    return request.output_token_ids, engine.steps_done
+
+
+def test_the_assistant_is_loaded_counted_and_changes_no_token(caplog: pytest.LogCaptureFixture) -> None:
+    """Alone, and beside prompt lookup; its bytes are those that the plan names."""
+    without = launch(args(TARGET))
+    tokens, steps = told(without)
+    for lookup in (False, True):
+        settings = args(TARGET, drafter=str(ASSISTANT), num_speculative_tokens=3, prompt_lookup=lookup)
+        with caplog.at_level(logging.INFO):
+            replica = launch(settings)
+        assert f"drafts of up to 3 tokens by the assistant in {ASSISTANT}" in caplog.text
+        assert isinstance(replica.runner, GPUModelRunner)
+        assert isinstance(replica.runner._drafter, LongestProposal if lookup else AssistantDrafter)
+        said, taken = told(replica)
+        assert said == tokens
+        assert taken < steps
+        held = replica.memory.weights_bytes - without.memory.weights_bytes
+        report = plan_report(settings, replica.architecture, replica.memory)
+        terms = {term["name"]: term for term in report["terms"]}
+        assert terms["weights"]["predictedBytes"] == terms["weights"]["measuredBytes"]
+        assistant = read_assistant(ASSISTANT).model_copy(update={"dtype": "float32"})
+        assert held == assistant_weight_bytes(assistant, tensor_parallel_size=1) > 0
+
+
+def test_a_quantised_lineage_beside_another_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make_checkpoint("31B", tmp_path / "target", seed=1)
+    write_assistant(tmp_path / "small-qat-assistant", tmp_path / "target", seed=1)
+    launch(args(tmp_path / "target", drafter=str(tmp_path / "small-qat-assistant"), num_speculative_tokens=2))
+    assert "few of its drafts may be right" in caplog.text
+
+
+def test_a_drafter_that_is_none_ends_the_start(tmp_path: Path) -> None:
+    make_checkpoint("31B", tmp_path, seed=1)
+    with pytest.raises(InvalidInput, match="backbone_hidden_size 128 is not the model's hidden_size 64"):
+        launch(args(tmp_path, drafter=str(ASSISTANT)))
+    with pytest.raises(UnsupportedModel, match="drafter: model_type 'gemma4_text' is no MTP assistant"):
+        launch(args(TARGET, drafter=str(tmp_path)))
+    with pytest.raises(InvalidInput, match=r"nowhere.config\.json"):
+        launch(args(TARGET, drafter=str(tmp_path / "nowhere")))

@@ -1,0 +1,189 @@
+"""How many drafts a step verifies: by what they bring and what they cost, for requests whose proposals are right with
+given chances."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+
+import numpy as np
+import pytest
+
+from modelserve.hardware import CATALOGUE
+from modelserve.planning.step_time import RankSpeed
+from modelserve.published import published_model
+from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
+from modelserve.sizing.speculation import Speculation
+from modelserve_worker.batch import SampledTokens
+from modelserve_worker.scheduling.drafting import LEAST_PROPOSALS, LOW_FOR_S, Drafting
+from modelserve_worker.scheduling.stats import TimedStep
+from modelserve_worker.scheduling.step_costs import MeasuredCosts, PlannedCosts, StepCosts
+
+K = 8
+
+
+class PerRow:
+    """A step of n rows takes 1 + share (n - 1)."""
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+
+    def seconds(self, decodes: int, most_drafts: int, *, context: float) -> np.ndarray:
+        return 1 + self.share * (decodes - 1 + np.arange(most_drafts + 1.0))
+
+    def observe(self, steps) -> None: ...
+
+
+class Requests:
+    """Decodes whose j-th draft is right with chances[i][j], where those before it are; `drafting` hears all of it."""
+
+    def __init__(self, drafting: Drafting, chances: np.ndarray, *, seed: int = 0) -> None:
+        self.drafting, self.chances = drafting, chances
+        self.slots = np.arange(len(chances), dtype=np.int32)
+        self.random = np.random.default_rng(seed)
+        self.proposed = np.zeros((len(chances), drafting.most), dtype=np.int32)
+        self.tokens, self.seconds = len(chances), 0.0
+
+    def step(self) -> np.ndarray:
+        """Proposals are twos; a token that comes is two where the draft was right, and one where not."""
+        room = np.full(len(self.slots), 1000, dtype=np.int32)
+        drafts = self.drafting.choose(self.slots, room, context=1000.0)
+        right = self.random.random(self.chances.shape) < self.chances
+        lead = np.minimum.accumulate(right, axis=1).sum(axis=1)
+        accepted = np.minimum(lead, drafts)
+        tokens = [[2] * count + [2 if right[i, count : count + 1].any() else 1] for i, count in enumerate(accepted)]
+        ids = np.array(list(itertools.chain(*tokens)), dtype=np.int32)
+        drafted = np.full((len(self.slots), self.drafting.most), 2, dtype=np.int32)
+        proposed = np.full(len(self.slots), self.drafting.most, dtype=np.int32)
+        counts = (accepted + 1).astype(np.int32)
+        self.drafting.answer(self.slots, drafts + 1, counts, SampledTokens(0, ids, {}, counts, drafted, proposed))
+        self.tokens += len(ids)
+        return drafts
+
+
+def best_by_search(chances: np.ndarray, costs: StepCosts) -> float:
+    """Most tokens a second of all ways to draft."""
+    yields = np.concatenate((np.zeros((len(chances), 1)), chances.cumprod(axis=1).cumsum(axis=1)), axis=1)
+    seconds = costs.seconds(len(chances), chances.size, context=1000.0)
+    ways = itertools.product(range(chances.shape[1] + 1), repeat=len(chances))
+    return max(sum(1 + yields[i, k] for i, k in enumerate(way)) / seconds[sum(way)] for way in ways)
+
+
+@pytest.mark.parametrize("share", [0.02, 0.2, 0.5])
+def test_the_choice_is_the_best_of_all(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(3)
+    for _ in range(25):
+        chances = random.random((3, 4))
+        drafting = Drafting(4, 3, PerRow(share))
+        monkeypatch.setattr(drafting, "chances", lambda slots, chances=chances: chances[slots].copy())
+        drafting.proposed[:] = 4
+        slots = np.arange(3, dtype=np.int32)
+        chosen = drafting.choose(slots, np.full(3, 9, dtype=np.int32), context=1000.0)
+        yields = sum(1 + chances[i, :k].cumprod().sum() for i, k in enumerate(chosen.tolist()))
+        seconds = PerRow(share).seconds(3, 12, context=1000.0)
+        assert yields / seconds[chosen.sum()] == pytest.approx(best_by_search(chances, PerRow(share)))
+
+
+def test_requests_whose_drafts_are_right_take_them_and_others_do_not() -> None:
+    chances = np.array([[0.95] * K, [0.02] * K] * 4)
+    drafting = Drafting(K, 8, PerRow(0.08))
+    requests = Requests(drafting, chances)
+    taken = np.mean([requests.step() for _ in range(300)][50:], axis=0)
+    assert taken[::2].min() > 6
+    assert taken[1::2].max() < 0.3
+
+
+def test_a_request_that_begins_to_repeat_itself_is_noticed_though_it_takes_no_drafts() -> None:
+    drafting = Drafting(K, 1, PerRow(0.1))
+    requests = Requests(drafting, np.zeros((1, K)))
+    without = [int(requests.step().sum()) for _ in range(200)][100:]
+    assert sum(without) <= 2, "at most 2 % of the rows"
+    requests.chances = np.ones((1, K))
+    assert [int(requests.step().sum()) for _ in range(30)][-1] == K
+
+
+def test_never_more_than_there_is_room_for_or_is_proposed() -> None:
+    drafting = Drafting(4, 3)
+    drafting.proposed[:] = 4, 2, 4
+    room = np.array([9, 9, -1], dtype=np.int32)
+    assert drafting.choose(np.arange(3, dtype=np.int32), room, context=1.0).tolist() == [4, 2, 0], "a fixed number"
+    drafting.enter(0)
+    assert drafting.choose(np.arange(3, dtype=np.int32), room, context=1.0).tolist() == [0, 2, 0]
+
+
+def test_what_is_counted_is_what_steps_verified() -> None:
+    drafting = Drafting(3, 2)
+    slots, drafts = np.arange(2, dtype=np.int32), np.array([[5, 6, 7], [5, 6, 7]], dtype=np.int32)
+    proposed = np.array([3, 3], dtype=np.int32)
+    for drawn, tokens, counts in (
+        ([1, 1], [4, 4], [1, 1]),
+        ([4, 2], [5, 6, 9, 8], [3, 1]),
+        ([4, 1], [5, 6, 7, 9, 5], [4, 1]),
+    ):
+        sampled = SampledTokens(0, np.array(tokens, np.int32), {}, np.array(counts, np.int32), drafts, proposed)
+        drafting.answer(slots, np.array(drawn, np.int32), sampled.counts, sampled)
+    assert (drafting.drafts_total, drafting.draft_tokens_total) == (3, 7)
+    assert drafting.accepted_per_position.tolist() == [2, 2, 1]
+    assert drafting.drafts_of(0, 2) == (5, 6)
+
+
+def test_a_drafter_that_is_nearly_always_wrong_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    now = [0.0]
+    drafting = Drafting(K, 4, PerRow(0.1), now=lambda: now[0])
+    requests = Requests(drafting, np.full((4, K), 0.01))
+    caplog.set_level(logging.INFO)
+    for _ in range(LEAST_PROPOSALS):
+        requests.step()
+    assert not drafting.low_acceptance, "it was not long"
+    now[0] += LOW_FOR_S
+    requests.step()
+    assert drafting.low_acceptance
+    assert [record.levelname for record in caplog.records] == ["WARNING"], "once"
+    requests.chances = np.full((4, K), 0.8)
+    for _ in range(LEAST_PROPOSALS):
+        requests.step()
+    now[0] += LOW_FOR_S
+    requests.step()
+    assert not drafting.low_acceptance
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+
+
+def planned(variant: str) -> PlannedCosts:
+    facts = published_model(f"hf://google/gemma-4-{variant}-it")
+    assert facts is not None
+    layout = KVCacheLayout.V_ONLY if facts.architecture.attention_k_eq_v else KVCacheLayout.KV
+    geometry = cache_geometry(
+        facts.architecture, dtype=KVCacheDtype.BFLOAT16, layout=layout, tensor_parallel_size=1
+    )  # fmt: skip
+    speed = RankSpeed(facts.architecture, CATALOGUE["NVIDIA-H200"], geometry, tensor_parallel=1, weight_format=None)
+    return PlannedCosts(speed, max_num_seqs=64, speculation=Speculation(K))
+
+
+def test_on_a_gpu_a_dense_model_verifies_more_than_a_mixture() -> None:
+    """One request: rows of a dense model cost little beside its weights, and each row of a mixture reads experts."""
+    dense, mixture = planned("31B"), planned("26B-A4B")
+    for costs in (dense, mixture):
+        seconds = costs.seconds(1, K, context=4000.0)
+        assert (np.diff(seconds) >= 0).all()
+        assert costs.seconds(1, K, context=40_000.0)[0] > seconds[0]
+        assert seconds[1] == seconds[K], "all of them fit into the captured step that takes one"
+    ratio = [
+        costs.seconds(1, K, context=4000.0)[K] / costs.seconds(1, 0, context=4000.0)[0] for costs in (dense, mixture)
+    ]
+    assert 1.0 < ratio[0] < 1.1
+    assert ratio[1] > 1.5
+    assert len(dense.seconds(64, 64 * K, context=100.0)) == 1 + 64 * K
+
+
+def test_measured_steps_become_a_constant_and_a_term_per_row() -> None:
+    costs = MeasuredCosts()
+    assert costs.seconds(1, 1, context=0.0)[1] > costs.seconds(1, 0, context=0.0)[0] > 0
+    for decodes, drafts in ((1, 0), (2, 0), (1, 7), (4, 12), (8, 0)) * 20:
+        costs.observe([TimedStep(0.01 + 0.002 * (decodes + drafts), decodes, 0.0, 0, 0.0, drafts)])
+        costs.observe([TimedStep(9.0, 1, 0.0, 500, 0.0)])  # a prompt's
+    assert costs.seconds(3, 2, context=0.0) == pytest.approx([0.016, 0.018, 0.020], rel=0.05)
+    costs = MeasuredCosts()
+    costs.observe([TimedStep(0.02, 1, 0.0, 0, 0.0)] * 50)
+    alone, with_one = costs.seconds(1, 1, context=0.0)
+    assert alone == pytest.approx(0.02, rel=0.01)
+    assert with_one > alone, "a row is never free"

@@ -1,0 +1,101 @@
+"""What a step of decodes takes, by its rows: as planned for the GPU, or as measured where nothing is planned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from modelserve.planning.step_time import RankSpeed
+from modelserve.sizing.cuda_graphs import decode_graph_rows
+from modelserve.sizing.speculation import Speculation
+from modelserve_worker.scheduling.stats import TimedStep
+
+Seconds = NDArray[np.float64]
+_DECAY = 0.98  # of what a measured step still counts when the next one has come
+_ROW_SHARE = 0.1  # of a step of one row, that each further row takes while nothing is known
+_PRIOR_STEPS = 1.0  # that this counts for
+
+
+class StepCosts(Protocol):
+    """Times that decide how many drafts a step verifies."""
+
+    def seconds(self, decodes: int, most_drafts: int, *, context: float) -> Seconds:
+        """Of a step of so many requests at a mean length of `context` tokens, by the drafts it verifies in all:
+        float64 [most_drafts + 1], in s. Of their ratios alone something follows."""
+        ...
+
+    def observe(self, steps: Sequence[TimedStep]) -> None:
+        """Steps ended."""
+        ...
+
+
+class PlannedCosts:
+    """Of `RankSpeed`, at the sizes of captured steps: drafts that fit in the padding of one cost nothing."""
+
+    def __init__(self, speed: RankSpeed, *, max_num_seqs: int, speculation: Speculation) -> None:
+        self._speed, self._window = speed, speed.window
+        most = max_num_seqs * speculation.rows
+        by_rows = np.array([speed.step(decodes=max(1, rows)).seconds for rows in range(most + 1)])
+        self._alone, self._drafted = (
+            by_rows[
+                _captured(most, [rows for rows, few in decode_graph_rows(max_num_seqs, speculation) if few in kinds])
+            ]
+            for kinds in ({1}, {speculation.rows})
+        )
+        self._empty = speed.step(decodes=1).seconds
+
+    def seconds(self, decodes: int, most_drafts: int, *, context: float) -> Seconds:
+        reading = decodes * (self._speed.step(decodes=1, context=context).seconds - self._empty)
+        rows = np.minimum(decodes + np.arange(most_drafts + 1), len(self._drafted) - 1)
+        seconds: Seconds = self._drafted[rows] + reading
+        seconds[0] = self._alone[rows[0]] + reading
+        return seconds
+
+    def observe(self, steps: Sequence[TimedStep]) -> None:
+        """Plans are kept."""
+
+
+def _captured(most: int, sizes: Sequence[int]) -> NDArray[np.int64]:
+    """By a step's rows, those of the captured step that takes it."""
+    rising = np.array(sorted(sizes))
+    found: NDArray[np.int64] = rising[np.minimum(np.searchsorted(rising, np.arange(most + 1)), len(rising) - 1)]
+    return np.maximum(found, 1)
+
+
+class MeasuredCosts:
+    """A constant and a term per row, fitted to the latest steps of decodes: on the CPU, and on a GPU that no plan
+    knows."""
+
+    def __init__(self) -> None:
+        self._products = np.zeros((2, 2))
+        self._targets = np.zeros(2)
+
+    def seconds(self, decodes: int, most_drafts: int, *, context: float) -> Seconds:  # noqa: ARG002 - in the constant
+        constant, row = self._fitted()
+        found: Seconds = constant + row * (decodes + np.arange(most_drafts + 1.0))
+        return found
+
+    def observe(self, steps: Sequence[TimedStep]) -> None:
+        for step in steps:
+            if not step.prompt_rows and step.decodes:
+                self._add(step.decodes + step.drafts, step.seconds)
+
+    def _add(self, rows: float, seconds: float) -> None:
+        columns = np.array([1.0, rows])
+        self._products = _DECAY * self._products + np.outer(columns, columns)
+        self._targets = _DECAY * self._targets + columns * seconds
+
+    def _fitted(self) -> tuple[float, float]:
+        if not self._products[0, 0]:
+            return 1.0, _ROW_SHARE
+        mean = self._targets[0] / self._products[0, 0]
+        rows = self._products[0, 1] / self._products[0, 0]
+        # As if a few steps more had come, in which every row took its assumed share.
+        slope = _ROW_SHARE * mean / (1 + _ROW_SHARE * rows)
+        varied = self._products[1, 1] - rows * self._products[0, 1] + _PRIOR_STEPS
+        together = self._targets[1] - rows * self._targets[0] + _PRIOR_STEPS * slope
+        row = max(together / varied, 1e-3 * mean / max(rows, 1.0))
+        return max(float(mean - row * rows), 0.0), float(row)
