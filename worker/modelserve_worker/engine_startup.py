@@ -69,8 +69,9 @@ def build_engine(args: EngineArgs, progress: Callable[[int, int], None]) -> Buil
     )
     drafts = replica.runner.draft_tokens
     scheduler = Scheduler(
-        limits, replica.geometry, replica.pool_bytes, draft_tokens=drafts, prefix_caching=args.prefix_caching
-    )
+        limits, replica.geometry, replica.pool_bytes, draft_tokens=drafts, prefix_caching=args.prefix_caching,
+        host_cache_bytes=args.host_cache_bytes // args.tensor_parallel_size,
+    )  # fmt: skip
     if publisher is not None and isinstance(scheduler.prefixes, PrefixReuse):
         scheduler.prefixes.events = CacheEvents(GLOBAL_PAGE_TOKENS, publisher.publish)
     ready = Ready(
@@ -83,6 +84,7 @@ def build_engine(args: EngineArgs, progress: Callable[[int, int], None]) -> Buil
             "cache_dtype": replica.geometry.dtype.value,
             "cache_layout": replica.geometry.layout.value,
             "enable_prefix_caching": str(args.prefix_caching),
+            "host_cache_bytes": str(args.host_cache_bytes),
         },
         stats=scheduler.stats(),
     )

@@ -23,10 +23,10 @@ class StepClock:
         self._launched_s[batch.step] = self._now()
 
     def ended(self, batch: ScheduledBatch, *, failed: bool) -> None:
-        """Its result is there. A step that failed is not timed, and ends all the same."""
+        """Its result is there. A step that failed, or only copied pages, is not timed, and ends all the same."""
         end, launched = self._now(), self._launched_s.pop(batch.step)
         start, self._last_end_s = max(launched, self._last_end_s), end
-        if not failed:
+        if not failed and batch.num_requests:
             self._timed.append(_timed(batch, end - start))
 
     def take(self) -> list[TimedStep]:
