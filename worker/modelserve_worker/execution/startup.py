@@ -37,6 +37,7 @@ from modelserve_worker.execution.device import (
 )
 from modelserve_worker.execution.drafter import Drafter
 from modelserve_worker.execution.drafter_loading import drafter_of
+from modelserve_worker.execution.host_allocator import keep_freed_memory
 from modelserve_worker.execution.host_memory import HostMemory
 from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.loader import load_model
@@ -141,8 +142,10 @@ def start_rank(
     if device.type == "cuda":
         used_before = used_bytes(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
         torch.cuda.set_device(device)
-    elif args.tensor_parallel_size > 1:  # ranks share the cores
-        torch.set_num_threads(max(1, torch.get_num_threads() // args.tensor_parallel_size))
+    else:
+        keep_freed_memory()
+        if args.tensor_parallel_size > 1:  # ranks share the cores
+            torch.set_num_threads(max(1, torch.get_num_threads() // args.tensor_parallel_size))
     compilations: Callable[[], AbstractContextManager[None]] = nullcontext
     if runs_on_kernels(architecture, device):
         from modelserve_worker.kernels import kernel_cache  # Triton, on GPUs alone
