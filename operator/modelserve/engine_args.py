@@ -124,7 +124,7 @@ class EngineArgs(BaseModel):
         return () if names is None else (names,) if isinstance(names, str) else tuple(names)
 
     @property
-    def speculation(self) -> Speculation:
+    def speculative(self) -> Speculation:
         """As sizing counts it, but for the assistant: its geometry is in its directory."""
         if self.drafter is None and not self.prompt_lookup:
             return NO_DRAFTS

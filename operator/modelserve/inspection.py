@@ -47,9 +47,9 @@ def read_speculation(args: EngineArgs, architecture: ModelArchitecture) -> Specu
     """What proposes tokens to a worker's model of this `architecture`, with the geometry of its assistant, which
     computes in the model's dtype. Raises InvalidInput or UnsupportedModel."""
     if args.drafter is None:
-        return args.speculation
+        return args.speculative
     assistant = read_assistant(Path(args.drafter)).model_copy(update={"dtype": architecture.dtype})
-    return replace(args.speculation, assistant=assistant)
+    return replace(args.speculative, assistant=assistant)
 
 
 def read_weight_format(directory: Path) -> WeightFormat:

@@ -111,7 +111,7 @@ def _step_costs(args: EngineArgs, replica: LaunchedReplica) -> StepCosts:
         replica.architecture, device, replica.geometry, tensor_parallel=args.tensor_parallel_size,
         weight_format=replica.memory.weight_format,
     )  # fmt: skip
-    return PlannedCosts(speed, max_num_seqs=args.max_num_seqs, speculation=args.speculation)
+    return PlannedCosts(speed, max_num_seqs=args.max_num_seqs, speculation=args.speculative)
 
 
 def _grammars(directory: Path, args: EngineArgs) -> GrammarCompiler | None:

@@ -216,6 +216,7 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[StepSize]:
 
     monkeypatch.setattr(StepGraphs, "_capture", capture)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
+    monkeypatch.setattr(torch.cuda, "MemPool", lambda: SimpleNamespace(id=(0, 0)))
     return sizes
 
 

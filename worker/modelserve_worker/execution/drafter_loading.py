@@ -23,7 +23,7 @@ def drafter_of(args: EngineArgs, model: Gemma4ForCausalLM) -> Drafter | None:
     Raises InvalidInput (UnsupportedModel, InvalidCheckpoint among them) for an assistant that cannot be loaded, or is
     that of another model.
     """
-    num_tokens, drafters = args.speculation.num_tokens, list[Drafter]()
+    num_tokens, drafters = args.speculative.num_tokens, list[Drafter]()
     if args.prompt_lookup:
         longest, device = model.architecture.max_position_embeddings, model.norm.weight.device
         drafters.append(

@@ -174,7 +174,7 @@ def kernel_launches(
         FakeTensorMode(),
     ):
         warnings.simplefilter("ignore")  # torch warns of pointers of fake tensors
-        tokens = max(args.max_num_batched_tokens, args.max_num_seqs * args.speculation.rows)
+        tokens = max(args.max_num_batched_tokens, args.max_num_seqs * args.speculative.rows)
         ranks = args.tensor_parallel_size
         _run_steps(architecture, args, weight_format, _RankAlone(size=ranks))
         if ranks > 1:  # which GPUs reach each other's memory is not known here
@@ -204,7 +204,7 @@ def _run_steps(
     geometry = select_geometry(architecture, args)
     longest = architecture.max_position_embeddings
     sizes = {"max_num_seqs": args.max_num_seqs, "max_model_len": longest}
-    most_rows = args.speculation.rows
+    most_rows = args.speculative.rows
     few_rows = args.max_num_seqs * most_rows
     tokens = max(args.max_num_batched_tokens, few_rows)
     dtype = compute_dtype(architecture)
@@ -265,7 +265,7 @@ def _with_chunks(step: Step, most_chunks: int) -> Step:
 def _sample(architecture: ModelArchitecture, args: EngineArgs, parallel: TensorParallel) -> None:
     with unset_fake_temporarily():
         slots = SamplingSlots(max_num_seqs=args.max_num_seqs, vocab_size=architecture.vocab_size, device=_CPU)
-    rows_each = args.speculation.rows
+    rows_each = args.speculative.rows
     count, vocab_size = args.max_num_seqs * rows_each, architecture.vocab_size
     sampled = torch.empty(count, dtype=torch.int32, device=_CUDA)
     logits = torch.empty(count, vocab_size // parallel.size, dtype=compute_dtype(architecture), device=_CUDA)
@@ -280,11 +280,11 @@ def _sample(architecture: ModelArchitecture, args: EngineArgs, parallel: TensorP
     if rows_each > 1:
         for placed in (1, 2, 4):
             doors.settle([(sampled, sampled)] * placed, sampled, sampled)
-    if args.speculation.prompt_lookup:
+    if args.speculative.prompt_lookup:
         history = torch.empty(args.max_num_seqs, architecture.max_position_embeddings, dtype=torch.int32, device=_CUDA)
         door = lookup_door(_CUDA)
         door.remember(history, sampled, tokens, sampled, sampled, sampled)
-        door.look_up(history, sampled, sampled, sampled, sampled, args.speculation.num_tokens)
+        door.look_up(history, sampled, sampled, sampled, sampled, args.speculative.num_tokens)
 
 
 def _on_cuda(value: Any) -> Any:

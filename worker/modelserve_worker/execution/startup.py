@@ -153,7 +153,7 @@ def start_rank(
         kernel_cache.use_kernel_cache()
         compilations = kernel_cache.compilations
     probe = GPUMemoryProbe(device, used_before=used_before) if device.type == "cuda" else None
-    most_rows = max(args.max_num_batched_tokens, args.max_num_seqs * args.speculation.rows)
+    most_rows = max(args.max_num_batched_tokens, args.max_num_seqs * args.speculative.rows)
     parallel = join_tensor_parallel(
         rank=rank,
         size=args.tensor_parallel_size,
@@ -191,7 +191,7 @@ def start_rank(
     beside_graphs = 0
     if runs_on_kernels(architecture, device):
         beside_graphs = sampling_bytes(
-            architecture, rows=args.max_num_seqs * args.speculation.rows, tensor_parallel_size=args.tensor_parallel_size
+            architecture, rows=args.max_num_seqs * args.speculative.rows, tensor_parallel_size=args.tensor_parallel_size
         )
     with compilations():
         runner, use = _profile(model, args, geometry, device, probe, drafter=drafter, beside_graphs_bytes=beside_graphs)
