@@ -29,19 +29,24 @@ Rules of one step, in order:
    next token is known: that one is scored (a prompt's log probabilities). Where a step has `constrained` requests,
    sampling waits for their token masks (`PendingStep.constrain`): which tokens may follow depends on the token that
    the step before sampled, which the host has not seen when this one is launched.
+6. `stores` and `loads` are copied behind the `page_moves` of their step and beside what it computes, each in the order
+   of the steps that brought them. What they read has been written by earlier steps. They end at any time
+   (`ModelRunner.host_progress`); no step reads what is being loaded, and one that writes or moves it says so
+   (`loads_awaited`). A step that only copies has no segments.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from modelserve.architecture import LayerKind
 from modelserve.sizing.pages import CacheGeometry
+from modelserve_worker.host_pages import HostProgress
 from modelserve_worker.request import PromptLogprobs, SamplingParams, TokenLogprobs
 
 IN_FLIGHT = -1  # in ScheduledBatch.token_ids: the token this slot sampled last, on the device; -1 - j: its j-th draft
@@ -97,6 +102,14 @@ class PageMove:
     destination: int
 
 
+class HostCopy(NamedTuple):
+    """Copy page `page` to `place` in host memory (host_pages.py), or back, all layers."""
+
+    kind: LayerKind
+    page: int
+    place: int
+
+
 @dataclass(frozen=True, slots=True)
 class TableUpdates:
     """Entries of one kind's block table to write: table[slots[i], indices[i]] = pages[i]; each int32 [N].
@@ -145,6 +158,9 @@ class ScheduledBatch:
     targets: Int32Array = field(default_factory=_nothing)  # [sum of given] the tokens that follow those rows
     constrained: Int32Array = field(default_factory=_nothing)  # which of the requests that draw, by their order
     spare_slots: Int32Array = field(default_factory=_nothing)  # [R], -1 where there is none; [0] where nobody has one
+    stores: tuple[HostCopy, ...] = ()  # to host memory, and
+    loads: tuple[HostCopy, ...] = ()  # from there
+    loads_awaited: int = 0  # those of steps up to this one have ended before this step touches any page
 
     @property
     def num_requests(self) -> int:
@@ -172,6 +188,7 @@ class ScheduledBatch:
             self, starts=self.starts + self.lengths - kept, lengths=kept,
             token_ids=self.token_ids[np.repeat(ends - kept, kept) + offsets],
             admitted=(), page_moves=(), global_updates=NO_UPDATES, sliding_updates=NO_UPDATES, spare_slots=_nothing(),
+            stores=(), loads=(), loads_awaited=0,
         )  # fmt: skip
 
 
@@ -229,6 +246,10 @@ class ModelRunner(Protocol):
     def execute(self, batch: ScheduledBatch) -> PendingStep:
         """Launch one step; at most two are in flight. After a step that failed the block tables are unknown: the next
         batch's updates must name every entry of every slot that it or a later batch uses."""
+        ...
+
+    def host_progress(self) -> HostProgress:
+        """How far the copies to and from host memory have come; asked where the scheduler sends any."""
         ...
 
     def check(self) -> None:

@@ -79,6 +79,7 @@ def build_engine(args: EngineArgs, progress: Callable[[int, int], None]) -> Buil
         draft_tokens=drafts,
         step_costs=costs,
         prefix_caching=args.prefix_caching,
+        host_cache_bytes=args.host_cache_bytes // args.tensor_parallel_size,
     )
     if publisher is not None and isinstance(scheduler.prefixes, PrefixReuse):
         scheduler.prefixes.events = CacheEvents(GLOBAL_PAGE_TOKENS, publisher.publish)
@@ -92,6 +93,7 @@ def build_engine(args: EngineArgs, progress: Callable[[int, int], None]) -> Buil
             "cache_dtype": replica.geometry.dtype.value,
             "cache_layout": replica.geometry.layout.value,
             "enable_prefix_caching": str(args.prefix_caching),
+            "host_cache_bytes": str(args.host_cache_bytes),
         },
         stats=scheduler.stats(),
     )

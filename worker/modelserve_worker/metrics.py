@@ -178,6 +178,12 @@ class _EngineCollector(Collector):
             ("modelserve_kv_pool_bytes", "Bytes of the KV pool of one GPU.", stats.pool_bytes),
             ("modelserve_kv_held_bytes", "Bytes of the KV pool in use.", stats.held_bytes),
             ("modelserve_kv_cached_bytes", "Free bytes of the KV pool that hold prefixes.", stats.cached_bytes),
+            (
+                "modelserve_host_cache_capacity_bytes",
+                "Host memory of one GPU that is pinned for prefixes.",
+                stats.host_capacity_bytes,
+            ),
+            ("modelserve_host_cache_used_bytes", "Bytes of it that hold prefixes.", stats.host_used_bytes),
         ):
             gauge = GaugeMetricFamily(name, text, labels=["model_name"])
             gauge.add_metric([self._model_name], value)
@@ -194,6 +200,15 @@ class _EngineCollector(Collector):
             ("vllm:prompt_tokens_cached", "Prompt tokens that were cached.", stats.prompt_tokens_cached_total),
             ("vllm:prefix_cache_queries", "Prompt tokens looked up.", stats.prefix_queries_total),
             ("vllm:prefix_cache_hits", "Prompt tokens found.", stats.prefix_hits_total),
+            (
+                "vllm:external_prefix_cache_queries",
+                "Prompt tokens that the pool did not have, looked up in host memory.",
+                stats.host_queries_total,
+            ),
+            ("vllm:external_prefix_cache_hits", "Prompt tokens found in host memory.", stats.host_hits_total),
+            ("modelserve_host_stored_bytes", "Bytes copied to host memory.", stats.host_stored_bytes_total),
+            ("modelserve_host_restored_bytes", "Bytes copied from host memory.", stats.host_restored_bytes_total),
+            ("modelserve_host_evictions", "Resume points that host memory gave up.", stats.host_evictions_total),
             ("vllm:generation_tokens", "Tokens generated.", stats.generation_tokens_total),
             ("vllm:num_preemptions", "Requests preempted for lack of pages.", stats.preemptions_total),
             ("modelserve_page_moves", "Pages moved inside the pool.", stats.page_moves_total),
@@ -206,12 +221,13 @@ class _EngineCollector(Collector):
             yield counter
         if stats.accepted_per_position:
             yield from self._drafts(stats)
-        cached = stats.prompt_tokens_cached_total
+        cached, from_host = stats.prompt_tokens_cached_total, stats.prompt_tokens_host_total
         sources = CounterMetricFamily(
             "vllm:prompt_tokens_by_source", "Prompt tokens, by where they came from.", labels=["model_name", "source"]
         )
         sources.add_metric([self._model_name, "local_compute"], stats.prompt_tokens_total - cached)
-        sources.add_metric([self._model_name, "local_cache_hit"], cached)
+        sources.add_metric([self._model_name, "local_cache_hit"], cached - from_host)
+        sources.add_metric([self._model_name, "external_kv_transfer"], from_host)
         yield sources
         info = InfoMetricFamily("vllm:cache_config", "Configuration of the KV cache.")
         info.add_metric([], {"model_name": self._model_name, **self._cache_config})

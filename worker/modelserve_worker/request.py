@@ -176,6 +176,7 @@ class Request:
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)  # computed so far, without gaps
     constraint: TokenConstraint | None = None
     cached_tokens: int = 0  # of its prompt, which it found computed when it was first admitted
+    host_cached_tokens: int = 0  # of these, those that came from host memory
 
     @property
     def cache_namespace(self) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from modelserve.architecture import LayerKind
-from modelserve_worker.batch import AdmittedRequest, PageMove, ScheduledBatch, TableUpdates
+from modelserve_worker.batch import AdmittedRequest, HostCopy, PageMove, ScheduledBatch, TableUpdates
 from modelserve_worker.execution.rank_messages import decode_batch, encode_batch
 from modelserve_worker.execution.rank_ring import RankRing, RingAborted
 from modelserve_worker.request import SamplingParams
@@ -52,6 +52,9 @@ def batch(seed: int, *, admitted: int = 0, moves: int = 0) -> ScheduledBatch:
         sliding_updates=TableUpdates(words(rows), words(rows), words(rows)),
         constrained=words(moves),
         spare_slots=words(rows if moves else 0),
+        stores=tuple(HostCopy(list(LayerKind)[i % 2], i, 7 * i) for i in range(moves)),
+        loads=tuple(HostCopy(list(LayerKind)[i % 2], i, 9 * i) for i in range(2 * moves)),
+        loads_awaited=moves,
     )
 
 

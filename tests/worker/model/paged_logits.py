@@ -13,6 +13,7 @@ from torch import Tensor
 
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve_worker.batch import SampledTokens, ScheduledBatch
+from modelserve_worker.execution.host_memory import HostMemory
 from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.model_runner import GPUModelRunner
 from modelserve_worker.layers.parallel import TensorParallel
@@ -49,6 +50,7 @@ class Traffic:
     steps_in_flight: int = 1
     pool_bytes: int | None = None
     prefix_caching: bool = False
+    host_bytes: int = 0
 
 
 @dataclass
@@ -63,6 +65,7 @@ class Replay:
     preemptions: int
     recomputed: int
     hits: int  # prompt tokens that were not computed
+    host_hits: int  # of these, those that came from host memory
     largest_disagreement: float  # between two computations of one position
 
 
@@ -107,7 +110,9 @@ class _Replayer:
         self.traffic = traffic
         self.audited = audited
         self.narrowed = narrowed
-        self.scheduler = Scheduler(limits, geometry, pool_bytes, prefix_caching=traffic.prefix_caching)
+        self.scheduler = Scheduler(
+            limits, geometry, pool_bytes, prefix_caching=traffic.prefix_caching, host_cache_bytes=traffic.host_bytes
+        )
         self.runner = GPUModelRunner(
             model,
             cache,
@@ -115,6 +120,9 @@ class _Replayer:
             max_num_seqs=traffic.max_num_seqs,
             max_model_len=longest + 1,
         )
+        if traffic.host_bytes:
+            self.runner.host = HostMemory(cache, traffic.host_bytes)
+            self.runner.host.start()
         self.seen: list[dict[int, Tensor]] = [{} for _ in traffic.requests]
         self.held: dict[int, int] = {}  # request by slot
         self.recomputed = 0
@@ -127,9 +135,10 @@ class _Replayer:
         while waiting or pending or self.scheduler.has_requests:
             while waiting and self.traffic.requests[waiting[0]].arrives <= step:
                 self._add(waiting.pop(0))
+            self.scheduler.prefixes.copied(self.runner.host_progress())
             batch = self.scheduler.schedule()
             if batch is not None:
-                pending.append(self._compute(batch))
+                pending.append(self._compute(batch) if batch.num_requests else self.runner.execute(batch).result())
             if pending and (batch is None or len(pending) >= self.traffic.steps_in_flight):
                 self.scheduler.update(pending.popleft())
             if self.audited:
@@ -142,7 +151,8 @@ class _Replayer:
             [sorted(rows) for rows in self.seen],
             self.scheduler.stats().preemptions_total,
             self.recomputed,
-            self.scheduler.prefixes.hits,
+            self.scheduler.stats().prefix_hits_total,
+            self.scheduler.stats().host_hits_total,
             self.disagreement,
         )
 

@@ -10,6 +10,7 @@ import pytest
 from prefix_sessions import MODEL, Sessions
 
 from modelserve_worker.request import Request
+from modelserve_worker.scheduling.arena import Page
 from modelserve_worker.scheduling.prefix_cache import PrefixCache
 from modelserve_worker.scheduling.tails import Hit, Tail
 from modelserve_worker.scheduling.token_chain import TokenChain
@@ -32,13 +33,13 @@ class Oracle:
     def __init__(self, sessions: Sessions, patch: pytest.MonkeyPatch) -> None:
         self.sessions = sessions
         self.cache: PrefixCache = sessions.reuse.cache
-        self.left: dict[Tail, Left] = {}
+        self.left: dict[Tail[Page], Left] = {}
         self.asked = self.found = 0
-        for name in ("find", "leave", "_evict"):
+        for name in ("find", "leave", "evict"):
             patch.setattr(self.cache, name, getattr(self, name)(getattr(self.cache, name)))
 
-    def leave(self, honest: Callable[..., Tail | None]) -> Callable[..., Tail | None]:
-        def leave(chain: TokenChain, end: int, *rest: object, **named: object) -> Tail | None:
+    def leave(self, honest: Callable[..., Tail[Page] | None]) -> Callable[..., Tail[Page] | None]:
+        def leave(chain: TokenChain, end: int, *rest: object, **named: object) -> Tail[Page] | None:
             tail = honest(chain, end, *rest, **named)
             if tail is not None:
                 request = next(each for each in self.sessions.requests.values() if self._is_of(chain, each))
@@ -52,8 +53,10 @@ class Oracle:
 
         return leave
 
-    def find(self, honest: Callable[[TokenChain, int], Hit | None]) -> Callable[[TokenChain, int], Hit | None]:
-        def find(chain: TokenChain, most: int) -> Hit | None:
+    def find(
+        self, honest: Callable[[TokenChain, int], Hit[Page] | None]
+    ) -> Callable[[TokenChain, int], Hit[Page] | None]:
+        def find(chain: TokenChain, most: int) -> Hit[Page] | None:
             hit = honest(chain, most)
             request = next(each for each in self.sessions.requests.values() if self._is_of(chain, each))
             tokens = bytes((*request.prompt_token_ids, *request.output_token_ids))[:most]
@@ -69,8 +72,8 @@ class Oracle:
 
         return find
 
-    def _evict(self, honest: Callable[[Tail], None]) -> Callable[[Tail], None]:
-        def evict(tail: Tail) -> None:
+    def evict(self, honest: Callable[[Tail[Page]], None]) -> Callable[[Tail[Page]], None]:
+        def evict(tail: Tail[Page]) -> None:
             rank = self._rank(tail)
             before = [other for other in self.cache.tails if self._rank(other) < rank]
             assert not any(self.cache._frees(other) for other in before), "another one should go first"
@@ -88,7 +91,7 @@ class Oracle:
         beyond = used[tail.client] > sum(used.values()) / len(used)
         return 1 if beyond else 2, tail.priority
 
-    def _resume(self, tail: Tail, kept: bytes, tokens: bytes) -> int:
+    def _resume(self, tail: Tail[Page], kept: bytes, tokens: bytes) -> int:
         least = max(tail.lowest, self.cache.page_tokens)
         if kept[:least] != tokens[:least] or len(tokens) < least:
             return 0

@@ -35,10 +35,13 @@ class Sessions:
         slots: int = 4,
         stamped: bool = True,
         drafts: int = 0,
+        host_bytes: int = 0,
     ) -> None:
         limits = SchedulerLimits(chunk, slots, longest, (), max_num_mixed_tokens=chunk)
         pool_bytes = pool_bytes or 20 * geometry.held_bytes(longest)
-        self.scheduler = Scheduler(limits, geometry, pool_bytes, draft_tokens=drafts, prefix_caching=True)
+        self.scheduler = Scheduler(
+            limits, geometry, pool_bytes, draft_tokens=drafts, prefix_caching=True, host_cache_bytes=host_bytes
+        )
         self.roomy = True  # whether nothing needs to be given up
         self.texts: dict[str, list[int]] = {}
         self.requests: dict[str, Request] = {}

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 import numpy as np
+from stamped_host import StampedHost
 
 from modelserve.architecture import LayerKind
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, PageSpec
@@ -158,6 +159,7 @@ class StampedDevice:
         self.rows_read = 0
         self.spare_rows = 0  # stored through spare slots
         self.reuses_in_place = 0  # rows that one step both read and wrote over
+        self.host: StampedHost | None = None
 
     def lose(self, batch: ScheduledBatch, behind: Iterable[ScheduledBatch]) -> None:
         """The step failed before it did anything, and the tables with it; those `behind` run on what is left."""
@@ -173,9 +175,13 @@ class StampedDevice:
     def execute(self, batch: ScheduledBatch) -> SampledTokens:
         for admitted in batch.admitted:
             self.admit(admitted)
+        if self.host is not None:
+            self.host.await_loads(batch.loads_awaited)
         for move in () if self.skip_moves else batch.page_moves:
             source, destination = self.page(move.kind, move.source), self.page(move.kind, move.destination)
             self.memory[destination] = self.memory[source].copy()
+        if self.host is not None:
+            self.host.launch(batch)
         self.write_tables(batch)
         steps = []
         spare = batch.spare_slots.tolist() or [-1] * batch.num_requests
@@ -242,7 +248,7 @@ class StampedDevice:
         columns = (batch.slots, batch.starts, batch.lengths, batch.output_counts, batch.token_ids)
         assert {column.dtype for column in columns} == {np.dtype(np.int32)}
         lengths = batch.lengths.tolist()
-        assert min(lengths) >= 1
+        assert all(length >= 1 for length in lengths)
         assert sum(lengths) == batch.num_tokens
         few = 1 + self.drafts
         assert lengths == sorted(lengths, key=lambda length: length > few), "requests with few tokens come first"

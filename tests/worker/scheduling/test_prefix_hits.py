@@ -128,7 +128,7 @@ def test_what_is_evicted_is_computed_again() -> None:
     assert sessions.ask(PREFIX) == 10_015, "the only bytes there are serve it and it takes them"
     sessions.ask(text(2, 10_000))
     assert sessions.ask(PREFIX) == 0
-    assert sessions.reuse.evictions > 0
+    assert sessions.reuse.cache.evictions > 0
 
 
 def test_while_the_first_is_prefilled_another_one_finds_its_chunks() -> None:

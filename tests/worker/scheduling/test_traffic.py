@@ -64,6 +64,10 @@ class Traffic:
     with `drafting` up to 3 tokens are proposed at a time.
     """
 
+    shortest = 3  # maxModelLen
+    recent = 6  # requests that others begin like
+    cached_failures = 0.2  # weight of failures with a prefix cache, which each of them empties
+
     def __init__(
         self,
         seed: int,
@@ -85,7 +89,7 @@ class Traffic:
             global_row=random.randint(1, random.choice([2, 9])),
             sliding_row=random.randint(1, random.choice([2, 9])),
         )
-        self.max_model_len = random.randint(3, 60)
+        self.max_model_len = random.randint(self.shortest, 60)
         budget = random.randint(1, random.choice([4, 16]))
         limits = SchedulerLimits(
             budget, random.randint(1, 6), self.max_model_len, (EOS,),
@@ -96,9 +100,7 @@ class Traffic:
         most = random.choice([120, 140, 200])  # percent of what the longest request holds
         most *= random.choice([1, 3]) if prefix_caching else 1
         self.pool_bytes = self.geometry.held_bytes(self.max_model_len) * random.randint(100, most) // 100
-        self.scheduler = Scheduler(
-            limits, self.geometry, self.pool_bytes, draft_tokens=drafts, prefix_caching=prefix_caching
-        )
+        self.scheduler = self.make_scheduler(limits, drafts=drafts, prefix_caching=prefix_caching)
         self.prefix_caching = prefix_caching
         self.clients: dict[str, Client] = {}
         allowed = commit_first_tokens(self.geometry) if self.geometry.sliding_page.layers else 0
@@ -117,10 +119,13 @@ class Traffic:
         self.stream: deque[ScheduledBatch] = deque()
         self.holders: dict[int, str] = {}  # request ids by slot, as scheduled
 
+    def make_scheduler(self, limits: SchedulerLimits, *, drafts: int, prefix_caching: bool) -> Scheduler:
+        return Scheduler(limits, self.geometry, self.pool_bytes, draft_tokens=drafts, prefix_caching=prefix_caching)
+
     def run(self) -> None:
         """Random turns, and then everything that is left."""
         turns = (self.add, self.schedule, self.answer, self.overlap, self.abort, self.fail)
-        failures = 0.2 if self.prefix_caching else 1  # each of them empties the cache
+        failures = self.cached_failures if self.prefix_caching else 1
         for _ in range(TURNS):
             (turn,) = self.random.choices(turns, weights=(3, 3, 3, 6, 2, failures))
             turn()
@@ -131,8 +136,8 @@ class Traffic:
         assert all(client.finish for client in self.clients.values())
         stats = self.scheduler.stats()
         assert (stats.held_bytes, stats.num_running, stats.num_waiting) == (0, 0, 0)
-        self.seen["hits"] += self.scheduler.prefixes.hits
-        self.seen["evictions"] += self.scheduler.prefixes.evictions
+        self.seen["hits"] += self.scheduler.stats().prefix_hits_total
+        self.seen["evictions"] += self.scheduler.stats().prefix_evictions_total
         self.seen["copies"] += self.scheduler.arena.copies_made
         self.seen["spare rows"] += self.device.spare_rows
         self.seen["preemptions"] += stats.preemptions_total
@@ -148,7 +153,7 @@ class Traffic:
         request_id = f"r{len(self.clients)}"
         client = Client(prompt, max_tokens, ends, number=len(self.clients))
         if self.prefix_caching and self.clients and random.random() < 0.8:
-            earlier = random.choice(list(self.clients.values())[-6:])
+            earlier = random.choice(list(self.clients.values())[-self.recent :])
             client.earlier = earlier
             client.shared = random.randint(1, earlier.prompt + len(earlier.received))
             client.prompt = prompt = client.shared + random.choice([0, 0, 1, 2, prompt])
@@ -177,12 +182,13 @@ class Traffic:
             return
         batch = self.scheduler.schedule()
         if batch:
-            assert 0 < batch.num_tokens <= self.scheduler.limits.max_num_batched_tokens
+            assert batch.num_tokens or batch.stores or batch.loads
+            assert batch.num_tokens <= self.scheduler.limits.max_num_batched_tokens
             self.holders.update({admitted.slot: admitted.request_id for admitted in batch.admitted})
             assert all(self.clients[request_id].finish is None for request_id in self.names(batch))
             self.stream.append(batch)
         elif not self.stream:
-            assert not self.scheduler.has_requests, "requests wait and nothing runs"
+            assert not self.scheduler.has_requests or self.waits_for_copies, "requests wait and nothing runs"
         self.recount()
 
     def answer(self) -> None:
@@ -223,6 +229,11 @@ class Traffic:
         if output:
             self._deliver([output])
         self.recount()
+
+    @property
+    def waits_for_copies(self) -> bool:
+        """Whether something but a step may let requests go on."""
+        return False
 
     def names(self, batch: ScheduledBatch) -> set[str]:
         return {self.holders[slot] for slot in batch.slots.tolist()}

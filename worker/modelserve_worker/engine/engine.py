@@ -108,6 +108,8 @@ class Engine:
             if outputs:
                 return outputs
             oldest = None
+        if self.scheduler.prefixes.has_host_tier:
+            self.scheduler.prefixes.copied(self.runner.host_progress())
         batch = self.scheduler.schedule()
         if batch is not None:
             self._pending = (batch, self._launch(batch))

@@ -21,7 +21,7 @@ from modelserve_worker.request import FinishReason, Request, RequestOutput
 
 _RECEIVE_BYTES = 1 << 20
 _IDLE_CHECK_S = 1.0
-_STUCK_PAUSE_S = 0.01  # between looks at a scheduler that has requests and schedules none of them
+_STUCK_PAUSE_S = 0.001  # between looks at a scheduler that has requests and schedules none of them
 
 logger = logging.getLogger(__name__)
 

@@ -66,6 +66,10 @@ class KVCache:
             raise InvalidInput(f"{kind.value} page {ids.min()}..{ids.max()} outside the arena's 0..{count - 1}")
         return ids if kind is LayerKind.SLIDING else count - 1 - ids
 
+    def pages(self, kind: LayerKind) -> Tensor:
+        """Bytes of all pages of one kind, uint8 [view rows, page bytes]."""
+        return self._pages[kind]
+
     def move(self, moves: Iterable[PageMove]) -> None:
         """Copy whole pages in order, all layers and planes, on the current stream."""
         for move in moves:

@@ -130,6 +130,17 @@ class KVStamps:
                 self._layers[layer][destination] = self._layers[layer][source]
         self._erase_other(kind, destination)
 
+    def of_page(self, kind: LayerKind, row: int) -> list[Tensor]:
+        """Those of a whole page, layer by layer, as `put_page` takes them."""
+        return [self._layers[layer][row].clone() for layer, owner in self._kind.items() if owner is kind]
+
+    def put_page(self, kind: LayerKind, row: int, stamps: list[Tensor]) -> None:
+        """The rows of a page have come from elsewhere."""
+        layers = [layer for layer, owner in self._kind.items() if owner is kind]
+        for layer, saved in zip(layers, stamps, strict=True):
+            self._layers[layer][row] = saved
+        self._erase_other(kind, row)
+
     def read_pages(self, layer: int, page_rows: Tensor) -> Tensor:
         """Stamps [P * page_tokens] of whole pages; page_rows int64 [P]."""
         return self._layers[layer][page_rows.cpu()].view(-1)

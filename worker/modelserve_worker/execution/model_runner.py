@@ -25,6 +25,7 @@ from modelserve_worker.execution.block_tables import BlockTables
 from modelserve_worker.execution.cache_reader import PlainCacheReader
 from modelserve_worker.execution.device import runs_on_kernels
 from modelserve_worker.execution.drafter import Accepted, CacheReader, Drafter
+from modelserve_worker.execution.host_memory import HostMemory
 from modelserve_worker.execution.input_batch import QueryBlocks, StepPacker, StepSize
 from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.launched_step import Drafted, FailedStep, LaunchedStep, UnsampledStep
@@ -34,6 +35,7 @@ from modelserve_worker.execution.prompt_scores import PromptScorer, ScoredChunk
 from modelserve_worker.execution.sampler import Sampler, SamplerOutput
 from modelserve_worker.execution.step_graphs import WARM_ROWS, StepGraphs
 from modelserve_worker.execution.token_masks import TokenMaskBuffer, TokenMasks
+from modelserve_worker.host_pages import HostProgress
 from modelserve_worker.kernels.step import Step
 from modelserve_worker.kernels.step_start import step_doors
 from modelserve_worker.layers.attention import AttentionBackend
@@ -67,6 +69,7 @@ class GPUModelRunner:
         architecture = model.architecture
         self.model = model
         self.cache = cache
+        self.host: HostMemory | None = None  # of cached pages
         model.share_workspace()
         self._on_gpu = self.launches_ahead = device.type == "cuda"
         self._drafter = drafter
@@ -184,6 +187,10 @@ class GPUModelRunner:
             self._launch(batch).result()
         self._sampler.reset()
 
+    def host_progress(self) -> HostProgress:
+        """Nothing has come where there is no host memory."""
+        return HostProgress() if self.host is None else self.host.progress
+
     def check(self) -> None:
         """Nothing to say: a fault of the device shows in the step that meets it."""
 
@@ -193,6 +200,9 @@ class GPUModelRunner:
 
     @torch.inference_mode()
     def _launch(self, batch: ScheduledBatch) -> PendingStep:
+        if not batch.num_requests:
+            self._move_pages(batch)
+            return LaunchedStep(batch.step, None, on_gpu=self._on_gpu)
         size = None if self._graphs is None else self._graphs.size_for(batch)
         step = self._pack(batch, padded_to=size)
         captured = self._graphs is not None and size is not None
@@ -217,16 +227,24 @@ class GPUModelRunner:
         return UnsampledStep(sample) if len(batch.constrained) else sample()
 
     def _pack(self, batch: ScheduledBatch, *, padded_to: StepSize | None = None) -> Step:
-        updates = {LayerKind.GLOBAL: batch.global_updates, LayerKind.SLIDING: batch.sliding_updates}
-        for kind, entries in updates.items():
-            self.tables.check(kind, entries, num_pages=self.cache.num_pages[kind])
         step = self._packer.pack(batch, padded_to=padded_to)
         if self.cache.stamps is not None:
             positions = self.slot_positions if self.draft_tokens else None
             self.cache.stamps.texts.begin(batch, self.slot_tokens, positions)
+        self._move_pages(batch)
+        return step
+
+    def _move_pages(self, batch: ScheduledBatch) -> None:
+        """Bring pages and tables to where the step finds them, and start its copies to and from host memory."""
+        updates = {LayerKind.GLOBAL: batch.global_updates, LayerKind.SLIDING: batch.sliding_updates}
+        for kind, entries in updates.items():
+            self.tables.check(kind, entries, num_pages=self.cache.num_pages[kind])
+        if batch.loads_awaited and self.host is not None:
+            self.host.await_loads(batch.loads_awaited)
         self.cache.move(batch.page_moves)
         self.tables.apply(updates)
-        return step
+        if self.host is not None:
+            self.host.launch(batch)
 
     def _hidden(self, step: Step, batch: ScheduledBatch | None = None) -> Tensor:
         """`batch` None: the step is captured."""

@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modelserve.architecture import LayerKind
-from modelserve_worker.batch import AdmittedRequest, PageMove, ScheduledBatch, TableUpdates
+from modelserve_worker.batch import AdmittedRequest, HostCopy, PageMove, ScheduledBatch, TableUpdates
 
 _KINDS = tuple(LayerKind)
-# Step, slots, starts, lengths, sampled, given, targets, output counts, tokens, constrained, spare slots, moves, two
-# tables of three columns.
-_SECTIONS = 18
+# Step and awaited loads, slots, starts, lengths, sampled, given, targets, output counts, tokens, constrained, spare
+# slots, moves, stores, loads, two tables of three columns.
+_SECTIONS = 20
 _WORD = 4
 
 Words = NDArray[np.int32]
@@ -30,7 +30,7 @@ def encode_batch(batch: ScheduledBatch) -> bytes:
     """One step; never empty."""
     moves = [(_KINDS.index(move.kind), move.source, move.destination) for move in batch.page_moves]
     sections = (
-        np.array([batch.step], dtype=np.int32),
+        np.array([batch.step, batch.loads_awaited], dtype=np.int32),
         batch.slots,
         batch.starts,
         batch.lengths,
@@ -42,6 +42,8 @@ def encode_batch(batch: ScheduledBatch) -> bytes:
         batch.constrained,
         batch.spare_slots,
         np.array(moves, dtype=np.int32).reshape(-1),
+        _copies(batch.stores),
+        _copies(batch.loads),
         *_columns(batch.global_updates),
         *_columns(batch.sliding_updates),
     )
@@ -73,7 +75,7 @@ def decode_batch(message: bytes | bytearray) -> ScheduledBatch:
     first, *arrays = (words[end - count : end] for count, end in zip(counts.tolist(), ends.tolist(), strict=True))
     (
         slots, starts, lengths, sampled, given, targets, output_counts, token_ids, constrained, spare_slots, moves,
-        *tables,
+        stores, loads, *tables,
     ) = arrays  # fmt: skip
     rest = memoryview(message)[int(ends[-1]) * _WORD :]
     admitted = pickle.loads(rest) if len(rest) else []  # noqa: S301 - written by our own rank 0
@@ -93,11 +95,23 @@ def decode_batch(message: bytes | bytearray) -> ScheduledBatch:
         sliding_updates=TableUpdates(*tables[3:]),
         constrained=constrained,
         spare_slots=spare_slots,
+        stores=_host_copies(stores),
+        loads=_host_copies(loads),
+        loads_awaited=int(first[1]),
     )
 
 
 def _columns(updates: TableUpdates) -> tuple[Words, Words, Words]:
     return updates.slots, updates.indices, updates.pages
+
+
+def _copies(copies: Sequence[HostCopy]) -> Words:
+    words = [(_KINDS.index(copy.kind), copy.page, copy.place) for copy in copies]
+    return np.array(words, dtype=np.int32).reshape(-1)
+
+
+def _host_copies(words: Words) -> tuple[HostCopy, ...]:
+    return tuple(HostCopy(_KINDS[kind], page, place) for kind, page, place in words.reshape(-1, 3).tolist())
 
 
 def _ids(tokens: Sequence[int]) -> array[int]:

@@ -5,14 +5,15 @@ those it has read; the space in between is the readers'. A message longer than t
 are 64-bit words at their own addresses, written after the bytes they speak of; x86-64 keeps that order. Whoever waits
 looks again and again for a moment, as a step takes milliseconds, and then sleeps between looks.
 
-Each reader has some slots where it notes a word per step, which the writer compares with its own (`noted`).
+Each reader has some slots where it notes a word per step, which the writer compares with its own (`noted`), and words
+that say how far it has come otherwise (`reported`).
 """
 
 from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing import shared_memory
 
 import numpy as np
@@ -46,7 +47,7 @@ class RankRing:
         words = np.frombuffer(buffer, dtype=np.int64, count=lines * _LINE // 8).reshape(lines, -1)
         self._aborted = words[0]
         self._written = words[1]
-        self._read = words[2:]
+        self._read = words[2:]  # and behind it what each reader has reported
         self._notes = np.frombuffer(buffer, dtype=np.int64, count=readers * notes // 8, offset=lines * _LINE).reshape(
             readers, _NOTES, 2
         )
@@ -88,6 +89,16 @@ class RankRing:
             return None
         word = int(place[1])
         return word if place[0] == step else None
+
+    def report(self, reader: int, words: Sequence[int]) -> None:
+        """Reader `reader` has come so far, in up to seven ways that only ever grow. Its own threads may say so."""
+        for index, word in enumerate(words, 1):
+            self._read[reader, index] = word
+
+    def reported(self, ways: int) -> list[int]:
+        """The least of what the readers have reported in each way; 0 before they do."""
+        least: list[int] = self._read[:, 1 : 1 + ways].min(axis=0).tolist()
+        return least
 
     def close(self) -> None:
         """Let go of the memory; the creator removes it."""

@@ -44,6 +44,7 @@ from modelserve_worker.execution.rank_messages import decode_batch, encode_batch
 from modelserve_worker.execution.rank_ring import RankRing, RingAborted
 from modelserve_worker.execution.startup import StartedRank, start_rank
 from modelserve_worker.execution.weights_progress import ProgressCallback
+from modelserve_worker.host_pages import HostProgress
 from modelserve_worker.terminal_error import TerminalError
 
 _COMPARED_STEPS = 32  # a rank that is so many steps behind has not noted its tokens: it is compared no more
@@ -220,6 +221,9 @@ class WorkerRanks:
             if None not in noted or step - number >= _COMPARED_STEPS:
                 del self._own[number]
 
+    def host_progress(self) -> HostProgress:
+        return HostProgress(*self._ring.reported(len(HostProgress._fields)))
+
     def has_died(self, *, within_s: float = 0.0) -> bool:
         return self._died.wait(within_s)
 
@@ -298,6 +302,9 @@ class MultiRankRunner:
             return FailedStep(error)
         return _ranked(self._local.execute(batch), self._workers)
 
+    def host_progress(self) -> HostProgress:  # that of the slowest
+        return HostProgress(*map(min, self._local.host_progress(), self._workers.host_progress()))
+
     def check(self) -> None:
         """Raise RankDiedError when a rank is gone."""
         self._workers.check()
@@ -358,7 +365,8 @@ def _worker_main(args: EngineArgs, rank: int, init_method: str, last_words: Conn
     threading.Thread(target=_end_with_parent, name="parent-watcher", daemon=True).start()
     try:
         ring = RankRing(args.tensor_parallel_size - 1, name=ring_name)
-        started = start_rank(args, rank=rank, init_method=init_method)
+        tell = functools.partial(ring.report, rank - 1)
+        started = start_rank(args, rank=rank, init_method=init_method, on_host_progress=tell)
         worker_loop(started.runner, ring, rank - 1)
         started.runner.shutdown()
         ring.close()

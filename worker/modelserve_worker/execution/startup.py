@@ -37,6 +37,7 @@ from modelserve_worker.execution.device import (
 )
 from modelserve_worker.execution.drafter import Drafter
 from modelserve_worker.execution.drafter_loading import drafter_of
+from modelserve_worker.execution.host_memory import HostMemory
 from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.loader import load_model
 from modelserve_worker.execution.memory import (
@@ -51,6 +52,7 @@ from modelserve_worker.execution.model_runner import GPUModelRunner
 from modelserve_worker.execution.parallel import TensorParallel, join_tensor_parallel
 from modelserve_worker.execution.weights import InvalidCheckpoint
 from modelserve_worker.execution.weights_progress import ProgressCallback
+from modelserve_worker.host_pages import HostProgress
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.nvml import used_bytes
 from modelserve_worker.request import SamplingParams
@@ -113,9 +115,15 @@ def read_weight_format(directory: Path) -> WeightFormat | None:
 
 
 def start_rank(
-    args: EngineArgs, *, rank: int, init_method: str, progress: ProgressCallback | None = None
+    args: EngineArgs,
+    *,
+    rank: int,
+    init_method: str,
+    progress: ProgressCallback | None = None,
+    on_host_progress: Callable[[HostProgress], None] | None = None,
 ) -> StartedRank:
-    """Start one rank; all ranks of a group call this with the same `args` and meet in its collectives.
+    """Start one rank; all ranks of a group call this with the same `args` and meet in its collectives. Host memory for
+    cached pages is pinned from then on, in the background.
 
     Raises InvalidInput (and its subclasses for checkpoint and device), InsufficientMemory, and TerminalError where a
     kernel can be neither found nor compiled.
@@ -233,6 +241,9 @@ def start_rank(
         else f" (asked for {args.max_model_len}: the pool is smaller)",
     )
     phases.end("graphs")
+    if args.host_cache_bytes:  # not before: a GPU that captures a graph does not pin memory
+        runner.host = HostMemory(runner.cache, args.host_cache_bytes // args.tensor_parallel_size)
+        runner.host.start(on_host_progress)
     logger.info("rank %d started: %s", rank, phases)
     return StartedRank(runner, architecture, memory)
 

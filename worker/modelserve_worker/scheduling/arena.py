@@ -37,6 +37,7 @@ from modelserve.architecture import LayerKind
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.batch import PageMove, TableUpdates
 
+_NO_SLOT = -1
 _NO_ENTRIES = np.empty(0, dtype=np.int32)
 _NO_UPDATES = TableUpdates(_NO_ENTRIES, _NO_ENTRIES, _NO_ENTRIES)
 
@@ -213,6 +214,14 @@ class PageArena:
         self.held_bytes += needed
         self.free_bytes -= needed
         return end.take(slot, indices)
+
+    def allocate_kept(self, kind: LayerKind, count: int) -> list[Page]:
+        """Keep so many pages that no entry names. Raises OutOfPagesError as `allocate` does."""
+        pages = self.allocate(kind, _NO_SLOT, range(count))
+        for index, page in enumerate(pages):
+            self.keep(page)
+            self.drop(page, _NO_SLOT, index)
+        return pages
 
     def share(self, page: Page, slot: int, index: int) -> None:
         """Let one more entry name the page."""

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from modelserve_worker.scheduling.arena import Page
 from modelserve_worker.scheduling.tails import Block, Tail
 from modelserve_worker.scheduling.token_chain import TokenChain
 
@@ -29,16 +30,16 @@ class CacheEvents:
     def __init__(self, page_tokens: int, publish: Callable[[list[Event]], None]) -> None:
         self._page_tokens = page_tokens
         self._publish = publish
-        self._tails: dict[Tail, None] = {}
+        self._tails: dict[Tail[Page], None] = {}
         self._uses: Counter[bytes] = Counter()  # by digest: told tails that end in the block, and told blocks behind it
         self._events: list[Event] = []
 
-    def left(self, tail: Tail, chain: TokenChain, *, tenant: str, salt: str) -> None:
+    def left(self, tail: Tail[Page], chain: TokenChain, *, tenant: str, salt: str) -> None:
         """`tail` is live, and its request has these tokens and whoever they are shared with."""
         if tail in self._tails:
             return
         self._tails[tail] = None
-        new: list[Block] = []
+        new: list[Block[Page]] = []
         for block in _way(tail.block):
             self._uses[block.digest] += 1
             if self._uses[block.digest] > 1:
@@ -86,13 +87,13 @@ class CacheEvents:
             self._publish(events)
 
 
-def _way(last: Block) -> Iterator[Block]:
+def _way(last: Block[Page]) -> Iterator[Block[Page]]:
     """From `last` to the first block of its chain, without the root, which has no tokens."""
-    block: Block | None = last
+    block: Block[Page] | None = last
     while block is not None and block.parent is not None:
         yield block
         block = block.parent
 
 
-def _hash(block: Block) -> int:
+def _hash(block: Block[Page]) -> int:
     return int.from_bytes(block.digest[:8], "big")

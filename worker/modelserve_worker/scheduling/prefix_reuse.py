@@ -18,10 +18,12 @@ from numpy.typing import NDArray
 
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.batch import Int32Array
+from modelserve_worker.host_pages import HostProgress
 from modelserve_worker.request import Request
 from modelserve_worker.scheduling.admission import SchedulerLimits
-from modelserve_worker.scheduling.arena import PageArena
+from modelserve_worker.scheduling.arena import Page, PageArena
 from modelserve_worker.scheduling.cache_events import CacheEvents
+from modelserve_worker.scheduling.host_tier import HostCopies, HostTier
 from modelserve_worker.scheduling.prefix_cache import PrefixCache
 from modelserve_worker.scheduling.running import RunningRequest, RunningRequests
 from modelserve_worker.scheduling.tails import Hit
@@ -30,26 +32,56 @@ from modelserve_worker.scheduling.token_chain import TokenChain
 LEAST_GAP_PAGES = 4  # global pages between a resume point and a checkpoint behind it
 _TAIL_SHARE = 4  # a tail inside a prompt costs at most so many times the global rows since the one before it
 NO_SLOTS = np.zeros(0, dtype=np.int32)
+NO_COPIES = HostCopies()
 
 
 class NoReuse:
     """Every request computes all of its prompt, and leaves nothing."""
 
     keeps_pages = False
-    queries = hits = evictions = 0
+    has_host_tier = False
+    has_copies = False  # to or from host memory, for the next step
+    arriving_bytes = 0  # of pages whose rows are on their way from host memory
 
-    def find(self, request: Request) -> Hit | None:
+    def counts(self) -> dict[str, int]:
+        """What `EngineStats` says of it."""
+        return {}
+
+    def find(self, request: Request) -> Hit[Page] | None:
         """Where a waiting request would resume."""
         return None
 
-    def shared_bytes(self, hit: Hit | None) -> int:
+    def shared_bytes(self, hit: Hit[Page] | None) -> int:
         """Bytes of its pages that running requests hold already, and that it will not write."""
         return 0
 
-    def begin(self, running: RunningRequest, hit: Hit | None) -> int:
+    def begin(self, running: RunningRequest, hit: Hit[Page] | None) -> int:
         """Reserve the pages of a stay. The position at which it begins."""
         running.table.reserve(running.request.num_tokens)
         return 0
+
+    def holds_back(self, request: Request, hit: Hit[Page] | None, needed_bytes: int) -> bool:
+        """Whether an admission that needs so many bytes, those of its hit included, waits for what is being stored in
+        host memory."""
+        return False
+
+    def fetch(self, request: Request, hit: Hit[Page] | None) -> bool:
+        """Whether a request that would be admitted with this hit waits for rows from host memory first."""
+        return False
+
+    def copied(self, progress: HostProgress) -> None:
+        """How far copies to and from host memory have come."""
+
+    def take_ready(self) -> list[str]:
+        """Requests that wait for host memory no longer."""
+        return []
+
+    def prepare(self, needed_bytes: int) -> None:
+        """The first in the queue needs so many bytes."""
+
+    def take_copies(self, step: int, *, moves_pages: bool) -> HostCopies:
+        """What goes out with a step, whose moves and page numbers are fixed."""
+        return NO_COPIES
 
     def cut(self, stays: Sequence[RunningRequest], starts: Int32Array, shares: Int32Array) -> None:
         """End chunks at checkpoints that lie inside them; `shares` [P] are changed in place."""
@@ -96,12 +128,21 @@ class PrefixReuse(NoReuse):
 
     keeps_pages = True
 
-    def __init__(self, arena: PageArena, geometry: CacheGeometry, limits: SchedulerLimits) -> None:
+    def __init__(
+        self, arena: PageArena, geometry: CacheGeometry, limits: SchedulerLimits, *, host_bytes: int = 0
+    ) -> None:
+        """`host_bytes`: host memory of one rank for what the pool gives up."""
         self.cache = PrefixCache(arena, geometry, limits.prompt_cost)
         self.events: CacheEvents | None = None
+        self.host: HostTier | None = None
+        if host_bytes:
+            self.host = HostTier(arena, self.cache, geometry, limits.prompt_cost, host_bytes)
+        self.queries = self.hits = self.host_queries = self.host_hits = 0
         self._geometry = geometry
         self._chains: dict[str, TokenChain] = {}  # by request
-        self._found: tuple[str, int, int, Hit | None] | None = None  # request, its tokens, version of the cache, hit
+        # Request, its tokens, version of the cache, hit.
+        self._found: tuple[str, int, int, Hit[Page] | None] | None = None
+        self._in_pool: dict[str, int] = {}  # where requests that waited for host memory would have begun without it
         self._due: list[tuple[RunningRequest, int, bool]] = []  # who, where, and whether it is a junction
         size = geometry.global_page.page_tokens
         self._least_gap = LEAST_GAP_PAGES * size
@@ -109,7 +150,7 @@ class PrefixReuse(NoReuse):
         token_bytes = geometry.global_page.page_bytes / size
         self._tails_apart = max(self._least_gap, int(tail_bytes / (_TAIL_SHARE * token_bytes)) if token_bytes else 0)
 
-    def find(self, request: Request) -> Hit | None:
+    def find(self, request: Request) -> Hit[Page] | None:
         """One whose prompt's tokens are yet to be scored computes all."""
         if request.sampling.prompt_logprobs is not None and not request.output_token_ids:
             return None
@@ -118,14 +159,14 @@ class PrefixReuse(NoReuse):
             self._found = (*asked, self.cache.find(self._chain(request), request.num_tokens - 1))
         return self._found[3]
 
-    def shared_bytes(self, hit: Hit | None) -> int:
+    def shared_bytes(self, hit: Hit[Page] | None) -> int:
         if hit is None:
             return 0
         spec = self._geometry.global_page
         full = hit.position // spec.page_tokens
         return sum(bool(page.entries) for page in hit.global_pages[:full]) * spec.page_bytes
 
-    def begin(self, running: RunningRequest, hit: Hit | None) -> int:
+    def begin(self, running: RunningRequest, hit: Hit[Page] | None) -> int:
         request, table = running.request, running.table
         start = 0 if hit is None else hit.position
         first_stay = not request.admitted
@@ -133,6 +174,10 @@ class PrefixReuse(NoReuse):
             self.queries += len(request.prompt_token_ids)
             self.hits += start
             request.cached_tokens = start
+            if self.host is not None:
+                self.host_queries += len(request.prompt_token_ids) - self._in_pool.get(request.request_id, start)
+                request.host_cached_tokens = max(0, start - self._in_pool.get(request.request_id, start))
+                self.host_hits += request.host_cached_tokens
         running.checkpoints = self._checkpoints(request, start)
         self.cache.watch(table)  # it may be asked for what it keeps while it resumes
         if hit is None:
@@ -140,8 +185,74 @@ class PrefixReuse(NoReuse):
         else:
             self.cache.follow(hit)
             running.tail, running.joined = hit.tail, start
+            if self.events is not None and start >= hit.tail.block.depth * self.cache.page_tokens:
+                # It may have come from host memory, which no router was told of.
+                self.events.left(hit.tail, self._chain(request), tenant=request.tenant, salt=request.cache_salt)
             table.resume(hit, request.num_tokens)
+        if self.host is not None:
+            self.host.begun(request.request_id)
         return start
+
+    @property
+    def has_host_tier(self) -> bool:  # type: ignore[override]
+        return self.host is not None
+
+    @property
+    def has_copies(self) -> bool:  # type: ignore[override]
+        return self.host is not None and self.host.queued
+
+    @property
+    def arriving_bytes(self) -> int:  # type: ignore[override]
+        return 0 if self.host is None else self.host.restores.arriving_bytes
+
+    def counts(self) -> dict[str, int]:
+        counts = {
+            "prefix_queries_total": self.queries,
+            "prefix_hits_total": self.hits,
+            "prefix_evictions_total": self.cache.evictions,
+        }
+        if self.host is not None:
+            counts |= {
+                "host_capacity_bytes": self.host.pool.capacity_bytes,
+                "host_used_bytes": self.host.pool.used_bytes,
+                "host_queries_total": self.host_queries,
+                "host_hits_total": self.host_hits,
+                "host_evictions_total": self.host.index.evictions,
+                "host_stored_bytes_total": self.host.stores.stored_bytes,
+                "host_restored_bytes_total": self.host.restores.restored_bytes,
+            }
+        return counts
+
+    def holds_back(self, request: Request, hit: Hit[Page] | None, needed_bytes: int) -> bool:
+        if self.host is None:
+            return False
+        pages = () if hit is None else (*hit.global_pages, *hit.sliding_pages.values())
+        cached = sum(self._geometry.page(page.kind).page_bytes for page in pages if not page.entries)
+        return self.host.holds_back(request.request_id, needed_bytes - cached)
+
+    def fetch(self, request: Request, hit: Hit[Page] | None) -> bool:
+        if self.host is None or (request.sampling.prompt_logprobs is not None and not request.output_token_ids):
+            return False
+        here = 0 if hit is None else hit.position
+        chain, least = self._chain(request), here + self._least_gap
+        if not self.host.fetch(request.request_id, chain, request.num_tokens - 1, least=least):
+            return False
+        self._in_pool.setdefault(request.request_id, here)
+        return True
+
+    def copied(self, progress: HostProgress) -> None:
+        if self.host is not None:
+            self.host.progress(progress)
+
+    def take_ready(self) -> list[str]:
+        return [] if self.host is None else self.host.take_ready()
+
+    def prepare(self, needed_bytes: int) -> None:
+        if self.host is not None:
+            self.host.prepare(needed_bytes)
+
+    def take_copies(self, step: int, *, moves_pages: bool) -> HostCopies:
+        return NO_COPIES if self.host is None else self.host.take(step, moves_pages=moves_pages)
 
     def cut(self, stays: Sequence[RunningRequest], starts: Int32Array, shares: Int32Array) -> None:
         for i, (running, start) in enumerate(zip(stays, starts.tolist(), strict=True)):
@@ -196,21 +307,24 @@ class PrefixReuse(NoReuse):
     def gone(self, request_id: str) -> None:
         self._chains.pop(request_id, None)
         self._found = None  # another one may have its id
+        self._in_pool.pop(request_id, None)
+        if self.host is not None:
+            self.host.gone(request_id)
 
     def clear(self) -> None:
         self._due.clear()
         self.cache.clear()
+        if self.host is not None:
+            self.host.clear()
 
     def tell(self) -> None:
         if self.events is not None:
             self.events.tell()
 
     def check_integrity(self) -> None:
-        self.cache.check_integrity()
-
-    @property
-    def evictions(self) -> int:  # type: ignore[override]
-        return self.cache.evictions
+        self.cache.check_integrity(arriving=None if self.host is None else self.host.restores.kept())
+        if self.host is not None:
+            self.host.check_integrity()
 
     def _chain(self, request: Request) -> TokenChain:
         chain = self._chains.get(request.request_id)

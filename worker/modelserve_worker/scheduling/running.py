@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modelserve.architecture import LayerKind
-from modelserve_worker.batch import IN_FLIGHT, AdmittedRequest, Int32Array, SampledTokens, row_places
-from modelserve_worker.request import Request
-from modelserve_worker.scheduling.arena import PageArena
+from modelserve_worker.batch import IN_FLIGHT, AdmittedRequest, Int32Array, SampledTokens, ScheduledBatch, row_places
+from modelserve_worker.request import Request, TokenConstraint
+from modelserve_worker.scheduling.arena import Page, PageArena
 from modelserve_worker.scheduling.drafting import Drafting
 from modelserve_worker.scheduling.page_table import PageTable
 from modelserve_worker.scheduling.stopping import Stopping
@@ -45,7 +45,7 @@ class RunningRequest:
     shares_rows: bool = False  # with requests of its cache namespace
     ended: bool = False  # what it still has in flight is discarded
     checkpoints: list[int] = field(default_factory=list)  # positions where a chunk is to end, rising
-    tail: Tail | None = None  # the last one on its way that a prefix cache has
+    tail: Tail[Page] | None = None  # the last one on its way that a prefix cache has
     joined: int = 0  # the last position that its tokens have in common with that one
 
     def admitted(self) -> AdmittedRequest:
@@ -246,6 +246,18 @@ class RunningRequests:
         chunks = zip(self.stays(prefills[which]), firsts[which].tolist(), given[which].tolist(), strict=True)
         targets = [running.token_ids(first, first + count) for running, first, count in chunks]
         return given, np.concatenate((given[:0], *targets))
+
+    def constraints(
+        self, batch: ScheduledBatch, drafting: Drafting
+    ) -> list[tuple[TokenConstraint | None, tuple[int, ...]]]:
+        """Of the constrained requests of a step in flight, in order: the constraint, None for one that has ended
+        since, and the drafts that its segment has. Asked once the step before is answered."""
+        drawing = np.flatnonzero(batch.drawn)[batch.constrained]
+        stays = zip(self.stays(batch.slots[drawing]), batch.drawn[drawing].tolist(), strict=True)
+        return [
+            (None if running.ended else running.request.constraint, drafting.drafts_of(running.slot, drawn - 1))
+            for running, drawn in stays
+        ]
 
     def keep_prompt_logprobs(self, sampled: SampledTokens) -> None:
         """Keep what follows the scores a request has: a recomputed one, or one that has ended, is told again."""

@@ -6,17 +6,17 @@ always gets half (prefill.py). At most as many requests run as a step has tokens
 others leave it at least one token of every step, and while some prefill, no decode waits: neither starves the other.
 
 Size of a step. Without decodes it is `max_num_batched_tokens`, or a few mixed steps while a prompt needs several.
-Beside decodes prefills fill `max_num_mixed_tokens`, so that a token never waits long for its next, and so
-that decodes ride along: a step of 512 rows reads the weights once for all of them and costs little more than its share
-of the prefill alone, where a decode by itself costs a reading of the weights. The more of a request's tokens come in
-mixed steps, the fewer steps remain that only decode. Behind a long context rows attend to more, and a step has fewer of
-them, as many as a captured step. Where more prompts wait than many such steps take, steps become up to four times as
-long (modelserve/planning/prompt_rows.py): the cache of all that decode is read less often for the same prompts.
+Beside decodes prefills fill `max_num_mixed_tokens`, so that a token never waits long for its next, and so that decodes
+ride along: a step of 512 rows reads the weights once for all of them and costs little more than its share of the
+prefill alone, where a decode by itself costs a reading of the weights. The more of a request's tokens come in mixed
+steps, the fewer steps remain that only decode. Behind a long context rows attend to more, and a step has fewer of them,
+as many as a captured step. Where more prompts wait than many such steps take, steps become up to four times as long
+(modelserve/planning/prompt_rows.py): the cache of all that decode is read less often for the same prompts.
 
 Admission is first come first served, as many as slots and memory take at once, whether or not the step has tokens left
 for them. When the head of the queue does not fit, those behind it wait too, however small: the bytes that running
 requests give back gather for it, and as every running request ends, it gets in. Were smaller ones let past, they could
-take those bytes forever.
+take those bytes forever. Who waits for rows from host memory stands beside the queue, and then first in it again.
 
 Pages. Admission reserves what all known tokens hold, and leaves free what the running requests will take next
 (admission.py). A prefill therefore never asks for pages, and a decode grows page by page. When the pool is out, the
@@ -32,8 +32,8 @@ the step has rows and memory has pages that nobody has to give up. How many are 
 Overlap. Step n + 1 may be scheduled before the result of step n is known. A token that step n samples is then
 IN_FLIGHT. Of its drafts all are assumed to be accepted: pages are planned for that, the device starts where its request
 is, and the answer takes back what was assumed too much. The end of a request by length is known ahead, and no step is
-scheduled past it, nor one that might be while drafts are in flight; a stop or an abort is found
-one step late, and the token of the step in flight is discarded. Slot and pages return after the last step in flight.
+scheduled past it, nor one that might be while drafts are in flight; a stop or an abort is found one step late, and the
+token of the step in flight is discarded. Slot and pages return after the last step in flight.
 
 Failure. A failed step ends its requests, and leaves the device's block tables unknown until the next step names every
 entry again. Nothing else is lost, unless the step was to move pages, or another was launched behind it and has written
@@ -43,7 +43,8 @@ rows wherever those tables pointed: then every other running request is recomput
 from __future__ import annotations
 
 import time
-from collections import OrderedDict, deque
+from collections import deque
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,6 @@ from modelserve_worker.request import (
     PromptLogprobs,
     Request,
     RequestOutput,
-    TokenConstraint,
     TokenLogprobs,
 )
 from modelserve_worker.scheduling.admission import Admission, SchedulerLimits
@@ -66,12 +66,14 @@ from modelserve_worker.scheduling.drafting import Drafting
 from modelserve_worker.scheduling.page_table import PageTable
 from modelserve_worker.scheduling.prefill import share_prefill_tokens, trim_to_captured
 from modelserve_worker.scheduling.prefix_reuse import NoReuse, PrefixReuse
+from modelserve_worker.scheduling.request_queue import RequestQueue
 from modelserve_worker.scheduling.running import RunningRequest, RunningRequests, StepInFlight
 from modelserve_worker.scheduling.stats import EngineStats, StepEvents
 from modelserve_worker.scheduling.step_costs import StepCosts
 from modelserve_worker.scheduling.stopping import Stopping
 
 MAX_STEPS_IN_FLIGHT = 2
+_NOBODY = np.zeros(0, dtype=np.int32)
 
 
 class Scheduler:
@@ -86,31 +88,35 @@ class Scheduler:
         draft_tokens: int = 0,
         step_costs: StepCosts | None = None,
         prefix_caching: bool = False,
+        host_cache_bytes: int = 0,
     ) -> None:
         """`draft_tokens`: how many the device's drafter proposes at a time; with `step_costs` a step verifies as many
         as pay. A draft must not write over a row that its request reads if it is wrong, nor over one that it reads
-        itself (commit_first_tokens)."""
+        itself (commit_first_tokens). `host_cache_bytes`: of one rank, behind a prefix cache."""
         most = commit_first_tokens(geometry) if geometry.sliding_page.layers else 1 + draft_tokens
         assert draft_tokens < most, f"{draft_tokens} drafts write over rows in a window of {geometry.window}"
         self.limits = limits
         self.drafting = Drafting(draft_tokens, limits.max_num_seqs, step_costs)
         self.arena = PageArena(geometry, pool_bytes)
-        self.prefixes = PrefixReuse(self.arena, geometry, limits) if prefix_caching else NoReuse()
+        self.prefixes: NoReuse = NoReuse()
+        if prefix_caching:
+            self.prefixes = PrefixReuse(self.arena, geometry, limits, host_bytes=host_cache_bytes)
         self._geometry = geometry
         self._admission = Admission(limits, geometry, pool_bytes)
-        self._waiting: OrderedDict[str, Request] = OrderedDict()
+        self._queue = RequestQueue()
         self._running = RunningRequests(limits.max_num_seqs)
         self._counters = self._running.counters
+        self.constraints = partial(self._running.constraints, drafting=self.drafting)
         self._in_flight: deque[StepInFlight] = deque()
         self._events = StepEvents()
         self._tables_unknown = False  # a step failed: the next one names every entry
         self._step = 0
         self._preemptions = self._prompt_tokens = self._cached_prompt_tokens = 0
-        self._generation_tokens = self._failed_steps = 0
+        self._host_prompt_tokens = self._generation_tokens = self._failed_steps = 0
 
     @property
     def has_requests(self) -> bool:
-        return bool(self._waiting) or len(self._running) > 0
+        return len(self._queue) + len(self._running) > 0
 
     def validate(self, request: Request) -> None:
         """Raise InvalidInput, with the arithmetic, if the request could never run, even alone."""
@@ -119,16 +125,16 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request. Raises InvalidInput, and has changed nothing, if it could never run or its id is in use."""
         self.validate(request)
-        if request.request_id in self._running.by_id or request.request_id in self._waiting:
+        if request.request_id in self._running.by_id or request.request_id in self._queue:
             raise InvalidInput(f"request id {request.request_id!r} is in use; choose another", field="request_id")
-        self._waiting[request.request_id] = request
+        self._queue.add(request)
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request; None if it is unknown or has ended. Its pages return with its last step in flight."""
         running = self._running.by_id.get(request_id)
         if running:
             return self._finish(running, FinishReason.ABORT)
-        if self._waiting.pop(request_id, None):
+        if self._queue.remove(request_id):
             self.prefixes.gone(request_id)
             return RequestOutput(request_id, (), FinishReason.ABORT)
         return None
@@ -137,6 +143,7 @@ class Scheduler:
         """The next step, or None when nothing can be computed before a result comes or a request is added."""
         assert len(self._in_flight) < MAX_STEPS_IN_FLIGHT, "a third step would outrun the device"
         self.prefixes.settle()
+        self._queue.fetched(self.prefixes.take_ready())
         counters, slots = self._counters, self._running.slots()
         remaining = counters.remaining(slots)
         decodes, all_grew = self._grow_decodes(self._running.with_masks(slots[remaining == 1]))
@@ -148,7 +155,7 @@ class Scheduler:
             if admitted:
                 prefills = np.concatenate((prefills, np.array(admitted, dtype=np.int32)))
         if not len(decodes) and not len(prefills):
-            return None
+            return self._batch(_NOBODY, _NOBODY, _NOBODY, _NOBODY) if self.prefixes.has_copies else None
         remaining, longest = counters.remaining(prefills), int(counters.known[prefills].max(initial=0))
         spare = self.limits.max_num_batched_tokens - len(decodes) - (len(prefills) > 0)
         drafts = self._running.drafts(decodes, drafting=self.drafting, spare=spare, arena=self.arena)
@@ -199,22 +206,13 @@ class Scheduler:
         if first and token_ids:
             self._prompt_tokens += len(request.prompt_token_ids)
             self._cached_prompt_tokens += request.cached_tokens
+            self._host_prompt_tokens += request.host_cached_tokens
         self._generation_tokens += len(token_ids)
         request.output_token_ids += token_ids
         scores = PromptLogprobs.joined(request.prompt_logprobs) if first and request.prompt_logprobs else None
         if verdict.reason is not None:
             self._leave(running, verdict.reason)
         return verdict.outputs(request.request_id, token_ids, logprobs[: len(token_ids)], scores, drafts)
-
-    def constraints(self, batch: ScheduledBatch) -> list[tuple[TokenConstraint | None, tuple[int, ...]]]:
-        """Of the constrained requests of a step in flight, in order: the constraint, None for one that has ended since,
-        and the drafts that its segment has. Asked once the step before is answered."""
-        drawing = np.flatnonzero(batch.drawn)[batch.constrained]
-        stays = zip(self._running.stays(batch.slots[drawing]), batch.drawn[drawing].tolist(), strict=True)
-        return [
-            (None if running.ended else running.request.constraint, self.drafting.drafts_of(running.slot, drawn - 1))
-            for running, drawn in stays
-        ]
 
     def fail(self, step: int, error: str) -> list[RequestOutput]:
         """The oldest step in flight failed: end its requests with `error` and discard their pages.
@@ -235,19 +233,17 @@ class Scheduler:
         return outputs
 
     def stats(self) -> EngineStats:
-        counts: dict[str, Any] = {**self.arena.counts(), **self.drafting.counts()}
+        counts: dict[str, Any] = {**self.arena.counts(), **self.drafting.counts(), **self.prefixes.counts()}
         return EngineStats(
             **counts,
             num_running=len(self._running),
-            num_waiting=len(self._waiting),
+            num_waiting=len(self._queue),
             preemptions_total=self._preemptions,
             prompt_tokens_total=self._prompt_tokens,
             generation_tokens_total=self._generation_tokens,
             failed_steps_total=self._failed_steps,
             prompt_tokens_cached_total=self._cached_prompt_tokens,
-            prefix_queries_total=self.prefixes.queries,
-            prefix_hits_total=self.prefixes.hits,
-            prefix_evictions_total=self.prefixes.evictions,
+            prompt_tokens_host_total=self._host_prompt_tokens,
         )
 
     def take_events(self) -> StepEvents:
@@ -298,22 +294,25 @@ class Scheduler:
         """Give slots and pages to waiting requests while the first of them fits; the slots, in order."""
         admitted: list[int] = []
         counters, admission = self._counters, self._admission
-        while self._waiting and len(self._running) < self.limits.max_running:
+        self.prefixes.prepare(0 if self._queue.first is None else admission.committed_bytes(self._queue.first))
+        while (request := self._queue.first) and len(self._running) < self.limits.max_running:
             slot = self._running.free_slot
-            request = next(iter(self._waiting.values()))
             hit = self.prefixes.find(request)
-            free = self.arena.available_bytes + self.prefixes.shared_bytes(hit) - admission.committed_bytes(request)
+            needed = admission.committed_bytes(request) - self.prefixes.shared_bytes(hit)
+            free = self.arena.available_bytes - self.prefixes.arriving_bytes - needed
             if slot is None or free < 0:
                 break
             slots = self._running.slots()
             growth = admission.growth_bytes(
                 counters.known[slots], counters.most_cached[slots], counters.held_bytes[slots]
             )
-            if growth > free:
+            if growth > free or self.prefixes.holds_back(request, hit, needed):
                 break
-            del self._waiting[request.request_id]
-            shares_rows = self.prefixes.keeps_pages
-            table = PageTable(self.arena, self._geometry, slot, keeping=shares_rows)
+            if self.prefixes.fetch(request, hit):
+                self._queue.put_aside(request)
+                continue
+            self._queue.remove(request.request_id)
+            table = PageTable(self.arena, self._geometry, slot, keeping=(shares_rows := self.prefixes.keeps_pages))
             most_cached = self.limits.most_cached_tokens(request)
             stopping = Stopping(request, self.limits.stop_token_ids(request), most_cached + 1)
             running = RunningRequest(request, slot, table, stopping, shares_rows)
@@ -329,8 +328,7 @@ class Scheduler:
         """What it has computed is left to it, where memory lasts, unless it is not known to be `sound`."""
         self._end(running, sound=sound)
         self._preemptions += 1
-        self._waiting[running.request.request_id] = running.request
-        self._waiting.move_to_end(running.request.request_id, last=False)
+        self._queue.put_first(running.request)
 
     def _batch(
         self, decodes: Int32Array, drafts: Int32Array, prefills: Int32Array, shares: Int32Array
@@ -347,6 +345,8 @@ class Scheduler:
             for running in self._running.by_id.values():
                 running.table.resend()
         self._step += 1
+        moves = self.arena.take_moves()
+        copies = self.prefixes.take_copies(self._step, moves_pages=bool(moves))
         batch = ScheduledBatch(
             step=self._step,
             slots=slots,
@@ -358,16 +358,18 @@ class Scheduler:
             output_counts=counters.known[slots] - counters.prompt[slots],
             token_ids=segments.token_ids,
             admitted=tuple(running.admitted() for running in self._running.stays(slots[first])),
-            page_moves=self.arena.take_moves(),
+            page_moves=moves,
             global_updates=self.arena.take_updates(LayerKind.GLOBAL),
             sliding_updates=self.arena.take_updates(LayerKind.SLIDING),
             constrained=np.flatnonzero(counters.constrained[slots[drawn > 0]]).astype(np.int32),
             spare_slots=spare_slots,
+            **copies._asdict(),
         )
         # A decode's row is the token that was sampled before; the first token of an answer has no row yet.
         sampling = drawn > 0
         first_tokens = np.count_nonzero(counters.known[slots[sampling]] == counters.prompt[slots[sampling]])
-        self._events.step_tokens.append(len(segments.token_ids) + int(first_tokens))
+        if len(slots):
+            self._events.step_tokens.append(len(segments.token_ids) + int(first_tokens))
         counters.advance(slots, ends, drawn, self._step)
         self.prefixes.computed(self._running, slots, ends, sampling, decodes=len(decodes))
         self._in_flight.append(

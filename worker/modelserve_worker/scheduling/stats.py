@@ -66,6 +66,14 @@ class EngineStats(NamedTuple):
     draft_tokens_total: int = 0  # their tokens
     accepted_per_position: tuple[int, ...] = ()  # accepted ones, by place in their proposal; empty without a drafter
     low_acceptance: bool = False  # of drafts for minutes: the drafter does not fit
+    prompt_tokens_host_total: int = 0  # of prompt_tokens_cached_total, those that came from host memory
+    host_capacity_bytes: int = 0  # of host memory that is there for cached pages
+    host_used_bytes: int = 0
+    host_queries_total: int = 0  # prompt tokens that the pool did not have
+    host_hits_total: int = 0  # of these, those that came from host memory
+    host_evictions_total: int = 0  # tails that host memory gave up
+    host_stored_bytes_total: int = 0  # copied to host memory
+    host_restored_bytes_total: int = 0  # and from there
 
     @property
     def kv_cache_usage(self) -> float:

@@ -1,17 +1,22 @@
-"""What a prefix cache remembers: pages of tokens by their hashes, and the tails at which a request may resume."""
+"""What a prefix cache remembers: pages of tokens by their hashes, and the tails at which a request may resume.
+
+`P` is the pages of one tier: those of the pool on the device, or copies of them in host memory.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from modelserve_worker.batch import Int32Array
-from modelserve_worker.scheduling.arena import Page
+
+P = TypeVar("P")
 
 
-class Block:
+class Block(Generic[P]):
     """The tokens of one global page behind those of `parent`; the root of a chain has none.
 
     `page` is kept while the block is in use: while a tail ends in it, or a block behind it is in use. Afterwards the
@@ -20,31 +25,42 @@ class Block:
 
     __slots__ = ("children", "depth", "digest", "page", "parent", "tails", "uses")
 
-    def __init__(self, digest: bytes, parent: Block | None) -> None:
+    def __init__(self, digest: bytes, parent: Block[P] | None) -> None:
         self.digest = digest
         self.parent = parent
         self.depth: int = 0 if parent is None else parent.depth + 1  # pages up to here
-        self.page: Page | None = None
+        self.page: P | None = None
         self.uses = 0
         self.children = 0  # known ones
-        self.tails: list[Tail] = []  # that may serve a request which has this block and not the next
+        self.tails: list[Tail[P]] = []  # that may serve a request which has this block and not the next
+
+    def upwards(self) -> Iterator[Block[P]]:
+        """This block and those before it, the root last."""
+        block: Block[P] | None = self
+        while block is not None:
+            yield block
+            block = block.parent
+
+    def digests(self) -> list[bytes]:
+        """Of the way here, from the root on."""
+        return [block.digest for block in self.upwards()][::-1]
 
 
 @dataclass(slots=True, eq=False)
-class Tail:
+class Tail(Generic[P]):
     """Rows of sliding layers before `end`, which make the global pages before it worth something: a request with the
     same tokens resumes at any position from `lowest` to `end`.
     """
 
-    block: Block  # of its last full page
+    block: Block[P]  # of its last full page
     end: int
     lowest: int
     first: int  # position of `tokens[0]`, where a page begins
     tokens: Int32Array  # [end - first]
-    partial: Page | None  # the global page behind the full ones
-    sliding: dict[int, Page]  # by logical page, down to the window of `lowest`
+    partial: P | None  # the global page behind the full ones
+    sliding: dict[int, P]  # by logical page, down to the window of `lowest`
     client: str  # whose bytes they are
-    previous: Tail | None  # the one before it on the way of the same request
+    previous: Tail[P] | None  # the one before it on the way of the same request
     joined: int  # the last position that its tokens have in common with `previous`
     junction: bool  # more than one history goes on from here
     bytes: int = 0  # what it costs, beyond `previous`
@@ -53,16 +69,30 @@ class Tail:
     superseded: bool = False  # the same session has a later one
     live: bool = True
     followers: int = 0  # requests that resumed here
-    attached: list[Block] = field(default_factory=list)
+    attached: list[Block[P]] = field(default_factory=list)
+    twin: Tail[Any] | None = None  # the same rows in the other tier, as long as they are live there
+    awaited: set[str] = field(default_factory=set)  # requests that it was brought back for and that have not begun
+
+    @property
+    def has_twin(self) -> bool:
+        """Whether the other tier has these rows."""
+        return self.twin is not None and self.twin.live
 
     @property
     def base(self) -> int:
         """Where a request would resume without it."""
         previous = self.previous
-        while previous is not None and not previous.live:
+        while previous is not None and not (previous.live or previous.has_twin):
             previous = previous.previous
         self.previous = previous
         return 0 if previous is None else min(previous.end, self.joined)
+
+    @property
+    def own_pages(self) -> Iterator[P]:
+        """Those that no block has."""
+        yield from self.sliding.values()
+        if self.partial is not None:
+            yield self.partial
 
     def reach(self, tokens: Int32Array, start: int) -> int:
         """Last position up to which its tokens are those of a request, whose `tokens` begin at `start`; both agree
@@ -74,13 +104,13 @@ class Tail:
 
 
 @dataclass(frozen=True, slots=True)
-class Hit:
+class Hit(Generic[P]):
     """Where a request resumes, and with which pages."""
 
     position: int
-    tail: Tail
-    global_pages: list[Page]  # of the rows [0, position)
+    tail: Tail[P]
+    global_pages: list[P]  # of the rows [0, position)
 
     @property
-    def sliding_pages(self) -> Mapping[int, Page]:
+    def sliding_pages(self) -> Mapping[int, P]:
         return self.tail.sliding

@@ -1,0 +1,160 @@
+"""Where requests resume whose rows have gone to host memory: the pool has lost them all."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from prefix_sessions import PUBLISHED, Sessions, text
+from stamped_host import StampedHost
+
+from modelserve_worker.batch import ScheduledBatch
+from modelserve_worker.request import Request
+from modelserve_worker.scheduling.host_copies import STALLED_S
+
+PREFIX = text(1, 2_016)
+ANSWER = text(4, 40)
+
+
+class HostSessions(Sessions):
+    """With room for one such request in the pool, and for `host_requests` in host memory."""
+
+    def __init__(self, *, host_requests: float = 20, pieces: int | None = None) -> None:
+        held = PUBLISHED.held_bytes(3_000)
+        super().__init__(pool_bytes=held, host_bytes=int(host_requests * held))
+        assert self.reuse.host is not None
+        self.tier = self.reuse.host
+        self.now_s = 0.0
+        self.tier._clock = lambda: self.now_s
+        self.host = self.device.host = StampedHost(self.device.memory, self.device.page, Random(1))
+        self.pieces = self.tier.pool.layout.num_pieces if pieces is None else pieces
+
+    def step(self) -> ScheduledBatch | None:
+        self.now_s += 0.1
+        self.reuse.copied(self.host.progress(self.pieces))
+        batch = super().step()
+        self.scheduler.check_integrity()
+        return batch
+
+    def served(self) -> HostSessions:
+        """A prompt of 2,016 tokens has been answered with 40, and the pool has forgotten it."""
+        assert self.ask(PREFIX, ANSWER) == 0
+        for seed in (2, 3):
+            self.ask(text(seed, 2_900))
+        assert not any(tail.end in (2_016, 2_055) for tail in self.reuse.cache.tails)
+        return self
+
+    def ask_request(self, prompt: list[int], **fields: object) -> Request:
+        request = self.add(prompt, **fields)  # type: ignore[arg-type]
+        while self.scheduler.has_requests:
+            self.step()
+        return request
+
+
+@pytest.mark.parametrize(
+    ("prompt", "resumes"),
+    [
+        pytest.param(PREFIX, 2_015, id="the same prompt"),
+        pytest.param(PREFIX + ANSWER + text(5, 300), 2_055, id="the next turn"),
+        pytest.param(PREFIX + text(5, 500), 2_016, id="a sibling"),
+        pytest.param(PREFIX[:-1] + text(5, 300), 2_015, id="parts 1 before the end"),
+        pytest.param(PREFIX[:-11] + text(5, 300), 2_005, id="parts 11 before the end"),
+        pytest.param(PREFIX[:-24] + text(5, 300), 1_992, id="parts where the answer's tail begins to serve"),
+        pytest.param(PREFIX[:-1_024] + text(5, 300), 0, id="parts before all tails"),
+    ],
+)
+def test_a_request_resumes_where_the_last_tail_in_host_memory_ends(prompt: list[int], resumes: int) -> None:
+    """Of the prompt's tail and the answer's, the later one was kept: superseded ones are not worth their copies."""
+    sessions = HostSessions().served()
+    request = sessions.ask_request(prompt)
+    assert (request.cached_tokens, request.host_cached_tokens) == (resumes, resumes)
+    assert sessions.scheduler.stats().prompt_tokens_host_total == resumes
+
+
+def test_what_the_pool_has_is_not_copied() -> None:
+    """Two turns after each other: the second one finds the first in the pool."""
+    sessions = HostSessions().served()
+    sessions.ask_request(PREFIX + ANSWER + text(5, 300))
+    before = sessions.scheduler.stats().host_restored_bytes_total
+    again = sessions.ask_request(PREFIX + ANSWER + text(5, 300) + [5] + text(6, 10))
+    assert (again.cached_tokens, again.host_cached_tokens) == (2_356, 0)
+    assert sessions.scheduler.stats().host_restored_bytes_total == before
+
+
+def test_another_salt_finds_nothing() -> None:
+    assert HostSessions().served().ask_request(PREFIX, cache_salt="mine").cached_tokens == 0
+
+
+def test_a_request_that_waits_for_its_rows_lets_others_past() -> None:
+    sessions = HostSessions().served()
+    sessions.host.never = {"loaded"}
+    waiting, other = sessions.add(PREFIX + text(5, 10)), sessions.add(text(6, 100))
+    for _ in range(20):
+        sessions.step()
+    assert not waiting.admitted
+    assert other.output_token_ids == [5]
+    sessions.host.never = set()
+    while sessions.scheduler.has_requests:
+        sessions.step()
+    assert waiting.host_cached_tokens == 2_016
+
+
+def test_copies_that_never_end_cost_the_hit_and_no_answer() -> None:
+    sessions = HostSessions().served()
+    sessions.host.never = {"loaded"}
+    request = sessions.ask_request(PREFIX + text(5, 10))
+    assert (request.cached_tokens, request.output_token_ids) == (0, [5])
+    assert sessions.now_s > STALLED_S
+    began = sessions.now_s
+    assert sessions.ask_request(text(6, 2_900)).output_token_ids == [5], "the pages that were to be filled are free"
+    assert sessions.ask_request(PREFIX + text(7, 10)).output_token_ids == [5]
+    assert sessions.now_s - began < STALLED_S, "nobody waits any more"
+
+
+def test_stores_that_never_end_hold_an_admission_back_for_a_second_at_most() -> None:
+    sessions = HostSessions()
+    sessions.host.never = {"stored"}
+    for seed in range(2, 6):
+        began = sessions.now_s
+        assert sessions.ask_request(text(seed, 2_900)).output_token_ids == [5]
+        assert sessions.now_s - began < 3.0
+    assert not list(sessions.tier.index.tails)
+
+
+def test_host_memory_that_cannot_be_had_costs_hits_and_no_answer() -> None:
+    sessions = HostSessions(pieces=0).served()
+    request = sessions.ask_request(PREFIX)
+    assert (request.cached_tokens, request.output_token_ids) == (0, [5])
+    assert sessions.scheduler.stats().host_capacity_bytes == 0
+
+
+def test_a_request_that_is_aborted_while_it_waits_leaves_its_rows_to_the_next() -> None:
+    sessions = HostSessions().served()
+    sessions.host.never = {"loaded"}
+    waiting = sessions.add(PREFIX + text(5, 10))
+    for _ in range(3):
+        sessions.step()
+    assert sessions.scheduler.abort(waiting.request_id) is not None
+    assert not sessions.scheduler.has_requests
+    assert sessions.scheduler.stats().held_bytes == 0
+    assert sessions.reuse.arriving_bytes == 0
+    sessions.host.never = set()
+    assert sessions.ask_request(PREFIX + text(5, 10)).cached_tokens == 2_016
+
+
+def test_two_requests_wait_for_one_copy() -> None:
+    sessions = HostSessions().served()
+    first, second = sessions.add(PREFIX + text(5, 10)), sessions.add(PREFIX + text(6, 10))
+    while sessions.scheduler.has_requests:
+        sessions.step()
+    assert (first.cached_tokens, second.cached_tokens) == (2_016, 2_016)
+    assert sessions.scheduler.stats().host_restored_bytes_total <= PUBLISHED.held_bytes(2_100) + 3 * 32
+
+
+def test_one_client_does_not_push_everybody_out_of_host_memory() -> None:
+    sessions = HostSessions(host_requests=4)
+    sessions.ask_request(PREFIX, client="a")
+    for seed in range(5, 12):
+        sessions.ask_request(text(seed, 2_900), client="b")
+    assert sessions.scheduler.stats().host_evictions_total > 2
+    assert sessions.ask_request(PREFIX, client="a").host_cached_tokens == 2_015

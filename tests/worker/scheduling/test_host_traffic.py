@@ -1,0 +1,116 @@
+"""The random traffic with a tier of host memory behind the prefix cache: copies happen and end whenever they like, or
+never, pieces of memory come late or not at all, and every answer is what it would have been; every byte of both tiers
+is accounted for after every turn."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from stamped_host import StampedHost
+from test_traffic import Traffic
+
+from modelserve_worker.scheduling.admission import SchedulerLimits
+from modelserve_worker.scheduling.host_copies import Copy
+from modelserve_worker.scheduling.host_stores import HostStores
+from modelserve_worker.scheduling.prefix_reuse import PrefixReuse
+from modelserve_worker.scheduling.scheduler import Scheduler
+
+
+class HostTraffic(Traffic):
+    """`breaks`: at some turn no store, or no load, ends any more. Some of the pieces asked for are never there."""
+
+    shortest, recent, cached_failures = 30, 16, 0.1  # rows worth a restore, of requests that the pool has forgotten
+
+    def __init__(self, seed: int, seen: Counter[str], *, breaks: bool, ignore_awaited: bool = False) -> None:
+        self.now_s = 0.0
+        super().__init__(seed, seen, prefix_caching=True)
+        self.host = self.device.host = StampedHost(
+            self.device.memory, self.device.page, self.random, ignore_awaited=ignore_awaited
+        )
+        self.breaks_at = self.random.randint(80, 300) if breaks else -1
+        self.turn = 0
+
+    def make_scheduler(self, limits: SchedulerLimits, *, drafts: int, prefix_caching: bool) -> Scheduler:
+        host_bytes = self.pool_bytes * self.random.choice([1, 2, 6])
+        scheduler = Scheduler(
+            limits,
+            self.geometry,
+            self.pool_bytes,
+            draft_tokens=drafts,
+            prefix_caching=prefix_caching,
+            host_cache_bytes=host_bytes,
+        )
+        assert isinstance(scheduler.prefixes, PrefixReuse)
+        assert scheduler.prefixes.host is not None
+        self.tier = scheduler.prefixes.host
+        self.tier._clock = lambda: self.now_s
+        scheduler.prefixes._least_gap = self.random.choice([1, 4])  # restores of little are worth it here
+        self.pieces = int(self.random.choice([1.0, 1.0, 1.0, 0.3]) * self.tier.pool.layout.num_pieces)
+        return scheduler
+
+    @property
+    def waits_for_copies(self) -> bool:
+        return bool(self.tier.stores) or bool(self.scheduler._queue._fetching)
+
+    def schedule(self) -> None:
+        self.turn += 1
+        self.now_s += self.random.choice([0.01, 0.2])
+        if self.turn == self.breaks_at:
+            self.host.never = {self.random.choice(["stored", "loaded"])}
+        self.scheduler.prefixes.copied(self.host.progress(min(self.turn, self.pieces)))
+        super().schedule()
+
+    def run(self) -> None:
+        super().run()
+        stats = self.scheduler.stats()
+        self.seen["stored"] += stats.host_stored_bytes_total
+        self.seen["restored"] += stats.host_restored_bytes_total
+        self.seen["host hits"] += stats.host_hits_total
+        self.seen["host evictions"] += stats.host_evictions_total
+        self.seen["awaited"] += self.host.awaited
+        self.seen["broken"] += bool(self.host.never)
+
+
+def run(*, examples: int, first: int = 0, breaks: bool = False, **faults: Any) -> Counter[str]:
+    seen: Counter[str] = Counter()
+    for seed in range(first, first + examples):
+        try:
+            HostTraffic(seed, seen, breaks=breaks, **faults).run()
+        except Exception as error:
+            error.add_note(f"seed {seed}")
+            raise
+    return seen
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("breaks", [False, True], ids=["ends", "never"])
+def test_rows_come_back_from_host_memory_and_no_byte_is_lost(breaks: bool) -> None:
+    seen = run(examples=12, breaks=breaks)
+    assert seen["host hits"] > 10
+    assert seen["host evictions"] > 30
+    assert seen["moves"] > 50
+    assert seen["preemptions"] > 0
+    assert seen["failures"] > 2
+    assert (seen["broken"] > 6) is breaks
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [pytest.param(10, id="a tail all of whose pages are being copied with another one's is not there yet")],
+)
+def test_traffic_that_once_broke_a_host_tier(seed: int) -> None:
+    HostTraffic(seed, Counter(), breaks=True).run()
+
+
+def test_the_simulation_notices_pages_that_are_used_while_they_are_being_loaded() -> None:
+    with pytest.raises(AssertionError, match="rows that are not its own"):
+        run(examples=100, first=57, breaks=True, ignore_awaited=True)
+
+
+def test_the_simulation_notices_stores_of_pages_that_went_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Copy, "moved", property(lambda copy: False))
+    monkeypatch.setattr(HostStores, "forget_ended_tails", lambda stores: None)
+    with pytest.raises(AssertionError, match=r"rows that are not its own|is outside"):
+        run(examples=100)

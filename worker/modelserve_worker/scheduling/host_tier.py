@@ -1,0 +1,181 @@
+"""The second tier of the prefix cache: copies of tails in host memory, and what is copied when.
+
+Copied there ahead of need: while bytes that are free, or can be at no loss, are less than what the first in the queue
+needs and a share of the pool, the tails that would go next are stored. So when memory is short, what goes can be had
+again. Where too much is asked for at once, its admission waits for stores on their way, a second at most.
+
+A request whose prefix reaches further in host memory than in the pool waits for it beside the queue, and is first in it
+when the rows have come; from there on it is a hit like any other. Copies that are overdue are not waited for, and
+nothing more is copied until they have ended.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple
+
+from modelserve.architecture import LayerKind
+from modelserve.planning.prompt_rows import PromptCost
+from modelserve.sizing.pages import CacheGeometry
+from modelserve_worker.batch import HostCopy
+from modelserve_worker.host_pages import HostLayout, HostProgress
+from modelserve_worker.scheduling.arena import Page, PageArena
+from modelserve_worker.scheduling.host_pool import HostPage, HostPool
+from modelserve_worker.scheduling.host_restores import HostRestores
+from modelserve_worker.scheduling.host_stores import HostStores
+from modelserve_worker.scheduling.prefix_cache import PrefixCache
+from modelserve_worker.scheduling.tail_index import TailIndex
+from modelserve_worker.scheduling.tails import Block, Tail
+from modelserve_worker.scheduling.token_chain import TokenChain
+
+LONGEST_WAIT_S = 1.0  # of an admission for stores
+_MOST_RESTORES = 2  # of one request, whose rows may have to go again before it begins
+_STORED_SHARE = 4  # a share of the pool is free or stored
+_HOST_SHARE = 2  # and no more than a share of host memory, or what is stored would push itself out
+
+
+class HostCopies(NamedTuple):
+    """What a step takes along."""
+
+    stores: tuple[HostCopy, ...] = ()
+    loads: tuple[HostCopy, ...] = ()
+    loads_awaited: int = 0
+
+
+class HostTier:
+    """Behind `cache`, of the pages of `arena`; at most `capacity_bytes` of one rank."""
+
+    def __init__(
+        self,
+        arena: PageArena,
+        cache: PrefixCache,
+        geometry: CacheGeometry,
+        prices: PromptCost,
+        capacity_bytes: int,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._arena = arena
+        self._cache = cache
+        self._clock = clock
+        self._sizes = {kind: geometry.page(kind).page_bytes for kind in LayerKind}
+        # What a prompt leaves behind its window, and the page that its answer goes on in.
+        pages = geometry.sliding_page.pages(geometry.global_page.page_tokens) + 1
+        self._left_bytes = pages * self._sizes[LayerKind.SLIDING] + self._sizes[LayerKind.GLOBAL]
+        self.pool = HostPool(geometry, HostLayout.of(geometry, capacity_bytes))
+        self.index: TailIndex[HostPage] = TailIndex(self.pool, geometry, prices)
+        self.stores = HostStores(self.pool, self.index, geometry)
+        self.restores = HostRestores(self.pool, arena, cache, geometry)
+        self._asked: Counter[str] = Counter()  # restores, by request
+        self._prepared = (-1, -1, 0, 0)  # for which versions of both tiers, bytes that are needed and that are free
+        self._held_back: tuple[str, float] | None = None  # the admission that waits for stores, and since when
+
+    @property
+    def queued(self) -> bool:
+        """Whether there is something to copy."""
+        return self.stores.lane.queued or self.restores.lane.queued
+
+    def progress(self, progress: HostProgress) -> None:
+        """The device has come so far."""
+        self.pool.grow(progress.pieces)
+        self.stores.ended(progress.stored)
+        self.restores.ended(progress.loaded)
+        if self.restores.lane.stalled(self._clock()):
+            self.restores.leave_waiting()
+
+    def prepare(self, needed_bytes: int) -> None:
+        """Store what would go next, before the first in the queue needs so many bytes."""
+        arena = self._arena
+        target = needed_bytes + self._left_bytes + arena.pool_bytes // _STORED_SHARE
+        target = min(target, self.pool.capacity_bytes // _HOST_SHARE)
+        known = (self._cache.version, self.index.version, target)
+        settled = known == self._prepared[:3] and arena.free_bytes >= self._prepared[3] - target // 16
+        if arena.free_bytes >= target or settled or self.stores.lane.stalled(self._clock()):
+            return
+        self._prepared = (*known, arena.free_bytes)
+        lost = self._lost_bytes()
+        spare = arena.available_bytes - sum(lost.values())
+        for tail, size in lost.items():
+            if spare >= target:
+                return
+            if tail in self.stores or self.stores.start(tail):
+                spare += size
+
+    def holds_back(self, request_id: str, needed_bytes: int) -> bool:
+        """Whether an admission that needs so many bytes waits for stores, so that nothing is lost to it."""
+        if not self.stores or self.stores.lane.stalled(self._clock()):
+            return False
+        if self._arena.available_bytes - sum(self._lost_bytes().values()) >= needed_bytes + self._left_bytes:
+            return False
+        now = self._clock()
+        if self._held_back is None or self._held_back[0] != request_id:
+            self._held_back = request_id, now
+        return now - self._held_back[1] < LONGEST_WAIT_S
+
+    def fetch(self, request_id: str, chain: TokenChain, most: int, *, least: int) -> int:
+        """Where a request would resume, at most at position `most`, once its rows have come from host memory, for which
+        it waits from now on. 0 where that is not at `least` or later: it waits for nothing."""
+        if self._asked[request_id] >= _MOST_RESTORES or self.restores.lane.stalled(self._clock()):
+            return 0
+        hit = self.index.find(chain, most)
+        if hit is None or hit.position < least or not self.restores.start(request_id, hit.tail):
+            return 0
+        self._asked[request_id] += 1
+        self.index.touch(hit.tail)
+        return hit.position
+
+    def take_ready(self) -> list[str]:
+        """Requests that wait no longer, in the order in which their rows came."""
+        ready, self.restores.ready = self.restores.ready, []
+        return ready
+
+    def take(self, step: int, *, moves_pages: bool) -> HostCopies:
+        """What goes out with a step, whose moves and page numbers are fixed."""
+        self.stores.forget_ended_tails()
+        now, awaited = self._clock(), self.restores.after(moved=moves_pages)
+        return HostCopies(self.stores.lane.take(step, now), self.restores.lane.take(step, now), awaited)
+
+    def begun(self, request_id: str) -> None:
+        """The request holds its pages: what was brought back for it may go."""
+        if request_id in self._asked:
+            for tail in self._cache.tails:
+                tail.awaited.discard(request_id)
+
+    def gone(self, request_id: str) -> None:
+        """The request has ended."""
+        self.begun(request_id)
+        self.restores.forget_request(request_id)
+        del self._asked[request_id]
+
+    def clear(self) -> None:
+        """What pages hold, and what was copied from them, is not believed."""
+        self.restores.clear()
+        self.stores.clear()
+        for tail in list(self.index.tails):
+            self.index.evict(tail)
+
+    def _lost_bytes(self) -> dict[Tail[Page], int]:
+        """Tails with rows that nobody else has, in the order in which they would go, and what each of them keeps that
+        the later ones do not: cached bytes that could be taken only at a loss."""
+        lost: dict[Tail[Page], int] = {}
+        counted: set[Block[Page]] = set()
+        for tail in reversed(self._cache.victims()):
+            if tail.superseded or tail.has_twin:
+                continue
+            pages = list(tail.own_pages)
+            for block in tail.block.upwards():
+                if block in counted:
+                    break
+                counted.add(block)
+                pages += [block.page] if block.page is not None else []
+            lost[tail] = sum(self._sizes[page.kind] for page in pages if not page.entries)
+        return dict(reversed(lost.items()))
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless every copy in host memory is kept by those who should, and bytes add up."""
+        kept = self.index.kept()
+        kept.update(self.stores.kept())
+        kept.update(self.restores.lane.kept())
+        self.pool.check_integrity(kept.items())
