@@ -35,9 +35,13 @@ class HostTraffic(Traffic):
     def make_scheduler(self, limits: SchedulerLimits, *, drafts: int, prefix_caching: bool) -> Scheduler:
         host_bytes = self.pool_bytes * self.random.choice([1, 2, 6])
         scheduler = Scheduler(
-            limits, self.geometry, self.pool_bytes, draft_tokens=drafts, prefix_caching=prefix_caching,
+            limits,
+            self.geometry,
+            self.pool_bytes,
+            draft_tokens=drafts,
+            prefix_caching=prefix_caching,
             host_cache_bytes=host_bytes,
-        )  # fmt: skip
+        )
         assert isinstance(scheduler.prefixes, PrefixReuse)
         assert scheduler.prefixes.host is not None
         self.tier = scheduler.prefixes.host

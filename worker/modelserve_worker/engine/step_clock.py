@@ -25,11 +25,10 @@ class StepClock:
         self._launched_s[batch.step] = self._now()
 
     def ended(self, batch: ScheduledBatch, *, failed: bool) -> Sequence[TimedStep]:
-        """Its result is there: its time. A step that failed, or only copied pages, is not timed, and ends all the
-        same."""
+        """Its result is there: its time. A step that failed, or only copied pages, has none and ends."""
         end, launched = self._now(), self._launched_s.pop(batch.step)
         start, self._last_end_s = max(launched, self._last_end_s), end
-        timed = [_timed(batch, end - start)] if not failed and batch.num_requests else []
+        timed = [] if failed or not batch.num_requests else [_timed(batch, end - start)]
         self._timed += timed
         return timed
 

@@ -302,8 +302,7 @@ class MultiRankRunner:
             return FailedStep(error)
         return _ranked(self._local.execute(batch), self._workers)
 
-    def host_progress(self) -> HostProgress:
-        """That of the slowest rank."""
+    def host_progress(self) -> HostProgress:  # that of the slowest
         return HostProgress(*map(min, self._local.host_progress(), self._workers.host_progress()))
 
     def check(self) -> None:
