@@ -12,10 +12,11 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from modelserve.architecture import LayerKind, ModelArchitecture
+from modelserve.sizing.backends.resolve import multiplied_by_kernels, takes_model
 from modelserve.sizing.dequantisation import dequantised_bytes
-from modelserve.sizing.kernel_buffers import FLOAT32, INT32, kernel_buffers, taken_by_kernels
+from modelserve.sizing.kernel_buffers import FLOAT32, INT32, kernel_buffers
 from modelserve.sizing.pages import GLOBAL_PAGE_TOKENS, KVCacheDtype, KVCacheLayout
-from modelserve.sizing.quantised_tiles import multiplied_by_kernels, product_bytes
+from modelserve.sizing.quantised_tiles import product_bytes
 from modelserve.sizing.weights import element_bytes
 from modelserve.weight_format import WeightFormat
 
@@ -96,7 +97,7 @@ def activation_terms(
     penalties = max_num_seqs * architecture.vocab_size * 4  # int32 counts
     masks = max_num_seqs * -(-architecture.vocab_size // 32) * 4  # a bit per token, of every sequence that may be bound
     sampling = sampling_bytes(architecture, sequences=max_num_seqs, tensor_parallel_size=tp)
-    if not on_cpu and taken_by_kernels(architecture):
+    if not on_cpu and takes_model(architecture):
         buffers = kernel_buffers(
             architecture,
             tensor_parallel_size=tp,

@@ -126,8 +126,8 @@ def compile_one(job: Job) -> Outcome:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
+    from modelserve.sizing.backends.generations import generation_of
     from modelserve_worker.execution.kernel_trace import TargetDriver
-    from modelserve_worker.kernels.gpu_generations import generation_of
 
     triton.runtime.driver.set_active(TargetDriver(job.capability))  # kernels ask it what they are compiled for
     specimen = kernel_module(job.module).SPECIMENS[job.index]

@@ -18,7 +18,6 @@ from modelserve_worker.kernels.int4_linear import Int4Tiles, dequantised, repack
 from modelserve_worker.kernels.int4_linear_triton import (
     PAIRS,
     SCALED,
-    TritonInt4,
     int4_dequantised_product,
     int4_grouped_with,
     int4_product_with,
@@ -26,17 +25,20 @@ from modelserve_worker.kernels.int4_linear_triton import (
 from modelserve_worker.kernels.linear_tiles import (
     MOST_COUNTERS,
     LinearTile,
+    SharedBuffers,
     grouped_tile,
     linear_tile,
-    split_sums,
     tiles_of,
 )
-from modelserve_worker.kernels.quantised_doors import int4_door
 
 FEW = LinearTile(32, 8, 2, 3, programs=1, few=True)
 FEW_SPLIT = LinearTile(32, 16, 2, 3, programs=64, few=True)
 MANY = LinearTile(64, 16, 4, 2, programs=1)
 MANY_SPLIT = LinearTile(64, 32, 4, 2, programs=32)
+
+
+def multiplied(x: Tensor, tiles: Int4Tiles, tile: LinearTile) -> Tensor:
+    return int4_product_with(x, tiles, tile, shared=SharedBuffers(x.device))
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ def test_products_equal_float64(rows, inputs, group, asymmetric, tile, device) -
     for count in (1, 17):
         x = rows_of(count, inputs, device)
         # Few rows: only the result is rounded. Many: every element is, as the twin's.
-        assert error(int4_product_with(x, case.tiles, tile), x, case.exact) < (4e-3 if tile.few else 8e-3), case.seed
+        assert error(multiplied(x, case.tiles, tile), x, case.exact) < (4e-3 if tile.few else 8e-3), case.seed
         assert error(PlainInt4().linear(x, case.tiles), x, case.exact) < 8e-3, case.seed
 
 
@@ -115,7 +117,7 @@ def test_products_equal_float64(rows, inputs, group, asymmetric, tile, device) -
 def test_products_over_the_inputs_of_the_31b(inputs, tile, device) -> None:
     case = matrix(16, inputs, group=32, asymmetric=False, device=device)
     x = rows_of(3, inputs, device)
-    assert error(int4_product_with(x, case.tiles, tile), x, case.exact) < (4e-3 if tile.few else 8e-3), case.seed
+    assert error(multiplied(x, case.tiles, tile), x, case.exact) < (4e-3 if tile.few else 8e-3), case.seed
 
 
 def test_many_rows_are_dequantised_block_by_block_as_the_twin_rounds(device, monkeypatch) -> None:
@@ -123,7 +125,7 @@ def test_many_rows_are_dequantised_block_by_block_as_the_twin_rounds(device, mon
     monkeypatch.setattr(int4_linear_triton, "dequantised_rows", lambda rows, inputs: 128)
     x = rows_of(5, 704, device)
     expected = x.double() @ dequantised(case.tiles, torch.bfloat16).double().t()
-    actual = int4_dequantised_product(x, case.tiles)
+    actual = int4_dequantised_product(x, case.tiles, shared=SharedBuffers(x.device))
     assert (actual.double() - expected).norm() / expected.norm() < 4e-3, case.seed
     assert dequantised_rows(rows=300, inputs=704) == 300
     assert dequantised_rows(rows=43008, inputs=5376) * 5376 * 2 <= 128 << 20
@@ -133,10 +135,11 @@ def test_the_same_call_gives_the_same_bits_and_leaves_the_counters_as_they_were(
     case = matrix(72, 1024, group=32, asymmetric=False, device=device)
     x = rows_of(9, 1024, device)
     assert FEW_SPLIT.splits(rows=9, outputs=72, tiles=4) == 2
-    first = int4_product_with(x, case.tiles, FEW_SPLIT)
-    split_sums(device).parts.fill_(torch.nan)  # what an earlier launch left is not read
-    assert torch.equal(first, int4_product_with(x, case.tiles, FEW_SPLIT))
-    assert not split_sums(device).arrivals.any()
+    shared = SharedBuffers(device)
+    first = int4_product_with(x, case.tiles, FEW_SPLIT, shared=shared)
+    shared.split_sums.parts.fill_(torch.nan)  # what an earlier launch left is not read
+    assert torch.equal(first, int4_product_with(x, case.tiles, FEW_SPLIT, shared=shared))
+    assert not shared.split_sums.arrivals.any()
 
 
 def test_a_broken_row_breaks_no_other(device) -> None:
@@ -145,10 +148,10 @@ def test_a_broken_row_breaks_no_other(device) -> None:
     sound = x.clone()
     x[2, 7] = torch.nan
     for tile in (FEW_SPLIT, MANY):
-        output = int4_product_with(x, case.tiles, tile)
+        output = multiplied(x, case.tiles, tile)
         assert output[2].isnan().all()
         others = [0, 1, 3, 4]
-        assert torch.equal(output[others], int4_product_with(sound, case.tiles, tile)[others])
+        assert torch.equal(output[others], multiplied(sound, case.tiles, tile)[others])
 
 
 @pytest.mark.parametrize("tile", [FEW, MANY], ids=["few", "many"])
@@ -222,14 +225,3 @@ def test_tensors_that_do_not_fit_are_refused(scale, zero_point, message, device)
     zeros = None if zero_point is None else torch.zeros(zero_point, dtype=torch.int32, device=device)
     with pytest.raises(ValueError, match=message):
         repack_int4(packed, torch.ones(scale, dtype=torch.bfloat16, device=device), zeros)
-
-
-def test_a_device_has_one_door_or_none(monkeypatch) -> None:
-    assert int4_door(torch.device("cpu")) is None
-    for capability in (86, 75):
-        int4_door.cache_clear()
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, of=capability: divmod(of, 10))
-        door = int4_door(torch.device("cuda", 0))
-        assert isinstance(door, TritonInt4) if capability == 86 else door is None
-        assert int4_door(torch.device("cuda", 0)) is door
-    int4_door.cache_clear()

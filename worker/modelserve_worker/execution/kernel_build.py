@@ -30,7 +30,7 @@ from modelserve.engine_args import EngineArgs
 from modelserve.errors import InvalidInput
 from modelserve.inspection import read_architecture, read_weight_format
 from modelserve.published import published_model
-from modelserve.sizing.kernel_buffers import taken_by_kernels
+from modelserve.sizing.backends.resolve import takes_model
 from modelserve.weight_format import WeightFormat
 from modelserve_worker.execution.device import with_compute_dtype
 from modelserve_worker.execution.kernel_trace import Launch, TargetDriver, kernel_launches
@@ -136,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = engine_args(flags, own["config"])
         stated, weight_format = _model(args.model)
         architecture = with_compute_dtype(stated, args)
-        if not taken_by_kernels(architecture):
+        if not takes_model(architecture):
             raise InvalidInput(f"{args.model} runs on plain PyTorch: there are no kernels to compile", field="model")
         capabilities = [_capability(target) for target in own["target"]]
         build_kernels(

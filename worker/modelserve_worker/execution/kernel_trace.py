@@ -28,6 +28,7 @@ from triton.backends.compiler import GPUTarget
 
 from modelserve.architecture import ModelArchitecture
 from modelserve.engine_args import EngineArgs
+from modelserve.sizing.backends.resolve import Formats, resolve
 from modelserve.sizing.cuda_graphs import decode_graph_sizes, last_row_sizes, mixed_graph_sizes
 from modelserve.sizing.rank_sums import peer_rows_layout
 from modelserve.weight_format import WeightFormat
@@ -49,13 +50,12 @@ from modelserve_worker.kernels import (
     sliding_decode_sm90,
 )
 from modelserve_worker.kernels.cuda_kernel import CudaSource
+from modelserve_worker.kernels.operations import Operations
 from modelserve_worker.kernels.peer_rows import PeerRows
 from modelserve_worker.kernels.peer_sums import PeerBuffers, PeerSums
 from modelserve_worker.kernels.sampling import CandidateRows
-from modelserve_worker.kernels.sampling_door import sampling_door
 from modelserve_worker.kernels.slot_columns import SlotColumns
 from modelserve_worker.kernels.step import Draws, Step
-from modelserve_worker.kernels.step_start import step_doors
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 
@@ -152,7 +152,6 @@ def _launches_go_to(found: Callable[[Launch], None], capability: int) -> Iterato
         mock.patch.object(triton.runtime.driver, "_active", TargetDriver(capability)),
         mock.patch.object(triton.knobs.runtime, "jit_cache_hook", hook),
         mock.patch.object(triton.JITFunction, "run", specialise),
-        mock.patch.object(torch.cuda, "get_device_capability", return_value=divmod(capability, 10)),
     ):
         yield
 
@@ -174,10 +173,13 @@ def kernel_launches(
     ):
         warnings.simplefilter("ignore")  # torch warns of pointers of fake tensors
         tokens, ranks = max(args.max_num_batched_tokens, args.max_num_seqs), args.tensor_parallel_size
-        _run_steps(architecture, args, weight_format, _RankAlone(size=ranks))
+        geometry = select_geometry(architecture, args)
+        formats = Formats(weight_format, geometry.dtype, geometry.layout)
+        operations = Operations(resolve(capability, architecture, formats, ranks=ranks), _CUDA)
+        _run_steps(architecture, args, operations, weight_format, _RankAlone(size=ranks))
         if ranks > 1:  # which GPUs reach each other's memory is not known here
             joined = _joined_to_peers(architecture, ranks, rows=tokens, capability=capability)
-            _run_steps(architecture, args, weight_format, joined)
+            _run_steps(architecture, args, operations, weight_format, joined)
     return list(launches)
 
 
@@ -185,17 +187,20 @@ def _joined_to_peers(architecture: ModelArchitecture, size: int, *, rows: int, c
     """On GPUs that reach each other's memory."""
     words = torch.empty(4, dtype=torch.int32, device=_CUDA)
     buffers = PeerBuffers((0,) * size, 0, state=words, ended=words)
-    target = divmod(capability, 10)
     layout = peer_rows_layout(architecture, tensor_parallel_size=size, rows=rows)
     by_rows = None
     if layout is not None:
         normed = torch.empty(layout.rows, layout.width, dtype=torch.bfloat16, device=_CUDA)
-        by_rows = PeerRows(buffers, layout, normed, capability=target, multiprocessors=1)
-    return _RankAlone(size=size, peers=PeerSums(buffers, capability=target), peer_rows=by_rows)
+        by_rows = PeerRows(buffers, layout, normed, capability=capability, multiprocessors=1)
+    return _RankAlone(size=size, peers=PeerSums(buffers, capability=capability), peer_rows=by_rows)
 
 
 def _run_steps(
-    architecture: ModelArchitecture, args: EngineArgs, weight_format: WeightFormat | None, parallel: _RankAlone
+    architecture: ModelArchitecture,
+    args: EngineArgs,
+    operations: Operations,
+    weight_format: WeightFormat | None,
+    parallel: _RankAlone,
 ) -> None:
     from modelserve_worker.execution.fast_attention import KernelAttention  # Triton, on GPUs alone
 
@@ -204,7 +209,9 @@ def _run_steps(
     sizes = {"max_num_seqs": args.max_num_seqs, "max_model_len": longest}
     tokens = max(args.max_num_batched_tokens, args.max_num_seqs)
     dtype = compute_dtype(architecture)
-    model = Gemma4ForCausalLM(architecture, parallel=parallel, weight_format=weight_format, device=_CUDA, dtype=dtype)
+    model = Gemma4ForCausalLM(
+        architecture, parallel=parallel, weight_format=weight_format, operations=operations, device=_CUDA, dtype=dtype
+    )
     for _, matrix in model.stored_matrices():
         matrix.repack()
     with unset_fake_temporarily():
@@ -214,7 +221,9 @@ def _run_steps(
     decodes, mixed = decode_graph_sizes(args.max_num_seqs), mixed_graph_sizes(tokens)
     last_rows = last_row_sizes(architecture, args.max_num_seqs)
     for pool_bytes in (scratch, POOL_BYTES):
-        attention = KernelAttention(model, KVCache(geometry, pool_bytes, device=_CUDA), tables, **sizes)
+        attention = KernelAttention(
+            model, KVCache(geometry, pool_bytes, device=_CUDA), tables, operations.table, **sizes
+        )
         with unset_fake_temporarily():
             packer = StepPacker(
                 geometry, max_num_batched_tokens=tokens, vocab_size=architecture.vocab_size, blocks=attention.blocks,
@@ -235,14 +244,14 @@ def _run_steps(
                     _run(model, attention, _on_cuda(dataclasses.replace(step, narrowed=None)))
                 for chunks in (1, MANY_CHUNKS) if step.chunks is not None and rows in UNCAPTURED_ROWS else ():
                     _run(model, attention, _on_cuda(_with_chunks(step, chunks)))
-    _sample(architecture, args, parallel)
+    _sample(architecture, args, operations, parallel)
 
 
 def _run(model: Gemma4ForCausalLM, attention: Any, step: Step) -> None:
     assert step.token_ids is not None
     attention.begin(step)
     slots = step.global_slots
-    tokens = step_doors(_CUDA).tokens(step.token_ids, slots, torch.empty_like(slots).view(-1, 1))
+    tokens = model.operations.step.tokens(step.token_ids, slots, torch.empty_like(slots).view(-1, 1))
     hidden = model(tokens, step.positions, attention, num_rows=step.num_rows, narrowed=step.narrowed)
     model.head(hidden)
 
@@ -252,7 +261,9 @@ def _with_chunks(step: Step, most_chunks: int) -> Step:
     return dataclasses.replace(step, chunks=dataclasses.replace(step.chunks, most=most_chunks))
 
 
-def _sample(architecture: ModelArchitecture, args: EngineArgs, parallel: TensorParallel) -> None:
+def _sample(
+    architecture: ModelArchitecture, args: EngineArgs, operations: Operations, parallel: TensorParallel
+) -> None:
     with unset_fake_temporarily():
         slots = SamplingSlots(max_num_seqs=args.max_num_seqs, vocab_size=architecture.vocab_size, device=_CPU)
     count, vocab_size = args.max_num_seqs, architecture.vocab_size
@@ -262,9 +273,9 @@ def _sample(architecture: ModelArchitecture, args: EngineArgs, parallel: TensorP
         slots=sampled, positions=sampled, output_counts=sampled, width=1, softcap=architecture.final_logit_softcapping,
         columns=SlotColumns(_on_cuda(slots.device.words), slots.device.top_k.numel()),
     )  # fmt: skip
-    tokens = draw_candidates(sampling_door(_CUDA), parallel, logits, rows, first_token=0)
+    tokens = draw_candidates(operations.sampling, parallel, logits, rows, first_token=0)
     draws = Draws(sampled, sampled, sampled, sampled)
-    step_doors(_CUDA).accept(tokens, sampled, sampled, draws, sampled.view(-1, 1), sampled)
+    operations.step.accept(tokens, sampled, sampled, draws, sampled.view(-1, 1), sampled)
 
 
 def _on_cuda(value: Any) -> Any:

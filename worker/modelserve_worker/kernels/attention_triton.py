@@ -130,8 +130,9 @@ def decode_attention(
     decode = step.decode
     assert decode is not None
     heads, width, count, few = q.shape[1], q.shape[2], decode.slots.numel(), decode.most_rows
-    hopper = tile.sm90 and few == 1  # its kernels attend for one row of a request
-    if hopper and rows.entries and hopper_decode.takes(rows, count=count, query_heads=heads):
+    taken = tile.most_segments is None or count <= tile.most_segments
+    hopper = tile.hopper and taken and few == 1  # its kernels attend for one row of a request
+    if hopper and rows.entries:
         hopper_decode.sliding_decode(q, output, decode, rows=rows, table=table, arena=arena)
         return
     group = heads // rows.heads
@@ -182,7 +183,7 @@ def decode_attention(
         v_only = packed_kernels.split_decode_v_only_packed if packed else decode_kernels.split_decode_v_only
         if packed and math.prod(grid) <= ALONE:  # unpacking binds a program that has a multiprocessor to itself
             tiled["num_warps"] = max(2 * tile.warps, decode_warps(tile, block))
-        if hopper and hopper_global.takes(rows, query_heads=heads, pairs=rotation.pairs):
+        if hopper:
             hopper_global.split_decode(
                 q, partial, maxima, sums, decode, rows=rows, table=table, arena=arena, key_weight=key_weight,
                 turns=turns, most_splits=most, split_pages=split["SPLIT_PAGES"], beside=beside,
@@ -254,10 +255,10 @@ def chunk_attention(
     pages = (table, table.stride(0), elements, scales, *numbers)
     if rows.kind is LayerKind.SLIDING:
         assert fresh is not None
-        if tile.sm90 and rows.dtype not in EIGHT_BIT:
+        if tile.hopper and rows.dtype not in EIGHT_BIT:
             hopper_sliding.sliding_chunk(q, output, step, rows=rows, fresh=fresh[:2], table=table, arena=arena)
             return True
-        room = _decoded_window(scratch, chunks, rows=rows, tokens=q.shape[0]) if tile.sm90 else None
+        room = _decoded_window(scratch, chunks, rows=rows, tokens=q.shape[0]) if tile.hopper else None
         if room is not None:
             programs = max(rows.entries, -(-q.shape[0] // rows.page_tokens))
             expand_kernels.expand_window[(programs, rows.heads, 2)](
@@ -292,7 +293,7 @@ def chunk_attention(
                 CHUNKS=chunks.rows.numel(), KV_HEADS=rows.heads, D=width, PAIRS=pairs if rows.v_only else 0,
                 PAGE=rows.page_tokens, FORMAT=fmt, COLUMNS=min(width, 128), num_warps=4, **dependent_launch(),
             )  # fmt: skip
-        if tile.sm90:
+        if tile.hopper:
             read = hopper_kernels.Pages(stored, layout, None if dense else table, scratch if rows.v_only else None)
             hopper_kernels.global_chunk(q, output, chunks, group, pages=read, kv_heads=rows.heads)
             continue
@@ -302,7 +303,7 @@ def chunk_attention(
             chunk_kernels.global_chunk_v_only[grid](*common, scratch, PAIRS=pairs, DENSE=dense, **shared)
         else:
             chunk_kernels.global_chunk[grid](*common, DENSE=dense, **shared)
-    return tile.sm90
+    return tile.hopper
 
 
 def prepare(

@@ -44,9 +44,10 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.language.target_info import cuda_capability_geq, current_target
 
+from modelserve.sizing.backends.generations import DEPENDENT_LAUNCH
 from modelserve_worker.kernels.compute_stream import check_compute_stream
 
-LEAST_CAPABILITY = tl.constexpr(90)
+LEAST_CAPABILITY = tl.constexpr(DEPENDENT_LAUNCH)
 _PREFETCH = tl.constexpr("""{
 .reg .pred wanted;
 setp.ne.b32 wanted, $2, 0;

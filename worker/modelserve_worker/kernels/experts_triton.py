@@ -17,7 +17,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from modelserve.sizing.cuda_graphs import EXPERT_FEW_ROWS
 from modelserve_worker.kernels import routing_triton
 from modelserve_worker.kernels.dependent_launch import dependent_launch, launch_dependents, wait_for_prerequisites
 from modelserve_worker.kernels.elementwise_triton import gelu, load_row, rms, row_launch
@@ -39,7 +38,7 @@ class ExpertTile:
     stages: int
 
 
-# Tiles of gate and up, and of down, by the most rows of a step, up to EXPERT_FEW_ROWS.
+# Tiles of gate and up, and of down, by the most rows of a step, up to what the table of kernels gives them.
 TILES = {
     1: (ExpertTile(16, 128, 8, 1, 5), ExpertTile(64, 64, 8, 4, 4)),
     8: (ExpertTile(32, 128, 8, 2, 4), ExpertTile(16, 64, 8, 1, 6)),
@@ -210,8 +209,6 @@ def add_branches(
 
 class TritonExperts:
     """The doors on a CUDA device, for bfloat16. `add_branches` writes the sum in the residual's place."""
-
-    few_rows = EXPERT_FEW_ROWS
 
     def __init__(self, device: torch.device) -> None:
         # Made here and not in a step, which may be being captured. Launches follow one another: all layers share it.

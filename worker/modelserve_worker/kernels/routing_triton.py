@@ -18,12 +18,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from modelserve.sizing.backends.resolve import ROUTED_ROWS
 from modelserve_worker.kernels.dependent_launch import dependent_launch, launch_dependents, wait_for_prerequisites
 from modelserve_worker.kernels.elementwise_triton import TritonElementwise, load_row, rms
 from modelserve_worker.kernels.experts import NO_EXPERT, Choice, DealtRows, RouterWeights
 from modelserve_worker.kernels.specimen import KernelSpecimen
 
-FEW_ROUTED_ROWS = 16  # rows up to which programs share a row's experts
 ROUTED_BLOCKS = 4  # of rows: times the groups of experts about one program for each multiprocessor
 NOBODY = tl.constexpr(NO_EXPERT)
 OPERAND = tl.constexpr(tl.float32 if triton.knobs.runtime.interpret else tl.bfloat16)  # the interpreter's products
@@ -246,7 +246,7 @@ def route(
         torch.empty((rows, router.top_k), dtype=torch.int32, device=x.device),
     )
     shape = _router_constants(width, experts, router.top_k)
-    if rows > FEW_ROUTED_ROWS:
+    if rows > ROUTED_ROWS:
         many = many_launch(rows)
         parts = many["SPLITS"]
         sums = torch.empty((parts, rows, shape["BLOCK_E"]), dtype=torch.float32, device=x.device) if parts > 1 else None
