@@ -172,7 +172,8 @@ class KernelAttention:
         )  # fmt: skip
         output = torch.empty_like(q)
         kernels.decode_attention(
-            q, output, step, workspace=self._workspace, tile=tile, key_weight=key_weight, rotation=self._rotation, **pages,
+            q, output, step, workspace=self._workspace, tile=tile, key_weight=key_weight, rotation=self._rotation,
+            **pages,
         )  # fmt: skip
         return output.flatten(1)
 

@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from unittest import mock
 
 import torch
 import triton
@@ -38,18 +37,8 @@ from modelserve_worker.execution.input_batch import StepPacker
 from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.sampler import draw_candidates
 from modelserve_worker.execution.sampling_slots import SamplingSlots
-from modelserve_worker.kernels import (
-    chunk_attention_sm90,
-    global_decode_sm90,
-    grouped_rows_sm90,
-    linear_int4_sm90,
-    linear_rows_sm90,
-    peer_rows,
-    peer_sums,
-    sliding_attention_sm90,
-    sliding_decode_sm90,
-)
 from modelserve_worker.kernels.cuda_kernel import CudaSource
+from modelserve_worker.kernels.launching import noted_by
 from modelserve_worker.kernels.operations import Operations
 from modelserve_worker.kernels.peer_rows import PeerRows
 from modelserve_worker.kernels.peer_sums import PeerBuffers, PeerSums
@@ -106,20 +95,9 @@ class _RankAlone(TensorParallel):
         return torch.cat([x] * self.size, dim=-1)
 
 
-class _Pointer:
-    """A tensor as a launch specialises it: its dtype, and its offset in an allocation that is aligned."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.dtype = tensor.dtype
-        self._offset = tensor.storage_offset() * tensor.itemsize
-
-    def data_ptr(self) -> int:
-        return int(self._offset)
-
-
 @contextmanager
 def _launches_go_to(found: Callable[[Launch], None], capability: int) -> Iterator[None]:
-    """For the whole process: no kernel is compiled or launched, and the device has `capability`."""
+    """For the whole process, and for good: Triton compiles for GPUs of `capability`. Meanwhile nothing is compiled."""
 
     def hook(*, repr: str, fn: Any, compile: dict[str, Any], **_: Any) -> bool:  # noqa: A002 - the hook's own names
         for constant in json.loads(compile["specialization_data"])["constant_vals"]:
@@ -130,29 +108,9 @@ def _launches_go_to(found: Callable[[Launch], None], capability: int) -> Iterato
         found(KernelLaunch(fn.module, fn.name, compile["specialization_data"], repr))
         return True  # do not compile
 
-    run = triton.JITFunction.run
-
-    def specialise(self: Any, *arguments: Any, **options: Any) -> Any:
-        given = (_Pointer(value) if isinstance(value, Tensor) else value for value in arguments)
-        return run(self, *given, **{**options, "warmup": True})
-
-    def launch(source: CudaSource, **_: Any) -> None:
-        found(source)
-
-    with (
-        mock.patch.multiple(chunk_attention_sm90, launch=launch, tensor_map=mock.DEFAULT),
-        mock.patch.multiple(sliding_attention_sm90, launch=launch, tensor_map=mock.DEFAULT),
-        mock.patch.object(sliding_decode_sm90, "launch", launch),
-        mock.patch.multiple(global_decode_sm90, launch=launch, tensor_map=mock.DEFAULT),
-        mock.patch.multiple(grouped_rows_sm90, launch=launch, tensor_map=mock.DEFAULT),
-        mock.patch.multiple(linear_int4_sm90, launch=launch, tensor_map=mock.DEFAULT),
-        mock.patch.multiple(linear_rows_sm90, launch=launch, tensor_map=mock.DEFAULT),
-        mock.patch.object(peer_rows, "launch", launch),
-        mock.patch.object(peer_sums, "launch", launch),
-        mock.patch.object(triton.runtime.driver, "_active", TargetDriver(capability)),
-        mock.patch.object(triton.knobs.runtime, "jit_cache_hook", hook),
-        mock.patch.object(triton.JITFunction, "run", specialise),
-    ):
+    triton.runtime.driver.set_active(TargetDriver(capability))
+    with noted_by(found), triton.knobs.runtime.scope():
+        triton.knobs.runtime.jit_cache_hook = hook
         yield
 
 

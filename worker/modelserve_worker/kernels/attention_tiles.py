@@ -40,8 +40,8 @@ class Tile:
     most_segments: int | None = None
 
 
-# By the places of `gpu_generations`. Of 64 rows of 512 columns Triton makes a mere trap for 10.0, whose matrix units
-# keep sums in a memory that these fill.
+# By the places of `modelserve.sizing.backends.generations`. Of 64 rows of 512 columns Triton makes a mere trap for
+# 10.0, whose matrix units keep sums in a memory that these fill.
 _TILES: dict[tuple[Door, str], tuple[Tile, ...]] = {
     ("decode", "v_only"): (
         Tile(16, 64, 4, 2, queries=16),

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from modelserve.sizing.backends.generations import FP8_CAPABILITY, GENERATIONS, HIGHEST, Generation
 from modelserve.sizing.quantised_tiles import FP8_PAIR_INPUTS, fp8_inputs
-from modelserve_worker.kernels.dependent_launch import dependent_launch, launch_dependents, wait_for_prerequisites
+from modelserve_worker.kernels.dependent_launch import launch, launch_dependents, wait_for_prerequisites
 from modelserve_worker.kernels.fp8_linear import LARGEST, SCALE_BLOCK, Fp8Pairs
 from modelserve_worker.kernels.linear_tiles import (
     MANY,
@@ -218,7 +218,6 @@ def _constants(matrix: Fp8Pairs, tile: LinearTile) -> dict[str, Any]:
     return {
         "WHOLE": matrix.inputs % SCALE_BLOCK == 0, "SCALE_ROWS": matrix.scale_rows,
         "BLOCK_N": tile.outputs, "BLOCK_M": tile.rows, "num_warps": tile.warps, "num_stages": tile.stages,
-        **dependent_launch(),
     }  # fmt: skip
 
 
@@ -230,7 +229,8 @@ def fp8_product_with(x: Tensor, matrix: Fp8Pairs, tile: LinearTile, *, shared: S
     splits = tile.splits(rows=rows, outputs=outputs, tiles=triton.cdiv(matrix.inputs, SCALE_BLOCK))
     sums = shared.split_sums
     grid = triton.cdiv(rows, tile.rows), triton.cdiv(outputs, tile.outputs), splits
-    fp8_product[grid](
+    launch(
+        fp8_product, grid,
         x, x.stride(0), matrix.elements.view(torch.int16), matrix.scales, output, sums.parts, sums.arrivals,
         rows, outputs, matrix.inputs, matrix.elements.shape[1], splits, SPLIT=splits > 1, **_constants(matrix, tile),
     )  # fmt: skip
@@ -243,7 +243,8 @@ def fp8_grouped_with(x: Tensor, matrix: Fp8Pairs, ends: Tensor, tile: LinearTile
     experts, outputs, stored = matrix.elements.shape
     output = torch.empty((x.shape[0], outputs), dtype=x.dtype, device=x.device)
     grid = triton.cdiv(outputs, tile.outputs), experts, tile.parts(rows=x.shape[0], experts=experts)
-    fp8_expert_products[grid](
+    launch(
+        fp8_expert_products, grid,
         x, x.stride(0), matrix.elements.view(torch.int16), matrix.scales, output, ends, outputs, matrix.inputs, stored,
         **_constants(matrix, tile),
     )  # fmt: skip
@@ -258,9 +259,10 @@ def rounded_inputs(x: Tensor) -> tuple[Tensor, Tensor]:
     rounded = torch.empty((rows, stored), dtype=torch.float8_e4m3fn, device=x.device)
     scales = torch.empty((rows, 1), dtype=torch.float32, device=x.device)
     block = triton.next_power_of_2(stored // 2)
-    round_inputs[(rows,)](
+    launch(
+        round_inputs, (rows,),
         x, x.stride(0), rounded.view(torch.int16), scales, K=inputs, stored=stored, BLOCK=block,
-        num_warps=min(16, max(1, block // 256)), **dependent_launch(),
+        num_warps=min(16, max(1, block // 256)),
     )  # fmt: skip
     return rounded, scales
 

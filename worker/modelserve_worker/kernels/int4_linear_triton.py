@@ -18,7 +18,7 @@ from torch import Tensor
 
 from modelserve.sizing.backends.generations import GENERATIONS, HIGHEST, Generation
 from modelserve.sizing.quantised_tiles import INT4_TILE_INPUTS, dequantised_rows
-from modelserve_worker.kernels.dependent_launch import dependent_launch, launch_dependents, wait_for_prerequisites
+from modelserve_worker.kernels.dependent_launch import launch, launch_dependents, wait_for_prerequisites
 from modelserve_worker.kernels.int4_linear import PLANE_INPUTS, PLANES, Int4Tiles
 from modelserve_worker.kernels.linear_tiles import (
     FEW_ROWS,
@@ -287,7 +287,6 @@ def _constants(tiles: Int4Tiles, tile: LinearTile) -> dict[str, Any]:
     return {
         "GROUPS": tiles.scales.shape[-2], "WHOLE": tiles.inputs % INT4_TILE_INPUTS == 0, "FEW": tile.few,
         "BLOCK_N": tile.outputs, "BLOCK_M": tile.rows, "num_warps": tile.warps, "num_stages": tile.stages,
-        **dependent_launch(),
     }  # fmt: skip
 
 
@@ -299,7 +298,8 @@ def int4_product_with(x: Tensor, tiles: Int4Tiles, tile: LinearTile, *, shared: 
     splits = tile.splits(rows=rows, outputs=outputs, tiles=tiles.words.shape[-3])
     sums = shared.split_sums
     grid = triton.cdiv(rows, tile.rows), triton.cdiv(outputs, tile.outputs), splits
-    int4_product[grid](
+    launch(
+        int4_product, grid,
         x, x.stride(0), tiles.words, tiles.scales, tiles.zero_points, output, sums.parts, sums.arrivals,
         rows, outputs, tiles.inputs, splits, SPLIT=splits > 1, **_constants(tiles, tile),
     )  # fmt: skip
@@ -315,9 +315,10 @@ def int4_dequantised_product(x: Tensor, tiles: Int4Tiles, *, shared: SharedBuffe
     for first in range(0, rows, most):
         last = min(first + most, rows)
         grid = triton.cdiv(last - first, DEQUANTISED_OUTPUTS), tiles.words.shape[-3]
-        int4_dequantise[grid](
+        launch(
+            int4_dequantise, grid,
             tiles.words, tiles.scales, tiles.zero_points, elements, first, last, rows, inputs,
-            GROUPS=tiles.scales.shape[-2], BLOCK_N=DEQUANTISED_OUTPUTS, num_warps=4, **dependent_launch(),
+            GROUPS=tiles.scales.shape[-2], BLOCK_N=DEQUANTISED_OUTPUTS, num_warps=4,
         )  # fmt: skip
         torch.mm(x, elements[: last - first].t(), out=output[:, first:last])
     return output
@@ -339,7 +340,8 @@ def int4_grouped_with(x: Tensor, tiles: Int4Tiles, ends: Tensor, tile: LinearTil
     experts, outputs = tiles.words.shape[0], tiles.rows
     output = torch.empty((x.shape[0], outputs), dtype=x.dtype, device=x.device)
     grid = triton.cdiv(outputs, tile.outputs), experts, tile.parts(rows=x.shape[0], experts=experts)
-    int4_expert_products[grid](
+    launch(
+        int4_expert_products, grid,
         x, x.stride(0), tiles.words, tiles.scales, tiles.zero_points, output, ends, outputs, tiles.inputs,
         **_constants(tiles, tile),
     )  # fmt: skip

@@ -50,7 +50,7 @@ class LinearTile:
 FEW_ROWS = FP8_EXACT_ROWS
 MANY = 1 << 30  # rows: for all that no other tile is for
 _FEW = {8: LinearTile(64, 8, 2, 3, 512, few=True), FEW_ROWS: LinearTile(64, 16, 2, 3, 512, few=True)}
-# By the places of `gpu_generations`.
+# By the places of `modelserve.sizing.backends.generations`.
 _TILES: dict[Format, tuple[dict[int, LinearTile], ...]] = {
     "int4": (
         {**_FEW, 64: LinearTile(128, 64, 8, 2, 264), MANY: LinearTile(128, 64, 8, 2, 264)},

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import cast
 
 from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.assistant import AssistantArchitecture
@@ -78,13 +77,13 @@ def resolve(
 
 @lru_cache(maxsize=64)
 def with_drafter(table: KernelTable, assistant: AssistantArchitecture, *, ranks: int = 1) -> KernelTable:
-    """The table of a target with the products of its assistant, all dense. What is no linear layer of a decoder is found
-    as the head's, by its shape."""
+    """The table of a target with the products of its assistant, all dense. What is no linear layer of a decoder is
+    found as the head's, by its shape."""
     known: set[tuple[Operation, Subject, tuple[int, int]]]
     known = {(choice.operation, choice.subject, choice.shape) for choice in table.choices}
     added: list[Choice] = []
     for tensor in assistant_tensors(assistant, tensor_parallel_size=ranks):
-        shape, subject = (tensor.rows, tensor.columns), cast("Subject", tensor.linear or HEAD)
+        shape, subject = (tensor.rows, tensor.columns), tensor.linear or HEAD
         if tensor.columns > 1 and (key := (Operation.LINEAR, subject, shape)) not in known:
             known.add(key)
             added += product_choices(tensor.linear, shape, None, capability=table.capability)
