@@ -83,7 +83,8 @@ def with_drafter(table: KernelTable, assistant: AssistantArchitecture, *, ranks:
     known = {(choice.operation, choice.subject, choice.shape) for choice in table.choices}
     added: list[Choice] = []
     for tensor in assistant_tensors(assistant, tensor_parallel_size=ranks):
-        shape, subject = (tensor.rows, tensor.columns), tensor.linear or HEAD
+        subject: Subject = HEAD if tensor.linear is None else tensor.linear
+        shape = tensor.rows, tensor.columns
         if tensor.columns > 1 and (key := (Operation.LINEAR, subject, shape)) not in known:
             known.add(key)
             added += product_choices(tensor.linear, shape, None, capability=table.capability)
