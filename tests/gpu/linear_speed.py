@@ -1,6 +1,7 @@
 """On one GPU: are the kernels of quantised linear layers right there, and which tile is fastest for which shape?
 
-    PYTHONPATH=operator:worker python tests/gpu/linear_speed.py [--formats int4 fp8] [--models 31B E4B] [--rows 1 8 ...]
+    export PYTHONPATH=operator:worker:tests/worker/kernels
+    python tests/gpu/linear_speed.py [--formats int4 fp8] [--models 31B E4B] [--rows 1 8 ...]
 
 First every kernel and tile is compared with float64 on fresh random inputs. Then each is timed inside a CUDA graph of
 many calls on weights of their own, so that these come from memory and not from the cache. Every time goes to
@@ -21,13 +22,13 @@ from pathlib import Path
 
 import torch
 from elementwise_speed import MOST_CALLS, PASS_BYTES, microseconds
+from plain_products import fp8_elements, int4_elements
 from torch import Tensor
 from torch.nn import functional
 
 from modelserve.sizing.backends.generations import FP8_CAPABILITY, HOPPER
 from modelserve.sizing.backends.products import most_fused_rows
 from modelserve.sizing.quantised_tiles import fp8_inputs, int4_tiles
-from modelserve_worker.kernels import fp8_linear, int4_linear
 from modelserve_worker.kernels.fp8_linear import SCALE_BLOCK, Fp8Pairs
 from modelserve_worker.kernels.fp8_linear_triton import fp8_product_with, rounded_inputs
 from modelserve_worker.kernels.int4_linear import Int4Tiles
@@ -126,7 +127,7 @@ def wrong(fmt: str, capability: int) -> Iterator[str]:
     for rows in (1, 7, 16, 100, 300):
         for outputs, inputs in ((272, 1536), (528, 2112)):
             matrix = int4_matrix(outputs, inputs) if fmt == "int4" else fp8_matrix(outputs, inputs)
-            twin = int4_linear.dequantised if fmt == "int4" else fp8_linear.dequantised
+            twin = int4_elements if fmt == "int4" else fp8_elements
             x = torch.randn((rows, inputs), device=CUDA).bfloat16()
             expected = x.double() @ twin(matrix, torch.float64).t()
             for name, product in products(fmt, rows, capability):

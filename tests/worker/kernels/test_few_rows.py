@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from plain_products import PlainFp8, PlainInt4
+from plain_products import PlainFp8, PlainInt4, fp8_elements, int4_elements
 from torch import Tensor
 
 from modelserve.sizing.backends.products import product_choices
 from modelserve.sizing.backends.table import KernelTable
 from modelserve.weight_format import StoredType, TextLinear, WeightFormat, int4
 from modelserve_worker.kernels import (
-    fp8_linear,
     fp8_linear_triton,
-    int4_linear,
     int4_linear_triton,
     linear_int4_sm90,
     linear_rows_sm90,
@@ -88,14 +86,14 @@ class Recorded:
         return self._product("dense", x, weight, gated, split)
 
     def int4(self, x: Tensor, matrix: Int4Tiles, *, gated: bool = False, split: bool = False) -> Tensor:
-        return self._product("int4", x, int4_linear.dequantised(matrix, x.dtype), gated, split)
+        return self._product("int4", x, int4_elements(matrix, x.dtype), gated, split)
 
     def int4_many(self, x: Tensor, matrix: Int4Tiles, *, shared: SharedBuffers, **fused: bool) -> Tensor:
         assert isinstance(shared, SharedBuffers)
-        return self._product("int4 many", x, int4_linear.dequantised(matrix, x.dtype), **fused)
+        return self._product("int4 many", x, int4_elements(matrix, x.dtype), **fused)
 
     def fp8(self, x: Tensor, matrix: Fp8Pairs, *, gated: bool = False, split: bool = False) -> Tensor:
-        return self._product("fp8", x, fp8_linear.dequantised(matrix, x.dtype), gated, split)
+        return self._product("fp8", x, fp8_elements(matrix, x.dtype), gated, split)
 
     def _product(self, name: str, x: Tensor, weight: Tensor, gated: bool = False, split: bool = False) -> Tensor:
         self.given.append((name, gated, split))

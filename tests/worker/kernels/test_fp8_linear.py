@@ -9,12 +9,13 @@ import numpy as np
 import ptx
 import pytest
 import torch
-from plain_products import PlainFp8
+from plain_products import PlainFp8, fp8_elements, unpaired
+from plain_products import rounded_inputs as plain_rounded_inputs
 from torch import Tensor
 
 from modelserve.sizing.quantised_tiles import fp8_inputs
 from modelserve_worker.kernels import fp8_linear, fp8_linear_triton
-from modelserve_worker.kernels.fp8_linear import dequantised, repack_fp8, unpaired
+from modelserve_worker.kernels.fp8_linear import repack_fp8
 from modelserve_worker.kernels.fp8_linear_triton import PLANES, fp8_grouped_with, fp8_product_with
 from modelserve_worker.kernels.linear_tiles import LinearTile, SharedBuffers
 
@@ -55,7 +56,7 @@ def test_repacked_weights_are_the_published_ones(rows, inputs, kind, device, mon
     assert matrix.elements.shape == (rows, fp8_inputs(inputs))
     assert matrix.scale_rows == (128 if kind == "block" else 0)
     assert (matrix.elements.data_ptr() == address) == (inputs % 64 == 0), "in place where it can be"
-    assert torch.equal(dequantised(matrix, torch.float64), exact)
+    assert torch.equal(fp8_elements(matrix, torch.float64), exact)
 
 
 @pytest.mark.parametrize("tile", [WHOLE, SPLIT], ids=["whole", "split"])
@@ -80,7 +81,7 @@ def test_blocks_that_begin_anew_with_each_stacked_matrix(device) -> None:
     scale = torch.cat([each for _, each, _ in made])
     matrix = repack_fp8(elements, scale, rounds_inputs=False, parts=(192, 192, 48))
     assert matrix.scale_rows == 64
-    assert torch.equal(dequantised(matrix, torch.float64), exact)
+    assert torch.equal(fp8_elements(matrix, torch.float64), exact)
     assert error(fp8_product_with(x, matrix, SPLIT, shared=SharedBuffers(x.device)), x.double() @ exact.t()) < 4e-3
 
 
@@ -112,7 +113,7 @@ def test_experts_multiply_their_own_rows(kind, device) -> None:
     made = [published(160, 352, kind, device) for _ in range(4)]
     octets = torch.stack([elements.view(torch.uint8) for elements, _, _ in made]).view(torch.float8_e4m3fn)
     stacked = repack_fp8(octets, torch.stack([scale for _, scale, _ in made]), rounds_inputs=False)
-    assert torch.equal(dequantised(stacked, torch.float64), torch.stack([exact for _, _, exact in made]))
+    assert torch.equal(fp8_elements(stacked, torch.float64), torch.stack([exact for _, _, exact in made]))
     bounds = [0, 3, 3, 23, 24]  # one expert without rows, one with more than a block
     x = torch.randn(30, 352, device=device).bfloat16()
     ends = torch.tensor(bounds[1:], dtype=torch.int32, device=device)
@@ -129,7 +130,7 @@ def test_inputs_are_rounded_by_row_as_the_twin_rounds_them(inputs, device) -> No
     x = (torch.randn(5, inputs, device=device) * 10 ** (4 * torch.rand(5, 1, device=device) - 2)).bfloat16()
     x[3] = 0.0
     rounded, scales = fp8_linear_triton.rounded_inputs(x)
-    expected, expected_scales = fp8_linear.rounded_inputs(x)
+    expected, expected_scales = plain_rounded_inputs(x)
     assert torch.equal(scales, expected_scales)
     assert torch.equal(rounded.view(torch.uint8), expected.view(torch.uint8))
     back = unpaired(rounded.double())[:, :inputs] * scales.double()

@@ -9,12 +9,12 @@ import numpy as np
 import ptx
 import pytest
 import torch
-from plain_products import PlainInt4
+from plain_products import PlainInt4, int4_elements
 from torch import Tensor
 
 from modelserve.sizing.quantised_tiles import SPLIT_SUM_BYTES, dequantised_rows, int4_matrix_bytes
 from modelserve_worker.kernels import int4_linear, int4_linear_triton
-from modelserve_worker.kernels.int4_linear import Int4Tiles, dequantised, repack_int4
+from modelserve_worker.kernels.int4_linear import Int4Tiles, repack_int4
 from modelserve_worker.kernels.int4_linear_triton import (
     PAIRS,
     SCALED,
@@ -97,7 +97,7 @@ def test_repacked_weights_are_the_published_ones(rows, inputs, group, asymmetric
     case = matrix(rows, inputs, group=group, asymmetric=asymmetric, device=device)
     tiles = case.tiles
     assert tiles.group == group
-    assert torch.equal(dequantised(tiles, torch.float64), case.exact), case.seed
+    assert torch.equal(int4_elements(tiles, torch.float64), case.exact), case.seed
     held = sum(t.nbytes for t in (tiles.words, tiles.scales, tiles.zero_points) if t is not None)
     assert held == int4_matrix_bytes(rows=rows, inputs=inputs, group=group, zero_points=asymmetric)
 
@@ -124,7 +124,7 @@ def test_many_rows_are_dequantised_block_by_block_as_the_twin_rounds(device, mon
     case = matrix(300, 704, group=32, asymmetric=True, device=device)
     monkeypatch.setattr(int4_linear_triton, "dequantised_rows", lambda rows, inputs: 128)
     x = rows_of(5, 704, device)
-    expected = x.double() @ dequantised(case.tiles, torch.bfloat16).double().t()
+    expected = x.double() @ int4_elements(case.tiles, torch.bfloat16).double().t()
     actual = int4_dequantised_product(x, case.tiles, shared=SharedBuffers(x.device))
     assert (actual.double() - expected).norm() / expected.norm() < 4e-3, case.seed
     assert dequantised_rows(rows=300, inputs=704) == 300
@@ -160,7 +160,7 @@ def test_experts_multiply_their_own_rows(asymmetric, tile, device) -> None:
     cases = [matrix(40, 352, group=32, asymmetric=asymmetric, device=device) for _ in range(4)]
     zeros = torch.stack([case.zero_point for case in cases]) if asymmetric else None
     stacked = repack_int4(torch.stack([c.packed for c in cases]), torch.stack([c.scale for c in cases]), zeros)
-    assert torch.equal(dequantised(stacked, torch.float64), torch.stack([case.exact for case in cases]))
+    assert torch.equal(int4_elements(stacked, torch.float64), torch.stack([case.exact for case in cases]))
     bounds = [0, 3, 3, 23, 24]  # one expert without rows, one with more than a block
     x = rows_of(30, 352, device)
     ends = torch.tensor(bounds[1:], dtype=torch.int32, device=device)

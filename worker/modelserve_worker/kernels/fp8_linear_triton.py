@@ -252,7 +252,10 @@ def fp8_grouped_with(x: Tensor, matrix: Fp8Pairs, ends: Tensor, tile: LinearTile
 
 
 def rounded_inputs(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The kernel of `fp8_linear.rounded_inputs`; from capability 8.9 on."""
+    """x [T, K] -> (float8_e4m3fn [T, K rounded up to 64] in the order of pairs, scales float32 [T, 1]).
+
+    The largest element of a row becomes 448; a row of zeros has the scale 1. From capability 8.9 on.
+    """
     x = x if x.stride(1) == 1 else x.contiguous()
     rows, inputs = x.shape
     stored = fp8_inputs(inputs)
