@@ -170,7 +170,8 @@ def _experts(
                 tensor.linear, (tensor.rows, tensor.columns), weight_format, experts=model.num_experts,
                 capability=capability, plain_kernels=_plain_kernels(tensor, weight_format),
             )  # fmt: skip
-    yield choice(Operation.WEIGHTED_SUM, "weighted_sum")
+    if ranks > 1:
+        yield choice(Operation.WEIGHTED_SUM, "weighted_sum")
     yield choice(Operation.ADD_BRANCHES, "add_branches")
 
 
