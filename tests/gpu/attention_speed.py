@@ -18,16 +18,15 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from unittest import mock
 
 import torch
 from torch import Tensor
 
 from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.published import published_model
+from modelserve.sizing.backends.attention import DECODE_PARTS
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve_worker.kernels import attention_triton as doors
-from modelserve_worker.kernels import sliding_decode_sm90
 from modelserve_worker.kernels.paged_layout import LayerRows, layer_rows
 from modelserve_worker.kernels.step import Segments, Step
 from modelserve_worker.layers.rotary import RotaryEmbedding
@@ -116,16 +115,18 @@ def microseconds(calls: Sequence[Callable[[], None]], *, repeats: int) -> float:
 
 
 def decode_kernels(layer: Layer, rows: int) -> Iterator[tuple[str, int]]:
-    """Name, and most blocks of the kernel of few rows (0: Triton takes all)."""
+    """Name, and most segments of the kernel of few rows (0: Triton takes all)."""
     yield "", 0
-    tile = doors.tile_for(layer.rows, door="decode", capability=_capability())
-    if tile.sm90 and layer.rows.entries and sliding_decode_sm90.PARTS * rows * layer.rows.heads <= TRIED_BLOCKS:
-        yield " in one launch", TRIED_BLOCKS
+    tile = doors.tile_for(layer.rows, door="decode", capability=_capability(), query_heads=layer.heads)
+    if tile.hopper and layer.rows.entries and DECODE_PARTS * rows * layer.rows.heads <= TRIED_BLOCKS:
+        yield " in one launch", rows
 
 
-def decode(layer: Layer, contexts: Sequence[int], bandwidth: float) -> str:
+def decode(layer: Layer, contexts: Sequence[int], bandwidth: float, *, most_segments: int) -> str:
     rows, count = layer.rows, len(contexts)
-    tile = doors.tile_for(rows, door="decode", capability=_capability())
+    tile = doors.tile_for(rows, door="decode", capability=_capability(), query_heads=layer.heads)
+    if rows.entries:
+        tile = replace(tile, most_segments=most_segments)
     positions, slots = ints([n - 1 for n in contexts]), ints(range(count))
     segments = Segments(slots, positions, torch.ones_like(slots), slots, most=count, most_rows=1)
     step = Step(positions, ints([count]), slots, slots, slots, segments, None)
@@ -152,7 +153,7 @@ def decode(layer: Layer, contexts: Sequence[int], bandwidth: float) -> str:
 
 def chunk(layer: Layer, start: int, length: int, rate: float) -> str:
     rows = layer.rows
-    tile = doors.tile_for(rows, door="chunk", capability=_capability())
+    tile = doors.tile_for(rows, door="chunk", capability=_capability(), query_heads=layer.heads)
     end, rest = start + length, [0] * (SEQUENCES - 1)
     blocks, pages = -(-length // (tile.rows // (layer.heads // rows.heads))), -(-end // rows.page_tokens)
     ends = ints([blocks] * SEQUENCES)
@@ -245,9 +246,10 @@ def main() -> None:
             if options.only not in label:
                 continue
             layer = Layer(name, kind, dtype)
-            for kernel, most_blocks in decode_kernels(layer, len(contexts)):
-                with mock.patch.object(sliding_decode_sm90, "MOST_BLOCKS", most_blocks):
-                    print(f"{label + kernel:64} {decode(layer, contexts, options.bandwidth)}", flush=True)
+            for kernel, most in decode_kernels(layer, len(contexts)):
+                print(
+                    f"{label + kernel:64} {decode(layer, contexts, options.bandwidth, most_segments=most)}", flush=True
+                )
         for name, kind, start, length in () if options.decodes else CHUNKS:
             label = f"chunk {name} {kind.value} {dtype.value} {length} after {start}"
             if options.only in label:

@@ -24,17 +24,20 @@ from torch import Tensor
 
 from modelserve.architecture import ModelArchitecture
 from modelserve.assistant import AssistantArchitecture
+from modelserve.engine_args import EngineArgs
 from modelserve.published import assistant_of
-from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
+from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve_worker.batch import AdmittedRequest
 from modelserve_worker.engine.engine import Engine
 from modelserve_worker.execution.assistant_drafter import AssistantDrafter
+from modelserve_worker.execution.device import kernel_table
 from modelserve_worker.execution.drafter import Accepted, Drafter, Proposal, ReaderOf
 from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.loader import load_assistant, load_model
 from modelserve_worker.execution.model_runner import GPUModelRunner
 from modelserve_worker.execution.sampler import Sampler, SamplerOutput
 from modelserve_worker.execution.startup import profile_batches
+from modelserve_worker.kernels.operations import Operations
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.request import Request, SamplingParams
@@ -121,6 +124,14 @@ class Measured:
         )
 
 
+def geometry_of(architecture: ModelArchitecture, kv_dtype: str) -> CacheGeometry:
+    return cache_geometry(
+        architecture, tensor_parallel_size=1,
+        dtype=KVCacheDtype(architecture.dtype if kv_dtype == "auto" else kv_dtype),
+        layout=KVCacheLayout.V_ONLY if architecture.attention_k_eq_v else KVCacheLayout.KV,
+    )  # fmt: skip
+
+
 def runner_of(setting: Setting, k: int, slots: int) -> tuple[GPUModelRunner, int]:
     """A runner whose steps are captured over a pool for `slots` requests, and the pool's bytes."""
     architecture = setting.model.architecture
@@ -129,11 +140,7 @@ def runner_of(setting: Setting, k: int, slots: int) -> tuple[GPUModelRunner, int
     if k:
         assistant = load_assistant(setting.assistant, setting.model, load_format="dummy")
         drafter = SimulatedDrafter(AssistantDrafter(assistant, num_tokens=k, max_num_seqs=slots), decided)
-    geometry = cache_geometry(
-        architecture, tensor_parallel_size=1,
-        dtype=KVCacheDtype(architecture.dtype if setting.kv_dtype == "auto" else setting.kv_dtype),
-        layout=KVCacheLayout.V_ONLY if architecture.attention_k_eq_v else KVCacheLayout.KV,
-    )  # fmt: skip
+    geometry = geometry_of(architecture, setting.kv_dtype)
     pool = (slots + 1) * geometry.held_bytes(setting.longest) // 128 * 128
     cache = KVCache(geometry, pool, device=setting.device)
     cache.arena.zero_()
@@ -283,9 +290,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     assistant = small_assistant(target) if options.variant == "tiny" else assistant_of(options.variant)
     with tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "config.json").write_text(json.dumps(assistant_config(target, assistant)))
+        geometry = geometry_of(target, options.kv_cache_dtype)
+        kernels = kernel_table(options.device, target, geometry, EngineArgs(model=directory))
         model = load_model(
-            target, Path(directory), parallel=TensorParallel(), device=options.device, dtype=torch.bfloat16,
-            load_format="dummy",
+            target, Path(directory), parallel=TensorParallel(), operations=Operations(kernels, options.device),
+            device=options.device, dtype=torch.bfloat16, load_format="dummy",
         )  # fmt: skip
         setting = Setting(
             model, Path(directory), options.device, options.context, options.output, options.chunk,

@@ -140,7 +140,7 @@ def main() -> None:
         name = f"{options.variant}{weights} TP{options.tensor_parallel_size} {replica.geometry.dtype.value}"
         print(f"{name} ready after {time.perf_counter() - began:.1f} s, pool {replica.pool_bytes / 2**30:.2f} GiB")
     try:
-        report = plan_report(args, replica.architecture, replica.memory)
+        report = plan_report(args, replica.architecture, replica.memory, replica.table)
         memory_lines(name, report, replica.memory.total_bytes)
         bench = Bench(replica, args)
         bench.run([bench.request(64, 4)])

@@ -90,7 +90,7 @@ def attention() -> Iterator[tuple[str, Run]]:
 
 def decodes(case: PagedCase, q: Tensor, weight: Tensor | None) -> Run:
     rows, step = layout(case), decode_step(case, list(range(len(q))))
-    tile = attention_triton.tile_for(rows, door="decode", capability=90)
+    tile = attention_triton.tile_for(rows, door="decode", capability=90, query_heads=q.shape[1])
     size = 0 if weight is None else len(q) * attention_triton.decode_workspace(rows, query_heads=q.shape[1])
     workspace = torch.empty(size, device=CUDA)
     turns = {} if weight is None else {"key_weight": weight, "rotation": rotation(case, 64, 64)}
@@ -113,11 +113,13 @@ def global_chunks(case: PagedCase) -> Run:
     words = step.passes[0].most_pages * case.page_tokens * attention_triton.scratch_per_key(rows, pairs=64)
     scratch = torch.empty(words, dtype=q.dtype, device=CUDA)
 
+    tile = attention_triton.tile_for(rows, door="chunk", capability=90, query_heads=q.shape[1])
+
     def run() -> Tensor:
         output = torch.full_like(q, torch.nan)
         attention_triton.chunk_attention(
             q, output, step, rows=rows, table=case.table, arena=case.arena,
-            tile=attention_triton.tile_for(rows, door="chunk", capability=90), key_weight=weight, scratch=scratch,
+            tile=tile, key_weight=weight, scratch=scratch,
             inverse_frequencies=frequencies(case), pairs=64,
         )  # fmt: skip
         return output

@@ -25,11 +25,13 @@ from torch import Tensor
 
 from modelserve.architecture import ModelArchitecture
 from modelserve.published import published_model
+from modelserve.sizing.backends.resolve import EXPERT_FEW_ROWS, Formats, resolve
 from modelserve_worker.kernels import routing_triton
 from modelserve_worker.kernels.experts import BranchNorms, Choice, ExpertDoors, PlainExperts, Shares
-from modelserve_worker.kernels.experts_triton import TILES, ExpertTile, TritonExperts, products_with
+from modelserve_worker.kernels.experts_triton import TILES, ExpertTile, products_with
+from modelserve_worker.kernels.operations import Operations
+from modelserve_worker.layers.moe import MixtureOfExperts
 from modelserve_worker.layers.parallel import TensorParallel
-from modelserve_worker.models.gemma4 import MixtureOfExperts
 
 CUDA, BF16 = torch.device("cuda"), torch.bfloat16
 CALLS, COMPILERS = 16, 14
@@ -49,10 +51,16 @@ def architecture() -> ModelArchitecture:
     return facts.architecture
 
 
+def _capability() -> int:
+    major, minor = torch.cuda.get_device_capability(CUDA)
+    return 10 * major + minor
+
+
 def mixture() -> MixtureOfExperts:
     """The layer with random weights."""
+    operations = Operations(resolve(_capability(), architecture(), Formats()), CUDA)
     layer = MixtureOfExperts(
-        architecture(), doors=DOORS, parallel=TensorParallel(), weight_format=None, device=CUDA, dtype=BF16
+        architecture(), operations=operations, parallel=TensorParallel(), weight_format=None, device=CUDA, dtype=BF16
     )
     for parameter in layer.parameters():
         if parameter.ndim > 1:
@@ -65,6 +73,7 @@ def mixture() -> MixtureOfExperts:
 
 def with_doors(layer: MixtureOfExperts, doors: ExpertDoors) -> MixtureOfExperts:
     layer.doors = layer.router.doors = layer.experts.doors = doors
+    layer.experts.few_rows = 0 if isinstance(doors, PlainExperts) else EXPERT_FEW_ROWS
     return layer
 
 
@@ -202,7 +211,7 @@ def part_times(rows: int, layer: MixtureOfExperts) -> Iterator[str]:
     """The parts beside the products by kernels, then the layer by kernels and in plain PyTorch."""
     a = architecture()
     x, dense = activations(rows, a.hidden_size), activations(rows, a.hidden_size)
-    few = rows <= TritonExperts.few_rows
+    few = rows <= EXPERT_FEW_ROWS
     calls: dict[str, Callable[[], object]] = {"route": lambda: layer.router(x, layer.pre_norm)}
     choice = choices(rows)
     if not few:

@@ -22,7 +22,7 @@ from linear_speed import fp8_matrix, int4_matrix
 from torch import Tensor
 
 from modelserve_worker.kernels import linear_rows_sm90
-from modelserve_worker.kernels.elementwise import elementwise_doors
+from modelserve_worker.kernels.elementwise_triton import TritonElementwise
 from modelserve_worker.kernels.linear_rows_sm90 import RowsKernel, dense_rows, fp8_rows, int4_rows, kernel_for
 
 CUDA = torch.device("cuda")
@@ -53,7 +53,7 @@ class Chain:
         self.split = True
 
     def run(self) -> None:
-        doors, normed, x = elementwise_doors(CUDA), self.x, self.x.clone()
+        doors, normed, x = TritonElementwise(), self.x, self.x.clone()
         norms = {"scalar": self.scalar, "next_weight": self.weight, "eps": 1e-6}
         for layer in self.layers:
             self.multiply("qkv", normed, layer)

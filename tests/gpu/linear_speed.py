@@ -1,6 +1,7 @@
 """On one GPU: are the kernels of quantised linear layers right there, and which tile is fastest for which shape?
 
-    PYTHONPATH=operator:worker python tests/gpu/linear_speed.py [--formats int4 fp8] [--models 31B E4B] [--rows 1 8 ...]
+    export PYTHONPATH=operator:worker:tests/worker/kernels
+    python tests/gpu/linear_speed.py [--formats int4 fp8] [--models 31B E4B] [--rows 1 8 ...]
 
 First every kernel and tile is compared with float64 on fresh random inputs. Then each is timed inside a CUDA graph of
 many calls on weights of their own, so that these come from memory and not from the cache. Every time goes to
@@ -21,25 +22,28 @@ from pathlib import Path
 
 import torch
 from elementwise_speed import MOST_CALLS, PASS_BYTES, microseconds
+from plain_products import fp8_elements, int4_elements
 from torch import Tensor
 from torch.nn import functional
 
+from modelserve.sizing.backends.generations import FP8_CAPABILITY, HOPPER
+from modelserve.sizing.backends.products import most_fused_rows
 from modelserve.sizing.quantised_tiles import fp8_inputs, int4_tiles
-from modelserve_worker.kernels import fp8_linear, int4_linear
 from modelserve_worker.kernels.fp8_linear import SCALE_BLOCK, Fp8Pairs
-from modelserve_worker.kernels.fp8_linear_triton import FP8_CAPABILITY, fp8_product_with, rounded_inputs
+from modelserve_worker.kernels.fp8_linear_triton import fp8_product_with, rounded_inputs
 from modelserve_worker.kernels.int4_linear import Int4Tiles
 from modelserve_worker.kernels.int4_linear_triton import int4_dequantised_product, int4_product_with
 from modelserve_worker.kernels.linear_int4_sm90 import int4_product
 from modelserve_worker.kernels.linear_rows_sm90 import ROWS, dense_rows, fp8_rows, int4_rows
-from modelserve_worker.kernels.linear_tiles import FEW_ROWS, LinearTile, linear_tile, most_fused_rows
+from modelserve_worker.kernels.linear_tiles import FEW_ROWS, LinearTile, SharedBuffers, linear_tile
 
 CUDA = torch.device("cuda")
 SHAPES = {  # outputs x inputs of the fused matrices
     "31B": {"qkv": (16384, 5376), "o": (5376, 8192), "gate_up": (43008, 5376), "down": (5376, 21504)},
     "E4B": {"qkv": (3072, 2560), "o": (2560, 2048), "gate_up": (20480, 2560), "down": (2560, 10240)},
 }
-HOPPER, STREAMED = 90, "own"  # kernels for Hopper alone
+SHARED = SharedBuffers(CUDA)
+STREAMED = "own"  # kernels for Hopper alone
 TOLERANCE = 8e-3  # of products of bfloat16 elements, each rounded
 Product = Callable[[Tensor], Tensor]
 
@@ -81,15 +85,15 @@ def products(fmt: str, rows: int, capability: int) -> Iterator[tuple[str, Callab
     """Ways to multiply, by name; those whose tile the GPU cannot hold fail when they are called."""
     for name, tile in variants(fmt, rows):
         if fmt == "int4":
-            yield name, lambda matrix, tile=tile: lambda x: int4_product_with(x, matrix, tile)
+            yield name, lambda matrix, tile=tile: lambda x: int4_product_with(x, matrix, tile, shared=SHARED)
         else:
-            yield name, lambda matrix, tile=tile: lambda x: fp8_product_with(x, matrix, tile)
+            yield name, lambda matrix, tile=tile: lambda x: fp8_product_with(x, matrix, tile, shared=SHARED)
     if capability == HOPPER and rows <= ROWS[-1]:
         yield STREAMED, lambda matrix: lambda x: int4_rows(x, matrix) if fmt == "int4" else fp8_rows(x, matrix)
     elif capability == HOPPER and fmt == "int4":
-        yield STREAMED, lambda matrix: lambda x: int4_product(x, matrix)
+        yield STREAMED, lambda matrix: lambda x: int4_product(x, matrix, shared=SHARED)
     if fmt == "int4" and rows >= 256:
-        yield "dequantised", lambda matrix: lambda x: int4_dequantised_product(x, matrix)
+        yield "dequantised", lambda matrix: lambda x: int4_dequantised_product(x, matrix, shared=SHARED)
     if fmt == "fp8" and rows > 8 and capability >= FP8_CAPABILITY:
         for fast in (False, True):
             yield (
@@ -123,7 +127,7 @@ def wrong(fmt: str, capability: int) -> Iterator[str]:
     for rows in (1, 7, 16, 100, 300):
         for outputs, inputs in ((272, 1536), (528, 2112)):
             matrix = int4_matrix(outputs, inputs) if fmt == "int4" else fp8_matrix(outputs, inputs)
-            twin = int4_linear.dequantised if fmt == "int4" else fp8_linear.dequantised
+            twin = int4_elements if fmt == "int4" else fp8_elements
             x = torch.randn((rows, inputs), device=CUDA).bfloat16()
             expected = x.double() @ twin(matrix, torch.float64).t()
             for name, product in products(fmt, rows, capability):

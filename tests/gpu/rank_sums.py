@@ -182,9 +182,10 @@ def work(rank: int, options: argparse.Namespace, folder: str) -> None:
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
     layout = PeerRowsLayout(MOST_ROWS, options.width, options.ranks)
+    major, minor = torch.cuda.get_device_capability(device)
     parallel = join_tensor_parallel(
         rank=rank, size=options.ranks, init_method=f"file://{folder}/rendezvous", device=device, timeout_s=60.0,
-        peer_layout=layout,
+        capability=10 * major + minor, peer_layout=layout,
     )  # fmt: skip
     say = print if rank == 0 else lambda *_, **__: None
     say(f"{options.ranks} x {torch.cuda.get_device_name()}: peer memory {parallel.peers is not None}, "

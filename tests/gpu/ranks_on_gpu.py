@@ -134,7 +134,7 @@ def main() -> None:
         replica = launch(args)
     print(f"{name} ready after {time.perf_counter() - began:.1f} s, pool {replica.pool_bytes / 2**30:.2f} GiB")
     try:
-        report = plan_report(args, replica.architecture, replica.memory)
+        report = plan_report(args, replica.architecture, replica.memory, replica.table)
         memory_lines(name, report, replica.memory.total_bytes)
         for term in report["terms"]:
             print(f"{name} term {term}")

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from modelserve_worker.batch import NOT_A_NUMBER, AdmittedRequest
 from modelserve_worker.execution.sampler import Sampler
 from modelserve_worker.kernels.sampling import PlainSampling
+from modelserve_worker.kernels.sampling_triton import TritonSampling
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.request import SamplingParams
 
@@ -46,10 +47,8 @@ class Batch:
         rows = len(sampling)
         self.sampler = Sampler(
             max_num_seqs=rows, vocab_size=vocab_size, softcap=CAP, parallel=TensorParallel(),
-            device=CUDA,
+            device=CUDA, door=TritonSampling() if kernels else PlainSampling(),
         )  # fmt: skip
-        if not kernels:
-            self.sampler._door = PlainSampling()
         self._host: NDArray[np.int32] = np.arange(rows, dtype=np.int32)[::-1].copy()
         self._slots = torch.from_numpy(self._host).cuda()
         self.sampler.admit(

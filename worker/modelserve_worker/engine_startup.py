@@ -66,7 +66,7 @@ def build_engine(args: EngineArgs, progress: Callable[[int, int], None]) -> Buil
         eos_token_ids=replica.architecture.eos_token_ids,
         max_num_mixed_tokens=args.max_num_mixed_tokens,
         doubling_context=doubling_context(
-            replica.architecture, replica.geometry.layout, compute_capability=replica.compute_capability
+            replica.architecture, replica.geometry.layout, compute_capability=replica.table.compute_capability
         ),
         captured_rows=replica.captured_rows,
     )
@@ -86,7 +86,7 @@ def build_engine(args: EngineArgs, progress: Callable[[int, int], None]) -> Buil
     ready = Ready(
         max_model_len=replica.max_model_len,
         step_deadline_s=step_deadline_s(replica.memory.device),
-        plan_report=plan_report(args, replica.architecture, replica.memory),
+        plan_report=plan_report(args, replica.architecture, replica.memory, replica.table),
         cache_config={
             "block_size": str(GLOBAL_PAGE_TOKENS),
             "num_gpu_blocks": str(replica.memory.num_pages(LayerKind.GLOBAL)),

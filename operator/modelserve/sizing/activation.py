@@ -13,10 +13,11 @@ from types import MappingProxyType
 
 from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.sizing.assistant import drafter_buffer_bytes
+from modelserve.sizing.backends.resolve import multiplied_by_kernels, takes_model
 from modelserve.sizing.dequantisation import dequantised_bytes
-from modelserve.sizing.kernel_buffers import FLOAT32, INT32, kernel_buffers, taken_by_kernels
+from modelserve.sizing.kernel_buffers import FLOAT32, INT32, kernel_buffers
 from modelserve.sizing.pages import GLOBAL_PAGE_TOKENS, KVCacheDtype, KVCacheLayout
-from modelserve.sizing.quantised_tiles import multiplied_by_kernels, product_bytes
+from modelserve.sizing.quantised_tiles import product_bytes
 from modelserve.sizing.speculation import NO_DRAFTS, Speculation
 from modelserve.sizing.weights import element_bytes
 from modelserve.weight_format import WeightFormat
@@ -109,7 +110,7 @@ def activation_terms(
         drafting["drafts"] = drafter_buffer_bytes(
             speculation.assistant, num_tokens=speculation.num_tokens, max_num_seqs=max_num_seqs
         )
-    if not on_cpu and taken_by_kernels(architecture):
+    if not on_cpu and takes_model(architecture):
         buffers = kernel_buffers(
             architecture,
             tensor_parallel_size=tp,

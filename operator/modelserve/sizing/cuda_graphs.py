@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from modelserve.architecture import ModelArchitecture
 from modelserve.sizing.activation import MIB
 from modelserve.sizing.assistant import kernels_per_proposal
-from modelserve.sizing.dequantisation import dequantising_kernels
-from modelserve.sizing.kernel_buffers import taken_by_kernels
-from modelserve.sizing.quantised_tiles import multiplied_by_kernels, product_kernels
+from modelserve.sizing.backends.generations import FP8_CAPABILITY, HOPPER, LEAST_CAPABILITY
+from modelserve.sizing.backends.launches import decode_launches
+from modelserve.sizing.backends.resolve import Formats, resolve, takes_model
+from modelserve.sizing.pages import KVCacheLayout
 from modelserve.sizing.speculation import NO_DRAFTS, Speculation
 from modelserve.sizing.weights import element_bytes
-from modelserve.weight_format import StoredType, TextLinear, WeightFormat
+from modelserve.weight_format import WeightFormat
 
+_COUNTED = (LEAST_CAPABILITY, FP8_CAPABILITY, HOPPER)  # between them no table launches anything else
 CUDA_GRAPH_NODE_BYTES = 12 << 10  # of the driver, per kernel of a captured step
-NODES_PER_LAYER = 12  # four projections, prepare, decode attention in two, two norms, GeGLU, and split products
-NODES_PER_LAYER_INPUT = 4  # of a per-layer embedding: two projections, their product, one more norm
-NODES_PER_EXPERT_LAYER = 9  # router and its norm, rows put in order in two, GeGLU, two products of two each
-NODES_PER_FEW_ROWS_OF_EXPERTS = 3  # router and two products
-NODES_PER_STEP = 30  # embeddings, rotations, the head
-EXPERT_FEW_ROWS = 64  # rows up to which kernels find the experts of a row by themselves
-EXPERT_LINEARS = (TextLinear.EXPERT_GATE_UP, TextLinear.EXPERT_DOWN)
-QUANTISED = {StoredType.INT4, StoredType.FP8}
-NODES_PER_SUMMED_LAYER = 2  # sums over ranks that are not part of a norm
+NODES_PER_SPLIT_PRODUCT = 1  # cuBLAS's sum of a product in parts: behind o and down
+NODES_PER_STEP = 30  # what is in no layer: tokens, embeddings, rotations, the head, selections and copies of rows
 NODES_PER_SUMMED_STEP = 8  # an embedding that is split over the vocabulary
 ROWS_APART = 256  # of captured steps with chunks, up to 2,048
 FEW_LAST_ROWS = 32  # that kernels of few rows multiply, near the speed of memory
@@ -58,22 +55,21 @@ def last_row_sizes(architecture: ModelArchitecture, max_num_seqs: int) -> tuple[
     return (max_num_seqs,)
 
 
+@lru_cache(maxsize=1024)
 def kernels_per_step(
     architecture: ModelArchitecture, weight_format: WeightFormat | None, *, rows: int, tensor_parallel_size: int
 ) -> int:
-    """Kernels that one step of `rows` rows launches on each rank."""
-    summed = tensor_parallel_size > 1
-    per_layer = NODES_PER_LAYER + NODES_PER_SUMMED_LAYER * summed
-    if architecture.hidden_size_per_layer_input:
-        per_layer += NODES_PER_LAYER_INPUT
-    if architecture.num_experts:
-        dense = weight_format is None or not {weight_format.of(each) for each in EXPERT_LINEARS} & QUANTISED
-        few = dense and rows <= EXPERT_FEW_ROWS
-        per_layer += NODES_PER_FEW_ROWS_OF_EXPERTS if few else NODES_PER_EXPERT_LAYER
-    count = architecture.num_hidden_layers * per_layer + NODES_PER_STEP + NODES_PER_SUMMED_STEP * summed
-    if weight_format is not None and multiplied_by_kernels(architecture, weight_format):
-        return count + product_kernels(architecture, weight_format, rows=rows)
-    return count + dequantising_kernels(architecture, weight_format)
+    """Kernels that one step of `rows` rows launches on each rank: the most of any generation's table.
+
+    Counted of a step of decodes. One with chunks has chunk attention and commit where this has sums of products in
+    parts. A model that kernels do not take counts as on plain PyTorch, where nothing is captured.
+    """
+    ranks = tensor_parallel_size
+    layout = KVCacheLayout.V_ONLY if architecture.attention_k_eq_v else KVCacheLayout.KV
+    tables = (resolve(gpu, architecture, Formats(weight_format, kv_layout=layout), ranks=ranks) for gpu in _COUNTED)
+    launched = max(decode_launches(table, architecture, rows=rows, ranks=ranks).total() for table in tables)
+    layers = architecture.num_hidden_layers * 2 * NODES_PER_SPLIT_PRODUCT
+    return launched + layers + NODES_PER_STEP + (NODES_PER_SUMMED_STEP if ranks > 1 else 0)
 
 
 def graphs_bytes(
@@ -91,7 +87,7 @@ def graphs_bytes(
     the place of. Beside it: the driver's nodes, and the buffers in which graphs leave logits or the hidden states of
     requests' last rows.
     """
-    if not taken_by_kernels(architecture):
+    if not takes_model(architecture):
         return 0
     few = max_num_seqs * speculation.rows
     mixed = mixed_graph_sizes(max(max_num_batched_tokens, few)) * len(last_row_sizes(architecture, few))

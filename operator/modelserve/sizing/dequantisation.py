@@ -75,11 +75,3 @@ def dequantised_bytes(
     e, tensors = element_bytes(architecture), weight_tensors(architecture, tensor_parallel_size=tensor_parallel_size)
     beside = max(bytes_beside(t, weight_format, element_size=e, tokens=max_num_batched_tokens) for t in tensors)
     return -(-workspace // SEGMENT_BYTES) * SEGMENT_BYTES + beside
-
-
-@lru_cache(maxsize=256)
-def dequantising_kernels(architecture: ModelArchitecture, weight_format: WeightFormat | None) -> int:
-    """Kernels of a step beside those of a model in bfloat16, over all layers."""
-    if weight_format is None or not weight_format.quantised:
-        return 0
-    return sum(kernels(tensor, weight_format) for tensor in weight_tensors(architecture, tensor_parallel_size=1))

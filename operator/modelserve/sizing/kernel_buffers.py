@@ -21,15 +21,6 @@ LEAST_EXPANSION_KEYS = 1 << 16  # so that a step of many short chunks is not cut
 ROTATION_TILE_KEYS = 64  # keys of a tile whose first position has a row in the rotation tables
 
 
-def taken_by_kernels(architecture: ModelArchitecture) -> bool:
-    """Whether the attention kernels take this model: bfloat16 (products of float32 would be rounded to tf32), and head
-    dims and rotated pairs that fill matrix tiles.
-    """
-    pairs, widths = architecture.global_rotary_pairs, (architecture.head_dim, architecture.global_head_dim)
-    tiled = all(width >= 64 and width & (width - 1) == 0 for width in widths)
-    return architecture.dtype == "bfloat16" and tiled and pairs >= 32 and architecture.global_head_dim == 8 * pairs
-
-
 def chunk_slots(max_num_seqs: int) -> int:
     """Chunks that a step's arrays have room for: programs of attention search them all, in powers of two."""
     return 1 << (max_num_seqs - 1).bit_length()
@@ -109,7 +100,12 @@ def expanded_columns(*, width: int, pairs: int, dtype: KVCacheDtype, v_only: boo
 def _table_entries(architecture: ModelArchitecture) -> tuple[int, int]:
     """Entries of one slot's tables, global and sliding."""
     pages = -(-architecture.max_position_embeddings // GLOBAL_PAGE_TOKENS)
-    return pages, -(-(architecture.sliding_window - 1) // SLIDING_PAGE_TOKENS) + 1
+    return pages, sliding_table_entries(architecture.sliding_window)
+
+
+def sliding_table_entries(window: int) -> int:
+    """Entries of a slot's table of sliding pages; 0 without a window, of global layers."""
+    return -(-(window - 1) // SLIDING_PAGE_TOKENS) + 1 if window else 0
 
 
 def _width(architecture: ModelArchitecture, kind: LayerKind) -> int:

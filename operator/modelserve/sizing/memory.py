@@ -25,8 +25,8 @@ from modelserve.sizing.activation import (
     largest_phase,
 )
 from modelserve.sizing.assistant import assistant_weight_bytes
+from modelserve.sizing.backends.resolve import multiplied_by_kernels, takes_model
 from modelserve.sizing.cuda_graphs import graphs_bytes
-from modelserve.sizing.kernel_buffers import taken_by_kernels
 from modelserve.sizing.pages import LAYER_ALIGNMENT_BYTES, KVCacheDtype, KVCacheLayout
 from modelserve.sizing.quantised_tiles import tile_padding_bytes
 from modelserve.sizing.rank_sums import peer_bytes
@@ -214,7 +214,8 @@ def _all_terms(
         weights["allocator"] = segment_rounding_bytes(
             architecture, tensor_parallel_size=tp, weight_format=weight_format
         )
-        if padding := tile_padding_bytes(architecture, tensor_parallel_size=tp, weight_format=weight_format):
+        padding = tile_padding_bytes(architecture, tensor_parallel_size=tp, weight_format=weight_format)
+        if padding and multiplied_by_kernels(architecture, weight_format):
             weights["tile_padding"] = padding
     if speculation.assistant is not None:
         drafter_bytes = assistant_weight_bytes(speculation.assistant, tensor_parallel_size=tp)
@@ -253,7 +254,7 @@ def _all_terms(
         ("activation", {**always} | {name: phases[name] for name in largest_phase(phases)}),
         ("overhead", overhead),
     )
-    plain = on_cpu or not taken_by_kernels(architecture)
+    plain = on_cpu or not takes_model(architecture)
     sources = _SOURCES | _PLAIN_SOURCES if plain else _SOURCES
     if not overhead.get("graphs"):
         sources = sources | {"graphs": "none are captured"}

@@ -47,19 +47,13 @@ def dequantised_rows(*, rows: int, inputs: int) -> int:
     return min(rows, most)
 
 
-def multiplied_by_kernels(architecture: ModelArchitecture, weight_format: WeightFormat | None) -> bool:
-    """Whether a GPU's kernels take the format's matrices; where not, it dequantises as a CPU does."""
-    if weight_format is None or not weight_format.quantised or architecture.dtype != "bfloat16":
-        return False
-    return weight_format.stored is StoredType.FP8 or weight_format.group_size in INT4_GROUPS
-
-
 @lru_cache(maxsize=256)
 def tile_padding_bytes(
     architecture: ModelArchitecture, *, tensor_parallel_size: int, weight_format: WeightFormat | None
 ) -> int:
-    """Bytes by which one rank's matrices are larger than published ones; 0 for most shapes."""
-    if weight_format is None or not multiplied_by_kernels(architecture, weight_format):
+    """Bytes by which one rank's matrices are larger than published ones where kernels multiply by them
+    (`multiplied_by_kernels`); 0 for most shapes."""
+    if weight_format is None:
         return 0
     quantised = [
         tensor
@@ -112,19 +106,3 @@ def product_bytes(
             scratch = tokens * (fp8_inputs(tensor.columns) + 4)
         most = max(most, scratch)
     return shared + most
-
-
-@lru_cache(maxsize=256)
-def product_kernels(architecture: ModelArchitecture, weight_format: WeightFormat, *, rows: int) -> int:
-    """Kernels of a step of `rows` rows beside one for each matrix, over all layers of one rank alone."""
-    count = 0
-    for tensor in weight_tensors(architecture, tensor_parallel_size=1):
-        stored = weight_format.of(tensor.linear)
-        if stored is StoredType.INT4:
-            count += weight_format.activation_order
-            if rows > INT4_FUSED_ROWS and tensor.count == 1:
-                blocks = -(-tensor.rows // dequantised_rows(rows=tensor.rows, inputs=tensor.columns))
-                count += 2 * blocks - 1
-        elif stored is StoredType.FP8:
-            count += weight_format.fp8_activations
-    return count

@@ -10,6 +10,7 @@ import pytest
 from modelserve.api.status import GpuMemory, PlanStatus
 from modelserve.architecture import ModelArchitecture
 from modelserve.engine_args import EngineArgs
+from modelserve.sizing.backends.resolve import Formats, resolve
 from modelserve.sizing.memory import memory_plan
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve.sizing.weights import weight_bytes
@@ -64,7 +65,10 @@ def report(
         max_model_len=max_model_len,
         weight_format=weight_format,
     )
-    return plan_report(args, ARCHITECTURE, memory), args
+    table = resolve(
+        None if device == "cpu" else 90, ARCHITECTURE, Formats(weight_format), ranks=args.tensor_parallel_size
+    )
+    return plan_report(args, ARCHITECTURE, memory, table), args
 
 
 def test_quantised_weights_are_predicted_as_they_are_stored() -> None:
@@ -81,6 +85,9 @@ def test_predicted_beside_allocated(device: str, product: str, gpus: int) -> Non
     allocated, capacity = body.pop("allocated"), body.pop("allocatedConcurrency")
     for addition in ("terms", "pages", "engineVersion"):
         body.pop(addition)
+    kernels = body.pop("kernels")
+    assert kernels["profile"] == "fast"
+    assert {each["backend"] for each in kernels["choices"]} == {"plain"}, "heads of 16 columns fill no tile"
     plan = PlanStatus.model_validate(body)
     predicted = memory_plan(
         ARCHITECTURE,

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from assisted import write_assistant
+from attention_tables import attention_table
 from model_checkpoints import load_checkpoint, make_checkpoint, random_tokens
 from test_kernel_path import kernels_run_interpreted  # noqa: F401 - a fixture, of every test
 
@@ -41,7 +42,10 @@ def test_kernels_read_what_plain_attention_reads(variant: str, kv: KVCacheDtype,
     cache = KVCache(geometry, 1 << 22, device=torch.device("cpu"))
     cache.arena.fill_(0xFF)
     sizes = {"max_num_batched_tokens": 64, "max_num_seqs": 4, "max_model_len": LONGEST}
-    plain, kernels = (GPUModelRunner(model, cache, **sizes, plain=plain) for plain in (True, False))
+    plain, kernels = (
+        GPUModelRunner(model, cache, **sizes, table=table)
+        for table in (None, attention_table(model.architecture, geometry))
+    )
     driver = driver_for(geometry, cache.pool_bytes)
     for slot, length in enumerate(LENGTHS):
         batch = driver.batch(driver.share(str(slot), random_tokens(length, seed=length), slot=slot))

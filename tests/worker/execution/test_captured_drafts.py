@@ -10,16 +10,18 @@ from typing import Any
 import pytest
 import torch
 from assisted import Between, assistant_for, write_assistant
-from model_checkpoints import load_checkpoint, make_checkpoint, random_tokens
+from model_checkpoints import load_checkpoint, make_checkpoint, random_tokens, read_architecture
 from torch import Tensor
 from true_drafter import TrueDrafter
 
+from modelserve.engine_args import EngineArgs
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve_worker.engine.engine import Engine
-from modelserve_worker.execution.device import runs_on_kernels
+from modelserve_worker.execution.device import kernel_table
 from modelserve_worker.execution.drafter import Drafter
 from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.model_runner import GPUModelRunner
+from modelserve_worker.kernels.operations import Operations
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.request import Request, SamplingParams
 from modelserve_worker.scheduling.admission import SchedulerLimits
@@ -91,14 +93,14 @@ def target_of(variant: str, kv: str, device: torch.device, directory: Path) -> t
     if on_gpu:
         dtype, shape = torch.bfloat16, {"head_dim": 256, "global_head_dim": 512}
     make_checkpoint(variant, directory, seed=2, dtype=dtype, **shape)
-    model = load_checkpoint(directory, dtype=dtype, device=device)
-    assert runs_on_kernels(model.architecture, device) == on_gpu
-    default = KVCacheDtype.BFLOAT16 if on_gpu else KVCacheDtype.FLOAT32
+    architecture, default = read_architecture(directory), KVCacheDtype.BFLOAT16 if on_gpu else KVCacheDtype.FLOAT32
     geometry = cache_geometry(
-        model.architecture, dtype=default if kv == "auto" else KVCacheDtype(kv), tensor_parallel_size=1,
-        layout=KVCacheLayout.V_ONLY if model.architecture.attention_k_eq_v else KVCacheLayout.KV,
+        architecture, dtype=default if kv == "auto" else KVCacheDtype(kv), tensor_parallel_size=1,
+        layout=KVCacheLayout.V_ONLY if architecture.attention_k_eq_v else KVCacheLayout.KV,
     )  # fmt: skip
-    return model, geometry
+    table = kernel_table(device, architecture, geometry, EngineArgs(model=""))
+    assert table.on_kernels == on_gpu
+    return load_checkpoint(directory, dtype=dtype, device=device, operations=Operations(table, device)), geometry
 
 
 def test_a_captured_step_with_chunks_has_room_for_last_rows_of_as_many_requests(tmp_path: Path) -> None:

@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from modelserve.architecture import LayerKind, ModelArchitecture
+from modelserve.engine_args import EngineArgs
 from modelserve.published import published_model, published_uris
-from modelserve.sizing.kernel_buffers import ROTATION_TILE_KEYS, expansion_keys, kernel_buffers, taken_by_kernels
+from modelserve.sizing.kernel_buffers import ROTATION_TILE_KEYS, expansion_keys, kernel_buffers
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve.sizing.speculation import Speculation
 from modelserve_worker.execution.block_tables import BlockTables
-from modelserve_worker.execution.device import runs_on_kernels
+from modelserve_worker.execution.device import kernel_table, select_geometry
 from modelserve_worker.execution.input_batch import QueryBlocks, StepPacker
 from modelserve_worker.kernels import attention_triton as kernels
 from modelserve_worker.kernels.paged_layout import layer_rows
@@ -50,7 +51,7 @@ def test_buffers_are_what_the_path_allocates(tp: int) -> None:
         assert (per_key > 0) == (layout is KVCacheLayout.V_ONLY)
         rotation = 0
         if layout is KVCacheLayout.V_ONLY:
-            keys = kernels.tile_for(rows[LayerKind.GLOBAL], door="decode", capability=90).keys
+            keys = kernels.tile_for(rows[LayerKind.GLOBAL], door="decode", capability=90, query_heads=heads).keys
             assert keys == ROTATION_TILE_KEYS
             pairs = architecture.global_rotary_pairs
             made = kernels.tile_rotation(torch.zeros(pairs), pairs=pairs, keys=keys, longest=longest, dtype=dtype)
@@ -76,15 +77,11 @@ def test_the_metadata_of_a_step_is_what_its_buffers_hold(sequences: int, drafts:
     assert abs(sized["step_metadata"] - held) <= 64  # the count of rows, and padding of sections to 16 bytes
 
 
-def test_published_models_run_on_the_kernels_and_others_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu, capability = torch.device("cuda", 0), (8, 0)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+def test_a_gpu_has_a_table_of_kernels_and_a_cpu_plain_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, cpu, args = torch.device("cuda", 0), torch.device("cpu"), EngineArgs(model="m")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     for architecture in _architectures():
-        assert taken_by_kernels(architecture)
-        assert runs_on_kernels(architecture, gpu)
-        assert not runs_on_kernels(architecture, torch.device("cpu"))
-        assert not runs_on_kernels(architecture.model_copy(update={"head_dim": 96}), gpu)
-        assert not runs_on_kernels(architecture.model_copy(update={"dtype": "float32"}), gpu), "products in tf32"
-        capability = (7, 5)
-        assert not runs_on_kernels(architecture, gpu)
-        capability = (8, 0)
+        geometry = select_geometry(architecture, args)
+        assert kernel_table(gpu, architecture, geometry, args).capability == 80
+        assert kernel_table(gpu, architecture, geometry, args).on_kernels
+        assert not kernel_table(cpu, architecture, geometry, args).on_kernels

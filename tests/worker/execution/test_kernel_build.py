@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -36,10 +37,10 @@ def depends(launch):
 BUILD = """
 launches = kernel_trace.kernel_launches(architecture, args, capability=90)
 assert all(depends(each) for each in launches if not isinstance(each, CudaSource)), "a launch breaks the chain"
-kernel_build._begin(str(folder), kernel_build._cuda_library_folder(Path(cuda)))
+kernel_build._begin(str(folder), kernel_build._cuda_library_folder(Path(cuda)), 90)
 for launch in launches:
     if isinstance(launch, CudaSource) or launch.kernel in cheap:
-        kernel_build._compile(launch, 90)
+        kernel_build._compile(launch)
 print(json.dumps([each.file if isinstance(each, CudaSource) else each.kernel for each in launches]))
 """
 NAMES = """
@@ -97,6 +98,58 @@ def note(self, rows, last):
 StepPacker.mixed_views = note
 kernel_trace.kernel_launches(architecture, args, capability=90)
 print(json.dumps(sorted(traced)))
+"""
+TABLE = """
+from modelserve.sizing.backends.launches import decode_launches
+from modelserve.sizing.backends.resolve import Formats, resolve
+from modelserve.sizing.backends.table import LIBRARY
+from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
+from modelserve.weight_format import WeightFormat
+from modelserve_worker.execution import kernel_trace
+from modelserve_worker.kernels.launching import noted_by
+FORMATS = {
+    "bf16": None, "int4": WeightFormat(stored="int4", scales="group", group_size=32),
+    "int4_asym": WeightFormat(stored="int4", scales="group", group_size=32, symmetric=False),
+    "fp8": WeightFormat(stored="fp8", scales="channel", fp8_activations=True),
+}
+around = ["step_tokens", "rotations", "embed", "rms_norm", "linear_rows", "per_layer_inputs"]
+steps, run, context = [], kernel_trace._run, kernel_trace._launches_go_to
+def noted_run(model, attention, step, *rest):
+    steps.append([step.chunks is None, len(step.positions), []])
+    run(model, attention, step, *rest)
+def noted(found, *rest):
+    def both(launch, *more):
+        if steps:
+            steps[-1][2].append(launch.entry if isinstance(launch, CudaSource) else launch.kernel)
+        return found(launch, *more)
+    return context(both, *rest)
+kernel_trace._run, kernel_trace._launches_go_to = noted_run, noted
+def differences(variant, capability, kv, weights):
+    steps.clear()
+    whole = published_model(f"hf://google/gemma-4-{variant}").architecture.model_dump()
+    changes = {"full_attention_layers": (1,), "num_hidden_layers": 2, "num_kv_shared_layers": 0}
+    architecture = ModelArchitecture.model_validate(whole | changes)
+    args = EngineArgs(model="", max_num_seqs=72, max_num_batched_tokens=128, kv_cache_dtype=kv)
+    layout = KVCacheLayout.V_ONLY if architecture.attention_k_eq_v else KVCacheLayout.KV
+    stored = KVCacheDtype.BFLOAT16 if kv == "auto" else KVCacheDtype(kv)
+    table = resolve(capability, architecture, Formats(FORMATS[weights], stored, layout))
+    launches = kernel_trace.kernel_launches(
+        architecture, args, capability=capability, weight_format=FORMATS[weights]
+    )
+    wrong = []
+    for decodes, rows, names in steps:
+        counted = dict(decode_launches(table, architecture, rows=rows, ranks=1))
+        counted.pop(LIBRARY, None)
+        found = {name: names.count(name) for name in names}
+        for name in around:  # of the step's beginning and of its head
+            found[name] = counted[name] = 0
+        found, counted = ({k: v for k, v in each.items() if v} for each in (found, counted))
+        if decodes and found != counted:
+            wrong.append([rows, found, counted])
+    launched = {each.entry if isinstance(each, CudaSource) else each.kernel for each in launches}
+    return [wrong[:2], len(steps), sorted(launched - table.kernels()), sorted(table.kernels() - launched)]
+cases = (case.split("/") for case in sys.argv[4:])
+print(json.dumps([differences(variant, int(capability), kv, weights) for variant, capability, kv, weights in cases]))
 """
 LAUNCH = """
 import ctypes, os, triton
@@ -184,6 +237,53 @@ def test_what_is_compiled_ahead_has_the_constants_of_its_launch(tmp_path: Path) 
 def test_kernels_of_quantised_models_are_found(tmp_path: Path, name: str, capability: int, kernels: list[str]) -> None:
     """INT4 with more rows than the fused kernel takes, and FP8 whose inputs are rounded, in a model with experts."""
     assert run(QUANTISED, tmp_path, tmp_path, "1", name, str(capability)) == kernels
+
+
+def test_the_table_names_what_steps_launch_and_how_often(tmp_path: Path) -> None:
+    """Of every captured step of decodes, kernel by kernel; and no kernel of a step is missing in the table."""
+    cases = "31B/90/auto/bf16", "26B-A4B/90/auto/bf16", "E4B/90/auto/bf16", "31B/90/auto/int4_asym", "12B/89/auto/fp8"
+    for case, (wrong, steps, unnamed, idle) in zip(cases, run(TABLE, tmp_path, tmp_path, "1", *cases), strict=True):
+        assert wrong == [], case
+        assert steps > 20
+        assert unnamed == [], case
+        # What no step of this size or kind needs: sizes past 128 rows, few rows that others take, logits for people.
+        assert set(idle) <= {"softcap", "int4_dequantise", "int4_product", "linear_int4", "round_inputs"}, case
+
+
+def test_targets_are_built_in_processes_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two in one call find what each finds alone, in its own process."""
+    from modelserve.engine_args import EngineArgs
+    from modelserve.weight_format import int4
+    from modelserve_worker.execution import kernel_build
+
+    pools: list[list[int]] = []
+
+    class Pool:
+        """In this process: notes for which target it is, and what it is asked to do."""
+
+        def __init__(self, _processes: int, *, initializer: Any, **_: Any) -> None:
+            pools.append([initializer.args[2]])
+
+        def __enter__(self) -> Pool:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def submit(self, function: Any, *_: Any, capability: int | None = None, **__: Any) -> Any:
+            pools[-1] += [] if capability is None else [capability]
+            return SimpleNamespace(result=lambda: ["a", "b"] if capability else None)
+
+    monkeypatch.setattr(kernel_build, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(kernel_build, "c_compiler", lambda: "cc")
+    monkeypatch.setattr(kernel_build, "_cuda_library_folder", lambda _: None)
+    facts = published_model("hf://google/gemma-4-31B")
+    assert facts is not None
+    built = kernel_build.build_kernels(
+        facts.architecture, EngineArgs(model=""), weight_format=int4(32), output=tmp_path, capabilities=[80, 90],
+        processes=1,
+    )  # fmt: skip
+    assert (built, pools) == (4, [[80, 80], [90, 90]])
 
 
 def test_steps_of_few_last_rows_are_traced_as_well(tmp_path: Path) -> None:

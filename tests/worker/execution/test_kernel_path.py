@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from attention_tables import attention_table
 from model_checkpoints import load_checkpoint, make_checkpoint, random_tokens, reference_logits
 from paged_logits import Forced, Replay, Traffic, geometry_of, replay
 from torch import Tensor
@@ -16,9 +17,9 @@ from triton.runtime import interpreter
 from true_drafter import TrueDrafter
 
 from modelserve.sizing import kernel_buffers
+from modelserve.sizing.backends.table import KernelTable
 from modelserve_worker.batch import ScheduledBatch
 from modelserve_worker.engine.engine import Engine
-from modelserve_worker.execution import model_runner
 from modelserve_worker.execution.input_batch import StepSize
 from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.model_runner import GPUModelRunner
@@ -31,8 +32,6 @@ from modelserve_worker.scheduling.scheduler import Scheduler
 @pytest.fixture(autouse=True)
 def kernels_run_interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """On the CPU, as on a GPU whose kernels are all Triton's."""
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
-    monkeypatch.setattr(model_runner, "runs_on_kernels", lambda *_: True)
     patch = interpreter._patch_lang_tensor
 
     def patched(tensor: type, *scope: Any) -> None:  # bounds of loops may be arrays of one element
@@ -55,9 +54,11 @@ def test_steps_through_the_kernels_say_what_the_reference_says(variant: str, max
     """Prompts in chunks and decodes of two requests, of which last rows go on alone; every row is stamped."""
     make_checkpoint(variant, tmp_path, seed=2, head_dim=64, global_head_dim=128)  # narrow, for the interpreter
     requests = [Forced(tuple(random_tokens(length, seed=length)), length - 1) for length in (31, 5)]
+    model = load_checkpoint(tmp_path)
+    table = attention_table(model.architecture, geometry_of(model))
     done = replay(
-        load_checkpoint(tmp_path), Traffic(tuple(requests), chunk=24, max_num_seqs=max_num_seqs), narrowed=True,
-        audited=True,
+        model, Traffic(tuple(requests), chunk=24, max_num_seqs=max_num_seqs), narrowed=True, audited=True,
+        table=table,
     )  # fmt: skip
     check(done, requests, tmp_path)
 
@@ -90,14 +91,22 @@ def test_drafts_that_the_kernels_verify_change_no_token(
             for n in prompts
         ]
 
-    def runner(drafter: TrueDrafter | None = None, **plain: bool) -> GPUModelRunner:
+    table = attention_table(model.architecture, geometry)
+
+    def runner(drafter: TrueDrafter | None = None, table: KernelTable | None = table) -> GPUModelRunner:
         cache = KVCache(geometry, pool, device=torch.device("cpu"), debug_stamps=True)
         return GPUModelRunner(
-            model, cache, max_num_batched_tokens=24, max_num_seqs=2, max_model_len=60, drafter=drafter, **plain
+            model,
+            cache,
+            max_num_batched_tokens=24,
+            max_num_seqs=2,
+            max_model_len=60,
+            drafter=drafter,
+            table=table,
         )
 
     monkeypatch.setattr(attention_triton, "most_splits", lambda _: 2)
-    answers = told(runner(plain=True), requests(), pool)
+    answers = told(runner(table=None), requests(), pool)
     drafter = TrueDrafter(answers, num_tokens=4, right=0.8, slots=2, longest=60, vocab_size=256)
     drafted = runner(drafter)
     drafted.launches_ahead = True
@@ -135,8 +144,10 @@ def test_steps_in_arrays_of_larger_ones_say_what_the_reference_says(
         Forced(tuple(random_tokens(length, seed=length)), length - 2, arrives)
         for length, arrives in ((11, 0), (7, 1), (9, 6))
     ]
+    model = load_checkpoint(tmp_path)
+    table = attention_table(model.architecture, geometry_of(model))
     done = replay(
-        load_checkpoint(tmp_path), Traffic(tuple(requests), chunk=16, max_num_seqs=max_num_seqs), narrowed=True,
-        audited=False,
+        model, Traffic(tuple(requests), chunk=16, max_num_seqs=max_num_seqs), narrowed=True, audited=False,
+        table=table,
     )  # fmt: skip
     check(done, requests, tmp_path)

@@ -14,7 +14,7 @@ from modelserve.sizing.memory import memory_plan
 from modelserve.sizing.weights import weight_bytes
 from modelserve.termination import TerminationReason
 from modelserve_worker.execution.accelerator_check import AcceleratorMismatch
-from modelserve_worker.execution.device import check_formats, select_device, select_geometry, with_compute_dtype
+from modelserve_worker.execution.device import kernel_table, select_device, select_geometry, with_compute_dtype
 from modelserve_worker.execution.memory import (
     InsufficientMemory,
     cpu_limit_bytes,
@@ -108,12 +108,12 @@ def test_a_gpu_that_no_tiles_are_known_for_is_refused_by_name(monkeypatch, capab
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA X1")
     for dtype in ("bfloat16", "float32"):
         architecture = facts.architecture.model_copy(update={"dtype": dtype})
-        geometry = select_geometry(architecture, EngineArgs(model="m"))
+        geometry = select_geometry(architecture, args := EngineArgs(model="m"))
         if refused and dtype == "bfloat16":
             with pytest.raises(AcceleratorMismatch, match=f"NVIDIA X1: no kernels for compute capability {refused}"):
-                check_formats(torch.device("cuda"), architecture, geometry)
+                kernel_table(torch.device("cuda"), architecture, geometry, args)
         else:
-            check_formats(torch.device("cuda"), architecture, geometry)
+            kernel_table(torch.device("cuda"), architecture, geometry, args)
 
 
 def test_asking_for_a_gpu_that_is_not_there_is_a_mismatch(monkeypatch) -> None:

@@ -12,7 +12,6 @@ from model_checkpoints import make_checkpoint, random_tokens, reference_logits
 
 from modelserve.engine_args import EngineArgs
 from modelserve_worker.batch import IN_FLIGHT
-from modelserve_worker.execution.device import runs_on_kernels
 from modelserve_worker.execution.ranks import launch
 from modelserve_worker.request import SamplingParams
 
@@ -41,7 +40,7 @@ def test_logits_are_near_the_reference(tmp_path, driver_for, variant, dtype, kv_
         model=str(tmp_path), device="cuda", dtype=dtype, kv_cache_dtype=kv_dtype, gpu_memory_utilization=0.2
     )
     replica = launch(args)
-    assert runs_on_kernels(replica.runner.model.architecture, CUDA) == (shape == TAKEN and dtype == "bfloat16")
+    assert replica.table.on_kernels == (shape == TAKEN and dtype == "bfloat16")
     driver, prompt, done, parts, last = driver_for(replica.geometry, POOL), random_tokens(300, seed=3), 0, [], []
     for count in (130, 1, 1, 100, 68):
         batch = driver.batch(driver.share("r", prompt[done : done + count]))
@@ -59,7 +58,7 @@ def test_logits_are_near_the_reference(tmp_path, driver_for, variant, dtype, kv_
 def test_steps_are_launched_without_waiting(tmp_path, driver_for, variant) -> None:
     make_checkpoint(variant, tmp_path, seed=2, **TAKEN)
     replica = launch(EngineArgs(model=str(tmp_path), device="cuda", dtype="bfloat16", gpu_memory_utilization=0.2))
-    assert runs_on_kernels(replica.runner.model.architecture, CUDA)
+    assert replica.table.on_kernels
     sampling = SamplingParams(
         seed=5, max_tokens=9, top_p=0.9, top_k=50, min_p=0.01, repetition_penalty=1.2, logprobs=2,
         logit_bias=((7, 1.0),), min_tokens=3,
@@ -95,7 +94,7 @@ def test_no_bit_depends_on_kernels_that_start_before_others_end(tmp_path, driver
         gc.collect()
         torch.cuda.empty_cache()
         replica = launch(EngineArgs(model=str(tmp_path), device="cuda", dtype="bfloat16", gpu_memory_utilization=0.2))
-        assert runs_on_kernels(replica.runner.model.architecture, CUDA)
+        assert replica.table.on_kernels
         driver, done, logits, tokens = driver_for(replica.geometry, POOL), 0, [], []
         for count in (200, 1, 99):
             batch = driver.batch(driver.share("chunks", prompt[done : done + count]))

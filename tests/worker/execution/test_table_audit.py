@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from attention_tables import attention_table
 
 from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve_worker.batch import ScheduledBatch, commit_first_tokens
@@ -201,7 +202,6 @@ def test_a_padded_row_that_is_stored_is_caught(run_of, driver_for) -> None:
 @pytest.fixture
 def kernels_done(monkeypatch) -> list[str]:
     """The kernels' launches, by name; nothing runs, as on a device of compute capability 9.0."""
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     launched: list[str] = []
     for name in ("prepare", "decode_attention", "chunk_attention", "commit"):
         monkeypatch.setattr(fast_attention.kernels, name, lambda *_, name=name, **__: launched.append(name))
@@ -217,7 +217,8 @@ def test_the_kernel_path_is_audited_at_every_layer(
     model = Gemma4ForCausalLM(architecture, parallel=TensorParallel(), device=CPU, dtype=torch.float32)
     cache = KVCache(geometry_of(architecture), POOL, device=CPU, debug_stamps=True)
     tables = BlockTables(cache.geometry, max_num_seqs=REQUESTS, max_model_len=LONGEST, device=CPU)
-    backend = KernelAttention(model, cache, tables, max_num_seqs=REQUESTS, max_model_len=LONGEST)
+    table = attention_table(architecture, cache.geometry, capability=90)
+    backend = KernelAttention(model, cache, tables, table, max_num_seqs=REQUESTS, max_model_len=LONGEST)
     packer = StepPacker(
         cache.geometry, max_num_batched_tokens=TOKENS, max_num_seqs=REQUESTS, max_model_len=LONGEST,
         vocab_size=512, blocks=backend.blocks, device=CPU,

@@ -4,9 +4,9 @@
 
 Prints one line per kernel, shape and compute capability, and the problems last; exits with 1 when there are any. The
 kernels are the `SPECIMENS` of all modules `modelserve_worker.kernels.*_triton`, or of the files given. Shared memory is
-the most that one block may have (`kernels/gpu_generations.py`). Registers and spills are those that ptxas reports. From
-capability 9.0 on, what a kernel does before it waits for the one before it is read from its PTX (`dependent_launch`
-says what it may).
+the most that one block may have (`modelserve.sizing.backends.generations`). Registers and spills are those that ptxas
+reports. From capability 9.0 on, what a kernel does before it waits for the one before it is read from its PTX
+(`dependent_launch` says what it may).
 """
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ def compile_one(job: Job) -> Outcome:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
+    from modelserve.sizing.backends.generations import generation_of
     from modelserve_worker.execution.kernel_trace import TargetDriver
-    from modelserve_worker.kernels.gpu_generations import generation_of
 
     triton.runtime.driver.set_active(TargetDriver(job.capability))  # kernels ask it what they are compiled for
     specimen = kernel_module(job.module).SPECIMENS[job.index]

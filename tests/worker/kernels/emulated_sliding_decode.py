@@ -11,7 +11,8 @@ from emulated_kernel import built
 from paged_case import PagedCase
 from torch import Tensor
 
-from modelserve_worker.kernels.sliding_decode_sm90 import PARTS, THREADS, DecodeKernel
+from modelserve_worker.kernels.sliding_decode_sm90 import DECODE_PARTS as PARTS
+from modelserve_worker.kernels.sliding_decode_sm90 import THREADS, DecodeKernel
 from modelserve_worker.kernels.step import Segments
 
 _ENTRY = """

@@ -1,30 +1,88 @@
-"""Plain twins of the doors of quantised products, which their kernels are compared with."""
+"""Plain twins of quantised products, which their kernels are compared with: elements made of what kernels hold."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
-from modelserve_worker.kernels import fp8_linear, int4_linear
-from modelserve_worker.kernels.fp8_linear import Fp8Pairs
-from modelserve_worker.kernels.int4_linear import Int4Tiles
+from modelserve.sizing.quantised_tiles import FP8_PAIR_INPUTS, fp8_inputs
+from modelserve_worker.kernels.fp8_linear import LARGEST, SCALE_BLOCK, Fp8Pairs, paired
+from modelserve_worker.kernels.int4_linear import PLANE_INPUTS, PLANES, Int4Tiles
+
+SYMMETRIC_ZERO = 8  # the stored value of 0 without zero points
+PLANE = FP8_PAIR_INPUTS // 2
+
+
+def int4_elements(tiles: Int4Tiles, dtype: torch.dtype) -> Tensor:
+    """The elements [N, K] of a matrix in `dtype`, each rounded once; with experts [E, N, K].
+
+    Beside the result it takes half a byte an element.
+    """
+    *leading, count, rows, _ = tiles.words.shape
+    elements = torch.empty((*leading, rows, count, PLANES, PLANE_INPUTS), dtype=dtype, device=tiles.words.device)
+    for plane in range(PLANES):
+        nibbles = tiles.words >> 4 * plane
+        elements[..., plane, :].copy_(nibbles.bitwise_and_(15).transpose(-3, -2))
+    grouped = elements.view(*leading, rows, count, tiles.scales.shape[-2], -1)
+    if tiles.zero_points is None:
+        grouped.sub_(SYMMETRIC_ZERO)
+    else:
+        grouped.sub_(_int4_zeros(tiles).movedim(-1, -3).unsqueeze(-1))
+    grouped.mul_(tiles.scales.movedim(-1, -3).unsqueeze(-1))
+    return elements.flatten(-3)[..., : tiles.inputs]
+
+
+def _int4_zeros(tiles: Int4Tiles) -> Tensor:
+    """uint8 of the shape of the scales."""
+    assert tiles.zero_points is not None
+    both = torch.stack((tiles.zero_points & 15, tiles.zero_points >> 4), dim=-2).flatten(-3, -2)
+    return both[..., : tiles.scales.shape[-2], :]
+
+
+def unpaired(elements: Tensor) -> Tensor:
+    """The reverse of `paired`."""
+    return elements.reshape(*elements.shape[:-1], -1, PLANE, 2).transpose(-1, -2).flatten(-3)
+
+
+def fp8_elements(matrix: Fp8Pairs, dtype: torch.dtype) -> Tensor:
+    """The elements [N, K] of a matrix in `dtype`, each times its scale and rounded once; with experts [E, N, K]."""
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    elements = unpaired(matrix.elements.to(wide))[..., : matrix.inputs]
+    scales = matrix.scales.to(wide)
+    if not matrix.scale_rows:
+        return (elements * scales.unsqueeze(-1)).to(dtype)
+    rows = scales.repeat_interleave(matrix.scale_rows, -2)[..., : matrix.rows, :]
+    return (elements * rows.repeat_interleave(SCALE_BLOCK, -1)[..., : matrix.inputs]).to(dtype)
+
+
+def rounded_inputs(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x [T, K] -> (float8_e4m3fn [T, K rounded up to 64] in the order of pairs, scales float32 [T, 1]).
+
+    The largest element of a row becomes 448; a row of zeros has the scale 1.
+    """
+    wide = functional.pad(x.float(), (0, fp8_inputs(x.shape[1]) - x.shape[1]))
+    largest = wide.abs().amax(dim=1, keepdim=True)
+    scales = torch.where(largest > 0, largest / LARGEST, 1.0)
+    rounded = (wide / scales).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
+    return paired(rounded.view(torch.uint8)).contiguous().view(torch.float8_e4m3fn), scales
 
 
 class PlainInt4:
     """What the kernels are compared with, in plain PyTorch: dequantise, then multiply."""
 
     def linear(self, x: Tensor, tiles: Int4Tiles) -> Tensor:
-        return functional.linear(x, int4_linear.dequantised(tiles, x.dtype))
+        return functional.linear(x, int4_elements(tiles, x.dtype))
 
     def grouped(self, x: Tensor, tiles: Int4Tiles, ends: Tensor) -> Tensor:
-        return functional.grouped_mm(x, int4_linear.dequantised(tiles, x.dtype).transpose(1, 2), offs=ends)
+        return functional.grouped_mm(x, int4_elements(tiles, x.dtype).transpose(1, 2), offs=ends)
 
 
 class PlainFp8:
     """What the kernels are compared with: dequantise, then multiply. Inputs are not rounded, which is nearer truth."""
 
     def linear(self, x: Tensor, matrix: Fp8Pairs) -> Tensor:
-        return functional.linear(x, fp8_linear.dequantised(matrix, x.dtype))
+        return functional.linear(x, fp8_elements(matrix, x.dtype))
 
     def grouped(self, x: Tensor, matrix: Fp8Pairs, ends: Tensor) -> Tensor:
-        return functional.grouped_mm(x, fp8_linear.dequantised(matrix, x.dtype).transpose(1, 2), offs=ends)
+        return functional.grouped_mm(x, fp8_elements(matrix, x.dtype).transpose(1, 2), offs=ends)

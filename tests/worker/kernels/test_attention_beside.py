@@ -14,7 +14,7 @@ from torch import Tensor
 
 from modelserve_worker.kernels import attention_triton as doors
 from modelserve_worker.kernels.elementwise_triton import TritonElementwise
-from modelserve_worker.kernels.few_rows import dense_product
+from modelserve_worker.kernels.row_blocks import plain_product
 from modelserve_worker.kernels.step import Step
 
 EPS, LAYERS, REPLAYS, PAIRS = 1e-6, 6, 100, 64
@@ -50,7 +50,10 @@ class Layers:
         for place, chunk in enumerate(chunks):
             chunk.slot = len(contexts) + place
         self.rows = layout(case)
-        self.tiles = [doors.tile_for(self.rows, door=door, capability=90) for door in ("decode", "chunk")]
+        self.tiles = [
+            doors.tile_for(self.rows, door=door, capability=90, query_heads=heads * group)
+            for door in ("decode", "chunk")
+        ]
         self.step = joined(case, [*range(len(contexts))], chunks, group=group, block_rows=self.tiles[1].rows)
         tokens, columns = len(self.step.positions), heads * group * width
         self.shape = tokens, heads * group, width
@@ -83,7 +86,7 @@ class Layers:
                     *(torch.empty(buffer[:2], dtype=torch.float16, device="cuda") for _ in range(2)),
                 )
             doors.prepare(
-                dense_product(x, weight), q, self.step, q_weight=self.q_weight, k_weight=self.k_weight,
+                plain_product(x, weight), q, self.step, q_weight=self.q_weight, k_weight=self.k_weight,
                 rotation=self.turned, fresh=fresh, eps=EPS, pairs=PAIRS if self.rotation else 0, **pages,
             )  # fmt: skip
             output = torch.empty_like(q)

@@ -20,8 +20,8 @@ pytestmark = list(ON_HOPPER)
 def attended(case: PagedCase, q: Tensor, weight: Tensor | None, step: Step) -> Tensor:
     """The door's output; scratch and output begin as NaN."""
     rows = layout(case)
-    tile = doors.tile_for(rows, door="chunk", capability=90)
-    assert tile.sm90
+    tile = doors.tile_for(rows, door="chunk", capability=90, query_heads=q.shape[1])
+    assert tile.hopper
     assert step.chunks is not None
     keys = step.passes[0].most_pages * case.page_tokens
     words = keys * doors.scratch_per_key(rows, pairs=PAIRS)

@@ -13,6 +13,12 @@ import pytest
 import wait_masks
 
 from modelserve.published import published_model
+from modelserve.sizing.backends.attention import (
+    global_chunk_bytes,
+    global_decode_bytes,
+    sliding_chunk_bytes,
+    sliding_decode_bytes,
+)
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve_worker.kernels import (
     chunk_attention_sm90,
@@ -157,25 +163,29 @@ def test_hopper_alone_takes_the_kernels_and_their_rows_are_whole_tokens(name: st
             (of_global, 64 * chunk_attention_sm90.CLUSTER),
             (of_sliding, sliding_attention_sm90.ROWS),
         ):
-            tile = tile_for(rows, door="chunk", capability=90)
-            assert tile.sm90
+            heads = {"query_heads": architecture.num_attention_heads}
+            tile = tile_for(rows, door="chunk", capability=90, **heads)
+            assert tile.hopper
             assert tile.rows == block
             assert block // 2 % (architecture.num_attention_heads // rows.heads) == 0
             doors = ("chunk", "decode")
-            others = [tile_for(rows, door=door, capability=at) for door in doors for at in (80, 89, 100, 120)]
-            assert not any(other.sm90 for other in others)
-            decode = tile_for(rows, door="decode", capability=90)
-            assert decode.sm90 == ((rows is of_sliding or rows.v_only) and dtype is KVCacheDtype.BFLOAT16)
-            heads, pairs = architecture.num_attention_heads, architecture.global_rotary_pairs
-            if decode.sm90 and rows.v_only:
-                few = heads // rows.heads <= global_decode_sm90.MOST_QUERIES
-                assert global_decode_sm90.takes(rows, query_heads=heads, pairs=pairs) == few
-            elif decode.sm90:
-                kernel = sliding_decode_sm90.DecodeKernel(rows.window)
-                most = kernel.most_blocks // (rows.heads * sliding_decode_sm90.PARTS)
-                counts = (1, most, most + 1)
-                taken = [sliding_decode_sm90.takes(rows, count=count, query_heads=heads) for count in counts]
-                assert taken == [True, True, False]
+            others = [tile_for(rows, door=door, capability=at, **heads) for door in doors for at in (80, 89, 100, 120)]
+            assert not any(other.hopper for other in others)
+            decode = tile_for(rows, door="decode", capability=90, **heads)
+            few = architecture.num_attention_heads // rows.heads <= 8
+            taken = rows is of_sliding or (rows.v_only and few)
+            assert decode.hopper == (taken and dtype is KVCacheDtype.BFLOAT16)
+
+
+def test_shared_memory_of_the_table_is_that_of_the_launches() -> None:
+    assert sliding_decode_sm90.DecodeKernel(1024).source.shared_bytes == sliding_decode_bytes(1024)
+    for source, sized in (
+        (chunk_attention_sm90.V_ONLY.source, global_chunk_bytes(key_plane=False)),
+        (chunk_attention_sm90.WITH_KEYS.source, global_chunk_bytes(key_plane=True)),
+        (sliding_attention_sm90.SOURCE, sliding_chunk_bytes()),
+        (global_decode_sm90.SOURCE, global_decode_bytes()),
+    ):
+        assert source.shared_bytes == sized <= SHARED_BYTES
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ from modelserve_worker.execution.kernel_trace import TargetDriver
 from modelserve_worker.kernels import dependent_launch
 from modelserve_worker.kernels.compute_stream import ComputeStreamError
 from modelserve_worker.kernels.elementwise_triton import TritonElementwise
-from modelserve_worker.kernels.few_rows import dense_product
+from modelserve_worker.kernels.linear_rows_sm90 import ROWS, dense_rows
+from modelserve_worker.kernels.row_blocks import plain_product
 
 HIDDEN, INNER, LAYERS, REPLAYS = 5376, 1024, 40, 200
 
@@ -39,6 +40,11 @@ def test_a_launch_on_another_stream_is_refused(monkeypatch: pytest.MonkeyPatch) 
         assert dependent_launch.dependent_launch() == {}
 
 
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    few = len(x) <= ROWS[-1] and torch.cuda.get_device_capability() == (9, 0)
+    return dense_rows(x, weight) if few else plain_product(x, weight)
+
+
 def steps(rows: int) -> Callable[[], Tensor]:
     """A chain of layers over memory that each reuses: norms, products, gates, a copy; the residual at last.
 
@@ -58,9 +64,9 @@ def steps(rows: int) -> Callable[[], Tensor]:
         x = start.clone()
         normed = doors.rms_norm(x, norms[0, 0], eps=1e-6)
         for delta_weight, next_weight in norms:
-            gated = doors.gated_gelu(dense_product(normed, opened))
+            gated = doors.gated_gelu(product(normed, opened))
             x, following = doors.residual_norm(
-                x, dense_product(gated, closed), delta_weight, scalar=scalar, next_weight=next_weight, eps=1e-6
+                x, product(gated, closed), delta_weight, scalar=scalar, next_weight=next_weight, eps=1e-6
             )
             assert following is not None
             again = doors.rms_norm(doors.rms_norm(following, delta_weight, eps=1e-6), next_weight, eps=1e-6)
@@ -112,7 +118,7 @@ def test_kernels_run_on_the_compute_stream_and_copies_on_others() -> None:
     torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream()):
         copied = x.to("cpu", non_blocking=True)
-        for launch in (lambda: doors.rms_norm(x, weight, eps=1e-6), lambda: dense_product(x, matrix)):
+        for launch in (lambda: doors.rms_norm(x, weight, eps=1e-6), lambda: dense_rows(x, matrix)):
             if torch.cuda.get_device_capability() >= (9, 0):
                 with pytest.raises(ComputeStreamError):
                     launch()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from modelserve_worker.kernels.elementwise import ElementwiseDoors, PlainElementwise, elementwise_doors
+from modelserve_worker.kernels.elementwise import ElementwiseDoors, PlainElementwise
 from modelserve_worker.kernels.elementwise_triton import TritonElementwise
 
 EPS = 1e-6
@@ -276,10 +276,3 @@ def test_nan_stays_in_its_row(numbers: Numbers) -> None:
     for rows in (summed, normed, broken.rms_norm(x, weight, eps=EPS), capped):
         assert rows[1].isnan().all()
         assert rows[[0, 2]].isfinite().all()
-
-
-def test_doors_are_chosen_once_per_device() -> None:
-    plain = elementwise_doors(torch.device("cpu"))
-    assert isinstance(plain, PlainElementwise)
-    assert elementwise_doors(torch.device("cpu")) is plain
-    assert isinstance(elementwise_doors(torch.device("cuda", 0)), TritonElementwise)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from modelserve.sizing.backends.resolve import ROUTED_ROWS
 from modelserve_worker.kernels.elementwise import PlainElementwise
-from modelserve_worker.kernels.expert_doors import expert_doors
 from modelserve_worker.kernels.experts import (
     NO_EXPERT,
     BranchNorms,
@@ -21,7 +21,6 @@ from modelserve_worker.kernels.experts import (
     Shares,
 )
 from modelserve_worker.kernels.experts_triton import ExpertTile, TritonExperts, products_with
-from modelserve_worker.kernels.routing_triton import FEW_ROUTED_ROWS
 
 EPS = 1e-6
 BF16 = torch.bfloat16
@@ -87,7 +86,7 @@ def near(actual: Tensor, expected: Tensor, tolerance: float, numbers: Numbers) -
 
 @pytest.mark.parametrize(
     ("rows", "experts", "width", "top_k"),
-    [(1, 128, 2816, 8), (3, 128, 704, 8), (5, 20, 96, 3), (FEW_ROUTED_ROWS + 7, 128, 192, 8), (130, 20, 112, 3)],
+    [(1, 128, 2816, 8), (3, 128, 704, 8), (5, 20, 96, 3), (ROUTED_ROWS + 7, 128, 192, 8), (130, 20, 112, 3)],
 )
 def test_the_largest_logits_are_chosen(rows: int, experts: int, width: int, top_k: int, numbers: Numbers) -> None:
     x, weights = numbers.normal(rows, width, scale=3.0), router(numbers, experts, width, top_k)
@@ -106,7 +105,7 @@ def test_the_largest_logits_are_chosen(rows: int, experts: int, width: int, top_
         near(choice.weights, truth.weights(choice.experts), 1e-5, numbers)
 
 
-@pytest.mark.parametrize("rows", [4, FEW_ROUTED_ROWS + 3])
+@pytest.mark.parametrize("rows", [4, ROUTED_ROWS + 3])
 def test_of_equal_logits_the_lower_index_is_chosen(rows: int, numbers: Numbers) -> None:
     x, weights = numbers.normal(rows, 64), router(numbers, 32, 64, 8)
     weights.weight.zero_()  # logits of one product each: no order of summing tells equal ones apart
@@ -126,7 +125,7 @@ def test_of_equal_logits_the_lower_index_is_chosen(rows: int, numbers: Numbers) 
         assert zeros == list(range(22, 22 + len(zeros)))
 
 
-@pytest.mark.parametrize("rows", [6, FEW_ROUTED_ROWS + 6])
+@pytest.mark.parametrize("rows", [6, ROUTED_ROWS + 6])
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf])
 def test_broken_and_padded_rows_keep_to_themselves(rows: int, broken: float, numbers: Numbers) -> None:
     """A NaN row is seen as one, chooses experts that exist, and its neighbours choose what they would without it."""
@@ -267,18 +266,6 @@ def test_a_broken_row_of_a_branch_stays_in_its_row(numbers: Numbers) -> None:
     for rows in (added, normed):
         assert rows[1].isnan().all()
         assert rows[[0, 2, 3]].isfinite().all()
-
-
-def test_kernels_are_for_bfloat16_on_gpus() -> None:
-    cpu = torch.device("cpu")
-    assert isinstance(expert_doors(cpu, BF16), PlainExperts)
-    assert expert_doors(cpu, BF16) is expert_doors(cpu, BF16)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-        gpu = torch.device("cuda", 7)
-        patch.setattr(TritonExperts, "__init__", lambda *_: None)
-        assert isinstance(expert_doors(gpu, BF16), TritonExperts)
-        assert isinstance(expert_doors(gpu, torch.float32), PlainExperts)
 
 
 def test_a_layer_of_few_rows_says_what_the_sorted_way_says(numbers: Numbers) -> None:

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import pytest
 import torch
-from plain_products import PlainFp8, PlainInt4
+from plain_products import PlainFp8, PlainInt4, fp8_elements, int4_elements
 from torch import Tensor
 
+from modelserve.sizing.backends.products import product_choices
+from modelserve.sizing.backends.table import KernelTable
 from modelserve.weight_format import StoredType, TextLinear, WeightFormat, int4
-from modelserve_worker.kernels import few_rows, fp8_linear, int4_linear, linear_rows_sm90
+from modelserve_worker.kernels import (
+    fp8_linear_triton,
+    int4_linear_triton,
+    linear_int4_sm90,
+    linear_rows_sm90,
+)
 from modelserve_worker.kernels.elementwise import PlainElementwise
-from modelserve_worker.kernels.few_rows import dense_product, few_rows_door
 from modelserve_worker.kernels.fp8_linear import Fp8Pairs
 from modelserve_worker.kernels.int4_linear import Int4Tiles
-from modelserve_worker.layers import stored_matrix
-from modelserve_worker.layers.stored_matrix import StoredMatrix
+from modelserve_worker.kernels.linear_tiles import SharedBuffers
+from modelserve_worker.kernels.operations import Operations
+from modelserve_worker.layers.stored_matrix import StoredMatrix, stored_matrix
 
 CPU, BF16 = torch.device("cpu"), torch.bfloat16
 
@@ -23,16 +30,16 @@ def rows(count: int, inputs: int = 256, dtype: torch.dtype = BF16) -> Tensor:
     return torch.randn(count, inputs, dtype=dtype)
 
 
-def test_the_kernel_takes_few_rows_that_the_copy_engine_can_read() -> None:
-    takes = linear_rows_sm90.takes
-    assert all(takes(rows(count)) for count in (1, 8, 9, 32))
-    assert not takes(rows(0))
-    assert not takes(rows(33))
-    assert not takes(rows(4, inputs=96)), "inputs are blocks of 64"
-    assert not takes(rows(4, dtype=torch.float32))
-    assert not takes(rows(4, inputs=260)[:, :256].t().contiguous().t()), "inputs of a row lie beside one another"
-    assert not takes(rows(4, inputs=257)[:, 1:]), "rows begin at multiples of 16 bytes"
-    assert takes(rows(4, inputs=512)[:, 256:]), "a part of a wider matrix"
+def test_rows_that_the_copy_engine_cannot_read_are_copied() -> None:
+    readable = linear_rows_sm90.readable
+    wide = rows(4, inputs=512)
+    for x in (rows(4), wide, wide[:, 256:], wide[1:3]):
+        assert readable(x) is x, "a part of a wider matrix too"
+    apart = rows(4, inputs=260)[:, :256].t().contiguous().t()  # inputs of a row do not lie beside one another
+    for x in (apart, rows(4, inputs=257)[:, 1:]):  # rows do not begin at multiples of 16 bytes
+        copy = readable(x)
+        assert copy.is_contiguous()
+        assert torch.equal(copy, x)
 
 
 @pytest.mark.parametrize("format_", [{}, {"fp8": True}, *({"int4_scales": scales} for scales in (8, 4, 2, 1))], ids=str)
@@ -69,25 +76,26 @@ def test_an_int4_tile_is_the_one_that_leaves_the_fewest_multiprocessors_idle(mat
     assert linear_rows_sm90.kernel_for(1, matrix_rows, int4_scales=8).tile == tile
 
 
-def test_other_devices_multiply_as_pytorch_does() -> None:
-    x, weight = rows(3), rows(64)
-    assert few_rows_door(CPU) is None
-    assert torch.equal(dense_product(x, weight), torch.nn.functional.linear(x, weight))
-
-
 class Recorded:
-    """A device whose kernel takes up to four rows; it multiplies in plain PyTorch, and says what it was given."""
+    """Kernels of Hopper's table that multiply in plain PyTorch, and say what they were given."""
 
     def __init__(self) -> None:
         self.given: list[tuple[str, bool, bool]] = []
 
-    def takes(self, x: Tensor) -> bool:
-        return x.shape[0] <= 4
+    def dense(self, x: Tensor, weight: Tensor, *, gated: bool = False, split: bool = False) -> Tensor:
+        return self._product("dense", x, weight, gated, split)
 
-    def takes_int4(self, x: Tensor) -> bool:
-        return self.takes(x)
+    def int4(self, x: Tensor, matrix: Int4Tiles, *, gated: bool = False, split: bool = False) -> Tensor:
+        return self._product("int4", x, int4_elements(matrix, x.dtype), gated, split)
 
-    def _product(self, name: str, x: Tensor, weight: Tensor, gated: bool, split: bool) -> Tensor:
+    def int4_many(self, x: Tensor, matrix: Int4Tiles, *, shared: SharedBuffers, **fused: bool) -> Tensor:
+        assert isinstance(shared, SharedBuffers)
+        return self._product("int4 many", x, int4_elements(matrix, x.dtype), **fused)
+
+    def fp8(self, x: Tensor, matrix: Fp8Pairs, *, gated: bool = False, split: bool = False) -> Tensor:
+        return self._product("fp8", x, fp8_elements(matrix, x.dtype), gated, split)
+
+    def _product(self, name: str, x: Tensor, weight: Tensor, gated: bool = False, split: bool = False) -> Tensor:
         self.given.append((name, gated, split))
         product = torch.nn.functional.linear(x, weight)
         if split:
@@ -96,35 +104,39 @@ class Recorded:
             return torch.stack([torch.nn.functional.linear(some.float(), w.float()) for some, w in parts])
         return PlainElementwise().gated_gelu(product) if gated else product
 
-    def dense(self, x: Tensor, weight: Tensor, *, gated: bool = False, split: bool = False) -> Tensor:
-        return self._product("dense", x, weight, gated, split)
-
-    def int4(self, x: Tensor, matrix: Int4Tiles, *, gated: bool = False, split: bool = False) -> Tensor:
-        return self._product("int4", x, int4_linear.dequantised(matrix, x.dtype), gated, split)
-
-    def fp8(self, x: Tensor, matrix: Fp8Pairs, *, gated: bool = False, split: bool = False) -> Tensor:
-        return self._product("fp8", x, fp8_linear.dequantised(matrix, x.dtype), gated, split)
-
 
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
-    door = Recorded()
-    for module in (few_rows, stored_matrix):
-        monkeypatch.setattr(module, "few_rows_door", lambda _: door)
-    monkeypatch.setattr(stored_matrix, "int4_door", lambda _: PlainInt4())
-    monkeypatch.setattr(stored_matrix, "fp8_door", lambda _: PlainFp8())
-    return door
+    """Hopper's kernels note their calls; Triton's multiply as their twins."""
+    kernels = Recorded()
+    for name, double in (("dense_rows", kernels.dense), ("int4_rows", kernels.int4), ("fp8_rows", kernels.fp8)):
+        monkeypatch.setattr(linear_rows_sm90, name, double)
+    monkeypatch.setattr(linear_int4_sm90, "int4_product", kernels.int4_many)
+    for module, names, twin in (
+        (int4_linear_triton, ("int4_fused_product", "int4_dequantised_product"), PlainInt4()),
+        (fp8_linear_triton, ("fp8_exact_product",), PlainFp8()),
+    ):
+        for name in names:
+            monkeypatch.setattr(module, name, lambda x, matrix, twin=twin, **_: twin.linear(x, matrix))
+    return kernels
 
 
 def fp8(scales: str) -> WeightFormat:
     return WeightFormat(stored=StoredType.FP8, scales=scales)
 
 
+def operations(weight_format: WeightFormat | None) -> Operations:
+    """Of a Hopper GPU, for this matrix alone."""
+    choices = product_choices(TextLinear.GATE_UP, (128, 256), weight_format, capability=90)
+    return Operations(KernelTable(90, "fast", on_kernels=True, choices=tuple(choices)), CPU)
+
+
 def loaded(weight_format: WeightFormat | None) -> StoredMatrix:
     """[128, 256] of random elements, as a GPU holds it."""
-    matrix = stored_matrix.stored_matrix(
-        TextLinear.GATE_UP, [64, 64], 256, weight_format=weight_format, device=CPU, dtype=BF16
-    )
+    matrix = stored_matrix(
+        TextLinear.GATE_UP, [64, 64], 256, weight_format=weight_format, operations=operations(weight_format),
+        device=CPU, dtype=BF16,
+    )  # fmt: skip
     with torch.no_grad():
         for name, parameter in matrix.named_parameters():
             if name == "order":
@@ -146,13 +158,19 @@ ACTIVATION_ORDER = int4(32).model_copy(update={"activation_order": True})
 ], ids=str)  # fmt: skip
 def test_a_matrix_gives_its_few_rows_to_the_kernel_of_its_format(weight_format, given, recorded: Recorded) -> None:
     matrix, doors = loaded(weight_format), PlainElementwise()
-    few, many = rows(2), rows(5)
-    parts = matrix.in_parts(few)
-    by_kernel = [matrix.linear(few), matrix.gated(few, doors), parts.sum(0) if parts.dim() == 3 else parts]
-    wanted = [(given, False, True), (given, False, False), (given, True, False)]
-    assert recorded.given == ([] if given is None else wanted)
-    more = torch.cat((few, many))
-    elsewhere = [matrix.linear(more), matrix.gated(more, doors), matrix.in_parts(more)]
-    assert len(recorded.given) == (0 if given is None else 3), "more rows go elsewhere"
+    few, many = rows(2), rows(31)
+
+    def multiplied(x: Tensor) -> list[Tensor]:
+        parts = matrix.in_parts(x)
+        return [matrix.linear(x), matrix.gated(x, doors), parts.sum(0) if parts.dim() == 3 else parts]
+
+    by_kernel = multiplied(few)
+    wanted = [(False, True), (False, False), (True, False)]
+    assert recorded.given == ([] if given is None else [(given, *each) for each in wanted])
+    recorded.given.clear()
+    elsewhere = multiplied(torch.cat((few, many)))
+    assert recorded.given == ([("int4 many", *each) for each in wanted] if given == "int4" else [])
     for alone, among in zip(by_kernel, elsewhere, strict=True):
-        torch.testing.assert_close(alone.bfloat16(), among[:2], rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(alone.bfloat16(), among[:2].bfloat16(), rtol=2e-2, atol=2e-2)
+    assert matrix.linear(few[:0]).shape == (0, 128)
+    assert matrix.gated(few[:0], doors).shape == (0, 64)

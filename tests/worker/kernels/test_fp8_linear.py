@@ -9,15 +9,15 @@ import numpy as np
 import ptx
 import pytest
 import torch
-from plain_products import PlainFp8
+from plain_products import PlainFp8, fp8_elements, unpaired
+from plain_products import rounded_inputs as plain_rounded_inputs
 from torch import Tensor
 
 from modelserve.sizing.quantised_tiles import fp8_inputs
 from modelserve_worker.kernels import fp8_linear, fp8_linear_triton
-from modelserve_worker.kernels.fp8_linear import dequantised, repack_fp8, unpaired
-from modelserve_worker.kernels.fp8_linear_triton import PLANES, TritonFp8, fp8_grouped_with, fp8_product_with
-from modelserve_worker.kernels.linear_tiles import LinearTile, split_sums
-from modelserve_worker.kernels.quantised_doors import fp8_door
+from modelserve_worker.kernels.fp8_linear import repack_fp8
+from modelserve_worker.kernels.fp8_linear_triton import PLANES, fp8_grouped_with, fp8_product_with
+from modelserve_worker.kernels.linear_tiles import LinearTile, SharedBuffers
 
 Kind = Literal["channel", "block"]
 WHOLE = LinearTile(32, 8, 2, 3, programs=1)
@@ -56,7 +56,7 @@ def test_repacked_weights_are_the_published_ones(rows, inputs, kind, device, mon
     assert matrix.elements.shape == (rows, fp8_inputs(inputs))
     assert matrix.scale_rows == (128 if kind == "block" else 0)
     assert (matrix.elements.data_ptr() == address) == (inputs % 64 == 0), "in place where it can be"
-    assert torch.equal(dequantised(matrix, torch.float64), exact)
+    assert torch.equal(fp8_elements(matrix, torch.float64), exact)
 
 
 @pytest.mark.parametrize("tile", [WHOLE, SPLIT], ids=["whole", "split"])
@@ -64,12 +64,13 @@ def test_repacked_weights_are_the_published_ones(rows, inputs, kind, device, mon
 def test_products_equal_float64(rows, inputs, kind, tile, device) -> None:
     elements, scale, exact = published(rows, inputs, kind, device)
     matrix = repack_fp8(elements, scale, rounds_inputs=False)
+    shared = SharedBuffers(device)
     for count in (1, 17):
         x = torch.randn(count, inputs, device=device).bfloat16()
         expected = x.double() @ exact.t()
-        assert error(fp8_product_with(x, matrix, tile), expected) < 4e-3
+        assert error(fp8_product_with(x, matrix, tile, shared=shared), expected) < 4e-3
         assert error(PlainFp8().linear(x, matrix), expected) < 8e-3
-    assert not split_sums(device).arrivals.any()
+    assert not shared.split_sums.arrivals.any()
 
 
 def test_blocks_that_begin_anew_with_each_stacked_matrix(device) -> None:
@@ -80,15 +81,17 @@ def test_blocks_that_begin_anew_with_each_stacked_matrix(device) -> None:
     scale = torch.cat([each for _, each, _ in made])
     matrix = repack_fp8(elements, scale, rounds_inputs=False, parts=(192, 192, 48))
     assert matrix.scale_rows == 64
-    assert torch.equal(dequantised(matrix, torch.float64), exact)
-    assert error(fp8_product_with(x, matrix, SPLIT), x.double() @ exact.t()) < 4e-3
+    assert torch.equal(fp8_elements(matrix, torch.float64), exact)
+    assert error(fp8_product_with(x, matrix, SPLIT, shared=SharedBuffers(x.device)), x.double() @ exact.t()) < 4e-3
 
 
 @pytest.mark.parametrize("inputs", [5376, 21504])
 def test_products_over_the_inputs_of_the_31b(inputs, device) -> None:
     elements, scale, exact = published(16, inputs, "channel", device)
     x = torch.randn(2, inputs, device=device).bfloat16()
-    output = fp8_product_with(x, repack_fp8(elements, scale, rounds_inputs=False), SPLIT)
+    output = fp8_product_with(
+        x, repack_fp8(elements, scale, rounds_inputs=False), SPLIT, shared=SharedBuffers(x.device)
+    )
     assert error(output, x.double() @ exact.t()) < 4e-3
 
 
@@ -98,9 +101,11 @@ def test_a_broken_row_breaks_no_other(device) -> None:
     x = torch.randn(4, 320, device=device).bfloat16()
     sound = x.clone()
     x[1, 300] = torch.nan
-    output = fp8_product_with(x, matrix, SPLIT)
+    output = fp8_product_with(x, matrix, SPLIT, shared=SharedBuffers(x.device))
     assert output[1].isnan().all()
-    assert torch.equal(output[[0, 2, 3]], fp8_product_with(sound, matrix, SPLIT)[[0, 2, 3]])
+    assert torch.equal(
+        output[[0, 2, 3]], fp8_product_with(sound, matrix, SPLIT, shared=SharedBuffers(x.device))[[0, 2, 3]]
+    )
 
 
 @pytest.mark.parametrize("kind", ["channel", "block"])
@@ -108,7 +113,7 @@ def test_experts_multiply_their_own_rows(kind, device) -> None:
     made = [published(160, 352, kind, device) for _ in range(4)]
     octets = torch.stack([elements.view(torch.uint8) for elements, _, _ in made]).view(torch.float8_e4m3fn)
     stacked = repack_fp8(octets, torch.stack([scale for _, scale, _ in made]), rounds_inputs=False)
-    assert torch.equal(dequantised(stacked, torch.float64), torch.stack([exact for _, _, exact in made]))
+    assert torch.equal(fp8_elements(stacked, torch.float64), torch.stack([exact for _, _, exact in made]))
     bounds = [0, 3, 3, 23, 24]  # one expert without rows, one with more than a block
     x = torch.randn(30, 352, device=device).bfloat16()
     ends = torch.tensor(bounds[1:], dtype=torch.int32, device=device)
@@ -125,7 +130,7 @@ def test_inputs_are_rounded_by_row_as_the_twin_rounds_them(inputs, device) -> No
     x = (torch.randn(5, inputs, device=device) * 10 ** (4 * torch.rand(5, 1, device=device) - 2)).bfloat16()
     x[3] = 0.0
     rounded, scales = fp8_linear_triton.rounded_inputs(x)
-    expected, expected_scales = fp8_linear.rounded_inputs(x)
+    expected, expected_scales = plain_rounded_inputs(x)
     assert torch.equal(scales, expected_scales)
     assert torch.equal(rounded.view(torch.uint8), expected.view(torch.uint8))
     back = unpaired(rounded.double())[:, :inputs] * scales.double()
@@ -165,14 +170,3 @@ def test_scales_that_do_not_fit_are_refused(scale, device) -> None:
     elements = torch.zeros((80, 512), dtype=torch.uint8, device=device).view(torch.float8_e4m3fn)
     with pytest.raises(ValueError, match="do not fit FP8 weights of 80 rows and 512 inputs"):
         repack_fp8(elements, torch.ones(scale, device=device), rounds_inputs=False)
-
-
-def test_a_device_has_one_door_or_none(monkeypatch) -> None:
-    assert fp8_door(torch.device("cpu")) is None
-    for capability in (90, 75):
-        fp8_door.cache_clear()
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, of=capability: divmod(of, 10))
-        door = fp8_door(torch.device("cuda", 0))
-        assert isinstance(door, TritonFp8) if capability == 90 else door is None
-        assert fp8_door(torch.device("cuda", 0)) is door
-    fp8_door.cache_clear()

@@ -67,9 +67,8 @@ def test_the_emulated_kernel_equals_float64_attention(tmp_path: Path, beside: bo
 
 def attended(case: Case, q: Tensor, step: Step) -> Tensor:
     rows, output = layout(case.paged), torch.full_like(q, torch.nan)
-    tile = doors.tile_for(rows, door="decode", capability=90)
-    assert tile.sm90
-    assert global_decode_sm90.takes(rows, query_heads=case.heads, pairs=PAIRS)
+    tile = doors.tile_for(rows, door="decode", capability=90, query_heads=case.heads)
+    assert tile.hopper
     workspace = torch.full((len(q) * doors.decode_workspace(rows, query_heads=case.heads),), torch.nan, device="cuda")
     doors.decode_attention(
         folded(q, case.weight, PAIRS), output, step, rows=rows, table=case.paged.table, arena=case.paged.arena,

@@ -9,16 +9,15 @@ import numpy as np
 import ptx
 import pytest
 import torch
-from plain_products import PlainInt4
+from plain_products import PlainInt4, int4_elements
 from torch import Tensor
 
 from modelserve.sizing.quantised_tiles import SPLIT_SUM_BYTES, dequantised_rows, int4_matrix_bytes
 from modelserve_worker.kernels import int4_linear, int4_linear_triton
-from modelserve_worker.kernels.int4_linear import Int4Tiles, dequantised, repack_int4
+from modelserve_worker.kernels.int4_linear import Int4Tiles, repack_int4
 from modelserve_worker.kernels.int4_linear_triton import (
     PAIRS,
     SCALED,
-    TritonInt4,
     int4_dequantised_product,
     int4_grouped_with,
     int4_product_with,
@@ -26,17 +25,20 @@ from modelserve_worker.kernels.int4_linear_triton import (
 from modelserve_worker.kernels.linear_tiles import (
     MOST_COUNTERS,
     LinearTile,
+    SharedBuffers,
     grouped_tile,
     linear_tile,
-    split_sums,
     tiles_of,
 )
-from modelserve_worker.kernels.quantised_doors import int4_door
 
 FEW = LinearTile(32, 8, 2, 3, programs=1, few=True)
 FEW_SPLIT = LinearTile(32, 16, 2, 3, programs=64, few=True)
 MANY = LinearTile(64, 16, 4, 2, programs=1)
 MANY_SPLIT = LinearTile(64, 32, 4, 2, programs=32)
+
+
+def multiplied(x: Tensor, tiles: Int4Tiles, tile: LinearTile) -> Tensor:
+    return int4_product_with(x, tiles, tile, shared=SharedBuffers(x.device))
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ def test_repacked_weights_are_the_published_ones(rows, inputs, group, asymmetric
     case = matrix(rows, inputs, group=group, asymmetric=asymmetric, device=device)
     tiles = case.tiles
     assert tiles.group == group
-    assert torch.equal(dequantised(tiles, torch.float64), case.exact), case.seed
+    assert torch.equal(int4_elements(tiles, torch.float64), case.exact), case.seed
     held = sum(t.nbytes for t in (tiles.words, tiles.scales, tiles.zero_points) if t is not None)
     assert held == int4_matrix_bytes(rows=rows, inputs=inputs, group=group, zero_points=asymmetric)
 
@@ -107,7 +109,7 @@ def test_products_equal_float64(rows, inputs, group, asymmetric, tile, device) -
     for count in (1, 17):
         x = rows_of(count, inputs, device)
         # Few rows: only the result is rounded. Many: every element is, as the twin's.
-        assert error(int4_product_with(x, case.tiles, tile), x, case.exact) < (4e-3 if tile.few else 8e-3), case.seed
+        assert error(multiplied(x, case.tiles, tile), x, case.exact) < (4e-3 if tile.few else 8e-3), case.seed
         assert error(PlainInt4().linear(x, case.tiles), x, case.exact) < 8e-3, case.seed
 
 
@@ -115,15 +117,15 @@ def test_products_equal_float64(rows, inputs, group, asymmetric, tile, device) -
 def test_products_over_the_inputs_of_the_31b(inputs, tile, device) -> None:
     case = matrix(16, inputs, group=32, asymmetric=False, device=device)
     x = rows_of(3, inputs, device)
-    assert error(int4_product_with(x, case.tiles, tile), x, case.exact) < (4e-3 if tile.few else 8e-3), case.seed
+    assert error(multiplied(x, case.tiles, tile), x, case.exact) < (4e-3 if tile.few else 8e-3), case.seed
 
 
 def test_many_rows_are_dequantised_block_by_block_as_the_twin_rounds(device, monkeypatch) -> None:
     case = matrix(300, 704, group=32, asymmetric=True, device=device)
     monkeypatch.setattr(int4_linear_triton, "dequantised_rows", lambda rows, inputs: 128)
     x = rows_of(5, 704, device)
-    expected = x.double() @ dequantised(case.tiles, torch.bfloat16).double().t()
-    actual = int4_dequantised_product(x, case.tiles)
+    expected = x.double() @ int4_elements(case.tiles, torch.bfloat16).double().t()
+    actual = int4_dequantised_product(x, case.tiles, shared=SharedBuffers(x.device))
     assert (actual.double() - expected).norm() / expected.norm() < 4e-3, case.seed
     assert dequantised_rows(rows=300, inputs=704) == 300
     assert dequantised_rows(rows=43008, inputs=5376) * 5376 * 2 <= 128 << 20
@@ -133,10 +135,11 @@ def test_the_same_call_gives_the_same_bits_and_leaves_the_counters_as_they_were(
     case = matrix(72, 1024, group=32, asymmetric=False, device=device)
     x = rows_of(9, 1024, device)
     assert FEW_SPLIT.splits(rows=9, outputs=72, tiles=4) == 2
-    first = int4_product_with(x, case.tiles, FEW_SPLIT)
-    split_sums(device).parts.fill_(torch.nan)  # what an earlier launch left is not read
-    assert torch.equal(first, int4_product_with(x, case.tiles, FEW_SPLIT))
-    assert not split_sums(device).arrivals.any()
+    shared = SharedBuffers(device)
+    first = int4_product_with(x, case.tiles, FEW_SPLIT, shared=shared)
+    shared.split_sums.parts.fill_(torch.nan)  # what an earlier launch left is not read
+    assert torch.equal(first, int4_product_with(x, case.tiles, FEW_SPLIT, shared=shared))
+    assert not shared.split_sums.arrivals.any()
 
 
 def test_a_broken_row_breaks_no_other(device) -> None:
@@ -145,10 +148,10 @@ def test_a_broken_row_breaks_no_other(device) -> None:
     sound = x.clone()
     x[2, 7] = torch.nan
     for tile in (FEW_SPLIT, MANY):
-        output = int4_product_with(x, case.tiles, tile)
+        output = multiplied(x, case.tiles, tile)
         assert output[2].isnan().all()
         others = [0, 1, 3, 4]
-        assert torch.equal(output[others], int4_product_with(sound, case.tiles, tile)[others])
+        assert torch.equal(output[others], multiplied(sound, case.tiles, tile)[others])
 
 
 @pytest.mark.parametrize("tile", [FEW, MANY], ids=["few", "many"])
@@ -157,7 +160,7 @@ def test_experts_multiply_their_own_rows(asymmetric, tile, device) -> None:
     cases = [matrix(40, 352, group=32, asymmetric=asymmetric, device=device) for _ in range(4)]
     zeros = torch.stack([case.zero_point for case in cases]) if asymmetric else None
     stacked = repack_int4(torch.stack([c.packed for c in cases]), torch.stack([c.scale for c in cases]), zeros)
-    assert torch.equal(dequantised(stacked, torch.float64), torch.stack([case.exact for case in cases]))
+    assert torch.equal(int4_elements(stacked, torch.float64), torch.stack([case.exact for case in cases]))
     bounds = [0, 3, 3, 23, 24]  # one expert without rows, one with more than a block
     x = rows_of(30, 352, device)
     ends = torch.tensor(bounds[1:], dtype=torch.int32, device=device)
@@ -222,14 +225,3 @@ def test_tensors_that_do_not_fit_are_refused(scale, zero_point, message, device)
     zeros = None if zero_point is None else torch.zeros(zero_point, dtype=torch.int32, device=device)
     with pytest.raises(ValueError, match=message):
         repack_int4(packed, torch.ones(scale, dtype=torch.bfloat16, device=device), zeros)
-
-
-def test_a_device_has_one_door_or_none(monkeypatch) -> None:
-    assert int4_door(torch.device("cpu")) is None
-    for capability in (86, 75):
-        int4_door.cache_clear()
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, of=capability: divmod(of, 10))
-        door = int4_door(torch.device("cuda", 0))
-        assert isinstance(door, TritonInt4) if capability == 86 else door is None
-        assert int4_door(torch.device("cuda", 0)) is door
-    int4_door.cache_clear()

@@ -7,10 +7,11 @@ from collections import Counter
 import pytest
 import torch
 from hopper import on_hopper
+from plain_products import int4_elements
 from torch.nn import functional
 
 from modelserve.sizing.quantised_tiles import SPLIT_SUM_BYTES, int4_tiles
-from modelserve_worker.kernels import int4_linear, linear_int4_sm90
+from modelserve_worker.kernels import linear_int4_sm90
 from modelserve_worker.kernels.int4_linear import Int4Tiles
 from modelserve_worker.kernels.linear_int4_sm90 import CLUSTER, COLUMNS, MANY_COLUMNS, Division, Int4Kernel, division
 from modelserve_worker.kernels.linear_tiles import MOST_COUNTERS
@@ -85,7 +86,7 @@ def matrix(outputs: int, inputs: int, group: int) -> Int4Tiles:
 def test_products_are_near_float64_and_the_same_bits_at_every_launch(shape: tuple[int, int], group: int) -> None:
     outputs, inputs = shape
     int4 = matrix(outputs, inputs, group)
-    weight = int4_linear.dequantised(int4, torch.float64)
+    weight = int4_elements(int4, torch.float64)
     for rows in ROWS[:-1]:
         x = torch.randn(rows, inputs, device="cuda").bfloat16()
         expected = x.double() @ weight.t()

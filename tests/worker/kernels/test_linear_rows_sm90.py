@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 import torch
 from hopper import ON_HOPPER
+from plain_products import fp8_elements, int4_elements
 from torch import Tensor
 from torch.nn import functional
 
 from modelserve.sizing.quantised_tiles import int4_tiles
-from modelserve_worker.kernels import fp8_linear, int4_linear
 from modelserve_worker.kernels.elementwise_triton import TritonElementwise
 from modelserve_worker.kernels.fp8_linear import Fp8Pairs
 from modelserve_worker.kernels.int4_linear import Int4Tiles
@@ -37,7 +37,7 @@ def int4(outputs: int, inputs: int, group: int) -> tuple[Tensor, Product]:
     words = torch.randint(-(2**31), 2**31, (tiles, outputs, 32), device=CUDA).to(torch.int32)
     scales = (torch.rand((tiles, 256 // group, outputs), device=CUDA) + 0.5) * inputs**-0.5 / 8
     matrix = Int4Tiles(words, scales.bfloat16(), None, inputs)
-    return int4_linear.dequantised(matrix, torch.float64), lambda x, **gate: int4_rows(x, matrix, **gate)
+    return int4_elements(matrix, torch.float64), lambda x, **gate: int4_rows(x, matrix, **gate)
 
 
 def fp8(outputs: int, inputs: int) -> tuple[Tensor, Product]:
@@ -47,7 +47,7 @@ def fp8(outputs: int, inputs: int) -> tuple[Tensor, Product]:
     elements[0, :64] = torch.arange(64, device=CUDA).to(torch.uint8).view(torch.float8_e4m3fn)  # subnormals too
     scales = torch.rand(outputs, device=CUDA) * inputs**-0.5 / 64
     matrix = Fp8Pairs(elements, scales, inputs, 0, True)
-    return fp8_linear.dequantised(matrix, torch.float64), lambda x, **gate: fp8_rows(x, matrix, **gate)
+    return fp8_elements(matrix, torch.float64), lambda x, **gate: fp8_rows(x, matrix, **gate)
 
 
 MAKERS = {

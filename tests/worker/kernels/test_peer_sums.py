@@ -44,7 +44,7 @@ def buffers(ranks: int, rank: int = 0) -> PeerBuffers:
     return PeerBuffers(addresses, rank, state, ended)
 
 
-def rows_door(layout: PeerRowsLayout, capability: tuple[int, int] = (9, 0)) -> PeerRows:
+def rows_door(layout: PeerRowsLayout, capability: int = 90) -> PeerRows:
     normed = torch.zeros(layout.rows, layout.width, dtype=torch.bfloat16)
     return PeerRows(buffers(layout.ranks), layout, normed, capability=capability, multiprocessors=132)
 
@@ -58,10 +58,10 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[dict]:
     return found
 
 
-@pytest.mark.parametrize("capability", [(8, 0), (8, 6), (8, 9), (9, 0)])
+@pytest.mark.parametrize("capability", [80, 86, 89, 90])
 @pytest.mark.parametrize(("width", "ranks"), [(5376, 2), (1536, 8)])
 def test_kernels_compile_within_the_registers_of_their_blocks(
-    launched: list[dict], capability: tuple[int, int], width: int, ranks: int
+    launched: list[dict], capability: int, width: int, ranks: int
 ) -> None:
     x, weight = torch.zeros(8, width, dtype=torch.bfloat16), torch.zeros(width, dtype=torch.bfloat16)
     small = PeerSums(buffers(ranks), capability=capability)
@@ -84,7 +84,7 @@ def test_kernels_compile_within_the_registers_of_their_blocks(
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
 def test_small_sums_fit_their_buffer_in_both_parities(launched: list[dict], ranks: int) -> None:
-    door, width = PeerSums(buffers(ranks), capability=(8, 0)), 5376
+    door, width = PeerSums(buffers(ranks), capability=80), 5376
     most = peer_message_bytes(ranks) // (2 * width)
     fits = torch.zeros(most, width, dtype=torch.bfloat16)
     assert door.takes_rows(fits)
@@ -98,7 +98,7 @@ def test_small_sums_fit_their_buffer_in_both_parities(launched: list[dict], rank
 
 
 def test_only_whole_words_of_bfloat16_go_through_peer_memory() -> None:
-    door = PeerSums(buffers(2), capability=(8, 0))
+    door = PeerSums(buffers(2), capability=80)
     x = torch.zeros(4, 512, dtype=torch.bfloat16)
     assert door.takes(x)
     assert door.takes_rows(x)
@@ -114,7 +114,7 @@ def test_only_whole_words_of_bfloat16_go_through_peer_memory() -> None:
 
 def test_a_delta_that_lies_apart_takes_the_same_door_and_is_put_together(launched: list[dict]) -> None:
     """Doors of one step must not change from layer to layer: sums by rows leave no whole residual behind."""
-    small, by_rows = PeerSums(buffers(2), capability=(9, 0)), rows_door(PeerRowsLayout(16, 512, 2))
+    small, by_rows = PeerSums(buffers(2), capability=90), rows_door(PeerRowsLayout(16, 512, 2))
     residual, weight = torch.zeros(4, 512, dtype=torch.bfloat16), torch.zeros(512, dtype=torch.bfloat16)
     apart = torch.zeros(4, 640, dtype=torch.bfloat16)[:, :512]
     assert small.takes_rows(apart)
@@ -194,8 +194,8 @@ def test_each_sum_goes_where_it_fits() -> None:
 
 def test_the_end_of_the_group_is_told_to_all_its_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     """And to those of this group alone: another process's, or another group's, are no business of it."""
-    small, rows = PeerSums(buffers(2), capability=(8, 0)), rows_door(PeerRowsLayout(16, 512, 2))
-    bystander = PeerSums(buffers(2), capability=(8, 0))
+    small, rows = PeerSums(buffers(2), capability=80), rows_door(PeerRowsLayout(16, 512, 2))
+    bystander = PeerSums(buffers(2), capability=80)
     monkeypatch.setattr(parallel_module, "_joined", [TensorParallel(peers=small, peer_rows=rows)])
     parallel_module.abort_collectives()
     assert [door._buffers.ended.item() for door in (small, rows, bystander)] == [1, 1, 0]

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from modelserve_worker.batch import NOT_A_NUMBER, AdmittedRequest
-from modelserve_worker.execution import sampler as sampler_module
 from modelserve_worker.execution.sampler import Sampler
 from modelserve_worker.execution.token_masks import TokenMaskBuffer
 from modelserve_worker.kernels.counter_random import gumbel_noise
@@ -65,13 +64,12 @@ def _logits(rng: np.random.Generator, rows: int, vocab_size: int) -> torch.Tenso
 
 
 def _sampler(
-    monkeypatch, cases: list[Case], vocab_size: int, *, kernels: bool, chunk: int = 512, cap: float | None = CAP
+    cases: list[Case], vocab_size: int, *, kernels: bool, chunk: int = 512, cap: float | None = CAP
 ) -> Sampler:
     door = TritonSampling(chunk=chunk) if kernels else PlainSampling()
-    monkeypatch.setattr(sampler_module, "sampling_door", lambda device: door)
     sampler = Sampler(
         max_num_seqs=len(cases) + 3, vocab_size=vocab_size, softcap=cap, parallel=TensorParallel(),
-        device=DEVICE,
+        device=DEVICE, door=door,
     )  # fmt: skip
     sampler.admit(
         [
@@ -150,8 +148,8 @@ def test_mixed_batches_draw_what_naive_code_draws(monkeypatch, vocab_size) -> No
     logits = _logits(rng, len(cases), vocab_size)
     broken = int(rng.integers(0, len(cases)))
     logits[broken, int(rng.integers(0, vocab_size))] = torch.nan
-    fast = _tokens(_sampler(monkeypatch, cases, vocab_size, kernels=True), logits, cases)
-    plain = _tokens(_sampler(monkeypatch, cases, vocab_size, kernels=False), logits, cases)
+    fast = _tokens(_sampler(cases, vocab_size, kernels=True), logits, cases)
+    plain = _tokens(_sampler(cases, vocab_size, kernels=False), logits, cases)
     naive = [NOT_A_NUMBER if row == broken else _naive(logits[row], case) for row, case in enumerate(cases)]
     decided = [row for row, token in enumerate(naive) if token is not None]
     assert len(decided) > len(cases) * 2 // 3, f"seed {seed}: {len(decided)} rows are comparable"
@@ -175,7 +173,7 @@ def test_masked_rows_draw_what_is_allowed_and_their_neighbours_as_ever(monkeypat
     decided = [row for row, token in enumerate(naive) if token is not None]
     assert len(decided) > len(cases) // 2, f"seed {seed}: {len(decided)} rows are comparable"
     for kernels in (True, False):
-        sampler = _sampler(monkeypatch, cases, vocab_size, kernels=kernels)
+        sampler = _sampler(cases, vocab_size, kernels=kernels)
         free = _tokens(sampler, logits, cases)
         sampler.reset()
         tokens = _tokens(sampler, logits, cases, allowed)
@@ -193,7 +191,7 @@ def test_neither_chunks_nor_capacity_change_a_token(monkeypatch) -> None:
     cases = [Case(SamplingParams(seed=i, max_tokens=9, **kind), 5, 0) for i, kind in enumerate(kinds)]
     logits = _logits(rng, len(cases), 2048 + 17)
     found = {
-        chunk: _tokens(_sampler(monkeypatch, cases, logits.shape[1], kernels=True, chunk=chunk), logits, cases)
+        chunk: _tokens(_sampler(cases, logits.shape[1], kernels=True, chunk=chunk), logits, cases)
         for chunk in (128, 256, 1024, 4096)
     }
     assert len({tuple(tokens) for tokens in found.values()}) == 1, f"seed {seed}: {found}"
@@ -214,8 +212,8 @@ def test_ties_over_chunk_edges_go_to_the_lowest_ids(monkeypatch, sampling, allow
     equal = torch.zeros(len(cases), 700, dtype=torch.bfloat16, device=DEVICE)
     edge = torch.full_like(equal, -torch.inf)
     edge[:, [127, 128, 129, 500]] = 2.0
-    sampler = _sampler(monkeypatch, cases, 700, kernels=True, chunk=128)
-    plain = _sampler(monkeypatch, cases, 700, kernels=False)
+    sampler = _sampler(cases, 700, kernels=True, chunk=128)
+    plain = _sampler(cases, 700, kernels=False)
     for logits, lowest in ((equal, [0, 1, 2]), (edge, [127, 128, 129])):
         tokens = _tokens(sampler, logits, cases)
         assert tokens == _tokens(plain, logits, cases)
@@ -232,8 +230,8 @@ def test_zeros_of_either_sign_are_equal_and_infinities_have_their_places(monkeyp
     logits[0, [5, 9]] = torch.tensor([-0.0, 0.0], dtype=torch.bfloat16, device=DEVICE)
     logits[1, [200, 100]] = torch.tensor([torch.inf, 60.0], dtype=torch.bfloat16, device=DEVICE)
     logits[3, 250] = torch.inf
-    fast = _tokens(_sampler(monkeypatch, cases, 300, kernels=True, chunk=128, cap=cap), logits, cases)
-    assert fast == _tokens(_sampler(monkeypatch, cases, 300, kernels=False, cap=cap), logits, cases)
+    fast = _tokens(_sampler(cases, 300, kernels=True, chunk=128, cap=cap), logits, cases)
+    assert fast == _tokens(_sampler(cases, 300, kernels=False, cap=cap), logits, cases)
     assert fast[:4] == [5, 200, 0, 250]
 
 
@@ -241,7 +239,7 @@ def test_a_nan_in_any_chunk_marks_its_row_alone(monkeypatch) -> None:
     kinds = [{"temperature": 0.0}, {}, {"top_k": 5}, {"top_k": 300}]
     cases = [Case(SamplingParams(seed=i, max_tokens=9, **kinds[i % 4]), 5, 0) for i in range(8)]
     logits = _logits(np.random.default_rng(1), 8, 600)
-    sampler = _sampler(monkeypatch, cases, 600, kernels=True, chunk=128)
+    sampler = _sampler(cases, 600, kernels=True, chunk=128)
     whole = _tokens(sampler, logits, cases)
     for row, place in enumerate((0, 127, 128, 599)):
         logits[row, place] = torch.nan
@@ -255,7 +253,7 @@ def test_draws_of_the_kernels_follow_the_filtered_softmax(monkeypatch) -> None:
         torch.randperm(24, generator=torch.Generator().manual_seed(1))
     ]
     cases = [Case(SamplingParams(seed=2, max_tokens=9, top_k=4, temperature=0.8), i, 0) for i in range(160)]
-    sampler = _sampler(monkeypatch, cases, 24, kernels=True, chunk=128)
+    sampler = _sampler(cases, 24, kernels=True, chunk=128)
     observed = np.bincount(_tokens(sampler, logits.expand(160, -1).contiguous(), cases), minlength=24)
     capped = CAP * np.tanh(logits.double().cpu().numpy() / CAP) / 0.8
     expected = np.where(np.argsort(np.argsort(-capped)) < 4, np.exp(capped), 0.0)

@@ -31,8 +31,8 @@ class Step:
         self.case = case = PagedCase("sliding", heads, WIDTH, fmt, False, contexts, window, device="cuda", seed=seed)
         self.chunks, self.group, self.decodes = chunks, group, decodes
         self.rows, tokens = layout(case), sum(chunk.length for chunk in chunks)
-        self.tile = doors.tile_for(self.rows, door="chunk", capability=90)
-        assert self.tile.sm90
+        self.tile = doors.tile_for(self.rows, door="chunk", capability=90, query_heads=heads * group)
+        assert self.tile.hopper
         self.k, k, k_scale = self.encoded(tokens, WIDTH**-0.5)
         self.v, v, v_scale = self.encoded(tokens, 1.0)
         self.fresh = k, v, k_scale, v_scale

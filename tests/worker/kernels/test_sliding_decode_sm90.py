@@ -15,18 +15,12 @@ from paged_case import PagedCase, relative_error
 from torch import Tensor
 
 from modelserve_worker.kernels import attention_triton as doors
-from modelserve_worker.kernels import sliding_decode_sm90
-from modelserve_worker.kernels.few_rows import dense_product
+from modelserve_worker.kernels.linear_rows_sm90 import dense_rows
 from modelserve_worker.kernels.sliding_decode_sm90 import DecodeKernel
 from modelserve_worker.kernels.step import Step
 
 WIDTH, EPS, MOST_ROWS = 256, 1e-6, 4
 LIMIT = 5e-3  # weights and results are rounded to bfloat16 once
-
-
-@pytest.fixture(autouse=True)
-def rows_of_any_number_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sliding_decode_sm90, "MOST_BLOCKS", 1 << 20)
 
 
 def case_of(heads: int, window: int, contexts: list[int], *, device: str = "cuda", seed: int = 0) -> PagedCase:
@@ -73,8 +67,9 @@ def test_the_emulated_kernel_equals_float64_attention(
 
 def attended(case: PagedCase, q: Tensor, step: Step) -> Tensor:
     rows, output = layout(case), torch.full_like(q, torch.nan)
-    tile = doors.tile_for(rows, door="decode", capability=90)
-    assert sliding_decode_sm90.takes(rows, count=len(q), query_heads=q.shape[1])
+    tile = doors.tile_for(rows, door="decode", capability=90, query_heads=q.shape[1])
+    assert tile.hopper
+    tile = dataclasses.replace(tile, most_segments=None)  # of any number, though Triton's is as fast for many
     doors.decode_attention(
         q, output, step, rows=rows, table=case.table, arena=case.arena, workspace=torch.empty(0, device="cuda"),
         tile=tile,
@@ -147,7 +142,7 @@ class Layers:
         case, rows, outputs, x = self.case, layout(self.case), [], self.x
         heads = x.shape[1] // WIDTH
         for weight in self.weights:
-            projected = dense_product(x, weight)
+            projected = dense_rows(x, weight)
             q = torch.empty(len(x), heads, WIDTH, dtype=torch.bfloat16, device="cuda")
             doors.prepare(
                 projected, q, self.step, rows=rows, table=case.table, arena=case.arena, q_weight=self.q_weight,

@@ -18,6 +18,7 @@ from modelserve.architecture import ModelArchitecture
 from modelserve.inspection import read_weight_format
 from modelserve_worker.execution.loader import load_model
 from modelserve_worker.execution.parallel import TensorParallel
+from modelserve_worker.kernels.operations import PLAIN, Operations
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM as Gemma4
 
 WINDOW = 9
@@ -139,9 +140,13 @@ def read_architecture(directory: Path) -> ModelArchitecture:
 
 
 def load_checkpoint(
-    directory: Path, *, parallel: TensorParallel | None = None, dtype: torch.dtype = torch.float32,
+    directory: Path,
+    *,
+    parallel: TensorParallel | None = None,
+    dtype: torch.dtype = torch.float32,
     device: torch.device | None = None,
-) -> Gemma4:  # fmt: skip
+    operations: Operations = PLAIN,
+) -> Gemma4:
     """The product's model with the weights of `directory`, on the CPU where no device is named."""
     return load_model(
         read_architecture(directory),
@@ -150,4 +155,5 @@ def load_checkpoint(
         device=device or torch.device("cpu"),
         dtype=dtype,
         weight_format=read_weight_format(directory),
+        operations=operations,
     )

@@ -11,6 +11,7 @@ import torch
 from model_checkpoints import WINDOW, load_checkpoint, random_tokens
 from torch import Tensor
 
+from modelserve.sizing.backends.table import KernelTable
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve_worker.batch import SampledTokens, ScheduledBatch
 from modelserve_worker.execution.host_memory import HostMemory
@@ -88,18 +89,28 @@ def replay(
     geometry: CacheGeometry | None = None,
     audited: bool = True,
     narrowed: bool = False,
+    table: KernelTable | None = None,
 ) -> Replay:
     """Run `traffic` to its end on the model's device, forcing each sampled token.
 
     `geometry` None: float32 rows. `audited`: every row is stamped, every read and the page accounts are checked.
-    `narrowed`: the last row of each request and step alone, as the product computes it.
+    `narrowed`: the last row of each request and step alone, as the product computes it. `table` None: the model's.
     """
-    return _Replayer(model, traffic, geometry or geometry_of(model), audited=audited, narrowed=narrowed).run()
+    return _Replayer(
+        model, traffic, geometry or geometry_of(model), audited=audited, narrowed=narrowed, table=table
+    ).run()
 
 
 class _Replayer:
     def __init__(
-        self, model: Gemma4ForCausalLM, traffic: Traffic, geometry: CacheGeometry, *, audited: bool, narrowed: bool
+        self,
+        model: Gemma4ForCausalLM,
+        traffic: Traffic,
+        geometry: CacheGeometry,
+        *,
+        audited: bool,
+        narrowed: bool,
+        table: KernelTable | None,
     ) -> None:
         longest = max(len(r.token_ids) for r in traffic.requests)
         held = sorted((geometry.held_bytes(len(r.token_ids)) for r in traffic.requests), reverse=True)
@@ -119,6 +130,7 @@ class _Replayer:
             max_num_batched_tokens=traffic.chunk,
             max_num_seqs=traffic.max_num_seqs,
             max_model_len=longest + 1,
+            table=table,
         )
         if traffic.host_bytes:
             self.runner.host = HostMemory(cache, traffic.host_bytes)

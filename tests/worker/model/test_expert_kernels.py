@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
+from chosen_operations import ChosenOperations
 from torch import Tensor
 
 from modelserve.architecture import ModelArchitecture
-from modelserve.sizing.cuda_graphs import EXPERT_FEW_ROWS
-from modelserve_worker.kernels.elementwise import PlainElementwise
+from modelserve.sizing.backends.resolve import EXPERT_FEW_ROWS
 from modelserve_worker.kernels.experts import ExpertDoors, PlainExperts
 from modelserve_worker.kernels.experts_triton import TILES, TritonExperts
+from modelserve_worker.layers.moe import MixtureOfExperts
 from modelserve_worker.layers.norm import RMSNorm
 from modelserve_worker.layers.parallel import TensorParallel
-from modelserve_worker.models import gemma4
-from modelserve_worker.models.gemma4 import MixtureOfExperts
 
 CPU, BF16 = torch.device("cpu"), torch.bfloat16
 
@@ -27,11 +26,11 @@ class TwoRanksOfTheSameShare(TensorParallel):
 
 
 def mixture(architecture: ModelArchitecture, doors: ExpertDoors, parallel: TensorParallel) -> MixtureOfExperts:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gemma4, "expert_doors", lambda *_: doors)
-        layer = MixtureOfExperts(
-            architecture, doors=PlainElementwise(), parallel=parallel, weight_format=None, device=CPU, dtype=BF16
-        )
+    few_rows = EXPERT_FEW_ROWS if isinstance(doors, TritonExperts) else 0
+    operations = ChosenOperations(experts=doors, few_expert_rows=few_rows)
+    layer = MixtureOfExperts(
+        architecture, operations=operations, parallel=parallel, weight_format=None, device=CPU, dtype=BF16
+    )
     generator = torch.Generator().manual_seed(5)
     for parameter in layer.parameters():
         noise = torch.randn(parameter.shape, generator=generator)

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.errors import InvalidInput
-from modelserve_worker.kernels.elementwise import PlainElementwise
 from modelserve_worker.kernels.experts import NO_EXPERT, Choice, PlainExperts, Shares
+from modelserve_worker.kernels.operations import PLAIN
 from modelserve_worker.kernels.row_blocks import grouped_product
 from modelserve_worker.layers import stored_matrix
 from modelserve_worker.layers.moe import Experts, Router
@@ -93,8 +93,7 @@ def test_the_norm_weight_multiplies_as_it_is() -> None:
 def _experts(architecture: ModelArchitecture) -> Experts:
     return Experts(
         architecture,
-        doors=PlainExperts(),
-        elementwise=PlainElementwise(),
+        operations=PLAIN,
         parallel=TensorParallel(),
         weight_format=None,
         device=CPU,

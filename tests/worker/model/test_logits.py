@@ -8,16 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from chosen_operations import ChosenOperations, product
 from dense_attention import DenseAttention, DerivedKeyAttention, dense_logits
 from model_checkpoints import VARIANTS, WINDOW, load_checkpoint, random_tokens, read_architecture, reference_logits
 from rank_logits import last_logits_of_kept_rows, logits_of_kept_rows, tensor_parallel_logits
 from torch import Tensor
 
-from modelserve_worker.kernels import few_rows
+from modelserve.weight_format import StoredType
 from modelserve_worker.kernels.elementwise import PlainElementwise
 from modelserve_worker.layers import attention as attention_layer
-from modelserve_worker.layers import norm, stored_matrix
-from modelserve_worker.models import gemma4
 
 TOLERANCE = 1e-4
 VISIBLE = 100 * TOLERANCE  # what a mutation must exceed
@@ -43,15 +42,11 @@ def test_logits_equal_the_reference(variant: str, length: int, checkpoint: Check
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels run on CPU tensors in Triton's interpreter only")
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_logits_through_the_kernels_equal_the_reference(
-    variant: str, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logits_through_the_kernels_equal_the_reference(variant: str, checkpoint: Checkpoint) -> None:
     from modelserve_worker.kernels.elementwise_triton import TritonElementwise
 
-    for module in (gemma4, norm):
-        monkeypatch.setattr(module, "elementwise_doors", lambda _: TritonElementwise())
     directory, ids = checkpoint(variant), random_tokens(WINDOW + 1, seed=7)
-    model = load_checkpoint(directory)
+    model = load_checkpoint(directory, operations=ChosenOperations(elementwise=TritonElementwise()))
     assert isinstance(model.doors, TritonElementwise)
     with np.errstate(over="ignore"):  # exp overflows to infinity, as on a GPU
         logits = dense_logits(model, ids)
@@ -59,18 +54,12 @@ def test_logits_through_the_kernels_equal_the_reference(
 
 
 class InThirds:
-    """A device whose kernel multiplies thirds of the inputs apart, and says of how many products it did so."""
+    """A kernel that multiplies thirds of the inputs apart, and says of how many products it did so."""
 
     def __init__(self) -> None:
         self.products: list[bool] = []
 
-    def takes(self, _x: Tensor) -> bool:
-        return True
-
-    def takes_grouped(self, _x: Tensor, _matrices: Tensor, *, gated: bool = False) -> bool:
-        return False
-
-    def dense(self, x: Tensor, weight: Tensor, *, gated: bool = False, split: bool = False) -> Tensor:
+    def __call__(self, x: Tensor, weight: Tensor, *, gated: bool = False, split: bool = False) -> Tensor:
         self.products.append(split)
         if split:
             thirds = zip(x.tensor_split(3, 1), weight.tensor_split(3, 1), strict=True)
@@ -80,17 +69,15 @@ class InThirds:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_products_in_parts_say_what_whole_ones_say(
-    variant: str, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_products_in_parts_say_what_whole_ones_say(variant: str, checkpoint: Checkpoint) -> None:
     """o of every layer is in parts, and down where no experts are added to it; the norm behind them adds the parts."""
-    directory, ids, door = checkpoint(variant), random_tokens(WINDOW + 1, seed=7), InThirds()
-    model = load_checkpoint(directory)
-    for module in (few_rows, stored_matrix):
-        monkeypatch.setattr(module, "few_rows_door", lambda _: door)
+    directory, ids, kernel = checkpoint(variant), random_tokens(WINDOW + 1, seed=7), InThirds()
+    chosen = (product(kernel, fuses=True),)
+    operations = ChosenOperations(products={StoredType.FLOAT32: chosen, StoredType.BFLOAT16: chosen})
+    model = load_checkpoint(directory, operations=operations)
     assert difference(dense_logits(model, ids), reference_logits(directory, ids)) <= TOLERANCE
     layers, experts = model.architecture.num_hidden_layers, model.architecture.num_experts
-    assert sum(door.products) == (layers if experts else 2 * layers)
+    assert sum(kernel.products) == (layers if experts else 2 * layers)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from chosen_operations import ChosenOperations, product
 from dense_attention import dense_logits
 from model_checkpoints import load_checkpoint, make_checkpoint, random_tokens
 from quantise import quantise
 from torch import Tensor
 
+from modelserve.weight_format import StoredType
 from modelserve_worker.kernels.experts import NO_EXPERT, Choice, PlainExperts
-from modelserve_worker.kernels.fp8_linear_triton import TritonFp8
-from modelserve_worker.kernels.int4_linear_triton import TritonInt4
-from modelserve_worker.layers import stored_matrix
+from modelserve_worker.kernels.fp8_linear_triton import fp8_exact_product, fp8_grouped
+from modelserve_worker.kernels.int4_linear_triton import int4_fused_product, int4_grouped
+from modelserve_worker.kernels.linear_tiles import SharedBuffers
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 
 CAPABILITY = 80  # inputs are not rounded there
@@ -31,36 +34,39 @@ def error(actual: Tensor, exact: Tensor) -> float:
     return float((actual.double() - exact.double()).norm() / exact.double().norm())
 
 
-def on_kernels(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Gemma4ForCausalLM:
+def on_kernels(directory: Path) -> Gemma4ForCausalLM:
     """The model as a GPU would have it, its matrices in the order of the kernels, on the interpreter."""
-    with monkeypatch.context() as patch:
-        patch.setattr(stored_matrix, "int4_door", lambda _: TritonInt4(CAPABILITY))
-        patch.setattr(stored_matrix, "fp8_door", lambda _: TritonFp8(CAPABILITY))
-        model = load_checkpoint(directory, dtype=torch.bfloat16)
+    shared = SharedBuffers(torch.device("cpu"))
+    products = {
+        StoredType.INT4: (product(partial(int4_fused_product, capability=CAPABILITY, shared=shared)),),
+        StoredType.FP8: (product(partial(fp8_exact_product, capability=CAPABILITY, shared=shared)),),
+    }
+    grouped = {
+        StoredType.INT4: (product(partial(int4_grouped, capability=CAPABILITY)),),
+        StoredType.FP8: (product(partial(fp8_grouped, capability=CAPABILITY)),),
+    }
+    operations = ChosenOperations(products=products, grouped=grouped)
+    model = load_checkpoint(directory, dtype=torch.bfloat16, operations=operations)
     assert not any(matrix.dequantises for _, matrix in model.stored_matrices())
     return model
 
 
 @pytest.mark.parametrize(("variant", "name"), [("31B", "int4_g32_asym_actorder"), ("E2B", "fp8_channel")])
-def test_logits_are_as_near_to_float32_as_those_of_plain_products(
-    variant: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logits_are_as_near_to_float32_as_those_of_plain_products(variant: str, name: str, tmp_path: Path) -> None:
     directory = checkpoint(variant, name, tmp_path)
     exact = dense_logits(load_checkpoint(directory), IDS)
     plain = dense_logits(load_checkpoint(directory, dtype=torch.bfloat16), IDS)
-    model = on_kernels(directory, monkeypatch)
+    model = on_kernels(directory)
     for count in (len(IDS), 3):
         logits = dense_logits(model, IDS[:count])
         assert error(logits, exact[:count]) < 1.3 * error(plain[:count], exact[:count]) + 2e-3
 
 
 @pytest.mark.parametrize("name", ["int4_g32_asym", "fp8_block"])
-def test_experts_multiply_as_their_dequantised_matrices(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_experts_multiply_as_their_dequantised_matrices(name: str, tmp_path: Path) -> None:
     """One layer: which experts a token takes hangs on its last bits, so logits of rounded models lie far apart."""
     directory = checkpoint("26B-A4B", name, tmp_path)
-    models = load_checkpoint(directory), on_kernels(directory, monkeypatch)
+    models = load_checkpoint(directory), on_kernels(directory)
     wide, narrow = (model.decoder_layer(1).moe.experts for model in models if model.decoder_layer(1).moe is not None)
     generator = torch.Generator().manual_seed(7)
     x = torch.randn((9, 64), generator=generator).bfloat16()

@@ -8,17 +8,14 @@ import torch
 from modelserve.architecture import ModelArchitecture
 from modelserve.published import published_model
 from modelserve.sizing.activation import activation_terms
+from modelserve.sizing.backends.resolve import Formats, multiplied_by_kernels, resolve
 from modelserve.sizing.cuda_graphs import CUDA_GRAPH_NODE_BYTES, graphs_bytes
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
-from modelserve.sizing.quantised_tiles import (
-    SPLIT_SUM_BYTES,
-    multiplied_by_kernels,
-    tile_padding_bytes,
-)
+from modelserve.sizing.quantised_tiles import SPLIT_SUM_BYTES, tile_padding_bytes
 from modelserve.sizing.weights import weight_bytes
 from modelserve.weight_format import WeightFormat, int4
-from modelserve_worker.kernels.linear_tiles import dequantised_block, split_sums
-from modelserve_worker.layers import stored_matrix
+from modelserve_worker.kernels.linear_tiles import SharedBuffers
+from modelserve_worker.kernels.operations import Operations
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 
@@ -37,18 +34,18 @@ FP8_BLOCK = WeightFormat(stored="fp8", scales="block")
         ("31B", 1, FP8, False),
     ],
 )
-def test_repacked_matrices(name, size, stored, padded, monkeypatch) -> None:
+def test_repacked_matrices(name, size, stored, padded) -> None:
     facts = published_model(f"hf://google/gemma-4-{name}")
     assert facts is not None
-    monkeypatch.setattr(stored_matrix, "int4_door", lambda _: object())
-    monkeypatch.setattr(stored_matrix, "fp8_door", lambda _: object())
     parallel = TensorParallel(rank=size - 1, size=size)
     whole = facts.architecture.model_dump()
     architecture = ModelArchitecture.model_validate(
         whole | {"full_attention_layers": (1,), "num_hidden_layers": 2, "num_kv_shared_layers": 0}
     )
+    meta = torch.device("meta")
+    operations = Operations(resolve(80, architecture, Formats(stored), ranks=size), meta)
     model = Gemma4ForCausalLM(
-        architecture, parallel=parallel, weight_format=stored, device=torch.device("meta"), dtype=torch.bfloat16
+        architecture, parallel=parallel, weight_format=stored, operations=operations, device=meta, dtype=torch.bfloat16
     )
     for _, matrix in model.stored_matrices():
         matrix.repack()
@@ -71,10 +68,10 @@ def terms(stored: WeightFormat | None, *, tokens: int, on_cpu: bool = False, dty
 
 
 def test_what_products_hold_on_a_gpu_and_on_a_cpu() -> None:
-    sums = split_sums(torch.device("cpu"))
+    sums = SharedBuffers(torch.device("cpu")).split_sums
     assert sums.parts.nbytes + sums.arrivals.nbytes == SPLIT_SUM_BYTES
     assert terms(int4(32), tokens=128)["products"] == SPLIT_SUM_BYTES
-    block = dequantised_block(torch.device("meta"))
+    block = SharedBuffers(torch.device("meta")).dequantised_block
     assert terms(int4(32), tokens=256)["products"] == SPLIT_SUM_BYTES + block.nbytes
     assert terms(FP8, tokens=8192)["products"] == SPLIT_SUM_BYTES + 8192 * (21504 + 4)
     assert terms(FP8_BLOCK, tokens=8192)["products"] == SPLIT_SUM_BYTES
@@ -98,6 +95,8 @@ def test_captured_steps_of_many_rows_have_a_kernel_for_each_block() -> None:
         )  # fmt: skip
         return held // CUDA_GRAPH_NODE_BYTES
 
-    assert nodes(int4(32), 128) == nodes(None, 128)
-    assert 60 * 4 < nodes(int4(32), 256) - nodes(None, 256) < 60 * 30
-    assert nodes(FP8, 64) - nodes(None, 64) == pytest.approx(60 * 4 * 5, abs=1)  # five captured sizes
+    with_zeros = int4(32, symmetric=False)
+    assert nodes(int4(32), 1024) == nodes(None, 1024), "one kernel for a matrix, on every GPU"
+    assert nodes(with_zeros, 128) == nodes(None, 128)
+    assert 60 * 4 < nodes(with_zeros, 256) - nodes(None, 256) < 60 * 30
+    assert nodes(FP8, 64) - nodes(None, 64) == 60 * 4, "the step of 64 rows rounds its inputs, those of 1 to 8 do not"

@@ -20,17 +20,21 @@ from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.engine_args import EngineArgs
 from modelserve.inspection import read_speculation
 from modelserve.planning.report import LENGTHS, gpu_memory
+from modelserve.sizing.backends.table import KernelTable
 from modelserve.sizing.memory import MemoryPlan, memory_plan
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.execution.memory_report import MemoryReport
 
 
-def plan_report(args: EngineArgs, architecture: ModelArchitecture, memory: MemoryReport) -> dict[str, Any]:
+def plan_report(
+    args: EngineArgs, architecture: ModelArchitecture, memory: MemoryReport, table: KernelTable
+) -> dict[str, Any]:
     """JSON in the shape of status.plan, all terms per GPU.
 
     `perGpu` and `concurrency` are predicted from the device's memory, `allocated` and `allocatedConcurrency` are what
     came of it, `maxModelLen` is what is served. A plan that names no length sizes for the served one. `terms` and
     `pages` hold both sides of every named term and page kind; `engineVersion` is the release that measured them.
+    `kernels` is the table of what runs where.
     """
     on_cpu = memory.device == "cpu"
     utilization = Decimal(str(args.gpu_memory_utilization))
@@ -76,6 +80,7 @@ def plan_report(args: EngineArgs, architecture: ModelArchitecture, memory: Memor
         "allocated": allocated.to_json(),
         "allocatedConcurrency": _concurrency(geometry, memory.pool_bytes, length).to_json(),
         "engineVersion": __version__,
+        "kernels": table.to_json(),
         "terms": [term.to_json() for term in _terms(predicted, memory)],
         "pages": [pages.to_json() for pages in _pages(predicted, memory)],
     }

@@ -7,10 +7,12 @@ import torch
 from modelserve.architecture import ModelArchitecture
 from modelserve.engine_args import EngineArgs
 from modelserve.hardware import BFLOAT16_CAPABILITY, FP8_E4M3_CAPABILITY
-from modelserve.sizing.kernel_buffers import taken_by_kernels
+from modelserve.sizing.backends.generations import UnknownGenerationError
+from modelserve.sizing.backends.resolve import Formats, resolve
+from modelserve.sizing.backends.table import KernelTable
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, cache_geometry
+from modelserve.weight_format import WeightFormat
 from modelserve_worker.execution.accelerator_check import AcceleratorMismatch, DeviceFacts
-from modelserve_worker.kernels.gpu_generations import generation_of
 
 
 def select_device(args: EngineArgs, *, rank: int) -> torch.device:
@@ -59,19 +61,33 @@ def select_geometry(architecture: ModelArchitecture, args: EngineArgs) -> CacheG
     )
 
 
-def check_formats(device: torch.device, architecture: ModelArchitecture, geometry: CacheGeometry) -> None:
-    """Raise AcceleratorMismatch for a GPU that no kernels are for, and for a format that it does not compute with.
+def kernel_table(
+    device: torch.device,
+    architecture: ModelArchitecture,
+    geometry: CacheGeometry,
+    args: EngineArgs,
+    weight_format: WeightFormat | None = None,
+) -> KernelTable:
+    """What runs where: decided here, once, for all of a rank.
 
-    The CPU converts all formats.
+    Raises AcceleratorMismatch for a GPU that no kernels are for, and for a format that it does not compute with (the
+    CPU converts all formats), InvalidInput for a profile that is not there.
     """
-    if device.type != "cuda":
-        return
-    capability = compute_capability(device)
-    if runs_on_kernels(architecture, device):
-        try:
-            generation_of(10 * capability[0] + capability[1])
-        except ValueError as error:
-            raise AcceleratorMismatch(f"{torch.cuda.get_device_name(device)}: {error}") from error
+    gpu = None
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        gpu = 10 * major + minor
+        _check_formats(device, (major, minor), architecture, geometry)
+    formats = Formats(weight_format, geometry.dtype, geometry.layout)
+    try:
+        return resolve(gpu, architecture, formats, ranks=args.tensor_parallel_size)
+    except UnknownGenerationError as error:
+        raise AcceleratorMismatch(f"{torch.cuda.get_device_name(device)}: {error}") from error
+
+
+def _check_formats(
+    device: torch.device, capability: tuple[int, int], architecture: ModelArchitecture, geometry: CacheGeometry
+) -> None:
     for needed, used, remedy in (
         (BFLOAT16_CAPABILITY, architecture.dtype == "bfloat16", "dtype float32"),
         (FP8_E4M3_CAPABILITY, geometry.dtype is KVCacheDtype.FP8_E4M3, "kvCacheDtype int8 or fp8_e5m2"),
@@ -82,13 +98,3 @@ def check_formats(device: torch.device, architecture: ModelArchitecture, geometr
                 f"{'bfloat16' if needed == BFLOAT16_CAPABILITY else 'fp8_e4m3'} needs {needed[0]}.{needed[1]}: "
                 f"use {remedy}"
             )
-
-
-def compute_capability(device: torch.device) -> tuple[int, int]:
-    """Of a GPU; (0, 0) of the CPU."""
-    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
-
-
-def runs_on_kernels(architecture: ModelArchitecture, device: torch.device) -> bool:
-    """Whether the kernels compute this model here: they take it, and the GPU is of capability 8.0 or more."""
-    return taken_by_kernels(architecture) and compute_capability(device) >= BFLOAT16_CAPABILITY

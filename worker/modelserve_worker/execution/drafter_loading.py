@@ -27,7 +27,13 @@ def drafter_of(args: EngineArgs, model: Gemma4ForCausalLM) -> Drafter | None:
     if args.prompt_lookup:
         longest, device = model.architecture.max_position_embeddings, model.norm.weight.device
         drafters.append(
-            PromptLookup(num_tokens=num_tokens, max_num_seqs=args.max_num_seqs, max_model_len=longest, device=device)
+            PromptLookup(
+                num_tokens=num_tokens,
+                max_num_seqs=args.max_num_seqs,
+                max_model_len=longest,
+                device=device,
+                door=model.operations.lookup,
+            )
         )
     if args.drafter is not None:
         if problem := lineage_problem(args.model, args.drafter):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from modelserve.architecture import LayerKind
+from modelserve.sizing.backends.table import KernelTable
 from modelserve.sizing.kernel_buffers import expansion_keys
 from modelserve_worker.batch import ScheduledBatch
 from modelserve_worker.execution.block_tables import BlockTables
@@ -16,7 +17,7 @@ from modelserve_worker.execution.input_batch import QueryBlocks
 from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.table_audit import TableAudit
 from modelserve_worker.kernels import attention_triton as kernels
-from modelserve_worker.kernels.attention_tiles import Tile, tile_for
+from modelserve_worker.kernels.attention_tiles import Tile, tile_for, tiles_of
 from modelserve_worker.kernels.paged_layout import LayerRows, layer_rows
 from modelserve_worker.kernels.step import Segments, Step
 from modelserve_worker.layers.attention import Attention
@@ -33,12 +34,13 @@ class KernelAttention:
         model: Gemma4ForCausalLM,
         cache: KVCache,
         tables: BlockTables,
+        table: KernelTable,
         *,
         max_num_seqs: int,
         max_model_len: int,
         most_rows: int = 1,
     ) -> None:
-        """`most_rows`: of a segment that is no chunk."""
+        """`table` names the kernels. `most_rows`: of a segment that is no chunk."""
         architecture, device = model.architecture, cache.arena.device
         self._model = model
         self._architecture = architecture
@@ -50,12 +52,13 @@ class KernelAttention:
         self._step: Step | None = None
         self._batch: ScheduledBatch | None = None
         self.use(cache)
-        major, minor = torch.cuda.get_device_capability(device)
+        assert table.capability is not None
+        self._capability = table.capability
         self._tiles: dict[LayerKind, tuple[Tile, Tile]] = {}
         heads = architecture.num_attention_heads // model.parallel.size
         tokens, most = dict.fromkeys(LayerKind, 1), 0
         for kind, rows in self._layouts.items():
-            decode, chunk = (tile_for(rows, door=door, capability=10 * major + minor) for door in ("decode", "chunk"))
+            decode, chunk = tiles_of(table, rows)
             self._tiles[kind] = decode, chunk
             tokens[kind] = max(1, chunk.rows // (heads // rows.heads))
             most = max(most, kernels.decode_workspace(rows, query_heads=heads))
@@ -159,6 +162,9 @@ class KernelAttention:
         )  # fmt: skip
         q = torch.empty((len(projected), attention.q_heads, width), dtype=projected.dtype, device=projected.device)
         key_weight = self._model.k_norm_weight(producer)
+        tile = tile_for(
+            rows, door="decode", capability=self._capability, query_heads=attention.q_heads, pairs=self._pairs
+        )
         pages: dict[str, Any] = {"rows": rows, "table": table, "arena": arena}
         kernels.prepare(
             projected, q, step, q_weight=attention.q_norm.weight, k_weight=key_weight, rotation=rotation, fresh=None,
@@ -166,8 +172,8 @@ class KernelAttention:
         )  # fmt: skip
         output = torch.empty_like(q)
         kernels.decode_attention(
-            q, output, step, workspace=self._workspace, tile=self._tiles[kind][0], key_weight=key_weight,
-            rotation=self._rotation, **pages,
+            q, output, step, workspace=self._workspace, tile=tile, key_weight=key_weight, rotation=self._rotation,
+            **pages,
         )  # fmt: skip
         return output.flatten(1)
 

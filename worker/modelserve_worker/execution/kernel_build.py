@@ -1,6 +1,7 @@
 """`modelserve-worker kernels`: compile the kernels of a model ahead, into a folder that an image or a volume carries.
 
-Needs no GPU. What is compiled is what `kernel_trace` finds; what a start-up then looks for in the folder has the same
+Needs no GPU. What is compiled is what `kernel_trace` finds that the
+table of kernels launches; what a start-up then looks for in the folder has the same
 names, since both are Triton's own hashes of source, types, options and compiler. The C modules that Triton builds at
 run time (its driver, and a launcher per signature) are built too: a worker with this folder needs no C compiler.
 """
@@ -30,7 +31,7 @@ from modelserve.engine_args import EngineArgs
 from modelserve.errors import InvalidInput
 from modelserve.inspection import read_architecture, read_weight_format
 from modelserve.published import published_model
-from modelserve.sizing.kernel_buffers import taken_by_kernels
+from modelserve.sizing.backends.resolve import takes_model
 from modelserve.weight_format import WeightFormat
 from modelserve_worker.execution.device import with_compute_dtype
 from modelserve_worker.execution.kernel_trace import Launch, TargetDriver, kernel_launches
@@ -58,28 +59,28 @@ def build_kernels(
     if c_compiler() is None:
         raise InvalidInput("launchers of kernels are built with a C compiler, and there is none: install gcc or set CC")
     output.mkdir(parents=True, exist_ok=True)
-    began = time.monotonic()
+    began, count = time.monotonic(), 0
     with tempfile.TemporaryDirectory(prefix="modelserve-kernels-") as stubs:
-        initializer = functools.partial(_begin, str(output), _cuda_library_folder(Path(stubs)))
-        with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=initializer) as pool:
-            driver = pool.submit(_build_driver)
-            traced = {
-                each: pool.submit(kernel_launches, architecture, args, capability=each, weight_format=weight_format)
-                for each in capabilities
-            }
-            running = [
-                pool.submit(_compile, launch, capability)
-                for capability, launches in traced.items()
-                for launch in launches.result()
-            ]
-            for each in (driver, *running):
-                each.result()
-    sys.stderr.write(f"{len(running)} kernels in {output}, {time.monotonic() - began:.0f} s\n")
-    return len(running)
+        cuda_folder = _cuda_library_folder(Path(stubs))
+        for capability in capabilities:
+            initializer = functools.partial(_begin, str(output), cuda_folder, capability)
+            # Its processes are of this target alone: Triton and the trace keep what they know of a GPU.
+            with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=initializer) as pool:
+                driver = pool.submit(_build_driver)
+                traced = pool.submit(
+                    kernel_launches, architecture, args, capability=capability, weight_format=weight_format
+                )
+                running = [pool.submit(_compile, launch) for launch in traced.result()]
+                for each in (driver, *running):
+                    each.result()
+                count += len(running)
+    sys.stderr.write(f"{count} kernels in {output}, {time.monotonic() - began:.0f} s\n")
+    return count
 
 
-def _begin(cache: str, cuda_folder: str | None) -> None:
-    """In a process of the pool: where results go, and where the driver's library or its stand-in lies."""
+def _begin(cache: str, cuda_folder: str | None, capability: int) -> None:
+    """In a process of the pool: where results go, where the driver's library or its stand-in lies, and the target."""
+    triton.runtime.driver.set_active(TargetDriver(capability))
     triton.knobs.cache.dir = cache
     name_alike()
     if cuda_folder is not None:
@@ -88,11 +89,10 @@ def _begin(cache: str, cuda_folder: str | None) -> None:
         sys.setdlopenflags(os.RTLD_LAZY)  # the stand-in has none of the functions; nothing is called here
 
 
-def _compile(launch: Launch, capability: int) -> None:
+def _compile(launch: Launch) -> None:
     if isinstance(launch, CudaSource):
         kept(launch)
         return
-    triton.runtime.driver.set_active(TargetDriver(capability))
     function = getattr(importlib.import_module(launch.module), launch.kernel)
     kernel = function.preload(launch.specialization)
     nvidia.CudaLauncher(kernel.src, kernel.metadata)
@@ -136,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = engine_args(flags, own["config"])
         stated, weight_format = _model(args.model)
         architecture = with_compute_dtype(stated, args)
-        if not taken_by_kernels(architecture):
+        if not takes_model(architecture):
             raise InvalidInput(f"{args.model} runs on plain PyTorch: there are no kernels to compile", field="model")
         capabilities = [_capability(target) for target in own["target"]]
         build_kernels(

@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from unittest import mock
 
 import torch
 import triton
@@ -28,6 +27,7 @@ from triton.backends.compiler import GPUTarget
 
 from modelserve.architecture import ModelArchitecture
 from modelserve.engine_args import EngineArgs
+from modelserve.sizing.backends.resolve import Formats, resolve
 from modelserve.sizing.cuda_graphs import decode_graph_sizes, last_row_sizes, mixed_graph_sizes
 from modelserve.sizing.rank_sums import peer_rows_layout
 from modelserve.weight_format import WeightFormat
@@ -37,26 +37,14 @@ from modelserve_worker.execution.input_batch import StepPacker
 from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.sampler import draw_candidates
 from modelserve_worker.execution.sampling_slots import SamplingSlots
-from modelserve_worker.kernels import (
-    chunk_attention_sm90,
-    global_decode_sm90,
-    grouped_rows_sm90,
-    linear_int4_sm90,
-    linear_rows_sm90,
-    peer_rows,
-    peer_sums,
-    sliding_attention_sm90,
-    sliding_decode_sm90,
-)
 from modelserve_worker.kernels.cuda_kernel import CudaSource
+from modelserve_worker.kernels.launching import noted_by
+from modelserve_worker.kernels.operations import Operations
 from modelserve_worker.kernels.peer_rows import PeerRows
 from modelserve_worker.kernels.peer_sums import PeerBuffers, PeerSums
-from modelserve_worker.kernels.prompt_lookup_door import lookup_door
 from modelserve_worker.kernels.sampling import CandidateRows
-from modelserve_worker.kernels.sampling_door import sampling_door
 from modelserve_worker.kernels.slot_columns import SlotColumns
 from modelserve_worker.kernels.step import Draws, Step
-from modelserve_worker.kernels.step_start import step_doors
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 
@@ -107,20 +95,9 @@ class _RankAlone(TensorParallel):
         return torch.cat([x] * self.size, dim=-1)
 
 
-class _Pointer:
-    """A tensor as a launch specialises it: its dtype, and its offset in an allocation that is aligned."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.dtype = tensor.dtype
-        self._offset = tensor.storage_offset() * tensor.itemsize
-
-    def data_ptr(self) -> int:
-        return int(self._offset)
-
-
 @contextmanager
 def _launches_go_to(found: Callable[[Launch], None], capability: int) -> Iterator[None]:
-    """For the whole process: no kernel is compiled or launched, and the device has `capability`."""
+    """For the whole process, and for good: Triton compiles for GPUs of `capability`. Meanwhile nothing is compiled."""
 
     def hook(*, repr: str, fn: Any, compile: dict[str, Any], **_: Any) -> bool:  # noqa: A002 - the hook's own names
         for constant in json.loads(compile["specialization_data"])["constant_vals"]:
@@ -131,30 +108,9 @@ def _launches_go_to(found: Callable[[Launch], None], capability: int) -> Iterato
         found(KernelLaunch(fn.module, fn.name, compile["specialization_data"], repr))
         return True  # do not compile
 
-    run = triton.JITFunction.run
-
-    def specialise(self: Any, *arguments: Any, **options: Any) -> Any:
-        given = (_Pointer(value) if isinstance(value, Tensor) else value for value in arguments)
-        return run(self, *given, **{**options, "warmup": True})
-
-    def launch(source: CudaSource, **_: Any) -> None:
-        found(source)
-
-    with (
-        mock.patch.multiple(chunk_attention_sm90, launch=launch, tensor_map=mock.DEFAULT),
-        mock.patch.multiple(sliding_attention_sm90, launch=launch, tensor_map=mock.DEFAULT),
-        mock.patch.object(sliding_decode_sm90, "launch", launch),
-        mock.patch.multiple(global_decode_sm90, launch=launch, tensor_map=mock.DEFAULT),
-        mock.patch.multiple(grouped_rows_sm90, launch=launch, tensor_map=mock.DEFAULT),
-        mock.patch.multiple(linear_int4_sm90, launch=launch, tensor_map=mock.DEFAULT),
-        mock.patch.multiple(linear_rows_sm90, launch=launch, tensor_map=mock.DEFAULT),
-        mock.patch.object(peer_rows, "launch", launch),
-        mock.patch.object(peer_sums, "launch", launch),
-        mock.patch.object(triton.runtime.driver, "_active", TargetDriver(capability)),
-        mock.patch.object(triton.knobs.runtime, "jit_cache_hook", hook),
-        mock.patch.object(triton.JITFunction, "run", specialise),
-        mock.patch.object(torch.cuda, "get_device_capability", return_value=divmod(capability, 10)),
-    ):
+    triton.runtime.driver.set_active(TargetDriver(capability))
+    with noted_by(found), triton.knobs.runtime.scope():
+        triton.knobs.runtime.jit_cache_hook = hook
         yield
 
 
@@ -176,10 +132,13 @@ def kernel_launches(
         warnings.simplefilter("ignore")  # torch warns of pointers of fake tensors
         tokens = max(args.max_num_batched_tokens, args.max_num_seqs * args.speculative.rows)
         ranks = args.tensor_parallel_size
-        _run_steps(architecture, args, weight_format, _RankAlone(size=ranks))
+        geometry = select_geometry(architecture, args)
+        formats = Formats(weight_format, geometry.dtype, geometry.layout)
+        operations = Operations(resolve(capability, architecture, formats, ranks=ranks), _CUDA)
+        _run_steps(architecture, args, operations, weight_format, _RankAlone(size=ranks))
         if ranks > 1:  # which GPUs reach each other's memory is not known here
             joined = _joined_to_peers(architecture, ranks, rows=tokens, capability=capability)
-            _run_steps(architecture, args, weight_format, joined)
+            _run_steps(architecture, args, operations, weight_format, joined)
     return list(launches)
 
 
@@ -187,17 +146,20 @@ def _joined_to_peers(architecture: ModelArchitecture, size: int, *, rows: int, c
     """On GPUs that reach each other's memory."""
     words = torch.empty(4, dtype=torch.int32, device=_CUDA)
     buffers = PeerBuffers((0,) * size, 0, state=words, ended=words)
-    target = divmod(capability, 10)
     layout = peer_rows_layout(architecture, tensor_parallel_size=size, rows=rows)
     by_rows = None
     if layout is not None:
         normed = torch.empty(layout.rows, layout.width, dtype=torch.bfloat16, device=_CUDA)
-        by_rows = PeerRows(buffers, layout, normed, capability=target, multiprocessors=1)
-    return _RankAlone(size=size, peers=PeerSums(buffers, capability=target), peer_rows=by_rows)
+        by_rows = PeerRows(buffers, layout, normed, capability=capability, multiprocessors=1)
+    return _RankAlone(size=size, peers=PeerSums(buffers, capability=capability), peer_rows=by_rows)
 
 
 def _run_steps(
-    architecture: ModelArchitecture, args: EngineArgs, weight_format: WeightFormat | None, parallel: _RankAlone
+    architecture: ModelArchitecture,
+    args: EngineArgs,
+    operations: Operations,
+    weight_format: WeightFormat | None,
+    parallel: _RankAlone,
 ) -> None:
     from modelserve_worker.execution.fast_attention import KernelAttention  # Triton, on GPUs alone
 
@@ -208,7 +170,9 @@ def _run_steps(
     few_rows = args.max_num_seqs * most_rows
     tokens = max(args.max_num_batched_tokens, few_rows)
     dtype = compute_dtype(architecture)
-    model = Gemma4ForCausalLM(architecture, parallel=parallel, weight_format=weight_format, device=_CUDA, dtype=dtype)
+    model = Gemma4ForCausalLM(
+        architecture, parallel=parallel, weight_format=weight_format, operations=operations, device=_CUDA, dtype=dtype
+    )
     for _, matrix in model.stored_matrices():
         matrix.repack()
     with unset_fake_temporarily():
@@ -219,7 +183,7 @@ def _run_steps(
     last_rows = last_row_sizes(architecture, few_rows)
     for pool_bytes in (scratch, POOL_BYTES):
         cache = KVCache(geometry, pool_bytes, device=_CUDA)
-        attention = KernelAttention(model, cache, tables, most_rows=most_rows, **sizes)
+        attention = KernelAttention(model, cache, tables, operations.table, most_rows=most_rows, **sizes)
         with unset_fake_temporarily():
             packer = StepPacker(
                 geometry, max_num_batched_tokens=tokens, vocab_size=architecture.vocab_size, blocks=attention.blocks,
@@ -245,14 +209,15 @@ def _run_steps(
                     _run(model, attention, _on_cuda(dataclasses.replace(step, narrowed=None)), most_rows)
                 for chunks in (1, MANY_CHUNKS) if step.chunks is not None and rows in UNCAPTURED_ROWS else ():
                     _run(model, attention, _on_cuda(_with_chunks(step, chunks)), most_rows)
-    _sample(architecture, args, parallel)
+    _sample(architecture, args, operations, parallel)
 
 
 def _run(model: Gemma4ForCausalLM, attention: Any, step: Step, columns: int) -> None:
     assert step.token_ids is not None
     attention.begin(step)
     slots = step.global_slots
-    tokens = step_doors(_CUDA).tokens(step.token_ids, slots, torch.empty_like(slots)[:, None].expand(-1, columns))
+    columns_of_slots = torch.empty_like(slots)[:, None].expand(-1, columns)
+    tokens = model.operations.step.tokens(step.token_ids, slots, columns_of_slots)
     hidden = model(tokens, step.positions, attention, num_rows=step.num_rows, narrowed=step.narrowed)
     model.head(hidden)
 
@@ -262,7 +227,9 @@ def _with_chunks(step: Step, most_chunks: int) -> Step:
     return dataclasses.replace(step, chunks=dataclasses.replace(step.chunks, most=most_chunks))
 
 
-def _sample(architecture: ModelArchitecture, args: EngineArgs, parallel: TensorParallel) -> None:
+def _sample(
+    architecture: ModelArchitecture, args: EngineArgs, operations: Operations, parallel: TensorParallel
+) -> None:
     with unset_fake_temporarily():
         slots = SamplingSlots(max_num_seqs=args.max_num_seqs, vocab_size=architecture.vocab_size, device=_CPU)
     rows_each = args.speculative.rows
@@ -273,18 +240,17 @@ def _sample(architecture: ModelArchitecture, args: EngineArgs, parallel: TensorP
         slots=sampled, positions=sampled, output_counts=sampled, width=1, softcap=architecture.final_logit_softcapping,
         columns=SlotColumns(_on_cuda(slots.device.words), slots.device.top_k.numel()),
     )  # fmt: skip
-    tokens = draw_candidates(sampling_door(_CUDA), parallel, logits, rows, first_token=0)
+    tokens = draw_candidates(operations.sampling, parallel, logits, rows, first_token=0)
     draws = Draws(sampled, sampled, sampled, sampled)
-    doors = step_doors(_CUDA)
+    doors = operations.step
     doors.accept(tokens, sampled, sampled, draws, sampled.view(-1, rows_each), sampled)
     if rows_each > 1:
         for placed in (1, 2, 4):
             doors.settle([(sampled, sampled)] * placed, sampled, sampled)
     if args.speculative.prompt_lookup:
         history = torch.empty(args.max_num_seqs, architecture.max_position_embeddings, dtype=torch.int32, device=_CUDA)
-        door = lookup_door(_CUDA)
-        door.remember(history, sampled, tokens, sampled, sampled, sampled)
-        door.look_up(history, sampled, sampled, sampled, sampled, args.speculative.num_tokens)
+        operations.lookup.remember(history, sampled, tokens, sampled, sampled, sampled)
+        operations.lookup.look_up(history, sampled, sampled, sampled, sampled, args.speculative.num_tokens)
 
 
 def _on_cuda(value: Any) -> Any:

@@ -18,6 +18,7 @@ from modelserve_worker.execution.weights import CheckpointFiles, InvalidCheckpoi
 from modelserve_worker.execution.weights_dummy import DummyWeights
 from modelserve_worker.execution.weights_progress import LoadProgress, ProgressCallback
 from modelserve_worker.execution.weights_reading import read_weights
+from modelserve_worker.kernels.operations import PLAIN, Operations
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.models.assistant_checkpoint import ORDERING, assistant_sources, unused_assistant_names
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
@@ -43,17 +44,20 @@ def load_model(
     device: torch.device,
     dtype: torch.dtype,
     weight_format: WeightFormat | None = None,
+    operations: Operations = PLAIN,
     load_format: Literal["auto", "dummy"] = "auto",
     seed: int = 0,
     progress: ProgressCallback | None = None,
 ) -> Gemma4ForCausalLM:
     """Build this rank's model on `device` and fill it from `directory` ("auto") or with random weights ("dummy").
 
-    `weight_format` None is an unquantised checkpoint. Raises InvalidInput when the tensor-parallel size does not fit,
-    InvalidCheckpoint for missing, unexpected, misshapen or unreadable tensors. 300 s without a byte end the process
-    with reason LoadStalled.
+    `weight_format` None is an unquantised checkpoint; `operations` compute on `device`, plain PyTorch's on any. Raises
+    InvalidInput when the tensor-parallel size does not fit, InvalidCheckpoint for missing, unexpected, misshapen or
+    unreadable tensors. 300 s without a byte end the process with reason LoadStalled.
     """
-    model = Gemma4ForCausalLM(architecture, parallel=parallel, weight_format=weight_format, device=device, dtype=dtype)
+    model = Gemma4ForCausalLM(
+        architecture, parallel=parallel, weight_format=weight_format, operations=operations, device=device, dtype=dtype
+    )
     with LoadProgress(callback=progress) as counted:
         if load_format == "dummy":
             counted.expect(model.parameter_bytes())

@@ -19,11 +19,11 @@ from torch import Tensor
 
 from modelserve.architecture import LayerKind
 from modelserve.errors import InvalidInput
+from modelserve.sizing.backends.table import KernelTable
 from modelserve.sizing.cuda_graphs import last_row_sizes
 from modelserve_worker.batch import Int32Array, PendingStep, ScheduledBatch, row_places
 from modelserve_worker.execution.block_tables import BlockTables
 from modelserve_worker.execution.cache_reader import PlainCacheReader
-from modelserve_worker.execution.device import runs_on_kernels
 from modelserve_worker.execution.drafter import Accepted, CacheReader, Drafter
 from modelserve_worker.execution.host_memory import HostMemory
 from modelserve_worker.execution.input_batch import QueryBlocks, StepPacker, StepSize
@@ -37,7 +37,6 @@ from modelserve_worker.execution.step_graphs import WARM_ROWS, StepGraphs
 from modelserve_worker.execution.token_masks import TokenMaskBuffer, TokenMasks
 from modelserve_worker.host_pages import HostProgress
 from modelserve_worker.kernels.step import Step
-from modelserve_worker.kernels.step_start import step_doors
 from modelserve_worker.layers.attention import AttentionBackend
 from modelserve_worker.layers.rotary import rotate
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
@@ -51,7 +50,7 @@ _NO_BLOCKS = QueryBlocks(1, 1, 1)  # plain attention reads the batch itself
 class GPUModelRunner:
     """Runs scheduled steps of one rank on its device, a GPU or the CPU, in the order of `execute` calls.
 
-    `plain`: attention in plain PyTorch although the device has kernels, to compare the two.
+    `table` says what attends, and is that of the model's operations unless another is given.
     """
 
     def __init__(
@@ -62,7 +61,7 @@ class GPUModelRunner:
         max_num_batched_tokens: int,
         max_num_seqs: int,
         max_model_len: int,
-        plain: bool = False,
+        table: KernelTable | None = None,
         drafter: Drafter | None = None,
     ) -> None:
         device = cache.arena.device
@@ -77,12 +76,14 @@ class GPUModelRunner:
         most_rows = 1 + self.draft_tokens
         self.tables = BlockTables(cache.geometry, max_num_seqs=max_num_seqs, max_model_len=max_model_len, device=device)
         self._kernels: KernelAttention | None = None
-        if runs_on_kernels(architecture, device) and not plain:
+        self.table = model.operations.table if table is None else table
+        if self.table.on_kernels:
             from modelserve_worker.execution.fast_attention import KernelAttention  # Triton, on GPUs alone
 
             self._kernels = KernelAttention(
-                model, cache, self.tables, max_num_seqs=max_num_seqs, max_model_len=max_model_len, most_rows=most_rows
-            )
+                model, cache, self.tables, self.table, max_num_seqs=max_num_seqs, max_model_len=max_model_len,
+                most_rows=most_rows,
+            )  # fmt: skip
         self._packer = StepPacker(
             cache.geometry,
             max_num_batched_tokens=max_num_batched_tokens,
@@ -99,12 +100,13 @@ class GPUModelRunner:
             softcap=architecture.final_logit_softcapping,
             parallel=model.parallel,
             device=device,
+            door=model.operations.sampling,
         )
         self._scorer = PromptScorer(softcap=architecture.final_logit_softcapping, device=device)
         self._masks = TokenMaskBuffer(
             max_num_seqs=max_num_seqs * most_rows, vocab_size=architecture.vocab_size, device=device
         )
-        self._doors = step_doors(device)
+        self._doors = model.operations.step
         self.slot_positions = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
         self.slot_tokens = torch.zeros(max_num_seqs, most_rows, dtype=torch.int32, device=device)
         # What captured steps without chunks leave for a drafter beside their logits: hidden states of all rows.

@@ -23,11 +23,13 @@ def join_tensor_parallel(
     init_method: str,
     device: torch.device,
     timeout_s: float = 600.0,
+    capability: int | None = None,
     peer_layout: PeerRowsLayout | None = None,
 ) -> TensorParallel:
     """Join group `init_method` (tcp://HOST:PORT or file://PATH) and wait for its other ranks.
 
-    A single rank joins nothing. `peer_layout`: make buffers for sums by rows, where GPUs reach each other's memory.
+    A single rank joins nothing. `capability`: of GPUs that sum by kernels where they reach each other's memory.
+    `peer_layout`: make buffers for sums by rows, where GPUs reach each other's memory.
     Raises torch's DistStoreError or DistNetworkError when the others do not come in time.
     """
     if size == 1:
@@ -41,10 +43,10 @@ def join_tensor_parallel(
         device_id=device if device.type == "cuda" else None,
     )
     parallel = TensorParallel(rank=rank, size=size)
-    if device.type == "cuda":
+    if capability is not None:
         from modelserve_worker.execution.peer_memory import join_peers  # CUDA, on GPUs alone
 
-        peers, peer_rows = join_peers(rank=rank, size=size, device=device, layout=peer_layout)
+        peers, peer_rows = join_peers(rank=rank, size=size, device=device, capability=capability, layout=peer_layout)
         parallel = replace(parallel, peers=peers, peer_rows=peer_rows)
     _joined[:] = [parallel]
     return parallel

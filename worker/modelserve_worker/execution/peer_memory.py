@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from cuda.bindings import driver
 
-from modelserve.hardware import BFLOAT16_CAPABILITY
 from modelserve.sizing.rank_sums import PEER_BUFFER_BYTES, PeerRowsLayout
 from modelserve_worker.kernels.cuda_kernel import checked
 from modelserve_worker.kernels.peer_rows import PeerRows
@@ -31,16 +30,14 @@ class _Memory:
 
 
 def join_peers(
-    *, rank: int, size: int, device: torch.device, layout: PeerRowsLayout | None
+    *, rank: int, size: int, device: torch.device, capability: int, layout: PeerRowsLayout | None
 ) -> tuple[PeerSums | None, PeerRows | None]:
     """What every rank of the default group calls once, with the same layout.
 
-    None on all ranks where one GPU does not reach another's memory (PCIe without peer access), or has no bfloat16: then
-    NCCL does all sums.
+    None on all ranks where one GPU does not reach another's memory (PCIe without peer access): then NCCL does all sums.
     """
-    capability = torch.cuda.get_device_capability(device)
     reached = all(torch.cuda.can_device_access_peer(device, other) for other in range(size) if other != rank)
-    if not _all(reached and capability >= BFLOAT16_CAPABILITY and size <= MOST_RANKS, device):
+    if not _all(reached and size <= MOST_RANKS, device):
         logger.info("rank %d: GPUs do not all reach each other's memory; NCCL does all sums", rank)
         return None, None
     small = _shared_buffers(PEER_BUFFER_BYTES, rank=rank, size=size, device=device)

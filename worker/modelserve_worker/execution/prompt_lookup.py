@@ -16,7 +16,7 @@ from torch import Tensor
 
 from modelserve_worker.batch import AdmittedRequest
 from modelserve_worker.execution.drafter import Accepted, Proposal, ReaderOf
-from modelserve_worker.kernels.prompt_lookup_door import lookup_door
+from modelserve_worker.kernels.prompt_lookup import LookupDoor, PlainLookup
 
 
 class PromptLookup:
@@ -24,9 +24,18 @@ class PromptLookup:
 
     weights_bytes = 0
 
-    def __init__(self, *, num_tokens: int, max_num_seqs: int, max_model_len: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        *,
+        num_tokens: int,
+        max_num_seqs: int,
+        max_model_len: int,
+        device: torch.device,
+        door: LookupDoor | None = None,
+    ) -> None:
+        """`door` left out: plain PyTorch's."""
         self.num_tokens = num_tokens
-        self._door = lookup_door(device)
+        self._door = door or PlainLookup()
         self._history = torch.zeros(max_num_seqs, max_model_len, dtype=torch.int32, device=device)
         self._host = np.zeros((2, max_num_seqs), dtype=np.int32)  # tokens of the prompt, and of the prediction
         self._lengths = torch.zeros(2, max_num_seqs, dtype=torch.int32, device=device)

@@ -33,10 +33,10 @@ import torch.distributed as dist
 from modelserve.architecture import ModelArchitecture
 from modelserve.engine_args import EngineArgs
 from modelserve.errors import InvalidInput, ModelServeError
+from modelserve.sizing.backends.table import KernelTable
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.batch import Int32Array, ModelRunner, PendingStep, SampledTokens, ScheduledBatch
 from modelserve_worker.engine_client import EngineDead
-from modelserve_worker.execution.device import compute_capability
 from modelserve_worker.execution.launched_step import FailedStep
 from modelserve_worker.execution.memory_report import MemoryReport
 from modelserve_worker.execution.parallel import abort_collectives
@@ -67,7 +67,7 @@ class LaunchedReplica:
     pool_bytes: int
     max_model_len: int
     memory: MemoryReport
-    compute_capability: tuple[int, int]  # of the GPUs; (0, 0) on the CPU
+    table: KernelTable  # of kernels, the same on all ranks
     captured_rows: tuple[int, ...]  # of steps with prompts, rising
 
 
@@ -395,6 +395,6 @@ def _replica(started: StartedRank, runner: ModelRunner) -> LaunchedReplica:
         pool_bytes=memory.pool_bytes,
         max_model_len=memory.max_model_len,
         memory=memory,
-        compute_capability=compute_capability(started.runner.cache.arena.device),
+        table=started.runner.table,
         captured_rows=started.runner.captured_rows,
     )

@@ -27,12 +27,12 @@ from modelserve_worker.execution.sampling_slots import SamplingSlots, Slots
 from modelserve_worker.execution.token_masks import TokenMasks
 from modelserve_worker.kernels.sampling import (
     CandidateRows,
+    PlainSampling,
     SamplingDoor,
     allowed_tokens,
     draw_tokens,
     softcapped,
 )
-from modelserve_worker.kernels.sampling_door import sampling_door
 from modelserve_worker.layers.parallel import TensorParallel
 
 _IN_PROMPT = 1 << 30  # bit of a penalty count that says: the token is in the prompt
@@ -80,14 +80,16 @@ class Sampler:
         softcap: float | None,
         parallel: TensorParallel,
         device: torch.device,
+        door: SamplingDoor | None = None,
     ) -> None:
+        """`door` left out: plain PyTorch's."""
         self._parallel = parallel
         self._first_token = parallel.shard(vocab_size, what="vocab_size").start
         self._softcap = softcap
         self._slots = SamplingSlots(max_num_seqs=max_num_seqs, vocab_size=vocab_size, device=device)
         self._seen = torch.zeros(max_num_seqs, vocab_size, dtype=torch.int32, device=device)
         self._right = torch.ones(max_num_seqs, dtype=torch.bool, device=device)  # the drafts so far, of a step
-        self._door = sampling_door(device)
+        self._door = door or PlainSampling()
 
     def reset(self) -> None:
         """Forget what every slot has seen."""

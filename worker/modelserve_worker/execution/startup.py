@@ -27,10 +27,9 @@ from modelserve.weight_format import WeightFormat
 from modelserve_worker.batch import NO_UPDATES, AdmittedRequest, ScheduledBatch
 from modelserve_worker.execution.accelerator_check import check_accelerator
 from modelserve_worker.execution.device import (
-    check_formats,
     compute_dtype,
     device_facts,
-    runs_on_kernels,
+    kernel_table,
     select_device,
     select_geometry,
     with_compute_dtype,
@@ -54,6 +53,7 @@ from modelserve_worker.execution.parallel import TensorParallel, join_tensor_par
 from modelserve_worker.execution.weights import InvalidCheckpoint
 from modelserve_worker.execution.weights_progress import ProgressCallback
 from modelserve_worker.host_pages import HostProgress
+from modelserve_worker.kernels.operations import Operations
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.nvml import used_bytes
 from modelserve_worker.request import SamplingParams
@@ -137,7 +137,7 @@ def start_rank(
     architecture = with_compute_dtype(read_architecture(directory), args)
     weight_format = read_weight_format(directory)
     geometry = select_geometry(architecture, args)
-    check_formats(device, architecture, geometry)
+    table = kernel_table(device, architecture, geometry, args, weight_format)
     used_before = 0
     if device.type == "cuda":
         used_before = used_bytes(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
@@ -147,7 +147,7 @@ def start_rank(
         if args.tensor_parallel_size > 1:  # ranks share the cores
             torch.set_num_threads(max(1, torch.get_num_threads() // args.tensor_parallel_size))
     compilations: Callable[[], AbstractContextManager[None]] = nullcontext
-    if runs_on_kernels(architecture, device):
+    if table.on_kernels:
         from modelserve_worker.kernels import kernel_cache  # Triton, on GPUs alone
 
         kernel_cache.use_kernel_cache()
@@ -159,6 +159,7 @@ def start_rank(
         size=args.tensor_parallel_size,
         init_method=init_method,
         device=device,
+        capability=table.capability if table.sums_through_peers else None,
         peer_layout=peer_rows_layout(architecture, tensor_parallel_size=args.tensor_parallel_size, rows=most_rows),
     )
     dtype = compute_dtype(architecture)
@@ -174,6 +175,8 @@ def start_rank(
         sizes = {"tensor_parallel_size": parallel.size, "rows": most_rows}
         probe.joined(peer_bytes=peer_bytes(architecture, **sizes) if parallel.peers is not None else 0)
         del residual
+    if rank == 0:
+        logger.info("kernels: %s", "\n  ".join(table.lines()))
     phases.end("device")
     model = load_model(
         architecture,
@@ -182,6 +185,7 @@ def start_rank(
         device=device,
         dtype=dtype,
         weight_format=weight_format,
+        operations=Operations(table, device),
         load_format=args.load_format,
         seed=args.seed,
         progress=progress,
@@ -189,7 +193,7 @@ def start_rank(
     drafter = drafter_of(args, model)
     phases.end("weights")
     beside_graphs = 0
-    if runs_on_kernels(architecture, device):
+    if table.on_kernels:
         beside_graphs = sampling_bytes(
             architecture, rows=args.max_num_seqs * args.speculative.rows, tensor_parallel_size=args.tensor_parallel_size
         )
@@ -216,7 +220,7 @@ def start_rank(
                 overhead["graphs"],
                 use.overhead["graphs"],
             )
-    if runs_on_kernels(architecture, device):
+    if table.on_kernels:
         from modelserve_worker.kernels.late_compilation import log_late_compilations  # Triton, on GPUs alone
 
         log_late_compilations()

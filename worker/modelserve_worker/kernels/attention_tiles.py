@@ -6,8 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from modelserve.sizing.backends.attention import (
+    PAIRS,
+    SLIDING_WIDTH,
+    AttentionShape,
+    chunk_choices,
+    decode_choices,
+)
+from modelserve.sizing.backends.generations import GENERATIONS, HIGHEST, HOPPER, tiles_for
+from modelserve.sizing.backends.table import Backend, Choice, KernelTable, Operation
 from modelserve.sizing.pages import KVCacheDtype
-from modelserve_worker.kernels.gpu_generations import GENERATIONS, HIGHEST, tiles_for
 from modelserve_worker.kernels.paged_layout import LayerRows
 from modelserve_worker.kernels.specimen import KernelSpecimen
 
@@ -19,20 +27,21 @@ class Tile:
     """Shape of one kernel on one kind of layer. `rows`: query rows of a block; `keys`: keys of a tile; `queries`: of a
     decode kernel's program, those that registers and shared memory hold at most.
 
-    `sm90`: not a Triton kernel but that of `chunk_attention_sm90`, `sliding_attention_sm90` or `global_decode_sm90`, or
-    of `sliding_decode_sm90` for the few rows that it takes.
+    `hopper`: where the table of kernels names it, the kernel is not Triton's but that of `chunk_attention_sm90`,
+    `sliding_attention_sm90`, `global_decode_sm90` or, of at most `most_segments`, `sliding_decode_sm90`.
     """
 
     rows: int
     keys: int
     warps: int
     stages: int
-    sm90: bool = False
+    hopper: bool = False
     queries: int = 64
+    most_segments: int | None = None
 
 
-# By the places of `gpu_generations`. Of 64 rows of 512 columns Triton makes a mere trap for 10.0, whose matrix units
-# keep sums in a memory that these fill.
+# By the places of `modelserve.sizing.backends.generations`. Of 64 rows of 512 columns Triton makes a mere trap for
+# 10.0, whose matrix units keep sums in a memory that these fill.
 _TILES: dict[tuple[Door, str], tuple[Tile, ...]] = {
     ("decode", "v_only"): (
         Tile(16, 64, 4, 2, queries=16),
@@ -51,31 +60,42 @@ _TILES: dict[tuple[Door, str], tuple[Tile, ...]] = {
     ("chunk", "kv"): (Tile(32, 32, 8, 2), Tile(32, 32, 8, 1), Tile(64, 64, 8, 1)),
     ("chunk", "sliding"): (Tile(64, 32, 8, 3), Tile(64, 32, 8, 2), Tile(128, 32, 8, 3)),
 }
-# Global layers of 512 columns in pages of 64, computed in bfloat16, on Hopper alone; with K the tile is half of it.
-HOPPER_CHUNK = Tile(rows=128, keys=64, warps=12, stages=2, sm90=True)
-# Sliding layers of 256 columns in pages of 32, likewise; what Triton's kernel takes where decoded rows have no room.
-HOPPER_SLIDING_CHUNK = Tile(rows=128, keys=32, warps=8, stages=3, sm90=True)
-# The same layers where they hold bfloat16; what Triton's kernel takes where rows are many.
-HOPPER_SLIDING_DECODE = replace(_TILES["decode", "sliding"][-1], warps=2, sm90=True)
-# Global layers of 512 columns that store V alone in bfloat16; the keys are those of the rotation tables.
-HOPPER_GLOBAL_DECODE = replace(_TILES["decode", "v_only"][2], sm90=True)
+# Global layers of 512 columns in pages of 64; with K the tile is half of it.
+_HOPPER_CHUNK = Tile(rows=128, keys=64, warps=12, stages=2, hopper=True)
+# Sliding layers of 256 columns in pages of 32; what Triton's kernel takes where decoded rows have no room.
+_HOPPER_SLIDING_CHUNK = Tile(rows=128, keys=32, warps=8, stages=3, hopper=True)
+# Those of bfloat16 rows, whose decodes Triton's kernel takes where they are many.
+_HOPPER_SLIDING_DECODE = replace(_TILES["decode", "sliding"][-1], warps=2)
 
 
-def tile_for(rows: LayerRows, *, door: Door, capability: int) -> Tile:
-    """The tile of a door on layers of this layout; `capability` is 10 * major + minor. Raises ValueError where GPUs of
-    that capability are not known."""
-    narrow = rows.dtype is not KVCacheDtype.FLOAT32
-    if door == "chunk" and capability == 90 and not rows.entries and rows.width == 512 and narrow:
-        return HOPPER_CHUNK
-    if door == "chunk" and capability == 90 and rows.entries and rows.width == 256 and narrow:
-        return HOPPER_SLIDING_CHUNK
-    plain = rows.dtype is KVCacheDtype.BFLOAT16
-    if door == "decode" and capability == 90 and rows.entries and rows.width == 256 and plain:
-        return HOPPER_SLIDING_DECODE
-    if door == "decode" and capability == 90 and rows.v_only and rows.width == 512 and plain:
-        return HOPPER_GLOBAL_DECODE
-    layout = "v_only" if rows.v_only else "sliding" if rows.entries else "kv"
-    return tiles_for(_TILES[door, layout], capability)
+def tiles_of(table: KernelTable, rows: LayerRows) -> tuple[Tile, Tile]:
+    """Those of decode and of chunk attention on layers of this layout. Raises KeyError for a table of another model."""
+    assert table.capability is not None
+    decode, chunk = (
+        table.of(operation, rows.kind) for operation in (Operation.DECODE_ATTENTION, Operation.CHUNK_ATTENTION)
+    )
+    return _tile("decode", decode, rows, table.capability), _tile("chunk", chunk, rows, table.capability)
+
+
+def tile_for(rows: LayerRows, *, door: Door, capability: int, query_heads: int, pairs: int = PAIRS) -> Tile:
+    """The tile of a door on layers of this layout by themselves, whatever model they are of. Raises
+    UnknownGenerationError where GPUs of that capability are not known."""
+    shape = AttentionShape(
+        rows.heads, query_heads, rows.width, rows.window, rows.dtype, rows.v_only, 0 if rows.window else pairs
+    )
+    choices = (decode_choices if door == "decode" else chunk_choices)(shape, capability)
+    return _tile(door, tuple(choices), rows, capability)
+
+
+def _tile(door: Door, choices: tuple[Choice, ...], rows: LayerRows, capability: int) -> Tile:
+    first, layout = choices[0], "v_only" if rows.v_only else "sliding" if rows.entries else "kv"
+    hopper = first.backend is Backend.HOPPER
+    if hopper and door == "chunk":
+        return _HOPPER_SLIDING_CHUNK if rows.entries else _HOPPER_CHUNK
+    tile = tiles_for(_TILES[door, layout], capability)
+    if door == "decode" and capability == HOPPER and rows.entries and rows.width == SLIDING_WIDTH:
+        tile = _HOPPER_SLIDING_DECODE if rows.dtype is KVCacheDtype.BFLOAT16 else tile
+    return replace(tile, hopper=hopper, most_segments=first.most_rows if hopper else None)
 
 
 def query_block(tile: Tile, rows: int, group: int) -> tuple[int, int]:

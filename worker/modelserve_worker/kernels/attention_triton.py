@@ -26,7 +26,7 @@ from modelserve_worker.kernels import prepare_triton as prepare_kernels
 from modelserve_worker.kernels import sliding_attention_sm90 as hopper_sliding
 from modelserve_worker.kernels import sliding_decode_sm90 as hopper_decode
 from modelserve_worker.kernels.attention_tiles import FORMAT_NAMES, Tile, decode_warps, query_block, tile_for
-from modelserve_worker.kernels.dependent_launch import dependent_launch
+from modelserve_worker.kernels.dependent_launch import launch
 from modelserve_worker.kernels.paged_layout import LayerRows
 from modelserve_worker.kernels.step import Segments, Step
 
@@ -130,8 +130,9 @@ def decode_attention(
     decode = step.decode
     assert decode is not None
     heads, width, count, few = q.shape[1], q.shape[2], decode.slots.numel(), decode.most_rows
-    hopper = tile.sm90 and few == 1  # its kernels attend for one row of a request
-    if hopper and rows.entries and hopper_decode.takes(rows, count=count, query_heads=heads):
+    taken = tile.most_segments is None or count <= tile.most_segments
+    hopper = tile.hopper and taken and few == 1  # its kernels attend for one row of a request
+    if hopper and rows.entries:
         hopper_decode.sliding_decode(q, output, decode, rows=rows, table=table, arena=arena)
         return
     group = heads // rows.heads
@@ -155,7 +156,6 @@ def decode_attention(
         "BESIDE": beside,
         "num_warps": decode_warps(tile, block),
         "num_stages": tile.stages,
-        **dependent_launch(),
     }
     common = (
         q,
@@ -182,23 +182,24 @@ def decode_attention(
         v_only = packed_kernels.split_decode_v_only_packed if packed else decode_kernels.split_decode_v_only
         if packed and math.prod(grid) <= ALONE:  # unpacking binds a program that has a multiprocessor to itself
             tiled["num_warps"] = max(2 * tile.warps, decode_warps(tile, block))
-        if hopper and hopper_global.takes(rows, query_heads=heads, pairs=rotation.pairs):
+        if hopper:
             hopper_global.split_decode(
                 q, partial, maxima, sums, decode, rows=rows, table=table, arena=arena, key_weight=key_weight,
                 turns=turns, most_splits=most, split_pages=split["SPLIT_PAGES"], beside=beside,
             )  # fmt: skip
         else:
-            v_only[grid](*common, key_weight, *turns, PAIRS=rotation.pairs, **shape, **split, **tiled)
+            launch(v_only, grid, *common, key_weight, *turns, PAIRS=rotation.pairs, **shape, **split, **tiled)
     else:
         kernel = packed_kernels.split_decode_packed if packed else decode_kernels.split_decode
-        kernel[grid](*common, ENTRIES=rows.entries, WINDOW=rows.window, **shape, **split, **tiled)
+        launch(kernel, grid, *common, ENTRIES=rows.entries, WINDOW=rows.window, **shape, **split, **tiled)
     splits = triton.next_power_of_2(most)
     columns = min(width, 64 if count * few * heads * width <= FEW_RESULTS else 128)
-    decode_kernels.combine[(count * few, heads, width // columns)](
+    launch(
+        decode_kernels.combine, (count * few, heads, width // columns),
         partial, maxima, sums, decode.starts, decode.lengths, decode.rows, output,
         PAIRS=rotation.pairs if rows.v_only and rotation is not None else 0, WINDOW=rows.window,
         SPLITS=splits, COLUMNS=columns, **shape, **split,
-        num_warps=min(4, max(1, splits * columns // PER_WARP)), **dependent_launch(),
+        num_warps=min(4, max(1, splits * columns // PER_WARP)),
     )  # fmt: skip
 
 
@@ -248,27 +249,28 @@ def chunk_attention(
     shared = {
         "CHUNKS": chunks.rows.numel(), "KV_HEADS": rows.heads, "GROUP": heads // rows.heads, "D": width,
         "PAGE": rows.page_tokens, "TILE": tile.keys, "BLOCK_M": tile.rows,
-        "num_warps": tile.warps, "num_stages": tile.stages, **dependent_launch(),
+        "num_warps": tile.warps, "num_stages": tile.stages,
     }  # fmt: skip
     described = (chunks.rows, chunks.starts, chunks.lengths, chunks.slots)
     pages = (table, table.stride(0), elements, scales, *numbers)
     if rows.kind is LayerKind.SLIDING:
         assert fresh is not None
-        if tile.sm90 and rows.dtype not in EIGHT_BIT:
+        if tile.hopper and rows.dtype not in EIGHT_BIT:
             hopper_sliding.sliding_chunk(q, output, step, rows=rows, fresh=fresh[:2], table=table, arena=arena)
             return True
-        room = _decoded_window(scratch, chunks, rows=rows, tokens=q.shape[0]) if tile.sm90 else None
+        room = _decoded_window(scratch, chunks, rows=rows, tokens=q.shape[0]) if tile.hopper else None
         if room is not None:
             programs = max(rows.entries, -(-q.shape[0] // rows.page_tokens))
-            expand_kernels.expand_window[(programs, rows.heads, 2)](
+            launch(
+                expand_kernels.expand_window, (programs, rows.heads, 2),
                 *room, *fresh, *described, chunks.sliding_blocks, *pages,
                 CHUNKS=chunks.rows.numel(), KV_HEADS=rows.heads, D=width, PAGE=rows.page_tokens,
                 ENTRIES=rows.entries, WINDOW=rows.window, FORMAT=fmt, COLUMNS=min(width, 128), num_warps=4,
-                **dependent_launch(),
             )  # fmt: skip
             hopper_sliding.sliding_chunk(q, output, step, rows=rows, fresh=room, table=table, arena=None)
             return True
-        chunk_kernels.sliding_chunk[(chunks.most_sliding_blocks, rows.heads)](
+        launch(
+            chunk_kernels.sliding_chunk, (chunks.most_sliding_blocks, rows.heads),
             q, output, *fresh, *described, chunks.sliding_blocks, *pages,
             ENTRIES=rows.entries, WINDOW=rows.window, FORMAT=fmt, **shared,
         )  # fmt: skip
@@ -287,22 +289,23 @@ def chunk_attention(
             layout = (0, planes * plane, 0, (planes - 1) * plane, 0, 0, 0, 0)
     for group in step.passes:
         if per_key:
-            expand_kernels.expand_keys[(group.most_pages, rows.heads)](
+            launch(
+                expand_kernels.expand_keys, (group.most_pages, rows.heads),
                 scratch, decoded, group.key_rows, *described[1:], group.pages, *pages, key_weight, inverse_frequencies,
                 CHUNKS=chunks.rows.numel(), KV_HEADS=rows.heads, D=width, PAIRS=pairs if rows.v_only else 0,
-                PAGE=rows.page_tokens, FORMAT=fmt, COLUMNS=min(width, 128), num_warps=4, **dependent_launch(),
+                PAGE=rows.page_tokens, FORMAT=fmt, COLUMNS=min(width, 128), num_warps=4,
             )  # fmt: skip
-        if tile.sm90:
+        if tile.hopper:
             read = hopper_kernels.Pages(stored, layout, None if dense else table, scratch if rows.v_only else None)
             hopper_kernels.global_chunk(q, output, chunks, group, pages=read, kv_heads=rows.heads)
             continue
         common = (q, output, *described, group.blocks, table, table.stride(0), stored, scales, *layout, group.key_rows)
         grid = (group.most_blocks, rows.heads)
         if rows.v_only:
-            chunk_kernels.global_chunk_v_only[grid](*common, scratch, PAIRS=pairs, DENSE=dense, **shared)
+            launch(chunk_kernels.global_chunk_v_only, grid, *common, scratch, PAIRS=pairs, DENSE=dense, **shared)
         else:
-            chunk_kernels.global_chunk[grid](*common, DENSE=dense, **shared)
-    return tile.sm90
+            launch(chunk_kernels.global_chunk, grid, *common, DENSE=dense, **shared)
+    return tile.hopper
 
 
 def prepare(
@@ -332,14 +335,14 @@ def prepare(
     stored_heads = kv_heads if rows.v_only else 2 * kv_heads
     per_program = min(4, kv_heads or q_heads)
     buffers = fresh if fresh is not None else (elements, elements, scales, scales)
-    prepare_kernels.prepare[(tokens, (q_heads + stored_heads) // per_program)](
+    launch(
+        prepare_kernels.prepare, (tokens, (q_heads + stored_heads) // per_program),
         projected, projected.stride(0), q, q_weight, k_weight, *rotation,
         step.sliding_slots if rows.entries else step.global_slots, step.positions, table, table.stride(0),
         elements, scales, *buffers, *numbers, eps,
         Q_HEADS=q_heads, KV_HEADS=kv_heads, D=width, HEADS=per_program, PAGE=rows.page_tokens, ENTRIES=rows.entries,
         PAIRS=pairs if rows.v_only else 0, V_IS_K=projected.shape[1] < (q_heads + 2 * kv_heads) * width,
         BUFFERED=fresh is not None, FORMAT=fmt, num_warps=max(1, min(4, per_program * width // 512)),
-        **dependent_launch(),
     )  # fmt: skip
 
 
@@ -354,8 +357,9 @@ def commit(
     """Step-buffer rows that outlive the step -> their sliding pages."""
     (elements, scales), numbers, _ = page_arguments(rows, arena)
     heads = triton.next_power_of_2(rows.heads)
-    prepare_kernels.commit[(step.commit_slots.numel(),)](
+    launch(
+        prepare_kernels.commit, (step.commit_slots.numel(),),
         *fresh, step.commit_slots, step.positions, table, table.stride(0), elements, scales, *numbers,
         KV_HEADS=rows.heads, HEADS=heads, D=rows.width, PAGE=rows.page_tokens, ENTRIES=rows.entries, INT8=rows.int8,
-        num_warps=8 if heads * rows.width >= 4096 else 4, **dependent_launch(),
+        num_warps=8 if heads * rows.width >= 4096 else 4,
     )  # fmt: skip

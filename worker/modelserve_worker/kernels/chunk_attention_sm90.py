@@ -8,15 +8,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from modelserve.sizing.backends.attention import GLOBAL_WIDTH, PAIRS, global_chunk_bytes
+from modelserve.sizing.pages import GLOBAL_PAGE_TOKENS
 from modelserve_worker.kernels.cuda_kernel import CudaSource, launch, pointer, tensor_map
 from modelserve_worker.kernels.paged_layout import rising_pages
 from modelserve_worker.kernels.step import Segments
 
 CLUSTER = 2  # thread blocks that share their tiles of keys
-WIDTH, PAGE, TURNED = 512, 64, 128  # columns of a head, keys of a page, columns of K that rotation changes
+WIDTH, PAGE = GLOBAL_WIDTH, GLOBAL_PAGE_TOKENS  # columns of a head, keys of a page
+TURNED = 2 * PAIRS  # columns of K that rotation changes
 THREADS = 384
-_ROW_FLOATS = 6 * 64 * 4
-_BARRIER = 8
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,10 @@ class Variant:
 
 
 def _variant(*, key_plane: bool) -> Variant:
-    keys, other, barriers = (32, WIDTH, 22) if key_plane else (64, TURNED, 14)
-    weights = 2 * 64 * 128 if key_plane else 0
-    shared = 2 * (64 * WIDTH + 2 * keys * (WIDTH + other)) + weights + _ROW_FLOATS + barriers * _BARRIER
+    shared = global_chunk_bytes(key_plane=key_plane)
     defines = (f"KEY_PLANE={int(key_plane)}",)
     source = CudaSource("chunk_attention_sm90.cu", "global_chunk", "sm_90a", defines, shared)
-    return Variant(source, keys)
+    return Variant(source, 32 if key_plane else 64)
 
 
 V_ONLY, WITH_KEYS = _variant(key_plane=False), _variant(key_plane=True)

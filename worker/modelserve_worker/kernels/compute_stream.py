@@ -1,8 +1,8 @@
 """The one stream of a GPU that kernels run on: its default stream, or the one that a graph is being captured on.
 
-Kernels share workspaces (`linear_tiles.split_sums`, cuBLAS's, a step's scratch), and those that start early are right
-because all work before them is on their stream (`dependent_launch`). On a second stream both would be wrong and say
-nothing. So other streams only copy, ordered by events, and every launch of ours asks first.
+Kernels share workspaces (`linear_tiles.SharedBuffers`, cuBLAS's, a step's scratch), and those that start early are
+right because all work before them is on their stream (`dependent_launch`). On a second stream both would be wrong and
+say nothing. So other streams only copy, ordered by events, and every launch of ours asks first.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from cuda.bindings import driver, nvrtc
 
 from modelserve_worker.kernels.compute_stream import check_compute_stream
 from modelserve_worker.kernels.kernel_cache import shipped_folder
+from modelserve_worker.kernels.launching import noting
 
 logger = logging.getLogger(__name__)
 
@@ -134,6 +135,9 @@ def launch(
     and no more are launched than there are multiprocessors. `dependent`, from capability 9.0 on: the kernel may start
     before the one ahead has ended, and waits for it itself (as `dependent_launch` says).
     """
+    if (note := noting()) is not None:
+        note(source)
+        return
     device = torch.cuda.current_device()
     if resident:
         grid = min(grid[0], torch.cuda.get_device_properties(device).multi_processor_count), grid[1]
@@ -164,7 +168,6 @@ def pointer(tensor: torch.Tensor | None) -> tuple[int, Any]:
     return 0 if tensor is None else tensor.data_ptr(), ctypes.c_void_p
 
 
-@lru_cache(maxsize=8192)
 def tensor_map(
     address: int,
     sizes: tuple[int, ...],
@@ -180,6 +183,20 @@ def tensor_map(
     128 bytes lie swizzled by 128. `promoted`: each 128 bytes bring the other half of their 256 into the L2 cache, which
     is as well where several blocks read them and takes 7 % of memory's speed where all is read once.
     """
+    if noting() is not None:
+        return None
+    return _encoded(address, sizes, strides, box, swizzled, promoted)
+
+
+@lru_cache(maxsize=8192)
+def _encoded(
+    address: int,
+    sizes: tuple[int, ...],
+    strides: tuple[int, ...],
+    box: tuple[int, ...],
+    swizzled: bool,
+    promoted: bool,
+) -> Any:
     swizzles = driver.CUtensorMapSwizzle
     swizzle = swizzles.CU_TENSOR_MAP_SWIZZLE_128B if swizzled else swizzles.CU_TENSOR_MAP_SWIZZLE_NONE
     element, interleave = driver.CUtensorMapDataType, driver.CUtensorMapInterleave

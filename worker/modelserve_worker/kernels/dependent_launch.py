@@ -1,6 +1,6 @@
 """Programmatic dependent launch: from compute capability 9.0 on, a kernel starts while the one before it ends.
 
-A kernel launched with `dependent_launch()` may start as soon as every program of the kernel before it on the stream has
+A kernel that `launch` launches may start as soon as every program of the kernel before it on the stream has
 allowed that (`griddepcontrol.launch_dependents`) or has ended. `griddepcontrol.wait` then holds it until the kernel
 before is complete and its writes are visible. Each Triton kernel here begins with `launch_dependents` and
 `wait_for_prerequisites`, and reads between them at most what no kernel writes that it could meet:
@@ -39,14 +39,19 @@ finds it beside the others, and what was built ahead is what is launched.
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
+from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.language.target_info import cuda_capability_geq, current_target
 
+from modelserve.sizing.backends.generations import DEPENDENT_LAUNCH
 from modelserve_worker.kernels.compute_stream import check_compute_stream
+from modelserve_worker.kernels.launching import noting
 
-LEAST_CAPABILITY = tl.constexpr(90)
+LEAST_CAPABILITY = tl.constexpr(DEPENDENT_LAUNCH)
 _PREFETCH = tl.constexpr("""{
 .reg .pred wanted;
 setp.ne.b32 wanted, $2, 0;
@@ -95,8 +100,30 @@ def prefetch(lines: tl.tensor, wanted: tl.tensor) -> None:
         )
 
 
+class Pointer:
+    """A tensor as a launch specialises it: its dtype, and its offset in an allocation that is aligned."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.dtype = tensor.dtype
+        self._offset = tensor.storage_offset() * tensor.itemsize
+
+    def data_ptr(self) -> int:
+        return int(self._offset)
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+    """Launch a Triton kernel that waits, as all here do, with constants and options by name; where launches are noted
+    (`launching`) it is specialised and no more. Raises ComputeStreamError."""
+    options |= dependent_launch()
+    if noting() is None:
+        kernel[grid](*arguments, **options)
+    else:
+        described = (Pointer(value) if isinstance(value, Tensor) else value for value in arguments)
+        kernel.run(*described, grid=grid, warmup=True, **options)
+
+
 def dependent_launch() -> dict[str, bool]:
-    """Options of every launch of a kernel that waits; a kernel that does not wait must never have them.
+    """Options of a launch of a kernel that waits; one that does not wait must never have them.
 
     Raises ComputeStreamError.
     """

@@ -9,7 +9,6 @@ what they norm. Results are new tensors unless a door says otherwise.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Protocol
 
 import torch
@@ -38,9 +37,8 @@ class ElementwiseDoors(Protocol):
 
         residual' = (residual + RMS_delta_weight(delta)) * scalar, normed = RMS_next_weight(residual').
         residual and delta are contiguous [T, H], the weights [H], scalar [1]; a scalar of None is 1. A delta may be
-        float32 [P, T, H]: its sum over P, rounded once (`few_rows`). Returns residual' and normed, or None where there
-        is no next_weight. The caller gives `residual` up: residual' may be the same
-        memory, or not.
+        float32 [P, T, H]: its sum over P, rounded once (`StoredMatrix.in_parts`). Returns residual' and normed, or None
+        where there is no next_weight. The caller gives `residual` up: residual' may be the same memory, or not.
         """
         ...
 
@@ -124,13 +122,3 @@ class PlainElementwise:
     def softcap(self, logits: Tensor, cap: float | None) -> Tensor:
         wide = logits.float()
         return wide if cap is None else torch.tanh(wide / cap) * cap
-
-
-@cache
-def elementwise_doors(device: torch.device) -> ElementwiseDoors:
-    """The implementation for a device, chosen once: Triton kernels on CUDA, the plain twins elsewhere."""
-    if device.type != "cuda":
-        return PlainElementwise()
-    from modelserve_worker.kernels.elementwise_triton import TritonElementwise
-
-    return TritonElementwise()

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from modelserve_worker.kernels.dependent_launch import dependent_launch, launch_dependents, wait_for_prerequisites
+from modelserve_worker.kernels.dependent_launch import launch, launch_dependents, wait_for_prerequisites
 from modelserve_worker.kernels.specimen import KernelSpecimen
 
 _TILE = 1024  # elements of one program of an operation without norms, and of one program of small normed rows
@@ -210,9 +210,9 @@ class TritonElementwise:
     def rms_norm(self, x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
         rows = x.contiguous().view(-1, weight.shape[0])
         normed = torch.empty_like(rows)
-        launch = row_launch(rows.shape[1], many=rows.shape[0] >= _MANY_ROWS)
-        rms_norm[(triton.cdiv(rows.shape[0], launch["ROWS"]),)](
-            rows, weight, normed, rows.shape[0], eps, **launch, **dependent_launch()
+        block = row_launch(rows.shape[1], many=rows.shape[0] >= _MANY_ROWS)
+        launch(
+            rms_norm, (triton.cdiv(rows.shape[0], block["ROWS"]),), rows, weight, normed, rows.shape[0], eps, **block
         )
         return normed.view(x.shape)
 
@@ -228,10 +228,11 @@ class TritonElementwise:
     ) -> tuple[Tensor, Tensor | None]:
         rows, width = residual.shape
         normed = None if next_weight is None else torch.empty_like(residual)
-        launch = row_launch(width, many=rows >= _MANY_ROWS)
-        residual_norm[(triton.cdiv(rows, launch["ROWS"]),)](
+        block = row_launch(width, many=rows >= _MANY_ROWS)
+        launch(
+            residual_norm, (triton.cdiv(rows, block["ROWS"]),),
             residual, delta, delta_weight, scalar, next_weight, normed, rows, eps,
-            PARTS=delta.shape[0] if delta.dim() > residual.dim() else 1, **launch, **dependent_launch(),
+            PARTS=delta.shape[0] if delta.dim() > residual.dim() else 1, **block,
         )  # fmt: skip
         return residual, normed
 
@@ -242,9 +243,16 @@ class TritonElementwise:
     def per_layer_gate(self, gate: Tensor, per_layer: Tensor) -> Tensor:
         rows, width = gate.shape
         gated = torch.empty((rows, width), dtype=gate.dtype, device=gate.device)
-        launch = tile_launch(width)
-        gated_gelu[(rows, triton.cdiv(width, launch["BLOCK"]))](
-            gate, gate.stride(0), per_layer, per_layer.stride(0), gated, **launch, **dependent_launch()
+        block = tile_launch(width)
+        launch(
+            gated_gelu,
+            (rows, triton.cdiv(width, block["BLOCK"])),
+            gate,
+            gate.stride(0),
+            per_layer,
+            per_layer.stride(0),
+            gated,
+            **block,
         )
         return gated
 
@@ -254,34 +262,50 @@ class TritonElementwise:
         width = weight.shape[0]
         tokens, rows = projected.shape[0], projected.numel() // width
         added = torch.empty((tokens, rows // tokens, width), dtype=projected.dtype, device=projected.device)
-        launch = row_launch(width, many=rows >= _MANY_ROWS)
-        per_layer_inputs[(triton.cdiv(rows, launch["ROWS"]),)](
-            projected, table_rows, weight, added, rows, projection_scale, eps, **launch, **dependent_launch()
+        block = row_launch(width, many=rows >= _MANY_ROWS)
+        launch(
+            per_layer_inputs,
+            (triton.cdiv(rows, block["ROWS"]),),
+            projected,
+            table_rows,
+            weight,
+            added,
+            rows,
+            projection_scale,
+            eps,
+            **block,
         )
         return added
 
     def embed(self, ids: Tensor, table: Tensor, *, scale: float) -> Tensor:
         width = table.shape[1]
         embedded = torch.empty((ids.shape[0], width), dtype=table.dtype, device=table.device)
-        launch = tile_launch(width)
-        embed[(ids.shape[0], triton.cdiv(width, launch["BLOCK"]))](
-            ids, table, embedded, table.shape[0], scale, **launch, **dependent_launch()
+        block = tile_launch(width)
+        launch(
+            embed,
+            (ids.shape[0], triton.cdiv(width, block["BLOCK"])),
+            ids,
+            table,
+            embedded,
+            table.shape[0],
+            scale,
+            **block,
         )
         return embedded
 
     def softcap(self, logits: Tensor, cap: float | None) -> Tensor:
         capped = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
         if count := logits.numel():
-            softcap[(triton.cdiv(count, _TILE),)](
+            launch(
+                softcap, (triton.cdiv(count, _TILE),),
                 logits, capped, count, 1.0 if cap is None else cap, CAPPED=cap is not None, BLOCK=_TILE, num_warps=4,
-                **dependent_launch(),
             )  # fmt: skip
         return capped
 
 
-def _specimen(kernel: Any, launch: dict[str, int], types: dict[str, str], **constants: Any) -> KernelSpecimen:
-    warps = launch["num_warps"]
-    shape = {name: value for name, value in launch.items() if name != "num_warps"}
+def _specimen(kernel: Any, block: dict[str, int], types: dict[str, str], **constants: Any) -> KernelSpecimen:
+    warps = block["num_warps"]
+    shape = {name: value for name, value in block.items() if name != "num_warps"}
     strides = frozenset(name for name, kind in types.items() if kind == "i32" and name != "rows")
     return KernelSpecimen(
         kernel, types, {**constants, **shape}, num_warps=warps, multiples_of_16=strides, waits_first=kernel is embed

@@ -74,8 +74,6 @@ class BranchNorms:
 class ExpertDoors(Protocol):
     """What surrounds the products of a mixture of experts, and the products of few rows, on one kind of device."""
 
-    few_rows: int  # rows up to which `chosen_products` is the faster way; 0: never
-
     def route(
         self, x: Tensor, router: RouterWeights, norm_weight: Tensor, *, eps: float, num_rows: Tensor | None
     ) -> tuple[Tensor, Choice]:
@@ -121,8 +119,6 @@ class ExpertDoors(Protocol):
 
 class PlainExperts:
     """The doors in plain PyTorch, on any device: what the kernels are compared with, and what a CPU runs."""
-
-    few_rows = 0
 
     def __init__(self) -> None:
         self._elementwise = PlainElementwise()

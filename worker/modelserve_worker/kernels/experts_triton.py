@@ -17,9 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from modelserve.sizing.cuda_graphs import EXPERT_FEW_ROWS
 from modelserve_worker.kernels import routing_triton
-from modelserve_worker.kernels.dependent_launch import dependent_launch, launch_dependents, wait_for_prerequisites
+from modelserve_worker.kernels.dependent_launch import launch, launch_dependents, wait_for_prerequisites
 from modelserve_worker.kernels.elementwise_triton import gelu, load_row, rms, row_launch
 from modelserve_worker.kernels.experts import BranchNorms, Choice, DealtRows, RouterWeights, Shares
 from modelserve_worker.kernels.routing_triton import MOST_ARRIVALS, NOBODY, OPERAND
@@ -39,7 +38,7 @@ class ExpertTile:
     stages: int
 
 
-# Tiles of gate and up, and of down, by the most rows of a step, up to EXPERT_FEW_ROWS.
+# Tiles of gate and up, and of down, by the most rows of a step, up to what the table of kernels gives them.
 TILES = {
     1: (ExpertTile(16, 128, 8, 1, 5), ExpertTile(64, 64, 8, 4, 4)),
     8: (ExpertTile(32, 128, 8, 2, 4), ExpertTile(16, 64, 8, 1, 6)),
@@ -211,8 +210,6 @@ def add_branches(
 class TritonExperts:
     """The doors on a CUDA device, for bfloat16. `add_branches` writes the sum in the residual's place."""
 
-    few_rows = EXPERT_FEW_ROWS
-
     def __init__(self, device: torch.device) -> None:
         # Made here and not in a step, which may be being captured. Launches follow one another: all layers share it.
         self._arrivals = torch.zeros(MOST_ARRIVALS, dtype=torch.int32, device=device)
@@ -234,14 +231,15 @@ class TritonExperts:
         weights, experts = shares.choice.weights, shares.choice.experts
         rows, width = weights.shape[0], shares.results.shape[1]
         summed = torch.empty((rows, width), dtype=shares.results.dtype, device=weights.device)
-        weighted_sum[(rows,)](
+        launch(
+            weighted_sum,
+            (rows,),
             shares.results,
             shares.places,
             weights,
             experts,
             summed,
             **_sum_launch(width, rows, weights.shape[1]),
-            **dependent_launch(),
         )
         return summed
 
@@ -262,9 +260,10 @@ class TritonExperts:
         if isinstance(routed, Shares):
             results, places, top_k = routed.results, routed.places, routed.choice.experts.shape[1]
             weights, experts = routed.choice.weights, routed.choice.experts
-        add_branches[(rows,)](
+        launch(
+            add_branches, (rows,),
             residual, dense, results, places, weights, experts, norms.dense, norms.routed, norms.added, scalar,
-            next_weight, normed, eps, **_sum_launch(width, rows, top_k), **dependent_launch(),
+            next_weight, normed, eps, **_sum_launch(width, rows, top_k),
         )  # fmt: skip
         return residual, normed
 
@@ -274,9 +273,11 @@ def products_with(x: Tensor, choice: Choice, matrices: Tensor, tile: ExpertTile,
     (rows, top_k), (experts, outputs, inputs) = choice.experts.shape, matrices.shape
     outputs = outputs // 2 if gated else outputs
     results = torch.empty((rows * top_k, outputs), dtype=x.dtype, device=x.device)
-    launch = _product_launch(tile, rows=rows, top_k=top_k, experts=experts, gated=gated)
-    members = rows * top_k if launch["BY_SLOT"] else experts
-    chosen_products[(triton.cdiv(outputs, tile.outputs), members)](
+    block = _product_launch(tile, rows=rows, top_k=top_k, experts=experts, gated=gated)
+    members = rows * top_k if block["BY_SLOT"] else experts
+    launch(
+        chosen_products,
+        (triton.cdiv(outputs, tile.outputs), members),
         x,
         matrices,
         choice.experts,
@@ -284,8 +285,7 @@ def products_with(x: Tensor, choice: Choice, matrices: Tensor, tile: ExpertTile,
         rows,
         OUTPUTS=outputs,
         INPUTS=inputs,
-        **launch,
-        **dependent_launch(),
+        **block,
     )
     return results
 
@@ -299,26 +299,26 @@ def _product_launch(tile: ExpertTile, *, rows: int, top_k: int, experts: int, ga
 
 
 def _sum_launch(width: int, rows: int, top_k: int) -> dict[str, int]:
-    launch = row_launch(width, many=rows >= _MANY_ROWS)
-    return {"WIDTH": width, "BLOCK": launch["BLOCK"], "K": top_k, "num_warps": launch["num_warps"]}
+    block = row_launch(width, many=rows >= _MANY_ROWS)
+    return {"WIDTH": width, "BLOCK": block["BLOCK"], "K": top_k, "num_warps": block["num_warps"]}
 
 
 def _product_specimen(tile: ExpertTile, most: int, *, gated: bool) -> KernelSpecimen:
     """26B-A4B's: 128 experts of width 704, 8 for each row."""
-    launch = _product_launch(tile, rows=most, top_k=8, experts=128, gated=gated)
-    warps = launch.pop("num_warps")
+    block = _product_launch(tile, rows=most, top_k=8, experts=128, gated=gated)
+    warps = block.pop("num_warps")
     outputs, inputs = (704, 2816) if gated else (2816, 704)
     types = {"x": "*bf16", "matrices": "*bf16", "experts": "*i32", "results": "*bf16", "rows": "i32"}
-    return KernelSpecimen(chosen_products, types, {"OUTPUTS": outputs, "INPUTS": inputs, **launch}, warps, tile.stages)
+    return KernelSpecimen(chosen_products, types, {"OUTPUTS": outputs, "INPUTS": inputs, **block}, warps, tile.stages)
 
 
 def _sum_specimen(kernel: Any, rows: int, *, sorted_rows: bool, absent: tuple[str, ...] = ()) -> KernelSpecimen:
-    launch = _sum_launch(2816, rows, 8)
-    warps = launch.pop("num_warps")
+    block = _sum_launch(2816, rows, 8)
+    warps = block.pop("num_warps")
     without = dict.fromkeys(absent if sorted_rows else ("places", *absent))
     types = {"places": "*i32", "weights": "*fp32", "experts": "*i32", "eps": "fp32"}
-    names = [name for name in kernel.arg_names if name not in launch and name not in without]
-    return KernelSpecimen(kernel, {name: types.get(name, "*bf16") for name in names}, {**without, **launch}, warps)
+    names = [name for name in kernel.arg_names if name not in block and name not in without]
+    return KernelSpecimen(kernel, {name: types.get(name, "*bf16") for name in names}, {**without, **block}, warps)
 
 
 _SUMMED_ALREADY = ("weights", "experts", "scalar", "next_weight", "normed")

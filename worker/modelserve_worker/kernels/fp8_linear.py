@@ -1,4 +1,4 @@
-"""FP8 (e4m3) weights as the kernels read them, how published ones are brought into that order, and back.
+"""FP8 (e4m3) weights as the kernels read them, and how published ones are brought into that order.
 
 Published (compressed-tensors, float-quantized): elements [N, K] and one scale for all, one per row, or one per block of
 128 x 128. Ours: of every 64 inputs element c lies beside element 32 + c, c < 32, so that a 16-bit pair gives one
@@ -79,31 +79,3 @@ def repack_fp8(weight: Tensor, scale: Tensor, *, rounds_inputs: bool, parts: Seq
 def paired(elements: Tensor) -> Tensor:
     """The last dimension, a multiple of 64, in the order of pairs."""
     return elements.reshape(*elements.shape[:-1], -1, 2, _PLANE).transpose(-1, -2).flatten(-3)
-
-
-def unpaired(elements: Tensor) -> Tensor:
-    """The reverse of `paired`."""
-    return elements.reshape(*elements.shape[:-1], -1, _PLANE, 2).transpose(-1, -2).flatten(-3)
-
-
-def dequantised(matrix: Fp8Pairs, dtype: torch.dtype) -> Tensor:
-    """The elements [N, K] of a matrix in `dtype`, each times its scale and rounded once; with experts [E, N, K]."""
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
-    elements = unpaired(matrix.elements.to(wide))[..., : matrix.inputs]
-    scales = matrix.scales.to(wide)
-    if not matrix.scale_rows:
-        return (elements * scales.unsqueeze(-1)).to(dtype)
-    rows = scales.repeat_interleave(matrix.scale_rows, -2)[..., : matrix.rows, :]
-    return (elements * rows.repeat_interleave(SCALE_BLOCK, -1)[..., : matrix.inputs]).to(dtype)
-
-
-def rounded_inputs(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x [T, K] -> (float8_e4m3fn [T, K rounded up to 64] in the order of pairs, scales float32 [T, 1]).
-
-    The largest element of a row becomes 448; a row of zeros has the scale 1.
-    """
-    wide = functional.pad(x.float(), (0, fp8_inputs(x.shape[1]) - x.shape[1]))
-    largest = wide.abs().amax(dim=1, keepdim=True)
-    scales = torch.where(largest > 0, largest / LARGEST, 1.0)
-    rounded = (wide / scales).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
-    return paired(rounded.view(torch.uint8)).contiguous().view(torch.float8_e4m3fn), scales

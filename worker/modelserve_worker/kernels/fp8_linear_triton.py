@@ -16,24 +16,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from modelserve.sizing.backends.generations import FP8_CAPABILITY, GENERATIONS, HIGHEST, Generation
 from modelserve.sizing.quantised_tiles import FP8_PAIR_INPUTS, fp8_inputs
-from modelserve_worker.kernels.dependent_launch import dependent_launch, launch_dependents, wait_for_prerequisites
+from modelserve_worker.kernels.dependent_launch import launch, launch_dependents, wait_for_prerequisites
 from modelserve_worker.kernels.fp8_linear import LARGEST, SCALE_BLOCK, Fp8Pairs
-from modelserve_worker.kernels.gpu_generations import GENERATIONS, HIGHEST, Generation
 from modelserve_worker.kernels.linear_tiles import (
-    FEW_ROWS,
     MANY,
     LinearTile,
+    SharedBuffers,
     grouped_tile,
     linear_tile,
-    split_sums,
     tiles_of,
 )
 from modelserve_worker.kernels.specimen import KernelSpecimen
 from modelserve_worker.kernels.split_inputs import expert_rows, split_range, store_product
 
-FP8_CAPABILITY = 89  # from here on matrix units multiply e4m3
-_SCALED_MULTIPLE = 16  # of the rows of a matrix that PyTorch's product of e4m3 takes
 TILE_INPUTS = tl.constexpr(SCALE_BLOCK)
 PAIR_INPUTS = tl.constexpr(FP8_PAIR_INPUTS)
 MOST = tl.constexpr(LARGEST)
@@ -221,32 +218,33 @@ def _constants(matrix: Fp8Pairs, tile: LinearTile) -> dict[str, Any]:
     return {
         "WHOLE": matrix.inputs % SCALE_BLOCK == 0, "SCALE_ROWS": matrix.scale_rows,
         "BLOCK_N": tile.outputs, "BLOCK_M": tile.rows, "num_warps": tile.warps, "num_stages": tile.stages,
-        **dependent_launch(),
     }  # fmt: skip
 
 
-def fp8_product_with(x: Tensor, matrix: Fp8Pairs, tile: LinearTile) -> Tensor:
+def fp8_product_with(x: Tensor, matrix: Fp8Pairs, tile: LinearTile, *, shared: SharedBuffers) -> Tensor:
     """x [T, K] bfloat16 times the transposed matrix, inputs as they are, with the tile given -> [T, N]."""
     x = x if x.stride(1) == 1 else x.contiguous()
     rows, outputs = x.shape[0], matrix.rows
     output = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
     splits = tile.splits(rows=rows, outputs=outputs, tiles=triton.cdiv(matrix.inputs, SCALE_BLOCK))
-    shared = split_sums(x.device)
+    sums = shared.split_sums
     grid = triton.cdiv(rows, tile.rows), triton.cdiv(outputs, tile.outputs), splits
-    fp8_product[grid](
-        x, x.stride(0), matrix.elements.view(torch.int16), matrix.scales, output, shared.parts, shared.arrivals,
+    launch(
+        fp8_product, grid,
+        x, x.stride(0), matrix.elements.view(torch.int16), matrix.scales, output, sums.parts, sums.arrivals,
         rows, outputs, matrix.inputs, matrix.elements.shape[1], splits, SPLIT=splits > 1, **_constants(matrix, tile),
     )  # fmt: skip
     return output
 
 
 def fp8_grouped_with(x: Tensor, matrix: Fp8Pairs, ends: Tensor, tile: LinearTile) -> Tensor:
-    """`ProductDoor.grouped` with the tile given. Each expert's matrix is read once for every block of its rows."""
+    """A grouped `Product` with the tile given. Each expert's matrix is read once for every block of its rows."""
     x = x if x.stride(1) == 1 else x.contiguous()
     experts, outputs, stored = matrix.elements.shape
     output = torch.empty((x.shape[0], outputs), dtype=x.dtype, device=x.device)
     grid = triton.cdiv(outputs, tile.outputs), experts, tile.parts(rows=x.shape[0], experts=experts)
-    fp8_expert_products[grid](
+    launch(
+        fp8_expert_products, grid,
         x, x.stride(0), matrix.elements.view(torch.int16), matrix.scales, output, ends, outputs, matrix.inputs, stored,
         **_constants(matrix, tile),
     )  # fmt: skip
@@ -254,45 +252,45 @@ def fp8_grouped_with(x: Tensor, matrix: Fp8Pairs, ends: Tensor, tile: LinearTile
 
 
 def rounded_inputs(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The kernel of `fp8_linear.rounded_inputs`; from capability 8.9 on."""
+    """x [T, K] -> (float8_e4m3fn [T, K rounded up to 64] in the order of pairs, scales float32 [T, 1]).
+
+    The largest element of a row becomes 448; a row of zeros has the scale 1. From capability 8.9 on.
+    """
     x = x if x.stride(1) == 1 else x.contiguous()
     rows, inputs = x.shape
     stored = fp8_inputs(inputs)
     rounded = torch.empty((rows, stored), dtype=torch.float8_e4m3fn, device=x.device)
     scales = torch.empty((rows, 1), dtype=torch.float32, device=x.device)
     block = triton.next_power_of_2(stored // 2)
-    round_inputs[(rows,)](
+    launch(
+        round_inputs, (rows,),
         x, x.stride(0), rounded.view(torch.int16), scales, K=inputs, stored=stored, BLOCK=block,
-        num_warps=min(16, max(1, block // 256)), **dependent_launch(),
+        num_warps=min(16, max(1, block // 256)),
     )  # fmt: skip
     return rounded, scales
 
 
-class TritonFp8:
-    """The door of a GPU of `capability`, 10 * major + minor; inputs are bfloat16."""
+def fp8_exact_product(x: Tensor, matrix: Fp8Pairs, *, capability: int, shared: SharedBuffers) -> Tensor:
+    """`fp8_product_with` the tile for these rows on GPUs of `capability`."""
+    return fp8_product_with(x, matrix, linear_tile("fp8", x.shape[0], capability=capability), shared=shared)
 
-    def __init__(self, capability: int) -> None:
-        self._capability = capability
 
-    def linear(self, x: Tensor, matrix: Fp8Pairs) -> Tensor:
-        if x.shape[0] > FEW_ROWS and self._multiplies_rounded(matrix):
-            rounded, scales = rounded_inputs(x)
-            return torch._scaled_mm(
-                rounded,
-                matrix.elements.t(),
-                scale_a=scales,
-                scale_b=matrix.scales.unsqueeze(0),
-                out_dtype=x.dtype,
-                use_fast_accum=True,
-            )
-        return fp8_product_with(x, matrix, linear_tile("fp8", x.shape[0], capability=self._capability))
+def fp8_rounded_product(x: Tensor, matrix: Fp8Pairs) -> Tensor:
+    """x [T, K] bfloat16, rounded to e4m3 by row, times the transposed matrix with a scale a row -> [T, N]."""
+    rounded, scales = rounded_inputs(x)
+    return torch._scaled_mm(
+        rounded,
+        matrix.elements.t(),
+        scale_a=scales,
+        scale_b=matrix.scales.unsqueeze(0),
+        out_dtype=x.dtype,
+        use_fast_accum=True,
+    )
 
-    def grouped(self, x: Tensor, matrix: Fp8Pairs, ends: Tensor) -> Tensor:
-        return fp8_grouped_with(x, matrix, ends, grouped_tile("fp8", x.shape[0], len(ends), self._capability))
 
-    def _multiplies_rounded(self, matrix: Fp8Pairs) -> bool:
-        fits = not matrix.scale_rows and matrix.rows % _SCALED_MULTIPLE == 0
-        return matrix.rounds_inputs and fits and self._capability >= FP8_CAPABILITY
+def fp8_grouped(x: Tensor, matrix: Fp8Pairs, ends: Tensor, *, capability: int) -> Tensor:
+    """`fp8_grouped_with` the tile for so many rows and experts on GPUs of `capability`."""
+    return fp8_grouped_with(x, matrix, ends, grouped_tile("fp8", x.shape[0], len(ends), capability))
 
 
 def _specimen(

@@ -7,22 +7,16 @@ import ctypes
 import torch
 from torch import Tensor
 
+from modelserve.sizing.backends.attention import GLOBAL_WIDTH, PAIRS, global_decode_bytes
+from modelserve.sizing.pages import GLOBAL_PAGE_TOKENS
 from modelserve_worker.kernels.cuda_kernel import CudaSource, launch, pointer, tensor_map
 from modelserve_worker.kernels.paged_layout import LayerRows, rising_pages
 from modelserve_worker.kernels.step import Segments
 
-WIDTH, PAGE, PAIRS = 512, 64, 64  # columns of a head, keys of a page, pairs of columns that rotation turns
-MOST_QUERIES = 8  # of a KV head: columns of a product
+WIDTH, PAGE = GLOBAL_WIDTH, GLOBAL_PAGE_TOKENS  # columns of a head, keys of a page
 THREADS = 160
-_PART, _TILE, _STAGES, _WARPS, _SPACING = 64, 32, 3, 4, 40  # columns of a box, keys of a tile
-_SCORES, _TURNS = 2 * _WARPS * MOST_QUERIES * _SPACING * 4, PAGE // 16 * PAIRS * 8  # bytes
-_SHARED_BYTES = _STAGES * (_TILE * WIDTH * 2 + 2 * 8) + _SCORES + _TURNS
-SOURCE = CudaSource("global_decode_sm90.cu", "global_decode", "sm_90a", shared_bytes=_SHARED_BYTES)
-
-
-def takes(rows: LayerRows, *, query_heads: int, pairs: int) -> bool:
-    """Whether the kernel attends over a global layer of bfloat16 rows in pages of 64."""
-    return rows.width == WIDTH and pairs == PAIRS and query_heads // rows.heads <= MOST_QUERIES
+_PART, _TILE = 64, 32  # columns of a box, keys of a tile
+SOURCE = CudaSource("global_decode_sm90.cu", "global_decode", "sm_90a", shared_bytes=global_decode_bytes())
 
 
 def split_decode(

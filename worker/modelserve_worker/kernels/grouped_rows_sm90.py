@@ -12,33 +12,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from modelserve.sizing.backends.products import (
+    GROUPED_ROWS,
+    GROUPED_SLICE,
+    GROUPED_STAGES,
+    GROUPED_TILE,
+    grouped_rows_bytes,
+)
 from modelserve_worker.kernels.cuda_kernel import CudaSource, launch, pointer, tensor_map
 
-TILE = 128  # rows of a matrix
-SLICE = 256  # rows of x of one expert that are multiplied together, at most
-MOST_EXPERTS = 256
+TILE, SLICE = GROUPED_TILE, GROUPED_SLICE  # rows of a matrix, and of x of one expert that are multiplied together
 THREADS = 384  # of a block: two warpgroups that multiply, and one that loads
 _INPUTS = 64  # of a stage: 128 bytes
 _BOX = 32  # rows of x that are loaded at a time
-_STAGES = 4
-_LEAST_INPUTS = 8 * _INPUTS
-_GROUP = 8  # rows of a half of a matrix beside as many of the other
+_GROUP = GROUPED_ROWS  # rows of a half of a matrix beside as many of the other
 
 
 def source(*, gated: bool) -> CudaSource:
     """`gated`: output is gelu(first half) * second half."""
-    stage, staged, slices = (TILE + SLICE) * 128, 2 * 64 * 128, (2 * MOST_EXPERTS + 2) * 4
-    defines = (f"GATED={int(gated)}", f"STAGES={_STAGES}")
-    shared_bytes = _STAGES * (stage + 2 * 8) + staged + slices
-    return CudaSource("grouped_rows_sm90.cu", "grouped_rows", "sm_90a", defines, shared_bytes)
-
-
-def takes(x: Tensor, matrices: Tensor, *, gated: bool = False) -> bool:
-    """Whether the copy engine can read these: bfloat16, whole stages of inputs, and enough of them to store the results
-    before meanwhile; whole groups of rows of each half."""
-    experts, rows, inputs = matrices.shape
-    whole = inputs % _INPUTS == 0 and inputs >= _LEAST_INPUTS and rows % (2 * _GROUP if gated else _GROUP) == 0
-    return whole and experts <= MOST_EXPERTS and x.dtype == torch.bfloat16 and x.shape[0] > 0
+    defines = (f"GATED={int(gated)}", f"STAGES={GROUPED_STAGES}")
+    return CudaSource("grouped_rows_sm90.cu", "grouped_rows", "sm_90a", defines, grouped_rows_bytes())
 
 
 def grouped_rows(x: Tensor, matrices: Tensor, ends: Tensor, *, gated: bool = False) -> Tensor:

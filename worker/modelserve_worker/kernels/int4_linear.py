@@ -1,4 +1,4 @@
-"""INT4 weights as the kernels read them, how published ones are brought into that order, and back.
+"""INT4 weights as the kernels read them, and how published ones are brought into that order.
 
 Published (compressed-tensors, pack-quantized): words [N, K / 8] whose nibble j, least significant first, is element
 8 w + j of a row, stored as value + 8; one scale per row and group of g inputs; zero points packed alike along rows.
@@ -20,7 +20,6 @@ from modelserve.sizing.quantised_tiles import INT4_GROUPS, INT4_TILE_INPUTS, int
 
 PLANE_INPUTS = 32  # words of a row and tile
 PLANES = INT4_TILE_INPUTS // PLANE_INPUTS  # nibbles of a word
-SYMMETRIC_ZERO = 8  # the stored value of 0 without zero points
 REPACKED_ELEMENTS = 1 << 25  # at a time: what bounds the extra memory of a repack, at three bytes an element
 
 
@@ -98,29 +97,3 @@ def _grouped(values: Tensor, tiles: int, group: int) -> Tensor:
     groups = tiles * (INT4_TILE_INPUTS // group)
     padded = functional.pad(values, (0, 0, 0, groups - values.shape[-2]))
     return padded.reshape(*values.shape[:-2], tiles, -1, values.shape[-1]).contiguous()
-
-
-def dequantised(tiles: Int4Tiles, dtype: torch.dtype) -> Tensor:
-    """The elements [N, K] of a matrix in `dtype`, each rounded once; with experts [E, N, K].
-
-    Beside the result it takes half a byte an element.
-    """
-    *leading, count, rows, _ = tiles.words.shape
-    elements = torch.empty((*leading, rows, count, PLANES, PLANE_INPUTS), dtype=dtype, device=tiles.words.device)
-    for plane in range(PLANES):
-        nibbles = tiles.words >> 4 * plane
-        elements[..., plane, :].copy_(nibbles.bitwise_and_(15).transpose(-3, -2))
-    grouped = elements.view(*leading, rows, count, tiles.scales.shape[-2], -1)
-    if tiles.zero_points is None:
-        grouped.sub_(SYMMETRIC_ZERO)
-    else:
-        grouped.sub_(_zeros(tiles).movedim(-1, -3).unsqueeze(-1))
-    grouped.mul_(tiles.scales.movedim(-1, -3).unsqueeze(-1))
-    return elements.flatten(-3)[..., : tiles.inputs]
-
-
-def _zeros(tiles: Int4Tiles) -> Tensor:
-    """uint8 of the shape of the scales."""
-    assert tiles.zero_points is not None
-    both = torch.stack((tiles.zero_points & 15, tiles.zero_points >> 4), dim=-2).flatten(-3, -2)
-    return both[..., : tiles.scales.shape[-2], :]

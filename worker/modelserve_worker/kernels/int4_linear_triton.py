@@ -16,19 +16,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from modelserve.sizing.backends.generations import GENERATIONS, HIGHEST, Generation
 from modelserve.sizing.quantised_tiles import INT4_TILE_INPUTS, dequantised_rows
-from modelserve_worker.kernels.dependent_launch import dependent_launch, launch_dependents, wait_for_prerequisites
-from modelserve_worker.kernels.gpu_generations import GENERATIONS, HIGHEST, Generation
+from modelserve_worker.kernels.dependent_launch import launch, launch_dependents, wait_for_prerequisites
 from modelserve_worker.kernels.int4_linear import PLANE_INPUTS, PLANES, Int4Tiles
 from modelserve_worker.kernels.linear_tiles import (
     FEW_ROWS,
     MANY,
     LinearTile,
-    dequantised_block,
+    SharedBuffers,
     grouped_tile,
     linear_tile,
-    most_fused_rows,
-    split_sums,
     tiles_of,
 )
 from modelserve_worker.kernels.specimen import KernelSpecimen
@@ -289,64 +287,61 @@ def _constants(tiles: Int4Tiles, tile: LinearTile) -> dict[str, Any]:
     return {
         "GROUPS": tiles.scales.shape[-2], "WHOLE": tiles.inputs % INT4_TILE_INPUTS == 0, "FEW": tile.few,
         "BLOCK_N": tile.outputs, "BLOCK_M": tile.rows, "num_warps": tile.warps, "num_stages": tile.stages,
-        **dependent_launch(),
     }  # fmt: skip
 
 
-def int4_product_with(x: Tensor, tiles: Int4Tiles, tile: LinearTile) -> Tensor:
+def int4_product_with(x: Tensor, tiles: Int4Tiles, tile: LinearTile, *, shared: SharedBuffers) -> Tensor:
     """x [T, K] bfloat16 times the transposed matrix, by the fused kernel with the tile given -> [T, N]."""
     x = x if x.stride(1) == 1 else x.contiguous()
     rows, outputs = x.shape[0], tiles.rows
     output = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
     splits = tile.splits(rows=rows, outputs=outputs, tiles=tiles.words.shape[-3])
-    shared = split_sums(x.device)
+    sums = shared.split_sums
     grid = triton.cdiv(rows, tile.rows), triton.cdiv(outputs, tile.outputs), splits
-    int4_product[grid](
-        x, x.stride(0), tiles.words, tiles.scales, tiles.zero_points, output, shared.parts, shared.arrivals,
+    launch(
+        int4_product, grid,
+        x, x.stride(0), tiles.words, tiles.scales, tiles.zero_points, output, sums.parts, sums.arrivals,
         rows, outputs, tiles.inputs, splits, SPLIT=splits > 1, **_constants(tiles, tile),
     )  # fmt: skip
     return output
 
 
-def int4_dequantised_product(x: Tensor, tiles: Int4Tiles) -> Tensor:
+def int4_dequantised_product(x: Tensor, tiles: Int4Tiles, *, shared: SharedBuffers) -> Tensor:
     """The same by cuBLAS, block by block of the matrix's rows, each dequantised into one buffer."""
     rows, inputs = tiles.rows, tiles.inputs
     output = torch.empty((x.shape[0], rows), dtype=x.dtype, device=x.device)
     most = dequantised_rows(rows=rows, inputs=inputs)
-    elements = dequantised_block(x.device)[: most * inputs].view(most, inputs)
+    elements = shared.dequantised_block[: most * inputs].view(most, inputs)
     for first in range(0, rows, most):
         last = min(first + most, rows)
         grid = triton.cdiv(last - first, DEQUANTISED_OUTPUTS), tiles.words.shape[-3]
-        int4_dequantise[grid](
+        launch(
+            int4_dequantise, grid,
             tiles.words, tiles.scales, tiles.zero_points, elements, first, last, rows, inputs,
-            GROUPS=tiles.scales.shape[-2], BLOCK_N=DEQUANTISED_OUTPUTS, num_warps=4, **dependent_launch(),
+            GROUPS=tiles.scales.shape[-2], BLOCK_N=DEQUANTISED_OUTPUTS, num_warps=4,
         )  # fmt: skip
         torch.mm(x, elements[: last - first].t(), out=output[:, first:last])
     return output
 
 
-class TritonInt4:
-    """The door of a GPU of `capability`, 10 * major + minor; inputs are bfloat16."""
+def int4_fused_product(x: Tensor, tiles: Int4Tiles, *, capability: int, shared: SharedBuffers) -> Tensor:
+    """`int4_product_with` the tile for these rows on GPUs of `capability`."""
+    return int4_product_with(x, tiles, linear_tile("int4", x.shape[0], capability=capability), shared=shared)
 
-    def __init__(self, capability: int) -> None:
-        self._capability = capability
 
-    def linear(self, x: Tensor, tiles: Int4Tiles) -> Tensor:
-        if x.shape[0] > most_fused_rows(self._capability):
-            return int4_dequantised_product(x, tiles)
-        return int4_product_with(x, tiles, linear_tile("int4", x.shape[0], capability=self._capability))
-
-    def grouped(self, x: Tensor, tiles: Int4Tiles, ends: Tensor) -> Tensor:
-        return int4_grouped_with(x, tiles, ends, grouped_tile("int4", x.shape[0], len(ends), self._capability))
+def int4_grouped(x: Tensor, tiles: Int4Tiles, ends: Tensor, *, capability: int) -> Tensor:
+    """`int4_grouped_with` the tile for so many rows and experts on GPUs of `capability`."""
+    return int4_grouped_with(x, tiles, ends, grouped_tile("int4", x.shape[0], len(ends), capability))
 
 
 def int4_grouped_with(x: Tensor, tiles: Int4Tiles, ends: Tensor, tile: LinearTile) -> Tensor:
-    """`ProductDoor.grouped` with the tile given. Each expert's matrix is read once for every block of its rows."""
+    """A grouped `Product` with the tile given. Each expert's matrix is read once for every block of its rows."""
     x = x if x.stride(1) == 1 else x.contiguous()
     experts, outputs = tiles.words.shape[0], tiles.rows
     output = torch.empty((x.shape[0], outputs), dtype=x.dtype, device=x.device)
     grid = triton.cdiv(outputs, tile.outputs), experts, tile.parts(rows=x.shape[0], experts=experts)
-    int4_expert_products[grid](
+    launch(
+        int4_expert_products, grid,
         x, x.stride(0), tiles.words, tiles.scales, tiles.zero_points, output, ends, outputs, tiles.inputs,
         **_constants(tiles, tile),
     )  # fmt: skip

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from modelserve_worker.kernels.cuda_kernel import CudaSource, launch, pointer, tensor_map
 from modelserve_worker.kernels.int4_linear import Int4Tiles
-from modelserve_worker.kernels.linear_tiles import PARTS, busy, empty_product, split_sums
+from modelserve_worker.kernels.linear_rows_sm90 import readable
+from modelserve_worker.kernels.linear_tiles import PARTS, SharedBuffers, busy, empty_product
 
 CLUSTER = 2  # thread blocks that share their rows of x
 OUTPUTS = 128  # of a tile
@@ -114,12 +115,15 @@ def division(rows: int, outputs: int, blocks: int, *, split: bool, clusters: int
     return Division(columns, 1, pairs, slices, blocks, max(0, items // used - 1), used, grain)
 
 
-def int4_product(x: Tensor, matrix: Int4Tiles, *, gated: bool = False, split: bool = False) -> Tensor:
+def int4_product(
+    x: Tensor, matrix: Int4Tiles, *, shared: SharedBuffers, gated: bool = False, split: bool = False
+) -> Tensor:
     """x [T, K] bfloat16 times the transposed matrix [N, K] -> [T, N].
 
     `gated`: the result is gelu(x W_gate) * (x W_up) [T, N / 2], each rounded as by itself. `split`: it may be float32
     [P, T, N], whose sum over P it is before it is rounded.
     """
+    x = readable(x)
     rows, inputs = x.shape
     blocks, outputs, _ = matrix.words.shape
     work = division(rows, outputs, blocks, split=split)
@@ -138,7 +142,7 @@ def int4_product(x: Tensor, matrix: Int4Tiles, *, gated: bool = False, split: bo
     )
     written = outputs // 2 if gated else outputs
     output = empty_product(x, written, work.parts)
-    shared = split_sums(x.device)
+    sums = shared.split_sums
     numbers = (
         rows, written, outputs // 2, work.pairs, work.slices, work.together, work.blocks, work.items, work.waves,
         work.clusters, work.grain,
@@ -146,8 +150,8 @@ def int4_product(x: Tensor, matrix: Int4Tiles, *, gated: bool = False, split: bo
     launch(
         kernel.source, grid=(work.clusters * CLUSTER, 1), threads=THREADS,
         arguments=(
-            (words, None), (scales, None), (x_map, None), pointer(output), pointer(shared.parts),
-            pointer(shared.arrivals), *((number, ctypes.c_int) for number in numbers),
+            (words, None), (scales, None), (x_map, None), pointer(output), pointer(sums.parts),
+            pointer(sums.arrivals), *((number, ctypes.c_int) for number in numbers),
         ),
     )  # fmt: skip
     return output

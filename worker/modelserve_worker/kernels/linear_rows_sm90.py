@@ -14,15 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from modelserve.sizing.backends.generations import HOPPER, generation_of
+from modelserve.sizing.backends.products import FEW_ROWS
 from modelserve_worker.kernels.cuda_kernel import CudaSource, launch, pointer, tensor_map
 from modelserve_worker.kernels.fp8_linear import Fp8Pairs
 from modelserve_worker.kernels.int4_linear import Int4Tiles
 from modelserve_worker.kernels.linear_tiles import PARTS, busy, empty_product
 
-ROWS = (8, 16, 32)  # rows of x that a compiled kernel takes at most
+ROWS = (8, 16, FEW_ROWS)  # rows of x that a compiled kernel takes at most
 TILES = (128, 64, 32)  # rows of the matrix
 ONE_TURN_TILES = tuple(range(352, 63, -32))  # of which there may be one for each multiprocessor
-SHARED_BYTES = 227 * 1024  # of a thread block, at most
+SHARED_BYTES = generation_of(HOPPER).shared_bytes  # of a thread block, at most
 LEAST_BUSY, LEAST_BUSY_SPLIT, LEAST_BUSY_TURN = 0.62, 0.9, 0.95  # share of multiprocessors' turns that have work
 _INPUTS = 64  # of a block of bfloat16, and of a box of x: 128 bytes
 _MULTIPROCESSORS = 132  # that tiles are chosen for: an H100's and an H200's
@@ -121,15 +123,10 @@ def kernel_for(
     return RowsKernel(tile, bucket, gated, int4_scales, fp8, parts)
 
 
-def readable(x: Tensor) -> bool:
-    """Whether the copy engine can read these rows: of bfloat16, in whole blocks of 64 inputs, 16 bytes apart."""
+def readable(x: Tensor) -> Tensor:
+    """Rows of bfloat16 [T, K], K a multiple of 64, as the copy engine reads them: 16 bytes apart. Copied if need be."""
     aligned = x.stride(1) == 1 and x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0
-    return x.shape[0] > 0 and x.shape[1] % _INPUTS == 0 and x.dtype == torch.bfloat16 and aligned
-
-
-def takes(x: Tensor) -> bool:
-    """Whether the kernel multiplies these rows, of a matrix in any format."""
-    return x.shape[0] <= ROWS[-1] and readable(x)
+    return x if aligned else x.clone(memory_format=torch.contiguous_format)
 
 
 def dense_rows(x: Tensor, weight: Tensor, *, gated: bool = False, split: bool = False) -> Tensor:
@@ -188,6 +185,7 @@ def _product(
     row_scales: Tensor | None = None,
 ) -> Tensor:
     """`blocks` of the matrix's inputs go to stages of `kernel.blocks`."""
+    x = readable(x)
     rows, parts = x.shape[0], kernel.parts
     inputs = _blocks(x, kernel.rows, kernel.blocks * kernel.x_boxes)
     items, stages = -(-matrix_rows // kernel.tile) * parts, -(-blocks // (kernel.blocks * parts))

@@ -6,20 +6,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cached_property
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from modelserve.sizing.quantised_tiles import DEQUANTISED_BLOCK_BYTES, INT4_FUSED_ROWS, SPLIT_SUM_BYTES
-from modelserve_worker.kernels.gpu_generations import tiles_for
+from modelserve.sizing.backends.generations import tiles_for
+from modelserve.sizing.backends.products import FP8_EXACT_ROWS
+from modelserve.sizing.quantised_tiles import DEQUANTISED_BLOCK_BYTES, SPLIT_SUM_BYTES
 
 Format = Literal["int4", "fp8"]
 GROUPED_ROWS = 4  # rows an expert has on average, up to which the few-row kernel multiplies
 MOST_COUNTERS = 1 << 12
-HOPPER = 90  # as `kernel_capability` says it
-LEAST_MAJOR = 8
 PARTS = (1, 2, 3, 4)  # of the inputs, where the sum of parts is taken later
 _FLOAT32 = 4
 
@@ -48,10 +47,10 @@ class LinearTile:
         return max(1, min(16, 2 * rows // (experts * self.rows)))
 
 
-FEW_ROWS = 16
+FEW_ROWS = FP8_EXACT_ROWS
 MANY = 1 << 30  # rows: for all that no other tile is for
 _FEW = {8: LinearTile(64, 8, 2, 3, 512, few=True), FEW_ROWS: LinearTile(64, 16, 2, 3, 512, few=True)}
-# By the places of `gpu_generations`.
+# By the places of `modelserve.sizing.backends.generations`.
 _TILES: dict[Format, tuple[dict[int, LinearTile], ...]] = {
     "int4": (
         {**_FEW, 64: LinearTile(128, 64, 8, 2, 264), MANY: LinearTile(128, 64, 8, 2, 264)},
@@ -82,11 +81,6 @@ def tiles_of(fmt: Format, *, capability: int) -> dict[int, LinearTile]:
     return tiles_for(_TILES[fmt], capability)
 
 
-def most_fused_rows(capability: int) -> int:
-    """Rows up to which Triton unpacks INT4 inside of a product; on Hopper, as measured, matrix units outrun that."""
-    return INT4_FUSED_ROWS if capability == HOPPER else 8 * INT4_FUSED_ROWS
-
-
 def linear_tile(fmt: Format, rows: int, *, capability: int) -> LinearTile:
     """The tile for a product of `rows` rows."""
     return next(tile for most, tile in tiles_of(fmt, capability=capability).items() if rows <= most)
@@ -110,14 +104,6 @@ def empty_product(x: Tensor, outputs: int, parts: int) -> Tensor:
     return torch.empty((parts, x.shape[0], outputs), dtype=torch.float32, device=x.device)
 
 
-def kernel_capability(device: torch.device) -> int | None:
-    """10 * major + minor of a GPU that the kernels run on; None for other devices."""
-    if device.type != "cuda":
-        return None
-    major, minor = torch.cuda.get_device_capability(device)
-    return 10 * major + minor if major >= LEAST_MAJOR else None
-
-
 @dataclass(frozen=True, slots=True)
 class SplitSums:
     """What programs with parts of one sum share: float32 parts, and int32 counters that are 0 between launches."""
@@ -126,20 +112,26 @@ class SplitSums:
     arrivals: Tensor
 
 
-@cache
-def split_sums(device: torch.device) -> SplitSums:
-    """The buffers of a device, SPLIT_SUM_BYTES together: launches follow one another, so all layers share them."""
-    floats = SPLIT_SUM_BYTES // _FLOAT32 - MOST_COUNTERS
-    return SplitSums(
-        torch.empty(floats, dtype=torch.float32, device=device),
-        torch.zeros(MOST_COUNTERS, dtype=torch.int32, device=device),
-    )
+class SharedBuffers:
+    """What all products of one rank share on its device, since launches follow one another; each is made when it is
+    first asked for, and kept."""
 
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
 
-@cache
-def dequantised_block(device: torch.device) -> Tensor:
-    """bfloat16 [DEQUANTISED_BLOCK_BYTES / 2] that every product of many rows dequantises into, one after the other.
+    @cached_property
+    def split_sums(self) -> SplitSums:
+        """SPLIT_SUM_BYTES together."""
+        floats = SPLIT_SUM_BYTES // _FLOAT32 - MOST_COUNTERS
+        return SplitSums(
+            torch.empty(floats, dtype=torch.float32, device=self._device),
+            torch.zeros(MOST_COUNTERS, dtype=torch.int32, device=self._device),
+        )
 
-    It is kept: the allocator would cut a free block of this size up for others, and take a new one each time.
-    """
-    return torch.empty(DEQUANTISED_BLOCK_BYTES // 2, dtype=torch.bfloat16, device=device)
+    @cached_property
+    def dequantised_block(self) -> Tensor:
+        """bfloat16 [DEQUANTISED_BLOCK_BYTES / 2] that every product of many rows dequantises into, one after the other.
+
+        It is kept: the allocator would cut a free block of this size up for others, and take a new one each time.
+        """
+        return torch.empty(DEQUANTISED_BLOCK_BYTES // 2, dtype=torch.bfloat16, device=self._device)

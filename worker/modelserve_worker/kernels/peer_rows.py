@@ -6,9 +6,10 @@ import ctypes
 
 from torch import Tensor
 
+from modelserve.sizing.backends.generations import DEPENDENT_LAUNCH
 from modelserve.sizing.rank_sums import PeerRowsLayout
 from modelserve_worker.kernels.cuda_kernel import CudaSource, launch, pointer
-from modelserve_worker.kernels.peer_sums import DEPENDENT_CAPABILITY, PeerBuffers, takes_elements
+from modelserve_worker.kernels.peer_sums import PeerBuffers, takes_elements
 
 _THREADS_OF_A_MULTIPROCESSOR = 1536  # the least of all GPUs that have bfloat16
 _MOST_BLOCKS = 4
@@ -40,7 +41,7 @@ class PeerRows:
         layout: PeerRowsLayout,
         normed: Tensor,
         *,
-        capability: tuple[int, int],
+        capability: int,
         multiprocessors: int,
     ) -> None:
         """`buffers` of `layout.total_bytes`; `normed` [rows, width] bfloat16 is the beginning of this rank's."""
@@ -50,10 +51,10 @@ class PeerRows:
         threads = layout.width // 8
         blocks = max(1, min(_MOST_BLOCKS, _THREADS_OF_A_MULTIPROCESSOR // threads))
         defines = (f"WIDTH={layout.width}", f"RANKS={layout.ranks}", f"BLOCKS={blocks}")
-        target = f"sm_{capability[0]}{capability[1]}"
+        target = f"sm_{capability}"
         self._source = CudaSource("peer_rows.cu", "rank_rows", target, defines)
         self._grid = blocks * multiprocessors
-        self._dependent = capability >= DEPENDENT_CAPABILITY
+        self._dependent = capability >= DEPENDENT_LAUNCH
 
     def takes(self, delta: Tensor) -> bool:
         """Whether `residual_norm` takes rows like these [T, H]. Shape and dtype alone decide, as in `PeerSums`."""

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from modelserve.sizing.backends.generations import DEPENDENT_LAUNCH
 from modelserve.sizing.rank_sums import MOST_WIDTH, WIDTH_MULTIPLE, peer_message_bytes
 from modelserve_worker.kernels.cuda_kernel import CudaSource, launch, pointer
 
 MOST_RANKS = 8
-DEPENDENT_CAPABILITY = (9, 0)  # from where on a kernel may start while the one before it ends
 _PLAIN_WIDTH = 2048  # elements of one block where there are no rows to norm
 _LINES = 2  # bytes of a line for a byte of its elements
 
@@ -46,12 +46,12 @@ class PeerSums:
     `end` lets the others out of their waits; what they computed then means nothing.
     """
 
-    def __init__(self, buffers: PeerBuffers, *, capability: tuple[int, int]) -> None:
+    def __init__(self, buffers: PeerBuffers, *, capability: int) -> None:
         """`buffers` of PEER_BUFFER_BYTES."""
         self._buffers = buffers
         self._ranks = len(buffers.addresses)
-        self._target = f"sm_{capability[0]}{capability[1]}"
-        self._dependent = capability >= DEPENDENT_CAPABILITY
+        self._target = f"sm_{capability}"
+        self._dependent = capability >= DEPENDENT_LAUNCH
         self._most_bytes = peer_message_bytes(self._ranks)
 
     def takes(self, x: Tensor) -> bool:

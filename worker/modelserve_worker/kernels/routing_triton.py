@@ -18,12 +18,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from modelserve_worker.kernels.dependent_launch import dependent_launch, launch_dependents, wait_for_prerequisites
+from modelserve.sizing.backends.resolve import ROUTED_ROWS
+from modelserve_worker.kernels.dependent_launch import launch, launch_dependents, wait_for_prerequisites
 from modelserve_worker.kernels.elementwise_triton import TritonElementwise, load_row, rms
 from modelserve_worker.kernels.experts import NO_EXPERT, Choice, DealtRows, RouterWeights
 from modelserve_worker.kernels.specimen import KernelSpecimen
 
-FEW_ROUTED_ROWS = 16  # rows up to which programs share a row's experts
 ROUTED_BLOCKS = 4  # of rows: times the groups of experts about one program for each multiprocessor
 NOBODY = tl.constexpr(NO_EXPERT)
 OPERAND = tl.constexpr(tl.float32 if triton.knobs.runtime.interpret else tl.bfloat16)  # the interpreter's products
@@ -246,23 +246,25 @@ def route(
         torch.empty((rows, router.top_k), dtype=torch.int32, device=x.device),
     )
     shape = _router_constants(width, experts, router.top_k)
-    if rows > FEW_ROUTED_ROWS:
+    if rows > ROUTED_ROWS:
         many = many_launch(rows)
         parts = many["SPLITS"]
         sums = torch.empty((parts, rows, shape["BLOCK_E"]), dtype=torch.float32, device=x.device) if parts > 1 else None
         squares = torch.empty((parts, rows), dtype=torch.float32, device=x.device) if parts > 1 else None
-        route_many[(triton.cdiv(rows, many["BLOCK_T"]), parts)](
+        launch(
+            route_many, (triton.cdiv(rows, many["BLOCK_T"]), parts),
             x, router.scale, router.weight, router.per_expert_scale, num_rows, sums, squares, arrivals, choice.weights,
-            choice.experts, rows, eps, **shape, **many, **dependent_launch(),
+            choice.experts, rows, eps, **shape, **many,
         )  # fmt: skip
         return TritonElementwise().rms_norm(x, norm_weight, eps=eps), choice
     normed = torch.empty_like(x)
     logits = torch.empty((rows, experts), dtype=torch.float32, device=x.device)
     block = triton.next_power_of_2(triton.cdiv(rows, ROUTED_BLOCKS))
-    route_few[(triton.cdiv(rows, block), triton.cdiv(experts, FEW_LAUNCH["GROUP"]))](
+    launch(
+        route_few, (triton.cdiv(rows, block), triton.cdiv(experts, FEW_LAUNCH["GROUP"])),
         x, norm_weight, router.scale, router.weight, router.per_expert_scale, num_rows, normed, logits,
         arrivals, choice.weights, choice.experts, rows, eps, ROWS=block, BLOCK=triton.next_power_of_2(width), **shape,
-        **FEW_LAUNCH, **dependent_launch(),
+        **FEW_LAUNCH,
     )  # fmt: skip
     return normed, choice
 
@@ -273,8 +275,8 @@ def deal(x: Tensor, choice: Choice, experts: int) -> DealtRows:
     places = torch.empty_like(choice.experts)
     ends = torch.empty(experts, dtype=torch.int32, device=x.device)
     dealt = torch.empty((rows * top_k, width), dtype=x.dtype, device=x.device)
-    deal_slots[(experts,)](choice.experts, places, ends, rows * top_k, **_DEAL, **dependent_launch())
-    copy_rows[(rows,)](x, choice.experts, places, dealt, **_copy_launch(width, top_k), **dependent_launch())
+    launch(deal_slots, (experts,), choice.experts, places, ends, rows * top_k, **_DEAL)
+    launch(copy_rows, (rows,), x, choice.experts, places, dealt, **_copy_launch(width, top_k))
     return DealtRows(dealt, ends, places)
 
 

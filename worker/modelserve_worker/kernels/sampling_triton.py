@@ -21,7 +21,7 @@ from triton.language.extra import libdevice
 
 from modelserve.sizing.activation import TOP_K_CAPACITY, VOCABULARY_CHUNK
 from modelserve_worker.kernels import sampling
-from modelserve_worker.kernels.dependent_launch import dependent_launch, launch_dependents, wait_for_prerequisites
+from modelserve_worker.kernels.dependent_launch import launch, launch_dependents, wait_for_prerequisites
 from modelserve_worker.kernels.sampling import CandidateRows
 from modelserve_worker.kernels.slot_columns import BANNED
 from modelserve_worker.kernels.specimen import KernelSpecimen
@@ -51,21 +51,23 @@ class TritonSampling:
         chunks = triton.cdiv(share, self._chunk)
         candidates = torch.empty(count, chunks, rows.width, dtype=torch.int64, device=logits.device)
         cap = 1.0 if rows.softcap is None else rows.softcap
-        _select_chunks[(chunks, count)](
+        launch(
+            _select_chunks, (chunks, count),
             logits, rows.slots, rows.positions, rows.output_counts, columns.seeds, columns.temperature, columns.top_k,
             columns.min_tokens, columns.banned, candidates, rows.mask_rows, rows.masks, logits.stride(0), share,
             0 if rows.masks is None else rows.masks.shape[1], first_token, rows.width, cap, 1.0 / cap,
             BANNED=columns.banned.shape[1], CAPPED=rows.softcap is not None, MASKED=rows.masks is not None,
-            CHUNK=self._chunk, CAPACITY=TOP_K_CAPACITY, num_warps=_CHUNK_WARPS, **dependent_launch(),
+            CHUNK=self._chunk, CAPACITY=TOP_K_CAPACITY, num_warps=_CHUNK_WARPS,
         )  # fmt: skip
         return candidates
 
     def merge(self, candidates: Tensor, rows: CandidateRows) -> Tensor:
         (count, parts, width), columns = candidates.shape, rows.columns
         merged = torch.empty(count, width, dtype=torch.int64, device=candidates.device)
-        _merge_parts[(count,)](
+        launch(
+            _merge_parts, (count,),
             candidates, merged, rows.slots, columns.temperature, columns.top_k, parts, width, PARTS=_padded(parts),
-            CAPACITY=TOP_K_CAPACITY, num_warps=_ROW_WARPS, **dependent_launch(),
+            CAPACITY=TOP_K_CAPACITY, num_warps=_ROW_WARPS,
         )  # fmt: skip
         return merged
 
@@ -73,10 +75,11 @@ class TritonSampling:
         (count, parts, width), columns = candidates.shape, rows.columns
         finalists = torch.empty(count, width, dtype=torch.int64, device=candidates.device)
         tokens = torch.empty(count, dtype=torch.int64, device=candidates.device)
-        _draw_rows[(count,)](
+        launch(
+            _draw_rows, (count,),
             candidates, finalists, rows.slots, rows.positions, columns.seeds, columns.temperature, columns.top_k,
             columns.top_p, columns.min_p, tokens, parts, width, PARTS=_padded(parts), CAPACITY=TOP_K_CAPACITY,
-            num_warps=_ROW_WARPS, **dependent_launch(),
+            num_warps=_ROW_WARPS,
         )  # fmt: skip
         return tokens
 

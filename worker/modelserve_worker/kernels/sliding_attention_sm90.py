@@ -8,18 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from modelserve.sizing.backends.attention import SLIDING_WIDTH, sliding_chunk_bytes
+from modelserve.sizing.pages import SLIDING_PAGE_TOKENS
 from modelserve_worker.kernels.cuda_kernel import CudaSource, launch, pointer, tensor_map
 from modelserve_worker.kernels.paged_layout import LayerRows
 from modelserve_worker.kernels.step import Step
 
-WIDTH, PAGE, PART = 256, 32, 64  # columns of a head, keys of a page, columns that a box takes
+WIDTH, PAGE, PART = SLIDING_WIDTH, SLIDING_PAGE_TOKENS, 64  # columns of a head, keys of a page, columns of a box
 ROWS = 128  # queries of a thread block
 THREADS = 384
 _BOX = (PART, 8, WIDTH // PART, 1)  # an octet: all columns of eight keys
-_TILE, _TILES, _QUERIES = 64, 4, 3  # keys of a tile; tiles, and queries of a warpgroup, that shared memory holds
-_BARRIERS, _BLOCKS = (2 * _TILES + 3 * _QUERIES) * 8, 4 * 18 * 4  # bytes
-_SHARED_BYTES = 2 * WIDTH * (_TILES * _TILE + _QUERIES * ROWS // 2) + _BARRIERS + _BLOCKS
-SOURCE = CudaSource("sliding_attention_sm90.cu", "sliding_chunk", "sm_90a", shared_bytes=_SHARED_BYTES)
+SOURCE = CudaSource("sliding_attention_sm90.cu", "sliding_chunk", "sm_90a", shared_bytes=sliding_chunk_bytes())
 
 
 def page_maps(arena: Tensor, rows: LayerRows, *, promoted: bool = True) -> list[Any]:

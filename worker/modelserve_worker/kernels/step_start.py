@@ -9,7 +9,6 @@ moves it back to where its requests are. The plain twins of the kernels behind t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Protocol
 
 import torch
@@ -87,13 +86,3 @@ class PlainStepDoors:
         if slot_tokens.shape[1] > 1:
             slot_positions[draws.slots.long()] = positions[draws.rows + counts - 1] + 1
         return counts
-
-
-@cache
-def step_doors(device: torch.device) -> StepDoors:
-    """The implementation for a device, chosen once: Triton kernels on CUDA, the plain twins elsewhere."""
-    if device.type != "cuda":
-        return PlainStepDoors()
-    from modelserve_worker.kernels.step_start_triton import TritonStep
-
-    return TritonStep()

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from modelserve_worker.kernels.dependent_launch import dependent_launch, launch_dependents, wait_for_prerequisites
+from modelserve_worker.kernels.dependent_launch import launch, launch_dependents, wait_for_prerequisites
 from modelserve_worker.kernels.specimen import KernelSpecimen
 from modelserve_worker.kernels.step import Draws
 
@@ -162,9 +162,9 @@ class TritonStep:
 
     def tokens(self, ids: Tensor, slots: Tensor, slot_tokens: Tensor) -> Tensor:
         rows = ids.shape[0]
-        step_tokens[(triton.cdiv(rows, _BLOCK),)](
+        launch(
+            step_tokens, (triton.cdiv(rows, _BLOCK),),
             ids, slots, slot_tokens, rows, COLUMNS=slot_tokens.shape[1], BLOCK=_BLOCK, num_warps=1,
-            **dependent_launch(),
         )  # fmt: skip
         return ids
 
@@ -173,10 +173,10 @@ class TritonStep:
         cos_1, sin_1, cos_2, sin_2 = (
             torch.empty((rows, count), dtype=torch.float32, device=positions.device) for count in pairs for _ in "cs"
         )
-        rotations[(rows,)](
+        launch(
+            rotations, (rows,),
             positions, first, second, cos_1, sin_1, cos_2, sin_2, FIRST_PAIRS=pairs[0], SECOND_PAIRS=pairs[1],
             FIRST_BLOCK=triton.next_power_of_2(pairs[0]), SECOND_BLOCK=triton.next_power_of_2(pairs[1]), num_warps=4,
-            **dependent_launch(),
         )  # fmt: skip
         return (cos_1, sin_1), (cos_2, sin_2)
 
@@ -184,18 +184,19 @@ class TritonStep:
         most = max(values.shape[0] for values, _ in placed)
         pairs = [(values, slots, values.shape[0]) for values, slots in placed]
         pairs += [pairs[0]] * (_PLACED - len(pairs))  # of which no program asks
-        settle_positions[(triton.cdiv(most, _BLOCK), len(placed))](
+        launch(
+            settle_positions, (triton.cdiv(most, _BLOCK), len(placed)),
             *(each for pair in pairs for each in pair), assumed, slot_positions, BLOCK=_BLOCK, num_warps=1,
-            **dependent_launch(),
         )  # fmt: skip
 
     def accept(
         self, sampled: Tensor, fed: Tensor, positions: Tensor, draws: Draws, slot_tokens: Tensor, slot_positions: Tensor
     ) -> Tensor:
         segments, counts = draws.slots.shape[0], torch.empty_like(draws.slots)
-        accept_tokens[(triton.cdiv(segments, _BLOCK),)](
+        launch(
+            accept_tokens, (triton.cdiv(segments, _BLOCK),),
             sampled, fed, positions, *draws, slot_tokens, slot_positions, counts, segments,
-            COLUMNS=slot_tokens.shape[1], BLOCK=_BLOCK, num_warps=1, **dependent_launch(),
+            COLUMNS=slot_tokens.shape[1], BLOCK=_BLOCK, num_warps=1,
         )  # fmt: skip
         return counts
 

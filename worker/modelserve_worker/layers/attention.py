@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from modelserve.architecture import ModelArchitecture
 from modelserve.weight_format import TextLinear, WeightFormat
 from modelserve_worker.kernels.elementwise import rms_normalize
+from modelserve_worker.kernels.operations import Operations
 from modelserve_worker.kernels.step import Step
 from modelserve_worker.layers.linear import ColumnParallelLinear, RowParallelLinear
 from modelserve_worker.layers.norm import RMSNorm
@@ -50,6 +51,7 @@ class Attention(nn.Module):
         layer: int,
         parallel: TensorParallel,
         weight_format: WeightFormat | None,
+        operations: Operations,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
@@ -69,7 +71,13 @@ class Attention(nn.Module):
             shards = [q, kv, kv]
         hidden = architecture.hidden_size
         self.qkv = ColumnParallelLinear(
-            TextLinear.QKV, hidden, shards=shards, weight_format=weight_format, device=device, dtype=dtype
+            TextLinear.QKV,
+            hidden,
+            shards=shards,
+            weight_format=weight_format,
+            operations=operations,
+            device=device,
+            dtype=dtype,
         )
         self.o = RowParallelLinear(
             TextLinear.OUTPUT,
@@ -77,6 +85,7 @@ class Attention(nn.Module):
             shard=q,
             in_parts=parallel.size == 1,
             weight_format=weight_format,
+            operations=operations,
             device=device,
             dtype=dtype,
         )

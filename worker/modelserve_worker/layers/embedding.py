@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from modelserve.architecture import ModelArchitecture
 from modelserve.weight_format import TextLinear, WeightFormat
 from modelserve_worker.kernels.elementwise import ElementwiseDoors
+from modelserve_worker.kernels.operations import Operations
 from modelserve_worker.layers.linear import ReplicatedLinear
 from modelserve_worker.layers.norm import RMSNorm
 from modelserve_worker.layers.parallel import TensorParallel
@@ -71,14 +72,14 @@ class PerLayerEmbedding(nn.Module):
         self,
         architecture: ModelArchitecture,
         *,
-        doors: ElementwiseDoors,
+        operations: Operations,
         parallel: TensorParallel,
         weight_format: WeightFormat | None,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
         super().__init__()
-        self.doors = doors
+        self.doors = operations.elementwise
         self.layers = architecture.num_hidden_layers
         self.width = architecture.hidden_size_per_layer_input
         self.projection_scale = architecture.hidden_size**-0.5
@@ -87,7 +88,7 @@ class PerLayerEmbedding(nn.Module):
             self.layers * self.width,
             scale_of=self.width,
             what="vocab_size_per_layer_input",
-            doors=doors,
+            doors=self.doors,
             parallel=parallel,
             device=device,
             dtype=dtype,
@@ -97,6 +98,7 @@ class PerLayerEmbedding(nn.Module):
             architecture.hidden_size,
             self.layers * self.width,
             weight_format=weight_format,
+            operations=operations,
             device=device,
             dtype=dtype,
         )

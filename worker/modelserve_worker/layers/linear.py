@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from modelserve.weight_format import TextLinear, WeightFormat
+from modelserve_worker.kernels.operations import Operations
 from modelserve_worker.layers.parallel import Shard
 from modelserve_worker.layers.stored_matrix import stored_matrix
 
@@ -29,13 +30,16 @@ class ColumnParallelLinear(nn.Module):
         *,
         shards: Sequence[Shard],
         weight_format: WeightFormat | None,
+        operations: Operations,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
         super().__init__()
         self.shards = tuple(shards)
         rows = [shard.size for shard in self.shards]
-        self.matrix = stored_matrix(linear, rows, in_features, weight_format=weight_format, device=device, dtype=dtype)
+        self.matrix = stored_matrix(
+            linear, rows, in_features, weight_format=weight_format, operations=operations, device=device, dtype=dtype
+        )
 
     def stacked(self, x: Tensor) -> Tensor:
         """[T, in] -> [T, sum of the shards' sizes]."""
@@ -61,6 +65,7 @@ class RowParallelLinear(nn.Module):
         shard: Shard,
         in_parts: bool,
         weight_format: WeightFormat | None,
+        operations: Operations,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
@@ -68,7 +73,13 @@ class RowParallelLinear(nn.Module):
         self.shard = shard
         self.in_parts = in_parts
         self.matrix = stored_matrix(
-            linear, [out_features], shard.size, weight_format=weight_format, device=device, dtype=dtype
+            linear,
+            [out_features],
+            shard.size,
+            weight_format=weight_format,
+            operations=operations,
+            device=device,
+            dtype=dtype,
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -86,12 +97,19 @@ class ReplicatedLinear(nn.Module):
         out_features: int,
         *,
         weight_format: WeightFormat | None,
+        operations: Operations,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
         super().__init__()
         self.matrix = stored_matrix(
-            linear, [out_features], in_features, weight_format=weight_format, device=device, dtype=dtype
+            linear,
+            [out_features],
+            in_features,
+            weight_format=weight_format,
+            operations=operations,
+            device=device,
+            dtype=dtype,
         )
 
     def forward(self, x: Tensor) -> Tensor:

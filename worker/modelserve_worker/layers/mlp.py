@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from modelserve.weight_format import TextLinear, WeightFormat
-from modelserve_worker.kernels.elementwise import ElementwiseDoors
+from modelserve_worker.kernels.operations import Operations
 from modelserve_worker.layers.linear import ColumnParallelLinear, RowParallelLinear
 from modelserve_worker.layers.parallel import TensorParallel
 
@@ -19,7 +19,7 @@ class GatedMLP(nn.Module):
         hidden_size: int,
         intermediate_size: int,
         *,
-        doors: ElementwiseDoors,
+        operations: Operations,
         parallel: TensorParallel,
         down_in_parts: bool,
         weight_format: WeightFormat | None,
@@ -27,13 +27,14 @@ class GatedMLP(nn.Module):
         dtype: torch.dtype,
     ) -> None:
         super().__init__()
-        self.doors = doors
+        self.doors = operations.elementwise
         shard = parallel.shard(intermediate_size, what="intermediate_size")
         self.gate_up = ColumnParallelLinear(
             TextLinear.GATE_UP,
             hidden_size,
             shards=(shard, shard),
             weight_format=weight_format,
+            operations=operations,
             device=device,
             dtype=dtype,
         )
@@ -43,6 +44,7 @@ class GatedMLP(nn.Module):
             shard=shard,
             in_parts=down_in_parts,
             weight_format=weight_format,
+            operations=operations,
             device=device,
             dtype=dtype,
         )

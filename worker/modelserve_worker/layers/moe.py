@@ -9,8 +9,8 @@ from modelserve.architecture import ModelArchitecture
 from modelserve.errors import InvalidInput
 from modelserve.sizing.weights import EXPERT_WIDTH_MULTIPLE
 from modelserve.weight_format import TextLinear, WeightFormat
-from modelserve_worker.kernels.elementwise import ElementwiseDoors
-from modelserve_worker.kernels.experts import Choice, ExpertDoors, RouterWeights, Shares
+from modelserve_worker.kernels.experts import BranchNorms, Choice, ExpertDoors, RouterWeights, Shares
+from modelserve_worker.kernels.operations import Operations
 from modelserve_worker.layers.norm import RMSNorm
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.layers.stored_matrix import DenseMatrix, stored_matrix
@@ -57,15 +57,15 @@ class Experts(nn.Module):
         self,
         architecture: ModelArchitecture,
         *,
-        doors: ExpertDoors,
-        elementwise: ElementwiseDoors,
+        operations: Operations,
         parallel: TensorParallel,
         weight_format: WeightFormat | None,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
         super().__init__()
-        self.doors, self.elementwise = doors, elementwise
+        self.doors, self.elementwise = operations.experts, operations.elementwise
+        self.few_rows = operations.few_expert_rows
         self.parallel = parallel
         self.shard = parallel.shard(architecture.moe_intermediate_size, what="moe_intermediate_size")
         if architecture.hidden_size % EXPERT_WIDTH_MULTIPLE:
@@ -80,6 +80,7 @@ class Experts(nn.Module):
             hidden,
             weight_format=weight_format,
             experts=experts,
+            operations=operations,
             device=device,
             dtype=dtype,
         )
@@ -89,6 +90,7 @@ class Experts(nn.Module):
             width,
             weight_format=weight_format,
             experts=experts,
+            operations=operations,
             device=device,
             dtype=dtype,
         )
@@ -102,10 +104,68 @@ class Experts(nn.Module):
 
     def _shares(self, x: Tensor, choice: Choice) -> Shares:
         gate_up, down = self.gate_up, self.down
-        if x.shape[0] <= self.doors.few_rows and isinstance(gate_up, DenseMatrix) and isinstance(down, DenseMatrix):
+        if x.shape[0] <= self.few_rows:
+            assert isinstance(gate_up, DenseMatrix)
+            assert isinstance(down, DenseMatrix)
             return Shares(self.doors.chosen_products(x, choice, gate_up.weight, down.weight), choice)
         dealt = self.doors.deal(x, choice, gate_up.experts)
         inner = gate_up.grouped_gated(dealt.rows, dealt.ends, self.elementwise)
         ends, places = dealt.ends, dealt.places
         del dealt  # its rows are as large as what comes now
         return Shares(down.grouped(inner, ends), choice, places)
+
+
+class MixtureOfExperts(nn.Module):
+    """The expert branch beside the dense MLP: both read the residual, each has its own norms."""
+
+    def __init__(
+        self,
+        architecture: ModelArchitecture,
+        *,
+        operations: Operations,
+        parallel: TensorParallel,
+        weight_format: WeightFormat | None,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__()
+        self.doors = operations.experts
+        self.parallel = parallel
+        hidden, eps = architecture.hidden_size, architecture.rms_norm_eps
+        self.router = Router(architecture, doors=self.doors, device=device, dtype=dtype)
+        self.experts = Experts(
+            architecture,
+            operations=operations,
+            parallel=parallel,
+            weight_format=weight_format,
+            device=device,
+            dtype=dtype,
+        )
+        self.pre_norm = RMSNorm(hidden, eps=eps, device=device, dtype=dtype)
+        self.post_norm = RMSNorm(hidden, eps=eps, device=device, dtype=dtype)
+        self.dense_post_norm = RMSNorm(hidden, eps=eps, device=device, dtype=dtype)
+
+    def forward(
+        self,
+        residual: Tensor,
+        dense: Tensor,
+        *,
+        added_norm: RMSNorm,
+        scalar: Tensor | None,
+        next_weight: Tensor | None,
+        num_rows: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """`ElementwiseDoors.residual_norm` of the sum of both branches; residual and dense are [T, H], and dense, the
+        MLP's output, is still to be added over ranks."""
+        dense = self.parallel.all_reduce(dense)
+        normed, choice = self.router(residual, self.pre_norm, num_rows)
+        norms = BranchNorms(self.dense_post_norm.weight, self.post_norm.weight, added_norm.weight)
+        return self.doors.add_branches(
+            residual,
+            dense,
+            self.experts(normed, choice),
+            norms,
+            scalar=scalar,
+            next_weight=next_weight,
+            eps=added_norm.eps,
+        )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from modelserve.architecture import LayerKind, ModelArchitecture
-from modelserve_worker.kernels.step_start import Rotation, cos_sin, step_doors
+from modelserve_worker.kernels.step_start import PlainStepDoors, Rotation, StepDoors, cos_sin
 
 
 def inverse_frequencies(head_dim: int, *, theta: float, rotated_pairs: int) -> Tensor:
@@ -33,7 +33,10 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class RotaryEmbedding:
     """Angles of a model. Nothing is tabulated: a step computes cos and sin of its own positions once per layer kind."""
 
-    def __init__(self, architecture: ModelArchitecture, *, device: torch.device) -> None:
+    def __init__(
+        self, architecture: ModelArchitecture, *, device: torch.device, doors: StepDoors | None = None
+    ) -> None:
+        """`doors` left out: those of plain PyTorch."""
         sliding = inverse_frequencies(
             architecture.head_dim, theta=architecture.sliding_rope_theta, rotated_pairs=architecture.head_dim // 2
         )
@@ -42,7 +45,7 @@ class RotaryEmbedding:
             theta=architecture.global_rope_theta,
             rotated_pairs=architecture.global_rotary_pairs,
         )
-        self._doors = step_doors(device)
+        self._doors = doors or PlainStepDoors()
         self._inverse_frequencies = {LayerKind.SLIDING: sliding.to(device), LayerKind.GLOBAL: full.to(device)}
 
     def inverse_frequencies(self, kind: LayerKind) -> Tensor:

@@ -3,71 +3,114 @@
 Parameters have the checkpoint's own layout, so that a loader copies bytes. `loaded` follows the last byte: what a
 format turns once it turns there, matrix by matrix, and where kernels multiply by it, it takes the order of theirs
 (`repack`; `modelserve.sizing.quantised_tiles` counts). Elsewhere products are the plain ones: the matrix in the compute
-type, made anew each time, then PyTorch's product. Those matrices share one workspace, since a stream computes one
-product after the other; `modelserve.sizing.dequantisation` says its size. Nothing waits for the host and no shape
-depends on a value, so a step that multiplies by any of them can be captured.
+type, made anew each time, then PyTorch's product. Which it is, of how many rows, the table of kernels says
+(`Operations.products`). Those matrices share one workspace, since a stream computes one product after the other;
+`modelserve.sizing.dequantisation` says its size. Nothing waits for the host and no shape depends on a value, so a step
+that multiplies by any of them can be captured.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Generic, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from modelserve.sizing.quantised_tiles import INT4_GROUPS
 from modelserve.weight_format import FP8_BLOCK, StoredType, TextLinear, WeightFormat
 from modelserve_worker.kernels.elementwise import ElementwiseDoors
-from modelserve_worker.kernels.few_rows import FewRows, dense_product, few_rows_door
 from modelserve_worker.kernels.fp8_linear import Fp8Pairs, repack_fp8
 from modelserve_worker.kernels.int4_linear import Int4Tiles, repack_int4
-from modelserve_worker.kernels.quantised_doors import ProductDoor, fp8_door, int4_door
+from modelserve_worker.kernels.operations import PLAIN, MatrixProducts, Operations
 from modelserve_worker.kernels.row_blocks import grouped_product, plain_product
 
 PACKED = 8  # int4 elements of an int32
-HeldT = TypeVar("HeldT", Int4Tiles, Fp8Pairs)
 ZERO = 8  # what stands for zero in a symmetric int4 matrix: elements are stored with this added
+Held = Tensor | Int4Tiles | Fp8Pairs  # a matrix as kernels take it
 
 
 class StoredMatrix(nn.Module):
     """[rows, columns], or [experts, rows, columns]; several checkpoint matrices may be stacked in the rows."""
 
-    def __init__(self, parts: Sequence[int], columns: int, *, experts: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        parts: Sequence[int],
+        columns: int,
+        *,
+        experts: int,
+        dtype: torch.dtype,
+        products: MatrixProducts,
+    ) -> None:
         super().__init__()
         self.parts = tuple(parts)
         self.rows, self.columns, self.experts = sum(parts), columns, experts
         self.dtype = dtype  # of inputs, results and `dense`
         self.workspace: Tensor | None = None  # uint8, shared with other matrices; without one, scratch is new each time
+        self.products = products  # of experts: grouped ones
 
     def linear(self, x: Tensor) -> Tensor:
         """x [T, columns] in the compute dtype -> [T, rows]. Not for experts."""
-        return plain_product(x, self.dense())
+        return self._product(x)
 
     def in_parts(self, x: Tensor) -> Tensor:
-        """`linear`, or float32 [P, T, rows] whose sum over P it is before it is rounded (`FewRows`, split)."""
-        return self.linear(x)
+        """`linear`, or float32 [P, T, rows] whose sum over P it is before it is rounded."""
+        return self._product(x, split=True)
 
     def gated(self, x: Tensor, doors: ElementwiseDoors) -> Tensor:
         """gelu(first half of `linear`) * second half, each rounded: [T, columns] -> [T, rows / 2]."""
+        product = self.products.of(x.shape[0])
+        if product is not None and product.choice.fuses_gelu and x.shape[0]:
+            return self._product(x, gated=True)
         return doors.gated_gelu(self.linear(x))
+
+    def _product(self, x: Tensor, **fused: bool) -> Tensor:
+        product = self.products.of(x.shape[0])
+        x = self._ordered(x)
+        if product is None or product.multiply is None:
+            return plain_product(x, self.dense())
+        if not x.shape[0]:
+            return x.new_empty((0, self.rows))
+        return product.multiply(x, self._held(), **(fused if product.choice.fuses_gelu else {}))
+
+    def _ordered(self, x: Tensor) -> Tensor:
+        """Inputs in the order of the matrix's columns."""
+        return x
+
+    def _held(self) -> Held:
+        """The parameters as kernels take them."""
+        raise NotImplementedError
 
     @property
     def dequantises(self) -> bool:
         """Whether its products use the workspace."""
         return False
 
+    @property
+    def on_kernels(self) -> bool:
+        """Whether kernels multiply by it, any number of rows."""
+        return self.products.on_kernels
+
     def grouped(self, x: Tensor, ends: Tensor) -> Tensor:
         """Of experts: rows [ends[e - 1], ends[e]) of x [R, columns] by the matrix of expert e -> [R, rows].
 
         ends int32 [experts]. Rows from the last end on are undefined.
         """
-        return grouped_product(x, self.dense(), ends)
+        return self._grouped_product(x, ends)
 
     def grouped_gated(self, x: Tensor, ends: Tensor, doors: ElementwiseDoors) -> Tensor:
         """gelu(first half of `grouped`) * second half, each rounded: [R, columns] -> [R, rows / 2]."""
+        product = self.products.of(x.shape[0])
+        if product is not None and product.choice.fuses_gelu:
+            return self._grouped_product(x, ends, gated=True)
         return doors.gated_gelu(self.grouped(x, ends))
+
+    def _grouped_product(self, x: Tensor, ends: Tensor, **fused: bool) -> Tensor:
+        product = self.products.of(x.shape[0])
+        x = self._ordered(x)
+        if product is None or product.multiply is None:
+            return grouped_product(x, self.dense(), ends)
+        return product.multiply(x, self._held(), ends, **fused)
 
     def dense(self) -> Tensor:
         """The elements in the compute dtype, each rounded once: the parameter where it is that, else scratch, which
@@ -96,66 +139,26 @@ class StoredMatrix(nn.Module):
 class DenseMatrix(StoredMatrix):
     """Elements in the compute dtype: `weight`."""
 
-    def __init__(
-        self, parts: Sequence[int], columns: int, *, experts: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        super().__init__(parts, columns, experts=experts, dtype=dtype)
-        self.weight = self._parameter(self.rows, columns, dtype, device)
-
-    def linear(self, x: Tensor) -> Tensor:
-        return dense_product(x, self.weight)
-
-    def gated(self, x: Tensor, doors: ElementwiseDoors) -> Tensor:
-        few = self._few_rows(x)
-        return super().gated(x, doors) if few is None else few.dense(x, self.weight, gated=True)
-
-    def in_parts(self, x: Tensor) -> Tensor:
-        few = self._few_rows(x)
-        return super().in_parts(x) if few is None else few.dense(x, self.weight, split=True)
-
-    def grouped(self, x: Tensor, ends: Tensor) -> Tensor:
-        door = few_rows_door(x.device)
-        if door is None or not door.takes_grouped(x, self.weight):
-            return super().grouped(x, ends)
-        return door.grouped(x, self.weight, ends)
-
-    def grouped_gated(self, x: Tensor, ends: Tensor, doors: ElementwiseDoors) -> Tensor:
-        door = few_rows_door(x.device)
-        if door is None or not door.takes_grouped(x, self.weight, gated=True):
-            return super().grouped_gated(x, ends, doors)
-        return door.grouped(x, self.weight, ends, gated=True)
-
-    def _few_rows(self, x: Tensor) -> FewRows | None:
-        few = few_rows_door(x.device)
-        return few if few is not None and few.takes(x) else None
+    def __init__(self, parts: Sequence[int], columns: int, *, device: torch.device, **stored: Any) -> None:
+        super().__init__(parts, columns, **stored)
+        self.weight = self._parameter(self.rows, columns, self.dtype, device)
 
     def dense(self) -> Tensor:
         return self.weight
 
+    def _held(self) -> Tensor:
+        return self.weight
 
-class QuantisedMatrix(StoredMatrix, Generic[HeldT]):
-    """Multiplied by kernels once `repack` has found their door for the device, and dequantised until then."""
 
-    def __init__(self, parts: Sequence[int], columns: int, *, experts: int, dtype: torch.dtype) -> None:
-        super().__init__(parts, columns, experts=experts, dtype=dtype)
-        self._door: ProductDoor[HeldT] | None = None
-
-    def linear(self, x: Tensor) -> Tensor:
-        return super().linear(x) if self._door is None else self._door.linear(x, self._held())
-
-    def grouped(self, x: Tensor, ends: Tensor) -> Tensor:
-        return super().grouped(x, ends) if self._door is None else self._door.grouped(x, self._held(), ends)
+class QuantisedMatrix(StoredMatrix):
+    """Multiplied by kernels, in whose order `repack` brings it, or dequantised for each product."""
 
     @property
     def dequantises(self) -> bool:
-        return self._door is None
-
-    def _held(self) -> HeldT:
-        """The parameters as the door's kernels take them."""
-        raise NotImplementedError
+        return not self.on_kernels
 
 
-class Int4Matrix(QuantisedMatrix[Int4Tiles]):
+class Int4Matrix(QuantisedMatrix):
     """compressed-tensors pack-quantized: (q - zero) * scale, one scale (and zero) per row and group of columns.
 
     `packed` int32 [rows, columns / 8]: nibble j of a word, the lowest first, is element 8 w + j. `scale` bfloat16
@@ -170,11 +173,10 @@ class Int4Matrix(QuantisedMatrix[Int4Tiles]):
         columns: int,
         *,
         weight_format: WeightFormat,
-        experts: int,
-        dtype: torch.dtype,
         device: torch.device,
+        **stored: Any,
     ) -> None:
-        super().__init__(parts, columns, experts=experts, dtype=dtype)
+        super().__init__(parts, columns, **stored)
         assert weight_format.group_size is not None
         self.group_size = weight_format.group_size
         groups = columns // self.group_size
@@ -189,26 +191,6 @@ class Int4Matrix(QuantisedMatrix[Int4Tiles]):
             order = torch.empty(columns, dtype=torch.int32, device=device)
             self.order = nn.Parameter(order, requires_grad=False)
             self.group_index = (torch.arange(columns, dtype=torch.int32) // self.group_size).repeat(len(self.parts), 1)
-
-    def linear(self, x: Tensor) -> Tensor:
-        x, few = self._ordered(x), self._few_rows(x)
-        return super().linear(x) if few is None else few.int4(x, self._held())
-
-    def gated(self, x: Tensor, doors: ElementwiseDoors) -> Tensor:
-        few = self._few_rows(x)
-        return super().gated(x, doors) if few is None else few.int4(self._ordered(x), self._held(), gated=True)
-
-    def in_parts(self, x: Tensor) -> Tensor:
-        few = self._few_rows(x)
-        return super().in_parts(x) if few is None else few.int4(self._ordered(x), self._held(), split=True)
-
-    def _few_rows(self, x: Tensor) -> FewRows | None:
-        """The kernels for these rows, which know no zero points."""
-        few = None if self._door is None or self.zero_point is not None else few_rows_door(x.device)
-        return few if few is not None and few.takes_int4(x) else None
-
-    def grouped(self, x: Tensor, ends: Tensor) -> Tensor:
-        return super().grouped(self._ordered(x), ends)
 
     def _ordered(self, x: Tensor) -> Tensor:
         return x if self.order is None else x.index_select(-1, self.order)
@@ -229,15 +211,13 @@ class Int4Matrix(QuantisedMatrix[Int4Tiles]):
         self.repack()
 
     def repack(self) -> None:
-        door = int4_door(self.packed.device) if self.dtype == torch.bfloat16 else None
-        if door is None or self.group_size not in INT4_GROUPS:
+        if not self.on_kernels:
             return
         tiles = repack_int4(self.packed, self.scale, self.zero_point)
         self.packed = nn.Parameter(tiles.words, requires_grad=False)
         self.scale = nn.Parameter(tiles.scales, requires_grad=False)
         if tiles.zero_points is not None:
             self.zero_point = nn.Parameter(tiles.zero_points, requires_grad=False)
-        self._door = door
 
     def _held(self) -> Int4Tiles:
         return Int4Tiles(self.packed, self.scale, self.zero_point, self.columns)
@@ -272,7 +252,7 @@ class Int4Matrix(QuantisedMatrix[Int4Tiles]):
         return zeros.movedim(-1, -2).reshape(self.scale.shape)
 
 
-class Fp8Matrix(QuantisedMatrix[Fp8Pairs]):
+class Fp8Matrix(QuantisedMatrix):
     """compressed-tensors float-quantized: `weight` e4m3 [rows, columns] times `scale`, float32.
 
     One scale per row [rows, 1], or per block of 128 x 128 [blocks, ceil(columns / 128)], where the blocks of each
@@ -286,11 +266,10 @@ class Fp8Matrix(QuantisedMatrix[Fp8Pairs]):
         columns: int,
         *,
         weight_format: WeightFormat,
-        experts: int,
-        dtype: torch.dtype,
         device: torch.device,
+        **stored: Any,
     ) -> None:
-        super().__init__(parts, columns, experts=experts, dtype=dtype)
+        super().__init__(parts, columns, **stored)
         self.weight = self._parameter(self.rows, columns, torch.float8_e4m3fn, device)
         self.blocks = weight_format.scales == "block"
         self.block_rows = tuple(-(-part // FP8_BLOCK) for part in self.parts)
@@ -298,7 +277,7 @@ class Fp8Matrix(QuantisedMatrix[Fp8Pairs]):
         self.scale = self._parameter(*scales, torch.float32, device)
         self.tensor_scale: Tensor | None = None
         if weight_format.scales == "tensor":
-            self.tensor_scale = torch.empty((max(1, experts), len(self.parts)), dtype=torch.float32)
+            self.tensor_scale = torch.empty((max(1, self.experts), len(self.parts)), dtype=torch.float32)
         self.rounds_inputs = weight_format.fp8_activations
         self.scale_rows = 0  # of the kernels' scales
 
@@ -321,31 +300,12 @@ class Fp8Matrix(QuantisedMatrix[Fp8Pairs]):
         self.repack()
 
     def repack(self) -> None:
-        door = fp8_door(self.weight.device) if self.dtype == torch.bfloat16 else None
-        if door is None:
+        if not self.on_kernels:
             return
         pairs = repack_fp8(self.weight, self.scale, rounds_inputs=self.rounds_inputs, parts=self.parts)
         self.weight = nn.Parameter(pairs.elements, requires_grad=False)
         self.scale = nn.Parameter(pairs.scales, requires_grad=False)
         self.scale_rows = pairs.scale_rows
-        self._door = door
-
-    def linear(self, x: Tensor) -> Tensor:
-        few = self._few_rows(x)
-        return super().linear(x) if few is None else few.fp8(x, self._held())
-
-    def gated(self, x: Tensor, doors: ElementwiseDoors) -> Tensor:
-        few = self._few_rows(x)
-        return super().gated(x, doors) if few is None else few.fp8(x, self._held(), gated=True)
-
-    def in_parts(self, x: Tensor) -> Tensor:
-        few = self._few_rows(x)
-        return super().in_parts(x) if few is None else few.fp8(x, self._held(), split=True)
-
-    def _few_rows(self, x: Tensor) -> FewRows | None:
-        """The kernels for these rows, which know no scales of blocks."""
-        few = None if self._door is None or self.blocks or self.columns % FP8_BLOCK else few_rows_door(x.device)
-        return few if few is not None and few.takes(x) else None
 
     def _held(self) -> Fp8Pairs:
         return Fp8Pairs(self.weight, self.scale, self.columns, self.scale_rows, self.rounds_inputs)
@@ -367,19 +327,28 @@ def stored_matrix(
     *,
     weight_format: WeightFormat | None,
     experts: int = 0,
+    operations: Operations = PLAIN,
     device: torch.device,
     dtype: torch.dtype,
 ) -> StoredMatrix:
     """The matrix of one linear layer in the checkpoint's format: `parts` rows of each stacked matrix, `columns` inputs.
 
     `weight_format` None is an unquantised checkpoint. `dtype` is what is computed in; a dense matrix is held in it.
+    Raises KeyError where the table of `operations` is of a model without this matrix.
     """
-    stored = None if weight_format is None else weight_format.of(linear)
+    stored = StoredType.BFLOAT16 if weight_format is None else weight_format.of(linear)
+    shape = sum(parts), columns
+    arguments: dict[str, Any] = {
+        "experts": experts,
+        "dtype": dtype,
+        "products": operations.products(linear, shape, stored, grouped=experts > 0),
+        "device": device,
+    }
     if weight_format is not None and stored is StoredType.INT4:
-        return Int4Matrix(parts, columns, weight_format=weight_format, experts=experts, dtype=dtype, device=device)
+        return Int4Matrix(parts, columns, weight_format=weight_format, **arguments)
     if weight_format is not None and stored is StoredType.FP8:
-        return Fp8Matrix(parts, columns, weight_format=weight_format, experts=experts, dtype=dtype, device=device)
-    return DenseMatrix(parts, columns, experts=experts, dtype=dtype, device=device)
+        return Fp8Matrix(parts, columns, weight_format=weight_format, **arguments)
+    return DenseMatrix(parts, columns, **arguments)
 
 
 def _unpack(packed: Tensor, into: Tensor, half: Tensor) -> None:

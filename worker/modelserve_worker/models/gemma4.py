@@ -15,82 +15,24 @@ from torch import Tensor, nn
 
 from modelserve.architecture import ModelArchitecture
 from modelserve.errors import InvalidInput
+from modelserve.sizing.backends.table import HEAD
 from modelserve.sizing.dequantisation import workspace_bytes
 from modelserve.sizing.weights import tensor_parallel_problem
-from modelserve.weight_format import TextLinear, WeightFormat
-from modelserve_worker.kernels.elementwise import ElementwiseDoors, elementwise_doors
-from modelserve_worker.kernels.expert_doors import expert_doors
-from modelserve_worker.kernels.experts import BranchNorms
-from modelserve_worker.kernels.few_rows import dense_product
+from modelserve.weight_format import StoredType, TextLinear, WeightFormat
+from modelserve_worker.kernels.elementwise import ElementwiseDoors
+from modelserve_worker.kernels.operations import PLAIN, Operations
 from modelserve_worker.kernels.row_codec import v_only_columns
 from modelserve_worker.kernels.step import Step
 from modelserve_worker.layers.attention import Attention, AttentionBackend
 from modelserve_worker.layers.embedding import OutputHead, PerLayerEmbedding, VocabParallelEmbedding
 from modelserve_worker.layers.linear import ReplicatedLinear
 from modelserve_worker.layers.mlp import GatedMLP
-from modelserve_worker.layers.moe import Experts, Router
+from modelserve_worker.layers.moe import MixtureOfExperts
 from modelserve_worker.layers.norm import RMSNorm
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.layers.partial_sums import PartialSums
 from modelserve_worker.layers.rotary import RotaryEmbedding
 from modelserve_worker.layers.stored_matrix import StoredMatrix
-
-
-class MixtureOfExperts(nn.Module):
-    """The expert branch beside the dense MLP: both read the residual, each has its own norms."""
-
-    def __init__(
-        self,
-        architecture: ModelArchitecture,
-        *,
-        doors: ElementwiseDoors,
-        parallel: TensorParallel,
-        weight_format: WeightFormat | None,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> None:
-        super().__init__()
-        self.doors = expert_doors(device, dtype)
-        self.parallel = parallel
-        hidden, eps = architecture.hidden_size, architecture.rms_norm_eps
-        self.router = Router(architecture, doors=self.doors, device=device, dtype=dtype)
-        self.experts = Experts(
-            architecture,
-            doors=self.doors,
-            elementwise=doors,
-            parallel=parallel,
-            weight_format=weight_format,
-            device=device,
-            dtype=dtype,
-        )
-        self.pre_norm = RMSNorm(hidden, eps=eps, device=device, dtype=dtype)
-        self.post_norm = RMSNorm(hidden, eps=eps, device=device, dtype=dtype)
-        self.dense_post_norm = RMSNorm(hidden, eps=eps, device=device, dtype=dtype)
-
-    def forward(
-        self,
-        residual: Tensor,
-        dense: Tensor,
-        *,
-        added_norm: RMSNorm,
-        scalar: Tensor | None,
-        next_weight: Tensor | None,
-        num_rows: Tensor | None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """`ElementwiseDoors.residual_norm` of the sum of both branches; residual and dense are [T, H], and dense, the
-        MLP's output, is still to be added over ranks."""
-        dense = self.parallel.all_reduce(dense)
-        normed, choice = self.router(residual, self.pre_norm, num_rows)
-        norms = BranchNorms(self.dense_post_norm.weight, self.post_norm.weight, added_norm.weight)
-        return self.doors.add_branches(
-            residual,
-            dense,
-            self.experts(normed, choice),
-            norms,
-            scalar=scalar,
-            next_weight=next_weight,
-            eps=added_norm.eps,
-        )
 
 
 class PerLayerInput(nn.Module):
@@ -100,19 +42,31 @@ class PerLayerInput(nn.Module):
         self,
         architecture: ModelArchitecture,
         *,
-        doors: ElementwiseDoors,
+        operations: Operations,
         weight_format: WeightFormat | None,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
         super().__init__()
-        self.doors = doors
+        self.doors = operations.elementwise
         hidden, width = architecture.hidden_size, architecture.hidden_size_per_layer_input
         self.gate = ReplicatedLinear(
-            TextLinear.LAYER_INPUT_GATE, hidden, width, weight_format=weight_format, device=device, dtype=dtype
+            TextLinear.LAYER_INPUT_GATE,
+            hidden,
+            width,
+            weight_format=weight_format,
+            operations=operations,
+            device=device,
+            dtype=dtype,
         )
         self.projection = ReplicatedLinear(
-            TextLinear.LAYER_PROJECTION, width, hidden, weight_format=weight_format, device=device, dtype=dtype
+            TextLinear.LAYER_PROJECTION,
+            width,
+            hidden,
+            weight_format=weight_format,
+            operations=operations,
+            device=device,
+            dtype=dtype,
         )
         self.norm = RMSNorm(hidden, eps=architecture.rms_norm_eps, device=device, dtype=dtype)
 
@@ -133,7 +87,7 @@ class DecoderLayer(nn.Module):
         architecture: ModelArchitecture,
         *,
         layer: int,
-        doors: ElementwiseDoors,
+        operations: Operations,
         parallel: TensorParallel,
         weight_format: WeightFormat | None,
         device: torch.device,
@@ -142,18 +96,24 @@ class DecoderLayer(nn.Module):
         super().__init__()
         self.layer = layer
         self.kind = architecture.kind(layer)
-        self.doors = doors
-        self.sums = PartialSums(parallel, doors)
+        self.doors = operations.elementwise
+        self.sums = PartialSums(parallel, self.doors)
         self.eps = architecture.rms_norm_eps
         hidden, eps = architecture.hidden_size, self.eps
         self.attention = Attention(
-            architecture, layer=layer, parallel=parallel, weight_format=weight_format, device=device, dtype=dtype
+            architecture,
+            layer=layer,
+            parallel=parallel,
+            weight_format=weight_format,
+            operations=operations,
+            device=device,
+            dtype=dtype,
         )
         width = architecture.layer_intermediate_size(layer)
         in_parts = parallel.size == 1 and not architecture.num_experts  # `sums` adds parts up
         self.mlp = GatedMLP(
-            hidden, width, doors=doors, parallel=parallel, down_in_parts=in_parts, weight_format=weight_format,
-            device=device, dtype=dtype,
+            hidden, width, operations=operations, parallel=parallel, down_in_parts=in_parts,
+            weight_format=weight_format, device=device, dtype=dtype,
         )  # fmt: skip
         self.input_norm = RMSNorm(hidden, eps=eps, device=device, dtype=dtype)
         self.post_attention_norm = RMSNorm(hidden, eps=eps, device=device, dtype=dtype)
@@ -161,13 +121,18 @@ class DecoderLayer(nn.Module):
         self.post_feedforward_norm = RMSNorm(hidden, eps=eps, device=device, dtype=dtype)
         self.moe = (
             MixtureOfExperts(
-                architecture, doors=doors, parallel=parallel, weight_format=weight_format, device=device, dtype=dtype
+                architecture,
+                operations=operations,
+                parallel=parallel,
+                weight_format=weight_format,
+                device=device,
+                dtype=dtype,
             )
             if architecture.num_experts
             else None
         )
         self.per_layer_input = (
-            PerLayerInput(architecture, doors=doors, weight_format=weight_format, device=device, dtype=dtype)
+            PerLayerInput(architecture, operations=operations, weight_format=weight_format, device=device, dtype=dtype)
             if architecture.hidden_size_per_layer_input
             else None
         )
@@ -240,7 +205,8 @@ def _normed(result: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor]:
 class Gemma4ForCausalLM(nn.Module):
     """One rank's share of the decoder. Parameters are allocated, not initialised: a loader fills them.
 
-    `weight_format` None is an unquantised checkpoint. Raises InvalidInput when the tensor-parallel size does not fit
+    `weight_format` None is an unquantised checkpoint; `operations` are the kernels of a table for this model on
+    `device`, or plain PyTorch. Raises InvalidInput when the tensor-parallel size does not fit
     the geometry, or cuts what one scale of a quantised matrix spans.
     """
 
@@ -250,6 +216,7 @@ class Gemma4ForCausalLM(nn.Module):
         *,
         parallel: TensorParallel,
         weight_format: WeightFormat | None = None,
+        operations: Operations = PLAIN,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
@@ -266,23 +233,30 @@ class Gemma4ForCausalLM(nn.Module):
         self.weight_format = weight_format
         self.parallel = parallel
         self.dtype = dtype
-        self.doors = doors = elementwise_doors(device)
-        self.rope = RotaryEmbedding(architecture, device=device)
+        self.operations = operations
+        self.doors = doors = operations.elementwise
+        self.rope = RotaryEmbedding(architecture, device=device, doors=operations.step)
+        self._head = operations.products(HEAD, (vocab // parallel.size, hidden), StoredType.BFLOAT16)
         self.embedding = VocabParallelEmbedding(
             vocab, hidden, scale_of=hidden, what="vocab_size", doors=doors, parallel=parallel, device=device,
             dtype=dtype,
         )  # fmt: skip
         self.per_layer_embedding = (
             PerLayerEmbedding(
-                architecture, doors=doors, parallel=parallel, weight_format=weight_format, device=device, dtype=dtype
+                architecture,
+                operations=operations,
+                parallel=parallel,
+                weight_format=weight_format,
+                device=device,
+                dtype=dtype,
             )
             if architecture.hidden_size_per_layer_input
             else None
         )
         self.layers = nn.ModuleList(
             DecoderLayer(
-                architecture, layer=layer, doors=doors, parallel=parallel, weight_format=weight_format, device=device,
-                dtype=dtype,
+                architecture, layer=layer, operations=operations, parallel=parallel, weight_format=weight_format,
+                device=device, dtype=dtype,
             )
             for layer in range(architecture.num_hidden_layers)
         )  # fmt: skip
@@ -340,7 +314,7 @@ class Gemma4ForCausalLM(nn.Module):
     def head(self, hidden: Tensor) -> Tensor:
         """hidden [N, H] after the final norm -> raw logits of this rank's tokens, [N, vocab / size] in its dtype."""
         weight = self.embedding.weight if self.output_head is None else self.output_head.weight
-        return dense_product(hidden, weight)
+        return self._head.dense(hidden, weight)
 
     @torch.no_grad()
     def compute_logits(self, hidden: Tensor) -> Tensor:

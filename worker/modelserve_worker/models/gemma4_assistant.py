@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from modelserve.assistant import AssistantArchitecture, pair_problem
 from modelserve.errors import InvalidInput
 from modelserve.sizing.assistant import ROWS_PER_SELECTION
-from modelserve_worker.kernels.elementwise import elementwise_doors
-from modelserve_worker.kernels.few_rows import dense_product
+from modelserve.sizing.backends.table import HEAD
+from modelserve.weight_format import StoredType
+from modelserve_worker.kernels.operations import Operations
 from modelserve_worker.layers.attention import AttentionBackend
 from modelserve_worker.layers.embedding import OutputHead
 from modelserve_worker.layers.norm import RMSNorm
@@ -30,11 +31,14 @@ from modelserve_worker.models.gemma4 import DecoderLayer, Gemma4ForCausalLM
 class CentroidHead(nn.Module):
     """Which tokens a row's head scores: those of the centroids that are nearest to it. Whole on every rank."""
 
-    def __init__(self, architecture: AssistantArchitecture, *, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, architecture: AssistantArchitecture, *, operations: Operations, device: torch.device, dtype: torch.dtype
+    ) -> None:
         super().__init__()
         self.top_k = architecture.centroid_top_k
         shape = (architecture.num_centroids, architecture.hidden_size)
         self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype), requires_grad=False)
+        self._products = operations.products(HEAD, shape, StoredType.BFLOAT16)
         # int32 [V]: the tokens of the first centroid, those of the second, ...
         self.ordering = nn.Parameter(
             torch.empty(architecture.vocab_size, device=device, dtype=torch.int32), requires_grad=False
@@ -48,7 +52,7 @@ class CentroidHead(nn.Module):
         tokens_of = self.ordering.view(self.weight.shape[0], -1)
         found = []
         for rows in torch.split(x, ROWS_PER_SELECTION):
-            nearest = dense_product(rows, self.weight).topk(self.top_k, dim=-1).indices
+            nearest = self._products.dense(rows, self.weight).topk(self.top_k, dim=-1).indices
             tokens = tokens_of[nearest].flatten(1)
             scores = torch.bmm(table[tokens], rows[:, :, None])[..., 0]
             found.append(tokens.gather(1, scores.argmax(-1, keepdim=True))[:, 0])
@@ -74,18 +78,27 @@ class Gemma4Assistant(nn.Module):
             )
         self.architecture = architecture
         self.parallel = parallel
-        self.doors = elementwise_doors(device)
-        self.rope = RotaryEmbedding(architecture, device=device)
+        operations = target.operations.drafting(architecture, ranks=parallel.size)
+        self.doors = operations.elementwise
+        self.rope = RotaryEmbedding(architecture, device=device, doors=operations.step)
         self._embed = target.embedding.forward  # the target's, which is no part of this one
         hidden, backbone, eps = architecture.hidden_size, architecture.backbone_hidden_size, architecture.rms_norm_eps
         self.pre_projection = _matrix(hidden, 2 * backbone, device, dtype)
         self.post_projection = _matrix(backbone, hidden, device, dtype)
-        self.centroids = CentroidHead(architecture, device=device, dtype=dtype) if architecture.num_centroids else None
+        self.centroids = (
+            CentroidHead(architecture, operations=operations, device=device, dtype=dtype)
+            if architecture.num_centroids
+            else None
+        )
         group = parallel if self.centroids is None else TensorParallel()
         self.head = OutputHead(architecture.vocab_size, hidden, parallel=group, device=device, dtype=dtype)
+        self._into, self._out, self._scores = (
+            operations.products(HEAD, (matrix.shape[0], matrix.shape[1]), StoredType.BFLOAT16)
+            for matrix in (self.pre_projection, self.post_projection, self.head.weight)
+        )
         self.layers = nn.ModuleList(
             DecoderLayer(
-                architecture, layer=layer, doors=self.doors, parallel=parallel, weight_format=None, device=device,
+                architecture, layer=layer, operations=operations, parallel=parallel, weight_format=None, device=device,
                 dtype=dtype,
             )
             for layer in range(architecture.num_hidden_layers)
@@ -108,7 +121,7 @@ class Gemma4Assistant(nn.Module):
         rotations = self.rope.rotations(positions)
         layers, drafts = self.decoder_layers(), []
         for step in range(count):
-            x = dense_product(torch.cat((self._embed(tokens), state), dim=-1), self.pre_projection)
+            x = self._into.dense(torch.cat((self._embed(tokens), state), dim=-1), self.pre_projection)
             normed = self.doors.rms_norm(x, layers[0].input_norm.weight, eps=layers[0].eps)
             for layer, following in zip(layers, (*layers[1:], None), strict=True):
                 x, normed = layer(
@@ -118,7 +131,7 @@ class Gemma4Assistant(nn.Module):
             tokens = self._likeliest(normed).int()
             drafts.append(tokens)
             if step + 1 < count:
-                state = dense_product(normed, self.post_projection)
+                state = self._out.dense(normed, self.post_projection)
         return torch.stack(drafts, dim=1)
 
     def _likeliest(self, x: Tensor) -> Tensor:
@@ -126,7 +139,7 @@ class Gemma4Assistant(nn.Module):
         if self.centroids is not None:
             likeliest: Tensor = self.centroids(x, self.head.weight)
             return likeliest
-        scores = dense_product(x, self.head.weight)
+        scores = self._scores.dense(x, self.head.weight)
         tokens = scores.argmax(-1)
         if self.parallel.size == 1:
             return tokens

@@ -1,4 +1,6 @@
-"""Which GPUs are given which size of tiles: by the shared memory that a thread block may have.
+"""Generations of GPUs as kernels see them: which have any, which are given which size of tiles.
+
+Tiles go by the shared memory that a thread block may have.
 
 CUDA C++ Programming Guide, "Technical Specifications per Compute Capability". Of these only 9.0 was measured; kernels
 for the others are compiled and held to their limits by CI, all but 8.6's, whose tiles are those of 8.9.
@@ -23,6 +25,13 @@ class Generation:
     place: int  # of its tiles in a kernel's table
 
 
+LEAST_CAPABILITY = 80  # 10 * major + minor: below, GPUs have no bfloat16, and models run on plain PyTorch
+FP8_CAPABILITY = 89  # from where on matrix units take e4m3
+HOPPER = 90  # of kernels in CUDA C++ that are written for it alone
+DEPENDENT_LAUNCH = 90  # from where on a kernel may start while the one before it ends
+MULTIPROCESSOR_SHARED_BYTES = 228 << 10  # of Hopper: what thread blocks share that live on one at a time
+RESERVED_SHARED_BYTES = 1 << 10  # of it, for each thread block
+
 GENERATIONS = (
     Generation(80, 80, 163 << 10, 0),
     Generation(86, 89, 99 << 10, 1),
@@ -33,15 +42,19 @@ GENERATIONS = (
 HIGHEST = GENERATIONS[-1].highest
 
 
+class UnknownGenerationError(ValueError):
+    """No kernels have tiles for this GPU."""
+
+
 def generation_of(capability: int) -> Generation:
-    """Raises ValueError for a GPU whose shared memory is not known here."""
+    """Raises UnknownGenerationError for a GPU whose shared memory is not known here."""
     for generation in GENERATIONS:
         if generation.lowest <= capability <= generation.highest:
             return generation
     known = ", ".join(f"{g.lowest / 10} to {g.highest / 10}" for g in GENERATIONS)
-    raise ValueError(f"no kernels for compute capability {capability / 10}: there are tiles for {known}")
+    raise UnknownGenerationError(f"no kernels for compute capability {capability / 10}: there are tiles for {known}")
 
 
 def tiles_for(tiles: Sequence[T], capability: int) -> T:
-    """Of a table that ends where generations to come have its last tiles. Raises ValueError as `generation_of`."""
+    """Of a table that ends where generations to come have its last tiles. Raises as `generation_of`."""
     return tiles[min(generation_of(capability).place, len(tiles) - 1)]

@@ -1,0 +1,184 @@
+"""Which kernels attend: by kind of layer, format of its rows, GPU, and the number of segments of a step.
+
+Hopper's kernels are for the shapes of the published models: heads of 256 columns in pages of 32 (sliding layers) and of
+512 in pages of 64 (global ones). Everything else that is in bfloat16 is Triton's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Self
+
+from modelserve.architecture import LayerKind, ModelArchitecture
+from modelserve.sizing.backends.generations import HOPPER, MULTIPROCESSOR_SHARED_BYTES, RESERVED_SHARED_BYTES
+from modelserve.sizing.backends.table import Backend, Choice, Operation
+from modelserve.sizing.kernel_buffers import decode_splits, expanded_columns, expansion_keys, sliding_table_entries
+from modelserve.sizing.pages import GLOBAL_PAGE_TOKENS, KVCacheDtype
+
+SLIDING_WIDTH, GLOBAL_WIDTH = 256, 512  # columns of a head that Hopper's kernels are for
+PAIRS = 64  # of columns that the rotation of global layers turns, likewise
+DECODE_QUERIES = 8  # of a KV head: columns of a product
+DECODE_PARTS = 8  # thread blocks that share a row's keys of one head in `sliding_decode`
+DECODE_BLOCKS = 256  # in each place of the multiprocessors, so two turns: 2 rows of 31B, 32 of E4B
+SHARE_KEYS = 128  # most keys of a share: a tile of 16 for each of 8 warps
+_FLOAT32, _ELEMENT = 4, 2  # bytes
+_BARRIER = 8
+_WARPS = 8  # of `sliding_decode`
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """The attention of one kind of layer on one rank: heads of KV, heads of queries, columns of a head.
+
+    `window` 0: a global layer. `pairs`: that the rotation of a global layer turns. `scratch_keys`: keys of sliding
+    layers that chunks have room to decode into, for rows of 8 bits.
+    """
+
+    heads: int
+    query_heads: int
+    width: int
+    window: int
+    dtype: KVCacheDtype
+    v_only: bool
+    pairs: int
+    scratch_keys: int = 0
+    expanded_bytes: int = 0  # of keys that chunks expand before they read them
+
+    @classmethod
+    def of(
+        cls, architecture: ModelArchitecture, kind: LayerKind, *, dtype: KVCacheDtype, v_only: bool, ranks: int
+    ) -> Self:
+        """Of a model's layers of a kind; `v_only` of its global layers."""
+        sliding = kind is LayerKind.SLIDING
+        columns = expanded_columns(
+            width=architecture.global_head_dim, pairs=architecture.global_rotary_pairs, dtype=dtype, v_only=v_only
+        )
+        elements = (
+            expansion_keys(architecture.max_position_embeddings)
+            * architecture.kv_heads_per_rank(LayerKind.GLOBAL, ranks)
+            * columns
+        )
+        heads = architecture.kv_heads_per_rank(kind, ranks)
+        width = architecture.head_dim if sliding else architecture.global_head_dim
+        return cls(
+            heads=heads,
+            query_heads=architecture.num_attention_heads // ranks,
+            width=width,
+            window=architecture.sliding_window if sliding else 0,
+            dtype=dtype,
+            v_only=v_only and not sliding,
+            pairs=0 if sliding else architecture.global_rotary_pairs,
+            scratch_keys=elements // (2 * heads * width) if sliding else 0,
+            expanded_bytes=0 if sliding else elements * _ELEMENT,
+        )
+
+    @property
+    def kind(self) -> LayerKind:
+        return LayerKind.SLIDING if self.window else LayerKind.GLOBAL
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a KV head."""
+        return self.query_heads // self.heads
+
+    @property
+    def eight_bit(self) -> bool:
+        return self.dtype.element_bytes == 1
+
+    @property
+    def format(self) -> str:
+        return f"v_only {self.dtype}" if self.v_only else str(self.dtype)
+
+    @property
+    def split_bytes(self) -> int:
+        """float32 outputs, maxima and sums of the splits of one row."""
+        splits = decode_splits(sliding_entries=sliding_table_entries(self.window), kv_heads=self.heads)
+        return splits * self.query_heads * (self.width + 2) * _FLOAT32
+
+
+def share_keys(window: int) -> int:
+    """Keys of a share of `sliding_decode` at most: whole tiles of 16."""
+    return -(-window // (16 * DECODE_PARTS)) * 16
+
+
+def sliding_decode_bytes(window: int) -> int:
+    """Shared memory of a thread block of `sliding_decode`: K and V of a share's octets; queries and weights; maxima,
+    sums and outputs of tiles and shares; barriers."""
+    keys = share_keys(window)
+    rows = 2 * (keys + 8) * 2 * SLIDING_WIDTH
+    operands = DECODE_QUERIES * (2 * SLIDING_WIDTH + 16 + 2 * keys + 16)
+    floats = DECODE_QUERIES * (2 * _WARPS + 2 * DECODE_PARTS + SLIDING_WIDTH)
+    return rows + operands + _FLOAT32 * floats + 3 * _BARRIER
+
+
+def most_decode_blocks(window: int) -> int:
+    """Thread blocks of `sliding_decode` behind which Triton's kernel keeps memory as busy: DECODE_BLOCKS for each that
+    share a multiprocessor."""
+    return DECODE_BLOCKS * (MULTIPROCESSOR_SHARED_BYTES // (sliding_decode_bytes(window) + RESERVED_SHARED_BYTES))
+
+
+def global_decode_bytes() -> int:
+    """Shared memory of a thread block of `global_decode`: stages of 32 keys with two barriers each, scores of four
+    warps, and the cos and sin of a page's keys."""
+    stages, tile, spacing = 3, 32, 40
+    scores = 2 * 4 * DECODE_QUERIES * spacing * _FLOAT32
+    return stages * (tile * GLOBAL_WIDTH * 2 + 2 * _BARRIER) + scores + GLOBAL_PAGE_TOKENS // 16 * PAIRS * 8
+
+
+def global_chunk_bytes(*, key_plane: bool) -> int:
+    """Shared memory of a thread block of `global_chunk`: queries, two tiles of V and of K or its turned columns, of
+    weights where rows have K, maxima and sums of rows, barriers."""
+    keys, other, barriers = (32, GLOBAL_WIDTH, 22) if key_plane else (64, 2 * PAIRS, 14)
+    weights = 2 * 64 * 128 if key_plane else 0
+    row_floats = 6 * 64 * _FLOAT32
+    return 2 * (64 * GLOBAL_WIDTH + 2 * keys * (GLOBAL_WIDTH + other)) + weights + row_floats + barriers * _BARRIER
+
+
+def sliding_chunk_bytes() -> int:
+    """Shared memory of a thread block of `sliding_chunk`: four tiles of 64 keys, three of each warpgroup's queries,
+    their barriers, and the descriptions of four blocks."""
+    tile, tiles, queries, rows, fields = 64, 4, 3, 128, 18
+    barriers = (2 * tiles + 3 * queries) * _BARRIER
+    return 2 * SLIDING_WIDTH * (tiles * tile + queries * rows // 2) + barriers + 4 * fields * 4
+
+
+def decode_choices(shape: AttentionShape, capability: int) -> Iterator[Choice]:
+    """Of decode attention. Kernels of Hopper's take one row of a request: more are Triton's."""
+    choice = partial(Choice, Operation.DECODE_ATTENTION, subject=shape.kind, format=shape.format)
+    hopper = capability == HOPPER and shape.dtype is KVCacheDtype.BFLOAT16 and shape.group <= DECODE_QUERIES
+    if hopper and shape.window and shape.width == SLIDING_WIDTH and share_keys(shape.window) <= SHARE_KEYS:
+        shared = sliding_decode_bytes(shape.window)
+        if most := most_decode_blocks(shape.window) // (shape.heads * DECODE_PARTS):
+            yield choice(Backend.HOPPER, ("sliding_decode",), most_rows=most, shared_bytes=shared)
+    splits = shape.split_bytes
+    if hopper and shape.v_only and shape.width == GLOBAL_WIDTH and shape.pairs == PAIRS:
+        kernels = ("global_decode", "combine")
+        yield choice(Backend.HOPPER, kernels, shared_bytes=global_decode_bytes(), row_bytes=splits)
+        return
+    split = "split_decode_v_only" if shape.v_only else "split_decode"
+    yield choice(Backend.TRITON, (f"{split}_packed" if shape.eight_bit else split, "combine"), row_bytes=splits)
+
+
+def chunk_choices(shape: AttentionShape, capability: int) -> Iterator[Choice]:
+    """Of chunk attention: one pass of global layers, which may take several over long contexts of many requests."""
+    choice = partial(Choice, Operation.CHUNK_ATTENTION, subject=shape.kind, format=shape.format)
+    hopper = capability == HOPPER and shape.dtype is not KVCacheDtype.FLOAT32
+    if not shape.window:
+        expands = ("expand_keys",) if shape.v_only or shape.eight_bit else ()
+        if hopper and shape.width == GLOBAL_WIDTH:
+            shared = global_chunk_bytes(key_plane=not shape.v_only)
+            kernels = (*expands, "global_chunk")
+            yield choice(Backend.HOPPER, kernels, shared_bytes=shared, workspace_bytes=shape.expanded_bytes)
+        else:
+            kernel = "global_chunk_v_only" if shape.v_only else "global_chunk"
+            yield choice(Backend.TRITON, (*expands, kernel), workspace_bytes=shape.expanded_bytes)
+        return
+    if hopper and shape.width == SLIDING_WIDTH:
+        kernels = ("expand_window", "sliding_chunk") if shape.eight_bit else ("sliding_chunk",)
+        most = shape.scratch_keys if shape.eight_bit else None
+        yield choice(Backend.HOPPER, kernels, most_keys=most, shared_bytes=sliding_chunk_bytes())
+        if most is None:
+            return
+    yield choice(Backend.TRITON, ("sliding_chunk",))

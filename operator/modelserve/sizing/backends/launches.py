@@ -1,0 +1,89 @@
+"""What a step launches, counted from the table: kernels by name, those of libraries as one name."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from modelserve.architecture import ModelArchitecture
+from modelserve.sizing.backends.table import KernelTable, Operation, Subject
+from modelserve.sizing.weights import layer_tensors
+from modelserve.weight_format import TextLinear
+
+_OF_LAYER_INPUTS = (TextLinear.LAYER_INPUT_GATE, TextLinear.LAYER_PROJECTION)
+Call = tuple[Operation, Subject, tuple[int, int]]
+
+
+def layer_calls(architecture: ModelArchitecture, layer: int, *, ranks: int) -> Iterator[Call]:
+    """The operations of one layer of a step of decodes, in order. Sums over ranks stand before the norms behind them,
+    as where no kernel does both."""
+    kind, nothing = architecture.kind(layer), (0, 0)
+    shapes = {each.linear: (each.rows, each.columns) for each in layer_tensors(architecture, layer, ranks)}
+
+    def product(linear: TextLinear) -> Call:
+        return Operation.LINEAR, linear, shapes[linear]
+
+    def summed() -> Iterator[Call]:
+        if ranks > 1:
+            yield Operation.RANK_SUM, "", nothing
+
+    yield product(TextLinear.QKV)
+    yield Operation.PREPARE, kind, nothing
+    yield Operation.DECODE_ATTENTION, kind, nothing
+    yield product(TextLinear.OUTPUT)
+    yield from summed()
+    yield Operation.RESIDUAL_NORM, "", nothing
+    yield product(TextLinear.GATE_UP)
+    yield Operation.GATED_GELU, "", nothing
+    yield product(TextLinear.DOWN)
+    yield from summed()
+    if architecture.num_experts:
+        yield Operation.ROUTE, "", nothing
+        yield Operation.EXPERTS, "", nothing
+        yield Operation.GROUPED, TextLinear.EXPERT_GATE_UP, shapes[TextLinear.EXPERT_GATE_UP]
+        yield Operation.GATED_GELU, "", nothing
+        yield Operation.GROUPED, TextLinear.EXPERT_DOWN, shapes[TextLinear.EXPERT_DOWN]
+        if ranks > 1:
+            yield Operation.WEIGHTED_SUM, "", nothing
+        yield from summed()
+        yield Operation.ADD_BRANCHES, "", nothing
+    else:
+        yield Operation.RESIDUAL_NORM, "", nothing
+    if architecture.hidden_size_per_layer_input:
+        gate, projection = (product(linear) for linear in _OF_LAYER_INPUTS)
+        yield from (gate, (Operation.PER_LAYER_GATE, "", nothing), projection, (Operation.RESIDUAL_NORM, "", nothing))
+
+
+def layer_launches(
+    table: KernelTable, architecture: ModelArchitecture, layer: int, *, rows: int, ranks: int
+) -> Counter[str]:
+    """Kernels of one layer of a step of `rows` decodes. Raises KeyError for a table of another model."""
+    found: Counter[str] = Counter()
+    fused, dealt = False, True
+    for operation, subject, shape in layer_calls(architecture, layer, ranks=ranks):
+        choice = table.choose(operation, subject, shape, rows=rows)
+        if operation is Operation.EXPERTS:
+            dealt = "chosen_products" not in choice.kernels
+        if operation is Operation.GROUPED and not dealt:
+            fused = True  # few rows have both products and the gate already
+        elif not (operation is Operation.GATED_GELU and fused):
+            fused = choice.fuses_gelu
+            found.update(choice.kernels)
+    return found
+
+
+def decode_launches(table: KernelTable, architecture: ModelArchitecture, *, rows: int, ranks: int) -> Counter[str]:
+    """Kernels of all layers of a step of `rows` decodes."""
+    found: Counter[str] = Counter()
+    for alike, layers in Counter(_alike(architecture, ranks)).items():
+        one = layer_launches(table, architecture, alike[0], rows=rows, ranks=ranks)
+        found.update({name: count * layers for name, count in one.items()})
+    return found
+
+
+def _alike(architecture: ModelArchitecture, ranks: int) -> Iterator[tuple[int, tuple[Call, ...]]]:
+    """Of each layer: the first layer with the same calls, and these."""
+    firsts: dict[tuple[Call, ...], int] = {}
+    for layer in range(architecture.num_hidden_layers):
+        calls = tuple(layer_calls(architecture, layer, ranks=ranks))
+        yield firsts.setdefault(calls, layer), calls

@@ -1,0 +1,144 @@
+"""Which kernels multiply: by a matrix's format and shape, the GPU, and rows.
+
+Hopper reads matrices near the speed of memory for up to 32 rows (decision 0018) and unpacks INT4 on the way for any
+number (decision 0019). Elsewhere INT4 and FP8 are Triton's, and dense matrices PyTorch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from modelserve.sizing.backends.generations import FP8_CAPABILITY, HOPPER, generation_of
+from modelserve.sizing.backends.table import HEAD, LIBRARY, Backend, Choice, Operation, Subject
+from modelserve.sizing.quantised_tiles import (
+    DEQUANTISED_BLOCK_BYTES,
+    INT4_FUSED_ROWS,
+    INT4_GROUPS,
+    SPLIT_SUM_BYTES,
+    dequantised_rows,
+)
+from modelserve.weight_format import FP8_BLOCK, StoredType, TextLinear, WeightFormat
+
+FEW_ROWS = 32  # that Hopper's kernels of few rows take
+FP8_EXACT_ROWS = 16  # up to which FP8 multiplies inputs as they are, where more are rounded to e4m3
+BOX_INPUTS = 64  # of bfloat16, which Hopper's copy engine reads together
+GROUPED_TILE, GROUPED_SLICE, GROUPED_STAGES = 128, 256, 4  # of `grouped_rows`: rows of a matrix, of x, stages
+GROUPED_ROWS = 8  # rows of a matrix, or of each half of it, that it stores together
+GROUPED_EXPERTS = 256  # at most
+SCALED_MULTIPLE = 16  # outputs that PyTorch's scaled product takes
+
+
+def most_fused_rows(capability: int) -> int:
+    """Rows up to which Triton unpacks INT4 inside of a product; on Hopper, as measured, matrix units outrun that."""
+    return INT4_FUSED_ROWS if capability == HOPPER else 8 * INT4_FUSED_ROWS
+
+
+def takes_format(weight_format: WeightFormat) -> bool:
+    """Whether kernels multiply by the quantised matrices of this format; else they are dequantised for each product."""
+    return weight_format.stored is StoredType.FP8 or weight_format.group_size in INT4_GROUPS
+
+
+def product_choices(
+    linear: TextLinear | None,
+    shape: tuple[int, int],
+    weight_format: WeightFormat | None,
+    *,
+    capability: int | None,
+    plain_kernels: int = 0,
+) -> Iterator[Choice]:
+    """Of a matrix with `shape` (outputs, inputs) on one rank; `linear` None is the output head, `capability` None a
+    device without kernels. `plain_kernels`: PyTorch's beside the product, where it makes the elements first."""
+    stored = StoredType.BFLOAT16 if weight_format is None else weight_format.of(linear)
+    quantised = weight_format if stored in (StoredType.INT4, StoredType.FP8) else None
+    subject: Subject = HEAD if linear is None else linear
+    choice = partial(Choice, Operation.LINEAR, subject=subject, shape=shape, format=str(quantised or stored))
+    if capability is None or (quantised is not None and not takes_format(quantised)):
+        yield choice(Backend.PLAIN, (LIBRARY,) * (plain_kernels + 1))
+    elif quantised is None:
+        if capability == HOPPER and shape[1] % BOX_INPUTS == 0:
+            yield _few_rows(choice)
+        yield choice(Backend.PLAIN, (LIBRARY,))
+    elif stored is StoredType.INT4:
+        yield from _int4(quantised, choice, shape, capability)
+    else:
+        yield from _fp8(quantised, choice, shape, capability)
+
+
+def _few_rows(choice: partial[Choice], ordered: tuple[str, ...] = ()) -> Choice:
+    shared = generation_of(HOPPER).shared_bytes
+    kernels = (*ordered, "linear_rows")
+    return choice(Backend.HOPPER, kernels, most_rows=FEW_ROWS, shared_bytes=shared, fuses_gelu=True)
+
+
+def _int4(
+    weight_format: WeightFormat, choice: partial[Choice], shape: tuple[int, int], capability: int
+) -> Iterator[Choice]:
+    outputs, inputs = shape
+    ordered = (LIBRARY,) if weight_format.activation_order else ()
+    if capability == HOPPER and weight_format.symmetric and inputs % BOX_INPUTS == 0:
+        yield _few_rows(choice, ordered)
+        yield choice(
+            Backend.HOPPER, (*ordered, "linear_int4"), shared_bytes=generation_of(HOPPER).shared_bytes,
+            workspace_bytes=SPLIT_SUM_BYTES, fuses_gelu=True,
+        )  # fmt: skip
+        return
+    yield choice(
+        Backend.TRITON, (*ordered, "int4_product"), most_rows=most_fused_rows(capability),
+        workspace_bytes=SPLIT_SUM_BYTES,
+    )  # fmt: skip
+    blocks = -(-outputs // dequantised_rows(rows=outputs, inputs=inputs))
+    kernels = (*ordered, *("int4_dequantise", LIBRARY) * blocks)
+    yield choice(Backend.TRITON, kernels, workspace_bytes=DEQUANTISED_BLOCK_BYTES)
+
+
+def _fp8(
+    weight_format: WeightFormat, choice: partial[Choice], shape: tuple[int, int], capability: int
+) -> Iterator[Choice]:
+    outputs, inputs = shape
+    by_row = weight_format.scales != "block"
+    few = capability == HOPPER and by_row and inputs % FP8_BLOCK == 0
+    if few:
+        yield _few_rows(choice)
+    rounds = weight_format.fp8_activations and by_row and outputs % SCALED_MULTIPLE == 0
+    rounds = rounds and capability >= FP8_CAPABILITY
+    if not (few and rounds):
+        most = FP8_EXACT_ROWS if rounds else None
+        yield choice(Backend.TRITON, ("fp8_product",), most_rows=most, workspace_bytes=SPLIT_SUM_BYTES)
+    if rounds:
+        yield choice(Backend.TRITON, ("round_inputs", LIBRARY))
+
+
+def grouped_rows_bytes() -> int:
+    """Shared memory of a thread block of `grouped_rows`: stages with two barriers each, results on their way, and where
+    each expert's rows end."""
+    stage, staged, slices = (GROUPED_TILE + GROUPED_SLICE) * 128, 2 * 64 * 128, (2 * GROUPED_EXPERTS + 2) * 4
+    return GROUPED_STAGES * (stage + 2 * 8) + staged + slices
+
+
+def grouped_choice(
+    linear: TextLinear,
+    shape: tuple[int, int],
+    weight_format: WeightFormat | None,
+    *,
+    experts: int,
+    capability: int | None,
+    plain_kernels: int = 0,
+) -> Choice:
+    """Of rows sorted by expert times experts' matrices, for any number of rows.
+
+    Hopper's kernel is for bfloat16 in whole stages of inputs, and enough of them to store the results before meanwhile.
+    PyTorch's has a kernel that lays out its problems.
+    """
+    stored = StoredType.BFLOAT16 if weight_format is None else weight_format.of(linear)
+    quantised = weight_format if stored in (StoredType.INT4, StoredType.FP8) else None
+    choice = partial(Choice, Operation.GROUPED, subject=linear, shape=shape, format=str(quantised or stored))
+    if quantised is not None and capability is not None and takes_format(quantised):
+        ordered = (LIBRARY,) if quantised.activation_order else ()
+        return choice(Backend.TRITON, (*ordered, f"{stored}_expert_products"))
+    outputs, inputs = shape
+    gated = linear is TextLinear.EXPERT_GATE_UP
+    whole = inputs % BOX_INPUTS == 0 and inputs >= 8 * BOX_INPUTS and outputs % (GROUPED_ROWS * (1 + gated)) == 0
+    if quantised is None and capability == HOPPER and whole and experts <= GROUPED_EXPERTS:
+        return choice(Backend.HOPPER, ("grouped_rows",), shared_bytes=grouped_rows_bytes(), fuses_gelu=gated)
+    return choice(Backend.PLAIN, (LIBRARY,) * (2 + plain_kernels))

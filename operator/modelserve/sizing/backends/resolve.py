@@ -1,0 +1,189 @@
+"""The one place that decides what runs where: from GPU, model and formats to a frozen table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from modelserve.architecture import LayerKind, ModelArchitecture
+from modelserve.assistant import AssistantArchitecture
+from modelserve.errors import InvalidInput
+from modelserve.sizing.assistant import assistant_tensors
+from modelserve.sizing.backends.attention import AttentionShape, chunk_choices, decode_choices
+from modelserve.sizing.backends.generations import LEAST_CAPABILITY, generation_of
+from modelserve.sizing.backends.products import grouped_choice, product_choices, takes_format
+from modelserve.sizing.backends.table import HEAD, LIBRARY, Backend, Choice, KernelTable, Operation, Profile, Subject
+from modelserve.sizing.dequantisation import kernels as dequantising_kernels
+from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
+from modelserve.sizing.rank_sums import peer_message_bytes, sums_by_rows
+from modelserve.sizing.weights import WeightTensor, layer_tensors, weight_tensors
+from modelserve.weight_format import StoredType, TextLinear, WeightFormat
+
+EXPERT_FEW_ROWS = 64  # rows up to which kernels find the experts of a row by themselves
+ROUTED_ROWS = 16  # rows up to which routing is one kernel, whose programs share a row's experts
+_EXPERT_LINEARS = (TextLinear.EXPERT_GATE_UP, TextLinear.EXPERT_DOWN)
+
+
+@dataclass(frozen=True, slots=True)
+class Formats:
+    """How a rank holds what it reads: weights (None: unquantised, in the dtype of the model) and rows of the cache."""
+
+    weights: WeightFormat | None = None
+    kv_dtype: KVCacheDtype = KVCacheDtype.BFLOAT16
+    kv_layout: KVCacheLayout = KVCacheLayout.KV
+
+
+def takes_model(architecture: ModelArchitecture) -> bool:
+    """Whether kernels compute this model, on GPUs that have any: it is in bfloat16 (products of float32 would be
+    rounded to tf32), and its heads and rotated pairs fill matrix tiles."""
+    pairs, widths = architecture.global_rotary_pairs, (architecture.head_dim, architecture.global_head_dim)
+    tiled = all(width >= 64 and width & (width - 1) == 0 for width in widths)
+    return architecture.dtype == "bfloat16" and tiled and pairs >= 32 and architecture.global_head_dim == 8 * pairs
+
+
+def multiplied_by_kernels(architecture: ModelArchitecture, weight_format: WeightFormat | None) -> bool:
+    """Whether a GPU's kernels multiply by the format's matrices, which they hold in an order of their own; where not,
+    it dequantises as a CPU does."""
+    if weight_format is None or not weight_format.quantised:
+        return False
+    return takes_model(architecture) and takes_format(weight_format)
+
+
+@lru_cache(maxsize=256)
+def resolve(
+    gpu: int | None, model: ModelArchitecture, formats: Formats, profile: Profile = "fast", *, ranks: int = 1
+) -> KernelTable:
+    """What one of `ranks` ranks launches on a GPU of compute capability `gpu` (10 * major + minor), or None: the CPU.
+
+    A model that kernels do not take, or a GPU that has none, runs on plain PyTorch in all operations. Raises
+    InvalidInput for a profile that this release does not have, UnknownGenerationError for a GPU whose tiles are not
+    known.
+    """
+    if profile != "fast":
+        raise InvalidInput(f"profile {profile}: this release computes in profile fast alone", field="profile")
+    capability = gpu if gpu is not None and gpu >= LEAST_CAPABILITY and takes_model(model) else None
+    if capability is not None:
+        generation_of(capability)
+    choices = (
+        *_elementwise(model, Backend.PLAIN if capability is None else Backend.TRITON),
+        *_products(model, formats.weights, capability, ranks),
+        *(_plain_attention(formats) if capability is None else _attention(model, formats, capability, ranks)),
+        *(_experts(model, formats.weights, capability, ranks) if model.num_experts else ()),
+        *_sums(model, capability, ranks),
+    )
+    return KernelTable(gpu, profile, capability is not None, choices)
+
+
+@lru_cache(maxsize=64)
+def with_drafter(table: KernelTable, assistant: AssistantArchitecture, *, ranks: int = 1) -> KernelTable:
+    """The table of a target with the products of its assistant, all dense. What is no linear layer of a decoder is
+    found as the head's, by its shape."""
+    known: set[tuple[Operation, Subject, tuple[int, int]]]
+    known = {(choice.operation, choice.subject, choice.shape) for choice in table.choices}
+    added: list[Choice] = []
+    for tensor in assistant_tensors(assistant, tensor_parallel_size=ranks):
+        subject: Subject = HEAD if tensor.linear is None else tensor.linear
+        shape = tensor.rows, tensor.columns
+        if tensor.columns > 1 and (key := (Operation.LINEAR, subject, shape)) not in known:
+            known.add(key)
+            added += product_choices(tensor.linear, shape, None, capability=table.capability)
+    return replace(table, choices=(*table.choices, *added)) if table.on_kernels else table
+
+
+def _elementwise(model: ModelArchitecture, backend: Backend) -> Iterator[Choice]:
+    """What is between the products, and where a step begins and ends."""
+    kernels = {
+        Operation.TOKENS: ("step_tokens",),
+        Operation.ROTATIONS: ("rotations",),
+        Operation.EMBED: ("embed",),
+        Operation.NORM: ("rms_norm",),
+        Operation.RESIDUAL_NORM: ("residual_norm",),
+        Operation.GATED_GELU: ("gated_gelu",),
+        Operation.SOFTCAP: ("softcap",),
+        Operation.SAMPLE: ("_select_chunks", "_draw_rows", "accept_tokens"),
+    }
+    if model.hidden_size_per_layer_input:
+        kernels |= {Operation.PER_LAYER_INPUTS: ("per_layer_inputs",), Operation.PER_LAYER_GATE: ("gated_gelu",)}
+    for operation, names in kernels.items():
+        yield Choice(operation, backend, names if backend is Backend.TRITON else (LIBRARY,), format=model.dtype)
+
+
+def _products(
+    model: ModelArchitecture, weight_format: WeightFormat | None, capability: int | None, ranks: int
+) -> Iterator[Choice]:
+    seen: set[tuple[TextLinear | None, int, int]] = set()
+    for tensor in weight_tensors(model, tensor_parallel_size=ranks):
+        head = tensor.term == "embedding"  # whose other end multiplies, or an output head of the same shape
+        key = tensor.linear, tensor.rows, tensor.columns
+        if key in seen or not (head or tensor.linear) or tensor.count > 1:
+            continue
+        seen.add(key)
+        beside = _plain_kernels(tensor, weight_format)
+        yield from product_choices(tensor.linear, key[1:], weight_format, capability=capability, plain_kernels=beside)
+
+
+def _plain_kernels(tensor: WeightTensor, weight_format: WeightFormat | None) -> int:
+    return 0 if weight_format is None else dequantising_kernels(tensor, weight_format)
+
+
+def _attention(model: ModelArchitecture, formats: Formats, capability: int, ranks: int) -> Iterator[Choice]:
+    for kind in LayerKind:
+        shape = AttentionShape.of(
+            model, kind, dtype=formats.kv_dtype, v_only=formats.kv_layout is KVCacheLayout.V_ONLY, ranks=ranks
+        )
+        yield Choice(Operation.PREPARE, Backend.TRITON, ("prepare",), kind, format=shape.format)
+        yield from decode_choices(shape, capability)
+        yield from chunk_choices(shape, capability)
+        if shape.window:
+            yield Choice(Operation.COMMIT, Backend.TRITON, ("commit",), kind, format=shape.format)
+
+
+def _plain_attention(formats: Formats) -> Iterator[Choice]:
+    """PyTorch's, whose launches nobody counts: nothing is captured there."""
+    operations = Operation.PREPARE, Operation.DECODE_ATTENTION, Operation.CHUNK_ATTENTION, Operation.COMMIT
+    for kind in LayerKind:
+        for operation in operations:
+            yield Choice(operation, Backend.PLAIN, (LIBRARY,), kind, format=str(formats.kv_dtype))
+
+
+def _experts(
+    model: ModelArchitecture, weight_format: WeightFormat | None, capability: int | None, ranks: int
+) -> Iterator[Choice]:
+    """Router, products and what adds both branches. Rows of a step are dealt to experts, whose products then are
+    grouped ones; few rows in bfloat16 find their experts themselves."""
+    backend = Backend.PLAIN if capability is None else Backend.TRITON
+    stored = {StoredType.BFLOAT16 if weight_format is None else weight_format.of(each) for each in _EXPERT_LINEARS}
+
+    def choice(operation: Operation, *kernels: str, most_rows: int | None = None) -> Choice:
+        return Choice(operation, backend, kernels if capability else (LIBRARY,), most_rows=most_rows)
+
+    if capability is not None:
+        yield choice(Operation.ROUTE, "route_few", most_rows=ROUTED_ROWS)
+    yield choice(Operation.ROUTE, "route_many", "rms_norm")
+    if capability is not None and not stored & {StoredType.INT4, StoredType.FP8}:
+        yield choice(Operation.EXPERTS, "chosen_products", "chosen_products", most_rows=EXPERT_FEW_ROWS)
+    yield choice(Operation.EXPERTS, "deal_slots", "copy_rows")
+    for tensor in layer_tensors(model, 0, ranks):
+        if tensor.linear in _EXPERT_LINEARS:
+            yield grouped_choice(
+                tensor.linear, (tensor.rows, tensor.columns), weight_format, experts=model.num_experts,
+                capability=capability, plain_kernels=_plain_kernels(tensor, weight_format),
+            )  # fmt: skip
+    if ranks > 1:
+        yield choice(Operation.WEIGHTED_SUM, "weighted_sum")
+    yield choice(Operation.ADD_BRANCHES, "add_branches")
+
+
+def _sums(model: ModelArchitecture, capability: int | None, ranks: int) -> Iterator[Choice]:
+    """Over ranks: through each other's memory where GPUs reach it, which the worker asks as it starts."""
+    if ranks == 1:
+        return
+    if capability is not None:
+        row = 2 * model.hidden_size
+        most = peer_message_bytes(ranks) // row
+        yield Choice(Operation.RANK_SUM, Backend.CUDA, ("rank_sum",), most_rows=most, shared_bytes=0)
+        if sums_by_rows(model):
+            yield Choice(Operation.RANK_SUM, Backend.CUDA, ("rank_rows",), shared_bytes=0)
+            return
+    yield Choice(Operation.RANK_SUM, Backend.PLAIN, (LIBRARY,), format=model.dtype)

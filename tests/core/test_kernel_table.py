@@ -1,0 +1,175 @@
+"""The table of kernels, for all published models, generations of GPUs and formats: whole, and by hand in places."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+
+from modelserve.architecture import LayerKind, ModelArchitecture
+from modelserve.errors import InvalidInput
+from modelserve.published import published_model
+from modelserve.sizing.backends.launches import decode_launches, layer_calls, layer_launches
+from modelserve.sizing.backends.resolve import Formats, resolve
+from modelserve.sizing.backends.table import LIBRARY, Backend, Choice, KernelTable, Operation
+from modelserve.sizing.kernel_buffers import kernel_buffers
+from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
+from modelserve.weight_format import TextLinear, WeightFormat, int4
+
+FP8 = WeightFormat(stored="fp8", scales="channel", fp8_activations=True)
+WEIGHTS = (None, int4(32), int4(128, symmetric=False), int4(16), FP8, WeightFormat(stored="fp8", scales="block"))
+GPUS = (None, 75, 80, 86, 89, 90, 100, 120)
+
+
+def model(variant: str) -> ModelArchitecture:
+    facts = published_model(f"hf://google/gemma-4-{variant}-it")
+    assert facts is not None
+    return facts.architecture
+
+
+def table(
+    variant: str, gpu: int | None, weights: WeightFormat | None = None, kv: str = "bfloat16", ranks: int = 1
+) -> KernelTable:
+    layout = KVCacheLayout.V_ONLY if model(variant).attention_k_eq_v else KVCacheLayout.KV
+    return resolve(gpu, model(variant), Formats(weights, KVCacheDtype(kv), layout), ranks=ranks)
+
+
+def ranges(choices: tuple[Choice, ...]) -> list[tuple[int | None, str]]:
+    return [(choice.most_rows, " ".join(choice.kernels)) for choice in choices]
+
+
+@pytest.mark.parametrize("variant", ["E2B", "E4B", "12B", "26B-A4B", "31B"])
+@pytest.mark.parametrize("gpu", GPUS)
+def test_every_operation_of_a_model_has_a_kernel_for_any_number_of_rows(variant: str, gpu: int | None) -> None:
+    architecture = model(variant)
+    for weights, kv, ranks in itertools.product(WEIGHTS, ("bfloat16", "int8"), (1, 2)):
+        found = table(variant, gpu, weights, kv, ranks)
+        for layer in range(architecture.num_hidden_layers):
+            for call in layer_calls(architecture, layer, ranks=ranks):
+                bounds = [choice.most_rows for choice in found.of(*call)]
+                assert bounds[-1] is None, call
+                assert sorted(set(bounds[:-1])) == bounds[:-1], call
+        assert found.on_kernels == (gpu is not None and gpu >= 80)
+        backends = {choice.backend for choice in found.choices}
+        assert (Backend.HOPPER in backends) == (gpu == 90)
+        if not found.on_kernels:
+            assert backends == {Backend.PLAIN}
+            assert found.kernels() == frozenset()
+
+
+def test_one_answer_for_models_that_kernels_do_not_take() -> None:
+    """In float32 or with heads that fill no matrix tiles nothing is a kernel of ours, whatever the GPU."""
+    for change in ({"dtype": "float32"}, {"head_dim": 96}, {"global_head_dim": 64}):
+        architecture = model("E4B").model_copy(update=change)
+        for weights in (None, FP8):
+            found = resolve(90, architecture, Formats(weights))
+            assert not found.on_kernels
+            assert {choice.backend for choice in found.choices} == {Backend.PLAIN}
+
+
+def test_31b_on_hopper_by_hand() -> None:
+    found = table("31B", 90)
+    linear = found.of(Operation.LINEAR, TextLinear.GATE_UP, (43_008, 5376))
+    assert ranges(linear) == [(32, "linear_rows"), (None, LIBRARY)]
+    decode = {kind: ranges(found.of(Operation.DECODE_ATTENTION, kind)) for kind in LayerKind}
+    # 2 places of a multiprocessor, 256 blocks in each: rows x 16 heads x 8 parts. Splits of a row go through memory.
+    assert decode[LayerKind.SLIDING] == [(2, "sliding_decode"), (None, "split_decode combine")]
+    assert decode[LayerKind.GLOBAL] == [(None, "global_decode combine")]
+    chunk = {kind: ranges(found.of(Operation.CHUNK_ATTENTION, kind)) for kind in LayerKind}
+    assert chunk == {
+        LayerKind.SLIDING: [(None, "sliding_chunk")],
+        LayerKind.GLOBAL: [(None, "expand_keys global_chunk")],
+    }
+    few, many = (decode_launches(found, model("31B"), rows=rows, ranks=1) for rows in (1, 64))
+    assert few == {
+        "linear_rows": 60 * 4, "prepare": 60, "sliding_decode": 50, "global_decode": 10, "combine": 10,
+        "residual_norm": 120,
+    }  # fmt: skip
+    assert many == {
+        LIBRARY: 60 * 4, "prepare": 60, "split_decode": 50, "global_decode": 10, "combine": 60, "gated_gelu": 60,
+        "residual_norm": 120,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("gpu", "weights", "expected"), [
+    (90, int4(32), [(32, "linear_rows"), (None, "linear_int4")]),
+    (90, int4(32, symmetric=False), [(128, "int4_product"), (None, "int4_dequantise library " * 4)]),
+    (80, int4(32), [(1024, "int4_product"), (None, "int4_dequantise library " * 4)]),
+    (90, int4(16), [(None, "library " * 7)]),
+    (90, FP8, [(32, "linear_rows"), (None, "round_inputs library")]),
+    (89, FP8, [(16, "fp8_product"), (None, "round_inputs library")]),
+    (80, FP8, [(None, "fp8_product")]),
+    (90, WeightFormat(stored="fp8", scales="block"), [(None, "fp8_product")]),
+], ids=str)  # fmt: skip
+def test_products_by_format_and_gpu(gpu: int, weights: WeightFormat, expected: list[tuple[int | None, str]]) -> None:
+    found = table("31B", gpu, weights).of(Operation.LINEAR, TextLinear.GATE_UP, (43_008, 5376))
+    assert ranges(found) == [(most, kernels.strip()) for most, kernels in expected]
+
+
+@pytest.mark.parametrize(("gpu", "ranks", "gate_up", "down"), [
+    (90, 1, ("grouped_rows",), ("grouped_rows",)),
+    (90, 2, ("grouped_rows",), (LIBRARY, LIBRARY)),  # 352 inputs of a rank are no whole stages
+    (80, 1, (LIBRARY, LIBRARY), (LIBRARY, LIBRARY)),
+])  # fmt: skip
+def test_grouped_products_of_experts_by_gpu(gpu, ranks, gate_up, down) -> None:
+    found, inner = table("26B-A4B", gpu, ranks=ranks), 704 // ranks
+    first = found.choose(Operation.GROUPED, TextLinear.EXPERT_GATE_UP, (2 * inner, 2816))
+    assert (first.kernels, first.fuses_gelu) == (gate_up, gpu == 90)
+    assert found.choose(Operation.GROUPED, TextLinear.EXPERT_DOWN, (2816, inner)).kernels == down
+
+
+def test_experts_of_few_rows_find_their_matrices_themselves() -> None:
+    found, architecture = table("26B-A4B", 90), model("26B-A4B")
+    always = {"prepare": 1, "split_decode": 1, "combine": 1, "residual_norm": 1, "add_branches": 1}
+    few = {"linear_rows": 4, "route_few": 1, "chosen_products": 2, "sliding_decode": 1}
+    without = {"split_decode", "combine"}
+    assert layer_launches(found, architecture, 0, rows=2, ranks=1) == {
+        name: count for name, count in (always | few).items() if name not in without
+    }
+    many = {
+        LIBRARY: 4, "gated_gelu": 1, "route_many": 1, "rms_norm": 1, "deal_slots": 1, "copy_rows": 1, "grouped_rows": 2,
+    }  # fmt: skip
+    assert layer_launches(found, architecture, 0, rows=65, ranks=1) == always | many
+
+
+def test_eight_bit_sliding_chunks_are_hoppers_where_their_keys_have_room() -> None:
+    first, last = table("31B", 90, kv="int8").of(Operation.CHUNK_ATTENTION, LayerKind.SLIDING)
+    assert first.kernels == ("expand_window", "sliding_chunk")
+    assert first.most_keys == 262_144 * 4 * 640 // (2 * 16 * 256), "of the buffer for expanded keys of global layers"
+    assert (last.backend, last.most_keys) == (Backend.TRITON, None)
+
+
+@pytest.mark.parametrize("kv", ["bfloat16", "int8"])
+@pytest.mark.parametrize("variant", ["E4B", "26B-A4B", "31B"])
+def test_workspaces_are_those_that_sizing_counts(variant: str, kv: str) -> None:
+    architecture, found = model(variant), table(variant, 80, kv=kv)
+    layout = KVCacheLayout.V_ONLY if architecture.attention_k_eq_v else KVCacheLayout.KV
+    sized = kernel_buffers(
+        architecture, tensor_parallel_size=1, max_num_batched_tokens=64, max_num_seqs=8, kv_dtype=KVCacheDtype(kv),
+        kv_layout=layout,
+    )  # fmt: skip
+    rows = [c.row_bytes for c in found.choices if c.operation is Operation.DECODE_ATTENTION]
+    assert 8 * max(rows) == sized["decode_splits"]
+    chunk = found.choose(Operation.CHUNK_ATTENTION, LayerKind.GLOBAL)
+    assert chunk.workspace_bytes == sized["expanded_keys"]
+
+
+def test_a_table_can_be_read() -> None:
+    found = table("E4B", 90)
+    headline, *lines = found.lines()
+    assert headline == f"profile fast on compute capability 9.0: {len(lines)} choices, {len(found.kernels())} kernels"
+    assert "decode_attention sliding_attention bfloat16, to 32 rows: sliding_decode (hopper)" in lines
+    assert "embed bfloat16: embed (triton)" in lines
+    shown = json.loads(json.dumps(found.to_json()))
+    assert (shown["computeCapability"], shown["profile"], len(shown["choices"])) == ("9.0", "fast", len(lines))
+    products = [each for each in shown["choices"] if each["operation"] == "linear"]
+    assert products[0] | {"subject": ""} == {
+        "operation": "linear", "subject": "", "shape": "262144x2560", "format": "bfloat16", "mostRows": 32,
+        "backend": "hopper", "kernels": ["linear_rows"], "launches": 1, "sharedBytes": 227 << 10,
+    }  # fmt: skip
+
+
+def test_a_profile_that_is_not_there_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="profile exact"):
+        resolve(90, model("E4B"), Formats(), "exact")

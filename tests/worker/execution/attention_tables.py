@@ -1,0 +1,20 @@
+"""Tables whose attention is kernels for any model, as Triton's interpreter runs them; the rest is plain PyTorch."""
+
+from __future__ import annotations
+
+from modelserve.architecture import LayerKind, ModelArchitecture
+from modelserve.sizing.backends.attention import AttentionShape, chunk_choices, decode_choices
+from modelserve.sizing.backends.table import KernelTable
+from modelserve.sizing.pages import CacheGeometry, KVCacheLayout
+
+
+def attention_table(architecture: ModelArchitecture, geometry: CacheGeometry, *, capability: int = 80) -> KernelTable:
+    v_only = geometry.layout is KVCacheLayout.V_ONLY
+    shapes = (AttentionShape.of(architecture, kind, dtype=geometry.dtype, v_only=v_only, ranks=1) for kind in LayerKind)
+    choices = (
+        choice
+        for shape in shapes
+        for of_shape in (decode_choices, chunk_choices)
+        for choice in of_shape(shape, capability)
+    )
+    return KernelTable(capability, "fast", on_kernels=True, choices=tuple(choices))

@@ -1,0 +1,187 @@
+"""The operations of one rank: what its table of kernels names, bound to its device.
+
+A kernel's module is imported where a table names it, and nowhere else: Triton and the GPU's driver are on GPUs alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from modelserve.assistant import AssistantArchitecture
+from modelserve.sizing.backends.resolve import with_drafter
+from modelserve.sizing.backends.table import LIBRARY, Backend, Choice, KernelTable, Operation, Subject
+from modelserve.weight_format import StoredType
+from modelserve_worker.kernels.elementwise import ElementwiseDoors, PlainElementwise
+from modelserve_worker.kernels.experts import ExpertDoors, PlainExperts
+from modelserve_worker.kernels.linear_tiles import SharedBuffers
+from modelserve_worker.kernels.prompt_lookup import LookupDoor, PlainLookup
+from modelserve_worker.kernels.row_blocks import plain_product
+from modelserve_worker.kernels.sampling import PlainSampling, SamplingDoor
+from modelserve_worker.kernels.step_start import PlainStepDoors, StepDoors
+
+NO_KERNELS = KernelTable(capability=None, profile="fast", on_kernels=False, choices=())
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """What multiplies by a matrix. `multiply` (x, held) -> x times the transposed matrix, None: PyTorch, by the
+    matrix's elements; where the choice fuses it takes `gated` and `split` too, as `linear_rows_sm90` says.
+
+    Of experts (x, held, ends), grouped, of rows sorted by expert: rows [ends[e - 1], ends[e]) of x [R, K] times the
+    matrix of expert e -> [R, N], ends int32 [E], which never leave the device. Rows from ends[E - 1] on are undefined;
+    where the choice fuses it takes `gated`.
+    """
+
+    choice: Choice
+    multiply: Callable[..., Tensor] | None
+
+
+class MatrixProducts:
+    """The products of one matrix, rising by the rows that they take; of a matrix on plain PyTorch there is none."""
+
+    def __init__(self, products: tuple[Product, ...] = ()) -> None:
+        self._products = products
+
+    def of(self, rows: int) -> Product | None:
+        return next((product for product in self._products if product.choice.takes(rows)), None)
+
+    def dense(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x [T, K] times the transposed weight [N, K], both in the compute dtype -> [T, N]."""
+        product = self.of(x.shape[0])
+        if product is None or product.multiply is None or not x.shape[0]:
+            return plain_product(x, weight)
+        return product.multiply(x, weight)
+
+    @property
+    def on_kernels(self) -> bool:
+        """Whether kernels multiply any number of rows, so that a quantised matrix may take the order of theirs."""
+        return bool(self._products) and self._products[-1].multiply is not None
+
+
+class Operations:
+    """Doors of elementwise arithmetic, of a step's ends, of sampling, of prompt lookup and of experts, and products by
+    matrices."""
+
+    def __init__(self, table: KernelTable, device: torch.device) -> None:
+        self.table = table
+        self._device = device
+        self.shared = SharedBuffers(device)
+
+    def drafting(self, assistant: AssistantArchitecture, *, ranks: int) -> Operations:
+        """With the products of an assistant on the same device, which share what these share."""
+        drafting = Operations(with_drafter(self.table, assistant, ranks=ranks), self._device)
+        drafting.shared = self.shared
+        return drafting
+
+    @cached_property
+    def elementwise(self) -> ElementwiseDoors:
+        if not self._in_triton(Operation.RESIDUAL_NORM):
+            return PlainElementwise()
+        from modelserve_worker.kernels.elementwise_triton import TritonElementwise
+
+        return TritonElementwise()
+
+    @cached_property
+    def step(self) -> StepDoors:
+        if not self._in_triton(Operation.TOKENS):
+            return PlainStepDoors()
+        from modelserve_worker.kernels.step_start_triton import TritonStep
+
+        return TritonStep()
+
+    @cached_property
+    def sampling(self) -> SamplingDoor:
+        if not self._in_triton(Operation.SAMPLE):
+            return PlainSampling()
+        from modelserve_worker.kernels.sampling_triton import TritonSampling
+
+        return TritonSampling()
+
+    @cached_property
+    def lookup(self) -> LookupDoor:
+        """Of requests' own tokens: kernels where those of a step's tokens are."""
+        if not self._in_triton(Operation.TOKENS):
+            return PlainLookup()
+        from modelserve_worker.kernels.prompt_lookup_triton import TritonLookup
+
+        return TritonLookup()
+
+    @cached_property
+    def experts(self) -> ExpertDoors:
+        if not self._in_triton(Operation.ROUTE):
+            return PlainExperts()
+        from modelserve_worker.kernels.experts_triton import TritonExperts
+
+        return TritonExperts(self._device)
+
+    @cached_property
+    def few_expert_rows(self) -> int:
+        """Rows up to which experts multiply without their rows being dealt out; 0: never."""
+        choices = self.table.of(Operation.EXPERTS) if self.table.on_kernels else ()
+        return next((each.most_rows or 0 for each in choices if "chosen_products" in each.kernels), 0)
+
+    def products(
+        self, subject: Subject, shape: tuple[int, int], stored: StoredType, *, grouped: bool = False
+    ) -> MatrixProducts:
+        """By the matrix of a linear layer, `shape` (outputs, inputs) on this rank, stored as `stored`; `grouped`: by
+        those of experts. Raises KeyError for one that the table's model does not have."""
+        if not self.table.on_kernels:
+            return MatrixProducts()
+        choices = self.table.of(Operation.GROUPED if grouped else Operation.LINEAR, subject, shape)
+        launch = self._multiplies_grouped if grouped else self._multiplies
+        return MatrixProducts(tuple(Product(each, launch(each, stored)) for each in choices))
+
+    def _in_triton(self, operation: Operation) -> bool:
+        return self.table.on_kernels and self.table.choose(operation).backend is Backend.TRITON
+
+    def _multiplies_grouped(self, choice: Choice, stored: StoredType) -> Callable[..., Tensor] | None:
+        if choice.backend is Backend.PLAIN:
+            return None
+        if choice.backend is Backend.HOPPER:
+            from modelserve_worker.kernels.grouped_rows_sm90 import grouped_rows
+
+            return grouped_rows
+        capability: Any = self.table.capability
+        if stored is StoredType.INT4:
+            from modelserve_worker.kernels.int4_linear_triton import int4_grouped
+
+            return partial(int4_grouped, capability=capability)
+        from modelserve_worker.kernels.fp8_linear_triton import fp8_grouped
+
+        return partial(fp8_grouped, capability=capability)
+
+    def _multiplies(self, choice: Choice, stored: StoredType) -> Callable[..., Tensor] | None:
+        """The launch of the choice's kernel that multiplies: the first that is no library's."""
+        kernel = next((name for name in choice.kernels if name != LIBRARY), None)
+        shared: Any = {"capability": self.table.capability, "shared": self.shared}
+        if kernel is None:
+            return None
+        if choice.backend is Backend.HOPPER:
+            from modelserve_worker.kernels import linear_int4_sm90, linear_rows_sm90
+
+            if kernel == "linear_int4":
+                return partial(linear_int4_sm90.int4_product, shared=self.shared)
+            if stored is StoredType.INT4:
+                return linear_rows_sm90.int4_rows
+            return linear_rows_sm90.fp8_rows if stored is StoredType.FP8 else linear_rows_sm90.dense_rows
+        if stored is StoredType.INT4:
+            from modelserve_worker.kernels import int4_linear_triton as int4
+
+            if kernel == "int4_product":
+                return partial(int4.int4_fused_product, **shared)
+            return partial(int4.int4_dequantised_product, shared=self.shared)
+        from modelserve_worker.kernels import fp8_linear_triton as fp8
+
+        if kernel == "round_inputs":
+            return fp8.fp8_rounded_product
+        return partial(fp8.fp8_exact_product, **shared)
+
+
+PLAIN = Operations(NO_KERNELS, torch.device("cpu"))
+"""PyTorch's on any device: what a CPU runs, and what kernels are compared with."""
