@@ -61,7 +61,7 @@ def test_the_assistant_is_loaded_counted_and_changes_no_token(caplog: pytest.Log
         assert said == tokens
         assert taken < steps
         held = replica.memory.weights_bytes - without.memory.weights_bytes
-        report = plan_report(settings, replica.architecture, replica.memory)
+        report = plan_report(settings, replica.architecture, replica.memory, replica.table)
         terms = {term["name"]: term for term in report["terms"]}
         assert terms["weights"]["predictedBytes"] == terms["weights"]["measuredBytes"]
         assistant = read_assistant(ASSISTANT).model_copy(update={"dtype": "float32"})
