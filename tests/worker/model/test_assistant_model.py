@@ -17,6 +17,7 @@ from modelserve.sizing.assistant import assistant_weight_bytes, drafter_buffer_b
 from modelserve_worker.execution.assistant_drafter import AssistantDrafter
 from modelserve_worker.execution.loader import load_assistant
 from modelserve_worker.execution.weights import InvalidCheckpoint
+from modelserve_worker.kernels.operations import PLAIN
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.models.gemma4_assistant import CentroidHead, Gemma4Assistant
@@ -49,7 +50,7 @@ def test_the_head_with_centroids_takes_the_best_token_of_the_nearest(tmp_path: P
     assistant = assistant_of("E4B").model_copy(
         update={"hidden_size": 24, "vocab_size": 512, "num_centroids": 32, "centroid_top_k": 4}
     )
-    head = CentroidHead(assistant, device=torch.device("cpu"), dtype=torch.float32)
+    head = CentroidHead(assistant, operations=PLAIN, device=torch.device("cpu"), dtype=torch.float32)
     generator = torch.Generator().manual_seed(5)
     head.weight.copy_(torch.randn(32, 24, generator=generator))
     head.ordering.copy_(torch.randperm(512, generator=generator))
