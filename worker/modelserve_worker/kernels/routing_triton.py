@@ -29,9 +29,9 @@ NOBODY = tl.constexpr(NO_EXPERT)
 OPERAND = tl.constexpr(tl.float32 if triton.knobs.runtime.interpret else tl.bfloat16)  # the interpreter's products
 FEW_LAUNCH = {"GROUP": 4, "num_warps": 8}
 MANY_LAUNCHES = {  # by the most rows
-    1024: {"BLOCK_T": 16, "BLOCK_H": 128, "SPLITS": 11, "num_warps": 4, "num_stages": 3},
-    4096: {"BLOCK_T": 16, "BLOCK_H": 128, "SPLITS": 2, "num_warps": 4, "num_stages": 4},
-    1 << 30: {"BLOCK_T": 64, "BLOCK_H": 64, "SPLITS": 1, "num_warps": 4, "num_stages": 3},
+    1024: {"BLOCK_T": 16, "BLOCK_H": 64, "SPLITS": 8, "num_warps": 4, "num_stages": 3},
+    4096: {"BLOCK_T": 16, "BLOCK_H": 64, "SPLITS": 4, "num_warps": 4, "num_stages": 3},
+    1 << 30: {"BLOCK_T": 32, "BLOCK_H": 64, "SPLITS": 1, "num_warps": 4, "num_stages": 3},
 }
 MOST_ARRIVALS = 256  # blocks of rows that several programs share
 _DEAL = {"BLOCK": 4096, "num_warps": 8}
