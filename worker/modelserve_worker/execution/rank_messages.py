@@ -30,7 +30,7 @@ def encode_batch(batch: ScheduledBatch) -> bytes:
     """One step; never empty."""
     moves = [(_KINDS.index(move.kind), move.source, move.destination) for move in batch.page_moves]
     sections = (
-        np.array([batch.step], dtype=np.int32),
+        np.array([batch.step, batch.generated], dtype=np.int32),
         batch.slots,
         batch.starts,
         batch.lengths,
@@ -92,6 +92,7 @@ def decode_batch(message: bytes | bytearray) -> ScheduledBatch:
         sliding_updates=TableUpdates(*tables[3:]),
         constrained=constrained,
         spare_slots=spare_slots,
+        generated=int(first[1]),
     )
 
 

@@ -52,7 +52,9 @@ class StepGraphs:
         sizes = mixed_graph_sizes(max(max_num_batched_tokens, max_num_seqs))
         for last in last_rows[:-1] if warm_rows else ():  # in a small step: large ones find no memory beside graphs
             hidden(packer.mixed_views(sizes[0], last))
-        mixed = sorted((StepSize(rows, last) for rows in sizes for last in last_rows), reverse=True)
+        mixed = sorted(
+            {StepSize(rows, packer.last_rows(rows, last)) for rows in sizes for last in last_rows}, reverse=True
+        )
         self._mixed = {size: self._capture(packer.mixed_views(size.rows, size.last), hidden) for size in mixed}
         self._decode = {
             StepSize(rows, rows): self._capture(packer.decode_views(rows), logits)
@@ -77,11 +79,12 @@ class StepGraphs:
     def size_for(self, batch: ScheduledBatch) -> StepSize | None:
         """The smallest captured step that takes a batch; None where there is none."""
         most = self._packer.most_rows
-        if int(batch.lengths.max(initial=0)) <= most:
+        if batch.decodes(most) == batch.num_requests:
             return min((size for size in self._decode if size.rows >= batch.num_requests * most), default=None)
-        if not self._packer.narrows(batch) or not self._packer.fits_one_expansion(batch):
+        narrows = self._packer.narrows(batch)
+        if not (narrows or self._packer.exact) or not self._packer.fits_one_expansion(batch):
             return None
-        kept = int(batch.kept.sum())
+        kept = int(batch.kept.sum()) if narrows else batch.num_tokens
         enough = (size for size in self._mixed if size.rows >= batch.num_tokens and size.last >= kept)
         return min(enough, default=None)
 

@@ -100,6 +100,7 @@ class PrefixReuse(NoReuse):
         self.cache = PrefixCache(arena, geometry, limits.prompt_cost)
         self.events: CacheEvents | None = None
         self._geometry = geometry
+        self._exact = limits.exact
         self._chains: dict[str, TokenChain] = {}  # by request
         self._found: tuple[str, int, int, Hit | None] | None = None  # request, its tokens, version of the cache, hit
         self._due: list[tuple[RunningRequest, int, bool]] = []  # who, where, and whether it is a junction
@@ -115,8 +116,14 @@ class PrefixReuse(NoReuse):
             return None
         asked = (request.request_id, request.num_tokens, self.cache.version)
         if self._found is None or self._found[:3] != asked:
-            self._found = (*asked, self.cache.find(self._chain(request), request.num_tokens - 1))
+            self._found = (*asked, self.cache.find(self._chain(request), self._most_shared(request)))
         return self._found[3]
+
+    def _most_shared(self, request: Request) -> int:
+        """Rows of a request, from its first on, that may be another's too. Where they are to be exact, rows behind a
+        prompt are none: who has the same tokens in its prompt computes other bits of them."""
+        most = request.num_tokens - 1
+        return min(most, len(request.prompt_token_ids)) if self._exact else most
 
     def shared_bytes(self, hit: Hit | None) -> int:
         if hit is None:
@@ -228,6 +235,8 @@ class PrefixReuse(NoReuse):
 
     def _leave(self, running: RunningRequest, end: int, *, junction: bool = False) -> None:
         request = running.request
+        if self._exact and end > len(request.prompt_token_ids):
+            return
         tail = self.cache.leave(
             self._chain(request), end, running.table, previous=running.tail, joined=running.joined,
             client=request.client, junction=junction,

@@ -93,7 +93,7 @@ class Scheduler:
         self._geometry = geometry
         self._admission = Admission(limits, geometry, pool_bytes)
         self._waiting: OrderedDict[str, Request] = OrderedDict()
-        self._running = RunningRequests(limits.max_num_seqs)
+        self._running = RunningRequests(limits.max_num_seqs, exact=limits.exact)
         self._counters = self._running.counters
         self._in_flight: deque[StepInFlight] = deque()
         self._events = StepEvents()
@@ -132,9 +132,8 @@ class Scheduler:
         assert len(self._in_flight) < MAX_STEPS_IN_FLIGHT, "a third step would outrun the device"
         self.prefixes.settle()
         counters, slots = self._counters, self._running.slots()
-        remaining = counters.remaining(slots)
-        decodes, all_grew = self._grow_decodes(self._running.with_masks(slots[remaining == 1]))
-        prefills = slots[remaining > 1]
+        decodes, prefills = counters.by_kind(slots)
+        decodes, all_grew = self._grow_decodes(self._running.with_masks(decodes))
         if len(prefills):
             prefills = prefills[counters.running[prefills]]  # a decode may have preempted it
         if all_grew:
@@ -143,7 +142,8 @@ class Scheduler:
                 prefills = np.concatenate((prefills, np.array(admitted, dtype=np.int32)))
         if not len(decodes) and not len(prefills):
             return None
-        remaining, longest = counters.remaining(prefills), int(counters.known[prefills].max(initial=0))
+        longest = int(counters.known[prefills].max(initial=0))
+        remaining = counters.prompt_rows(prefills, most_drafts=self._draft_tokens)
         spare = self.limits.max_num_batched_tokens - len(decodes) - (len(prefills) > 0)
         drafts = self._running.drafts(decodes, most=self._draft_tokens, spare=spare, arena=self.arena)
         rows = len(decodes) + int(drafts.sum())
@@ -363,6 +363,7 @@ class Scheduler:
             sliding_updates=self.arena.take_updates(LayerKind.SLIDING),
             constrained=np.flatnonzero(counters.constrained[slots[drawn > 0]]).astype(np.int32),
             spare_slots=spare_slots,
+            generated=segments.generated,
         )
         # A decode's row is the token that was sampled before; the first token of an answer has no row yet.
         sampling = drawn > 0
