@@ -176,7 +176,8 @@ def start_rank(
         exact=args.profile == "exact",
     )
     if model.exact is not None:
-        model.check_exact()
+        with compilations():
+            model.check_exact()
     phases.end("weights")
     beside_graphs = 0
     if runs_on_kernels(architecture, device):
