@@ -202,12 +202,7 @@ class EngineSpec(ApiModel):
         "out: as the worker's release does, which is true from 0.2.0 on.",
     )
     kv_events_port: int | None = Field(default=None, ge=8001, le=65535, description="Port for vLLM's KV events.")
-    profile: Profile | None = Field(
-        default=None,
-        description="exact: an answer has the same bits whatever requests run beside it, however its prompt is cut "
-        "and whatever is drafted, on one GPU type, tensor-parallel size, weight format and release; slower. Left out: "
-        "fast.",
-    )
+    profile: Profile | None = Field(default=None, description="exact: an answer's bits are its request's own; slower.")
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
