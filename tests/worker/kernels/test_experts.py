@@ -276,7 +276,7 @@ def test_kernels_are_for_bfloat16_on_gpus() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
         gpu = torch.device("cuda", 7)
-        patch.setattr(TritonExperts, "__init__", lambda *_: None)
+        patch.setattr(TritonExperts, "__init__", lambda *_, **__: None)
         assert isinstance(expert_doors(gpu, BF16), TritonExperts)
         assert isinstance(expert_doors(gpu, torch.float32), PlainExperts)
 

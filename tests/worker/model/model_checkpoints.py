@@ -140,7 +140,7 @@ def read_architecture(directory: Path) -> ModelArchitecture:
 
 def load_checkpoint(
     directory: Path, *, parallel: TensorParallel | None = None, dtype: torch.dtype = torch.float32,
-    device: torch.device | None = None,
+    device: torch.device | None = None, exact: bool = False,
 ) -> Gemma4:  # fmt: skip
     """The product's model with the weights of `directory`, on the CPU where no device is named."""
     return load_model(
@@ -150,4 +150,5 @@ def load_checkpoint(
         device=device or torch.device("cpu"),
         dtype=dtype,
         weight_format=read_weight_format(directory),
+        exact=exact,
     )

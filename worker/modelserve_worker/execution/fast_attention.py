@@ -50,12 +50,16 @@ class KernelAttention:
         self._step: Step | None = None
         self._batch: ScheduledBatch | None = None
         self.use(cache)
+        exact = model.exact is not None
         major, minor = torch.cuda.get_device_capability(device)
         self._tiles: dict[LayerKind, tuple[Tile, Tile]] = {}
         heads = architecture.num_attention_heads // model.parallel.size
         tokens, most = dict.fromkeys(LayerKind, 1), 0
         for kind, rows in self._layouts.items():
-            decode, chunk = (tile_for(rows, door=door, capability=10 * major + minor) for door in ("decode", "chunk"))
+            capability = 10 * major + minor
+            decode, chunk = (
+                tile_for(rows, door=door, capability=capability, exact=exact) for door in ("decode", "chunk")
+            )
             self._tiles[kind] = decode, chunk
             tokens[kind] = max(1, chunk.rows // (heads // rows.heads))
             most = max(most, kernels.decode_workspace(rows, query_heads=heads))

@@ -203,12 +203,15 @@ def _run_steps(
 
     geometry = select_geometry(architecture, args)
     longest = architecture.max_position_embeddings
-    sizes = {"max_num_seqs": args.max_num_seqs, "max_model_len": longest}
+    sizes: dict[str, Any] = {"max_num_seqs": args.max_num_seqs, "max_model_len": longest}
     most_rows = args.speculative.rows
     few_rows = args.max_num_seqs * most_rows
     tokens = max(args.max_num_batched_tokens, few_rows)
     dtype = compute_dtype(architecture)
-    model = Gemma4ForCausalLM(architecture, parallel=parallel, weight_format=weight_format, device=_CUDA, dtype=dtype)
+    exact = args.profile == "exact"
+    model = Gemma4ForCausalLM(
+        architecture, parallel=parallel, weight_format=weight_format, device=_CUDA, dtype=dtype, exact=exact
+    )
     for _, matrix in model.stored_matrices():
         matrix.repack()
     with unset_fake_temporarily():
@@ -223,7 +226,7 @@ def _run_steps(
         with unset_fake_temporarily():
             packer = StepPacker(
                 geometry, max_num_batched_tokens=tokens, vocab_size=architecture.vocab_size, blocks=attention.blocks,
-                device=_CPU, most_rows=most_rows, **sizes,
+                device=_CPU, most_rows=most_rows, exact=exact, **sizes,
             )  # fmt: skip
         profile = pool_bytes == scratch
         kinds: list[tuple[Callable[[int], Step], tuple[int, ...], int]] = [

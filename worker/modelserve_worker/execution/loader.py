@@ -46,6 +46,7 @@ def load_model(
     load_format: Literal["auto", "dummy"] = "auto",
     seed: int = 0,
     progress: ProgressCallback | None = None,
+    exact: bool = False,
 ) -> Gemma4ForCausalLM:
     """Build this rank's model on `device` and fill it from `directory` ("auto") or with random weights ("dummy").
 
@@ -53,7 +54,9 @@ def load_model(
     InvalidCheckpoint for missing, unexpected, misshapen or unreadable tensors. 300 s without a byte end the process
     with reason LoadStalled.
     """
-    model = Gemma4ForCausalLM(architecture, parallel=parallel, weight_format=weight_format, device=device, dtype=dtype)
+    model = Gemma4ForCausalLM(
+        architecture, parallel=parallel, weight_format=weight_format, device=device, dtype=dtype, exact=exact
+    )
     with LoadProgress(callback=progress) as counted:
         if load_format == "dummy":
             counted.expect(model.parameter_bytes())

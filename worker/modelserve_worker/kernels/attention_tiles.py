@@ -20,7 +20,7 @@ class Tile:
     decode kernel's program, those that registers and shared memory hold at most.
 
     `sm90`: not a Triton kernel but that of `chunk_attention_sm90`, `sliding_attention_sm90` or `global_decode_sm90`, or
-    of `sliding_decode_sm90` for the few rows that it takes.
+    of `sliding_decode_sm90` for the few rows that it takes. `exact`: as the profile of that name has it.
     """
 
     rows: int
@@ -29,6 +29,7 @@ class Tile:
     stages: int
     sm90: bool = False
     queries: int = 64
+    exact: bool = False
 
 
 # By the places of `gpu_generations`. Of 64 rows of 512 columns Triton makes a mere trap for 10.0, whose matrix units
@@ -61,9 +62,12 @@ HOPPER_SLIDING_DECODE = replace(_TILES["decode", "sliding"][-1], warps=2, sm90=T
 HOPPER_GLOBAL_DECODE = replace(_TILES["decode", "v_only"][2], sm90=True)
 
 
-def tile_for(rows: LayerRows, *, door: Door, capability: int) -> Tile:
-    """The tile of a door on layers of this layout; `capability` is 10 * major + minor. Raises ValueError where GPUs of
-    that capability are not known."""
+def tile_for(rows: LayerRows, *, door: Door, capability: int, exact: bool = False) -> Tile:
+    """The tile of a door on layers of this layout; `capability` is 10 * major + minor. `exact`: Triton's, whose splits
+    follow from positions alone. Raises ValueError where GPUs of that capability are not known."""
+    layout = "v_only" if rows.v_only else "sliding" if rows.entries else "kv"
+    if exact:
+        return replace(tiles_for(_TILES[door, layout], capability), exact=True)
     narrow = rows.dtype is not KVCacheDtype.FLOAT32
     if door == "chunk" and capability == 90 and not rows.entries and rows.width == 512 and narrow:
         return HOPPER_CHUNK
@@ -74,7 +78,6 @@ def tile_for(rows: LayerRows, *, door: Door, capability: int) -> Tile:
         return HOPPER_SLIDING_DECODE
     if door == "decode" and capability == 90 and rows.v_only and rows.width == 512 and plain:
         return HOPPER_GLOBAL_DECODE
-    layout = "v_only" if rows.v_only else "sliding" if rows.entries else "kv"
     return tiles_for(_TILES[door, layout], capability)
 
 
@@ -163,7 +166,8 @@ def attention_specimens(
             known = {
                 **shape, "FORMAT": FORMAT_NAMES.get(fmt, fmt), "TILE": tile.keys, "BLOCK_M": tile.rows, "CHUNKS": 64,
                 "MOST_SPLITS": 32, "SPLITS": 32, "SPLIT_PAGES": 4, "COLUMNS": 128, "INT8": fmt == "int8",
-                "BESIDE": False, "HEADS": shape["KV_HEADS"], "Q_HEADS": shape["KV_HEADS"] * shape["GROUP"], **constants,
+                "BESIDE": False, "EXACT": False,
+                "HEADS": shape["KV_HEADS"], "Q_HEADS": shape["KV_HEADS"] * shape["GROUP"], **constants,
             }  # fmt: skip
             block = tile.rows
             if "ROWS" in constants:

@@ -9,6 +9,7 @@ what they norm. Results are new tensors unless a door says otherwise.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Protocol
 
@@ -126,11 +127,28 @@ class PlainElementwise:
         return wide if cap is None else torch.tanh(wide / cap) * cap
 
 
+class ExactElementwise(PlainElementwise):
+    """With the same bits for a row whatever rows lie beside it: PyTorch computes a tensor's last numbers, and on
+    several threads those of each share, by another tanh than the others, so GELU goes row by row."""
+
+    def gated_gelu(self, gate_up: Tensor) -> Tensor:
+        return _row_by_row(super().gated_gelu, gate_up)
+
+    def per_layer_gate(self, gate: Tensor, per_layer: Tensor) -> Tensor:
+        return _row_by_row(super().per_layer_gate, gate, per_layer)
+
+
+def _row_by_row(door: Callable[..., Tensor], *columns: Tensor) -> Tensor:
+    rows = zip(*(torch.split(column.contiguous(), 1) for column in columns), strict=True)
+    return torch.cat([door(*row) for row in rows])
+
+
 @cache
-def elementwise_doors(device: torch.device) -> ElementwiseDoors:
-    """The implementation for a device, chosen once: Triton kernels on CUDA, the plain twins elsewhere."""
+def elementwise_doors(device: torch.device, *, exact: bool = False) -> ElementwiseDoors:
+    """The implementation for a device, chosen once: Triton kernels on CUDA, whose rows are computed one by one, the
+    plain twins elsewhere."""
     if device.type != "cuda":
-        return PlainElementwise()
+        return ExactElementwise() if exact else PlainElementwise()
     from modelserve_worker.kernels.elementwise_triton import TritonElementwise
 
-    return TritonElementwise()
+    return TritonElementwise(exact=exact)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from modelserve_worker.kernels.elementwise import PlainElementwise, rms_normalize
+from modelserve_worker.kernels.exact_products import PlainExactProducts
 from modelserve_worker.kernels.row_blocks import plain_product
 
 NO_EXPERT = 1 << 30  # the choice of a row that only pads a step: behind all experts when choices are sorted
@@ -124,14 +125,15 @@ class PlainExperts:
 
     few_rows = 0
 
-    def __init__(self) -> None:
+    def __init__(self, *, exact: bool = False) -> None:
         self._elementwise = PlainElementwise()
+        self._product = PlainExactProducts().dense if exact else plain_product
 
     def route(
         self, x: Tensor, router: RouterWeights, norm_weight: Tensor, *, eps: float, num_rows: Tensor | None
     ) -> tuple[Tensor, Choice]:
         scaled = rms_normalize(x, eps=eps) * router.scale.float() * x.shape[1] ** -0.5
-        logits = plain_product(scaled, router.weight.float())
+        logits = self._product(scaled, router.weight.float())
         # A stable sort, because topk says nothing about equals. The shares of the chosen are a softmax of their own.
         ordered, order = logits.sort(dim=-1, descending=True, stable=True)
         weights, experts = ordered[:, : router.top_k].softmax(dim=-1), order[:, : router.top_k]
@@ -161,7 +163,10 @@ class PlainExperts:
         # What products leave in rows of no expert is undefined and must not reach the sum.
         nothing = (experts == NO_EXPERT).unsqueeze(-1)
         weighted = (results.view(*weights.shape, -1) * weights.unsqueeze(-1)).masked_fill(nothing, 0.0)
-        return weighted.sum(dim=1).to(results.dtype)
+        total = weighted[:, 0]
+        for slot in range(1, weights.shape[1]):  # in this order, however many rows there are
+            total = total + weighted[:, slot]
+        return total.to(results.dtype)
 
     def add_branches(
         self,

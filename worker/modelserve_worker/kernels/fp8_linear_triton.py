@@ -24,6 +24,7 @@ from modelserve_worker.kernels.linear_tiles import (
     FEW_ROWS,
     MANY,
     LinearTile,
+    exact_tile,
     grouped_tile,
     linear_tile,
     split_sums,
@@ -271,10 +272,13 @@ def rounded_inputs(x: Tensor) -> tuple[Tensor, Tensor]:
 class TritonFp8:
     """The door of a GPU of `capability`, 10 * major + minor; inputs are bfloat16."""
 
-    def __init__(self, capability: int) -> None:
+    def __init__(self, capability: int, *, exact: bool = False) -> None:
         self._capability = capability
+        self._exact = exact_tile("fp8", capability=capability) if exact else None
 
     def linear(self, x: Tensor, matrix: Fp8Pairs) -> Tensor:
+        if self._exact is not None:
+            return fp8_product_with(x, matrix, self._exact)
         if x.shape[0] > FEW_ROWS and self._multiplies_rounded(matrix):
             rounded, scales = rounded_inputs(x)
             return torch._scaled_mm(
@@ -288,7 +292,9 @@ class TritonFp8:
         return fp8_product_with(x, matrix, linear_tile("fp8", x.shape[0], capability=self._capability))
 
     def grouped(self, x: Tensor, matrix: Fp8Pairs, ends: Tensor) -> Tensor:
-        return fp8_grouped_with(x, matrix, ends, grouped_tile("fp8", x.shape[0], len(ends), self._capability))
+        return fp8_grouped_with(
+            x, matrix, ends, self._exact or grouped_tile("fp8", x.shape[0], len(ends), self._capability)
+        )
 
     def _multiplies_rounded(self, matrix: Fp8Pairs) -> bool:
         fits = not matrix.scale_rows and matrix.rows % _SCALED_MULTIPLE == 0

@@ -25,6 +25,7 @@ from modelserve_worker.kernels.linear_tiles import (
     MANY,
     LinearTile,
     dequantised_block,
+    exact_tile,
     grouped_tile,
     linear_tile,
     most_fused_rows,
@@ -328,16 +329,21 @@ def int4_dequantised_product(x: Tensor, tiles: Int4Tiles) -> Tensor:
 class TritonInt4:
     """The door of a GPU of `capability`, 10 * major + minor; inputs are bfloat16."""
 
-    def __init__(self, capability: int) -> None:
+    def __init__(self, capability: int, *, exact: bool = False) -> None:
         self._capability = capability
+        self._exact = exact_tile("int4", capability=capability) if exact else None
 
     def linear(self, x: Tensor, tiles: Int4Tiles) -> Tensor:
+        if self._exact is not None:
+            return int4_product_with(x, tiles, self._exact)
         if x.shape[0] > most_fused_rows(self._capability):
             return int4_dequantised_product(x, tiles)
         return int4_product_with(x, tiles, linear_tile("int4", x.shape[0], capability=self._capability))
 
     def grouped(self, x: Tensor, tiles: Int4Tiles, ends: Tensor) -> Tensor:
-        return int4_grouped_with(x, tiles, ends, grouped_tile("int4", x.shape[0], len(ends), self._capability))
+        return int4_grouped_with(
+            x, tiles, ends, self._exact or grouped_tile("int4", x.shape[0], len(ends), self._capability)
+        )
 
 
 def int4_grouped_with(x: Tensor, tiles: Int4Tiles, ends: Tensor, tile: LinearTile) -> Tensor:

@@ -31,22 +31,22 @@ class ProductDoor(Protocol[MatrixT]):
 
 
 @cache
-def int4_door(device: torch.device) -> ProductDoor[Int4Tiles] | None:
+def int4_door(device: torch.device, *, exact: bool = False) -> ProductDoor[Int4Tiles] | None:
     """The kernels of a device, chosen once; None where there are none and matrices are multiplied as published."""
     capability = kernel_capability(device)
     if capability is None:
         return None
     from modelserve_worker.kernels.int4_linear_triton import TritonInt4
 
-    return TritonInt4(capability)
+    return TritonInt4(capability, exact=exact)
 
 
 @cache
-def fp8_door(device: torch.device) -> ProductDoor[Fp8Pairs] | None:
+def fp8_door(device: torch.device, *, exact: bool = False) -> ProductDoor[Fp8Pairs] | None:
     """The kernels of a device, chosen once; None where there are none and matrices are multiplied as published."""
     capability = kernel_capability(device)
     if capability is None:
         return None
     from modelserve_worker.kernels.fp8_linear_triton import TritonFp8
 
-    return TritonFp8(capability)
+    return TritonFp8(capability, exact=exact)

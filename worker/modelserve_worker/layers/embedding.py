@@ -111,3 +111,32 @@ class PerLayerEmbedding(nn.Module):
             projection_scale=self.projection_scale,
             eps=self.norm.eps,
         )
+
+
+class PerLayerInput(nn.Module):
+    """What a PLE layer adds last, before its norm: W_p(gelu(W_g x) * ple)."""
+
+    def __init__(
+        self,
+        architecture: ModelArchitecture,
+        *,
+        doors: ElementwiseDoors,
+        weight_format: WeightFormat | None,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__()
+        self.doors = doors
+        hidden, width = architecture.hidden_size, architecture.hidden_size_per_layer_input
+        self.gate = ReplicatedLinear(
+            TextLinear.LAYER_INPUT_GATE, hidden, width, weight_format=weight_format, device=device, dtype=dtype
+        )
+        self.projection = ReplicatedLinear(
+            TextLinear.LAYER_PROJECTION, width, hidden, weight_format=weight_format, device=device, dtype=dtype
+        )
+        self.norm = RMSNorm(hidden, eps=architecture.rms_norm_eps, device=device, dtype=dtype)
+
+    def forward(self, x: Tensor, per_layer: Tensor) -> Tensor:
+        """x [T, H], per_layer [T, P] -> [T, H], to be normed with `norm` and added to x."""
+        added: Tensor = self.projection(self.doors.per_layer_gate(self.gate(x), per_layer))
+        return added

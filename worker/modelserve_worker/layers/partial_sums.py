@@ -12,6 +12,7 @@ from modelserve_worker.layers.parallel import TensorParallel
 
 if TYPE_CHECKING:
     from modelserve_worker.kernels.peer_rows import PeerRows  # CUDA, on GPUs alone
+    from modelserve_worker.kernels.peer_sums import PeerSums
 
 
 class PartialSums:
@@ -36,7 +37,7 @@ class PartialSums:
         Where they sum by rows, the residual is right in this rank's rows alone and the normed rows last until the next
         call: both are for the sums and products of a layer, and for nobody else.
         """
-        peers, by_rows = self._parallel.peers, self._by_rows(delta)
+        peers, by_rows = self._peers(), self._by_rows(delta)
         if peers is not None and peers.takes_rows(delta):
             return peers.residual_norm(residual, delta, delta_weight, scalar=scalar, next_weight=next_weight, eps=eps)
         if by_rows is not None and next_weight is not None:
@@ -54,9 +55,12 @@ class PartialSums:
         own = rows // share == self._parallel.rank
         return self._parallel.all_reduce(torch.where(own[:, None], chosen, 0))
 
+    def _peers(self) -> PeerSums | None:
+        return None if self._parallel.exact else self._parallel.peers
+
     def _by_rows(self, delta: Tensor) -> PeerRows | None:
         """Who sums rows like these, if each rank norms and keeps a share of them."""
-        peers, by_rows = self._parallel.peers, self._parallel.peer_rows
+        peers, by_rows = self._peers(), None if self._parallel.exact else self._parallel.peer_rows
         if by_rows is None or (peers is not None and peers.takes_rows(delta)) or not by_rows.takes(delta):
             return None
         return by_rows

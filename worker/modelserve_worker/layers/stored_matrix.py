@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from modelserve.sizing.quantised_tiles import INT4_GROUPS
 from modelserve.weight_format import FP8_BLOCK, StoredType, TextLinear, WeightFormat
 from modelserve_worker.kernels.elementwise import ElementwiseDoors
+from modelserve_worker.kernels.exact_products import ExactProducts
 from modelserve_worker.kernels.few_rows import FewRows, dense_product, few_rows_door
 from modelserve_worker.kernels.fp8_linear import Fp8Pairs, repack_fp8
 from modelserve_worker.kernels.int4_linear import Int4Tiles, repack_int4
@@ -39,11 +40,12 @@ class StoredMatrix(nn.Module):
         self.parts = tuple(parts)
         self.rows, self.columns, self.experts = sum(parts), columns, experts
         self.dtype = dtype  # of inputs, results and `dense`
+        self.exact: ExactProducts | None = None  # of the profile `exact`
         self.workspace: Tensor | None = None  # uint8, shared with other matrices; without one, scratch is new each time
 
     def linear(self, x: Tensor) -> Tensor:
         """x [T, columns] in the compute dtype -> [T, rows]. Not for experts."""
-        return plain_product(x, self.dense())
+        return plain_product(x, self.dense()) if self.exact is None else self.exact.dense(x, self.dense())
 
     def in_parts(self, x: Tensor) -> Tensor:
         """`linear`, or float32 [P, T, rows] whose sum over P it is before it is rounded (`FewRows`, split)."""
@@ -63,6 +65,8 @@ class StoredMatrix(nn.Module):
 
         ends int32 [experts]. Rows from the last end on are undefined.
         """
+        if self.exact is not None:
+            return self.exact.grouped(x, self.dense(), ends)
         return grouped_product(x, self.dense(), ends)
 
     def grouped_gated(self, x: Tensor, ends: Tensor, doors: ElementwiseDoors) -> Tensor:
@@ -103,7 +107,7 @@ class DenseMatrix(StoredMatrix):
         self.weight = self._parameter(self.rows, columns, dtype, device)
 
     def linear(self, x: Tensor) -> Tensor:
-        return dense_product(x, self.weight)
+        return dense_product(x, self.weight) if self.exact is None else super().linear(x)
 
     def gated(self, x: Tensor, doors: ElementwiseDoors) -> Tensor:
         few = self._few_rows(x)
@@ -114,19 +118,19 @@ class DenseMatrix(StoredMatrix):
         return super().in_parts(x) if few is None else few.dense(x, self.weight, split=True)
 
     def grouped(self, x: Tensor, ends: Tensor) -> Tensor:
-        door = few_rows_door(x.device)
+        door = None if self.exact is not None else few_rows_door(x.device)
         if door is None or not door.takes_grouped(x, self.weight):
             return super().grouped(x, ends)
         return door.grouped(x, self.weight, ends)
 
     def grouped_gated(self, x: Tensor, ends: Tensor, doors: ElementwiseDoors) -> Tensor:
-        door = few_rows_door(x.device)
+        door = None if self.exact is not None else few_rows_door(x.device)
         if door is None or not door.takes_grouped(x, self.weight, gated=True):
             return super().grouped_gated(x, ends, doors)
         return door.grouped(x, self.weight, ends, gated=True)
 
     def _few_rows(self, x: Tensor) -> FewRows | None:
-        few = few_rows_door(x.device)
+        few = None if self.exact is not None else few_rows_door(x.device)
         return few if few is not None and few.takes(x) else None
 
     def dense(self) -> Tensor:
@@ -204,7 +208,8 @@ class Int4Matrix(QuantisedMatrix[Int4Tiles]):
 
     def _few_rows(self, x: Tensor) -> FewRows | None:
         """The kernels for these rows, which know no zero points."""
-        few = None if self._door is None or self.zero_point is not None else few_rows_door(x.device)
+        unready = self._door is None or self.exact is not None or self.zero_point is not None
+        few = None if unready else few_rows_door(x.device)
         return few if few is not None and few.takes_int4(x) else None
 
     def grouped(self, x: Tensor, ends: Tensor) -> Tensor:
@@ -229,7 +234,7 @@ class Int4Matrix(QuantisedMatrix[Int4Tiles]):
         self.repack()
 
     def repack(self) -> None:
-        door = int4_door(self.packed.device) if self.dtype == torch.bfloat16 else None
+        door = int4_door(self.packed.device, exact=self.exact is not None) if self.dtype == torch.bfloat16 else None
         if door is None or self.group_size not in INT4_GROUPS:
             return
         tiles = repack_int4(self.packed, self.scale, self.zero_point)
@@ -321,7 +326,7 @@ class Fp8Matrix(QuantisedMatrix[Fp8Pairs]):
         self.repack()
 
     def repack(self) -> None:
-        door = fp8_door(self.weight.device) if self.dtype == torch.bfloat16 else None
+        door = fp8_door(self.weight.device, exact=self.exact is not None) if self.dtype == torch.bfloat16 else None
         if door is None:
             return
         pairs = repack_fp8(self.weight, self.scale, rounds_inputs=self.rounds_inputs, parts=self.parts)
@@ -344,7 +349,8 @@ class Fp8Matrix(QuantisedMatrix[Fp8Pairs]):
 
     def _few_rows(self, x: Tensor) -> FewRows | None:
         """The kernels for these rows, which know no scales of blocks."""
-        few = None if self._door is None or self.blocks or self.columns % FP8_BLOCK else few_rows_door(x.device)
+        unready = self._door is None or self.exact is not None or self.blocks or self.columns % FP8_BLOCK != 0
+        few = None if unready else few_rows_door(x.device)
         return few if few is not None and few.takes(x) else None
 
     def _held(self) -> Fp8Pairs:

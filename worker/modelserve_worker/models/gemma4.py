@@ -17,16 +17,16 @@ from modelserve.architecture import ModelArchitecture
 from modelserve.errors import InvalidInput
 from modelserve.sizing.dequantisation import workspace_bytes
 from modelserve.sizing.weights import tensor_parallel_problem
-from modelserve.weight_format import TextLinear, WeightFormat
+from modelserve.weight_format import WeightFormat
 from modelserve_worker.kernels.elementwise import ElementwiseDoors, elementwise_doors
+from modelserve_worker.kernels.exact_products import check_places, exact_products
 from modelserve_worker.kernels.expert_doors import expert_doors
 from modelserve_worker.kernels.experts import BranchNorms
 from modelserve_worker.kernels.few_rows import dense_product
 from modelserve_worker.kernels.row_codec import v_only_columns
 from modelserve_worker.kernels.step import Step
 from modelserve_worker.layers.attention import Attention, AttentionBackend
-from modelserve_worker.layers.embedding import OutputHead, PerLayerEmbedding, VocabParallelEmbedding
-from modelserve_worker.layers.linear import ReplicatedLinear
+from modelserve_worker.layers.embedding import OutputHead, PerLayerEmbedding, PerLayerInput, VocabParallelEmbedding
 from modelserve_worker.layers.mlp import GatedMLP
 from modelserve_worker.layers.moe import Experts, Router
 from modelserve_worker.layers.norm import RMSNorm
@@ -48,9 +48,10 @@ class MixtureOfExperts(nn.Module):
         weight_format: WeightFormat | None,
         device: torch.device,
         dtype: torch.dtype,
+        exact: bool,
     ) -> None:
         super().__init__()
-        self.doors = expert_doors(device, dtype)
+        self.doors = expert_doors(device, dtype, exact=exact)
         self.parallel = parallel
         hidden, eps = architecture.hidden_size, architecture.rms_norm_eps
         self.router = Router(architecture, doors=self.doors, device=device, dtype=dtype)
@@ -93,35 +94,6 @@ class MixtureOfExperts(nn.Module):
         )
 
 
-class PerLayerInput(nn.Module):
-    """What a PLE layer adds last, before its norm: W_p(gelu(W_g x) * ple)."""
-
-    def __init__(
-        self,
-        architecture: ModelArchitecture,
-        *,
-        doors: ElementwiseDoors,
-        weight_format: WeightFormat | None,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> None:
-        super().__init__()
-        self.doors = doors
-        hidden, width = architecture.hidden_size, architecture.hidden_size_per_layer_input
-        self.gate = ReplicatedLinear(
-            TextLinear.LAYER_INPUT_GATE, hidden, width, weight_format=weight_format, device=device, dtype=dtype
-        )
-        self.projection = ReplicatedLinear(
-            TextLinear.LAYER_PROJECTION, width, hidden, weight_format=weight_format, device=device, dtype=dtype
-        )
-        self.norm = RMSNorm(hidden, eps=architecture.rms_norm_eps, device=device, dtype=dtype)
-
-    def forward(self, x: Tensor, per_layer: Tensor) -> Tensor:
-        """x [T, H], per_layer [T, P] -> [T, H], to be normed with `norm` and added to x."""
-        added: Tensor = self.projection(self.doors.per_layer_gate(self.gate(x), per_layer))
-        return added
-
-
 class DecoderLayer(nn.Module):
     """Attention, feed-forward, the per-layer input where the model has one, then the layer's scalar.
 
@@ -138,6 +110,7 @@ class DecoderLayer(nn.Module):
         weight_format: WeightFormat | None,
         device: torch.device,
         dtype: torch.dtype,
+        exact: bool = False,
     ) -> None:
         super().__init__()
         self.layer = layer
@@ -161,7 +134,13 @@ class DecoderLayer(nn.Module):
         self.post_feedforward_norm = RMSNorm(hidden, eps=eps, device=device, dtype=dtype)
         self.moe = (
             MixtureOfExperts(
-                architecture, doors=doors, parallel=parallel, weight_format=weight_format, device=device, dtype=dtype
+                architecture,
+                doors=doors,
+                parallel=parallel,
+                weight_format=weight_format,
+                device=device,
+                dtype=dtype,
+                exact=exact,
             )
             if architecture.num_experts
             else None
@@ -240,8 +219,9 @@ def _normed(result: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor]:
 class Gemma4ForCausalLM(nn.Module):
     """One rank's share of the decoder. Parameters are allocated, not initialised: a loader fills them.
 
-    `weight_format` None is an unquantised checkpoint. Raises InvalidInput when the tensor-parallel size does not fit
-    the geometry, or cuts what one scale of a quantised matrix spans.
+    `weight_format` None is an unquantised checkpoint. `exact`: a row's bits do not depend on the rows beside it. Raises
+    InvalidInput when the tensor-parallel size does not fit the geometry, or cuts what one scale of a quantised matrix
+    spans.
     """
 
     def __init__(
@@ -252,6 +232,7 @@ class Gemma4ForCausalLM(nn.Module):
         weight_format: WeightFormat | None = None,
         device: torch.device,
         dtype: torch.dtype,
+        exact: bool = False,
     ) -> None:
         super().__init__()
         if problem := tensor_parallel_problem(architecture, parallel.size, weight_format=weight_format):
@@ -266,7 +247,8 @@ class Gemma4ForCausalLM(nn.Module):
         self.weight_format = weight_format
         self.parallel = parallel
         self.dtype = dtype
-        self.doors = doors = elementwise_doors(device)
+        self.exact = exact_products(device) if exact else None
+        self.doors = doors = elementwise_doors(device, exact=exact)
         self.rope = RotaryEmbedding(architecture, device=device)
         self.embedding = VocabParallelEmbedding(
             vocab, hidden, scale_of=hidden, what="vocab_size", doors=doors, parallel=parallel, device=device,
@@ -282,7 +264,7 @@ class Gemma4ForCausalLM(nn.Module):
         self.layers = nn.ModuleList(
             DecoderLayer(
                 architecture, layer=layer, doors=doors, parallel=parallel, weight_format=weight_format, device=device,
-                dtype=dtype,
+                dtype=dtype, exact=exact,
             )
             for layer in range(architecture.num_hidden_layers)
         )  # fmt: skip
@@ -292,6 +274,8 @@ class Gemma4ForCausalLM(nn.Module):
             if architecture.tie_word_embeddings
             else OutputHead(vocab, hidden, parallel=parallel, device=device, dtype=dtype)
         )
+        for _, matrix in self.stored_matrices():
+            matrix.exact = self.exact
 
     @torch.no_grad()
     def forward(
@@ -340,7 +324,7 @@ class Gemma4ForCausalLM(nn.Module):
     def head(self, hidden: Tensor) -> Tensor:
         """hidden [N, H] after the final norm -> raw logits of this rank's tokens, [N, vocab / size] in its dtype."""
         weight = self.embedding.weight if self.output_head is None else self.output_head.weight
-        return dense_product(hidden, weight)
+        return dense_product(hidden, weight) if self.exact is None else self.exact.dense(hidden, weight)
 
     @torch.no_grad()
     def compute_logits(self, hidden: Tensor) -> Tensor:
@@ -376,6 +360,14 @@ class Gemma4ForCausalLM(nn.Module):
         for name, module in self.named_modules():
             if isinstance(module, StoredMatrix):
                 yield name, module
+
+    def check_exact(self) -> None:
+        """Raise InvalidInput where this machine's products of a shape of this model are not what `exact` promises."""
+        shapes: set[tuple[int, ...]] = set()
+        for _, matrix in self.stored_matrices():
+            if not matrix.experts and (matrix.rows, matrix.columns) not in shapes:
+                shapes.add((matrix.rows, matrix.columns))
+                check_places(matrix.linear, self.norm.weight.new_empty(matrix.columns))
 
     def share_workspace(self) -> None:
         """Give all matrices that are dequantised for each product one buffer. Until then each product makes its own."""
