@@ -66,6 +66,17 @@ def test_rows_that_another_computed_are_the_same(models, alone, variant) -> None
     assert sum(one.cached > 0 for one in said.values()) >= 2
 
 
+def test_drafts_and_rows_of_others_go_together(models, alone) -> None:
+    drafter = TrueDrafter(
+        {name: said.tokens for name, said in alone["E4B"].items()}, num_tokens=3, right=0.5, slots=3, longest=LONGEST,
+        vocab_size=256,
+    )  # fmt: skip
+    engine = replace(models["E4B"], sequences=3)
+    said = engine.run(wanted(SOME), chunk=40, prefix_caching=True, drafter=drafter, ahead=True, preempted_every=4)
+    assert differing(said, alone["E4B"]) == []
+    assert any(one.cached > 0 for one in said.values())
+
+
 @pytest.mark.parametrize("variant", ["E4B", "26B-A4B"])
 def test_a_preempted_request_has_them_too(models, alone, variant) -> None:
     """Its prompt is computed again as a prompt, its answer row by row as it was."""
