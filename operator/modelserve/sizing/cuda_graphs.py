@@ -30,7 +30,7 @@ SEGMENT_BYTES = 20 * MIB  # least that the allocator takes for blocks of 1 to 10
 
 def decode_graph_sizes(max_num_seqs: int) -> tuple[int, ...]:
     """Batch sizes that are captured: 1, 2, 4, 8, then every 8, from 64 on every 16, from 128 on every 32, from 256 on
-    every 64, and the largest batch itself: a step pads less than a seventh of its rows, where there are many."""
+    every 64, and the largest batch itself: a step pads less than a fifth of its rows, where there are many."""
     sizes = (1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 256, 32), *range(256, max_num_seqs, 64))
     return (*(size for size in sizes if size < max_num_seqs), max_num_seqs)
 
