@@ -20,6 +20,8 @@ from modelserve.sizing.speculation import AUTO_DRAFTS, MOST_DRAFTS, NO_DRAFTS, S
 SINCE = "x-since-release"
 DEFAULT_MAX_NUM_MIXED_TOKENS = 512
 
+Profile = Literal["fast", "exact"]
+
 
 class EngineArgs(BaseModel):
     """Every setting of a worker. In YAML the names are camelCase (`maxModelLen`); unknown names are errors."""
@@ -62,6 +64,12 @@ class EngineArgs(BaseModel):
         "On GPUs up to four times as many, 2,048 at most, while prompts wait for 48 such steps.",
     )
     max_num_seqs: int = Field(default=64, ge=1, le=4096, description="Most requests of one step.")
+    profile: Profile = Field(
+        default="fast",
+        description="exact: the bits of a request's answer do not depend on the requests beside it, on the chunks of "
+        "its prompt or on drafts. Slower.",
+        json_schema_extra={SINCE: "0.2.0"},
+    )
     load_format: Literal["auto", "dummy"] = "auto"
     prefix_caching: bool = Field(default=True, description="Requests that begin alike share what was computed.")
     host_cache_bytes: int = Field(

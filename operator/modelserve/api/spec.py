@@ -21,6 +21,7 @@ from modelserve.api.schema_types import (
     Quantity,
     Tokens,
 )
+from modelserve.engine_args import Profile
 from modelserve.sizing.pages import KVCacheLayout
 
 HF_URI_PATTERN = r"hf://[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*"
@@ -201,6 +202,7 @@ class EngineSpec(ApiModel):
         "out: as the worker's release does, which is true from 0.2.0 on.",
     )
     kv_events_port: int | None = Field(default=None, ge=8001, le=65535, description="Port for vLLM's KV events.")
+    profile: Profile | None = Field(default=None, description="exact: an answer's bits are its request's own; slower.")
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:

@@ -180,7 +180,9 @@ def decode_attention(
         assert rotation.turn_cos.shape[0] == tile.keys, "the rotation tables were made for tiles of another length"
         turns = (rotation.start_cos, rotation.start_sin, rotation.turn_cos, rotation.turn_sin)
         v_only = packed_kernels.split_decode_v_only_packed if packed else decode_kernels.split_decode_v_only
-        if packed and math.prod(grid) <= ALONE:  # unpacking binds a program that has a multiprocessor to itself
+        if (
+            packed and math.prod(grid) <= ALONE and not tile.exact
+        ):  # unpacking binds a program that has a multiprocessor to itself
             tiled["num_warps"] = max(2 * tile.warps, decode_warps(tile, block))
         if hopper:
             hopper_global.split_decode(
@@ -272,7 +274,7 @@ def chunk_attention(
         launch(
             chunk_kernels.sliding_chunk, (chunks.most_sliding_blocks, rows.heads),
             q, output, *fresh, *described, chunks.sliding_blocks, *pages,
-            ENTRIES=rows.entries, WINDOW=rows.window, FORMAT=fmt, **shared,
+            ENTRIES=rows.entries, WINDOW=rows.window, FORMAT=fmt, EXACT=tile.exact, **shared,
         )  # fmt: skip
         return False
     dense = rows.dtype in EIGHT_BIT
