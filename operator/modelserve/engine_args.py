@@ -14,13 +14,12 @@ from pydantic.alias_generators import to_camel
 from pydantic.fields import FieldInfo
 
 from modelserve.releases import release_number
+from modelserve.sizing.backends.table import Profile
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
 from modelserve.sizing.speculation import AUTO_DRAFTS, MOST_DRAFTS, NO_DRAFTS, Speculation
 
 SINCE = "x-since-release"
 DEFAULT_MAX_NUM_MIXED_TOKENS = 512
-
-Profile = Literal["fast", "exact"]
 
 
 class EngineArgs(BaseModel):

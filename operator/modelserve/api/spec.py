@@ -21,7 +21,7 @@ from modelserve.api.schema_types import (
     Quantity,
     Tokens,
 )
-from modelserve.engine_args import Profile
+from modelserve.sizing.backends.table import Profile
 from modelserve.sizing.pages import KVCacheLayout
 
 HF_URI_PATTERN = r"hf://[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*"

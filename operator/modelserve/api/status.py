@@ -25,7 +25,8 @@ from modelserve.api.schema_types import (
     Tokens,
 )
 from modelserve.api.speed import CalibrationSpeed, ExpectedReuse, ExpectedSpeed
-from modelserve.engine_args import DEFAULT_MAX_NUM_MIXED_TOKENS, Profile
+from modelserve.engine_args import DEFAULT_MAX_NUM_MIXED_TOKENS
+from modelserve.sizing.backends.table import Profile
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
 
 CONDITION_TYPES = (

@@ -315,10 +315,8 @@ def _profile(
             max_num_seqs=args.max_num_seqs,
             weight_format=model.weight_format,
             speculation=inspection.read_speculation(args, model.architecture),
+            profile=args.profile,
         )
-        if model.operations.exact:  # hidden states of all rows outlive a captured step
-            element = model.norm.weight.element_size()
-            graphs += max(args.max_num_batched_tokens, rows * few) * model.architecture.hidden_size * element
         use = probe.measure(
             args.gpu_memory_utilization,
             scratch_bytes=page_bytes,
