@@ -41,7 +41,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _operations(deployment: dict[str, Any]) -> list[dict[str, Any]]:
     """A JSON patch that gives every container of the template the variable, unless it has it."""
-    found = []
+    found: list[dict[str, Any]] = []
     for place, container in enumerate(deployment["spec"]["template"]["spec"]["containers"]):
         path = f"/spec/template/spec/containers/{place}/env"
         if VARIABLE not in container.get("env", []):

@@ -75,7 +75,7 @@ class Traffic:
     def _ask(self, client: openai.OpenAI, *, stream: bool, headers: dict[str, str]) -> None:
         asked = partial(client.completions.create, model=self.model, prompt="page", max_tokens=4, extra_headers=headers)
         if stream:
-            chunks = list(asked(stream=True))
+            chunks: list[Any] = list(asked(stream=True))
             assert chunks[-1].choices[0].finish_reason is not None
         else:
             assert asked().usage is not None
