@@ -9,6 +9,7 @@ from modelserve.engine_args import EngineArgs
 from modelserve.hardware import CATALOGUE
 from modelserve.planning import AcceleratorOffer, engine_args_for, plan, plan_hash
 from modelserve.published import published_model
+from modelserve.sizing.cuda_graphs import graphs_bytes
 
 URI = "hf://google/gemma-4-31B-it"
 
@@ -36,3 +37,18 @@ def test_exact_steps_take_longer_and_say_that_they_are_assumed() -> None:
         assert before < after
     assert "profile exact" in (exact.candidates[0].message or "")
     assert "profile exact" not in (fast.candidates[0].message or "")
+
+
+def test_a_step_that_is_never_narrowed_has_its_hidden_states_in_the_plan() -> None:
+    (_, fast), (_, exact) = planned(), planned(profile="exact")
+    model, chunk, sequences = published_model(URI).architecture, 8192, exact.engine.max_num_seqs
+    assert (exact.engine.max_num_batched_tokens, fast.engine.max_num_seqs) == (chunk, sequences)
+    captured = {
+        each: graphs_bytes(
+            model, tensor_parallel_size=1, max_num_batched_tokens=chunk, max_num_seqs=sequences, profile=each
+        )
+        for each in ("fast", "exact")
+    }
+    more = exact.per_gpu.overhead_bytes - fast.per_gpu.overhead_bytes
+    assert more == captured["exact"] - captured["fast"] > 0
+    assert captured["exact"] > chunk * model.hidden_size * 2
