@@ -188,7 +188,7 @@ def attention_specimens(
             known = {
                 **shape, "FORMAT": FORMAT_NAMES.get(fmt, fmt), "TILE": tile.keys, "BLOCK_M": tile.rows, "CHUNKS": 64,
                 "MOST_SPLITS": 32, "SPLITS": 32, "SPLIT_PAGES": 4, "COLUMNS": 128, "INT8": fmt == "int8",
-                "BESIDE": False, "EXACT": False,
+                "BESIDE": False,
                 "HEADS": shape["KV_HEADS"], "Q_HEADS": shape["KV_HEADS"] * shape["GROUP"], **constants,
             }  # fmt: skip
             block = tile.rows

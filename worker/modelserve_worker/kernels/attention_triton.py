@@ -273,7 +273,7 @@ def chunk_attention(
         launch(
             chunk_kernels.sliding_chunk, (chunks.most_sliding_blocks, rows.heads),
             q, output, *fresh, *described, chunks.sliding_blocks, *pages,
-            ENTRIES=rows.entries, WINDOW=rows.window, FORMAT=fmt, EXACT=tile.exact, **shared,
+            ENTRIES=rows.entries, WINDOW=rows.window, FORMAT=fmt, **shared,
         )  # fmt: skip
         return False
     dense = rows.dtype in EIGHT_BIT
