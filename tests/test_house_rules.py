@@ -10,7 +10,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("operator/modelserve", "operator/modelserve_operator", "worker/modelserve_worker")
+PACKAGES = (
+    "operator/modelserve",
+    "operator/modelserve_operator",
+    "worker/modelserve_worker",
+    "worker/modelserve_tools",
+)
 MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "common", "misc"}
 

@@ -30,7 +30,7 @@ from typing import Any
 from random_checkpoint import read_config, write_text_files
 
 from modelserve.architecture import ModelArchitecture
-from modelserve_worker.evaluation.columns import Row, columns
+from modelserve_tools.evaluation.columns import Row, columns
 
 DRAIN_SECONDS = 10
 END_SECONDS = 60.0
@@ -125,7 +125,7 @@ class WorkerProcess:
 def load(url: str, tokens: tuple[str, str], flags: list[str], *, vocab_size: int, json_path: Path) -> list[str]:
     """The command of a load of prompts and answers of so many tokens."""
     return [
-        sys.executable, "-m", "modelserve_worker.bench", "--base-url", url, "--temperature", "1",
+        sys.executable, "-m", "modelserve_tools.bench", "--base-url", url, "--temperature", "1",
         "--input-tokens", tokens[0], "--output-tokens", tokens[1], *flags, "--json", str(json_path),
         "--first-token-id", str(min(1000, vocab_size // 2)), "--vocab-size", str(min(255_000, vocab_size)),
     ]  # fmt: skip
