@@ -50,7 +50,7 @@ def test_no_test_folder_is_a_package() -> None:
 @pytest.mark.parametrize(
     ("imported", "absent"),
     [
-        ("modelserve.cli, modelserve.crd", ("torch", "kopf", "kubernetes", "starlette")),
+        ("modelserve.cli.__main__, modelserve.crd", ("torch", "kopf", "kubernetes", "starlette")),
         ("modelserve_operator.__main__", ("torch", "triton", "tokenizers", "starlette")),
         ("modelserve_worker.server.app, modelserve_worker.engine.process", ("torch", "triton", "kopf")),
         ("modelserve_worker.__main__", ("torch", "triton", "safetensors", "huggingface_hub", "kopf")),

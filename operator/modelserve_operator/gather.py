@@ -35,15 +35,15 @@ from modelserve_operator.kinds import (
     ResourceKind,
 )
 from modelserve_operator.kube import Kube, KubeError
+from modelserve_operator.learning.shared_config import SharedConfig
+from modelserve_operator.learning.worker_reports import WorkerReports
 from modelserve_operator.observed import Observed, Pod, ready_endpoints
 from modelserve_operator.pod_health import hangs
 from modelserve_operator.revision import Revision
 from modelserve_operator.rivals import waiting_for_the_same
-from modelserve_operator.shared_config import SharedConfig
 from modelserve_operator.store import ObjectKey, Store, key_of, version_of
 from modelserve_operator.supply import Supply
 from modelserve_operator.work_queue import Key
-from modelserve_operator.worker_reports import WorkerReports
 
 logger = logging.getLogger(__name__)
 Body = Mapping[str, Any]

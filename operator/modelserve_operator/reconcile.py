@@ -11,7 +11,6 @@ from typing import Any
 
 from modelserve_operator import labels, resource_metrics
 from modelserve_operator.apply import Applier, NameTakenError, PredecessorError, StatusOvertakenError, UnfitError
-from modelserve_operator.calibration import measurement
 from modelserve_operator.children import Children, WriteError
 from modelserve_operator.conditions import View
 from modelserve_operator.drift import DriftContestedError
@@ -20,6 +19,9 @@ from modelserve_operator.gather import Gatherer
 from modelserve_operator.inspection import seconds_left
 from modelserve_operator.kinds import CONFIG_MAP
 from modelserve_operator.kube import KubeError
+from modelserve_operator.learning.calibration import measurement
+from modelserve_operator.learning.shared_config import SharedConfig
+from modelserve_operator.learning.speed_calibration import speed_factors
 from modelserve_operator.observed import Observed, Pod, WorkerReport
 from modelserve_operator.plan import Decision, decide, moving, waiting_to_move
 from modelserve_operator.pod_health import patience_left
@@ -28,9 +30,7 @@ from modelserve_operator.rivals import gives_away
 from modelserve_operator.rollout import RunningRevision, Step, kept, next_step
 from modelserve_operator.running import known_revisions, replacements, running_revisions
 from modelserve_operator.settings import Settings
-from modelserve_operator.shared_config import SharedConfig
 from modelserve_operator.sources import surges_first
-from modelserve_operator.speed_calibration import speed_factors
 from modelserve_operator.status import summarise, transitions
 from modelserve_operator.status_contest import StatusContestedError
 from modelserve_operator.store import shown_speed

@@ -43,9 +43,9 @@ from modelserve_operator.kinds import (
     ResourceKind,
 )
 from modelserve_operator.kube import KubeError, WorkerUnreachableError
+from modelserve_operator.learning.shared_config import SharedConfig
 from modelserve_operator.reconcile import Reconciler
 from modelserve_operator.settings import Settings
-from modelserve_operator.shared_config import SharedConfig
 from modelserve_operator.store import Store, key_of
 from modelserve_operator.work_queue import Key
 

@@ -1,4 +1,4 @@
-"""Brings the cluster's CRD to this release's: `python -m modelserve_operator.definition`, the chart's Job before an
+"""Brings the cluster's CRD to this release's: `python -m modelserve_operator.crd_upgrade`, the chart's Job before an
 install, an upgrade and a rollback.
 
 A definition of a later release stays: it holds every ModelServe, and an older one would drop fields that are in use.

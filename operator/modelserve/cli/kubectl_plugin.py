@@ -21,10 +21,10 @@ from pydantic import ValidationError
 from modelserve import __version__
 from modelserve.api import GROUP, KIND, PLURAL, VERSION, ModelServe
 from modelserve.catalogue import CATALOGUE_NAME
+from modelserve.cli.plan_command import EXIT_BAD_INPUT, EXIT_FITS, PlanOptions, plan_serves
+from modelserve.cli.plan_sources import documents, inventory_of_cluster, shown_name
 from modelserve.errors import InvalidInput
 from modelserve.model_facts import FACTS_KEY, ModelFacts
-from modelserve.plan_command import EXIT_BAD_INPUT, EXIT_FITS, PlanOptions, plan_serves
-from modelserve.plan_sources import documents, inventory_of_cluster, shown_name
 
 EXIT_NO_CLUSTER = 1
 FACTS_LABELS = "app.kubernetes.io/component=model-facts,serving.modelserve.dev/name"

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from modelserve import __version__
+from modelserve.cli.plan_command import EXIT_BAD_INPUT, PlanOptions, run_plan
 from modelserve.crd import crd_yaml
 from modelserve.errors import InvalidInput, UnsupportedModel
 from modelserve.inspection import inspect_checkpoint
-from modelserve.plan_command import EXIT_BAD_INPUT, PlanOptions, run_plan
 from modelserve.termination import (
     MESSAGE_LIMIT_BYTES,
     TERMINAL_EXIT_CODE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from modelserve.comparison import PeerCurve
+from modelserve.cli.comparison import PeerCurve
 from modelserve.errors import InvalidInput
 from modelserve.planning.evaluation import Fit
 

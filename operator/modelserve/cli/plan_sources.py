@@ -15,9 +15,9 @@ from modelserve.api import ModelServeSpec
 from modelserve.catalogue import declared_pools, user_catalogue
 from modelserve.errors import InvalidInput
 from modelserve.hardware import CATALOGUE, Accelerator
-from modelserve.planning.admission import gpu_tolerations, lasting_taints, node_selector, unmet
 from modelserve.planning.bodies import mapping
 from modelserve.planning.declared_pools import declared_offers, named_offers
+from modelserve.planning.eligibility import gpu_tolerations, lasting_taints, node_selector, unmet
 from modelserve.planning.node_labels import named_gpu, whole
 from modelserve.planning.node_pools import offers_from_node_pool
 from modelserve.planning.offers import AcceleratorOffer, offers_from_nodes

@@ -14,7 +14,7 @@ import yaml
 from modelserve.api import KIND, ModelServe, ModelServeSpec, PlanStatus
 from modelserve.api.schema_types import QUANTITY_PATTERN, quantity_value
 from modelserve.architecture import ModelArchitecture
-from modelserve.comparison import (
+from modelserve.cli.comparison import (
     ComparedPool,
     PeerCurve,
     compare,
@@ -23,16 +23,16 @@ from modelserve.comparison import (
     comparison_text,
     peer_curves,
 )
+from modelserve.cli.plan_sources import Inventory, documents, inventory, shown_name
+from modelserve.cli.plan_text import ShownCandidate, best_of_each_product, plan_text, pools_text
+from modelserve.cli.plot import plot_concurrency
 from modelserve.errors import InvalidInput
 from modelserve.inspection import read_architecture, read_weight_format
 from modelserve.model_facts import ModelFacts
-from modelserve.plan_sources import Inventory, documents, inventory, shown_name
-from modelserve.plan_text import ShownCandidate, best_of_each_product, plan_text, pools_text
 from modelserve.planning.evaluation import Fit
 from modelserve.planning.learned import Learned
 from modelserve.planning.planner import candidate_list, consider, plan
 from modelserve.planning.wishes import Wishes, wishes
-from modelserve.plot import plot_concurrency
 from modelserve.published import published_model, published_uris
 from modelserve.sizing.memory import check_overrides
 from modelserve.weight_format import WeightFormat
