@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from modelserve import plot
+from modelserve.cli import plot
 from modelserve.cli.__main__ import main
 from modelserve.cli.comparison import PeerCurve
 from modelserve.hardware import CATALOGUE
