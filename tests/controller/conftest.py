@@ -533,6 +533,13 @@ class World:
         self.cluster.put(NODE, body)
         self.settle()
 
+    def serve(self, *kinds: ResourceKind) -> None:
+        """The cluster has these kinds, and an operator starts that finds them."""
+        for kind in kinds:
+            del self.cluster.refused_kinds[kind]
+        self.restart_operator()
+        self.settle()
+
     def rest(self) -> list[tuple[str, str, str]]:
         """Forget the writes so far; returns them."""
         done, self.cluster.writes = self.cluster.writes, []

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
+from modelserve.api.capacity_buffer import CapacityBufferSpec
 from modelserve.api.model_source import ModelSource, ModelUri, SecretKeyRef
 from modelserve.api.pod import PodOverrides
 from modelserve.api.schema_types import (
@@ -319,6 +320,9 @@ class ModelServeSpec(ApiModel):
         ge=0,
         le=100,
         description="Revisions that are kept, beside those that run, to go back to; left out: 5.",
+    )
+    capacity_buffer: CapacityBufferSpec | None = Field(
+        default=None, description="Room for more workers that an autoscaler keeps ready; left out: none."
     )
     pod: PodOverrides = Field(default=PodOverrides(), description="Additions to the worker pods.")
 
