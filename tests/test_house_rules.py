@@ -10,7 +10,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("operator/modelserve", "operator/modelserve_operator", "worker/modelserve_worker")
+PACKAGES = (
+    "operator/modelserve",
+    "operator/modelserve_operator",
+    "worker/modelserve_worker",
+    "worker/modelserve_tools",
+)
 MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "common", "misc"}
 
@@ -45,7 +50,7 @@ def test_no_test_folder_is_a_package() -> None:
 @pytest.mark.parametrize(
     ("imported", "absent"),
     [
-        ("modelserve.cli, modelserve.crd", ("torch", "kopf", "kubernetes", "starlette")),
+        ("modelserve.cli.__main__, modelserve.crd", ("torch", "kopf", "kubernetes", "starlette")),
         ("modelserve_operator.__main__", ("torch", "triton", "tokenizers", "starlette")),
         ("modelserve_worker.server.app, modelserve_worker.engine.process", ("torch", "triton", "kopf")),
         ("modelserve_worker.__main__", ("torch", "triton", "safetensors", "huggingface_hub", "kopf")),

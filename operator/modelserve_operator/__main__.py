@@ -20,10 +20,10 @@ from modelserve_operator.gather import Gatherer
 from modelserve_operator.handlers import build_registry, build_settings
 from modelserve_operator.kube import ClusterKube, KubeError
 from modelserve_operator.leadership import Leadership, LeaseLostError
+from modelserve_operator.learning.shared_config import SharedConfig
 from modelserve_operator.reconcile import Reconciler
 from modelserve_operator.replanning import Replanning
 from modelserve_operator.settings import Settings, WorkerAccess, from_environment
-from modelserve_operator.shared_config import SharedConfig
 from modelserve_operator.store import Store
 from modelserve_operator.watchdog import Watchdog, WatchFrozenError
 from modelserve_operator.work_queue import WorkQueue

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from modelserve.planning.evaluation import GIB
 from modelserve_operator import labels, rivals
+from modelserve_operator.capacity_buffers import RefusedBuffer, buffered
 from modelserve_operator.denials import denial
 from modelserve_operator.observed import Observed, Pod
 from modelserve_operator.plan import Decision, Finding, proposal_text
@@ -28,6 +29,7 @@ class View:
     replicas: int
     asked: int | None = None  # by the last accepted spec, where that is known
     revisions: Mapping[str, Revision] = field(default_factory=dict)  # committed, by hash
+    refused_buffer: RefusedBuffer | None = None
     write_failure: Finding | None = None  # of a write that is tried again at once
 
     @property
@@ -73,6 +75,9 @@ def conditions(view: View) -> Iterator[tuple[ConditionType, Finding]]:
     yield ConditionType.CAPACITY_AVAILABLE, capacity
     yield ConditionType.WEIGHTS_LOADED, _weights(view)
     yield ConditionType.WORKERS_READY, workers
+    buffer = buffered(view.observed, view.decision, view.running, view.refused_buffer)
+    if buffer is not None:
+        yield ConditionType.CAPACITY_BUFFERED, buffer
     if stalled is not None:
         yield ConditionType.STALLED, stalled
     elif not ready.ok and view.decision.planned.reason != Reason.WAITING_FOR_APPROVAL and not _settled(view):
@@ -134,6 +139,12 @@ def _capacity(view: View) -> Finding:
         return Finding(False, denial(target.refused), message)
     gated = [pod for pod in view.target_pods if pod.gated is not None]
     if gated:
+        queued = sum(pod.queued for pod in gated)
+        if queued:
+            message = (
+                f"{queued} of {view.replicas} pods wait in Kueue's queue {_queue(view)} for quota: {gated[0].gated}"
+            )
+            return Finding(False, Reason.WAITING_FOR_QUOTA, message)
         message = f"{len(gated)} of {view.replicas} pods wait for their scheduling gates: {gated[0].gated}"
         return Finding(False, Reason.SCHEDULING_GATED, message)
     pending = [pod for pod in view.target_pods if pod.unschedulable is not None]
@@ -147,6 +158,12 @@ def _capacity(view: View) -> Finding:
     if sum(pod.placed for pod in view.target_pods) < view.step.replicas.get(target.hash, 0):
         return Finding(None, Reason.WAITING_FOR_NODES, "Not every pod has a node yet, and none is known to lack one.")
     return Finding(True, Reason.CAPACITY_SUFFICIENT, "Every pod that should run has a node.")
+
+
+def _queue(view: View) -> str:
+    """Name of the LocalQueue that the spec puts its pods into."""
+    spec = view.decision.spec
+    return (spec.pod.labels.get(labels.QUEUE_NAME) if spec is not None else None) or "(not named in spec.pod.labels)"
 
 
 def _blocked_message(view: View) -> str:

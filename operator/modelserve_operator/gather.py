@@ -18,6 +18,8 @@ from modelserve_operator.imported import with_imported
 from modelserve_operator.inspection import overdue
 from modelserve_operator.inventory import Inventory
 from modelserve_operator.kinds import (
+    CAPACITY_BUFFER,
+    CAPACITY_BUFFER_ALPHA,
     CHILDREN,
     CONFIG_MAP,
     CONTROLLER_REVISION,
@@ -26,24 +28,26 @@ from modelserve_operator.kinds import (
     ENDPOINT_SLICE,
     JOB,
     MODEL_SERVE,
+    NEWER,
     NODE,
     NODE_POOL,
     OPTIONAL,
     POD,
+    POD_TEMPLATE,
     SERVICE,
     WATCHED,
     ResourceKind,
 )
 from modelserve_operator.kube import Kube, KubeError
+from modelserve_operator.learning.shared_config import SharedConfig
+from modelserve_operator.learning.worker_reports import WorkerReports
 from modelserve_operator.observed import Observed, Pod, ready_endpoints
 from modelserve_operator.pod_health import hangs
 from modelserve_operator.revision import Revision
 from modelserve_operator.rivals import waiting_for_the_same
-from modelserve_operator.shared_config import SharedConfig
 from modelserve_operator.store import ObjectKey, Store, key_of, version_of
 from modelserve_operator.supply import Supply
 from modelserve_operator.work_queue import Key
-from modelserve_operator.worker_reports import WorkerReports
 
 logger = logging.getLogger(__name__)
 Body = Mapping[str, Any]
@@ -108,6 +112,9 @@ class Gatherer:
 
         for kind in (*WATCHED, *OPTIONAL):
             self._heard_since.clear()
+            if kind in NEWER and NEWER[kind] not in self.absent:
+                self.absent.add(kind)
+                continue
             missing: dict[str, Body] = {self._identity(kind, body): body for body in self._known(kind)}
             version = 0
             async for body in self._list(kind):
@@ -241,6 +248,9 @@ class Gatherer:
             causes=await self._causes_of(children[JOB], pods, now),
             service=service,
             disruption_budget=next(iter(children[DISRUPTION_BUDGET]), None),
+            buffer_kind=self._buffer_kind(),
+            capacity_buffer=self._buffer_object(self._buffer_kind(), body),
+            buffer_template=self._buffer_object(POD_TEMPLATE, body),
             endpoints=ready_endpoints(children[ENDPOINT_SLICE], service),
             supply=self.supply().seen_from(key.namespace),
             claim_modes={name: await self._claims.of(key.namespace, name) for name in sources.claims(body)},
@@ -249,6 +259,17 @@ class Gatherer:
             ask_again=answers.again,
             now=now,
         )
+
+    def _buffer_kind(self) -> ResourceKind | None:
+        """CapacityBuffer in the newest version that is served here; None where it, or its template, is out of reach."""
+        served = (each for each in (CAPACITY_BUFFER, CAPACITY_BUFFER_ALPHA) if each not in self.absent)
+        return next(served, None) if POD_TEMPLATE not in self.absent else None
+
+    def _buffer_object(self, kind: ResourceKind | None, model_serve: Body) -> Body | None:
+        """The object of the ModelServe's name, where that is its own."""
+        namespace, name = key_of(model_serve)
+        found = self._store.get(kind, namespace, name) if kind is not None else None
+        return found if found is not None and owned_by(found, model_serve["metadata"]["uid"]) else None
 
     async def _with_cause(self, pod: Pod, namespace: str, now: datetime) -> Pod:
         """The pod, and what Kubernetes says where it hangs before any container of it has begun."""

@@ -63,6 +63,6 @@ def build_settings() -> kopf.OperatorSettings:
     configured.networking.error_backoffs = (1, 2, 3, 5, 8, 13)
     configured.queueing.idle_timeout = 0.05  # nothing waits per object, and each task keeps its last event meanwhile
     configured.queueing.exit_timeout = 0.5
-    for kind in CHILDREN:
+    for kind in (*CHILDREN, *(kind for kind in OPTIONAL if kind.owned)):
         configured.watching.label_selectors[kind.group, kind.version, kind.plural] = labels.WATCH_SELECTOR
     return configured

@@ -13,7 +13,7 @@ from typing import Any
 
 from modelserve.hardware import GPU_RESOURCE
 from modelserve.planning import AcceleratorOffer, offers_from_nodes
-from modelserve.planning.admission import HOSTNAME_LABEL, Taint, lasting_taints, unmet
+from modelserve.planning.eligibility import HOSTNAME_LABEL, Taint, lasting_taints, unmet
 from modelserve.planning.node_labels import named_gpu, node_gpus
 from modelserve_operator.catalogue import Catalogue
 

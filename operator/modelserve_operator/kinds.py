@@ -46,6 +46,9 @@ ENDPOINT_SLICE = ResourceKind("discovery.k8s.io", "v1", "endpointslices", "Endpo
 CLAIM = ResourceKind("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim", owned=False)
 EVENT = ResourceKind("", "v1", "events", "Event", owned=False)
 NODE_POOL = ResourceKind("karpenter.sh", "v1", "nodepools", "NodePool", namespaced=False, owned=False)
+POD_TEMPLATE = ResourceKind("", "v1", "podtemplates", "PodTemplate")
+CAPACITY_BUFFER = ResourceKind("autoscaling.x-k8s.io", "v1beta1", "capacitybuffers", "CapacityBuffer")
+CAPACITY_BUFFER_ALPHA = ResourceKind("autoscaling.x-k8s.io", "v1alpha1", "capacitybuffers", "CapacityBuffer")
 
 DEFINITION = ResourceKind(
     "apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", namespaced=False, owned=False
@@ -54,7 +57,11 @@ DEFINITION = ResourceKind(
 CHILDREN = (CONTROLLER_REVISION, DEPLOYMENT, SERVICE, CONFIG_MAP, DISRUPTION_BUDGET, JOB, POD, ENDPOINT_SLICE)
 WATCHED = (*CHILDREN, NODE, MODEL_SERVE)  # listed in this order: a ModelServe is known only after all of its children
 
-OPTIONAL = (NODE_POOL,)  # not every cluster has the kind, nor has every operator leave to read it
+OPTIONAL = (NODE_POOL, POD_TEMPLATE, CAPACITY_BUFFER, CAPACITY_BUFFER_ALPHA)
+"""Not every cluster has these kinds, nor has every operator leave to read them."""
+
+NEWER = {CAPACITY_BUFFER_ALPHA: CAPACITY_BUFFER}
+"""Of a kind that clusters serve in several versions: where the newer one is served, the older one is left alone."""
 
 
 def _rule(group: str, *resources: str, verbs: tuple[str, ...]) -> dict[str, Any]:
@@ -73,6 +80,8 @@ NAMESPACED_RULES: tuple[dict[str, Any], ...] = (
     _rule("", "configmaps", verbs=(*_APPLY, "delete")),
     _rule("", "services", verbs=(*_APPLY, "delete")),
     _rule("policy", "poddisruptionbudgets", verbs=(*_APPLY, "delete")),
+    _rule("", "podtemplates", verbs=(*_APPLY, "delete")),
+    _rule(CAPACITY_BUFFER.group, CAPACITY_BUFFER.plural, verbs=(*_APPLY, "delete")),
     _rule("", "pods", verbs=(*_WATCH, "patch")),
     _rule(ENDPOINT_SLICE.group, ENDPOINT_SLICE.plural, verbs=_WATCH),
     _rule("", "persistentvolumeclaims", verbs=("get",)),
@@ -106,6 +115,8 @@ ADMISSION_VERBS: tuple[tuple[str, str, str], ...] = (
     ("", "configmaps", "create"),
     ("", "services", "create"),
     ("policy", "poddisruptionbudgets", "create"),
+    ("", "podtemplates", "create"),
+    (CAPACITY_BUFFER.group, CAPACITY_BUFFER.plural, "create"),
     # An owner reference is only admitted to those who may delete the object: children that an orphaning delete left.
     ("", "services", "delete"),
     ("policy", "poddisruptionbudgets", "delete"),

@@ -21,6 +21,9 @@ RETRY = f"{GROUP}/retry"  # on the ModelServe, by the user: another value has wh
 APPLIED_HASH = f"{GROUP}/applied-hash"  # on every child: hash of what was applied, so that dropped fields are noticed
 ADMITTED = f"{GROUP}/admitted"  # on a child: digest of what admission makes of our own writes, which stays
 ATTEMPTS = f"{GROUP}/attempts"  # on an inspect Job: how many of its kind were made in a row, itself counted
+SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
+KUEUE = "kueue.x-k8s.io/"
+QUEUE_NAME = f"{KUEUE}queue-name"
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"  # Kubernetes' own: pods of lower cost go first
 MODEL_COMMIT = f"{GROUP}/model-commit"  # on a ControllerRevision: commit of the Hub that its pods serve
 TERMINAL_FAILURE = (
@@ -35,6 +38,7 @@ REVISION = "revision"
 MODEL_FACTS = "model-facts"
 COMMIT = "model-commit"
 CALIBRATION = "calibration"
+CAPACITY_BUFFER = "capacity-buffer"
 
 
 HASH_LENGTH = 10

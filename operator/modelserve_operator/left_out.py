@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from modelserve.api import ModelServeSpec
 from modelserve.hardware import GPU_RESOURCE
-from modelserve.planning.admission import HOSTNAME_LABEL, gpu_tolerations, node_selector
+from modelserve.planning.eligibility import HOSTNAME_LABEL, gpu_tolerations, node_selector
 from modelserve.planning.node_labels import MEMORY_LABEL, PRODUCT_LABEL, named_gpu
 from modelserve_operator.inventory import Pool, pool_offers
 from modelserve_operator.supply import Supply

@@ -33,6 +33,7 @@ PULL_FAILURES = frozenset({"ImagePullBackOff", "ErrImagePull", "InvalidImageName
 MAKING_FAILURES = frozenset(  # of the kubelet, before a container's process begins
     {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PostStartHookError"}
 )
+KUEUE_GATE = f"{labels.KUEUE}admission"
 _QUIET = frozenset({None, "ContainerCreating", "PodInitializing"})
 ENDED_PHASES = frozenset({"Failed", "Succeeded"})
 OWN_CONTAINERS = frozenset(
@@ -113,6 +114,7 @@ class Pod:
     pull_fails: bool = False  # the image of a container of ours cannot be pulled at the moment
     crashes: int = 0  # restarts of a container of ours whose last run ended badly
     last_run: timedelta = timedelta(0)  # how long that run was
+    queued: bool = False  # Kueue has not admitted it yet
     commit: str | None = None  # of the model, as its container `resolve` told it
 
     @classmethod
@@ -154,6 +156,7 @@ class Pod:
             pull_fails=any(_waiting(container) in PULL_FAILURES for container in own),
             crashes=_restarts(crashed),
             last_run=_run_time(crashed),
+            queued=KUEUE_GATE in {each["name"] for each in (body.get("spec") or {}).get("schedulingGates") or ()},
             commit=next(filter(None, map(_commit, own)), None),
         )
 
@@ -264,6 +267,9 @@ class Observed:
     pods: tuple[Pod, ...] = ()
     service: Body | None = None
     disruption_budget: Body | None = None
+    buffer_kind: ResourceKind | None = None  # CapacityBuffer in the version that the cluster serves
+    capacity_buffer: Body | None = None
+    buffer_template: Body | None = None
     endpoints: frozenset[str] = frozenset()  # uids of the pods that the Service sends requests to
     supply: Supply = field(default_factory=Supply)
     causes: Mapping[str, str] = field(default_factory=dict)  # uid of a Job without pods -> why, where that is known

@@ -13,6 +13,7 @@ class ConditionType(StrEnum):
     CAPACITY_AVAILABLE = "CapacityAvailable"  # every wanted pod has a node
     WEIGHTS_LOADED = "WeightsLoaded"  # every wanted pod of the planned revision has loaded its weights
     WORKERS_READY = "WorkersReady"  # every wanted pod of the planned revision is Ready
+    CAPACITY_BUFFERED = "CapacityBuffered"  # an autoscaler keeps room for more; absent without spec.capacityBuffer
     RECONCILING = "Reconciling"  # the operator or the cluster is still working towards the spec; absent when not
     STALLED = "Stalled"  # nothing more will happen until the spec, the cluster or the model changes; absent when not
 
@@ -58,7 +59,18 @@ class Reason(StrEnum):
     WAITING_FOR_NODES = "WaitingForNodes"  # pods are pending; the message is the scheduler's
     NO_SURGE_CAPACITY = "NoSurgeCapacity"  # the new revision has no room beside the old one, which stays
     SCHEDULING_GATED = "SchedulingGated"  # pods carry scheduling gates: a queue has not let them in yet
+    WAITING_FOR_QUOTA = "WaitingForQuota"  # pods wait for Kueue to admit them
     NOT_REQUESTED = "NotRequested"  # nothing asks for capacity (no plan, or zero replicas)
+
+    # CapacityBuffered
+    BUFFER_PROVISIONED = "BufferProvisioned"
+    BUFFER_PROVISIONING = "BufferProvisioning"  # nodes are on their way, or cannot be had: the autoscaler's words
+    BUFFER_NOT_READY = "BufferNotReady"  # the autoscaler cannot make placeholder pods; its words
+    BUFFER_NOT_TAKEN_UP = "BufferNotTakenUp"  # no autoscaler has looked at it
+    BUFFER_NOT_SERVED = "BufferNotServed"  # the cluster has no such API
+    BUFFER_WITHHELD = "BufferWithheld"  # no plan to keep room for, or one whose workers fail
+    BUFFER_REFUSED = "BufferRefused"  # it could not be written
+    LIMITED_BY_QUOTAS = "LimitedByQuotas"  # the namespace's quota has no room for so many
 
     # WeightsLoaded, WorkersReady
     LOADING = "Loading"

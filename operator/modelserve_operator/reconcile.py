@@ -11,7 +11,7 @@ from typing import Any
 
 from modelserve_operator import labels, resource_metrics
 from modelserve_operator.apply import Applier, NameTakenError, PredecessorError, StatusOvertakenError, UnfitError
-from modelserve_operator.calibration import measurement
+from modelserve_operator.capacity_buffers import CapacityBuffers, RefusedBuffer
 from modelserve_operator.children import Children, WriteError
 from modelserve_operator.conditions import View
 from modelserve_operator.drift import DriftContestedError
@@ -20,6 +20,9 @@ from modelserve_operator.gather import Gatherer
 from modelserve_operator.inspection import seconds_left
 from modelserve_operator.kinds import CONFIG_MAP
 from modelserve_operator.kube import KubeError
+from modelserve_operator.learning.calibration import measurement
+from modelserve_operator.learning.shared_config import SharedConfig
+from modelserve_operator.learning.speed_calibration import speed_factors
 from modelserve_operator.observed import Observed, Pod, WorkerReport
 from modelserve_operator.plan import Decision, decide, moving, waiting_to_move
 from modelserve_operator.pod_health import patience_left
@@ -28,9 +31,7 @@ from modelserve_operator.rivals import gives_away
 from modelserve_operator.rollout import RunningRevision, Step, kept, next_step
 from modelserve_operator.running import known_revisions, replacements, running_revisions
 from modelserve_operator.settings import Settings
-from modelserve_operator.shared_config import SharedConfig
 from modelserve_operator.sources import surges_first
-from modelserve_operator.speed_calibration import speed_factors
 from modelserve_operator.status import summarise, transitions
 from modelserve_operator.status_contest import StatusContestedError
 from modelserve_operator.store import shown_speed
@@ -50,6 +51,7 @@ class Reconciler:
         self._gatherer = gatherer
         self._applier = applier
         self._children = Children(applier, settings)
+        self._buffers = CapacityBuffers(applier)
         self._shared = shared
         self._settings = settings
         self._admitted: dict[Key, str] = {}  # moves that the store may not show yet, and to which image
@@ -93,6 +95,9 @@ class Reconciler:
         if decision.move is not None:
             delays.append(max(NEXT_TURN_SECONDS, len(self._gatherer.fleet()) / LOOKS_PER_SECOND))
         failed = await self._children.apply(observed, decision, step, running)
+        refused_buffer = await self._buffers.apply(observed, decision, running)
+        if refused_buffer is not None:
+            delays.append(REFUSED_SECONDS)
         if isinstance(failed, PredecessorError):
             logger.info("%s/%s waits for the garbage collector: %s", *key, failed)
             return PREDECESSOR_SECONDS
@@ -101,7 +106,7 @@ class Reconciler:
             decision = _stalled_by(decision, failure)
             delays.append(failure.delay)
         try:
-            await self._report(observed, decision, step, running, failure)
+            await self._report(observed, decision, step, running, failure, refused_buffer)
         except StatusOvertakenError as error:
             logger.debug("%s/%s is reconciled again: %s", *key, error)
             return 0.0
@@ -142,6 +147,7 @@ class Reconciler:
         step: Step,
         running: dict[str, RunningRevision],
         failure: WriteFailure | None,
+        refused_buffer: RefusedBuffer | None,
     ) -> None:
         """Write the status and announce what is new in it."""
         asked = _replicas(observed, decision)
@@ -154,6 +160,7 @@ class Reconciler:
             replicas=desired,
             asked=asked,
             revisions=known_revisions(observed),
+            refused_buffer=refused_buffer,
             write_failure=failure.finding if failure is not None and failure.delay is None else None,
         )
         status = summarise(view)

@@ -14,8 +14,8 @@ from modelserve.api.spec import WorkerPolicy
 from modelserve.engine_args import in_dialect
 from modelserve.model_facts import ModelFacts
 from modelserve.planning import ENGINE_VERSION, AcceleratorOffer, engine_args_for, plan, plan_hash
-from modelserve.planning.admission import gpu_tolerations, node_selector
 from modelserve.planning.declared_pools import declared_offers, named_offers
+from modelserve.planning.eligibility import gpu_tolerations, node_selector
 from modelserve.planning.learned import Learned
 from modelserve.releases import release_of_image
 from modelserve_operator import labels

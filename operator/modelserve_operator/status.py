@@ -9,12 +9,12 @@ from typing import Any
 from modelserve.api import PlanStatus
 from modelserve.api.speed import CalibrationSpeed
 from modelserve_operator import labels
-from modelserve_operator.calibration import calibration
 from modelserve_operator.conditions import View, conditions
+from modelserve_operator.learning.calibration import calibration
+from modelserve_operator.learning.speed_calibration import speed_calibration
 from modelserve_operator.observed import Body, Transition
 from modelserve_operator.plan import Finding, Warn
 from modelserve_operator.reasons import ConditionType, Phase, Reason
-from modelserve_operator.speed_calibration import speed_calibration
 from modelserve_operator.store import shown_speed
 
 MESSAGE_LIMIT = 2048

@@ -10,7 +10,7 @@ from modelserve.api import PlanStatus
 from modelserve.api.status import SpeedFactors
 from modelserve.model_facts import ModelFacts
 from modelserve.planning import AcceleratorOffer
-from modelserve.planning.admission import HOSTNAME_LABEL
+from modelserve.planning.eligibility import HOSTNAME_LABEL
 from modelserve_operator.catalogue import Catalogue
 from modelserve_operator.inventory import Pool
 from modelserve_operator.measurements import Measurements

@@ -23,8 +23,8 @@ from model_checkpoints import load_checkpoint
 from paged_logits import geometry_of
 from teacher_forcing import checkpoint_renderer
 
-from modelserve_worker.evaluation.short_skills import SHORT_SKILLS
-from modelserve_worker.evaluation.skills import exercise
+from modelserve_tools.evaluation.short_skills import SHORT_SKILLS
+from modelserve_tools.evaluation.skills import exercise
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.request import Request, SamplingParams
 

@@ -5,9 +5,9 @@
 
 Random weights of a published size cut to some layers, with a tokenizer of the published vocabulary, are written to a
 temporary folder, served by a worker of its own, and asked many long questions at once. Printed are the peaks of
-RssAnon, RssFile and RssShmem by process, in MiB. File pages of the mapped weights can be reclaimed; the others cannot.
-On the CPU weights and pool are anonymous too: `beside` leaves the weights out, and what is left while loading is
-what a GPU's host needs, but for CUDA itself.
+RssAnon, RssFile and RssShmem by process, and of all at once with the compilers that they start, in MiB. File pages of
+the mapped weights can be reclaimed; the others cannot. On the CPU weights and pool are anonymous too: `beside` leaves
+the weights out, and what is left while loading is what a GPU's host needs, but for CUDA itself.
 """
 
 from __future__ import annotations
@@ -49,9 +49,14 @@ class Sampler(threading.Thread):
     def run(self) -> None:
         while not self.ended.wait(0.02):
             for pid, name in [(self.root, "front end"), *self._engines(self.root)]:
-                seen = self.peaks[self.phase, name]
-                for field, size in _status(pid).items():
-                    seen[field] = max(seen[field], size)
+                self._see(name, _status(pid))
+            everyone = [_status(pid) for pid in _descendants(self.root)]
+            self._see("all, compilers", {field: sum(each.get(field, 0) for each in everyone) for field in FIELDS})
+
+    def _see(self, name: str, sizes: dict[str, int]) -> None:
+        seen = self.peaks[self.phase, name]
+        for field, size in sizes.items():
+            seen[field] = max(seen[field], size)
 
     def _engines(self, pid: int, depth: int = 0) -> list[tuple[int, str]]:
         found = []
@@ -75,6 +80,11 @@ def _children(pid: int) -> list[int]:
         return [int(child) for task in tasks for child in (task / "children").read_text().split()]
     except OSError:
         return []
+
+
+def _descendants(pid: int) -> list[int]:
+    """The process and all that it started, at one moment: what compiles kernels, too."""
+    return [pid, *(each for child in _children(pid) for each in _descendants(child))]
 
 
 def _command(pid: int) -> str:

@@ -16,11 +16,11 @@ from pathlib import Path
 
 from host_memory import write_tokenizer
 
+from modelserve_tools.tiny.tokenizer_files import write_tokenizer as write_text_files
 from modelserve_worker.server.preparation import chat_prompt
 from modelserve_worker.server.protocol import ChatCompletionRequest
 from modelserve_worker.server.state import ServedModel
 from modelserve_worker.text.checkpoint_text import load_checkpoint_text
-from modelserve_worker.tiny.tokenizer_files import write_tokenizer as write_text_files
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ROOT / "tests/models/gemma4-tiny-ple"

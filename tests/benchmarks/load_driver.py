@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from modelserve_worker.bench.__main__ import main as bench
+from modelserve_tools.bench.__main__ import main as bench
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: %s\r\ntransfer-encoding: chunked\r\n\r\n"
 END = b"0\r\n\r\n"

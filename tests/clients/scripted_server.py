@@ -19,14 +19,14 @@ import numpy as np
 import uvicorn
 from tokenizers import Tokenizer
 
+from modelserve_tools.tiny.__main__ import chat_template
+from modelserve_tools.tiny.tokenizer_files import build_tokenizer, write_tokenizer
 from modelserve_worker.metrics import WorkerMetrics
 from modelserve_worker.request import FinishReason, PromptLogprobs, Request, RequestOutput, TokenLogprobs
 from modelserve_worker.scheduling.stats import EngineStats
 from modelserve_worker.server.app import create_app
 from modelserve_worker.server.state import ServedModel, ServerState
 from modelserve_worker.text.checkpoint_text import load_checkpoint_text
-from modelserve_worker.tiny.__main__ import chat_template
-from modelserve_worker.tiny.tokenizer_files import build_tokenizer, write_tokenizer
 
 ENDS = {106: "<turn|>", 50: "<|tool_response>"}
 _DECLARED = re.compile(r"<\|tool>declaration:([^{]+)\{(.*?)<tool\|>", re.DOTALL)

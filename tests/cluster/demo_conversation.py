@@ -11,12 +11,12 @@ from typing import Any
 
 import openai
 
-from modelserve_worker.evaluation import replies
-from modelserve_worker.evaluation.client import chat_body
-from modelserve_worker.evaluation.exercise import Answer, Exercise, ToolCall
-from modelserve_worker.evaluation.marking import fault
-from modelserve_worker.evaluation.replies import Reply
-from modelserve_worker.evaluation.skills import exercise
+from modelserve_tools.evaluation import replies
+from modelserve_tools.evaluation.client import chat_body
+from modelserve_tools.evaluation.exercise import Answer, Exercise, ToolCall
+from modelserve_tools.evaluation.marking import fault
+from modelserve_tools.evaluation.replies import Reply
+from modelserve_tools.evaluation.skills import exercise
 
 SEED = 0
 RECALL_DISTANCE = 8_000

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from demo_conversation import WrongAnswer, converse, scenes
-from modelserve_worker.evaluation.exercise import Answer, ToolCall
+from modelserve_tools.evaluation.exercise import Answer, ToolCall
 
 Change = Callable[[Answer], Answer]
 

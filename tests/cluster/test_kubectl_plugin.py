@@ -13,9 +13,9 @@ import yaml
 
 from localcluster.control_plane import ControlPlane, control_plane
 from localcluster.settings import REPOSITORY
-from modelserve.kubectl_plugin import NOT_COUNTED
+from modelserve.cli.kubectl_plugin import NOT_COUNTED
+from modelserve.cli.plan_command import PlanOptions, run_plan
 from modelserve.model_facts import FACTS_KEY
-from modelserve.plan_command import PlanOptions, run_plan
 from modelserve.published import published_model
 from modelserve_operator import labels
 

@@ -43,9 +43,9 @@ from modelserve_operator.kinds import (
     ResourceKind,
 )
 from modelserve_operator.kube import KubeError, WorkerUnreachableError
+from modelserve_operator.learning.shared_config import SharedConfig
 from modelserve_operator.reconcile import Reconciler
 from modelserve_operator.settings import Settings
-from modelserve_operator.shared_config import SharedConfig
 from modelserve_operator.store import Store, key_of
 from modelserve_operator.work_queue import Key
 
@@ -531,6 +531,13 @@ class World:
             "status": {"allocatable": {"nvidia.com/gpu": str(gpus)}},
         }
         self.cluster.put(NODE, body)
+        self.settle()
+
+    def serve(self, *kinds: ResourceKind) -> None:
+        """The cluster has these kinds, and an operator starts that finds them."""
+        for kind in kinds:
+            del self.cluster.refused_kinds[kind]
+        self.restart_operator()
         self.settle()
 
     def rest(self) -> list[tuple[str, str, str]]:

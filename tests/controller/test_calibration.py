@@ -15,9 +15,9 @@ from modelserve.sizing.cuda_graphs import graphs_bytes
 from modelserve.termination import TERMINAL_EXIT_CODE, TerminationMessage, TerminationReason
 from modelserve_operator.kinds import CONFIG_MAP, MODEL_SERVE, POD
 from modelserve_operator.kube import KubeError
+from modelserve_operator.learning.shared_config import CALIBRATION_NAME, SharedConfig
 from modelserve_operator.measurements import MAX_ENTRIES, MAX_OF_NAMESPACE, Entry, Measurements
 from modelserve_operator.metrics import REGISTRY
-from modelserve_operator.shared_config import CALIBRATION_NAME, SharedConfig
 
 MIB = 1 << 20
 MODEL = {"uri": "hf://google/gemma-4-31B-it"}

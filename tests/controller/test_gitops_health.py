@@ -21,7 +21,15 @@ from localcluster.binaries import require_tool
 from localcluster.settings import ClusterError
 from modelserve.crd import custom_resource_definition
 from modelserve_operator import labels
-from modelserve_operator.kinds import CONTROLLER_REVISION, DEPLOYMENT, MODEL_SERVE, POD, SERVICE
+from modelserve_operator.kinds import (
+    CAPACITY_BUFFER,
+    CONTROLLER_REVISION,
+    DEPLOYMENT,
+    MODEL_SERVE,
+    POD,
+    POD_TEMPLATE,
+    SERVICE,
+)
 from modelserve_operator.reasons import ConditionType
 
 LAYOUT = Path("docs/gitops/argocd/resource_customizations/serving.modelserve.dev/ModelServe")
@@ -109,6 +117,33 @@ def waiting_for_nodes(world) -> None:
 def scheduling_gated(world) -> None:
     starting(world)
     _unschedulable(world, "SchedulingGated", "blocked by gates")
+
+
+def waiting_for_quota(world) -> None:
+    starting(world)
+    gates = [{"name": "kueue.x-k8s.io/admission"}]
+    for pod in world.cluster.of(POD):
+        world.cluster.change(POD, pod["metadata"]["name"], lambda body: body["spec"].update(schedulingGates=gates))
+    _unschedulable(world, "SchedulingGated", "Scheduling is blocked due to non-empty scheduling gates")
+
+
+def buffered(world) -> None:
+    """An autoscaler keeps a node for one more worker."""
+    world.serve(POD_TEMPLATE, CAPACITY_BUFFER)
+    _serving(world)
+    world.edit("big", capacityBuffer={"replicas": 1})
+    states = [
+        {"type": "ReadyForProvisioning", "status": "True", "reason": "Resolved"},
+        {"type": "Provisioning", "status": "True", "reason": "FitsExistingCapacity", "message": "all fit"},
+    ]
+    said = {"replicas": 1, "conditions": states}
+    world.cluster.change(CAPACITY_BUFFER, "big", lambda body: body.update(status=said))
+    world.settle()
+
+
+def buffer_not_served(world) -> None:
+    _serving(world)
+    world.edit("big", capacityBuffer={"replicas": 1})
 
 
 def no_surge_capacity(world) -> None:
@@ -215,6 +250,9 @@ SCENES: dict[Callable[[Any], None], tuple[str, str]] = {
     scaled_to_zero: HEALTHY,
     waiting_for_nodes: PROGRESSING,
     scheduling_gated: PROGRESSING,
+    waiting_for_quota: PROGRESSING,
+    buffered: HEALTHY,
+    buffer_not_served: HEALTHY,
     no_surge_capacity: PROGRESSING,
     no_accelerators: PROGRESSING,
     does_not_fit: DEGRADED,

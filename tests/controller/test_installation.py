@@ -12,7 +12,7 @@ from modelserve.api import ModelServe
 from modelserve.crd import CRD_NAME, RELEASE_ANNOTATION, custom_resource_definition
 from modelserve.errors import InvalidInput
 from modelserve.model_facts import ModelFacts
-from modelserve_operator import definition, installed, labels, resource_metrics
+from modelserve_operator import crd_upgrade, helm_test, labels, resource_metrics
 from modelserve_operator.kinds import DEFINITION, DEPLOYMENT, DISRUPTION_BUDGET, MODEL_SERVE, SERVICE
 from modelserve_operator.metrics import REGISTRY
 from modelserve_operator.revision_builder import RevisionBuilder, plan_for
@@ -129,7 +129,7 @@ def _definition(release: str | None, **properties: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("release", [None, "0.0.9", __version__])
 def test_a_crd_of_this_or_an_earlier_release_becomes_this_ones_as_a_whole(world: Any, release: str | None) -> None:
     world.cluster.put(DEFINITION, _definition(release, dropped={"type": "string"}))
-    assert asyncio.run(definition.bring_up_to_date(world.cluster)) is True
+    assert asyncio.run(crd_upgrade.bring_up_to_date(world.cluster)) is True
     (body,) = world.cluster.of(DEFINITION)
     assert body["spec"] == custom_resource_definition()["spec"]
     assert body["metadata"]["annotations"] == {"kept": "yes", RELEASE_ANNOTATION: __version__}
@@ -138,7 +138,7 @@ def test_a_crd_of_this_or_an_earlier_release_becomes_this_ones_as_a_whole(world:
 def test_a_crd_of_a_later_release_stays(world: Any) -> None:
     later = _definition("9.10.0", later={"type": "string"})
     world.cluster.put(DEFINITION, later)
-    assert asyncio.run(definition.bring_up_to_date(world.cluster)) is False
+    assert asyncio.run(crd_upgrade.bring_up_to_date(world.cluster)) is False
     assert world.cluster.of(DEFINITION)[0]["spec"] == later["spec"]
 
 
@@ -148,16 +148,16 @@ def _metrics(*, leader: int, events: int) -> str:
 
 def test_an_installation_works_when_the_one_that_holds_the_lease_hears_the_cluster() -> None:
     answers = iter(["ok", _metrics(leader=0, events=0), "ok", _metrics(leader=1, events=3)])
-    assert installed.problem(lambda path: next(answers), replicas=2) is None
+    assert helm_test.problem(lambda path: next(answers), replicas=2) is None
     waiting = _metrics(leader=0, events=0)
-    assert "no operator holds the Lease" in (installed.problem(lambda path: waiting, replicas=2) or "")
+    assert "no operator holds the Lease" in (helm_test.problem(lambda path: waiting, replicas=2) or "")
     deaf = _metrics(leader=1, events=0)
-    assert "has heard nothing" in (installed.problem(lambda path: deaf, replicas=1) or "")
+    assert "has heard nothing" in (helm_test.problem(lambda path: deaf, replicas=1) or "")
 
     def refuse(path: str) -> str:
         raise OSError("connection refused")
 
-    assert "connection refused" in (installed.problem(refuse, replicas=1) or "")
+    assert "connection refused" in (helm_test.problem(refuse, replicas=1) or "")
 
 
 def _value(name: str, **wanted: str) -> float | None:

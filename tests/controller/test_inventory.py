@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from modelserve.planning.admission import Taint
+from modelserve.planning.eligibility import Taint
 from modelserve_operator.catalogue import Catalogue
 from modelserve_operator.inventory import Inventory, pool_of, pool_offers
 

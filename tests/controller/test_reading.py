@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from modelserve_operator import revision_builder, watchdog, worker_reports
+from modelserve_operator import revision_builder, watchdog
 from modelserve_operator.kinds import CLAIM, DEPLOYMENT, MODEL_SERVE, NODE, POD, WATCHED, ResourceKind
 from modelserve_operator.kube import WorkerUnreachableError
+from modelserve_operator.learning import worker_reports
 from modelserve_operator.replanning import Replanning
 from modelserve_operator.watchdog import Watchdog
 from modelserve_operator.work_queue import Key, WorkQueue

@@ -13,10 +13,10 @@ from modelserve.published import published_model
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve_operator import revision_builder
 from modelserve_operator.kinds import CONFIG_MAP, MODEL_SERVE, POD
+from modelserve_operator.learning.shared_config import CALIBRATION_NAME
+from modelserve_operator.learning.worker_reports import REFRESH
 from modelserve_operator.measurements import Measurements
 from modelserve_operator.metrics import REGISTRY
-from modelserve_operator.shared_config import CALIBRATION_NAME
-from modelserve_operator.worker_reports import REFRESH
 
 E4B = {"model": {"uri": "hf://google/gemma-4-E4B-it"}}
 H200 = {"product": "NVIDIA-H200", "memory_mib": 143_771, "gpus": 1}

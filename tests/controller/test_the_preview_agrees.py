@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modelserve.api import ModelServeSpec
-from modelserve.plan_command import PlanOptions, run_plan
+from modelserve.cli.plan_command import PlanOptions, run_plan
 from modelserve.published import published_model
 from modelserve_operator.inventory import Inventory
 from modelserve_operator.revision_builder import plan_for

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from modelserve.api import PlanStatus
-from modelserve.cli import main
+from modelserve.cli.__main__ import main
 from modelserve.crd import crd_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,7 +23,7 @@ import socket, sys
 sys.modules.update({"torch": None, "kopf": None, "kubernetes": None})
 def refuse(*args, **kwargs): raise AssertionError("the command line opened a socket")
 socket.socket = refuse
-from modelserve.cli import main
+from modelserve.cli.__main__ import main
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modelserve.architecture import ModelArchitecture
-from modelserve.cli import main
+from modelserve.cli.__main__ import main
 from modelserve.errors import InvalidInput, UnsupportedModel
 from modelserve.inspection import inspect_checkpoint
 from modelserve.model_facts import ModelFacts

@@ -14,7 +14,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modelserve.cli import main
+from modelserve.cli.__main__ import main
 from modelserve.termination import TERMINAL_EXIT_CODE
 
 _NUMBERS = st.sampled_from([-1, 0, 1, 3, 7, 10**3, 10**9, 10**30, -(10**30), 0.5, float("inf"), float("nan")])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from modelserve.cli import main
+from modelserve.cli.__main__ import main
 
 EXAMPLE = str(Path(__file__).resolve().parents[2] / "docs" / "examples" / "gemma4-31b.yaml")
 

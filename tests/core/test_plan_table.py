@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from modelserve import plot
-from modelserve.cli import main
-from modelserve.comparison import PeerCurve
+from modelserve.cli import plot
+from modelserve.cli.__main__ import main
+from modelserve.cli.comparison import PeerCurve
 from modelserve.hardware import CATALOGUE
 from modelserve.planning.evaluation import Fit
 
@@ -81,7 +81,7 @@ def test_curves_of_the_peer_fall_with_the_length(monkeypatch: pytest.MonkeyPatch
     def keep(fits: list[Fit], path: Path, *, title: str, peers: tuple[PeerCurve, ...]) -> None:
         curves.extend(peers)
 
-    monkeypatch.setattr("modelserve.plan_command.plot_concurrency", keep)
+    monkeypatch.setattr("modelserve.cli.plan_command.plot_concurrency", keep)
     flags = ["--accelerator", "NVIDIA-H200", "--compare", "vllm:0.33", "--plot", str(tmp_path / "unused.png")]
     assert main(["plan", "-f", str(EXAMPLE), *flags]) == 0
     ((name, points),) = curves

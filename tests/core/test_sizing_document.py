@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from modelserve.cli import main
+from modelserve.cli.__main__ import main
 from modelserve.published import published_model
 from modelserve.sizing.cuda_graphs import graphs_bytes
 

@@ -37,10 +37,10 @@ from teacher_forcing import (
 )
 
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
-from modelserve_worker.evaluation import flags as eval_flags
-from modelserve_worker.evaluation.cells import Cell, fingerprint
-from modelserve_worker.evaluation.report import RIGHT, WRONG, CellResult, Report, report_table
-from modelserve_worker.evaluation.skills import exercise
+from modelserve_tools.evaluation import flags as eval_flags
+from modelserve_tools.evaluation.cells import Cell, fingerprint
+from modelserve_tools.evaluation.report import RIGHT, WRONG, CellResult, Report, report_table
+from modelserve_tools.evaluation.skills import exercise
 
 GROUP = 64  # exercises whose logits are held at a time
 

@@ -24,14 +24,14 @@ from safetensors.torch import save_file
 from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.checkpoint_files import INDEX_FILE
 from modelserve.published import published_model
+from modelserve_tools.tiny.__main__ import chat_template
+from modelserve_tools.tiny.tokenizer_files import write_tokenizer
+from modelserve_tools.tiny.variants import config_json as tiny_config_json
 from modelserve_worker.execution.weights_dummy import DummyWeights
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.models.gemma4_checkpoint import TEXT_PREFIXES, weight_sources
 from modelserve_worker.models.weight_source import WeightSource
-from modelserve_worker.tiny.__main__ import chat_template
-from modelserve_worker.tiny.tokenizer_files import write_tokenizer
-from modelserve_worker.tiny.variants import config_json as tiny_config_json
 
 SHARD_BYTES = 2 << 30
 SYLLABLES = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]

@@ -30,7 +30,7 @@ from typing import Any
 from random_checkpoint import read_config, write_text_files
 
 from modelserve.architecture import ModelArchitecture
-from modelserve_worker.evaluation.columns import Row, columns
+from modelserve_tools.evaluation.columns import Row, columns
 
 DRAIN_SECONDS = 10
 END_SECONDS = 60.0
@@ -125,7 +125,7 @@ class WorkerProcess:
 def load(url: str, tokens: tuple[str, str], flags: list[str], *, vocab_size: int, json_path: Path) -> list[str]:
     """The command of a load of prompts and answers of so many tokens."""
     return [
-        sys.executable, "-m", "modelserve_worker.bench", "--base-url", url, "--temperature", "1",
+        sys.executable, "-m", "modelserve_tools.bench", "--base-url", url, "--temperature", "1",
         "--input-tokens", tokens[0], "--output-tokens", tokens[1], *flags, "--json", str(json_path),
         "--first-token-id", str(min(1000, vocab_size // 2)), "--vocab-size", str(min(255_000, vocab_size)),
     ]  # fmt: skip
@@ -135,6 +135,14 @@ def bench(url: str, point: str, *, vocab_size: int, seed: int, json_path: Path) 
     """Run one point; False when a request failed. Another seed for each, so that no prompt comes twice."""
     tokens_in, tokens_out, concurrency, *number = point.split("/")
     flags = ["--concurrency", concurrency, "--seed", str(seed), *(["--num-requests", number[0]] if number else [])]
+    command = load(url, (tokens_in, tokens_out), flags, vocab_size=vocab_size, json_path=json_path)
+    return subprocess.run(command, check=False).returncode == 0
+
+
+def poisson(url: str, point: str, *, goodput: str, vocab_size: int, seed: int, json_path: Path) -> bool:
+    """Requests that arrive at random, one load for each rate; the driver's own tables say what came in time."""
+    tokens_in, tokens_out, rates, number = point.split("/")
+    flags = ["--rate", rates, "--num-requests", number, "--goodput", goodput, "--seed", str(seed)]
     command = load(url, (tokens_in, tokens_out), flags, vocab_size=vocab_size, json_path=json_path)
     return subprocess.run(command, check=False).returncode == 0
 
@@ -211,6 +219,10 @@ def main() -> int:
     parser.add_argument("--variant", required=True)
     parser.add_argument("--weights", help="quantised random weights, such as int4_g32 or fp8_channel; else bfloat16")
     parser.add_argument("--point", type=point_text, action="append", default=[], dest="points")
+    parser.add_argument(
+        "--poisson", action="append", default=[], metavar="INPUT/OUTPUT/RATE,.../REQUESTS", help="with --goodput"
+    )
+    parser.add_argument("--goodput", default="ttft:2000,tpot:50", help="what is in time, as modelserve-bench takes it")
     parser.add_argument("--beside", type=int, default=126_000, help="tokens of the prompts beside --chats (126,000)")
     parser.add_argument("--chats", action="append", default=[], metavar="RATE/SECONDS")
     parser.add_argument("--ready-seconds", type=float, default=300.0, help="most seconds to ready (default 300)")
@@ -237,6 +249,12 @@ def main() -> int:
                 if path.exists() and path.stat().st_size:
                     rows.append(row(point, measured(path)))
                     print("\n".join(columns(HEADINGS, rows[-1:], text_columns=1)), flush=True)
+            for seed, point in enumerate(options.poisson):
+                sound = poisson(
+                    worker.url, point, goodput=options.goodput, vocab_size=architecture.vocab_size, seed=50 + seed,
+                    json_path=out / f"poisson-{seed}.json",
+                )  # fmt: skip
+                faults += [] if sound else [f"{point}: requests failed"]
             for seed, chats in enumerate(options.chats):
                 names = f"{options.beside}-beside", f"chats-{chats.replace('/', '-')}"
                 paths = out / f"{seed}-{names[0]}.json", out / f"{seed}-{names[1]}.json"

@@ -22,7 +22,7 @@ from torch import Tensor
 from train import read_decoder
 from train_assistant import read_assistant
 
-from modelserve_worker.evaluation import flags as eval_flags
+from modelserve_tools.evaluation import flags as eval_flags
 
 
 def acceptance(assistant: Assistant, conversations: Iterable[Rendered], *, ahead: int) -> tuple[Tensor, Tensor]:

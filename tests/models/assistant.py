@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from modelserve.architecture import LayerKind, ModelArchitecture
-from modelserve_worker.tiny.weights import tensor_shapes
+from modelserve_tools.tiny.weights import tensor_shapes
 
 DRAFTS = 4  # tokens drafted from one place in training
 _ATTENTION = ("input_layernorm", "self_attn.q_proj", "self_attn.q_norm", "self_attn.o_proj", "post_attention_layernorm")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from modelserve_worker.tiny.variants import EOS_TOKEN_IDS, SHARED_TEXT, layers, wrapped
+from modelserve_tools.tiny.variants import EOS_TOKEN_IDS, SHARED_TEXT, layers, wrapped
 
 VOCAB_SIZE = 2048
 

@@ -30,8 +30,8 @@ from teacher_forcing import (
 )
 from torch import Tensor
 
-from modelserve_worker.evaluation.cells import Cell
-from modelserve_worker.evaluation.short_skills import SHORT_SKILLS
+from modelserve_tools.evaluation.cells import Cell
+from modelserve_tools.evaluation.short_skills import SHORT_SKILLS
 
 CHUNK, OTHER_CHUNK = 512, 192
 LEAST_FALL = 5.0  # points of exact match

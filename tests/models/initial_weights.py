@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from modelserve.architecture import LayerKind, ModelArchitecture
+from modelserve_tools.tiny.weights import tensor_shapes
 from modelserve_worker.layers.rotary import inverse_frequencies
-from modelserve_worker.tiny.weights import tensor_shapes
 
 QUERY_LIKE_KEY = 0.5
 """Correlation of a query projection with its layer's key projection: a token attends a little to tokens like itself."""

@@ -23,7 +23,7 @@ from torch import Tensor
 from modelserve.architecture import ModelArchitecture
 from modelserve.quantization_config import modules
 from modelserve.weight_format import FP8_BLOCK, StoredType, TextLinear, WeightFormat
-from modelserve_worker.tiny.weights import PREFIX, save_weights
+from modelserve_tools.tiny.weights import PREFIX, save_weights
 
 ALWAYS_IGNORED = ["lm_head", "re:.*embed.*", "re:.*router.*", "re:.*vision_tower.*", "re:.*audio_tower.*"]
 FP8_LARGEST = 448.0

@@ -9,12 +9,12 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from modelserve_worker.evaluation.exercise import Exercise, ToolCall
+from modelserve_tools.evaluation.exercise import Exercise, ToolCall
+from modelserve_tools.tiny.__main__ import chat_template
+from modelserve_tools.tiny.tokenizer_files import SPECIAL_TOKENS
 from modelserve_worker.server.conversation import template_messages
 from modelserve_worker.server.messages import Message
 from modelserve_worker.text.chat_template import ChatTemplate
-from modelserve_worker.tiny.__main__ import chat_template
-from modelserve_worker.tiny.tokenizer_files import SPECIAL_TOKENS
 
 _IDS = {text: token_id for token_id, text in SPECIAL_TOKENS.items()}
 TURN, END_OF_TURN, TOOL_RESPONSE, END_OF_TOOL_RESPONSE = (

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from batches import Stream
 
-from modelserve_worker.evaluation.short_skills import SHORT_SKILLS
+from modelserve_tools.evaluation.short_skills import SHORT_SKILLS
 
 
 @dataclass(frozen=True)

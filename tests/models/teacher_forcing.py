@@ -21,15 +21,15 @@ from transformers import AutoConfig
 from transformers import Gemma4ForCausalLM as ReferenceModel
 
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
-from modelserve_worker.evaluation import flags as eval_flags
-from modelserve_worker.evaluation.cells import Cell
-from modelserve_worker.evaluation.skills import exercise
+from modelserve_tools.evaluation import flags as eval_flags
+from modelserve_tools.evaluation.cells import Cell
+from modelserve_tools.evaluation.skills import exercise
+from modelserve_tools.tiny.__main__ import chat_template
+from modelserve_tools.tiny.variants import VARIANTS
 from modelserve_worker.execution.loader import load_model
 from modelserve_worker.execution.startup import read_architecture, read_weight_format
 from modelserve_worker.execution.weights import InvalidCheckpoint
 from modelserve_worker.layers.parallel import TensorParallel
-from modelserve_worker.tiny.__main__ import chat_template
-from modelserve_worker.tiny.variants import VARIANTS
 
 sys.path.append(str(Path(__file__).parents[1] / "worker" / "model"))  # for those who are not run by pytest
 

@@ -12,9 +12,9 @@ from dense_attention import dense_logits
 from safetensors.torch import save_file
 
 from modelserve.architecture import ModelArchitecture
+from modelserve_tools.tiny.weights import PREFIX, tensor_shapes
 from modelserve_worker.execution.loader import load_model
 from modelserve_worker.layers.parallel import TensorParallel
-from modelserve_worker.tiny.weights import PREFIX, tensor_shapes
 
 WINDOW = 16
 SMALL = {"vocab_size": 96, "vocab_size_per_layer_input": 96, "head_dim": 16, "global_head_dim": 32,

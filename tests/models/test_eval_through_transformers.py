@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.nn import functional
 from untrained import write_untrained
 
-from modelserve_worker.evaluation.cells import fingerprint
-from modelserve_worker.evaluation.comparison import compare
-from modelserve_worker.evaluation.report import read_report
-from modelserve_worker.evaluation.skills import exercise
+from modelserve_tools.evaluation.cells import fingerprint
+from modelserve_tools.evaluation.comparison import compare
+from modelserve_tools.evaluation.report import read_report
+from modelserve_tools.evaluation.skills import exercise
 
 SCRIPT = Path(__file__).parents[1] / "gpu" / "eval_through_transformers.py"
 FLAGS = ["--skills", "arithmetic,recall", "--distances", "60,90000", "--n", "3", "--n-at", "60=5", "--seed", "4"]

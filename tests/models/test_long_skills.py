@@ -13,9 +13,9 @@ import pytest
 from rendering import Renderer
 from word_tokenizer import build_word_tokenizer
 
-from modelserve_worker.evaluation import words
-from modelserve_worker.evaluation.exercise import Exercise
-from modelserve_worker.evaluation.long_skills import (
+from modelserve_tools.evaluation import words
+from modelserve_tools.evaluation.exercise import Exercise
+from modelserve_tools.evaluation.long_skills import (
     ITEM_TOKENS,
     LONG_SKILLS,
     MOST_ITEMS,
@@ -23,7 +23,7 @@ from modelserve_worker.evaluation.long_skills import (
     lesson,
     primer,
 )
-from modelserve_worker.evaluation.skills import exercise
+from modelserve_tools.evaluation.skills import exercise
 
 ITEM = re.compile(r"(?<=[.:] )([a-z]+ [a-z]+) ([a-z]+)\.")  # sentences of prose begin with a capital
 ASKED = re.compile(r"Complete: ([a-z]+ [a-z]+)$")

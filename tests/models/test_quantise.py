@@ -13,7 +13,7 @@ from teacher_forcing import EngineLogits, TransformersLogits, checkpoint_rendere
 
 from modelserve.inspection import read_weight_format
 from modelserve.weight_format import TextLinear
-from modelserve_worker.evaluation.cells import Cell
+from modelserve_tools.evaluation.cells import Cell
 
 sys.path.append(str(Path(__file__).parents[1] / "worker" / "model"))  # for those who are not run by pytest
 

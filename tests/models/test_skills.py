@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from modelserve_worker.evaluation import words
-from modelserve_worker.evaluation.exercise import Exercise
-from modelserve_worker.evaluation.facts import CAPITALS, UNITS
-from modelserve_worker.evaluation.short_skills import SHORT_SKILLS
-from modelserve_worker.evaluation.skills import exercise
-from modelserve_worker.evaluation.tool_skills import NO_TOOL
+from modelserve_tools.evaluation import words
+from modelserve_tools.evaluation.exercise import Exercise
+from modelserve_tools.evaluation.facts import CAPITALS, UNITS
+from modelserve_tools.evaluation.short_skills import SHORT_SKILLS
+from modelserve_tools.evaluation.skills import exercise
+from modelserve_tools.evaluation.tool_skills import NO_TOOL
 
 
 def _sample(skill: str, count: int = 300) -> list[Exercise]:
@@ -35,7 +35,7 @@ def _numbers(text: str) -> list[int]:
 
 def test_the_same_arguments_give_the_same_exercise_in_every_process() -> None:
     code = """
-from modelserve_worker.evaluation.skills import exercise
+from modelserve_tools.evaluation.skills import exercise
 print([exercise(s, seed=7, index=i) for s in ("chat", "tool_call", "json") for i in range(20)])
 print([exercise(s, seed=7, index=1, distance=300) for s in ("recall", "needle")])
 """

@@ -20,7 +20,7 @@ from teacher_forcing import (
 from untrained import write_untrained
 
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
-from modelserve_worker.evaluation.cells import Cell
+from modelserve_tools.evaluation.cells import Cell
 
 CPU = torch.device("cpu")
 CELLS = (Cell("recall", 150, 2), Cell("tool_call", None, 2), Cell("copying", None, 3))

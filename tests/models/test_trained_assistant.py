@@ -18,7 +18,7 @@ from train_assistant import read_assistant
 from transformers import Gemma4AssistantForCausalLM as ReferenceAssistant
 from transformers import Gemma4TextConfig, GenerationConfig
 
-from modelserve_worker.evaluation.cells import Cell
+from modelserve_tools.evaluation.cells import Cell
 
 MODELS = Path(__file__).parent
 TARGET, ASSISTANT = MODELS / "gemma4-tiny-keqv", MODELS / "gemma4-tiny-keqv-assistant"

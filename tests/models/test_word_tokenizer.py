@@ -12,16 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from word_tokenizer import NEWLINE_ID, SPACE, VOCAB_SIZE, build_word_tokenizer, write_word_tokenizer
 
-from modelserve_worker.evaluation import facts, words
-from modelserve_worker.evaluation.exercise import Exercise
-from modelserve_worker.evaluation.long_skills import ITEM_TOKENS, LONG_SKILLS, lesson, primer
-from modelserve_worker.evaluation.short_skills import SHORT_SKILLS
-from modelserve_worker.evaluation.skills import exercise
+from modelserve_tools.evaluation import facts, words
+from modelserve_tools.evaluation.exercise import Exercise
+from modelserve_tools.evaluation.long_skills import ITEM_TOKENS, LONG_SKILLS, lesson, primer
+from modelserve_tools.evaluation.short_skills import SHORT_SKILLS
+from modelserve_tools.evaluation.skills import exercise
+from modelserve_tools.tiny.__main__ import chat_template
+from modelserve_tools.tiny.tokenizer_files import FIRST_BYTE_ID, SPECIAL_TOKENS
 from modelserve_worker.text.chat_template import ChatTemplate
 from modelserve_worker.text.checkpoint_text import load_checkpoint_text
 from modelserve_worker.text.vocabulary import Vocabulary
-from modelserve_worker.tiny.__main__ import chat_template
-from modelserve_worker.tiny.tokenizer_files import FIRST_BYTE_ID, SPECIAL_TOKENS
 
 TOKENIZER = build_word_tokenizer()
 VOCABULARY = Vocabulary.from_tokenizer(TOKENIZER)

@@ -23,9 +23,9 @@ from training import Trainer, accuracy
 from word_tokenizer import build_word_tokenizer, write_word_tokenizer
 
 from modelserve.architecture import ModelArchitecture
-from modelserve_worker.evaluation.short_skills import SHORT_SKILLS
-from modelserve_worker.tiny.__main__ import chat_template
-from modelserve_worker.tiny.weights import PREFIX, save_weights
+from modelserve_tools.evaluation.short_skills import SHORT_SKILLS
+from modelserve_tools.tiny.__main__ import chat_template
+from modelserve_tools.tiny.weights import PREFIX, save_weights
 
 REPORTED: list[tuple[str, int | None]] = [
     *((skill, None) for skill in SHORT_SKILLS),

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from train import read_decoder
 
-from modelserve_worker.tiny.weights import save_weights
+from modelserve_tools.tiny.weights import save_weights
 
 TARGET = "gemma4-tiny-keqv"
 STREAM = Stream(length=1024, rows=32, answers=512, lessons=0.1, single=0.1)

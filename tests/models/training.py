@@ -12,7 +12,7 @@ from rendering import Rendered, Renderer
 from schedule import Phase, Schedule
 from torch import Tensor
 
-from modelserve_worker.evaluation.skills import exercise
+from modelserve_tools.evaluation.skills import exercise
 
 LOG_EVERY = 50
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from word_tokenizer import write_word_tokenizer
 
 from modelserve.architecture import ModelArchitecture
-from modelserve_worker.tiny.__main__ import chat_template
-from modelserve_worker.tiny.weights import PREFIX, tensor_shapes
+from modelserve_tools.tiny.__main__ import chat_template
+from modelserve_tools.tiny.weights import PREFIX, tensor_shapes
 
 SMALL: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 48, "head_dim": 16, "global_head_dim": 32, "sliding_window": 40,

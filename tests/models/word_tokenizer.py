@@ -11,9 +11,9 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from modelserve_worker.evaluation import words
-from modelserve_worker.evaluation.facts import CITIES, COUNTRIES
-from modelserve_worker.tiny.tokenizer_files import FIRST_BYTE_ID, SPECIAL_TOKENS, write_tokenizer
+from modelserve_tools.evaluation import words
+from modelserve_tools.evaluation.facts import CITIES, COUNTRIES
+from modelserve_tools.tiny.tokenizer_files import FIRST_BYTE_ID, SPECIAL_TOKENS, write_tokenizer
 
 VOCAB_SIZE = 2048
 NEWLINE_ID = 107

@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit 0 after a drain, TERMINAL_EXIT_CODE when no restart can help, 1 when one may."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["fetch"]:
-        from modelserve_worker import fetch  # the Hub's client is not needed to serve
+        from modelserve_tools import fetch  # the Hub's client is not needed to serve
 
         return fetch.main(arguments[1:])
     if arguments[:1] == ["kernels"]:

@@ -10,6 +10,9 @@
 # An owner reference is only admitted to those who may delete the object: children that an orphaning delete left.
 - {apiGroups: [""], resources: [services], verbs: [get, list, watch, create, patch, delete]}
 - {apiGroups: [policy], resources: [poddisruptionbudgets], verbs: [get, list, watch, create, patch, delete]}
+# Of spec.capacityBuffer.
+- {apiGroups: [""], resources: [podtemplates], verbs: [get, list, watch, create, patch, delete]}
+- {apiGroups: [autoscaling.x-k8s.io], resources: [capacitybuffers], verbs: [get, list, watch, create, patch, delete]}
 # Patched is one annotation, which has a worker on a drained node go first (rollout.onEviction SurgeFirst).
 - {apiGroups: [""], resources: [pods], verbs: [list, watch, patch]}
 - {apiGroups: [discovery.k8s.io], resources: [endpointslices], verbs: [list, watch]}

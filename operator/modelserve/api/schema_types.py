@@ -30,6 +30,13 @@ class ApiModel(BaseModel):
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
+def cel_rules(*rules: tuple[str, str]) -> ConfigDict:
+    """CEL rules (expression, message) that the CRD carries beside the model; a model_validator states the same."""
+    checks = [{"rule": rule, "message": message} for rule, message in rules]
+    schema: dict[str, Any] = {"x-kubernetes-validations": checks}
+    return ConfigDict(json_schema_extra=schema)
+
+
 def _quantity_text(value: object) -> object:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 

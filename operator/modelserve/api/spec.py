@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from decimal import Decimal
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, ValidationInfo, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
+from modelserve.api.capacity_buffer import CapacityBufferSpec
+from modelserve.api.model_source import ModelSource, ModelUri, SecretKeyRef
 from modelserve.api.pod import PodOverrides
 from modelserve.api.schema_types import (
     ApiModel,
@@ -20,14 +21,10 @@ from modelserve.api.schema_types import (
     Product,
     Quantity,
     Tokens,
+    cel_rules,
 )
 from modelserve.sizing.backends.table import Profile
 from modelserve.sizing.pages import KVCacheLayout
-
-HF_URI_PATTERN = r"hf://[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*"
-PVC_URI_PATTERN = r"pvc://[a-z0-9]([a-z0-9.-]*[a-z0-9])?(/[A-Za-z0-9_][A-Za-z0-9._-]*)*"
-MODEL_URI_PATTERN = f"^({HF_URI_PATTERN}|{PVC_URI_PATTERN})$"
-FILE_URI_CONTEXT = {"file_uri": True}  # validation context of the command line, which also takes file://DIR
 
 REVISION_NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?-[0-9a-f]{10}$"
 
@@ -37,66 +34,6 @@ ServableKVCacheDtype = Literal["bfloat16", "int8", "fp8_e4m3", "fp8_e5m2"]
 PathSegments = Annotated[
     str, StringConstraints(max_length=512, pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*$")
 ]
-CelRules = list[dict[str, str]]
-
-
-def _model_uri(uri: str, info: ValidationInfo) -> str:
-    if re.fullmatch(MODEL_URI_PATTERN, uri):
-        return uri
-    if uri.startswith("file://"):
-        if info.context and info.context.get("file_uri"):
-            return uri
-        raise ValueError("file:// is for the command line only; use hf://OWNER/NAME or pvc://CLAIM/PATH")
-    raise ValueError(f"{uri!r} is not a model address; use hf://OWNER/NAME or pvc://CLAIM/PATH")
-
-
-def _rules(*rules: tuple[str, str]) -> ConfigDict:
-    """CEL rules (expression, message) that the CRD carries beside the model; a model_validator states the same."""
-    checks: CelRules = [{"rule": rule, "message": message} for rule, message in rules]
-    schema: dict[str, Any] = {"x-kubernetes-validations": checks}
-    return ConfigDict(json_schema_extra=schema)
-
-
-ModelUri = Annotated[
-    str,
-    Field(min_length=1, max_length=512, json_schema_extra={"pattern": MODEL_URI_PATTERN}),
-    AfterValidator(_model_uri),
-]
-
-
-class SecretKeyRef(ApiModel):
-    """One key of a Secret of the same namespace."""
-
-    name: DnsName = Field(description="Name of the Secret.")
-    key: str = Field(
-        default="token", min_length=1, max_length=253, pattern=r"^[-._A-Za-z0-9]+$", description="Key in the Secret."
-    )
-
-
-class ModelSource(ApiModel):
-    """The checkpoint to serve."""
-
-    uri: ModelUri = Field(
-        description="Address of the checkpoint: hf://OWNER/NAME (Hugging Face hub) or pvc://CLAIM/PATH (a directory "
-        "on a PersistentVolumeClaim of the same namespace)."
-    )
-    served_name: str | None = Field(
-        default=None,
-        min_length=1,
-        max_length=128,
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$",
-        description="Model name in the HTTP API; left out: the last part of uri.",
-    )
-    revision: str | None = Field(
-        default=None,
-        min_length=1,
-        max_length=128,
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$",
-        description="Branch, tag or commit of an hf:// checkpoint; left out: main.",
-    )
-    auth_secret_ref: SecretKeyRef | None = Field(
-        default=None, description="Secret with the access token for hf://; only the download container sees it."
-    )
 
 
 class DrafterSource(ApiModel):
@@ -112,7 +49,7 @@ _MIN_OVER_MAX = "minModelLen must be at most maxModelLen"
 class ContextSpec(ApiModel):
     """Context length, in tokens of prompt and output together."""
 
-    model_config = _rules(
+    model_config = cel_rules(
         ("!has(self.minModelLen) || !has(self.maxModelLen) || self.minModelLen <= self.maxModelLen", _MIN_OVER_MAX)
     )
 
@@ -177,7 +114,7 @@ _NOTHING_TO_TELL = "kvEventsPort tells what is cached, which prefixCaching false
 class EngineSpec(ApiModel):
     """Settings of the scheduler."""
 
-    model_config = _rules(
+    model_config = cel_rules(
         (
             "!has(self.maxNumSeqs) || !has(self.maxNumBatchedTokens) || self.maxNumSeqs <= self.maxNumBatchedTokens",
             _SEQS_OVER_TOKENS,
@@ -223,7 +160,7 @@ _UTILIZATION = "gpuMemoryUtilization must be above 0 and at most 0.99"
 class KVCacheSpec(ApiModel):
     """The key/value cache."""
 
-    model_config = _rules(
+    model_config = cel_rules(
         (_UTILIZATION_RULE, _UTILIZATION),
     )
 
@@ -349,7 +286,7 @@ _HOST_MEMORY_UNUSED = (
 class ModelServeSpec(ApiModel):
     """What to serve, and limits on how. Only model.uri is required."""
 
-    model_config = _rules(
+    model_config = cel_rules(
         (_TENSOR_RULE, _TENSOR_OVER_MAX),
         (_HOST_MEMORY_RULE, _HOST_MEMORY_UNUSED),
     )
@@ -385,6 +322,9 @@ class ModelServeSpec(ApiModel):
         ge=0,
         le=100,
         description="Revisions that are kept, beside those that run, to go back to; left out: 5.",
+    )
+    capacity_buffer: CapacityBufferSpec | None = Field(
+        default=None, description="Room for more workers that an autoscaler keeps ready; left out: none."
     )
     pod: PodOverrides = Field(default=PodOverrides(), description="Additions to the worker pods.")
 

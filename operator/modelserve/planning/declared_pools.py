@@ -7,8 +7,8 @@ from typing import Any
 
 from modelserve.api.spec import ModelServeSpec
 from modelserve.hardware import CPU_PRODUCT, Accelerator
-from modelserve.planning.admission import HOSTNAME_LABEL, gpu_tolerations, lasting_taints, node_selector
 from modelserve.planning.bodies import mapping
+from modelserve.planning.eligibility import HOSTNAME_LABEL, gpu_tolerations, lasting_taints, node_selector
 from modelserve.planning.node_pools import offers_from_node_pool, requirements, stated_values
 from modelserve.planning.offers import AcceleratorOffer
 from modelserve.planning.pinning import trusted_terms

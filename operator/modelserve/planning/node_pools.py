@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from modelserve.hardware import CATALOGUE, GPU_RESOURCE, Accelerator
-from modelserve.planning.admission import lasting_taints
 from modelserve.planning.bodies import mapping
+from modelserve.planning.eligibility import lasting_taints
 from modelserve.planning.node_labels import (
     AWS_PREFIXES,
     GKE_COUNT,

@@ -10,8 +10,8 @@ from typing import Any
 from modelserve.api.schema_types import LABEL_KEY_PATTERN, LABEL_VALUE_PATTERN
 from modelserve.api.status import NodeSelectorTerm
 from modelserve.hardware import CATALOGUE, CPU, GPU_RESOURCE, Accelerator, accelerator_from_labels
-from modelserve.planning.admission import lasting_taints
 from modelserve.planning.bodies import mapping
+from modelserve.planning.eligibility import lasting_taints
 from modelserve.planning.node_labels import (
     COMPUTE_LABELS,
     COUNT_LABEL,

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from modelserve.api import ModelServeSpec, PlanStatus
-from modelserve.api.spec import SecretKeyRef
-from modelserve.planning.admission import GPU_TOLERATION
+from modelserve.api.model_source import SecretKeyRef
+from modelserve.planning.eligibility import GPU_TOLERATION
 from modelserve.releases import release_number
 from modelserve_operator import labels
 from modelserve_operator.manifests.pod_resources import (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -64,6 +65,7 @@ def require_programs(progress: Progress) -> dict[str, Path]:
 TOOLS = {  # a Go module of its own beside kube/, pinned by its go.sum: the package, and what it leaves out
     "helm": ("helm.sh/helm/v3/cmd/helm", ""),
     "gitops": (".", ""),
+    "karpenter": ("sigs.k8s.io/karpenter/kwok", ""),  # with its cloud provider that makes nodes of nothing
     "promtool": ("github.com/prometheus/prometheus/cmd/promtool", "remove_all_sd"),  # clients of every cloud
 }
 
@@ -84,6 +86,18 @@ def require_tool(name: str, progress: Progress) -> Path:
             raise ClusterError(f"building {name} failed:\n{done.stderr[-2000:]}")
         built.rename(program)
     return program
+
+
+def module_folder(tool: str, module: str) -> Path:
+    """Where Go keeps the source of a module that one of TOOLS requires, fetched first where it is missing.
+
+    Raises ClusterError.
+    """
+    command = [_go(tool), "mod", "download", "-json", module]
+    done = subprocess.run(command, cwd=GO_MODULE.parent / tool, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ClusterError(f"{module} cannot be fetched:\n{(done.stderr or done.stdout)[-1000:]}")
+    return Path(json.loads(done.stdout)["Dir"])
 
 
 def _go(wanted: str) -> str:

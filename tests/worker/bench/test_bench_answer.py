@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from streaming_endpoint import DONE, Reply, StreamingEndpoint, completion_event, encoded, usage_event
 
-from modelserve_worker.bench.answer import Answer, BadStream
-from modelserve_worker.bench.endpoint import Endpoint, api_url, open_session
-from modelserve_worker.bench.record import Record
-from modelserve_worker.bench.workload import Ask
+from modelserve_tools.bench.answer import Answer, BadStream
+from modelserve_tools.bench.endpoint import Endpoint, api_url, open_session
+from modelserve_tools.bench.record import Record
+from modelserve_tools.bench.workload import Ask
 
 
 def _chat(**delta: Any) -> dict[str, Any]:

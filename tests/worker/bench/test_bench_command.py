@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from streaming_endpoint import DONE, Reply, StreamingEndpoint, as_asked, completion_event, encoded
 
-from modelserve_worker.bench.__main__ import main
+from modelserve_tools.bench.__main__ import main
 
 KNOWN = ("--api", "completions", "--vocab-size", "255000", "--ignore-eos")  # nothing is asked of the endpoint first
 SMALL = ("--input-tokens", "16", "--output-tokens", "5", *KNOWN)
@@ -315,7 +315,7 @@ def test_ctrl_c_shows_what_is_done(tmp_path: Path) -> None:
     endpoint = StreamingEndpoint(script)
     with endpoint.listening() as url:
         process = subprocess.Popen(
-            [sys.executable, "-m", "modelserve_worker.bench", "--base-url", url, *SMALL, "--num-requests", "9",
+            [sys.executable, "-m", "modelserve_tools.bench", "--base-url", url, *SMALL, "--num-requests", "9",
              "--json", str(path)],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
@@ -335,7 +335,7 @@ def test_ctrl_c_shows_what_is_done(tmp_path: Path) -> None:
 
 def test_the_command_imports_no_engine_and_no_other_client() -> None:
     code = (
-        "import sys; from modelserve_worker.bench.__main__ import main\n"
+        "import sys; from modelserve_tools.bench.__main__ import main\n"
         "print([m for m in ('torch', 'starlette', 'tokenizers', 'jinja2', 'httpx') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from streaming_endpoint import Reply, StreamingEndpoint, as_asked
 
-from modelserve_worker.bench.__main__ import main
-from modelserve_worker.bench.discovery import fitting
+from modelserve_tools.bench.__main__ import main
+from modelserve_tools.bench.discovery import fitting
 
 Refusal = Callable[[dict[str, Any]], str | None]
 

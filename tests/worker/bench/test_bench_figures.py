@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from modelserve_worker.bench.driver import Load
-from modelserve_worker.bench.figures import Distribution, figures, percentile
-from modelserve_worker.bench.goodput import goals
-from modelserve_worker.bench.record import Record
-from modelserve_worker.bench.report import Report, report_table
+from modelserve_tools.bench.driver import Load
+from modelserve_tools.bench.figures import Distribution, figures, percentile
+from modelserve_tools.bench.goodput import goals
+from modelserve_tools.bench.record import Record
+from modelserve_tools.bench.report import Report, report_table
 
 
 def _record(number: int, *event_s: float, tokens: int, **fields: Any) -> Record:

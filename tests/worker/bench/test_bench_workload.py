@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from modelserve_worker.bench.driver import Load, run_load
-from modelserve_worker.bench.prompts import LOG_UNIFORM, UNIFORM, Lengths, PromptSource
-from modelserve_worker.bench.record import Record
-from modelserve_worker.bench.workload import Ask, AskOptions, arrivals, asks
-from modelserve_worker.evaluation.publishing import BadInput
+from modelserve_tools.bench.driver import Load, run_load
+from modelserve_tools.bench.prompts import LOG_UNIFORM, UNIFORM, Lengths, PromptSource
+from modelserve_tools.bench.record import Record
+from modelserve_tools.bench.workload import Ask, AskOptions, arrivals, asks
+from modelserve_tools.evaluation.publishing import BadInput
 
 OPTIONS = AskOptions(
     model="m", chat=False, output_tokens=9, temperature=0.0, ignore_eos=True, min_tokens=False

@@ -16,8 +16,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from modelserve_worker.evaluation.cells import fingerprint
-from modelserve_worker.evaluation.exercise import Exercise
+from modelserve_tools.evaluation.cells import fingerprint
+from modelserve_tools.evaluation.exercise import Exercise
 
 Script = Callable[[Exercise, int], Awaitable[Response] | Response]
 

@@ -19,13 +19,13 @@ import pytest
 from scripted_endpoint import Script, ScriptedEndpoint, listening, refusal, right, wrong
 from starlette.responses import Response
 
-from modelserve_worker.evaluation.__main__ import main
-from modelserve_worker.evaluation.exercise import Exercise
-from modelserve_worker.evaluation.progress import Progress
-from modelserve_worker.evaluation.skills import exercise
+from modelserve_tools.evaluation.__main__ import main
+from modelserve_tools.evaluation.exercise import Exercise
+from modelserve_tools.evaluation.progress import Progress
+from modelserve_tools.evaluation.skills import exercise
 
 SKILLS = ("--skills", "facts,recall", "--distances", "10,400", "--n", "4", "--n-at", "400=2", "--seed", "7")
-COMMAND = [sys.executable, "-m", "modelserve_worker.evaluation"]
+COMMAND = [sys.executable, "-m", "modelserve_tools.evaluation"]
 
 
 def _exercises() -> Iterator[Exercise]:
@@ -242,7 +242,7 @@ def test_the_installed_command_is_this_one_and_imports_no_engine() -> None:
     (script,) = entry_points(group="console_scripts", name="modelserve-eval")
     assert script.load() is main
     code = (
-        "import sys; from modelserve_worker.evaluation.__main__ import main\n"
+        "import sys; from modelserve_tools.evaluation.__main__ import main\n"
         "print([m for m in ('torch', 'starlette', 'tokenizers', 'jinja2') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

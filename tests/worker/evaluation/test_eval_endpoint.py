@@ -10,13 +10,13 @@ import pytest
 from scripted_endpoint import Script, ScriptedEndpoint, completion, refusal, right, wrong
 from starlette.responses import PlainTextResponse, Response
 
-from modelserve_worker.evaluation.cells import Cell, plan_cells
-from modelserve_worker.evaluation.client import Backoff, ChatEndpoint, EndpointGone, chat_body, open_http
-from modelserve_worker.evaluation.exercise import Answer, Exercise, ToolCall
-from modelserve_worker.evaluation.measurement import Failure, Measurement
-from modelserve_worker.evaluation.replies import ModelCard
-from modelserve_worker.evaluation.report import CellResult
-from modelserve_worker.evaluation.skills import exercise
+from modelserve_tools.evaluation.cells import Cell, plan_cells
+from modelserve_tools.evaluation.client import Backoff, ChatEndpoint, EndpointGone, chat_body, open_http
+from modelserve_tools.evaluation.exercise import Answer, Exercise, ToolCall
+from modelserve_tools.evaluation.measurement import Failure, Measurement
+from modelserve_tools.evaluation.replies import ModelCard
+from modelserve_tools.evaluation.report import CellResult
+from modelserve_tools.evaluation.skills import exercise
 
 QUICK = Backoff(attempts=3, first_s=0.001, longest_s=0.002)
 ARITHMETIC = Cell("arithmetic", None, 5)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelserve_worker.evaluation.intervals import mcnemar_p, paired_interval, wilson_interval
+from modelserve_tools.evaluation.intervals import mcnemar_p, paired_interval, wilson_interval
 
 
 @pytest.mark.parametrize(

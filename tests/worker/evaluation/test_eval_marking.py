@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from modelserve_worker.evaluation.exercise import Answer, Exercise, ToolCall
-from modelserve_worker.evaluation.marking import fault
-from modelserve_worker.evaluation.replies import CalledFunction, Reply
+from modelserve_tools.evaluation.exercise import Answer, Exercise, ToolCall
+from modelserve_tools.evaluation.marking import fault
+from modelserve_tools.evaluation.replies import CalledFunction, Reply
 
 
 def _reply(

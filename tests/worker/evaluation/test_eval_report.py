@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from modelserve_worker.evaluation.comparison import compare, comparison_table
-from modelserve_worker.evaluation.report import CellResult, Report, ReportError, read_report, report_table
+from modelserve_tools.evaluation.comparison import compare, comparison_table
+from modelserve_tools.evaluation.report import CellResult, Report, ReportError, read_report, report_table
 
 
 def _cell(skill: str, outcomes: str, **fields: Any) -> CellResult:

@@ -14,8 +14,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from modelserve_worker.evaluation.__main__ import main
-from modelserve_worker.tiny.__main__ import write_checkpoint
+from modelserve_tools.evaluation.__main__ import main
+from modelserve_tools.tiny.__main__ import write_checkpoint
 
 SKILLS = ["chat", "arithmetic", "json", "tool_call", "tool_response", "thinking", "recall", "needle"]
 

@@ -16,6 +16,7 @@ from untrained import random_tensor
 from modelserve.architecture import ModelArchitecture
 from modelserve.assistant import AssistantArchitecture
 from modelserve.sizing.pages import CacheGeometry
+from modelserve_tools.tiny.weights import save_weights, tensor_shapes
 from modelserve_worker.batch import AdmittedRequest
 from modelserve_worker.engine.engine import Engine
 from modelserve_worker.execution.assistant_drafter import AssistantDrafter
@@ -26,7 +27,6 @@ from modelserve_worker.execution.model_runner import GPUModelRunner
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.scheduler import Scheduler
-from modelserve_worker.tiny.weights import save_weights, tensor_shapes
 
 MODELS = Path(__file__).parents[2] / "models"
 TARGET, ASSISTANT = MODELS / "gemma4-tiny-keqv", MODELS / "gemma4-tiny-keqv-assistant"

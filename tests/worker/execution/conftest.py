@@ -11,9 +11,9 @@ import torch
 
 from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, cache_geometry
+from modelserve_tools.tiny.variants import config_json
 from modelserve_worker.batch import AdmittedRequest, ScheduledBatch, TableUpdates
 from modelserve_worker.request import SamplingParams
-from modelserve_worker.tiny.variants import config_json
 
 
 @pytest.fixture(autouse=True)

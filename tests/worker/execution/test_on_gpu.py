@@ -84,6 +84,21 @@ def test_steps_are_launched_without_waiting(tmp_path, driver_for, variant) -> No
     assert tokens(overlap=True) == tokens(overlap=False)
 
 
+def test_steps_in_which_more_and_more_requests_draw_take_no_more_memory(tmp_path, driver_for) -> None:
+    """Captured steps with a prompt, whose head is launched behind them: logits of each size in the memory of graphs."""
+    make_checkpoint("E4B", tmp_path, seed=2, vocab_size=262_144, **TAKEN)
+    replica = launch(EngineArgs(model=str(tmp_path), device="cuda", dtype="bfloat16", gpu_memory_utilization=0.2))
+    assert replica.captured_rows
+    driver, reserved = driver_for(replica.geometry, POOL), []
+    for requests in range(1, 49):
+        shares = [driver.share(f"r{i}", [7], samples=True) for i in range(requests)]
+        shares.append(driver.share(f"prompt{requests}", random_tokens(24, seed=requests), samples=True, slot=63))
+        assert (replica.runner.execute(driver.batch(*shares)).result().token_ids >= 0).all()
+        del driver.tables[f"prompt{requests}"]
+        reserved.append(torch.cuda.memory_reserved())
+    assert set(reserved) == {reserved[0]}
+
+
 @pytest.mark.parametrize("variant", ["31B", "E4B"])
 def test_no_bit_depends_on_kernels_that_start_before_others_end(tmp_path, driver_for, variant) -> None:
     """Logits of chunks and of one decode, and tokens of captured steps, beside launches that all wait their turn."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 from trained_answers import MODELS, TrainedModel
 
-from modelserve_worker.evaluation.skills import exercise
+from modelserve_tools.evaluation.skills import exercise
 
 DISTANCE = 300  # tokens: many windows of both checkpoints, whose recall at 1,000 is 100 % (docs/evaluation.md)
 

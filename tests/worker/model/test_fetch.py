@@ -16,8 +16,8 @@ from huggingface_hub import errors
 
 from modelserve.errors import InvalidInput
 from modelserve.termination import TERMINAL_EXIT_CODE
-from modelserve_worker import fetch as module
-from modelserve_worker.fetch import DownloadError, fetch, main
+from modelserve_tools import fetch as module
+from modelserve_tools.fetch import DownloadError, fetch, main
 
 URI = "hf://google/gemma-4-E2B-it"
 

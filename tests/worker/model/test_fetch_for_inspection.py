@@ -14,7 +14,7 @@ from localcluster.deployment import CHECKPOINT
 from localcluster.hub import Hub, hub
 from modelserve.errors import InvalidInput
 from modelserve.inspection import inspect_checkpoint
-from modelserve_worker.fetch import DownloadError, fetch
+from modelserve_tools.fetch import DownloadError, fetch
 
 URI, COMMIT = "hf://somebody/gemma-4-mine", "a1" * 20
 

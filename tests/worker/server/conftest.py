@@ -17,6 +17,8 @@ import pytest
 import uvicorn
 from starlette.applications import Starlette
 
+from modelserve_tools.tiny.__main__ import chat_template
+from modelserve_tools.tiny.tokenizer_files import write_tokenizer
 from modelserve_worker.engine_client import EngineDead
 from modelserve_worker.metrics import WorkerMetrics
 from modelserve_worker.request import FinishReason, Request, RequestOutput, TokenLogprobs
@@ -26,8 +28,6 @@ from modelserve_worker.server.connections import Connection, Connections
 from modelserve_worker.server.settings import DoorSettings
 from modelserve_worker.server.state import ServedModel, ServerState
 from modelserve_worker.text.checkpoint_text import load_checkpoint_text
-from modelserve_worker.tiny.__main__ import chat_template
-from modelserve_worker.tiny.tokenizer_files import write_tokenizer
 
 EOS = 106
 ENDS = (EOS, 50)  # the end of a turn, and the start of a tool's response

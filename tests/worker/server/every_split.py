@@ -9,12 +9,12 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+from modelserve_tools.tiny.tokenizer_files import build_tokenizer
 from modelserve_worker.metrics import WorkerMetrics
 from modelserve_worker.request import FinishReason, Request, RequestOutput
 from modelserve_worker.server.inference import Answer
 from modelserve_worker.server.sequences import SequenceRunner
 from modelserve_worker.server.state import ServedModel
-from modelserve_worker.tiny.tokenizer_files import build_tokenizer
 
 Steps = Sequence[Sequence[Sequence[int]]]
 TURN_END = 106

@@ -8,13 +8,13 @@ from typing import Any
 import httpx
 import pytest
 
+from modelserve_tools.tiny.__main__ import chat_template
+from modelserve_tools.tiny.tokenizer_files import write_tokenizer
 from modelserve_worker.server.preparation import chat_sequences
 from modelserve_worker.server.protocol import ChatCompletionRequest
 from modelserve_worker.server.settings import DoorSettings
 from modelserve_worker.server.state import ServedModel, ServerState
 from modelserve_worker.text.checkpoint_text import load_checkpoint_text
-from modelserve_worker.tiny.__main__ import chat_template
-from modelserve_worker.tiny.tokenizer_files import write_tokenizer
 
 USER = {"role": "user", "content": "What is the time in Rome, and what was it an hour ago?"}
 SYSTEM = {"role": "system", "content": "You are brief."}

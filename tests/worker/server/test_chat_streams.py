@@ -11,6 +11,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from modelserve_tools.tiny.__main__ import chat_template
+from modelserve_tools.tiny.tokenizer_files import FIRST_BYTE_ID, SPECIAL_TOKENS, build_tokenizer
 from modelserve_worker.metrics import WorkerMetrics
 from modelserve_worker.request import FinishReason, Request, RequestOutput, TokenLogprobs
 from modelserve_worker.server.chat import ChatAnswer
@@ -20,8 +22,6 @@ from modelserve_worker.server.state import ServedModel
 from modelserve_worker.text.chat_template import ChatTemplate
 from modelserve_worker.text.checkpoint_text import CheckpointText, SamplingDefaults
 from modelserve_worker.text.vocabulary import Vocabulary
-from modelserve_worker.tiny.__main__ import chat_template
-from modelserve_worker.tiny.tokenizer_files import FIRST_BYTE_ID, SPECIAL_TOKENS, build_tokenizer
 
 METRICS = WorkerMetrics("tiny")
 TOKENIZER = build_tokenizer()

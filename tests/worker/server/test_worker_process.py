@@ -21,7 +21,7 @@ import openai
 import pytest
 
 from modelserve.termination import TERMINAL_EXIT_CODE
-from modelserve_worker.tiny.__main__ import write_checkpoint
+from modelserve_tools.tiny.__main__ import write_checkpoint
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from modelserve.errors import InvalidInput
+from modelserve_tools.tiny.__main__ import chat_template
+from modelserve_tools.tiny.tokenizer_files import write_tokenizer
 from modelserve_worker.text.chat_template import ChatTemplate, ChatTemplateError
 from modelserve_worker.text.checkpoint_text import SamplingDefaults, load_checkpoint_text
-from modelserve_worker.tiny.__main__ import chat_template
-from modelserve_worker.tiny.tokenizer_files import write_tokenizer
 
 CALL = {"name": "now", "arguments": {"zone": "CET", "n": 1}}
 USER = {"role": "user", "content": " Hi "}

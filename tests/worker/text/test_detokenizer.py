@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 from modelserve.errors import InvalidInput
+from modelserve_tools.tiny.tokenizer_files import FIRST_BYTE_ID, build_tokenizer
 from modelserve_worker.text.detokenizer import IncrementalDetokenizer
 from modelserve_worker.text.vocabulary import Vocabulary
-from modelserve_worker.tiny.tokenizer_files import FIRST_BYTE_ID, build_tokenizer
 
 BYTE_LEVEL = build_tokenizer()
 BYTE_LEVEL_VOCABULARY = Vocabulary.from_tokenizer(BYTE_LEVEL)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from modelserve_tools.tiny.tokenizer_files import FIRST_BYTE_ID, SPECIAL_TOKENS, build_tokenizer
 from modelserve_worker.text.markers import Markers
 from modelserve_worker.text.reply import (
     CallArguments,
@@ -22,7 +23,6 @@ from modelserve_worker.text.reply import (
 )
 from modelserve_worker.text.tool_calls import ToolCall
 from modelserve_worker.text.vocabulary import Vocabulary
-from modelserve_worker.tiny.tokenizer_files import FIRST_BYTE_ID, SPECIAL_TOKENS, build_tokenizer
 
 TOKENIZER = build_tokenizer()
 VOCABULARY = Vocabulary.from_tokenizer(TOKENIZER)

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file
 
 from modelserve.architecture import ModelArchitecture
-from modelserve_worker.tiny.__main__ import main, write_checkpoint
-from modelserve_worker.tiny.variants import VARIANTS
-from modelserve_worker.tiny.weights import PREFIX
+from modelserve_tools.tiny.__main__ import main, write_checkpoint
+from modelserve_tools.tiny.variants import VARIANTS
+from modelserve_tools.tiny.weights import PREFIX
 
 
 def test_the_same_seed_writes_the_same_files(tmp_path: Path) -> None:

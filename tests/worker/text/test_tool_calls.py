@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from modelserve_tools.tiny.__main__ import chat_template
+from modelserve_tools.tiny.tokenizer_files import build_tokenizer
 from modelserve_worker.text.chat_template import ChatTemplate
 from modelserve_worker.text.markers import Markers
 from modelserve_worker.text.reply import CallArguments, CallBegun, ReplyFormat, ReplyParser, join_parts
 from modelserve_worker.text.tool_calls import MAX_DEPTH, QUOTE, CallReader, ToolCall
 from modelserve_worker.text.vocabulary import Vocabulary
-from modelserve_worker.tiny.__main__ import chat_template
-from modelserve_worker.tiny.tokenizer_files import build_tokenizer
 
 TOKENIZER = build_tokenizer()
 VOCABULARY = Vocabulary.from_tokenizer(TOKENIZER)

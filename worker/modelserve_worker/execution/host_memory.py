@@ -1,10 +1,5 @@
 """Host memory of one rank for cached pages: pinned piece by piece in the background, copied to and from beside compute.
 
-A GPU has a stream for each direction, which only copies (kernels/compute_stream.py): behind an event of the compute
-stream that the step's page moves precede, so that what is stored has been computed and what is loaded over is read no
-more. A thread for each stream starts its copies, since a full queue makes whoever adds to it wait, and tells when they
-have ended. On the CPU a step is computed where it is launched, and so are its copies.
-
 Nothing here raises into a step: a piece that cannot be had is not there, and a copy that fails is never told to have
 ended, which costs hits (scheduling/host_tier.py).
 """
@@ -13,26 +8,23 @@ from __future__ import annotations
 
 import logging
 import mmap
-import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from modelserve.architecture import LayerKind
 from modelserve_worker.batch import HostCopy, ScheduledBatch
+from modelserve_worker.execution.host_lanes import Lane, StreamLane
 from modelserve_worker.execution.kv_cache import KVCache
+from modelserve_worker.execution.memory_copies import Stretches, copy_at_once, copy_on_stream
 from modelserve_worker.host_pages import HostLayout, HostProgress
 
-_ISSUE_TIMEOUT_S = 10.0
-
 logger = logging.getLogger(__name__)
-
-
-class HostMemoryError(RuntimeError):
-    """Pages are to be used that are still being loaded, and the copies do not start."""
 
 
 class HostMemory:
@@ -46,10 +38,10 @@ class HostMemory:
         self._lock = threading.Lock()
         self._listener: Callable[[HostProgress], None] | None = None
         device = cache.arena.device
-        lane = _StreamLane if device.type == "cuda" else _Lane
+        lane, self._start = (StreamLane, copy_on_stream) if device.type == "cuda" else (Lane, copy_at_once)
         self._stores = lane("stores", device, lambda copies: self._copy(copies, to_host=True), self._stored)
         self._loads = lane("loads", device, lambda copies: self._copy(copies, to_host=False), self._loaded)
-        self._stamps: dict[HostCopy, list[Tensor]] = {}  # debug: of what lies in each place
+        self._stamps: dict[tuple[LayerKind, int], list[Tensor]] = {}  # debug: of what lies in each place
 
     @property
     def progress(self) -> HostProgress:
@@ -98,52 +90,35 @@ class HostMemory:
 
     def _copy(self, copies: Sequence[HostCopy], *, to_host: bool) -> None:
         """On the current stream; neighbours in both memories at once."""
-        for run in _runs(copies, self._cache, self.layout):
-            pool = self._cache.pages(run.copies[0].kind)[run.row : run.row + len(run.copies)]
-            size = pool.shape[1]
-            host = self._pieces[run.piece][run.index * size : (run.index + len(run.copies)) * size].view_as(pool)
-            if to_host:
-                host.copy_(pool, non_blocking=True)
-            else:
-                pool.copy_(host, non_blocking=True)
-            if self._cache.stamps is not None:
-                self._carry_stamps(run, to_host=to_host)
+        places: list[NDArray[np.int64]] = []
+        for kind in LayerKind:
+            of_kind = np.array([(copy.page, copy.place) for copy in copies if copy.kind is kind], dtype=np.int64)
+            if len(of_kind):
+                rows = self._cache.page_rows(kind, of_kind[:, 0])
+                places.append(self._stretches(kind, rows, of_kind[:, 1]))
+                if self._cache.stamps is not None:
+                    self._carry_stamps(kind, rows.tolist(), of_kind[:, 1].tolist(), to_host=to_host)
+        pool, host, sizes = np.concatenate(places, axis=1)
+        self._start(Stretches(host, pool, sizes) if to_host else Stretches(pool, host, sizes))
 
-    def _carry_stamps(self, run: _Run, *, to_host: bool) -> None:
+    def _stretches(self, kind: LayerKind, rows: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Addresses in the pool, in host memory, and bytes, [3, n], of pages in these rows of the pool's view and these
+        places of host memory, [pages] each."""
+        size = self._cache.geometry.page(kind).page_bytes
+        pieces, within = np.divmod(places, self.layout.per_piece[kind])
+        goes_on = (np.diff(rows) == 1) & (np.diff(within) == 1) & (np.diff(pieces) == 0)
+        starts = np.flatnonzero(np.concatenate(([True], ~goes_on)))
+        pool = self._cache.pages(kind).data_ptr() + rows[starts] * size
+        host = np.array([self._pieces[piece].data_ptr() for piece in pieces[starts]]) + within[starts] * size
+        return np.stack((pool, host, np.diff(starts, append=len(rows)) * size))
+
+    def _carry_stamps(self, kind: LayerKind, rows: list[int], places: list[int], *, to_host: bool) -> None:
         assert self._cache.stamps is not None
-        for row, copy in enumerate(run.copies, run.row):
-            place = copy._replace(page=0)
+        for row, place in zip(rows, places, strict=True):
             if to_host:
-                self._stamps[place] = self._cache.stamps.of_page(copy.kind, row)
+                self._stamps[kind, place] = self._cache.stamps.of_page(kind, row)
             else:
-                self._cache.stamps.put_page(copy.kind, row, self._stamps[place])
-
-
-@dataclass
-class _Run:
-    """Copies of pages in rising rows of the pool's view and rising places of one piece, without gaps."""
-
-    row: int
-    piece: int
-    index: int
-    copies: list[HostCopy] = field(default_factory=list)
-
-
-def _runs(copies: Sequence[HostCopy], cache: KVCache, layout: HostLayout) -> Iterator[_Run]:
-    run: _Run | None = None
-    for copy in copies:
-        (row,) = cache.page_rows(copy.kind, (copy.page,)).tolist()
-        piece, index = layout.locate(copy.kind, copy.place)
-        if run is not None:
-            count = len(run.copies)
-            goes_on = (row, piece, index) == (run.row + count, run.piece, run.index + count)
-            if goes_on and copy.kind is run.copies[0].kind:
-                run.copies.append(copy)
-                continue
-            yield run
-        run = _Run(row, piece, index, [copy])
-    if run is not None:
-        yield run
+                self._cache.stamps.put_page(kind, row, self._stamps[kind, place])
 
 
 def _piece(size: int, device: torch.device) -> Tensor:
@@ -156,85 +131,3 @@ def _piece(size: int, device: torch.device) -> Tensor:
     runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     torch.cuda.check_error(int(runtime.cudaHostRegister(piece.data_ptr(), size, 0)))
     return piece
-
-
-class _Lane:
-    """Copies in one direction, at once."""
-
-    def __init__(
-        self,
-        name: str,
-        device: torch.device,
-        copy: Callable[[Sequence[HostCopy]], None],
-        ended: Callable[[int], None],
-    ) -> None:
-        """`copy` starts copies on the current stream; `ended` hears of the last step whose copies have all ended."""
-        self._name = name
-        self._device = device
-        self._copy = copy
-        self._ended = ended
-
-    def submit(self, step: int, copies: Sequence[HostCopy]) -> None:
-        """Copy, behind what is on the compute stream by now."""
-        if copies:
-            self._copy(copies)
-            self._ended(step)
-
-    def await_ended(self, step: int) -> None:
-        """What comes next on the compute stream waits for the copies of steps up to this one."""
-
-
-class _StreamLane(_Lane):
-    """Copies in one direction, on a stream and by a thread of their own."""
-
-    def __init__(
-        self,
-        name: str,
-        device: torch.device,
-        copy: Callable[[Sequence[HostCopy]], None],
-        ended: Callable[[int], None],
-    ) -> None:
-        super().__init__(name, device, copy, ended)
-        self._jobs: queue.SimpleQueue[tuple[int, torch.cuda.Event, Sequence[HostCopy]]] = queue.SimpleQueue()
-        self._issued = threading.Condition()
-        self._submitted = self._newest = 0  # steps
-        self._events: dict[int, torch.cuda.Event] = {}  # of copies on their way, by step
-        threading.Thread(target=self._run, name=f"host-{name}", daemon=True).start()
-
-    def submit(self, step: int, copies: Sequence[HostCopy]) -> None:
-        if copies:
-            behind = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            behind.record()
-            self._submitted = step
-            self._jobs.put((step, behind, copies))
-
-    def await_ended(self, step: int) -> None:
-        """Raises HostMemoryError where the copies do not start."""
-        last = min(step, self._submitted)
-        with self._issued:
-            if not self._issued.wait_for(lambda: self._newest >= last, _ISSUE_TIMEOUT_S):
-                raise HostMemoryError(f"the loads of step {last} have not been started after {_ISSUE_TIMEOUT_S:.0f} s")
-            events = [event for number, event in self._events.items() if number <= step]
-        for event in events:
-            torch.cuda.current_stream().wait_event(event)
-
-    def _run(self) -> None:
-        try:
-            torch.cuda.set_device(self._device)
-            stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-            with torch.inference_mode(), torch.cuda.stream(stream):
-                while True:
-                    step, behind, copies = self._jobs.get()
-                    stream.wait_event(behind)
-                    self._copy(copies)
-                    event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-                    event.record(stream)
-                    with self._issued:
-                        self._newest, self._events[step] = step, event
-                        self._issued.notify_all()
-                    event.synchronize()
-                    with self._issued:
-                        del self._events[step]
-                    self._ended(step)
-        except Exception:
-            logger.exception("the host's %s end here; nothing is copied any more", self._name)

@@ -58,7 +58,7 @@ class KVCache:
         }
         self.stamps = KVStamps(geometry, self.num_pages, pool_bytes=pool_bytes) if debug_stamps else None
 
-    def page_rows(self, kind: LayerKind, pages: Sequence[int] | NDArray[np.int32]) -> NDArray[np.int64]:
+    def page_rows(self, kind: LayerKind, pages: Sequence[int] | NDArray[np.integer]) -> NDArray[np.int64]:
         """View rows (int64) of page ids. Raises InvalidInput for an id outside the arena."""
         ids = np.asarray(pages, dtype=np.int64)
         count = self.num_pages[kind]

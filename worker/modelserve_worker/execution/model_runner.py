@@ -8,7 +8,7 @@ behind an event that only `PendingStep.result` waits for. Steps replay captured 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -213,7 +213,7 @@ class GPUModelRunner:
         if self._graphs and size:
             result = self._graphs.replay(step, size)
         else:
-            with self._graphs.memory() if self._graphs else nullcontext():
+            with self._scratch():
                 result = self._hidden(step, batch)
         self._sampler.admit(batch.admitted)  # the device has the model to compute while these are written
         self._scorer.admit(batch.admitted)
@@ -221,14 +221,23 @@ class GPUModelRunner:
             self._drafter.admit(batch.admitted)
         # A captured step without chunks ends with the head.
         ended = captured and step.chunks is None
-        head = _as_it_is if ended else self.model.head
         lengths = batch.lengths if step.narrowed is None else batch.kept
-        scored = self._scorer.score(batch, lengths, lambda some: self.model.parallel.all_gather(head(result[some])))
+
+        def logits(some: Tensor | slice) -> Tensor:
+            with self._scratch():
+                return result[some] if ended else self.model.head(result[some])
+
+        scored = self._scorer.score(batch, lengths, lambda some: self.model.parallel.all_gather(logits(some)))
         if step.sampled_slots is None:
             return LaunchedStep(batch.step, None, on_gpu=self._on_gpu, scored=scored)
         hidden = self._decoded if ended else result
-        sample = partial(self._sampled, batch, step, head(_sampled_rows(result, step)), hidden, scored)
+        sample = partial(self._sampled, batch, step, logits(_sampled_rows(step)), hidden, scored)
         return UnsampledStep(sample) if len(batch.constrained) else sample()
+
+    def _scratch(self) -> AbstractContextManager[None]:
+        """Where what is gone with its step takes its memory from: sizes that differ from step to step would each stay
+        in PyTorch's own."""
+        return nullcontext() if self._graphs is None else self._graphs.memory()
 
     def _pack(self, batch: ScheduledBatch, *, padded_to: StepSize | None = None) -> Step:
         step = self._packer.pack(batch, padded_to=padded_to)
@@ -379,10 +388,7 @@ class GPUModelRunner:
         return scaled.to(values.dtype)
 
 
-def _as_it_is(rows: Tensor) -> Tensor:
-    return rows
-
-
-def _sampled_rows(rows: Tensor, step: Step) -> Tensor:
+def _sampled_rows(step: Step) -> Tensor | slice:
+    """Where the rows that are sampled stand among those that a step ends with."""
     assert step.sampled_slots is not None
-    return rows[: len(step.sampled_slots)] if step.sampled_rows is None else rows[step.sampled_rows]
+    return slice(len(step.sampled_slots)) if step.sampled_rows is None else step.sampled_rows

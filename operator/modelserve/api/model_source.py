@@ -1,0 +1,67 @@
+"""`spec.model` of a ModelServe: where the checkpoint comes from."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, ValidationInfo
+
+from modelserve.api.schema_types import ApiModel, DnsName
+
+HF_URI_PATTERN = r"hf://[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*"
+PVC_URI_PATTERN = r"pvc://[a-z0-9]([a-z0-9.-]*[a-z0-9])?(/[A-Za-z0-9_][A-Za-z0-9._-]*)*"
+MODEL_URI_PATTERN = f"^({HF_URI_PATTERN}|{PVC_URI_PATTERN})$"
+FILE_URI_CONTEXT = {"file_uri": True}  # validation context of the command line, which also takes file://DIR
+
+
+def _model_uri(uri: str, info: ValidationInfo) -> str:
+    if re.fullmatch(MODEL_URI_PATTERN, uri):
+        return uri
+    if uri.startswith("file://"):
+        if info.context and info.context.get("file_uri"):
+            return uri
+        raise ValueError("file:// is for the command line only; use hf://OWNER/NAME or pvc://CLAIM/PATH")
+    raise ValueError(f"{uri!r} is not a model address; use hf://OWNER/NAME or pvc://CLAIM/PATH")
+
+
+ModelUri = Annotated[
+    str,
+    Field(min_length=1, max_length=512, json_schema_extra={"pattern": MODEL_URI_PATTERN}),
+    AfterValidator(_model_uri),
+]
+
+
+class SecretKeyRef(ApiModel):
+    """One key of a Secret of the same namespace."""
+
+    name: DnsName = Field(description="Name of the Secret.")
+    key: str = Field(
+        default="token", min_length=1, max_length=253, pattern=r"^[-._A-Za-z0-9]+$", description="Key in the Secret."
+    )
+
+
+class ModelSource(ApiModel):
+    """The checkpoint to serve."""
+
+    uri: ModelUri = Field(
+        description="Address of the checkpoint: hf://OWNER/NAME (Hugging Face hub) or pvc://CLAIM/PATH (a directory "
+        "on a PersistentVolumeClaim of the same namespace)."
+    )
+    served_name: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=128,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$",
+        description="Model name in the HTTP API; left out: the last part of uri.",
+    )
+    revision: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=128,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$",
+        description="Branch, tag or commit of an hf:// checkpoint; left out: main.",
+    )
+    auth_secret_ref: SecretKeyRef | None = Field(
+        default=None, description="Secret with the access token for hf://; only the download container sees it."
+    )

@@ -1,0 +1,194 @@
+"""`kubectl modelserve plan`: what the operator would decide in this cluster, for ModelServes of a file or of its own.
+
+The program is kubectl-modelserve, which kubectl finds on the PATH. It reads by kubectl, with the flags and the rights
+of its caller, writes nothing, and plans by the code of `modelserve plan`. Who may not list nodes gets the API server's
+dry run, and what the operator last said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from modelserve import __version__
+from modelserve.api import GROUP, KIND, PLURAL, VERSION, ModelServe
+from modelserve.catalogue import CATALOGUE_NAME
+from modelserve.cli.plan_command import EXIT_BAD_INPUT, EXIT_FITS, PlanOptions, plan_serves
+from modelserve.cli.plan_sources import documents, inventory_of_cluster, shown_name
+from modelserve.errors import InvalidInput
+from modelserve.model_facts import FACTS_KEY, ModelFacts
+
+EXIT_NO_CLUSTER = 1
+FACTS_LABELS = "app.kubernetes.io/component=model-facts,serving.modelserve.dev/name"
+RESOURCE = f"{PLURAL}.{VERSION}.{GROUP}"  # kubectl would take the latest version that is served
+NOT_COUNTED = "What workers of this cluster have measured, and the operator has learned, is not counted here."
+
+Body = dict[str, Any]
+
+
+class ClusterError(Exception):
+    """kubectl could not answer; the text is its own."""
+
+    @property
+    def forbidden(self) -> bool:
+        return "forbidden" in str(self).lower()
+
+
+@dataclass(frozen=True)
+class Kubectl:
+    """kubectl with the caller's flags for cluster, user and namespace."""
+
+    flags: tuple[str, ...]
+
+    def run(self, *arguments: str, document: str | None = None) -> str:
+        """Its standard output; warnings of the API server pass through. Raises ClusterError."""
+        command = [os.environ.get("KUBECTL", "kubectl"), *self.flags, *arguments]
+        try:
+            done = subprocess.run(command, input=document, capture_output=True, text=True, check=False)
+        except OSError as error:
+            raise ClusterError(f"kubectl cannot be run: {error.strerror}; put it on the PATH") from error
+        if done.returncode:
+            raise ClusterError(done.stderr.strip() or f"kubectl {arguments[0]} ended with status {done.returncode}")
+        sys.stderr.write(done.stderr)
+        return done.stdout
+
+    def items(self, *arguments: str) -> list[Body]:
+        """Objects of `get`, be it one or a list of them; none where nothing was found."""
+        text = self.run("get", *arguments, "--ignore-not-found", "-o", "json").strip()
+        found: Body = json.loads(text) if text else {"items": []}
+        items: list[Body] = found.get("items", [found])
+        return items
+
+    def optional(self, *arguments: str) -> list[Body]:
+        """As `items`; none either of a kind that the cluster does not have or the caller may not read."""
+        try:
+            return self.items(*arguments)
+        except ClusterError:
+            return []
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit code, as `modelserve plan`, and 1 when the cluster does not answer."""
+    arguments = _parser().parse_args(argv)
+    try:
+        print(*_plan(arguments), sep="\n", flush=True)
+    except InvalidInput as error:
+        print(f"kubectl modelserve: {error}", file=sys.stderr)
+        return EXIT_BAD_INPUT
+    except ClusterError as error:
+        print(f"kubectl modelserve: {error}", file=sys.stderr)
+        return EXIT_NO_CLUSTER
+    return int(arguments.code)
+
+
+def _plan(arguments: argparse.Namespace) -> Iterable[str]:
+    """Lines of the answer; leaves the exit code in `arguments.code`."""
+    kubectl = Kubectl(tuple(_flags(arguments)))
+    bodies = _bodies(kubectl, arguments)
+    serves = [_parsed(body, of_file=arguments.file is not None) for body in bodies]
+    options = PlanOptions(file="", output=arguments.output, every=arguments.all)
+    try:
+        nodes = kubectl.items("nodes")
+    except ClusterError as error:
+        if not error.forbidden:
+            raise
+        return _without_nodes(kubectl, bodies, error, of_file=arguments.file is not None)
+    pools = kubectl.optional("nodepools.karpenter.sh")
+    shared = kubectl.optional("configmap", CATALOGUE_NAME, f"--namespace={arguments.operator_namespace}")
+    where = inventory_of_cluster(nodes, pools, shared[0].get("data") or {} if shared else None)
+    inspected = dict(_inspected(kubectl, bodies))
+    text, arguments.code = plan_serves(serves, where, options, inspected=inspected)
+    return (text, "", NOT_COUNTED) if arguments.output == "table" else (text,)
+
+
+def _bodies(kubectl: Kubectl, arguments: argparse.Namespace) -> list[Body]:
+    """ModelServes of the file, or those that are named. Raises InvalidInput where there is none."""
+    if (arguments.file is None) == (not arguments.names):
+        raise InvalidInput(f"name ModelServes, or give a file with -f: kubectl get {PLURAL} lists those that exist")
+    if arguments.file is None:
+        found = [body for name in arguments.names for body in kubectl.items(RESOURCE, name)]
+        missing = set(arguments.names) - {body["metadata"]["name"] for body in found}
+        if missing:
+            raise InvalidInput(f"there is no {KIND} {', '.join(sorted(missing))} in this namespace")
+        return found
+    found = [body for body in documents(arguments.file) if isinstance(body, dict) and body.get("kind") == KIND]
+    if not found:
+        raise InvalidInput(f"{shown_name(arguments.file)} holds no {KIND}")
+    return found
+
+
+def _parsed(body: Body, *, of_file: bool) -> ModelServe:
+    """Unknown fields are a mistake in a file, and of a later release in the cluster. Raises InvalidInput."""
+    return ModelServe.parse(body) if of_file else ModelServe.parse_of_any_release(body)[0]
+
+
+def _named(body: Body) -> tuple[str, ...]:
+    """The object of the cluster, as kubectl is asked for it."""
+    metadata = body["metadata"]
+    place = (f"--namespace={metadata['namespace']}",) if metadata.get("namespace") else ()
+    return (RESOURCE, metadata["name"], *place)
+
+
+def _inspected(kubectl: Kubectl, bodies: Iterable[Body]) -> Iterable[tuple[str, ModelFacts]]:
+    """Facts that the operator keeps of the models of ModelServes that exist, by the address of the model."""
+    for body in bodies:
+        _, name, *place = _named(body)
+        for live in kubectl.optional(*_named(body)):
+            for config_map in kubectl.optional("configmap", f"--selector={FACTS_LABELS}={name}", *place):
+                try:
+                    facts = ModelFacts.model_validate_json((config_map.get("data") or {}).get(FACTS_KEY, ""))
+                except ValidationError:
+                    continue
+                yield str(live["spec"]["model"]["uri"]), facts
+
+
+def _without_nodes(kubectl: Kubectl, bodies: list[Body], error: ClusterError, *, of_file: bool) -> Iterable[str]:
+    """The API server's opinion of a file, and what the operator has said of what exists."""
+    yield f"No plan can be made without reading nodes ({error})."
+    for body in bodies:
+        name = body["metadata"]["name"]
+        if of_file:
+            kubectl.run("apply", "--dry-run=server", "-f", "-", document=json.dumps(body))
+            yield f"{name}: the API server's dry run accepts it."
+        for live in kubectl.optional(*_named(body)):
+            status: Mapping[str, Any] = live.get("status") or {}
+            for field, what in (("plan", "runs"), ("proposedPlan", "is proposed")):
+                if (status.get(field) or {}).get("message"):
+                    yield f"{name}: {what}: {status[field]['message']}"
+
+
+def _flags(arguments: argparse.Namespace) -> Iterable[str]:
+    for flag in ("kubeconfig", "context", "namespace", "as_"):
+        value = getattr(arguments, flag)
+        if value is not None:
+            yield f"--{flag.rstrip('_')}={value}"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="kubectl modelserve", description="Preview plans in this cluster.")
+    parser.add_argument("--version", action="version", version=__version__)
+    parser.set_defaults(code=EXIT_FITS)
+    commands = parser.add_subparsers(dest="command", required=True)
+    plan = commands.add_parser("plan", help="what the operator would decide (exit 0 fits, 3 does not)")
+    plan.add_argument("names", nargs="*", metavar="NAME", help="ModelServes that exist; they are only read")
+    plan.add_argument("-f", "--file", help="YAML file with ModelServes, - for standard input")
+    plan.add_argument("-o", "--output", choices=("table", "json", "yaml"), default="table", help="form of the output")
+    plan.add_argument("--all", action="store_true", help="every candidate, not only the best of each product")
+    plan.add_argument("--operator-namespace", default="modelserve-system", help="where its catalogue is")
+    plan.add_argument("-n", "--namespace", help="as of kubectl")
+    plan.add_argument("--context", help="as of kubectl")
+    plan.add_argument("--kubeconfig", help="as of kubectl")
+    plan.add_argument("--as", dest="as_", help="as of kubectl")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,213 @@
+"""`modelserve plan`: what the operator would decide for the ModelServes of a file, without a cluster."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from modelserve.api import KIND, ModelServe, ModelServeSpec, PlanStatus
+from modelserve.api.schema_types import QUANTITY_PATTERN, quantity_value
+from modelserve.architecture import ModelArchitecture
+from modelserve.cli.comparison import (
+    ComparedPool,
+    PeerCurve,
+    compare,
+    compared_pool,
+    compared_versions,
+    comparison_text,
+    peer_curves,
+)
+from modelserve.cli.plan_sources import Inventory, documents, inventory, shown_name
+from modelserve.cli.plan_text import ShownCandidate, best_of_each_product, plan_text, pools_text
+from modelserve.cli.plot import plot_concurrency
+from modelserve.errors import InvalidInput
+from modelserve.inspection import read_architecture, read_weight_format
+from modelserve.model_facts import ModelFacts
+from modelserve.planning.evaluation import Fit
+from modelserve.planning.learned import Learned
+from modelserve.planning.planner import candidate_list, consider, plan
+from modelserve.planning.wishes import Wishes, wishes
+from modelserve.published import published_model, published_uris
+from modelserve.sizing.memory import check_overrides
+from modelserve.weight_format import WeightFormat
+
+EXIT_FITS, EXIT_BAD_INPUT, EXIT_NO_PLAN = 0, 2, 3
+GPUS_PER_NODE = 8  # of the catalogue's products, when no accelerator is given
+OutputForm = Literal["table", "json", "yaml"]
+_FILE_PREFIX = "file://"
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """The flags of `modelserve plan`."""
+
+    file: str
+    accelerators: tuple[str, ...] = ()
+    nodes: str | None = None
+    catalogue: str | None = None  # file with further products
+    output: OutputForm = "table"
+    compare: str | None = None  # vllm or vllm:VERSION
+    pool: str | None = None  # a quantity that takes the place of the planned pool in the comparison
+    assume: tuple[str, ...] = ()  # TERM=QUANTITY
+    plot: str | None = None  # PNG file of concurrency against context
+    every: bool = False  # in the table: all candidates, where no accelerator is named
+
+
+@dataclass(frozen=True)
+class PlannedServe:
+    """One entry of the output, with every candidate."""
+
+    name: str
+    plan: PlanStatus
+    shown: tuple[ShownCandidate, ...]
+    left_out: tuple[str, ...]  # nodes, with why
+    wishes: Wishes
+    compared: ComparedPool | None
+    comparison: list[dict[str, Any]]
+    peers: tuple[PeerCurve, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        entry: dict[str, Any] = {"name": self.name, "plan": self.plan.to_json()}
+        return entry | ({"comparison": self.comparison} if self.comparison else {})
+
+    def to_text(self, *, every: bool) -> str:
+        """The table, of `every` candidate or of the best of each product."""
+        shown = self.shown if every else best_of_each_product(self.shown)
+        page = plan_text(
+            self.name,
+            self.plan,
+            shown,
+            wishes=self.wishes,
+            nodes_left_out=self.left_out,
+            rows_left_out=len(self.shown) - len(shown),
+        )
+        return f"{page}\n\n{comparison_text(self.compared, self.comparison)}" if self.compared else page
+
+
+def run_plan(options: PlanOptions) -> tuple[str, int]:
+    """The output, one entry per ModelServe, and the exit code: 0 all have a plan that fits, 3 one has none.
+
+    Raises InvalidInput for anything wrong in the documents, flags or node file.
+    """
+    if options.pool is not None and options.compare is None:
+        raise InvalidInput(f"--pool {options.pool[:32]!r} is the pool of a comparison; give --compare vllm with it")
+    where = inventory(options.accelerators, node_file=options.nodes, catalogue_file=options.catalogue)
+    return plan_serves(_model_serves(options.file), where, options)
+
+
+def plan_serves(
+    serves: Sequence[ModelServe],
+    where: Inventory,
+    options: PlanOptions,
+    *,
+    inspected: Mapping[str, ModelFacts] | None = None,
+) -> tuple[str, int]:
+    """As `run_plan`, for ModelServes and an inventory that are there already. `inspected`: facts of models by their
+    address, which no release ships.
+    """
+    assumed = _assumed(options.assume)
+    planned = [_planned(serve, where, options, assumed, inspected or {}) for serve in serves]
+    if options.plot is not None:
+        _plot(planned, options.plot)
+    entries = [entry.to_json() for entry in planned]
+    if options.output == "json":
+        text = json.dumps(entries, indent=2)
+    elif options.output == "yaml":
+        text = yaml.safe_dump(entries, sort_keys=False, width=120).rstrip("\n")
+    else:
+        pools = [pools_text(found)] if where.of_cluster and (found := where.pools()) else []
+        every = options.every or bool(options.accelerators)
+        text = "\n\n".join([*pools, *(entry.to_text(every=every) for entry in planned)])
+    return text, EXIT_FITS if all(entry.plan.fits for entry in planned) else EXIT_NO_PLAN
+
+
+def _planned(
+    serve: ModelServe,
+    where: Inventory,
+    options: PlanOptions,
+    assumed: Learned,
+    inspected: Mapping[str, ModelFacts],
+) -> PlannedServe:
+    spec = serve.spec
+    architecture, stored = _model(spec, inspected)
+    offers = where.offers(spec)
+    made = plan(spec, architecture, offers, learned=assumed, weight_format=stored)
+    if not made.fits and (trusted := where.on_trust(spec, offers)):
+        offers = (*offers, *trusted)
+        made = plan(spec, architecture, offers, learned=assumed, weight_format=stored)
+    considered = consider(spec, architecture, offers, learned=assumed, weight_format=stored)
+    candidates = candidate_list(considered, spec, architecture, learned=assumed, weight_format=stored)
+    rows = tuple(ShownCandidate(c, each.evaluation) for c, each in zip(candidates, considered, strict=True))
+    asked = wishes(spec, learned=assumed, weight_format=stored)
+    left_out = tuple(where.left_out(spec))
+    if options.compare is None:
+        return PlannedServe(serve.metadata.name, made, rows, left_out, asked, None, [])
+    versions = compared_versions(options.compare)
+    pool_bytes = _bytes("--pool", options.pool) if options.pool else None
+    pool = compared_pool(spec, made, architecture, pool_bytes=pool_bytes)
+    if pool is None:
+        raise InvalidInput(f"{serve.metadata.name}: nothing fits, so there is no pool to compare; give one with --pool")
+    compared = compare(architecture, pool, versions)
+    peers = peer_curves(architecture, pool, versions) if options.plot is not None else ()
+    return PlannedServe(serve.metadata.name, made, rows, left_out, asked, pool, compared, peers)
+
+
+def _plot(planned: Sequence[PlannedServe], file: str) -> None:
+    if len(planned) != 1:
+        raise InvalidInput(f"--plot draws one {KIND}; the file holds {len(planned)}")
+    (entry,) = planned
+    fits = [each.evaluation for each in entry.shown if isinstance(each.evaluation, Fit)]
+    plot_concurrency(fits, Path(file), peers=entry.peers, title=f"{entry.name}: requests at once against context")
+
+
+def _assumed(texts: Sequence[str]) -> Learned:
+    """`--assume TERM=QUANTITY` as the terms every rank is planned with."""
+    terms: dict[str, int] = {}
+    for text in texts:
+        name, separator, quantity = text.partition("=")
+        if not separator:
+            raise InvalidInput(f"--assume {text[:64]!r} is not TERM=QUANTITY, such as context=512Mi")
+        terms[name] = _bytes(f"--assume {name}", quantity)
+    check_overrides(terms)
+    return Learned(terms=lambda *_, **__: terms)
+
+
+def _bytes(flag: str, quantity: str) -> int:
+    if len(quantity) > 32 or not re.fullmatch(QUANTITY_PATTERN, quantity):
+        raise InvalidInput(f"{flag}: {quantity[:32]!r} is not a quantity of bytes, such as 11.54Gi")
+    value = int(quantity_value(quantity))
+    if not 0 <= value < 1 << 50:
+        raise InvalidInput(f"{flag}: {quantity} is out of range; it must be below 1 PiB")
+    return value
+
+
+def _model(spec: ModelServeSpec, inspected: Mapping[str, ModelFacts]) -> tuple[ModelArchitecture, WeightFormat]:
+    """Geometry and weight format of a published or inspected model, or of a directory of this machine."""
+    uri = spec.model.uri
+    if uri.startswith(_FILE_PREFIX):
+        directory = Path(uri.removeprefix(_FILE_PREFIX))
+        return read_architecture(directory), read_weight_format(directory)
+    facts = published_model(uri) or inspected.get(uri)
+    if facts is None:
+        raise InvalidInput(
+            f"spec.model.uri: {uri} cannot be looked into from here; give its directory as file://DIR, or one of "
+            f"{', '.join(published_uris())}"
+        )
+    return facts.architecture, facts.format
+
+
+def _model_serves(file: str) -> list[ModelServe]:
+    found = [
+        ModelServe.parse(document, file_uri=True)
+        for document in documents(file)
+        if not isinstance(document, dict) or document.get("kind", KIND) == KIND
+    ]
+    if not found:
+        raise InvalidInput(f"{shown_name(file)} holds no {KIND}")
+    return found

@@ -1,0 +1,108 @@
+"""The CapacityBuffer of a ModelServe: when there is one, and what its autoscaler says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from modelserve_operator.apply import Applier, NameTakenError, PredecessorError, UnfitError
+from modelserve_operator.drift import DriftContestedError
+from modelserve_operator.kinds import POD_TEMPLATE, ResourceKind
+from modelserve_operator.kube import KubeError
+from modelserve_operator.manifests.buffer_objects import buffer_template, capacity_buffer
+from modelserve_operator.observed import Body, Observed
+from modelserve_operator.plan import Decision, Finding
+from modelserve_operator.reasons import Reason
+from modelserve_operator.rollout import RunningRevision
+
+RunningRevisions = Mapping[str, RunningRevision]
+
+
+@dataclass(frozen=True)
+class RefusedBuffer:
+    """Why the CapacityBuffer could not be written: the rest of the ModelServe does not wait for it."""
+
+    message: str
+
+
+def withheld(decision: Decision, running: RunningRevisions) -> str | None:
+    """Why there is no buffer now although the spec asks for one; None where there is, or nobody knows yet."""
+    target = decision.target
+    if target is None:
+        return "no plan is committed" if decision.planned.ok is not None else None
+    runs = running.get(target.hash)
+    # Also while an attempt is under way: else each attempt would have an autoscaler bring nodes for the buffer as well.
+    if runs is not None and (runs.failing or (runs.record is not None and runs.ready < runs.replicas)):
+        return "workers of the plan fail, and room for more of them would not help"
+    return None
+
+
+class CapacityBuffers:
+    """Writes them. Neither their absence nor a refusal keeps anything else from being done."""
+
+    def __init__(self, applier: Applier) -> None:
+        self._applier = applier
+
+    async def apply(self, observed: Observed, decision: Decision, running: RunningRevisions) -> RefusedBuffer | None:
+        """Have the buffer, or have none. Raises nothing."""
+        kind, spec, target = observed.buffer_kind, decision.spec, decision.target
+        if kind is None or spec is None:
+            return None
+        try:
+            if spec.capacity_buffer is None or withheld(decision, running) is not None:
+                await self._remove(kind, observed)
+            elif target is not None:
+                await self._applier.apply(POD_TEMPLATE, buffer_template(observed.model_serve, target))
+                await self._applier.apply(kind, capacity_buffer(observed.model_serve, spec.capacity_buffer))
+        except (PredecessorError, NameTakenError, DriftContestedError, UnfitError, KubeError) as error:
+            return RefusedBuffer(str(error))
+        return None
+
+    async def _remove(self, kind: ResourceKind, observed: Observed) -> None:
+        for each, body in ((kind, observed.capacity_buffer), (POD_TEMPLATE, observed.buffer_template)):
+            if body is not None:
+                await self._applier.delete(each, body)
+
+
+def buffered(
+    observed: Observed, decision: Decision, running: RunningRevisions, refused: RefusedBuffer | None
+) -> Finding | None:
+    """The condition CapacityBuffered; None where the spec asks for no buffer."""
+    if decision.spec is None or decision.spec.capacity_buffer is None:
+        return None
+    if observed.buffer_kind is None:
+        message = (
+            "The cluster serves no CapacityBuffer (autoscaling.x-k8s.io), or the operator may not list it: install "
+            "its CRD, and switch it on in the autoscaler."
+        )
+        return Finding(False, Reason.BUFFER_NOT_SERVED, message)
+    why = withheld(decision, running)
+    if why is not None:
+        return Finding(False, Reason.BUFFER_WITHHELD, f"There is no CapacityBuffer: {why}.")
+    if refused is not None:
+        return Finding(False, Reason.BUFFER_REFUSED, refused.message)
+    body = observed.capacity_buffer or {}
+    return _as_the_autoscaler_says(body.get("status") or {}, observed.name)
+
+
+def _as_the_autoscaler_says(status: Body, name: str) -> Finding:
+    states = {each["type"]: each for each in status.get("conditions") or ()}
+    if not states:
+        message = f"No autoscaler has taken up CapacityBuffer {name}: is it switched on there?"
+        return Finding(None, Reason.BUFFER_NOT_TAKEN_UP, message)
+    limited, ready, held = (states.get(kind) for kind in ("LimitedByQuotas", "ReadyForProvisioning", "Provisioning"))
+    if limited is not None and limited["status"] == "True":
+        return Finding(False, Reason.LIMITED_BY_QUOTAS, _told(limited))
+    if ready is not None and ready["status"] == "False":
+        return Finding(False, Reason.BUFFER_NOT_READY, _told(ready))
+    if held is None or held["status"] != "True":
+        return Finding(False if held else None, Reason.BUFFER_PROVISIONING, _told(held or ready or {}))
+    room = status.get("replicas")
+    return Finding(True, Reason.BUFFER_PROVISIONED, f"There is room for {room} more workers: {_told(held)}")
+
+
+def _told(condition: Mapping[str, Any]) -> str:
+    """A condition of the autoscaler in its own words."""
+    message = f"{condition.get('type')} is {condition.get('status')} ({condition.get('reason')})"
+    return f"{message}: {condition['message']}" if condition.get("message") else f"{message}."

@@ -1,0 +1,1 @@
+"""What ready workers report, how it compares with the plan, and where it is kept."""

@@ -1,0 +1,258 @@
+"""`modelserve-worker fetch`: download a model from the Hugging Face Hub into a directory that pods share.
+
+Runs in an init container, the only one that sees the token (environment variable HF_TOKEN). A lock file lets one of
+several pods download while the others wait; an interrupted download continues where it stopped; a completed one is
+marked and never asks the Hub again, so a replica restarts without network and all replicas serve the same files.
+
+A branch moves, so another init container runs `fetch --resolve` before: it tells the commit that the revision stands
+for, in its termination message and in a file for `fetch --commit-file`. It asks the Hub only where nobody has told it
+before: neither the operator, in a mounted file, nor the marker of what was downloaded already.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import logging
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from modelserve.errors import InvalidInput, ModelServeError
+from modelserve.termination import (
+    TERMINAL_EXIT_CODE,
+    TerminationMessage,
+    TerminationReason,
+    write_resolved,
+    write_termination,
+)
+from modelserve_tools.weight_headers import fetch_headers
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+METADATA_PATTERNS = ("*.json", "*.jinja", "*.txt", "*.model")
+WEIGHT_PATTERNS = ("*.safetensors",)
+LOCK = ".modelserve-fetch.lock"
+MARKER = ".modelserve-fetched.json"
+REPOSITORY = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}")
+
+logger = logging.getLogger(__name__)
+
+
+class DownloadError(ModelServeError):
+    """The Hub could not be reached or a transfer broke off; trying again continues the download."""
+
+
+class Fetched(BaseModel):
+    """What a directory holds in full: content of the marker file, which other releases read and write too."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    uri: str
+    revision: str
+    metadata_only: bool
+    commit: str | None = None  # that the revision stood for
+
+    def covers(self, wanted: Fetched) -> bool:
+        same = (self.uri, self.revision) == (wanted.uri, wanted.revision)
+        return same and (wanted.metadata_only or not self.metadata_only)
+
+
+class CommitGoneError(InvalidInput):
+    """The Hub no longer has the commit that this model was resolved to."""
+
+
+def resolve(uri: str, revision: str, dest: Path, *, recorded: Path | None = None) -> str:
+    """The commit that `revision` stands for: as `recorded` (a file) has it, else as `dest` was filled, else as the Hub
+    says now. Raises InvalidInput and DownloadError as `fetch` does.
+    """
+    repository = _repository(uri)
+    if recorded is not None and recorded.exists() and (told := recorded.read_text().strip()):
+        return told
+    present = _marker(dest)
+    if present is not None and (present.uri, present.revision) == (uri, revision) and present.commit:
+        return present.commit
+    with _hub(repository, revision) as api:
+        return str(api.model_info(repository, revision=revision).sha)
+
+
+def fetch(uri: str, revision: str, dest: Path, *, metadata_only: bool = False, commit: str | None = None) -> None:
+    """Make `dest` hold the files of `uri` (hf://OWNER/NAME) at `revision`; with metadata_only the headers of the weight
+    files stand in for these.
+
+    `commit`: what the revision was resolved to. Raises InvalidInput for what another try cannot cure (malformed uri,
+    unknown or closed repository or revision, a directory that holds another model or cannot be written),
+    CommitGoneError, DownloadError for the rest.
+    """
+    repository = _repository(uri)
+    wanted = Fetched(uri=uri, revision=revision, metadata_only=metadata_only)
+    try:
+        dest.mkdir(parents=True, exist_ok=True)
+        with _locked(dest / LOCK):
+            present = _marker(dest)
+            if present is not None and present.covers(wanted) and commit in (None, present.commit):
+                logger.info("%s already holds %s at %s", dest, uri, revision)
+                return
+            if present is not None and (present.uri, present.revision) != (uri, revision):
+                raise InvalidInput(
+                    f"{dest} holds {present.uri} at {present.revision}, not {uri} at {revision}: use another directory "
+                    "(storage.subPath) for each model and revision"
+                )
+            found = _download(repository, commit or revision, dest, metadata_only=metadata_only, resolved=bool(commit))
+            (dest / MARKER).write_text(wanted.model_copy(update={"commit": found}).model_dump_json())
+    except OSError as error:
+        raise InvalidInput(f"{dest} cannot be written: {error}") from error
+
+
+def _repository(uri: str) -> str:
+    repository = uri.removeprefix("hf://")
+    if repository == uri or not REPOSITORY.fullmatch(repository):
+        raise InvalidInput(f"{uri!r} is not of the form hf://OWNER/NAME", field="model.uri")
+    return repository
+
+
+def _marker(dest: Path) -> Fetched | None:
+    try:
+        return Fetched.model_validate_json((dest / MARKER).read_text())
+    except (FileNotFoundError, ValidationError):  # a marker cut short by a crash means: not complete
+        return None
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock; the kernel drops it when the process ends, however it ends."""
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            logger.info("another pod is downloading into %s: waiting for it", path.parent)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _download(repository: str, revision: str, dest: Path, *, metadata_only: bool, resolved: bool) -> str:
+    """The commit that was downloaded."""
+    with _hub(repository, revision, resolved=resolved) as api:
+        return _transfer(api, repository, revision, dest, metadata_only=metadata_only)
+
+
+@contextmanager
+def _hub(repository: str, revision: str, *, resolved: bool = False) -> Iterator[HfApi]:
+    """The Hub's client; what it raises becomes InvalidInput, CommitGoneError (if `resolved`) or DownloadError."""
+    from huggingface_hub import HfApi, errors
+
+    token = os.environ.get("HF_TOKEN")
+    try:
+        yield HfApi(token=token or False)
+    except errors.GatedRepoError as error:
+        have = "the token given has no access" if token else "no token was given"
+        raise InvalidInput(
+            f"hf://{repository} is gated and {have}: accept its licence on the Hub and set model.authSecretRef",
+            field="model.authSecretRef",
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise InvalidInput(
+            f"hf://{repository} does not exist on the Hub, or is private and the token has no access to it",
+            field="model.uri",
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        if resolved:
+            raise CommitGoneError(
+                f"hf://{repository} no longer has commit {revision}, which this model was resolved to: set "
+                "model.revision to a commit, branch or tag that is there",
+                field="model.revision",
+            ) from error
+        raise InvalidInput(f"hf://{repository} has no revision {revision!r}", field="model.revision") from error
+    except InvalidInput:
+        raise
+    except Exception as error:  # the transfer stack raises errors of several libraries, all cured by another try
+        raise DownloadError(
+            f"downloading hf://{repository} from {_endpoint()} failed: {_with_cause(error)}: the next try continues it"
+        ) from error
+
+
+def _endpoint() -> str:
+    """Where the Hub is asked: HF_ENDPOINT, else its own address. Proxies and CA bundles are the client's variables."""
+    return os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+
+
+def _with_cause(error: BaseException) -> str:
+    """An error with the one at its root: the client's own words are about a cache, not about the network."""
+    root = error
+    while (before := root.__cause__ or root.__context__) is not None:
+        root = before
+    told = f"{type(error).__name__}: {error}"
+    return told if root is error else f"{told} (caused by {type(root).__name__}: {root})"
+
+
+def _transfer(api: HfApi, repository: str, revision: str, dest: Path, *, metadata_only: bool) -> str:
+    """Download and compare names and sizes with the Hub's listing. Returns the commit.
+
+    The listing is asked for first because snapshot_download, when it cannot reach the Hub, returns a directory that is
+    not empty as if it were complete.
+    """
+    info = api.model_info(repository, revision=revision, files_metadata=True)
+    there = {file.rfilename: file.size for file in info.siblings or () if "/" not in file.rfilename}
+    weights = [name for name in there if _matches(name, WEIGHT_PATTERNS)]
+    if not weights:
+        raise InvalidInput(f"hf://{repository} at {revision!r} holds no *.safetensors file", field="model.uri")
+    patterns = METADATA_PATTERNS if metadata_only else METADATA_PATTERNS + WEIGHT_PATTERNS
+    sizes = {name: size for name, size in there.items() if _matches(name, patterns)}
+    logger.info("downloading %d files, %d bytes", len(sizes), sum(size or 0 for size in sizes.values()))
+    api.snapshot_download(repository, revision=info.sha, local_dir=dest, allow_patterns=list(sizes))
+    for name, size in sizes.items():
+        held = (dest / name).stat().st_size
+        if size is not None and held != size:
+            raise OSError(f"{name} has {held} bytes, the Hub says {size}")
+    if metadata_only:
+        fetch_headers(api, repository, str(info.sha), weights, dest)
+    return str(info.sha)
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch(name, pattern) for pattern in patterns)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit 0 when complete, 1 when another try may help, TERMINAL_EXIT_CODE when none can."""
+    parser = argparse.ArgumentParser(
+        prog="modelserve-worker fetch", description="Download a model from the Hugging Face Hub."
+    )
+    parser.add_argument("--uri", required=True, help="hf://OWNER/NAME")
+    parser.add_argument("--revision", default="main", help="branch, tag or commit (default: main)")
+    parser.add_argument("--dest", required=True, type=Path, help="directory to fill")
+    parser.add_argument("--metadata-only", action="store_true", help="of weights only their headers")
+    parser.add_argument("--resolve", action="store_true", help="only tell the commit that the revision stands for")
+    parser.add_argument("--recorded", type=Path, help="--resolve: a file with the commit, where it is known")
+    parser.add_argument("--commit-file", type=Path, help="where --resolve leaves the commit for the download")
+    arguments = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    try:
+        if arguments.resolve:
+            commit = resolve(arguments.uri, arguments.revision, arguments.dest, recorded=arguments.recorded)
+            logger.info("%s at %s is commit %s", arguments.uri, arguments.revision, commit)
+            if arguments.commit_file is not None:
+                arguments.commit_file.write_text(commit)
+            write_resolved(commit)
+        else:
+            known = arguments.commit_file.read_text() if arguments.commit_file is not None else None
+            only = arguments.metadata_only
+            fetch(arguments.uri, arguments.revision, arguments.dest, metadata_only=only, commit=known)
+    except InvalidInput as error:
+        sys.stderr.write(f"{error}\n")
+        gone = isinstance(error, CommitGoneError)
+        reason = TerminationReason.ModelCommitGone if gone else TerminationReason.ModelUnavailable
+        write_termination(TerminationMessage(reason=reason, message=str(error)))
+        return TERMINAL_EXIT_CODE
+    except (DownloadError, ValidationError) as error:  # the latter: what the Hub names is no commit
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
