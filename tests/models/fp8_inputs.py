@@ -20,7 +20,7 @@ from quantise import quantise
 from teacher_forcing import EngineLogits, checkpoint_renderer, divergence, is_exact, render_cell
 from torch import Tensor
 
-from modelserve_worker.evaluation.cells import Cell
+from modelserve_tools.evaluation.cells import Cell
 from modelserve_worker.kernels.fp8_linear import rounded_inputs, unpaired
 from modelserve_worker.layers.stored_matrix import Fp8Matrix
 
