@@ -31,6 +31,7 @@ from modelserve_worker.execution.model_runner import GPUModelRunner
 from modelserve_worker.kernels.kernel_cache import use_kernel_cache
 from modelserve_worker.kernels.operations import Operations
 from modelserve_worker.layers.parallel import TensorParallel
+from modelserve_worker.models.exact_check import check_exact
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.request import SamplingParams
 
@@ -62,7 +63,7 @@ def load(architecture: ModelArchitecture, *, exact: bool) -> Gemma4ForCausalLM:
         operations=Operations(table, device),
     )  # fmt: skip
     if exact:
-        model.check_exact()
+        check_exact(model)
     return model
 
 
