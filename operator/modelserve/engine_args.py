@@ -14,6 +14,7 @@ from pydantic.alias_generators import to_camel
 from pydantic.fields import FieldInfo
 
 from modelserve.releases import release_number
+from modelserve.sizing.backends.table import Profile
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
 from modelserve.sizing.speculation import AUTO_DRAFTS, MOST_DRAFTS, NO_DRAFTS, Speculation
 
@@ -62,6 +63,12 @@ class EngineArgs(BaseModel):
         "On GPUs up to four times as many, 2,048 at most, while prompts wait for 48 such steps.",
     )
     max_num_seqs: int = Field(default=64, ge=1, le=4096, description="Most requests of one step.")
+    profile: Profile = Field(
+        default="fast",
+        description="exact: the bits of a request's answer do not depend on the requests beside it, on the chunks of "
+        "its prompt or on drafts. Slower.",
+        json_schema_extra={SINCE: "0.2.0"},
+    )
     load_format: Literal["auto", "dummy"] = "auto"
     prefix_caching: bool = Field(default=True, description="Requests that begin alike share what was computed.")
     host_cache_bytes: int = Field(

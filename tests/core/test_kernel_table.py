@@ -12,7 +12,7 @@ from modelserve.errors import InvalidInput
 from modelserve.published import published_model
 from modelserve.sizing.backends.launches import decode_launches, layer_calls, layer_launches
 from modelserve.sizing.backends.resolve import Formats, resolve
-from modelserve.sizing.backends.table import LIBRARY, Backend, Choice, KernelTable, Operation
+from modelserve.sizing.backends.table import HEAD, LIBRARY, Backend, Choice, KernelTable, Operation
 from modelserve.sizing.kernel_buffers import kernel_buffers
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
 from modelserve.weight_format import TextLinear, WeightFormat, int4
@@ -171,5 +171,20 @@ def test_a_table_can_be_read() -> None:
 
 
 def test_a_profile_that_is_not_there_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="profile exact"):
-        resolve(90, model("E4B"), Formats(), "exact")
+    with pytest.raises(InvalidInput, match="profile slow: this release has fast and exact"):
+        resolve(90, model("E4B"), Formats(), "slow")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("variant", ["E4B", "26B-A4B", "31B"])
+@pytest.mark.parametrize("gpu", [None, 80, 90, 120])
+def test_exact_is_one_kernel_of_an_operation_whatever_the_rows(variant: str, gpu: int | None) -> None:
+    for weights, ranks in itertools.product(WEIGHTS, (1, 2)):
+        layout = KVCacheLayout.V_ONLY if model(variant).attention_k_eq_v else KVCacheLayout.KV
+        found = resolve(gpu, model(variant), Formats(weights, kv_layout=layout), "exact", ranks=ranks)
+        assert found.profile == "exact"
+        assert all(choice.most_rows is None and not choice.fuses_gelu for choice in found.choices)
+        assert not {choice.backend for choice in found.choices} & {Backend.HOPPER, Backend.CUDA}
+        assert not found.sums_through_peers
+        if gpu is not None:
+            products = tuple(choice for choice in found.choices if choice.subject == HEAD)
+            assert ranges(products) == [(None, "exact_product")]

@@ -52,6 +52,8 @@ from modelserve_worker.request import PromptLogprobs, SamplingParams, TokenLogpr
 IN_FLIGHT = -1  # in ScheduledBatch.token_ids: the token this slot sampled last, on the device; -1 - j: its j-th draft
 NOT_A_NUMBER = -1  # in SampledTokens.token_ids: the logits of this request held a NaN, nothing was sampled
 
+BY_LENGTH = -1  # in ScheduledBatch.generated: segments of few rows are attended to as decodes, whatever they are
+
 Int32Array = NDArray[np.int32]
 Positions = TypeVar("Positions", int, Int32Array)
 
@@ -161,6 +163,7 @@ class ScheduledBatch:
     stores: tuple[HostCopy, ...] = ()  # to host memory, and
     loads: tuple[HostCopy, ...] = ()  # from there
     loads_awaited: int = 0  # those of steps up to this one have ended before this step touches any page
+    generated: int = BY_LENGTH  # profile exact: so many segments, the first ones, are of rows behind the prompt
 
     @property
     def num_requests(self) -> int:
@@ -179,6 +182,13 @@ class ScheduledBatch:
     def kept(self) -> Int32Array:
         """How many of each segment's last rows somebody reads once all rows are in the cache [R]."""
         return np.maximum(self.sampled, 1)
+
+    def decodes(self, most_rows: int) -> int:
+        """How many segments, the first ones, are attended to as decodes, which have at most `most_rows` rows."""
+        if self.generated != BY_LENGTH:
+            return self.generated
+        longer = np.flatnonzero(self.lengths > most_rows)
+        return int(longer[0]) if len(longer) else self.num_requests
 
     def narrowed(self) -> ScheduledBatch:
         """The `kept` rows as a step of their own, all of whose rows have been stored."""

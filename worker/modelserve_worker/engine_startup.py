@@ -69,6 +69,7 @@ def build_engine(args: EngineArgs, progress: Callable[[int, int], None]) -> Buil
             replica.architecture, replica.geometry.layout, compute_capability=replica.table.compute_capability
         ),
         captured_rows=replica.captured_rows,
+        exact=args.profile == "exact",
     )
     drafts = replica.runner.draft_tokens
     costs = _step_costs(args, replica) if drafts and args.num_speculative_tokens == "auto" else None

@@ -23,6 +23,7 @@ from modelserve.api.schema_types import (
     Tokens,
     cel_rules,
 )
+from modelserve.sizing.backends.table import Profile
 from modelserve.sizing.pages import KVCacheLayout
 
 REVISION_NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?-[0-9a-f]{10}$"
@@ -138,6 +139,7 @@ class EngineSpec(ApiModel):
         "out: as the worker's release does, which is true from 0.2.0 on.",
     )
     kv_events_port: int | None = Field(default=None, ge=8001, le=65535, description="Port for vLLM's KV events.")
+    profile: Profile | None = Field(default=None, description="exact: an answer's bits are its request's own; slower.")
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:

@@ -26,6 +26,7 @@ from modelserve.api.schema_types import (
 )
 from modelserve.api.speed import CalibrationSpeed, ExpectedReuse, ExpectedSpeed
 from modelserve.engine_args import DEFAULT_MAX_NUM_MIXED_TOKENS
+from modelserve.sizing.backends.table import Profile
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
 
 CONDITION_TYPES = (
@@ -178,6 +179,7 @@ class EnginePlan(ApiModel):
     max_num_seqs: Tokens = Field(description="Most requests of one step.")
     min_model_len: Tokens = Field(description="Fewest tokens the worker may fall back to.")
     gpu_memory_utilization: DecimalString = Field(description="Share of accelerator memory the worker may use.")
+    profile: Profile | None = Field(default=None, description="exact where it was asked for; else fast.")
 
 
 class PlanStatus(ApiModel):

@@ -43,6 +43,9 @@ class EngineRates:
     peer_link: float = 0.9  # the same in sums by rows: 406 GB/s beside the norms of a rank's share
 
 
+# Of products with one order over K: assumed, of what Triton's tiles of 128 x 128 reach.
+EXACT_LINEAR, EXACT_READ = 0.45, 0.7
+
 _HOPPER = EngineRates("Hopper", measured=True)
 # Memory is slower there, by multiprocessor, than an H200 unpacks INT4 in Triton: reading binds, as in other formats.
 _TRITON = replace(
@@ -63,9 +66,19 @@ GENERATIONS: dict[Capability, EngineRates] = {
 }
 
 
-def engine_rates(capability: Capability) -> EngineRates:
-    """The constants of a generation; of one that is not listed, those of the newest listed one before it."""
+def engine_rates(capability: Capability, *, exact: bool = False) -> EngineRates:
+    """The constants of a generation; of one that is not listed, those of the newest listed one before it.
+
+    `exact`: under that profile, where Triton's kernels alone compute and FP8 inputs are not rounded. Not measured.
+    """
     known = GENERATIONS.get(capability)
-    if known is not None:
+    if known is None:
+        known = GENERATIONS[max(each for each in GENERATIONS if each <= capability)]
+    if not exact:
         return known
-    return GENERATIONS[max(each for each in GENERATIONS if each <= capability)]
+    reads = {name: getattr(_TRITON, name) for name in ("attention_v_only", "attention_kv", "attention_sliding")}
+    return replace(
+        known, measured=False, linear=EXACT_LINEAR, fp8_linear=EXACT_LINEAR, weight_read=EXACT_READ,
+        int4_read=min(known.int4_read, EXACT_READ), peer_sum_seconds=known.all_reduce_seconds,
+        launch_seconds=_TRITON.launch_seconds, **reads,
+    )  # fmt: skip

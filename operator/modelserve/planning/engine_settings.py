@@ -45,6 +45,8 @@ def engine_args_for(plan: PlanStatus, spec: ModelServeSpec, *, model_directory: 
         asked["prefix_caching"] = engine.prefix_caching
     if engine is not None and engine.kv_events_port:
         asked["kv_events_endpoint"] = f"tcp://*:{engine.kv_events_port}"
+    if engine is not None and engine.profile == "exact":
+        asked["profile"] = engine.profile  # fast, the default, changes no hash
     if plan.host_cache_bytes:
         asked["host_cache_bytes"] = plan.host_cache_bytes
     return EngineArgs(

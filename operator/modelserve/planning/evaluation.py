@@ -163,6 +163,7 @@ def _memory(
         kv_layout=geometry.layout,
         weight_format=wishes.weight_format,
         drafter_bytes=wishes.drafter_bytes,
+        profile="exact" if wishes.exact else "fast",
         learned=wishes.learned.terms(
             accelerator.product,
             tensor_parallel_size=tensor_parallel,

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from modelserve.architecture import ModelArchitecture
 from modelserve.planning.engine_rates import engine_rates
 from modelserve.planning.evaluation import Fit
-from modelserve.planning.learned import StepFactors
+from modelserve.planning.learned import AS_EXPECTED, StepFactors
 from modelserve.planning.prompt_rows import PREFILLS_AHEAD, PromptCost, rows_alone, rows_beside_decodes
 from modelserve.planning.step_time import PromptRows, RankSpeed, StepTime, layer_parameters
 from modelserve.planning.wishes import Wishes
@@ -90,11 +90,14 @@ def rank_speed(fit: Fit, architecture: ModelArchitecture, wishes: Wishes) -> Ran
         tensor_parallel=fit.tensor_parallel,
         weight_format=wishes.weight_format,
         factors=step_factors(fit, wishes),
+        exact=wishes.exact,
     )
 
 
 def step_factors(fit: Fit, wishes: Wishes) -> StepFactors:
-    """What was measured of steps like the candidate's."""
+    """What was measured of steps like the candidate's; nothing of those under profile exact."""
+    if wishes.exact:
+        return AS_EXPECTED
     return wishes.learned.step_factors(
         fit.accelerator.product,
         tensor_parallel_size=fit.tensor_parallel,

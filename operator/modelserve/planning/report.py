@@ -65,6 +65,7 @@ def chosen_plan(
             max_num_seqs=fit.sequences,
             min_model_len=min(least, fit.max_model_len),
             gpu_memory_utilization=f"{wishes.utilization:f}",
+            profile="exact" if wishes.exact else None,
         ),
         per_gpu=gpu_memory(fit.memory),
         per_request=request_bytes(fit),
@@ -310,6 +311,8 @@ def _reservations(fit: Fit, wishes: Wishes) -> str:
     if factors != AS_EXPECTED:
         measured = ", ".join(f"{name} {factor:.2f}" for name, factor in factors._asdict().items())
         notes.append(f"expected times are corrected by what workers measured of such steps: {measured}")
+    if wishes.exact and not fit.accelerator.is_cpu:
+        notes.append("the expected times of profile exact are assumed, not measured")
     chunk = wishes.chunk(fit.accelerator)
     for name, asked in (("maxNumSeqs", wishes.max_num_seqs), ("maxNumMixedTokens", wishes.max_num_mixed_tokens)):
         if asked and asked > chunk:

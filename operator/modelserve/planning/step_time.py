@@ -116,18 +116,19 @@ class RankSpeed:
         tensor_parallel: int,
         weight_format: WeightFormat | None,
         factors: StepFactors = AS_EXPECTED,
+        exact: bool = False,
     ) -> None:
-        """`factors`: what was measured over what the formulas say, by kind of step."""
+        """`factors`: what was measured over what the formulas say, by kind of step. `exact`: under that profile."""
         self._factors = factors
         self.window = architecture.sliding_window
         self.doubling_context = doubling_context(
             architecture, geometry.layout, compute_capability=device.compute_capability
         )
         self._device = device
-        self._rates = rates = engine_rates(device.compute_capability)
+        self._rates = rates = engine_rates(device.compute_capability, exact=exact)
         linked = device.link != PCIE_LINK
-        by_rows = linked and sums_by_rows(architecture)
-        self._work = _work(architecture, tensor_parallel, weight_format, by_rows=by_rows)
+        by_rows = linked and not exact and sums_by_rows(architecture)
+        self._work = _work(architecture, tensor_parallel, weight_format, by_rows=by_rows, narrowed=not exact)
         packed = _int4_share(architecture, tensor_parallel, weight_format)
         self._weight_read = device.bandwidth / ((1 - packed) / rates.weight_read + packed / rates.int4_read)
         rounds = weight_format is not None and weight_format.stored is StoredType.FP8 and weight_format.fp8_activations
@@ -200,13 +201,15 @@ class _Work:
 
 @lru_cache(maxsize=256)
 def _work(
-    architecture: ModelArchitecture, tensor_parallel: int, weight_format: WeightFormat | None, *, by_rows: bool
-) -> _Work:
+    architecture: ModelArchitecture, tensor_parallel: int, weight_format: WeightFormat | None, *, by_rows: bool,
+    narrowed: bool = True,
+) -> _Work:  # fmt: skip
+    """`narrowed`: from the last layer with a cache of its own on, the last row of a prompt is computed alone."""
     tp, layers = tensor_parallel, architecture.num_hidden_layers
     terms = weight_terms(architecture, tensor_parallel_size=tp, weight_format=weight_format)
     terms.pop("per_layer_embedding", None)  # a row per token
     experts = terms.pop("experts", 0)
-    whole = _layers_of_all_rows(architecture)
+    whole = _layers_of_all_rows(architecture) if narrowed else architecture
     head = architecture.vocab_size * architecture.hidden_size
     size = element_bytes(architecture)
     idle = 1 - architecture.top_k_experts / architecture.num_experts if architecture.num_experts else 0.0
@@ -218,7 +221,7 @@ def _work(
         expert_bytes=experts,
         idle_base=idle,
         decode_flop=2 * layer_parameters(architecture) / tp,
-        prompt_flop=2 * (layer_parameters(whole) + _last_projections(architecture)) / tp,
+        prompt_flop=2 * (layer_parameters(whole) + (_last_projections(architecture) if narrowed else 0)) / tp,
         head_flop=2 * head / tp,
         decode_moved=_moved_bytes(architecture, tp),
         prompt_moved=_moved_bytes(whole, tp, norming_ranks=tp if by_rows else 1),

@@ -54,6 +54,7 @@ class Wishes:
     prefix_caching: bool | None = None
     learned: Learned = NOTHING_LEARNED
     weight_format: WeightFormat | None = None  # None: the architecture's dtype
+    exact: bool = False  # profile exact
     drafter_bytes: int = 0  # of a published drafter, whole on every rank
     host_memory_bytes: int = 0  # asked for cached prefixes, of a worker on GPUs
 
@@ -120,6 +121,7 @@ def wishes(
         learned=learned,
         weight_format=weight_format,
         host_memory_bytes=_host_memory_bytes(spec),
+        exact=engine is not None and engine.profile == "exact",
         drafter_bytes=(published_drafter_bytes(spec.drafter.uri) if spec.drafter else None) or 0,
     )
 

@@ -10,6 +10,7 @@ from modelserve.sizing.assistant import kernels_per_proposal
 from modelserve.sizing.backends.generations import FP8_CAPABILITY, HOPPER, LEAST_CAPABILITY
 from modelserve.sizing.backends.launches import decode_launches
 from modelserve.sizing.backends.resolve import Formats, resolve, takes_model
+from modelserve.sizing.backends.table import Profile
 from modelserve.sizing.pages import KVCacheLayout
 from modelserve.sizing.speculation import NO_DRAFTS, Speculation
 from modelserve.sizing.weights import element_bytes
@@ -57,7 +58,12 @@ def last_row_sizes(architecture: ModelArchitecture, max_num_seqs: int) -> tuple[
 
 @lru_cache(maxsize=1024)
 def kernels_per_step(
-    architecture: ModelArchitecture, weight_format: WeightFormat | None, *, rows: int, tensor_parallel_size: int
+    architecture: ModelArchitecture,
+    weight_format: WeightFormat | None,
+    *,
+    rows: int,
+    tensor_parallel_size: int,
+    profile: Profile = "fast",
 ) -> int:
     """Kernels that one step of `rows` rows launches on each rank: the most of any generation's table.
 
@@ -66,7 +72,8 @@ def kernels_per_step(
     """
     ranks = tensor_parallel_size
     layout = KVCacheLayout.V_ONLY if architecture.attention_k_eq_v else KVCacheLayout.KV
-    tables = (resolve(gpu, architecture, Formats(weight_format, kv_layout=layout), ranks=ranks) for gpu in _COUNTED)
+    formats = Formats(weight_format, kv_layout=layout)
+    tables = (resolve(gpu, architecture, formats, profile, ranks=ranks) for gpu in _COUNTED)
     launched = max(decode_launches(table, architecture, rows=rows, ranks=ranks).total() for table in tables)
     layers = architecture.num_hidden_layers * 2 * NODES_PER_SPLIT_PRODUCT
     return launched + layers + NODES_PER_STEP + (NODES_PER_SUMMED_STEP if ranks > 1 else 0)
@@ -80,6 +87,7 @@ def graphs_bytes(
     max_num_seqs: int,
     weight_format: WeightFormat | None = None,
     speculation: Speculation = NO_DRAFTS,
+    profile: Profile = "fast",
 ) -> int:
     """Bytes of all graphs of one rank; 0 where none is captured: without attention kernels.
 
@@ -93,7 +101,9 @@ def graphs_bytes(
     mixed = mixed_graph_sizes(max(max_num_batched_tokens, few)) * len(last_row_sizes(architecture, few))
     decodes = decode_graph_rows(max_num_seqs, speculation)
     nodes = sum(
-        kernels_per_step(architecture, weight_format, rows=size, tensor_parallel_size=tensor_parallel_size)
+        kernels_per_step(
+            architecture, weight_format, rows=size, tensor_parallel_size=tensor_parallel_size, profile=profile
+        )
         for size in (*(rows for rows, _ in decodes), *mixed)
     )
     if speculation.assistant is not None:
@@ -103,5 +113,7 @@ def graphs_bytes(
         )
     logits = few * architecture.vocab_size // tensor_parallel_size
     hidden = few * architecture.hidden_size * (2 if speculation.num_tokens else 1)  # a drafter reads those of decodes
+    if profile == "exact":  # hidden states of all rows outlive a captured step
+        hidden += max(max_num_batched_tokens, few) * architecture.hidden_size
     outputs = (logits + hidden) * element_bytes(architecture)
     return nodes * CUDA_GRAPH_NODE_BYTES + outputs + SEGMENT_BYTES

@@ -26,6 +26,7 @@ from modelserve.sizing.activation import (
 )
 from modelserve.sizing.assistant import assistant_weight_bytes
 from modelserve.sizing.backends.resolve import multiplied_by_kernels, takes_model
+from modelserve.sizing.backends.table import Profile
 from modelserve.sizing.cuda_graphs import graphs_bytes
 from modelserve.sizing.pages import LAYER_ALIGNMENT_BYTES, KVCacheDtype, KVCacheLayout
 from modelserve.sizing.quantised_tiles import tile_padding_bytes
@@ -159,6 +160,7 @@ def memory_plan(
     weight_format: WeightFormat | None = None,
     drafter_bytes: int = 0,
     speculation: Speculation = NO_DRAFTS,
+    profile: Profile = "fast",
     learned: Mapping[str, int] | None = None,
 ) -> MemoryPlan:
     """Divide the memory of one rank.
@@ -167,6 +169,7 @@ def memory_plan(
     `utilization` of it; on the CPU it is all of it, since the headroom is a term of its own there.
     `kv_dtype` and `kv_layout` are the cache's: GPUs expand what some formats store. Buffers are for the architecture's
     longest context, as the worker makes them before it knows what the pool can hold.
+    In `profile` exact the hidden states of a whole step have a buffer.
     With `speculation` a sequence has up to 1 + k rows in a step, of which each may get a token.
     `weight_format` left out is the architecture's dtype. `learned` replaces predictions by bytes, by the name of a term
     or of a whole group (`TERM_NAMES`); a group's figure wins over those of its terms.
@@ -188,6 +191,7 @@ def memory_plan(
             weight_format=weight_format,
             drafter_bytes=drafter_bytes,
             speculation=speculation,
+            profile=profile,
             learned=tuple(learned.items()),
         ),
     )
@@ -206,6 +210,7 @@ def _all_terms(
     weight_format: WeightFormat | None,
     drafter_bytes: int,
     speculation: Speculation,
+    profile: Profile,
     learned: tuple[tuple[str, int], ...],
 ) -> tuple[MemoryTerm, ...]:
     tp, on_cpu, given = tensor_parallel_size, container_bytes is not None, dict(learned)
@@ -244,6 +249,7 @@ def _all_terms(
             max_num_seqs=max_num_seqs,
             weight_format=weight_format,
             speculation=speculation,
+            profile=profile,
         ),
         peer_buffer_bytes=peer_bytes(
             architecture, tensor_parallel_size=tp, rows=max(max_num_batched_tokens, max_num_seqs * speculation.rows)

@@ -70,6 +70,9 @@ def _factor(speed: CalibrationSpeed) -> float:
 
 
 def _rank(plan: PlanStatus, facts: ModelFacts, accelerators: Mapping[str, Accelerator]) -> RankSpeed | None:
+    """None also under profile exact, whose times say nothing of others'."""
+    if plan.engine is not None and plan.engine.profile == "exact":
+        return None
     device = accelerators.get(plan.accelerator or "")
     if device is None or device.product == CPU_PRODUCT or plan.kv_cache is None:
         return None

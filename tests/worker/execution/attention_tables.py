@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.sizing.backends.attention import AttentionShape, chunk_choices, decode_choices
-from modelserve.sizing.backends.table import KernelTable
+from modelserve.sizing.backends.table import KernelTable, Profile
 from modelserve.sizing.pages import CacheGeometry, KVCacheLayout
 
 
-def attention_table(architecture: ModelArchitecture, geometry: CacheGeometry, *, capability: int = 80) -> KernelTable:
+def attention_table(
+    architecture: ModelArchitecture, geometry: CacheGeometry, *, capability: int = 80, profile: Profile = "fast"
+) -> KernelTable:
     v_only = geometry.layout is KVCacheLayout.V_ONLY
     shapes = (AttentionShape.of(architecture, kind, dtype=geometry.dtype, v_only=v_only, ranks=1) for kind in LayerKind)
     choices = (
         choice
         for shape in shapes
         for of_shape in (decode_choices, chunk_choices)
-        for choice in of_shape(shape, capability)
+        for choice in of_shape(shape, capability, profile)
     )
-    return KernelTable(capability, "fast", on_kernels=True, choices=tuple(choices))
+    return KernelTable(capability, profile, on_kernels=True, choices=tuple(choices))

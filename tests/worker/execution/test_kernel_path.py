@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 from attention_tables import attention_table
+from exact_traffic import Exactly, differing
 from model_checkpoints import load_checkpoint, make_checkpoint, random_tokens, reference_logits
+from ordered_dots import add_in_order
 from paged_logits import Forced, Replay, Traffic, geometry_of, replay
 from torch import Tensor
 from triton.runtime import interpreter
@@ -24,6 +26,7 @@ from modelserve_worker.execution.input_batch import StepSize
 from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.model_runner import GPUModelRunner
 from modelserve_worker.kernels import attention_triton
+from modelserve_worker.kernels.operations import PLAIN_EXACT
 from modelserve_worker.request import Request, SamplingParams
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.scheduler import Scheduler
@@ -151,3 +154,26 @@ def test_steps_in_arrays_of_larger_ones_say_what_the_reference_says(
         table=table,
     )  # fmt: skip
     check(done, requests, tmp_path)
+
+
+def test_exact_rows_do_not_depend_on_chunks_neighbours_or_drafts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through the kernels: a window of 9 and chunks that begin anywhere in a tile."""
+    add_in_order(monkeypatch)
+    monkeypatch.setattr(attention_triton, "most_splits", lambda _: 2)
+    make_checkpoint("26B-A4B", tmp_path, seed=2, head_dim=64, global_head_dim=128)
+    model = load_checkpoint(tmp_path, operations=PLAIN_EXACT)
+    table = attention_table(model.architecture, geometry_of(model), profile="exact")
+    engines = Exactly(model, geometry_of(model), 48, 2, torch.device("cpu"), table)
+
+    def asked(*lengths: int) -> list[Request]:
+        return [
+            Request(str(n), tuple(random_tokens(n, seed=n)), SamplingParams(seed=n, max_tokens=3, logprobs=1))
+            for n in lengths
+        ]
+
+    alone = engines.run(asked(36), chunk=40)
+    answers = {"36": alone["36"].tokens, "3": [5, 5, 5]}
+    drafter = TrueDrafter(answers, num_tokens=2, right=1.0, slots=2, longest=48, vocab_size=256)
+    assert differing(engines.run(asked(3, 36), chunk=20, drafter=drafter), alone) == []

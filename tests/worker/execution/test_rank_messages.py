@@ -55,6 +55,7 @@ def batch(seed: int, *, admitted: int = 0, moves: int = 0) -> ScheduledBatch:
         stores=tuple(HostCopy(list(LayerKind)[i % 2], i, 7 * i) for i in range(moves)),
         loads=tuple(HostCopy(list(LayerKind)[i % 2], i, 9 * i) for i in range(2 * moves)),
         loads_awaited=moves,
+        generated=rows - 1,
     )
 
 

@@ -50,6 +50,7 @@ def plan_report(
         kv_layout=memory.geometry.layout,
         weight_format=memory.weight_format,
         speculation=read_speculation(args, architecture),
+        profile=args.profile,
     )
     geometry, length = memory.geometry, memory.max_model_len
     plan = PlanStatus(
@@ -65,6 +66,7 @@ def plan_report(
             max_num_seqs=args.max_num_seqs,
             min_model_len=args.min_model_len,
             gpu_memory_utilization=f"{utilization:f}",
+            profile="exact" if args.profile == "exact" else None,
         ),
         per_gpu=gpu_memory(predicted),
         per_request=_request_bytes(geometry, length),

@@ -80,7 +80,7 @@ def kernel_table(
         _check_formats(device, (major, minor), architecture, geometry)
     formats = Formats(weight_format, geometry.dtype, geometry.layout)
     try:
-        return resolve(gpu, architecture, formats, ranks=args.tensor_parallel_size)
+        return resolve(gpu, architecture, formats, args.profile, ranks=args.tensor_parallel_size)
     except UnknownGenerationError as error:
         raise AcceleratorMismatch(f"{torch.cuda.get_device_name(device)}: {error}") from error
 

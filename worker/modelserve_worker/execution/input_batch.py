@@ -6,21 +6,18 @@ Two layouts at fixed addresses: one for steps of few-row segments alone, which c
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from modelserve.errors import InvalidInput
 from modelserve.sizing.kernel_buffers import chunk_slots
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.batch import IN_FLIGHT, ScheduledBatch, row_places, spare_from, stored_from
+from modelserve_worker.execution.segment_columns import Ints, of_rows, row_by_row, together
 from modelserve_worker.execution.staging import StagingBuffer
 from modelserve_worker.kernels.step import Draws, Segments, Step
 
-Ints = NDArray[np.int32]
-Number = TypeVar("Number", bound=np.generic)
 _PADDING = -1
 _SEGMENT = ("slots", "starts", "lengths", "rows")  # columns of Segments
 _ROW = ("token_ids", "positions", "global_slots", "sliding_slots", "commit_slots")
@@ -48,7 +45,8 @@ class StepSize:
 
 
 class StepPacker:
-    """Packs steps for one runner. Segments of at most `most_rows` rows are no chunks."""
+    """Packs steps for one runner. Segments of at most `most_rows` rows are no chunks. Where rows are to be `exact`,
+    decodes are attended to row by row, and no step is narrowed."""
 
     def __init__(
         self,
@@ -61,8 +59,10 @@ class StepPacker:
         blocks: QueryBlocks,
         device: torch.device,
         most_rows: int = 1,
+        exact: bool = False,
     ) -> None:
         self.most_rows = most_rows
+        self.exact = exact
         self._geometry = geometry
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
@@ -72,7 +72,8 @@ class StepPacker:
         self._max_tokens = max(max_num_batched_tokens, self._few)
         self._blocks = blocks
         self._numbers = np.arange(self._max_tokens, dtype=np.int32)
-        decodes = _sections("decode_", _SEGMENT, max_num_seqs)
+        self._most_segments = self._few if exact else max_num_seqs
+        decodes = _sections("decode_", _SEGMENT, self._most_segments)
         decodes |= _sections("", _DRAWS, max_num_seqs) | _sections("", _SAMPLED, self._few)
         chunks = _sections("chunk_", (*_SEGMENT, "sliding_blocks"), self._chunk_slots)
         kept = {**_sections("", _KEPT, self._few), **_sections("kept_segment_", _SEGMENT, max_num_seqs)}
@@ -91,12 +92,13 @@ class StepPacker:
     def fits_one_expansion(self, batch: ScheduledBatch) -> bool:
         """Whether the contexts of all chunks are expanded together, as a captured step has it."""
         page = self._geometry.global_page.page_tokens
-        ends = (batch.starts + batch.lengths)[batch.lengths > self.most_rows]
+        ends = (batch.starts + batch.lengths)[batch.decodes(self.most_rows) :]
         return int((-(-ends // page) * page).sum()) <= self._blocks.expansion_keys
 
     def narrows(self, batch: ScheduledBatch) -> bool:
         """Whether a step has rows to leave out: it has chunks, and none of them is scored."""
-        return bool((batch.lengths > self.most_rows).any()) and int(batch.sampled.max()) <= self.most_rows
+        chunks = batch.decodes(self.most_rows) < batch.num_requests
+        return not self.exact and chunks and int(batch.sampled.max()) <= self.most_rows
 
     def pack(self, batch: ScheduledBatch, *, padded_to: StepSize | None = None) -> Step:
         """Fill and send one step. `padded_to`: the captured step that is to take it.
@@ -104,11 +106,11 @@ class StepPacker:
         Raises InvalidInput when the batch breaks the contract of `modelserve_worker.batch`.
         """
         self._check(batch)
-        longer = np.flatnonzero(batch.lengths > self.most_rows)
-        decodes = int(longer[0]) if len(longer) else batch.num_requests
-        staging = self._any if len(longer) else self._decodes
+        decodes = batch.decodes(self.most_rows)
+        chunked = decodes < batch.num_requests
+        staging = self._any if chunked else self._decodes
         staging.begin()
-        narrows = len(longer) > 0 and self.narrows(batch)
+        narrows = self.narrows(batch)
         rows = batch.num_tokens if padded_to is None else padded_to.rows
         lone = batch.num_tokens == batch.num_requests
         firsts = self._numbers[: batch.num_requests] if lone else np.cumsum(batch.lengths) - batch.lengths
@@ -116,11 +118,14 @@ class StepPacker:
         if self.most_rows > 1:
             self._fill_assumed(staging, batch, firsts)
         columns = (batch.slots, batch.starts, batch.lengths, firsts)
-        self._fill_segments(staging, "decode_", tuple(column[:decodes] for column in columns))
+        few = tuple(column[:decodes] for column in columns)
+        if self.exact and self.most_rows > 1:
+            few = row_by_row(*few)
+        self._fill_segments(staging, "decode_", few)
         segments, drawn = self._fill_samples(staging, batch, batch.kept if narrows else batch.lengths)
         chunks: Segments | None = None
         passes: tuple[Segments, ...] = ()
-        if len(longer):
+        if chunked:
             chunks, passes = self._fill_chunks(tuple(column[decodes:] for column in columns))
         narrowed = None
         if narrows:
@@ -128,10 +133,10 @@ class StepPacker:
             kept = int(batch.kept.sum()) if padded_to is None else padded_to.last
             narrowed = self._narrowed(kept, batch.num_requests if padded_to is None else self.segments_of(kept))
         staging.send()
-        padded, few = decodes, self.most_rows
-        if padded_to is not None and not len(longer):
-            padded, few = self.segments_of(rows, padded_to.few), padded_to.few
-        step = self._step(staging, rows, padded, chunks, passes, narrowed, few=few)
+        padded, most_rows = len(few[0]), self.most_rows
+        if padded_to is not None and not chunked:
+            padded, most_rows = self.segments_of(rows, padded_to.few), padded_to.few
+        step = self._step(staging, rows, padded, chunks, passes, narrowed, few=most_rows)
         if not drawn:
             return step
         views = [staging.device(name)[:drawn] for name in _SAMPLED]
@@ -145,6 +150,10 @@ class StepPacker:
             sampled_positions=views[2],
             output_counts=views[3],
         )
+
+    def last_rows(self, rows: int, last: int) -> int:
+        """Rows of a captured step with chunks that have hidden states, where `last` are enough."""
+        return rows if self.exact else last
 
     def decode_views(self, rows: int, few: int = 1) -> Step:
         """The step of `rows` rows in segments of at most `few` that `pack` fills, all of it padding for now: what a
@@ -163,12 +172,12 @@ class StepPacker:
             chunks, 0, most_blocks=-(-rows // blocks.global_tokens) + size,
             most_pages=blocks.expansion_keys // self._geometry.global_page.page_tokens,
         )  # fmt: skip
-        narrowed = self._narrowed(last, self.segments_of(last))
-        return self._step(self._any, rows, size, chunks, (whole,), narrowed, few=self.most_rows)
+        narrowed = None if self.exact else self._narrowed(last, self.segments_of(last))
+        return self._step(self._any, rows, self._most_segments, chunks, (whole,), narrowed, few=self.most_rows)
 
     def segments_of(self, rows: int, few: int = 1) -> int:
         """Segments that a captured step of so many rows has room for: twice as many as fill it, most may have one."""
-        return min(self._max_num_seqs, rows if few == 1 else 2 * -(-rows // few))
+        return min(self._most_segments, rows if few == 1 or self.exact else 2 * -(-rows // few))
 
     def _clear(self, staging: StagingBuffer) -> None:
         staging.begin()
@@ -204,7 +213,8 @@ class StepPacker:
 
     def _few_rows(self, staging: StagingBuffer, prefix: str, count: int, *, few: int, settled: bool = True) -> Segments:
         slots, starts, lengths, rows = (staging.device(prefix + name)[:count] for name in _SEGMENT)
-        return Segments(slots, starts, lengths, rows, most=count, most_rows=few, settled=settled)
+        most_rows = 1 if self.exact else few
+        return Segments(slots, starts, lengths, rows, most=count, most_rows=most_rows, settled=settled)
 
     def _narrowed(self, rows: int, segments: int) -> Step:
         """The sections that `_fill_kept` fills, with padding."""
@@ -233,12 +243,14 @@ class StepPacker:
         drawn = batch.drawn
         if drawn.min() < 0 or drawn.max() > self.most_rows or (batch.sampled > batch.lengths).any():
             raise InvalidInput(f"{name} draws tokens of rows that it does not have, or of more than {self.most_rows}")
-        few = batch.lengths <= self.most_rows
+        few = np.arange(batch.num_requests) < batch.decodes(self.most_rows)
+        if few.any() and batch.lengths[few].max() > self.most_rows:
+            raise InvalidInput(f"{name} has a decode of more than {self.most_rows} rows")
         lowest: Ints | int = 0
         if few.all():
             lowest = -self.most_rows
         elif few.any():
-            lowest = np.where(_of_rows(batch, few), np.int32(-self.most_rows), np.int32(0))
+            lowest = np.where(of_rows(batch, few), np.int32(-self.most_rows), np.int32(0))
         if (batch.token_ids < lowest).any() or batch.token_ids.max() >= self._vocab_size:
             raise InvalidInput(f"{name}: a token id outside 0..{self._vocab_size - 1}")
         if batch.slots.min() < 0 or batch.slots.max() >= self._max_num_seqs or batch.starts.min() < 0:
@@ -263,15 +275,15 @@ class StepPacker:
         few = decodes
         if tokens > batch.num_requests:
             few = int(batch.lengths[:decodes].sum())
-            positions = self._numbers[:tokens] + _of_rows(batch, batch.starts - firsts)
-            slots = _of_rows(batch, batch.slots)
+            positions = self._numbers[:tokens] + of_rows(batch, batch.starts - firsts)
+            slots = of_rows(batch, batch.slots)
         if decodes < batch.num_requests:
             ends = batch.starts + batch.lengths
             kept_from = np.minimum(stored_from(self._geometry, ends), ends - window)
-            commits = np.where(positions >= _of_rows(batch, kept_from), slots, _PADDING)
+            commits = np.where(positions >= of_rows(batch, kept_from), slots, _PADDING)
             if len(batch.spare_slots):
-                spare = (commits < 0) & (positions >= _of_rows(batch, spare_from(self._geometry, ends)))
-                commits = np.where(spare, _of_rows(batch, batch.spare_slots), commits)
+                spare = (commits < 0) & (positions >= of_rows(batch, spare_from(self._geometry, ends)))
+                commits = np.where(spare, of_rows(batch, batch.spare_slots), commits)
             commits[:few] = _PADDING
         sliding = staging.host("sliding_slots")
         sliding[:few] = slots[:few] if len(slots) > 1 else slots
@@ -352,7 +364,7 @@ class StepPacker:
         passes = []
         page = self._geometry.global_page.page_tokens
         pages, blocks = -(-(starts + lengths) // page), -(-lengths // self._blocks.global_tokens)
-        for number, members in enumerate(_together(pages * page, self._blocks.expansion_keys)):
+        for number, members in enumerate(together(pages * page, self._blocks.expansion_keys)):
             span = slice(number * size, (number + 1) * size)
             of_pass = np.zeros(size, dtype=np.int32)
             of_pass[members] = pages[members]
@@ -382,19 +394,3 @@ class StepPacker:
 
 def _sections(prefix: str, names: tuple[str, ...], words: int) -> dict[str, int]:
     return {prefix + name: words for name in names}
-
-
-def _of_rows(batch: ScheduledBatch, values: NDArray[Number]) -> NDArray[Number]:
-    """What each segment has, for each of its rows; that of a lone segment is left to broadcast."""
-    return values if len(values) == 1 else np.repeat(values, batch.lengths)
-
-
-def _together(keys: Ints, capacity: int) -> list[slice]:
-    """Runs of consecutive chunks whose keys together fit in `capacity`; a chunk alone always does."""
-    found, first, total = [], 0, 0
-    for index, count in enumerate(keys.tolist()):
-        if index > first and total + count > capacity:
-            found.append(slice(first, index))
-            first, total = index, 0
-        total += count
-    return [*found, slice(first, len(keys))]

@@ -134,9 +134,9 @@ def kernel_launches(
         ranks = args.tensor_parallel_size
         geometry = select_geometry(architecture, args)
         formats = Formats(weight_format, geometry.dtype, geometry.layout)
-        operations = Operations(resolve(capability, architecture, formats, ranks=ranks), _CUDA)
+        operations = Operations(resolve(capability, architecture, formats, args.profile, ranks=ranks), _CUDA)
         _run_steps(architecture, args, operations, weight_format, _RankAlone(size=ranks))
-        if ranks > 1:  # which GPUs reach each other's memory is not known here
+        if operations.table.sums_through_peers:  # which GPUs reach each other's memory is not known here
             joined = _joined_to_peers(architecture, ranks, rows=tokens, capability=capability)
             _run_steps(architecture, args, operations, weight_format, joined)
     return list(launches)
@@ -165,7 +165,7 @@ def _run_steps(
 
     geometry = select_geometry(architecture, args)
     longest = architecture.max_position_embeddings
-    sizes = {"max_num_seqs": args.max_num_seqs, "max_model_len": longest}
+    sizes: dict[str, Any] = {"max_num_seqs": args.max_num_seqs, "max_model_len": longest}
     most_rows = args.speculative.rows
     few_rows = args.max_num_seqs * most_rows
     tokens = max(args.max_num_batched_tokens, few_rows)
@@ -187,7 +187,7 @@ def _run_steps(
         with unset_fake_temporarily():
             packer = StepPacker(
                 geometry, max_num_batched_tokens=tokens, vocab_size=architecture.vocab_size, blocks=attention.blocks,
-                device=_CPU, most_rows=most_rows, **sizes,
+                device=_CPU, most_rows=most_rows, exact=operations.exact, **sizes,
             )  # fmt: skip
         profile = pool_bytes == scratch
         kinds: list[tuple[Callable[[int], Step], tuple[int, ...], int]] = [

@@ -25,6 +25,7 @@ from modelserve_worker.batch import Int32Array, PendingStep, ScheduledBatch, row
 from modelserve_worker.execution.block_tables import BlockTables
 from modelserve_worker.execution.cache_reader import PlainCacheReader
 from modelserve_worker.execution.drafter import Accepted, CacheReader, Drafter
+from modelserve_worker.execution.exact_attention import ExactAttention
 from modelserve_worker.execution.host_memory import HostMemory
 from modelserve_worker.execution.input_batch import QueryBlocks, StepPacker, StepSize
 from modelserve_worker.execution.kv_cache import KVCache
@@ -93,6 +94,7 @@ class GPUModelRunner:
             blocks=_NO_BLOCKS if self._kernels is None else self._kernels.blocks,
             device=device,
             most_rows=most_rows,
+            exact=model.operations.exact,
         )
         self._sampler = Sampler(
             max_num_seqs=max_num_seqs,
@@ -355,14 +357,16 @@ class GPUModelRunner:
             return self._kernels
         assert batch is not None
         if step.assumed is not None and step.decode is not None:
-            starts = batch.starts.copy()
-            starts[: step.decode.most] = step.decode.starts.cpu().numpy()
+            starts, decodes = batch.starts.copy(), batch.decodes(self._packer.most_rows)
+            firsts = (np.cumsum(batch.lengths) - batch.lengths)[:decodes]
+            starts[:decodes] = step.positions.cpu().numpy()[firsts]
             batch = replace(batch, starts=starts)
         if self._kernels is not None:
             self._kernels.begin(step, batch)
             return self._kernels
         kept = 1 if step.narrowed is None else int(batch.kept.max())
-        return PagedAttention(
+        attention = ExactAttention if self.model.operations.exact else PagedAttention
+        return attention(
             batch,
             partial(page_groups, cache=self.cache, tables=self.tables, kept=kept),
             cache=self.cache,

@@ -166,7 +166,7 @@ class PagedAttention:
                 softmax.add(keys[:, :, :seen], values[:, :, :seen], mask)
                 for audit, pages, read in zip(of_block, table, mask, strict=False):
                     audit.observe(self._stamps(producer, pages)[:seen], read)
-        _check(audits)
+        check_audits(audits)
         return torch.cat([softmax.result(q.dtype) for softmax in softmaxes], dim=1)
 
     def _read_global(
@@ -212,7 +212,7 @@ class PagedAttention:
             for audit, pages, own, read in zip(audits[-1], group.table, group.rows, mask, strict=False):
                 stamps = torch.cat((self._stamps(producer, pages), self._own_stamps(producer, own)))
                 audit.observe(stamps[band], read)
-        _check(audits)
+        check_audits(audits)
         return torch.cat(outputs, dim=1)
 
     def _write(self, layer: int, slots: Tensor, rows: dict[str, StoredRows], *, tokens: Tensor | None) -> None:
@@ -248,7 +248,8 @@ class PagedAttention:
         ]
 
 
-def _check(audits: Sequence[Sequence[ReadAudit]]) -> None:
+def check_audits(audits: Sequence[Sequence[ReadAudit]]) -> None:
+    """Raise AssertionError when a query read a row that it may not."""
     for audit in (audit for of_block in audits for audit in of_block):
         audit.check()
 

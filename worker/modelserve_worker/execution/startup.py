@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -162,6 +162,7 @@ def start_rank(
         capability=table.capability if table.sums_through_peers else None,
         peer_layout=peer_rows_layout(architecture, tensor_parallel_size=args.tensor_parallel_size, rows=most_rows),
     )
+    parallel = replace(parallel, exact=table.profile == "exact")
     dtype = compute_dtype(architecture)
     if probe is not None and parallel.size > 1:
         # The channels of a communicator are made by its first collectives, and captured ones make none: one of each
@@ -190,6 +191,9 @@ def start_rank(
         seed=args.seed,
         progress=progress,
     )
+    if model.operations.exact:
+        with compilations():
+            model.check_exact()
     drafter = drafter_of(args, model)
     phases.end("weights")
     beside_graphs = 0
@@ -311,6 +315,7 @@ def _profile(
             max_num_seqs=args.max_num_seqs,
             weight_format=model.weight_format,
             speculation=inspection.read_speculation(args, model.architecture),
+            profile=args.profile,
         )
         use = probe.measure(
             args.gpu_memory_utilization,

@@ -54,7 +54,10 @@ class StepGraphs:
         sizes = mixed_graph_sizes(max(max_num_batched_tokens, max_num_seqs * speculation.rows))
         for last in last_rows[:-1] if warm_rows else ():  # in a small step: large ones find no memory beside graphs
             hidden(packer.mixed_views(sizes[0], last))
-        mixed = sorted((StepSize(rows, last, packer.most_rows) for rows in sizes for last in last_rows), reverse=True)
+        most = packer.most_rows
+        mixed = sorted(
+            {StepSize(rows, packer.last_rows(rows, last), most) for rows in sizes for last in last_rows}, reverse=True
+        )
         self._mixed = {size: self._capture(packer.mixed_views(size.rows, size.last), hidden) for size in mixed}
         self._decode = {
             StepSize(rows, rows, few): self._capture(packer.decode_views(rows, few), logits)
@@ -82,18 +85,18 @@ class StepGraphs:
 
     def size_for(self, batch: ScheduledBatch) -> StepSize | None:
         """The smallest captured step that takes a batch; None where there is none."""
-        most = int(batch.lengths.max(initial=0))
-        if most <= self._packer.most_rows:
-            few = 1 if most == 1 else self._packer.most_rows  # the step that there is without a drafter, where it does
+        if batch.decodes(self._packer.most_rows) == batch.num_requests:
+            few = 1 if batch.lengths.max() == 1 else self._packer.most_rows  # without drafts as without a drafter
             taking = (
                 size for size in self._decode
                 if size.few == few and size.rows >= batch.num_tokens
                 and self._packer.segments_of(size.rows, few) >= batch.num_requests
             )  # fmt: skip
             return min(taking, default=None)
-        if not self._packer.narrows(batch) or not self._packer.fits_one_expansion(batch):
+        narrows = self._packer.narrows(batch)
+        if not (narrows or self._packer.exact) or not self._packer.fits_one_expansion(batch):
             return None
-        kept = int(batch.kept.sum())
+        kept = int(batch.kept.sum()) if narrows else batch.num_tokens
         enough = (size for size in self._mixed if size.rows >= batch.num_tokens and size.last >= kept)
         return min(enough, default=None)
 

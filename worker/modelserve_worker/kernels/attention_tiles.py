@@ -28,7 +28,8 @@ class Tile:
     decode kernel's program, those that registers and shared memory hold at most.
 
     `hopper`: where the table of kernels names it, the kernel is not Triton's but that of `chunk_attention_sm90`,
-    `sliding_attention_sm90`, `global_decode_sm90` or, of at most `most_segments`, `sliding_decode_sm90`.
+    `sliding_attention_sm90`, `global_decode_sm90` or, of at most `most_segments`, `sliding_decode_sm90`. `exact`: as
+    the profile of that name has it.
     """
 
     rows: int
@@ -38,6 +39,7 @@ class Tile:
     hopper: bool = False
     queries: int = 64
     most_segments: int | None = None
+    exact: bool = False
 
 
 # By the places of `modelserve.sizing.backends.generations`. Of 64 rows of 512 columns Triton makes a mere trap for
@@ -74,7 +76,10 @@ def tiles_of(table: KernelTable, rows: LayerRows) -> tuple[Tile, Tile]:
     decode, chunk = (
         table.of(operation, rows.kind) for operation in (Operation.DECODE_ATTENTION, Operation.CHUNK_ATTENTION)
     )
-    return _tile("decode", decode, rows, table.capability), _tile("chunk", chunk, rows, table.capability)
+    tiles = _tile("decode", decode, rows, table.capability), _tile("chunk", chunk, rows, table.capability)
+    if table.profile == "exact":
+        return replace(tiles[0], exact=True), replace(tiles[1], exact=True)
+    return tiles
 
 
 def tile_for(rows: LayerRows, *, door: Door, capability: int, query_heads: int, pairs: int = PAIRS) -> Tile:
@@ -183,7 +188,8 @@ def attention_specimens(
             known = {
                 **shape, "FORMAT": FORMAT_NAMES.get(fmt, fmt), "TILE": tile.keys, "BLOCK_M": tile.rows, "CHUNKS": 64,
                 "MOST_SPLITS": 32, "SPLITS": 32, "SPLIT_PAGES": 4, "COLUMNS": 128, "INT8": fmt == "int8",
-                "BESIDE": False, "HEADS": shape["KV_HEADS"], "Q_HEADS": shape["KV_HEADS"] * shape["GROUP"], **constants,
+                "BESIDE": False,
+                "HEADS": shape["KV_HEADS"], "Q_HEADS": shape["KV_HEADS"] * shape["GROUP"], **constants,
             }  # fmt: skip
             block = tile.rows
             if "ROWS" in constants:

@@ -180,7 +180,8 @@ def decode_attention(
         assert rotation.turn_cos.shape[0] == tile.keys, "the rotation tables were made for tiles of another length"
         turns = (rotation.start_cos, rotation.start_sin, rotation.turn_cos, rotation.turn_sin)
         v_only = packed_kernels.split_decode_v_only_packed if packed else decode_kernels.split_decode_v_only
-        if packed and math.prod(grid) <= ALONE:  # unpacking binds a program that has a multiprocessor to itself
+        # Unpacking binds a program that has a multiprocessor to itself.
+        if packed and math.prod(grid) <= ALONE and not tile.exact:
             tiled["num_warps"] = max(2 * tile.warps, decode_warps(tile, block))
         if hopper:
             hopper_global.split_decode(
@@ -193,7 +194,7 @@ def decode_attention(
         kernel = packed_kernels.split_decode_packed if packed else decode_kernels.split_decode
         launch(kernel, grid, *common, ENTRIES=rows.entries, WINDOW=rows.window, **shape, **split, **tiled)
     splits = triton.next_power_of_2(most)
-    columns = min(width, 64 if count * few * heads * width <= FEW_RESULTS else 128)
+    columns = min(width, 64 if count * few * heads * width <= FEW_RESULTS and not tile.exact else 128)
     launch(
         decode_kernels.combine, (count * few, heads, width // columns),
         partial, maxima, sums, decode.starts, decode.lengths, decode.rows, output,

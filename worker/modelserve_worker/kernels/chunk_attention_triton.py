@@ -35,6 +35,14 @@ def chunk_of(ends, number):
 
 
 @triton.jit
+def either(first, of_first, of_second, BYTES: tl.constexpr):
+    """Addresses: those `of_first` where `first`, else `of_second`. All are multiples of BYTES, which casts forget."""
+    kind: tl.constexpr = of_first.dtype.scalar
+    chosen = tl.where(first, of_first.to(tl.int64), of_second.to(tl.int64))
+    return tl.multiple_of(chosen.to(kind), BYTES)
+
+
+@triton.jit
 def softmax_step(scores, maximum, total):
     """One tile of the online softmax: weights, decay of what was summed before, new maximum and sum (base 2)."""
     new_maximum = tl.maximum(maximum, tl.max(scores, 1))
@@ -288,39 +296,28 @@ def sliding_chunk(
     result = tl.zeros([BLOCK_M, D], tl.float32)
     oldest = tl.maximum(start + first - WINDOW + 1, 0)
     last = tl.minimum(first + tokens_per_block, length)  # rows of the chunk that this block's newest query sees
-    # Positions before the chunk, in pages.
-    for tile in range(oldest // TILE, tl.cdiv(start, TILE)):
+    # Tiles begin at multiples of their size, wherever the chunk begins. A tile may lie in pages and in the step's rows.
+    for tile in range(oldest // TILE, tl.cdiv(start + last, TILE)):
         keys_at = tile * TILE + offsets
-        readable = (keys_at >= oldest) & (keys_at < start)
-        page = tl.load(table + slot * table_stride + (keys_at // PAGE) % ENTRIES, mask=readable, other=0).to(tl.int64)
+        own = keys_at - start
+        old, fresh = (keys_at >= oldest) & (own < 0), (own >= 0) & (own < last)
+        readable = old | fresh
+        page = tl.load(table + slot * table_stride + (keys_at // PAGE) % ENTRIES, mask=old, other=0).to(tl.int64)
         tokens = head * PAGE + keys_at % PAGE
-        rows = arena + origin + (page * page_stride + tokens * D)[:, None]
-        keys = tl.load(rows + k_offset + columns[None, :], mask=readable[:, None], other=0.0)
-        values = tl.load(rows + v_offset + columns[None, :], mask=readable[:, None], other=0.0)
+        own_rows = (chunk_row + own).to(tl.int64) * KV_HEADS + head
+        page_rows = origin + page * page_stride + tokens * D
+        k_rows = either(fresh, step_k + own_rows * D, arena + page_rows + k_offset, 16)
+        v_rows = either(fresh, step_v + own_rows * D, arena + page_rows + v_offset, 16)
+        keys = tl.load(k_rows[:, None] + columns[None, :], mask=readable[:, None], other=0.0)
+        values = tl.load(v_rows[:, None] + columns[None, :], mask=readable[:, None], other=0.0)
         scores = tl.dot(queries, tl.trans(stored_to(keys, compute, FORMAT)))
         if FORMAT == "scaled_int8":
-            scale_rows = scales + scale_origin + page * scale_stride + tokens
-            scores = scores * tl.load(scale_rows + k_scale_offset, mask=readable, other=0.0).to(tl.float32)[None, :]
-            v_scale = tl.load(scale_rows + v_scale_offset, mask=readable, other=0.0).to(tl.float32)
-        seen = readable[None, :] & (keys_at[None, :] > at[:, None] - WINDOW)
-        scores = tl.where(seen, scores * LOG2_E, -float("inf"))
-        weights, decay, maximum, total = softmax_step(scores, maximum, total)
-        if FORMAT == "scaled_int8":
-            weights = weights * v_scale[None, :]
-        result = tl.dot(weights.to(compute), stored_to(values, compute, FORMAT), result * decay[:, None])
-    # The chunk's own rows, in the step buffers.
-    for tile in range(tl.maximum(first - WINDOW + 1, 0) // TILE, tl.cdiv(last, TILE)):
-        own = tile * TILE + offsets
-        readable = own < last
-        rows = ((chunk_row + own).to(tl.int64) * KV_HEADS + head) * D
-        keys = tl.load(step_k + rows[:, None] + columns[None, :], mask=readable[:, None], other=0.0)
-        values = tl.load(step_v + rows[:, None] + columns[None, :], mask=readable[:, None], other=0.0)
-        scores = tl.dot(queries, tl.trans(stored_to(keys, compute, FORMAT)))
-        if FORMAT == "scaled_int8":
-            scale_at = (chunk_row + own) * KV_HEADS + head
-            scores = scores * tl.load(step_k_scale + scale_at, mask=readable, other=0.0).to(tl.float32)[None, :]
-            v_scale = tl.load(step_v_scale + scale_at, mask=readable, other=0.0).to(tl.float32)
-        seen = (own[None, :] <= token[:, None]) & (own[None, :] > token[:, None] - WINDOW)
+            scale_rows = scale_origin + page * scale_stride + tokens
+            k_scales = either(fresh, step_k_scale + own_rows, scales + scale_rows + k_scale_offset, 2)
+            v_scales = either(fresh, step_v_scale + own_rows, scales + scale_rows + v_scale_offset, 2)
+            scores = scores * tl.load(k_scales, mask=readable, other=0.0).to(tl.float32)[None, :]
+            v_scale = tl.load(v_scales, mask=readable, other=0.0).to(tl.float32)
+        seen = readable[None, :] & (keys_at[None, :] <= at[:, None]) & (keys_at[None, :] > at[:, None] - WINDOW)
         scores = tl.where(seen, scores * LOG2_E, -float("inf"))
         weights, decay, maximum, total = softmax_step(scores, maximum, total)
         if FORMAT == "scaled_int8":

@@ -9,6 +9,7 @@ what they norm. Results are new tensors unless a door says otherwise.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -122,3 +123,19 @@ class PlainElementwise:
     def softcap(self, logits: Tensor, cap: float | None) -> Tensor:
         wide = logits.float()
         return wide if cap is None else torch.tanh(wide / cap) * cap
+
+
+class ExactElementwise(PlainElementwise):
+    """With the same bits for a row whatever rows lie beside it: PyTorch computes a tensor's last numbers, and on
+    several threads those of each share, by another tanh than the others, so GELU goes row by row."""
+
+    def gated_gelu(self, gate_up: Tensor) -> Tensor:
+        return _row_by_row(super().gated_gelu, gate_up)
+
+    def per_layer_gate(self, gate: Tensor, per_layer: Tensor) -> Tensor:
+        return _row_by_row(super().per_layer_gate, gate, per_layer)
+
+
+def _row_by_row(door: Callable[..., Tensor], *columns: Tensor) -> Tensor:
+    rows = zip(*(torch.split(column.contiguous(), 1) for column in columns), strict=True)
+    return torch.cat([door(*row) for row in rows])

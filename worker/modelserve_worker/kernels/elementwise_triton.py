@@ -184,6 +184,11 @@ def softcap(logits, capped, count, cap, CAPPED: tl.constexpr, BLOCK: tl.constexp
     tl.store(capped + at, values, mask=at < count)
 
 
+def least_many(*, exact: bool) -> int:
+    """Rows from which on a launch is that of many."""
+    return 0 if exact else _MANY_ROWS
+
+
 def row_launch(width: int, *, many: bool = False) -> dict[str, int]:
     """Block, rows per program and warps of the kernels that norm rows of `width`.
 
@@ -205,12 +210,16 @@ def tile_launch(width: int) -> dict[str, int]:
 
 
 class TritonElementwise:
-    """The doors on a CUDA device. `residual_norm` writes the sum in the residual's place."""
+    """The doors on a CUDA device. `residual_norm` writes the sum in the residual's place. `exact`: a row is added up in
+    one order, that of many rows, however many there are."""
+
+    def __init__(self, *, exact: bool = False) -> None:
+        self._many = least_many(exact=exact)
 
     def rms_norm(self, x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
         rows = x.contiguous().view(-1, weight.shape[0])
         normed = torch.empty_like(rows)
-        block = row_launch(rows.shape[1], many=rows.shape[0] >= _MANY_ROWS)
+        block = row_launch(rows.shape[1], many=rows.shape[0] >= self._many)
         launch(
             rms_norm, (triton.cdiv(rows.shape[0], block["ROWS"]),), rows, weight, normed, rows.shape[0], eps, **block
         )
@@ -228,7 +237,7 @@ class TritonElementwise:
     ) -> tuple[Tensor, Tensor | None]:
         rows, width = residual.shape
         normed = None if next_weight is None else torch.empty_like(residual)
-        block = row_launch(width, many=rows >= _MANY_ROWS)
+        block = row_launch(width, many=rows >= self._many)
         launch(
             residual_norm, (triton.cdiv(rows, block["ROWS"]),),
             residual, delta, delta_weight, scalar, next_weight, normed, rows, eps,
@@ -262,7 +271,7 @@ class TritonElementwise:
         width = weight.shape[0]
         tokens, rows = projected.shape[0], projected.numel() // width
         added = torch.empty((tokens, rows // tokens, width), dtype=projected.dtype, device=projected.device)
-        block = row_launch(width, many=rows >= _MANY_ROWS)
+        block = row_launch(width, many=rows >= self._many)
         launch(
             per_layer_inputs,
             (triton.cdiv(rows, block["ROWS"]),),

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from modelserve_worker.kernels.elementwise import PlainElementwise, rms_normalize
+from modelserve_worker.kernels.exact_products import PlainExactProducts
 from modelserve_worker.kernels.row_blocks import plain_product
 
 NO_EXPERT = 1 << 30  # the choice of a row that only pads a step: behind all experts when choices are sorted
@@ -123,11 +124,18 @@ class PlainExperts:
     def __init__(self) -> None:
         self._elementwise = PlainElementwise()
 
+    def _product(self, x: Tensor, weight: Tensor) -> Tensor:
+        return plain_product(x, weight)
+
+    def _sum(self, weighted: Tensor) -> Tensor:
+        """[T, k, H] -> [T, H]."""
+        return weighted.sum(dim=1)
+
     def route(
         self, x: Tensor, router: RouterWeights, norm_weight: Tensor, *, eps: float, num_rows: Tensor | None
     ) -> tuple[Tensor, Choice]:
         scaled = rms_normalize(x, eps=eps) * router.scale.float() * x.shape[1] ** -0.5
-        logits = plain_product(scaled, router.weight.float())
+        logits = self._product(scaled, router.weight.float())
         # A stable sort, because topk says nothing about equals. The shares of the chosen are a softmax of their own.
         ordered, order = logits.sort(dim=-1, descending=True, stable=True)
         weights, experts = ordered[:, : router.top_k].softmax(dim=-1), order[:, : router.top_k]
@@ -157,7 +165,7 @@ class PlainExperts:
         # What products leave in rows of no expert is undefined and must not reach the sum.
         nothing = (experts == NO_EXPERT).unsqueeze(-1)
         weighted = (results.view(*weights.shape, -1) * weights.unsqueeze(-1)).masked_fill(nothing, 0.0)
-        return weighted.sum(dim=1).to(results.dtype)
+        return self._sum(weighted).to(results.dtype)
 
     def add_branches(
         self,
@@ -176,3 +184,16 @@ class PlainExperts:
         return self._elementwise.residual_norm(
             residual, delta, norms.added, scalar=scalar, next_weight=next_weight, eps=eps
         )
+
+
+class ExactExperts(PlainExperts):
+    """With the same bits for a row whatever rows lie beside it."""
+
+    def _product(self, x: Tensor, weight: Tensor) -> Tensor:
+        return PlainExactProducts().dense(x, weight)
+
+    def _sum(self, weighted: Tensor) -> Tensor:
+        total = weighted[:, 0]
+        for slot in range(1, weighted.shape[1]):  # in this order, however many rows there are
+            total = total + weighted[:, slot]
+        return total

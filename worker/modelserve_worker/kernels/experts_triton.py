@@ -19,12 +19,10 @@ from torch import Tensor
 
 from modelserve_worker.kernels import routing_triton
 from modelserve_worker.kernels.dependent_launch import launch, launch_dependents, wait_for_prerequisites
-from modelserve_worker.kernels.elementwise_triton import gelu, load_row, rms, row_launch
+from modelserve_worker.kernels.elementwise_triton import gelu, least_many, load_row, rms, row_launch
 from modelserve_worker.kernels.experts import BranchNorms, Choice, DealtRows, RouterWeights, Shares
 from modelserve_worker.kernels.routing_triton import MOST_ARRIVALS, NOBODY, OPERAND
 from modelserve_worker.kernels.specimen import KernelSpecimen
-
-_MANY_ROWS = 512  # as in elementwise_triton
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,16 +206,20 @@ def add_branches(
 
 
 class TritonExperts:
-    """The doors on a CUDA device, for bfloat16. `add_branches` writes the sum in the residual's place."""
+    """The doors on a CUDA device, for bfloat16. `add_branches` writes the sum in the residual's place. `exact`: a row
+    is added up in one order, that of many rows, however many there are."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, exact: bool = False) -> None:
+        self._exact = exact
         # Made here and not in a step, which may be being captured. Launches follow one another: all layers share it.
         self._arrivals = torch.zeros(MOST_ARRIVALS, dtype=torch.int32, device=device)
 
     def route(
         self, x: Tensor, router: RouterWeights, norm_weight: Tensor, *, eps: float, num_rows: Tensor | None
     ) -> tuple[Tensor, Choice]:
-        return routing_triton.route(x, router, norm_weight, self._arrivals, eps=eps, num_rows=num_rows)
+        return routing_triton.route(
+            x, router, norm_weight, self._arrivals, eps=eps, num_rows=num_rows, exact=self._exact
+        )
 
     def deal(self, x: Tensor, choice: Choice, experts: int) -> DealtRows:
         return routing_triton.deal(x, choice, experts)
@@ -239,7 +241,7 @@ class TritonExperts:
             weights,
             experts,
             summed,
-            **_sum_launch(width, rows, weights.shape[1]),
+            **_sum_launch(width, rows, weights.shape[1], exact=self._exact),
         )
         return summed
 
@@ -263,7 +265,7 @@ class TritonExperts:
         launch(
             add_branches, (rows,),
             residual, dense, results, places, weights, experts, norms.dense, norms.routed, norms.added, scalar,
-            next_weight, normed, eps, **_sum_launch(width, rows, top_k),
+            next_weight, normed, eps, **_sum_launch(width, rows, top_k, exact=self._exact),
         )  # fmt: skip
         return residual, normed
 
@@ -298,8 +300,8 @@ def _product_launch(tile: ExpertTile, *, rows: int, top_k: int, experts: int, ga
     }  # fmt: skip
 
 
-def _sum_launch(width: int, rows: int, top_k: int) -> dict[str, int]:
-    block = row_launch(width, many=rows >= _MANY_ROWS)
+def _sum_launch(width: int, rows: int, top_k: int, *, exact: bool = False) -> dict[str, int]:
+    block = row_launch(width, many=rows >= least_many(exact=exact))
     return {"WIDTH": width, "BLOCK": block["BLOCK"], "K": top_k, "num_warps": block["num_warps"]}
 
 

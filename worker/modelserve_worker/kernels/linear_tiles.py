@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -84,6 +84,11 @@ def tiles_of(fmt: Format, *, capability: int) -> dict[int, LinearTile]:
 def linear_tile(fmt: Format, rows: int, *, capability: int) -> LinearTile:
     """The tile for a product of `rows` rows."""
     return next(tile for most, tile in tiles_of(fmt, capability=capability).items() if rows <= most)
+
+
+def exact_tile(fmt: Format, *, capability: int) -> LinearTile:
+    """The tile of the profile `exact`, for any number of rows: one program adds up an output."""
+    return replace(tiles_of(fmt, capability=capability)[MANY], programs=0)
 
 
 def grouped_tile(fmt: Format, rows: int, experts: int, capability: int) -> LinearTile:

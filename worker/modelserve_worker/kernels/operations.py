@@ -6,7 +6,7 @@ A kernel's module is imported where a table names it, and nowhere else: Triton a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -17,11 +17,12 @@ from modelserve.assistant import AssistantArchitecture
 from modelserve.sizing.backends.resolve import with_drafter
 from modelserve.sizing.backends.table import LIBRARY, Backend, Choice, KernelTable, Operation, Subject
 from modelserve.weight_format import StoredType
-from modelserve_worker.kernels.elementwise import ElementwiseDoors, PlainElementwise
-from modelserve_worker.kernels.experts import ExpertDoors, PlainExperts
-from modelserve_worker.kernels.linear_tiles import SharedBuffers
+from modelserve_worker.kernels.elementwise import ElementwiseDoors, ExactElementwise, PlainElementwise
+from modelserve_worker.kernels.exact_products import PlainExactProducts
+from modelserve_worker.kernels.experts import ExactExperts, ExpertDoors, PlainExperts
+from modelserve_worker.kernels.linear_tiles import SharedBuffers, exact_tile
 from modelserve_worker.kernels.prompt_lookup import LookupDoor, PlainLookup
-from modelserve_worker.kernels.row_blocks import plain_product
+from modelserve_worker.kernels.row_blocks import PLAIN_PRODUCTS, ElementProducts
 from modelserve_worker.kernels.sampling import PlainSampling, SamplingDoor
 from modelserve_worker.kernels.step_start import PlainStepDoors, StepDoors
 
@@ -30,8 +31,9 @@ NO_KERNELS = KernelTable(capability=None, profile="fast", on_kernels=False, choi
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """What multiplies by a matrix. `multiply` (x, held) -> x times the transposed matrix, None: PyTorch, by the
-    matrix's elements; where the choice fuses it takes `gated` and `split` too, as `linear_rows_sm90` says.
+    """What multiplies by a matrix. `multiply` (x, held) -> x times the transposed matrix, None: by the matrix's
+    elements, `MatrixProducts.elements`; where the choice fuses it takes `gated` and `split` too, as `linear_rows_sm90`
+    says.
 
     Of experts (x, held, ends), grouped, of rows sorted by expert: rows [ends[e - 1], ends[e]) of x [R, K] times the
     matrix of expert e -> [R, N], ends int32 [E], which never leave the device. Rows from ends[E - 1] on are undefined;
@@ -43,10 +45,12 @@ class Product:
 
 
 class MatrixProducts:
-    """The products of one matrix, rising by the rows that they take; of a matrix on plain PyTorch there is none."""
+    """The products of one matrix, rising by the rows that they take; of a matrix on plain PyTorch there is none.
+    `elements` multiply where a product does not, or there is none."""
 
-    def __init__(self, products: tuple[Product, ...] = ()) -> None:
+    def __init__(self, products: tuple[Product, ...] = (), elements: ElementProducts = PLAIN_PRODUCTS) -> None:
         self._products = products
+        self.elements = elements
 
     def of(self, rows: int) -> Product | None:
         return next((product for product in self._products if product.choice.takes(rows)), None)
@@ -55,7 +59,7 @@ class MatrixProducts:
         """x [T, K] times the transposed weight [N, K], both in the compute dtype -> [T, N]."""
         product = self.of(x.shape[0])
         if product is None or product.multiply is None or not x.shape[0]:
-            return plain_product(x, weight)
+            return self.elements.dense(x, weight)
         return product.multiply(x, weight)
 
     @property
@@ -79,13 +83,29 @@ class Operations:
         drafting.shared = self.shared
         return drafting
 
+    @property
+    def exact(self) -> bool:
+        """Whether a row has the same bits whatever rows lie beside it."""
+        return self.table.profile == "exact"
+
+    @cached_property
+    def elements(self) -> ElementProducts:
+        """Products by the elements of matrices that no kernel of a format multiplies by."""
+        if not self.exact:
+            return PLAIN_PRODUCTS
+        if not self.table.on_kernels:
+            return PlainExactProducts()
+        from modelserve_worker.kernels.exact_products_triton import TritonExactProducts
+
+        return TritonExactProducts()
+
     @cached_property
     def elementwise(self) -> ElementwiseDoors:
         if not self._in_triton(Operation.RESIDUAL_NORM):
-            return PlainElementwise()
+            return ExactElementwise() if self.exact else PlainElementwise()
         from modelserve_worker.kernels.elementwise_triton import TritonElementwise
 
-        return TritonElementwise()
+        return TritonElementwise(exact=self.exact)
 
     @cached_property
     def step(self) -> StepDoors:
@@ -115,10 +135,10 @@ class Operations:
     @cached_property
     def experts(self) -> ExpertDoors:
         if not self._in_triton(Operation.ROUTE):
-            return PlainExperts()
+            return ExactExperts() if self.exact else PlainExperts()
         from modelserve_worker.kernels.experts_triton import TritonExperts
 
-        return TritonExperts(self._device)
+        return TritonExperts(self._device, exact=self.exact)
 
     @cached_property
     def few_expert_rows(self) -> int:
@@ -132,16 +152,16 @@ class Operations:
         """By the matrix of a linear layer, `shape` (outputs, inputs) on this rank, stored as `stored`; `grouped`: by
         those of experts. Raises KeyError for one that the table's model does not have."""
         if not self.table.on_kernels:
-            return MatrixProducts()
+            return MatrixProducts(elements=self.elements)
         choices = self.table.of(Operation.GROUPED if grouped else Operation.LINEAR, subject, shape)
         launch = self._multiplies_grouped if grouped else self._multiplies
-        return MatrixProducts(tuple(Product(each, launch(each, stored)) for each in choices))
+        return MatrixProducts(tuple(Product(each, launch(each, stored)) for each in choices), self.elements)
 
     def _in_triton(self, operation: Operation) -> bool:
         return self.table.on_kernels and self.table.choose(operation).backend is Backend.TRITON
 
     def _multiplies_grouped(self, choice: Choice, stored: StoredType) -> Callable[..., Tensor] | None:
-        if choice.backend is Backend.PLAIN:
+        if choice.backend is Backend.PLAIN or "exact_expert_products" in choice.kernels:
             return None
         if choice.backend is Backend.HOPPER:
             from modelserve_worker.kernels.grouped_rows_sm90 import grouped_rows
@@ -149,18 +169,22 @@ class Operations:
             return grouped_rows
         capability: Any = self.table.capability
         if stored is StoredType.INT4:
-            from modelserve_worker.kernels.int4_linear_triton import int4_grouped
+            from modelserve_worker.kernels.int4_linear_triton import int4_grouped, int4_grouped_with
 
+            if self.exact:
+                return partial(int4_grouped_with, tile=exact_tile("int4", capability=capability))
             return partial(int4_grouped, capability=capability)
-        from modelserve_worker.kernels.fp8_linear_triton import fp8_grouped
+        from modelserve_worker.kernels.fp8_linear_triton import fp8_grouped, fp8_grouped_with
 
+        if self.exact:
+            return partial(fp8_grouped_with, tile=exact_tile("fp8", capability=capability))
         return partial(fp8_grouped, capability=capability)
 
     def _multiplies(self, choice: Choice, stored: StoredType) -> Callable[..., Tensor] | None:
         """The launch of the choice's kernel that multiplies: the first that is no library's."""
         kernel = next((name for name in choice.kernels if name != LIBRARY), None)
         shared: Any = {"capability": self.table.capability, "shared": self.shared}
-        if kernel is None:
+        if kernel is None or kernel == "exact_product":
             return None
         if choice.backend is Backend.HOPPER:
             from modelserve_worker.kernels import linear_int4_sm90, linear_rows_sm90
@@ -173,11 +197,17 @@ class Operations:
         if stored is StoredType.INT4:
             from modelserve_worker.kernels import int4_linear_triton as int4
 
+            if self.exact:
+                tile = exact_tile("int4", capability=shared["capability"])
+                return partial(int4.int4_product_with, tile=tile, shared=self.shared)
             if kernel == "int4_product":
                 return partial(int4.int4_fused_product, **shared)
             return partial(int4.int4_dequantised_product, shared=self.shared)
         from modelserve_worker.kernels import fp8_linear_triton as fp8
 
+        if self.exact:
+            tile = exact_tile("fp8", capability=shared["capability"])
+            return partial(fp8.fp8_product_with, tile=tile, shared=self.shared)
         if kernel == "round_inputs":
             return fp8.fp8_rounded_product
         return partial(fp8.fp8_exact_product, **shared)
@@ -185,3 +215,5 @@ class Operations:
 
 PLAIN = Operations(NO_KERNELS, torch.device("cpu"))
 """PyTorch's on any device: what a CPU runs, and what kernels are compared with."""
+PLAIN_EXACT = Operations(replace(NO_KERNELS, profile="exact"), torch.device("cpu"))
+"""Likewise, of profile exact."""

@@ -237,17 +237,19 @@ def copy_rows(x, experts, places, dealt, WIDTH: tl.constexpr, BLOCK: tl.constexp
 
 
 def route(
-    x: Tensor, router: RouterWeights, norm_weight: Tensor, arrivals: Tensor, *, eps: float, num_rows: Tensor | None
-) -> tuple[Tensor, Choice]:
-    """`ExpertDoors.route` of x bfloat16 [T, H], contiguous. arrivals: int32 [MOST_ARRIVALS], 0 between calls."""
+    x: Tensor, router: RouterWeights, norm_weight: Tensor, arrivals: Tensor, *, eps: float, num_rows: Tensor | None,
+    exact: bool = False,
+) -> tuple[Tensor, Choice]:  # fmt: skip
+    """`ExpertDoors.route` of x bfloat16 [T, H], contiguous. arrivals: int32 [MOST_ARRIVALS], 0 between calls.
+    `exact`: by the kernel of many rows at all times, in one part."""
     (rows, width), experts = x.shape, router.weight.shape[0]
     choice = Choice(
         torch.empty((rows, router.top_k), dtype=torch.float32, device=x.device),
         torch.empty((rows, router.top_k), dtype=torch.int32, device=x.device),
     )
     shape = _router_constants(width, experts, router.top_k)
-    if rows > ROUTED_ROWS:
-        many = many_launch(rows)
+    if exact or rows > ROUTED_ROWS:
+        many = many_launch(max(MANY_LAUNCHES) if exact else rows)
         parts = many["SPLITS"]
         sums = torch.empty((parts, rows, shape["BLOCK_E"]), dtype=torch.float32, device=x.device) if parts > 1 else None
         squares = torch.empty((parts, rows), dtype=torch.float32, device=x.device) if parts > 1 else None
@@ -256,7 +258,7 @@ def route(
             x, router.scale, router.weight, router.per_expert_scale, num_rows, sums, squares, arrivals, choice.weights,
             choice.experts, rows, eps, **shape, **many,
         )  # fmt: skip
-        return TritonElementwise().rms_norm(x, norm_weight, eps=eps), choice
+        return TritonElementwise(exact=exact).rms_norm(x, norm_weight, eps=eps), choice
     normed = torch.empty_like(x)
     logits = torch.empty((rows, experts), dtype=torch.float32, device=x.device)
     block = triton.next_power_of_2(triton.cdiv(rows, ROUTED_BLOCKS))

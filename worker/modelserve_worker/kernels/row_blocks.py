@@ -9,12 +9,26 @@ beside it; below four rows PyTorch adds in another order.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Protocol
 
 from torch import Tensor
 from torch.nn import functional
 
 LEAST_ROWS, MOST_ROWS = 4, 256  # more at a time are no faster
 _ROWS_OF_A_PRODUCT = 24  # that take as long as reading the matrix once more, roughly
+
+
+class ElementProducts(Protocol):
+    """Products by the elements of matrices, in the compute dtype of the rows."""
+
+    def dense(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x [T, K] times the transposed weight [N, K] -> [T, N]."""
+        ...
+
+    def grouped(self, x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+        """Rows [ends[e - 1], ends[e]) of x [R, K] by weights[e] of [E, N, K] -> [R, N]. ends int32 [E]; rows from the
+        last end on are undefined."""
+        ...
 
 
 def plain_product(x: Tensor, weight: Tensor) -> Tensor:
@@ -43,6 +57,19 @@ def grouped_product(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
             product[start:end] = plain_product(x[start:end], weights[expert])
             start = end
     return product
+
+
+class PlainProducts:
+    """By PyTorch."""
+
+    def dense(self, x: Tensor, weight: Tensor) -> Tensor:
+        return plain_product(x, weight)
+
+    def grouped(self, x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+        return grouped_product(x, weights, ends)
+
+
+PLAIN_PRODUCTS = PlainProducts()
 
 
 def _blocks(rows: int) -> Iterator[tuple[int, int]]:

@@ -42,13 +42,15 @@ class TensorParallel:
     """Rank `rank` of `size`. With size 1 the collectives return their input and no process group is needed; else they
     go over torch's default group, which is named nowhere else: it ends, with its threads, where it is destroyed.
 
-    On GPUs that reach each other's memory `peers` sums what is small, and `peer_rows` the rows of a layer.
+    On GPUs that reach each other's memory `peers` sums what is small, and `peer_rows` the rows of a layer. `exact`: all
+    sums are of gathered parts in rank order, whatever their size.
     """
 
     rank: int = 0
     size: int = 1
     peers: PeerSums | None = None
     peer_rows: PeerRows | None = None
+    exact: bool = False
 
     def shard(self, total: int, *, what: str) -> Shard:
         """Equal contiguous share of `total`. Raises InvalidInput when `size` does not divide it."""
@@ -81,7 +83,7 @@ class TensorParallel:
             return x
         if self.peers is not None and self.peers.takes(x):
             return self.peers.all_reduce(x)
-        if x.is_cuda:
+        if x.is_cuda and not self.exact:
             dist.all_reduce(x)
             return x
         return sum_in_rank_order(self._gathered(x))

@@ -23,7 +23,6 @@ from modelserve_worker.kernels.elementwise import ElementwiseDoors
 from modelserve_worker.kernels.fp8_linear import Fp8Pairs, repack_fp8
 from modelserve_worker.kernels.int4_linear import Int4Tiles, repack_int4
 from modelserve_worker.kernels.operations import PLAIN, MatrixProducts, Operations
-from modelserve_worker.kernels.row_blocks import grouped_product, plain_product
 
 PACKED = 8  # int4 elements of an int32
 ZERO = 8  # what stands for zero in a symmetric int4 matrix: elements are stored with this added
@@ -68,7 +67,7 @@ class StoredMatrix(nn.Module):
         product = self.products.of(x.shape[0])
         x = self._ordered(x)
         if product is None or product.multiply is None:
-            return plain_product(x, self.dense())
+            return self.products.elements.dense(x, self.dense())
         if not x.shape[0]:
             return x.new_empty((0, self.rows))
         return product.multiply(x, self._held(), **(fused if product.choice.fuses_gelu else {}))
@@ -109,7 +108,7 @@ class StoredMatrix(nn.Module):
         product = self.products.of(x.shape[0])
         x = self._ordered(x)
         if product is None or product.multiply is None:
-            return grouped_product(x, self.dense(), ends)
+            return self.products.elements.grouped(x, self.dense(), ends)
         return product.multiply(x, self._held(), ends, **fused)
 
     def dense(self) -> Tensor:

@@ -22,6 +22,7 @@ class SchedulerLimits:
 
     `eos_token_ids` end a request unless it ignores them. At a context of `doubling_context` tokens a row of a prompt
     takes twice what it takes at the beginning. Steps with prompts are captured for so many `captured_rows`, rising.
+    `exact`: rows of prompts and rows behind them are computed apart, in the same way each time.
     """
 
     max_num_batched_tokens: int
@@ -31,6 +32,7 @@ class SchedulerLimits:
     max_num_mixed_tokens: int = DEFAULT_MAX_NUM_MIXED_TOKENS
     doubling_context: float = math.inf
     captured_rows: tuple[int, ...] = ()
+    exact: bool = False
 
     @property
     def max_running(self) -> int:

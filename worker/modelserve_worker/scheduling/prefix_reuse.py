@@ -139,6 +139,7 @@ class PrefixReuse(NoReuse):
             self.host = HostTier(arena, self.cache, geometry, limits.prompt_cost, host_bytes)
         self.queries = self.hits = self.host_queries = self.host_hits = 0
         self._geometry = geometry
+        self._exact = limits.exact
         self._chains: dict[str, TokenChain] = {}  # by request
         # Request, its tokens, version of the cache, hit.
         self._found: tuple[str, int, int, Hit[Page] | None] | None = None
@@ -156,8 +157,14 @@ class PrefixReuse(NoReuse):
             return None
         asked = (request.request_id, request.num_tokens, self.cache.version)
         if self._found is None or self._found[:3] != asked:
-            self._found = (*asked, self.cache.find(self._chain(request), request.num_tokens - 1))
+            self._found = (*asked, self.cache.find(self._chain(request), self._most_shared(request)))
         return self._found[3]
+
+    def _most_shared(self, request: Request) -> int:
+        """Rows of a request, from its first on, that may be another's too. Where they are to be exact, rows behind a
+        prompt are none: who has the same tokens in its prompt computes other bits of them."""
+        most = request.num_tokens - 1
+        return min(most, len(request.prompt_token_ids)) if self._exact else most
 
     def shared_bytes(self, hit: Hit[Page] | None) -> int:
         if hit is None:
@@ -235,7 +242,7 @@ class PrefixReuse(NoReuse):
             return False
         here = 0 if hit is None else hit.position
         chain, least = self._chain(request), here + self._least_gap
-        if not self.host.fetch(request.request_id, chain, request.num_tokens - 1, least=least):
+        if not self.host.fetch(request.request_id, chain, self._most_shared(request), least=least):
             return False
         self._in_pool.setdefault(request.request_id, here)
         return True
@@ -342,6 +349,8 @@ class PrefixReuse(NoReuse):
 
     def _leave(self, running: RunningRequest, end: int, *, junction: bool = False) -> None:
         request = running.request
+        if self._exact and end > len(request.prompt_token_ids):
+            return
         tail = self.cache.leave(
             self._chain(request), end, running.table, previous=running.tail, joined=running.joined,
             client=request.client, junction=junction,

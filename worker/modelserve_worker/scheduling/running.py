@@ -11,7 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modelserve.architecture import LayerKind
-from modelserve_worker.batch import IN_FLIGHT, AdmittedRequest, Int32Array, SampledTokens, ScheduledBatch, row_places
+from modelserve_worker.batch import (
+    BY_LENGTH,
+    IN_FLIGHT,
+    AdmittedRequest,
+    Int32Array,
+    SampledTokens,
+    ScheduledBatch,
+    row_places,
+)
 from modelserve_worker.request import Request, TokenConstraint
 from modelserve_worker.scheduling.arena import Page, PageArena
 from modelserve_worker.scheduling.drafting import Drafting
@@ -32,6 +40,7 @@ class Segments(NamedTuple):
     drawn: Int32Array
     given: Int32Array
     targets: Int32Array
+    generated: int
 
 
 @dataclass(slots=True, eq=False)
@@ -76,7 +85,8 @@ class SlotCounters:
     request ended is read only to end its last step.
     """
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, *, exact: bool = False) -> None:
+        self.exact = exact  # whether rows of prompts and rows behind them are computed apart
         self.running: NDArray[np.bool_] = np.zeros(slots, dtype=np.bool_)  # false from its end or preemption on
         self.prompt = np.zeros(slots, dtype=np.int32)  # prompt tokens
         self.known = np.zeros(slots, dtype=np.int32)  # prompt and sampled tokens, those in flight included
@@ -122,6 +132,30 @@ class SlotCounters:
         """Positions that are computed if no draft in flight is accepted. Asked while at most one step is in flight."""
         return int(self.computed[slot] - max(self.in_flight[slot] - 1, 0))
 
+    def in_prompt(self, slots: Int32Array) -> NDArray[np.bool_]:
+        """Whose next row is one of its prompt."""
+        in_prompt: NDArray[np.bool_] = self.computed[slots] < self.prompt[slots]
+        return in_prompt
+
+    def by_kind(self, slots: Int32Array) -> tuple[Int32Array, Int32Array]:
+        """Of `slots`, those that decode, with one row to compute, and those that have more: prompts, and what is
+        computed again. Where rows are to be `exact`, the last one of a prompt is no decode."""
+        remaining = self.remaining(slots)
+        decoding = remaining == 1
+        if self.exact:
+            decoding &= ~self.in_prompt(slots)
+        return slots[decoding], slots[~decoding & (remaining > 0)]
+
+    def prompt_rows(self, slots: Int32Array, *, most_drafts: int) -> Int32Array:
+        """Rows that each may have in a step, all that remain. Where they are to be `exact`, those up to the end of the
+        prompt; behind it as many as a decode may have, since they are computed as they were then."""
+        remaining = self.remaining(slots)
+        if not self.exact:
+            return remaining
+        left = self.prompt[slots] - self.computed[slots]
+        rows: Int32Array = np.minimum(remaining, np.where(left > 0, left, 1 + most_drafts)).astype(np.int32)
+        return rows
+
     def advance(self, slots: Int32Array, ends: Int32Array, drawn: Int32Array, step: int) -> None:
         """`step` computes the positions below `ends`, and draws so many tokens of each."""
         self.computed[slots] = ends
@@ -140,8 +174,8 @@ class SlotCounters:
 class RunningRequests:
     """Who holds the device's slots: running requests, and ended ones that still have a step in flight."""
 
-    def __init__(self, slots: int) -> None:
-        self.counters = SlotCounters(slots)
+    def __init__(self, slots: int, *, exact: bool = False) -> None:
+        self.counters = SlotCounters(slots, exact=exact)
         self.by_id: dict[str, RunningRequest] = {}  # oldest first
         self.retiring: list[RunningRequest] = []  # ended, with a step in flight
         self._stays: list[RunningRequest | None] = [None] * slots  # running and retiring
@@ -211,7 +245,8 @@ class RunningRequests:
     def segments(
         self, decodes: Int32Array, drafts: Int32Array, prefills: Int32Array, shares: Int32Array, *, most_drafts: int
     ) -> Segments:
-        """Of decodes with their drafts, and of prompts that go on by `shares` rows: those of few rows first."""
+        """Of decodes with their drafts, and of prompts that go on by `shares` rows: those of few rows first, or where
+        rows are to be exact those behind a prompt."""
         counters = self.counters
         in_flight = counters.in_flight[decodes] > 0
         token_ids = np.where(in_flight, np.int32(IN_FLIGHT), counters.last_token[decodes])
@@ -220,7 +255,8 @@ class RunningRequests:
             owners, offsets = row_places(lengths)
             token_ids = np.where(offsets > 0, IN_FLIGHT - offsets, token_ids[owners])
         if len(prefills):
-            order = np.argsort(shares > 1 + most_drafts, kind="stable")
+            later = counters.in_prompt(prefills) if counters.exact else shares > 1 + most_drafts
+            order = np.argsort(later, kind="stable")
             prefills, shares = prefills[order], shares[order]
             slots, lengths = np.concatenate((decodes, prefills)), np.concatenate((lengths, shares))
             starts = counters.computed[prefills]
@@ -233,7 +269,8 @@ class RunningRequests:
         if len(prefills) and counters.scored[prefills].any():
             scored, targets = self.scored(prefills, shares)
             given = np.concatenate((np.zeros(len(decodes), dtype=np.int32), scored))
-        return Segments(slots, starts, lengths, token_ids, drawn, given, targets)
+        generated = int(np.count_nonzero(~counters.in_prompt(slots))) if counters.exact else BY_LENGTH
+        return Segments(slots, starts, lengths, token_ids, drawn, given, targets, generated)
 
     def scored(self, prefills: Int32Array, lengths: Int32Array) -> tuple[Int32Array, Int32Array]:
         """Of prompts that go on by `lengths` rows [P]: how many of these, the first ones, have their next token scored,

@@ -103,7 +103,7 @@ class Scheduler:
         self._geometry = geometry
         self._admission = Admission(limits, geometry, pool_bytes)
         self._queue = RequestQueue()
-        self._running = RunningRequests(limits.max_num_seqs)
+        self._running = RunningRequests(limits.max_num_seqs, exact=limits.exact)
         self._counters = self._running.counters
         self.constraints = partial(self._running.constraints, drafting=self.drafting)
         self._in_flight: deque[StepInFlight] = deque()
@@ -144,9 +144,8 @@ class Scheduler:
         self.prefixes.settle()
         self._queue.fetched(self.prefixes.take_ready())
         counters, slots = self._counters, self._running.slots()
-        remaining = counters.remaining(slots)
-        decodes, all_grew = self._grow_decodes(self._running.with_masks(slots[remaining == 1]))
-        prefills = slots[remaining > 1]
+        decodes, prefills = counters.by_kind(slots)
+        decodes, all_grew = self._grow_decodes(self._running.with_masks(decodes))
         if len(prefills):
             prefills = prefills[counters.running[prefills]]  # a decode may have preempted it
         if all_grew:
@@ -155,7 +154,8 @@ class Scheduler:
                 prefills = np.concatenate((prefills, np.array(admitted, dtype=np.int32)))
         if not len(decodes) and not len(prefills):
             return self._batch(_NOBODY, _NOBODY, _NOBODY, _NOBODY) if self.prefixes.has_copies else None
-        remaining, longest = counters.remaining(prefills), int(counters.known[prefills].max(initial=0))
+        longest = int(counters.known[prefills].max(initial=0))
+        remaining = counters.prompt_rows(prefills, most_drafts=self.drafting.most)
         spare = self.limits.max_num_batched_tokens - len(decodes) - (len(prefills) > 0)
         drafts = self._running.drafts(decodes, drafting=self.drafting, spare=spare, arena=self.arena)
         rows = len(decodes) + int(drafts.sum())
@@ -362,6 +362,7 @@ class Scheduler:
             sliding_updates=self.arena.take_updates(LayerKind.SLIDING),
             constrained=np.flatnonzero(counters.constrained[slots[drawn > 0]]).astype(np.int32),
             spare_slots=spare_slots,
+            generated=segments.generated,
             **copies._asdict(),
         )
         # A decode's row is the token that was sampled before; the first token of an answer has no row yet.

@@ -13,7 +13,7 @@ from typing import Self
 
 from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.sizing.backends.generations import HOPPER, MULTIPROCESSOR_SHARED_BYTES, RESERVED_SHARED_BYTES
-from modelserve.sizing.backends.table import Backend, Choice, Operation
+from modelserve.sizing.backends.table import Backend, Choice, Operation, Profile
 from modelserve.sizing.kernel_buffers import decode_splits, expanded_columns, expansion_keys, sliding_table_entries
 from modelserve.sizing.pages import GLOBAL_PAGE_TOKENS, KVCacheDtype
 
@@ -144,10 +144,12 @@ def sliding_chunk_bytes() -> int:
     return 2 * SLIDING_WIDTH * (tiles * tile + queries * rows // 2) + barriers + 4 * fields * 4
 
 
-def decode_choices(shape: AttentionShape, capability: int) -> Iterator[Choice]:
-    """Of decode attention. Kernels of Hopper's take one row of a request: more are Triton's."""
+def decode_choices(shape: AttentionShape, capability: int, profile: Profile = "fast") -> Iterator[Choice]:
+    """Of decode attention. Kernels of Hopper's take one row of a request: more are Triton's, as all are in profile
+    exact, whose splits follow from positions alone."""
     choice = partial(Choice, Operation.DECODE_ATTENTION, subject=shape.kind, format=shape.format)
-    hopper = capability == HOPPER and shape.dtype is KVCacheDtype.BFLOAT16 and shape.group <= DECODE_QUERIES
+    hopper = capability == HOPPER and profile == "fast"
+    hopper = hopper and shape.dtype is KVCacheDtype.BFLOAT16 and shape.group <= DECODE_QUERIES
     if hopper and shape.window and shape.width == SLIDING_WIDTH and share_keys(shape.window) <= SHARE_KEYS:
         shared = sliding_decode_bytes(shape.window)
         if most := most_decode_blocks(shape.window) // (shape.heads * DECODE_PARTS):
@@ -161,10 +163,10 @@ def decode_choices(shape: AttentionShape, capability: int) -> Iterator[Choice]:
     yield choice(Backend.TRITON, (f"{split}_packed" if shape.eight_bit else split, "combine"), row_bytes=splits)
 
 
-def chunk_choices(shape: AttentionShape, capability: int) -> Iterator[Choice]:
+def chunk_choices(shape: AttentionShape, capability: int, profile: Profile = "fast") -> Iterator[Choice]:
     """Of chunk attention: one pass of global layers, which may take several over long contexts of many requests."""
     choice = partial(Choice, Operation.CHUNK_ATTENTION, subject=shape.kind, format=shape.format)
-    hopper = capability == HOPPER and shape.dtype is not KVCacheDtype.FLOAT32
+    hopper = capability == HOPPER and profile == "fast" and shape.dtype is not KVCacheDtype.FLOAT32
     if not shape.window:
         expands = ("expand_keys",) if shape.v_only or shape.eight_bit else ()
         if hopper and shape.width == GLOBAL_WIDTH:

@@ -1,7 +1,8 @@
 """Which kernels multiply: by a matrix's format and shape, the GPU, and rows.
 
 Hopper reads matrices near the speed of memory for up to 32 rows (decision 0018) and unpacks INT4 on the way for any
-number (decision 0019). Elsewhere INT4 and FP8 are Triton's, and dense matrices PyTorch's.
+number (decision 0019). Elsewhere INT4 and FP8 are Triton's, and dense matrices PyTorch's. In profile exact one kernel
+of Triton's takes any number of rows, so that a row is added up in one order (decision 0030).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from modelserve.sizing.backends.generations import FP8_CAPABILITY, HOPPER, generation_of
-from modelserve.sizing.backends.table import HEAD, LIBRARY, Backend, Choice, Operation, Subject
+from modelserve.sizing.backends.table import HEAD, LIBRARY, Backend, Choice, Operation, Profile, Subject
 from modelserve.sizing.quantised_tiles import (
     DEQUANTISED_BLOCK_BYTES,
     INT4_FUSED_ROWS,
@@ -46,6 +47,7 @@ def product_choices(
     *,
     capability: int | None,
     plain_kernels: int = 0,
+    profile: Profile = "fast",
 ) -> Iterator[Choice]:
     """Of a matrix with `shape` (outputs, inputs) on one rank; `linear` None is the output head, `capability` None a
     device without kernels. `plain_kernels`: PyTorch's beside the product, where it makes the elements first."""
@@ -53,7 +55,12 @@ def product_choices(
     quantised = weight_format if stored in (StoredType.INT4, StoredType.FP8) else None
     subject: Subject = HEAD if linear is None else linear
     choice = partial(Choice, Operation.LINEAR, subject=subject, shape=shape, format=str(quantised or stored))
-    if capability is None or (quantised is not None and not takes_format(quantised)):
+    taken = quantised is not None and takes_format(quantised)
+    if capability is not None and profile == "exact":
+        ordered = (LIBRARY,) if quantised is not None and taken and quantised.activation_order else ()
+        kernels = (*ordered, f"{stored}_product") if taken else (*(LIBRARY,) * plain_kernels, "exact_product")
+        yield choice(Backend.TRITON, kernels, workspace_bytes=SPLIT_SUM_BYTES if taken else 0)
+    elif capability is None or (quantised is not None and not taken):
         yield choice(Backend.PLAIN, (LIBRARY,) * (plain_kernels + 1))
     elif quantised is None:
         if capability == HOPPER and shape[1] % BOX_INPUTS == 0:
@@ -124,6 +131,7 @@ def grouped_choice(
     experts: int,
     capability: int | None,
     plain_kernels: int = 0,
+    profile: Profile = "fast",
 ) -> Choice:
     """Of rows sorted by expert times experts' matrices, for any number of rows.
 
@@ -136,6 +144,8 @@ def grouped_choice(
     if quantised is not None and capability is not None and takes_format(quantised):
         ordered = (LIBRARY,) if quantised.activation_order else ()
         return choice(Backend.TRITON, (*ordered, f"{stored}_expert_products"))
+    if capability is not None and profile == "exact":
+        return choice(Backend.TRITON, (*(LIBRARY,) * plain_kernels, "exact_expert_products"))
     outputs, inputs = shape
     gated = linear is TextLinear.EXPERT_GATE_UP
     whole = inputs % BOX_INPUTS == 0 and inputs >= 8 * BOX_INPUTS and outputs % (GROUPED_ROWS * (1 + gated)) == 0

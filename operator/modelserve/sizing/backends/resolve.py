@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import get_args
 
 from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.assistant import AssistantArchitecture
@@ -56,21 +57,22 @@ def resolve(
 ) -> KernelTable:
     """What one of `ranks` ranks launches on a GPU of compute capability `gpu` (10 * major + minor), or None: the CPU.
 
-    A model that kernels do not take, or a GPU that has none, runs on plain PyTorch in all operations. Raises
-    InvalidInput for a profile that this release does not have, UnknownGenerationError for a GPU whose tiles are not
-    known.
+    In profile exact (decision 0030) an operation that adds is one kernel for any number of rows, so that a row has the
+    same bits whatever rows lie beside it. A model that kernels do not take, or a GPU that has none, runs on plain
+    PyTorch in all operations. Raises InvalidInput for a profile that this release does not have, UnknownGenerationError
+    for a GPU whose tiles are not known.
     """
-    if profile != "fast":
-        raise InvalidInput(f"profile {profile}: this release computes in profile fast alone", field="profile")
+    if profile not in get_args(Profile):
+        raise InvalidInput(f"profile {profile}: this release has {' and '.join(get_args(Profile))}", field="profile")
     capability = gpu if gpu is not None and gpu >= LEAST_CAPABILITY and takes_model(model) else None
     if capability is not None:
         generation_of(capability)
     choices = (
         *_elementwise(model, Backend.PLAIN if capability is None else Backend.TRITON),
-        *_products(model, formats.weights, capability, ranks),
-        *(_plain_attention(formats) if capability is None else _attention(model, formats, capability, ranks)),
-        *(_experts(model, formats.weights, capability, ranks) if model.num_experts else ()),
-        *_sums(model, capability, ranks),
+        *_products(model, formats.weights, capability, profile, ranks),
+        *(_plain_attention(formats) if capability is None else _attention(model, formats, capability, profile, ranks)),
+        *(_experts(model, formats.weights, capability, profile, ranks) if model.num_experts else ()),
+        *_sums(model, capability, profile, ranks),
     )
     return KernelTable(gpu, profile, capability is not None, choices)
 
@@ -87,7 +89,7 @@ def with_drafter(table: KernelTable, assistant: AssistantArchitecture, *, ranks:
         shape = tensor.rows, tensor.columns
         if tensor.columns > 1 and (key := (Operation.LINEAR, subject, shape)) not in known:
             known.add(key)
-            added += product_choices(tensor.linear, shape, None, capability=table.capability)
+            added += product_choices(tensor.linear, shape, None, capability=table.capability, profile=table.profile)
     return replace(table, choices=(*table.choices, *added)) if table.on_kernels else table
 
 
@@ -110,7 +112,7 @@ def _elementwise(model: ModelArchitecture, backend: Backend) -> Iterator[Choice]
 
 
 def _products(
-    model: ModelArchitecture, weight_format: WeightFormat | None, capability: int | None, ranks: int
+    model: ModelArchitecture, weight_format: WeightFormat | None, capability: int | None, profile: Profile, ranks: int
 ) -> Iterator[Choice]:
     seen: set[tuple[TextLinear | None, int, int]] = set()
     for tensor in weight_tensors(model, tensor_parallel_size=ranks):
@@ -120,21 +122,25 @@ def _products(
             continue
         seen.add(key)
         beside = _plain_kernels(tensor, weight_format)
-        yield from product_choices(tensor.linear, key[1:], weight_format, capability=capability, plain_kernels=beside)
+        yield from product_choices(
+            tensor.linear, key[1:], weight_format, capability=capability, plain_kernels=beside, profile=profile
+        )
 
 
 def _plain_kernels(tensor: WeightTensor, weight_format: WeightFormat | None) -> int:
     return 0 if weight_format is None else dequantising_kernels(tensor, weight_format)
 
 
-def _attention(model: ModelArchitecture, formats: Formats, capability: int, ranks: int) -> Iterator[Choice]:
+def _attention(
+    model: ModelArchitecture, formats: Formats, capability: int, profile: Profile, ranks: int
+) -> Iterator[Choice]:
     for kind in LayerKind:
         shape = AttentionShape.of(
             model, kind, dtype=formats.kv_dtype, v_only=formats.kv_layout is KVCacheLayout.V_ONLY, ranks=ranks
         )
         yield Choice(Operation.PREPARE, Backend.TRITON, ("prepare",), kind, format=shape.format)
-        yield from decode_choices(shape, capability)
-        yield from chunk_choices(shape, capability)
+        yield from decode_choices(shape, capability, profile)
+        yield from chunk_choices(shape, capability, profile)
         if shape.window:
             yield Choice(Operation.COMMIT, Backend.TRITON, ("commit",), kind, format=shape.format)
 
@@ -148,38 +154,40 @@ def _plain_attention(formats: Formats) -> Iterator[Choice]:
 
 
 def _experts(
-    model: ModelArchitecture, weight_format: WeightFormat | None, capability: int | None, ranks: int
+    model: ModelArchitecture, weight_format: WeightFormat | None, capability: int | None, profile: Profile, ranks: int
 ) -> Iterator[Choice]:
     """Router, products and what adds both branches. Rows of a step are dealt to experts, whose products then are
-    grouped ones; few rows in bfloat16 find their experts themselves."""
+    grouped ones; few rows in bfloat16 find their experts themselves, in profile fast."""
     backend = Backend.PLAIN if capability is None else Backend.TRITON
     stored = {StoredType.BFLOAT16 if weight_format is None else weight_format.of(each) for each in _EXPERT_LINEARS}
 
     def choice(operation: Operation, *kernels: str, most_rows: int | None = None) -> Choice:
         return Choice(operation, backend, kernels if capability else (LIBRARY,), most_rows=most_rows)
 
-    if capability is not None:
+    few = capability is not None and profile == "fast"
+    if few:
         yield choice(Operation.ROUTE, "route_few", most_rows=ROUTED_ROWS)
     yield choice(Operation.ROUTE, "route_many", "rms_norm")
-    if capability is not None and not stored & {StoredType.INT4, StoredType.FP8}:
+    if few and not stored & {StoredType.INT4, StoredType.FP8}:
         yield choice(Operation.EXPERTS, "chosen_products", "chosen_products", most_rows=EXPERT_FEW_ROWS)
     yield choice(Operation.EXPERTS, "deal_slots", "copy_rows")
     for tensor in layer_tensors(model, 0, ranks):
         if tensor.linear in _EXPERT_LINEARS:
             yield grouped_choice(
                 tensor.linear, (tensor.rows, tensor.columns), weight_format, experts=model.num_experts,
-                capability=capability, plain_kernels=_plain_kernels(tensor, weight_format),
+                capability=capability, plain_kernels=_plain_kernels(tensor, weight_format), profile=profile,
             )  # fmt: skip
     if ranks > 1:
         yield choice(Operation.WEIGHTED_SUM, "weighted_sum")
     yield choice(Operation.ADD_BRANCHES, "add_branches")
 
 
-def _sums(model: ModelArchitecture, capability: int | None, ranks: int) -> Iterator[Choice]:
-    """Over ranks: through each other's memory where GPUs reach it, which the worker asks as it starts."""
+def _sums(model: ModelArchitecture, capability: int | None, profile: Profile, ranks: int) -> Iterator[Choice]:
+    """Over ranks: through each other's memory where GPUs reach it, which the worker asks as it starts; in profile exact
+    of gathered parts, in the order of ranks."""
     if ranks == 1:
         return
-    if capability is not None:
+    if capability is not None and profile == "fast":
         row = 2 * model.hidden_size
         most = peer_message_bytes(ranks) // row
         yield Choice(Operation.RANK_SUM, Backend.CUDA, ("rank_sum",), most_rows=most, shared_bytes=0)
