@@ -74,6 +74,7 @@ class Gatherer:
         shared: SharedConfig,
         *,
         namespaces: tuple[str, ...] = (),
+        watched: tuple[ResourceKind, ...] = WATCHED,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._kube = kube
@@ -81,6 +82,7 @@ class Gatherer:
         self._store = store
         self._shared = shared
         self._namespaces = namespaces
+        self.watched = watched
         self._inventory = Inventory()
         self.absent: set[ResourceKind] = set(OPTIONAL)  # optional kinds that the last LIST did not find
         self.reports = WorkerReports(kube, clock)
@@ -110,7 +112,7 @@ class Gatherer:
                 keys.update(heard.keys)
                 supply |= heard.supply
 
-        for kind in (*WATCHED, *OPTIONAL):
+        for kind in (*self.watched, *OPTIONAL):
             self._heard_since.clear()
             if kind in NEWER and NEWER[kind] not in self.absent:
                 self.absent.add(kind)
