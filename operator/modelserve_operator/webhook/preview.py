@@ -82,42 +82,41 @@ def _transition(running: Revision, target: Revision, spec: ModelServeSpec, after
     if running.hash == target.hash:
         yield f"No new pods: revision {old} stays, on {placed_on(target.plan)}."
         return
-    back = ", which was committed before" if target.hash in after.history.stored else ""
+    back = ", back to an earlier revision" if target.hash in after.history.stored else ""
     if same_plan(running, target, spec):
-        yield f"New pods with the same plan, on {placed_on(target.plan)}: revision {new}{back} replaces {old}."
+        yield f"New pods with the same plan{back}, on {placed_on(target.plan)}."
+        yield f"Revision {new} replaces {old}."
     else:
-        yield f"Re-plan: revision {new}{back} on {placed_on(target.plan)} replaces {old} on {placed_on(running.plan)}."
+        yield f"Re-plan{back}: {placed_on(target.plan)} a replica."
+        yield f"Revision {new} replaces {old}."
         yield from _difference(running.plan, target.plan)
         yield from _memory(target.plan)
     surge = spec.rollout.max_surge
     if spec.replicas and surge:
-        yield f"While it rolls out, up to {surge} more than {spec.replicas} pods need room (rollout.maxSurge)."
+        pods = "1 pod more needs" if surge == 1 else f"up to {surge} pods more need"
+        yield f"While it rolls out, {pods} room (rollout.maxSurge)."
     elif spec.replicas:
-        allowed = spec.rollout.allow_downtime
         yield (
             "Old pods stop before new ones start (rollout.maxSurge 0)."
-            if allowed
-            else ("Nothing is replaced: rollout.maxSurge is 0 and rollout.allowDowntime is false.")
+            if spec.rollout.allow_downtime
+            else "Nothing is replaced while rollout.maxSurge is 0 and rollout.allowDowntime is false."
         )
 
 
 def _plan(head: str, plan: PlanStatus) -> Iterator[str]:
     """The choice in one sentence, and its memory in another."""
-    cache, at = plan.kv_cache, plan.concurrency
-    parts = [f"{placed_on(plan)} a replica", f"up to {plan.max_model_len or 0:,} tokens a request"]
-    parts += [f"{cache.dtype} {cache.layout} cache"] if cache else []
-    parts += [f"{at.at_max} such requests at once"] if at else []
-    yield f"{head}: {', '.join(parts)}."
+    at = f", {plan.concurrency.at_max} of them at once" if plan.concurrency else ""
+    yield f"{head}: {placed_on(plan)} a replica, for requests of up to {plan.max_model_len or 0:,} tokens{at}."
     yield from _memory(plan)
 
 
 def _memory(plan: PlanStatus) -> Iterator[str]:
-    memory = plan.per_gpu
-    if memory is not None:
+    memory, cache = plan.per_gpu, plan.kv_cache
+    if memory is not None and cache is not None:
         yield (
             f"{'A GPU' if plan.gpus_per_replica else 'The container'}: weights {memory.weights_bytes / GIB:.2f}, "
             f"workspace {memory.activation_bytes / GIB:.2f}, overhead {memory.overhead_bytes / GIB:.2f}, KV pool "
-            f"{memory.kv_pool_bytes / GIB:.2f} GiB."
+            f"{memory.kv_pool_bytes / GIB:.2f} GiB ({cache.dtype} {cache.layout})."
         )
 
 
@@ -134,9 +133,9 @@ def _nothing(wanted: Decision, running: Revision | None, after: Observed) -> Ite
     if planned.reason == Reason.INSPECTING_MODEL:
         yield "No plan yet: this model is not known, and a Job reads its geometry first."
     elif planned.reason == Reason.DOES_NOT_FIT:
-        yield "No plan fits, now: it is accepted, and planned again when nodes change."
+        yield "No plan fits now. The object is accepted, and planned again when nodes change."
     else:
-        yield f"No plan, now: {planned.message}"
+        yield f"No plan now: {planned.message}"
     if running is not None:
         yield f"Revision {labels.revision_name(after.name, running.hash)} on {placed_on(running.plan)} stays meanwhile."
     yield from _shortfalls(refused)

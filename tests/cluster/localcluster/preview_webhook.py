@@ -1,4 +1,4 @@
-"""The preview webhook as a process of this machine, beside a control plane, with the objects and rights of the chart."""
+"""The preview webhook as a process of this machine beside a control plane, with the chart's objects and rights."""
 
 from __future__ import annotations
 
