@@ -29,7 +29,7 @@ def build_registry(gatherer: Gatherer, replanning: Replanning) -> kopf.OperatorR
         kopf.on.event(kind.group, kind.version, kind.plural, id=f"heard-{kind.plural}", registry=registry)(heard)
 
     # A watch of what is not there would only fail: such kinds are listed from time to time (see Watchdog).
-    there = [kind for kind in OPTIONAL if kind not in gatherer.absent]
+    there = [kind for kind in gatherer.optional if kind not in gatherer.absent]
     for kind in (*gatherer.watched, *there):
         register(kind)
     return registry

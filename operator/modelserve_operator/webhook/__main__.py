@@ -14,11 +14,11 @@ from modelserve.errors import InvalidInput
 from modelserve_operator import endpoint
 from modelserve_operator.gather import Gatherer
 from modelserve_operator.handlers import build_registry, build_settings
-from modelserve_operator.kinds import NODE
+from modelserve_operator.kinds import NODE, OPTIONAL_SUPPLY
 from modelserve_operator.kube import ClusterKube, KubeError
+from modelserve_operator.learning.shared_config import SharedConfig
 from modelserve_operator.replanning import Replanning
 from modelserve_operator.settings import WebhookSettings, read
-from modelserve_operator.shared_config import SharedConfig
 from modelserve_operator.store import Store
 from modelserve_operator.tasks import until_first_ends, until_signal
 from modelserve_operator.watchdog import Watchdog, WatchFrozenError
@@ -33,7 +33,7 @@ logger = logging.getLogger("modelserve_operator.webhook")
 async def run(settings: WebhookSettings) -> None:
     """Answer reviews until a signal. Raises WatchFrozenError and KubeError when it cannot go on."""
     async with ClusterKube(through_api_proxy=False) as kube:
-        gatherer = Gatherer(kube, Store(), SharedConfig(settings.namespace), watched=(NODE,))
+        gatherer = Gatherer(kube, Store(), SharedConfig(settings.namespace), watched=(NODE,), optional=OPTIONAL_SUPPLY)
         replanning = Replanning(gatherer, WorkQueue())  # nothing is queued: objects come with their reviews
         watchdog = Watchdog(gatherer, replanning, interval=settings.watchdog_seconds, resync=settings.resync_seconds)
         served = ServedCertificate()
