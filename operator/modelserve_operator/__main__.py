@@ -6,7 +6,6 @@ import asyncio
 import gc
 import logging
 import os
-import signal
 import sys
 import time
 
@@ -25,6 +24,7 @@ from modelserve_operator.reconcile import Reconciler
 from modelserve_operator.replanning import Replanning
 from modelserve_operator.settings import Settings, WorkerAccess, from_environment
 from modelserve_operator.store import Store
+from modelserve_operator.tasks import until_first_ends, until_signal
 from modelserve_operator.watchdog import Watchdog, WatchFrozenError
 from modelserve_operator.work_queue import WorkQueue
 
@@ -65,7 +65,7 @@ async def run(settings: Settings) -> None:
                 namespaces=settings.watch_namespaces,
             )
             # kopf comes last: on a signal it waits for every task that was started after itself.
-            await _until_first_ends(
+            await until_first_ends(
                 asyncio.create_task(keep_lease(), name="lease"),
                 asyncio.create_task(
                     queue.run(reconciler.reconcile, workers=settings.reconcile_workers, at_first_rest=_keep),
@@ -94,37 +94,6 @@ async def _first_list(gatherer: Gatherer) -> None:
         raise
 
 
-async def _until_first_ends(*tasks: asyncio.Task[None]) -> None:
-    """None of these ends by itself but the watches: kopf listens for signals. What one raises ends the operator."""
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    for task in done:
-        task.result()
-
-
-async def _until_signal(settings: Settings) -> None:
-    """`run`, ended by a signal also while it waits for the Lease; once kopf runs, it is kopf that hears signals."""
-    running = asyncio.current_task()
-    assert running is not None
-    stopped = asyncio.Event()
-
-    def stop() -> None:
-        stopped.set()
-        running.cancel()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop)
-    try:
-        await run(settings)
-    except asyncio.CancelledError:
-        if not stopped.is_set():
-            raise
-
-
 def main() -> None:
     """Console script. Exit code 2: a setting is wrong; 1: the operator could not go on and should be restarted."""
     try:
@@ -135,7 +104,7 @@ def main() -> None:
     logging.getLogger("kopf").setLevel(logging.WARNING)  # it logs every event of every object
     logger.info("settings: %s", settings.model_dump_json())
     try:
-        asyncio.run(_until_signal(settings))
+        asyncio.run(until_signal(run(settings)))
         logger.info("stopped")
     except (WatchFrozenError, LeaseLostError, KubeError, OSError) as error:
         sys.exit(_explain(error, code=1))

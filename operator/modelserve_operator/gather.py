@@ -74,6 +74,8 @@ class Gatherer:
         shared: SharedConfig,
         *,
         namespaces: tuple[str, ...] = (),
+        watched: tuple[ResourceKind, ...] = WATCHED,
+        optional: tuple[ResourceKind, ...] = OPTIONAL,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._kube = kube
@@ -81,8 +83,10 @@ class Gatherer:
         self._store = store
         self._shared = shared
         self._namespaces = namespaces
+        self.watched = watched
+        self.optional = optional
         self._inventory = Inventory()
-        self.absent: set[ResourceKind] = set(OPTIONAL)  # optional kinds that the last LIST did not find
+        self.absent: set[ResourceKind] = set(optional)  # optional kinds that the last LIST did not find
         self.reports = WorkerReports(kube, clock)
         self._claims = ClaimModes(kube, clock)
         self._causes = Causes(kube, clock)
@@ -110,7 +114,7 @@ class Gatherer:
                 keys.update(heard.keys)
                 supply |= heard.supply
 
-        for kind in (*WATCHED, *OPTIONAL):
+        for kind in (*self.watched, *self.optional):
             self._heard_since.clear()
             if kind in NEWER and NEWER[kind] not in self.absent:
                 self.absent.add(kind)
@@ -121,7 +125,7 @@ class Gatherer:
                 version = max(version, version_of(body))
                 missing.pop(self._identity(kind, body), None)
                 note(kind, body, deleted=False)
-            if kind not in OPTIONAL:  # those are watched only where they existed when the operator started
+            if kind not in self.optional:  # those are watched only where they existed when the operator started
                 newest[kind] = version
             for lost in missing.values():
                 note(kind, lost, deleted=True)
@@ -152,7 +156,7 @@ class Gatherer:
                     for body in page:
                         yield body
         except KubeError as error:
-            if kind not in OPTIONAL or error.status not in (403, 404):
+            if kind not in self.optional or error.status not in (403, 404):
                 raise
             if kind not in self.absent:
                 logger.warning("%s can no longer be listed: %s", kind.plural, error)

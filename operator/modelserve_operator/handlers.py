@@ -8,7 +8,7 @@ import kopf
 
 from modelserve_operator import labels, metrics
 from modelserve_operator.gather import Gatherer
-from modelserve_operator.kinds import CHILDREN, MODEL_SERVE, NODE, OPTIONAL, ResourceKind
+from modelserve_operator.kinds import CHILDREN, OPTIONAL, ResourceKind
 from modelserve_operator.kube import PAGE_SIZE
 from modelserve_operator.replanning import Replanning
 
@@ -29,8 +29,8 @@ def build_registry(gatherer: Gatherer, replanning: Replanning) -> kopf.OperatorR
         kopf.on.event(kind.group, kind.version, kind.plural, id=f"heard-{kind.plural}", registry=registry)(heard)
 
     # A watch of what is not there would only fail: such kinds are listed from time to time (see Watchdog).
-    there = [kind for kind in OPTIONAL if kind not in gatherer.absent]
-    for kind in (MODEL_SERVE, NODE, *CHILDREN, *there):
+    there = [kind for kind in gatherer.optional if kind not in gatherer.absent]
+    for kind in (*gatherer.watched, *there):
         register(kind)
     return registry
 

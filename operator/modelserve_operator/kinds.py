@@ -53,11 +53,21 @@ CAPACITY_BUFFER_ALPHA = ResourceKind("autoscaling.x-k8s.io", "v1alpha1", "capaci
 DEFINITION = ResourceKind(
     "apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", namespaced=False, owned=False
 )
+SECRET = ResourceKind("", "v1", "secrets", "Secret", owned=False)  # the webhook's own
+WEBHOOK_CONFIGURATION = ResourceKind(
+    "admissionregistration.k8s.io",
+    "v1",
+    "validatingwebhookconfigurations",
+    "ValidatingWebhookConfiguration",
+    namespaced=False,
+    owned=False,
+)
 
 CHILDREN = (CONTROLLER_REVISION, DEPLOYMENT, SERVICE, CONFIG_MAP, DISRUPTION_BUDGET, JOB, POD, ENDPOINT_SLICE)
 WATCHED = (*CHILDREN, NODE, MODEL_SERVE)  # listed in this order: a ModelServe is known only after all of its children
 
-OPTIONAL = (NODE_POOL, POD_TEMPLATE, CAPACITY_BUFFER, CAPACITY_BUFFER_ALPHA)
+OPTIONAL_SUPPLY = (NODE_POOL,)  # what plans are made from, beside nodes
+OPTIONAL = (*OPTIONAL_SUPPLY, POD_TEMPLATE, CAPACITY_BUFFER, CAPACITY_BUFFER_ALPHA)
 """Not every cluster has these kinds, nor has every operator leave to read them."""
 
 NEWER = {CAPACITY_BUFFER_ALPHA: CAPACITY_BUFFER}
@@ -106,6 +116,19 @@ CLUSTER_RULES: tuple[dict[str, Any], ...] = (
 
 Without the rule for NodePools, pools that have no node yet are unknown; nothing else is lost.
 """
+
+WEBHOOK_RULES: tuple[dict[str, Any], ...] = (
+    *CLUSTER_RULES,
+    _rule("apps", "controllerrevisions", verbs=("list",)),
+    _rule("", "configmaps", "persistentvolumeclaims", verbs=("get",)),
+)
+"""RBAC rules of the webhook in all namespaces: the inventory, revisions that run, and facts of models."""
+
+WEBHOOK_TRUST_RULES: tuple[dict[str, Any], ...] = (
+    _rule("", "secrets", verbs=("get", "patch")),
+    _rule(WEBHOOK_CONFIGURATION.group, WEBHOOK_CONFIGURATION.plural, verbs=("get", "patch")),
+)
+"""RBAC rules of the webhook over its own certificate and its own configuration, each by name."""
 
 ADMISSION_VERBS: tuple[tuple[str, str, str], ...] = (
     # Server-side apply asks for it when the object is new; the request itself is a patch.

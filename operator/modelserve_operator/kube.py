@@ -35,8 +35,12 @@ class WorkerUnreachableError(Exception):
 class Kube(Protocol):
     """What gather and apply need of a cluster. Every call raises KubeError when the API server refuses it."""
 
-    def pages(self, kind: ResourceKind, *, namespace: str | None = None) -> AsyncIterator[list[dict[str, Any]]]:
-        """All objects of a kind, in one namespace or in all; of owned kinds only those that carry our labels."""
+    def pages(
+        self, kind: ResourceKind, *, namespace: str | None = None, owner: str | None = None
+    ) -> AsyncIterator[list[dict[str, Any]]]:
+        """All objects of a kind, in one namespace or in all; of owned kinds only those that carry our labels, or those
+        of one ModelServe, the `owner`.
+        """
 
     async def get(self, kind: ResourceKind, *, namespace: str, name: str) -> dict[str, Any] | None:
         """One object, or None."""
@@ -99,8 +103,11 @@ class ClusterKube:
         await self._client.close()  # type: ignore[no-untyped-call]
         await self._workers.close()
 
-    async def pages(self, kind: ResourceKind, *, namespace: str | None = None) -> AsyncIterator[list[dict[str, Any]]]:
-        selector = [("labelSelector", labels.WATCH_SELECTOR)] if kind.owned else []
+    async def pages(
+        self, kind: ResourceKind, *, namespace: str | None = None, owner: str | None = None
+    ) -> AsyncIterator[list[dict[str, Any]]]:
+        wanted = labels.WATCH_SELECTOR if owner is None else f"{labels.WATCH_SELECTOR},{labels.NAME}={owner}"
+        selector = [("labelSelector", wanted)] if kind.owned else []
         async for page in self._pages(kind, namespace, selector):
             yield page
 

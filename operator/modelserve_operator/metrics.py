@@ -22,3 +22,10 @@ WATCH_EVENTS = Counter("modelserve_operator_watch_events", "Watch events receive
 LEADER = Gauge(
     "modelserve_operator_leader", "1: this operator reconciles; 0: it waits for another one's lease.", registry=REGISTRY
 )
+REVIEWS = Counter("modelserve_webhook_reviews", "Admission reviews answered.", ["outcome"], registry=REGISTRY)
+REVIEW_SECONDS = Histogram(
+    "modelserve_webhook_review_seconds",
+    "From a review's body to its answer.",
+    buckets=(0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0),
+    registry=REGISTRY,
+)

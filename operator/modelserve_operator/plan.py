@@ -343,11 +343,15 @@ def _move(committed: Revision, observed: Observed, builder: RevisionBuilder) -> 
     return observed.history.committed(builder.moved(committed)) if behind and builder.policy == "Rolling" else None
 
 
+def same_plan(one: Revision, other: Revision, spec: ModelServeSpec) -> bool:
+    """Whether two revisions run the same plan in the same places, whatever the release and the image of the worker."""
+    hashes = {plan_hash(each.plan, spec, engine_version="") for each in (one, other)}
+    return len(hashes) == 1 and one.plan.node_selector_terms == other.plan.node_selector_terms
+
+
 def _what_waits(spec: ModelServeSpec, committed: Revision, fresh: Revision) -> str:
     """`Plan` where another one would run; `Worker` where it is the same but for the worker's release and image."""
-    hashes = {plan_hash(each.plan, spec, engine_version="") for each in (committed, fresh)}
-    placed = {each.plan.node_selector_terms for each in (committed, fresh)}
-    return "Plan" if len(hashes) > 1 or len(placed) > 1 else "Worker"
+    return "Worker" if same_plan(committed, fresh, spec) else "Plan"
 
 
 def moving(decision: Decision) -> Decision:

@@ -6,7 +6,7 @@ import json
 import socket
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -96,8 +96,26 @@ class Settings(BaseModel):
     log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$")
 
 
-_LISTS = frozenset({"watch_namespaces", "image_pull_secrets", "learn_for_all"})
+class WebhookSettings(Settings):
+    """Those of the webhook. It plans with the operator's own, so it is given the same."""
+
+    webhook_host: str = "0.0.0.0"  # noqa: S104 - the API server comes from outside the pod
+    webhook_port: int = Field(default=10250, ge=0, le=65535, description="HTTPS for the API server; 0: any free port.")
+    webhook_hosts: tuple[str, ...] = Field(
+        min_length=1, max_length=16, description="Comma-separated names and addresses that the API server asks."
+    )
+    webhook_secret: str = Field(
+        min_length=1, max_length=253, description="Secret of the operator's namespace that keeps the certificate."
+    )
+    webhook_configuration: str = Field(
+        min_length=1, max_length=253, description="ValidatingWebhookConfiguration that is to trust it."
+    )
+
+
+_LISTS = frozenset({"watch_namespaces", "image_pull_secrets", "learn_for_all", "webhook_hosts"})
 _OBJECTS = frozenset({"child_labels", "child_annotations"})
+
+AnySettings = TypeVar("AnySettings", bound=Settings)
 
 
 def _parsed(field: str, text: str) -> Any:
@@ -114,18 +132,23 @@ def _parsed(field: str, text: str) -> Any:
 
 
 def from_environment(environment: Mapping[str, str]) -> Settings:
+    """The operator's settings. Raises InvalidInput as `read`."""
+    return read(Settings, environment)
+
+
+def read(kind: type[AnySettings], environment: Mapping[str, str]) -> AnySettings:
     """Read and check every MODELSERVE_* variable. Raises InvalidInput that names variable, value and limit."""
     values: dict[str, object] = {}
     for variable, text in environment.items():
         if not variable.startswith(PREFIX):
             continue
         field = variable.removeprefix(PREFIX).lower()
-        if field not in Settings.model_fields:
-            known = ", ".join(f"{PREFIX}{name.upper()}" for name in Settings.model_fields)
+        if field not in kind.model_fields:
+            known = ", ".join(f"{PREFIX}{name.upper()}" for name in kind.model_fields)
             raise InvalidInput(f"unknown setting {variable}={text!r}; known settings: {known}", field=variable)
         values[field] = _parsed(field, text)
     try:
-        return Settings.model_validate(values)
+        return kind.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
         variable = f"{PREFIX}{str(first['loc'][0]).upper()}"

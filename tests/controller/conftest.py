@@ -72,13 +72,16 @@ class FakeCluster:
 
     # --- the door that the operator uses -------------------------------------------------------------------------
 
-    async def pages(self, kind: ResourceKind, *, namespace: str | None = None) -> AsyncIterator[list[Body]]:
+    async def pages(
+        self, kind: ResourceKind, *, namespace: str | None = None, owner: str | None = None
+    ) -> AsyncIterator[list[Body]]:
         if kind in self.refused_kinds:
             raise KubeError(self.refused_kinds[kind], f"GET {kind.path()}")
         items = [
             copy.deepcopy(body)
             for (each, space, _), body in self.objects.items()
             if each is kind and namespace in (None, space) and (not kind.owned or _ours(body))
+            if owner in (None, labels.label_of(body, labels.NAME))
         ]
         yield items
 

@@ -85,3 +85,40 @@ imagePullSecrets:
         matchLabels:
           kubernetes.io/metadata.name: openshift-dns
 {{- end -}}
+
+{{- /* What plans and revisions are made with: the operator's, and the webhook's, which must come to the same. */ -}}
+{{- define "modelserve.planSettings" -}}
+- name: MODELSERVE_WORKER_IMAGE
+  value: {{ include "modelserve.image" (list .Values.worker.image .Chart) | quote }}
+- name: MODELSERVE_IMAGE_PULL_POLICY
+  value: {{ .Values.worker.image.pullPolicy }}
+- name: MODELSERVE_WORKER_POLICY
+  value: {{ .Values.worker.policy }}
+- name: MODELSERVE_ROLLING_BUDGET
+  value: {{ .Values.worker.rollingBudget | quote }}
+- name: MODELSERVE_ROLLING_FAILURES
+  value: {{ .Values.worker.rollingFailures | quote }}
+{{- with .Values.worker.imagePullSecrets }}
+- name: MODELSERVE_IMAGE_PULL_SECRETS
+  value: {{ join "," . | quote }}
+{{- end }}
+- name: MODELSERVE_POD_USER_ID
+  value: {{ include "modelserve.userId" . | quote }}
+{{- end -}}
+
+{{- define "modelserve.webhookName" -}}
+{{- printf "%s-webhook" (include "modelserve.fullname" .) -}}
+{{- end -}}
+
+{{- define "modelserve.webhookSelectorLabels" -}}
+app.kubernetes.io/name: modelserve-webhook
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
+{{- end -}}
+
+{{- define "modelserve.webhookLabels" -}}
+{{ include "modelserve.webhookSelectorLabels" . }}
+app.kubernetes.io/part-of: modelserve
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end -}}

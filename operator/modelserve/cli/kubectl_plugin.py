@@ -2,7 +2,7 @@
 
 The program is kubectl-modelserve, which kubectl finds on the PATH. It reads by kubectl, with the flags and the rights
 of its caller, writes nothing, and plans by the code of `modelserve plan`. Who may not list nodes gets the API server's
-dry run, and what the operator last said.
+dry run, with the preview of the operator's webhook, and what the operator last said.
 """
 
 from __future__ import annotations
@@ -19,16 +19,20 @@ from typing import Any
 from pydantic import ValidationError
 
 from modelserve import __version__
-from modelserve.api import GROUP, KIND, PLURAL, VERSION, ModelServe
+from modelserve.api import GROUP, KIND, PLURAL, VERSION, ModelServe, PlanStatus
+from modelserve.api.unknown_fields import without_unknown
 from modelserve.catalogue import CATALOGUE_NAME
-from modelserve.cli.plan_command import EXIT_BAD_INPUT, EXIT_FITS, PlanOptions, plan_serves
+from modelserve.cli.plan_command import EXIT_BAD_INPUT, EXIT_FITS, PlanOptions, plan_serves, planned_output
 from modelserve.cli.plan_sources import documents, inventory_of_cluster, shown_name
 from modelserve.errors import InvalidInput
 from modelserve.model_facts import FACTS_KEY, ModelFacts
+from modelserve.planning.changes import placed_on, plan_changes
 
 EXIT_NO_CLUSTER = 1
 FACTS_LABELS = "app.kubernetes.io/component=model-facts,serving.modelserve.dev/name"
 RESOURCE = f"{PLURAL}.{VERSION}.{GROUP}"  # kubectl would take the latest version that is served
+WARNING = "Warning: "
+NO_PREVIEW = "it gave no preview: the operator's webhook is not installed (webhook.enabled), or did not answer"
 NOT_COUNTED = "What workers of this cluster have measured, and the operator has learned, is not counted here."
 
 Body = dict[str, Any]
@@ -50,6 +54,20 @@ class Kubectl:
 
     def run(self, *arguments: str, document: str | None = None) -> str:
         """Its standard output; warnings of the API server pass through. Raises ClusterError."""
+        output, notes = self._run(*arguments, document=document)
+        sys.stderr.write(notes)
+        return output
+
+    def dry_run(self, body: Body) -> tuple[list[str], bool]:
+        """What the API server warns of, were the object applied, and whether anything would change.
+
+        Raises ClusterError.
+        """
+        output, notes = self._run("apply", "--dry-run=server", "-f", "-", document=json.dumps(body))
+        lines = [line.removeprefix(WARNING) for line in notes.splitlines() if line.startswith(WARNING)]
+        return lines, " unchanged " not in output
+
+    def _run(self, *arguments: str, document: str | None) -> tuple[str, str]:
         command = [os.environ.get("KUBECTL", "kubectl"), *self.flags, *arguments]
         try:
             done = subprocess.run(command, input=document, capture_output=True, text=True, check=False)
@@ -57,8 +75,7 @@ class Kubectl:
             raise ClusterError(f"kubectl cannot be run: {error.strerror}; put it on the PATH") from error
         if done.returncode:
             raise ClusterError(done.stderr.strip() or f"kubectl {arguments[0]} ended with status {done.returncode}")
-        sys.stderr.write(done.stderr)
-        return done.stdout
+        return done.stdout, done.stderr
 
     def items(self, *arguments: str) -> list[Body]:
         """Objects of `get`, be it one or a list of them; none where nothing was found."""
@@ -105,8 +122,32 @@ def _plan(arguments: argparse.Namespace) -> Iterable[str]:
     shared = kubectl.optional("configmap", CATALOGUE_NAME, f"--namespace={arguments.operator_namespace}")
     where = inventory_of_cluster(nodes, pools, shared[0].get("data") or {} if shared else None)
     inspected = dict(_inspected(kubectl, bodies))
-    text, arguments.code = plan_serves(serves, where, options, inspected=inspected)
-    return (text, "", NOT_COUNTED) if arguments.output == "table" else (text,)
+    planned = plan_serves(serves, where, options, inspected=inspected)
+    text, arguments.code = planned_output(planned, where, options)
+    if arguments.output != "table":
+        return (text,)
+    pairs = zip(bodies, planned, strict=True)
+    beside = [line for body, entry in pairs for line in _beside(kubectl, body, entry.plan)]
+    return (text, *(("", *beside) if beside else ()), "", NOT_COUNTED)
+
+
+def _beside(kubectl: Kubectl, body: Body, planned: PlanStatus) -> Iterable[str]:
+    """How the plan differs from the one that runs, where the object exists."""
+    for live in kubectl.optional(*_named(body)):
+        name, found = body["metadata"]["name"], (live.get("status") or {}).get("plan") or {}
+        try:
+            runs = PlanStatus.model_validate(without_unknown(PlanStatus, found)[0])
+        except ValidationError:
+            continue
+        if not runs.fits:
+            continue
+        place = f"{name} has plan {runs.hash} on {placed_on(runs)}."
+        if not planned.fits:
+            yield f"{place} It stays: this one fits nowhere."
+        elif changes := list(plan_changes(runs, planned)):
+            yield f"{place} This one changes: {'; '.join(changes)}."
+        else:
+            yield f"{place} This one is the same."
 
 
 def _bodies(kubectl: Kubectl, arguments: argparse.Namespace) -> list[Body]:
@@ -156,8 +197,10 @@ def _without_nodes(kubectl: Kubectl, bodies: list[Body], error: ClusterError, *,
     for body in bodies:
         name = body["metadata"]["name"]
         if of_file:
-            kubectl.run("apply", "--dry-run=server", "-f", "-", document=json.dumps(body))
-            yield f"{name}: the API server's dry run accepts it."
+            said, changes = kubectl.dry_run(body)
+            told = ":" if said else f"; {NO_PREVIEW}." if changes else "; it changes nothing."
+            yield f"{name}: the API server's dry run accepts it{told}"
+            yield from (f"  {line}" for line in said)
         for live in kubectl.optional(*_named(body)):
             status: Mapping[str, Any] = live.get("status") or {}
             for field, what in (("plan", "runs"), ("proposedPlan", "is proposed")):

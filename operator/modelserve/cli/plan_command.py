@@ -98,7 +98,7 @@ def run_plan(options: PlanOptions) -> tuple[str, int]:
     if options.pool is not None and options.compare is None:
         raise InvalidInput(f"--pool {options.pool[:32]!r} is the pool of a comparison; give --compare vllm with it")
     where = inventory(options.accelerators, node_file=options.nodes, catalogue_file=options.catalogue)
-    return plan_serves(_model_serves(options.file), where, options)
+    return planned_output(plan_serves(_model_serves(options.file), where, options), where, options)
 
 
 def plan_serves(
@@ -107,12 +107,17 @@ def plan_serves(
     options: PlanOptions,
     *,
     inspected: Mapping[str, ModelFacts] | None = None,
-) -> tuple[str, int]:
-    """As `run_plan`, for ModelServes and an inventory that are there already. `inspected`: facts of models by their
-    address, which no release ships.
+) -> list[PlannedServe]:
+    """Plans of ModelServes over an inventory. `inspected`: facts of models by their address, which no release ships.
+
+    Raises InvalidInput.
     """
     assumed = _assumed(options.assume)
-    planned = [_planned(serve, where, options, assumed, inspected or {}) for serve in serves]
+    return [_planned(serve, where, options, assumed, inspected or {}) for serve in serves]
+
+
+def planned_output(planned: Sequence[PlannedServe], where: Inventory, options: PlanOptions) -> tuple[str, int]:
+    """The output and the exit code, as of `run_plan`."""
     if options.plot is not None:
         _plot(planned, options.plot)
     entries = [entry.to_json() for entry in planned]

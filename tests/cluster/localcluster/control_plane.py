@@ -23,7 +23,7 @@ from localcluster.components import AUDIT_POLICY
 from localcluster.crds import install_crds
 from localcluster.kubectl import Kubectl
 from localcluster.processes import Process, free_ports, spawn
-from localcluster.settings import OPERATOR_USER, ClusterError
+from localcluster.settings import OPERATOR_USER, WEBHOOK_USER, ClusterError
 
 START_TIMEOUT_S = 90.0
 
@@ -44,6 +44,10 @@ class ControlPlane:
     @property
     def operator_kubeconfig(self) -> Path:
         return self.folder / "operator.kubeconfig"
+
+    @property
+    def webhook_kubeconfig(self) -> Path:
+        return self.folder / "webhook.kubeconfig"
 
     def admin_tls(self) -> ssl.SSLContext:
         """For requests as administrator."""
@@ -81,7 +85,8 @@ def _write_files(folder: Path, url: str) -> None:
     authority = CertificateAuthority.create(folder / "certificates")
     authority.issue_key_pair("service-accounts")
     authority.issue_server("apiserver", ["127.0.0.1", "localhost"])
-    for client, user, group in (("admin", "admin", "system:masters"), ("operator", OPERATOR_USER, None)):
+    users = (("admin", "admin", "system:masters"), ("operator", OPERATOR_USER, None), ("webhook", WEBHOOK_USER, None))
+    for client, user, group in users:
         authority.issue_client(client, user=user, group=group)
         authority.write_kubeconfig(folder / f"{client}.kubeconfig", client=client, server=url)
     (folder / "audit.yaml").write_text(yaml.safe_dump(AUDIT_POLICY))

@@ -11,6 +11,7 @@ NODE_NAME = "modelserve-node"
 API_PORT = 6443
 CLUSTERS = ("demo", "test", "scratch", "gpu")  # may run side by side: addresses and names carry the index
 OPERATOR_USER = "modelserve-operator"
+WEBHOOK_USER = "modelserve-webhook"
 ADMIN_USER = "admin"  # the tests' own kubectl
 RELEASE_NAMESPACES = ("modelserve-system", "modelserve-tenant")  # the audit log has all that operators there ask for
 IMAGE_RUNTIME = "image"  # handler of a RuntimeClass: containers see their image and nothing else

@@ -86,7 +86,7 @@ def test_steps_are_launched_without_waiting(tmp_path, driver_for, variant) -> No
 
 def test_steps_in_which_more_and_more_requests_draw_take_no_more_memory(tmp_path, driver_for) -> None:
     """Captured steps with a prompt, whose head is launched behind them: logits of each size in the memory of graphs."""
-    make_checkpoint("E4B", tmp_path, seed=2, vocab_size=262_144, **TAKEN)
+    make_checkpoint("31B", tmp_path, seed=2, vocab_size=262_144, **TAKEN)
     replica = launch(EngineArgs(model=str(tmp_path), device="cuda", dtype="bfloat16", gpu_memory_utilization=0.2))
     assert replica.captured_rows
     driver, reserved = driver_for(replica.geometry, POOL), []

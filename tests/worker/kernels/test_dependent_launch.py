@@ -13,7 +13,7 @@ from torch import Tensor
 
 from modelserve_worker.execution.kernel_trace import TargetDriver
 from modelserve_worker.kernels import dependent_launch
-from modelserve_worker.kernels.compute_stream import ComputeStreamError
+from modelserve_worker.kernels.compute_stream import ComputeStreamError, in_turn
 from modelserve_worker.kernels.elementwise_triton import TritonElementwise
 from modelserve_worker.kernels.linear_rows_sm90 import ROWS, dense_rows
 from modelserve_worker.kernels.row_blocks import plain_product
@@ -122,6 +122,9 @@ def test_kernels_run_on_the_compute_stream_and_copies_on_others() -> None:
             if torch.cuda.get_device_capability() >= (9, 0):
                 with pytest.raises(ComputeStreamError):
                     launch()
+    with in_turn(torch.cuda.Stream()):
+        in_its_turn = doors.rms_norm(x, weight, eps=1e-6)
+    assert torch.equal(in_its_turn, expected)
     torch.cuda.synchronize()
     assert torch.equal(copied, x.cpu())
     assert torch.equal(doors.rms_norm(x, weight, eps=1e-6), expected)

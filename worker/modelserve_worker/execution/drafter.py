@@ -10,6 +10,7 @@ from torch import Tensor
 
 from modelserve.architecture import LayerKind
 from modelserve_worker.batch import AdmittedRequest
+from modelserve_worker.kernels.step import Step
 from modelserve_worker.layers.attention import AttentionBackend
 
 
@@ -39,6 +40,18 @@ class Accepted(NamedTuple):
     hidden: Tensor  # [S, H]: what the target computed, after its final norm, of the rows `tokens` were drawn from
 
 
+def accepted_of(
+    step: Step, sampled: Tensor, counts: Tensor, hidden: Tensor, slot_tokens: Tensor, slot_positions: Tensor
+) -> Accepted:
+    """Of a step's draws, of whose `sampled` tokens int64 [N] `counts` int32 [S] count: from the hidden states [T, H] of
+    its rows, and what it left of each slot."""
+    assert step.draws is not None
+    slots, firsts = step.draws.slots, step.draws.firsts
+    drawn_from = firsts + counts - 1
+    rows = drawn_from if step.sampled_rows is None else step.sampled_rows[drawn_from]
+    return Accepted(slots, slot_tokens[slots, 0], slot_positions[slots], counts, firsts, sampled, hidden[rows])
+
+
 class Proposal(NamedTuple):
     """What may follow, of S segments: a drafter may have less to say than it is asked for."""
 
@@ -50,6 +63,8 @@ class Drafter(Protocol):
     """Proposes up to `num_tokens` tokens at a time. With several ranks each has one, and all propose the same."""
 
     num_tokens: int
+    asked_tokens: int = 0  # of these, what takes a time that is worth asking for
+    speaks_unasked: bool = True  # it proposes, or has to hear what was accepted, behind every step
 
     @property
     def weights_bytes(self) -> int:
@@ -66,9 +81,9 @@ class Drafter(Protocol):
         """Requests take their slots. Ordered on the current stream; waits for nothing."""
         ...
 
-    def propose(self, accepted: Accepted) -> Proposal:
-        """What may follow the last token of each. The target has stored all rows before it. Ordered on the current
-        stream; waits for nothing."""
+    def propose(self, accepted: Accepted, asked: int) -> Proposal:
+        """What may follow the last token of each; of what takes time, `asked` tokens. The target has stored all rows
+        before it. Ordered on the current stream; waits for nothing."""
         ...
 
 
@@ -78,6 +93,8 @@ class LongestProposal(Drafter):
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self._drafters = tuple(drafters)
         self.num_tokens = max(drafter.num_tokens for drafter in drafters)
+        self.asked_tokens = max(drafter.asked_tokens for drafter in drafters)
+        self.speaks_unasked = any(drafter.speaks_unasked for drafter in drafters)
 
     @property
     def weights_bytes(self) -> int:
@@ -95,8 +112,8 @@ class LongestProposal(Drafter):
         for drafter in self._drafters:
             drafter.admit(admitted)
 
-    def propose(self, accepted: Accepted) -> Proposal:
-        first, *others = (self._padded(drafter.propose(accepted)) for drafter in self._drafters)
+    def propose(self, accepted: Accepted, asked: int) -> Proposal:
+        first, *others = (self._padded(drafter.propose(accepted, asked)) for drafter in self._drafters)
         tokens, counts = first
         for other in others:
             longer = other.counts > counts

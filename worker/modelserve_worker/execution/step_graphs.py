@@ -7,8 +7,8 @@ temporaries lie, also those of a step that no graph takes (`memory`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from modelserve.sizing.cuda_graphs import decode_graph_rows, mixed_graph_sizes
 from modelserve.sizing.speculation import Speculation
 from modelserve_worker.batch import ScheduledBatch
 from modelserve_worker.execution.input_batch import StepPacker, StepSize
-from modelserve_worker.kernels.compute_stream import check_compute_stream
+from modelserve_worker.kernels.compute_stream import check_compute_stream, in_turn
 from modelserve_worker.kernels.step import Step
 
 WARM_ROWS = 512  # where sums over ranks, and launches of small and large steps, change from one kernel to another
@@ -69,10 +69,14 @@ class StepGraphs:
         """Whose memory captured steps take."""
         return self._memory.id
 
-    def memory(self) -> AbstractContextManager[None]:
-        """Where the tensors of a step that is not captured take theirs from: between two replays the graphs' memory is
+    @contextmanager
+    def memory(self) -> Iterator[None]:
+        """Where the tensors of what is not captured take theirs from: between two replays the graphs' memory is
         nobody's. They hold until the next replay."""
-        return torch.cuda.use_mem_pool(self._memory)
+        stream = torch.cuda.graph.default_capture_stream  # which all graphs are captured on, and whose memory is free
+        assert stream is not None
+        with in_turn(stream), torch.cuda.use_mem_pool(self._memory):
+            yield
 
     @property
     def mixed_rows(self) -> tuple[int, ...]:

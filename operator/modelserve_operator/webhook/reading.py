@@ -1,0 +1,73 @@
+"""What a preview reads of the cluster beside the inventory, at the moment of the request; I/O, but no writes.
+
+Nothing is read by name alone: revisions and facts count where the object's own uid owns them, so that whoever asks has
+to know it. The API server does not say who it is when it asks, so anybody might.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from modelserve.api import ModelServe
+from modelserve.errors import InvalidInput
+from modelserve.published import published_model
+from modelserve_operator import labels, sources
+from modelserve_operator.claims import ClaimModes
+from modelserve_operator.gather import Gatherer
+from modelserve_operator.history import owned_by, read_history
+from modelserve_operator.kinds import CONFIG_MAP, CONTROLLER_REVISION
+from modelserve_operator.kube import Kube
+from modelserve_operator.observed import Observed
+from modelserve_operator.webhook.review import Body
+
+
+class Reader:
+    """Puts together what the operator would observe of one object, as far as a decision about its plan needs it."""
+
+    def __init__(
+        self, kube: Kube, gatherer: Gatherer, *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+    ) -> None:
+        self._kube = kube
+        self._gatherer = gatherer
+        self._clock = clock
+        self._claims = ClaimModes(kube, clock)
+
+    async def observe(self, *bodies: Body) -> tuple[Observed, ...]:
+        """The states of one object, which share its revisions. Raises KubeError."""
+        metadata = bodies[0]["metadata"]
+        namespace, name, uid = metadata["namespace"], metadata["name"], metadata["uid"]
+        revisions: list[dict[str, Any]] = []
+        if uid and len(bodies) > 1:  # what is made just now has none
+            async for page in self._kube.pages(CONTROLLER_REVISION, namespace=namespace, owner=name):
+                revisions += [each for each in page if owned_by(each, uid)]
+        supply = self._gatherer.supply().seen_from(namespace)
+        found = []
+        for body in bodies:
+            modes = {claim: await self._claims.of(namespace, claim) for claim in sources.claims(body)}
+            found.append(
+                Observed(
+                    model_serve=body,
+                    history=read_history(body, revisions, {}),
+                    config_maps=await self._facts(body),
+                    supply=supply,
+                    claim_modes=modes,
+                    now=self._clock(),
+                )
+            )
+        return tuple(found)
+
+    async def _facts(self, body: Body) -> tuple[Body, ...]:
+        """What an inspection found of a model that is not a published one."""
+        metadata = body["metadata"]
+        try:
+            spec = ModelServe.parse_of_any_release(body)[0].spec
+        except InvalidInput:
+            return ()
+        source = sources.model_source(spec)
+        if published_model(source.uri) is not None or not metadata["uid"]:
+            return ()
+        name = labels.model_facts_name(metadata["name"], source.hash)
+        stored = await self._kube.get(CONFIG_MAP, namespace=metadata["namespace"], name=name)
+        return (stored,) if stored is not None and owned_by(stored, metadata["uid"]) else ()
