@@ -54,6 +54,7 @@ from modelserve_worker.execution.weights import InvalidCheckpoint
 from modelserve_worker.execution.weights_progress import ProgressCallback
 from modelserve_worker.host_pages import HostProgress
 from modelserve_worker.kernels.operations import Operations
+from modelserve_worker.models.exact_check import check_exact
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.nvml import used_bytes
 from modelserve_worker.request import SamplingParams
@@ -193,7 +194,7 @@ def start_rank(
     )
     if model.operations.exact:
         with compilations():
-            model.check_exact()
+            check_exact(model)
     drafter = drafter_of(args, model)
     phases.end("weights")
     beside_graphs = 0

@@ -20,7 +20,6 @@ from modelserve.sizing.dequantisation import workspace_bytes
 from modelserve.sizing.weights import tensor_parallel_problem
 from modelserve.weight_format import StoredType, TextLinear, WeightFormat
 from modelserve_worker.kernels.elementwise import ElementwiseDoors
-from modelserve_worker.kernels.exact_products import check_places
 from modelserve_worker.kernels.operations import PLAIN, Operations
 from modelserve_worker.kernels.row_codec import v_only_columns
 from modelserve_worker.kernels.step import Step
@@ -351,14 +350,6 @@ class Gemma4ForCausalLM(nn.Module):
         for name, module in self.named_modules():
             if isinstance(module, StoredMatrix):
                 yield name, module
-
-    def check_exact(self) -> None:
-        """Raise InvalidInput where this machine's products of a shape of this model are not what `exact` promises."""
-        shapes: set[tuple[int, ...]] = set()
-        for _, matrix in self.stored_matrices():
-            if not matrix.experts and (matrix.rows, matrix.columns) not in shapes:
-                shapes.add((matrix.rows, matrix.columns))
-                check_places(matrix.linear, self.norm.weight.new_empty(matrix.columns))
 
     def share_workspace(self) -> None:
         """Give all matrices that are dequantised for each product one buffer. Until then each product makes its own."""

@@ -136,6 +136,7 @@ def grouped_choice(
     """Of rows sorted by expert times experts' matrices, for any number of rows.
 
     Hopper's kernel is for bfloat16 in whole stages of inputs, and enough of them to store the results before meanwhile.
+    It adds in one order whatever the number of rows, so that it is profile exact's, too.
     PyTorch's has a kernel that lays out its problems.
     """
     stored = StoredType.BFLOAT16 if weight_format is None else weight_format.of(linear)
@@ -144,11 +145,11 @@ def grouped_choice(
     if quantised is not None and capability is not None and takes_format(quantised):
         ordered = (LIBRARY,) if quantised.activation_order else ()
         return choice(Backend.TRITON, (*ordered, f"{stored}_expert_products"))
-    if capability is not None and profile == "exact":
-        return choice(Backend.TRITON, (*(LIBRARY,) * plain_kernels, "exact_expert_products"))
     outputs, inputs = shape
     gated = linear is TextLinear.EXPERT_GATE_UP
     whole = inputs % BOX_INPUTS == 0 and inputs >= 8 * BOX_INPUTS and outputs % (GROUPED_ROWS * (1 + gated)) == 0
     if quantised is None and capability == HOPPER and whole and experts <= GROUPED_EXPERTS:
         return choice(Backend.HOPPER, ("grouped_rows",), shared_bytes=grouped_rows_bytes(), fuses_gelu=gated)
+    if capability is not None and profile == "exact":
+        return choice(Backend.TRITON, (*(LIBRARY,) * plain_kernels, "exact_expert_products"))
     return choice(Backend.PLAIN, (LIBRARY,) * (2 + plain_kernels))
