@@ -11,7 +11,7 @@ from modelserve.api import ModelServeSpec, PlanStatus
 from modelserve.api.model_source import SecretKeyRef
 from modelserve.planning.eligibility import GPU_TOLERATION
 from modelserve.releases import release_number
-from modelserve_operator import labels
+from modelserve_operator import disruption, labels
 from modelserve_operator.manifests.pod_resources import (
     download_resources,
     worker_resources,
@@ -119,9 +119,8 @@ def worker_template(
     if secrets := image_pull_secrets(spec, pull_secrets):
         pod["imagePullSecrets"] = secrets
     pod["terminationGracePeriodSeconds"] = SHUTDOWN_DELAY_SECONDS + spec.rollout.drain_seconds + EXIT_SECONDS
-    metadata: dict[str, Any] = {"labels": {**extra.get("labels", {}), **own_labels}}
-    if extra.get("annotations"):
-        metadata["annotations"] = extra["annotations"]
+    annotations = disruption.at_birth(extra.get("annotations") or {})
+    metadata = {"labels": {**extra.get("labels", {}), **own_labels}, "annotations": annotations}
     return {"metadata": metadata, "spec": pod}
 
 
