@@ -1,6 +1,6 @@
 # Commands for people and for CI. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-down test unit e2e check crds
+.PHONY: help install demo demo-down test unit e2e check crds karpenter
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -45,6 +45,9 @@ check: install ## Run ruff, mypy and the import contracts
 	$(BIN)/mypy
 	$(BIN)/mypy --explicit-package-bases tests/cluster tests/e2e
 	$(BIN)/lint-imports
+
+karpenter: install ## Build Karpenter, and see it bring and remove nodes for ModelServes
+	@PYTHONPATH=operator:tests/cluster:tests/benchmarks $(BIN)/python tests/benchmarks/karpenter_nodes.py
 
 crds: install ## Write crds/ and its copy in the chart from the API models
 	$(BIN)/python -m modelserve.crd crds

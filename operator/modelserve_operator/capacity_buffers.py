@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from modelserve.planning.resource_slices import is_device_class
 from modelserve_operator.apply import Applier, NameTakenError, PredecessorError, UnfitError
 from modelserve_operator.drift import DriftContestedError
 from modelserve_operator.kinds import POD_TEMPLATE, ResourceKind
@@ -26,16 +27,30 @@ class RefusedBuffer:
     message: str
 
 
-def withheld(decision: Decision, running: RunningRevisions) -> str | None:
-    """Why there is no buffer now although the spec asks for one; None where there is, or nobody knows yet."""
+def withheld(decision: Decision, running: RunningRevisions, *, there: bool) -> str | None:
+    """Why there is no buffer now although the spec asks for one; None where there is, or nobody knows yet.
+
+    `there`: it exists already, for this plan or one before it.
+    """
     target = decision.target
     if target is None:
         return "no plan is committed" if decision.planned.ok is not None else None
+    if is_device_class(target.plan.resource_name):
+        return "its workers ask for GPUs by a claim, which a placeholder has not"
     runs = running.get(target.hash)
+    if decision.spec is not None and decision.spec.replicas and (runs is None or not runs.ready) and not there:
+        return "no worker of the plan has been ready yet, and room for more that fail would be paid for nothing"
     # Also while an attempt is under way: else each attempt would have an autoscaler bring nodes for the buffer as well.
     if runs is not None and (runs.failing or (runs.record is not None and runs.ready < runs.replicas)):
         return "workers of the plan fail, and room for more of them would not help"
     return None
+
+
+def _proven(decision: Decision, running: RunningRevisions) -> bool:
+    """Whether the plan has a ready worker, or none is wanted: until then the room stays of the shape that it has."""
+    target, spec = decision.target, decision.spec
+    runs = running.get(target.hash) if target is not None else None
+    return (runs is not None and runs.ready > 0) or (spec is not None and spec.replicas == 0)
 
 
 class CapacityBuffers:
@@ -50,9 +65,10 @@ class CapacityBuffers:
         if kind is None or spec is None:
             return None
         try:
-            if spec.capacity_buffer is None or withheld(decision, running) is not None:
+            there = observed.capacity_buffer is not None
+            if spec.capacity_buffer is None or withheld(decision, running, there=there) is not None:
                 await self._remove(kind, observed)
-            elif target is not None:
+            elif target is not None and _proven(decision, running):
                 await self._applier.apply(POD_TEMPLATE, buffer_template(observed.model_serve, target))
                 await self._applier.apply(kind, capacity_buffer(observed.model_serve, spec.capacity_buffer))
         except (PredecessorError, NameTakenError, DriftContestedError, UnfitError, KubeError) as error:
@@ -77,7 +93,7 @@ def buffered(
             "its CRD, and switch it on in the autoscaler."
         )
         return Finding(False, Reason.BUFFER_NOT_SERVED, message)
-    why = withheld(decision, running)
+    why = withheld(decision, running, there=observed.capacity_buffer is not None)
     if why is not None:
         return Finding(False, Reason.BUFFER_WITHHELD, f"There is no CapacityBuffer: {why}.")
     if refused is not None:

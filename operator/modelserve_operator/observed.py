@@ -269,6 +269,7 @@ class Observed:
     pods: tuple[Pod, ...] = ()
     service: Body | None = None
     disruption_budget: Body | None = None
+    claim_templates: tuple[Body, ...] = ()
     buffer_kind: ResourceKind | None = None  # CapacityBuffer in the version that the cluster serves
     capacity_buffer: Body | None = None
     buffer_template: Body | None = None
