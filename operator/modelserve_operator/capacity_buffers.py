@@ -1,4 +1,4 @@
-"""The CapacityBuffer of a ModelServe: when there is one, and what its autoscaler says of it."""
+"""The CapacityBuffer of a ModelServe: when there is one, and what its autoscaler says of it. Pure."""
 
 from __future__ import annotations
 
@@ -7,11 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from modelserve.planning.resource_slices import is_device_class
-from modelserve_operator.apply import Applier, NameTakenError, PredecessorError, UnfitError
-from modelserve_operator.drift import DriftContestedError
-from modelserve_operator.kinds import POD_TEMPLATE, ResourceKind
-from modelserve_operator.kube import KubeError
-from modelserve_operator.manifests.buffer_objects import buffer_template, capacity_buffer
 from modelserve_operator.observed import Body, Observed
 from modelserve_operator.plan import Decision, Finding
 from modelserve_operator.reasons import Reason
@@ -46,39 +41,11 @@ def withheld(decision: Decision, running: RunningRevisions, *, there: bool) -> s
     return None
 
 
-def _proven(decision: Decision, running: RunningRevisions) -> bool:
+def proven(decision: Decision, running: RunningRevisions) -> bool:
     """Whether the plan has a ready worker, or none is wanted: until then the room stays of the shape that it has."""
     target, spec = decision.target, decision.spec
     runs = running.get(target.hash) if target is not None else None
     return (runs is not None and runs.ready > 0) or (spec is not None and spec.replicas == 0)
-
-
-class CapacityBuffers:
-    """Writes them. Neither their absence nor a refusal keeps anything else from being done."""
-
-    def __init__(self, applier: Applier) -> None:
-        self._applier = applier
-
-    async def apply(self, observed: Observed, decision: Decision, running: RunningRevisions) -> RefusedBuffer | None:
-        """Have the buffer, or have none. Raises nothing."""
-        kind, spec, target = observed.buffer_kind, decision.spec, decision.target
-        if kind is None or spec is None:
-            return None
-        try:
-            there = observed.capacity_buffer is not None
-            if spec.capacity_buffer is None or withheld(decision, running, there=there) is not None:
-                await self._remove(kind, observed)
-            elif target is not None and _proven(decision, running):
-                await self._applier.apply(POD_TEMPLATE, buffer_template(observed.model_serve, target))
-                await self._applier.apply(kind, capacity_buffer(observed.model_serve, spec.capacity_buffer))
-        except (PredecessorError, NameTakenError, DriftContestedError, UnfitError, KubeError) as error:
-            return RefusedBuffer(str(error))
-        return None
-
-    async def _remove(self, kind: ResourceKind, observed: Observed) -> None:
-        for each, body in ((kind, observed.capacity_buffer), (POD_TEMPLATE, observed.buffer_template)):
-            if body is not None:
-                await self._applier.delete(each, body)
 
 
 def buffered(

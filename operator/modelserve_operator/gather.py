@@ -277,8 +277,9 @@ class Gatherer:
 
     def _buffer_kind(self) -> ResourceKind | None:
         """CapacityBuffer in the newest version that is served here; None where it, or its template, is out of reach."""
-        served = (each for each in (CAPACITY_BUFFER, CAPACITY_BUFFER_ALPHA) if each not in self.absent)
-        return next(served, None) if POD_TEMPLATE not in self.absent else None
+        there = set(self.optional) - self.absent
+        served = (each for each in (CAPACITY_BUFFER, CAPACITY_BUFFER_ALPHA) if each in there)
+        return next(served, None) if POD_TEMPLATE in there else None
 
     def _buffer_object(self, kind: ResourceKind | None, model_serve: Body) -> Body | None:
         """The object of the ModelServe's name, where that is its own."""

@@ -11,7 +11,8 @@ from typing import Any
 
 from modelserve_operator import disruption, labels, resource_metrics
 from modelserve_operator.apply import Applier, NameTakenError, PredecessorError, StatusOvertakenError, UnfitError
-from modelserve_operator.capacity_buffers import CapacityBuffers, RefusedBuffer
+from modelserve_operator.buffer_writer import CapacityBuffers
+from modelserve_operator.capacity_buffers import RefusedBuffer
 from modelserve_operator.children import Children, WriteError
 from modelserve_operator.conditions import View
 from modelserve_operator.drift import DriftContestedError
