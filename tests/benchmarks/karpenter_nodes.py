@@ -37,22 +37,24 @@ NODES, CLAIMS = "/api/v1/nodes", "/apis/karpenter.sh/v1/nodeclaims"
 DUE_S = (60, 180, 420)  # attempts follow after 1, 2 and 4 minutes
 BROKEN = "broken"  # the ModelServe whose workers end with exit code 78
 FAILURE = {"reason": "InvalidCheckpoint", "message": "model.safetensors is not there."}
-GPU_NAME = "karpenter.k8s.aws/instance-gpu-name"
+GPU_NAME, GPU_COUNT = "karpenter.k8s.aws/instance-gpu-name", "karpenter.k8s.aws/instance-gpu-count"
+POOL = "/apis/karpenter.sh/v1/nodepools/h200"
 
 
 def instance_types() -> list[dict[str, Any]]:
-    """A machine with one H200, one with one L4, and one without a GPU."""
+    """A machine with one H200, one with eight, one with an L4, and one without a GPU."""
     found = []
-    for name, cpu, memory, gpu, price in (
-        ("gpu.h200", "24", "256Gi", "h200", 8.0),
-        ("gpu.l4", "8", "64Gi", "l4", 1.0),
-        ("plain", "8", "64Gi", None, 0.4),
+    for name, cpu, memory, gpu, count, price in (
+        ("gpu.h200", "24", "256Gi", "h200", "1", 8.0),
+        ("gpu.8h200", "192", "2Ti", "h200", "8", 60.0),
+        ("gpu.l4", "8", "64Gi", "l4", "1", 1.0),
+        ("plain", "8", "64Gi", None, "", 0.4),
     ):
         resources = {"cpu": cpu, "memory": memory, "pods": "110", "ephemeral-storage": "1Ti"}
         wanted = [("karpenter.sh/capacity-type", "on-demand"), ("topology.kubernetes.io/zone", "zone-a")]
         if gpu is not None:
-            resources[GPU] = "1"
-            wanted += [(GPU_NAME, gpu)]
+            resources[GPU] = count
+            wanted += [(GPU_NAME, gpu), (GPU_COUNT, count)]
         requirements = [{"key": key, "operator": "In", "values": [value]} for key, value in wanted]
         offering = {"Price": price, "Available": True, "Requirements": requirements}
         kinds = {"architecture": "amd64", "operatingSystems": ["linux"]}
@@ -188,7 +190,8 @@ class Kubelets:
     def kind(node: dict[str, Any]) -> str:
         """A node in a word or two: its names are long."""
         labels = node["metadata"]["labels"]
-        return f"{labels.get('karpenter.sh/nodepool')}/{node['metadata']['name'].rsplit('-', 1)[-1]}"
+        size = labels.get("node.kubernetes.io/instance-type", "").removeprefix("gpu.")
+        return f"{size}/{node['metadata']['name'].rsplit('-', 1)[-1][:4]}"
 
     @staticmethod
     def owner(pod: dict[str, Any]) -> str:
@@ -303,13 +306,42 @@ async def warm_room(seen: Kubelets) -> None:
     await seen.until("the spare node goes", lambda: len(seen.nodes) == 1)
 
 
-async def only_replica(seen: Kubelets, watch_s: float) -> None:
-    print("\n# the node of the only worker: not consolidated; deleted, it waits for another worker", flush=True)
-    await seen.api.send("PATCH", f"{SERVES}/gemma", {"spec": {"rollout": {"onEviction": "SurgeFirst"}}}, content=MERGE)
+async def allow(seen: Kubelets, *counts: str) -> None:
+    """The pool h200 may bring machines with so many GPUs."""
+    found = (await seen.api.send("GET", POOL))["spec"]["template"]["spec"]
+    kept = [each for each in found["requirements"] if each["key"] != GPU_COUNT]
+    kept.append({"key": GPU_COUNT, "operator": "In", "values": list(counts)})
+    await seen.api.send("PATCH", POOL, {"spec": {"template": {"spec": {"requirements": kept}}}}, content=MERGE)
+    seen.say(f"NodePool h200 may bring machines of {' or '.join(counts)} GPUs")
+
+
+async def consolidation(seen: Kubelets, watch_s: float) -> None:
+    print(
+        "\n# a cheaper machine would do: the only worker is spared, for as long as its annotations say so", flush=True
+    )
+    await allow(seen, "8")
+    await scale(seen, "gemma", 1)
+    await seen.until("a worker is ready", lambda: seen.ready("gemma"))
     (before,) = seen.ready("gemma")
+    await allow(seen, "1", "8")
     await asyncio.sleep(watch_s)
     assert seen.ready("gemma") == [before]
+    assert list(seen.nodes) == [before]
     seen.say(f"{watch_s:.0f} s later it is where it was")
+    (pod,) = seen.pods
+    gone = {"karpenter.sh/do-not-disrupt": None, "serving.modelserve.dev/held": None}
+    await seen.api.send("PATCH", f"{PODS}/{pod}", {"metadata": {"annotations": gone}}, content=MERGE)
+    seen.say("for comparison: its annotations are taken away by hand")
+    await seen.until("Karpenter moves it", lambda: before not in seen.nodes and seen.ready("gemma"), timeout_s=180)
+    (after,) = seen.nodes.values()
+    assert after["status"]["allocatable"][GPU] == "1"
+    seen.say(f"now it is on {seen.kind(after)}")
+
+
+async def only_replica(seen: Kubelets) -> None:
+    print("\n# the NodeClaim of the only worker is deleted: another is ready before it goes", flush=True)
+    await seen.api.send("PATCH", f"{SERVES}/gemma", {"spec": {"rollout": {"onEviction": "SurgeFirst"}}}, content=MERGE)
+    (before,) = seen.ready("gemma")
     claims = await seen.api.send("GET", CLAIMS)
     (name,) = [each["metadata"]["name"] for each in claims["items"] if each["status"].get("nodeName") == before]
     await seen.api.send("DELETE", f"{CLAIMS}/{name}")
@@ -351,9 +383,13 @@ async def show(plane: ControlPlane, *, consolidation_s: float, failing_s: float)
         seen = Kubelets(api)
         async with seen.running():
             await asyncio.sleep(0.5)
+            await allow(seen, "1")
             await from_nothing_and_back(seen)
             await warm_room(seen)
-            await only_replica(seen, consolidation_s)
+            await scale(seen, "gemma", 0)
+            await seen.until("the node goes", lambda: not seen.nodes)
+            await consolidation(seen, consolidation_s)
+            await only_replica(seen)
             await fails_for_ever(seen, failing_s)
 
 
@@ -364,7 +400,7 @@ def main() -> None:
                 plane.kubectl.apply(*permissions())
                 operator = Operator.start(plane, settings={"MODELSERVE_WORKER_IMAGE": "worker:0.2.0"})
                 try:
-                    asyncio.run(show(plane, consolidation_s=30.0, failing_s=200.0))
+                    asyncio.run(show(plane, consolidation_s=45.0, failing_s=200.0))
                 finally:
                     operator.stop()
         finally:
