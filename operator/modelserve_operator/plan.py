@@ -26,7 +26,7 @@ from modelserve_operator.reasons import Reason
 from modelserve_operator.revision import Revision, bare
 from modelserve_operator.revision_builder import RevisionBuilder, plan_for
 from modelserve_operator.settings import Settings
-from modelserve_operator.sources import ModelSource, model_source
+from modelserve_operator.sources import ModelSource, model_source, unpinned
 from modelserve_operator.store import approver
 
 MOST_FAULTS, FAULT_LIMIT = 3, 300  # of catalogue entries: how many are told, and characters of each
@@ -94,7 +94,7 @@ def _decided(observed: Observed, settings: Settings) -> Decision:
     accepted = _acceptable(spec, observed)
     if not accepted.ok:
         return _refused(accepted)
-    warnings = _unknown_fields(unknown)
+    warnings = (*_unknown_fields(unknown), *(Warn(Reason.MODEL_UNPINNED, each) for each in unpinned(source)))
     if observed.history.blocking:
         finding = _unreadable(observed.history)
         return Decision(accepted, finding, warnings=warnings, stalled=finding)

@@ -45,6 +45,7 @@ class Reason(StrEnum):
     REVISION_UNKNOWN = "RevisionUnknown"  # spec.plan.revision names none that is kept
 
     MODEL_CHANGED = "ModelChanged"  # of an Event: the checkpoint's files are not those of the committed revision
+    MODEL_UNPINNED = "ModelUnpinned"  # of an Event: an oci:// address names a tag and no digest
     REVISION_REFUSED = "RevisionRefused"  # of an Event: an object is labelled as a revision and is none of ours
     ANNOTATION_REFUSED = "AnnotationRefused"  # of an Event: a Deployment has annotations of ours that we did not write
     COMMITS_DIFFER = "CommitsDiffer"  # of an Event: a pod tells another commit of the model than its revision keeps

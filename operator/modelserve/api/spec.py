@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, model_validator
 
 from modelserve.api.capacity_buffer import CapacityBufferSpec
 from modelserve.api.model_source import ModelSource, ModelUri, SecretKeyRef
@@ -17,6 +17,7 @@ from modelserve.api.schema_types import (
     DnsName,
     LabelKey,
     LabelValue,
+    PathSegments,
     Price,
     Product,
     Quantity,
@@ -31,9 +32,6 @@ REVISION_NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?-[0-9a-f]{10}$"
 WorkerPolicy = Literal["Proposed", "OnEdit", "Rolling"]
 Objective = Literal["Latency", "Throughput", "MaxContext", "Cost"]
 ServableKVCacheDtype = Literal["bfloat16", "int8", "fp8_e4m3", "fp8_e5m2"]
-PathSegments = Annotated[
-    str, StringConstraints(max_length=512, pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*$")
-]
 
 
 class DrafterSource(ApiModel):

@@ -193,7 +193,9 @@ class PlanStatus(ApiModel):
     )
     accelerator: Product | None = Field(default=None, description="Accelerator product, or CPU.")
     resource_name: LabelKey | None = Field(
-        default=None, description="Extended resource that the pod asks for; absent on the CPU."
+        default=None,
+        description="Extended resource that the pod asks for; without a slash it is the DeviceClass of its claim. "
+        "Absent on the CPU.",
     )
     gpus_per_replica: GpuCount | None = Field(default=None, description="GPUs of one replica; 0 on the CPU.")
     node_selector_terms: tuple[NodeSelectorTerm, ...] | None = Field(

@@ -88,6 +88,26 @@ def require_tool(name: str, progress: Progress) -> Path:
     return program
 
 
+def tools_folder(name: str, progress: Progress) -> Path:
+    """Folder with all programs that the go.mod beside kube/ names as tools, built first where one is missing.
+
+    Raises ClusterError when they cannot be built.
+    """
+    module = GO_MODULE.parent / name
+    digest = hashlib.sha256((module / "go.sum").read_bytes()).hexdigest()[:10]
+    folder = cache_dir() / f"{name}-{digest}"
+    done = folder / "built"
+    if not done.exists():
+        progress(f"building {name} from source, once")
+        folder.mkdir(parents=True, exist_ok=True)
+        command = [_go(name), "build", "-buildvcs=false", "-ldflags=-s -w", "-o", f"{folder}/", "tool"]
+        built = subprocess.run(command, cwd=module, capture_output=True, text=True, check=False)
+        if built.returncode:
+            raise ClusterError(f"building {name} failed:\n{built.stderr[-2000:]}")
+        done.touch()
+    return folder
+
+
 def module_folder(tool: str, module: str) -> Path:
     """Where Go keeps the source of a module that one of TOOLS requires, fetched first where it is missing.
 

@@ -138,7 +138,7 @@ def _kubelet(layout: Layout, profile: NodeProfile) -> dict[str, Any]:
         "staticPodPath": "",
         "nodeStatusUpdateFrequency": "10s",
         # The tests end containers again and again: the third end of one must not cost 20 s, nor the fourth 40.
-        "featureGates": {"KubeletCrashLoopBackOffMax": True},
+        "featureGates": {"KubeletCrashLoopBackOffMax": True, "ImageVolume": True},
         "crashLoopBackOff": {"maxContainerRestartPeriod": "3s"},
         "logging": {"verbosity": 1},
     }
@@ -208,6 +208,7 @@ def commands(layout: Layout, programs: dict[str, Path]) -> dict[str, list[str]]:
             f"--service-account-key-file={certificates}/service-accounts.pub",
             f"--service-account-signing-key-file={certificates}/service-accounts.key",
             "--authorization-mode=Node,RBAC",
+            "--feature-gates=ImageVolume=true",  # on by itself in newer releases
             # The second is what stricter distributions add: it admits blockOwnerDeletion only to those who may set it.
             "--enable-admission-plugins=NodeRestriction,OwnerReferencesPermissionEnforcement",
             f"--audit-policy-file={config}/audit.yaml",
