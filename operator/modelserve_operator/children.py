@@ -146,6 +146,8 @@ class Children:
                 body = deployment(observed.model_serve, revision, replicas=step.replicas[plan_hash], record=record)
                 # One that is imported is kept once it can be told whether it is of the spec: the spec can be read.
                 part = partial(self._apply_revision, observed, revision, body, store=decision.spec is not None)
+                if decision.turn.undone == plan_hash:
+                    part = partial(self._give_up, observed, revision, part)
                 parts.append((plan_hash, growth(plan_hash), part))
         return parts
 
@@ -170,6 +172,14 @@ class Children:
         if claims is not None:
             await self._apply(CLAIM_TEMPLATE, claims)
         await self._apply(DEPLOYMENT, body)
+
+    async def _give_up(self, observed: Observed, revision: Revision, part: Part) -> None:
+        """Note that a revision which came by itself is given up, so that it does not come again; then `part`."""
+        name = labels.revision_name(observed.name, revision.hash)
+        for live in observed.controller_revisions:
+            if live["metadata"]["name"] == name:
+                await self._applier.annotate(CONTROLLER_REVISION, live, labels.UNDONE, "true")
+        await part()
 
     async def _prune(self, observed: Observed, decision: Decision, step: Step) -> None:
         """Delete revisions that are over, and inspections of models that the spec no longer names."""

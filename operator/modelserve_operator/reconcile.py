@@ -93,6 +93,7 @@ class Reconciler:
             delays.append(REFUSED_SECONDS)
         if decision.accepted.reason == Reason.VOLUME_NOT_SHAREABLE:  # no event tells when the claim is made anew
             delays.append(REFUSED_SECONDS)
+        delays.append(decision.turn.again)
         if decision.move is not None:
             delays.append(max(NEXT_TURN_SECONDS, len(self._gatherer.fleet()) / LOOKS_PER_SECOND))
         failed = await self._children.apply(observed, decision, step, running)

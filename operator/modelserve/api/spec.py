@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from modelserve.api.capacity_buffer import CapacityBufferSpec
 from modelserve.api.model_source import ModelSource, ModelUri, SecretKeyRef
+from modelserve.api.plan_policy import PlanSpec
 from modelserve.api.pod import PodOverrides
 from modelserve.api.schema_types import (
     ApiModel,
@@ -26,8 +27,6 @@ from modelserve.api.schema_types import (
 )
 from modelserve.sizing.backends.table import Profile
 from modelserve.sizing.pages import KVCacheLayout
-
-REVISION_NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?-[0-9a-f]{10}$"
 
 WorkerPolicy = Literal["Proposed", "OnEdit", "Rolling"]
 Objective = Literal["Latency", "Throughput", "MaxContext", "Cost"]
@@ -217,30 +216,6 @@ class StorageSpec(ApiModel):
 
     pvc_name: DnsName = Field(description="PersistentVolumeClaim of the same namespace.")
     sub_path: PathSegments | None = Field(default=None, description="Directory inside the claim; left out: its root.")
-
-
-class PlanSpec(ApiModel):
-    """What happens with a plan."""
-
-    mode: Literal["Automatic", "Manual", "PreviewOnly"] = Field(
-        default="Automatic",
-        description="Automatic: a new plan is applied. Manual: it waits in status.proposedPlan for approval. "
-        "PreviewOnly: planned and shown, nothing is started; what runs already stays.",
-    )
-    approved_hash: str | None = Field(
-        default=None,
-        pattern=r"^[0-9a-f]{10}$",
-        max_length=10,
-        description="Hash of the plan to commit, as `modelserve plan` and status.proposedPlan print it; the annotation "
-        "approve-plan does the same.",
-    )
-    revision: str | None = Field(
-        default=None,
-        pattern=REVISION_NAME_PATTERN,
-        max_length=51,
-        description="A revision that was committed before, NAME-HASH as `kubectl get controllerrevisions` prints it: "
-        "it runs, with its own image and settings, until this field changes; nothing is planned past it.",
-    )
 
 
 class RolloutSpec(ApiModel):
