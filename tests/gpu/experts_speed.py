@@ -148,9 +148,10 @@ def wrong_padding(layer: MixtureOfExperts) -> Iterator[str]:
         dense, kept = activations(*x.shape), []
 
         def run(x: Tensor, dense: Tensor, num_rows: Tensor | None) -> Tensor:
+            x = x.clone()
             _, normed = layer(
-                x.clone(), dense, added_norm=layer.pre_norm, scalar=None, next_weight=layer.pre_norm.weight,
-                num_rows=num_rows,
+                x, layer.route(x, num_rows), dense, added_norm=layer.pre_norm, scalar=None,
+                next_weight=layer.pre_norm.weight,
             )  # fmt: skip
             assert normed is not None
             return normed
@@ -231,12 +232,14 @@ def part_times(rows: int, layer: MixtureOfExperts) -> Iterator[str]:
     calls["add_branches"] = lambda: layer.doors.add_branches(x, dense, shares, norms, **end)
     repeats = CALLS if rows <= 512 else 3
     times = {name: microseconds([call] * repeats) for name, call in calls.items()}
-    steps = {"added_norm": norm, "scalar": scalar, "next_weight": norm.weight, "num_rows": None}
+    steps = {"added_norm": norm, "scalar": scalar, "next_weight": norm.weight}
     kernels = layer.doors
     for name, doors in (("layer", kernels), ("plain layer", PlainExperts())):
         inputs = [activations(rows, a.hidden_size) for _ in range(repeats)]  # so that experts change
         with_doors(layer, doors)
-        times[name] = microseconds([partial(layer, each, dense, **steps) for each in inputs])
+        times[name] = microseconds(
+            [lambda each=each: layer(each, layer.route(each, None), dense, **steps) for each in inputs]
+        )
     with_doors(layer, kernels)
     for name, taken in times.items():
         yield f"{name:16}{rows:6}{taken:9.1f}"

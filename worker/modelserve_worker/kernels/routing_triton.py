@@ -19,7 +19,12 @@ import triton.language as tl
 from torch import Tensor
 
 from modelserve.sizing.backends.resolve import ROUTED_ROWS
-from modelserve_worker.kernels.dependent_launch import launch, launch_dependents, wait_for_prerequisites
+from modelserve_worker.kernels.dependent_launch import (
+    launch,
+    launch_dependents,
+    prefetch,
+    wait_for_prerequisites,
+)
 from modelserve_worker.kernels.elementwise_triton import TritonElementwise, load_row, rms
 from modelserve_worker.kernels.experts import NO_EXPERT, Choice, DealtRows, RouterWeights
 from modelserve_worker.kernels.specimen import KernelSpecimen
@@ -36,38 +41,50 @@ MANY_LAUNCHES = {  # by the most rows
 MOST_ARRIVALS = 256  # blocks of rows that several programs share
 _DEAL = {"BLOCK": 4096, "num_warps": 8}
 _LEAST_WORD = tl.constexpr(-(1 << 63))
+_INDEX_BITS = tl.constexpr(12)  # of an expert's number in a word
 
 
 @triton.jit
-def choose(logits, expert, row, rows, wanted, weights, experts, scales, EXPERTS: tl.constexpr, K: tl.constexpr):
-    """Store what rows choose: logits float32 [ROWS, BLOCK_E], expert [BLOCK_E]; wanted [ROWS] is false of padding.
-
-    K passes find the largest word: its high bits are in the logits' order, its low bits in reverse that of indices.
-    """
-    BLOCK_E: tl.constexpr = logits.shape[1]
-    BITS: tl.constexpr = 12  # of an index
-    SLOTS: tl.constexpr = triton.next_power_of_2(K)
+def words_of(logits, expert, EXPERTS: tl.constexpr):
+    """int64 [ROWS, BLOCK_E] of logits float32: the high bits are in their order, the low ones in reverse of indices."""
     bits = tl.where(logits == 0.0, 0.0, logits).to(tl.int32, bitcast=True)
     keys = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     keys = tl.where(logits != logits, 0x7FFFFFFF, keys)  # true of NaN
-    words = (keys.to(tl.int64) << BITS) + (-expert + (BLOCK_E - 1))[None, :]
-    words = tl.where((expert < EXPERTS)[None, :], words, _LEAST_WORD)
+    words = (keys.to(tl.int64) << _INDEX_BITS) + (-expert + (logits.shape[1] - 1))[None, :]
+    return tl.where((expert < EXPERTS)[None, :], words, _LEAST_WORD)
+
+
+@triton.jit
+def largest_words(words, SLOTS: tl.constexpr, K: tl.constexpr):
+    """The K largest of each row, falling, [ROWS, SLOTS]: one pass for each."""
     slot = tl.arange(0, SLOTS)[None, :]
-    chosen = tl.zeros([logits.shape[0], SLOTS], tl.int32)
-    values = tl.full([logits.shape[0], SLOTS], float("-inf"), tl.float32)
-    largest = tl.zeros([logits.shape[0], 1], tl.float32)
+    found = tl.full([words.shape[0], SLOTS], _LEAST_WORD, tl.int64)
     for place in tl.static_range(K):
         best = tl.max(words, axis=1)[:, None]
-        key = (best >> BITS).to(tl.int32)
-        value = tl.where(key < 0, key ^ 0x7FFFFFFF, key).to(tl.float32, bitcast=True)
-        if place == 0:
-            largest = value
-        values = tl.where(slot == place, value, values)
-        chosen = tl.where(slot == place, (-(best & (BLOCK_E - 1)) + (BLOCK_E - 1)).to(tl.int32), chosen)
+        found = tl.where(slot == place, best, found)
         words = tl.where(words == best, _LEAST_WORD, words)
-    exponentials = tl.exp(values - largest)
+    return found
+
+
+@triton.jit
+def ranked_words(words, SLOTS: tl.constexpr):
+    """The same for few rows, all at once: a word's place is how many are larger."""
+    rank = tl.sum((words[:, None, :] > words[:, :, None]).to(tl.int32), axis=2)
+    slot = tl.arange(0, SLOTS)[None, None, :]
+    return tl.sum(tl.where(rank[:, :, None] == slot, words[:, :, None], 0), axis=1)
+
+
+@triton.jit
+def choose(found, row, rows, wanted, weights, experts, scales, BLOCK_E: tl.constexpr, K: tl.constexpr):
+    """Store what rows choose, their largest words [ROWS, SLOTS]; wanted [ROWS] is false of padding."""
+    slot = tl.arange(0, found.shape[1])[None, :]
+    key = (found >> _INDEX_BITS).to(tl.int32)
+    values = tl.where(key < 0, key ^ 0x7FFFFFFF, key).to(tl.float32, bitcast=True)
+    largest = tl.sum(tl.where(slot == 0, values, 0.0), axis=1)[:, None]
+    chosen = (-(found & (BLOCK_E - 1)) + (BLOCK_E - 1)).to(tl.int32)
+    exponentials = tl.where(slot < K, tl.exp(values - largest), 0.0)
     shares = tl.div_rn(exponentials, tl.sum(exponentials, axis=1)[:, None] + tl.zeros_like(exponentials))
-    factors = tl.load(scales + chosen).to(tl.float32)
+    factors = tl.load(scales + chosen, mask=slot < K, other=0.0).to(tl.float32)
     at = row[:, None] * K + slot
     inside = (row < rows)[:, None] & (slot < K)
     tl.store(weights + at, shares * factors, mask=inside)
@@ -107,6 +124,8 @@ def route_few(
     elements = tl.load(router_weight + expert[:, None] * WIDTH + column[None, :], mask=inside, other=0.0)
     factors = load_row(scale_weight, column, WIDTH)
     norm_weights = load_row(norm_weight, column, WIDTH)
+    line = tl.arange(0, BLOCK_E // 16) * 64
+    prefetch(scales + line, line < EXPERTS)
     wait_for_prerequisites()
     for row in range(block * ROWS, tl.minimum(block * ROWS + ROWS, rows)):
         values = tl.load(x + row * WIDTH + column, mask=column < WIDTH, other=0.0).to(tl.float32)[None, :]
@@ -123,7 +142,8 @@ def route_few(
         known = (m < rows)[:, None] & (every < EXPERTS)[None, :]
         found = tl.load(logits + m[:, None] * EXPERTS + every[None, :], mask=known, other=0.0, cache_modifier=".cg")
         wanted = m < (rows if num_rows is None else tl.load(num_rows))
-        choose(found, every, m, rows, wanted, weights, experts, scales, EXPERTS, K)
+        largest = ranked_words(words_of(found, every, EXPERTS), triton.next_power_of_2(K))
+        choose(largest, m, rows, wanted, weights, experts, scales, BLOCK_E, K)
         tl.store(arrivals + block, 0)
 
 
@@ -191,7 +211,9 @@ def route_many(
                 squares += tl.load(squares_of_parts + at, mask=row < rows, other=0.0, cache_modifier=".cg")
         root = tl.div_rn(1.0, tl.sqrt_rn(squares * (1.0 / WIDTH) + eps))
         wanted = row < (rows if num_rows is None else tl.load(num_rows))
-        choose(sums * (root * ROOT_SCALE)[:, None], expert, row, rows, wanted, weights, experts, scales, EXPERTS, K)
+        words = words_of(sums * (root * ROOT_SCALE)[:, None], expert, EXPERTS)
+        largest = largest_words(words, triton.next_power_of_2(K), K)
+        choose(largest, row, rows, wanted, weights, experts, scales, BLOCK_E, K)
 
 
 @triton.jit(do_not_specialize=["slots"])

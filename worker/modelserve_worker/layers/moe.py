@@ -116,7 +116,11 @@ class Experts(nn.Module):
 
 
 class MixtureOfExperts(nn.Module):
-    """The expert branch beside the dense MLP: both read the residual, each has its own norms."""
+    """The expert branch beside the dense MLP: both read the residual, each has its own norms.
+
+    `route` comes before the dense MLP's products, which need nothing of it: their matrices stream meanwhile, and those
+    of the experts that it chose while the MLP ends.
+    """
 
     def __init__(
         self,
@@ -145,20 +149,25 @@ class MixtureOfExperts(nn.Module):
         self.post_norm = RMSNorm(hidden, eps=eps, device=device, dtype=dtype)
         self.dense_post_norm = RMSNorm(hidden, eps=eps, device=device, dtype=dtype)
 
+    def route(self, residual: Tensor, num_rows: Tensor | None) -> tuple[Tensor, Choice]:
+        """Of residual [T, H] what its experts take, and which they are."""
+        routed: tuple[Tensor, Choice] = self.router(residual, self.pre_norm, num_rows)
+        return routed
+
     def forward(
         self,
         residual: Tensor,
+        routed: tuple[Tensor, Choice],
         dense: Tensor,
         *,
         added_norm: RMSNorm,
         scalar: Tensor | None,
         next_weight: Tensor | None,
-        num_rows: Tensor | None,
     ) -> tuple[Tensor, Tensor | None]:
-        """`ElementwiseDoors.residual_norm` of the sum of both branches; residual and dense are [T, H], and dense, the
-        MLP's output, is still to be added over ranks."""
+        """`ElementwiseDoors.residual_norm` of the sum of both branches; residual and dense are [T, H], routed is its
+        `route`, and dense, the MLP's output, is still to be added over ranks."""
         dense = self.parallel.all_reduce(dense)
-        normed, choice = self.router(residual, self.pre_norm, num_rows)
+        normed, choice = routed
         norms = BranchNorms(self.dense_post_norm.weight, self.post_norm.weight, added_norm.weight)
         return self.doors.add_branches(
             residual,

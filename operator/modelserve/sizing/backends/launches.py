@@ -63,7 +63,7 @@ def layer_launches(
     for operation, subject, shape in layer_calls(architecture, layer, ranks=ranks):
         choice = table.choose(operation, subject, shape, rows=rows)
         if operation is Operation.EXPERTS:
-            dealt = "chosen_products" not in choice.kernels
+            dealt = "deal_slots" in choice.kernels
         if operation is Operation.GROUPED and not dealt:
             fused = True  # few rows have both products and the gate already
         elif not (operation is Operation.GATED_GELU and fused):
