@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from modelserve_worker.kernels import routing_triton
+from modelserve_worker.kernels import dealing_triton, routing_triton
 from modelserve_worker.kernels.dependent_launch import launch, launch_dependents, wait_for_prerequisites
 from modelserve_worker.kernels.elementwise_triton import gelu, least_many, load_row, rms, row_launch
 from modelserve_worker.kernels.experts import (
@@ -266,7 +266,7 @@ class TritonExperts:
         )
 
     def deal(self, x: Tensor, choice: Choice, experts: int) -> DealtRows:
-        return routing_triton.deal(x, choice, experts)
+        return dealing_triton.deal(x, choice, experts)
 
     def chosen_products(self, x: Tensor, choice: Choice, gate_up: Tensor, down: Tensor) -> Tensor:
         if x.shape[0] <= self._streamed_rows:

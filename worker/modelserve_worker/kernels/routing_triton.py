@@ -1,4 +1,4 @@
-"""Triton kernels that choose experts for rows and bring rows into the order of experts; `experts` has the doors.
+"""Triton kernels that choose experts for rows; `experts` has the doors.
 
 The router's logits are float32: `route_few` multiplies in it, and `route_many` gives the matrix units x * scale,
 which is exact in two parts of bfloat16 (each factor has eight significant bits), so that only sums are rounded. Where
@@ -37,7 +37,6 @@ from modelserve_worker.kernels.experts import (
     NO_EXPERT,
     AddedNorms,
     Choice,
-    DealtRows,
     Routed,
     RouterWeights,
 )
@@ -53,7 +52,6 @@ MANY_LAUNCHES = {  # by the most rows
     1 << 30: {"BLOCK_T": 32, "BLOCK_H": 64, "SPLITS": 1, "num_warps": 4, "num_stages": 3},
 }
 MOST_ARRIVALS = 256  # blocks of rows that several programs share
-_DEAL = {"BLOCK": 4096, "num_warps": 8}
 _LEAST_WORD = tl.constexpr(-(1 << 63))
 _INDEX_BITS = tl.constexpr(12)  # of an expert's number in a word
 
@@ -248,48 +246,6 @@ def route_many(
         choose(largest, row, rows, wanted, weights, experts, scales, BLOCK_E, K)
 
 
-@triton.jit(do_not_specialize=["slots"])
-def deal_slots(
-    experts,  # int32 [slots]
-    places,  # int32 [slots]
-    ends,  # int32 [EXPERTS]
-    slots,
-    BLOCK: tl.constexpr,
-):
-    """One program for each expert: it counts the slots of those before it, then numbers its own in their order."""
-    launch_dependents()
-    wait_for_prerequisites()
-    expert = tl.program_id(0)
-    offset = tl.arange(0, BLOCK)
-    before = tl.zeros([BLOCK], tl.int32)
-    for first in range(0, slots, BLOCK):
-        slot = first + offset
-        chosen = tl.load(experts + slot, mask=slot < slots, other=NOBODY)
-        before += (chosen < expert).to(tl.int32)
-    place = tl.sum(before)
-    for first in range(0, slots, BLOCK):
-        slot = first + offset
-        mine = tl.load(experts + slot, mask=slot < slots, other=NOBODY) == expert
-        rank = tl.cumsum(mine.to(tl.int32), 0)
-        tl.store(places + slot, place + rank - 1, mask=mine)
-        place += tl.sum(mine.to(tl.int32))
-    tl.store(ends + expert, place)
-
-
-@triton.jit
-def copy_rows(x, experts, places, dealt, WIDTH: tl.constexpr, BLOCK: tl.constexpr, K: tl.constexpr):
-    launch_dependents()
-    wait_for_prerequisites()
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, BLOCK)
-    inside = column < WIDTH
-    values = tl.load(x + row * WIDTH + column, mask=inside, other=0.0)
-    for choice in tl.static_range(K):
-        if tl.load(experts + row * K + choice) != NOBODY:
-            place = tl.load(places + row * K + choice).to(tl.int64)
-            tl.store(dealt + place * WIDTH + column, values, mask=inside)
-
-
 def route(
     x: Tensor, router: RouterWeights, norm_weight: Tensor, arrivals: Tensor, *, eps: float, num_rows: Tensor | None,
     exact: bool = False,
@@ -356,17 +312,6 @@ def _empty_choice(x: Tensor, router: RouterWeights) -> Choice:
     return Choice(weights, torch.empty(shape, dtype=torch.int32, device=x.device))
 
 
-def deal(x: Tensor, choice: Choice, experts: int) -> DealtRows:
-    """`ExpertDoors.deal`, in two launches."""
-    (rows, width), top_k = x.shape, choice.experts.shape[1]
-    places = torch.empty_like(choice.experts)
-    ends = torch.empty(experts, dtype=torch.int32, device=x.device)
-    dealt = torch.empty((rows * top_k, width), dtype=x.dtype, device=x.device)
-    launch(deal_slots, (experts,), choice.experts, places, ends, rows * top_k, **_DEAL)
-    launch(copy_rows, (rows,), x, choice.experts, places, dealt, **_copy_launch(width, top_k))
-    return DealtRows(dealt, ends, places)
-
-
 def many_launch(rows: int) -> dict[str, int]:
     return next(launch for most, launch in MANY_LAUNCHES.items() if rows <= most)
 
@@ -376,18 +321,13 @@ def _router_constants(width: int, experts: int, top_k: int) -> dict[str, Any]:
     return {"ROOT_SCALE": width**-0.5, "WIDTH": width, "EXPERTS": experts, "BLOCK_E": block, "K": top_k}
 
 
-def _copy_launch(width: int, top_k: int) -> dict[str, int]:
-    block = triton.next_power_of_2(width)
-    return {"WIDTH": width, "BLOCK": block, "K": top_k, "num_warps": max(1, min(8, block // 512))}
-
-
 def _specimen(kernel: Any, launch: dict[str, Any], **types_of: str) -> KernelSpecimen:
     shape = dict(launch)
     warps, stages = shape.pop("num_warps"), shape.pop("num_stages", 3)
     types = {
         "num_rows": "*i32", "logits": "*fp32", "sums_of_parts": "*fp32", "squares_of_parts": "*fp32",
         "weights": "*fp32", "arrivals": "*i32", "experts": "*i32",
-        "places": "*i32", "ends": "*i32", "rows": "i32", "slots": "i32", "eps": "fp32",
+        "rows": "i32", "eps": "fp32",
     } | types_of  # fmt: skip
     names = [name for name in kernel.arg_names if name not in shape]
     return KernelSpecimen(kernel, {name: types.get(name, "*bf16") for name in names}, shape, warps, stages)
@@ -401,6 +341,4 @@ SPECIMENS = [
     _specimen(route_few, {**_FEW, "ROWS": 1, "PARTS": 2}, delta="*fp32"),
     _specimen(route_few, {**_FEW, "ROWS": 1, "PARTS": 1, **dict.fromkeys(_ADDITION)}),
     *(_specimen(route_many, {**_PUBLISHED, **launch}) for launch in MANY_LAUNCHES.values()),
-    _specimen(deal_slots, dict(_DEAL)),
-    _specimen(copy_rows, _copy_launch(2816, 8)),
 ]
