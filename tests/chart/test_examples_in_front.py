@@ -49,3 +49,12 @@ def test_the_autoscaler_follows_the_recorded_rule() -> None:
     (metric,) = autoscaler["spec"]["metrics"]
     assert metric["external"]["metric"]["name"] in {name.replace(":", "_") for name in recorded}
     assert all(name in (FRONT / "hpa.yaml").read_text() for name in recorded)
+
+
+def test_the_target_per_worker_is_four_fifths_of_the_one_that_the_plan_states() -> None:
+    text = (FRONT / "hpa-pods.yaml").read_text()
+    (autoscaler,) = _documents("hpa-pods.yaml")
+    (metric,) = autoscaler["spec"]["metrics"]
+    assert metric["pods"]["metric"]["name"] in text.partition("rules:")[2].partition("metricsQuery")[0]
+    stated = next(int(word.rstrip("),")) for word in text.partition("here ")[2].split())
+    assert metric["pods"]["target"]["averageValue"] == f"{800 * stated}m"

@@ -186,6 +186,7 @@ def test_the_status_is_told_as_metrics_and_forgotten_with_the_modelserve(ready_w
     ("plan", "target"),
     [
         ({}, None),
+        ({"targetConcurrency": 7, "concurrency": {"at8k": "12.91", "atMax": "1.10"}}, 7),
         ({"concurrency": {"at8k": "12.91", "atMax": "1.10"}, "engine": {"maxNumSeqs": 64}}, 12),
         ({"concurrency": {"at8k": "912.9", "atMax": "1.10"}, "engine": {"maxNumSeqs": 64}}, 64),
         ({"concurrency": {"atMax": "0.50"}, "engine": {"maxNumSeqs": 64}}, 1),
@@ -194,5 +195,5 @@ def test_the_status_is_told_as_metrics_and_forgotten_with_the_modelserve(ready_w
           "concurrency": {"atMax": "99"}, "engine": {"maxNumSeqs": 64}}, 16),
     ],
 )  # fmt: skip
-def test_the_target_of_an_autoscaler_is_what_the_plan_answers_at_once(plan: dict[str, Any], target: int | None) -> None:
+def test_the_target_of_an_autoscaler_is_what_the_plan_states_or_of_an_earlier_release_what_it_answers_at_once(plan: dict[str, Any], target: int | None) -> None:
     assert resource_metrics.target_concurrency(plan) == target

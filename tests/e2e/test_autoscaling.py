@@ -53,9 +53,9 @@ def _pods(served: Deployed) -> set[str]:
 def test_workers_follow_the_requests_up_and_down_and_no_request_fails(
     cluster: Target, tiny: Deployed, operator: OperatorProcess, metrics: None
 ) -> None:
-    served = apply_example(cluster, NAMESPACE, "busy", engine={"maxNumSeqs": 2})
+    served = apply_example(cluster, NAMESPACE, "busy", engine={"maxNumSeqs": 4})
     served.wait_ready()
-    assert served.status()["plan"]["targetConcurrency"] == 2
+    assert served.status()["plan"]["targetConcurrency"] == 4
     first, bystanders, revision = _pods(served), _pods(tiny), served.status()["revision"]
     kubectl = served.kubectl
     kubectl.apply(_autoscaler(served), _autoscaler(tiny))
@@ -63,13 +63,13 @@ def test_workers_follow_the_requests_up_and_down_and_no_request_fails(
         with traffic_to(served, newcomers=1) as light:  # less than one worker is planned for; it goes on to the end
             wait_for("both are measured", lambda: all(_active(each) for each in (served, tiny)))
             assert _pods(served) == first
-            with traffic_to(served, clients=8) as load:
+            with traffic_to(served, clients=12) as load:
                 wait_for("two ready workers", lambda: served.status().get("readyReplicas") == 2, timeout_s=120)
             assert first < _pods(served), "the first worker keeps running"
             wait_for("one worker", lambda: len(_pods(served)) == 1 and served.status()["replicas"] == 1, timeout_s=120)
             light.wait_for_answers()
         assert (load.errors, light.errors) == ([], [])
-        assert load.answered > 8
+        assert load.answered > 12
     finally:
         kubectl.delete("hpa", served.name, tiny.name)
     served.wait_ready()
