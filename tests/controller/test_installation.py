@@ -195,5 +195,6 @@ def test_the_status_is_told_as_metrics_and_forgotten_with_the_modelserve(ready_w
           "concurrency": {"atMax": "99"}, "engine": {"maxNumSeqs": 64}}, 16),
     ],
 )  # fmt: skip
-def test_the_target_of_an_autoscaler_is_what_the_plan_states_or_of_an_earlier_release_what_it_answers_at_once(plan: dict[str, Any], target: int | None) -> None:
+def test_the_target_of_an_autoscaler_is_what_the_plan_answers_at_once(plan: dict[str, Any], target: int | None) -> None:
+    """As it states itself, or as follows from one of a release that did not."""
     assert resource_metrics.target_concurrency(plan) == target
