@@ -68,7 +68,7 @@ class Tool(NamedTuple):
 
     module: str
     package: str
-    leaves_out: str = ""  # build tag
+    flag: str = "-tags="  # to `go build`
 
 
 TOOLS = {
@@ -76,9 +76,9 @@ TOOLS = {
     "gitops": Tool("gitops", "."),
     "karpenter": Tool("karpenter", "sigs.k8s.io/karpenter/kwok"),  # with its cloud provider that makes nodes of nothing
     # Clients of every cloud are left out.
-    "promtool": Tool("promtool", "github.com/prometheus/prometheus/cmd/promtool", "remove_all_sd"),
-    # Kubernetes' own module and flags: most of it has then been compiled for the API server.
-    "custom-metrics": Tool("kube", "./custom-metrics"),
+    "promtool": Tool("promtool", "github.com/prometheus/prometheus/cmd/promtool", "-tags=remove_all_sd"),
+    # Kubernetes' own module and flag: most of it has then been compiled for the API server.
+    "custom-metrics": Tool("kube", "./custom-metrics", "-trimpath"),
 }
 
 
@@ -93,8 +93,7 @@ def require_tool(name: str, progress: Progress) -> Path:
         progress(f"building {name} from source, once")
         program.parent.mkdir(parents=True, exist_ok=True)
         built = program.with_suffix(f".{os.getpid()}")
-        flags = ["-trimpath", "-buildvcs=false", "-ldflags=-s -w", f"-tags={tool.leaves_out}", "-o", str(built)]
-        command = [_go(name), "build", *flags, tool.package]
+        command = [_go(name), "build", "-buildvcs=false", "-ldflags=-s -w", tool.flag, "-o", str(built), tool.package]
         done = subprocess.run(command, cwd=module, capture_output=True, text=True, check=False)
         if done.returncode:
             raise ClusterError(f"building {name} failed:\n{done.stderr[-2000:]}")
