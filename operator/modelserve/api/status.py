@@ -214,6 +214,11 @@ class PlanStatus(ApiModel):
     per_gpu: GpuMemory | None = Field(default=None, description="Where the memory of one GPU goes.")
     per_request: RequestBytes | None = Field(default=None, description="Bytes one request holds.")
     concurrency: Concurrency | None = Field(default=None, description="Requests at once.")
+    target_concurrency: Tokens | None = Field(
+        default=None,
+        description="Requests, running and waiting, that one replica is planned to answer at once under spec.workload: "
+        "an autoscaler's target.",
+    )
     message: Message | None = Field(default=None, description="The plan in a sentence, with its reasons.")
     speed_factors: tuple[SpeedFactors, ...] | None = Field(
         default=None,
