@@ -159,7 +159,12 @@ def runner_of(setting: Setting, k: int, slots: int) -> tuple[GPUModelRunner, int
 def run(setting: Setting, runner: GPUModelRunner, pool: int, *, batch: int, output: int) -> tuple[int, int, float]:
     """Tokens, steps and seconds from when all have their first token until the first of them ends."""
     limits = SchedulerLimits(setting.chunk, runner._most["max_num_seqs"], setting.longest, ())
-    engine = Engine(Scheduler(limits, runner.cache.geometry, pool, draft_tokens=runner.draft_tokens), runner)
+    engine = Engine(
+        Scheduler(
+            limits, runner.cache.geometry, pool, draft_tokens=runner.draft_tokens, asked_drafts=runner.asked_drafts
+        ),
+        runner,
+    )
     generator = torch.Generator().manual_seed(2)
     for number in range(batch):
         prompt = torch.randint(3, setting.model.architecture.vocab_size, (setting.context,), generator=generator)

@@ -164,6 +164,7 @@ class ScheduledBatch:
     loads: tuple[HostCopy, ...] = ()  # from there
     loads_awaited: int = 0  # those of steps up to this one have ended before this step touches any page
     generated: int = BY_LENGTH  # profile exact: so many segments, the first ones, are of rows behind the prompt
+    asked: int = 0  # drafts that are to be made behind it, by a drafter that makes none unasked
 
     @property
     def num_requests(self) -> int:
@@ -198,7 +199,7 @@ class ScheduledBatch:
             self, starts=self.starts + self.lengths - kept, lengths=kept,
             token_ids=self.token_ids[np.repeat(ends - kept, kept) + offsets],
             admitted=(), page_moves=(), global_updates=NO_UPDATES, sliding_updates=NO_UPDATES, spare_slots=_nothing(),
-            stores=(), loads=(), loads_awaited=0,
+            stores=(), loads=(), loads_awaited=0, asked=0,
         )  # fmt: skip
 
 
@@ -252,6 +253,9 @@ class ModelRunner(Protocol):
 
     draft_tokens: int
     """How many drafts a segment may end with, k: what the drafter proposes at a time; 0 without one."""
+
+    asked_drafts: int
+    """Of these, how many are proposed only where a step asks for them, as they take time."""
 
     def execute(self, batch: ScheduledBatch) -> PendingStep:
         """Launch one step; at most two are in flight. After a step that failed the block tables are unknown: the next

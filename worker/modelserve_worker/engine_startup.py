@@ -14,6 +14,8 @@ from modelserve.architecture import LayerKind
 from modelserve.engine_args import EngineArgs
 from modelserve.errors import DoesNotFit, InvalidInput
 from modelserve.hardware import CATALOGUE
+from modelserve.inspection import read_assistant
+from modelserve.planning.draft_time import DraftSpeed
 from modelserve.planning.step_time import RankSpeed, doubling_context
 from modelserve.sizing.grammars import lexer_states
 from modelserve.sizing.pages import GLOBAL_PAGE_TOKENS
@@ -78,6 +80,7 @@ def build_engine(args: EngineArgs, progress: Callable[[int, int], None]) -> Buil
         replica.geometry,
         replica.pool_bytes,
         draft_tokens=drafts,
+        asked_drafts=replica.runner.asked_drafts,
         step_costs=costs,
         prefix_caching=args.prefix_caching,
         host_cache_bytes=args.host_cache_bytes // args.tensor_parallel_size,
@@ -112,7 +115,12 @@ def _step_costs(args: EngineArgs, replica: LaunchedReplica) -> StepCosts:
         replica.architecture, device, replica.geometry, tensor_parallel=args.tensor_parallel_size,
         weight_format=replica.memory.weight_format,
     )  # fmt: skip
-    return PlannedCosts(speed, max_num_seqs=args.max_num_seqs, speculation=args.speculative)
+    drafts = None
+    if args.drafter is not None:
+        drafts = DraftSpeed(
+            read_assistant(Path(args.drafter)), device, replica.geometry, tensor_parallel=args.tensor_parallel_size
+        )
+    return PlannedCosts(speed, max_num_seqs=args.max_num_seqs, speculation=args.speculative, drafts=drafts)
 
 
 def _grammars(directory: Path, args: EngineArgs) -> GrammarCompiler | None:

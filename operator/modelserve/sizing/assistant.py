@@ -13,7 +13,7 @@ LAYERS_NODES = 11  # kernels of a layer: four products, prepare, decode attentio
 DRAFT_NODES = 9  # of a draft: embedding, concatenation, projections, first norm, head, the largest, and their casts
 CENTROID_NODES = 8  # of ROWS_PER_SELECTION rows: nearest centroids, their tokens and these tokens' scores
 ROWS_PER_SELECTION = 8  # whose tokens of the nearest centroids are gathered at a time: 2 MiB each as published
-PROPOSAL_NODES = 8  # of all drafts together: places, rotations, results
+FIRST_DRAFT_NODES = 8  # of the first draft of a proposal: places, rotations
 
 
 def assistant_tensors(assistant: AssistantArchitecture, *, tensor_parallel_size: int) -> Iterator[WeightTensor]:
@@ -40,13 +40,13 @@ def assistant_weight_bytes(assistant: AssistantArchitecture, *, tensor_parallel_
 
 
 def drafter_buffer_bytes(assistant: AssistantArchitecture, *, num_tokens: int, max_num_seqs: int) -> int:
-    """What a drafter holds at fixed addresses: of each sequence the hidden state that it drafts from, its slot, token,
-    position and count, and its drafts."""
-    return max_num_seqs * (assistant.backbone_hidden_size * element_bytes(assistant) + (4 + num_tokens) * 4)
+    """What a drafter holds at fixed addresses: of each sequence the target's hidden state that it drafts from, and its
+    own; its slot, token and position, its drafts, and how many these are by what is asked for."""
+    states = (assistant.backbone_hidden_size + assistant.hidden_size) * element_bytes(assistant)
+    return max_num_seqs * (states + (4 + 2 * num_tokens) * 4)
 
 
-def kernels_per_proposal(assistant: AssistantArchitecture, *, rows: int, num_tokens: int) -> int:
-    """Kernels of a captured launch that drafts `num_tokens` tokens for each of so many requests."""
+def kernels_per_draft(assistant: AssistantArchitecture, *, rows: int) -> int:
+    """Kernels of a captured launch that drafts a token for each of so many requests."""
     selections = -(-rows // ROWS_PER_SELECTION) if assistant.num_centroids else 0
-    draft = LAYERS_NODES * assistant.num_hidden_layers + DRAFT_NODES + CENTROID_NODES * selections
-    return PROPOSAL_NODES + num_tokens * draft
+    return LAYERS_NODES * assistant.num_hidden_layers + DRAFT_NODES + CENTROID_NODES * selections

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from modelserve.architecture import ModelArchitecture
 from modelserve.sizing.activation import MIB
-from modelserve.sizing.assistant import kernels_per_proposal
+from modelserve.sizing.assistant import FIRST_DRAFT_NODES, kernels_per_draft
 from modelserve.sizing.backends.generations import FP8_CAPABILITY, HOPPER, LEAST_CAPABILITY
 from modelserve.sizing.backends.launches import decode_launches
 from modelserve.sizing.backends.resolve import Formats, resolve, takes_model
@@ -108,7 +108,7 @@ def graphs_bytes(
     )
     if speculation.assistant is not None:
         nodes += sum(
-            kernels_per_proposal(speculation.assistant, rows=size, num_tokens=speculation.num_tokens)
+            FIRST_DRAFT_NODES + 2 * kernels_per_draft(speculation.assistant, rows=size)  # the first and any other
             for size in decode_graph_sizes(max_num_seqs)
         )
     logits = few * architecture.vocab_size // tensor_parallel_size

@@ -69,7 +69,7 @@ _SOURCES = {
     "penalties": "4 S V",
     "token_masks": "S V / 8",
     "prompt_lookup": "4 S longest context",
-    "drafts": "S (H e + 4 (4 + k))",
+    "drafts": "S ((H + h) e + 4 (4 + 2 k))",
     "cublas": "library default on Hopper",
     "segments": "part-filled segments of PyTorch's allocator",
     "dequantised": "largest quantised matrix in the compute type",

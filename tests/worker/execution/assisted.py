@@ -27,6 +27,7 @@ from modelserve_worker.execution.model_runner import GPUModelRunner
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.scheduler import Scheduler
+from modelserve_worker.scheduling.step_costs import StepCosts
 
 MODELS = Path(__file__).parents[2] / "models"
 TARGET, ASSISTANT = MODELS / "gemma4-tiny-keqv", MODELS / "gemma4-tiny-keqv-assistant"
@@ -37,6 +38,7 @@ class Between(Drafter):
 
     def __init__(self, inner: AssistantDrafter, look: Callable[[list[str], list[int], Tensor], Tensor]) -> None:
         self.inner, self.look, self.num_tokens = inner, look, inner.num_tokens
+        self.asked_tokens, self.speaks_unasked = inner.asked_tokens, inner.speaks_unasked
         self.named: dict[int, str] = {}  # by slot
 
     def attach(self, reader_of: ReaderOf) -> None:
@@ -48,8 +50,8 @@ class Between(Drafter):
     def admit(self, admitted: Sequence[AdmittedRequest]) -> None:
         self.named |= {request.slot: request.request_id for request in admitted}
 
-    def propose(self, accepted: Accepted) -> Proposal:
-        tokens, counts = self.inner.propose(accepted)
+    def propose(self, accepted: Accepted, asked: int) -> Proposal:
+        tokens, counts = self.inner.propose(accepted, asked)
         named = [self.named[slot] for slot in accepted.slots.tolist()]
         return Proposal(self.look(named, accepted.positions.tolist(), tokens.clone()), counts)
 
@@ -105,7 +107,7 @@ def write_assistant(directory: Path, target: Path, *, seed: int, centroids: int 
 
 def engine_with(
     model: Gemma4ForCausalLM, geometry: CacheGeometry, drafter: Drafter | None, *, chunk: int, slots: int, longest: int,
-    pool_of: int, grammars: Any = None, stamps: bool = False,
+    pool_of: int, grammars: Any = None, stamps: bool = False, costs: StepCosts | None = None,
 ) -> Engine:  # fmt: skip
     """With pages for `pool_of` of the longest requests, full of NaN at first."""
     pool = pool_of * geometry.held_bytes(longest) // 128 * 128
@@ -115,4 +117,10 @@ def engine_with(
         model, cache, max_num_batched_tokens=chunk, max_num_seqs=slots, max_model_len=longest, drafter=drafter
     )
     limits = SchedulerLimits(chunk, slots, longest, model.architecture.eos_token_ids)
-    return Engine(Scheduler(limits, geometry, pool, draft_tokens=runner.draft_tokens), runner, grammars)
+    return Engine(
+        Scheduler(
+            limits, geometry, pool, draft_tokens=runner.draft_tokens, asked_drafts=runner.asked_drafts, step_costs=costs
+        ),
+        runner,
+        grammars,
+    )

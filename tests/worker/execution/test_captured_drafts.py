@@ -50,7 +50,11 @@ def requests(count: int) -> list[Request]:
 
 def run(runner: GPUModelRunner, wanted: Sequence[Request]) -> Told:
     scheduler = Scheduler(
-        SchedulerLimits(CHUNK, SLOTS, LONGEST, ()), runner.cache.geometry, POOL, draft_tokens=runner.draft_tokens
+        SchedulerLimits(CHUNK, SLOTS, LONGEST, ()),
+        runner.cache.geometry,
+        POOL,
+        draft_tokens=runner.draft_tokens,
+        asked_drafts=runner.asked_drafts,
     )
     engine, most, update = Engine(scheduler, runner), [0], scheduler.update
     scheduler.update = lambda sampled: most.append(int(sampled.counts.max(initial=0))) or update(sampled)

@@ -92,7 +92,8 @@ def engine_of(trained: TrainedModel, model: Gemma4ForCausalLM, drafter: Drafter 
     )
     limits = SchedulerLimits(24, SEQUENCES, LONGEST, model.architecture.eos_token_ids)
     drafts, caching = runner.draft_tokens, runner.draft_tokens > 1
-    scheduler = Scheduler(limits, geometry, pool, draft_tokens=drafts, prefix_caching=caching)
+    asked = runner.asked_drafts
+    scheduler = Scheduler(limits, geometry, pool, draft_tokens=drafts, asked_drafts=asked, prefix_caching=caching)
     return Engine(scheduler, runner, trained.engine._grammars)
 
 

@@ -68,7 +68,9 @@ def test_steps_through_the_kernels_say_what_the_reference_says(variant: str, max
 
 def told(runner: GPUModelRunner, requests: list[Request], pool_bytes: int) -> dict[str, list[int]]:
     limits = SchedulerLimits(24, 2, 60, ())
-    scheduler = Scheduler(limits, runner.cache.geometry, pool_bytes, draft_tokens=runner.draft_tokens)
+    scheduler = Scheduler(
+        limits, runner.cache.geometry, pool_bytes, draft_tokens=runner.draft_tokens, asked_drafts=runner.asked_drafts
+    )
     engine = Engine(scheduler, runner)
     for request in requests:
         engine.add(request)

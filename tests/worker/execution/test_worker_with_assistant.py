@@ -35,7 +35,11 @@ def args(target: Path, **settings: object) -> EngineArgs:
 def told(replica: LaunchedReplica) -> tuple[list[int], int]:
     """Tokens of a request, and the steps that they took."""
     scheduler = Scheduler(
-        SchedulerLimits(64, 2, 128, ()), replica.geometry, replica.pool_bytes, draft_tokens=replica.runner.draft_tokens
+        SchedulerLimits(64, 2, 128, ()),
+        replica.geometry,
+        replica.pool_bytes,
+        draft_tokens=replica.runner.draft_tokens,
+        asked_drafts=replica.runner.asked_drafts,
     )
     engine = Engine(scheduler, replica.runner)
     request = Request("r", tuple(random_tokens(20, seed=1)), SamplingParams(seed=1, max_tokens=24, temperature=0.0))

@@ -106,7 +106,7 @@ class StampedDevice:
     `token_at(request_id, position)` is the text that the requests have and will say; `whose(request_id)` names those
     whose texts are never the same. Shares of at most `commit_first`
     tokens write their sliding rows before they attend, as the rules allow up to commit_first_tokens(geometry). It
-    proposes `drafts` tokens at a time, half of them right.
+    proposes `drafts` tokens at a time, half of them right; with `when_asked` as many of them as a step asks for.
 
     Faults for mutation tests: `ignore_sharing` writes sliding rows after the producer's own attention, `window_error`
     widens the window that attention expects, `ring_error` the sliding block table, `skip_moves` does not copy moved
@@ -125,6 +125,7 @@ class StampedDevice:
         whose: Callable[[str], str] = lambda _: "",
         commit_first: int = 0,
         drafts: int = 0,
+        when_asked: bool = False,
         ignore_sharing: bool = False,
         window_error: int = 0,
         ring_error: int = 0,
@@ -146,7 +147,7 @@ class StampedDevice:
         self.longest = longest
         self.texts: dict[tuple[int | str, int], int] = {}  # numbers of texts, by the one before and its next token
         self.commit_first = commit_first
-        self.drafts = drafts
+        self.drafts, self.when_asked = drafts, when_asked
         self.random = Random(0)
         self.accepted = 0  # drafts
         self.ignore_sharing = ignore_sharing
@@ -204,17 +205,20 @@ class StampedDevice:
         if not self.drafts:
             return SampledTokens(batch.step, tokens, {})
         counts = np.array([len(each) for each in sampled], dtype=np.int32)
-        proposed = np.array([self.propose(step.slot) for step, _ in drawing], dtype=np.int32)
+        asked = batch.asked if self.when_asked else self.drafts
+        proposed = np.array([self.propose(step.slot, asked) for step, _ in drawing], dtype=np.int32)
+        if not asked:
+            return SampledTokens(batch.step, tokens, {}, counts)
         return SampledTokens(
-            batch.step, tokens, {}, counts, proposed.reshape(len(counts), self.drafts), counts * 0 + self.drafts
+            batch.step, tokens, {}, counts, proposed.reshape(len(counts), self.drafts), counts * 0 + asked
         )
 
-    def propose(self, slot: Slot) -> list[int]:
-        """What may follow its last token; a draft that is not a number is wrong."""
+    def propose(self, slot: Slot, count: int) -> list[int]:
+        """What may follow its last token, `count` drafts and padding; a draft that is not a number is wrong."""
         known = slot.next_position + 1
-        texts = [self.token_at(slot.request_id, known + ahead) for ahead in range(self.drafts)]
+        texts = [self.token_at(slot.request_id, known + ahead) for ahead in range(count)]
         slot.drafts = [text if text > 0 and self.random.random() < 0.6 else 0 for text in texts]
-        return slot.drafts
+        return [*slot.drafts, *[0] * (self.drafts - count)]
 
     def admit(self, admitted: AdmittedRequest) -> None:
         """A slot is given away; the known tokens must be those of the request's text."""

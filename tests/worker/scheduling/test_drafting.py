@@ -8,6 +8,7 @@ import logging
 
 import numpy as np
 import pytest
+from step_times import PerRow
 
 from modelserve.hardware import CATALOGUE
 from modelserve.planning.step_time import RankSpeed
@@ -22,23 +23,13 @@ from modelserve_worker.scheduling.step_costs import MeasuredCosts, PlannedCosts,
 K = 8
 
 
-class PerRow:
-    """A step of n rows takes 1 + share (n - 1)."""
-
-    def __init__(self, share: float) -> None:
-        self.share = share
-
-    def seconds(self, decodes: int, most_drafts: int, *, context: float) -> np.ndarray:
-        return 1 + self.share * (decodes - 1 + np.arange(most_drafts + 1.0))
-
-    def observe(self, steps) -> None: ...
-
-
 class Requests:
     """Decodes whose j-th draft is right with chances[i][j], where those before it are; `drafting` hears all of it."""
 
-    def __init__(self, drafting: Drafting, chances: np.ndarray, *, seed: int = 0) -> None:
-        self.drafting, self.chances = drafting, chances
+    def __init__(self, drafting: Drafting, chances: np.ndarray, *, seed: int = 0, costs: PerRow | None = None) -> None:
+        """`costs`: of a drafter that proposes what it is asked for; without, as many as it may."""
+        self.drafting, self.chances, self.costs = drafting, chances, costs
+        self.asked: list[int] = []
         self.slots = np.arange(len(chances), dtype=np.int32)
         self.random = np.random.default_rng(seed)
         self.proposed = np.zeros((len(chances), drafting.most), dtype=np.int32)
@@ -48,16 +39,24 @@ class Requests:
         """Proposals are twos; a token that comes is two where the draft was right, and one where not."""
         room = np.full(len(self.slots), 1000, dtype=np.int32)
         drafts = self.drafting.choose(self.slots, room, context=1000.0)
+        self.asked.append(self.drafting.ask(self.slots, room - drafts, context=1000.0))
+        most = self.drafting.most if self.costs is None else self.asked[-1]
         right = self.random.random(self.chances.shape) < self.chances
         lead = np.minimum.accumulate(right, axis=1).sum(axis=1)
         accepted = np.minimum(lead, drafts)
         tokens = [[2] * count + [2 if right[i, count : count + 1].any() else 1] for i, count in enumerate(accepted)]
         ids = np.array(list(itertools.chain(*tokens)), dtype=np.int32)
         drafted = np.full((len(self.slots), self.drafting.most), 2, dtype=np.int32)
-        proposed = np.full(len(self.slots), self.drafting.most, dtype=np.int32)
+        proposed = np.full(len(self.slots), most, dtype=np.int32)
         counts = (accepted + 1).astype(np.int32)
-        self.drafting.answer(self.slots, drafts + 1, counts, SampledTokens(0, ids, {}, counts, drafted, proposed))
+        sampled = SampledTokens(0, ids, {}, counts, drafted, proposed)
+        if not most:
+            sampled = SampledTokens(0, ids, {}, counts)
+        self.drafting.answer(self.slots, drafts + 1, counts, sampled, asked=self.asked[-1])
         self.tokens += len(ids)
+        if self.costs is not None:
+            step = self.costs.seconds(len(self.slots), int(drafts.sum()), context=1000.0)[-1]
+            self.seconds += float(step) + self.asked[-1] * self.costs.draft
         return drafts
 
 
@@ -76,7 +75,7 @@ def test_the_choice_is_the_best_of_all(share: float, monkeypatch: pytest.MonkeyP
         chances = random.random((3, 4))
         drafting = Drafting(4, 3, PerRow(share))
         monkeypatch.setattr(drafting, "chances", lambda slots, chances=chances: chances[slots].copy())
-        drafting.proposed[:] = 4
+        drafting._unasked[:] = 4
         slots = np.arange(3, dtype=np.int32)
         chosen = drafting.choose(slots, np.full(3, 9, dtype=np.int32), context=1000.0)
         yields = sum(1 + chances[i, :k].cumprod().sum() for i, k in enumerate(chosen.tolist()))
@@ -102,9 +101,76 @@ def test_a_request_that_begins_to_repeat_itself_is_noticed_though_it_takes_no_dr
     assert [int(requests.step().sum()) for _ in range(30)][-1] == K
 
 
+def asked_for(share: float, draft: float, chances: np.ndarray) -> Requests:
+    costs = PerRow(share, draft)
+    return Requests(Drafting(K, len(chances), costs, asked=K), chances, costs=costs)
+
+
+@pytest.mark.parametrize(("share", "draft"), [(0.01, 0.02), (0.02, 0.06), (0.2, 0.1)])
+@pytest.mark.parametrize("count", [1, 8])
+def test_a_drafter_that_is_always_wrong_rests(share: float, draft: float, count: int) -> None:
+    """Its drafts would take 16 to 80 % of a step; what is left of them is less than 2 %, once a few have been heard."""
+    requests = asked_for(share, draft, np.zeros((count, K)))
+    for _ in range(100):
+        requests.step()
+    requests.seconds, requests.asked, requests.tokens = 0.0, [], 0
+    taken = sum(int(requests.step().sum()) for _ in range(1000))
+    without = 1000 * float(PerRow(share).seconds(count, 0, context=0.0)[0])
+    assert requests.tokens == 1000 * count
+    assert requests.seconds <= 1.02 * without
+    assert set(requests.asked) == {0, 1}, "now and then it is asked"
+    assert taken <= 20 * count
+
+
+def test_a_drafter_that_rests_is_heard_once_it_is_right() -> None:
+    requests = asked_for(0.02, 0.05, np.zeros((4, K)))
+    for _ in range(300):
+        requests.step()
+    requests.chances = np.ones((4, K))
+    assert [int(requests.step().sum()) for _ in range(150)][-1] == 4 * K
+
+
+def test_as_many_drafts_are_asked_for_as_pay() -> None:
+    """Where a draft takes long, and the first ones alone are likely, the later ones are not made."""
+    chances = np.tile([0.9, 0.9, *[0.3] * (K - 2)], (2, 1))
+    requests = asked_for(0.02, 0.1, chances)
+    for _ in range(200):
+        requests.step()
+    assert set(requests.asked[-100:]) <= {2, 3}
+    cheap = asked_for(0.02, 0.0, chances)
+    for _ in range(200):
+        cheap.step()
+    assert min(cheap.asked[-100:]) > 2
+
+
+def test_of_asked_drafts_a_request_takes_what_pays_for_it() -> None:
+    """Half of the requests accept: one proposal serves all, and the others verify nothing of it."""
+    requests = asked_for(0.05, 0.03, np.array([[0.95] * K, [0.02] * K] * 4))
+    taken = np.mean([requests.step() for _ in range(300)][50:], axis=0)
+    assert taken[::2].min() > 5
+    assert taken[1::2].max() < 0.3
+
+
+def test_what_was_not_asked_for_is_not_taken() -> None:
+    """Behind a step that asked for none there are no drafts, whatever was seen of the one before."""
+    drafting = Drafting(4, 2, asked=4)
+    slots, room = np.arange(2, dtype=np.int32), np.full(2, 9, dtype=np.int32)
+    assert drafting.choose(slots, room, context=1.0).tolist() == [0, 0]
+    assert drafting.ask(slots, room, context=1.0) == 4, "a fixed number"
+    assert drafting.choose(slots, room, context=1.0).tolist() == [4, 4], "before they are seen"
+    assert drafting.ask(slots, room - 9, context=1.0) == 0, "nobody has room for a draft"
+    assert drafting.choose(slots, room, context=1.0).tolist() == [0, 0]
+    counts, drafts = np.ones(2, dtype=np.int32), np.ones((2, 4), dtype=np.int32)
+    sampled = SampledTokens(0, counts, {}, counts, drafts, np.array([4, 3], dtype=np.int32))
+    drafting.answer(slots, counts, counts, sampled, asked=2)
+    assert drafting.choose(slots, room, context=1.0).tolist() == [4, 3], "more than it was asked for: by another one"
+    drafting.answer(slots, counts, counts, sampled, asked=4)
+    assert drafting.choose(slots, room, context=1.0).tolist() == [0, 0]
+
+
 def test_never_more_than_there_is_room_for_or_is_proposed() -> None:
     drafting = Drafting(4, 3)
-    drafting.proposed[:] = 4, 2, 4
+    drafting._unasked[:] = 4, 2, 4
     room = np.array([9, 9, -1], dtype=np.int32)
     assert drafting.choose(np.arange(3, dtype=np.int32), room, context=1.0).tolist() == [4, 2, 0], "a fixed number"
     drafting.enter(0)
@@ -121,7 +187,7 @@ def test_what_is_counted_is_what_steps_verified() -> None:
         ([4, 1], [5, 6, 7, 9, 5], [4, 1]),
     ):
         sampled = SampledTokens(0, np.array(tokens, np.int32), {}, np.array(counts, np.int32), drafts, proposed)
-        drafting.answer(slots, np.array(drawn, np.int32), sampled.counts, sampled)
+        drafting.answer(slots, np.array(drawn, np.int32), sampled.counts, sampled, asked=0)
     assert (drafting.drafts_total, drafting.draft_tokens_total) == (3, 7)
     assert drafting.accepted_per_position.tolist() == [2, 2, 1]
     assert drafting.drafts_of(0, 2) == (5, 6)

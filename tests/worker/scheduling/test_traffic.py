@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from stamped_device import StampedDevice, StampedModel
+from step_times import AnyDraftTime
 
 from modelserve.architecture import LayerKind
 from modelserve.errors import InvalidInput
@@ -17,6 +18,7 @@ from modelserve_worker.batch import NOT_A_NUMBER, ScheduledBatch, commit_first_t
 from modelserve_worker.request import FinishReason, Request, RequestOutput, SamplingParams
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.arena import Page, PageArena
+from modelserve_worker.scheduling.drafting import Drafting
 from modelserve_worker.scheduling.page_table import PageTable
 from modelserve_worker.scheduling.prefix_reuse import PrefixReuse
 from modelserve_worker.scheduling.scheduler import Scheduler
@@ -100,7 +102,10 @@ class Traffic:
         most = random.choice([120, 140, 200])  # percent of what the longest request holds
         most *= random.choice([1, 3]) if prefix_caching else 1
         self.pool_bytes = self.geometry.held_bytes(self.max_model_len) * random.randint(100, most) // 100
+        when_asked = drafting and random.random() < 0.5
         self.scheduler = self.make_scheduler(limits, drafts=drafts, prefix_caching=prefix_caching)
+        if when_asked:
+            self.scheduler.drafting = Drafting(drafts, limits.max_num_seqs, AnyDraftTime(random), asked=drafts)
         self.prefix_caching = prefix_caching
         self.clients: dict[str, Client] = {}
         allowed = commit_first_tokens(self.geometry) if self.geometry.sliding_page.layers else 0
@@ -114,6 +119,7 @@ class Traffic:
             whose=self.namespace,
             commit_first=random.choice([0, allowed]) if not commit_first_error else allowed + commit_first_error,
             drafts=drafts,
+            when_asked=when_asked,
             **faults,
         )
         self.stream: deque[ScheduledBatch] = deque()
@@ -145,6 +151,8 @@ class Traffic:
         self.seen["reuses"] += self.device.reuses_in_place
         self.seen["rows_read"] += self.device.rows_read
         self.seen["accepted drafts"] += self.device.accepted
+        if self.device.when_asked:
+            self.seen["accepted asked drafts"] += self.device.accepted
 
     def add(self) -> None:
         random = self.random
@@ -312,6 +320,7 @@ def test_drafts_leave_no_row_to_anybody(prefix_caching: bool) -> None:
     """Those that are not accepted, and those that two steps in flight took to be."""
     seen = run(examples=40, prefix_caching=prefix_caching, drafting=True)
     assert seen["accepted drafts"] > 1_000
+    assert seen["accepted asked drafts"] > 300
     assert seen["preemptions"] > 20
     assert seen["reuses"] > 100
     if prefix_caching:

@@ -23,7 +23,7 @@ class MeasuredSpeed:
 
     def add(self, steps: Iterable[TimedStep]) -> None:
         for step in steps:
-            if step.drafts:  # which plans do not count
+            if step.drafts or step.asked:  # which plans do not count
                 continue
             of = step.kind, (step.decodes + step.prompt_rows).bit_length()
             self._recent.setdefault(of, deque(maxlen=KEPT_STEPS)).append(step)
@@ -41,8 +41,8 @@ class MeasuredSpeed:
 
 
 def _means(kind: StepKind, table: np.ndarray) -> MeasuredSteps:
-    """Columns [steps, 6] as TimedStep has them; contexts are means over requests and over rows, not over steps."""
-    seconds, decodes, context, rows, prompt_context, _ = table.T
+    """Columns [steps, 7] as TimedStep has them; contexts are means over requests and over rows, not over steps."""
+    seconds, decodes, context, rows, prompt_context, _, _ = table.T
     return MeasuredSteps(
         kind=kind,
         steps=len(table),

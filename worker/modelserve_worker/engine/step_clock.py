@@ -44,7 +44,7 @@ def _timed(batch: ScheduledBatch, seconds: float) -> TimedStep:
     rows = len(batch.token_ids) - drafts
     context = int(batch.starts[decoded].sum()) / decodes if decodes else 0.0
     if decodes == rows:
-        return TimedStep(seconds, decodes, context, 0, 0.0, drafts)
+        return TimedStep(seconds, decodes, context, 0, 0.0, drafts, batch.asked)
     starts, lengths = batch.starts[~decoded].astype(float), batch.lengths[~decoded]
     keys = float((lengths * (starts + lengths / 2)).sum())
-    return TimedStep(seconds, decodes, context, rows - decodes, keys / (rows - decodes), drafts)
+    return TimedStep(seconds, decodes, context, rows - decodes, keys / (rows - decodes), drafts, batch.asked)

@@ -50,6 +50,8 @@ class Drafter(Protocol):
     """Proposes up to `num_tokens` tokens at a time. With several ranks each has one, and all propose the same."""
 
     num_tokens: int
+    asked_tokens: int = 0  # of these, what takes a time that is worth asking for
+    speaks_unasked: bool = True  # it proposes, or has to hear what was accepted, behind every step
 
     @property
     def weights_bytes(self) -> int:
@@ -66,9 +68,9 @@ class Drafter(Protocol):
         """Requests take their slots. Ordered on the current stream; waits for nothing."""
         ...
 
-    def propose(self, accepted: Accepted) -> Proposal:
-        """What may follow the last token of each. The target has stored all rows before it. Ordered on the current
-        stream; waits for nothing."""
+    def propose(self, accepted: Accepted, asked: int) -> Proposal:
+        """What may follow the last token of each; of what takes time, `asked` tokens. The target has stored all rows
+        before it. Ordered on the current stream; waits for nothing."""
         ...
 
 
@@ -78,6 +80,8 @@ class LongestProposal(Drafter):
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self._drafters = tuple(drafters)
         self.num_tokens = max(drafter.num_tokens for drafter in drafters)
+        self.asked_tokens = max(drafter.asked_tokens for drafter in drafters)
+        self.speaks_unasked = any(drafter.speaks_unasked for drafter in drafters)
 
     @property
     def weights_bytes(self) -> int:
@@ -95,8 +99,8 @@ class LongestProposal(Drafter):
         for drafter in self._drafters:
             drafter.admit(admitted)
 
-    def propose(self, accepted: Accepted) -> Proposal:
-        first, *others = (self._padded(drafter.propose(accepted)) for drafter in self._drafters)
+    def propose(self, accepted: Accepted, asked: int) -> Proposal:
+        first, *others = (self._padded(drafter.propose(accepted, asked)) for drafter in self._drafters)
         tokens, counts = first
         for other in others:
             longer = other.counts > counts

@@ -53,7 +53,7 @@ class Drafted:
 
     drawn: Int32Array  # [S] on the host: tokens of each, of which
     counts: Tensor  # int32 [S] are accepted
-    proposal: Proposal  # what may follow them
+    proposal: Proposal | None  # what may follow them; None: nothing was asked for
 
 
 class LaunchedStep:
@@ -77,8 +77,10 @@ class LaunchedStep:
             self._drafted = drafted
             tokens = sampled.tokens
             if drafted is not None:  # in one copy
-                proposal = drafted.proposal
-                tokens = torch.cat((tokens.int(), drafted.counts, proposal.counts, proposal.tokens.flatten()))
+                told = [tokens.int(), drafted.counts]
+                if drafted.proposal is not None:
+                    told += [drafted.proposal.counts, drafted.proposal.tokens.flatten()]
+                tokens = torch.cat(told)
             self._tokens = to_host(tokens)
         self._logprobs: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
         if sampled is not None and sampled.logprobs is not None:
@@ -116,8 +118,9 @@ class LaunchedStep:
         if self._drafted is not None:
             segments, most = len(self._drafted.drawn), int(self._drafted.drawn.sum())
             counts = tokens[most : most + segments]
-            proposed = tokens[most + segments : most + 2 * segments]
-            drafts = np.reshape(tokens[most + 2 * segments :], (segments, -1))
+            if self._drafted.proposal is not None:
+                proposed = tokens[most + segments : most + 2 * segments]
+                drafts = np.reshape(tokens[most + 2 * segments :], (segments, -1))
             numbers, offsets = row_places(counts)
             rows = (np.cumsum(self._drafted.drawn) - self._drafted.drawn)[numbers] + offsets
             tokens = tokens[rows]

@@ -15,14 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from modelserve_worker.batch import AdmittedRequest
-from modelserve_worker.execution.drafter import Accepted, Proposal, ReaderOf
+from modelserve_worker.execution.drafter import Accepted, Drafter, Proposal, ReaderOf
 from modelserve_worker.kernels.prompt_lookup import LookupDoor, PlainLookup
 
 
-class PromptLookup:
+class PromptLookup(Drafter):
     """Keeps all tokens of every slot: int32 [max_num_seqs, max_model_len]."""
-
-    weights_bytes = 0
 
     def __init__(
         self,
@@ -60,7 +58,7 @@ class PromptLookup:
             row[: len(known)].copy_(self._sent(known), non_blocking=True)
         self._lengths.copy_(self._sent(self._host.copy()), non_blocking=True)
 
-    def propose(self, accepted: Accepted) -> Proposal:
+    def propose(self, accepted: Accepted, asked: int) -> Proposal:  # noqa: ARG002 - three kernels
         slots, positions = accepted.slots, accepted.positions
         self._door.remember(
             self._history, slots, accepted.sampled, accepted.firsts, accepted.counts, positions

@@ -18,8 +18,8 @@ from modelserve.architecture import LayerKind
 from modelserve_worker.batch import AdmittedRequest, HostCopy, PageMove, ScheduledBatch, TableUpdates
 
 _KINDS = tuple(LayerKind)
-# Step, awaited loads and generated segments, slots, starts, lengths, sampled, given, targets, output counts, tokens,
-# constrained, spare slots, moves, stores, loads, two tables of three columns.
+# Step, awaited loads, generated segments and asked drafts; slots, starts, lengths, sampled, given, targets, output
+# counts, tokens, constrained, spare slots, moves, stores, loads, two tables of three columns.
 _SECTIONS = 20
 _WORD = 4
 
@@ -30,7 +30,7 @@ def encode_batch(batch: ScheduledBatch) -> bytes:
     """One step; never empty."""
     moves = [(_KINDS.index(move.kind), move.source, move.destination) for move in batch.page_moves]
     sections = (
-        np.array([batch.step, batch.loads_awaited, batch.generated], dtype=np.int32),
+        np.array([batch.step, batch.loads_awaited, batch.generated, batch.asked], dtype=np.int32),
         batch.slots,
         batch.starts,
         batch.lengths,
@@ -99,6 +99,7 @@ def decode_batch(message: bytes | bytearray) -> ScheduledBatch:
         loads=_host_copies(loads),
         loads_awaited=int(first[1]),
         generated=int(first[2]),
+        asked=int(first[3]),
     )
 
 

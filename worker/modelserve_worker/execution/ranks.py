@@ -290,7 +290,7 @@ class MultiRankRunner:
         self._local = local
         self._workers = workers
         self.launches_ahead = local.launches_ahead
-        self.draft_tokens = local.draft_tokens
+        self.draft_tokens, self.asked_drafts = local.draft_tokens, local.asked_drafts
 
     def execute(self, batch: ScheduledBatch) -> PendingStep:
         """Launch one step on all ranks; a dead rank fails this step and all that follow."""

@@ -306,7 +306,7 @@ def _profile(
     start = min(KEYS_PER_PASS, longest - tokens) if on_gpu else 0
     rows = args.max_num_seqs if on_gpu else 1
     few = runner.draft_tokens + 1
-    runner.profile(profile_batches(start=start, tokens=tokens, rows=rows, few=few))
+    runner.profile(profile_batches(start=start, tokens=tokens, rows=rows, few=few, asked=runner.asked_drafts))
     if probe is not None:
         graphs = graphs_bytes(
             model.architecture,
@@ -334,9 +334,9 @@ def _profile(
     return runner, use
 
 
-def profile_batches(*, start: int, tokens: int, rows: int, few: int = 1) -> tuple[ScheduledBatch, ...]:
+def profile_batches(*, start: int, tokens: int, rows: int, few: int = 1, asked: int = 0) -> tuple[ScheduledBatch, ...]:
     """Two prefill chunks of positions [start, start + tokens), then `rows` decodes of `few` rows each, then those that
-    kernels draw.
+    kernels draw. Behind decodes `asked` drafts are made.
 
     A block of the first chunk is scored, for which a model that narrows its steps computes all rows in all layers.
     Every table entry names page 0.
@@ -350,7 +350,7 @@ def profile_batches(*, start: int, tokens: int, rows: int, few: int = 1) -> tupl
         for step, given in enumerate((min(tokens - 1, PROMPT_SCORE_ROWS), 0))
     )
     decodes = (
-        _profile_batch(step, slots=rows, start=start, length=few, admitted=admitted, drawn=few)
+        replace(_profile_batch(step, slots=rows, start=start, length=few, admitted=admitted, drawn=few), asked=asked)
         for step, admitted in enumerate((heavy, drawn), start=2)
     )
     return *chunks, *decodes

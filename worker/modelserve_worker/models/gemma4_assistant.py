@@ -11,15 +11,19 @@ by the position before.)
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
+from modelserve.architecture import LayerKind
 from modelserve.assistant import AssistantArchitecture, pair_problem
 from modelserve.errors import InvalidInput
 from modelserve.sizing.assistant import ROWS_PER_SELECTION
 from modelserve.sizing.backends.table import HEAD
 from modelserve.weight_format import StoredType
 from modelserve_worker.kernels.operations import Operations
+from modelserve_worker.kernels.step_start import Rotation
 from modelserve_worker.layers.attention import AttentionBackend
 from modelserve_worker.layers.embedding import OutputHead
 from modelserve_worker.layers.norm import RMSNorm
@@ -114,25 +118,24 @@ class Gemma4Assistant(nn.Module):
 
     @torch.no_grad()
     def forward(
-        self, tokens: Tensor, state: Tensor, positions: Tensor, attention: AttentionBackend, count: int
-    ) -> Tensor:
-        """`count` tokens that may follow `tokens` at `positions`, each int32 [S], drawn from `state` [S, H_target]:
-        int32 [S, count]. `attention` reads the rows before `positions`."""
-        rotations = self.rope.rotations(positions)
-        layers, drafts = self.decoder_layers(), []
-        for step in range(count):
-            x = self._into.dense(torch.cat((self._embed(tokens), state), dim=-1), self.pre_projection)
-            normed = self.doors.rms_norm(x, layers[0].input_norm.weight, eps=layers[0].eps)
-            for layer, following in zip(layers, (*layers[1:], None), strict=True):
-                x, normed = layer(
-                    x, normed, next_norm=self.norm if following is None else following.input_norm,
-                    rotation=rotations[layer.kind], per_layer=None, num_rows=None, attention=attention, narrowed=None,
-                )  # fmt: skip
-            tokens = self._likeliest(normed).int()
-            drafts.append(tokens)
-            if step + 1 < count:
-                state = self._out.dense(normed, self.post_projection)
-        return torch.stack(drafts, dim=1)
+        self, tokens: Tensor, state: Tensor, rotations: Mapping[LayerKind, Rotation], attention: AttentionBackend
+    ) -> tuple[Tensor, Tensor]:
+        """One draft: the tokens int32 [S] that may follow `tokens`, int32 [S], drawn from `state` [S, H_target]; and
+        x [S, h] after the final norm. `attention` reads the rows before the position of the `rotations`."""
+        layers = self.decoder_layers()
+        x = self._into.dense(torch.cat((self._embed(tokens), state), dim=-1), self.pre_projection)
+        normed = self.doors.rms_norm(x, layers[0].input_norm.weight, eps=layers[0].eps)
+        for layer, following in zip(layers, (*layers[1:], None), strict=True):
+            x, normed = layer(
+                x, normed, next_norm=self.norm if following is None else following.input_norm,
+                rotation=rotations[layer.kind], per_layer=None, num_rows=None, attention=attention, narrowed=None,
+            )  # fmt: skip
+        return self._likeliest(normed).int(), normed
+
+    @torch.no_grad()
+    def next_state(self, x: Tensor) -> Tensor:
+        """[S, H_target] that the draft behind another one is made from: of x [S, h] that this one left."""
+        return self._out.dense(x, self.post_projection)
 
     def _likeliest(self, x: Tensor) -> Tensor:
         """x [S, h] after the final norm -> int64 [S]; of equals the lowest, the same on every rank."""

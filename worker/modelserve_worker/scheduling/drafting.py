@@ -5,6 +5,10 @@ takes none is still known to be worth some as soon as it is, and to ask costs no
 request is right where those before it are is a mean over its latest proposals, and over everybody's while it has few.
 A step with m drafts yields its decodes and the m largest products of chances; of all m the one with most tokens for
 its time (`StepCosts`) is taken, 0 among them. Products fall along a proposal, so the m largest are beginnings of them.
+
+A drafter whose proposals take time is asked for them, one step before they are verified: for as many tokens as give
+most for the time of step and drafts together, or for none. Then it is asked for one draft of each now and then, for
+PROBE_SHARE of the time, to hear whether it has come to be right.
 """
 
 from __future__ import annotations
@@ -28,8 +32,10 @@ _DECAY = 0.9  # of what a proposal of a request still counts when its next one i
 _COMMON_DECAY = 0.998  # the same of everybody's
 _COMMON_PRIOR = 0.5, 4.0  # the chance while nothing is known, and the proposals that this counts for
 _OWN_PRIOR = 3.0  # proposals of its own with which a request counts as much as everybody
+PROBE_SHARE = 0.01  # of the time of steps without drafts; what a device without them may be slower by is twice that
 
 Floats = NDArray[np.float64]
+Int64Array = NDArray[np.int64]
 
 logger = logging.getLogger(__name__)
 
@@ -37,18 +43,22 @@ logger = logging.getLogger(__name__)
 class Drafting:
     """Of one engine whose drafter proposes up to `most` tokens at a time, for requests in `slots` slots.
 
-    `costs` None: as many as are proposed.
+    `costs` None: as many as are proposed. `asked`: how many of them it makes only when it is asked for.
     """
 
     def __init__(
-        self, most: int, slots: int, costs: StepCosts | None = None, now: Callable[[], float] = time.monotonic
-    ) -> None:
-        self.most = most
+        self, most: int, slots: int, costs: StepCosts | None = None, now: Callable[[], float] = time.monotonic,
+        *, asked: int = 0,
+    ) -> None:  # fmt: skip
+        self.most, self._most_asked = most, asked
         self.proposed = np.zeros(slots, dtype=np.int32)  # tokens that were proposed to follow, when last seen
         self.low_acceptance = False
         self.drafts_total = self.draft_tokens_total = 0
         self.accepted_per_position = np.zeros(most, dtype=np.int64)
         self._drafts = np.zeros((slots, most), dtype=np.int32)  # these tokens
+        self._coming = np.zeros(slots, dtype=np.int32)  # what was asked for behind its latest step
+        self._unasked = np.zeros(slots, dtype=np.int32)  # what was proposed beside that, when last seen
+        self._since_probe_s = 0.0
         self._costs, self._now = costs, now
         self._tried, self._right = np.zeros((slots, most)), np.zeros((slots, most))  # by slot and place
         self._all_tried, self._all_right = np.zeros(most), np.zeros(most)
@@ -57,7 +67,7 @@ class Drafting:
 
     def enter(self, slot: int) -> None:
         """Another request has the slot."""
-        self.proposed[slot] = 0
+        self.proposed[slot] = self._coming[slot] = self._unasked[slot] = 0
         self._tried[slot] = self._right[slot] = 0.0
 
     def drafts_of(self, slot: int, count: int) -> tuple[int, ...]:
@@ -66,27 +76,84 @@ class Drafting:
 
     def choose(self, slots: Int32Array, room: Int32Array, *, context: float) -> Int32Array:
         """Drafts of each decode [S], at most `room` [S], which may be below 0."""
-        possible = np.clip(room, 0, self.proposed[slots]).astype(np.int32)
-        total = int(possible.sum())
-        if self._costs is None or not total:
+        coming = self._coming[slots]
+        possible = np.clip(room, 0, np.maximum(coming, self._unasked[slots])).astype(np.int32)
+        if self._costs is None or not possible.any():
             return possible
-        chances = self.chances(slots).cumprod(axis=1)
-        chances[self._places >= possible[:, None]] = -1.0
-        best = np.argsort(-chances, axis=None, kind="stable")[:total]
-        tokens = len(slots) + np.concatenate(([0.0], chances.ravel()[best].cumsum()))
-        count = int(np.argmax(tokens / self._costs.seconds(len(slots), total, context=context)))
+        best, chances = self._likeliest(slots, possible)
+        tokens = len(slots) + np.concatenate(([0.0], chances.cumsum()))
+        seconds = self._costs.seconds(len(slots), len(best), context=context)
+        drafting = seconds + coming.max() * self._costs.draft_seconds(len(slots), context=context)
+        # What takes more time than it brings tokens at the rate of the best way to go on. The drafts are there already.
+        rate = max(float((tokens / drafting).max()), tokens[0] / seconds[0])
+        count = int(np.argmax(tokens - rate * seconds))
         chosen = np.bincount(best[:count] // self.most, minlength=len(slots))
         return chosen.astype(np.int32)
 
+    def ask(self, slots: Int32Array, room: Int32Array, *, context: float) -> int:
+        """How many drafts a step is to make behind itself, of each request that it draws a token for [S]; at most
+        `room` [S] of them can be used by the next one."""
+        if not self._most_asked or not len(slots):
+            return 0
+        asked = self._worth_asking(slots, np.clip(room, 0, self.most).astype(np.int32), context)
+        self._coming[slots] = asked
+        return asked
+
+    def _worth_asking(self, slots: Int32Array, room: Int32Array, context: float) -> int:
+        most = min(self._most_asked, int(room.max()))
+        if self._costs is None or not most:
+            return most
+        best, chances = self._likeliest(slots, room)
+        depths = np.arange(most + 1)[:, None]
+        # [depths, drafts]: those that would be proposed. What is proposed unasked is there at any depth.
+        there = (best % self.most < depths) | (best % self.most < self._unasked[slots[best // self.most]])
+        tokens = len(slots) + np.where(there, chances, 0.0).cumsum(axis=1)
+        seconds = self._costs.seconds(len(slots), len(best), context=context)
+        draft = self._costs.draft_seconds(len(slots), context=context)
+        rates = tokens / (seconds[there.cumsum(axis=1)] + depths * draft)
+        without = max(float(rates[0].max()), len(slots) / seconds[0])
+        asked = int(np.argmax(rates.max(axis=1)))
+        if asked and rates[asked].max() > without:
+            self._since_probe_s = 0.0
+            return asked
+        self._since_probe_s += float(seconds[0])
+        if self._since_probe_s * PROBE_SHARE < draft:
+            return 0
+        self._since_probe_s = 0.0
+        return 1
+
+    def _likeliest(self, slots: Int32Array, possible: Int32Array) -> tuple[Int64Array, Floats]:
+        """Drafts [N] that are `possible` [S] of each request, as index into [S, most], by their chance to be accepted;
+        and these chances [N], falling."""
+        chances = self.chances(slots).cumprod(axis=1)
+        chances[self._places >= possible[:, None]] = -1.0
+        best = np.argsort(-chances, axis=None, kind="stable")[: int(possible.sum())]
+        return best, chances.ravel()[best]
+
     def chances(self, slots: Int32Array) -> Floats:
-        """Of each place in a proposal to be right where those before it are: float64 [S, most]."""
+        """Of each place in a proposal to be right where those before it are: float64 [S, most].
+
+        Places differ little in that. So one that was not tried is taken to be as good as the first one; of a request,
+        compared with everybody's.
+        """
         chance, weight = _COMMON_PRIOR
-        common = (self._all_right + chance * weight) / (self._all_tried + weight)
-        own: Floats = (self._right[slots] + common * _OWN_PRIOR) / (self._tried[slots] + _OWN_PRIOR)
+        first = (self._all_right[0] + chance * weight) / (self._all_tried[0] + weight)
+        common = (self._all_right + first * weight) / (self._all_tried + weight)
+        common[0] = first
+        right, tried = self._right[slots], self._tried[slots] + _OWN_PRIOR
+        of_first = (right[:, :1] + first * _OWN_PRIOR) / tried[:, :1]
+        expected = np.minimum(common * (of_first / first), 1.0)
+        expected[:, 0] = first
+        own: Floats = (right + expected * _OWN_PRIOR) / tried
         return own
 
-    def answer(self, slots: Int32Array, drawn: Int32Array, counts: Int32Array, sampled: SampledTokens) -> None:
-        """A step drew `drawn` tokens of each request [S], of which `counts` count; it proposes what may follow."""
+    def answer(
+        self, slots: Int32Array, drawn: Int32Array, counts: Int32Array, sampled: SampledTokens, *, asked: int
+    ) -> None:
+        """A step drew `drawn` tokens of each request [S], of which `counts` count; it proposes what may follow, `asked`
+        tokens of that as it was told to."""
+        if not len(sampled.drafts) and not self.proposed[slots].any():
+            return
         accepted, verified = counts - 1, drawn - 1
         last = sampled.token_ids[np.cumsum(counts) - 1]
         known = self.proposed[slots, None] > self._places
@@ -97,7 +164,10 @@ class Drafting:
             self.drafts_total += int(np.count_nonzero(verified))
             self.draft_tokens_total += int(verified.sum())
             self.accepted_per_position += (self._places < accepted[:, None]).sum(axis=0)
-        self._drafts[slots], self.proposed[slots] = sampled.drafts, sampled.proposed
+        self.proposed[slots] = self._unasked[slots] = 0
+        if len(sampled.drafts):
+            self._drafts[slots], self.proposed[slots] = sampled.drafts, sampled.proposed
+            self._unasked[slots] = np.where(sampled.proposed > asked, sampled.proposed, 0)
 
     def counts(self) -> dict[str, Any]:
         """Its part of EngineStats."""

@@ -128,6 +128,11 @@ class SlotCounters:
         left: Int32Array = np.minimum(self.known[slots], self.most_cached[slots]) - self.computed[slots]
         return left
 
+    def room_for_drafts(self, slots: Int32Array) -> Int32Array:
+        """Positions behind their last tokens that are ever computed, none where masks behind drafts are dear."""
+        room: Int32Array = np.where(self.dear[slots], 0, self.most_cached[slots] - self.known[slots])
+        return room
+
     def least_computed(self, slot: int) -> int:
         """Positions that are computed if no draft in flight is accepted. Asked while at most one step is in flight."""
         return int(self.computed[slot] - max(self.in_flight[slot] - 1, 0))
@@ -228,8 +233,8 @@ class RunningRequests:
         counters = self.counters
         if not drafting.most or not len(decodes):
             return np.zeros_like(decodes)
-        room = np.where(counters.dear[decodes], 0, counters.most_cached[decodes] - counters.known[decodes])
-        drafts = drafting.choose(decodes, room, context=float(counters.computed[decodes].mean()))
+        context = float(counters.computed[decodes].mean())
+        drafts = drafting.choose(decodes, counters.room_for_drafts(decodes), context=context)
         drafts = np.clip(spare - (np.cumsum(drafts) - drafts), 0, drafts).astype(np.int32)
         ends = counters.computed[decodes] + 1 + drafts
         due = np.flatnonzero(ends > counters.covered[decodes])
@@ -241,6 +246,14 @@ class RunningRequests:
                 counters.note_pages(running)
         covered: Int32Array = np.minimum(drafts, counters.covered[decodes] - counters.computed[decodes] - 1)
         return covered
+
+    def drafts_to_ask(self, slots: Int32Array, drawn: Int32Array, *, drafting: Drafting) -> int:
+        """How many drafts a step makes behind itself, of requests that it draws so many tokens of, for the next one."""
+        if not drafting.most or not len(slots):
+            return 0
+        counters = self.counters
+        room = counters.room_for_drafts(slots) - drawn
+        return drafting.ask(slots, room, context=float(counters.computed[slots].mean()))
 
     def segments(
         self, decodes: Int32Array, drafts: Int32Array, prefills: Int32Array, shares: Int32Array, *, most_drafts: int
@@ -363,3 +376,4 @@ class StepInFlight:
     slots: Int32Array
     sampling: Int32Array  # those of `slots` that get tokens, in order
     drawn: Int32Array  # how many each may get
+    asked: int  # drafts that it makes behind itself

@@ -27,7 +27,8 @@ youngest itself, it keeps its pages and waits. The oldest running request can th
 it fits (validate), so some request always progresses.
 
 Drafts. A decode takes along what a drafter on the device proposes to follow it, as many as pay (drafting.py), as far as
-the step has rows and memory has pages that nobody has to give up. How many are accepted is in the answer.
+the step has rows and memory has pages that nobody has to give up. How many are accepted is in the answer. A drafter
+whose proposals take time makes those that the step before asked for.
 
 Overlap. Step n + 1 may be scheduled before the result of step n is known. A token that step n samples is then
 IN_FLIGHT. Of its drafts all are assumed to be accepted: pages are planned for that, the device starts where its request
@@ -44,6 +45,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -68,7 +70,7 @@ from modelserve_worker.scheduling.prefill import share_prefill_tokens, trim_to_c
 from modelserve_worker.scheduling.prefix_reuse import NoReuse, PrefixReuse
 from modelserve_worker.scheduling.request_queue import RequestQueue
 from modelserve_worker.scheduling.running import RunningRequest, RunningRequests, StepInFlight
-from modelserve_worker.scheduling.stats import EngineStats, StepEvents
+from modelserve_worker.scheduling.stats import EngineStats, StepEvents, Totals
 from modelserve_worker.scheduling.step_costs import StepCosts
 from modelserve_worker.scheduling.stopping import Stopping
 
@@ -86,17 +88,19 @@ class Scheduler:
         pool_bytes: int,
         *,
         draft_tokens: int = 0,
+        asked_drafts: int = 0,
         step_costs: StepCosts | None = None,
         prefix_caching: bool = False,
         host_cache_bytes: int = 0,
     ) -> None:
-        """`draft_tokens`: how many the device's drafter proposes at a time; with `step_costs` a step verifies as many
-        as pay. A draft must not write over a row that its request reads if it is wrong, nor over one that it reads
-        itself (commit_first_tokens). `host_cache_bytes`: of one rank, behind the prefix cache."""
+        """`draft_tokens`: how many the device's drafter proposes at a time, `asked_drafts` of them where a step asks
+        for them; with `step_costs` a step takes, and asks for, as many as pay. A draft must not write over a row that
+        its request reads if it is wrong, nor over one that it reads itself (commit_first_tokens). `host_cache_bytes`:
+        of one rank, behind the prefix cache."""
         most = commit_first_tokens(geometry) if geometry.sliding_page.layers else 1 + draft_tokens
         assert draft_tokens < most, f"{draft_tokens} drafts write over rows in a window of {geometry.window}"
         self.limits = limits
-        self.drafting = Drafting(draft_tokens, limits.max_num_seqs, step_costs)
+        self.drafting = Drafting(draft_tokens, limits.max_num_seqs, step_costs, asked=asked_drafts)
         self.arena = PageArena(geometry, pool_bytes)
         reuse = partial(PrefixReuse, self.arena, geometry, limits, host_bytes=host_cache_bytes)
         self.prefixes: NoReuse = reuse() if prefix_caching else NoReuse()
@@ -110,8 +114,7 @@ class Scheduler:
         self._events = StepEvents()
         self._tables_unknown = False  # a step failed: the next one names every entry
         self._step = 0
-        self._preemptions = self._prompt_tokens = self._cached_prompt_tokens = 0
-        self._host_prompt_tokens = self._generation_tokens = self._failed_steps = 0
+        self._totals = Totals()
 
     @property
     def has_requests(self) -> bool:
@@ -174,8 +177,8 @@ class Scheduler:
         assert len(slots) == len(counts), f"tokens came of {len(counts)} requests, not of {len(slots)}"
         self._running.keep_prompt_logprobs(sampled)
         counters.answer(slots, record.drawn, counts)
-        if len(sampled.drafts):
-            self.drafting.answer(slots, record.drawn, counts, sampled)
+        if self.drafting.most:
+            self.drafting.answer(slots, record.drawn, counts, sampled, asked=record.asked)
         counters.last_token[slots] = sampled.token_ids if single else sampled.token_ids[np.cumsum(counts) - 1]
         outputs, token_ids, end = [], sampled.token_ids.tolist(), 0
         for index, (running, count) in enumerate(zip(self._running.stays(slots), counts.tolist(), strict=True)):
@@ -185,7 +188,7 @@ class Scheduler:
             known = running.request.output_token_ids
             if single and known and not sampled.logprobs and running.stopping.goes_on(token_ids[first]):
                 known.append(token_ids[first])
-                self._generation_tokens += 1
+                self._totals.generation_tokens_total += 1
                 outputs.append(RequestOutput(running.request.request_id, (token_ids[first],)))
                 continue
             logprobs = [sampled.logprobs[i] for i in range(first, end) if i in sampled.logprobs]
@@ -203,10 +206,8 @@ class Scheduler:
             self.prefixes.clear()  # it may have read rows that others would
         token_ids = token_ids[: verdict.count]
         if first and token_ids:
-            self._prompt_tokens += len(request.prompt_token_ids)
-            self._cached_prompt_tokens += request.cached_tokens
-            self._host_prompt_tokens += request.host_cached_tokens
-        self._generation_tokens += len(token_ids)
+            self._totals.begin_answer(request)
+        self._totals.generation_tokens_total += len(token_ids)
         request.output_token_ids += token_ids
         scores = PromptLogprobs.joined(request.prompt_logprobs) if first and request.prompt_logprobs else None
         if verdict.reason is not None:
@@ -220,7 +221,7 @@ class Scheduler:
         when another step is in flight behind it.
         """
         record = self._next_in_flight(step)
-        self._failed_steps += 1
+        self._totals.failed_steps_total += 1
         self._tables_unknown = True
         stays = self._running.stays(record.slots)
         outputs = [self._finish(running, FinishReason.ERROR, error=error) for running in stays if not running.ended]
@@ -233,17 +234,8 @@ class Scheduler:
 
     def stats(self) -> EngineStats:
         counts: dict[str, Any] = {**self.arena.counts(), **self.drafting.counts(), **self.prefixes.counts()}
-        return EngineStats(
-            **counts,
-            num_running=len(self._running),
-            num_waiting=len(self._queue),
-            preemptions_total=self._preemptions,
-            prompt_tokens_total=self._prompt_tokens,
-            generation_tokens_total=self._generation_tokens,
-            failed_steps_total=self._failed_steps,
-            prompt_tokens_cached_total=self._cached_prompt_tokens,
-            prompt_tokens_host_total=self._host_prompt_tokens,
-        )
+        counts |= asdict(self._totals)
+        return EngineStats(**counts, num_running=len(self._running), num_waiting=len(self._queue))
 
     def take_events(self) -> StepEvents:
         """What happened since the last call."""
@@ -326,7 +318,7 @@ class Scheduler:
     def _preempt(self, running: RunningRequest, *, sound: bool = True) -> None:
         """What it has computed is left to it, where memory lasts, unless it is not known to be `sound`."""
         self._end(running, sound=sound)
-        self._preemptions += 1
+        self._totals.preemptions_total += 1
         self._queue.put_first(running.request)
 
     def _batch(
@@ -344,6 +336,8 @@ class Scheduler:
             for running in self._running.by_id.values():
                 running.table.resend()
         self._step += 1
+        sampling = drawn > 0
+        asked = self._running.drafts_to_ask(slots[sampling], drawn[sampling], drafting=self.drafting)
         moves = self.arena.take_moves()
         copies = self.prefixes.take_copies(self._step, moves_pages=bool(moves))
         batch = ScheduledBatch(
@@ -360,20 +354,20 @@ class Scheduler:
             page_moves=moves,
             global_updates=self.arena.take_updates(LayerKind.GLOBAL),
             sliding_updates=self.arena.take_updates(LayerKind.SLIDING),
-            constrained=np.flatnonzero(counters.constrained[slots[drawn > 0]]).astype(np.int32),
+            constrained=np.flatnonzero(counters.constrained[slots[sampling]]).astype(np.int32),
             spare_slots=spare_slots,
             generated=segments.generated,
+            asked=asked,
             **copies._asdict(),
         )
         # A decode's row is the token that was sampled before; the first token of an answer has no row yet.
-        sampling = drawn > 0
         first_tokens = np.count_nonzero(counters.known[slots[sampling]] == counters.prompt[slots[sampling]])
         if len(slots):
             self._events.step_tokens.append(len(segments.token_ids) + int(first_tokens))
         counters.advance(slots, ends, drawn, self._step)
         self.prefixes.computed(self._running, slots, ends, sampling, decodes=len(decodes))
         self._in_flight.append(
-            StepInFlight(self._step, bool(batch.page_moves), slots, slots[sampling], drawn[sampling])
+            StepInFlight(self._step, bool(batch.page_moves), slots, slots[sampling], drawn[sampling], asked)
         )
         return batch
 

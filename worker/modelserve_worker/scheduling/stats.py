@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from modelserve.measured_speed import StepKind
+from modelserve_worker.request import Request
 
 
 class TimedStep(NamedTuple):
@@ -17,6 +18,7 @@ class TimedStep(NamedTuple):
     prompt_rows: int
     prompt_context: float  # keys that one of those rows attends to, on average
     drafts: int = 0  # rows of decodes beyond their first
+    asked: int = 0  # drafts made behind the step, of each request that it drew a token for
 
     @property
     def kind(self) -> StepKind:
@@ -35,6 +37,24 @@ class StepEvents:
     admitted: list[tuple[str, float, int]] = field(default_factory=list)
     step_tokens: list[int] = field(default_factory=list)
     timed_steps: list[TimedStep] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Totals:
+    """Since the start: what requests came to, as EngineStats has it."""
+
+    preemptions_total: int = 0
+    failed_steps_total: int = 0
+    generation_tokens_total: int = 0
+    prompt_tokens_total: int = 0
+    prompt_tokens_cached_total: int = 0
+    prompt_tokens_host_total: int = 0
+
+    def begin_answer(self, request: Request) -> None:
+        """Its first token was sampled; what is recomputed later is not counted again."""
+        self.prompt_tokens_total += len(request.prompt_token_ids)
+        self.prompt_tokens_cached_total += request.cached_tokens
+        self.prompt_tokens_host_total += request.host_cached_tokens
 
 
 class EngineStats(NamedTuple):

@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from modelserve.planning.draft_time import DraftSpeed
 from modelserve.planning.step_time import RankSpeed
 from modelserve.sizing.cuda_graphs import decode_graph_rows
 from modelserve.sizing.speculation import Speculation
@@ -17,6 +18,7 @@ Seconds = NDArray[np.float64]
 _DECAY = 0.98  # of what a measured step still counts when the next one has come
 _ROW_SHARE = 0.1  # of a step of one row, that each further row takes while nothing is known
 _PRIOR_STEPS = 1.0  # that this counts for
+_DRAFT_SHARE = 0.05  # of a step of one row, that a draft takes while nothing is known
 
 
 class StepCosts(Protocol):
@@ -27,6 +29,10 @@ class StepCosts(Protocol):
         float64 [most_drafts + 1], in s. Of their ratios alone something follows."""
         ...
 
+    def draft_seconds(self, requests: int, *, context: float) -> float:
+        """Of one draft of so many requests, by a drafter that is asked for it, in s."""
+        ...
+
     def observe(self, steps: Sequence[TimedStep]) -> None:
         """Steps ended."""
         ...
@@ -35,8 +41,11 @@ class StepCosts(Protocol):
 class PlannedCosts:
     """Of `RankSpeed`, at the sizes of captured steps: drafts that fit in the padding of one cost nothing."""
 
-    def __init__(self, speed: RankSpeed, *, max_num_seqs: int, speculation: Speculation) -> None:
-        self._speed, self._window = speed, speed.window
+    def __init__(
+        self, speed: RankSpeed, *, max_num_seqs: int, speculation: Speculation, drafts: DraftSpeed | None = None
+    ) -> None:
+        """`drafts`: of an assistant, where there is one."""
+        self._speed, self._drafts = speed, drafts
         most = max_num_seqs * speculation.rows
         by_rows = np.array([speed.step(decodes=max(1, rows)).seconds for rows in range(most + 1)])
         self._alone, self._drafted = (
@@ -54,6 +63,9 @@ class PlannedCosts:
         seconds[0] = self._alone[rows[0]] + reading
         return seconds
 
+    def draft_seconds(self, requests: int, *, context: float) -> float:
+        return 0.0 if self._drafts is None else self._drafts.seconds(requests, context=context)
+
     def observe(self, steps: Sequence[TimedStep]) -> None:
         """Plans are kept."""
 
@@ -67,21 +79,33 @@ def _captured(most: int, sizes: Sequence[int]) -> NDArray[np.int64]:
 
 class MeasuredCosts:
     """A constant and a term per row, fitted to the latest steps of decodes: on the CPU, and on a GPU that no plan
-    knows."""
+    knows. What steps take longer that make drafts is what these take, of each request the same."""
 
     def __init__(self) -> None:
         self._products = np.zeros((2, 2))
         self._targets = np.zeros(2)
+        self._draft: float | None = None  # of one request, in s
 
     def seconds(self, decodes: int, most_drafts: int, *, context: float) -> Seconds:  # noqa: ARG002 - in the constant
         constant, row = self._fitted()
         found: Seconds = constant + row * (decodes + np.arange(most_drafts + 1.0))
         return found
 
+    def draft_seconds(self, requests: int, *, context: float) -> float:  # noqa: ARG002 - in the mean
+        constant, row = self._fitted()
+        return requests * (_DRAFT_SHARE * (constant + row) if self._draft is None else self._draft)
+
     def observe(self, steps: Sequence[TimedStep]) -> None:
         for step in steps:
-            if not step.prompt_rows and step.decodes:
-                self._add(step.decodes + step.drafts, step.seconds)
+            if step.prompt_rows or not step.decodes:
+                continue
+            rows, drafts = step.decodes + step.drafts, step.decodes * step.asked
+            if drafts and self._products[0, 0]:
+                constant, row = self._fitted()
+                draft = max(0.0, step.seconds - constant - row * rows) / drafts
+                self._draft = draft if self._draft is None else self._draft + (1 - _DECAY) * (draft - self._draft)
+            if not drafts or self._draft is None:  # the first steps of all are better than none
+                self._add(rows, step.seconds)
 
     def _add(self, rows: float, seconds: float) -> None:
         columns = np.array([1.0, rows])
