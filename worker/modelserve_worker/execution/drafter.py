@@ -10,6 +10,7 @@ from torch import Tensor
 
 from modelserve.architecture import LayerKind
 from modelserve_worker.batch import AdmittedRequest
+from modelserve_worker.kernels.step import Step
 from modelserve_worker.layers.attention import AttentionBackend
 
 
@@ -37,6 +38,18 @@ class Accepted(NamedTuple):
     firsts: Tensor  # [S]: the first of them among
     sampled: Tensor  # int64 [N]; one below 0 is no token, and the last that counts
     hidden: Tensor  # [S, H]: what the target computed, after its final norm, of the rows `tokens` were drawn from
+
+
+def accepted_of(
+    step: Step, sampled: Tensor, counts: Tensor, hidden: Tensor, slot_tokens: Tensor, slot_positions: Tensor
+) -> Accepted:
+    """Of a step's draws, of whose `sampled` tokens int64 [N] `counts` int32 [S] count: from the hidden states [T, H] of
+    its rows, and what it left of each slot."""
+    assert step.draws is not None
+    slots, firsts = step.draws.slots, step.draws.firsts
+    drawn_from = firsts + counts - 1
+    rows = drawn_from if step.sampled_rows is None else step.sampled_rows[drawn_from]
+    return Accepted(slots, slot_tokens[slots, 0], slot_positions[slots], counts, firsts, sampled, hidden[rows])
 
 
 class Proposal(NamedTuple):

@@ -24,7 +24,7 @@ from modelserve.sizing.cuda_graphs import last_row_sizes
 from modelserve_worker.batch import Int32Array, PendingStep, ScheduledBatch, row_places
 from modelserve_worker.execution.block_tables import BlockTables
 from modelserve_worker.execution.cache_reader import PlainCacheReader
-from modelserve_worker.execution.drafter import Accepted, CacheReader, Drafter, Proposal
+from modelserve_worker.execution.drafter import CacheReader, Drafter, accepted_of
 from modelserve_worker.execution.exact_attention import ExactAttention
 from modelserve_worker.execution.host_memory import HostMemory
 from modelserve_worker.execution.input_batch import QueryBlocks, StepPacker, StepSize
@@ -311,30 +311,17 @@ class GPUModelRunner:
         counts = self._doors.accept(
             sampled.tokens, step.token_ids, step.positions, step.draws, self.slot_tokens, self.slot_positions
         )
-        proposal = None if self._drafter is None else self._propose(self._drafter, step, sampled, counts, hidden, batch)
+        proposal, drafter = None, self._drafter
+        if drafter is not None and (batch.asked or drafter.speaks_unasked):
+            assert hidden is not None
+            slots = step.draws.slots
+            accepted = accepted_of(step, sampled.tokens, counts, hidden, self.slot_tokens, self.slot_positions)
+            proposal = drafter.propose(accepted, batch.asked)
+            self.slot_tokens[slots, 1:] = proposal.tokens
         drafted = None
         if proposal is not None or drawn.max() > 1:
             drafted = Drafted(drawn[drawn > 0], counts, proposal)
         return LaunchedStep(batch.step, sampled, on_gpu=self._on_gpu, scored=scored, drafted=drafted)
-
-    def _propose(
-        self, drafter: Drafter, step: Step, sampled: SamplerOutput, counts: Tensor, hidden: Tensor | None,
-        batch: ScheduledBatch,
-    ) -> Proposal | None:  # fmt: skip
-        """What may follow the tokens of a step, of which `counts` count. None where nobody is to say it."""
-        if not batch.asked and not drafter.speaks_unasked:
-            return None
-        assert step.draws is not None
-        assert hidden is not None
-        slots, firsts = step.draws.slots, step.draws.firsts
-        drawn_from = firsts + counts - 1
-        accepted = Accepted(
-            slots, self.slot_tokens[slots, 0], self.slot_positions[slots], counts, firsts, sampled.tokens,
-            hidden[drawn_from if step.sampled_rows is None else step.sampled_rows[drawn_from]],
-        )  # fmt: skip
-        proposal = drafter.propose(accepted, batch.asked)
-        self.slot_tokens[slots, 1:] = proposal.tokens
-        return proposal
 
     def _sample(self, batch: ScheduledBatch, step: Step, logits: Tensor, masks: TokenMasks | None) -> SamplerOutput:
         slots, positions, counts = step.sampled_slots, step.sampled_positions, step.output_counts
