@@ -1,10 +1,12 @@
-"""What an assistant's drafts are worth on a GPU: tokens a second with 0, 4 and 8 of them, acceptance simulated.
+"""What an assistant's drafts are worth on a GPU, acceptance simulated, and what they cost where none is right.
 
-    PYTHONPATH=operator:worker:tests/gpu python tests/gpu/drafts_on_gpu.py --variant 31B [--drafts 0 4 8] [--batch 1 32]
+    PYTHONPATH=operator:worker:tests/gpu python tests/gpu/drafts_on_gpu.py --variant 31B [--batch 1 8 32] [--fixed 2]
 
 Published shapes, random weights. Model and assistant do all their work, but what is sampled and what is proposed is
 decided beforehand: drafts 1 to i of a step are right with a chance of 0.8 * 0.82^(i - 1), which is 3.4 tokens a step
-of 4 drafts and 4.5 of 8. Then the time of one draft, and of a step that verifies k drafts beside one of a row each.
+of 4 drafts and 4.5 of 8. Rows of the table: `none`, without a drafter; `auto`, as many drafts as pay; `wrong`, the same
+where no draft is ever right; a number, so many in every step. `forward` is the captured step, which verifies drafts;
+`expected` the time of a token by the arithmetic that the choice of drafts rests on, for as many drafts as there were.
 """
 
 from __future__ import annotations
@@ -13,8 +15,10 @@ import argparse
 import json
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +29,13 @@ from torch import Tensor
 from modelserve.architecture import ModelArchitecture
 from modelserve.assistant import AssistantArchitecture
 from modelserve.engine_args import EngineArgs
+from modelserve.hardware import CATALOGUE
+from modelserve.planning.draft_time import DraftSpeed
+from modelserve.planning.step_time import RankSpeed
 from modelserve.published import assistant_of
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, cache_geometry
-from modelserve_worker.batch import AdmittedRequest
+from modelserve.sizing.speculation import AUTO_DRAFTS, Speculation
+from modelserve_worker.batch import AdmittedRequest, ScheduledBatch
 from modelserve_worker.engine.engine import Engine
 from modelserve_worker.execution.assistant_drafter import AssistantDrafter
 from modelserve_worker.execution.device import kernel_table
@@ -43,8 +51,10 @@ from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.request import Request, SamplingParams
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.scheduler import Scheduler
+from modelserve_worker.scheduling.step_costs import PlannedCosts
 
 FIRST, DECAY = 0.8, 0.82
+SKIPPED = 24  # steps from when all decode, in which it is learned how many drafts pay
 
 
 class Decided:
@@ -57,14 +67,19 @@ class Decided:
         right = torch.rand(slots, positions, 1, generator=generator) < chances  # falling: right up to some draft
         following = said.unfold(1, k + 1, 1)[:, :positions, 1:]
         self.said = said.to(device)
-        self.proposed = torch.where(right, following, following + 1).to(device)
+        self.right = torch.where(right, following, following + 1).to(device)
+        self.wrong = (following + 1).to(device)
+        self.proposed = self.right
 
 
 class SimulatedDrafter(Drafter):
     """Runs an assistant, and proposes what was decided."""
 
+    speaks_unasked = False
+
     def __init__(self, inner: AssistantDrafter, decided: Decided) -> None:
         self.inner, self.decided, self.num_tokens = inner, decided, inner.num_tokens
+        self.asked_tokens = inner.asked_tokens
 
     def attach(self, reader_of: ReaderOf) -> None:
         self.inner.attach(reader_of)
@@ -75,8 +90,8 @@ class SimulatedDrafter(Drafter):
     def admit(self, admitted: Sequence[AdmittedRequest]) -> None:
         self.inner.admit(admitted)
 
-    def propose(self, accepted: Accepted) -> Proposal:
-        _, counts = self.inner.propose(accepted)
+    def propose(self, accepted: Accepted, asked: int) -> Proposal:
+        _, counts = self.inner.propose(accepted, asked)
         return Proposal(self.decided.proposed[accepted.slots, accepted.positions], counts)
 
 
@@ -91,10 +106,34 @@ def decide_samples(sampler: Sampler, decided: Decided) -> None:
     sampler.sample = decided_sample  # type: ignore[method-assign]
 
 
+class Watch:
+    """What parts of a step take on the device, by name: each call of a watched function stands between two events."""
+
+    def __init__(self) -> None:
+        self.spans: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = defaultdict(list)
+
+    def over(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            result = function(*args, **kwargs)
+            end.record()
+            self.spans[name].append((begin, end))
+            return result
+
+        return watched
+
+    def ms(self, name: str, steps: int) -> float:
+        """Of a step, on average."""
+        torch.cuda.synchronize()
+        return sum(begin.elapsed_time(end) for begin, end in self.spans[name]) / max(1, steps)
+
+
 @dataclass
 class Setting:
     model: Gemma4ForCausalLM
-    assistant: Path
+    assistant: AssistantArchitecture
+    directory: Path  # with its config.json
     device: torch.device
     context: int
     output: int
@@ -105,26 +144,49 @@ class Setting:
     def longest(self) -> int:
         return self.context + self.output + 64
 
+    def costs(self, slots: int, k: int) -> PlannedCosts:
+        on_gpu = self.device.type == "cuda"
+        name = torch.cuda.get_device_name(self.device).replace(" ", "-") if on_gpu else ""
+        accelerator, geometry = CATALOGUE.get(name, CATALOGUE["NVIDIA-H200"]), geometry_of(self)
+        speed = RankSpeed(self.model.architecture, accelerator, geometry, tensor_parallel=1, weight_format=None)
+        drafts = DraftSpeed(self.assistant, accelerator, geometry, tensor_parallel=1)
+        return PlannedCosts(speed, max_num_seqs=slots, speculation=Speculation(k), drafts=drafts)
+
 
 @dataclass
 class Measured:
+    """Of steps in which all requests decode."""
+
+    name: str
     batch: int
-    k: int
-    tokens_per_second: float
-    tokens_per_step: float
-    step_ms: float
-    draft_us: float = float("nan")
-    verified_us: float = float("nan")
+    steps: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    drafts: int = 0  # rows of them
+    asked: int = 0
+    expected_ms: float = 0.0
+    parts_ms: dict[str, float] = field(default_factory=dict)
 
-    def row(self, variant: str, without: Measured) -> str:
-        times = self.tokens_per_second / without.tokens_per_second
-        return (
-            f"| {variant} | {self.batch} | {self.k} | {self.tokens_per_second:.1f} | {times:.2f} x | "
-            f"{self.tokens_per_step:.2f} | {self.step_ms:.2f} | {self.draft_us:.0f} | {self.verified_us / 1e3:.2f} |"
-        )
+    def row(self, variant: str, none: Measured) -> str:
+        rate = self.tokens / self.seconds
+        tokens, asked = self.tokens / self.steps / self.batch, self.asked / self.steps
+        tpot = 1e3 * self.seconds / self.steps / tokens
+        drafting = self.parts_ms.get("drafting", 0.0)
+        cells = (
+            variant, self.batch, self.name, f"{rate:.1f}", f"{rate * none.seconds / none.tokens:.3f}", f"{tokens:.2f}",
+            f"{self.drafts / self.steps / self.batch:.2f}", f"{asked:.2f}", f"{tpot:.3f}", f"{self.expected_ms:.3f}",
+            f"{100 * (self.expected_ms / tpot - 1):+.0f} %", f"{1e3 * self.seconds / self.steps:.2f}",
+            f"{self.parts_ms.get('forward', 0.0):.2f}", f"{self.parts_ms.get('sampling', 0.0):.2f}", f"{drafting:.2f}",
+            f"{1e3 * drafting / asked:.0f}" if asked else "",
+        )  # fmt: skip
+        return "| " + " | ".join(map(str, cells)) + " |"
 
 
-def geometry_of(architecture: ModelArchitecture, kv_dtype: str) -> CacheGeometry:
+def geometry_of(setting: Setting) -> CacheGeometry:
+    return geometry_with(setting.model.architecture, setting.kv_dtype)
+
+
+def geometry_with(architecture: ModelArchitecture, kv_dtype: str) -> CacheGeometry:
     return cache_geometry(
         architecture, tensor_parallel_size=1,
         dtype=KVCacheDtype(architecture.dtype if kv_dtype == "auto" else kv_dtype),
@@ -132,15 +194,15 @@ def geometry_of(architecture: ModelArchitecture, kv_dtype: str) -> CacheGeometry
     )  # fmt: skip
 
 
-def runner_of(setting: Setting, k: int, slots: int) -> tuple[GPUModelRunner, int]:
+def runner_of(setting: Setting, k: int, slots: int) -> tuple[GPUModelRunner, int, Decided]:
     """A runner whose steps are captured over a pool for `slots` requests, and the pool's bytes."""
     architecture = setting.model.architecture
     decided = Decided(slots, setting.longest + k, k, vocab_size=architecture.vocab_size, device=setting.device)
     drafter = None
     if k:
-        assistant = load_assistant(setting.assistant, setting.model, load_format="dummy")
+        assistant = load_assistant(setting.directory, setting.model, load_format="dummy")
         drafter = SimulatedDrafter(AssistantDrafter(assistant, num_tokens=k, max_num_seqs=slots), decided)
-    geometry = geometry_of(architecture, setting.kv_dtype)
+    geometry = geometry_of(setting)
     pool = (slots + 1) * geometry.held_bytes(setting.longest) // 128 * 128
     cache = KVCache(geometry, pool, device=setting.device)
     cache.arena.zero_()
@@ -148,99 +210,95 @@ def runner_of(setting: Setting, k: int, slots: int) -> tuple[GPUModelRunner, int
         setting.model, cache, max_num_batched_tokens=setting.chunk, max_num_seqs=slots, max_model_len=setting.longest,
         drafter=drafter,
     )  # fmt: skip
-    runner.profile(profile_batches(start=0, tokens=min(setting.chunk, setting.context), rows=slots))
+    tokens = min(setting.chunk, setting.context)
+    runner.profile(profile_batches(start=0, tokens=tokens, rows=slots, few=1 + k, asked=runner.asked_drafts))
     decide_samples(runner._sampler, decided)
-    if k:  # steps of k + 1 rows, before they are captured
-        run(setting, runner, pool, batch=min(2, slots), output=4 * (k + 1))
     runner.capture_graphs()
-    return runner, pool
+    return runner, pool, decided
 
 
-def run(setting: Setting, runner: GPUModelRunner, pool: int, *, batch: int, output: int) -> tuple[int, int, float]:
-    """Tokens, steps and seconds from when all have their first token until the first of them ends."""
-    limits = SchedulerLimits(setting.chunk, runner._most["max_num_seqs"], setting.longest, ())
-    engine = Engine(
-        Scheduler(
-            limits, runner.cache.geometry, pool, draft_tokens=runner.draft_tokens, asked_drafts=runner.asked_drafts
-        ),
-        runner,
-    )
+def run(setting: Setting, runner: GPUModelRunner, pool: int, name: str, batch: int) -> Measured:
+    """From SKIPPED steps behind the one that gives all their first token, until the first of them ends."""
+    slots, k = runner._most["max_num_seqs"], runner.draft_tokens
+    limits = SchedulerLimits(setting.chunk, slots, setting.longest, ())
+    costs = setting.costs(slots, k)
+    scheduler = Scheduler(
+        limits, runner.cache.geometry, pool, draft_tokens=k, asked_drafts=runner.asked_drafts,
+        step_costs=None if name.isdecimal() or not k else costs,
+    )  # fmt: skip
+    engine, found, watch = Engine(scheduler, runner), Measured(name, batch), Watch()
     generator = torch.Generator().manual_seed(2)
     for number in range(batch):
         prompt = torch.randint(3, setting.model.architecture.vocab_size, (setting.context,), generator=generator)
-        sampling = SamplingParams(seed=number, max_tokens=output, temperature=0.0, ignore_eos=True)
+        sampling = SamplingParams(seed=number, max_tokens=setting.output, temperature=0.0, ignore_eos=True)
         engine.add(Request(f"r{number}", tuple(prompt.tolist()), sampling))
     begun: set[str] = set()
-    tokens = steps = 0
-    began = ended = 0.0
-    while engine.has_work:
-        outputs = engine.step()
-        now = time.perf_counter()
-        assert all(each.error is None for each in outputs), outputs
-        if len(begun) < batch:
-            begun |= {each.request_id for each in outputs if each.token_ids}
-            began = now
-        elif not ended:
-            tokens += sum(len(each.token_ids) for each in outputs)
-            steps += bool(outputs)
-            ended = now if any(each.finish_reason for each in outputs) else 0.0
-    return tokens, steps, ended - began
-
-
-def seconds_of(launch: Callable[[], object], device: torch.device, repeats: int) -> float:
-    launch()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    began = time.perf_counter()
-    for _ in range(repeats):
-        launch()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return (time.perf_counter() - began) / repeats
-
-
-def draft_seconds(setting: Setting, runner: GPUModelRunner, batch: int) -> float:
-    """Of one draft of each of `batch` requests, whose caches hold what the last run left."""
-    drafter = runner._drafter
-    assert isinstance(drafter, SimulatedDrafter)
-    slots = torch.arange(batch, dtype=torch.int32, device=setting.device)
-    positions = torch.full_like(slots, setting.context)
-    hidden = torch.zeros(
-        batch, setting.model.architecture.hidden_size, dtype=setting.model.dtype, device=setting.device
+    waited, began = 0, 0.0
+    with watched(runner, watch, setting.device, found):
+        while engine.has_work:
+            outputs = engine.step()
+            now = time.perf_counter()
+            assert all(each.error is None for each in outputs), outputs
+            if len(begun) < batch:
+                begun |= {each.request_id for each in outputs if each.token_ids}
+            elif waited < SKIPPED:
+                waited += bool(outputs)
+                if waited == SKIPPED:
+                    began, found.drafts, found.asked = now, 0, 0
+                    watch.spans.clear()
+            elif not found.seconds:
+                found.tokens += sum(len(each.token_ids) for each in outputs)
+                found.steps += bool(outputs)
+                if any(each.finish_reason for each in outputs):
+                    found.seconds = now - began
+                    spans = {each: watch.ms(each, found.steps) for each in list(watch.spans)}
+                    found.parts_ms, drafts, asked = spans, found.drafts, found.asked
+    found.drafts, found.asked = drafts, asked
+    context = setting.context + setting.output / 2
+    steps = costs.seconds(batch, batch * max(1, k), context=context)
+    step = steps[round(found.drafts / found.steps)] + found.asked / found.steps * costs.draft_seconds(
+        batch, context=context
     )
-    repeats = 50 if setting.device.type == "cuda" else 2
-    accepted = Accepted(slots, slots, positions, slots, slots, slots.long(), hidden)
-    took = seconds_of(lambda: drafter.inner.propose(accepted), setting.device, repeats)
-    return took / drafter.num_tokens
+    found.expected_ms = 1e3 * float(step) * found.steps * batch / found.tokens
+    return found
 
 
-def verification_seconds(runner: GPUModelRunner, batch: int) -> float:
-    """Of a captured step of `batch` segments with all their drafts: forward pass and head, positions as packed last."""
-    graphs = runner._graphs
-    if graphs is None:
-        return float("nan")
-    most = runner.draft_tokens + 1
-    size = min(size for size in graphs._decode if size.few == most and size.rows >= batch * most)
-    if runner.draft_tokens:
-        runner._packer._decodes.device("assumed").fill_(-1)  # a replay does not move them again
-    graph, _ = graphs._decode[size]
-    return seconds_of(graph.replay, torch.device("cuda"), 30)
+@contextmanager
+def watched(runner: GPUModelRunner, watch: Watch, device: torch.device, found: Measured) -> Iterator[None]:
+    """While parts of its steps are timed, and their drafts counted."""
+    execute, graphs, drafter = runner.execute, runner._graphs, runner._drafter
+
+    def counted(batch: ScheduledBatch) -> Any:
+        found.drafts += batch.num_tokens - batch.num_requests
+        found.asked += batch.asked
+        return execute(batch)
+
+    sample, replay = runner._sample, None if graphs is None else graphs.replay
+    propose = None if drafter is None else drafter.propose
+    runner.execute = counted  # type: ignore[method-assign]
+    if device.type == "cuda":
+        runner._sample = watch.over("sampling", sample)  # type: ignore[method-assign]
+        if graphs is not None:
+            graphs.replay = watch.over("forward", replay)  # type: ignore[method-assign,arg-type]
+        if drafter is not None:
+            drafter.propose = watch.over("drafting", propose)  # type: ignore[method-assign,arg-type]
+    yield
+    for holder, name in ((runner, "execute"), (runner, "_sample"), (graphs, "replay"), (drafter, "propose")):
+        if holder is not None:
+            vars(holder).pop(name, None)
 
 
-def measure(setting: Setting, *, drafts: Sequence[int], batches: Sequence[int]) -> list[Measured]:
+def measure(setting: Setting, *, fixed: Sequence[int], batches: Sequence[int]) -> list[Measured]:
     found = []
-    for k in drafts:
+    for k, names in ((0, ["none"]), (AUTO_DRAFTS, ["auto", "wrong"]), *((each, [str(each)]) for each in fixed)):
         began = time.perf_counter()
-        runner, pool = runner_of(setting, k, max(batches))
+        runner, pool, decided = runner_of(setting, k, max(batches))
         print(f"k = {k}: ready after {time.perf_counter() - began:.0f} s", flush=True)
-        for batch in batches:
-            tokens, steps, seconds = run(setting, runner, pool, batch=batch, output=setting.output)
-            each = Measured(batch, k, tokens / seconds, tokens / steps / batch, 1e3 * seconds / steps)
-            each.verified_us = 1e6 * verification_seconds(runner, batch)
-            if k:
-                each.draft_us = 1e6 * draft_seconds(setting, runner, batch)
-            print(each, flush=True)
-            found.append(each)
+        for name in names:
+            decided.proposed = decided.wrong if name == "wrong" else decided.right
+            for batch in batches:
+                found.append(run(setting, runner, pool, name, batch))
+                print(found[-1], flush=True)
         runner.shutdown()
         del runner
         if setting.device.type == "cuda":
@@ -249,13 +307,12 @@ def measure(setting: Setting, *, drafts: Sequence[int], batches: Sequence[int]) 
 
 
 def table(variant: str, found: Sequence[Measured]) -> str:
-    without = {each.batch: each for each in found if each.k == 0}
-    lines = [
-        "| model | c | k | tok/s (simulated) | of k = 0 | tokens a step | step, ms | one draft, us | verified, ms |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    ordered = sorted(found, key=lambda each: (each.batch, each.k))
-    return "\n".join((*lines, *(each.row(variant, without.get(each.batch, each)) for each in ordered)))
+    none = {each.batch: each for each in found if each.name == "none"}
+    columns = "c", "drafts", "tok/s (simulated)", "of none", "tokens a step", "verified", "asked", "TPOT, ms"
+    of_step = "expected", "apart", "step, ms", "forward", "sampling", "drafting", "a draft, us"
+    lines = ["| " + " | ".join(("model", *columns, *of_step)) + " |", "|" + "---|" * 16]
+    ordered = sorted(found, key=lambda each: each.batch)
+    return "\n".join((*lines, *(each.row(variant, none[each.batch]) for each in ordered)))
 
 
 def assistant_config(target: ModelArchitecture, assistant: AssistantArchitecture) -> dict[str, Any]:
@@ -282,10 +339,10 @@ def small_assistant(target: ModelArchitecture) -> AssistantArchitecture:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--variant", required=True, help="E2B, E4B, 12B, 26B-A4B, 31B or tiny")
-    parser.add_argument("--drafts", type=int, nargs="+", default=[0, 4, 8])
+    parser.add_argument("--fixed", type=int, nargs="*", default=[], help="numbers of drafts beside auto")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--context", type=int, default=8192)
-    parser.add_argument("--output", type=int, default=256)
+    parser.add_argument("--context", type=int, default=2048)
+    parser.add_argument("--output", type=int, default=320)
     parser.add_argument("--chunk", type=int, default=2048)
     parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--device", type=torch.device, default=torch.device("cuda", 0))
@@ -295,17 +352,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     assistant = small_assistant(target) if options.variant == "tiny" else assistant_of(options.variant)
     with tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "config.json").write_text(json.dumps(assistant_config(target, assistant)))
-        geometry = geometry_of(target, options.kv_cache_dtype)
+        geometry = geometry_with(target, options.kv_cache_dtype)
         kernels = kernel_table(options.device, target, geometry, EngineArgs(model=directory))
         model = load_model(
             target, Path(directory), parallel=TensorParallel(), operations=Operations(kernels, options.device),
             device=options.device, dtype=torch.bfloat16, load_format="dummy",
         )  # fmt: skip
         setting = Setting(
-            model, Path(directory), options.device, options.context, options.output, options.chunk,
+            model, assistant, Path(directory), options.device, options.context, options.output, options.chunk,
             options.kv_cache_dtype,
         )  # fmt: skip
-        found = measure(setting, drafts=options.drafts, batches=options.batch)
+        found = measure(setting, fixed=options.fixed, batches=options.batch)
     where = torch.cuda.get_device_name() if options.device.type == "cuda" else "CPU"
     print(f"\n{where}, context {options.context}, cache {options.kv_cache_dtype}, {options.output} tokens each\n")
     print(table(options.variant, found))

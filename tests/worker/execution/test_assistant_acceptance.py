@@ -56,7 +56,8 @@ def judged(model: Gemma4ForCausalLM, assistant: Path, conversations: Sequence[Re
     requests = []
     for number, each in enumerate(conversations):
         answer = len(each.token_ids) - each.prompt_tokens
-        sampling = SamplingParams(seed=0, max_tokens=answer, temperature=0.0)
+        most = answer + DRAFTS + 1  # they end by themselves; who has no room left asks for no drafts
+        sampling = SamplingParams(seed=0, max_tokens=most, temperature=0.0)
         requests.append(Request(str(number), each.token_ids[: each.prompt_tokens], sampling))
         engine.add(requests[-1])
     while engine.has_work:

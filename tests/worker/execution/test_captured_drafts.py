@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,8 +16,9 @@ from true_drafter import TrueDrafter
 from modelserve.engine_args import EngineArgs
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve_worker.engine.engine import Engine
+from modelserve_worker.execution.assistant_drafter import AssistantDrafter
 from modelserve_worker.execution.device import kernel_table
-from modelserve_worker.execution.drafter import Drafter
+from modelserve_worker.execution.drafter import Accepted, Drafter, Proposal
 from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.model_runner import GPUModelRunner
 from modelserve_worker.kernels.operations import Operations
@@ -150,29 +150,38 @@ def test_captured_steps_with_drafts_say_what_steps_of_one_row_say(
 def test_a_captured_assistant_proposes_what_it_proposes_launch_by_launch(
     device: torch.device, variant: str, kv: str, centroids: int, tmp_path: Path, driver_for: type
 ) -> None:
-    """A random one. Over a longer run the model's own choices may differ by rounding, and the drafts behind them."""
+    """A random one, and bit by bit: of the same inputs, at the same sizes, with the same padding. Between two engines
+    rounding may part the texts, behind which there is nothing to compare."""
     model, geometry = target_of(variant, kv, device, tmp_path / "target")
     write_assistant(tmp_path / "drafter", tmp_path / "target", seed=3, centroids=centroids, hidden=64)
     alone = run(runner_of(model, geometry, None), requests(24))
-    made: list[dict[tuple[str, int], list[int]]] = []
-    for captured in (True, False):
-        found: dict[tuple[str, int], list[int]] = {}
+    drafter = BothWays(assistant_for(model, tmp_path / "drafter", num_tokens=K, slots=SLOTS + 2))
+    runner = runner_of(model, geometry, drafter)
+    drafter.compared.clear()
+    assert_told_alike(model, geometry, alone, run(runner, requests(24)), driver_for)
+    captured = drafter.inner._graphs
+    assert bool(captured) == (device.type == "cuda")
+    assert sum(drafter.compared) > 60
+    assert SLOTS in drafter.compared
+    assert SLOTS not in captured, "three requests take the graph of four"
 
-        def look(names: list[str], positions: list[int], proposed: Tensor, found: Any = found) -> Tensor:
-            found |= dict(zip(zip(names, positions, strict=True), proposed.tolist(), strict=True))
-            return proposed
 
-        drafter = Between(assistant_for(model, tmp_path / "drafter", num_tokens=K, slots=SLOTS), look)
-        runner = runner_of(model, geometry, drafter, captured=captured)
-        found.clear()
-        assert_told_alike(model, geometry, alone, run(runner, requests(24)), driver_for)
-        assert bool(drafter.inner._graphs) == (captured and device.type == "cuda")
-        made.append(found)
-    places = made[0].keys() & made[1].keys()
-    alike = sum(made[0][place] == made[1][place] for place in places)
-    print(f"{alike} of {len(places)} proposals are alike, captured or not")
-    assert len(places) > 60
-    assert alike >= 0.9 * len(places)
+class BothWays(Between):
+    """Makes each proposal twice, by captured launches and one by one, and `compared` are the requests of each."""
+
+    def __init__(self, inner: AssistantDrafter) -> None:
+        super().__init__(inner, lambda names, positions, proposed: proposed)
+        self.compared: list[int] = []
+
+    def propose(self, accepted: Accepted, asked: int) -> Proposal:
+        inner, draft = self.inner, self.inner._draft
+        first = inner.propose(accepted, asked).tokens.clone()
+        inner._draft = lambda size, place: (inner._following if place else inner._first)(size)
+        second = inner.propose(accepted, asked)
+        inner._draft = draft
+        assert torch.equal(first[:, :asked], second.tokens[:, :asked])
+        self.compared.append(len(first) if asked else 0)
+        return second
 
 
 def count_replays(runner: GPUModelRunner) -> list[int]:

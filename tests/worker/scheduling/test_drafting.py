@@ -11,8 +11,9 @@ import pytest
 from step_times import PerRow
 
 from modelserve.hardware import CATALOGUE
+from modelserve.planning.draft_time import DraftSpeed
 from modelserve.planning.step_time import RankSpeed
-from modelserve.published import published_model
+from modelserve.published import assistant_of, published_model
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve.sizing.speculation import Speculation
 from modelserve_worker.batch import SampledTokens
@@ -222,7 +223,8 @@ def planned(variant: str) -> PlannedCosts:
         facts.architecture, dtype=KVCacheDtype.BFLOAT16, layout=layout, tensor_parallel_size=1
     )  # fmt: skip
     speed = RankSpeed(facts.architecture, CATALOGUE["NVIDIA-H200"], geometry, tensor_parallel=1, weight_format=None)
-    return PlannedCosts(speed, max_num_seqs=64, speculation=Speculation(K))
+    drafts = DraftSpeed(assistant_of(variant), CATALOGUE["NVIDIA-H200"], geometry, tensor_parallel=1)
+    return PlannedCosts(speed, max_num_seqs=64, speculation=Speculation(K), drafts=drafts)
 
 
 def test_on_a_gpu_a_dense_model_verifies_more_than_a_mixture() -> None:
@@ -232,13 +234,26 @@ def test_on_a_gpu_a_dense_model_verifies_more_than_a_mixture() -> None:
         seconds = costs.seconds(1, K, context=4000.0)
         assert (np.diff(seconds) >= 0).all()
         assert costs.seconds(1, K, context=40_000.0)[0] > seconds[0]
-        assert seconds[1] == seconds[K], "all of them fit into the captured step that takes one"
     ratio = [
         costs.seconds(1, K, context=4000.0)[K] / costs.seconds(1, 0, context=4000.0)[0] for costs in (dense, mixture)
     ]
+    seconds = dense.seconds(1, K, context=4000.0)
+    assert seconds[1] == seconds[K], "all of them fit into the captured step that takes one"
+    assert (np.diff(mixture.seconds(1, K, context=4000.0)[1:]) > 0).all(), "where each row chooses its experts"
     assert 1.0 < ratio[0] < 1.1
     assert ratio[1] > 1.5
     assert len(dense.seconds(64, 64 * K, context=100.0)) == 1 + 64 * K
+
+
+@pytest.mark.parametrize(("variant", "least", "most"), [("31B", 5, 8), ("E4B", 4, 8), ("26B-A4B", 1, 4)])
+def test_an_assistant_is_asked_for_what_pays_on_the_gpu(variant: str, least: int, most: int) -> None:
+    """Of one request whose drafts are right with 0.8, and behind right ones with 0.82."""
+    costs = planned(variant)
+    drafting = Drafting(K, 1, costs, asked=K)
+    drafting._all_tried[:], drafting._all_right[:] = 1e6, [0.8e6, *[0.82e6] * (K - 1)]
+    asked = drafting.ask(np.zeros(1, np.int32), np.full(1, 99, np.int32), context=2000.0)
+    assert least <= asked <= most
+    assert costs.draft_seconds(8, context=2000.0) > costs.draft_seconds(1, context=2000.0) > 1e-4
 
 
 def test_measured_steps_become_a_constant_and_a_term_per_row() -> None:
@@ -253,3 +268,7 @@ def test_measured_steps_become_a_constant_and_a_term_per_row() -> None:
     alone, with_one = costs.seconds(1, 1, context=0.0)
     assert alone == pytest.approx(0.02, rel=0.01)
     assert with_one > alone, "a row is never free"
+    assert costs.draft_seconds(1, context=0.0) == pytest.approx(0.001), "while nothing is known"
+    for _ in range(400):
+        costs.observe([TimedStep(0.02 + 3 * 4 * 0.004, 4, 0.0, 0, 0.0, 0, 3)])
+    assert costs.draft_seconds(1, context=0.0) == pytest.approx(0.004, rel=0.2)

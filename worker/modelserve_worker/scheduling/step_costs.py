@@ -39,7 +39,8 @@ class StepCosts(Protocol):
 
 
 class PlannedCosts:
-    """Of `RankSpeed`, at the sizes of captured steps: drafts that fit in the padding of one cost nothing."""
+    """Of `RankSpeed`, at the sizes of captured steps: drafts that fit in the padding of one cost nothing but
+    the experts that their rows choose, which padding does not."""
 
     def __init__(
         self, speed: RankSpeed, *, max_num_seqs: int, speculation: Speculation, drafts: DraftSpeed | None = None
@@ -47,9 +48,12 @@ class PlannedCosts:
         """`drafts`: of an assistant, where there is one."""
         self._speed, self._drafts = speed, drafts
         most = max_num_seqs * speculation.rows
-        by_rows = np.array([speed.step(decodes=max(1, rows)).seconds for rows in range(most + 1)])
+        times = [speed.step(decodes=max(1, rows)) for rows in range(most + 1)]
+        weights = np.array([time.weights for time in times])
+        beside = np.array([time.seconds for time in times]) - weights
         self._alone, self._drafted = (
-            by_rows[
+            weights
+            + beside[
                 _captured(most, [rows for rows, few in decode_graph_rows(max_num_seqs, speculation) if few in kinds])
             ]
             for kinds in ({1}, {speculation.rows})
