@@ -1,6 +1,6 @@
 # Commands for people and for CI. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-down test unit e2e check crds
+.PHONY: help install demo demo-down test unit e2e check crds image-model karpenter
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -8,7 +8,7 @@ STAMP := .venv/installed.stamp
 UV_VERSION := 0.13.9
 
 help: ## List the commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(STAMP) ## Make .venv with everything, from pinned requirements
 
@@ -45,6 +45,12 @@ check: install ## Run ruff, mypy and the import contracts
 	$(BIN)/mypy
 	$(BIN)/mypy --explicit-package-bases tests/cluster tests/e2e
 	$(BIN)/lint-imports
+
+image-model: install ## Build containerd 2 and a registry, and serve a model from an image
+	@$(BIN)/python tests/cluster/image_model.py
+
+karpenter: install ## Build Karpenter, and see it bring and remove nodes for ModelServes
+	@PYTHONPATH=operator:tests/cluster:tests/benchmarks $(BIN)/python tests/benchmarks/karpenter_nodes.py
 
 crds: install ## Write crds/ and its copy in the chart from the API models
 	$(BIN)/python -m modelserve.crd crds

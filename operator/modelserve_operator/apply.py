@@ -257,6 +257,15 @@ class Applier:
         annotations = {**(pod["metadata"].get("annotations") or {}), labels.DELETION_COST: "-1"}
         await self._patch(POD, pod, [{"op": "add", "path": "/metadata/annotations", "value": annotations}])
 
+    async def reannotate(self, pod_of: Key, changes: Mapping[str, str | None]) -> None:
+        """Set annotations of a pod (namespace, name), or remove those that are None. Raises KubeError."""
+        pod = self._store.get(POD, *pod_of)
+        if pod is None:
+            return
+        kept = {key: value for key, value in (pod["metadata"].get("annotations") or {}).items() if key not in changes}
+        annotations = {**kept, **{key: value for key, value in changes.items() if value is not None}}
+        await self._patch(POD, pod, [{"op": "add", "path": "/metadata/annotations", "value": annotations}])
+
     async def apply_shared(self, kind: ResourceKind, body: Body) -> Body:
         """Apply an object that no ModelServe owns, unless it is so already; returns it as it is stored.
 

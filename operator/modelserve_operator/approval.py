@@ -29,12 +29,12 @@ def choose(
     offered = tuple(offered)
     unknown = None
     for approval in approvals:
-        if newest is not None and _names(approval, newest):
+        if newest is not None and names(approval, newest):
             return Choice(newest)
-        again = committed_last(revision for revision in known if _names(approval, revision))
+        again = committed_last(revision for revision in known if names(approval, revision))
         if again is not None:
             return Choice(again)
-        new = next((revision for revision in offered if _names(approval, revision)), None)
+        new = next((revision for revision in offered if names(approval, revision)), None)
         if new is not None:
             return Choice(new)
         unknown = unknown or approval
@@ -49,6 +49,6 @@ def committed_last(known: Iterable[Revision]) -> Revision | None:
     return max(known, key=lambda revision: revision.number, default=None)
 
 
-def _names(approval: str, revision: Revision) -> bool:
+def names(approval: str, revision: Revision) -> bool:
     """What was approved stays so when another worker runs it by the policy of the spec."""
     return approval in (revision.hash, revision.plan.hash, *revision.provenance.moved_from)

@@ -1,4 +1,4 @@
-"""The CapacityBuffer of a ModelServe: when there is one, and what its autoscaler says of it."""
+"""The CapacityBuffer of a ModelServe: when there is one, and what its autoscaler says of it. Pure."""
 
 from __future__ import annotations
 
@@ -6,11 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from modelserve_operator.apply import Applier, NameTakenError, PredecessorError, UnfitError
-from modelserve_operator.drift import DriftContestedError
-from modelserve_operator.kinds import POD_TEMPLATE, ResourceKind
-from modelserve_operator.kube import KubeError
-from modelserve_operator.manifests.buffer_objects import buffer_template, capacity_buffer
+from modelserve.planning.resource_slices import is_device_class
 from modelserve_operator.observed import Body, Observed
 from modelserve_operator.plan import Decision, Finding
 from modelserve_operator.reasons import Reason
@@ -26,43 +22,30 @@ class RefusedBuffer:
     message: str
 
 
-def withheld(decision: Decision, running: RunningRevisions) -> str | None:
-    """Why there is no buffer now although the spec asks for one; None where there is, or nobody knows yet."""
+def withheld(decision: Decision, running: RunningRevisions, *, there: bool) -> str | None:
+    """Why there is no buffer now although the spec asks for one; None where there is, or nobody knows yet.
+
+    `there`: it exists already, for this plan or one before it.
+    """
     target = decision.target
     if target is None:
         return "no plan is committed" if decision.planned.ok is not None else None
+    if is_device_class(target.plan.resource_name):
+        return "its workers ask for GPUs by a claim, which a placeholder has not"
     runs = running.get(target.hash)
+    if decision.spec is not None and decision.spec.replicas and (runs is None or not runs.ready) and not there:
+        return "no worker of the plan has been ready yet, and room for more that fail would be paid for nothing"
     # Also while an attempt is under way: else each attempt would have an autoscaler bring nodes for the buffer as well.
     if runs is not None and (runs.failing or (runs.record is not None and runs.ready < runs.replicas)):
         return "workers of the plan fail, and room for more of them would not help"
     return None
 
 
-class CapacityBuffers:
-    """Writes them. Neither their absence nor a refusal keeps anything else from being done."""
-
-    def __init__(self, applier: Applier) -> None:
-        self._applier = applier
-
-    async def apply(self, observed: Observed, decision: Decision, running: RunningRevisions) -> RefusedBuffer | None:
-        """Have the buffer, or have none. Raises nothing."""
-        kind, spec, target = observed.buffer_kind, decision.spec, decision.target
-        if kind is None or spec is None:
-            return None
-        try:
-            if spec.capacity_buffer is None or withheld(decision, running) is not None:
-                await self._remove(kind, observed)
-            elif target is not None:
-                await self._applier.apply(POD_TEMPLATE, buffer_template(observed.model_serve, target))
-                await self._applier.apply(kind, capacity_buffer(observed.model_serve, spec.capacity_buffer))
-        except (PredecessorError, NameTakenError, DriftContestedError, UnfitError, KubeError) as error:
-            return RefusedBuffer(str(error))
-        return None
-
-    async def _remove(self, kind: ResourceKind, observed: Observed) -> None:
-        for each, body in ((kind, observed.capacity_buffer), (POD_TEMPLATE, observed.buffer_template)):
-            if body is not None:
-                await self._applier.delete(each, body)
+def proven(decision: Decision, running: RunningRevisions) -> bool:
+    """Whether the plan has a ready worker, or none is wanted: until then the room stays of the shape that it has."""
+    target, spec = decision.target, decision.spec
+    runs = running.get(target.hash) if target is not None else None
+    return (runs is not None and runs.ready > 0) or (spec is not None and spec.replicas == 0)
 
 
 def buffered(
@@ -77,7 +60,7 @@ def buffered(
             "its CRD, and switch it on in the autoscaler."
         )
         return Finding(False, Reason.BUFFER_NOT_SERVED, message)
-    why = withheld(decision, running)
+    why = withheld(decision, running, there=observed.capacity_buffer is not None)
     if why is not None:
         return Finding(False, Reason.BUFFER_WITHHELD, f"There is no CapacityBuffer: {why}.")
     if refused is not None:

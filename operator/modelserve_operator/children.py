@@ -11,6 +11,7 @@ from modelserve_operator.apply import Applier, NameTakenError, PredecessorError,
 from modelserve_operator.drift import DriftContestedError
 from modelserve_operator.inspection import answer_lost, attempts, job_named, retry_at
 from modelserve_operator.kinds import (
+    CLAIM_TEMPLATE,
     CONFIG_MAP,
     CONTROLLER_REVISION,
     DEPLOYMENT,
@@ -20,6 +21,7 @@ from modelserve_operator.kinds import (
     ResourceKind,
 )
 from modelserve_operator.kube import KubeError
+from modelserve_operator.manifests.claim_template import claim_template
 from modelserve_operator.manifests.inspect_job import inspect_job
 from modelserve_operator.manifests.metadata import owner_reference
 from modelserve_operator.manifests.revision_objects import (
@@ -144,6 +146,8 @@ class Children:
                 body = deployment(observed.model_serve, revision, replicas=step.replicas[plan_hash], record=record)
                 # One that is imported is kept once it can be told whether it is of the spec: the spec can be read.
                 part = partial(self._apply_revision, observed, revision, body, store=decision.spec is not None)
+                if decision.turn.undone == plan_hash:
+                    part = partial(self._give_up, observed, revision, part)
                 parts.append((plan_hash, growth(plan_hash), part))
         return parts
 
@@ -164,7 +168,18 @@ class Children:
         if revision.commit and revision.source:
             await self._applier.render(CONFIG_MAP, self._labelled(commit_config_map(observed.model_serve, revision)))
         await self._applier.render(CONFIG_MAP, self._labelled(engine_config_map(observed.model_serve, revision)))
+        claims = claim_template(observed.model_serve, revision)
+        if claims is not None:
+            await self._apply(CLAIM_TEMPLATE, claims)
         await self._apply(DEPLOYMENT, body)
+
+    async def _give_up(self, observed: Observed, revision: Revision, part: Part) -> None:
+        """Note that a revision which came by itself is given up, so that it does not come again; then `part`."""
+        name = labels.revision_name(observed.name, revision.hash)
+        for live in observed.controller_revisions:
+            if live["metadata"]["name"] == name:
+                await self._applier.annotate(CONTROLLER_REVISION, live, labels.UNDONE, "true")
+        await part()
 
     async def _prune(self, observed: Observed, decision: Decision, step: Step) -> None:
         """Delete revisions that are over, and inspections of models that the spec no longer names."""
@@ -191,6 +206,9 @@ class Children:
             stale_commit = component == labels.COMMIT and body["metadata"]["name"] not in commits
             if stale_revision or stale_facts or stale_commit:
                 await self._applier.delete(CONFIG_MAP, body)
+        for body in observed.claim_templates:
+            if labels.label_of(body, labels.PLAN_HASH) not in kept and step.complete:
+                await self._applier.delete(CLAIM_TEMPLATE, body)
         for body in observed.jobs:
             if body["metadata"]["name"] not in wanted:
                 await self._applier.delete(JOB, body)

@@ -78,6 +78,8 @@ def conditions(view: View) -> Iterator[tuple[ConditionType, Finding]]:
     buffer = buffered(view.observed, view.decision, view.running, view.refused_buffer)
     if buffer is not None:
         yield ConditionType.CAPACITY_BUFFERED, buffer
+    if (lost := _lost(view)) is not None:
+        yield ConditionType.POOLS_GONE, lost
     if stalled is not None:
         yield ConditionType.STALLED, stalled
     elif not ready.ok and view.decision.planned.reason != Reason.WAITING_FOR_APPROVAL and not _settled(view):
@@ -109,9 +111,24 @@ def _stalled_worker(view: View) -> Finding | None:
     hanging = stuck(view.target_pods, view.observed.now)
     if short and hanging is not None:
         return Finding(True, hanging[0], _workers(view, about=hanging[1]).message)
+    if short and view.decision.turn.again is None and (lost := _lost(view)) is not None:
+        return lost
     if short and target.overdue and not target.unschedulable:
         return Finding(True, Reason.PROGRESS_DEADLINE_EXCEEDED, _workers(view).message)
     return None
+
+
+def _lost(view: View) -> Finding | None:
+    """Where pods of the committed plan can never start again, with what would have them do so."""
+    lost, proposed = view.decision.turn.lost, view.decision.proposed
+    if lost is None or view.decision.target is None:
+        return None
+    remedy = "Nothing that is there fits in its place: add nodes of it, or allow others."
+    if view.decision.turn.again is not None:
+        remedy = "If that lasts, another plan is committed by spec.plan.replan."
+    elif proposed is not None:
+        remedy = proposal_text(view.observed.name, view.decision.target, proposed)
+    return Finding(True, Reason.POOLS_GONE, f"{lost}. {remedy}")
 
 
 def _failed_message(view: View, record: FailureRecord) -> str:
@@ -132,6 +149,8 @@ def _capacity(view: View) -> Finding:
     if target is None or lacking:
         message = "No plan is committed" if target is None else "There is no room for what the spec asks for"
         return Finding(False if lacking else None, reason, f"{message}: see Planned.")
+    if (lost := _lost(view)) is not None:
+        return Finding(False, lost.reason, lost.message)
     if view.step.blocked:
         return Finding(False, Reason.NO_SURGE_CAPACITY, _blocked_message(view))
     if target.refused is not None and target.pods < target.replicas:

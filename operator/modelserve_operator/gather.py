@@ -21,6 +21,7 @@ from modelserve_operator.kinds import (
     CAPACITY_BUFFER,
     CAPACITY_BUFFER_ALPHA,
     CHILDREN,
+    CLAIM_TEMPLATE,
     CONFIG_MAP,
     CONTROLLER_REVISION,
     DEPLOYMENT,
@@ -34,6 +35,7 @@ from modelserve_operator.kinds import (
     OPTIONAL,
     POD,
     POD_TEMPLATE,
+    RESOURCE_SLICE,
     SERVICE,
     WATCHED,
     ResourceKind,
@@ -140,12 +142,14 @@ class Gatherer:
 
     @staticmethod
     def _identity(kind: ResourceKind, body: Body) -> str:
-        """What tells a listed object from a namesake; of nodes only the names are known."""
-        return str(body["metadata"]["name" if kind is NODE else "uid"])
+        """What tells a listed object from a namesake; of nodes and slices only the names are known."""
+        return str(body["metadata"]["name" if kind in (NODE, RESOURCE_SLICE) else "uid"])
 
     def _known(self, kind: ResourceKind) -> Iterable[Body]:
         if kind is NODE:
             return [{"metadata": {"name": name}} for name in self._inventory.names()]
+        if kind is RESOURCE_SLICE:
+            return [{"metadata": {"name": name}} for name in self._inventory.slices()]
         return self._store.all(kind)
 
     async def _list(self, kind: ResourceKind) -> AsyncIterator[dict[str, Any]]:
@@ -191,6 +195,8 @@ class Gatherer:
             supply = self._inventory.hear(body, deleted=deleted)
             moved = left != (name in self._inventory.leaving)
             return Heard(frozenset(self._on_node(name)) if moved else frozenset(), supply=supply)
+        if kind is RESOURCE_SLICE:  # of slices only what they say of their nodes
+            return Heard(supply=self._inventory.hear_slice(body, deleted=deleted))
         if kind is NODE_POOL:  # its status tells what runs; a plan depends on what may
             before = self._store.get(kind, "", body["metadata"]["name"])
             kept = not deleted and self._store.put(kind, body)
@@ -252,6 +258,11 @@ class Gatherer:
             causes=await self._causes_of(children[JOB], pods, now),
             service=service,
             disruption_budget=next(iter(children[DISRUPTION_BUDGET]), None),
+            claim_templates=tuple(
+                each
+                for each in self._store.children(CLAIM_TEMPLATE, namespace=key.namespace, owner=key.name)
+                if owned_by(each, uid)
+            ),
             buffer_kind=self._buffer_kind(),
             capacity_buffer=self._buffer_object(self._buffer_kind(), body),
             buffer_template=self._buffer_object(POD_TEMPLATE, body),
@@ -266,8 +277,9 @@ class Gatherer:
 
     def _buffer_kind(self) -> ResourceKind | None:
         """CapacityBuffer in the newest version that is served here; None where it, or its template, is out of reach."""
-        served = (each for each in (CAPACITY_BUFFER, CAPACITY_BUFFER_ALPHA) if each not in self.absent)
-        return next(served, None) if POD_TEMPLATE not in self.absent else None
+        there = set(self.optional) - self.absent
+        served = (each for each in (CAPACITY_BUFFER, CAPACITY_BUFFER_ALPHA) if each in there)
+        return next(served, None) if POD_TEMPLATE in there else None
 
     def _buffer_object(self, kind: ResourceKind | None, model_serve: Body) -> Body | None:
         """The object of the ModelServe's name, where that is its own."""

@@ -15,6 +15,7 @@ from modelserve.hardware import GPU_RESOURCE
 from modelserve.planning import AcceleratorOffer, offers_from_nodes
 from modelserve.planning.eligibility import HOSTNAME_LABEL, Taint, lasting_taints, unmet
 from modelserve.planning.node_labels import named_gpu, node_gpus
+from modelserve.planning.resource_slices import Devices, device_offers, devices_of, node_of
 from modelserve_operator.catalogue import Catalogue
 
 _PER_NODE_LABELS = frozenset({HOSTNAME_LABEL, "nvidia.com/gfd.timestamp"})  # would make a pool of every node
@@ -30,6 +31,7 @@ class Pool:
     labels: tuple[tuple[str, str], ...]
     taints: tuple[Taint, ...] = ()
     resources: tuple[tuple[str, str], ...] = ()
+    devices: tuple[Devices, ...] = ()  # of nodes whose GPUs only ResourceSlices tell of
 
     def unmet(self, *, selector: Mapping[str, str], tolerations: Iterable[Body]) -> Iterator[str]:
         """What keeps pods with this selector and these tolerations off its nodes; host names are no part of a pool."""
@@ -40,22 +42,31 @@ class Pool:
 @lru_cache(maxsize=8192)  # every reconcile asks for every pool
 def pool_offers(pool: Pool, catalogue: Catalogue) -> tuple[AcceleratorOffer, ...]:
     """What one node of the pool offers; several with mixed MIG, none for an unknown product without memory."""
+    if pool.devices:
+        return device_offers(pool.devices, dict(pool.labels), pool.taints, catalogue.accelerators)
     node = {"metadata": {"labels": dict(pool.labels)}, "status": {"allocatable": dict(pool.resources)}}
     return offers_from_nodes([node], catalogue.accelerators)
 
 
-def pool_of(node: Body) -> Pool | None:
-    """The pool a node belongs to; None for a node without a GPU that its labels name."""
+def pool_of(node: Body, devices: tuple[Devices, ...] = ()) -> Pool | None:
+    """The pool a node belongs to; None for a node without a GPU that its labels, or `devices`, name.
+
+    Labels may name GPUs that only slices offer: no device plugin, no resource of its own, whatever the label counts.
+    """
     labels = node["metadata"].get("labels") or {}
     allocatable = (node.get("status") or {}).get("allocatable") or {}
-    if not any(gpus.count for gpus in node_gpus(labels, allocatable)):
-        return None
+    by_plugin = any(name.startswith(_GPU_VENDOR) for name in allocatable)
+    if by_plugin or not devices:
+        devices = ()
+        if not any(gpus.count for gpus in node_gpus(labels, allocatable)):
+            return None
     return Pool(
         labels=tuple(sorted((key, value) for key, value in labels.items() if key not in _PER_NODE_LABELS)),
         taints=lasting_taints(node.get("spec") or {}),
         resources=tuple(
             sorted((name, str(count)) for name, count in allocatable.items() if name.startswith(_GPU_VENDOR))
         ),
+        devices=devices,
     )
 
 
@@ -68,8 +79,8 @@ class Place:
     host: str | None  # of a node in a pool: its host name as a selector may have it
 
     @classmethod
-    def of(cls, node: Body) -> Place:
-        labels, pool = node["metadata"].get("labels") or {}, pool_of(node)
+    def of(cls, node: Body, devices: tuple[Devices, ...] = ()) -> Place:
+        labels, pool = node["metadata"].get("labels") or {}, pool_of(node, devices)
         return cls(pool=pool, named=named_gpu(labels), host=labels.get(HOSTNAME_LABEL) if pool is not None else None)
 
 
@@ -83,6 +94,16 @@ def _leaves(node: Body) -> bool:
     return bool(spec.get("unschedulable") or taints & LEAVING_TAINTS)
 
 
+def _without_news(node: Body) -> Body:
+    """What of a node its place is made from."""
+    allocatable = (node.get("status") or {}).get("allocatable") or {}
+    return {
+        "metadata": {"labels": node["metadata"].get("labels")},
+        "spec": {"taints": (node.get("spec") or {}).get("taints")},
+        "status": {"allocatable": {name: count for name, count in allocatable.items() if name.startswith(_GPU_VENDOR)}},
+    }
+
+
 _NO_PLACE = Place(None, None, None)
 
 
@@ -91,6 +112,9 @@ class Inventory:
 
     def __init__(self) -> None:
         self._places: dict[str, Place] = {}
+        self._slices: dict[str, tuple[str, Body]] = {}  # by name: the node, and what is published of it
+        self._devices: dict[str, tuple[Devices, ...]] = {}  # by node
+        self._bare: dict[str, Body] = {}  # nodes that no label names a GPU of, as far as a pool is made of them
         self.leaving: set[str] = set()  # nodes whose pods will have to go
         self._pools: tuple[Pool, ...] | None = ()  # None: to be worked out again
         self._nodes_of: dict[Pool, tuple[str, ...]] | None = None
@@ -99,12 +123,47 @@ class Inventory:
     def hear(self, node: Body, *, deleted: bool) -> bool:
         """Note a node's state. Whether a plan may come out differently; heartbeats bring nothing."""
         name = node["metadata"]["name"]
-        before, after = self._places.get(name, _NO_PLACE), _NO_PLACE if deleted else Place.of(node)
+        before, after = (
+            self._places.get(name, _NO_PLACE),
+            _NO_PLACE if deleted else Place.of(node, self._devices.get(name, ())),
+        )
         (self.leaving.add if _leaves(node) and not deleted else self.leaving.discard)(name)
         if deleted:
             self._places.pop(name, None)
+            self._bare.pop(name, None)
         else:
             self._places[name] = after
+            self._bare[name] = _without_news(node)
+        return self._changed(before, after)
+
+    def hear_slice(self, body: Body, *, deleted: bool) -> bool:
+        """Note a ResourceSlice. Whether a plan may come out differently."""
+        name, node = body["metadata"]["name"], None if deleted else node_of(body)
+        before = self._slices.pop(name, None)
+        if node is not None:
+            self._slices[name] = (node, {"spec": {"devices": body["spec"].get("devices")}})
+        changed = [self._place_again(each) for each in {node, before[0] if before else None} - {None}]
+        return any(changed)
+
+    def _place_again(self, name: str | None) -> bool:
+        """A node's slices have changed."""
+        assert name is not None
+        found = devices_of(body for node, body in self._slices.values() if node == name)
+        if found == self._devices.get(name, ()):
+            return False
+        self._devices[name] = found
+        node = self._bare.get(name)
+        if node is None:  # it is heard of when it is
+            return False
+        before, after = self._places.get(name, _NO_PLACE), Place.of(node, found)
+        self._places[name] = after
+        return self._changed(before, after)
+
+    def slices(self) -> set[str]:
+        """ResourceSlices of the driver that are known."""
+        return set(self._slices)
+
+    def _changed(self, before: Place, after: Place) -> bool:
         if before == after:
             return False
         self._nodes_of = self._idle = self._pools = None

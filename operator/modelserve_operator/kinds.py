@@ -46,6 +46,8 @@ ENDPOINT_SLICE = ResourceKind("discovery.k8s.io", "v1", "endpointslices", "Endpo
 CLAIM = ResourceKind("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim", owned=False)
 EVENT = ResourceKind("", "v1", "events", "Event", owned=False)
 NODE_POOL = ResourceKind("karpenter.sh", "v1", "nodepools", "NodePool", namespaced=False, owned=False)
+RESOURCE_SLICE = ResourceKind("resource.k8s.io", "v1", "resourceslices", "ResourceSlice", namespaced=False, owned=False)
+CLAIM_TEMPLATE = ResourceKind("resource.k8s.io", "v1", "resourceclaimtemplates", "ResourceClaimTemplate")
 POD_TEMPLATE = ResourceKind("", "v1", "podtemplates", "PodTemplate")
 CAPACITY_BUFFER = ResourceKind("autoscaling.x-k8s.io", "v1beta1", "capacitybuffers", "CapacityBuffer")
 CAPACITY_BUFFER_ALPHA = ResourceKind("autoscaling.x-k8s.io", "v1alpha1", "capacitybuffers", "CapacityBuffer")
@@ -66,8 +68,8 @@ WEBHOOK_CONFIGURATION = ResourceKind(
 CHILDREN = (CONTROLLER_REVISION, DEPLOYMENT, SERVICE, CONFIG_MAP, DISRUPTION_BUDGET, JOB, POD, ENDPOINT_SLICE)
 WATCHED = (*CHILDREN, NODE, MODEL_SERVE)  # listed in this order: a ModelServe is known only after all of its children
 
-OPTIONAL_SUPPLY = (NODE_POOL,)  # what plans are made from, beside nodes
-OPTIONAL = (*OPTIONAL_SUPPLY, POD_TEMPLATE, CAPACITY_BUFFER, CAPACITY_BUFFER_ALPHA)
+OPTIONAL_SUPPLY = (NODE_POOL, RESOURCE_SLICE)  # what plans are made from, beside nodes
+OPTIONAL = (*OPTIONAL_SUPPLY, CLAIM_TEMPLATE, POD_TEMPLATE, CAPACITY_BUFFER, CAPACITY_BUFFER_ALPHA)
 """Not every cluster has these kinds, nor has every operator leave to read them."""
 
 NEWER = {CAPACITY_BUFFER_ALPHA: CAPACITY_BUFFER}
@@ -92,6 +94,7 @@ NAMESPACED_RULES: tuple[dict[str, Any], ...] = (
     _rule("policy", "poddisruptionbudgets", verbs=(*_APPLY, "delete")),
     _rule("", "podtemplates", verbs=(*_APPLY, "delete")),
     _rule(CAPACITY_BUFFER.group, CAPACITY_BUFFER.plural, verbs=(*_APPLY, "delete")),
+    _rule(CLAIM_TEMPLATE.group, CLAIM_TEMPLATE.plural, verbs=(*_APPLY, "delete")),
     _rule("", "pods", verbs=(*_WATCH, "patch")),
     _rule(ENDPOINT_SLICE.group, ENDPOINT_SLICE.plural, verbs=_WATCH),
     _rule("", "persistentvolumeclaims", verbs=("get",)),
@@ -111,10 +114,12 @@ OWN_RULES: tuple[dict[str, Any], ...] = (
 CLUSTER_RULES: tuple[dict[str, Any], ...] = (
     _rule("", "nodes", verbs=_WATCH),
     _rule(NODE_POOL.group, NODE_POOL.plural, verbs=_WATCH),
+    _rule(RESOURCE_SLICE.group, RESOURCE_SLICE.plural, verbs=_WATCH),
 )
 """RBAC rules that only a ClusterRole can give.
 
-Without the rule for NodePools, pools that have no node yet are unknown; nothing else is lost.
+Without the rule for NodePools, pools that have no node yet are unknown; without that for ResourceSlices, GPUs that only
+those tell of. Nothing else is lost.
 """
 
 WEBHOOK_RULES: tuple[dict[str, Any], ...] = (
@@ -140,6 +145,7 @@ ADMISSION_VERBS: tuple[tuple[str, str, str], ...] = (
     ("policy", "poddisruptionbudgets", "create"),
     ("", "podtemplates", "create"),
     (CAPACITY_BUFFER.group, CAPACITY_BUFFER.plural, "create"),
+    (CLAIM_TEMPLATE.group, CLAIM_TEMPLATE.plural, "create"),
     # An owner reference is only admitted to those who may delete the object: children that an orphaning delete left.
     ("", "services", "delete"),
     ("policy", "poddisruptionbudgets", "delete"),

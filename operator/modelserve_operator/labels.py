@@ -21,11 +21,14 @@ RETRY = f"{GROUP}/retry"  # on the ModelServe, by the user: another value has wh
 APPLIED_HASH = f"{GROUP}/applied-hash"  # on every child: hash of what was applied, so that dropped fields are noticed
 ADMITTED = f"{GROUP}/admitted"  # on a child: digest of what admission makes of our own writes, which stays
 ATTEMPTS = f"{GROUP}/attempts"  # on an inspect Job: how many of its kind were made in a row, itself counted
+HELD = f"{GROUP}/held"  # on a worker: whether the two below keep autoscalers from ending it; of those we set alone
+DO_NOT_DISRUPT = "karpenter.sh/do-not-disrupt"
 SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 KUEUE = "kueue.x-k8s.io/"
 QUEUE_NAME = f"{KUEUE}queue-name"
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"  # Kubernetes' own: pods of lower cost go first
 MODEL_COMMIT = f"{GROUP}/model-commit"  # on a ControllerRevision: commit of the Hub that its pods serve
+UNDONE = f"{GROUP}/undone"  # on a ControllerRevision: it replaced another by itself, failed, and was given up for it
 TERMINAL_FAILURE = (
     f"{GROUP}/terminal-failure"  # on a Deployment: the record of the failure that stopped its growth, as JSON
 )

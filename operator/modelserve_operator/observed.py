@@ -114,6 +114,7 @@ class Pod:
     pull_fails: bool = False  # the image of a container of ours cannot be pulled at the moment
     crashes: int = 0  # restarts of a container of ours whose last run ended badly
     last_run: timedelta = timedelta(0)  # how long that run was
+    held: bool | None = None  # from autoscalers, as its annotation says; None: that is not ours to say
     queued: bool = False  # Kueue has not admitted it yet
     commit: str | None = None  # of the model, as its container `resolve` told it
 
@@ -156,6 +157,7 @@ class Pod:
             pull_fails=any(_waiting(container) in PULL_FAILURES for container in own),
             crashes=_restarts(crashed),
             last_run=_run_time(crashed),
+            held=None if (mark := labels.annotation_of(body, labels.HELD)) is None else mark == "true",
             queued=KUEUE_GATE in {each["name"] for each in (body.get("spec") or {}).get("schedulingGates") or ()},
             commit=next(filter(None, map(_commit, own)), None),
         )
@@ -267,6 +269,7 @@ class Observed:
     pods: tuple[Pod, ...] = ()
     service: Body | None = None
     disruption_budget: Body | None = None
+    claim_templates: tuple[Body, ...] = ()
     buffer_kind: ResourceKind | None = None  # CapacityBuffer in the version that the cluster serves
     capacity_buffer: Body | None = None
     buffer_template: Body | None = None

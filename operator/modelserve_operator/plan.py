@@ -13,7 +13,6 @@ from modelserve.api import ModelServe, ModelServeSpec, PlanStatus
 from modelserve.catalogue import CATALOGUE_NAME
 from modelserve.errors import InvalidInput
 from modelserve.model_facts import ModelFacts
-from modelserve.planning import plan_hash
 from modelserve_operator import labels
 from modelserve_operator.approval import Choice, choose, committed_last
 from modelserve_operator.catalogue import Catalogue
@@ -23,10 +22,11 @@ from modelserve_operator.inspection import inspection_failure, inspection_troubl
 from modelserve_operator.left_out import no_accelerators
 from modelserve_operator.observed import Observed
 from modelserve_operator.reasons import Reason
+from modelserve_operator.replan import STAYS, Turn, replan, same_plan
 from modelserve_operator.revision import Revision, bare
 from modelserve_operator.revision_builder import RevisionBuilder, plan_for
 from modelserve_operator.settings import Settings
-from modelserve_operator.sources import ModelSource, model_source
+from modelserve_operator.sources import ModelSource, model_source, unpinned
 from modelserve_operator.store import approver
 
 MOST_FAULTS, FAULT_LIMIT = 3, 300  # of catalogue entries: how many are told, and characters of each
@@ -66,6 +66,7 @@ class Decision:
     waits: str | None = None  # for status.waits: what of the proposal is another one
     warnings: tuple[Warn, ...] = ()  # what is amiss beside the spec, at the head of the Planned message
     stalled: Finding | None = None
+    turn: Turn = STAYS  # of a committed plan to another one by itself
 
     @property
     def rests(self) -> bool:
@@ -94,7 +95,7 @@ def _decided(observed: Observed, settings: Settings) -> Decision:
     accepted = _acceptable(spec, observed)
     if not accepted.ok:
         return _refused(accepted)
-    warnings = _unknown_fields(unknown)
+    warnings = (*_unknown_fields(unknown), *(Warn(Reason.MODEL_UNPINNED, each) for each in unpinned(source)))
     if observed.history.blocking:
         finding = _unreadable(observed.history)
         return Decision(accepted, finding, warnings=warnings, stalled=finding)
@@ -235,12 +236,17 @@ def _planned(decision: Decision, observed: Observed, settings: Settings) -> Deci
         return _previewed(decision, today, fresh, observed)
     carried = builder.carried(before) if before is not None and not known else None
     offered = tuple(each for each in (carried, fresh) if each is not None)
-    approvals = (spec.plan.approved_hash, labels.annotation_of(observed.model_serve, labels.APPROVE_PLAN))
-    choice = choose(known, offered, approvals=filter(None, approvals), automatic=mode == "Automatic")
+    asked = (spec.plan.approved_hash, labels.annotation_of(observed.model_serve, labels.APPROVE_PLAN))
+    approvals = tuple(filter(None, asked))
+    choice = choose(known, offered, approvals=approvals, automatic=mode == "Automatic")
     if choice.unknown is not None:
         decision = replace(decision, warnings=(*decision.warnings, _unknown_approval(choice, fresh)))
     if choice.committed is not None:
-        return _committed_decision(decision, history.committed(choice.committed), fresh, today, observed, builder)
+        turn = replan(spec, choice.committed, fresh, observed, approvals=approvals)
+        told = (Warn(turn.reason, turn.why),) if turn.reason is not None else ()
+        decision = replace(decision, turn=turn, warnings=(*decision.warnings, *told))
+        committed = history.committed(turn.commit or choice.committed)
+        return _committed_decision(decision, committed, fresh, today, observed, builder)
     if offered:
         waiting = offered[0]
         approve = approve_command(observed.name, waiting.plan.hash or "")
@@ -341,12 +347,6 @@ def _move(committed: Revision, observed: Observed, builder: RevisionBuilder) -> 
     """The revision on a newer worker, where that is what a rolling update would commit."""
     behind = builder.follows_operator(committed) and committed.worker.image != builder.settings.worker_image
     return observed.history.committed(builder.moved(committed)) if behind and builder.policy == "Rolling" else None
-
-
-def same_plan(one: Revision, other: Revision, spec: ModelServeSpec) -> bool:
-    """Whether two revisions run the same plan in the same places, whatever the release and the image of the worker."""
-    hashes = {plan_hash(each.plan, spec, engine_version="") for each in (one, other)}
-    return len(hashes) == 1 and one.plan.node_selector_terms == other.plan.node_selector_terms
 
 
 def _what_waits(spec: ModelServeSpec, committed: Revision, fresh: Revision) -> str:

@@ -15,6 +15,7 @@ class ConditionType(StrEnum):
     WORKERS_READY = "WorkersReady"  # every wanted pod of the planned revision is Ready
     CAPACITY_BUFFERED = "CapacityBuffered"  # an autoscaler keeps room for more; absent without spec.capacityBuffer
     RECONCILING = "Reconciling"  # the operator or the cluster is still working towards the spec; absent when not
+    POOLS_GONE = "PoolsGone"  # nothing offers what the committed plan is for any more; absent when something does
     STALLED = "Stalled"  # nothing more will happen until the spec, the cluster or the model changes; absent when not
 
 
@@ -45,6 +46,7 @@ class Reason(StrEnum):
     REVISION_UNKNOWN = "RevisionUnknown"  # spec.plan.revision names none that is kept
 
     MODEL_CHANGED = "ModelChanged"  # of an Event: the checkpoint's files are not those of the committed revision
+    MODEL_UNPINNED = "ModelUnpinned"  # of an Event: an oci:// address names a tag and no digest
     REVISION_REFUSED = "RevisionRefused"  # of an Event: an object is labelled as a revision and is none of ours
     ANNOTATION_REFUSED = "AnnotationRefused"  # of an Event: a Deployment has annotations of ours that we did not write
     COMMITS_DIFFER = "CommitsDiffer"  # of an Event: a pod tells another commit of the model than its revision keeps
@@ -52,12 +54,16 @@ class Reason(StrEnum):
     APPROVAL_UNKNOWN = "ApprovalUnknown"  # of an Event: an approved hash names no plan of the spec
     CATALOGUE_ENTRY_IGNORED = "CatalogueEntryIgnored"  # of an Event: an entry of modelserve-accelerators is wrong
 
+    REPLANNED = "Replanned"  # of an Event: another plan was committed by spec.plan.replan; with why, and the changes
+    REPLAN_UNDONE = "ReplanUndone"  # of an Event: that one failed while the old one served, which is committed again
+
     CHANGED_BY_ADMISSION = "ChangedByAdmission"  # of an Event: a webhook changes what we write to a child
 
     # CapacityAvailable
     CAPACITY_SUFFICIENT = "CapacitySufficient"
     WAITING_FOR_NODES = "WaitingForNodes"  # pods are pending; the message is the scheduler's
     NO_SURGE_CAPACITY = "NoSurgeCapacity"  # the new revision has no room beside the old one, which stays
+    POOLS_GONE = "PoolsGone"  # no node and no declared pool offers what the committed plan is for; of Stalled, too
     SCHEDULING_GATED = "SchedulingGated"  # pods carry scheduling gates: a queue has not let them in yet
     WAITING_FOR_QUOTA = "WaitingForQuota"  # pods wait for Kueue to admit them
     NOT_REQUESTED = "NotRequested"  # nothing asks for capacity (no plan, or zero replicas)

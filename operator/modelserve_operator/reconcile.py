@@ -9,9 +9,10 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from modelserve_operator import labels, resource_metrics
+from modelserve_operator import disruption, labels, resource_metrics
 from modelserve_operator.apply import Applier, NameTakenError, PredecessorError, StatusOvertakenError, UnfitError
-from modelserve_operator.capacity_buffers import CapacityBuffers, RefusedBuffer
+from modelserve_operator.buffer_writer import CapacityBuffers
+from modelserve_operator.capacity_buffers import RefusedBuffer
 from modelserve_operator.children import Children, WriteError
 from modelserve_operator.conditions import View
 from modelserve_operator.drift import DriftContestedError
@@ -92,9 +93,11 @@ class Reconciler:
             delays.append(REFUSED_SECONDS)
         if decision.accepted.reason == Reason.VOLUME_NOT_SHAREABLE:  # no event tells when the claim is made anew
             delays.append(REFUSED_SECONDS)
+        delays.append(decision.turn.again)
         if decision.move is not None:
             delays.append(max(NEXT_TURN_SECONDS, len(self._gatherer.fleet()) / LOOKS_PER_SECOND))
         failed = await self._children.apply(observed, decision, step, running)
+        delays.append(await self._hold(observed, replicas))
         refused_buffer = await self._buffers.apply(observed, decision, running)
         if refused_buffer is not None:
             delays.append(REFUSED_SECONDS)
@@ -139,6 +142,18 @@ class Reconciler:
         for pod in observed.workers:
             if pod.uid in observed.to_move and pod.plan_hash in shrinking:
                 await self._applier.prefer_to_delete(observed.namespace, pod.name)
+
+    async def _hold(self, observed: Observed, replicas: int | None) -> float | None:
+        """Have autoscalers spare the workers that they should; what cannot be written stops nothing. Seconds until the
+        next try.
+        """
+        for pod, changed in disruption.changes(observed, replicas=replicas):
+            try:
+                await self._applier.reannotate(Key(observed.namespace, pod.name), changed)
+            except KubeError as error:
+                logger.info("%s/%s is not told to autoscalers: %s", observed.namespace, pod.name, error)
+                return REFUSED_SECONDS
+        return None
 
     async def _report(
         self,

@@ -102,11 +102,11 @@ def _series(status: Body, desired: int) -> Iterator[Series]:
 
 
 def target_concurrency(plan: Body) -> int | None:
-    """Requests decoded together under the planned workload: at least one, at most what a step takes; None: no plan.
-
-    The figure of the expected speed where the plan has one; else what the pool holds of 8,192 tokens each, or of
-    maxModelLen.
+    """What the plan states. One of a release that stated nothing: the concurrency of its expected speed, else what the
+    pool holds of 8,192 tokens each, or of maxModelLen; at least one, at most what a step takes. None: no plan.
     """
+    if (stated := plan.get("targetConcurrency")) is not None:
+        return int(stated)
     chosen: Body = next((each for each in plan.get("candidates") or () if each.get("verdict") == "Chosen"), {})
     held = plan.get("concurrency") or {}
     figure = (chosen.get("speed") or {}).get("concurrency") or held.get("at8k") or held.get("atMax")

@@ -53,6 +53,7 @@ class Provenance:
     approved_by: str = ""  # field manager of the spec, or of the approval
     imported_from: str = ""  # release whose own format it was read from
     policy: str = ""  # for other worker images, when it was committed
+    replanned_from: str = ""  # hash of the revision that it replaced by itself
     moved_from: tuple[str, ...] = ()  # hashes of the revisions, and their plans, that it is with another worker
 
 
@@ -76,6 +77,7 @@ class Revision:
     identity: str = ""  # of the checkpoint's files, where an inspection has read them
     commit: str = ""  # of the Hub, that the first of its pods resolved the revision to; an annotation of the object
     provenance: Provenance = field(default_factory=Provenance)
+    undone: bool = False  # it replaced another one by itself and was given up for it; an annotation of the object
     number: int = 0
 
     @property
@@ -129,6 +131,7 @@ class Revision:
             "importedFrom": made.imported_from,
             "workerPolicy": made.policy,
             "movedFrom": list(made.moved_from),
+            **({"replannedFrom": made.replanned_from} if made.replanned_from else {}),
         }
         return {**document, "digest": content_digest(document)}
 
@@ -188,8 +191,10 @@ def _parsed(body: Body, data: Mapping[str, Any]) -> Revision:
             approved_by=str(data.get("approvedBy", "")),
             imported_from=str(data.get("importedFrom", "")),
             policy=str(data.get("workerPolicy", "")),
+            replanned_from=str(data.get("replannedFrom", "")),
             moved_from=tuple(map(str, data.get("movedFrom", ()))),
         ),
+        undone=labels.annotation_of(body, labels.UNDONE) is not None,
         number=int(body.get("revision") or 0),
     )
 

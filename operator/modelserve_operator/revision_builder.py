@@ -59,6 +59,11 @@ def plan_for(
     )
 
 
+def offers_for(spec: ModelServeSpec, supply: Supply) -> tuple[AcceleratorOffer, ...]:
+    """What existing and declared pools offer to the pods of a spec."""
+    return _offered(spec, supply).offers
+
+
 def _plan(
     spec: ModelServeSpec, facts: ModelFacts, supply: Supply, there: tuple[AcceleratorOffer, ...], learned: Learned
 ) -> PlanStatus:

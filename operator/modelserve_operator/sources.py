@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,8 @@ from modelserve_operator import labels
 MODELS_PATH = "/models"
 HF_PREFIX = "hf://"
 PVC_PREFIX = "pvc://"
+OCI_PREFIX = "oci://"
+IMAGE_DIRECTORY = "models"  # where images of models have them by custom
 
 Body = Mapping[str, Any]
 
@@ -28,6 +30,7 @@ class ModelSource:
     claim: str | None
     directory: str  # inside the worker and inspect containers
     token: tuple[str, str] | None  # Secret name and key, for the download container alone
+    image: str | None = None  # reference of an oci:// image, which the pod mounts
 
     @property
     def downloaded(self) -> bool:
@@ -41,26 +44,39 @@ class ModelSource:
     @property
     def hash(self) -> str:
         """Names what an inspection found: the address and the revision."""
-        return labels.short_hash([self.uri, self.revision])
+        where = [] if self.image is None else [self.directory]
+        return labels.short_hash([self.uri, self.revision, *where])
 
 
 def model_source(spec: ModelServeSpec) -> ModelSource:
-    """Resolve model.uri: a directory of a claim, or a download into the storage claim or into scratch space."""
+    """Resolve model.uri: a directory of a claim or an image, or a download into the storage claim or scratch space."""
     model, storage = spec.model, spec.storage
     if model.uri.startswith(PVC_PREFIX):
         claim, _, path = model.uri.removeprefix(PVC_PREFIX).partition("/")
         return ModelSource(model.uri, None, claim, "/".join(filter(None, (MODELS_PATH, path))), None)
+    if model.uri.startswith(OCI_PREFIX):
+        directory = f"{MODELS_PATH}/{model.image_path or IMAGE_DIRECTORY}"
+        return ModelSource(model.uri, None, None, directory, None, model.uri.removeprefix(OCI_PREFIX))
     revision = model.revision or "main"
     parts = (MODELS_PATH, storage.sub_path if storage else None, model.uri.removeprefix(HF_PREFIX), revision)
     token = (model.auth_secret_ref.name, model.auth_secret_ref.key) if model.auth_secret_ref else None
     return ModelSource(model.uri, revision, storage.pvc_name if storage else None, "/".join(filter(None, parts)), token)
 
 
+def unpinned(source: ModelSource) -> Iterator[str]:
+    """Why an image that is named by a tag alone is no good address: tomorrow it may be another one."""
+    if source.image is not None and "@" not in source.image:
+        yield (
+            f"{source.uri} is not pinned: the tag may be another image for workers that start later; append "
+            "@sha256:DIGEST."
+        )
+
+
 def claims(model_serve: Body) -> tuple[str, ...]:
     """Names of the PersistentVolumeClaims that an (unvalidated) ModelServe uses; what cannot be a name is none."""
     uri = str(_given(model_serve, "model", "uri"))
     named = uri.removeprefix(PVC_PREFIX).partition("/")[0] if uri.startswith(PVC_PREFIX) else None
-    name = named or _given(model_serve, "storage", "pvcName")
+    name = named or (None if uri.startswith(OCI_PREFIX) else _given(model_serve, "storage", "pvcName"))
     return (name,) if isinstance(name, str) and re.fullmatch(SUBDOMAIN_PATTERN, name) else ()
 
 

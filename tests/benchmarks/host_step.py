@@ -9,6 +9,10 @@ which say how long their unpacking took and how large a step was.
 
 With --prompt TOKENS it times a prompt's only step instead, one prompt after the other: its request's bytes are unpacked
 and queued, the step is scheduled and packed, and the first token's report is written. Each prompt has other ids.
+
+With --host-gib there is host memory behind the prefix cache, whose copies end with the step that brought them. How many
+prompts a pool has cached is what makes it slow where anything does: --prompt 512 --model E4B --pool-gib 100 --fill 6000
+--host-gib 64 times prompts each of which pushes another one out of 5,000.
 """
 
 from __future__ import annotations
@@ -34,11 +38,12 @@ from modelserve_worker.execution.input_batch import QueryBlocks, StepPacker
 from modelserve_worker.execution.rank_messages import decode_batch, encode_batch
 from modelserve_worker.execution.rank_ring import RankRing
 from modelserve_worker.execution.sampling_slots import SamplingSlots
+from modelserve_worker.host_pages import HostProgress
 from modelserve_worker.request import Request, SamplingParams
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.scheduler import Scheduler
 
-MODEL = "hf://google/gemma-4-31B-it"
+GIB = 1 << 30
 VOCABULARY = 262_144
 WARM_UP = 20  # steps before the clock starts
 EOS = (1, 106)
@@ -56,12 +61,15 @@ class Host:
         step_tokens: int,
         packed_tokens: int,
         longest: int,
-        prefix_caching: bool,
+        options: argparse.Namespace,
     ) -> None:
         """`step_tokens` are scheduled in a step at most, of which `packed_tokens` are packed."""
         limits = SchedulerLimits(step_tokens, requests, longest, eos_token_ids=EOS)
-        pool = requests * geometry.held_bytes(longest)
-        self.scheduler = Scheduler(limits, geometry, pool, prefix_caching=prefix_caching)
+        pool = int(options.pool_gib * GIB) or requests * geometry.held_bytes(longest)
+        self.scheduler = Scheduler(
+            limits, geometry, pool, prefix_caching=options.prefix_caching,
+            host_cache_bytes=int(options.host_gib * GIB),
+        )  # fmt: skip
         self.times: dict[str, list[float]] = defaultdict(list)  # seconds of one core per step
         cpu, entries = torch.device("cpu"), {"max_num_seqs": requests, "max_model_len": longest}
         self.tables = BlockTables(geometry, device=cpu, **entries)
@@ -71,6 +79,13 @@ class Host:
         )  # fmt: skip
         self.sampling = SamplingSlots(max_num_seqs=requests, vocab_size=VOCABULARY, device=cpu)
         self.pages = {kind: pool // geometry.page(kind).page_bytes for kind in LayerKind}
+
+    def schedule(self) -> ScheduledBatch | None:
+        """As the engine does it; what earlier steps have copied is there."""
+        step = self.scheduler._step
+        if self.scheduler.prefixes.has_host_tier:
+            self.scheduler.prefixes.copied(HostProgress(1 << 20, step, step))
+        return self.scheduler.schedule()
 
     def pack(self, batch: ScheduledBatch) -> None:
         """As the runner does it: checks, table updates, and the step's arrays in their staging buffer."""
@@ -97,7 +112,7 @@ class Decodes(Host):
         steps: int,
         ring: RankRing | None,
         *,
-        prefix_caching: bool,
+        options: argparse.Namespace,
     ) -> None:
         longest = context + steps + WARM_UP + 2
         super().__init__(
@@ -106,7 +121,7 @@ class Decodes(Host):
             step_tokens=requests * context,
             packed_tokens=requests,
             longest=longest,
-            prefix_caching=prefix_caching,
+            options=options,
         )
         self.ring = ring
         prompt = tuple(range(2, 2 + context))
@@ -123,7 +138,7 @@ class Decodes(Host):
         assert answered is not None
         sampled = SampledTokens(answered.step, np.full(int(answered.drawn.sum()), 7, dtype=np.int32), {})
         started = clock()
-        self.launched = self.scheduler.schedule()
+        self.launched = self.schedule()
         scheduled = clock()
         assert self.launched is not None
         if self.ring is not None:
@@ -147,11 +162,10 @@ class Decodes(Host):
 class Prompts(Host):
     """An idle engine that gets one prompt after the other, each for one token."""
 
-    def __init__(self, geometry: CacheGeometry, tokens: int, *, prefix_caching: bool) -> None:
+    def __init__(self, geometry: CacheGeometry, tokens: int, *, options: argparse.Namespace) -> None:
         super().__init__(
-            geometry, requests=64, step_tokens=tokens, packed_tokens=tokens, longest=tokens + 2,
-            prefix_caching=prefix_caching,
-        )  # fmt: skip
+            geometry, requests=64, step_tokens=tokens, packed_tokens=tokens, longest=tokens + 2, options=options
+        )
         self.tokens = tokens
         self.number = 0
 
@@ -170,7 +184,7 @@ class Prompts(Host):
         mark()
         self.scheduler.add(request)
         mark()
-        batch = self.scheduler.schedule()
+        batch = self.schedule()
         mark()
         assert batch is not None
         assert batch.num_tokens == self.tokens, "the prompt is one step"
@@ -204,15 +218,20 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=512, help="decode steps that are timed")
     parser.add_argument("--prompt", type=int, default=0, help="time prompts of so many tokens instead of decodes")
     parser.add_argument("--prefix-caching", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--model", default="31B", help="a published size, such as E4B")
+    parser.add_argument("--pool-gib", type=float, default=0.0, help="0: room for the requests")
+    parser.add_argument("--host-gib", type=float, default=0.0, help="host memory behind the prefix cache")
+    parser.add_argument("--fill", type=int, default=0, help="prompts before those that are timed")
     parser.add_argument("--ranks", type=int, default=0, help="other ranks that every step is sent to")
     arguments = parser.parse_args()
-    facts = published_model(MODEL)
-    assert facts is not None, f"{MODEL} is not published"
-    geometry = cache_geometry(
-        facts.architecture, dtype=KVCacheDtype.BFLOAT16, layout=KVCacheLayout.V_ONLY, tensor_parallel_size=1
-    )
+    facts = published_model(f"hf://google/gemma-4-{arguments.model}-it")
+    assert facts is not None, f"{arguments.model} is not published"
+    layout = KVCacheLayout.V_ONLY if facts.architecture.attention_k_eq_v else KVCacheLayout.KV
+    geometry = cache_geometry(facts.architecture, dtype=KVCacheDtype.BFLOAT16, layout=layout, tensor_parallel_size=1)
     if arguments.prompt:
-        host = Prompts(geometry, arguments.prompt, prefix_caching=arguments.prefix_caching)
+        host = Prompts(geometry, arguments.prompt, options=arguments)
+        for _ in range(arguments.fill):
+            host.step()
         summarise(timed(host, arguments.steps))
         return
     ring = RankRing(arguments.ranks) if arguments.ranks else None
@@ -224,9 +243,7 @@ def main() -> None:
     ]
     for other in others:
         other.start()
-    decodes = Decodes(
-        geometry, arguments.requests, arguments.context, arguments.steps, ring, prefix_caching=arguments.prefix_caching
-    )
+    decodes = Decodes(geometry, arguments.requests, arguments.context, arguments.steps, ring, options=arguments)
     times = timed(decodes, arguments.steps)
     if ring is not None:
         ring.send(b"", check=lambda: None)

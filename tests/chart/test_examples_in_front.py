@@ -49,3 +49,24 @@ def test_the_autoscaler_follows_the_recorded_rule() -> None:
     (metric,) = autoscaler["spec"]["metrics"]
     assert metric["external"]["metric"]["name"] in {name.replace(":", "_") for name in recorded}
     assert all(name in (FRONT / "hpa.yaml").read_text() for name in recorded)
+
+
+def test_the_target_per_worker_is_four_fifths_of_the_one_that_the_plan_states() -> None:
+    text = (FRONT / "hpa-pods.yaml").read_text()
+    (autoscaler,) = _documents("hpa-pods.yaml")
+    (metric,) = autoscaler["spec"]["metrics"]
+    assert metric["pods"]["metric"]["name"] in text.partition("rules:")[2].partition("metricsQuery")[0]
+    stated = next(int(word.rstrip("),")) for word in text.partition("here ")[2].split())
+    assert metric["pods"]["target"]["averageValue"] == f"{800 * stated}m"
+
+
+def test_scaled_objects_aim_at_the_modelserve_and_only_one_with_an_interceptor_leaves_none() -> None:
+    (by_metric,) = _documents("keda.yaml")
+    route, by_requests = _documents("keda-http.yaml")
+    assert [each["spec"]["minReplicaCount"] for each in (by_metric, by_requests)] == [1, 0]
+    for scaled in (by_metric, by_requests):
+        target = scaled["spec"]["scaleTargetRef"]
+        assert (target["apiVersion"], target["kind"]) == ("serving.modelserve.dev/v1alpha1", "ModelServe")
+    assert "modelserve:replicas_filled" in by_metric["spec"]["triggers"][0]["metadata"]["query"]
+    assert by_requests["spec"]["triggers"][0]["metadata"]["interceptorRoute"] == route["metadata"]["name"]
+    assert route["spec"]["target"] == {"service": MADE["metadata"]["name"], "port": MADE["spec"]["ports"][0]["port"]}

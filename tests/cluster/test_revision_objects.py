@@ -16,9 +16,9 @@ from modelserve.api import ModelServe
 from modelserve.published import published_model
 from modelserve_operator.apply import Applier
 from modelserve_operator.inventory import Pool
-from modelserve_operator.kinds import CONFIG_MAP, CONTROLLER_REVISION
+from modelserve_operator.kinds import CONFIG_MAP, CONTROLLER_REVISION, DEPLOYMENT
 from modelserve_operator.kube import ClusterKube, KubeError
-from modelserve_operator.manifests.revision_objects import controller_revision, engine_config_map
+from modelserve_operator.manifests.revision_objects import controller_revision, deployment, engine_config_map
 from modelserve_operator.revision import Revision, bare, revision_of
 from modelserve_operator.revision_builder import RevisionBuilder, plan_for
 from modelserve_operator.settings import Settings
@@ -29,7 +29,7 @@ from modelserve_operator.supply import Supply
 pytestmark = pytest.mark.e2e
 
 URI = "hf://google/gemma-4-31B-it"
-DOCUMENT = {
+DOCUMENT: dict[str, Any] = {
     "apiVersion": "serving.modelserve.dev/v1alpha1",
     "kind": "ModelServe",
     "metadata": {"name": "big", "namespace": "default"},
@@ -56,8 +56,8 @@ def owner(plane: ControlPlane) -> dict[str, Any]:
     return dict(plane.kubectl.get("modelserve", "big", "-n", "default"))
 
 
-def _revision() -> Revision:
-    spec = ModelServe.parse(DOCUMENT).spec
+def _revision(document: dict[str, Any] = DOCUMENT) -> Revision:
+    spec = ModelServe.parse(document).spec
     facts = published_model(URI)
     assert facts is not None
     pool = Pool((("nvidia.com/gpu.product", "NVIDIA-H200"),), resources=(("nvidia.com/gpu", "8"),))
@@ -94,6 +94,24 @@ async def test_a_revision_is_read_as_it_was_written_and_its_data_never_changes(
             found = await kube.get(CONFIG_MAP, namespace="default", name=name)
             assert found is not None
             assert found["data"] == settings["data"]
+
+
+async def test_a_worker_that_mounts_an_image_is_accepted_as_it_is_written(
+    plane: ControlPlane, owner: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(plane.kubectl.kubeconfig))
+    document = {**DOCUMENT, "spec": {"model": {"uri": f"oci://registry:5000/models/big@sha256:{'a1' * 32}"}}}
+    revision = _revision(document)
+    body = deployment(owner, revision, replicas=1, record=None)
+    async with ClusterKube(through_api_proxy=False) as kube:
+        for _ in range(2):
+            await Applier(kube, Store()).apply(DEPLOYMENT, body)
+            stored = await kube.get(DEPLOYMENT, namespace="default", name=body["metadata"]["name"])
+            assert stored is not None
+            assert stored["metadata"]["generation"] == 1, "the second time there is nothing to write"
+        assert stored is not None
+        (weights,) = [v for v in stored["spec"]["template"]["spec"]["volumes"] if v["name"] == "weights"]
+        assert weights["image"] == {"reference": revision.spec["model"]["uri"][6:], "pullPolicy": "IfNotPresent"}
 
 
 async def _uid(kube: ClusterKube, name: str) -> str:

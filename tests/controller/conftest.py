@@ -300,6 +300,7 @@ class FakeCluster:
             "name": name,
             "namespace": owner["metadata"]["namespace"],
             "labels": {**template["metadata"]["labels"], **extra},
+            "annotations": dict(template["metadata"].get("annotations") or {}),
             "ownerReferences": [{"uid": owner["metadata"]["uid"], "name": owner["metadata"]["name"]}],
         }
         began = self._resolved(metadata["namespace"], template["spec"])

@@ -179,6 +179,27 @@ def test_it_stays_while_replicas_are_zero(served) -> None:
     assert len(served.cluster.of(CAPACITY_BUFFER)) == 1, "the node that the first worker will need stays warm"
 
 
+def test_there_is_none_before_a_worker_of_the_plan_was_ready(world) -> None:
+    """Else the first attempt of what fails for ever bought room for more of it."""
+    world.serve(POD_TEMPLATE, CAPACITY_BUFFER)
+    world.add_node("a", product="NVIDIA-H200", memory_mib=143_771, gpus=8)
+    world.create({"model": MODEL, "capacityBuffer": ASKED}, name="big")
+    assert world.cluster.of(CAPACITY_BUFFER) == []
+    assert world.condition("CapacityBuffered", "big") == ("False", "BufferWithheld")
+    world.make_ready()
+    assert len(world.cluster.of(CAPACITY_BUFFER)) == 1
+
+
+def test_a_new_plan_changes_the_shape_once_a_worker_of_it_is_ready(served) -> None:
+    served.edit("big", capacityBuffer=ASKED)
+    (before,) = served.cluster.of(POD_TEMPLATE)
+    served.edit("big", parallelism={"tensor": 2})
+    assert served.cluster.of(POD_TEMPLATE) == [before]
+    served.make_ready()
+    (after,) = served.cluster.of(POD_TEMPLATE)
+    assert after["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "2"
+
+
 def test_a_worker_that_fails_buys_no_room_for_another(served) -> None:
     served.edit("big", capacityBuffer=ASKED, replicas=2)
     told = json.dumps({"reason": "InvalidCheckpoint", "message": "layer 3 is missing."})

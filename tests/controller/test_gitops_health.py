@@ -26,6 +26,7 @@ from modelserve_operator.kinds import (
     CONTROLLER_REVISION,
     DEPLOYMENT,
     MODEL_SERVE,
+    NODE,
     POD,
     POD_TEMPLATE,
     SERVICE,
@@ -151,6 +152,18 @@ def no_surge_capacity(world) -> None:
     _unschedulable(world, "Unschedulable", "Insufficient nvidia.com/gpu")
 
 
+def pools_gone(world) -> None:
+    starting(world)
+    world.add_node("b", product="NVIDIA-H100-80GB-HBM3", memory_mib=81_559, gpus=8)
+    world.cluster.remove(NODE, "", "a")
+    world.settle()
+
+
+def pools_gone_and_replanned_soon(world) -> None:
+    pools_gone(world)
+    world.edit("big", plan={"replan": {"when": "Lost"}})
+
+
 def no_accelerators(world) -> None:
     _create(world)
 
@@ -254,6 +267,8 @@ SCENES: dict[Callable[[Any], None], tuple[str, str]] = {
     buffered: HEALTHY,
     buffer_not_served: HEALTHY,
     no_surge_capacity: PROGRESSING,
+    pools_gone: DEGRADED,
+    pools_gone_and_replanned_soon: PROGRESSING,
     no_accelerators: PROGRESSING,
     does_not_fit: DEGRADED,
     invalid_spec: DEGRADED,
@@ -338,6 +353,6 @@ def test_every_condition_is_in_a_fixture_in_each_state_that_it_has() -> None:
         for scene in SCENES
         for condition in yaml.safe_load(_path(scene).read_text())["status"]["conditions"]
     }
-    only_true = {ConditionType.RECONCILING, ConditionType.STALLED}
+    only_true = {ConditionType.RECONCILING, ConditionType.STALLED, ConditionType.POOLS_GONE}
     assert found >= {(kind.value, "True") for kind in ConditionType}
     assert found >= {(kind.value, "False") for kind in set(ConditionType) - only_true}

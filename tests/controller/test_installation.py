@@ -186,6 +186,7 @@ def test_the_status_is_told_as_metrics_and_forgotten_with_the_modelserve(ready_w
     ("plan", "target"),
     [
         ({}, None),
+        ({"targetConcurrency": 7, "concurrency": {"at8k": "12.91", "atMax": "1.10"}}, 7),
         ({"concurrency": {"at8k": "12.91", "atMax": "1.10"}, "engine": {"maxNumSeqs": 64}}, 12),
         ({"concurrency": {"at8k": "912.9", "atMax": "1.10"}, "engine": {"maxNumSeqs": 64}}, 64),
         ({"concurrency": {"atMax": "0.50"}, "engine": {"maxNumSeqs": 64}}, 1),
@@ -195,4 +196,5 @@ def test_the_status_is_told_as_metrics_and_forgotten_with_the_modelserve(ready_w
     ],
 )  # fmt: skip
 def test_the_target_of_an_autoscaler_is_what_the_plan_answers_at_once(plan: dict[str, Any], target: int | None) -> None:
+    """As it states itself, or as follows from one of a release that did not."""
     assert resource_metrics.target_concurrency(plan) == target

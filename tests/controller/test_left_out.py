@@ -93,7 +93,7 @@ def test_hardware_that_is_gone_while_another_plan_fits_is_said_with_the_command(
     world.cluster.set_pod(pod, phase="Pending", conditions=[pending])
     world.settle()
     proposed = world.status("big")["proposedPlan"]["hash"]
-    for kind in ("CapacityAvailable", "Planned", "Reconciling"):
+    for kind in ("CapacityAvailable", "Planned", "PoolsGone", "Stalled"):
         assert f"approve-plan={proposed}" in world.message(kind, "big"), kind
     assert "NVIDIA-H100-80GB-HBM3" in world.message("CapacityAvailable", "big")
 

@@ -45,7 +45,7 @@ def test_relabelled_nodes_only_propose(world) -> None:
     assert world.shown_plan("big") == committed
     assert status["proposedPlan"]["accelerator"] == "NVIDIA-H100-80GB-HBM3"
     assert {pod["metadata"]["uid"] for pod in world.cluster.of(POD)} == pods
-    assert world.rest() == [("patch/status", "ModelServe", "big")]
+    assert world.rest() == [("patch/status", "ModelServe", "big"), ("create", "Event", "PoolsGone")]
     world.add_node("a", **H200)
     assert "proposedPlan" not in world.status("big")
 

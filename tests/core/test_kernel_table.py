@@ -121,14 +121,21 @@ def test_grouped_products_of_experts_by_gpu(gpu, ranks, gate_up, down) -> None:
 
 def test_experts_of_few_rows_find_their_matrices_themselves() -> None:
     found, architecture = table("26B-A4B", 90), model("26B-A4B")
-    always = {"prepare": 1, "split_decode": 1, "combine": 1, "residual_norm": 1, "add_branches": 1}
-    few = {"linear_rows": 4, "route_few": 1, "chosen_products": 2, "sliding_decode": 1}
+    always = {"prepare": 1, "split_decode": 1, "combine": 1, "add_branches": 1}
+    few = {"linear_rows": 4, "route_few": 1, "chosen_rows": 2, "sliding_decode": 1}
     without = {"split_decode", "combine"}
     assert layer_launches(found, architecture, 0, rows=2, ranks=1) == {
         name: count for name, count in (always | few).items() if name not in without
     }
+    assert layer_launches(found, architecture, 0, rows=9, ranks=1).keys() >= {"chosen_products", "linear_rows"}
+    settling = [each.subject for each in found.choices if each.settles]
+    assert settling == [TextLinear.DOWN], "between the router and the experts that it chose, who read that early"
+    for gpu, ranks, weights in ((90, 2, None), (80, 1, None), (90, 1, FP8)):  # 352 inputs of a rank: no whole blocks
+        kernels = table("26B-A4B", gpu, weights, ranks=ranks).kernels()
+        assert "chosen_rows" not in kernels
     many = {
-        LIBRARY: 4, "gated_gelu": 1, "route_many": 1, "rms_norm": 1, "deal_slots": 1, "copy_rows": 1, "grouped_rows": 2,
+        LIBRARY: 4, "gated_gelu": 1, "residual_norm": 1, "route_many": 1, "rms_norm": 1, "deal_slots": 1,
+        "copy_rows": 1, "grouped_rows": 2,
     }  # fmt: skip
     assert layer_launches(found, architecture, 0, rows=65, ranks=1) == always | many
 

@@ -55,6 +55,8 @@ def test_31b_on_one_h200() -> None:
     assert result.per_request is not None
     assert result.per_request.at128k_bytes == result.per_request.at_max_bytes
     assert [c.verdict for c in result.candidates] == ["Chosen"]
+    assert result.candidates[0].speed is not None
+    assert result.target_concurrency == result.candidates[0].speed.concurrency > 1
 
 
 def test_lengths_above_the_limit_are_left_out() -> None:

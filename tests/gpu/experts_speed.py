@@ -117,7 +117,8 @@ def wrong(layer: MixtureOfExperts) -> Iterator[str]:
     router, doors = layer.router, layer.doors
     for rows in (1, 2, 7, 8, 16, 17, 40, 64, 65, 300, 2048):
         x = activations(rows, architecture().hidden_size) * 3
-        normed, choice = router(x, layer.pre_norm)
+        routed = router(x, layer.pre_norm)
+        normed, choice = routed.normed, routed.choice
         wide = x.double()
         scaled = wide / (wide.square().mean(-1, keepdim=True) + EPS).sqrt() * router.scale.double() * x.shape[1] ** -0.5
         logits = scaled @ router.weight.double().t()
@@ -148,9 +149,10 @@ def wrong_padding(layer: MixtureOfExperts) -> Iterator[str]:
         dense, kept = activations(*x.shape), []
 
         def run(x: Tensor, dense: Tensor, num_rows: Tensor | None) -> Tensor:
+            x = x.clone()
             _, normed = layer(
-                x.clone(), dense, added_norm=layer.pre_norm, scalar=None, next_weight=layer.pre_norm.weight,
-                num_rows=num_rows,
+                x, layer.route(x, num_rows), dense, added_norm=layer.pre_norm, scalar=None,
+                next_weight=layer.pre_norm.weight,
             )  # fmt: skip
             assert normed is not None
             return normed
@@ -231,12 +233,14 @@ def part_times(rows: int, layer: MixtureOfExperts) -> Iterator[str]:
     calls["add_branches"] = lambda: layer.doors.add_branches(x, dense, shares, norms, **end)
     repeats = CALLS if rows <= 512 else 3
     times = {name: microseconds([call] * repeats) for name, call in calls.items()}
-    steps = {"added_norm": norm, "scalar": scalar, "next_weight": norm.weight, "num_rows": None}
+    steps = {"added_norm": norm, "scalar": scalar, "next_weight": norm.weight}
     kernels = layer.doors
     for name, doors in (("layer", kernels), ("plain layer", PlainExperts())):
         inputs = [activations(rows, a.hidden_size) for _ in range(repeats)]  # so that experts change
         with_doors(layer, doors)
-        times[name] = microseconds([partial(layer, each, dense, **steps) for each in inputs])
+        times[name] = microseconds(
+            [lambda each=each: layer(each, layer.route(each, None), dense, **steps) for each in inputs]
+        )
     with_doors(layer, kernels)
     for name, taken in times.items():
         yield f"{name:16}{rows:6}{taken:9.1f}"

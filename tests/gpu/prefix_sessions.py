@@ -30,7 +30,8 @@ from pathlib import Path
 
 from random_checkpoint import read_config
 
-from modelserve.engine_args import EngineArgs
+from modelserve.engine_args import DEFAULT_MAX_NUM_MIXED_TOKENS, EngineArgs
+from modelserve.planning.prompt_rows import rows_alone
 from modelserve_worker.engine.engine import Engine
 from modelserve_worker.execution.ranks import LaunchedReplica, launch
 from modelserve_worker.request import Request, SamplingParams
@@ -70,9 +71,8 @@ class Bench:
         chunk: int | None = None,
     ) -> None:  # fmt: skip
         batched = chunk or options.max_num_batched_tokens
-        limits = SchedulerLimits(
-            batched, options.max_num_seqs, replica.max_model_len, (), captured_rows=replica.captured_rows
-        )
+        captured = () if chunk else replica.captured_rows  # chunks end where they should, not at a captured size
+        limits = SchedulerLimits(batched, options.max_num_seqs, replica.max_model_len, (), captured_rows=captured)
         host = int(options.host_gib * GIB) // options.tensor_parallel_size if caching else 0
         self.scheduler = Scheduler(
             limits, replica.geometry, min(pool_bytes, replica.pool_bytes), prefix_caching=caching, host_cache_bytes=host
@@ -191,7 +191,7 @@ def session(replica: LaunchedReplica, options: argparse.Namespace, words: Words,
         prompt = asked.request.prompt_token_ids
         whole, like_the_hit = (
             computed(replica, options, prompt, chunk=chunk, pool=pool)
-            for chunk in (options.max_num_batched_tokens, chunk_that_leaves(asked, options.max_num_batched_tokens))
+            for chunk in (None, chunk_that_leaves(asked, options.max_num_batched_tokens))
         )
         rounding, apart = distance(like_the_hit, whole)[0], distance(asked, whole)
         report.say(
@@ -203,7 +203,7 @@ def session(replica: LaunchedReplica, options: argparse.Namespace, words: Words,
 
 
 def computed(
-    replica: LaunchedReplica, options: argparse.Namespace, prompt: Sequence[int], *, chunk: int, pool: int
+    replica: LaunchedReplica, options: argparse.Namespace, prompt: Sequence[int], *, chunk: int | None, pool: int
 ) -> Asked:
     """The answer of an engine without a cache."""
     bench = Bench(replica, options, pool_bytes=pool, caching=False, chunk=chunk)
@@ -216,7 +216,10 @@ def chunk_that_leaves(hit: Asked, most: int) -> int:
     """Tokens of a chunk with which the last one of the prompt has the rows that a hit computed: kernels round by how
     many rows they are given, and the logits are those of the last chunk."""
     before = hit.request.cached_tokens
-    chunks = -(-before // most)
+    longest = rows_alone(
+        before, max_num_batched_tokens=most, max_num_mixed_tokens=DEFAULT_MAX_NUM_MIXED_TOKENS
+    )  # the scheduler gives a long prompt no more
+    chunks = -(-before // longest)
     return -(-before // chunks)
 
 

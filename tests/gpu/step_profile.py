@@ -24,6 +24,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from modelserve.engine_args import EngineArgs
+from modelserve.planning.wishes import DEFAULT_MAX_NUM_SEQS
 from modelserve_worker.execution.ranks import launch
 
 
@@ -68,7 +69,7 @@ def main() -> None:
         args = EngineArgs(
             model=directory, load_format="dummy", device="cuda", max_model_len=longest,
             kv_cache_dtype=options.kv_cache_dtype, max_num_batched_tokens=options.max_num_batched_tokens,
-            max_num_mixed_tokens=options.max_num_mixed_tokens,
+            max_num_mixed_tokens=options.max_num_mixed_tokens, max_num_seqs=max(DEFAULT_MAX_NUM_SEQS, options.batch),
         )  # fmt: skip
         replica = launch(args)
     bench = Bench(replica, args)

@@ -13,7 +13,9 @@
 # Of spec.capacityBuffer.
 - {apiGroups: [""], resources: [podtemplates], verbs: [get, list, watch, create, patch, delete]}
 - {apiGroups: [autoscaling.x-k8s.io], resources: [capacitybuffers], verbs: [get, list, watch, create, patch, delete]}
-# Patched is one annotation, which has a worker on a drained node go first (rollout.onEviction SurgeFirst).
+# Of plans whose GPUs are asked for by claims (dynamic resource allocation).
+- {apiGroups: [resource.k8s.io], resources: [resourceclaimtemplates], verbs: [get, list, watch, create, patch, delete]}
+# Patched are annotations: which worker goes first, and which of them autoscalers spare.
 - {apiGroups: [""], resources: [pods], verbs: [list, watch, patch]}
 - {apiGroups: [discovery.k8s.io], resources: [endpointslices], verbs: [list, watch]}
 - {apiGroups: [""], resources: [persistentvolumeclaims], verbs: [get]}

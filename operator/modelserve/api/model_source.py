@@ -7,11 +7,16 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, ValidationInfo
 
-from modelserve.api.schema_types import ApiModel, DnsName
+from modelserve.api.schema_types import ApiModel, DnsName, PathSegments
 
 HF_URI_PATTERN = r"hf://[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*"
 PVC_URI_PATTERN = r"pvc://[a-z0-9]([a-z0-9.-]*[a-z0-9])?(/[A-Za-z0-9_][A-Za-z0-9._-]*)*"
-MODEL_URI_PATTERN = f"^({HF_URI_PATTERN}|{PVC_URI_PATTERN})$"
+OCI_URI_PATTERN = (  # registry with an optional port, repository, and a tag, a digest, or both
+    r"oci://[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]{1,5})?(/[a-z0-9]+([._-]+[a-z0-9]+)*)+"
+    r"(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(@sha256:[0-9a-f]{64})?"
+)
+MODEL_URI_PATTERN = f"^({HF_URI_PATTERN}|{PVC_URI_PATTERN}|{OCI_URI_PATTERN})$"
+_FORMS = "hf://OWNER/NAME, pvc://CLAIM/PATH or oci://REGISTRY/NAME@sha256:DIGEST"
 FILE_URI_CONTEXT = {"file_uri": True}  # validation context of the command line, which also takes file://DIR
 
 
@@ -21,8 +26,8 @@ def _model_uri(uri: str, info: ValidationInfo) -> str:
     if uri.startswith("file://"):
         if info.context and info.context.get("file_uri"):
             return uri
-        raise ValueError("file:// is for the command line only; use hf://OWNER/NAME or pvc://CLAIM/PATH")
-    raise ValueError(f"{uri!r} is not a model address; use hf://OWNER/NAME or pvc://CLAIM/PATH")
+        raise ValueError(f"file:// is for the command line only; use {_FORMS}")
+    raise ValueError(f"{uri!r} is not a model address; use {_FORMS}")
 
 
 ModelUri = Annotated[
@@ -45,8 +50,11 @@ class ModelSource(ApiModel):
     """The checkpoint to serve."""
 
     uri: ModelUri = Field(
-        description="Address of the checkpoint: hf://OWNER/NAME (Hugging Face hub) or pvc://CLAIM/PATH (a directory "
-        "on a PersistentVolumeClaim of the same namespace)."
+        description="Address of the checkpoint: hf://OWNER/NAME (Hugging Face hub), pvc://CLAIM/PATH (a directory on a "
+        "PersistentVolumeClaim of the same namespace) or oci://REGISTRY/NAME@sha256:DIGEST (an image, mounted)."
+    )
+    image_path: PathSegments | None = Field(
+        default=None, description="Directory of the checkpoint inside an oci:// image; left out: models."
     )
     served_name: str | None = Field(
         default=None,

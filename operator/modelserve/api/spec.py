@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, model_validator
 
 from modelserve.api.capacity_buffer import CapacityBufferSpec
 from modelserve.api.model_source import ModelSource, ModelUri, SecretKeyRef
+from modelserve.api.plan_policy import PlanSpec
 from modelserve.api.pod import PodOverrides
 from modelserve.api.schema_types import (
     ApiModel,
@@ -17,6 +18,7 @@ from modelserve.api.schema_types import (
     DnsName,
     LabelKey,
     LabelValue,
+    PathSegments,
     Price,
     Product,
     Quantity,
@@ -26,14 +28,9 @@ from modelserve.api.schema_types import (
 from modelserve.sizing.backends.table import Profile
 from modelserve.sizing.pages import KVCacheLayout
 
-REVISION_NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?-[0-9a-f]{10}$"
-
 WorkerPolicy = Literal["Proposed", "OnEdit", "Rolling"]
 Objective = Literal["Latency", "Throughput", "MaxContext", "Cost"]
 ServableKVCacheDtype = Literal["bfloat16", "int8", "fp8_e4m3", "fp8_e5m2"]
-PathSegments = Annotated[
-    str, StringConstraints(max_length=512, pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*$")
-]
 
 
 class DrafterSource(ApiModel):
@@ -219,30 +216,6 @@ class StorageSpec(ApiModel):
 
     pvc_name: DnsName = Field(description="PersistentVolumeClaim of the same namespace.")
     sub_path: PathSegments | None = Field(default=None, description="Directory inside the claim; left out: its root.")
-
-
-class PlanSpec(ApiModel):
-    """What happens with a plan."""
-
-    mode: Literal["Automatic", "Manual", "PreviewOnly"] = Field(
-        default="Automatic",
-        description="Automatic: a new plan is applied. Manual: it waits in status.proposedPlan for approval. "
-        "PreviewOnly: planned and shown, nothing is started; what runs already stays.",
-    )
-    approved_hash: str | None = Field(
-        default=None,
-        pattern=r"^[0-9a-f]{10}$",
-        max_length=10,
-        description="Hash of the plan to commit, as `modelserve plan` and status.proposedPlan print it; the annotation "
-        "approve-plan does the same.",
-    )
-    revision: str | None = Field(
-        default=None,
-        pattern=REVISION_NAME_PATTERN,
-        max_length=51,
-        description="A revision that was committed before, NAME-HASH as `kubectl get controllerrevisions` prints it: "
-        "it runs, with its own image and settings, until this field changes; nothing is planned past it.",
-    )
 
 
 class RolloutSpec(ApiModel):

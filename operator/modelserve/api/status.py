@@ -193,7 +193,9 @@ class PlanStatus(ApiModel):
     )
     accelerator: Product | None = Field(default=None, description="Accelerator product, or CPU.")
     resource_name: LabelKey | None = Field(
-        default=None, description="Extended resource that the pod asks for; absent on the CPU."
+        default=None,
+        description="Extended resource that the pod asks for; without a slash it is the DeviceClass of its claim. "
+        "Absent on the CPU.",
     )
     gpus_per_replica: GpuCount | None = Field(default=None, description="GPUs of one replica; 0 on the CPU.")
     node_selector_terms: tuple[NodeSelectorTerm, ...] | None = Field(
@@ -212,6 +214,11 @@ class PlanStatus(ApiModel):
     per_gpu: GpuMemory | None = Field(default=None, description="Where the memory of one GPU goes.")
     per_request: RequestBytes | None = Field(default=None, description="Bytes one request holds.")
     concurrency: Concurrency | None = Field(default=None, description="Requests at once.")
+    target_concurrency: Tokens | None = Field(
+        default=None,
+        description="Requests, running and waiting, that one replica is planned to answer at once under spec.workload: "
+        "an autoscaler's target.",
+    )
     message: Message | None = Field(default=None, description="The plan in a sentence, with its reasons.")
     speed_factors: tuple[SpeedFactors, ...] | None = Field(
         default=None,

@@ -61,6 +61,9 @@ def plan_text(
     """
     head = f"{name}: " + (f"plan {plan.hash}" if plan.fits else "no plan")
     parts = [head, _wrapped(plan.message or "", indent="  ")]
+    if plan.target_concurrency is not None:
+        full = f"One replica is full at {plan.target_concurrency:,} requests, running and waiting"
+        parts.append(_wrapped(f"{full}: autoscaling's target.", indent="  "))
     if shown:
         tokens = f"{wishes.input_tokens:,} + {wishes.output_tokens:,}"
         told = (

@@ -70,7 +70,12 @@ def engine_args_for(plan: PlanStatus, spec: ModelServeSpec, *, model_directory: 
 
 def served_name(spec: ModelServeSpec) -> str:
     """Name of the model in the HTTP API: as asked, else the last part of its address."""
-    return spec.model.served_name or spec.model.uri.rstrip("/").rsplit("/", 1)[1]
+    return spec.model.served_name or _last_part(spec.model.uri)
+
+
+def _last_part(uri: str) -> str:
+    """Of an address, without the tag and the digest of an image."""
+    return uri.rstrip("/").rsplit("/", 1)[1].partition("@")[0].partition(":")[0]
 
 
 def plan_hash(plan: PlanStatus, spec: ModelServeSpec, *, engine_version: str = ENGINE_VERSION) -> str:

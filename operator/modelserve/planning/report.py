@@ -70,6 +70,7 @@ def chosen_plan(
         per_gpu=gpu_memory(fit.memory),
         per_request=request_bytes(fit),
         concurrency=concurrency(fit),
+        target_concurrency=speed(fit, architecture, wishes).load.requests,
         message=_plan_message(fit, architecture, wishes, spec),
         speed_factors=wishes.learned.speed[:MAX_SPEED_FACTORS] or None,
         candidates=candidates,

@@ -14,6 +14,7 @@ from typing import Any
 from modelserve.api import PlanStatus
 from modelserve.api.schema_types import quantity_value
 from modelserve.hardware import GPU_RESOURCE
+from modelserve.planning.resource_slices import is_device_class
 from modelserve.sizing.front_end import KNOWN_TEXTS_BYTES, OPEN_BODIES_BYTES, PREPARATION_BYTES
 from modelserve.sizing.grammars import GRAMMARS_BYTES
 
@@ -25,8 +26,8 @@ GPU_VENDOR = GPU_RESOURCE.partition("/")[0] + "/"
 # Measured 0.58 with the published tokenizer.
 FRONT_END_BYTES = 5 * GIB // 8 + OPEN_BODIES_BYTES + PREPARATION_BYTES + KNOWN_TEXTS_BYTES
 ENGINE_BYTES = GIB // 2  # measured 0.33 per rank beside weights and pool
-# Per rank. Measured 1.0 on an H200 with its kernels compiled (a context, its libraries, staging); a first start compiles
-# them in as many processes as it has cores.
+# Per rank. Measured 1.0 on an H200 with its kernels compiled (a context, its libraries, staging); a first start
+# compiles them in as many processes as it has cores.
 CUDA_BYTES = 3 * GIB
 SHARED_MEMORY_BYTES = GIB  # /dev/shm of a tensor-parallel group, which counts as memory
 LIMIT_FACTOR = 2  # page cache lives between request and limit
@@ -69,7 +70,7 @@ def worker_resources(users: Mapping[str, Any], plan: PlanStatus, *, downloaded_b
             requests[name] = _smaller(str(request), limits.get(name))
         if name not in limits:
             limits[name] = _larger(str(limit), requests[name])
-    if plan.resource_name and plan.gpus_per_replica:
+    if plan.resource_name and plan.gpus_per_replica and not is_device_class(plan.resource_name):
         limits[plan.resource_name] = str(plan.gpus_per_replica)
     return {"requests": requests, "limits": limits}
 

@@ -30,7 +30,9 @@ def pod_spec(source: ModelSource, *, user_id: int | None) -> dict[str, Any]:
     groups, and a fixed one would have it refuse the pod.
     """
     weights: dict[str, Any] = {"name": "weights"}
-    if source.claim is None:
+    if source.image is not None:
+        weights["image"] = {"reference": source.image, "pullPolicy": "IfNotPresent"}
+    elif source.claim is None:
         weights["emptyDir"] = {}
     else:
         weights["persistentVolumeClaim"] = {"claimName": source.claim}

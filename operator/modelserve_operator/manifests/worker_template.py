@@ -10,8 +10,10 @@ from typing import Any
 from modelserve.api import ModelServeSpec, PlanStatus
 from modelserve.api.model_source import SecretKeyRef
 from modelserve.planning.eligibility import GPU_TOLERATION
+from modelserve.planning.resource_slices import is_device_class
 from modelserve.releases import release_number
-from modelserve_operator import labels
+from modelserve_operator import disruption, labels
+from modelserve_operator.manifests.claim_template import ask_by_claim
 from modelserve_operator.manifests.pod_resources import (
     download_resources,
     worker_resources,
@@ -103,6 +105,8 @@ def worker_template(
         pod["volumes"].append({"name": "shm", "emptyDir": {"medium": "Memory"}})  # NCCL overflows the default 64 MiB
         serve["volumeMounts"].append({"name": "shm", "mountPath": "/dev/shm"})  # noqa: S108 - where NCCL looks
     pod["containers"] = [serve]
+    if is_device_class(plan.resource_name):
+        ask_by_claim(pod, serve, revision)
     if source.downloaded:
         resolves = source.moves and release_number(worker.release) >= release_number(RESOLVES_SINCE)
         downloads = _downloads(
@@ -119,9 +123,8 @@ def worker_template(
     if secrets := image_pull_secrets(spec, pull_secrets):
         pod["imagePullSecrets"] = secrets
     pod["terminationGracePeriodSeconds"] = SHUTDOWN_DELAY_SECONDS + spec.rollout.drain_seconds + EXIT_SECONDS
-    metadata: dict[str, Any] = {"labels": {**extra.get("labels", {}), **own_labels}}
-    if extra.get("annotations"):
-        metadata["annotations"] = extra["annotations"]
+    annotations = disruption.at_birth(extra.get("annotations") or {})
+    metadata = {"labels": {**extra.get("labels", {}), **own_labels}, "annotations": annotations}
     return {"metadata": metadata, "spec": pod}
 
 
@@ -144,6 +147,9 @@ def with_worker(template: Mapping[str, Any], *, image: str, name: str, before: s
         if container_["name"] in (WORKER_CONTAINER, FETCH_CONTAINER, RESOLVE_CONTAINER):
             container_["image"] = image
     found["metadata"]["labels"][labels.PLAN_HASH] = after
+    for claim in pod.get("resourceClaims", ()):
+        if claim.get("resourceClaimTemplateName") == labels.revision_name(name, before):
+            claim["resourceClaimTemplateName"] = labels.revision_name(name, after)
     for volume in pod["volumes"]:
         if volume.get("configMap", {}).get("name") == labels.revision_name(name, before):
             volume["configMap"]["name"] = labels.revision_name(name, after)

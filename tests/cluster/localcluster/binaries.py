@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from localcluster.settings import GO_MODULE, KUBERNETES_VERSION, ClusterError, cache_dir
 
@@ -62,30 +63,62 @@ def require_programs(progress: Progress) -> dict[str, Path]:
     return {name: folder / name for name in PROGRAMS} | {"pause": build_folder() / "pause"}
 
 
-TOOLS = {  # a Go module of its own beside kube/, pinned by its go.sum: the package, and what it leaves out
-    "helm": ("helm.sh/helm/v3/cmd/helm", ""),
-    "gitops": (".", ""),
-    "karpenter": ("sigs.k8s.io/karpenter/kwok", ""),  # with its cloud provider that makes nodes of nothing
-    "promtool": ("github.com/prometheus/prometheus/cmd/promtool", "remove_all_sd"),  # clients of every cloud
+class Tool(NamedTuple):
+    """A program of a Go module beside this package, pinned by its go.sum."""
+
+    module: str
+    package: str
+    flag: str = "-tags="  # to `go build`
+
+
+TOOLS = {
+    "helm": Tool("helm", "helm.sh/helm/v3/cmd/helm"),
+    "gitops": Tool("gitops", "."),
+    "karpenter": Tool("karpenter", "sigs.k8s.io/karpenter/kwok"),  # with its cloud provider that makes nodes of nothing
+    # Clients of every cloud are left out.
+    "promtool": Tool("promtool", "github.com/prometheus/prometheus/cmd/promtool", "-tags=remove_all_sd"),
+    # Kubernetes' own module and flag: most of it has then been compiled for the API server.
+    "custom-metrics": Tool("kube", "./custom-metrics", "-trimpath"),
 }
 
 
 def require_tool(name: str, progress: Progress) -> Path:
     """Path of one of TOOLS, built first where it is missing. Raises ClusterError when it cannot be built."""
-    module = GO_MODULE.parent / name
-    digest = hashlib.sha256((module / "go.sum").read_bytes()).hexdigest()[:10]
+    tool = TOOLS[name]
+    module = GO_MODULE.parent / tool.module
+    own = sorted((module / tool.package).glob("*.go"))
+    digest = hashlib.sha256(b"".join(each.read_bytes() for each in (module / "go.sum", *own))).hexdigest()[:10]
     program = cache_dir() / f"{name}-{digest}" / name
     if not os.access(program, os.X_OK):
         progress(f"building {name} from source, once")
-        package, tags = TOOLS[name]
         program.parent.mkdir(parents=True, exist_ok=True)
         built = program.with_suffix(f".{os.getpid()}")
-        command = [_go(name), "build", "-buildvcs=false", "-ldflags=-s -w", f"-tags={tags}", "-o", str(built), package]
+        command = [_go(name), "build", "-buildvcs=false", "-ldflags=-s -w", tool.flag, "-o", str(built), tool.package]
         done = subprocess.run(command, cwd=module, capture_output=True, text=True, check=False)
         if done.returncode:
             raise ClusterError(f"building {name} failed:\n{done.stderr[-2000:]}")
         built.rename(program)
     return program
+
+
+def tools_folder(name: str, progress: Progress) -> Path:
+    """Folder with all programs that the go.mod beside kube/ names as tools, built first where one is missing.
+
+    Raises ClusterError when they cannot be built.
+    """
+    module = GO_MODULE.parent / name
+    digest = hashlib.sha256((module / "go.sum").read_bytes()).hexdigest()[:10]
+    folder = cache_dir() / f"{name}-{digest}"
+    done = folder / "built"
+    if not done.exists():
+        progress(f"building {name} from source, once")
+        folder.mkdir(parents=True, exist_ok=True)
+        command = [_go(name), "build", "-buildvcs=false", "-ldflags=-s -w", "-o", f"{folder}/", "tool"]
+        built = subprocess.run(command, cwd=module, capture_output=True, text=True, check=False)
+        if built.returncode:
+            raise ClusterError(f"building {name} failed:\n{built.stderr[-2000:]}")
+        done.touch()
+    return folder
 
 
 def module_folder(tool: str, module: str) -> Path:

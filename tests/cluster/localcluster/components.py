@@ -22,6 +22,7 @@ from localcluster.settings import (
 )
 
 _ETCD_URL = "http://127.0.0.1:2379"
+_FRONT_PROXY = "front-proxy"
 _CLIENTS = {  # certificate: (user, group)
     "admin": (ADMIN_USER, "system:masters"),
     "kubelet": (f"system:node:{NODE_NAME}", "system:nodes"),
@@ -37,6 +38,9 @@ def write_certificates(layout: Layout) -> None:
     authority.issue_key_pair("service-accounts")
     service = [f"kubernetes{suffix}" for suffix in ("", ".default", ".default.svc", ".default.svc.cluster.local")]
     authority.issue_server("apiserver", [layout.node_address, layout.kubernetes_service_address, "127.0.0.1", *service])
+    # What other API servers that this one forwards to know it by; its own clients' authority must not vouch for users.
+    front_proxy = CertificateAuthority.create(layout.certificates / "front-proxy")
+    front_proxy.issue_client("proxy-client", user=_FRONT_PROXY)
     layout.config.mkdir(parents=True, exist_ok=True)
     special = {"admin": layout.admin_kubeconfig, "operator": layout.operator_kubeconfig}
     for client, (user, group) in _CLIENTS.items():
@@ -138,7 +142,7 @@ def _kubelet(layout: Layout, profile: NodeProfile) -> dict[str, Any]:
         "staticPodPath": "",
         "nodeStatusUpdateFrequency": "10s",
         # The tests end containers again and again: the third end of one must not cost 20 s, nor the fourth 40.
-        "featureGates": {"KubeletCrashLoopBackOffMax": True},
+        "featureGates": {"KubeletCrashLoopBackOffMax": True, "ImageVolume": True},
         "crashLoopBackOff": {"maxContainerRestartPeriod": "3s"},
         "logging": {"verbosity": 1},
     }
@@ -172,6 +176,19 @@ AUDIT_POLICY: dict[str, Any] = {
         {"level": "None"},
     ],
 }
+
+
+def _aggregation(front_proxy: Path) -> list[str]:
+    """Flags with which requests for an APIService go to it, in the name of who asks."""
+    return [
+        f"--requestheader-client-ca-file={front_proxy}/ca.crt",
+        f"--requestheader-allowed-names={_FRONT_PROXY}",
+        "--requestheader-username-headers=X-Remote-User",
+        "--requestheader-group-headers=X-Remote-Group",
+        "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+        f"--proxy-client-cert-file={front_proxy}/proxy-client.crt",
+        f"--proxy-client-key-file={front_proxy}/proxy-client.key",
+    ]
 
 
 def commands(layout: Layout, programs: dict[str, Path]) -> dict[str, list[str]]:
@@ -208,6 +225,8 @@ def commands(layout: Layout, programs: dict[str, Path]) -> dict[str, list[str]]:
             f"--service-account-key-file={certificates}/service-accounts.pub",
             f"--service-account-signing-key-file={certificates}/service-accounts.key",
             "--authorization-mode=Node,RBAC",
+            "--feature-gates=ImageVolume=true",  # on by itself in newer releases
+            *_aggregation(certificates / "front-proxy"),
             # The second is what stricter distributions add: it admits blockOwnerDeletion only to those who may set it.
             "--enable-admission-plugins=NodeRestriction,OwnerReferencesPermissionEnforcement",
             f"--audit-policy-file={config}/audit.yaml",

@@ -120,6 +120,7 @@ def _commands(folder: Path, programs: dict[str, Path], *, api: int, etcd: int, p
             f"--service-account-signing-key-file={certificates}/service-accounts.key",
             "--disable-admission-plugins=ServiceAccount",
             "--authorization-mode=RBAC",
+            "--feature-gates=ImageVolume=true",  # on by itself in newer releases
             f"--audit-policy-file={folder}/audit.yaml",
             f"--audit-log-path={folder}/audit.log",
         ],

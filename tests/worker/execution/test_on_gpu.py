@@ -89,7 +89,7 @@ def test_steps_in_which_more_and_more_requests_draw_take_no_more_memory(tmp_path
     make_checkpoint("31B", tmp_path, seed=2, vocab_size=262_144, **TAKEN)
     replica = launch(EngineArgs(model=str(tmp_path), device="cuda", dtype="bfloat16", gpu_memory_utilization=0.2))
     assert replica.captured_rows
-    driver, reserved = driver_for(replica.geometry, POOL), []
+    driver, reserved = driver_for(replica.geometry, 16 * POOL), []
     for requests in range(1, 49):
         shares = [driver.share(f"r{i}", [7], samples=True) for i in range(requests)]
         shares.append(driver.share(f"prompt{requests}", random_tokens(24, seed=requests), samples=True, slot=63))

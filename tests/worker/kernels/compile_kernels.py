@@ -92,7 +92,9 @@ def jobs(modules: list[str], capabilities: list[int], match: str) -> Iterator[Jo
                     yield Job(module, index, specimen.name, capability)
 
 
-def early_work(ptx: str, signature: dict[str, str], *, waits: bool, waits_first: bool) -> Iterator[str]:
+def early_work(
+    ptx: str, signature: dict[str, str], *, waits: bool, waits_first: bool, settled: frozenset[str]
+) -> Iterator[str]:
     """What is wrong before `griddepcontrol.wait`: a way past it, a write, a read of what a kernel may write."""
     body = ptx[ptx.index("\n{") :]
     if "trap;" in body and "st.global" not in body:
@@ -115,7 +117,7 @@ def early_work(ptx: str, signature: dict[str, str], *, waits: bool, waits_first:
         known = {parameters[int(number)] for number in re.findall(r"_param_(\d+)\]", code)}
         known = known.union(*(origins.get(register, set()) for register in registers[1:]))
         read = known & pointers if "ld.global" in code else set()
-        if not_constant := sorted(name for name in read if not name.endswith(CONSTANT)):
+        if not_constant := sorted(name for name in read if not name.endswith(CONSTANT) and name not in settled):
             yield f"reads {not_constant} before it waits"
         if registers:
             origins[registers[0]] = origins.get(registers[0], set()) | known
@@ -158,7 +160,8 @@ def compile_one(job: Job) -> Outcome:
         return Outcome(job, (f"ptxas reported neither registers nor spills: {log.getvalue()!r}",))
     waits = job.capability >= DEPENDENT_LAUNCH
     passed = {name: specimen.signature[name] for name in names if name in specimen.signature}
-    early = early_work(compiled.asm["ptx"], passed, waits=waits, waits_first=specimen.waits_first)
+    first, settled = specimen.waits_first, specimen.settled
+    early = early_work(compiled.asm["ptx"], passed, waits=waits, waits_first=first, settled=settled)
     used, stored, shared = int(registers[1]), int(spilled[1]), compiled.metadata.shared
     most = generation_of(job.capability).shared_bytes
     problems = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -15,14 +16,20 @@ def compiler() -> str | None:
     return os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
 
 
+def _whole(file: Path) -> str:
+    """A source with what it includes, but for PTX, in whose place the emulation is."""
+    if file.name in ("sm90.cuh", "barriers_sm90.cuh"):
+        return '#include "emulated_sm90.h"\n'
+    text = file.read_text().replace("#pragma once", "")
+    return re.sub(r'^#include "(.+)"$', lambda name: _whole(file.with_name(name[1])), text, flags=re.MULTILINE)
+
+
 def built(source: CudaSource, entry: str, folder: Path) -> ctypes.CDLL:
     """A library of the kernel and of `entry`, C++ that launches it."""
-    text = (FOLDER / source.file).read_text()
+    text = _whole(FOLDER / source.file)
     declared = "extern __shared__ __align__(1024) unsigned char memory[];"
     assert declared in text
     written, library = folder / "kernel.cpp", folder / f"{'-'.join((source.entry, *source.defines))}.so"
-    pipeline = (FOLDER / "pipeline.cuh").read_text().replace('#include "sm90.cuh"', '#include "emulated_sm90.h"')
-    text = text.replace('#include "pipeline.cuh"', pipeline.replace("#pragma once", ""))
     written.write_text(text.replace(declared, "unsigned char* memory = shared_memory();") + entry)
     defines = [f"-D{define}" for define in (*source.defines, f"SHARED_BYTES={source.shared_bytes}")]
     named = [compiler() or "c++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", f"-I{Path(__file__).parent}"]

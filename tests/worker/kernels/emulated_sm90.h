@@ -43,6 +43,9 @@ struct TensorMap {
   const unsigned char* base;  // of the plane in page 0: rows of 128 bytes for each part
   long long page_bytes;
   int parts = 4, rows = 8;  // of a box
+  // Or of a matrix [matrix_rows, blocks of 128 bytes] boxes of so many rows and blocks.
+  long long row_bytes = 0;
+  int matrix_rows = 0, blocks = 0, box_rows = 0, box_blocks = 0;
 };
 
 struct Meeting {  // of `size` threads, again and again
@@ -52,7 +55,7 @@ struct Meeting {  // of `size` threads, again and again
 struct ThreadBlock {
   int rank;
   std::vector<unsigned char> shared;
-  Meeting all, some, warps[32];
+  Meeting all, named[16], warps[32];
   u32 shown[32][32][8];  // what lanes of a warp show each other
 };
 struct Fiber {
@@ -96,20 +99,24 @@ static void __syncthreads() { meet(current->block->all); }
 static void __trap() { abort(); }
 static uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
 static float2 make_float2(float x, float y) { return {x, y}; }
+static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 template <class Value>
 static Value __ldcg(const Value* from) {
   return *from;
 }
-static void barrier_sync(int, int threads) {
-  current->block->some.size = threads;
-  meet(current->block->some);
+static Meeting& meeting(int name, int threads) {
+  current->block->named[name].size = threads;
+  return current->block->named[name];
 }
+static void barrier_sync(int name, int threads) { meet(meeting(name, threads)); }
+static void barrier_arrive(int name, int threads) { arrive(meeting(name, threads)); }
 static float __int_as_float(int bits) {
   float value;
   memcpy(&value, &bits, 4);
   return value;
 }
-static float shuffled(float value, int from) {
+template <class Value>
+static Value shuffled(Value value, int from) {
   memcpy(&shown()[lane()][0], &value, 4);
   meet_warp();
   memcpy(&value, &shown()[from][0], 4);
@@ -117,6 +124,15 @@ static float shuffled(float value, int from) {
   return value;
 }
 static float shuffled_xor(float value, int distance) { return shuffled(value, lane() ^ distance); }
+static u32 __ballot_sync(u32, bool value) {
+  shown()[lane()][0] = value;
+  meet_warp();
+  u32 bits = 0;
+  for (int i = 0; i < 32; i++) bits |= shown()[i][0] << i;
+  meet_warp();
+  return bits;
+}
+static int __popc(u32 bits) { return __builtin_popcount(bits); }
 static float quad_maximum(float value) {
   value = fmaxf(value, shuffled_xor(value, 1));
   return fmaxf(value, shuffled_xor(value, 2));
@@ -186,6 +202,20 @@ static void load_rows(const TensorMap* map, u32 to, u32 barrier, int y, int w) {
                map->base + w * map->page_bytes + (y + row) * 128 * map->parts + part * 128 + piece * 16, 16);
   came(phases_at(barrier), map->parts * map->rows * 128);
 }
+// Swizzled by 128 bytes; nothing but zeros outside of the matrix.
+static void load_own_box(const TensorMap* of, u32 to, u32 barrier, int, int first_row, int first_block) {
+  const TensorMap& map = *of;
+  for (int block = 0; block < map.box_blocks; block++)
+    for (int row = 0; row < map.box_rows; row++)
+      for (int piece = 0; piece < 8; piece++) {
+        unsigned char* there = at(to + (block * map.box_rows + row) * 128 + ((piece ^ row % 8) << 4));
+        if (first_row + row < map.matrix_rows && first_block + block < map.blocks)
+          memcpy(there, map.base + (first_row + row) * map.row_bytes + (first_block + block) * 128 + piece * 16, 16);
+        else
+          memset(there, 0, 16);
+      }
+  came(phases_at(barrier), map.box_blocks * map.box_rows * 128);
+}
 static int piece(int row, int number) { return row * 128 + ((number ^ (row & 7)) << 4); }
 
 static void load_pairs(u32 (&to)[4], u32 address, bool transposed) {
@@ -225,16 +255,20 @@ static u32 rounded_bits(float value) {
   return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
 }
 static u32 bf16_pair(float low, float high) { return rounded_bits(low) | rounded_bits(high) << 16; }
+static float rounded(float value) { return __int_as_float(rounded_bits(value) << 16); }
+static float gelu(float x) { return x / (1.0f + expf(-1.5957691216057308f * (x + 0.044715f * x * x * x))); }
 static const float LOG2_E = 1.4426950408889634f;
 #define NO_KEY (-__int_as_float(0x7F800000))
 static float power_of_two(float exponent) { return exp2f(exponent); }
 
-// Runs the cluster at `number` of the grid. Returns how many threads have not ended when nobody goes on any more.
-static int run_cluster(int size, int threads, int shared_bytes, Dim number, Dim grid, void (*ahead)(), void (*body)()) {
+// Runs the cluster at `number` of the grid; `idle` of its threads end without a wait. Returns how many threads have not
+// ended when nobody goes on any more.
+static int run_cluster(int size, int threads, int shared_bytes, Dim number, Dim grid, void (*ahead)(), void (*body)(),
+                       int idle = 0) {
   blocks.assign(size, ThreadBlock());
   fibers.clear();
   fibers.resize(size * threads);
-  cluster = prerequisites = Meeting{size * threads};
+  cluster = Meeting{size * threads}, prerequisites = Meeting{size * threads - idle};
   kernel_ahead = ahead, blockIdx = number, gridDim = grid;
   for (int rank = 0; rank < size; rank++) {
     blocks[rank].rank = rank;

@@ -8,6 +8,7 @@ from typing import Any
 from unittest import mock
 
 from modelserve_worker.kernels import (
+    chosen_rows_sm90,
     chunk_attention_sm90,
     cuda_kernel,
     dependent_launch,
@@ -27,6 +28,7 @@ def one_after_the_other() -> Iterator[None]:
 
     with (
         mock.patch.object(dependent_launch, "current_target", return_value=None),
+        mock.patch.object(chosen_rows_sm90, "launch", launch),
         mock.patch.object(chunk_attention_sm90, "launch", launch),
         mock.patch.object(global_decode_sm90, "launch", launch),
         mock.patch.object(grouped_rows_sm90, "launch", launch),

@@ -51,7 +51,7 @@ def test_kernels_and_plain_pytorch_say_the_same_of_a_layer(
     norm.weight.fill_(1.5)
     num_rows = torch.tensor([max(1, rows - 2)], dtype=torch.int32)
     (twin, twin_normed), (summed, normed) = (
-        layer(x.clone(), dense, added_norm=norm, scalar=None, next_weight=norm.weight, num_rows=num_rows)
+        layer(x.clone(), layer.route(x, num_rows), dense, added_norm=norm, scalar=None, next_weight=norm.weight)
         for layer in (plain, kernels)
     )
     for ours, theirs in ((summed, twin), (normed, twin_normed)):

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.errors import InvalidInput
+from modelserve_worker.kernels import row_blocks
 from modelserve_worker.kernels.experts import NO_EXPERT, Choice, PlainExperts, Shares
 from modelserve_worker.kernels.operations import PLAIN
 from modelserve_worker.kernels.row_blocks import grouped_product
-from modelserve_worker.layers import stored_matrix
 from modelserve_worker.layers.moe import Experts, Router
 from modelserve_worker.layers.norm import RMSNorm
 from modelserve_worker.layers.parallel import Shard, TensorParallel
@@ -134,9 +134,10 @@ def test_rows_past_the_last_choose_no_expert_and_come_out_as_zeros(architecture:
     for parameter in (*router.parameters(), *experts.parameters(), *norm.parameters()):
         parameter.data.normal_(generator=generator)
     x = torch.randn((5, architecture.hidden_size), generator=generator)
-    normed, chosen = router(x, norm)
+    routed = router(x, norm)
+    normed, chosen = routed.normed, routed.choice
     assert torch.equal(normed, norm(x))
-    _, padded = router(x, norm, torch.tensor([3], dtype=torch.int32))
+    padded = router(x, norm, torch.tensor([3], dtype=torch.int32)).choice
     assert torch.equal(padded.experts[:3], chosen.experts[:3])
     assert torch.equal(padded.weights, chosen.weights)
     assert (padded.experts[3:] == NO_EXPERT).all()
@@ -150,7 +151,7 @@ def test_rows_past_the_last_choose_no_expert_and_come_out_as_zeros(architecture:
         return result
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stored_matrix, "grouped_product", product)
+        patch.setattr(row_blocks, "grouped_product", product)
         routed = _routed(experts, x, padded)
     assert counted == [3 * architecture.top_k_experts] * 2
     torch.testing.assert_close(routed[:3], _routed(experts, x, chosen)[:3], rtol=1e-4, atol=1e-3)

@@ -19,9 +19,9 @@ ANSWER = text(4, 40)
 class HostSessions(Sessions):
     """With room for one such request in the pool, and for `host_requests` in host memory."""
 
-    def __init__(self, *, host_requests: float = 20, pieces: int | None = None) -> None:
+    def __init__(self, *, host_requests: float = 20, pieces: int | None = None, drafts: int = 0) -> None:
         held = PUBLISHED.held_bytes(3_000)
-        super().__init__(pool_bytes=held, host_bytes=int(host_requests * held))
+        super().__init__(pool_bytes=held, host_bytes=int(host_requests * held), drafts=drafts)
         assert self.reuse.host is not None
         self.tier = self.reuse.host
         self.now_s = 0.0
@@ -44,8 +44,8 @@ class HostSessions(Sessions):
         assert not any(tail.end in (2_016, 2_055) for tail in self.reuse.cache.tails)
         return self
 
-    def ask_request(self, prompt: list[int], **fields: object) -> Request:
-        request = self.add(prompt, **fields)  # type: ignore[arg-type]
+    def ask_request(self, prompt: list[int], answer: list[int] | None = None, **fields: object) -> Request:
+        request = self.add(prompt, answer or [5], **fields)  # type: ignore[arg-type]
         while self.scheduler.has_requests:
             self.step()
         return request
@@ -158,3 +158,29 @@ def test_one_client_does_not_push_everybody_out_of_host_memory() -> None:
         sessions.ask_request(text(seed, 2_900), client="b")
     assert sessions.scheduler.stats().host_evictions_total > 2
     assert sessions.ask_request(PREFIX, client="a").host_cached_tokens == 2_015
+
+
+@pytest.mark.parametrize("drafts", [3, 16])
+def test_hits_from_host_memory_with_drafts_are_hits_without(drafts: int) -> None:
+    """Sessions by turns, each of which the pool forgets before its next one; answers go on over rows that came back,
+    and what is read is checked row by row."""
+
+    def hits(k: int) -> list[tuple[int, int]]:
+        sessions, dice, found = HostSessions(drafts=k), Random(drafts), []
+        histories = [text(seed, 1_900) for seed in range(3)]
+        for turn in range(3):
+            for number, history in enumerate(histories):
+                cut = len(history) - (dice.choice([0, 0, 11]) if turn else 0)
+                prompt, answer = (
+                    history[:cut] + text(10 * turn + number, 30),
+                    text(100 * turn + number, dice.randint(20, 90)),
+                )
+                request = sessions.ask_request(prompt, answer)
+                found.append((request.cached_tokens, request.host_cached_tokens))
+                histories[number] = prompt + answer
+        assert k == 0 or sessions.device.accepted > 100
+        return found
+
+    without = hits(0)
+    assert sum(host > 1_000 for _, host in without) == 6
+    assert hits(drafts) == without

@@ -23,9 +23,11 @@ class HostTraffic(Traffic):
 
     shortest, recent, cached_failures = 30, 16, 0.1  # rows worth a restore, of requests that the pool has forgotten
 
-    def __init__(self, seed: int, seen: Counter[str], *, breaks: bool, ignore_awaited: bool = False) -> None:
+    def __init__(
+        self, seed: int, seen: Counter[str], *, breaks: bool, drafting: bool = False, ignore_awaited: bool = False
+    ) -> None:
         self.now_s = 0.0
-        super().__init__(seed, seen, prefix_caching=True)
+        super().__init__(seed, seen, prefix_caching=True, drafting=drafting)
         self.host = self.device.host = StampedHost(
             self.device.memory, self.device.page, self.random, ignore_awaited=ignore_awaited
         )
@@ -73,11 +75,11 @@ class HostTraffic(Traffic):
         self.seen["broken"] += bool(self.host.never)
 
 
-def run(*, examples: int, first: int = 0, breaks: bool = False, **faults: Any) -> Counter[str]:
+def run(*, examples: int, first: int = 0, breaks: bool = False, **options: Any) -> Counter[str]:
     seen: Counter[str] = Counter()
     for seed in range(first, first + examples):
         try:
-            HostTraffic(seed, seen, breaks=breaks, **faults).run()
+            HostTraffic(seed, seen, breaks=breaks, **options).run()
         except Exception as error:
             error.add_note(f"seed {seed}")
             raise
@@ -94,6 +96,14 @@ def test_rows_come_back_from_host_memory_and_no_byte_is_lost(breaks: bool) -> No
     assert seen["preemptions"] > 0
     assert seen["failures"] > 2
     assert (seen["broken"] > 6) is breaks
+
+
+@pytest.mark.timeout(300)
+def test_drafts_go_on_over_rows_that_came_back_and_are_stored_by_nobody() -> None:
+    seen = run(examples=8, breaks=True, drafting=True)
+    assert seen["accepted drafts"] > 100
+    assert seen["host hits"] > 5
+    assert seen["preemptions"] > 0
 
 
 @pytest.mark.parametrize(

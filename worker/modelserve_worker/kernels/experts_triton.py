@@ -17,10 +17,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from modelserve_worker.kernels import routing_triton
+from modelserve_worker.kernels import dealing_triton, routing_triton
 from modelserve_worker.kernels.dependent_launch import launch, launch_dependents, wait_for_prerequisites
 from modelserve_worker.kernels.elementwise_triton import gelu, least_many, load_row, rms, row_launch
-from modelserve_worker.kernels.experts import BranchNorms, Choice, DealtRows, RouterWeights, Shares
+from modelserve_worker.kernels.experts import (
+    AddedNorms,
+    BranchNorms,
+    Choice,
+    DealtRows,
+    Routed,
+    RouterWeights,
+    Shares,
+)
 from modelserve_worker.kernels.routing_triton import MOST_ARRIVALS, NOBODY, OPERAND
 from modelserve_worker.kernels.specimen import KernelSpecimen
 
@@ -130,19 +138,31 @@ def chosen_products(
 
 
 @triton.jit
-def routed_row(routed, places, weights, experts, row, column, WIDTH: tl.constexpr, K: tl.constexpr):
-    """One row [BLOCK] of `routed` as float32, or with weights the sum of its slots' rows, rounded once."""
+def shares_of(weights, experts, row, K: tl.constexpr):
+    """Of each of a row's slots whether it chose an expert, and its weight. Past the first cache: it may be early."""
+    shares = ()
+    for choice in tl.static_range(K):
+        slot = row * K + choice
+        chosen = tl.load(experts + slot, cache_modifier=".cg") != NOBODY
+        weight = tl.load(weights + slot, mask=chosen, other=0.0, cache_modifier=".cg")
+        shares = shares + ((chosen, weight),)  # noqa: RUF005 - Triton unpacks nothing
+    return shares
+
+
+@triton.jit
+def routed_row(routed, places, shares, row, column, WIDTH: tl.constexpr, K: tl.constexpr):
+    """One row [BLOCK] of `routed` as float32, or with K shares the sum of its slots' rows, rounded once."""
     inside = column < WIDTH
-    if weights is None:
+    if K == 0:
         total = tl.load(routed + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
     else:
         total = tl.zeros([column.shape[0]], tl.float32)
         for choice in tl.static_range(K):
             slot = row * K + choice
-            chosen = tl.load(experts + slot) != NOBODY
+            chosen = shares[choice][0]
             place = slot if places is None else tl.load(places + slot, mask=chosen, other=0).to(tl.int64)
             part = tl.load(routed + place * WIDTH + column, mask=inside & chosen, other=0.0).to(tl.float32)
-            total += part * tl.load(weights + slot, mask=chosen, other=0.0)
+            total += part * shares[choice][1]
         total = total.to(routed.dtype.element_ty).to(tl.float32)
     return total
 
@@ -153,7 +173,7 @@ def weighted_sum(routed, places, weights, experts, summed, WIDTH: tl.constexpr, 
     wait_for_prerequisites()
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
-    total = routed_row(routed, places, weights, experts, row, column, WIDTH, K)
+    total = routed_row(routed, places, shares_of(weights, experts, row, K), row, column, WIDTH, K)
     tl.store(summed + row * WIDTH + column, total.to(summed.dtype.element_ty), mask=column < WIDTH)
 
 
@@ -175,6 +195,7 @@ def add_branches(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     K: tl.constexpr,
+    SETTLED: tl.constexpr,  # all but `routed` is complete before this starts
 ):
     launch_dependents()
     dtype = residual.dtype.element_ty
@@ -189,11 +210,15 @@ def add_branches(
         next_weights = load_row(next_weight, column, WIDTH)
     if scalar is not None:
         factor = tl.load(scalar).to(tl.float32)
-    wait_for_prerequisites()
-    first = tl.load(dense + at, mask=inside, other=0.0).to(tl.float32)
-    second = routed_row(routed, places, weights, experts, row, column, WIDTH, K)
-    kept = tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+    if not SETTLED:
+        wait_for_prerequisites()
+    shares = shares_of(weights, experts, row, K)
+    first = tl.load(dense + at, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float32)
+    kept = tl.load(residual + at, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float32)
     left = rms(first[None, :], first_weights, WIDTH, eps).to(dtype).to(tl.float32)
+    if SETTLED:
+        wait_for_prerequisites()
+    second = routed_row(routed, places, shares, row, column, WIDTH, K)
     right = rms(second[None, :], second_weights, WIDTH, eps).to(dtype).to(tl.float32)
     delta = (left + right).to(dtype).to(tl.float32)
     summed = (kept[None, :] + rms(delta, added_weights, WIDTH, eps).to(dtype).to(tl.float32)).to(dtype)
@@ -207,24 +232,47 @@ def add_branches(
 
 class TritonExperts:
     """The doors on a CUDA device, for bfloat16. `add_branches` writes the sum in the residual's place. `exact`: a row
-    is added up in one order, that of many rows, however many there are."""
+    is added up in one order, that of many rows, however many there are.
 
-    def __init__(self, device: torch.device, *, exact: bool = False) -> None:
+    Up to `streamed_rows` rows the products are Hopper's, which begin before the kernel ahead has ended
+    (`chosen_rows_sm90`), and so does the sum behind them.
+    """
+
+    def __init__(self, device: torch.device, *, exact: bool = False, streamed_rows: int = 0) -> None:
         self._exact = exact
+        self._streamed_rows = streamed_rows
         # Made here and not in a step, which may be being captured. Launches follow one another: all layers share it.
         self._arrivals = torch.zeros(MOST_ARRIVALS, dtype=torch.int32, device=device)
 
     def route(
         self, x: Tensor, router: RouterWeights, norm_weight: Tensor, *, eps: float, num_rows: Tensor | None
-    ) -> tuple[Tensor, Choice]:
+    ) -> Routed:
         return routing_triton.route(
             x, router, norm_weight, self._arrivals, eps=eps, num_rows=num_rows, exact=self._exact
         )
 
+    def add_and_route(
+        self,
+        residual: Tensor,
+        delta: Tensor,
+        norms: AddedNorms,
+        router: RouterWeights,
+        *,
+        eps: float,
+        num_rows: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Routed]:
+        return routing_triton.add_and_route(
+            residual, delta, norms, router, self._arrivals, eps=eps, num_rows=num_rows, exact=self._exact
+        )
+
     def deal(self, x: Tensor, choice: Choice, experts: int) -> DealtRows:
-        return routing_triton.deal(x, choice, experts)
+        return dealing_triton.deal(x, choice, experts)
 
     def chosen_products(self, x: Tensor, choice: Choice, gate_up: Tensor, down: Tensor) -> Tensor:
+        if x.shape[0] <= self._streamed_rows:
+            from modelserve_worker.kernels import chosen_rows_sm90
+
+            return chosen_rows_sm90.chosen_products(x, choice, gate_up, down)
         most = next(most for most in TILES if x.shape[0] <= most)
         inner = products_with(x, choice, gate_up, TILES[most][0], gated=True)
         return products_with(inner, choice, down, TILES[most][1], gated=False)
@@ -258,14 +306,15 @@ class TritonExperts:
     ) -> tuple[Tensor, Tensor | None]:
         rows, width = residual.shape
         normed = None if next_weight is None else torch.empty_like(residual)
-        results, places, weights, experts, top_k = routed, None, None, None, 0
+        results, places, weights, experts, top_k, settled = routed, None, None, None, 0, False
         if isinstance(routed, Shares):
             results, places, top_k = routed.results, routed.places, routed.choice.experts.shape[1]
+            settled = rows <= self._streamed_rows
             weights, experts = routed.choice.weights, routed.choice.experts
         launch(
             add_branches, (rows,),
             residual, dense, results, places, weights, experts, norms.dense, norms.routed, norms.added, scalar,
-            next_weight, normed, eps, **_sum_launch(width, rows, top_k, exact=self._exact),
+            next_weight, normed, eps, SETTLED=settled, **_sum_launch(width, rows, top_k, exact=self._exact),
         )  # fmt: skip
         return residual, normed
 
@@ -314,20 +363,24 @@ def _product_specimen(tile: ExpertTile, most: int, *, gated: bool) -> KernelSpec
     return KernelSpecimen(chosen_products, types, {"OUTPUTS": outputs, "INPUTS": inputs, **block}, warps, tile.stages)
 
 
-def _sum_specimen(kernel: Any, rows: int, *, sorted_rows: bool, absent: tuple[str, ...] = ()) -> KernelSpecimen:
-    block = _sum_launch(2816, rows, 8)
+def _sum_specimen(
+    kernel: Any, rows: int, *, sorted_rows: bool, settled: bool | None = None, absent: tuple[str, ...] = ()
+) -> KernelSpecimen:
+    block = _sum_launch(2816, rows, 0 if "weights" in absent else 8) | ({} if settled is None else {"SETTLED": settled})
     warps = block.pop("num_warps")
     without = dict.fromkeys(absent if sorted_rows else ("places", *absent))
     types = {"places": "*i32", "weights": "*fp32", "experts": "*i32", "eps": "fp32"}
     names = [name for name in kernel.arg_names if name not in block and name not in without]
-    return KernelSpecimen(kernel, {name: types.get(name, "*bf16") for name in names}, {**without, **block}, warps)
+    early = frozenset(("residual", "dense", "weights", "experts") if settled else ())
+    signature = {name: types.get(name, "*bf16") for name in names}
+    return KernelSpecimen(kernel, signature, {**without, **block}, warps, settled=early)
 
 
 _SUMMED_ALREADY = ("weights", "experts", "scalar", "next_weight", "normed")
 SPECIMENS = [
     *(_product_specimen(tiles[i], most, gated=i == 0) for most, tiles in TILES.items() for i in (0, 1)),
     _sum_specimen(weighted_sum, 8192, sorted_rows=True),
-    _sum_specimen(add_branches, 1, sorted_rows=False),
-    _sum_specimen(add_branches, 8192, sorted_rows=True),
-    _sum_specimen(add_branches, 64, sorted_rows=False, absent=_SUMMED_ALREADY),
+    *(_sum_specimen(add_branches, 1, sorted_rows=False, settled=settled) for settled in (False, True)),
+    _sum_specimen(add_branches, 8192, sorted_rows=True, settled=False),
+    _sum_specimen(add_branches, 64, sorted_rows=False, settled=False, absent=_SUMMED_ALREADY),
 ]

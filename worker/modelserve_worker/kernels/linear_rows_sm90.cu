@@ -7,11 +7,19 @@
 // shared memory, in one order. One more warp keeps all stages in flight. It asks for weights before the kernel ahead
 // has ended (they depend on none), and for x after it.
 //
+// EXPERTS: the matrix is one of many, those that rows of x chose. All rows are multiplied by each that one of them chose.
+// GATED stores all these products, [chosen experts, rows, outputs], and what is not gated reads x as that and stores the
+// products of those rows that chose, by slot. Choices are read before the kernel ahead has ended: they must be older.
+//
+// SETTLES: the next kernel starts only when this one knows that the kernel ahead has ended. Whatever starts behind this
+// one then finds all complete that came before it (dependent_launch.py).
+//
 // Whoever compiles defines OUTPUTS: a multiple of 32 up to 352; ROWS: rows of x at most, a multiple of 8; STAGES; INT4:
-// 0, or the scales of a row in 256 inputs (8, 4, 2, 1); FP8: 0 or 1; GATED: whether the second half of a tile holds the
+// 0, or the scales of a row in 256 inputs (8, 4, 2, 1); FP8, EXPERTS, SETTLES: 0 or 1; GATED: whether the second half of a tile holds the
 // rows that those of the first, after GELU, are multiplied with; SPLIT: 0 or 1.
 
 #include "pipeline.cuh"
+#include "chosen_experts_sm90.cuh"
 
 constexpr int GROUP = OUTPUTS;                // threads
 // And blocks of inputs in a stage.
@@ -33,8 +41,11 @@ constexpr int SUMS = 2 * BLOCKS;              // fragments of four sums in a thr
 constexpr int SUMS_AT = STAGES * STAGE_BYTES;
 constexpr int BARRIERS_AT = SUMS_AT + (GROUPS - 1) * GROUP * SUMS * 16;
 
+constexpr int CHOSEN_AT = BARRIERS_AT + Stages<STAGES>::BYTES;
+
 static_assert(STAGES >= 2, "a stage is held until the next has come");
-static_assert(BARRIERS_AT + Stages<STAGES>::BYTES == SHARED_BYTES, "");
+static_assert(CHOSEN_AT + EXPERTS * sizeof(ChosenExperts) == SHARED_BYTES, "");
+static_assert(!EXPERTS || !(INT4 || FP8 || SPLIT), "");
 
 enum Barrier { SUMS_FULL = 1, SUMS_FREE };
 
@@ -138,9 +149,10 @@ __device__ __forceinline__ Output stored(float value) { return (Output)bf16_pair
 
 struct Shape {
   int rows, outputs, second, last;  // second: rows from a tile's first half to its second; last: of the matrix
+  const signed char* slots;         // of rows in `output`, -1: they are not stored; null: the rows themselves
 };
 
-// `output`: of the part that the sums are of.
+// `output`: of the part, or the expert, that the sums are of.
 __device__ __forceinline__ void store(float (&sums)[SUMS][4], Output* output, const float* row_scales,
                                       const Shape& shape, int tile, int warp, int lane) {
 #pragma unroll
@@ -156,7 +168,9 @@ __device__ __forceinline__ void store(float (&sums)[SUMS][4], Output* output, co
     for (int block = 0; block < BLOCKS; block++) {
       const int row = 8 * block + row_of_column(lane % 4 * 2 + i % 2);
       if (row >= shape.rows) continue;
-      Output* to = output + (long long)row * shape.outputs;
+      const int place = shape.slots ? shape.slots[row] : row;
+      if (place < 0) continue;
+      Output* to = output + (long long)place * shape.outputs;
       const float first = sums[block][i], second = sums[BLOCKS + block][i];
       if (GATED) {
         if (n < shape.outputs) to[n] = stored(rounded(gelu(rounded(first))) * rounded(second));
@@ -168,21 +182,32 @@ __device__ __forceinline__ void store(float (&sums)[SUMS][4], Output* output, co
   }
 }
 
+#if EXPERTS
+#define ENTRY chosen_rows
+#else
+#define ENTRY linear_rows
+#endif
+
 extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1)
-    linear_rows(const __grid_constant__ TensorMap weights, const __grid_constant__ TensorMap inputs,
+    ENTRY(const __grid_constant__ TensorMap weights, const __grid_constant__ TensorMap inputs,
                 const __grid_constant__ TensorMap scales, const float* row_scales, Output* output, int rows,
-                int outputs, int second, int items, int parts, int stages) {  // items: tiles times parts
+                int outputs, int second, int tiles, int parts, int stages, const int* choices, int top_k, int experts) {
   extern __shared__ __align__(1024) unsigned char memory[];
   const u32 shared = shared_address(memory);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const Stages<STAGES> barriers = {shared + BARRIERS_AT};
-  launch_dependents();
+  ChosenExperts& chosen = *(ChosenExperts*)(memory + CHOSEN_AT);
+  if (!SETTLES) launch_dependents();
   if (threadIdx.x == 0) {
     check_memory(shared);
     barriers.init(1, CONSUMERS / 32);
     mbarrier_init_fence();
   }
+  if (EXPERTS && warp == CONSUMERS / 32) chosen.list(choices, rows * top_k, top_k, experts);
   __syncthreads();
+  // An item is a tile of one part of the inputs, or of one expert.
+  const int items = tiles * (EXPERTS ? chosen.count : SPLIT ? parts : 1);
+  const auto tile_of = [&](int item) { return EXPERTS ? item % tiles : SPLIT ? item / parts : item; };
 
   if (warp == CONSUMERS / 32) {
     if (lane != 0) return;
@@ -203,13 +228,15 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1)
       mbarrier_expect(barrier, LOADED_BYTES);
 #pragma unroll
       for (int half = 0; half < 2; half++) {
-        int row = (SPLIT ? place.item / parts : place.item) * (GATED ? HALF_ROWS : OUTPUTS) + half * second;
+        int row = tile_of(place.item) * (GATED ? HALF_ROWS : OUTPUTS) + half * second;
+        if (EXPERTS) row += chosen.expert[place.item / tiles] * outputs * (1 + GATED);
         load_own_box(&weights, to + half * HALF_STAGE, barrier, 0, row, block_of(place));
         if (INT4) load_own_box(&scales, to + SCALES_AT + half * SCALE_STAGE, barrier, row, 0, block_of(place));
       }
     };
     auto load_inputs = [&](const Place& place) {
-      load_own_box(&inputs, shared + place.ring.place * STAGE_BYTES + X_AT, barriers.full(place.ring.place), 0, 0,
+      const int row = EXPERTS && !GATED ? place.item / tiles * rows : 0;
+      load_own_box(&inputs, shared + place.ring.place * STAGE_BYTES + X_AT, barriers.full(place.ring.place), 0, row,
                    block_of(place) * X_BOXES);
     };
     const int count = (items - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x * stages;
@@ -217,6 +244,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1)
     Place of_weights = {(int)blockIdx.x, 0}, of_inputs = of_weights;
     for (int i = 0; i < ahead; i++, of_weights.next(stages)) load_weights(of_weights);
     wait_for_prerequisites();
+    if (SETTLES) launch_dependents();
     for (int i = 0; i < ahead; i++, of_inputs.next(stages)) load_inputs(of_inputs);
     for (int i = ahead; i < count; i++, of_weights.next(stages)) {
       barriers.wait_empty(of_weights.ring);
@@ -227,7 +255,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1)
   }
 
   wait_for_prerequisites();  // what is written below may still be read by a kernel ahead
-  const Shape shape = {rows, outputs, second, GATED ? 2 * outputs - 1 : outputs - 1};
+  Shape shape = {rows, outputs, second, GATED ? 2 * outputs - 1 : outputs - 1, nullptr};
   const int group = warp / (GROUP / 32), thread = threadIdx.x % GROUP;
   float4* exchanged = (float4*)(memory + SUMS_AT);
   Ring<STAGES> ring;
@@ -264,8 +292,10 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1)
         sums[i][2] += value.z;
         sums[i][3] += value.w;
       }
-    const int tile = SPLIT ? item / parts : item, part = SPLIT ? item % parts : 0;
-    store(sums, output + (long long)part * rows * outputs, row_scales, shape, tile, warp, lane);
+    // Of parts and of gated experts' outputs, the one that the sums are of.
+    const int part = EXPERTS && GATED ? item / tiles : SPLIT ? item % parts : 0;
+    if (EXPERTS && !GATED) shape.slots = chosen.slot[item / tiles];
+    store(sums, output + (long long)part * rows * outputs, row_scales, shape, tile_of(item), warp, lane);
     // After the stores, which need all that was read above: to arrive does not wait for reads on their way.
     if (item + gridDim.x < items) barrier_arrive(SUMS_FREE, CONSUMERS);
   }

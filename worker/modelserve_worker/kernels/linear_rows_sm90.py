@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from modelserve.sizing.backends.generations import HOPPER, generation_of
-from modelserve.sizing.backends.products import FEW_ROWS
+from modelserve.sizing.backends.products import CHOSEN_SLOTS, FEW_ROWS
 from modelserve_worker.kernels.cuda_kernel import CudaSource, launch, pointer, tensor_map
 from modelserve_worker.kernels.fp8_linear import Fp8Pairs
 from modelserve_worker.kernels.int4_linear import Int4Tiles
@@ -26,9 +26,10 @@ TILES = (128, 64, 32)  # rows of the matrix
 ONE_TURN_TILES = tuple(range(352, 63, -32))  # of which there may be one for each multiprocessor
 SHARED_BYTES = generation_of(HOPPER).shared_bytes  # of a thread block, at most
 LEAST_BUSY, LEAST_BUSY_SPLIT, LEAST_BUSY_TURN = 0.62, 0.9, 0.95  # share of multiprocessors' turns that have work
-_INPUTS = 64  # of a block of bfloat16, and of a box of x: 128 bytes
-_MULTIPROCESSORS = 132  # that tiles are chosen for: an H100's and an H200's
+INPUTS = 64  # of a block of bfloat16, and of a box of x: 128 bytes
+MULTIPROCESSORS = 132  # that tiles are chosen for: an H100's and an H200's
 _BARRIER_BYTES = 2 * 8
+NO_CHOICES = (pointer(None), (0, ctypes.c_int), (0, ctypes.c_int))
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class RowsKernel:
     """One compilation: `tile` rows of the matrix times up to `rows` rows.
 
     Its format: FP8, INT4 with `int4_scales` for 256 inputs, or bfloat16. `parts` of the inputs are multiplied apart.
+    `experts`: of many matrices those that rows chose. `settles`: what starts behind it finds all complete before it.
     """
 
     tile: int
@@ -44,6 +46,8 @@ class RowsKernel:
     int4_scales: int = 0
     fp8: bool = False
     parts: int = 1
+    experts: bool = False
+    settles: bool = False
 
     @property
     def blocks(self) -> int:
@@ -72,26 +76,40 @@ class RowsKernel:
         return (self.blocks - 1) * self.tile * 2 * (self.rows // 8) * 16
 
     @property
+    def chosen_bytes(self) -> int:
+        """Of the list of chosen experts: how many, which, and who chose them."""
+        return 4 + (4 + self.rows) * CHOSEN_SLOTS if self.experts else 0
+
+    @property
     def stages(self) -> int:
-        return (SHARED_BYTES - self.sums_bytes) // (self.stage_bytes + _BARRIER_BYTES)
+        return (SHARED_BYTES - self.sums_bytes - self.chosen_bytes) // (self.stage_bytes + _BARRIER_BYTES)
 
     @property
     def shared_bytes(self) -> int:
-        return self.stages * (self.stage_bytes + _BARRIER_BYTES) + self.sums_bytes
+        return self.stages * (self.stage_bytes + _BARRIER_BYTES) + self.sums_bytes + self.chosen_bytes
 
     @property
     def source(self) -> CudaSource:
         defines = {
             "OUTPUTS": self.tile, "ROWS": self.rows, "INT4": self.int4_scales, "FP8": int(self.fp8),
             "GATED": int(self.gated), "SPLIT": int(self.parts > 1), "STAGES": self.stages,
+            "EXPERTS": int(self.experts), "SETTLES": int(self.settles),
         }  # fmt: skip
+        entry = "chosen_rows" if self.experts else "linear_rows"
         stated = tuple(f"{name}={value}" for name, value in defines.items())
-        return CudaSource("linear_rows_sm90.cu", "linear_rows", "sm_90a", stated, self.shared_bytes)
+        return CudaSource("linear_rows_sm90.cu", entry, "sm_90a", stated, self.shared_bytes)
 
 
 @cache
 def kernel_for(
-    rows: int, matrix_rows: int, *, gated: bool = False, int4_scales: int = 0, fp8: bool = False, split: bool = False
+    rows: int,
+    matrix_rows: int,
+    *,
+    gated: bool = False,
+    int4_scales: int = 0,
+    fp8: bool = False,
+    split: bool = False,
+    settles: bool = False,
 ) -> RowsKernel:
     """The division that gives most multiprocessors work.
 
@@ -104,10 +122,10 @@ def kernel_for(
     tiles = TILES[:-1] if int4_scales else TILES
 
     def used(tile: int, parts: int = 1) -> float:
-        return busy(-(-matrix_rows // tile) * parts, _MULTIPROCESSORS)
+        return busy(-(-matrix_rows // tile) * parts, MULTIPROCESSORS)
 
     def one_turn(tile: int) -> bool:
-        return matrix_rows <= tile * _MULTIPROCESSORS and used(tile) >= LEAST_BUSY_TURN
+        return matrix_rows <= tile * MULTIPROCESSORS and used(tile) >= LEAST_BUSY_TURN
 
     parts = 1
     if split:
@@ -120,7 +138,7 @@ def kernel_for(
         tile = max(ONE_TURN_TILES, key=used)
     else:
         tile = next((tile for tile in tiles if used(tile) >= LEAST_BUSY), max(reversed(tiles), key=used))
-    return RowsKernel(tile, bucket, gated, int4_scales, fp8, parts)
+    return RowsKernel(tile, bucket, gated, int4_scales, fp8, parts, settles=settles)
 
 
 def readable(x: Tensor) -> Tensor:
@@ -129,16 +147,16 @@ def readable(x: Tensor) -> Tensor:
     return x if aligned else x.clone(memory_format=torch.contiguous_format)
 
 
-def dense_rows(x: Tensor, weight: Tensor, *, gated: bool = False, split: bool = False) -> Tensor:
+def dense_rows(x: Tensor, weight: Tensor, *, gated: bool = False, split: bool = False, settles: bool = False) -> Tensor:
     """x [T, K] times the transposed weight [N, K], both bfloat16 -> [T, N].
 
     `gated`: weight is [2 M, K] and the result gelu(x W_gate) * (x W_up) [T, M], each rounded as by itself. `split`: the
-    result may be float32 [P, T, N], whose sum over P it is before it is rounded.
+    result may be float32 [P, T, N], whose sum over P it is before it is rounded. `settles`: of `RowsKernel`.
     """
     rows, inputs = weight.shape
-    kernel = kernel_for(x.shape[0], rows, gated=gated, split=split)
-    weights = _blocks(weight, kernel.tile // 2, kernel.blocks)
-    return _product(x, weights, weights, kernel, matrix_rows=rows, blocks=inputs // _INPUTS)
+    kernel = kernel_for(x.shape[0], rows, gated=gated, split=split, settles=settles)
+    weights = blocks_of(weight, kernel.tile // 2, kernel.blocks)
+    return _product(x, weights, weights, kernel, matrix_rows=rows, blocks=inputs // INPUTS)
 
 
 def int4_rows(x: Tensor, matrix: Int4Tiles, *, gated: bool = False, split: bool = False) -> Tensor:
@@ -148,7 +166,7 @@ def int4_rows(x: Tensor, matrix: Int4Tiles, *, gated: bool = False, split: bool 
     kernel = kernel_for(x.shape[0], rows, int4_scales=scales, gated=gated, split=split)
     half, depth = kernel.tile // 2, kernel.blocks
     words = tensor_map(
-        matrix.words.data_ptr(), (_INPUTS, rows, tiles), (128, 128 * rows), (_INPUTS, half, depth), promoted=False
+        matrix.words.data_ptr(), (INPUTS, rows, tiles), (128, 128 * rows), (INPUTS, half, depth), promoted=False
     )
     scale_map = tensor_map(
         matrix.scales.data_ptr(), (rows, scales, tiles), (2 * rows, 2 * scales * rows), (half, scales, depth),
@@ -161,17 +179,17 @@ def fp8_rows(x: Tensor, matrix: Fp8Pairs, *, gated: bool = False, split: bool = 
     """The same with an FP8 matrix that has one scale for each row, and inputs in whole blocks of 128."""
     rows, stored = matrix.elements.shape
     kernel = kernel_for(x.shape[0], rows, gated=gated, fp8=True, split=split)
-    sizes = (_INPUTS, rows, stored // 128)  # 128 bytes look like 64 elements of bfloat16
-    box = (_INPUTS, kernel.tile // 2, kernel.blocks)
+    sizes = (INPUTS, rows, stored // 128)  # 128 bytes look like 64 elements of bfloat16
+    box = (INPUTS, kernel.tile // 2, kernel.blocks)
     weights = tensor_map(matrix.elements.data_ptr(), sizes, (stored, 128), box, promoted=False)
     return _product(x, weights, weights, kernel, matrix_rows=rows, blocks=stored // 128, row_scales=matrix.scales)
 
 
-def _blocks(matrix: Tensor, rows: int, blocks: int) -> Any:
+def blocks_of(matrix: Tensor, rows: int, blocks: int) -> Any:
     """A matrix [R, K] as blocks of 64 inputs, of which a box has `blocks`, of `rows` rows."""
     stride = matrix.stride(0) * matrix.element_size()
-    sizes = (_INPUTS, matrix.shape[0], matrix.shape[1] // _INPUTS)
-    return tensor_map(matrix.data_ptr(), sizes, (stride, 2 * _INPUTS), (_INPUTS, rows, blocks), promoted=False)
+    sizes = (INPUTS, matrix.shape[0], matrix.shape[1] // INPUTS)
+    return tensor_map(matrix.data_ptr(), sizes, (stride, 2 * INPUTS), (INPUTS, rows, blocks), promoted=False)
 
 
 def _product(
@@ -187,16 +205,16 @@ def _product(
     """`blocks` of the matrix's inputs go to stages of `kernel.blocks`."""
     x = readable(x)
     rows, parts = x.shape[0], kernel.parts
-    inputs = _blocks(x, kernel.rows, kernel.blocks * kernel.x_boxes)
-    items, stages = -(-matrix_rows // kernel.tile) * parts, -(-blocks // (kernel.blocks * parts))
+    inputs = blocks_of(x, kernel.rows, kernel.blocks * kernel.x_boxes)
+    tiles, stages = -(-matrix_rows // kernel.tile), -(-blocks // (kernel.blocks * parts))
     outputs, second = (matrix_rows // 2, matrix_rows // 2) if kernel.gated else (matrix_rows, kernel.tile // 2)
     output = empty_product(x, outputs, parts)
-    numbers = (rows, outputs, second, items, parts, stages)
+    numbers = (rows, outputs, second, tiles, parts, stages)
     launch(
-        kernel.source, grid=(items, 1), threads=kernel.consumers + 32,
+        kernel.source, grid=(tiles * parts, 1), threads=kernel.consumers + 32,
         arguments=(
             (weights, None), (inputs, None), (scales, None), pointer(row_scales), pointer(output),
-            *((number, ctypes.c_int) for number in numbers),
+            *((number, ctypes.c_int) for number in numbers), *NO_CHOICES,
         ), resident=True,
     )  # fmt: skip
     return output

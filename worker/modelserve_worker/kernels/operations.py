@@ -138,13 +138,14 @@ class Operations:
             return ExactExperts() if self.exact else PlainExperts()
         from modelserve_worker.kernels.experts_triton import TritonExperts
 
-        return TritonExperts(self._device, exact=self.exact)
+        streamed = (each.most_rows or 0 for each in self.table.of(Operation.EXPERTS) if each.backend is Backend.HOPPER)
+        return TritonExperts(self._device, exact=self.exact, streamed_rows=max(streamed, default=0))
 
     @cached_property
     def few_expert_rows(self) -> int:
         """Rows up to which experts multiply without their rows being dealt out; 0: never."""
         choices = self.table.of(Operation.EXPERTS) if self.table.on_kernels else ()
-        return next((each.most_rows or 0 for each in choices if "chosen_products" in each.kernels), 0)
+        return max((each.most_rows or 0 for each in choices), default=0)
 
     def products(
         self, subject: Subject, shape: tuple[int, int], stored: StoredType, *, grouped: bool = False
@@ -193,7 +194,9 @@ class Operations:
                 return partial(linear_int4_sm90.int4_product, shared=self.shared)
             if stored is StoredType.INT4:
                 return linear_rows_sm90.int4_rows
-            return linear_rows_sm90.fp8_rows if stored is StoredType.FP8 else linear_rows_sm90.dense_rows
+            if stored is StoredType.FP8:
+                return linear_rows_sm90.fp8_rows
+            return partial(linear_rows_sm90.dense_rows, settles=choice.settles)
         if stored is StoredType.INT4:
             from modelserve_worker.kernels import int4_linear_triton as int4
 

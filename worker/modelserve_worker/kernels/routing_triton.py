@@ -1,4 +1,4 @@
-"""Triton kernels that choose experts for rows and bring rows into the order of experts; `experts` has the doors.
+"""Triton kernels that choose experts for rows; `experts` has the doors.
 
 The router's logits are float32: `route_few` multiplies in it, and `route_many` gives the matrix units x * scale,
 which is exact in two parts of bfloat16 (each factor has eight significant bits), so that only sums are rounded. Where
@@ -19,9 +19,27 @@ import triton.language as tl
 from torch import Tensor
 
 from modelserve.sizing.backends.resolve import ROUTED_ROWS
-from modelserve_worker.kernels.dependent_launch import launch, launch_dependents, wait_for_prerequisites
-from modelserve_worker.kernels.elementwise_triton import TritonElementwise, load_row, rms
-from modelserve_worker.kernels.experts import NO_EXPERT, Choice, DealtRows, RouterWeights
+from modelserve_worker.kernels.dependent_launch import (
+    launch,
+    launch_dependents,
+    prefetch,
+    wait_for_prerequisites,
+)
+from modelserve_worker.kernels.elementwise_triton import (
+    TritonElementwise,
+    add_normed,
+    load_row,
+    parts_of,
+    rms,
+    sum_of_parts,
+)
+from modelserve_worker.kernels.experts import (
+    NO_EXPERT,
+    AddedNorms,
+    Choice,
+    Routed,
+    RouterWeights,
+)
 from modelserve_worker.kernels.specimen import KernelSpecimen
 
 ROUTED_BLOCKS = 4  # of rows: times the groups of experts about one program for each multiprocessor
@@ -34,40 +52,51 @@ MANY_LAUNCHES = {  # by the most rows
     1 << 30: {"BLOCK_T": 32, "BLOCK_H": 64, "SPLITS": 1, "num_warps": 4, "num_stages": 3},
 }
 MOST_ARRIVALS = 256  # blocks of rows that several programs share
-_DEAL = {"BLOCK": 4096, "num_warps": 8}
 _LEAST_WORD = tl.constexpr(-(1 << 63))
+_INDEX_BITS = tl.constexpr(12)  # of an expert's number in a word
 
 
 @triton.jit
-def choose(logits, expert, row, rows, wanted, weights, experts, scales, EXPERTS: tl.constexpr, K: tl.constexpr):
-    """Store what rows choose: logits float32 [ROWS, BLOCK_E], expert [BLOCK_E]; wanted [ROWS] is false of padding.
-
-    K passes find the largest word: its high bits are in the logits' order, its low bits in reverse that of indices.
-    """
-    BLOCK_E: tl.constexpr = logits.shape[1]
-    BITS: tl.constexpr = 12  # of an index
-    SLOTS: tl.constexpr = triton.next_power_of_2(K)
+def words_of(logits, expert, EXPERTS: tl.constexpr):
+    """int64 [ROWS, BLOCK_E] of logits float32: the high bits are in their order, the low ones in reverse of indices."""
     bits = tl.where(logits == 0.0, 0.0, logits).to(tl.int32, bitcast=True)
     keys = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     keys = tl.where(logits != logits, 0x7FFFFFFF, keys)  # true of NaN
-    words = (keys.to(tl.int64) << BITS) + (-expert + (BLOCK_E - 1))[None, :]
-    words = tl.where((expert < EXPERTS)[None, :], words, _LEAST_WORD)
+    words = (keys.to(tl.int64) << _INDEX_BITS) + (-expert + (logits.shape[1] - 1))[None, :]
+    return tl.where((expert < EXPERTS)[None, :], words, _LEAST_WORD)
+
+
+@triton.jit
+def largest_words(words, SLOTS: tl.constexpr, K: tl.constexpr):
+    """The K largest of each row, falling, [ROWS, SLOTS]: one pass for each."""
     slot = tl.arange(0, SLOTS)[None, :]
-    chosen = tl.zeros([logits.shape[0], SLOTS], tl.int32)
-    values = tl.full([logits.shape[0], SLOTS], float("-inf"), tl.float32)
-    largest = tl.zeros([logits.shape[0], 1], tl.float32)
+    found = tl.full([words.shape[0], SLOTS], _LEAST_WORD, tl.int64)
     for place in tl.static_range(K):
         best = tl.max(words, axis=1)[:, None]
-        key = (best >> BITS).to(tl.int32)
-        value = tl.where(key < 0, key ^ 0x7FFFFFFF, key).to(tl.float32, bitcast=True)
-        if place == 0:
-            largest = value
-        values = tl.where(slot == place, value, values)
-        chosen = tl.where(slot == place, (-(best & (BLOCK_E - 1)) + (BLOCK_E - 1)).to(tl.int32), chosen)
+        found = tl.where(slot == place, best, found)
         words = tl.where(words == best, _LEAST_WORD, words)
-    exponentials = tl.exp(values - largest)
+    return found
+
+
+@triton.jit
+def ranked_words(words, SLOTS: tl.constexpr):
+    """The same for few rows, all at once: a word's place is how many are larger."""
+    rank = tl.sum((words[:, None, :] > words[:, :, None]).to(tl.int32), axis=2)
+    slot = tl.arange(0, SLOTS)[None, None, :]
+    return tl.sum(tl.where(rank[:, :, None] == slot, words[:, :, None], 0), axis=1)
+
+
+@triton.jit
+def choose(found, row, rows, wanted, weights, experts, scales, BLOCK_E: tl.constexpr, K: tl.constexpr):
+    """Store what rows choose, their largest words [ROWS, SLOTS]; wanted [ROWS] is false of padding."""
+    slot = tl.arange(0, found.shape[1])[None, :]
+    key = (found >> _INDEX_BITS).to(tl.int32)
+    values = tl.where(key < 0, key ^ 0x7FFFFFFF, key).to(tl.float32, bitcast=True)
+    largest = tl.sum(tl.where(slot == 0, values, 0.0), axis=1)[:, None]
+    chosen = (-(found & (BLOCK_E - 1)) + (BLOCK_E - 1)).to(tl.int32)
+    exponentials = tl.where(slot < K, tl.exp(values - largest), 0.0)
     shares = tl.div_rn(exponentials, tl.sum(exponentials, axis=1)[:, None] + tl.zeros_like(exponentials))
-    factors = tl.load(scales + chosen).to(tl.float32)
+    factors = tl.load(scales + chosen, mask=slot < K, other=0.0).to(tl.float32)
     at = row[:, None] * K + slot
     inside = (row < rows)[:, None] & (slot < K)
     tl.store(weights + at, shares * factors, mask=inside)
@@ -77,6 +106,11 @@ def choose(logits, expert, row, rows, wanted, weights, experts, scales, EXPERTS:
 @triton.jit(do_not_specialize=["rows"])
 def route_few(
     x,  # [rows, WIDTH]
+    delta,  # as of `residual_norm`, to be added to x first, or None as all three after it
+    delta_weight,
+    next_weight,
+    added,  # the sum; x itself is read by programs that end later
+    next_normed,  # its norm by next_weight
     norm_weight,
     scale_weight,
     router_weight,  # [EXPERTS, WIDTH]
@@ -97,6 +131,7 @@ def route_few(
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     K: tl.constexpr,
+    PARTS: tl.constexpr,  # of delta
 ):
     """A program computes ROWS rows' logits of GROUP experts; the last of the programs of these rows chooses."""
     launch_dependents()
@@ -107,23 +142,38 @@ def route_few(
     elements = tl.load(router_weight + expert[:, None] * WIDTH + column[None, :], mask=inside, other=0.0)
     factors = load_row(scale_weight, column, WIDTH)
     norm_weights = load_row(norm_weight, column, WIDTH)
+    if delta is not None:
+        delta_weights = load_row(delta_weight, column, WIDTH)
+        next_weights = load_row(next_weight, column, WIDTH)
+    line = tl.arange(0, BLOCK_E // 16) * 64
+    prefetch(scales + line, line < EXPERTS)
     wait_for_prerequisites()
     for row in range(block * ROWS, tl.minimum(block * ROWS + ROWS, rows)):
-        values = tl.load(x + row * WIDTH + column, mask=column < WIDTH, other=0.0).to(tl.float32)[None, :]
+        at = row * WIDTH + column[None, :]
+        own = (column < WIDTH)[None, :]
+        values = tl.load(x + at, mask=own, other=0.0).to(tl.float32)
+        if delta is not None:
+            deltas = sum_of_parts(delta, at, own, rows, WIDTH, PARTS, x.dtype.element_ty)
+            values = add_normed(values, deltas, delta_weights, WIDTH, eps, x.dtype.element_ty).to(tl.float32)
         ones = tl.full([1, BLOCK], 1.0, tl.float32)
         scaled = rms(values, ones, WIDTH, eps) * factors * ROOT_SCALE
         products = tl.sum(elements.to(tl.float32) * scaled, axis=1)
         tl.store(logits + row * EXPERTS + expert, products, mask=expert < EXPERTS)
         if group == 0:
             result = rms(values, norm_weights, WIDTH, eps).to(normed.dtype.element_ty)
-            tl.store(normed + row * WIDTH + column[None, :], result, mask=(column < WIDTH)[None, :])
+            tl.store(normed + at, result, mask=own)
+            if delta is not None:
+                tl.store(added + at, values.to(added.dtype.element_ty), mask=own)
+                following = rms(values, next_weights, WIDTH, eps).to(normed.dtype.element_ty)
+                tl.store(next_normed + at, following, mask=own)
     tl.debug_barrier()  # every thread's logits are written before one of them counts the program in
     if tl.atomic_add(arrivals + block, 1, sem="acq_rel") == tl.num_programs(1) - 1:
         every, m = tl.arange(0, BLOCK_E), block * ROWS + tl.arange(0, ROWS)
         known = (m < rows)[:, None] & (every < EXPERTS)[None, :]
         found = tl.load(logits + m[:, None] * EXPERTS + every[None, :], mask=known, other=0.0, cache_modifier=".cg")
         wanted = m < (rows if num_rows is None else tl.load(num_rows))
-        choose(found, every, m, rows, wanted, weights, experts, scales, EXPERTS, K)
+        largest = ranked_words(words_of(found, every, EXPERTS), triton.next_power_of_2(K))
+        choose(largest, m, rows, wanted, weights, experts, scales, BLOCK_E, K)
         tl.store(arrivals + block, 0)
 
 
@@ -191,66 +241,22 @@ def route_many(
                 squares += tl.load(squares_of_parts + at, mask=row < rows, other=0.0, cache_modifier=".cg")
         root = tl.div_rn(1.0, tl.sqrt_rn(squares * (1.0 / WIDTH) + eps))
         wanted = row < (rows if num_rows is None else tl.load(num_rows))
-        choose(sums * (root * ROOT_SCALE)[:, None], expert, row, rows, wanted, weights, experts, scales, EXPERTS, K)
-
-
-@triton.jit(do_not_specialize=["slots"])
-def deal_slots(
-    experts,  # int32 [slots]
-    places,  # int32 [slots]
-    ends,  # int32 [EXPERTS]
-    slots,
-    BLOCK: tl.constexpr,
-):
-    """One program for each expert: it counts the slots of those before it, then numbers its own in their order."""
-    launch_dependents()
-    wait_for_prerequisites()
-    expert = tl.program_id(0)
-    offset = tl.arange(0, BLOCK)
-    before = tl.zeros([BLOCK], tl.int32)
-    for first in range(0, slots, BLOCK):
-        slot = first + offset
-        chosen = tl.load(experts + slot, mask=slot < slots, other=NOBODY)
-        before += (chosen < expert).to(tl.int32)
-    place = tl.sum(before)
-    for first in range(0, slots, BLOCK):
-        slot = first + offset
-        mine = tl.load(experts + slot, mask=slot < slots, other=NOBODY) == expert
-        rank = tl.cumsum(mine.to(tl.int32), 0)
-        tl.store(places + slot, place + rank - 1, mask=mine)
-        place += tl.sum(mine.to(tl.int32))
-    tl.store(ends + expert, place)
-
-
-@triton.jit
-def copy_rows(x, experts, places, dealt, WIDTH: tl.constexpr, BLOCK: tl.constexpr, K: tl.constexpr):
-    launch_dependents()
-    wait_for_prerequisites()
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, BLOCK)
-    inside = column < WIDTH
-    values = tl.load(x + row * WIDTH + column, mask=inside, other=0.0)
-    for choice in tl.static_range(K):
-        if tl.load(experts + row * K + choice) != NOBODY:
-            place = tl.load(places + row * K + choice).to(tl.int64)
-            tl.store(dealt + place * WIDTH + column, values, mask=inside)
+        words = words_of(sums * (root * ROOT_SCALE)[:, None], expert, EXPERTS)
+        largest = largest_words(words, triton.next_power_of_2(K), K)
+        choose(largest, row, rows, wanted, weights, experts, scales, BLOCK_E, K)
 
 
 def route(
     x: Tensor, router: RouterWeights, norm_weight: Tensor, arrivals: Tensor, *, eps: float, num_rows: Tensor | None,
     exact: bool = False,
-) -> tuple[Tensor, Choice]:  # fmt: skip
+) -> Routed:  # fmt: skip
     """`ExpertDoors.route` of x bfloat16 [T, H], contiguous. arrivals: int32 [MOST_ARRIVALS], 0 between calls.
     `exact`: by the kernel of many rows at all times, in one part."""
-    (rows, width), experts = x.shape, router.weight.shape[0]
-    choice = Choice(
-        torch.empty((rows, router.top_k), dtype=torch.float32, device=x.device),
-        torch.empty((rows, router.top_k), dtype=torch.int32, device=x.device),
-    )
-    shape = _router_constants(width, experts, router.top_k)
-    if exact or rows > ROUTED_ROWS:
+    rows, width = x.shape
+    if not _by_few(rows, exact=exact):
         many = many_launch(max(MANY_LAUNCHES) if exact else rows)
-        parts = many["SPLITS"]
+        choice, parts = _empty_choice(x, router), many["SPLITS"]
+        shape = _router_constants(width, len(router.weight), router.top_k)
         sums = torch.empty((parts, rows, shape["BLOCK_E"]), dtype=torch.float32, device=x.device) if parts > 1 else None
         squares = torch.empty((parts, rows), dtype=torch.float32, device=x.device) if parts > 1 else None
         launch(
@@ -258,28 +264,52 @@ def route(
             x, router.scale, router.weight, router.per_expert_scale, num_rows, sums, squares, arrivals, choice.weights,
             choice.experts, rows, eps, **shape, **many,
         )  # fmt: skip
-        return TritonElementwise(exact=exact).rms_norm(x, norm_weight, eps=eps), choice
-    normed = torch.empty_like(x)
+        return Routed(TritonElementwise(exact=exact).rms_norm(x, norm_weight, eps=eps), choice)
+    return _route_few(x, (None,) * 5, router, norm_weight, arrivals, eps=eps, num_rows=num_rows)
+
+
+def add_and_route(
+    residual: Tensor, delta: Tensor, norms: AddedNorms, router: RouterWeights, arrivals: Tensor, *, eps: float,
+    num_rows: Tensor | None, exact: bool = False,
+) -> tuple[Tensor, Tensor, Routed]:  # fmt: skip
+    """`ExpertDoors.add_and_route` of bfloat16 rows: of few, one launch."""
+    if not _by_few(len(residual), exact=exact):
+        summed, normed = TritonElementwise(exact=exact).residual_norm(
+            residual, delta, norms.delta, scalar=None, next_weight=norms.dense, eps=eps
+        )
+        assert normed is not None
+        return summed, normed, route(summed, router, norms.experts, arrivals, eps=eps, num_rows=num_rows, exact=exact)
+    added, normed = torch.empty_like(residual), torch.empty_like(residual)
+    addition = delta, norms.delta, norms.dense, added, normed
+    return added, normed, _route_few(residual, addition, router, norms.experts, arrivals, eps=eps, num_rows=num_rows)
+
+
+def _by_few(rows: int, *, exact: bool) -> bool:
+    return rows <= ROUTED_ROWS and not exact
+
+
+def _route_few(
+    x: Tensor, addition: tuple[Tensor | None, ...], router: RouterWeights, norm_weight: Tensor, arrivals: Tensor, *,
+    eps: float, num_rows: Tensor | None,
+) -> Routed:  # fmt: skip
+    """`addition`: delta, its norm's weight, the next norm's, and where sum and norm go; or as many times None."""
+    (rows, width), experts = x.shape, len(router.weight)
+    normed, choice = torch.empty_like(x), _empty_choice(x, router)
     logits = torch.empty((rows, experts), dtype=torch.float32, device=x.device)
     block = triton.next_power_of_2(triton.cdiv(rows, ROUTED_BLOCKS))
     launch(
         route_few, (triton.cdiv(rows, block), triton.cdiv(experts, FEW_LAUNCH["GROUP"])),
-        x, norm_weight, router.scale, router.weight, router.per_expert_scale, num_rows, normed, logits,
-        arrivals, choice.weights, choice.experts, rows, eps, ROWS=block, BLOCK=triton.next_power_of_2(width), **shape,
-        **FEW_LAUNCH,
+        x, *addition, norm_weight, router.scale, router.weight, router.per_expert_scale, num_rows, normed, logits,
+        arrivals, choice.weights, choice.experts, rows, eps, ROWS=block, BLOCK=triton.next_power_of_2(width),
+        PARTS=parts_of(addition[0], x), **_router_constants(width, experts, router.top_k), **FEW_LAUNCH,
     )  # fmt: skip
-    return normed, choice
+    return Routed(normed, choice)
 
 
-def deal(x: Tensor, choice: Choice, experts: int) -> DealtRows:
-    """`ExpertDoors.deal`, in two launches."""
-    (rows, width), top_k = x.shape, choice.experts.shape[1]
-    places = torch.empty_like(choice.experts)
-    ends = torch.empty(experts, dtype=torch.int32, device=x.device)
-    dealt = torch.empty((rows * top_k, width), dtype=x.dtype, device=x.device)
-    launch(deal_slots, (experts,), choice.experts, places, ends, rows * top_k, **_DEAL)
-    launch(copy_rows, (rows,), x, choice.experts, places, dealt, **_copy_launch(width, top_k))
-    return DealtRows(dealt, ends, places)
+def _empty_choice(x: Tensor, router: RouterWeights) -> Choice:
+    shape = len(x), router.top_k
+    weights = torch.empty(shape, dtype=torch.float32, device=x.device)
+    return Choice(weights, torch.empty(shape, dtype=torch.int32, device=x.device))
 
 
 def many_launch(rows: int) -> dict[str, int]:
@@ -291,27 +321,24 @@ def _router_constants(width: int, experts: int, top_k: int) -> dict[str, Any]:
     return {"ROOT_SCALE": width**-0.5, "WIDTH": width, "EXPERTS": experts, "BLOCK_E": block, "K": top_k}
 
 
-def _copy_launch(width: int, top_k: int) -> dict[str, int]:
-    block = triton.next_power_of_2(width)
-    return {"WIDTH": width, "BLOCK": block, "K": top_k, "num_warps": max(1, min(8, block // 512))}
-
-
-def _specimen(kernel: Any, launch: dict[str, Any]) -> KernelSpecimen:
+def _specimen(kernel: Any, launch: dict[str, Any], **types_of: str) -> KernelSpecimen:
     shape = dict(launch)
     warps, stages = shape.pop("num_warps"), shape.pop("num_stages", 3)
     types = {
         "num_rows": "*i32", "logits": "*fp32", "sums_of_parts": "*fp32", "squares_of_parts": "*fp32",
         "weights": "*fp32", "arrivals": "*i32", "experts": "*i32",
-        "places": "*i32", "ends": "*i32", "rows": "i32", "slots": "i32", "eps": "fp32",
-    }  # fmt: skip
+        "rows": "i32", "eps": "fp32",
+    } | types_of  # fmt: skip
     names = [name for name in kernel.arg_names if name not in shape]
     return KernelSpecimen(kernel, {name: types.get(name, "*bf16") for name in names}, shape, warps, stages)
 
 
 _PUBLISHED = _router_constants(2816, 128, 8)  # 26B-A4B
+_FEW = {**_PUBLISHED, "BLOCK": 4096, **FEW_LAUNCH}
+_ADDITION = ("delta", "delta_weight", "next_weight", "added", "next_normed")
 SPECIMENS = [
-    *(_specimen(route_few, {**_PUBLISHED, "BLOCK": 4096, "ROWS": rows, **FEW_LAUNCH}) for rows in (1, 4)),
+    _specimen(route_few, {**_FEW, "ROWS": 4, "PARTS": 1}),
+    _specimen(route_few, {**_FEW, "ROWS": 1, "PARTS": 2}, delta="*fp32"),
+    _specimen(route_few, {**_FEW, "ROWS": 1, "PARTS": 1, **dict.fromkeys(_ADDITION)}),
     *(_specimen(route_many, {**_PUBLISHED, **launch}) for launch in MANY_LAUNCHES.values()),
-    _specimen(deal_slots, dict(_DEAL)),
-    _specimen(copy_rows, _copy_launch(2816, 8)),
 ]

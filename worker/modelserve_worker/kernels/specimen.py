@@ -25,6 +25,7 @@ class KernelSpecimen:
     spilled_bytes: int = 0  # most bytes of spill stores that are accepted
     lowest_capability: int = 80  # 89 where fp8_e4m3 is computed with
     highest_capability: int = 1000  # less where later GPUs are given another tile
+    settled: frozenset[str] = field(default_factory=frozenset)  # what may be read before the wait (`dependent_launch`)
     waits_first: bool = False  # the next kernel starts when this one has waited, not before (`dependent_launch`)
 
     @property

@@ -9,7 +9,15 @@ from modelserve.architecture import ModelArchitecture
 from modelserve.errors import InvalidInput
 from modelserve.sizing.weights import EXPERT_WIDTH_MULTIPLE
 from modelserve.weight_format import TextLinear, WeightFormat
-from modelserve_worker.kernels.experts import BranchNorms, Choice, ExpertDoors, RouterWeights, Shares
+from modelserve_worker.kernels.experts import (
+    AddedNorms,
+    BranchNorms,
+    Choice,
+    ExpertDoors,
+    Routed,
+    RouterWeights,
+    Shares,
+)
 from modelserve_worker.kernels.operations import Operations
 from modelserve_worker.layers.norm import RMSNorm
 from modelserve_worker.layers.parallel import TensorParallel
@@ -34,13 +42,16 @@ class Router(nn.Module):
         self.scale = nn.Parameter(torch.empty(hidden, device=device, dtype=dtype), requires_grad=False)
         self.per_expert_scale = nn.Parameter(torch.empty(experts, device=device, dtype=dtype), requires_grad=False)
 
-    def forward(self, x: Tensor, norm: RMSNorm, num_rows: Tensor | None = None) -> tuple[Tensor, Choice]:
+    @property
+    def weights(self) -> RouterWeights:
+        return RouterWeights(self.weight, self.scale, self.per_expert_scale, self.top_k)
+
+    def forward(self, x: Tensor, norm: RMSNorm, num_rows: Tensor | None = None) -> Routed:
         """[T, H] -> its `norm`, which experts take, and what each row chooses.
 
         Rows from `num_rows` (int32 [1], on the device) on only pad the step: they choose no expert.
         """
-        weights = RouterWeights(self.weight, self.scale, self.per_expert_scale, self.top_k)
-        return self.doors.route(x, weights, norm.weight, eps=self.eps, num_rows=num_rows)
+        return self.doors.route(x, self.weights, norm.weight, eps=self.eps, num_rows=num_rows)
 
 
 class Experts(nn.Module):
@@ -116,7 +127,11 @@ class Experts(nn.Module):
 
 
 class MixtureOfExperts(nn.Module):
-    """The expert branch beside the dense MLP: both read the residual, each has its own norms."""
+    """The expert branch beside the dense MLP: both read the residual, each has its own norms.
+
+    `route` comes before the dense MLP's products, which need nothing of it: their matrices stream meanwhile, and those
+    of the experts that it chose while the MLP ends.
+    """
 
     def __init__(
         self,
@@ -145,25 +160,37 @@ class MixtureOfExperts(nn.Module):
         self.post_norm = RMSNorm(hidden, eps=eps, device=device, dtype=dtype)
         self.dense_post_norm = RMSNorm(hidden, eps=eps, device=device, dtype=dtype)
 
+    def route(self, residual: Tensor, num_rows: Tensor | None) -> Routed:
+        """Of residual [T, H] what its experts take, and which they are."""
+        routed: Routed = self.router(residual, self.pre_norm, num_rows)
+        return routed
+
+    def add_and_route(
+        self, residual: Tensor, delta: Tensor, delta_norm: RMSNorm, dense_norm: RMSNorm, num_rows: Tensor | None
+    ) -> tuple[Tensor, Tensor, Routed]:
+        """residual + `delta_norm`(delta), the sum's `dense_norm` and its `route`. One rank's, delta may be in parts."""
+        norms = AddedNorms(delta_norm.weight, dense_norm.weight, self.pre_norm.weight)
+        weights, eps = self.router.weights, self.router.eps
+        return self.doors.add_and_route(residual, delta, norms, weights, eps=eps, num_rows=num_rows)
+
     def forward(
         self,
         residual: Tensor,
+        routed: Routed,
         dense: Tensor,
         *,
         added_norm: RMSNorm,
         scalar: Tensor | None,
         next_weight: Tensor | None,
-        num_rows: Tensor | None,
     ) -> tuple[Tensor, Tensor | None]:
-        """`ElementwiseDoors.residual_norm` of the sum of both branches; residual and dense are [T, H], and dense, the
-        MLP's output, is still to be added over ranks."""
+        """`ElementwiseDoors.residual_norm` of the sum of both branches; residual and dense are [T, H], routed is its
+        `route`, and dense, the MLP's output, is still to be added over ranks."""
         dense = self.parallel.all_reduce(dense)
-        normed, choice = self.router(residual, self.pre_norm, num_rows)
         norms = BranchNorms(self.dense_post_norm.weight, self.post_norm.weight, added_norm.weight)
         return self.doors.add_branches(
             residual,
             dense,
-            self.experts(normed, choice),
+            self.experts(routed.normed, routed.choice),
             norms,
             scalar=scalar,
             next_weight=next_weight,

@@ -20,6 +20,7 @@ from modelserve.sizing.dequantisation import workspace_bytes
 from modelserve.sizing.weights import tensor_parallel_problem
 from modelserve.weight_format import StoredType, TextLinear, WeightFormat
 from modelserve_worker.kernels.elementwise import ElementwiseDoors
+from modelserve_worker.kernels.experts import Routed
 from modelserve_worker.kernels.operations import PLAIN, Operations
 from modelserve_worker.kernels.row_codec import v_only_columns
 from modelserve_worker.kernels.step import Step
@@ -158,25 +159,36 @@ class DecoderLayer(nn.Module):
         attended = self.attention(normed, rotation, attention, narrowed)
         if narrowed is not None and narrowed.kept is not None:
             x = self.sums.rows_of(x, narrowed.kept)
-        x, normed = self._add_and_norm(x, attended, self.post_attention_norm, self.pre_feedforward_norm, self.sums)
+        norms, routed = (self.post_attention_norm, self.pre_feedforward_norm), None
+        if self.moe is None or self.moe.parallel.size > 1:
+            x, normed = self._add_and_norm(x, attended, *norms, self.sums)
+            routed = None if self.moe is None else self.moe.route(x, num_rows)
+        else:
+            x, normed, routed = self.moe.add_and_route(x, attended, *norms, num_rows)
         dense = self.mlp(normed)
         if self.per_layer_input is None:
-            return _normed(self._add_feedforward(x, dense, num_rows, scalar=self.scalar, next_norm=next_norm))
-        x, _ = self._add_feedforward(x, dense, num_rows, scalar=None, next_norm=None)
+            return _normed(self._add_feedforward(x, dense, routed, scalar=self.scalar, next_norm=next_norm))
+        x, _ = self._add_feedforward(x, dense, routed, scalar=None, next_norm=None)
         added = self.per_layer_input(x, per_layer)
         return self._add_and_norm(x, added, self.per_layer_input.norm, next_norm, self.doors, scalar=self.scalar)
 
     def _add_feedforward(
-        self, x: Tensor, dense: Tensor, num_rows: Tensor | None, *, scalar: Tensor | None, next_norm: RMSNorm | None
+        self,
+        x: Tensor,
+        dense: Tensor,
+        routed: Routed | None,
+        *,
+        scalar: Tensor | None,
+        next_norm: RMSNorm | None,
     ) -> tuple[Tensor, Tensor | None]:
         """x plus the dense MLP's output and that of experts where the model has some."""
         next_weight, added_norm = None if next_norm is None else next_norm.weight, self.post_feedforward_norm
-        if self.moe is None:
+        if self.moe is None or routed is None:
             return self.sums.residual_norm(
                 x, dense, added_norm.weight, scalar=scalar, next_weight=next_weight, eps=self.eps
             )
         result: tuple[Tensor, Tensor | None] = self.moe(
-            x, dense, added_norm=added_norm, scalar=scalar, next_weight=next_weight, num_rows=num_rows
+            x, routed, dense, added_norm=added_norm, scalar=scalar, next_weight=next_weight
         )
         return result
 

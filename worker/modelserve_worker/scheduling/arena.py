@@ -49,16 +49,17 @@ class OutOfPagesError(Exception):
 class Page:
     """A page that somebody owns: entries (slot, index) of block tables of its kind, and `keepers` that need none.
 
-    Its number may change with any allocation.
+    Its number may change with any allocation. Some of its keepers may claim that its rows are nowhere else.
     """
 
-    __slots__ = ("entries", "keepers", "kind", "number")
+    __slots__ = ("claims", "entries", "keepers", "kind", "number")
 
     def __init__(self, kind: LayerKind, number: int, slot: int, index: int) -> None:
         self.kind = kind
         self.number = number
         self.entries = [(slot, index)]
         self.keepers = 0
+        self.claims = 0
 
 
 class Keeper(Protocol):
@@ -146,14 +147,16 @@ class _End:
 class PageArena:
     """Pages of both kinds in `pool_bytes` bytes per rank. Allocation and release cost O(log pages), amortised.
 
-    `held_bytes`, `cached_bytes` and `free_bytes` are those of pages by their owners, `moves_made` the pages moved and
-    `copies_made` the pages copied so far; all are read only.
+    `held_bytes`, `cached_bytes` and `free_bytes` are those of pages by their owners, `claimed_bytes` those of cached
+    pages that somebody claims, `moves_made` the pages moved and `copies_made` the pages copied so far; all are read
+    only.
     """
 
     def __init__(self, geometry: CacheGeometry, pool_bytes: int) -> None:
         self.pool_bytes = pool_bytes
         self.held_bytes = 0
         self.cached_bytes = 0
+        self.claimed_bytes = 0
         self.free_bytes = pool_bytes
         self.moves_made = 0
         self.copies_made = 0
@@ -231,6 +234,7 @@ class PageArena:
             end.held, end.cached = end.held + 1, end.cached - 1
             self.held_bytes += end.page_bytes
             self.cached_bytes -= end.page_bytes
+            self.claimed_bytes -= end.page_bytes if page.claims else 0
         page.entries.append((slot, index))
         end.changed[slot, index] = page
 
@@ -248,6 +252,7 @@ class PageArena:
         if page.keepers:
             end.cached += 1
             self.cached_bytes += end.page_bytes
+            self.claimed_bytes += end.page_bytes if page.claims else 0
         else:
             self._free(end, page)
 
@@ -262,10 +267,24 @@ class PageArena:
         page.keepers -= 1
         if page.keepers or page.entries:
             return
+        assert not page.claims, "who claims a page keeps it"
         end = self._ends[page.kind]
         end.cached -= 1
         self.cached_bytes -= end.page_bytes
         self._free(end, page)
+
+    def claim(self, page: Page) -> None:
+        """Say of a page that one keeps: its rows are nowhere else."""
+        page.claims += 1
+        if page.claims == 1 and not page.entries:
+            self.claimed_bytes += self._ends[page.kind].page_bytes
+
+    def disclaim(self, page: Page) -> None:
+        """Undo one `claim`."""
+        assert page.claims > 0, "a claim is given up once"
+        page.claims -= 1
+        if not page.claims and not page.entries:
+            self.claimed_bytes -= self._ends[page.kind].page_bytes
 
     def copy(self, source: Page, destination: Page) -> None:
         """Copy a page behind the moves and copies so far, before the next step reads or writes."""
@@ -300,7 +319,7 @@ class PageArena:
     def check_integrity(self) -> None:
         """Recount everything from the page lists. Raises AssertionError on the first broken invariant."""
         free = self.pool_bytes
-        held_bytes = cached_bytes = num_entries = 0
+        held_bytes = cached_bytes = claimed_bytes = num_entries = 0
         entries: set[tuple[LayerKind, int, int]] = set()
         for end in self._ends.values():
             owned = [page for page in end.pages if page is not None]
@@ -315,12 +334,14 @@ class PageArena:
             free -= end.edge_bytes
             held_bytes += len(held) * end.page_bytes
             cached_bytes += (len(owned) - len(held)) * end.page_bytes
+            claimed_bytes += sum(page.claims > 0 for page in owned if not page.entries) * end.page_bytes
             num_entries += sum(len(page.entries) for page in held)
             entries.update((end.kind, *entry) for page in held for entry in page.entries)
         assert free >= 0, f"the two ends overlap by {-free} bytes"
         free += sum(end.num_holes * end.page_bytes for end in self._ends.values())
         assert len(entries) == num_entries, "two pages of one table entry"
         assert (held_bytes, cached_bytes) == (self.held_bytes, self.cached_bytes), "held or cached bytes differ"
+        assert claimed_bytes == self.claimed_bytes, "claimed bytes differ"
         assert free == self.free_bytes, f"{free} free bytes, {self.free_bytes} counted"
         assert free + held_bytes + cached_bytes == self.pool_bytes, f"{free} free + {held_bytes} held bytes"
 

@@ -152,6 +152,7 @@ class HostRestores:
             self._cache.insert(tail, restore.way)
         if source.live:
             tail.twin, source.twin = source, tail
+            self._cache.note(tail)
         tail.awaited |= restore.requests
         self._release(restore)
 

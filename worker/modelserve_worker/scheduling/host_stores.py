@@ -6,6 +6,7 @@ copied is not believed. It costs that hit, and no memory.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from modelserve.architecture import LayerKind
@@ -24,6 +25,7 @@ class _Store:
     sliding: dict[int, HostPage]  # these and `partial` are kept
     partial: HostPage | None
     copies: list[Copy]
+    bytes: int
 
     @property
     def own(self) -> list[HostPage]:
@@ -38,14 +40,19 @@ class _Store:
 class HostStores:
     """Into `index`, whose pages are those of `pool`."""
 
-    def __init__(self, pool: HostPool, index: TailIndex[HostPage], geometry: CacheGeometry) -> None:
+    def __init__(
+        self, pool: HostPool, index: TailIndex[HostPage], geometry: CacheGeometry, saved: Callable[[Tail[Page]], None]
+    ) -> None:
+        """`saved` hears of a tail that is in host memory."""
         self.lane = CopyLane(pool)
         self._pool = pool
         self._index = index
+        self._saved = saved
         self._has_global = bool(geometry.global_page.layers)
         self._stores: dict[Tail[Page], _Store] = {}
         self._sizes = {kind: geometry.page(kind).page_bytes for kind in LayerKind}
         self.stored_bytes = 0
+        self.coming_bytes = 0  # that are being copied
 
     def __contains__(self, tail: Tail[Page]) -> bool:
         return tail in self._stores
@@ -79,9 +86,10 @@ class HostStores:
         copies = [Copy(page, place) for page, place in places.items()]
         store = _Store(
             tail, block, {logical: places[page] for logical, page in tail.sliding.items()},
-            places[tail.partial] if tail.partial else None, copies,
+            places[tail.partial] if tail.partial else None, copies, sum(self._sizes[page.kind] for page in places),
         )  # fmt: skip
         self._stores[tail] = store
+        self.coming_bytes += store.bytes
         self.lane.queue(copies)
         return True
 
@@ -117,6 +125,8 @@ class HostStores:
 
     def _make_room(self, global_pages: int, sliding_pages: int) -> bool:
         needed = {LayerKind.GLOBAL: global_pages, LayerKind.SLIDING: sliding_pages}
+        if self._pool.fits(needed):
+            return True
         if not self._pool.could_fit(needed):
             return False
         for victim in self._index.victims():
@@ -135,6 +145,7 @@ class HostStores:
             None if before is None else before.twin, tail.joined, tail.junction, followers=tail.followers, twin=tail,
         )  # fmt: skip
         tail.twin = twin
+        self._saved(tail)
         self._index.insert(twin, [])
         self._index.supersede(twin.previous, twin.end)
         twin.superseded |= tail.superseded
@@ -148,6 +159,7 @@ class HostStores:
 
     def _release(self, store: _Store) -> None:
         del self._stores[store.tail]
+        self.coming_bytes -= store.bytes
         self._index.stop_using(store.block)
         for page in store.own:
             self._pool.let_go(page)

@@ -21,18 +21,21 @@ from modelserve.planning.prompt_rows import PromptCost
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.batch import HostCopy
 from modelserve_worker.host_pages import HostLayout, HostProgress
-from modelserve_worker.scheduling.arena import Page, PageArena
+from modelserve_worker.scheduling.arena import PageArena
 from modelserve_worker.scheduling.host_pool import HostPage, HostPool
 from modelserve_worker.scheduling.host_restores import HostRestores
 from modelserve_worker.scheduling.host_stores import HostStores
 from modelserve_worker.scheduling.prefix_cache import PrefixCache
 from modelserve_worker.scheduling.tail_index import TailIndex
-from modelserve_worker.scheduling.tails import Block, Tail
+from modelserve_worker.scheduling.tails import Tail
 from modelserve_worker.scheduling.token_chain import TokenChain
+from modelserve_worker.scheduling.unsaved_tails import UnsavedTails
 
 LONGEST_WAIT_S = 1.0  # of an admission for stores
 _MOST_RESTORES = 2  # of one request, whose rows may have to go again before it begins
 _STORED_SHARE = 4  # a share of the pool is free or stored
+_AHEAD_SHARE = 8  # and where more is to be stored, a share of that beyond it, so that not every admission looks
+_MOST_AT_ONCE = 8  # tails that one step begins to store, or finds no place for: it does not wait for more
 _HOST_SHARE = 2  # and no more than a share of host memory, or what is stored would push itself out
 
 
@@ -42,6 +45,19 @@ class HostCopies(NamedTuple):
     stores: tuple[HostCopy, ...] = ()
     loads: tuple[HostCopy, ...] = ()
     loads_awaited: int = 0
+
+
+class _HostIndex(TailIndex[HostPage]):
+    """Of copies of what `cache` has, or had."""
+
+    def __init__(self, pool: HostPool, geometry: CacheGeometry, prices: PromptCost, cache: PrefixCache) -> None:
+        super().__init__(pool, geometry, prices)
+        self._cache = cache
+
+    def evict(self, tail: Tail[HostPage]) -> None:
+        super().evict(tail)
+        if tail.twin is not None:
+            self._cache.note(tail.twin)
 
 
 class HostTier:
@@ -60,16 +76,18 @@ class HostTier:
         self._arena = arena
         self._cache = cache
         self._clock = clock
-        self._sizes = {kind: geometry.page(kind).page_bytes for kind in LayerKind}
+        sizes = {kind: geometry.page(kind).page_bytes for kind in LayerKind}
+        self._unsaved = cache.unsaved = UnsavedTails(arena, sizes)
         # What a prompt leaves behind its window, and the page that its answer goes on in.
         pages = geometry.sliding_page.pages(geometry.global_page.page_tokens) + 1
-        self._left_bytes = pages * self._sizes[LayerKind.SLIDING] + self._sizes[LayerKind.GLOBAL]
+        self._left_bytes = pages * sizes[LayerKind.SLIDING] + sizes[LayerKind.GLOBAL]
         self.pool = HostPool(geometry, HostLayout.of(geometry, capacity_bytes))
-        self.index: TailIndex[HostPage] = TailIndex(self.pool, geometry, prices)
-        self.stores = HostStores(self.pool, self.index, geometry)
+        self.index = _HostIndex(self.pool, geometry, prices, cache)
+        self.stores = HostStores(self.pool, self.index, geometry, cache.note)
         self.restores = HostRestores(self.pool, arena, cache, geometry)
         self._asked: Counter[str] = Counter()  # restores, by request
-        self._prepared = (-1, -1, 0, 0)  # for which versions of both tiers, bytes that are needed and that are free
+        # For which versions of both tiers, bytes that are needed and that are free nothing is left to store.
+        self._prepared = (-1, -1, 0, 0)
         self._held_back: tuple[str, float] | None = None  # the admission that waits for stores, and since when
 
     @property
@@ -94,20 +112,28 @@ class HostTier:
         settled = known == self._prepared[:3] and arena.free_bytes >= self._prepared[3] - target // 16
         if arena.free_bytes >= target or settled or self.stores.lane.stalled(self._clock()):
             return
-        self._prepared = (*known, arena.free_bytes)
-        lost = self._lost_bytes()
-        spare = arena.available_bytes - sum(lost.values())
-        for tail, size in lost.items():
-            if spare >= target:
+        spare = arena.available_bytes - arena.claimed_bytes + self.stores.coming_bytes
+        if spare >= target:
+            return
+        started = refused = 0
+        for tail in self._cache.victims():
+            if spare >= target + target // _AHEAD_SHARE or started == _MOST_AT_ONCE:
                 return
-            if tail in self.stores or self.stores.start(tail):
-                spare += size
+            if refused == _MOST_AT_ONCE:
+                break
+            if tail in self._unsaved and tail not in self.stores:
+                size = self._unsaved.bytes_of(tail)
+                if self.stores.start(tail):
+                    spare, started = spare + size, started + 1
+                else:
+                    refused += 1
+        self._prepared = (*known, arena.free_bytes)
 
     def holds_back(self, request_id: str, needed_bytes: int) -> bool:
         """Whether an admission that needs so many bytes waits for stores, so that nothing is lost to it."""
         if not self.stores or self.stores.lane.stalled(self._clock()):
             return False
-        if self._arena.available_bytes - sum(self._lost_bytes().values()) >= needed_bytes + self._left_bytes:
+        if self._arena.available_bytes - self._arena.claimed_bytes >= needed_bytes + self._left_bytes:
             return False
         now = self._clock()
         if self._held_back is None or self._held_back[0] != request_id:
@@ -156,26 +182,10 @@ class HostTier:
         for tail in list(self.index.tails):
             self.index.evict(tail)
 
-    def _lost_bytes(self) -> dict[Tail[Page], int]:
-        """Tails with rows that nobody else has, in the order in which they would go, and what each of them keeps that
-        the later ones do not: cached bytes that could be taken only at a loss."""
-        lost: dict[Tail[Page], int] = {}
-        counted: set[Block[Page]] = set()
-        for tail in reversed(self._cache.victims()):
-            if tail.superseded or tail.has_twin:
-                continue
-            pages = list(tail.own_pages)
-            for block in tail.block.upwards():
-                if block in counted:
-                    break
-                counted.add(block)
-                pages += [block.page] if block.page is not None else []
-            lost[tail] = sum(self._sizes[page.kind] for page in pages if not page.entries)
-        return dict(reversed(lost.items()))
-
     def check_integrity(self) -> None:
         """Raise AssertionError unless every copy in host memory is kept by those who should, and bytes add up."""
         kept = self.index.kept()
         kept.update(self.stores.kept())
         kept.update(self.restores.lane.kept())
         self.pool.check_integrity(kept.items())
+        self._unsaved.check_integrity(list(self._cache.tails))

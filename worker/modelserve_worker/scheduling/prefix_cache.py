@@ -19,6 +19,7 @@ from modelserve_worker.scheduling.page_table import PageTable
 from modelserve_worker.scheduling.tail_index import LEAST_KNOWN, TailIndex
 from modelserve_worker.scheduling.tails import Hit, Tail
 from modelserve_worker.scheduling.token_chain import TokenChain
+from modelserve_worker.scheduling.unsaved_tails import UnsavedTails
 
 _KNOWN_PER_PAGE = 4  # blocks that are known by their hash alone, for each global page of the pool
 
@@ -41,6 +42,7 @@ class PrefixCache(TailIndex[Page]):
             self._most_unused = max(LEAST_KNOWN, _KNOWN_PER_PAGE * arena.pool_bytes // size)
         self._tables: dict[PageTable, None] = {}
         self.arrivals: Arrivals | None = None
+        self.unsaved: UnsavedTails | None = None  # where there is a tier behind this one
         arena.keeper = self
 
     def watch(self, table: PageTable) -> None:
@@ -62,7 +64,27 @@ class PrefixCache(TailIndex[Page]):
                 each.followers += 1
                 if each.superseded:
                     each.superseded, each.junction = False, True
+        self.note(tail)
         self.touch(tail)
+
+    def note(self, tail: Tail[Page]) -> None:
+        """Whether its rows are anywhere else may have changed."""
+        if self.unsaved is not None:
+            self.unsaved.update(tail)
+
+    def insert(self, tail: Tail[Page], global_pages: list[Page]) -> None:
+        super().insert(tail, global_pages)
+        self.note(tail)
+
+    def supersede(self, previous: Tail[Page] | None, end: int) -> None:
+        super().supersede(previous, end)
+        if previous is not None:
+            self.note(previous)
+
+    def evict(self, tail: Tail[Page]) -> None:
+        if self.unsaved is not None:
+            self.unsaved.remove(tail)
+        super().evict(tail)
 
     def leave(
         self,

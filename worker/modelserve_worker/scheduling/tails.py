@@ -23,7 +23,7 @@ class Block(Generic[P]):
     block is only known, by its hash, until it is the oldest of too many.
     """
 
-    __slots__ = ("children", "depth", "digest", "page", "parent", "tails", "uses")
+    __slots__ = ("children", "depth", "digest", "page", "parent", "tails", "unsaved", "uses")
 
     def __init__(self, digest: bytes, parent: Block[P] | None) -> None:
         self.digest = digest
@@ -31,6 +31,7 @@ class Block(Generic[P]):
         self.depth: int = 0 if parent is None else parent.depth + 1  # pages up to here
         self.page: P | None = None
         self.uses = 0
+        self.unsaved = 0  # of these uses, those by tails whose rows nobody else has (unsaved_tails.py)
         self.children = 0  # known ones
         self.tails: list[Tail[P]] = []  # that may serve a request which has this block and not the next
 

@@ -33,12 +33,13 @@ def layer_calls(architecture: ModelArchitecture, layer: int, *, ranks: int) -> I
     yield product(TextLinear.OUTPUT)
     yield from summed()
     yield Operation.RESIDUAL_NORM, "", nothing
+    if architecture.num_experts:
+        yield Operation.ROUTE, "", nothing
     yield product(TextLinear.GATE_UP)
     yield Operation.GATED_GELU, "", nothing
     yield product(TextLinear.DOWN)
     yield from summed()
     if architecture.num_experts:
-        yield Operation.ROUTE, "", nothing
         yield Operation.EXPERTS, "", nothing
         yield Operation.GROUPED, TextLinear.EXPERT_GATE_UP, shapes[TextLinear.EXPERT_GATE_UP]
         yield Operation.GATED_GELU, "", nothing
@@ -63,13 +64,14 @@ def layer_launches(
     for operation, subject, shape in layer_calls(architecture, layer, ranks=ranks):
         choice = table.choose(operation, subject, shape, rows=rows)
         if operation is Operation.EXPERTS:
-            dealt = "chosen_products" not in choice.kernels
+            dealt = "deal_slots" in choice.kernels
         if operation is Operation.GROUPED and not dealt:
             fused = True  # few rows have both products and the gate already
         elif not (operation is Operation.GATED_GELU and fused):
             fused = choice.fuses_gelu
             found.update(choice.kernels)
-    return found
+            found[Operation.RESIDUAL_NORM] -= choice.fuses_norm
+    return +found
 
 
 def decode_launches(table: KernelTable, architecture: ModelArchitecture, *, rows: int, ranks: int) -> Counter[str]:

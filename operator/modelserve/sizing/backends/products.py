@@ -27,6 +27,7 @@ BOX_INPUTS = 64  # of bfloat16, which Hopper's copy engine reads together
 GROUPED_TILE, GROUPED_SLICE, GROUPED_STAGES = 128, 256, 4  # of `grouped_rows`: rows of a matrix, of x, stages
 GROUPED_ROWS = 8  # rows of a matrix, or of each half of it, that it stores together
 GROUPED_EXPERTS = 256  # at most
+CHOSEN_ROWS, CHOSEN_SLOTS = 8, 64  # rows, and choices of experts of theirs, that `chosen_rows` takes
 SCALED_MULTIPLE = 16  # outputs that PyTorch's scaled product takes
 
 
@@ -48,9 +49,11 @@ def product_choices(
     capability: int | None,
     plain_kernels: int = 0,
     profile: Profile = "fast",
+    settles: bool = False,
 ) -> Iterator[Choice]:
     """Of a matrix with `shape` (outputs, inputs) on one rank; `linear` None is the output head, `capability` None a
-    device without kernels. `plain_kernels`: PyTorch's beside the product, where it makes the elements first."""
+    device without kernels. `plain_kernels`: PyTorch's beside the product, where it makes the elements first. `settles`:
+    few rows in bfloat16 do, on Hopper."""
     stored = StoredType.BFLOAT16 if weight_format is None else weight_format.of(linear)
     quantised = weight_format if stored in (StoredType.INT4, StoredType.FP8) else None
     subject: Subject = HEAD if linear is None else linear
@@ -64,7 +67,7 @@ def product_choices(
         yield choice(Backend.PLAIN, (LIBRARY,) * (plain_kernels + 1))
     elif quantised is None:
         if capability == HOPPER and shape[1] % BOX_INPUTS == 0:
-            yield _few_rows(choice)
+            yield _few_rows(partial(choice, settles=settles))
         yield choice(Backend.PLAIN, (LIBRARY,))
     elif stored is StoredType.INT4:
         yield from _int4(quantised, choice, shape, capability)

@@ -12,8 +12,15 @@ from modelserve.assistant import AssistantArchitecture
 from modelserve.errors import InvalidInput
 from modelserve.sizing.assistant import assistant_tensors
 from modelserve.sizing.backends.attention import AttentionShape, chunk_choices, decode_choices
-from modelserve.sizing.backends.generations import LEAST_CAPABILITY, generation_of
-from modelserve.sizing.backends.products import grouped_choice, product_choices, takes_format
+from modelserve.sizing.backends.generations import HOPPER, LEAST_CAPABILITY, generation_of
+from modelserve.sizing.backends.products import (
+    BOX_INPUTS,
+    CHOSEN_ROWS,
+    CHOSEN_SLOTS,
+    grouped_choice,
+    product_choices,
+    takes_format,
+)
 from modelserve.sizing.backends.table import HEAD, LIBRARY, Backend, Choice, KernelTable, Operation, Profile, Subject
 from modelserve.sizing.dequantisation import kernels as dequantising_kernels
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
@@ -121,10 +128,16 @@ def _products(
         if key in seen or not (head or tensor.linear) or tensor.count > 1:
             continue
         seen.add(key)
-        beside = _plain_kernels(tensor, weight_format)
         yield from product_choices(
-            tensor.linear, key[1:], weight_format, capability=capability, plain_kernels=beside, profile=profile
-        )
+            tensor.linear, key[1:], weight_format, capability=capability,
+            plain_kernels=_plain_kernels(tensor, weight_format), profile=profile,
+            settles=_settles(model, tensor.linear),
+        )  # fmt: skip
+
+
+def _settles(model: ModelArchitecture, linear: TextLinear | None) -> bool:
+    """Whether a product stands between a router and the experts that it chooses, who read that before they wait."""
+    return bool(model.num_experts) and linear is TextLinear.DOWN
 
 
 def _plain_kernels(tensor: WeightTensor, weight_format: WeightFormat | None) -> int:
@@ -166,9 +179,15 @@ def _experts(
 
     few = capability is not None and profile == "fast"
     if few:
-        yield choice(Operation.ROUTE, "route_few", most_rows=ROUTED_ROWS)
+        yield replace(choice(Operation.ROUTE, "route_few", most_rows=ROUTED_ROWS), fuses_norm=ranks == 1)
     yield choice(Operation.ROUTE, "route_many", "rms_norm")
     if few and not stored & {StoredType.INT4, StoredType.FP8}:
+        if capability == HOPPER and weight_format is None and _streams(model, ranks):
+            yield Choice(
+                Operation.EXPERTS, Backend.HOPPER, ("chosen_rows", "chosen_rows"),
+                most_rows=min(CHOSEN_ROWS, CHOSEN_SLOTS // model.top_k_experts),
+                shared_bytes=generation_of(HOPPER).shared_bytes,
+            )  # fmt: skip
         yield choice(Operation.EXPERTS, "chosen_products", "chosen_products", most_rows=EXPERT_FEW_ROWS)
     yield choice(Operation.EXPERTS, "deal_slots", "copy_rows")
     for tensor in layer_tensors(model, 0, ranks):
@@ -180,6 +199,12 @@ def _experts(
     if ranks > 1:
         yield choice(Operation.WEIGHTED_SUM, "weighted_sum")
     yield choice(Operation.ADD_BRANCHES, "add_branches")
+
+
+def _streams(model: ModelArchitecture, ranks: int) -> bool:
+    """Whether inputs of experts' matrices are whole blocks, of which copies are."""
+    inputs = model.hidden_size, model.moe_intermediate_size // ranks
+    return all(each % BOX_INPUTS == 0 for each in inputs) and model.top_k_experts <= CHOSEN_SLOTS
 
 
 def _sums(model: ModelArchitecture, capability: int | None, profile: Profile, ranks: int) -> Iterator[Choice]:

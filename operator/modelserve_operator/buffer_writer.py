@@ -1,0 +1,40 @@
+"""Writes the CapacityBuffer of a ModelServe, and its PodTemplate, apart from its other children."""
+
+from __future__ import annotations
+
+from modelserve_operator.apply import Applier, NameTakenError, PredecessorError, UnfitError
+from modelserve_operator.capacity_buffers import RefusedBuffer, RunningRevisions, proven, withheld
+from modelserve_operator.drift import DriftContestedError
+from modelserve_operator.kinds import POD_TEMPLATE, ResourceKind
+from modelserve_operator.kube import KubeError
+from modelserve_operator.manifests.buffer_objects import buffer_template, capacity_buffer
+from modelserve_operator.observed import Observed
+from modelserve_operator.plan import Decision
+
+
+class CapacityBuffers:
+    """Writes them. Neither their absence nor a refusal keeps anything else from being done."""
+
+    def __init__(self, applier: Applier) -> None:
+        self._applier = applier
+
+    async def apply(self, observed: Observed, decision: Decision, running: RunningRevisions) -> RefusedBuffer | None:
+        """Have the buffer, or have none. Raises nothing."""
+        kind, spec, target = observed.buffer_kind, decision.spec, decision.target
+        if kind is None or spec is None:
+            return None
+        try:
+            there = observed.capacity_buffer is not None
+            if spec.capacity_buffer is None or withheld(decision, running, there=there) is not None:
+                await self._remove(kind, observed)
+            elif target is not None and proven(decision, running):
+                await self._applier.apply(POD_TEMPLATE, buffer_template(observed.model_serve, target))
+                await self._applier.apply(kind, capacity_buffer(observed.model_serve, spec.capacity_buffer))
+        except (PredecessorError, NameTakenError, DriftContestedError, UnfitError, KubeError) as error:
+            return RefusedBuffer(str(error))
+        return None
+
+    async def _remove(self, kind: ResourceKind, observed: Observed) -> None:
+        for each, body in ((kind, observed.capacity_buffer), (POD_TEMPLATE, observed.buffer_template)):
+            if body is not None:
+                await self._applier.delete(each, body)

@@ -1,0 +1,86 @@
+"""Triton kernels that bring rows into the order of the experts they chose; `experts` has the doors."""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from modelserve_worker.kernels.dependent_launch import launch, launch_dependents, wait_for_prerequisites
+from modelserve_worker.kernels.experts import Choice, DealtRows
+from modelserve_worker.kernels.routing_triton import NOBODY
+from modelserve_worker.kernels.specimen import KernelSpecimen
+
+_DEAL = {"BLOCK": 4096, "num_warps": 8}
+
+
+@triton.jit(do_not_specialize=["slots"])
+def deal_slots(
+    experts,  # int32 [slots]
+    places,  # int32 [slots]
+    ends,  # int32 [EXPERTS]
+    slots,
+    BLOCK: tl.constexpr,
+):
+    """One program for each expert: it counts the slots of those before it, then numbers its own in their order."""
+    launch_dependents()
+    wait_for_prerequisites()
+    expert = tl.program_id(0)
+    offset = tl.arange(0, BLOCK)
+    before = tl.zeros([BLOCK], tl.int32)
+    for first in range(0, slots, BLOCK):
+        slot = first + offset
+        chosen = tl.load(experts + slot, mask=slot < slots, other=NOBODY)
+        before += (chosen < expert).to(tl.int32)
+    place = tl.sum(before)
+    for first in range(0, slots, BLOCK):
+        slot = first + offset
+        mine = tl.load(experts + slot, mask=slot < slots, other=NOBODY) == expert
+        rank = tl.cumsum(mine.to(tl.int32), 0)
+        tl.store(places + slot, place + rank - 1, mask=mine)
+        place += tl.sum(mine.to(tl.int32))
+    tl.store(ends + expert, place)
+
+
+@triton.jit
+def copy_rows(x, experts, places, dealt, WIDTH: tl.constexpr, BLOCK: tl.constexpr, K: tl.constexpr):
+    launch_dependents()
+    wait_for_prerequisites()
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    values = tl.load(x + row * WIDTH + column, mask=inside, other=0.0)
+    for choice in tl.static_range(K):
+        if tl.load(experts + row * K + choice) != NOBODY:
+            place = tl.load(places + row * K + choice).to(tl.int64)
+            tl.store(dealt + place * WIDTH + column, values, mask=inside)
+
+
+def deal(x: Tensor, choice: Choice, experts: int) -> DealtRows:
+    """`ExpertDoors.deal`, in two launches."""
+    (rows, width), top_k = x.shape, choice.experts.shape[1]
+    places = torch.empty_like(choice.experts)
+    ends = torch.empty(experts, dtype=torch.int32, device=x.device)
+    dealt = torch.empty((rows * top_k, width), dtype=x.dtype, device=x.device)
+    launch(deal_slots, (experts,), choice.experts, places, ends, rows * top_k, **_DEAL)
+    launch(copy_rows, (rows,), x, choice.experts, places, dealt, **_copy_launch(width, top_k))
+    return DealtRows(dealt, ends, places)
+
+
+def _copy_launch(width: int, top_k: int) -> dict[str, int]:
+    block = triton.next_power_of_2(width)
+    return {"WIDTH": width, "BLOCK": block, "K": top_k, "num_warps": max(1, min(8, block // 512))}
+
+
+_COPY = _copy_launch(2816, 8)  # 26B-A4B's
+_INTEGERS = {"experts": "*i32", "places": "*i32"}
+SPECIMENS = [
+    KernelSpecimen(deal_slots, {**_INTEGERS, "ends": "*i32", "slots": "i32"}, {"BLOCK": _DEAL["BLOCK"]}, 8),
+    KernelSpecimen(
+        copy_rows, {"x": "*bf16", **_INTEGERS, "dealt": "*bf16"},
+        {name: value for name, value in _COPY.items() if name != "num_warps"}, _COPY["num_warps"],
+    ),
+]  # fmt: skip
