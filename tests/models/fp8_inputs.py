@@ -1,6 +1,6 @@
 """Which inputs should an FP8 product have: those of the layer before, or the same rounded to e4m3 by row?
 
-    PYTHONPATH=operator:worker:tests/worker/model python tests/models/fp8_inputs.py [--n 12]
+    PYTHONPATH=operator:worker:tests/worker/model:tests/worker/kernels python tests/models/fp8_inputs.py [--n 12]
 
 Two trained checkpoints are quantised to `fp8_channel` and teacher forced on exercises in float32. Prints, over the
 tokens of the answers, the mean KL divergence in nats from the checkpoint itself, and the exercises that greedy decoding
@@ -16,12 +16,12 @@ from pathlib import Path
 from unittest import mock
 
 import torch
+from plain_products import rounded_inputs, unpaired
 from quantise import quantise
 from teacher_forcing import EngineLogits, checkpoint_renderer, divergence, is_exact, render_cell
 from torch import Tensor
 
 from modelserve_tools.evaluation.cells import Cell
-from modelserve_worker.kernels.fp8_linear import rounded_inputs, unpaired
 from modelserve_worker.layers.stored_matrix import Fp8Matrix
 
 MODELS = ("gemma4-tiny-keqv", "gemma4-tiny-ple")
