@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from modelserve.planning.evaluation import GIB
 from modelserve_operator import labels, rivals
 from modelserve_operator.capacity_buffers import RefusedBuffer, buffered
+from modelserve_operator.decision import Decision, Finding
 from modelserve_operator.denials import denial
 from modelserve_operator.observed import Observed, Pod
-from modelserve_operator.plan import Decision, Finding, proposal_text
+from modelserve_operator.plan import proposal_text
 from modelserve_operator.pod_health import stuck
 from modelserve_operator.reasons import ConditionType, Reason
 from modelserve_operator.revision import Revision

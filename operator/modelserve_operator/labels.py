@@ -28,6 +28,7 @@ KUEUE = "kueue.x-k8s.io/"
 QUEUE_NAME = f"{KUEUE}queue-name"
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"  # Kubernetes' own: pods of lower cost go first
 MODEL_COMMIT = f"{GROUP}/model-commit"  # on a ControllerRevision: commit of the Hub that its pods serve
+DRAFTER_COMMIT = f"{GROUP}/drafter-commit"  # the same of its assistant
 UNDONE = f"{GROUP}/undone"  # on a ControllerRevision: it replaced another by itself, failed, and was given up for it
 TERMINAL_FAILURE = (
     f"{GROUP}/terminal-failure"  # on a Deployment: the record of the failure that stopped its growth, as JSON

@@ -10,8 +10,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from modelserve.api import CalibrationPages, CalibrationTerm, GpuMemory
+from modelserve.measured_drafts import MeasuredDrafts
 from modelserve.measured_speed import MeasuredSteps
-from modelserve.termination import TERMINAL_EXIT_CODE, ResolvedModel, TerminationMessage
+from modelserve.termination import TERMINAL_EXIT_CODE, FetchedDrafter, ResolvedModel, TerminationMessage
 from modelserve_operator import labels
 from modelserve_operator.history import History
 from modelserve_operator.kinds import (
@@ -23,7 +24,7 @@ from modelserve_operator.kinds import (
     SERVICE,
     ResourceKind,
 )
-from modelserve_operator.revision import RESOLVE_CONTAINER, Revision
+from modelserve_operator.revision import FETCH_DRAFTER_CONTAINER, RESOLVE_CONTAINER, Revision
 from modelserve_operator.supply import Supply
 
 Body = Mapping[str, Any]
@@ -37,7 +38,7 @@ KUEUE_GATE = f"{labels.KUEUE}admission"
 _QUIET = frozenset({None, "ContainerCreating", "PodInitializing"})
 ENDED_PHASES = frozenset({"Failed", "Succeeded"})
 OWN_CONTAINERS = frozenset(
-    {WORKER_CONTAINER, FETCH_CONTAINER, RESOLVE_CONTAINER, INSPECT_CONTAINER}
+    {WORKER_CONTAINER, FETCH_CONTAINER, RESOLVE_CONTAINER, FETCH_DRAFTER_CONTAINER, INSPECT_CONTAINER}
 )  # others are injected by somebody
 
 
@@ -61,6 +62,7 @@ class WorkerReport:
     terms: tuple[CalibrationTerm, ...] = ()
     pages: tuple[CalibrationPages, ...] = ()
     speed: tuple[MeasuredSteps, ...] = ()
+    drafts: MeasuredDrafts | None = None
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,7 @@ class Pod:
     held: bool | None = None  # from autoscalers, as its annotation says; None: that is not ours to say
     queued: bool = False  # Kueue has not admitted it yet
     commit: str | None = None  # of the model, as its container `resolve` told it
+    drafter: FetchedDrafter | None = None  # what the download of its assistant told, once that has ended
 
     @classmethod
     def from_body(cls, body: Body) -> Pod:
@@ -125,6 +128,7 @@ class Pod:
         scheduled = conditions.get("PodScheduled") or {}
         containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
         own = [container for container in containers if container.get("name") in OWN_CONTAINERS]
+        needed = [each for each in own if each["name"] != FETCH_DRAFTER_CONTAINER]
         placed = scheduled.get("status") == "True" or status.get("phase") not in (None, "Pending")
         succeeded = status.get("phase") == "Succeeded"
         ready = (conditions.get("Ready") or {}).get("status") == "True"
@@ -150,7 +154,7 @@ class Pod:
             unschedulable=scheduled.get("message", "") if scheduled.get("reason") == "Unschedulable" else None,
             gated=scheduled.get("message", "") if scheduled.get("reason") == "SchedulingGated" else None,
             trouble=next(filter(None, map(_trouble, containers)), None),
-            failure=None if ready or started else next(filter(None, map(_failure, own)), None),
+            failure=None if ready or started else next(filter(None, map(_failure, needed)), None),
             report=_report(status) if succeeded else None,
             started=started,
             unready_since=None if ready else moment(unready.get("lastTransitionTime")),
@@ -160,6 +164,7 @@ class Pod:
             held=None if (mark := labels.annotation_of(body, labels.HELD)) is None else mark == "true",
             queued=KUEUE_GATE in {each["name"] for each in (body.get("spec") or {}).get("schedulingGates") or ()},
             commit=next(filter(None, map(_commit, own)), None),
+            drafter=next(filter(None, map(_drafter, own)), None),
         )
 
 
@@ -232,6 +237,17 @@ def _commit(container: Body) -> str | None:
                 return ResolvedModel.model_validate_json(end.get("message") or "").commit
             except ValidationError:
                 continue
+    return None
+
+
+def _drafter(container: Body) -> FetchedDrafter | None:
+    if container.get("name") != FETCH_DRAFTER_CONTAINER:
+        return None
+    for end in _ends(container):
+        try:
+            return FetchedDrafter.model_validate_json(end.get("message") or "")
+        except ValidationError:
+            return FetchedDrafter(problem=f"its download ended with exit code {end.get('exitCode')}")
     return None
 
 

@@ -23,7 +23,6 @@ class Reason(StrEnum):
     # Accepted
     VALID = "Valid"
     INVALID_SPEC = "InvalidSpec"  # the spec contradicts itself; the message names the field and the limit
-    UNSUPPORTED_FEATURE = "UnsupportedFeature"  # well-formed, but this release cannot do it
     VOLUME_NOT_SHAREABLE = "VolumeNotShareable"  # a ReadWriteOnce claim with more than one pod at a time
     NAME_CONFLICT = "NameConflict"  # an object of a name that the operator needs belongs to somebody else
 
@@ -51,6 +50,8 @@ class Reason(StrEnum):
     ANNOTATION_REFUSED = "AnnotationRefused"  # of an Event: a Deployment has annotations of ours that we did not write
     COMMITS_DIFFER = "CommitsDiffer"  # of an Event: a pod tells another commit of the model than its revision keeps
     UNKNOWN_FIELDS = "UnknownFields"  # of an Event: fields of the spec that only a later release knows
+    DRAFTER_UNAVAILABLE = "DrafterUnavailable"  # of an Event: workers serve without the drafter that was asked for
+    LOW_DRAFT_ACCEPTANCE = "LowDraftAcceptance"  # of an Event: for minutes hardly any draft is right
     APPROVAL_UNKNOWN = "ApprovalUnknown"  # of an Event: an approved hash names no plan of the spec
     CATALOGUE_ENTRY_IGNORED = "CatalogueEntryIgnored"  # of an Event: an entry of modelserve-accelerators is wrong
 

@@ -15,6 +15,8 @@ from modelserve_operator.buffer_writer import CapacityBuffers
 from modelserve_operator.capacity_buffers import RefusedBuffer
 from modelserve_operator.children import Children, WriteError
 from modelserve_operator.conditions import View
+from modelserve_operator.decision import Decision
+from modelserve_operator.drafters import waits_for_commits
 from modelserve_operator.drift import DriftContestedError
 from modelserve_operator.fleet import Limits, turn
 from modelserve_operator.gather import Gatherer
@@ -25,7 +27,7 @@ from modelserve_operator.learning.calibration import measurement
 from modelserve_operator.learning.shared_config import SharedConfig
 from modelserve_operator.learning.speed_calibration import speed_factors
 from modelserve_operator.observed import Observed, Pod, WorkerReport
-from modelserve_operator.plan import Decision, decide, moving, waiting_to_move
+from modelserve_operator.plan import decide, moving, waiting_to_move
 from modelserve_operator.pod_health import patience_left
 from modelserve_operator.reasons import Reason
 from modelserve_operator.rivals import gives_away
@@ -87,8 +89,9 @@ class Reconciler:
             step = _step(observed, decision, running, replicas=replicas)
         await self._prefer_to_delete(observed, step, running)
         delays = [_next_attempt(observed, running), patience_left(observed.pods, observed.now), observed.ask_again]
-        if decision.inspect and decision.source is not None:
-            delays.append(seconds_left(observed, labels.inspection_name(observed.name, decision.source.hash)))
+        delays += [
+            seconds_left(observed, labels.inspection_name(observed.name, source.hash)) for source in decision.inspect
+        ]
         if observed.rivals:  # no event tells when they go
             delays.append(REFUSED_SECONDS)
         if decision.accepted.reason == Reason.VOLUME_NOT_SHAREABLE:  # no event tells when the claim is made anew
@@ -277,7 +280,7 @@ def _step(observed: Observed, decision: Decision, running: dict[str, RunningRevi
         replacement=replacements(others, target, selected=observed.selected) if target else {},
         contested=bool(observed.rivals),
     )
-    if target is None or not target.unresolved or step.replicas.get(target.hash, 0) <= 1:
+    if target is None or step.replicas.get(target.hash, 0) <= 1 or not waits_for_commits(target, observed):
         return step
     # One pod asks the Hub which commit it is to serve; the others follow once it has told, so that all serve the same.
     there = running[target.hash].replicas if target.hash in running else 0

@@ -178,9 +178,9 @@ def invalid_spec(world) -> None:
     world.edit("big", engine={"maxNumSeqs": -1})
 
 
-def unsupported(world) -> None:
+def drafter_of_another_model(world) -> None:
     _serving(world)
-    world.edit("big", drafter={"uri": "hf://google/drafter"})
+    world.edit("big", drafter={"uri": "hf://google/gemma-4-E2B-it-assistant"})
 
 
 def waiting_for_the_first_approval(world) -> None:
@@ -272,7 +272,7 @@ SCENES: dict[Callable[[Any], None], tuple[str, str]] = {
     no_accelerators: PROGRESSING,
     does_not_fit: DEGRADED,
     invalid_spec: DEGRADED,
-    unsupported: DEGRADED,
+    drafter_of_another_model: DEGRADED,
     waiting_for_the_first_approval: RESTS,
     edit_waiting_for_approval: ("Suspended", "InProgress"),
     previewed: RESTS,

@@ -22,7 +22,7 @@ DRAFTER = {"uri": "hf://google/gemma-4-31B-it-assistant"}
 
 def _refused(world) -> None:
     world.edit(drafter=DRAFTER)
-    assert world.condition("Accepted") == ("False", "UnsupportedFeature")
+    assert world.condition("Accepted") == ("False", "InvalidSpec")
 
 
 def _invalid(world) -> None:
@@ -98,8 +98,8 @@ def test_a_failed_worker_is_said_and_tried_again(two, edit: Callable[[Any], None
 def test_a_refused_spec_and_a_failed_worker_are_both_said(two) -> None:
     _refused(two)
     _lose_all(two)
-    assert two.condition("Stalled") == ("True", "UnsupportedFeature")
-    assert "drafter.uri" in two.message("Stalled")
+    assert two.condition("Stalled") == ("True", "InvalidSpec")
+    assert "spec.drafter.uri" in two.message("Stalled")
     assert "model.safetensors is not there" in two.message("Stalled")
 
 

@@ -182,6 +182,21 @@ class EnginePlan(ApiModel):
     profile: Profile | None = Field(default=None, description="exact where it was asked for; else fast.")
 
 
+class DrafterPlan(ApiModel):
+    """What proposes tokens to the workers of a plan."""
+
+    uri: str | None = Field(
+        default=None, max_length=512, description="Address of the assistant; absent: prompt lookup alone."
+    )
+    revision: str | None = Field(
+        default=None, max_length=128, description="Branch, tag or commit of an assistant of the Hub."
+    )
+    prompt_lookup: bool | None = Field(default=None, description="Whether repetitions are looked up as well.")
+    num_speculative_tokens: Tokens | None = Field(
+        default=None, description="Tokens that are proposed and verified at a time; absent: up to 8, as many as pay."
+    )
+
+
 class PlanStatus(ApiModel):
     """A plan. Only `candidates` and `message` are present when nothing fits."""
 
@@ -211,6 +226,9 @@ class PlanStatus(ApiModel):
         default=None, description="Pinned host memory of each worker for cached prefixes, where any was asked for."
     )
     engine: EnginePlan | None = Field(default=None, description="Settings of the engine that sizing depends on.")
+    drafter: DrafterPlan | None = Field(
+        default=None, description="What proposes tokens, where anything is asked to, has room and pays."
+    )
     per_gpu: GpuMemory | None = Field(default=None, description="Where the memory of one GPU goes.")
     per_request: RequestBytes | None = Field(default=None, description="Bytes one request holds.")
     concurrency: Concurrency | None = Field(default=None, description="Requests at once.")
@@ -363,6 +381,12 @@ class ModelServeStatus(ApiModel):
         max_length=40,
         pattern=r"^[0-9a-f]{40}$",
         description="Commit of the Hub that the committed revision serves, where model.revision is none.",
+    )
+    drafter_commit: str | None = Field(
+        default=None,
+        max_length=40,
+        pattern=r"^[0-9a-f]{40}$",
+        description="The same of its drafter, where spec.drafter.revision is none.",
     )
     proposed_plan: PlanStatus | None = Field(
         default=None, json_schema_extra=_WHOLE, description="A newer plan that waits for approval."

@@ -10,7 +10,9 @@ In a closed loop of c requests of I prompt and O answer tokens, d of which decod
     who decodes          d = c - k t_mixed / S (Little), at most (O - 1) / k: then prompts wait for each other
     TPOT = S / max(n, k), requests/s = 1 / S, tokens/s = O / S
 
-Where less than one request decodes on average, the rest of the prompts is computed in whole steps.
+With drafts a step brings y tokens of each request that decodes (drafted_steps): n = (O - 1) / (d y), and
+TPOT is divided by y. Where less than one request decodes on average, the rest of the prompts is computed in whole
+steps.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import math
 from dataclasses import dataclass
 
 from modelserve.architecture import ModelArchitecture
+from modelserve.planning.drafted_steps import DraftedStep, DraftedSteps
 from modelserve.planning.engine_rates import engine_rates
 from modelserve.planning.evaluation import Fit
 from modelserve.planning.learned import AS_EXPECTED, StepFactors
@@ -56,6 +59,7 @@ class Speed:
     load: Load
     meets_concurrency: bool  # the pool holds the expected number of requests at the expected length
     at_load: LoadSpeed
+    drafts: DraftedStep | None = None  # of as many requests as the load has, where the candidate drafts
 
     @property
     def output_tokens_per_s(self) -> float:
@@ -71,14 +75,36 @@ def speed(fit: Fit, architecture: ModelArchitecture, wishes: Wishes) -> Speed:
     wanted = wishes.concurrency or (1 if wishes.objective == "Latency" else most)
     prompt = max(1, min(wishes.input_tokens, length - 1))
     load = Load(max(1, min(held, wanted, most)), prompt, max(1, length - prompt))
+    rank = rank_speed(fit, architecture, wishes)
+    drafted = drafted_steps(fit, rank, wishes)
     at_load = load_speed(
-        rank_speed(fit, architecture, wishes),
+        rank,
         load,
         max_num_batched_tokens=wishes.chunk(fit.accelerator),
         max_num_mixed_tokens=mixed_step_tokens(fit, architecture, wishes),
+        drafted=drafted,
     )
     meets = held >= (wishes.concurrency or 1) and length == wishes.input_tokens + wishes.output_tokens
-    return Speed(load, meets, at_load)
+    context = load.input_tokens + load.output_tokens / 2
+    return Speed(load, meets, at_load, drafted.step(load.requests, context=context) if drafted is not None else None)
+
+
+def drafted_steps(fit: Fit, rank: RankSpeed, wishes: Wishes) -> DraftedSteps | None:
+    """Steps with drafts of a candidate; None where it has none, or nobody knows how often they are right."""
+    drafts = wishes.drafts
+    known = drafts is not None and drafts.chances and (fit.speculation.assistant is not None or drafts.uri is None)
+    if drafts is None or not known or not fit.speculation.num_tokens:
+        return None
+    return DraftedSteps(
+        rank,
+        fit.accelerator,
+        fit.geometry,
+        max_num_seqs=fit.sequences,
+        tensor_parallel=fit.tensor_parallel,
+        speculation=fit.speculation,
+        chances=drafts.chances,
+        fixed=drafts.fixed,
+    )
 
 
 def rank_speed(fit: Fit, architecture: ModelArchitecture, wishes: Wishes) -> RankSpeed:
@@ -106,27 +132,44 @@ def step_factors(fit: Fit, wishes: Wishes) -> StepFactors:
     )
 
 
-def load_speed(rank: RankSpeed, load: Load, *, max_num_batched_tokens: int, max_num_mixed_tokens: int) -> LoadSpeed:
+def load_speed(
+    rank: RankSpeed,
+    load: Load,
+    *,
+    max_num_batched_tokens: int,
+    max_num_mixed_tokens: int,
+    drafted: DraftedSteps | None = None,
+) -> LoadSpeed:
     """The formulas above."""
+
+    def decode_step(decodes: float) -> tuple[StepTime, float, float]:
+        """A decode step, the rows and the tokens of each request in it."""
+        if drafted is None:
+            return rank.step(decodes=decodes, context=context), 1.0, 1.0
+        found = drafted.step(decodes, context=context)
+        return found.time, 1.0 + found.drafts, found.tokens
 
     def steps_with(decodes: float, rows: float) -> tuple[StepTime, float]:
         """A decode step, and the seconds of a mixed one, which measured factors do not make the shorter one."""
-        decode = rank.step(decodes=decodes, context=context)
-        mixed = rank.step(decodes=decodes, context=context, prompts=prompt.of_mean(rows))
-        return decode, max(mixed.seconds, decode.seconds)
+        decode, of_request, _ = decode_step(decodes)
+        mixed = rank.step(decodes=decodes * of_request, context=context / of_request, prompts=prompt.of_mean(rows))
+        return decode, max(mixed.seconds + decode.drafts, decode.seconds)
 
-    tokens, following = load.input_tokens, max(1, load.output_tokens - 1)
+    tokens, answer = load.input_tokens, max(1, load.output_tokens - 1)
     prompt = PromptRows.chunk(0, tokens, window=rank.window, ends=True)
     prices = PromptCost.of_steps(rank.doubling_context, max_num_batched_tokens)
     whole = rows_alone(tokens, max_num_batched_tokens=max_num_batched_tokens, max_num_mixed_tokens=max_num_mixed_tokens)
     alone = _alone(rank, prompt, steps=math.ceil(prices.steps(tokens, whole)))
     context = tokens + load.output_tokens / 2
     if load.requests == 1:
-        token = rank.step(decodes=1, context=context)
+        step, _, brought = decode_step(1)
+        token = step.times(1 / brought)
         return LoadSpeed(alone, token, 1 / (alone.seconds + (load.output_tokens - 1) * token.seconds))
 
     decodes = float(load.requests - 1)
     for _ in range(_ROUNDS):
+        brought = decode_step(decodes)[2]
+        following = max(1.0, answer / brought)  # steps of an answer
         arriving = max(1.0, decodes / following)  # prompts of the requests that take the place of those that end
         most = rows_beside_decodes(
             min(PREFILLS_AHEAD - 1, max(0.0, load.requests - decodes - 1)) * min(tokens, max_num_batched_tokens),
@@ -148,7 +191,7 @@ def load_speed(rank: RankSpeed, load: Load, *, max_num_batched_tokens: int, max_
             seconds = following * between + alone.seconds * (1 - rows * following / tokens)
             break
     token = decode._replace(prompts=between - decode.seconds)
-    return LoadSpeed(alone, token, 1 / seconds)
+    return LoadSpeed(alone, token.times(1 / brought), 1 / seconds)
 
 
 def _alone(rank: RankSpeed, prompt: PromptRows, *, steps: int) -> StepTime:

@@ -54,6 +54,7 @@ class Learned:
 
     terms: LearnedTerms = no_terms
     speed: tuple[SpeedFactors, ...] = ()
+    acceptance: tuple[float, ...] = ()  # by place, of a draft to be right where those before it are
 
     def step_factors(
         self, product: str, *, tensor_parallel_size: int, dtype: KVCacheDtype, layout: KVCacheLayout

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from decimal import Decimal
 
 from modelserve.api.spec import ModelServeSpec
-from modelserve.api.speed import ExpectedReuse, ExpectedSpeed, TimeTerms
+from modelserve.api.speed import ExpectedDrafts, ExpectedReuse, ExpectedSpeed, TimeTerms
 from modelserve.api.status import (
     MAX_SPEED_FACTORS,
     MAX_TERMS,
     Candidate,
     Concurrency,
+    DrafterPlan,
     EnginePlan,
     GpuMemory,
     KVCachePlan,
@@ -41,7 +43,6 @@ def chosen_plan(
     *,
     architecture: ModelArchitecture,
     wishes: Wishes,
-    spec: ModelServeSpec,
     terms: tuple[NodeSelectorTerm, ...] | None,
     resource_name: str | None,
     candidates: tuple[Candidate, ...],
@@ -67,11 +68,12 @@ def chosen_plan(
             gpu_memory_utilization=f"{wishes.utilization:f}",
             profile="exact" if wishes.exact else None,
         ),
+        drafter=_drafter(fit, wishes),
         per_gpu=gpu_memory(fit.memory),
         per_request=request_bytes(fit),
         concurrency=concurrency(fit),
         target_concurrency=speed(fit, architecture, wishes).load.requests,
-        message=_plan_message(fit, architecture, wishes, spec),
+        message=_plan_message(fit, architecture, wishes),
         speed_factors=wishes.learned.speed[:MAX_SPEED_FACTORS] or None,
         candidates=candidates,
     )
@@ -95,14 +97,14 @@ def fitting_candidate(
         kv_cache=KVCachePlan(dtype=fit.geometry.dtype, layout=fit.geometry.layout),
         per_gpu=gpu_memory(fit.memory),
         concurrency=concurrency(fit),
-        speed=expected_speed(expected, with_terms=verdict == "Chosen"),
+        speed=expected_speed(expected, with_terms=verdict == "Chosen", drafts=drafts_status(fit, architecture, wishes)),
         reuse=None if reuse is None else reuse_status(reuse, host=bool(wishes.host_cache_bytes(fit.accelerator))),
         cost_per_hour=None if cost is None else f"{cost:.2f}",
         cost_per_million_tokens=None if per_million is None else f"{per_million:.2f}",
     )
 
 
-def expected_speed(expected: Speed, *, with_terms: bool) -> ExpectedSpeed:
+def expected_speed(expected: Speed, *, with_terms: bool, drafts: ExpectedDrafts | None = None) -> ExpectedSpeed:
     """Expected rates in milliseconds and tokens per second."""
     first, token = expected.at_load.first_token, expected.at_load.output_token
     return ExpectedSpeed(
@@ -110,8 +112,39 @@ def expected_speed(expected: Speed, *, with_terms: bool) -> ExpectedSpeed:
         time_to_first_token_ms=f"{first.seconds * 1e3:.1f}",
         time_per_output_token_ms=f"{token.seconds * 1e3:.2f}",
         output_tokens_per_second=f"{expected.output_tokens_per_s:.1f}",
+        drafts=drafts,
         first_token=_time_terms(first, digits=1) if with_terms else None,
         output_token=_time_terms(token, digits=2) if with_terms else None,
+    )
+
+
+def drafts_status(fit: Fit, architecture: ModelArchitecture, wishes: Wishes) -> ExpectedDrafts | None:
+    """What drafts bring, beside the speed without them; None where none are planned, or nobody knows."""
+    expected = speed(fit, architecture, wishes)
+    if expected.drafts is None or wishes.drafts is None:
+        return None
+    without = speed(fit, architecture, replace(wishes, drafts=None))
+    return ExpectedDrafts(
+        acceptance=f"{wishes.drafts.chances[0]:.2f}",
+        source=wishes.drafts.source,
+        per_request=expected.drafts.drafts,
+        tokens_per_step=f"{expected.drafts.tokens:.2f}",
+        time_per_output_token_ms=f"{without.at_load.output_token.seconds * 1e3:.2f}",
+        output_tokens_per_second=f"{without.output_tokens_per_s:.1f}",
+    )
+
+
+def _drafter(fit: Fit, wishes: Wishes) -> DrafterPlan | None:
+    """What the plan has propose tokens: as asked, as far as the candidate can."""
+    drafts, has = wishes.drafts, fit.speculation
+    if drafts is None or not has.num_tokens:
+        return None
+    assistant = has.assistant is not None
+    return DrafterPlan(
+        uri=drafts.uri if assistant else None,
+        revision=drafts.revision if assistant else None,
+        prompt_lookup=True if has.prompt_lookup else None,
+        num_speculative_tokens=has.num_tokens if drafts.fixed else None,
     )
 
 
@@ -224,7 +257,7 @@ def _label(product: str, gpus: int) -> str:
     return f"{gpus} x {product}" if gpus else product
 
 
-def _plan_message(fit: Fit, architecture: ModelArchitecture, wishes: Wishes, spec: ModelServeSpec) -> str:
+def _plan_message(fit: Fit, architecture: ModelArchitecture, wishes: Wishes) -> str:
     memory = fit.memory
     where = "the container" if fit.accelerator.is_cpu else "each GPU"
     arithmetic = (
@@ -242,11 +275,6 @@ def _plan_message(fit: Fit, architecture: ModelArchitecture, wishes: Wishes, spe
     ]
     if fit.limited_by is None and wishes.max_model_len is None:
         sentences.append(f"maxModelLen is the model's own limit of {architecture.max_position_embeddings:,} tokens")
-    if spec.drafter is not None:
-        counted = "" if wishes.drafter_bytes else "no published one, so its weights are not counted, and "
-        sentences.append(
-            f"spec.drafter is {counted}not in this release and keeps the plan from being applied: remove it"
-        )
     return "; ".join(sentence for sentence in sentences if sentence)
 
 
@@ -322,6 +350,7 @@ def _reservations(fit: Fit, wishes: Wishes) -> str:
         length = wishes.max_model_len or wishes.min_model_len or 0
         notes.append(f"int8 cache, because {length:,} tokens do not fit in the weights' dtype")
     notes += _workload_reservations(fit, wishes)
+    notes += [*filter(None, [fit.undrafted]), *(wishes.drafts.notes if wishes.drafts else ())]
     if fit.shortened:
         notes.append(
             f"maxModelLen is {fit.max_model_len:,} instead of {wishes.max_model_len:,}: the pool holds no more"

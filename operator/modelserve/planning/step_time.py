@@ -51,6 +51,7 @@ class StepTime(NamedTuple):
     launches: float
     all_reduces: float
     prompts: float = 0.0  # of a mean token: what it waits for rows of prompts that share its steps
+    drafts: float = 0.0  # proposing tokens
 
     @property
     def seconds(self) -> float:
@@ -144,6 +145,12 @@ class RankSpeed:
         turned = v_only and geometry.dtype.element_bytes == 1
         self._global_read = device.bandwidth * (rates.turned_8_bit_read if turned else rates.cache_read)
         self._global_rate = device.flops * (rates.attention_v_only if v_only else rates.attention_kv)
+
+    def drafted_attention_seconds(self, rows: float) -> float:
+        """What attention of requests with several rows, so many in all, takes longer than of one row each."""
+        rates = self._rates
+        seconds = self._work.layers * (rates.drafted_layer_seconds + rows * rates.drafted_row_seconds)
+        return seconds * self._factors.decode
 
     def step(self, *, decodes: float = 0, context: float = 0, prompts: PromptRows = NO_ROWS) -> StepTime:
         """A step of `decodes` requests at a mean length of `context` tokens beside rows of prompts."""

@@ -11,8 +11,9 @@ from itertools import islice
 from modelserve.api import Candidate, ModelServeSpec, PlanStatus
 from modelserve.planning.changes import placed_on, plan_changes
 from modelserve_operator import labels
+from modelserve_operator.decision import Decision
 from modelserve_operator.observed import Observed
-from modelserve_operator.plan import Decision, approve_command, decide
+from modelserve_operator.plan import approve_command, decide
 from modelserve_operator.reasons import Reason
 from modelserve_operator.replan import same_plan
 from modelserve_operator.revision import Revision

@@ -1,0 +1,13 @@
+"""How the drafts of a worker are doing, for /v1/plan."""
+
+from __future__ import annotations
+
+from modelserve.measured_drafts import MeasuredDrafts
+from modelserve_worker.scheduling.stats import EngineStats
+
+
+def measured_drafts(stats: EngineStats, *, problem: str | None) -> MeasuredDrafts | None:
+    """None where nothing proposes tokens, nor was to. `problem`: why the drafter that was asked for is not there."""
+    if not stats.accepted_per_position and problem is None:
+        return None
+    return MeasuredDrafts(problem=problem[:2048] if problem else None, low_acceptance=stats.low_acceptance)
