@@ -271,6 +271,7 @@ def _plan_message(fit: Fit, architecture: ModelArchitecture, wishes: Wishes) -> 
         _many_sequences(fit, wishes),
         _host_memory(fit, wishes),
         _found(fit, architecture, wishes),
+        _drafts(fit, architecture, wishes),
         _reservations(fit, wishes),
     ]
     if fit.limited_by is None and wishes.max_model_len is None:
@@ -320,6 +321,26 @@ def _found(fit: Fit, architecture: ModelArchitecture, wishes: Wishes) -> str:
     if wishes.turns and load.turns < wishes.turns:
         text += f"; {load.turns:,} of {wishes.turns:,} turns fit {fit.max_model_len:,} tokens"
     return text
+
+
+def _drafts(fit: Fit, architecture: ModelArchitecture, wishes: Wishes) -> str:
+    """What proposes tokens, and what that is expected to bring."""
+    drafter = _drafter(fit, wishes)
+    if drafter is None:
+        return ""
+    by = [drafter.uri] if drafter.uri else []
+    by += ["repetitions of a request's own tokens"] if drafter.prompt_lookup else []
+    text = f"up to {fit.speculation.num_tokens} tokens at a time are proposed by {' and '.join(by)}"
+    expected = drafts_status(fit, architecture, wishes)
+    if expected is None:
+        return f"{text}; what that brings depends on the text, and is in no expected time"
+    with_drafts = speed(fit, architecture, wishes).at_load.output_token.seconds * 1e3
+    known = {"Given": "as workload.draftAcceptance says", "Measured": "as workers measured", "Assumed": "assumed"}
+    return (
+        f"{text}; of those verified, {expected.per_request} of each request, the first is right with a chance of "
+        f"{expected.acceptance} ({known[expected.source]}): {expected.tokens_per_step} tokens a step, "
+        f"{with_drafts:.1f} ms a token instead of {float(expected.time_per_output_token_ms):.1f}"
+    )
 
 
 def _workload_reservations(fit: Fit, wishes: Wishes) -> Iterator[str]:
