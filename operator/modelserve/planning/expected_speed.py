@@ -90,10 +90,11 @@ def speed(fit: Fit, architecture: ModelArchitecture, wishes: Wishes) -> Speed:
 
 
 def drafted_steps(fit: Fit, rank: RankSpeed, wishes: Wishes) -> DraftedSteps | None:
-    """Steps with drafts of a candidate; None where it has none, or nobody knows how often they are right."""
+    """Steps with drafts of a candidate; None where it has none, nobody knows how often they are right,
+    or, on the CPU, what their rows take."""
     drafts = wishes.drafts
     known = drafts is not None and drafts.chances and (fit.speculation.assistant is not None or drafts.uri is None)
-    if drafts is None or not known or not fit.speculation.num_tokens:
+    if drafts is None or not known or not fit.speculation.num_tokens or fit.accelerator.is_cpu:
         return None
     return DraftedSteps(
         rank,
