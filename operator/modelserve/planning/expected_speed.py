@@ -21,7 +21,8 @@ import math
 from dataclasses import dataclass
 
 from modelserve.architecture import ModelArchitecture
-from modelserve.planning.drafted_steps import DraftedStep, DraftedSteps
+from modelserve.planning.draft_time import DraftSpeed
+from modelserve.planning.drafted_steps import DraftedStep, DraftedSteps, VerifyingSteps
 from modelserve.planning.engine_rates import engine_rates
 from modelserve.planning.evaluation import Fit
 from modelserve.planning.learned import AS_EXPECTED, StepFactors
@@ -96,16 +97,11 @@ def drafted_steps(fit: Fit, rank: RankSpeed, wishes: Wishes) -> DraftedSteps | N
     known = drafts is not None and drafts.chances and (fit.speculation.assistant is not None or drafts.uri is None)
     if drafts is None or not known or not fit.speculation.num_tokens or fit.accelerator.is_cpu:
         return None
-    return DraftedSteps(
-        rank,
-        fit.accelerator,
-        fit.geometry,
-        max_num_seqs=fit.sequences,
-        tensor_parallel=fit.tensor_parallel,
-        speculation=fit.speculation,
-        chances=drafts.chances,
-        fixed=drafts.fixed,
-    )
+    assistant, proposing = fit.speculation.assistant, None
+    if assistant is not None:
+        proposing = DraftSpeed(assistant, fit.accelerator, fit.geometry, tensor_parallel=fit.tensor_parallel)
+    steps = VerifyingSteps(rank, max_num_seqs=fit.sequences, speculation=fit.speculation)
+    return DraftedSteps(steps, proposing, chances=drafts.chances, fixed=drafts.fixed)
 
 
 def rank_speed(fit: Fit, architecture: ModelArchitecture, wishes: Wishes) -> RankSpeed:

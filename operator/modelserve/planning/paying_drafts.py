@@ -42,13 +42,14 @@ def _no_gain(found: Fit, bare: Fit, architecture: ModelArchitecture, wishes: Wis
         return "what it brings on a CPU is not known"
     if (found.shortened, found.downgraded) != (bare.shortened, bare.downgraded):
         return "the cache would be smaller than what is asked for"
+    if wishes.concurrency is None:  # where many come at once drafts rest, and cost nothing
+        wishes, plain = replace(wishes, concurrency=1), replace(plain, concurrency=1)
     with_drafts, without = speed(found, architecture, wishes), speed(bare, architecture, plain)
     if _rate(with_drafts, wishes) >= LEAST_GAIN * _rate(without, plain):
         return ""
-    fewer = "" if wishes.concurrency else "; it may pay for fewer, if workload.concurrency says so"
     return (
         f"{with_drafts.load.requests:,} requests would have {with_drafts.output_tokens_per_s:,.0f} tokens/s with it "
-        f"and {without.output_tokens_per_s:,.0f} without{fewer}"
+        f"and {without.output_tokens_per_s:,.0f} without"
     )
 
 
