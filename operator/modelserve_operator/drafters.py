@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from modelserve.api import ModelServeSpec
+from modelserve.api import ModelServeSpec, PlanStatus
+from modelserve.planning.learned import pair_of
 from modelserve.published import published_assistant
 from modelserve_operator.decision import Warn
-from modelserve_operator.observed import Observed
+from modelserve_operator.observed import Observed, WorkerReport
 from modelserve_operator.reasons import Reason
 from modelserve_operator.revision import Revision
 from modelserve_operator.sources import ModelSource, drafter_source
@@ -36,6 +37,14 @@ def waits_for_commits(revision: Revision, observed: Observed) -> bool:
     """Whether one pod has to tell first what it serves. An assistant that could not be fetched holds up nobody."""
     tried = any(pod.drafter is not None or pod.ready for pod in observed.pods_of(revision.hash))
     return revision.unresolved or (revision.drafter_unresolved and not tried)
+
+
+def acceptance_of(report: WorkerReport | None, plan: PlanStatus, model_uri: str) -> dict[str, float]:
+    """What a worker measured of an assistant's drafts, by `pair_of`; what is looked up as well is of the text."""
+    drafts, by = report.drafts if report is not None else None, plan.drafter
+    if drafts is None or drafts.acceptance is None or by is None or by.uri is None or by.prompt_lookup:
+        return {}
+    return {pair_of(model_uri, by.uri): drafts.acceptance}
 
 
 def drafts_amiss(revision: Revision, observed: Observed) -> Iterator[Warn]:

@@ -16,7 +16,7 @@ from modelserve_operator.capacity_buffers import RefusedBuffer
 from modelserve_operator.children import Children, WriteError
 from modelserve_operator.conditions import View
 from modelserve_operator.decision import Decision
-from modelserve_operator.drafters import waits_for_commits
+from modelserve_operator.drafters import acceptance_of, waits_for_commits
 from modelserve_operator.drift import DriftContestedError
 from modelserve_operator.fleet import Limits, turn
 from modelserve_operator.gather import Gatherer
@@ -208,6 +208,7 @@ class Reconciler:
                 model_uri=decision.source.uri,
                 measured_at=pod.created,
                 speed=factors,
+                acceptance=acceptance_of(observed.reports.get(pod.uid), target.plan, decision.source.uri),
             )
             for pod in observed.pods_of(target.hash)
             for measured, engine_version in _measured(pod, observed.reports.get(pod.uid))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import lru_cache, partial
@@ -11,12 +11,14 @@ from typing import Any
 from modelserve import __version__
 from modelserve.api import ModelServeSpec, NodeSelectorTerm, PlanStatus
 from modelserve.api.spec import WorkerPolicy
+from modelserve.api.status import SpeedFactors
 from modelserve.engine_args import in_dialect
 from modelserve.model_facts import AssistantFacts, ModelFacts
 from modelserve.planning import ENGINE_VERSION, AcceleratorOffer, engine_args_for, plan, plan_hash
 from modelserve.planning.declared_pools import declared_offers, named_offers
+from modelserve.planning.drafts import named_assistant
 from modelserve.planning.eligibility import gpu_tolerations, node_selector
-from modelserve.planning.learned import Learned
+from modelserve.planning.learned import Learned, pair_of
 from modelserve.published import published_assistant
 from modelserve.releases import release_of_image
 from modelserve_operator import labels
@@ -46,18 +48,20 @@ def plan_for(
     measured before take the place of predicted ones. Raises InvalidInput for settings that contradict the model.
 
     Beside a `committed` revision candidates are ranked with the speeds that its plan knew, so that no plan is proposed
-    for the speed alone that its own workers, or others, have measured since.
+    for the speed alone, or the share of drafts that were right, that its own workers, or others, have measured since.
 
     A plan takes milliseconds, and many ModelServes differ in name only: it is kept with the offers it was made from.
     """
     offered = _offered(spec, supply)
     learned = partial(supply.learned.learned_for, facts, engine_version=ENGINE_VERSION)
-    speed = learned().speed if committed is None else committed.plan.speed_factors or ()
-    paired = (spec.model.uri, assistant) if spec.drafter is not None else None  # names tell which pairs belong together
+    speed, acceptance = _known_then(spec, committed.plan) if committed is not None else _known_now(learned())
+    # Names tell which pairs belong together, and what is known of them.
+    paired = (spec.model.uri, assistant, tuple(acceptance.items())) if spec.drafter is not None else None
     key = (read_by_planner(spec), facts, speed, supply.learned.view, paired)
     sized = offered.plans.get(key)
     if sized is None:
-        sized = _plan(spec, facts, supply, offered.offers, replace(learned(), speed=speed), assistant)
+        counted = replace(learned(), speed=speed, acceptance=acceptance)
+        sized = _plan(spec, facts, supply, offered.offers, counted, assistant)
         offered.keep(key, sized)
     return (
         sized.model_copy(update={"hash": plan_hash(sized, spec, engine_version=ENGINE_VERSION)})
@@ -69,6 +73,16 @@ def plan_for(
 def offers_for(spec: ModelServeSpec, supply: Supply) -> tuple[AcceleratorOffer, ...]:
     """What existing and declared pools offer to the pods of a spec."""
     return _offered(spec, supply).offers
+
+
+def _known_now(learned: Learned) -> tuple[tuple[SpeedFactors, ...], Mapping[str, float]]:
+    return learned.speed, learned.acceptance
+
+
+def _known_then(spec: ModelServeSpec, made: PlanStatus) -> tuple[tuple[SpeedFactors, ...], Mapping[str, float]]:
+    """What had been measured of speed, and of the spec's drafts, when a plan of this spec was made."""
+    told, pair = made.draft_acceptance, pair_of(spec.model.uri, named_assistant(spec) or "")
+    return made.speed_factors or (), {pair: float(told)} if told is not None else {}
 
 
 def _plan(

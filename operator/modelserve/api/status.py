@@ -244,6 +244,9 @@ class PlanStatus(ApiModel):
         description="What workers had measured when the plan was made, as it counted in expected speeds. What is "
         "measured later counts in the next plan, not in this one.",
     )
+    draft_acceptance: DecimalString | None = Field(
+        default=None, description="The same of drafts: the chance to be right that workers had measured by then."
+    )
     candidates: tuple[Candidate, ...] = Field(
         default=(),
         max_length=MAX_CANDIDATES,

@@ -8,6 +8,7 @@ that of a model trained for quantisation with the assistant of one that was not 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -16,6 +17,7 @@ from modelserve.architecture import ModelArchitecture
 from modelserve.assistant import pair_problem
 from modelserve.errors import InvalidInput
 from modelserve.model_facts import AssistantFacts
+from modelserve.planning.learned import pair_of
 from modelserve.published import assistant_uri, lineage_problem, published_assistant
 from modelserve.sizing.speculation import AUTO_DRAFTS, NO_DRAFTS, Speculation
 
@@ -64,10 +66,10 @@ def named_assistant(spec: ModelServeSpec) -> str | None:
 
 
 def wanted_drafts(
-    spec: ModelServeSpec, *, assistant: AssistantFacts | None = None, measured: tuple[float, ...] = ()
+    spec: ModelServeSpec, *, assistant: AssistantFacts | None = None, acceptance: Mapping[str, float] | None = None
 ) -> WantedDrafts | None:
     """None where nothing is asked for. `assistant`: facts of one that no release ships, as far as they are known;
-    `measured`: chances by place, as workers of this model saw them."""
+    `acceptance`: chances as workers saw them, by `pair_of`."""
     drafter = spec.drafter
     if drafter is None or not drafter.asks:
         return None
@@ -80,7 +82,8 @@ def wanted_drafts(
         notes.append(f"the assistant {uri} is not used, since it could not be read")
     elif uri is not None and (problem := lineage_problem(spec.model.uri, uri)):
         notes.append(problem)
-    chances, source = _chances(spec, most, measured, other_lineage=bool(uri and lineage_problem(spec.model.uri, uri)))
+    chance, source = _chance(spec, uri, acceptance or {})
+    chances = (chance,) * most
     wanted = WantedDrafts(
         Speculation(most, known.assistant if known else None, prompt_lookup=bool(drafter.prompt_lookup)),
         uri,
@@ -97,12 +100,13 @@ def wanted_drafts(
     return replace(alone, chances=chances) if source == "Given" else alone
 
 
-def _chances(
-    spec: ModelServeSpec, most: int, measured: tuple[float, ...], *, other_lineage: bool
-) -> tuple[tuple[float, ...], AcceptanceSource]:
+def _chance(spec: ModelServeSpec, uri: str | None, acceptance: Mapping[str, float]) -> tuple[float, AcceptanceSource]:
+    """Of a draft to be right where those before it are."""
     given = spec.workload.draft_acceptance if spec.workload else None
     if given is not None:
-        return (float(given),) * most, "Given"
-    if measured:
-        return tuple(measured[min(place, len(measured) - 1)] for place in range(most)), "Measured"
-    return (ACCEPTANCE_OF_ANOTHER_LINEAGE if other_lineage else ASSUMED_ACCEPTANCE,) * most, "Assumed"
+        return float(given), "Given"
+    pair = pair_of(spec.model.uri, uri or "")
+    if pair in acceptance:
+        return acceptance[pair], "Measured"
+    other = uri is not None and lineage_problem(spec.model.uri, uri) is not None
+    return ACCEPTANCE_OF_ANOTHER_LINEAGE if other else ASSUMED_ACCEPTANCE, "Assumed"

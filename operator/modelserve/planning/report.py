@@ -75,6 +75,7 @@ def chosen_plan(
         target_concurrency=speed(fit, architecture, wishes).load.requests,
         message=_plan_message(fit, architecture, wishes),
         speed_factors=wishes.learned.speed[:MAX_SPEED_FACTORS] or None,
+        draft_acceptance=_measured_acceptance(wishes),
         candidates=candidates,
     )
 
@@ -132,6 +133,12 @@ def drafts_status(fit: Fit, architecture: ModelArchitecture, wishes: Wishes) -> 
         time_per_output_token_ms=f"{without.at_load.output_token.seconds * 1e3:.2f}",
         output_tokens_per_second=f"{without.output_tokens_per_s:.1f}",
     )
+
+
+def _measured_acceptance(wishes: Wishes) -> str | None:
+    """Chance of a draft, where workers of the pair had told it; also where the chosen candidate does without."""
+    drafts = wishes.drafts
+    return f"{drafts.chances[0]:.2f}" if drafts is not None and drafts.chances and drafts.source == "Measured" else None
 
 
 def _drafter(fit: Fit, wishes: Wishes) -> DrafterPlan | None:

@@ -127,7 +127,7 @@ def wishes(
         weight_format=weight_format,
         host_memory_bytes=_host_memory_bytes(spec),
         exact=engine is not None and engine.profile == "exact",
-        drafts=wanted_drafts(spec, assistant=assistant, measured=learned.acceptance),
+        drafts=wanted_drafts(spec, assistant=assistant, acceptance=learned.acceptance),
     )
 
 
