@@ -189,16 +189,16 @@ def _planned(decision: Decision, observed: Observed, settings: Settings) -> Deci
     pinned = history.named(spec.plan.revision) if spec.plan.revision is not None else None
     if spec.plan.revision is not None and pinned is None:
         return _unknown_pin(decision, observed)
-    worker, asked = worker_of_today(spec, settings), spec
+    worker, sized = worker_of_today(spec, settings), spec
     if spec.drafter is not None and spec.drafter.asks and not drafts(worker):
         message = (
             f"spec.drafter is left out: worker {worker.image} is of release {worker.release}, which has no drafts."
         )
         decision = replace(decision, warnings=(*decision.warnings, Warn(Reason.DRAFTER_UNAVAILABLE, message)))
-        asked = spec.model_copy(update={"drafter": None})
+        sized = spec.model_copy(update={"drafter": None})
     try:
         today = plan_for(
-            asked,
+            sized,
             facts,
             observed.supply,
             committed=committed_last(known) or before,

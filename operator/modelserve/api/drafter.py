@@ -1,4 +1,4 @@
-"""`spec.drafter` of a ModelServe: what proposes tokens that the model verifies."""
+"""`spec.drafter` of a ModelServe, what proposes tokens that the model verifies; and what a plan makes of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from modelserve.api.model_source import ModelUri
-from modelserve.api.schema_types import ApiModel, cel_rules
+from modelserve.api.schema_types import ApiModel, Tokens, cel_rules
 
 _TWO_ASSISTANTS = "uri and published name two assistants: leave one of them out"
 _PROPOSES_RULE = (
@@ -69,3 +69,18 @@ class DrafterSpec(ApiModel):
         if (self.num_speculative_tokens or self.revision) and not self.asks:
             raise ValueError(_NOTHING_PROPOSES)
         return self
+
+
+class DrafterPlan(ApiModel):
+    """What proposes tokens to the workers of a plan."""
+
+    uri: str | None = Field(
+        default=None, max_length=512, description="Address of the assistant; absent: prompt lookup alone."
+    )
+    revision: str | None = Field(
+        default=None, max_length=128, description="Branch, tag or commit of an assistant of the Hub."
+    )
+    prompt_lookup: bool | None = Field(default=None, description="Whether repetitions are looked up as well.")
+    num_speculative_tokens: Tokens | None = Field(
+        default=None, description="Tokens that are proposed and verified at a time; absent: up to 8, as many as pay."
+    )

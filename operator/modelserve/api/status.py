@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
+from modelserve.api.drafter import DrafterPlan
 from modelserve.api.schema_types import (
     ApiModel,
     Bytes,
@@ -180,21 +181,6 @@ class EnginePlan(ApiModel):
     min_model_len: Tokens = Field(description="Fewest tokens the worker may fall back to.")
     gpu_memory_utilization: DecimalString = Field(description="Share of accelerator memory the worker may use.")
     profile: Profile | None = Field(default=None, description="exact where it was asked for; else fast.")
-
-
-class DrafterPlan(ApiModel):
-    """What proposes tokens to the workers of a plan."""
-
-    uri: str | None = Field(
-        default=None, max_length=512, description="Address of the assistant; absent: prompt lookup alone."
-    )
-    revision: str | None = Field(
-        default=None, max_length=128, description="Branch, tag or commit of an assistant of the Hub."
-    )
-    prompt_lookup: bool | None = Field(default=None, description="Whether repetitions are looked up as well.")
-    num_speculative_tokens: Tokens | None = Field(
-        default=None, description="Tokens that are proposed and verified at a time; absent: up to 8, as many as pay."
-    )
 
 
 class PlanStatus(ApiModel):

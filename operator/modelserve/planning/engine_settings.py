@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from modelserve import __version__
+from modelserve.api.drafter import DrafterPlan
 from modelserve.api.spec import ModelServeSpec
-from modelserve.api.status import DrafterPlan, PlanStatus
+from modelserve.api.status import PlanStatus
 from modelserve.engine_args import EngineArgs
 from modelserve.hardware import CPU_PRODUCT
 

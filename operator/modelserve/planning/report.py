@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 
+from modelserve.api.drafter import DrafterPlan
 from modelserve.api.spec import ModelServeSpec
 from modelserve.api.speed import ExpectedDrafts, ExpectedReuse, ExpectedSpeed, TimeTerms
 from modelserve.api.status import (
@@ -13,7 +14,6 @@ from modelserve.api.status import (
     MAX_TERMS,
     Candidate,
     Concurrency,
-    DrafterPlan,
     EnginePlan,
     GpuMemory,
     KVCachePlan,
