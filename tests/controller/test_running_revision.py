@@ -87,6 +87,8 @@ def test_a_failed_worker_is_said_and_tried_again(two, edit: Callable[[Any], None
     assert two.condition("Ready")[0] == "False"
     assert two.condition("WorkersReady") == ("False", "Stopped")
     two.pass_time(61)
+    assert two.deployment_of("tiny")["spec"]["replicas"] == 1, "one tries it"
+    two.make_ready()
     assert two.deployment_of("tiny")["spec"]["replicas"] == 2, "as many as the last accepted spec wanted"
     two.cluster.make_ready(two.deployment_of("tiny"))
     two.settle()
@@ -109,6 +111,7 @@ def test_under_a_refused_spec_what_was_wanted_outlives_the_operator(two) -> None
     two.restart_operator()
     two.settle()
     two.pass_time(61)
+    two.make_ready()
     assert two.deployment_of("tiny")["spec"]["replicas"] == 2
 
 
