@@ -8,6 +8,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from modelserve.api.capacity_buffer import CapacityBufferSpec
+from modelserve.api.gateway import GatewaySpec
 from modelserve.api.model_source import ModelSource, ModelUri, SecretKeyRef
 from modelserve.api.plan_policy import PlanSpec
 from modelserve.api.pod import PodOverrides
@@ -295,6 +296,9 @@ class ModelServeSpec(ApiModel):
         ge=0,
         le=100,
         description="Revisions that are kept, beside those that run, to go back to; left out: 5.",
+    )
+    gateway: GatewaySpec | None = Field(
+        default=None, description="A route of the Gateway API to the workers; left out: none."
     )
     capacity_buffer: CapacityBufferSpec | None = Field(
         default=None, description="Room for more workers that an autoscaler keeps ready; left out: none."
