@@ -27,6 +27,8 @@ from modelserve_operator.kinds import (
     DEPLOYMENT,
     DISRUPTION_BUDGET,
     ENDPOINT_SLICE,
+    HTTP_ROUTE,
+    INFERENCE_POOL,
     JOB,
     MODEL_SERVE,
     NEWER,
@@ -264,8 +266,11 @@ class Gatherer:
                 if owned_by(each, uid)
             ),
             buffer_kind=self._buffer_kind(),
-            capacity_buffer=self._buffer_object(self._buffer_kind(), body),
-            buffer_template=self._buffer_object(POD_TEMPLATE, body),
+            capacity_buffer=self._namesake(self._buffer_kind(), body),
+            buffer_template=self._namesake(POD_TEMPLATE, body),
+            not_served=frozenset(self.absent),
+            http_route=self._namesake(HTTP_ROUTE, body),
+            inference_pool=self._namesake(INFERENCE_POOL, body),
             endpoints=ready_endpoints(children[ENDPOINT_SLICE], service),
             supply=self.supply().seen_from(key.namespace),
             claim_modes={name: await self._claims.of(key.namespace, name) for name in sources.claims(body)},
@@ -281,7 +286,7 @@ class Gatherer:
         served = (each for each in (CAPACITY_BUFFER, CAPACITY_BUFFER_ALPHA) if each in there)
         return next(served, None) if POD_TEMPLATE in there else None
 
-    def _buffer_object(self, kind: ResourceKind | None, model_serve: Body) -> Body | None:
+    def _namesake(self, kind: ResourceKind | None, model_serve: Body) -> Body | None:
         """The object of the ModelServe's name, where that is its own."""
         namespace, name = key_of(model_serve)
         found = self._store.get(kind, namespace, name) if kind is not None else None

@@ -24,6 +24,7 @@ ATTEMPTS = f"{GROUP}/attempts"  # on an inspect Job: how many of its kind were m
 HELD = f"{GROUP}/held"  # on a worker: whether the two below keep autoscalers from ending it; of those we set alone
 DO_NOT_DISRUPT = "karpenter.sh/do-not-disrupt"
 SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
+ENGINE_TYPE = "llm-d.ai/engine-type"  # on worker pods: whose names of metrics endpoint pickers look for
 KUEUE = "kueue.x-k8s.io/"
 QUEUE_NAME = f"{KUEUE}queue-name"
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"  # Kubernetes' own: pods of lower cost go first
@@ -43,6 +44,7 @@ MODEL_FACTS = "model-facts"
 COMMIT = "model-commit"
 CALIBRATION = "calibration"
 CAPACITY_BUFFER = "capacity-buffer"
+GATEWAY = "gateway"
 
 
 HASH_LENGTH = 10

@@ -289,6 +289,9 @@ class Observed:
     buffer_kind: ResourceKind | None = None  # CapacityBuffer in the version that the cluster serves
     capacity_buffer: Body | None = None
     buffer_template: Body | None = None
+    not_served: frozenset[ResourceKind] = frozenset()  # optional kinds that the cluster does not have
+    http_route: Body | None = None
+    inference_pool: Body | None = None
     endpoints: frozenset[str] = frozenset()  # uids of the pods that the Service sends requests to
     supply: Supply = field(default_factory=Supply)
     causes: Mapping[str, str] = field(default_factory=dict)  # uid of a Job without pods -> why, where that is known

@@ -14,6 +14,7 @@ class ConditionType(StrEnum):
     WEIGHTS_LOADED = "WeightsLoaded"  # every wanted pod of the planned revision has loaded its weights
     WORKERS_READY = "WorkersReady"  # every wanted pod of the planned revision is Ready
     CAPACITY_BUFFERED = "CapacityBuffered"  # an autoscaler keeps room for more; absent without spec.capacityBuffer
+    ROUTED = "Routed"  # gateways lead requests to the workers; absent without spec.gateway
     RECONCILING = "Reconciling"  # the operator or the cluster is still working towards the spec; absent when not
     POOLS_GONE = "PoolsGone"  # nothing offers what the committed plan is for any more; absent when something does
     STALLED = "Stalled"  # nothing more will happen until the spec, the cluster or the model changes; absent when not
@@ -77,6 +78,13 @@ class Reason(StrEnum):
     BUFFER_NOT_SERVED = "BufferNotServed"  # the cluster has no such API
     BUFFER_WITHHELD = "BufferWithheld"  # no plan to keep room for, or one whose workers fail
     BUFFER_REFUSED = "BufferRefused"  # it could not be written
+
+    # Routed
+    ROUTE_ACCEPTED = "RouteAccepted"
+    ROUTE_NOT_ACCEPTED = "RouteNotAccepted"  # a gateway refuses the route or the pool; its words
+    ROUTE_NOT_TAKEN_UP = "RouteNotTakenUp"  # not every gateway has looked at it
+    ROUTE_REFUSED = "RouteRefused"  # it could not be written
+    GATEWAY_NOT_SERVED = "GatewayNotServed"  # the cluster has no such API
     LIMITED_BY_QUOTAS = "LimitedByQuotas"  # the namespace's quota has no room for so many
 
     # WeightsLoaded, WorkersReady

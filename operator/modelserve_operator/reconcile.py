@@ -19,6 +19,7 @@ from modelserve_operator.decision import Decision
 from modelserve_operator.drafters import acceptance_of, waits_for_commits
 from modelserve_operator.drift import DriftContestedError
 from modelserve_operator.fleet import Limits, turn
+from modelserve_operator.gateway_routes import GatewayRoutes
 from modelserve_operator.gather import Gatherer
 from modelserve_operator.inspection import seconds_left
 from modelserve_operator.kinds import CONFIG_MAP
@@ -32,6 +33,7 @@ from modelserve_operator.pod_health import patience_left
 from modelserve_operator.reasons import Reason
 from modelserve_operator.rivals import gives_away
 from modelserve_operator.rollout import RunningRevision, Step, kept, next_step
+from modelserve_operator.routed import RefusedRoute
 from modelserve_operator.running import known_revisions, replacements, running_revisions
 from modelserve_operator.settings import Settings
 from modelserve_operator.sources import surges_first
@@ -55,6 +57,7 @@ class Reconciler:
         self._applier = applier
         self._children = Children(applier, settings)
         self._buffers = CapacityBuffers(applier)
+        self._routes = GatewayRoutes(applier)
         self._shared = shared
         self._settings = settings
         self._admitted: dict[Key, str] = {}  # moves that the store may not show yet, and to which image
@@ -102,7 +105,8 @@ class Reconciler:
         failed = await self._children.apply(observed, decision, step, running)
         delays.append(await self._hold(observed, replicas))
         refused_buffer = await self._buffers.apply(observed, decision, running)
-        if refused_buffer is not None:
+        refused_route = await self._routes.apply(observed, decision, step)
+        if refused_buffer is not None or refused_route is not None:
             delays.append(REFUSED_SECONDS)
         if isinstance(failed, PredecessorError):
             logger.info("%s/%s waits for the garbage collector: %s", *key, failed)
@@ -112,7 +116,7 @@ class Reconciler:
             decision = _stalled_by(decision, failure)
             delays.append(failure.delay)
         try:
-            await self._report(observed, decision, step, running, failure, refused_buffer)
+            await self._report(observed, decision, step, running, failure, refused_buffer, refused_route)
         except StatusOvertakenError as error:
             logger.debug("%s/%s is reconciled again: %s", *key, error)
             return 0.0
@@ -166,6 +170,7 @@ class Reconciler:
         running: dict[str, RunningRevision],
         failure: WriteFailure | None,
         refused_buffer: RefusedBuffer | None,
+        refused_route: RefusedRoute | None,
     ) -> None:
         """Write the status and announce what is new in it."""
         asked = _replicas(observed, decision)
@@ -179,6 +184,7 @@ class Reconciler:
             asked=asked,
             revisions=known_revisions(observed),
             refused_buffer=refused_buffer,
+            refused_route=refused_route,
             write_failure=failure.finding if failure is not None and failure.delay is None else None,
         )
         status = summarise(view)

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from modelserve.api.capacity_buffer import CapacityBufferSpec
 from modelserve.api.drafter import DrafterSpec
+from modelserve.api.gateway import GatewaySpec
 from modelserve.api.model_source import ModelSource, SecretKeyRef
 from modelserve.api.plan_policy import PlanSpec
 from modelserve.api.pod import PodOverrides
@@ -297,6 +298,9 @@ class ModelServeSpec(ApiModel):
         ge=0,
         le=100,
         description="Revisions that are kept, beside those that run, to go back to; left out: 5.",
+    )
+    gateway: GatewaySpec | None = Field(
+        default=None, description="A route of the Gateway API to the workers; left out: none."
     )
     capacity_buffer: CapacityBufferSpec | None = Field(
         default=None, description="Room for more workers that an autoscaler keeps ready; left out: none."

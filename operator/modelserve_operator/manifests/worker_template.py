@@ -144,7 +144,8 @@ def worker_template(
         pod["imagePullSecrets"] = secrets
     pod["terminationGracePeriodSeconds"] = SHUTDOWN_DELAY_SECONDS + spec.rollout.drain_seconds + EXIT_SECONDS
     annotations = disruption.at_birth(extra.get("annotations") or {})
-    metadata = {"labels": {**extra.get("labels", {}), **own_labels}, "annotations": annotations}
+    told = {labels.ENGINE_TYPE: "vllm", **extra.get("labels", {}), **own_labels}
+    metadata = {"labels": told, "annotations": annotations}
     return {"metadata": metadata, "spec": pod}
 
 
