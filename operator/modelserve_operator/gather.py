@@ -263,7 +263,7 @@ class Gatherer:
             claim_templates=tuple(
                 each
                 for each in self._store.children(CLAIM_TEMPLATE, namespace=key.namespace, owner=key.name)
-                if owned_by(each, uid)
+                if owned_by(each, uid) or _orphan_of(each, key.name)
             ),
             buffer_kind=self._buffer_kind(),
             capacity_buffer=self._namesake(self._buffer_kind(), body),
@@ -287,10 +287,12 @@ class Gatherer:
         return next(served, None) if POD_TEMPLATE in there else None
 
     def _namesake(self, kind: ResourceKind | None, model_serve: Body) -> Body | None:
-        """The object of the ModelServe's name, where that is its own."""
+        """The object of the ModelServe's name, where that is its own, or was of an earlier namesake."""
         namespace, name = key_of(model_serve)
         found = self._store.get(kind, namespace, name) if kind is not None else None
-        return found if found is not None and owned_by(found, model_serve["metadata"]["uid"]) else None
+        if found is None or not (owned_by(found, model_serve["metadata"]["uid"]) or _orphan_of(found, name)):
+            return None
+        return found
 
     async def _with_cause(self, pod: Pod, namespace: str, now: datetime) -> Pod:
         """The pod, and what Kubernetes says where it hangs before any container of it has begun."""

@@ -16,11 +16,13 @@ from modelserve.termination import TERMINAL_EXIT_CODE, FetchedDrafter, ResolvedM
 from modelserve_operator import labels
 from modelserve_operator.history import History
 from modelserve_operator.kinds import (
+    CLAIM_TEMPLATE,
     CONFIG_MAP,
     CONTROLLER_REVISION,
     DEPLOYMENT,
     DISRUPTION_BUDGET,
     JOB,
+    POD_TEMPLATE,
     SERVICE,
     ResourceKind,
 )
@@ -320,12 +322,16 @@ class Observed:
     @property
     def orphans(self) -> Iterator[tuple[ResourceKind, Body]]:
         """Children that an earlier ModelServe of this name left without an owner."""
-        shared = ((SERVICE, self.service), (DISRUPTION_BUDGET, self.disruption_budget))
+        shared = [(SERVICE, self.service), (DISRUPTION_BUDGET, self.disruption_budget)]
+        shared.append((POD_TEMPLATE, self.buffer_template))
+        if self.buffer_kind is not None:
+            shared.append((self.buffer_kind, self.capacity_buffer))
         many = (
             (CONTROLLER_REVISION, self.controller_revisions),
             (CONFIG_MAP, self.config_maps),
             (DEPLOYMENT, self.deployments),
             (JOB, self.jobs),
+            (CLAIM_TEMPLATE, self.claim_templates),
         )
         found = [(kind, body) for kind, body in shared if body is not None]
         found += [(kind, body) for kind, bodies in many for body in bodies]
