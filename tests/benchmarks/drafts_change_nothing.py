@@ -1,30 +1,46 @@
-"""Requests of every kind with drafts and without, on the CPU: `python tests/benchmarks/drafts_change_nothing.py [N]`.
+"""Requests of every kind in profile `exact`, with drafts and without, on the CPU: whether one byte differs.
 
-N requests (1,000) are answered without a drafter, and then with prompt lookup, with an assistant that is right in 80 %
-of its tokens, with both, and with one that is always wrong; with the prefix cache, steps launched ahead, and
-preemptions among them. Ends with 1 where a token, a text, a reason or a log probability differs. Prints a line each.
+    python tests/benchmarks/drafts_change_nothing.py [--requests 1000] [--model keqv ple] [--only "k = 2" chunks]
+        [--profile exact|fast]
+
+Of both trained checkpoints: prompts that begin alike or repeat themselves, greedy and drawn, with n answers, penalties,
+filters, stop strings, grammars, log probabilities, scored prompts. They are answered without drafts, and then in other
+chunks and another order of arrival; with a drafter that is right with probability 0, 0.5 and 1 at k = 1 to 4; with
+prompt lookup; with an assistant: the trained one, a damaged one, or a random one with centroids; and with both. All
+with the prefix cache, steps launched ahead, one abort, and preemptions in a pool that is too small. Prints a line each,
+and ends with 1 where tokens, a text, a reason or a log probability differ, in `exact` to the bit.
 """
 
 from __future__ import annotations
 
+import argparse
 import random
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
 TESTS = Path(__file__).parents[1]
-sys.path[:0] = [str(TESTS / "worker" / folder) for folder in ("execution", "grammar", "model", "scheduling", "kernels")]
+FOLDERS = ("execution", "grammar", "model", "scheduling", "kernels")
+sys.path[:0] = [str(TESTS / "models"), *(str(TESTS / "worker" / folder) for folder in FOLDERS)]
 
+from assisted import ASSISTANT, TARGET, assistant_for, damage_checkpoint, write_assistant  # noqa: E402
 from model_checkpoints import load_checkpoint  # noqa: E402
-from test_drafts import BODIES, LONGEST, MODEL, SEQUENCES, TEXT, assert_same, engine_of, run  # noqa: E402
+from test_drafts import BODIES, LONGEST, MODEL, SEQUENCES, TEXT, Said, assert_same, engine_of, run  # noqa: E402
 from trained_answers import TrainedModel  # noqa: E402
 from true_drafter import TrueDrafter  # noqa: E402
 
 from modelserve_worker.execution.drafter import Drafter, LongestProposal  # noqa: E402
 from modelserve_worker.execution.prompt_lookup import PromptLookup  # noqa: E402
+from modelserve_worker.kernels.operations import PLAIN, PLAIN_EXACT  # noqa: E402
+from modelserve_worker.models.gemma4 import Gemma4ForCausalLM  # noqa: E402
 from modelserve_worker.server.preparation import SequenceSpec  # noqa: E402
+
+CHECKPOINTS = {"keqv": TARGET, "ple": MODEL}
+ALONE_CHUNK = 64
 
 
 def requests(trained: TrainedModel, count: int) -> list[SequenceSpec]:
@@ -42,47 +58,79 @@ def requests(trained: TrainedModel, count: int) -> list[SequenceSpec]:
     return found
 
 
-def main() -> int:
-    torch.set_num_threads(1)
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000
-    trained, model = TrainedModel(), load_checkpoint(MODEL)
+def drafters(
+    checkpoint: str, model: Gemma4ForCausalLM, alone: dict[str, Said], scratch: Path
+) -> Iterator[tuple[str, Drafter | None, int]]:
+    """What is tried, its drafter, and the rows of its steps."""
+    vocab_size = model.architecture.vocab_size
+    answers = {name: said.tokens for name, said in alone.items()}
+    for chunk in (17, 24, 150):
+        yield f"no drafts, chunks of {chunk}", None, chunk
+    for k in range(1, 5):
+        for right in (0.0, 0.5, 1.0):
+            drafter = TrueDrafter(
+                answers, num_tokens=k, right=right, slots=SEQUENCES, longest=LONGEST, vocab_size=vocab_size
+            )
+            yield f"k = {k}, right with probability {right}", drafter, 24
     sizes = {"max_num_seqs": SEQUENCES, "max_model_len": LONGEST, "device": torch.device("cpu")}
-    without = run(trained, engine_of(trained, model, None, pool_of=SEQUENCES), requests(trained, count))
-    answers = {name: said.tokens for name, said in without.items()}
-    assistants = [
-        TrueDrafter(
-            answers, num_tokens=4, right=right, slots=SEQUENCES, longest=LONGEST,
-            vocab_size=model.architecture.vocab_size,
-        )
-        for right in (0.8, 0.0)
-    ]  # fmt: skip
-    lookup = PromptLookup(num_tokens=8, **sizes)
-    drafters: dict[str, Drafter] = {
-        "prompt lookup": lookup,
-        "assistant": assistants[0],
-        "both": LongestProposal([assistants[0], lookup]),
-        "damaged assistant": assistants[1],
-    }
+    yield "prompt lookup", PromptLookup(num_tokens=8, **sizes), 24
+    assistants = {"damaged assistant": scratch / checkpoint}
+    if checkpoint == "keqv":
+        damage_checkpoint(ASSISTANT, scratch / checkpoint, noise=0.8)
+        assistants["trained assistant"] = ASSISTANT
+    else:
+        assistants = {"random assistant, with centroids": scratch / checkpoint}
+        write_assistant(scratch / checkpoint, MODEL, seed=3, centroids=64)
+    for name, directory in assistants.items():
+        yield name, assistant_for(model, directory, num_tokens=4, slots=SEQUENCES), 24
+    # The last of them: trained where there is one.
+    both = [assistant_for(model, directory, num_tokens=4, slots=SEQUENCES), PromptLookup(num_tokens=8, **sizes)]
+    yield f"{name} and prompt lookup", LongestProposal(both), 24
+
+
+def compared(said: dict[str, Said], alone: dict[str, Said], *, apart: float) -> Iterator[str]:
+    """Who differs, and in what."""
+    for request, before in alone.items():
+        try:
+            assert_same(said[request], before, request, apart=apart)
+        except AssertionError as error:
+            yield f"{request}: {error}"[:300]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=1_000)
+    parser.add_argument("--model", choices=list(CHECKPOINTS), nargs="+", default=list(CHECKPOINTS))
+    parser.add_argument("--only", nargs="+", default=[""], help="drafters whose line contains one of these")
+    parser.add_argument("--profile", choices=["exact", "fast"], default="exact")
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    operations, apart = (PLAIN_EXACT, 0.0) if chosen.profile == "exact" else (PLAIN, 2e-4)
     different = 0
-    for name, drafter in drafters.items():
-        engine, began = engine_of(trained, model, drafter, pool_of=3), time.perf_counter()
-        engine.runner.launches_ahead = True
-        said = run(trained, engine, requests(trained, count), preempting=True)
-        failed = 0
-        for request, alone in without.items():
-            try:
-                assert_same(said[request], alone, request)
-            except AssertionError as error:
-                failed += 1
-                print(f"{name}: {request}: {error}"[:300])
-        stats = engine.scheduler.stats()
-        print(
-            f"{name}: {len(said)} requests, {failed} differ; {sum(stats.accepted_per_position)} of "
-            f"{stats.draft_tokens_total} drafts accepted, {stats.preemptions_total} preemptions, "
-            f"{stats.prefix_hits_total} prompt tokens found, {time.perf_counter() - began:.0f} s",
-            flush=True,
-        )
-        different += failed
+    for checkpoint in chosen.model:
+        trained = TrainedModel(CHECKPOINTS[checkpoint])
+        model = load_checkpoint(CHECKPOINTS[checkpoint], operations=operations)
+        engine = engine_of(trained, model, None, pool_of=SEQUENCES, chunk=ALONE_CHUNK)
+        alone = run(trained, engine, requests(trained, chosen.requests))
+        with tempfile.TemporaryDirectory() as scratch:
+            for name, drafter, chunk in drafters(checkpoint, model, alone, Path(scratch)):
+                if not any(part in name for part in chosen.only):
+                    continue
+                began = time.perf_counter()
+                engine = engine_of(trained, model, drafter, pool_of=3, chunk=chunk, caching=True)
+                engine.runner.launches_ahead |= drafter is not None
+                wanted = requests(trained, chosen.requests)
+                said = run(trained, engine, wanted, aborted="r1", preempting=True, seed=chunk)
+                failed = [*compared(said, alone, apart=apart)]
+                stats = engine.scheduler.stats()
+                print(
+                    f"{checkpoint}, {name}: {len(said)} requests, {len(failed)} differ; "
+                    f"{sum(stats.accepted_per_position)} of {stats.draft_tokens_total} drafts accepted, "
+                    f"{stats.preemptions_total} preemptions, {stats.prefix_hits_total} prompt tokens found, "
+                    f"{time.perf_counter() - began:.0f} s",
+                    *failed[:5], sep="\n  ", flush=True,
+                )  # fmt: skip
+                different += len(failed)
     return int(different > 0)
 
 
