@@ -347,7 +347,8 @@ def _drafts(fit: Fit, architecture: ModelArchitecture, wishes: Wishes) -> str:
     return (
         f"{text}; of those verified, {expected.per_request} of each request, the first is right with a chance of "
         f"{expected.acceptance} ({known[expected.source]}): {expected.tokens_per_step} tokens a step, "
-        f"{with_drafts.at_load.output_token.seconds * 1e3:.1f} ms a token instead of {float(expected.time_per_output_token_ms):.1f}"
+        f"{with_drafts.at_load.output_token.seconds * 1e3:.1f} ms a token instead of "
+        f"{float(expected.time_per_output_token_ms):.1f}"
     )
 
 
