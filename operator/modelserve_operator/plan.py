@@ -69,7 +69,7 @@ def _decided(observed: Observed, settings: Settings) -> Decision:
         return _without_facts(decision, observed, source)
     warnings = (*warnings, *_catalogue_faults(spec, observed.supply.catalogue))
     decision = replace(decision, facts=facts, warnings=warnings)
-    drafter = drafter_to_read(spec)
+    drafter = drafter_to_read(spec) if drafts(worker_of_today(spec, settings)) else None
     if drafter is not None:
         decision = replace(decision, drafter=drafter, assistant=known_assistant(observed, drafter))
         if decision.assistant is None:

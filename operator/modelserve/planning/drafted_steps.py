@@ -39,12 +39,12 @@ class VerifyingSteps:
         size = self._captured(rows, self._sizes[drafted])
         if size not in self._padded:
             self._padded[size] = self._speed.step(decodes=size)
-        time = self._padded[size]._replace(weights=self._speed.step(decodes=rows).weights)
+        time = self._padded[size]._replace(weights=self._speed.weights_seconds(rows))
         return time._replace(attention=self._speed.drafted_attention_seconds(size)) if drafted else time
 
     def reading(self, decodes: float, *, context: float) -> float:
         """Of the cache of so many requests at a mean length of `context` tokens, in s."""
-        return self._speed.step(decodes=decodes, context=context).cache
+        return self._speed.cache_seconds(decodes, context=context)
 
     @staticmethod
     def _captured(rows: float, sizes: Sequence[int]) -> int:
@@ -79,13 +79,14 @@ class DraftedSteps:
 
     def step(self, decodes: float, *, context: float) -> DraftedStep:
         """The one with most tokens a second, for time of step and drafts together, as workers ask for it."""
-        return max((self._step(drafts, decodes, context) for drafts in self._counts), key=_rate)
-
-    def _step(self, drafts: int, decodes: float, context: float) -> DraftedStep:
-        time = self._steps.time(decodes * (1.0 + drafts), drafted=drafts > 0)
+        reading = self._steps.reading(decodes, context=context)
         draft = self._proposing.seconds(decodes, context=context) if self._proposing is not None else 0.0
-        time = time._replace(cache=self._steps.reading(decodes, context=context), drafts=drafts * draft)
-        return DraftedStep(time, self._tokens[drafts], drafts)
+
+        def with_drafts(count: int) -> DraftedStep:
+            time = self._steps.time(decodes * (1.0 + count), drafted=count > 0)
+            return DraftedStep(time._replace(cache=reading, drafts=count * draft), self._tokens[count], count)
+
+        return max(map(with_drafts, self._counts), key=_rate)
 
 
 def _rate(step: DraftedStep) -> float:

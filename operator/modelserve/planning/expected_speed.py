@@ -139,18 +139,21 @@ def load_speed(
 ) -> LoadSpeed:
     """The formulas above."""
 
-    def decode_step(decodes: float) -> tuple[StepTime, float, float]:
-        """A decode step, the rows and the tokens of each request in it."""
+    def decode_step(decodes: float) -> DraftedStep:
         if drafted is None:
-            return rank.step(decodes=decodes, context=context), 1.0, 1.0
-        found = drafted.step(decodes, context=context)
-        return found.time, 1.0 + found.drafts, found.tokens
+            return DraftedStep(rank.step(decodes=decodes, context=context), 1.0, 0)
+        return drafted.step(decodes, context=context)
 
-    def steps_with(decodes: float, rows: float) -> tuple[StepTime, float]:
-        """A decode step, and the seconds of a mixed one, which measured factors do not make the shorter one."""
-        decode, of_request, _ = decode_step(decodes)
-        mixed = rank.step(decodes=decodes * of_request, context=context / of_request, prompts=prompt.of_mean(rows))
-        return decode, max(mixed.seconds + decode.drafts, decode.seconds)
+    def mixed_seconds(decodes: float, rows: float, decode: DraftedStep) -> float:
+        """Of a mixed step, which measured factors do not make shorter than `decode`. Each request's cache is read once,
+        however many rows it has."""
+        if not decode.drafts:
+            mixed = rank.step(decodes=decodes, context=context, prompts=prompt.of_mean(rows))
+        else:
+            mixed = rank.step(decodes=decodes * (1.0 + decode.drafts), prompts=prompt.of_mean(rows))
+            beside = rank.drafted_attention_seconds(decodes * (1.0 + decode.drafts))
+            mixed = mixed._replace(cache=decode.time.cache, attention=mixed.attention + beside)
+        return max(mixed.seconds + decode.time.drafts, decode.time.seconds)
 
     tokens, answer = load.input_tokens, max(1, load.output_tokens - 1)
     prompt = PromptRows.chunk(0, tokens, window=rank.window, ends=True)
@@ -159,14 +162,14 @@ def load_speed(
     alone = _alone(rank, prompt, steps=math.ceil(prices.steps(tokens, whole)))
     context = tokens + load.output_tokens / 2
     if load.requests == 1:
-        step, _, brought = decode_step(1)
-        token = step.times(1 / brought)
+        step = decode_step(1)
+        token = step.time.times(1 / step.tokens)
         return LoadSpeed(alone, token, 1 / (alone.seconds + (load.output_tokens - 1) * token.seconds))
 
     decodes = float(load.requests - 1)
     for _ in range(_ROUNDS):
-        brought = decode_step(decodes)[2]
-        following = max(1.0, answer / brought)  # steps of an answer
+        decode = decode_step(decodes)
+        following = max(1.0, answer / decode.tokens)  # steps of an answer
         arriving = max(1.0, decodes / following)  # prompts of the requests that take the place of those that end
         most = rows_beside_decodes(
             min(PREFILLS_AHEAD - 1, max(0.0, load.requests - decodes - 1)) * min(tokens, max_num_batched_tokens),
@@ -176,19 +179,20 @@ def load_speed(
         )
         rows = max(most - decodes, most / 2)
         rows = min(tokens / prices.steps(tokens, rows), arriving * tokens)
-        decode, mixed = steps_with(decodes, rows)
+        mixed = mixed_seconds(decodes, rows, decode)
         mixed_steps, steps = tokens / rows, following / decodes
-        seconds = mixed_steps * mixed + max(0.0, steps - mixed_steps) * decode.seconds
+        seconds = mixed_steps * mixed + max(0.0, steps - mixed_steps) * decode.time.seconds
         between = seconds / max(steps, mixed_steps)
         found = min(load.requests - mixed_steps * mixed / seconds, following / mixed_steps)
         decodes = (decodes + found) / 2
         if found < 1:  # one decodes at most, its steps take a part of a prompt along, and the rest has whole steps
             decodes, rows = 1.0, min(max_num_mixed_tokens - 1, tokens / following)
-            decode, between = steps_with(decodes, rows)
+            decode = decode_step(decodes)
+            between = mixed_seconds(decodes, rows, decode)
             seconds = following * between + alone.seconds * (1 - rows * following / tokens)
             break
-    token = decode._replace(prompts=between - decode.seconds)
-    return LoadSpeed(alone, token.times(1 / brought), 1 / seconds)
+    token = decode.time._replace(prompts=between - decode.time.seconds)
+    return LoadSpeed(alone, token.times(1 / decode.tokens), 1 / seconds)
 
 
 def _alone(rank: RankSpeed, prompt: PromptRows, *, steps: int) -> StepTime:

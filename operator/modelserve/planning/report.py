@@ -98,7 +98,9 @@ def fitting_candidate(
         kv_cache=KVCachePlan(dtype=fit.geometry.dtype, layout=fit.geometry.layout),
         per_gpu=gpu_memory(fit.memory),
         concurrency=concurrency(fit),
-        speed=expected_speed(expected, with_terms=verdict == "Chosen", drafts=drafts_status(fit, architecture, wishes)),
+        speed=expected_speed(
+            expected, with_terms=verdict == "Chosen", drafts=drafts_status(expected, fit, architecture, wishes)
+        ),
         reuse=None if reuse is None else reuse_status(reuse, host=bool(wishes.host_cache_bytes(fit.accelerator))),
         cost_per_hour=None if cost is None else f"{cost:.2f}",
         cost_per_million_tokens=None if per_million is None else f"{per_million:.2f}",
@@ -119,9 +121,8 @@ def expected_speed(expected: Speed, *, with_terms: bool, drafts: ExpectedDrafts 
     )
 
 
-def drafts_status(fit: Fit, architecture: ModelArchitecture, wishes: Wishes) -> ExpectedDrafts | None:
+def drafts_status(expected: Speed, fit: Fit, architecture: ModelArchitecture, wishes: Wishes) -> ExpectedDrafts | None:
     """What drafts bring, beside the speed without them; None where none are planned, or nobody knows."""
-    expected = speed(fit, architecture, wishes)
     if expected.drafts is None or wishes.drafts is None:
         return None
     without = speed(fit, architecture, replace(wishes, drafts=None))
@@ -338,15 +339,16 @@ def _drafts(fit: Fit, architecture: ModelArchitecture, wishes: Wishes) -> str:
     by = [drafter.uri] if drafter.uri else []
     by += ["repetitions of a request's own tokens"] if drafter.prompt_lookup else []
     text = f"up to {fit.speculation.num_tokens} tokens at a time are proposed by {' and '.join(by)}"
-    expected = drafts_status(fit, architecture, wishes)
+    with_drafts = speed(fit, architecture, wishes)
+    expected = drafts_status(with_drafts, fit, architecture, wishes)
     if expected is None:
         return f"{text}; what that brings depends on the text, and is in no expected time"
-    with_drafts = speed(fit, architecture, wishes).at_load.output_token.seconds * 1e3
     known = {"Given": "as workload.draftAcceptance says", "Measured": "as workers measured", "Assumed": "assumed"}
     return (
         f"{text}; of those verified, {expected.per_request} of each request, the first is right with a chance of "
         f"{expected.acceptance} ({known[expected.source]}): {expected.tokens_per_step} tokens a step, "
-        f"{with_drafts:.1f} ms a token instead of {float(expected.time_per_output_token_ms):.1f}"
+        f"{with_drafts.at_load.output_token.seconds * 1e3:.1f} ms a token instead of "
+        f"{float(expected.time_per_output_token_ms):.1f}"
     )
 
 
