@@ -46,7 +46,6 @@ async def fill(api: Api, options: argparse.Namespace) -> None:
     serves = list(fleet.model_serves(options.model_serves, seed=options.seed))
     for body in serves:
         del body["spec"]["plan"]  # Automatic: plans are committed
-        body["spec"].pop("accelerators", None)
     await api.each(("POST", SERVES, body, plain) for body in serves)
 
 
