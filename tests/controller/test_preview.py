@@ -13,7 +13,7 @@ import pytest
 
 from modelserve.model_facts import ModelFacts
 from modelserve_operator import labels
-from modelserve_operator.kinds import MODEL_SERVE
+from modelserve_operator.kinds import MODEL_SERVE, NODE
 from modelserve_operator.kube import KubeError
 from modelserve_operator.revision_builder import offers_for
 from modelserve_operator.webhook import warm_supply
@@ -119,6 +119,19 @@ def test_what_runs_stays_where_an_edit_does_not_fit(fleet) -> None:
     assert said[1] == f"Revision big-{fleet.revision('big')} on 1 x NVIDIA-H200 stays meanwhile."
     fleet.edit("big", accelerators={"products": ["NVIDIA-L4"]})
     assert fleet.condition("Available", "big") == ("True", "Serving"), "as it was said"
+
+
+def test_a_lost_accelerator_is_said_of_the_plan_that_stays_and_the_proposal_beside_it(fleet) -> None:
+    fleet.create(BIG, name="big")
+    fleet.make_ready()
+    fleet.add_node("b", product="NVIDIA-H100-80GB-HBM3", memory_mib=81_559, gpus=8)
+    fleet.cluster.remove(NODE, "", "nvidia-h200")
+    fleet.settle()
+    said = _preview(fleet, {**BIG, "replicas": 2})
+    assert said[0].startswith("No new pods")
+    assert said[2].startswith("No node and no declared pool offers 1 x NVIDIA-H200 any more")
+    assert said[3].startswith("Proposed beside it: plan ")
+    assert "1 x NVIDIA-H200 -> 2 x NVIDIA-H100-80GB-HBM3" in said[4]
 
 
 def test_a_plan_that_waits_for_approval_is_said_with_the_command(fleet) -> None:
