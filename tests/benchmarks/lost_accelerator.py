@@ -20,7 +20,7 @@ from typing import Any
 
 import scale_fleet as fleet
 from operator_scale import MERGE, NODES, SERVES, Api, quantile
-from scale_operator import Operator
+from scale_operator import Operator, cpu_seconds
 
 from localcluster.control_plane import control_plane
 from localcluster.operator_process import permissions
@@ -118,11 +118,14 @@ async def lose(api: Api, operator: Operator, options: argparse.Namespace) -> boo
     hearing = asyncio.create_task(hear())
     changing = asyncio.create_task(users(api, others, answered, stop, options.rate))
     await asyncio.sleep(2)
+    servers = [operator.plane.processes[name] for name in ("kube-apiserver", "etcd")]
+    spent = cpu_seconds(operator.process), sum(map(cpu_seconds, servers))
     began = time.monotonic()
     await api.each(("DELETE", f"{NODES}/{name}", None, "application/json") for name in lost)
     gone = time.monotonic()
     while len(told) < len(concerned) and time.monotonic() - gone < 120:  # noqa: ASYNC110
         await asyncio.sleep(0.05)
+    spent = cpu_seconds(operator.process) - spent[0], sum(map(cpu_seconds, servers)) - spent[1]
     stop.set()
     await changing
     hearing.cancel()
@@ -135,6 +138,8 @@ async def lose(api: Api, operator: Operator, options: argparse.Namespace) -> boo
         (f"ModelServes concerned, of {options.model_serves}", count, None),
         ("of them say PoolsGone or propose", len(told), count),
         ("s from the last deletion until all do", max(0.0, last), LIMIT_S),
+        ("CPU s of the operator meanwhile", spent[0], None),
+        ("CPU s of API server and etcd meanwhile", spent[1], None),
         ("of them re-planned by themselves", moved, 0),
         ("users' changes meanwhile", len(answered), None),
         ("s to their answer, median", quantile(answered, 0.5), None),
