@@ -13,7 +13,7 @@ import pytest
 
 from modelserve.model_facts import ModelFacts
 from modelserve_operator import labels
-from modelserve_operator.kinds import MODEL_SERVE, NODE
+from modelserve_operator.kinds import CLAIM, MODEL_SERVE, NODE
 from modelserve_operator.kube import KubeError
 from modelserve_operator.revision_builder import offers_for
 from modelserve_operator.webhook import warm_supply
@@ -167,8 +167,10 @@ def test_a_stranger_who_does_not_know_the_uid_is_told_nothing_of_what_runs(
 
 
 def test_a_refused_spec_says_what_the_operator_would(world) -> None:
-    (said,) = _preview(world, {**BIG, "drafter": {"uri": "hf://google/gemma-4-31B-it-assistant"}})
-    assert said.startswith("Accepted, and not served: ")
+    own = {"metadata": {"name": "own", "namespace": "ml"}, "spec": {"accessModes": ["ReadWriteOnce"]}, "status": {}}
+    world.cluster.put(CLAIM, own)
+    (said,) = _preview(world, {"model": {"uri": "pvc://own/model"}, "replicas": 2})
+    assert said.startswith("Accepted, and not served: claim own is ReadWriteOnce")
 
 
 def test_lines_are_short_few_and_printable() -> None:

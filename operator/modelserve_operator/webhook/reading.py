@@ -15,6 +15,7 @@ from modelserve.errors import InvalidInput
 from modelserve.published import published_model
 from modelserve_operator import labels, sources
 from modelserve_operator.claims import ClaimModes
+from modelserve_operator.drafters import drafter_to_read
 from modelserve_operator.history import owned_by, read_history
 from modelserve_operator.kinds import CONFIG_MAP, CONTROLLER_REVISION
 from modelserve_operator.kube import Kube
@@ -59,15 +60,18 @@ class Reader:
         return tuple(found)
 
     async def _facts(self, body: Body) -> tuple[Body, ...]:
-        """What an inspection found of a model that is not a published one."""
+        """What inspections found of a model and of a drafter that no release ships the facts of."""
         metadata = body["metadata"]
         try:
             spec = ModelServe.parse_of_any_release(body)[0].spec
         except InvalidInput:
             return ()
-        source = sources.model_source(spec)
-        if published_model(source.uri) is not None or not metadata["uid"]:
-            return ()
-        name = labels.model_facts_name(metadata["name"], source.hash)
-        stored = await self._kube.get(CONFIG_MAP, namespace=metadata["namespace"], name=name)
-        return (stored,) if stored is not None and owned_by(stored, metadata["uid"]) else ()
+        model = sources.model_source(spec)
+        unknown = (None if published_model(model.uri) is not None else model, drafter_to_read(spec))
+        found = []
+        for source in filter(None, unknown if metadata["uid"] else ()):
+            name = labels.model_facts_name(metadata["name"], source.hash)
+            stored = await self._kube.get(CONFIG_MAP, namespace=metadata["namespace"], name=name)
+            if stored is not None and owned_by(stored, metadata["uid"]):
+                found.append(stored)
+        return tuple(found)
