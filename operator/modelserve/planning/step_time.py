@@ -255,6 +255,7 @@ def _work(
     )
 
 
+@lru_cache(maxsize=256)  # every candidate asks, and there are few models and numbers of ranks
 def _int4_share(architecture: ModelArchitecture, tensor_parallel: int, weight_format: WeightFormat | None) -> float:
     """Of the bytes of a rank's weights, without the tables of embeddings that a token takes a row of."""
     if weight_format is None or weight_format.stored is not StoredType.INT4:

@@ -69,6 +69,8 @@ def _choice(
         yield from _transition(running, target, spec, after)
     if replicas is not None:
         yield f"Replicas {replicas[0]} -> {replicas[1]}, each on {placed_on(target.plan)}."
+    if wanted.turn.lost is not None:
+        yield f"{wanted.turn.lost}."
     if running is None and wanted.plan is not None:
         yield from _others(wanted.plan)
     if wanted.proposed is not None:
