@@ -13,6 +13,7 @@ from typing import Any
 
 from modelserve.errors import InvalidInput
 
+DOWNLOAD_LOCK, DOWNLOAD_MARKER = ".modelserve-fetch.lock", ".modelserve-fetched.json"  # the latter: it is complete
 CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
 INDEX_FILE = "model.safetensors.index.json"

@@ -97,6 +97,11 @@ class EngineArgs(BaseModel):
         description="Directory of an assistant that proposes tokens, which the model verifies.",
         json_schema_extra={SINCE: "0.2.0"},
     )
+    drafter_optional: bool = Field(
+        default=False,
+        description="Serve without the drafter where it is missing, broken or that of another model, and say so.",
+        json_schema_extra={SINCE: "0.2.0"},
+    )
     prompt_lookup: bool = Field(
         default=False,
         description="Propose what followed the same tokens earlier in a request, or in its `prediction`: for edits, "

@@ -21,7 +21,7 @@ from modelserve.checkpoint_files import (
 )
 from modelserve.engine_args import EngineArgs
 from modelserve.errors import InvalidInput, UnsupportedModel
-from modelserve.model_facts import ModelFacts
+from modelserve.model_facts import AssistantFacts, ModelFacts
 from modelserve.quantization_config import stated_format
 from modelserve.sizing.speculation import Speculation
 from modelserve.weight_format import BFLOAT16, FLOAT32, StoredType, TextLinear, WeightFormat, dense_format
@@ -41,6 +41,14 @@ def read_architecture(directory: Path) -> ModelArchitecture:
 def read_assistant(directory: Path) -> AssistantArchitecture:
     """Geometry of an MTP assistant from `directory`/config.json. Raises InvalidInput or UnsupportedModel."""
     return AssistantArchitecture.from_config(read_json_object(directory / CONFIG_FILE))
+
+
+def inspect_assistant(directory: Path) -> AssistantFacts:
+    """Facts of an MTP assistant. Raises InvalidInput for missing, broken or contradicting files, UnsupportedModel for
+    another model."""
+    assistant, files = read_assistant(directory), weight_files(directory)
+    _check_embedding({entry.name: entry for path in files for entry in read_header(path)}, assistant)
+    return AssistantFacts(assistant=assistant, weight_bytes=sum(path.stat().st_size for path in files))
 
 
 def read_speculation(args: EngineArgs, architecture: ModelArchitecture) -> Speculation:

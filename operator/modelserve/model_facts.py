@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from modelserve.architecture import ModelArchitecture
+from modelserve.assistant import AssistantArchitecture
 from modelserve.weight_format import WeightFormat
 
 FACTS_KEY = "model.json"  # of the ConfigMap that keeps them in a cluster
@@ -25,3 +26,12 @@ class ModelFacts(BaseModel):
         description="Digest of the names and sizes of the safetensors files and of their index: files that were "
         "exchanged for others have another one. None: not read, as of a published name.",
     )
+
+
+class AssistantFacts(BaseModel):
+    """Facts of one MTP assistant; as JSON it is what an inspect Job reports of a drafter."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, validate_by_name=True)
+
+    assistant: AssistantArchitecture
+    weight_bytes: int = Field(ge=1, description="Bytes of the safetensors files.")

@@ -16,7 +16,7 @@ from typing import Any
 
 from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.assistant import AssistantArchitecture
-from modelserve.model_facts import ModelFacts
+from modelserve.model_facts import AssistantFacts, ModelFacts
 from modelserve.sizing.weights import weight_terms
 from modelserve.weight_format import BFLOAT16, int4
 
@@ -37,17 +37,22 @@ def published_model(uri: str) -> ModelFacts | None:
     return _quantised(match["variant"], facts) if _data()["variants"][match["variant"]]["qat_int4"] else None
 
 
-def published_drafter_bytes(uri: str) -> int | None:
-    """Bytes of a published drafter's weights (bfloat16), or None when the address is not one of them."""
+def published_assistant(uri: str) -> AssistantFacts | None:
+    """Facts of a published drafter, or None when the address is not one of them."""
     match = _DRAFTER_NAME.fullmatch(uri)
-    entry = _data()["variants"].get(match["variant"]) if match else None
-    return int(entry["assistant_bytes"]) if entry else None
+    if match is None or match["variant"] not in _data()["variants"]:
+        return None
+    stored = _data()["variants"][match["variant"]]["assistant_bytes"]
+    return AssistantFacts(assistant=assistant_of(match["variant"]), weight_bytes=stored)
 
 
-def published_assistant(uri: str) -> AssistantArchitecture | None:
-    """Geometry of a published drafter, or None when the address is not one of them."""
-    match = _DRAFTER_NAME.fullmatch(uri)
-    return assistant_of(match["variant"]) if match and match["variant"] in _data()["variants"] else None
+def assistant_uri(model: str) -> str | None:
+    """Address of the assistant that is published with a model, or None: base models have none. Those that are trained
+    for quantisation have none of their own, so it is that of their size."""
+    match = _NAME.fullmatch(model)
+    if match is None or not match["form"] or match["variant"] not in _data()["variants"]:
+        return None
+    return f"hf://google/gemma-4-{match['variant']}-it-assistant"
 
 
 @cache

@@ -64,6 +64,15 @@ class ResolvedModel(BaseModel):
     commit: str = Field(pattern=r"^[0-9a-f]{40}$")
 
 
+class FetchedDrafter(BaseModel):
+    """What the download of an assistant tells: the commit that it fetched, or why there is none."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    commit: str | None = Field(default=None, pattern=r"^[0-9a-f]{40}$")
+    problem: str | None = None
+
+
 def write_termination(message: TerminationMessage, path: str = TERMINATION_MESSAGE_PATH) -> None:
     """Write the message where the kubelet reads it; outside a container there is no such file: nothing is written."""
     _write(message.encode(), path)
@@ -72,6 +81,12 @@ def write_termination(message: TerminationMessage, path: str = TERMINATION_MESSA
 def write_resolved(commit: str, path: str = TERMINATION_MESSAGE_PATH) -> None:
     """The same, for a commit. Raises ValidationError for what is none."""
     _write(ResolvedModel(commit=commit).model_dump_json(), path)
+
+
+def write_fetched_drafter(told: FetchedDrafter, path: str = TERMINATION_MESSAGE_PATH) -> None:
+    """The same, for an assistant; a longer problem is cut at its end."""
+    problem = told.problem[: MESSAGE_LIMIT_BYTES // 4] if told.problem else None
+    _write(told.model_copy(update={"problem": problem}).model_dump_json(exclude_none=True), path)
 
 
 def _write(text: str, path: str) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from modelserve_operator.apply import Applier, NameTakenError, PredecessorError, UnfitError
 from modelserve_operator.capacity_buffers import RefusedBuffer, RunningRevisions, proven, withheld
+from modelserve_operator.decision import Decision
 from modelserve_operator.drift import DriftContestedError
 from modelserve_operator.kinds import POD_TEMPLATE, ResourceKind
 from modelserve_operator.kube import KubeError
 from modelserve_operator.manifests.buffer_objects import buffer_template, capacity_buffer
 from modelserve_operator.observed import Observed
-from modelserve_operator.plan import Decision
 
 
 class CapacityBuffers:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from modelserve.planning.resource_slices import is_device_class
+from modelserve_operator.decision import Decision, Finding
 from modelserve_operator.observed import Body, Observed
-from modelserve_operator.plan import Decision, Finding
 from modelserve_operator.reasons import Reason
 from modelserve_operator.rollout import RunningRevision
 

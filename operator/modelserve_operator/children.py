@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+from modelserve.api import ModelServeSpec
+from modelserve.model_facts import AssistantFacts, ModelFacts
 from modelserve_operator import labels
 from modelserve_operator.apply import Applier, NameTakenError, PredecessorError, UnfitError
+from modelserve_operator.decision import Decision
 from modelserve_operator.drift import DriftContestedError
 from modelserve_operator.inspection import answer_lost, attempts, job_named, retry_at
 from modelserve_operator.kinds import (
@@ -32,11 +35,11 @@ from modelserve_operator.manifests.revision_objects import (
 )
 from modelserve_operator.manifests.serving_objects import disruption_budget, model_facts_config_map, service
 from modelserve_operator.observed import Observed
-from modelserve_operator.plan import Decision
 from modelserve_operator.revision import Revision
 from modelserve_operator.rollout import RunningRevision, Step
 from modelserve_operator.running import known_revisions
 from modelserve_operator.settings import Settings
+from modelserve_operator.sources import ModelSource
 
 REVISION_HISTORY_LIMIT = 5  # of a spec that says nothing: no default of the schema, which 0.1.0 would not know
 WriteError = PredecessorError | NameTakenError | DriftContestedError | UnfitError | KubeError
@@ -99,31 +102,42 @@ class Children:
 
     async def _apply_inspection(self, observed: Observed, decision: Decision) -> None:
         """Run the inspect Job, or store what it found and remove it."""
-        if decision.spec is None or decision.source is None:
-            return
-        name = labels.inspection_name(observed.name, decision.source.hash)
+        for source, facts in ((decision.source, decision.facts), (decision.drafter, decision.assistant)):
+            if decision.spec is not None and source is not None:
+                await self._inspect(observed, decision.spec, source, facts, wanted=source in decision.inspect)
+
+    async def _inspect(
+        self,
+        observed: Observed,
+        spec: ModelServeSpec,
+        source: ModelSource,
+        facts: ModelFacts | AssistantFacts | None,
+        *,
+        wanted: bool,
+    ) -> None:
+        name = labels.inspection_name(observed.name, source.hash)
         running = job_named(observed, name)
         due = retry_at(observed, name)
-        again = decision.inspect and due is not None and due <= observed.now
+        again = wanted and due is not None and due <= observed.now
         if again and running is not None:
             await self._applier.delete(JOB, running)
         # The template of a Job cannot be changed, so it is not applied again.
-        if decision.inspect and (running is None or again):
+        if wanted and (running is None or again):
             job = inspect_job(
                 observed.model_serve,
-                decision.spec,
-                source=decision.source,
-                image=decision.spec.image or self._settings.worker_image,
+                spec,
+                source=source,
+                image=spec.image or self._settings.worker_image,
                 pull_policy=self._settings.image_pull_policy,
                 pull_secrets=self._settings.image_pull_secrets,
                 user_id=self._settings.pod_user_id,
                 attempts=attempts(running) + 1 if running is not None else 1,
             )
             await self._apply(JOB, job)
-        elif decision.inspect and running is not None and answer_lost(observed, name):
+        elif wanted and running is not None and answer_lost(observed, name):
             await self._applier.delete(JOB, running)  # its event brings a new one
-        elif decision.facts is not None and running is not None:
-            config_map = model_facts_config_map(observed.model_serve, source=decision.source, facts=decision.facts)
+        elif facts is not None and running is not None:
+            config_map = model_facts_config_map(observed.model_serve, source=source, facts=facts)
             await self._apply(CONFIG_MAP, config_map)
             await self._applier.delete(JOB, running)
 
@@ -161,12 +175,15 @@ class Children:
             await self._apply(CONTROLLER_REVISION, controller_revision(observed.model_serve, revision))
         elif live is not None and live.get("revision") != revision.number:
             await self._applier.renumber(live, revision.number)
-        elif (
-            live is not None and revision.commit and labels.annotation_of(live, labels.MODEL_COMMIT) != revision.commit
-        ):
-            await self._applier.annotate(CONTROLLER_REVISION, live, labels.MODEL_COMMIT, revision.commit)
-        if revision.commit and revision.source:
-            await self._applier.render(CONFIG_MAP, self._labelled(commit_config_map(observed.model_serve, revision)))
+        elif live is not None:
+            for key, _, commit in _commits(revision):
+                if labels.annotation_of(live, key) != commit:
+                    await self._applier.annotate(CONTROLLER_REVISION, live, key, commit)
+                    break  # another event comes of it
+        for _, source, commit in _commits(revision):
+            if source:
+                recorded = commit_config_map(observed.model_serve, source=source, commit=commit)
+                await self._applier.render(CONFIG_MAP, self._labelled(recorded))
         await self._applier.render(CONFIG_MAP, self._labelled(engine_config_map(observed.model_serve, revision)))
         claims = claim_template(observed.model_serve, revision)
         if claims is not None:
@@ -190,19 +207,20 @@ class Children:
             if ended in step.delete or lost:
                 await self._applier.delete(DEPLOYMENT, body)
         kept = {*step.replicas, step.serve, decision.target.hash if decision.target else None}
-        current = decision.source.hash if decision.source else None
-        if decision.spec is None or current is None:
+        if decision.spec is None or decision.source is None:
             return
-        wanted = {labels.inspection_name(observed.name, current), labels.model_facts_name(observed.name, current)}
-        sources = {each.source for each in (*observed.revisions, decision.target) if each is not None}
+        current = [each.hash for each in (decision.source, decision.drafter) if each is not None]
+        looked_for = {labels.model_facts_name(observed.name, each.hash) for each in decision.inspect}
+        stored = {labels.model_facts_name(observed.name, each) for each in current}
+        wanted = {labels.inspection_name(observed.name, each) for each in current}
+        kept_revisions = [each for each in (*observed.revisions, decision.target) if each is not None]
+        sources = {source for each in kept_revisions for source in (each.source, each.drafter_source)}
         commits = {labels.commit_name(observed.name, each) for each in sources}
         for body in observed.config_maps:
             plan_hash, component = (labels.label_of(body, each) for each in (labels.PLAN_HASH, labels.COMPONENT))
             stale_revision = plan_hash is not None and plan_hash not in kept and step.complete
             # Facts that are stored and yet looked for were written by a release that this one does not understand.
-            stale_facts = component == labels.MODEL_FACTS and (
-                decision.inspect or body["metadata"]["name"] not in wanted
-            )
+            stale_facts = component == labels.MODEL_FACTS and body["metadata"]["name"] not in stored - looked_for
             stale_commit = component == labels.COMMIT and body["metadata"]["name"] not in commits
             if stale_revision or stale_facts or stale_commit:
                 await self._applier.delete(CONFIG_MAP, body)
@@ -220,6 +238,14 @@ class Children:
             for body in observed.controller_revisions:
                 if body["metadata"]["name"] in names:
                     await self._applier.delete(CONTROLLER_REVISION, body)
+
+
+def _commits(revision: Revision) -> Iterator[tuple[str, str, str]]:
+    """(annotation, hash of the address, commit) of a model and its assistant, as far as they are resolved."""
+    if revision.commit:
+        yield labels.MODEL_COMMIT, revision.source, revision.commit
+    if revision.drafter_commit:
+        yield labels.DRAFTER_COMMIT, revision.drafter_source, revision.drafter_commit
 
 
 async def _tried(part: Part) -> WriteError | None:

@@ -8,13 +8,15 @@ from dataclasses import dataclass, field
 from modelserve.planning.evaluation import GIB
 from modelserve_operator import labels, rivals
 from modelserve_operator.capacity_buffers import RefusedBuffer, buffered
+from modelserve_operator.decision import Decision, Finding
 from modelserve_operator.denials import denial
 from modelserve_operator.observed import Observed, Pod
-from modelserve_operator.plan import Decision, Finding, proposal_text
+from modelserve_operator.plan import proposal_text
 from modelserve_operator.pod_health import stuck
 from modelserve_operator.reasons import ConditionType, Reason
 from modelserve_operator.revision import Revision
 from modelserve_operator.rollout import RunningRevision, Step
+from modelserve_operator.routed import RefusedRoute, routed
 from modelserve_operator.terminal_failure import FailureRecord
 
 
@@ -30,6 +32,7 @@ class View:
     asked: int | None = None  # by the last accepted spec, where that is known
     revisions: Mapping[str, Revision] = field(default_factory=dict)  # committed, by hash
     refused_buffer: RefusedBuffer | None = None
+    refused_route: RefusedRoute | None = None
     write_failure: Finding | None = None  # of a write that is tried again at once
 
     @property
@@ -80,6 +83,9 @@ def conditions(view: View) -> Iterator[tuple[ConditionType, Finding]]:
         yield ConditionType.CAPACITY_BUFFERED, buffer
     if (lost := _lost(view)) is not None:
         yield ConditionType.POOLS_GONE, lost
+    route = routed(view.observed, view.decision, view.refused_route)
+    if route is not None:
+        yield ConditionType.ROUTED, route
     if stalled is not None:
         yield ConditionType.STALLED, stalled
     elif not ready.ok and view.decision.planned.reason != Reason.WAITING_FOR_APPROVAL and not _settled(view):

@@ -27,6 +27,8 @@ from modelserve_operator.kinds import (
     DEPLOYMENT,
     DISRUPTION_BUDGET,
     ENDPOINT_SLICE,
+    HTTP_ROUTE,
+    INFERENCE_POOL,
     JOB,
     MODEL_SERVE,
     NEWER,
@@ -261,11 +263,14 @@ class Gatherer:
             claim_templates=tuple(
                 each
                 for each in self._store.children(CLAIM_TEMPLATE, namespace=key.namespace, owner=key.name)
-                if owned_by(each, uid)
+                if owned_by(each, uid) or _orphan_of(each, key.name)
             ),
             buffer_kind=self._buffer_kind(),
-            capacity_buffer=self._buffer_object(self._buffer_kind(), body),
-            buffer_template=self._buffer_object(POD_TEMPLATE, body),
+            capacity_buffer=self._namesake(self._buffer_kind(), body),
+            buffer_template=self._namesake(POD_TEMPLATE, body),
+            not_served=frozenset(self.absent),
+            http_route=self._namesake(HTTP_ROUTE, body),
+            inference_pool=self._namesake(INFERENCE_POOL, body),
             endpoints=ready_endpoints(children[ENDPOINT_SLICE], service),
             supply=self.supply().seen_from(key.namespace),
             claim_modes={name: await self._claims.of(key.namespace, name) for name in sources.claims(body)},
@@ -281,11 +286,13 @@ class Gatherer:
         served = (each for each in (CAPACITY_BUFFER, CAPACITY_BUFFER_ALPHA) if each in there)
         return next(served, None) if POD_TEMPLATE in there else None
 
-    def _buffer_object(self, kind: ResourceKind | None, model_serve: Body) -> Body | None:
-        """The object of the ModelServe's name, where that is its own."""
+    def _namesake(self, kind: ResourceKind | None, model_serve: Body) -> Body | None:
+        """The object of the ModelServe's name, where that is its own, or was of an earlier namesake."""
         namespace, name = key_of(model_serve)
         found = self._store.get(kind, namespace, name) if kind is not None else None
-        return found if found is not None and owned_by(found, model_serve["metadata"]["uid"]) else None
+        if found is None or not (owned_by(found, model_serve["metadata"]["uid"]) or _orphan_of(found, name)):
+            return None
+        return found
 
     async def _with_cause(self, pod: Pod, namespace: str, now: datetime) -> Pod:
         """The pod, and what Kubernetes says where it hangs before any container of it has begun."""

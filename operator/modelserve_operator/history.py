@@ -62,8 +62,13 @@ class History:
 
     def commit_of(self, source: str) -> str:
         """The commit that the last resolved revision of the same address and revision serves; empty: none yet."""
-        resolved = [each for each in self.revisions if source and each.source == source and each.commit]
-        return max(resolved, key=lambda revision: revision.number).commit if resolved else ""
+        told = [
+            (each.number, commit)
+            for each in self.revisions
+            for of, commit in ((each.source, each.commit), (each.drafter_source, each.drafter_commit))
+            if source and of == source and commit
+        ]
+        return max(told)[1] if told else ""
 
     def committed(self, revision: Revision) -> Revision:
         """The revision as the one that was committed last: with the largest number."""

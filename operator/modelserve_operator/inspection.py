@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from typing import TypeVar
 
 from pydantic import ValidationError
 
-from modelserve.model_facts import FACTS_KEY, ModelFacts
+from modelserve.model_facts import FACTS_KEY, AssistantFacts, ModelFacts
 from modelserve.published import published_model
 from modelserve_operator import labels
 from modelserve_operator.denials import denial
@@ -19,23 +20,32 @@ from modelserve_operator.terminal_failure import delay_after
 POD_PATIENCE = timedelta(seconds=30)  # a Job's controller makes its pod within a second or two
 
 
+Facts = TypeVar("Facts", ModelFacts, AssistantFacts)
+
+
 def known_facts(observed: Observed, source: ModelSource) -> ModelFacts | None:
     """Shipped facts of a published name, else what an earlier inspection stored, else what its Job says just now."""
-    known = published_model(source.uri)
-    if known is not None:
-        return known
+    return published_model(source.uri) or _inspected(observed, source, ModelFacts)
+
+
+def known_assistant(observed: Observed, source: ModelSource) -> AssistantFacts | None:
+    """The same of an assistant that no release ships."""
+    return _inspected(observed, source, AssistantFacts)
+
+
+def _inspected(observed: Observed, source: ModelSource, kind: type[Facts]) -> Facts | None:
     name = labels.model_facts_name(observed.name, source.hash)
     stored = next((body for body in observed.config_maps if body["metadata"]["name"] == name), None)
     if stored is not None:
-        return _parse_facts((stored.get("data") or {}).get(FACTS_KEY, ""))
+        return _parse_facts((stored.get("data") or {}).get(FACTS_KEY, ""), kind)
     job = labels.inspection_name(observed.name, source.hash)
     reports = (pod.report for pod in observed.pods if pod.job == job and pod.report)
-    return next(filter(None, map(_parse_facts, reports)), None)
+    return next(filter(None, (_parse_facts(report, kind) for report in reports)), None)
 
 
-def _parse_facts(text: str) -> ModelFacts | None:
+def _parse_facts(text: str, kind: type[Facts]) -> Facts | None:
     try:
-        return ModelFacts.model_validate_json(text)
+        return kind.model_validate_json(text)
     except ValidationError:
         return None
 

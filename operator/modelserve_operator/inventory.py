@@ -14,8 +14,8 @@ from typing import Any
 from modelserve.hardware import GPU_RESOURCE
 from modelserve.planning import AcceleratorOffer, offers_from_nodes
 from modelserve.planning.eligibility import HOSTNAME_LABEL, Taint, lasting_taints, unmet
-from modelserve.planning.node_labels import named_gpu, node_gpus
-from modelserve.planning.resource_slices import Devices, device_offers, devices_of, node_of
+from modelserve.planning.node_labels import named_gpu, node_gpus, whole
+from modelserve.planning.resource_slices import Devices, device_offers, devices_of, node_of, together
 from modelserve_operator.catalogue import Catalogue
 
 _PER_NODE_LABELS = frozenset({HOSTNAME_LABEL, "nvidia.com/gfd.timestamp"})  # would make a pool of every node
@@ -51,11 +51,11 @@ def pool_offers(pool: Pool, catalogue: Catalogue) -> tuple[AcceleratorOffer, ...
 def pool_of(node: Body, devices: tuple[Devices, ...] = ()) -> Pool | None:
     """The pool a node belongs to; None for a node without a GPU that its labels, or `devices`, name.
 
-    Labels may name GPUs that only slices offer: no device plugin, no resource of its own, whatever the label counts.
+    Labels may name GPUs that only slices offer: then the node has none of the device plugin's, whatever they count.
     """
     labels = node["metadata"].get("labels") or {}
     allocatable = (node.get("status") or {}).get("allocatable") or {}
-    by_plugin = any(name.startswith(_GPU_VENDOR) for name in allocatable)
+    by_plugin = any(whole(count) for name, count in allocatable.items() if name.startswith(_GPU_VENDOR))
     if by_plugin or not devices:
         devices = ()
         if not any(gpus.count for gpus in node_gpus(labels, allocatable)):
@@ -112,9 +112,10 @@ class Inventory:
 
     def __init__(self) -> None:
         self._places: dict[str, Place] = {}
-        self._slices: dict[str, tuple[str, Body]] = {}  # by name: the node, and what is published of it
+        self._bodies: dict[str, Body] = {}  # what of each node its place is made from
+        self._slices: dict[str, str] = {}  # nodes of ResourceSlices, by the slices' names
+        self._published: dict[str, dict[str, tuple[Devices, ...]]] = {}  # by node and slice
         self._devices: dict[str, tuple[Devices, ...]] = {}  # by node
-        self._bare: dict[str, Body] = {}  # nodes that no label names a GPU of, as far as a pool is made of them
         self.leaving: set[str] = set()  # nodes whose pods will have to go
         self._pools: tuple[Pool, ...] | None = ()  # None: to be worked out again
         self._nodes_of: dict[Pool, tuple[str, ...]] | None = None
@@ -130,29 +131,31 @@ class Inventory:
         (self.leaving.add if _leaves(node) and not deleted else self.leaving.discard)(name)
         if deleted:
             self._places.pop(name, None)
-            self._bare.pop(name, None)
+            self._bodies.pop(name, None)
         else:
             self._places[name] = after
-            self._bare[name] = _without_news(node)
+            self._bodies[name] = _without_news(node)
         return self._changed(before, after)
 
     def hear_slice(self, body: Body, *, deleted: bool) -> bool:
         """Note a ResourceSlice. Whether a plan may come out differently."""
         name, node = body["metadata"]["name"], None if deleted else node_of(body)
         before = self._slices.pop(name, None)
+        if before is not None:
+            del self._published[before][name]
         if node is not None:
-            self._slices[name] = (node, {"spec": {"devices": body["spec"].get("devices")}})
-        changed = [self._place_again(each) for each in {node, before[0] if before else None} - {None}]
+            self._slices[name] = node
+            self._published.setdefault(node, {})[name] = devices_of([body])
+        changed = [self._place_again(each) for each in (node, before) if each is not None]
         return any(changed)
 
-    def _place_again(self, name: str | None) -> bool:
+    def _place_again(self, name: str) -> bool:
         """A node's slices have changed."""
-        assert name is not None
-        found = devices_of(body for node, body in self._slices.values() if node == name)
+        found = together(self._published[name].values())
         if found == self._devices.get(name, ()):
             return False
         self._devices[name] = found
-        node = self._bare.get(name)
+        node = self._bodies.get(name)
         if node is None:  # it is heard of when it is
             return False
         before, after = self._places.get(name, _NO_PLACE), Place.of(node, found)

@@ -51,6 +51,8 @@ CLAIM_TEMPLATE = ResourceKind("resource.k8s.io", "v1", "resourceclaimtemplates",
 POD_TEMPLATE = ResourceKind("", "v1", "podtemplates", "PodTemplate")
 CAPACITY_BUFFER = ResourceKind("autoscaling.x-k8s.io", "v1beta1", "capacitybuffers", "CapacityBuffer")
 CAPACITY_BUFFER_ALPHA = ResourceKind("autoscaling.x-k8s.io", "v1alpha1", "capacitybuffers", "CapacityBuffer")
+HTTP_ROUTE = ResourceKind("gateway.networking.k8s.io", "v1", "httproutes", "HTTPRoute")
+INFERENCE_POOL = ResourceKind("inference.networking.k8s.io", "v1", "inferencepools", "InferencePool")
 
 DEFINITION = ResourceKind(
     "apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", namespaced=False, owned=False
@@ -69,7 +71,15 @@ CHILDREN = (CONTROLLER_REVISION, DEPLOYMENT, SERVICE, CONFIG_MAP, DISRUPTION_BUD
 WATCHED = (*CHILDREN, NODE, MODEL_SERVE)  # listed in this order: a ModelServe is known only after all of its children
 
 OPTIONAL_SUPPLY = (NODE_POOL, RESOURCE_SLICE)  # what plans are made from, beside nodes
-OPTIONAL = (*OPTIONAL_SUPPLY, CLAIM_TEMPLATE, POD_TEMPLATE, CAPACITY_BUFFER, CAPACITY_BUFFER_ALPHA)
+OPTIONAL = (
+    *OPTIONAL_SUPPLY,
+    CLAIM_TEMPLATE,
+    POD_TEMPLATE,
+    CAPACITY_BUFFER,
+    CAPACITY_BUFFER_ALPHA,
+    HTTP_ROUTE,
+    INFERENCE_POOL,
+)
 """Not every cluster has these kinds, nor has every operator leave to read them."""
 
 NEWER = {CAPACITY_BUFFER_ALPHA: CAPACITY_BUFFER}
@@ -95,6 +105,8 @@ NAMESPACED_RULES: tuple[dict[str, Any], ...] = (
     _rule("", "podtemplates", verbs=(*_APPLY, "delete")),
     _rule(CAPACITY_BUFFER.group, CAPACITY_BUFFER.plural, verbs=(*_APPLY, "delete")),
     _rule(CLAIM_TEMPLATE.group, CLAIM_TEMPLATE.plural, verbs=(*_APPLY, "delete")),
+    _rule(HTTP_ROUTE.group, HTTP_ROUTE.plural, verbs=(*_APPLY, "delete")),
+    _rule(INFERENCE_POOL.group, INFERENCE_POOL.plural, verbs=(*_APPLY, "delete")),
     _rule("", "pods", verbs=(*_WATCH, "patch")),
     _rule(ENDPOINT_SLICE.group, ENDPOINT_SLICE.plural, verbs=_WATCH),
     _rule("", "persistentvolumeclaims", verbs=("get",)),
@@ -146,6 +158,8 @@ ADMISSION_VERBS: tuple[tuple[str, str, str], ...] = (
     ("", "podtemplates", "create"),
     (CAPACITY_BUFFER.group, CAPACITY_BUFFER.plural, "create"),
     (CLAIM_TEMPLATE.group, CLAIM_TEMPLATE.plural, "create"),
+    (HTTP_ROUTE.group, HTTP_ROUTE.plural, "create"),
+    (INFERENCE_POOL.group, INFERENCE_POOL.plural, "create"),
     # An owner reference is only admitted to those who may delete the object: children that an orphaning delete left.
     ("", "services", "delete"),
     ("policy", "poddisruptionbudgets", "delete"),

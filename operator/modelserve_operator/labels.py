@@ -24,10 +24,12 @@ ATTEMPTS = f"{GROUP}/attempts"  # on an inspect Job: how many of its kind were m
 HELD = f"{GROUP}/held"  # on a worker: whether the two below keep autoscalers from ending it; of those we set alone
 DO_NOT_DISRUPT = "karpenter.sh/do-not-disrupt"
 SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
+ENGINE_TYPE = "llm-d.ai/engine-type"  # on worker pods: whose names of metrics endpoint pickers look for
 KUEUE = "kueue.x-k8s.io/"
 QUEUE_NAME = f"{KUEUE}queue-name"
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"  # Kubernetes' own: pods of lower cost go first
 MODEL_COMMIT = f"{GROUP}/model-commit"  # on a ControllerRevision: commit of the Hub that its pods serve
+DRAFTER_COMMIT = f"{GROUP}/drafter-commit"  # the same of its assistant
 UNDONE = f"{GROUP}/undone"  # on a ControllerRevision: it replaced another by itself, failed, and was given up for it
 TERMINAL_FAILURE = (
     f"{GROUP}/terminal-failure"  # on a Deployment: the record of the failure that stopped its growth, as JSON
@@ -42,6 +44,7 @@ MODEL_FACTS = "model-facts"
 COMMIT = "model-commit"
 CALIBRATION = "calibration"
 CAPACITY_BUFFER = "capacity-buffer"
+GATEWAY = "gateway"
 
 
 HASH_LENGTH = 10

@@ -4,7 +4,8 @@ expected of them, per kind of rank. Pure.
 A remembered figure grows with the next worker that needs more, so that a plan made after a bad surprise never repeats
 it, and comes down with a newer worker that needs clearly less (WORTH_LOWERING_BYTES). What an older worker reports
 again takes nothing back: two that differ do not overwrite each other for ever. A factor of speed follows the newest
-worker too, once it has moved by more than a tenth. Another engine version starts afresh.
+worker too, once it has moved by more than a tenth, and so does the share of an assistant's drafts that were right, by
+the pair of model and assistant. Another engine version starts afresh.
 
 What is measured is a worker's own word, and who may create pods in a namespace writes it: so it counts in that
 namespace alone, but where the installation lets a namespace teach all of them (decision 0022).
@@ -24,6 +25,7 @@ from pydantic.alias_generators import to_camel
 
 from modelserve.api.schema_types import GpuCount, Product
 from modelserve.api.status import KVCachePlan, SpeedFactors
+from modelserve.measured_drafts import Chance
 from modelserve.measured_speed import STEP_KINDS
 from modelserve.model_facts import ModelFacts
 from modelserve.planning.learned import NOTHING_LEARNED, Learned
@@ -36,6 +38,7 @@ MAX_STEPS = 16  # shapes of a step whose activation one entry remembers; kinds o
 WORTH_WRITING_BYTES = 1 << 20
 WORTH_LOWERING_BYTES = 64 << 20
 WORTH_TELLING = 0.1  # of a figure of speed: less is the formulas' own error, and noise
+WORTH_TELLING_CHANCE = 0.05
 LEAST_FACTOR, MOST_FACTOR = 0.5, 3.0  # beyond that something else is amiss than the formulas
 STEADY_TERMS = ("weights", "context", "nccl")  # do not depend on the shape of a step
 
@@ -60,6 +63,7 @@ class Entry(BaseModel):
     terms: dict[str, TermBytes]
     activation: dict[str, TermBytes]  # by `step_shape`
     speed: dict[SpeedKey, Factor] = {}  # measured over expected time, by `speed_of`
+    acceptance: dict[str, Chance] = {}  # of drafts, by pair_of
     measured_at: str  # when the pod of the newest worker was made
 
     @property
@@ -120,8 +124,9 @@ class Measurements:
             other = together.get(entry.key, entry)
             terms, activation = _largest(other.terms, entry.terms), _largest(other.activation, entry.activation)
             latest = max(other.measured_at, entry.measured_at)
-            speed = {**other.speed, **entry.speed}
-            update = {"terms": terms, "activation": activation, "speed": speed, "measured_at": latest}
+            speed, drafts = {**other.speed, **entry.speed}, {**other.acceptance, **entry.acceptance}
+            update = {"terms": terms, "activation": activation, "speed": speed, "acceptance": drafts}
+            update["measured_at"] = latest
             together[entry.key] = entry.model_copy(update=update)
         entries = dict(self.entries)
         for entry in together.values():
@@ -133,9 +138,12 @@ class Measurements:
             terms = _renewed(known.terms, entry.terms, age=age)
             activation = _renewed(known.activation, entry.activation, age=age)
             speed = _renewed_speed(known.speed, entry.speed, age=age)
-            if (terms, activation, speed) != (known.terms, known.activation, known.speed):
+            drafts = _renewed_chances(known.acceptance, entry.acceptance, age=age)
+            held = (known.terms, known.activation, known.speed, known.acceptance)
+            if (terms, activation, speed, drafts) != held:
                 latest = max(known.measured_at, entry.measured_at)
-                update = {"terms": terms, "activation": activation, "speed": speed, "measured_at": latest}
+                update = {"terms": terms, "activation": activation, "speed": speed, "acceptance": drafts}
+                update["measured_at"] = latest
                 entries[entry.key] = known.model_copy(update=update)
         if entries == self.entries:
             return self
@@ -158,6 +166,8 @@ class Measurements:
 
         if not fitting:
             return NOTHING_LEARNED
+        newest = sorted(fitting.values(), key=lambda entry: (bool(entry.namespace), entry.measured_at))
+        acceptance = {pair: chance for entry in newest for pair, chance in entry.acceptance.items()}
 
         def learned(
             product: str,
@@ -175,7 +185,7 @@ class Measurements:
             return terms if activation is None else {**terms, "activation": activation}
 
         factors = [found for _, entry in sorted(fitting.items()) for found in _speed_factors(entry)]
-        return Learned(learned, tuple(factors))
+        return Learned(learned, tuple(factors), acceptance)
 
 
 def _speed_factors(entry: Entry) -> Iterator[SpeedFactors]:
@@ -207,6 +217,17 @@ def _renewed_speed(known: Mapping[str, float], measured: Mapping[str, float], *,
         if before is None or (age >= 0 and abs(factor / before - 1) > WORTH_TELLING):
             found.pop(name, None)  # so that the newest come last
             found[name] = factor
+    return dict(list(found.items())[-MAX_STEPS:])
+
+
+def _renewed_chances(known: Mapping[str, float], measured: Mapping[str, float], *, age: int) -> dict[str, float]:
+    """Known chances, replaced by measured ones that are no older and differ by more than WORTH_TELLING_CHANCE."""
+    found = dict(known)
+    for pair, chance in measured.items():
+        before = found.get(pair)
+        if before is None or (age >= 0 and abs(chance - before) > WORTH_TELLING_CHANCE):
+            found.pop(pair, None)  # so that the newest come last
+            found[pair] = chance
     return dict(list(found.items())[-MAX_STEPS:])
 
 

@@ -10,20 +10,23 @@ from typing import Any
 from pydantic import ValidationError
 
 from modelserve.api import CalibrationPages, CalibrationTerm, GpuMemory
+from modelserve.measured_drafts import MeasuredDrafts
 from modelserve.measured_speed import MeasuredSteps
-from modelserve.termination import TERMINAL_EXIT_CODE, ResolvedModel, TerminationMessage
+from modelserve.termination import TERMINAL_EXIT_CODE, FetchedDrafter, ResolvedModel, TerminationMessage
 from modelserve_operator import labels
 from modelserve_operator.history import History
 from modelserve_operator.kinds import (
+    CLAIM_TEMPLATE,
     CONFIG_MAP,
     CONTROLLER_REVISION,
     DEPLOYMENT,
     DISRUPTION_BUDGET,
     JOB,
+    POD_TEMPLATE,
     SERVICE,
     ResourceKind,
 )
-from modelserve_operator.revision import RESOLVE_CONTAINER, Revision
+from modelserve_operator.revision import FETCH_DRAFTER_CONTAINER, RESOLVE_CONTAINER, Revision
 from modelserve_operator.supply import Supply
 
 Body = Mapping[str, Any]
@@ -37,7 +40,7 @@ KUEUE_GATE = f"{labels.KUEUE}admission"
 _QUIET = frozenset({None, "ContainerCreating", "PodInitializing"})
 ENDED_PHASES = frozenset({"Failed", "Succeeded"})
 OWN_CONTAINERS = frozenset(
-    {WORKER_CONTAINER, FETCH_CONTAINER, RESOLVE_CONTAINER, INSPECT_CONTAINER}
+    {WORKER_CONTAINER, FETCH_CONTAINER, RESOLVE_CONTAINER, FETCH_DRAFTER_CONTAINER, INSPECT_CONTAINER}
 )  # others are injected by somebody
 
 
@@ -61,6 +64,7 @@ class WorkerReport:
     terms: tuple[CalibrationTerm, ...] = ()
     pages: tuple[CalibrationPages, ...] = ()
     speed: tuple[MeasuredSteps, ...] = ()
+    drafts: MeasuredDrafts | None = None
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,7 @@ class Pod:
     held: bool | None = None  # from autoscalers, as its annotation says; None: that is not ours to say
     queued: bool = False  # Kueue has not admitted it yet
     commit: str | None = None  # of the model, as its container `resolve` told it
+    drafter: FetchedDrafter | None = None  # what the download of its assistant told, once that has ended
 
     @classmethod
     def from_body(cls, body: Body) -> Pod:
@@ -125,6 +130,7 @@ class Pod:
         scheduled = conditions.get("PodScheduled") or {}
         containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
         own = [container for container in containers if container.get("name") in OWN_CONTAINERS]
+        needed = [each for each in own if each["name"] != FETCH_DRAFTER_CONTAINER]
         placed = scheduled.get("status") == "True" or status.get("phase") not in (None, "Pending")
         succeeded = status.get("phase") == "Succeeded"
         ready = (conditions.get("Ready") or {}).get("status") == "True"
@@ -150,7 +156,7 @@ class Pod:
             unschedulable=scheduled.get("message", "") if scheduled.get("reason") == "Unschedulable" else None,
             gated=scheduled.get("message", "") if scheduled.get("reason") == "SchedulingGated" else None,
             trouble=next(filter(None, map(_trouble, containers)), None),
-            failure=None if ready or started else next(filter(None, map(_failure, own)), None),
+            failure=None if ready or started else next(filter(None, map(_failure, needed)), None),
             report=_report(status) if succeeded else None,
             started=started,
             unready_since=None if ready else moment(unready.get("lastTransitionTime")),
@@ -160,6 +166,7 @@ class Pod:
             held=None if (mark := labels.annotation_of(body, labels.HELD)) is None else mark == "true",
             queued=KUEUE_GATE in {each["name"] for each in (body.get("spec") or {}).get("schedulingGates") or ()},
             commit=next(filter(None, map(_commit, own)), None),
+            drafter=next(filter(None, map(_drafter, own)), None),
         )
 
 
@@ -235,6 +242,17 @@ def _commit(container: Body) -> str | None:
     return None
 
 
+def _drafter(container: Body) -> FetchedDrafter | None:
+    if container.get("name") != FETCH_DRAFTER_CONTAINER:
+        return None
+    for end in _ends(container):
+        try:
+            return FetchedDrafter.model_validate_json(end.get("message") or "")
+        except ValidationError:
+            return FetchedDrafter(problem=f"its download ended with exit code {end.get('exitCode')}")
+    return None
+
+
 def _report(status: Body) -> str | None:
     for container in status.get("containerStatuses") or ():
         for end in _ends(container):
@@ -273,6 +291,9 @@ class Observed:
     buffer_kind: ResourceKind | None = None  # CapacityBuffer in the version that the cluster serves
     capacity_buffer: Body | None = None
     buffer_template: Body | None = None
+    not_served: frozenset[ResourceKind] = frozenset()  # optional kinds that the cluster does not have
+    http_route: Body | None = None
+    inference_pool: Body | None = None
     endpoints: frozenset[str] = frozenset()  # uids of the pods that the Service sends requests to
     supply: Supply = field(default_factory=Supply)
     causes: Mapping[str, str] = field(default_factory=dict)  # uid of a Job without pods -> why, where that is known
@@ -301,12 +322,16 @@ class Observed:
     @property
     def orphans(self) -> Iterator[tuple[ResourceKind, Body]]:
         """Children that an earlier ModelServe of this name left without an owner."""
-        shared = ((SERVICE, self.service), (DISRUPTION_BUDGET, self.disruption_budget))
+        shared = [(SERVICE, self.service), (DISRUPTION_BUDGET, self.disruption_budget)]
+        shared.append((POD_TEMPLATE, self.buffer_template))
+        if self.buffer_kind is not None:
+            shared.append((self.buffer_kind, self.capacity_buffer))
         many = (
             (CONTROLLER_REVISION, self.controller_revisions),
             (CONFIG_MAP, self.config_maps),
             (DEPLOYMENT, self.deployments),
             (JOB, self.jobs),
+            (CLAIM_TEMPLATE, self.claim_templates),
         )
         found = [(kind, body) for kind, body in shared if body is not None]
         found += [(kind, body) for kind, bodies in many for body in bodies]

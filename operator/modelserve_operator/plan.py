@@ -6,7 +6,7 @@ A committed plan never changes: later inventories, calibrations and operator rel
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 
 from modelserve.api import ModelServe, ModelServeSpec, PlanStatus
@@ -16,65 +16,29 @@ from modelserve.model_facts import ModelFacts
 from modelserve_operator import labels
 from modelserve_operator.approval import Choice, choose, committed_last
 from modelserve_operator.catalogue import Catalogue
+from modelserve_operator.decision import NOT_PLANNED, Decision, Finding, Warn
+from modelserve_operator.drafters import drafter_to_read, drafts_amiss, resolved_drafter
 from modelserve_operator.forgeries import differing_commits, refused_annotations
 from modelserve_operator.history import History
-from modelserve_operator.inspection import inspection_failure, inspection_trouble, known_facts, retry_at
+from modelserve_operator.inspection import (
+    inspection_failure,
+    inspection_trouble,
+    known_assistant,
+    known_facts,
+    retry_at,
+)
 from modelserve_operator.left_out import no_accelerators
+from modelserve_operator.manifests.worker_template import drafts
 from modelserve_operator.observed import Observed
 from modelserve_operator.reasons import Reason
-from modelserve_operator.replan import STAYS, Turn, replan, same_plan
+from modelserve_operator.replan import replan, same_plan
 from modelserve_operator.revision import Revision, bare
-from modelserve_operator.revision_builder import RevisionBuilder, plan_for
+from modelserve_operator.revision_builder import RevisionBuilder, plan_for, worker_of_today
 from modelserve_operator.settings import Settings
 from modelserve_operator.sources import ModelSource, model_source, unpinned
 from modelserve_operator.store import approver
 
 MOST_FAULTS, FAULT_LIMIT = 3, 300  # of catalogue entries: how many are told, and characters of each
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One answer, as a condition tells it. `ok` None means that it is not known yet."""
-
-    ok: bool | None
-    reason: str
-    message: str
-
-
-@dataclass(frozen=True)
-class Warn:
-    """Something that is amiss and stops nothing."""
-
-    reason: Reason
-    message: str
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What was found about the spec, and what is wanted. Fields stay None where an earlier answer is missing."""
-
-    accepted: Finding
-    planned: Finding
-    spec: ModelServeSpec | None = None
-    source: ModelSource | None = None
-    facts: ModelFacts | None = None
-    inspect: bool = False  # the inspect Job should exist
-    plan: PlanStatus | None = None  # for status.plan
-    proposed: Revision | None = None  # for status.proposedPlan
-    target: Revision | None = None
-    move: Revision | None = None  # what a rolling update of workers would commit, in its turn
-    waits: str | None = None  # for status.waits: what of the proposal is another one
-    warnings: tuple[Warn, ...] = ()  # what is amiss beside the spec, at the head of the Planned message
-    stalled: Finding | None = None
-    turn: Turn = STAYS  # of a committed plan to another one by itself
-
-    @property
-    def rests(self) -> bool:
-        """Nothing changes until the user says so: a preview, or a plan that waits for approval."""
-        return self.planned.reason in (Reason.PLAN_PREVIEWED, Reason.WAITING_FOR_APPROVAL)
-
-
-NOT_PLANNED = Finding(None, Reason.BLOCKED, "The spec was not accepted.")
 
 
 def decide(observed: Observed, settings: Settings) -> Decision:
@@ -104,7 +68,17 @@ def _decided(observed: Observed, settings: Settings) -> Decision:
     if facts is None:
         return _without_facts(decision, observed, source)
     warnings = (*warnings, *_catalogue_faults(spec, observed.supply.catalogue))
-    return _planned(replace(decision, facts=facts, warnings=warnings), observed, settings)
+    decision = replace(decision, facts=facts, warnings=warnings)
+    drafter = drafter_to_read(spec) if drafts(worker_of_today(spec, settings)) else None
+    if drafter is not None:
+        decision = replace(decision, drafter=drafter, assistant=known_assistant(observed, drafter))
+        if decision.assistant is None:
+            reading = _inspecting(decision, observed, drafter)
+            if reading.planned.ok is None:
+                return _without_facts(decision, observed, drafter)
+            told = Warn(Reason.DRAFTER_UNAVAILABLE, f"Planned without the drafter: {reading.planned.message}")
+            decision = replace(decision, inspect=(drafter,), warnings=(*warnings, told))
+    return _planned(decision, observed, settings)
 
 
 def _refused_objects(observed: Observed) -> Iterator[Warn]:
@@ -150,9 +124,6 @@ def _refused(accepted: Finding) -> Decision:
 
 
 def _acceptable(spec: ModelServeSpec, observed: Observed) -> Finding:
-    if spec.drafter is not None:
-        message = f"drafter.uri {spec.drafter.uri}: this release does not run speculative decoding; remove spec.drafter"
-        return Finding(False, Reason.UNSUPPORTED_FEATURE, message)
     pods = spec.replicas + spec.rollout.max_surge
     for claim, modes in observed.claim_modes.items():
         shareable = modes is None or {"ReadOnlyMany", "ReadWriteMany"} & set(modes)
@@ -174,17 +145,20 @@ def _inspecting(decision: Decision, observed: Observed, source: ModelSource) -> 
         waits = next((pod.unschedulable or pod.trouble for pod in pods if pod.unschedulable or pod.trouble), None)
         trouble = inspection_trouble(observed, name)
         waits = trouble.message if trouble is not None else waits
-        message = f"Job {name} reads the model at {source.uri}" + (f"; {waits}" if waits else ".")
+        what = "drafter" if source.drafter else "model"
+        message = f"Job {name} reads the {what} at {source.uri}" + (f"; {waits}" if waits else ".")
         stalled = Finding(False, trouble.reason, trouble.message) if trouble is not None else None
-        return replace(decision, planned=Finding(None, Reason.INSPECTING_MODEL, message), stalled=stalled, inspect=True)
+        return replace(
+            decision, planned=Finding(None, Reason.INSPECTING_MODEL, message), stalled=stalled, inspect=(source,)
+        )
     again = retry_at(observed, name) or observed.now
     finding = Finding(
         False,
         failure.reason,
         f"{failure.message.rstrip('.')}. It is tried again at {again:%Y-%m-%dT%H:%M:%SZ}, or at once when annotation "
-        f"{labels.RETRY} or spec.model changes.",
+        f"{labels.RETRY} or spec.{'drafter' if source.drafter else 'model'} changes.",
     )
-    return replace(decision, planned=finding, stalled=finding, inspect=True)
+    return replace(decision, planned=finding, stalled=finding, inspect=(source,))
 
 
 def _without_facts(decision: Decision, observed: Observed, source: ModelSource) -> Decision:
@@ -200,7 +174,8 @@ def _without_facts(decision: Decision, observed: Observed, source: ModelSource) 
     if choice.committed is None or spec.plan.mode == "PreviewOnly":
         return inspecting
     committed = _committed_decision(inspecting, history.committed(choice.committed), None, None, observed, None)
-    told = f"{committed.planned.message.rstrip('.')}. The model is read again: {inspecting.planned.message}"
+    again = "drafter" if source.drafter else "model"
+    told = f"{committed.planned.message.rstrip('.')}. The {again} is read again: {inspecting.planned.message}"
     return replace(committed, planned=replace(committed.planned, message=told), stalled=None)
 
 
@@ -208,24 +183,38 @@ def _planned(decision: Decision, observed: Observed, settings: Settings) -> Deci
     assert decision.spec is not None
     assert decision.source is not None
     assert decision.facts is not None
+    source, facts = decision.source, decision.facts
     spec, mode, history = decision.spec, decision.spec.plan.mode, observed.history
     known, before = history.of(spec), history.planned_for(spec)
     pinned = history.named(spec.plan.revision) if spec.plan.revision is not None else None
     if spec.plan.revision is not None and pinned is None:
         return _unknown_pin(decision, observed)
+    worker, sized = worker_of_today(spec, settings), spec
+    if spec.drafter is not None and spec.drafter.asks and not drafts(worker):
+        message = (
+            f"spec.drafter is left out: worker {worker.image} is of release {worker.release}, which has no drafts."
+        )
+        decision = replace(decision, warnings=(*decision.warnings, Warn(Reason.DRAFTER_UNAVAILABLE, message)))
+        sized = spec.model_copy(update={"drafter": None})
     try:
-        today = plan_for(spec, decision.facts, observed.supply, committed=committed_last(known) or before)
+        today = plan_for(
+            sized,
+            facts,
+            observed.supply,
+            committed=committed_last(known) or before,
+            assistant=decision.assistant,
+        )
     except InvalidInput as error:
-        finding = Finding(False, Reason.INVALID_SPEC, str(error))
-        return replace(decision, accepted=finding, planned=NOT_PLANNED, stalled=finding)
+        return _refused(Finding(False, Reason.INVALID_SPEC, str(error)))
     builder = RevisionBuilder(
         spec,
         observed.name,
-        decision.source,
-        decision.facts,
+        source,
+        facts,
         settings,
         generation=observed.generation,
         approved_by=approver(observed.model_serve),
+        assistant=decision.assistant,
     )
     fresh, previewed = None, mode == "PreviewOnly"
     if today.fits and (observed.deployments or not previewed):  # beside nothing a preview is its plan alone
@@ -306,6 +295,7 @@ def _committed_decision(
     committed = resolved(committed, observed)
     if decision.facts is not None:
         decision = replace(decision, warnings=(*decision.warnings, *_exchanged(decision.facts, committed)))
+    decision = replace(decision, warnings=(*decision.warnings, *drafts_amiss(committed, observed)))
     if differing := differing_commits(committed, observed.pods_of(committed.hash)):
         decision = replace(decision, warnings=(*decision.warnings, Warn(Reason.COMMITS_DIFFER, differing)))
     drifted = fresh is not None and fresh.runs != committed.runs
@@ -335,7 +325,9 @@ def _exchanged(facts: ModelFacts, committed: Revision) -> Iterator[Warn]:
 
 
 def resolved(revision: Revision, observed: Observed) -> Revision:
-    """The revision with the commit that its pods serve: the one that is kept, else what the first of its pods told."""
+    """The revision with the commit that its pods serve: the one that is kept, else what the first of its pods told; of
+    its assistant the same."""
+    revision = resolved_drafter(revision, observed)
     if not revision.unresolved:
         return revision
     told = sorted((pod.created, pod.name, pod.commit) for pod in observed.pods_of(revision.hash) if pod.commit)

@@ -14,6 +14,7 @@ class ConditionType(StrEnum):
     WEIGHTS_LOADED = "WeightsLoaded"  # every wanted pod of the planned revision has loaded its weights
     WORKERS_READY = "WorkersReady"  # every wanted pod of the planned revision is Ready
     CAPACITY_BUFFERED = "CapacityBuffered"  # an autoscaler keeps room for more; absent without spec.capacityBuffer
+    ROUTED = "Routed"  # gateways lead requests to the workers; absent without spec.gateway
     RECONCILING = "Reconciling"  # the operator or the cluster is still working towards the spec; absent when not
     POOLS_GONE = "PoolsGone"  # nothing offers what the committed plan is for any more; absent when something does
     STALLED = "Stalled"  # nothing more will happen until the spec, the cluster or the model changes; absent when not
@@ -23,7 +24,6 @@ class Reason(StrEnum):
     # Accepted
     VALID = "Valid"
     INVALID_SPEC = "InvalidSpec"  # the spec contradicts itself; the message names the field and the limit
-    UNSUPPORTED_FEATURE = "UnsupportedFeature"  # well-formed, but this release cannot do it
     VOLUME_NOT_SHAREABLE = "VolumeNotShareable"  # a ReadWriteOnce claim with more than one pod at a time
     NAME_CONFLICT = "NameConflict"  # an object of a name that the operator needs belongs to somebody else
 
@@ -51,6 +51,8 @@ class Reason(StrEnum):
     ANNOTATION_REFUSED = "AnnotationRefused"  # of an Event: a Deployment has annotations of ours that we did not write
     COMMITS_DIFFER = "CommitsDiffer"  # of an Event: a pod tells another commit of the model than its revision keeps
     UNKNOWN_FIELDS = "UnknownFields"  # of an Event: fields of the spec that only a later release knows
+    DRAFTER_UNAVAILABLE = "DrafterUnavailable"  # of an Event: workers serve without the drafter that was asked for
+    LOW_DRAFT_ACCEPTANCE = "LowDraftAcceptance"  # of an Event: for minutes hardly any draft is right
     APPROVAL_UNKNOWN = "ApprovalUnknown"  # of an Event: an approved hash names no plan of the spec
     CATALOGUE_ENTRY_IGNORED = "CatalogueEntryIgnored"  # of an Event: an entry of modelserve-accelerators is wrong
 
@@ -76,6 +78,13 @@ class Reason(StrEnum):
     BUFFER_NOT_SERVED = "BufferNotServed"  # the cluster has no such API
     BUFFER_WITHHELD = "BufferWithheld"  # no plan to keep room for, or one whose workers fail
     BUFFER_REFUSED = "BufferRefused"  # it could not be written
+
+    # Routed
+    ROUTE_ACCEPTED = "RouteAccepted"
+    ROUTE_NOT_ACCEPTED = "RouteNotAccepted"  # a gateway refuses the route or the pool; its words
+    ROUTE_NOT_TAKEN_UP = "RouteNotTakenUp"  # not every gateway has looked at it
+    ROUTE_REFUSED = "RouteRefused"  # it could not be written
+    GATEWAY_NOT_SERVED = "GatewayNotServed"  # the cluster has no such API
     LIMITED_BY_QUOTAS = "LimitedByQuotas"  # the namespace's quota has no room for so many
 
     # WeightsLoaded, WorkersReady

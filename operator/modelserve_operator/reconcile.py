@@ -15,8 +15,11 @@ from modelserve_operator.buffer_writer import CapacityBuffers
 from modelserve_operator.capacity_buffers import RefusedBuffer
 from modelserve_operator.children import Children, WriteError
 from modelserve_operator.conditions import View
+from modelserve_operator.decision import Decision
+from modelserve_operator.drafters import acceptance_of, waits_for_commits
 from modelserve_operator.drift import DriftContestedError
 from modelserve_operator.fleet import Limits, turn
+from modelserve_operator.gateway_routes import GatewayRoutes
 from modelserve_operator.gather import Gatherer
 from modelserve_operator.inspection import seconds_left
 from modelserve_operator.kinds import CONFIG_MAP
@@ -25,11 +28,12 @@ from modelserve_operator.learning.calibration import measurement
 from modelserve_operator.learning.shared_config import SharedConfig
 from modelserve_operator.learning.speed_calibration import speed_factors
 from modelserve_operator.observed import Observed, Pod, WorkerReport
-from modelserve_operator.plan import Decision, decide, moving, waiting_to_move
+from modelserve_operator.plan import decide, moving, waiting_to_move
 from modelserve_operator.pod_health import patience_left
 from modelserve_operator.reasons import Reason
 from modelserve_operator.rivals import gives_away
 from modelserve_operator.rollout import RunningRevision, Step, kept, next_step
+from modelserve_operator.routed import RefusedRoute
 from modelserve_operator.running import known_revisions, replacements, running_revisions
 from modelserve_operator.settings import Settings
 from modelserve_operator.sources import surges_first
@@ -53,6 +57,7 @@ class Reconciler:
         self._applier = applier
         self._children = Children(applier, settings)
         self._buffers = CapacityBuffers(applier)
+        self._routes = GatewayRoutes(applier)
         self._shared = shared
         self._settings = settings
         self._admitted: dict[Key, str] = {}  # moves that the store may not show yet, and to which image
@@ -87,8 +92,9 @@ class Reconciler:
             step = _step(observed, decision, running, replicas=replicas)
         await self._prefer_to_delete(observed, step, running)
         delays = [_next_attempt(observed, running), patience_left(observed.pods, observed.now), observed.ask_again]
-        if decision.inspect and decision.source is not None:
-            delays.append(seconds_left(observed, labels.inspection_name(observed.name, decision.source.hash)))
+        delays += [
+            seconds_left(observed, labels.inspection_name(observed.name, source.hash)) for source in decision.inspect
+        ]
         if observed.rivals:  # no event tells when they go
             delays.append(REFUSED_SECONDS)
         if decision.accepted.reason == Reason.VOLUME_NOT_SHAREABLE:  # no event tells when the claim is made anew
@@ -99,7 +105,8 @@ class Reconciler:
         failed = await self._children.apply(observed, decision, step, running)
         delays.append(await self._hold(observed, replicas))
         refused_buffer = await self._buffers.apply(observed, decision, running)
-        if refused_buffer is not None:
+        refused_route = await self._routes.apply(observed, decision, step)
+        if refused_buffer is not None or refused_route is not None:
             delays.append(REFUSED_SECONDS)
         if isinstance(failed, PredecessorError):
             logger.info("%s/%s waits for the garbage collector: %s", *key, failed)
@@ -109,7 +116,7 @@ class Reconciler:
             decision = _stalled_by(decision, failure)
             delays.append(failure.delay)
         try:
-            await self._report(observed, decision, step, running, failure, refused_buffer)
+            await self._report(observed, decision, step, running, failure, refused_buffer, refused_route)
         except StatusOvertakenError as error:
             logger.debug("%s/%s is reconciled again: %s", *key, error)
             return 0.0
@@ -163,6 +170,7 @@ class Reconciler:
         running: dict[str, RunningRevision],
         failure: WriteFailure | None,
         refused_buffer: RefusedBuffer | None,
+        refused_route: RefusedRoute | None,
     ) -> None:
         """Write the status and announce what is new in it."""
         asked = _replicas(observed, decision)
@@ -176,6 +184,7 @@ class Reconciler:
             asked=asked,
             revisions=known_revisions(observed),
             refused_buffer=refused_buffer,
+            refused_route=refused_route,
             write_failure=failure.finding if failure is not None and failure.delay is None else None,
         )
         status = summarise(view)
@@ -205,6 +214,7 @@ class Reconciler:
                 model_uri=decision.source.uri,
                 measured_at=pod.created,
                 speed=factors,
+                acceptance=acceptance_of(observed.reports.get(pod.uid), target.plan, decision.source.uri),
             )
             for pod in observed.pods_of(target.hash)
             for measured, engine_version in _measured(pod, observed.reports.get(pod.uid))
@@ -277,7 +287,7 @@ def _step(observed: Observed, decision: Decision, running: dict[str, RunningRevi
         replacement=replacements(others, target, selected=observed.selected) if target else {},
         contested=bool(observed.rivals),
     )
-    if target is None or not target.unresolved or step.replicas.get(target.hash, 0) <= 1:
+    if target is None or step.replicas.get(target.hash, 0) <= 1 or not waits_for_commits(target, observed):
         return step
     # One pod asks the Hub which commit it is to serve; the others follow once it has told, so that all serve the same.
     there = running[target.hash].replicas if target.hash in running else 0

@@ -26,7 +26,7 @@ Body = Mapping[str, Any]
 
 SCHEMA_VERSION = 1
 ENGINE_FILE = "engine.yaml"
-RESOLVE_CONTAINER = "resolve"
+RESOLVE_CONTAINER, FETCH_DRAFTER_CONTAINER = "resolve", "fetch-drafter"
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # the C form, where PyYAML was built with it, is much faster
 
 
@@ -76,6 +76,8 @@ class Revision:
     source: str = ""  # hash of the model's address and revision
     identity: str = ""  # of the checkpoint's files, where an inspection has read them
     commit: str = ""  # of the Hub, that the first of its pods resolved the revision to; an annotation of the object
+    drafter_source: str = ""  # hash of the assistant's address and revision, where it has one
+    drafter_commit: str = ""  # the same of the assistant
     provenance: Provenance = field(default_factory=Provenance)
     undone: bool = False  # it replaced another one by itself and was given up for it; an annotation of the object
     number: int = 0
@@ -95,14 +97,25 @@ class Revision:
         """What is served: the directory in the pod, and the volume it lies on, unless it was downloaded there."""
         pod = self.template.get("spec") or {}
         volumes = [volume for volume in pod.get("volumes") or () if volume.get("name") == "weights"]
-        where = "" if pod.get("initContainers") else _json(volumes)
+        downloaded = any(each.get("name") != FETCH_DRAFTER_CONTAINER for each in pod.get("initContainers") or ())
+        where = "" if downloaded else _json(volumes)
         return str(self.engine.get("model")), where
 
     @property
     def unresolved(self) -> bool:
         """Whether its pods ask the Hub which commit they should serve: nobody knows yet."""
-        containers = (self.template.get("spec") or {}).get("initContainers") or ()
-        return not self.commit and any(each.get("name") == RESOLVE_CONTAINER for each in containers)
+        return not self.commit and any(each.get("name") == RESOLVE_CONTAINER for each in self._before)
+
+    @property
+    def drafter_unresolved(self) -> bool:
+        """The same of its assistant, whose revision may move."""
+        asking = (each for each in self._before if each.get("name") == FETCH_DRAFTER_CONTAINER)
+        return not self.drafter_commit and any("--recorded" in each.get("command", ()) for each in asking)
+
+    @property
+    def _before(self) -> tuple[Mapping[str, Any], ...]:
+        """What runs before the worker."""
+        return tuple((self.template.get("spec") or {}).get("initContainers") or ())
 
     @property
     def runs(self) -> tuple[Any, ...]:
@@ -133,6 +146,8 @@ class Revision:
             "movedFrom": list(made.moved_from),
             **({"replannedFrom": made.replanned_from} if made.replanned_from else {}),
         }
+        if self.drafter_source:
+            document["drafterSource"] = self.drafter_source
         return {**document, "digest": content_digest(document)}
 
 
@@ -183,6 +198,8 @@ def _parsed(body: Body, data: Mapping[str, Any]) -> Revision:
         source=str(data.get("source", "")),
         identity=str(data.get("modelIdentity", "")),
         commit=labels.annotation_of(body, labels.MODEL_COMMIT) or "",
+        drafter_source=str(data.get("drafterSource", "")),
+        drafter_commit=labels.annotation_of(body, labels.DRAFTER_COMMIT) or "",
         provenance=Provenance(
             renderer=str(renderer["release"]),
             planner=str(data["planner"]["release"]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import lru_cache, partial
@@ -11,12 +11,15 @@ from typing import Any
 from modelserve import __version__
 from modelserve.api import ModelServeSpec, NodeSelectorTerm, PlanStatus
 from modelserve.api.spec import WorkerPolicy
+from modelserve.api.status import SpeedFactors
 from modelserve.engine_args import in_dialect
-from modelserve.model_facts import ModelFacts
+from modelserve.model_facts import AssistantFacts, ModelFacts
 from modelserve.planning import ENGINE_VERSION, AcceleratorOffer, engine_args_for, plan, plan_hash
 from modelserve.planning.declared_pools import declared_offers, named_offers
+from modelserve.planning.drafts import named_assistant
 from modelserve.planning.eligibility import gpu_tolerations, node_selector
-from modelserve.planning.learned import Learned
+from modelserve.planning.learned import Learned, pair_of
+from modelserve.published import published_assistant
 from modelserve.releases import release_of_image
 from modelserve_operator import labels
 from modelserve_operator.catalogue import Catalogue
@@ -24,7 +27,7 @@ from modelserve_operator.inventory import Pool, pool_offers
 from modelserve_operator.manifests.worker_template import SHUTDOWN_DELAY_SECONDS, with_worker, worker_template
 from modelserve_operator.revision import Provenance, Revision, Worker
 from modelserve_operator.settings import Settings
-from modelserve_operator.sources import ModelSource
+from modelserve_operator.sources import ModelSource, drafter_source
 from modelserve_operator.spec_inputs import canonical_spec, read_by_planner, spec_inputs
 from modelserve_operator.supply import Offered, Supply
 
@@ -32,7 +35,12 @@ MOST_ORIGINS = 20  # hashes of a revision's past that approvals may still name
 
 
 def plan_for(
-    spec: ModelServeSpec, facts: ModelFacts, supply: Supply, *, committed: Revision | None = None
+    spec: ModelServeSpec,
+    facts: ModelFacts,
+    supply: Supply,
+    *,
+    committed: Revision | None = None,
+    assistant: AssistantFacts | None = None,
 ) -> PlanStatus:
     """Plan on the pools that exist and those that are declared; where none fits, also on products that the spec names.
 
@@ -40,17 +48,20 @@ def plan_for(
     measured before take the place of predicted ones. Raises InvalidInput for settings that contradict the model.
 
     Beside a `committed` revision candidates are ranked with the speeds that its plan knew, so that no plan is proposed
-    for the speed alone that its own workers, or others, have measured since.
+    for the speed alone, or the share of drafts that were right, that its own workers, or others, have measured since.
 
     A plan takes milliseconds, and many ModelServes differ in name only: it is kept with the offers it was made from.
     """
     offered = _offered(spec, supply)
     learned = partial(supply.learned.learned_for, facts, engine_version=ENGINE_VERSION)
-    speed = learned().speed if committed is None else committed.plan.speed_factors or ()
-    key = (read_by_planner(spec), facts, speed, supply.learned.view)
+    speed, acceptance = _known_then(spec, committed.plan) if committed is not None else _known_now(learned())
+    # Names tell which pairs belong together, and what is known of them.
+    paired = (spec.model.uri, assistant, tuple(acceptance.items())) if spec.drafter is not None else None
+    key = (read_by_planner(spec), facts, speed, supply.learned.view, paired)
     sized = offered.plans.get(key)
     if sized is None:
-        sized = _plan(spec, facts, supply, offered.offers, replace(learned(), speed=speed))
+        counted = replace(learned(), speed=speed, acceptance=acceptance)
+        sized = _plan(spec, facts, supply, offered.offers, counted, assistant)
         offered.keep(key, sized)
     return (
         sized.model_copy(update={"hash": plan_hash(sized, spec, engine_version=ENGINE_VERSION)})
@@ -64,14 +75,30 @@ def offers_for(spec: ModelServeSpec, supply: Supply) -> tuple[AcceleratorOffer, 
     return _offered(spec, supply).offers
 
 
+def _known_now(learned: Learned) -> tuple[tuple[SpeedFactors, ...], Mapping[str, float]]:
+    return learned.speed, learned.acceptance
+
+
+def _known_then(spec: ModelServeSpec, made: PlanStatus) -> tuple[tuple[SpeedFactors, ...], Mapping[str, float]]:
+    """What had been measured of speed, and of the spec's drafts, when a plan of this spec was made."""
+    told, pair = made.draft_acceptance, pair_of(spec.model.uri, named_assistant(spec) or "")
+    return made.speed_factors or (), {pair: float(told)} if told is not None else {}
+
+
 def _plan(
-    spec: ModelServeSpec, facts: ModelFacts, supply: Supply, there: tuple[AcceleratorOffer, ...], learned: Learned
+    spec: ModelServeSpec,
+    facts: ModelFacts,
+    supply: Supply,
+    there: tuple[AcceleratorOffer, ...],
+    learned: Learned,
+    assistant: AssistantFacts | None,
 ) -> PlanStatus:
-    result = plan(spec, facts.architecture, there, learned=learned, weight_format=facts.format)
+    planned = partial(plan, spec, facts.architecture, learned=learned, weight_format=facts.format, assistant=assistant)
+    result = planned(there)
     named = [] if result.fits else named_offers(spec, supply.catalogue.accelerators, there)
     if not named:
         return result
-    return plan(spec, facts.architecture, [*there, *named], learned=learned, weight_format=facts.format)
+    return planned([*there, *named])
 
 
 def _offered(spec: ModelServeSpec, supply: Supply) -> Offered:
@@ -128,6 +155,7 @@ class RevisionBuilder:
     settings: Settings
     generation: int = 0
     approved_by: str = ""
+    assistant: AssistantFacts | None = None  # of a drafter that no release ships
 
     def planned(self, plan: PlanStatus) -> Revision:
         """The revision that would run a plan of today, on the worker of today."""
@@ -155,7 +183,7 @@ class RevisionBuilder:
             plan=plan,
             engine=in_dialect(before.engine, worker.release),
             template=with_worker(
-                before.template, image=worker.image, name=self.name, before=before.hash, after=revision_hash
+                before.template, worker=worker, name=self.name, before=before.hash, after=revision_hash
             ),
             worker=worker,
             provenance=replace(
@@ -196,7 +224,14 @@ class RevisionBuilder:
         pull_secrets = settings.image_pull_secrets
         identity = [plan.hash, inputs.plan, inputs.pod, terms, worker.image, *pull_secrets]
         revision_hash = labels.short_hash(identity)
-        arguments = engine_args_for(plan, spec, model_directory=self.source.directory)
+        drafter = self._drafter(plan)
+        arguments = engine_args_for(
+            plan,
+            spec,
+            model_directory=self.source.directory,
+            drafter_directory=drafter.directory if drafter is not None else "/",
+        )
+        drafter_bytes = self._drafter_bytes(plan)
         arguments = arguments.model_copy(
             update={**_sized_for(plan), "shutdown_delay_seconds": SHUTDOWN_DELAY_SECONDS},
         )
@@ -215,15 +250,30 @@ class RevisionBuilder:
                 pull_policy=settings.image_pull_policy,
                 pull_secrets=pull_secrets,
                 user_id=settings.pod_user_id,
+                drafter=drafter,
+                drafter_bytes=drafter_bytes,
             ),
-            weight_bytes=self.facts.weight_bytes,
+            weight_bytes=self.facts.weight_bytes + drafter_bytes,
             worker=worker,
             inputs=inputs,
             spec=canonical_spec(spec),
             source=self.source.hash,
+            drafter_source=drafter.hash if drafter is not None and drafter.moves else "",
             identity=self.facts.identity or "",
             provenance=self._provenance(planner),
         )
+
+    def _drafter(self, plan: PlanStatus) -> ModelSource | None:
+        """The assistant of a plan, as its pods have it."""
+        if plan.drafter is None or plan.drafter.uri is None:
+            return None
+        return drafter_source(self.spec, plan.drafter.uri, plan.drafter.revision).beside(self.source)
+
+    def _drafter_bytes(self, plan: PlanStatus) -> int:
+        if plan.drafter is None or plan.drafter.uri is None:
+            return 0
+        facts = published_assistant(plan.drafter.uri) or self.assistant
+        return facts.weight_bytes if facts is not None else 0
 
 
 def worker_of_today(spec: ModelServeSpec, settings: Settings) -> Worker:

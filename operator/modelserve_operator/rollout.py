@@ -80,8 +80,11 @@ class RunningRevision:
 
         The controller deletes pods that are not ready before those that are. Surplus pods are on their way out already.
         """
-        if self.record is None or self.record.trying:
+        if self.record is None:
             return wanted
+        if self.record.trying:  # with one worker, unless somebody asked: each has a node, which may have to be bought
+            proven = self.record.attempts == 0 or self.ready > self.record.ready
+            return wanted if proven else min(wanted, max(self.ready, self.record.ready) + 1)
         surplus = max(0, self.pods - self.replicas)
         kept = self.replicas - max(0, self.failed - surplus)
         return max(0, min(wanted, kept if self.failed else max(kept, self.record.ready)))

@@ -1,10 +1,10 @@
-"""Where a model comes from, and where its files lie inside a pod. Pure."""
+"""Where a model and its drafter come from, and where their files lie inside a pod. Pure."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from modelserve.api import ModelServeSpec
@@ -12,7 +12,8 @@ from modelserve.api.schema_types import SUBDOMAIN_PATTERN
 from modelserve.hardware import CPU_PRODUCT
 from modelserve_operator import labels
 
-MODELS_PATH = "/models"
+MODELS_PATH, WEIGHTS_VOLUME = "/models", "weights"
+DRAFTER_PATH, DRAFTER_VOLUME = "/drafter", "drafter"
 HF_PREFIX = "hf://"
 PVC_PREFIX = "pvc://"
 OCI_PREFIX = "oci://"
@@ -23,7 +24,9 @@ Body = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ModelSource:
-    """`model` of a spec, resolved. `claim` is None where an hf:// download goes into the pod's own scratch space."""
+    """`model` of a spec, or its drafter, resolved. `claim` is None where an hf:// download goes into the pod's own
+    scratch space.
+    """
 
     uri: str
     revision: str | None  # of an hf:// checkpoint
@@ -31,6 +34,9 @@ class ModelSource:
     directory: str  # inside the worker and inspect containers
     token: tuple[str, str] | None  # Secret name and key, for the download container alone
     image: str | None = None  # reference of an oci:// image, which the pod mounts
+    drafter: bool = False  # it is an assistant beside a model
+    volume: str = WEIGHTS_VOLUME
+    mount_path: str = MODELS_PATH
 
     @property
     def downloaded(self) -> bool:
@@ -45,22 +51,40 @@ class ModelSource:
     def hash(self) -> str:
         """Names what an inspection found: the address and the revision."""
         where = [] if self.image is None else [self.directory]
-        return labels.short_hash([self.uri, self.revision, *where])
+        return labels.short_hash([*(["drafter"] if self.drafter else []), self.uri, self.revision, *where])
+
+    def beside(self, model: ModelSource) -> ModelSource:
+        """An assistant as pods of the model have it: in the model's volume where that is the same one (a claim is not
+        mounted twice, and scratch space is one), else in a volume of its own."""
+        same = (self.claim, self.image) == (model.claim, model.image)
+        if same and (self.claim or self.image or model.downloaded):
+            return self
+        place = DRAFTER_PATH + self.directory.removeprefix(MODELS_PATH)
+        return replace(self, directory=place, volume=DRAFTER_VOLUME, mount_path=DRAFTER_PATH)
 
 
 def model_source(spec: ModelServeSpec) -> ModelSource:
     """Resolve model.uri: a directory of a claim or an image, or a download into the storage claim or scratch space."""
-    model, storage = spec.model, spec.storage
-    if model.uri.startswith(PVC_PREFIX):
-        claim, _, path = model.uri.removeprefix(PVC_PREFIX).partition("/")
-        return ModelSource(model.uri, None, claim, "/".join(filter(None, (MODELS_PATH, path))), None)
-    if model.uri.startswith(OCI_PREFIX):
-        directory = f"{MODELS_PATH}/{model.image_path or IMAGE_DIRECTORY}"
-        return ModelSource(model.uri, None, None, directory, None, model.uri.removeprefix(OCI_PREFIX))
-    revision = model.revision or "main"
-    parts = (MODELS_PATH, storage.sub_path if storage else None, model.uri.removeprefix(HF_PREFIX), revision)
-    token = (model.auth_secret_ref.name, model.auth_secret_ref.key) if model.auth_secret_ref else None
-    return ModelSource(model.uri, revision, storage.pvc_name if storage else None, "/".join(filter(None, parts)), token)
+    return _source(spec, spec.model.uri, spec.model.revision, image_path=spec.model.image_path)
+
+
+def drafter_source(spec: ModelServeSpec, uri: str, revision: str | None) -> ModelSource:
+    """The same of an assistant, as a pod of its own has it."""
+    return replace(_source(spec, uri, revision), drafter=True)
+
+
+def _source(spec: ModelServeSpec, uri: str, revision: str | None, *, image_path: str | None = None) -> ModelSource:
+    storage, secret = spec.storage, spec.model.auth_secret_ref
+    if uri.startswith(PVC_PREFIX):
+        claim, _, path = uri.removeprefix(PVC_PREFIX).partition("/")
+        return ModelSource(uri, None, claim, "/".join(filter(None, (MODELS_PATH, path))), None)
+    if uri.startswith(OCI_PREFIX):
+        directory = f"{MODELS_PATH}/{image_path or IMAGE_DIRECTORY}"
+        return ModelSource(uri, None, None, directory, None, uri.removeprefix(OCI_PREFIX))
+    revision = revision or "main"
+    parts = (MODELS_PATH, storage.sub_path if storage else None, uri.removeprefix(HF_PREFIX), revision)
+    token = (secret.name, secret.key) if secret else None
+    return ModelSource(uri, revision, storage.pvc_name if storage else None, "/".join(filter(None, parts)), token)
 
 
 def unpinned(source: ModelSource) -> Iterator[str]:
@@ -74,10 +98,16 @@ def unpinned(source: ModelSource) -> Iterator[str]:
 
 def claims(model_serve: Body) -> tuple[str, ...]:
     """Names of the PersistentVolumeClaims that an (unvalidated) ModelServe uses; what cannot be a name is none."""
-    uri = str(_given(model_serve, "model", "uri"))
-    named = uri.removeprefix(PVC_PREFIX).partition("/")[0] if uri.startswith(PVC_PREFIX) else None
-    name = named or (None if uri.startswith(OCI_PREFIX) else _given(model_serve, "storage", "pvcName"))
-    return (name,) if isinstance(name, str) and re.fullmatch(SUBDOMAIN_PATTERN, name) else ()
+    storage = _given(model_serve, "storage", "pvcName")
+    found: dict[object, None] = {}
+    for section in ("model", "drafter"):
+        given = _given(model_serve, section, "uri")
+        uri = str(given)
+        if uri.startswith(PVC_PREFIX):
+            found[uri.removeprefix(PVC_PREFIX).partition("/")[0]] = None
+        elif (section == "model" or given is not None) and not uri.startswith(OCI_PREFIX):
+            found[storage] = None
+    return tuple(name for name in found if isinstance(name, str) and re.fullmatch(SUBDOMAIN_PATTERN, name))
 
 
 def cpu_only(model_serve: Body) -> bool:

@@ -19,7 +19,14 @@ ALGORITHM = 1
 
 _PLANNED_POD_FIELDS = {"resources", "tolerations"}
 _OF_PODS = ("model", "image", "api_key_secret_ref", "storage")
-_OF_NEITHER = ("replicas", "plan", "rollout", "revision_history_limit", "capacity_buffer")  # but drainSeconds
+_OF_NEITHER = (
+    "replicas",
+    "plan",
+    "rollout",  # but drainSeconds
+    "revision_history_limit",
+    "capacity_buffer",
+    "gateway",
+)
 NOT_READ_BY_PLANNER: dict[str, Any] = {
     **dict.fromkeys((*_OF_PODS, *_OF_NEITHER), True),
     "pod": set(PodOverrides.model_fields) - _PLANNED_POD_FIELDS,

@@ -10,10 +10,10 @@ from modelserve.api import PlanStatus
 from modelserve.api.speed import CalibrationSpeed
 from modelserve_operator import labels
 from modelserve_operator.conditions import View, conditions
+from modelserve_operator.decision import Finding, Warn
 from modelserve_operator.learning.calibration import calibration
 from modelserve_operator.learning.speed_calibration import speed_calibration
 from modelserve_operator.observed import Body, Transition
-from modelserve_operator.plan import Finding, Warn
 from modelserve_operator.reasons import ConditionType, Phase, Reason
 from modelserve_operator.store import shown_speed
 
@@ -61,6 +61,8 @@ def summarise(view: View) -> dict[str, Any]:
         status["revision"] = labels.revision_name(observed.name, revision)
     if decision.target is not None and decision.target.commit:
         status["modelCommit"] = decision.target.commit
+    if decision.target is not None and decision.target.drafter_commit:
+        status["drafterCommit"] = decision.target.drafter_commit
     if proposed is not None:
         status["proposedPlan"] = proposed.to_json()
     if decision.proposed is not None:

@@ -8,15 +8,17 @@ from typing import Any
 
 from modelserve.api import PlanStatus
 from modelserve.api.status import SpeedFactors
-from modelserve.model_facts import ModelFacts
+from modelserve.model_facts import AssistantFacts, ModelFacts
 from modelserve.planning import AcceleratorOffer
 from modelserve.planning.eligibility import HOSTNAME_LABEL
 from modelserve_operator.catalogue import Catalogue
 from modelserve_operator.inventory import Pool
 from modelserve_operator.measurements import Measurements
 
-# The spec as text; what was measured of speed; the namespace whose own measurements count.
-PlanKey = tuple[str, ModelFacts, tuple[SpeedFactors, ...], str]
+# The spec as text; what was measured of speed; the namespace whose own measurements count. With a drafter: the name of
+# the model, facts that no release ships, what was measured of drafts.
+Paired = tuple[str, AssistantFacts | None, tuple[tuple[str, float], ...]]
+PlanKey = tuple[str, ModelFacts, tuple[SpeedFactors, ...], str, Paired | None]
 MOST_PLANS = 1024  # of some 20 KiB each
 MOST_KINDS = 64  # of pods, by what they select and tolerate
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+from modelserve_operator.decision import Finding
 from modelserve_operator.denials import by_policy, denial
-from modelserve_operator.plan import Finding
 from modelserve_operator.reasons import Reason
 
 NAME_TAKEN_SECONDS = 30.0

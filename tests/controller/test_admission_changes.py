@@ -60,7 +60,8 @@ def test_a_new_one_gets_ready_and_it_is_said_once(
         world.make_ready()
     assert world.condition("Ready") == ("True", "RolledOut")
     assert len(_said(world)) == said
-    assert world.cluster.of(POD)[0] == pods[0]
+    now, before = world.cluster.of(POD)[0], pods[0]
+    assert (now["metadata"]["uid"], now["spec"]) == (before["metadata"]["uid"], before["spec"])
     assert world.cluster.of(DEPLOYMENT)[0]["spec"]["template"] == deployments[0]["spec"]["template"]
 
 

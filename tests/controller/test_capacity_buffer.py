@@ -13,6 +13,7 @@ from modelserve_operator.kinds import (
     CAPACITY_BUFFER_ALPHA,
     DEPLOYMENT,
     DISRUPTION_BUDGET,
+    MODEL_SERVE,
     POD,
     POD_TEMPLATE,
     SERVICE,
@@ -231,6 +232,22 @@ def test_somebody_elses_buffer_of_the_name_is_left_alone(served) -> None:
     assert served.condition("Ready", "big") == ("True", "RolledOut")
     served.edit("big", capacityBuffer=None)
     assert served.cluster.of(CAPACITY_BUFFER)[0]["spec"] == {"replicas": 7}
+
+
+def test_one_that_an_earlier_namesake_left_is_taken_over(served) -> None:
+    served.edit("big", capacityBuffer=ASKED)
+    uids = [each["metadata"]["uid"] for kind in (CAPACITY_BUFFER, POD_TEMPLATE) for each in served.cluster.of(kind)]
+    spec = served.cluster.objects[MODEL_SERVE, "ml", "big"]["spec"]
+    for kind, namespace, name in tuple(served.cluster.objects):
+        if kind.owned:
+            orphaned = served.cluster.objects[kind, namespace, name]["metadata"]
+            orphaned.pop("ownerReferences", None)
+    served.cluster.remove(MODEL_SERVE, "ml", "big")
+    served.restart_operator()
+    served.create(spec, name="big")
+    now = [each["metadata"]["uid"] for kind in (CAPACITY_BUFFER, POD_TEMPLATE) for each in served.cluster.of(kind)]
+    assert now == uids
+    assert served.condition("CapacityBuffered", "big") == ("Unknown", "BufferNotTakenUp")
 
 
 def test_a_refused_write_is_tried_again_and_hurts_nothing(served) -> None:

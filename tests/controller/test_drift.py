@@ -84,7 +84,8 @@ def _add_sidecar(body: Body) -> None:
 
 
 def _restart(body: Body) -> None:
-    body["spec"]["template"]["metadata"]["annotations"] = {"kubectl.kubernetes.io/restartedAt": "2026-01-01T00:00:00Z"}
+    annotations = body["spec"]["template"]["metadata"].setdefault("annotations", {})
+    annotations["kubectl.kubernetes.io/restartedAt"] = "2026-01-01T00:00:00Z"
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,7 @@ def test_an_autoscaler_gets_no_attempt_before_its_time(failed_growth) -> None:
     assert failed_growth.condition("Stalled") == ("True", "InvalidCheckpoint")
     failed_growth.make_ready()
     failed_growth.pass_time(61)
-    assert failed_growth.deployments() == {plan_hash: 4}
+    assert failed_growth.deployments() == {plan_hash: 2}, "one tries it, and has a node: not three"
     _fail(failed_growth, plan_hash)
     assert "Failed 2 times in a row" in failed_growth.message("Stalled")
     failed_growth.edit(replicas=1)
@@ -152,6 +152,35 @@ def test_an_autoscaler_gets_no_attempt_before_its_time(failed_growth) -> None:
     _fail(failed_growth, plan_hash)
     assert "Failed 3 times in a row" in failed_growth.message("Stalled"), "fewer wanted was no success"
     assert len(_ready_uids(failed_growth)) == len(healthy) == 1
+
+
+def test_once_the_one_that_tries_is_ready_all_the_others_follow(failed_growth) -> None:
+    plan_hash = failed_growth.served_hash()
+    failed_growth.edit(replicas=5)
+    failed_growth.pass_time(61)
+    assert failed_growth.deployments() == {plan_hash: 2}
+    failed_growth.make_ready()
+    assert failed_growth.deployments() == {plan_hash: 5}
+    failed_growth.make_ready()
+    assert failed_growth.condition("Ready") == ("True", "RolledOut")
+
+
+def test_an_attempt_takes_the_place_of_no_worker_that_is_lost_meanwhile(failed_growth) -> None:
+    """What served before is replaced as ever, beside the one that tries."""
+    plan_hash = failed_growth.served_hash()
+    failed_growth.edit(replicas=5)
+    failed_growth.pass_time(61)
+    (ready,) = [each for each in failed_growth.cluster.of(POD) if Pod.from_body(each).ready]
+    failed_growth.cluster.remove(POD, "ml", ready["metadata"]["name"])
+    failed_growth.settle()
+    assert failed_growth.deployments() == {plan_hash: 2}
+
+
+def test_who_asks_for_an_attempt_gets_all_of_it(failed_growth) -> None:
+    plan_hash = failed_growth.served_hash()
+    failed_growth.edit(replicas=5)
+    failed_growth.ask_for_a_retry("now")
+    assert failed_growth.deployments() == {plan_hash: 5}
 
 
 def test_a_failure_is_forgotten_an_hour_after_nothing_was_missing(failed_growth) -> None:

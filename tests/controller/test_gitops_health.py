@@ -25,6 +25,7 @@ from modelserve_operator.kinds import (
     CAPACITY_BUFFER,
     CONTROLLER_REVISION,
     DEPLOYMENT,
+    HTTP_ROUTE,
     MODEL_SERVE,
     NODE,
     POD,
@@ -147,6 +148,21 @@ def buffer_not_served(world) -> None:
     world.edit("big", capacityBuffer={"replicas": 1})
 
 
+def routed(world) -> None:
+    world.serve(HTTP_ROUTE)
+    _serving(world)
+    world.edit("big", gateway={"parentRefs": [{"name": "inference-gateway"}]})
+    accepted = {"type": "Accepted", "status": "True", "reason": "Accepted", "message": ""}
+    parents = [{"parentRef": {"name": "inference-gateway"}, "conditions": [accepted]}]
+    world.cluster.change(HTTP_ROUTE, "big", lambda each: each.update(status={"parents": parents}))
+    world.settle()
+
+
+def gateway_not_served(world) -> None:
+    _serving(world)
+    world.edit("big", gateway={"parentRefs": [{"name": "inference-gateway"}]})
+
+
 def no_surge_capacity(world) -> None:
     rolling_out(world)
     _unschedulable(world, "Unschedulable", "Insufficient nvidia.com/gpu")
@@ -178,9 +194,9 @@ def invalid_spec(world) -> None:
     world.edit("big", engine={"maxNumSeqs": -1})
 
 
-def unsupported(world) -> None:
+def drafter_of_another_model(world) -> None:
     _serving(world)
-    world.edit("big", drafter={"uri": "hf://google/drafter"})
+    world.edit("big", drafter={"uri": "hf://google/gemma-4-E2B-it-assistant"})
 
 
 def waiting_for_the_first_approval(world) -> None:
@@ -266,13 +282,15 @@ SCENES: dict[Callable[[Any], None], tuple[str, str]] = {
     waiting_for_quota: PROGRESSING,
     buffered: HEALTHY,
     buffer_not_served: HEALTHY,
+    routed: HEALTHY,
+    gateway_not_served: HEALTHY,
     no_surge_capacity: PROGRESSING,
     pools_gone: DEGRADED,
     pools_gone_and_replanned_soon: PROGRESSING,
     no_accelerators: PROGRESSING,
     does_not_fit: DEGRADED,
     invalid_spec: DEGRADED,
-    unsupported: DEGRADED,
+    drafter_of_another_model: DEGRADED,
     waiting_for_the_first_approval: RESTS,
     edit_waiting_for_approval: ("Suspended", "InProgress"),
     previewed: RESTS,

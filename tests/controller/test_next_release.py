@@ -78,8 +78,8 @@ class Releases:
         self.world.settle()
 
 
-def _next_settings(plan: PlanStatus, spec: NextSpec, *, model_directory: str) -> EngineArgs:
-    before = modelserve.planning.engine_args_for(plan, spec, model_directory=model_directory)
+def _next_settings(plan: PlanStatus, spec: NextSpec, **directories: str) -> EngineArgs:
+    before = modelserve.planning.engine_args_for(plan, spec, **directories)
     return NextArgs.model_validate({**before.model_dump(), "compression": spec.compression})
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,11 +13,14 @@ import pytest
 
 from modelserve.model_facts import ModelFacts
 from modelserve_operator import labels
-from modelserve_operator.kinds import MODEL_SERVE
+from modelserve_operator.kinds import CLAIM, MODEL_SERVE, NODE
 from modelserve_operator.kube import KubeError
+from modelserve_operator.revision_builder import offers_for
+from modelserve_operator.webhook import warm_supply
 from modelserve_operator.webhook.preview import preview
 from modelserve_operator.webhook.reading import Reader
 from modelserve_operator.webhook.review import NotAReviewError, Review, answer, review_of
+from modelserve_operator.webhook.warm_supply import WarmSupply
 from modelserve_operator.webhook.warning_lines import ALL_CHARACTERS, CUT, LINE_CHARACTERS, warning_lines
 
 BIG = {"model": {"uri": "hf://google/gemma-4-31B-it"}}
@@ -44,7 +48,7 @@ def _preview(world, spec: Mapping[str, Any], *, name: str = "big") -> list[str]:
     after = _body(world, spec, name=name)
     exists = (MODEL_SERVE, "ml", name) in world.cluster.objects
     bodies = (after, _body(world, name=name)) if exists else (after,)
-    reader = Reader(world.cluster, world.gatherer, clock=lambda: world.now)
+    reader = Reader(world.cluster, world.gatherer.supply, clock=lambda: world.now)
     observed, *before = asyncio.run(reader.observe(*bodies))
     return list(preview(observed, before[0] if before else None, world.settings))
 
@@ -117,6 +121,19 @@ def test_what_runs_stays_where_an_edit_does_not_fit(fleet) -> None:
     assert fleet.condition("Available", "big") == ("True", "Serving"), "as it was said"
 
 
+def test_a_lost_accelerator_is_said_of_the_plan_that_stays_and_the_proposal_beside_it(fleet) -> None:
+    fleet.create(BIG, name="big")
+    fleet.make_ready()
+    fleet.add_node("b", product="NVIDIA-H100-80GB-HBM3", memory_mib=81_559, gpus=8)
+    fleet.cluster.remove(NODE, "", "nvidia-h200")
+    fleet.settle()
+    said = _preview(fleet, {**BIG, "replicas": 2})
+    assert said[0].startswith("No new pods")
+    assert said[2].startswith("No node and no declared pool offers 1 x NVIDIA-H200 any more")
+    assert said[3].startswith("Proposed beside it: plan ")
+    assert "1 x NVIDIA-H200 -> 2 x NVIDIA-H100-80GB-HBM3" in said[4]
+
+
 def test_a_plan_that_waits_for_approval_is_said_with_the_command(fleet) -> None:
     said = _preview(fleet, {**BIG, "plan": {"mode": "Manual"}})
     assert "waits for approval: 1 x NVIDIA-H200" in said[0]
@@ -141,7 +158,7 @@ def test_a_stranger_who_does_not_know_the_uid_is_told_nothing_of_what_runs(
     ready_world, tiny_spec: dict[str, Any], tiny_facts: ModelFacts
 ) -> None:
     """Anybody who reaches the port may send a review: the API server does not say that it is it."""
-    reader = Reader(ready_world.cluster, ready_world.gatherer)
+    reader = Reader(ready_world.cluster, ready_world.gatherer.supply)
     forged = _body(ready_world, tiny_spec, name="tiny")
     forged["metadata"] = {**forged["metadata"], "uid": "guessed"}
     for observed in asyncio.run(reader.observe(forged, forged)):
@@ -150,8 +167,10 @@ def test_a_stranger_who_does_not_know_the_uid_is_told_nothing_of_what_runs(
 
 
 def test_a_refused_spec_says_what_the_operator_would(world) -> None:
-    (said,) = _preview(world, {**BIG, "drafter": {"uri": "hf://google/gemma-4-31B-it-assistant"}})
-    assert said.startswith("Accepted, and not served: ")
+    own = {"metadata": {"name": "own", "namespace": "ml"}, "spec": {"accessModes": ["ReadWriteOnce"]}, "status": {}}
+    world.cluster.put(CLAIM, own)
+    (said,) = _preview(world, {"model": {"uri": "pvc://own/model"}, "replicas": 2})
+    assert said.startswith("Accepted, and not served: claim own is ReadWriteOnce")
 
 
 def test_lines_are_short_few_and_printable() -> None:
@@ -216,7 +235,32 @@ def test_revisions_that_cannot_be_read_are_the_readers_to_report(fleet) -> None:
         raise KubeError(403, "controllerrevisions is forbidden")
         yield
 
-    reader = Reader(fleet.cluster, fleet.gatherer)
+    reader = Reader(fleet.cluster, fleet.gatherer.supply)
     fleet.cluster.pages = refused  # type: ignore[method-assign]
     with pytest.raises(KubeError):
         asyncio.run(reader.observe(_body(fleet), _body(fleet)))
+
+
+async def test_previews_go_on_over_the_supply_before_while_another_is_put_together(
+    fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supply = WarmSupply(fleet.gatherer)
+    await supply.first()
+    before, ready = supply.now, threading.Event()
+
+    def slowly(*arguments: Any) -> object:
+        ready.wait(60)
+        return offers_for(*arguments)
+
+    monkeypatch.setattr(warm_supply, "offers_for", slowly)
+    following = asyncio.create_task(supply.follow())
+    await asyncio.to_thread(fleet.add_node, "more", product=L40S[0], memory_mib=L40S[1], gpus=8)
+    for _ in range(20):
+        await asyncio.sleep(0.02)
+        assert supply.now is before
+    ready.set()
+    while supply.now is before:  # noqa: ASYNC110 - nothing tells when it changes
+        await asyncio.sleep(0.01)
+    assert fleet.gatherer.supply() is supply.now
+    assert len(supply.now.offered) == 1, "what the pools offer is there already"
+    following.cancel()

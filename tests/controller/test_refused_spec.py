@@ -13,9 +13,11 @@ def _desired() -> float | None:
     return REGISTRY.get_sample_value("modelserve_replicas", {"namespace": "ml", "name": "tiny", "state": "desired"})
 
 
-def test_a_new_one_is_not_said_to_be_scaled_to_zero(world, tiny_spec) -> None:
+def test_a_new_one_is_not_said_to_be_scaled_to_zero(world, tiny_spec, tiny_facts) -> None:
     world.create({**tiny_spec, "drafter": DRAFTER})
-    assert world.condition("Accepted") == ("False", "UnsupportedFeature")
+    world.cluster.end_job(message=tiny_facts.model_dump_json(by_alias=True))
+    world.settle()
+    assert world.condition("Accepted") == ("False", "InvalidSpec")
     assert world.condition("Available") == ("False", "NotServing")
     assert world.cluster.of(DEPLOYMENT) == []
 
@@ -24,7 +26,7 @@ def test_what_ran_before_is_still_wanted_and_its_loss_is_announced(ready_world) 
     ready_world.edit(replicas=2)
     ready_world.make_ready()
     ready_world.edit(drafter=DRAFTER)
-    assert ready_world.condition("Accepted") == ("False", "UnsupportedFeature")
+    assert ready_world.condition("Accepted") == ("False", "InvalidSpec")
     assert ready_world.condition("Available") == ("True", "Serving")
     assert _desired() == 2, "the workers stay"
     for pod in ready_world.cluster.of(POD):

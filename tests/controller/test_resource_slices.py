@@ -88,6 +88,23 @@ def test_a_node_that_is_heard_of_after_its_slice_is_the_same(world) -> None:
     assert _plan(world)["resourceName"] == "gpu.nvidia.com"
 
 
+def test_a_device_plugin_that_is_gone_for_good_leaves_a_zero_that_counts_for_nothing(world) -> None:
+    world.serve(RESOURCE_SLICE, CLAIM_TEMPLATE)
+    world.cluster.put(NODE, _node("a", nvidia_com__gpu="0"))
+    world.cluster.put(RESOURCE_SLICE, _slice("a"))
+    world.create({"model": MODEL}, name="big")
+    assert _plan(world)["resourceName"] == "gpu.nvidia.com"
+
+
+def test_two_slices_of_a_node_are_its_gpus_together(dynamic) -> None:
+    dynamic.cluster.put(RESOURCE_SLICE, _slice("a", gpus=1))
+    second = _slice("a", gpus=1)
+    second["metadata"]["name"] = "a-more"
+    dynamic.cluster.put(RESOURCE_SLICE, second)
+    dynamic.edit("big", parallelism={"tensor": 2})
+    assert _plan(dynamic)["gpusPerReplica"] == 2
+
+
 def test_where_a_device_plugin_offers_the_same_gpus_they_are_asked_for_as_ever(world) -> None:
     world.serve(RESOURCE_SLICE, CLAIM_TEMPLATE)
     world.add_node("a", product="NVIDIA-H200", memory_mib=143_771, gpus=2)

@@ -22,7 +22,7 @@ DRAFTER = {"uri": "hf://google/gemma-4-31B-it-assistant"}
 
 def _refused(world) -> None:
     world.edit(drafter=DRAFTER)
-    assert world.condition("Accepted") == ("False", "UnsupportedFeature")
+    assert world.condition("Accepted") == ("False", "InvalidSpec")
 
 
 def _invalid(world) -> None:
@@ -87,6 +87,8 @@ def test_a_failed_worker_is_said_and_tried_again(two, edit: Callable[[Any], None
     assert two.condition("Ready")[0] == "False"
     assert two.condition("WorkersReady") == ("False", "Stopped")
     two.pass_time(61)
+    assert two.deployment_of("tiny")["spec"]["replicas"] == 1, "one tries it"
+    two.make_ready()
     assert two.deployment_of("tiny")["spec"]["replicas"] == 2, "as many as the last accepted spec wanted"
     two.cluster.make_ready(two.deployment_of("tiny"))
     two.settle()
@@ -98,8 +100,8 @@ def test_a_failed_worker_is_said_and_tried_again(two, edit: Callable[[Any], None
 def test_a_refused_spec_and_a_failed_worker_are_both_said(two) -> None:
     _refused(two)
     _lose_all(two)
-    assert two.condition("Stalled") == ("True", "UnsupportedFeature")
-    assert "drafter.uri" in two.message("Stalled")
+    assert two.condition("Stalled") == ("True", "InvalidSpec")
+    assert "spec.drafter.uri" in two.message("Stalled")
     assert "model.safetensors is not there" in two.message("Stalled")
 
 
@@ -109,6 +111,7 @@ def test_under_a_refused_spec_what_was_wanted_outlives_the_operator(two) -> None
     two.restart_operator()
     two.settle()
     two.pass_time(61)
+    two.make_ready()
     assert two.deployment_of("tiny")["spec"]["replicas"] == 2
 
 

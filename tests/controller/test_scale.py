@@ -278,3 +278,43 @@ def test_kept_plans_are_bounded(tiny_facts: ModelFacts, monkeypatch: pytest.Monk
         document = {"model": {"uri": "hf://own/model"}, "context": {"maxModelLen": length}}
         plan_for(ModelServeSpec.model_validate(document), tiny_facts, kept)
     assert [len(offered.plans) for offered in kept.offered.values()] == [1, 3]
+
+
+def _said_or_proposed(world, name: str) -> bool:
+    return world.condition("PoolsGone", name) == ("True", "PoolsGone") or "proposedPlan" in world.status(name)
+
+
+async def test_a_lost_gpu_type_is_said_of_all_whom_it_concerns_and_users_go_first(crowd: Crowd) -> None:
+    """How long it takes with 2,000 nodes is measured by tests/benchmarks/lost_accelerator.py."""
+    names = [f"serve-{number}" for number in range(24)]
+    for number, name in enumerate(names):
+        plan = {"products": ["NVIDIA-L40S"]} if number % 3 == 0 else None
+
+        def commit(body: dict[str, Any], plan: Any = plan) -> None:
+            del body["spec"]["plan"]
+            body["spec"] |= {"accelerators": plan} if plan else {}
+
+        crowd.world.cluster.change(MODEL_SERVE, name, commit)
+    await crowd.settle()
+    before = {name: crowd.world.status(name) for name in names}
+    lost = before[names[1]]["plan"]["accelerator"]
+    concerned = {name for name in names if before[name]["plan"]["accelerator"] == lost}
+    others = sorted(set(names) - concerned)
+    assert (len(concerned), len(others)) == (16, 8), "one GPU type of several"
+    user, at = Key("ml", others[-1]), 0
+
+    def edit() -> None:
+        nonlocal at
+        if len(crowd.done) == 20:
+            at = len(crowd.done)
+            crowd.world.cluster.change(MODEL_SERVE, user.name, lambda body: body["spec"].update(replicas=2))
+
+    crowd.after_each = edit
+    for number in range(NODES):
+        if PRODUCTS[number % len(PRODUCTS)] == lost:
+            crowd.world.cluster.remove(NODE, "", f"gpu-{number}")
+    await crowd.drain()
+    assert user in crowd.done[at : at + 2]
+    assert [name for name in concerned if not _said_or_proposed(crowd.world, name)] == []
+    assert all(crowd.world.status(name)["revision"] == before[name]["revision"] for name in names), "only proposed"
+    assert [name for name in others if crowd.world.condition("PoolsGone", name) is not None] == []

@@ -27,7 +27,7 @@ ODD = (
 )  # fmt: skip
 
 
-RARE = {"drafter": 0.03, "image": 0.1, "revision": 0.1}  # fields that leave nothing else to be seen
+RARE = {"drafter": 0.2, "image": 0.1, "revision": 0.1}  # fields that leave nothing else to be seen
 
 
 class RandomSpecs:

@@ -14,7 +14,6 @@ from modelserve.published import (
     assistant_of,
     lineage_problem,
     published_assistant,
-    published_drafter_bytes,
     published_model,
 )
 from modelserve.sizing.assistant import assistant_weight_bytes
@@ -26,9 +25,10 @@ VARIANTS = ("E2B", "E4B", "12B", "26B-A4B", "31B")
 def test_a_published_assistant_has_its_published_bytes_and_fits_its_model_alone(variant: str) -> None:
     """Published are parameters; beside them are a scalar of each layer and, of centroids, the order of tokens."""
     uri = f"hf://google/gemma-4-{variant}-it-assistant"
-    assistant = published_assistant(uri)
+    facts = published_assistant(uri)
+    assert facts is not None
+    assistant, published = facts.assistant, facts.weight_bytes
     assert assistant == assistant_of(variant)
-    published = published_drafter_bytes(uri)
     ordering = 4 * 262144 if variant.startswith("E") else 0
     assert assistant_weight_bytes(assistant, tensor_parallel_size=1) == published + 4 * 2 + ordering
     for other in VARIANTS:

@@ -348,11 +348,6 @@ def test_placement_has_one_term_per_pool_that_holds_the_replica() -> None:
     assert sorted(keys) == (wanted if result.gpus_per_replica == 4 else wanted[:1])
 
 
-def test_a_drafter_is_planned_around_and_named() -> None:
-    spec = _spec(drafter={"uri": "hf://google/gemma-4-31B-it-assistant"})
-    assert "spec.drafter is not in this release" in (plan(spec, _architecture(), [_offer("NVIDIA-H200")]).message or "")
-
-
 _WISHES = st.builds(
     Wishes,
     tensor_parallel=st.none() | st.sampled_from([2, 4]),

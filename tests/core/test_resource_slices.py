@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from modelserve.hardware import CATALOGUE
-from modelserve.planning.resource_slices import Devices, device_offers, devices_of, is_device_class, node_of
+from modelserve.planning.resource_slices import Devices, device_offers, devices_of, is_device_class, node_of, together
 
 
 def gpu(index: int = 0, **changes: Any) -> dict[str, Any]:
@@ -34,6 +34,7 @@ def resource_slice(*devices: dict[str, Any], node: str = "a", driver: str = "gpu
 def test_like_gpus_are_counted_over_the_slices_of_a_node() -> None:
     slices = [resource_slice(gpu(0), gpu(1)), resource_slice(gpu(2))]
     assert devices_of(slices) == (Devices("NVIDIA-H100-80GB-HBM3", 81_559, (9, 0), 3),)
+    assert together(devices_of([each]) for each in slices) == devices_of(slices)
 
 
 def test_names_may_have_the_drivers_domain() -> None:

@@ -9,7 +9,7 @@ from modelserve.architecture import ModelArchitecture
 from modelserve.errors import InvalidInput
 from modelserve.hardware import CATALOGUE
 from modelserve.planning import AcceleratorOffer, plan
-from modelserve.published import published_drafter_bytes, published_model
+from modelserve.published import published_assistant, published_model
 from modelserve.sizing.weights import tensor_parallel_problem, weight_bytes, weight_terms
 from modelserve.weight_format import StoredType, WeightFormat, int4
 
@@ -83,8 +83,10 @@ def test_the_published_int4_models_are_planned() -> None:
 
 
 def test_a_published_drafter_is_counted() -> None:
-    assert published_drafter_bytes("hf://google/gemma-4-31B-it-assistant") == 939_037_184
-    assert published_drafter_bytes("hf://google/gemma-4-99B-it-assistant") is None
+    facts = published_assistant("hf://google/gemma-4-31B-it-assistant")
+    assert facts is not None
+    assert facts.weight_bytes == 939_037_184
+    assert published_assistant("hf://google/gemma-4-99B-it-assistant") is None
     architecture, offers = _architecture("31B"), [AcceleratorOffer(CATALOGUE["NVIDIA-H200"], 1)]
     model = {"model": {"uri": "hf://google/gemma-4-31B-it"}}
     with_drafter = model | {"drafter": {"uri": "hf://google/gemma-4-31B-it-assistant"}}
@@ -93,4 +95,4 @@ def test_a_published_drafter_is_counted() -> None:
         planned = plan(ModelServeSpec.model_validate(document), architecture, offers)
         assert planned.per_gpu is not None
         weights.append(planned.per_gpu.weights_bytes)
-    assert weights[1] - weights[0] == 939_037_184
+    assert weights[1] - weights[0] == 939_037_184 + 8, "and a scalar of each layer"

@@ -46,6 +46,8 @@ NOT_OF_EVERY_SUITE = {  # rules for what happens seldom, and in no test of this 
     *(("", "podtemplates", verb) for verb in ("get", "patch", "delete")),  # of spec.capacityBuffer
     *(("autoscaling.x-k8s.io", "capacitybuffers", verb) for verb in ("get", "watch", "patch", "delete")),
     *(("resource.k8s.io", "resourceclaimtemplates", verb) for verb in ("get", "patch", "delete")),  # of plans by claims
+    *(("gateway.networking.k8s.io", "httproutes", verb) for verb in ("get", "watch", "patch", "delete")),
+    *(("inference.networking.k8s.io", "inferencepools", verb) for verb in ("get", "watch", "patch", "delete")),
     ("", "pods", "patch"),  # where a node is drained under onEviction SurgeFirst
     ("", "events", "list"),  # where a pod hangs before its containers begin, or a Job gets none
     ("serving.modelserve.dev", "modelserves", "get"),  # after a status write that lost a race

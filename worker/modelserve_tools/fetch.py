@@ -17,6 +17,7 @@ import logging
 import os
 import re
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatch
@@ -25,11 +26,14 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from modelserve.checkpoint_files import DOWNLOAD_LOCK, DOWNLOAD_MARKER
 from modelserve.errors import InvalidInput, ModelServeError
 from modelserve.termination import (
     TERMINAL_EXIT_CODE,
+    FetchedDrafter,
     TerminationMessage,
     TerminationReason,
+    write_fetched_drafter,
     write_resolved,
     write_termination,
 )
@@ -40,8 +44,7 @@ if TYPE_CHECKING:
 
 METADATA_PATTERNS = ("*.json", "*.jinja", "*.txt", "*.model")
 WEIGHT_PATTERNS = ("*.safetensors",)
-LOCK = ".modelserve-fetch.lock"
-MARKER = ".modelserve-fetched.json"
+OPTIONAL_PAUSES_S = (2.0, 8.0)  # before other tries of a download that a model does not wait for long
 REPOSITORY = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}")
 
 logger = logging.getLogger(__name__)
@@ -96,7 +99,7 @@ def fetch(uri: str, revision: str, dest: Path, *, metadata_only: bool = False, c
     wanted = Fetched(uri=uri, revision=revision, metadata_only=metadata_only)
     try:
         dest.mkdir(parents=True, exist_ok=True)
-        with _locked(dest / LOCK):
+        with _locked(dest / DOWNLOAD_LOCK):
             present = _marker(dest)
             if present is not None and present.covers(wanted) and commit in (None, present.commit):
                 logger.info("%s already holds %s at %s", dest, uri, revision)
@@ -107,7 +110,7 @@ def fetch(uri: str, revision: str, dest: Path, *, metadata_only: bool = False, c
                     "(storage.subPath) for each model and revision"
                 )
             found = _download(repository, commit or revision, dest, metadata_only=metadata_only, resolved=bool(commit))
-            (dest / MARKER).write_text(wanted.model_copy(update={"commit": found}).model_dump_json())
+            (dest / DOWNLOAD_MARKER).write_text(wanted.model_copy(update={"commit": found}).model_dump_json())
     except OSError as error:
         raise InvalidInput(f"{dest} cannot be written: {error}") from error
 
@@ -121,7 +124,7 @@ def _repository(uri: str) -> str:
 
 def _marker(dest: Path) -> Fetched | None:
     try:
-        return Fetched.model_validate_json((dest / MARKER).read_text())
+        return Fetched.model_validate_json((dest / DOWNLOAD_MARKER).read_text())
     except (FileNotFoundError, ValidationError):  # a marker cut short by a crash means: not complete
         return None
 
@@ -221,6 +224,25 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatch(name, pattern) for pattern in patterns)
 
 
+def fetch_drafter(uri: str, revision: str, dest: Path, *, recorded: Path | None) -> FetchedDrafter:
+    """Make `dest` hold an assistant, at the commit that `recorded` (a file), the directory or the Hub says that the
+    revision stands for. Raises nothing that a model should wait for: what went wrong is in the answer.
+    """
+    problem = ""
+    for pause in (*OPTIONAL_PAUSES_S, None):
+        try:
+            commit = resolve(uri, revision, dest, recorded=recorded)
+            fetch(uri, revision, dest, commit=commit)
+            return FetchedDrafter(commit=commit)
+        except InvalidInput as error:
+            return FetchedDrafter(problem=str(error))
+        except (DownloadError, ValidationError, OSError) as error:
+            problem = str(error)
+        if pause is not None:
+            time.sleep(pause)
+    return FetchedDrafter(problem=problem)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit 0 when complete, 1 when another try may help, TERMINAL_EXIT_CODE when none can."""
     parser = argparse.ArgumentParser(
@@ -231,10 +253,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--dest", required=True, type=Path, help="directory to fill")
     parser.add_argument("--metadata-only", action="store_true", help="of weights only their headers")
     parser.add_argument("--resolve", action="store_true", help="only tell the commit that the revision stands for")
-    parser.add_argument("--recorded", type=Path, help="--resolve: a file with the commit, where it is known")
+    parser.add_argument("--recorded", type=Path, help="--resolve, --optional: a file with the commit, once it is known")
+    parser.add_argument(
+        "--optional", action="store_true", help="exit 0 whatever comes of it, and tell the commit or what went wrong"
+    )
     parser.add_argument("--commit-file", type=Path, help="where --resolve leaves the commit for the download")
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    if arguments.optional:
+        told = fetch_drafter(arguments.uri, arguments.revision, arguments.dest, recorded=arguments.recorded)
+        logger.info("%s", told.problem or f"{arguments.uri} at {arguments.revision} is commit {told.commit}")
+        write_fetched_drafter(told)
+        return 0
     try:
         if arguments.resolve:
             commit = resolve(arguments.uri, arguments.revision, arguments.dest, recorded=arguments.recorded)

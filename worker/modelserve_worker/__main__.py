@@ -30,6 +30,7 @@ from modelserve_worker.engine.process import EngineProcess, EngineStartFailed
 from modelserve_worker.engine_startup import build_engine
 from modelserve_worker.metrics import WorkerMetrics
 from modelserve_worker.nvml import first_gpu
+from modelserve_worker.optional_drafter import without_missing_drafter
 from modelserve_worker.server.app import create_app
 from modelserve_worker.server.body_limits import OpenBodies
 from modelserve_worker.server.flags import (
@@ -110,11 +111,11 @@ def serve(args: EngineArgs, door: DoorSettings) -> None:
     """
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     architecture, weight_format = _read_checkpoint(args)
-    args = _settled(args, architecture, weight_format)
+    args, without_drafter = without_missing_drafter(_settled(args, architecture, weight_format), architecture)
     listener = bind(args.host, args.port)
     places = min(args.max_num_seqs, args.max_num_batched_tokens)
     limits = FairLimits(places, args.max_num_batched_tokens, door.max_waiting_requests)
-    engine = EngineProcess(functools.partial(build_engine, args), limits)
+    engine = EngineProcess(functools.partial(build_engine, args), limits, without_drafter=without_drafter)
     try:
         asyncio.run(_serve(args, door, engine, ServerState(_read_model(args, architecture)), listener))
     finally:

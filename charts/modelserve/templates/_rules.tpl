@@ -15,6 +15,9 @@
 - {apiGroups: [autoscaling.x-k8s.io], resources: [capacitybuffers], verbs: [get, list, watch, create, patch, delete]}
 # Of plans whose GPUs are asked for by claims (dynamic resource allocation).
 - {apiGroups: [resource.k8s.io], resources: [resourceclaimtemplates], verbs: [get, list, watch, create, patch, delete]}
+# Of spec.gateway.
+- {apiGroups: [gateway.networking.k8s.io], resources: [httproutes], verbs: [get, list, watch, create, patch, delete]}
+- {apiGroups: [inference.networking.k8s.io], resources: [inferencepools], verbs: [get, list, watch, create, patch, delete]}
 # Patched are annotations: which worker goes first, and which of them autoscalers spare.
 - {apiGroups: [""], resources: [pods], verbs: [list, watch, patch]}
 - {apiGroups: [discovery.k8s.io], resources: [endpointslices], verbs: [list, watch]}

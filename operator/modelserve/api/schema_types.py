@@ -60,6 +60,7 @@ Count = Annotated[int, Field(ge=0, le=1 << 20, json_schema_extra={"format": "int
 GpuCount = Annotated[int, Field(ge=0, le=64, json_schema_extra={"format": "int32"})]
 Generation = Annotated[int, Field(ge=0, le=MAX_BYTES, json_schema_extra={"format": "int64"})]
 DecimalString = Annotated[str, StringConstraints(max_length=20, pattern=r"^(0|[1-9][0-9]*)(\.[0-9]{1,4})?$")]
+Share = Annotated[str, StringConstraints(max_length=6, pattern=r"^(0(\.[0-9]{1,4})?|1(\.0{1,4})?)$")]
 Price = Annotated[str, StringConstraints(max_length=10, pattern=r"^(0|[1-9][0-9]*)(\.[0-9]{1,4})?$")]
 SignedDecimalString = Annotated[str, StringConstraints(max_length=20, pattern=r"^-?(0|[1-9][0-9]*)(\.[0-9]{1,4})?$")]
 Message = Annotated[str, StringConstraints(max_length=4096)]

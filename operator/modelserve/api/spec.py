@@ -8,7 +8,9 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from modelserve.api.capacity_buffer import CapacityBufferSpec
-from modelserve.api.model_source import ModelSource, ModelUri, SecretKeyRef
+from modelserve.api.drafter import DrafterSpec
+from modelserve.api.gateway import GatewaySpec
+from modelserve.api.model_source import ModelSource, SecretKeyRef
 from modelserve.api.plan_policy import PlanSpec
 from modelserve.api.pod import PodOverrides
 from modelserve.api.schema_types import (
@@ -22,6 +24,7 @@ from modelserve.api.schema_types import (
     Price,
     Product,
     Quantity,
+    Share,
     Tokens,
     cel_rules,
 )
@@ -31,13 +34,6 @@ from modelserve.sizing.pages import KVCacheLayout
 WorkerPolicy = Literal["Proposed", "OnEdit", "Rolling"]
 Objective = Literal["Latency", "Throughput", "MaxContext", "Cost"]
 ServableKVCacheDtype = Literal["bfloat16", "int8", "fp8_e4m3", "fp8_e5m2"]
-
-
-class DrafterSource(ApiModel):
-    """A drafter for speculative decoding. Accepted by the schema; this release reports that it does not run it."""
-
-    uri: ModelUri = Field(description="Address of the drafter: hf://OWNER/NAME or pvc://CLAIM/PATH.")
-    num_speculative_tokens: int | None = Field(default=None, ge=1, le=16, description="Tokens drafted per step.")
 
 
 _MIN_OVER_MAX = "minModelLen must be at most maxModelLen"
@@ -92,6 +88,11 @@ class WorkloadSpec(ApiModel):
         ge=1,
         le=1_000_000,
         description="Sessions that go on at a time, most of them waiting for their users; left out: concurrency.",
+    )
+    draft_acceptance: Share | None = Field(
+        default=None,
+        description="Chance of a draft to be right where those before it are, as a decimal string; left out: what "
+        "workers of this model measured, else 0.75. Expected speeds with spec.drafter follow from it.",
     )
 
 
@@ -265,7 +266,9 @@ class ModelServeSpec(ApiModel):
     )
 
     model: ModelSource = Field(description="The checkpoint to serve.")
-    drafter: DrafterSource | None = Field(default=None, description="Drafter for speculative decoding.")
+    drafter: DrafterSpec | None = Field(
+        default=None, description="What proposes tokens that the model verifies, many in a step; left out: nothing."
+    )
     replicas: Count = Field(
         default=1, description="Pods; each is a whole model on one node. Leave it out when an autoscaler owns it."
     )
@@ -295,6 +298,9 @@ class ModelServeSpec(ApiModel):
         ge=0,
         le=100,
         description="Revisions that are kept, beside those that run, to go back to; left out: 5.",
+    )
+    gateway: GatewaySpec | None = Field(
+        default=None, description="A route of the Gateway API to the workers; left out: none."
     )
     capacity_buffer: CapacityBufferSpec | None = Field(
         default=None, description="Room for more workers that an autoscaler keeps ready; left out: none."

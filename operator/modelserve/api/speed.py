@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -27,6 +27,22 @@ class TimeTerms(ApiModel):
     prompts: DecimalString | None = Field(
         default=None, description="Rows of other requests' prompts that share the steps of a token."
     )
+    drafts: DecimalString | None = Field(default=None, description="Proposing tokens that the model verifies.")
+
+
+class ExpectedDrafts(ApiModel):
+    """What drafts are expected to bring: the speed beside it has them, this one has what it would be without."""
+
+    acceptance: DecimalString = Field(
+        description="Chance of the first draft of a step to be right; later ones where those before them are."
+    )
+    source: Literal["Given", "Measured", "Assumed"] = Field(
+        description="Given in workload.draftAcceptance, Measured by workers of this model, or Assumed."
+    )
+    per_request: TokenCount = Field(description="Drafts that a step verifies of each request.")
+    tokens_per_step: DecimalString = Field(description="Tokens that a step brings of each request.")
+    time_per_output_token_ms: DecimalString = Field(description="timePerOutputTokenMs without drafts.")
+    output_tokens_per_second: DecimalString = Field(description="outputTokensPerSecond without drafts.")
 
 
 class ExpectedSpeed(ApiModel):
@@ -40,6 +56,9 @@ class ExpectedSpeed(ApiModel):
     output_tokens_per_second: DecimalString = Field(description="Of one replica, prefill of the prompts included.")
     first_token: TimeTerms | None = Field(
         default=None, description="Terms of timeToFirstTokenMs; of the chosen candidate."
+    )
+    drafts: ExpectedDrafts | None = Field(
+        default=None, description="Where drafts are planned and it is known how often they are right."
     )
     output_token: TimeTerms | None = Field(
         default=None, description="Terms of timePerOutputTokenMs; of the chosen candidate."

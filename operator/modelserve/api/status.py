@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
+from modelserve.api.drafter import DrafterPlan
 from modelserve.api.schema_types import (
     ApiModel,
     Bytes,
@@ -211,6 +212,9 @@ class PlanStatus(ApiModel):
         default=None, description="Pinned host memory of each worker for cached prefixes, where any was asked for."
     )
     engine: EnginePlan | None = Field(default=None, description="Settings of the engine that sizing depends on.")
+    drafter: DrafterPlan | None = Field(
+        default=None, description="What proposes tokens, where anything is asked to, has room and pays."
+    )
     per_gpu: GpuMemory | None = Field(default=None, description="Where the memory of one GPU goes.")
     per_request: RequestBytes | None = Field(default=None, description="Bytes one request holds.")
     concurrency: Concurrency | None = Field(default=None, description="Requests at once.")
@@ -225,6 +229,9 @@ class PlanStatus(ApiModel):
         max_length=MAX_SPEED_FACTORS,
         description="What workers had measured when the plan was made, as it counted in expected speeds. What is "
         "measured later counts in the next plan, not in this one.",
+    )
+    draft_acceptance: DecimalString | None = Field(
+        default=None, description="The same of drafts: the chance to be right that workers had measured by then."
     )
     candidates: tuple[Candidate, ...] = Field(
         default=(),
@@ -363,6 +370,12 @@ class ModelServeStatus(ApiModel):
         max_length=40,
         pattern=r"^[0-9a-f]{40}$",
         description="Commit of the Hub that the committed revision serves, where model.revision is none.",
+    )
+    drafter_commit: str | None = Field(
+        default=None,
+        max_length=40,
+        pattern=r"^[0-9a-f]{40}$",
+        description="The same of its drafter, where spec.drafter.revision is none.",
     )
     proposed_plan: PlanStatus | None = Field(
         default=None, json_schema_extra=_WHOLE, description="A newer plan that waits for approval."

@@ -12,7 +12,7 @@ from modelserve import __version__
 from modelserve.cli.plan_command import EXIT_BAD_INPUT, PlanOptions, run_plan
 from modelserve.crd import crd_yaml
 from modelserve.errors import InvalidInput, UnsupportedModel
-from modelserve.inspection import inspect_checkpoint
+from modelserve.inspection import inspect_assistant, inspect_checkpoint
 from modelserve.termination import (
     MESSAGE_LIMIT_BYTES,
     TERMINAL_EXIT_CODE,
@@ -44,7 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(text, flush=True)
             return code
         if arguments.command == "inspect":
-            return _inspect(Path(arguments.directory), arguments.output, identity=arguments.identity)
+            return _inspect(
+                Path(arguments.directory), arguments.output, identity=arguments.identity, drafter=arguments.drafter
+            )
         print(crd_yaml(), end="", flush=True)
     except InvalidInput as error:
         print(f"modelserve: {error}", file=sys.stderr)
@@ -54,11 +56,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _inspect(directory: Path, output: str | None, *, identity: bool) -> int:
+def _inspect(directory: Path, output: str | None, *, identity: bool, drafter: bool) -> int:
     """Print the facts of a checkpoint, into `output` where given; a failure leaves a termination message instead."""
     try:
         left_out = None if identity else {"identity"}  # an operator of 0.1.0, which does not ask for it, refuses it
-        text = inspect_checkpoint(directory).model_dump_json(by_alias=True, exclude=left_out)
+        facts = inspect_assistant(directory) if drafter else inspect_checkpoint(directory)
+        text = facts.model_dump_json(by_alias=True, exclude=left_out)
         if len(text.encode()) > MESSAGE_LIMIT_BYTES:
             raise InvalidInput(f"the facts take {len(text.encode())} bytes, above the {MESSAGE_LIMIT_BYTES} that fit")
     except (InvalidInput, OSError) as error:
@@ -117,6 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     inspect = commands.add_parser("inspect", help="print geometry, size and format of a checkpoint as JSON")
     inspect.add_argument("directory", help="directory with config.json and safetensors files")
     inspect.add_argument("--identity", action="store_true", help="with a digest of the files' index, names and sizes")
+    inspect.add_argument("--drafter", action="store_true", help="it is an MTP assistant, and no model")
     inspect.add_argument("--output", metavar="FILE", help="write there instead of to standard output")
     commands.add_parser("crd", help="print the CustomResourceDefinition")
     return parser

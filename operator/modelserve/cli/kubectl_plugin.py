@@ -8,6 +8,7 @@ dry run, with the preview of the operator's webhook, and what the operator last 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
@@ -25,7 +26,7 @@ from modelserve.catalogue import CATALOGUE_NAME
 from modelserve.cli.plan_command import EXIT_BAD_INPUT, EXIT_FITS, PlanOptions, plan_serves, planned_output
 from modelserve.cli.plan_sources import documents, inventory_of_cluster, shown_name
 from modelserve.errors import InvalidInput
-from modelserve.model_facts import FACTS_KEY, ModelFacts
+from modelserve.model_facts import FACTS_KEY, AssistantFacts, ModelFacts
 from modelserve.planning.changes import placed_on, plan_changes
 
 EXIT_NO_CLUSTER = 1
@@ -121,8 +122,8 @@ def _plan(arguments: argparse.Namespace) -> Iterable[str]:
     pools = kubectl.optional("nodepools.karpenter.sh")
     shared = kubectl.optional("configmap", CATALOGUE_NAME, f"--namespace={arguments.operator_namespace}")
     where = inventory_of_cluster(nodes, pools, shared[0].get("data") or {} if shared else None)
-    inspected = dict(_inspected(kubectl, bodies))
-    planned = plan_serves(serves, where, options, inspected=inspected)
+    inspected, assistants = _inspected(kubectl, bodies)
+    planned = plan_serves(serves, where, options, inspected=inspected, assistants=assistants)
     text, arguments.code = planned_output(planned, where, options)
     if arguments.output != "table":
         return (text,)
@@ -178,17 +179,20 @@ def _named(body: Body) -> tuple[str, ...]:
     return (RESOURCE, metadata["name"], *place)
 
 
-def _inspected(kubectl: Kubectl, bodies: Iterable[Body]) -> Iterable[tuple[str, ModelFacts]]:
-    """Facts that the operator keeps of the models of ModelServes that exist, by the address of the model."""
+def _inspected(kubectl: Kubectl, bodies: Iterable[Body]) -> tuple[dict[str, ModelFacts], dict[str, AssistantFacts]]:
+    """Facts that the operator keeps of the models of ModelServes that exist, and of their drafters, by address."""
+    models, assistants = dict[str, ModelFacts](), dict[str, AssistantFacts]()
     for body in bodies:
         _, name, *place = _named(body)
         for live in kubectl.optional(*_named(body)):
             for config_map in kubectl.optional("configmap", f"--selector={FACTS_LABELS}={name}", *place):
-                try:
-                    facts = ModelFacts.model_validate_json((config_map.get("data") or {}).get(FACTS_KEY, ""))
-                except ValidationError:
-                    continue
-                yield str(live["spec"]["model"]["uri"]), facts
+                text, spec = (config_map.get("data") or {}).get(FACTS_KEY, ""), live["spec"]
+                with contextlib.suppress(ValidationError):
+                    models[str(spec["model"]["uri"])] = ModelFacts.model_validate_json(text)
+                with contextlib.suppress(ValidationError):
+                    uri = str((spec.get("drafter") or {}).get("uri"))
+                    assistants[uri] = AssistantFacts.model_validate_json(text)
+    return models, assistants
 
 
 def _without_nodes(kubectl: Kubectl, bodies: list[Body], error: ClusterError, *, of_file: bool) -> Iterable[str]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import yaml
 
@@ -27,13 +27,14 @@ from modelserve.cli.plan_sources import Inventory, documents, inventory, shown_n
 from modelserve.cli.plan_text import ShownCandidate, best_of_each_product, plan_text, pools_text
 from modelserve.cli.plot import plot_concurrency
 from modelserve.errors import InvalidInput
-from modelserve.inspection import read_architecture, read_weight_format
-from modelserve.model_facts import ModelFacts
+from modelserve.inspection import inspect_assistant, read_architecture, read_weight_format
+from modelserve.model_facts import AssistantFacts, ModelFacts
+from modelserve.planning.drafts import DRAFTER_FIELD, named_assistant
 from modelserve.planning.evaluation import Fit
 from modelserve.planning.learned import Learned
 from modelserve.planning.planner import candidate_list, consider, plan
 from modelserve.planning.wishes import Wishes, wishes
-from modelserve.published import published_model, published_uris
+from modelserve.published import published_assistant, published_model, published_uris
 from modelserve.sizing.memory import check_overrides
 from modelserve.weight_format import WeightFormat
 
@@ -41,6 +42,14 @@ EXIT_FITS, EXIT_BAD_INPUT, EXIT_NO_PLAN = 0, 2, 3
 GPUS_PER_NODE = 8  # of the catalogue's products, when no accelerator is given
 OutputForm = Literal["table", "json", "yaml"]
 _FILE_PREFIX = "file://"
+
+
+class _Sized(TypedDict):
+    """What candidates are sized with."""
+
+    learned: Learned
+    weight_format: WeightFormat
+    assistant: AssistantFacts | None
 
 
 @dataclass(frozen=True)
@@ -107,13 +116,15 @@ def plan_serves(
     options: PlanOptions,
     *,
     inspected: Mapping[str, ModelFacts] | None = None,
+    assistants: Mapping[str, AssistantFacts] | None = None,
 ) -> list[PlannedServe]:
-    """Plans of ModelServes over an inventory. `inspected`: facts of models by their address, which no release ships.
+    """Plans of ModelServes over an inventory. `inspected`: facts of models by their address, which no release
+    ships; `assistants`: the same of drafters.
 
     Raises InvalidInput.
     """
     assumed = _assumed(options.assume)
-    return [_planned(serve, where, options, assumed, inspected or {}) for serve in serves]
+    return [_planned(serve, where, options, assumed, inspected or {}, assistants or {}) for serve in serves]
 
 
 def planned_output(planned: Sequence[PlannedServe], where: Inventory, options: PlanOptions) -> tuple[str, int]:
@@ -138,18 +149,20 @@ def _planned(
     options: PlanOptions,
     assumed: Learned,
     inspected: Mapping[str, ModelFacts],
+    assistants: Mapping[str, AssistantFacts],
 ) -> PlannedServe:
     spec = serve.spec
     architecture, stored = _model(spec, inspected)
+    sized: _Sized = {"learned": assumed, "weight_format": stored, "assistant": _assistant(spec, assistants)}
     offers = where.offers(spec)
-    made = plan(spec, architecture, offers, learned=assumed, weight_format=stored)
+    made = plan(spec, architecture, offers, **sized)
     if not made.fits and (trusted := where.on_trust(spec, offers)):
         offers = (*offers, *trusted)
-        made = plan(spec, architecture, offers, learned=assumed, weight_format=stored)
-    considered = consider(spec, architecture, offers, learned=assumed, weight_format=stored)
-    candidates = candidate_list(considered, spec, architecture, learned=assumed, weight_format=stored)
+        made = plan(spec, architecture, offers, **sized)
+    considered = consider(spec, architecture, offers, **sized)
+    candidates = candidate_list(considered, spec, architecture, **sized)
     rows = tuple(ShownCandidate(c, each.evaluation) for c, each in zip(candidates, considered, strict=True))
-    asked = wishes(spec, learned=assumed, weight_format=stored)
+    asked = wishes(spec, **sized)
     left_out = tuple(where.left_out(spec))
     if options.compare is None:
         return PlannedServe(serve.metadata.name, made, rows, left_out, asked, None, [])
@@ -205,6 +218,21 @@ def _model(spec: ModelServeSpec, inspected: Mapping[str, ModelFacts]) -> tuple[M
             f"{', '.join(published_uris())}"
         )
     return facts.architecture, facts.format
+
+
+def _assistant(spec: ModelServeSpec, inspected: Mapping[str, AssistantFacts]) -> AssistantFacts | None:
+    """Facts of a drafter that no release ships: inspected, or in a directory of this machine."""
+    uri = named_assistant(spec)
+    if uri is None or published_assistant(uri) is not None:
+        return None
+    if uri.startswith(_FILE_PREFIX):
+        return inspect_assistant(Path(uri.removeprefix(_FILE_PREFIX)))
+    if uri not in inspected:
+        raise InvalidInput(
+            f"{DRAFTER_FIELD}: {uri} cannot be looked into from here; give its directory as file://DIR, or the one "
+            "that is published with the model as published: true"
+        )
+    return inspected[uri]
 
 
 def _model_serves(file: str) -> list[ModelServe]:

@@ -19,7 +19,7 @@ GIB = 1 << 30
 MIB = 1 << 20
 WIDTH = 100
 MOST_NODES = 8
-_RIGHT = frozenset({"GPUS", "MAX LEN", "8K", "32K", "128K", "MAX", "TTFT", "TPOT", "BATCH", "$/H", "$/1M"})
+_RIGHT = frozenset({"GPUS", "MAX LEN", "8K", "32K", "128K", "MAX", "TTFT", "TPOT", "PLAIN", "BATCH", "$/H", "$/1M"})
 
 
 @dataclass(frozen=True)
@@ -66,12 +66,14 @@ def plan_text(
         parts.append(_wrapped(f"{full}: autoscaling's target.", indent="  "))
     if shown:
         tokens = f"{wishes.input_tokens:,} + {wishes.output_tokens:,}"
-        told = (
+        told = [
             f"Best first by objective {wishes.objective}: {_OBJECTIVES[wishes.objective]}.",
             "8K to MAX: requests at once, by context length.",
             f"TTFT: milliseconds to the first token of one prompt of {wishes.input_tokens:,} tokens, alone.",
             f"TPOT: mean milliseconds between tokens while BATCH requests of {tokens} tokens are open at a time.",
-        )
+        ]
+        if any(each.candidate.speed and each.candidate.speed.drafts for each in shown):
+            told.append("PLAIN: the same without drafts.")
         parts += ["", *(_wrapped(line, indent="") for line in told)]
         parts += _grouped(shown, _choice_rows(shown))
         parts += ["", "Memory of one GPU, GiB: the pool is what the terms leave of the budget"]
@@ -149,6 +151,7 @@ def _choice_rows(shown: Iterable[ShownCandidate]) -> list[tuple[str, ...]]:
             "MAX",
             "TTFT",
             "TPOT",
+            "PLAIN",
             "BATCH",
             "$/H",
             "$/1M",
@@ -167,6 +170,7 @@ def _choice_rows(shown: Iterable[ShownCandidate]) -> list[tuple[str, ...]]:
                 *((value or "-") for value in ((at.at8k, at.at32k, at.at128k, at.at_max) if at else (None,) * 4)),
                 f"{float(speed.time_to_first_token_ms):,.0f}" if speed else "-",
                 f"{float(speed.time_per_output_token_ms):,.1f}" if speed else "-",
+                f"{float(speed.drafts.time_per_output_token_ms):,.1f}" if speed and speed.drafts else "-",
                 str(speed.concurrency) if speed else "-",
                 candidate.cost_per_hour or "-",
                 candidate.cost_per_million_tokens or "-",
@@ -257,6 +261,7 @@ _TIMES = {
     "launches": "kernels x start and gap",
     "all_reduces": "two sums a layer over the GPUs",
     "prompts": "other requests' prompts in the steps of a token",
+    "drafts": "proposing what the model verifies",
 }
 
 

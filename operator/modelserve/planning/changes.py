@@ -27,6 +27,9 @@ def plan_changes(before: PlanStatus, after: PlanStatus) -> Iterator[str]:
     caches = [f"{p.kv_cache.dtype} {p.kv_cache.layout}" if p.kv_cache else "none" for p in (before, after)]
     if caches[0] != caches[1]:
         yield f"cache {caches[0]} -> {caches[1]}"
+    drafters = [drafted_by(p) for p in (before, after)]
+    if drafters[0] != drafters[1]:
+        yield f"drafts {drafters[0]} -> {drafters[1]}"
     pools = [p.per_gpu.kv_pool_bytes if p.per_gpu else 0 for p in (before, after)]
     if pools[0] != pools[1]:
         where = "a GPU" if after.gpus_per_replica else "in the container"
@@ -41,6 +44,20 @@ def plan_changes(before: PlanStatus, after: PlanStatus) -> Iterator[str]:
     costs = [cost_per_hour(p) for p in (before, after)]
     if costs[0] != costs[1] and None not in costs:
         yield f"{costs[0]} -> {costs[1]} per replica-hour"
+
+
+def drafted_by(plan: PlanStatus) -> str:
+    """What proposes tokens, in words."""
+    drafter = plan.drafter
+    if drafter is None:
+        return "none"
+    by = [
+        drafter.uri,
+        drafter.revision and f"at {drafter.revision}",
+        "prompt lookup" if drafter.prompt_lookup else None,
+    ]
+    count = f"{drafter.num_speculative_tokens} at a time" if drafter.num_speculative_tokens else None
+    return " ".join(filter(None, (*by, count)))
 
 
 def _requests(before: PlanStatus, after: PlanStatus) -> Iterator[str]:

@@ -36,6 +36,10 @@ class EngineRates:
     launch_seconds: float = 1.5e-6  # per kernel of a captured step: its start and the gap before it
     mixed_layer_seconds: float = 50e-6  # per layer of a step with decodes and prompts: both attentions over few rows
     expert_layer_seconds: float = 11e-6  # per layer of experts, whose products read nothing before rows have chosen
+    # Of a step with drafts, per layer, and per layer and row: attention over several rows of a request. Verifying 5 to
+    # 72 rows took 9 to 50 us a layer longer than one row of each request, of 31B and of E4B.
+    drafted_layer_seconds: float = 6e-6
+    drafted_row_seconds: float = 0.7e-6
     peer_sum_seconds: float = 2.5e-6  # what the norm behind a small sum takes longer with the sum, over NVLink
     all_reduce_seconds: float = 17e-6  # of a small sum between GPUs that do not reach each other's memory
     nvlink: float = 0.6  # of NVLink's rate in NCCL's large sums: 271 of 450 GB/s; PCIe's figure is what it reaches

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from modelserve import __version__
+from modelserve.api.drafter import DrafterPlan
 from modelserve.api.spec import ModelServeSpec
 from modelserve.api.status import PlanStatus
 from modelserve.engine_args import EngineArgs
@@ -32,8 +33,11 @@ _UNSET_IN_HASHES = {
 }
 
 
-def engine_args_for(plan: PlanStatus, spec: ModelServeSpec, *, model_directory: str) -> EngineArgs:
-    """The worker's settings under a plan that fits; `model_directory` is where the checkpoint is mounted.
+def engine_args_for(
+    plan: PlanStatus, spec: ModelServeSpec, *, model_directory: str, drafter_directory: str = "/"
+) -> EngineArgs:
+    """The worker's settings under a plan that fits; the directories are where the checkpoint is mounted, and the
+    plan's assistant, if it has one: a worker that does not find that serves without.
 
     Raises ValueError when the plan has no choice in it.
     """
@@ -49,6 +53,8 @@ def engine_args_for(plan: PlanStatus, spec: ModelServeSpec, *, model_directory: 
         asked["profile"] = engine.profile  # fast, the default, changes no hash
     if plan.host_cache_bytes:
         asked["host_cache_bytes"] = plan.host_cache_bytes
+    if plan.drafter is not None:
+        asked |= _drafts(plan.drafter, drafter_directory)
     return EngineArgs(
         **asked,
         model=model_directory,
@@ -66,6 +72,13 @@ def engine_args_for(plan: PlanStatus, spec: ModelServeSpec, *, model_directory: 
         max_num_seqs=plan.engine.max_num_seqs,
         drain_seconds=spec.rollout.drain_seconds,
     )
+
+
+def _drafts(drafter: DrafterPlan, directory: str) -> dict[str, Any]:
+    of_assistant = {"drafter": directory, "drafter_optional": True} if drafter.uri else {}
+    lookup = {"prompt_lookup": True} if drafter.prompt_lookup else {}
+    count = {"num_speculative_tokens": drafter.num_speculative_tokens} if drafter.num_speculative_tokens else {}
+    return {**of_assistant, **lookup, **count}
 
 
 def served_name(spec: ModelServeSpec) -> str:
@@ -92,6 +105,7 @@ def plan_hash(plan: PlanStatus, spec: ModelServeSpec, *, engine_version: str = E
     return _digest(
         {
             **({"set": set_to_old} if set_to_old else {}),
+            **({"drafter": [plan.drafter.uri, plan.drafter.revision]} if plan.drafter else {}),
             "engineArgs": _UNSET_IN_HASHES | settings,
             "engineVersion": engine_version,
             "model": spec.model.uri,

@@ -11,8 +11,10 @@ from modelserve.hardware import BFLOAT16_CAPABILITY, FP8_E4M3_CAPABILITY, LEAST_
 from modelserve.planning.learned import NOTHING_LEARNED
 from modelserve.planning.node_labels import COMPUTE_LABELS
 from modelserve.planning.wishes import Wishes
+from modelserve.sizing.assistant import ranks_problem
 from modelserve.sizing.memory import MemoryPlan, memory_plan
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, cache_format, cache_geometry
+from modelserve.sizing.speculation import NO_DRAFTS, Speculation
 from modelserve.sizing.weights import tensor_parallel_problem
 
 GIB = 1 << 30
@@ -35,6 +37,8 @@ class Fit:
     shortened: bool  # below the maxModelLen that was asked, at or above minModelLen
     downgraded: bool  # int8 cache although nobody asked: only so does the asked length fit
     sequences: int  # most requests of one step
+    speculation: Speculation = NO_DRAFTS
+    undrafted: str = ""  # why what the spec asks to propose tokens does not, or not all of it
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,8 @@ def evaluate(wishes: Wishes, architecture: ModelArchitecture, accelerator: Accel
                     shortened=bool(wishes.max_model_len) and length < asked,
                     downgraded=geometry.dtype is not own_dtype,
                     sequences=sequences,
+                    speculation=_speculation(wishes, tensor_parallel)[0],
+                    undrafted=_speculation(wishes, tensor_parallel)[1],
                 )
     geometry, memory, _ = min(sized, key=lambda each: each[0].held_bytes(least) - each[1].available_bytes)
     smallest = geometry.held_bytes(least)
@@ -162,7 +168,7 @@ def _memory(
         kv_dtype=geometry.dtype,
         kv_layout=geometry.layout,
         weight_format=wishes.weight_format,
-        drafter_bytes=wishes.drafter_bytes,
+        speculation=_speculation(wishes, tensor_parallel)[0],
         profile="exact" if wishes.exact else "fast",
         learned=wishes.learned.terms(
             accelerator.product,
@@ -172,6 +178,18 @@ def _memory(
             cache_format=cache_format(geometry.dtype, geometry.layout),
         ),
     )
+
+
+def _speculation(wishes: Wishes, tensor_parallel: int) -> tuple[Speculation, str]:
+    """What proposes tokens on so many ranks, and why not all that is asked for."""
+    drafts = wishes.drafts
+    if drafts is None:
+        return NO_DRAFTS, ""
+    assistant = drafts.speculation.assistant
+    problem = ranks_problem(assistant, tensor_parallel) if assistant is not None else None
+    if problem is None:
+        return drafts.speculation, ""
+    return drafts.without_assistant.speculation, f"the assistant {drafts.uri} is left out: {problem}"
 
 
 def _unservable(

@@ -10,7 +10,9 @@ In a closed loop of c requests of I prompt and O answer tokens, d of which decod
     who decodes          d = c - k t_mixed / S (Little), at most (O - 1) / k: then prompts wait for each other
     TPOT = S / max(n, k), requests/s = 1 / S, tokens/s = O / S
 
-Where less than one request decodes on average, the rest of the prompts is computed in whole steps.
+With drafts a step brings y tokens of each request that decodes (drafted_steps): n = (O - 1) / (d y), and
+TPOT is divided by y. Where less than one request decodes on average, the rest of the prompts is computed in whole
+steps.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ import math
 from dataclasses import dataclass
 
 from modelserve.architecture import ModelArchitecture
+from modelserve.planning.draft_time import DraftSpeed
+from modelserve.planning.drafted_steps import DraftedStep, DraftedSteps, VerifyingSteps
 from modelserve.planning.engine_rates import engine_rates
 from modelserve.planning.evaluation import Fit
 from modelserve.planning.learned import AS_EXPECTED, StepFactors
@@ -56,6 +60,7 @@ class Speed:
     load: Load
     meets_concurrency: bool  # the pool holds the expected number of requests at the expected length
     at_load: LoadSpeed
+    drafts: DraftedStep | None = None  # of as many requests as the load has, where the candidate drafts
 
     @property
     def output_tokens_per_s(self) -> float:
@@ -71,14 +76,32 @@ def speed(fit: Fit, architecture: ModelArchitecture, wishes: Wishes) -> Speed:
     wanted = wishes.concurrency or (1 if wishes.objective == "Latency" else most)
     prompt = max(1, min(wishes.input_tokens, length - 1))
     load = Load(max(1, min(held, wanted, most)), prompt, max(1, length - prompt))
+    rank = rank_speed(fit, architecture, wishes)
+    drafted = drafted_steps(fit, rank, wishes)
     at_load = load_speed(
-        rank_speed(fit, architecture, wishes),
+        rank,
         load,
         max_num_batched_tokens=wishes.chunk(fit.accelerator),
         max_num_mixed_tokens=mixed_step_tokens(fit, architecture, wishes),
+        drafted=drafted,
     )
     meets = held >= (wishes.concurrency or 1) and length == wishes.input_tokens + wishes.output_tokens
-    return Speed(load, meets, at_load)
+    context = load.input_tokens + load.output_tokens / 2
+    return Speed(load, meets, at_load, drafted.step(load.requests, context=context) if drafted is not None else None)
+
+
+def drafted_steps(fit: Fit, rank: RankSpeed, wishes: Wishes) -> DraftedSteps | None:
+    """Steps with drafts of a candidate; None where it has none, nobody knows how often they are right,
+    or, on the CPU, what their rows take."""
+    drafts = wishes.drafts
+    known = drafts is not None and drafts.chances and (fit.speculation.assistant is not None or drafts.uri is None)
+    if drafts is None or not known or not fit.speculation.num_tokens or fit.accelerator.is_cpu:
+        return None
+    assistant, proposing = fit.speculation.assistant, None
+    if assistant is not None:
+        proposing = DraftSpeed(assistant, fit.accelerator, fit.geometry, tensor_parallel=fit.tensor_parallel)
+    steps = VerifyingSteps(rank, max_num_seqs=fit.sequences, speculation=fit.speculation)
+    return DraftedSteps(steps, proposing, chances=drafts.chances, fixed=drafts.fixed)
 
 
 def rank_speed(fit: Fit, architecture: ModelArchitecture, wishes: Wishes) -> RankSpeed:
@@ -106,27 +129,47 @@ def step_factors(fit: Fit, wishes: Wishes) -> StepFactors:
     )
 
 
-def load_speed(rank: RankSpeed, load: Load, *, max_num_batched_tokens: int, max_num_mixed_tokens: int) -> LoadSpeed:
+def load_speed(
+    rank: RankSpeed,
+    load: Load,
+    *,
+    max_num_batched_tokens: int,
+    max_num_mixed_tokens: int,
+    drafted: DraftedSteps | None = None,
+) -> LoadSpeed:
     """The formulas above."""
 
-    def steps_with(decodes: float, rows: float) -> tuple[StepTime, float]:
-        """A decode step, and the seconds of a mixed one, which measured factors do not make the shorter one."""
-        decode = rank.step(decodes=decodes, context=context)
-        mixed = rank.step(decodes=decodes, context=context, prompts=prompt.of_mean(rows))
-        return decode, max(mixed.seconds, decode.seconds)
+    def decode_step(decodes: float) -> DraftedStep:
+        if drafted is None:
+            return DraftedStep(rank.step(decodes=decodes, context=context), 1.0, 0)
+        return drafted.step(decodes, context=context)
 
-    tokens, following = load.input_tokens, max(1, load.output_tokens - 1)
+    def mixed_seconds(decodes: float, rows: float, decode: DraftedStep) -> float:
+        """Of a mixed step, which measured factors do not make shorter than `decode`. Each request's cache is read once,
+        however many rows it has."""
+        if not decode.drafts:
+            mixed = rank.step(decodes=decodes, context=context, prompts=prompt.of_mean(rows))
+        else:
+            mixed = rank.step(decodes=decodes * (1.0 + decode.drafts), prompts=prompt.of_mean(rows))
+            beside = rank.drafted_attention_seconds(decodes * (1.0 + decode.drafts))
+            mixed = mixed._replace(cache=decode.time.cache, attention=mixed.attention + beside)
+        return max(mixed.seconds + decode.time.drafts, decode.time.seconds)
+
+    tokens, answer = load.input_tokens, max(1, load.output_tokens - 1)
     prompt = PromptRows.chunk(0, tokens, window=rank.window, ends=True)
     prices = PromptCost.of_steps(rank.doubling_context, max_num_batched_tokens)
     whole = rows_alone(tokens, max_num_batched_tokens=max_num_batched_tokens, max_num_mixed_tokens=max_num_mixed_tokens)
     alone = _alone(rank, prompt, steps=math.ceil(prices.steps(tokens, whole)))
     context = tokens + load.output_tokens / 2
     if load.requests == 1:
-        token = rank.step(decodes=1, context=context)
+        step = decode_step(1)
+        token = step.time.times(1 / step.tokens)
         return LoadSpeed(alone, token, 1 / (alone.seconds + (load.output_tokens - 1) * token.seconds))
 
     decodes = float(load.requests - 1)
     for _ in range(_ROUNDS):
+        decode = decode_step(decodes)
+        following = max(1.0, answer / decode.tokens)  # steps of an answer
         arriving = max(1.0, decodes / following)  # prompts of the requests that take the place of those that end
         most = rows_beside_decodes(
             min(PREFILLS_AHEAD - 1, max(0.0, load.requests - decodes - 1)) * min(tokens, max_num_batched_tokens),
@@ -136,19 +179,20 @@ def load_speed(rank: RankSpeed, load: Load, *, max_num_batched_tokens: int, max_
         )
         rows = max(most - decodes, most / 2)
         rows = min(tokens / prices.steps(tokens, rows), arriving * tokens)
-        decode, mixed = steps_with(decodes, rows)
+        mixed = mixed_seconds(decodes, rows, decode)
         mixed_steps, steps = tokens / rows, following / decodes
-        seconds = mixed_steps * mixed + max(0.0, steps - mixed_steps) * decode.seconds
+        seconds = mixed_steps * mixed + max(0.0, steps - mixed_steps) * decode.time.seconds
         between = seconds / max(steps, mixed_steps)
         found = min(load.requests - mixed_steps * mixed / seconds, following / mixed_steps)
         decodes = (decodes + found) / 2
         if found < 1:  # one decodes at most, its steps take a part of a prompt along, and the rest has whole steps
             decodes, rows = 1.0, min(max_num_mixed_tokens - 1, tokens / following)
-            decode, between = steps_with(decodes, rows)
+            decode = decode_step(decodes)
+            between = mixed_seconds(decodes, rows, decode)
             seconds = following * between + alone.seconds * (1 - rows * following / tokens)
             break
-    token = decode._replace(prompts=between - decode.seconds)
-    return LoadSpeed(alone, token, 1 / seconds)
+    token = decode.time._replace(prompts=between - decode.time.seconds)
+    return LoadSpeed(alone, token.times(1 / decode.tokens), 1 / seconds)
 
 
 def _alone(rank: RankSpeed, prompt: PromptRows, *, steps: int) -> StepTime:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from modelserve.api.status import SpeedFactors
@@ -54,6 +55,7 @@ class Learned:
 
     terms: LearnedTerms = no_terms
     speed: tuple[SpeedFactors, ...] = ()
+    acceptance: Mapping[str, float] = field(default_factory=dict)  # of drafts, by `pair_of`
 
     def step_factors(
         self, product: str, *, tensor_parallel_size: int, dtype: KVCacheDtype, layout: KVCacheLayout
@@ -67,6 +69,11 @@ class Learned:
             ) == (dtype, layout):
                 return StepFactors(float(each.decode), float(each.mixed), float(each.prefill))
         return AS_EXPECTED
+
+
+def pair_of(model_uri: str, drafter_uri: str) -> str:
+    """Names a model with an assistant: ten hex digits of a digest over their addresses."""
+    return hashlib.sha256(f"{model_uri} {drafter_uri}".encode()).hexdigest()[:10]
 
 
 NOTHING_LEARNED = Learned()

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 
 from modelserve.api.spec import ModelServeSpec
 from modelserve.api.status import MAX_CANDIDATES, Candidate, PlanStatus, Verdict
 from modelserve.architecture import ModelArchitecture
 from modelserve.hardware import CPU_PRODUCT, GPU_RESOURCE, Accelerator
+from modelserve.model_facts import AssistantFacts
 from modelserve.planning import report
 from modelserve.planning.engine_settings import ENGINE_VERSION, plan_hash
-from modelserve.planning.evaluation import Evaluation, Fit, Refusal, evaluate
+from modelserve.planning.evaluation import Evaluation, Fit, Refusal
 from modelserve.planning.learned import NOTHING_LEARNED, Learned
 from modelserve.planning.node_labels import is_mig_slice
 from modelserve.planning.offers import CPU_OFFER, AcceleratorOffer
+from modelserve.planning.paying_drafts import evaluate_drafted
 from modelserve.planning.ranking import RankKey, rank_key
 from modelserve.planning.remedies import remedies, remedy_text
 from modelserve.planning.wishes import GPU_COUNTS, Wishes, wishes
@@ -38,16 +40,22 @@ def plan(
     engine_version: str = ENGINE_VERSION,
     learned: Learned = NOTHING_LEARNED,
     weight_format: WeightFormat | None = None,
+    assistant: AssistantFacts | None = None,
 ) -> PlanStatus:
     """The best plan, with the best candidate of each product (16 at most). `plan.fits` is False when none fits.
 
-    `weight_format` is the checkpoint's; left out, the architecture's dtype.
+    `weight_format` is the checkpoint's; left out, the architecture's dtype. `assistant`: of the spec's own drafter,
+    where no release ships its facts. Raises InvalidInput where that is the assistant of another model.
     """
-    wished = wishes(spec, learned=learned, weight_format=weight_format)
-    considered = consider(spec, architecture, accelerators, learned=learned, weight_format=weight_format)
+    wished = _wishes(spec, architecture, learned=learned, weight_format=weight_format, assistant=assistant)
+    considered = consider(
+        spec, architecture, accelerators, learned=learned, weight_format=weight_format, assistant=assistant
+    )
     best = considered[0].evaluation if considered else None
     shown = _best_per_product(considered)[:MAX_CANDIDATES]
-    candidates = candidate_list(shown, spec, architecture, learned=learned, weight_format=weight_format)
+    candidates = candidate_list(
+        shown, spec, architecture, learned=learned, weight_format=weight_format, assistant=assistant
+    )
     if not isinstance(best, Fit):
         return PlanStatus(candidates=candidates, message=report.no_plan(candidates, spec))
     offers = [
@@ -62,7 +70,6 @@ def plan(
         best,
         architecture=architecture,
         wishes=wished,
-        spec=spec,
         terms=report.placement(best, offers, spec),
         resource_name=resource_name,
         candidates=candidates,
@@ -77,13 +84,15 @@ def consider(
     *,
     learned: Learned = NOTHING_LEARNED,
     weight_format: WeightFormat | None = None,
+    assistant: AssistantFacts | None = None,
 ) -> tuple[Considered, ...]:
     """Every product and number of GPUs that the spec allows: those that fit first, the best before the others."""
-    wished, costs = wishes(spec, learned=learned, weight_format=weight_format), _costs(spec)
+    wished = _wishes(spec, architecture, learned=learned, weight_format=weight_format, assistant=assistant)
+    costs = _costs(spec)
     found = []
     allowed = _allowed(spec, accelerators)
     for accelerator, gpus, node_count in _combinations(wished, [offer for offer in allowed if not offer.refused]):
-        result = _placed(evaluate(wished, architecture, accelerator, gpus=gpus), wished, node_count=node_count)
+        result = _placed(evaluate_drafted(wished, architecture, accelerator, gpus=gpus), wished, node_count=node_count)
         rank = rank_key(result, architecture, wished, costs=costs) if isinstance(result, Fit) else None
         found.append(Considered(result, rank))
     found += [Considered(_shared(offer), None) for offer in allowed if offer.refused]
@@ -99,9 +108,12 @@ def candidate_list(
     *,
     learned: Learned = NOTHING_LEARNED,
     weight_format: WeightFormat | None = None,
+    assistant: AssistantFacts | None = None,
 ) -> tuple[Candidate, ...]:
     """Candidates as status shows them; the first is Chosen when it fits. Refusals get remedies that were evaluated."""
-    wished, costs = wishes(spec, learned=learned, weight_format=weight_format), _costs(spec)
+    wished = _wishes(spec, architecture, learned=learned, weight_format=weight_format, assistant=assistant)
+    costs = _costs(spec)
+    plain = replace(wished, drafts=wished.drafts.without_assistant if wished.drafts else None)
     rows = []
     for index, entry in enumerate(considered):
         if isinstance(entry.evaluation, Fit):
@@ -112,9 +124,21 @@ def candidate_list(
                 )
             )
         else:
-            remedy = remedy_text(remedies(entry.evaluation, architecture, wished))
+            remedy = remedy_text(remedies(entry.evaluation, architecture, plain))
             rows.append(report.refused_candidate(entry.evaluation, remedy=remedy))
     return tuple(rows)
+
+
+def _wishes(
+    spec: ModelServeSpec,
+    architecture: ModelArchitecture,
+    *,
+    learned: Learned,
+    weight_format: WeightFormat | None,
+    assistant: AssistantFacts | None,
+) -> Wishes:
+    found = wishes(spec, learned=learned, weight_format=weight_format, assistant=assistant)
+    return found if found.drafts is None else replace(found, drafts=found.drafts.of_target(architecture))
 
 
 def _resource_name(best: Fit, offers: Sequence[AcceleratorOffer]) -> str | None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from decimal import Decimal
 
+from modelserve.api.drafter import DrafterPlan
 from modelserve.api.spec import ModelServeSpec
-from modelserve.api.speed import ExpectedReuse, ExpectedSpeed, TimeTerms
+from modelserve.api.speed import ExpectedDrafts, ExpectedReuse, ExpectedSpeed, TimeTerms
 from modelserve.api.status import (
     MAX_SPEED_FACTORS,
     MAX_TERMS,
@@ -41,7 +43,6 @@ def chosen_plan(
     *,
     architecture: ModelArchitecture,
     wishes: Wishes,
-    spec: ModelServeSpec,
     terms: tuple[NodeSelectorTerm, ...] | None,
     resource_name: str | None,
     candidates: tuple[Candidate, ...],
@@ -67,12 +68,14 @@ def chosen_plan(
             gpu_memory_utilization=f"{wishes.utilization:f}",
             profile="exact" if wishes.exact else None,
         ),
+        drafter=_drafter(fit, wishes),
         per_gpu=gpu_memory(fit.memory),
         per_request=request_bytes(fit),
         concurrency=concurrency(fit),
         target_concurrency=speed(fit, architecture, wishes).load.requests,
-        message=_plan_message(fit, architecture, wishes, spec),
+        message=_plan_message(fit, architecture, wishes),
         speed_factors=wishes.learned.speed[:MAX_SPEED_FACTORS] or None,
+        draft_acceptance=_measured_acceptance(wishes),
         candidates=candidates,
     )
 
@@ -95,14 +98,16 @@ def fitting_candidate(
         kv_cache=KVCachePlan(dtype=fit.geometry.dtype, layout=fit.geometry.layout),
         per_gpu=gpu_memory(fit.memory),
         concurrency=concurrency(fit),
-        speed=expected_speed(expected, with_terms=verdict == "Chosen"),
+        speed=expected_speed(
+            expected, with_terms=verdict == "Chosen", drafts=drafts_status(expected, fit, architecture, wishes)
+        ),
         reuse=None if reuse is None else reuse_status(reuse, host=bool(wishes.host_cache_bytes(fit.accelerator))),
         cost_per_hour=None if cost is None else f"{cost:.2f}",
         cost_per_million_tokens=None if per_million is None else f"{per_million:.2f}",
     )
 
 
-def expected_speed(expected: Speed, *, with_terms: bool) -> ExpectedSpeed:
+def expected_speed(expected: Speed, *, with_terms: bool, drafts: ExpectedDrafts | None = None) -> ExpectedSpeed:
     """Expected rates in milliseconds and tokens per second."""
     first, token = expected.at_load.first_token, expected.at_load.output_token
     return ExpectedSpeed(
@@ -110,8 +115,44 @@ def expected_speed(expected: Speed, *, with_terms: bool) -> ExpectedSpeed:
         time_to_first_token_ms=f"{first.seconds * 1e3:.1f}",
         time_per_output_token_ms=f"{token.seconds * 1e3:.2f}",
         output_tokens_per_second=f"{expected.output_tokens_per_s:.1f}",
+        drafts=drafts,
         first_token=_time_terms(first, digits=1) if with_terms else None,
         output_token=_time_terms(token, digits=2) if with_terms else None,
+    )
+
+
+def drafts_status(expected: Speed, fit: Fit, architecture: ModelArchitecture, wishes: Wishes) -> ExpectedDrafts | None:
+    """What drafts bring, beside the speed without them; None where none are planned, or nobody knows."""
+    if expected.drafts is None or wishes.drafts is None:
+        return None
+    without = speed(fit, architecture, replace(wishes, drafts=None))
+    return ExpectedDrafts(
+        acceptance=f"{wishes.drafts.chances[0]:.2f}",
+        source=wishes.drafts.source,
+        per_request=expected.drafts.drafts,
+        tokens_per_step=f"{expected.drafts.tokens:.2f}",
+        time_per_output_token_ms=f"{without.at_load.output_token.seconds * 1e3:.2f}",
+        output_tokens_per_second=f"{without.output_tokens_per_s:.1f}",
+    )
+
+
+def _measured_acceptance(wishes: Wishes) -> str | None:
+    """Chance of a draft, where workers of the pair had told it; also where the chosen candidate does without."""
+    drafts = wishes.drafts
+    return f"{drafts.chances[0]:.2f}" if drafts is not None and drafts.chances and drafts.source == "Measured" else None
+
+
+def _drafter(fit: Fit, wishes: Wishes) -> DrafterPlan | None:
+    """What the plan has propose tokens: as asked, as far as the candidate can."""
+    drafts, has = wishes.drafts, fit.speculation
+    if drafts is None or not has.num_tokens:
+        return None
+    assistant = has.assistant is not None
+    return DrafterPlan(
+        uri=drafts.uri if assistant else None,
+        revision=drafts.revision if assistant else None,
+        prompt_lookup=True if has.prompt_lookup else None,
+        num_speculative_tokens=has.num_tokens if drafts.fixed else None,
     )
 
 
@@ -224,7 +265,7 @@ def _label(product: str, gpus: int) -> str:
     return f"{gpus} x {product}" if gpus else product
 
 
-def _plan_message(fit: Fit, architecture: ModelArchitecture, wishes: Wishes, spec: ModelServeSpec) -> str:
+def _plan_message(fit: Fit, architecture: ModelArchitecture, wishes: Wishes) -> str:
     memory = fit.memory
     where = "the container" if fit.accelerator.is_cpu else "each GPU"
     arithmetic = (
@@ -238,15 +279,11 @@ def _plan_message(fit: Fit, architecture: ModelArchitecture, wishes: Wishes, spe
         _many_sequences(fit, wishes),
         _host_memory(fit, wishes),
         _found(fit, architecture, wishes),
+        _drafts(fit, architecture, wishes),
         _reservations(fit, wishes),
     ]
     if fit.limited_by is None and wishes.max_model_len is None:
         sentences.append(f"maxModelLen is the model's own limit of {architecture.max_position_embeddings:,} tokens")
-    if spec.drafter is not None:
-        counted = "" if wishes.drafter_bytes else "no published one, so its weights are not counted, and "
-        sentences.append(
-            f"spec.drafter is {counted}not in this release and keeps the plan from being applied: remove it"
-        )
     return "; ".join(sentence for sentence in sentences if sentence)
 
 
@@ -294,6 +331,27 @@ def _found(fit: Fit, architecture: ModelArchitecture, wishes: Wishes) -> str:
     return text
 
 
+def _drafts(fit: Fit, architecture: ModelArchitecture, wishes: Wishes) -> str:
+    """What proposes tokens, and what that is expected to bring."""
+    drafter = _drafter(fit, wishes)
+    if drafter is None:
+        return ""
+    by = [drafter.uri] if drafter.uri else []
+    by += ["repetitions of a request's own tokens"] if drafter.prompt_lookup else []
+    text = f"up to {fit.speculation.num_tokens} tokens at a time are proposed by {' and '.join(by)}"
+    with_drafts = speed(fit, architecture, wishes)
+    expected = drafts_status(with_drafts, fit, architecture, wishes)
+    if expected is None:
+        return f"{text}; what that brings depends on the text, and is in no expected time"
+    known = {"Given": "as workload.draftAcceptance says", "Measured": "as workers measured", "Assumed": "assumed"}
+    return (
+        f"{text}; of those verified, {expected.per_request} of each request, the first is right with a chance of "
+        f"{expected.acceptance} ({known[expected.source]}): {expected.tokens_per_step} tokens a step, "
+        f"{with_drafts.at_load.output_token.seconds * 1e3:.1f} ms a token instead of "
+        f"{float(expected.time_per_output_token_ms):.1f}"
+    )
+
+
 def _workload_reservations(fit: Fit, wishes: Wishes) -> Iterator[str]:
     """Where the expected requests are more or longer than the candidate holds, so that its times are of fewer."""
     expected = wishes.input_tokens + wishes.output_tokens
@@ -322,6 +380,7 @@ def _reservations(fit: Fit, wishes: Wishes) -> str:
         length = wishes.max_model_len or wishes.min_model_len or 0
         notes.append(f"int8 cache, because {length:,} tokens do not fit in the weights' dtype")
     notes += _workload_reservations(fit, wishes)
+    notes += [*filter(None, [fit.undrafted]), *(wishes.drafts.notes if wishes.drafts else ())]
     if fit.shortened:
         notes.append(
             f"maxModelLen is {fit.max_model_len:,} instead of {wishes.max_model_len:,}: the pool holds no more"

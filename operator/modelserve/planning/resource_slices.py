@@ -7,10 +7,11 @@ A node that offers `nvidia.com/gpu` as well is planned by that: it is the same G
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from modelserve.api.schema_types import QUANTITY_PATTERN, quantity_value
@@ -61,6 +62,14 @@ def devices_of(slices: Iterable[Mapping[str, Any]]) -> tuple[Devices, ...]:
             if (kind := _kind(mapping(device))) is not None:
                 found[kind] += 1
     return tuple(sorted(Devices(*kind, min(count, MOST_PER_NODE)) for kind, count in found.items()))
+
+
+def together(parts: Iterable[tuple[Devices, ...]]) -> tuple[Devices, ...]:
+    """Those of several slices of one node."""
+    found: Counter[Devices] = Counter()
+    for each in itertools.chain.from_iterable(parts):
+        found[replace(each, count=0)] += each.count
+    return tuple(sorted(replace(kind, count=min(count, MOST_PER_NODE)) for kind, count in found.items()))
 
 
 def device_offers(

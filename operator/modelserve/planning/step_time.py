@@ -51,6 +51,7 @@ class StepTime(NamedTuple):
     launches: float
     all_reduces: float
     prompts: float = 0.0  # of a mean token: what it waits for rows of prompts that share its steps
+    drafts: float = 0.0  # proposing tokens
 
     @property
     def seconds(self) -> float:
@@ -145,16 +146,37 @@ class RankSpeed:
         self._global_read = device.bandwidth * (rates.turned_8_bit_read if turned else rates.cache_read)
         self._global_rate = device.flops * (rates.attention_v_only if v_only else rates.attention_kv)
 
+    def drafted_attention_seconds(self, rows: float) -> float:
+        """What attention of requests with several rows, so many in all, takes longer than of one row each."""
+        rates = self._rates
+        seconds = self._work.layers * (rates.drafted_layer_seconds + rows * rates.drafted_row_seconds)
+        return seconds * self._factors.decode
+
+    def weights_seconds(self, rows: float) -> float:
+        """The term of that name of a step of decodes."""
+        return self._weights_seconds(rows) * self._factors.decode
+
+    def cache_seconds(self, decodes: float, *, context: float) -> float:
+        """The same of what is read of the cache."""
+        return self._cache_seconds(decodes, context) * self._factors.decode
+
+    def _weights_seconds(self, rows: float) -> float:
+        return self._work.weight_bytes(rows) / self._weight_read
+
+    def _cache_seconds(self, decodes: float, context: float) -> float:
+        seconds = decodes * context * self._global_bytes / self._global_read
+        sliding = decodes * min(context, self.window) * self._sliding_bytes
+        return seconds + sliding / (self._device.bandwidth * self._rates.cache_read)
+
     def step(self, *, decodes: float = 0, context: float = 0, prompts: PromptRows = NO_ROWS) -> StepTime:
         """A step of `decodes` requests at a mean length of `context` tokens beside rows of prompts."""
         work, rates, device = self._work, self._rates, self._device
         rows = decodes + prompts.rows
-        weights = work.weight_bytes(rows) / self._weight_read
+        weights = self._weights_seconds(rows)
         flop = decodes * work.decode_flop + prompts.rows * work.prompt_flop + (decodes + prompts.ends) * work.head_flop
         multiply = flop / self._linear
         linears = rates.exposed * min(multiply, weights) + max(multiply - weights, 0)
-        cache = decodes * context * self._global_bytes / self._global_read
-        cache += decodes * min(context, self.window) * self._sliding_bytes / (device.bandwidth * rates.cache_read)
+        cache = self._cache_seconds(decodes, context)
         attention = prompts.global_keys * work.global_flop / self._global_rate
         attention += prompts.sliding_keys * work.sliding_flop / (device.flops * rates.attention_sliding)
         moved = decodes * work.decode_moved + prompts.rows * work.prompt_moved
@@ -233,6 +255,7 @@ def _work(
     )
 
 
+@lru_cache(maxsize=256)  # every candidate asks, and there are few models and numbers of ranks
 def _int4_share(architecture: ModelArchitecture, tensor_parallel: int, weight_format: WeightFormat | None) -> float:
     """Of the bytes of a rank's weights, without the tables of embeddings that a token takes a row of."""
     if weight_format is None or weight_format.stored is not StoredType.INT4:

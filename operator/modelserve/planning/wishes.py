@@ -10,8 +10,9 @@ from modelserve.api.schema_types import MAX_BYTES, quantity_value
 from modelserve.api.spec import ModelServeSpec, Objective
 from modelserve.errors import InvalidInput
 from modelserve.hardware import Accelerator
+from modelserve.model_facts import AssistantFacts
+from modelserve.planning.drafts import WantedDrafts, wanted_drafts
 from modelserve.planning.learned import NOTHING_LEARNED, Learned
-from modelserve.published import published_drafter_bytes
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
 from modelserve.weight_format import WeightFormat
 
@@ -55,7 +56,7 @@ class Wishes:
     learned: Learned = NOTHING_LEARNED
     weight_format: WeightFormat | None = None  # None: the architecture's dtype
     exact: bool = False  # profile exact
-    drafter_bytes: int = 0  # of a published drafter, whole on every rank
+    drafts: WantedDrafts | None = None
     host_memory_bytes: int = 0  # asked for cached prefixes, of a worker on GPUs
 
     def chunk(self, accelerator: Accelerator) -> int:
@@ -86,10 +87,14 @@ class Wishes:
 
 
 def wishes(
-    spec: ModelServeSpec, *, learned: Learned = NOTHING_LEARNED, weight_format: WeightFormat | None = None
+    spec: ModelServeSpec,
+    *,
+    learned: Learned = NOTHING_LEARNED,
+    weight_format: WeightFormat | None = None,
+    assistant: AssistantFacts | None = None,
 ) -> Wishes:
     """Read the parts of a spec that sizing depends on; `learned` terms take the place of predicted ones, and
-    its factors correct expected speeds.
+    its factors correct expected speeds. `assistant`: facts of the spec's own one, which no release ships.
 
     Raises InvalidInput for an amount of memory that no machine has, or that the pod's own limit cannot hold.
     """
@@ -122,7 +127,7 @@ def wishes(
         weight_format=weight_format,
         host_memory_bytes=_host_memory_bytes(spec),
         exact=engine is not None and engine.profile == "exact",
-        drafter_bytes=(published_drafter_bytes(spec.drafter.uri) if spec.drafter else None) or 0,
+        drafts=wanted_drafts(spec, assistant=assistant, acceptance=learned.acceptance),
     )
 
 

@@ -39,6 +39,13 @@ def assistant_weight_bytes(assistant: AssistantArchitecture, *, tensor_parallel_
     return sum(tensor.parameters for tensor in tensors) * element_bytes(assistant) + ordering
 
 
+def ranks_problem(assistant: AssistantArchitecture, tensor_parallel_size: int) -> str | None:
+    """What keeps an assistant from so many ranks, or None: they share its query heads."""
+    if assistant.num_attention_heads % tensor_parallel_size:
+        return f"its {assistant.num_attention_heads} query heads are not shared evenly by {tensor_parallel_size} GPUs"
+    return None
+
+
 def drafter_buffer_bytes(assistant: AssistantArchitecture, *, num_tokens: int, max_num_seqs: int) -> int:
     """What a drafter holds at fixed addresses: of each sequence the target's hidden state that it drafts from, and its
     own; its slot, token and position, its drafts, and how many these are by what is asked for."""

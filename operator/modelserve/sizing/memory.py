@@ -62,7 +62,7 @@ _SOURCES = {
     "parameters": "tensor shapes x storage format",
     "allocator": "2 MiB segments of PyTorch's allocator",
     "tile_padding": "quantised matrices to whole tiles of the kernels",
-    "drafter": "tensor shapes, or published size",
+    "drafter": "tensor shapes of the assistant",
     "residual": "T H e: 2, or 6 on several ranks or with experts",
     "per_layer_inputs": "2 T P e",
     "rope": "4 T (D + D_global)",
@@ -158,7 +158,6 @@ def memory_plan(
     kv_dtype: KVCacheDtype,
     kv_layout: KVCacheLayout,
     weight_format: WeightFormat | None = None,
-    drafter_bytes: int = 0,
     speculation: Speculation = NO_DRAFTS,
     profile: Profile = "fast",
     learned: Mapping[str, int] | None = None,
@@ -189,7 +188,6 @@ def memory_plan(
             kv_dtype=kv_dtype,
             kv_layout=kv_layout,
             weight_format=weight_format,
-            drafter_bytes=drafter_bytes,
             speculation=speculation,
             profile=profile,
             learned=tuple(learned.items()),
@@ -208,7 +206,6 @@ def _all_terms(
     kv_dtype: KVCacheDtype,
     kv_layout: KVCacheLayout,
     weight_format: WeightFormat | None,
-    drafter_bytes: int,
     speculation: Speculation,
     profile: Profile,
     learned: tuple[tuple[str, int], ...],
@@ -223,9 +220,7 @@ def _all_terms(
         if padding and multiplied_by_kernels(architecture, weight_format):
             weights["tile_padding"] = padding
     if speculation.assistant is not None:
-        drafter_bytes = assistant_weight_bytes(speculation.assistant, tensor_parallel_size=tp)
-    if drafter_bytes:
-        weights["drafter"] = drafter_bytes
+        weights["drafter"] = assistant_weight_bytes(speculation.assistant, tensor_parallel_size=tp)
     always, predicted_phases = activation_terms(
         architecture,
         tensor_parallel_size=tp,

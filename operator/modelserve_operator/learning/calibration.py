@@ -58,9 +58,11 @@ def measurement(
     model_uri: str,
     measured_at: str,
     speed: Mapping[str, float],
+    acceptance: Mapping[str, float],
 ) -> Entry | None:
     """What the terms of one worker (bytes by name) teach about the ranks of its plan, whether it got ready or found too
-    little memory, and `speed`, what was measured of its steps (speed_calibration). On the CPU nothing is: None.
+    little memory, `speed`, what was measured of its steps (speed_calibration), and `acceptance` of its drafts. On the
+    CPU nothing is: None.
 
     `namespace`: where it counts, see Entry. `measured_at`: when its pod was made. A report is read many times, and only
     a newer worker's takes one back.
@@ -85,4 +87,5 @@ def measurement(
         activation={step: measured["activation"]},
         measured_at=measured_at,
         speed=dict(speed),
+        acceptance=dict(acceptance),
     )

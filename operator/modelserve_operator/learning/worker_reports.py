@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from modelserve.api import CalibrationPages, CalibrationTerm, GpuMemory
+from modelserve.measured_drafts import MeasuredDrafts
 from modelserve.measured_speed import MAX_MEASURED, MeasuredSteps
 from modelserve_operator.kube import Kube, WorkerUnreachableError
 from modelserve_operator.observed import Pod, WorkerReport
@@ -146,7 +147,17 @@ def _report(document: Mapping[str, Any]) -> WorkerReport:
         terms=tuple(map(CalibrationTerm.model_validate, document.get("terms") or ())),
         pages=tuple(map(CalibrationPages.model_validate, document.get("pages") or ())),
         speed=_speed(document.get("speed") or []),
+        drafts=_drafts(document.get("drafts")),
     )
+
+
+def _drafts(document: Any) -> MeasuredDrafts | None:
+    """As `_speed`, of drafts."""
+    try:
+        return MeasuredDrafts.model_validate(document) if document is not None else None
+    except ValidationError as error:
+        logger.warning("what a worker says of its drafts is ignored: %s", error)
+        return None
 
 
 def _speed(entries: Any) -> tuple[MeasuredSteps, ...]:

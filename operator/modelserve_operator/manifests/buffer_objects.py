@@ -61,7 +61,8 @@ def buffer_template(model_serve: Body, revision: Revision) -> dict[str, Any]:
     users = {
         key: value
         for key, value in (worker["metadata"].get("labels") or {}).items()
-        if key not in labels.child(name, labels.WORKER, **{labels.PLAN_HASH: ""}) and not key.startswith(labels.KUEUE)
+        if key not in labels.child(name, labels.WORKER, **{labels.PLAN_HASH: "", labels.ENGINE_TYPE: ""})
+        and not key.startswith(labels.KUEUE)
     }
     metadata: dict[str, Any] = {"annotations": {labels.SAFE_TO_EVICT: "true"}}  # a placeholder holds no node
     if users:

@@ -46,11 +46,12 @@ def inspect_job(
         source = replace(source, claim=None)
     release = release_of_image(image) or __version__
     identity = ["--identity"] if release_number(release) >= release_number(IDENTITY_SINCE) else []
+    about = ["--drafter"] if source.drafter else identity
     inspect = container(
         name="inspect",
         image=image,
         pull_policy=pull_policy,
-        command=["modelserve", "inspect", source.directory, "--output", TERMINATION_MESSAGE_PATH, *identity],
+        command=["modelserve", "inspect", source.directory, "--output", TERMINATION_MESSAGE_PATH, *about],
     )
     inspect["resources"] = INSPECT_RESOURCES
     pod: dict[str, Any] = {**pod_spec(source, user_id=user_id), "restartPolicy": "Never", "containers": [inspect]}

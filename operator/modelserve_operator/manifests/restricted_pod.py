@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from modelserve.api import ModelServeSpec
-from modelserve_operator.sources import MODELS_PATH, ModelSource
+from modelserve_operator.revision import FETCH_DRAFTER_CONTAINER
+from modelserve_operator.sources import MODELS_PATH, WEIGHTS_VOLUME, ModelSource
 
 SCRATCH_ENVIRONMENT = [
     {"name": "HOME", "value": "/tmp"},  # noqa: S108 - an emptyDir of the pod
@@ -22,22 +23,15 @@ KERNEL_CACHE_PATH = "/var/cache/modelserve/kernels"
 _KERNEL_CACHE_FOLDER = ".modelserve/kernels"  # of a claim that downloads go to
 COMMIT_FILE = "/tmp/modelserve-commit"  # noqa: S108 - scratch space that the containers of a pod share
 RECORDED_PATH, COMMIT_KEY = "/etc/modelserve-commit", "commit"
+DRAFTER_COMMIT_VOLUME, DRAFTER_RECORDED_PATH = "commit-drafter", "/etc/modelserve-commit-drafter"
 _SCRATCH_MOUNT = {"name": "tmp", "mountPath": "/tmp"}  # noqa: S108
 
 
-def pod_spec(source: ModelSource, *, user_id: int | None) -> dict[str, Any]:
-    """Pod-level fields and volumes; containers are added by the caller. `user_id` None: the platform assigns user and
-    groups, and a fixed one would have it refuse the pod.
+def pod_spec(*sources: ModelSource, user_id: int | None) -> dict[str, Any]:
+    """Pod-level fields and the volumes of what is read; containers are added by the caller. `user_id` None: the
+    platform assigns user and groups, and a fixed one would have it refuse the pod.
     """
-    weights: dict[str, Any] = {"name": "weights"}
-    if source.image is not None:
-        weights["image"] = {"reference": source.image, "pullPolicy": "IfNotPresent"}
-    elif source.claim is None:
-        weights["emptyDir"] = {}
-    else:
-        weights["persistentVolumeClaim"] = {"claimName": source.claim}
-        if not source.downloaded:
-            weights["persistentVolumeClaim"]["readOnly"] = True
+    read = dict.fromkeys(source.volume for source in sources)
     return {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -48,8 +42,28 @@ def pod_spec(source: ModelSource, *, user_id: int | None) -> dict[str, Any]:
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "volumes": [{"name": "tmp", "emptyDir": {}}, weights],
+        "volumes": [
+            {"name": "tmp", "emptyDir": {}},
+            *(_weights(volume, [each for each in sources if each.volume == volume]) for volume in read),
+        ],
     }
+
+
+def _weights(volume: str, sources: list[ModelSource]) -> dict[str, Any]:
+    """A volume with the files of `sources`, which share its claim."""
+    claim, image = sources[0].claim, sources[0].image
+    if image is not None:
+        return {"name": volume, "image": {"reference": image, "pullPolicy": "IfNotPresent"}}
+    if claim is None:
+        return {"name": volume, "emptyDir": {}}
+    read_only = {} if any(source.downloaded for source in sources) else {"readOnly": True}
+    return {"name": volume, "persistentVolumeClaim": {"claimName": claim, **read_only}}
+
+
+def mount_drafter(worker: dict[str, Any], drafter: ModelSource) -> None:
+    """Let a container read the assistant, where that does not lie beside the model."""
+    if drafter.volume != WEIGHTS_VOLUME:
+        worker["volumeMounts"].append({"name": drafter.volume, "mountPath": drafter.mount_path, "readOnly": True})
 
 
 def container(*, name: str, image: str, pull_policy: str, command: list[str]) -> dict[str, Any]:
@@ -146,8 +160,33 @@ def fetch_container(
         command=[*command, "--metadata-only"] if metadata_only else command,
     )
     built["volumeMounts"] = [_SCRATCH_MOUNT, {"name": "weights", "mountPath": MODELS_PATH}]
+    _let_download(built, source, users)
+    return built
+
+
+def fetch_drafter_container(
+    source: ModelSource, *, image: str, pull_policy: str, users: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """The download of an assistant, which ends well whatever comes of it: the worker serves without one that is not
+    there. It tells the commit, or what went wrong. Where the revision may move, the pod's volume of the recorded commit
+    is mounted.
+    """
+    assert source.revision is not None, "only hf:// checkpoints are downloaded"
+    command = ["modelserve-worker", "fetch", "--uri", source.uri, "--revision", source.revision]
+    command += ["--dest", source.directory, "--optional"]
+    mounts: list[dict[str, Any]] = [_SCRATCH_MOUNT, {"name": source.volume, "mountPath": source.mount_path}]
+    if source.moves:
+        command += ["--recorded", f"{DRAFTER_RECORDED_PATH}/{COMMIT_KEY}"]
+        mounts.append({"name": DRAFTER_COMMIT_VOLUME, "mountPath": DRAFTER_RECORDED_PATH, "readOnly": True})
+    built = container(name=FETCH_DRAFTER_CONTAINER, image=image, pull_policy=pull_policy, command=command)
+    built["volumeMounts"] = mounts
+    _let_download(built, source, users)
+    return built
+
+
+def _let_download(built: dict[str, Any], source: ModelSource, users: list[dict[str, Any]]) -> None:
+    """The token, and the user's variables for the way to the Hub."""
     if source.token is not None:
         name, key = source.token
         built["env"].append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": name, "key": key}}})
     built["env"] = environment([each for each in users if each["name"] != "HF_HUB_OFFLINE"], built["env"])
-    return built

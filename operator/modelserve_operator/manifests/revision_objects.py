@@ -16,8 +16,9 @@ from modelserve_operator.terminal_failure import FailureRecord
 def controller_revision(model_serve: Body, revision: Revision) -> dict[str, Any]:
     """NAME-HASH, the memory of a revision. Its number changes, the model's commit comes later; all else of it stays."""
     metadata = _metadata(model_serve, revision, component=labels.REVISION)
-    if revision.commit:
-        metadata["annotations"] = {labels.MODEL_COMMIT: revision.commit}
+    commits = {labels.MODEL_COMMIT: revision.commit, labels.DRAFTER_COMMIT: revision.drafter_commit}
+    if known := {key: commit for key, commit in commits.items() if commit}:
+        metadata["annotations"] = known
     return {
         "metadata": metadata,
         "revision": revision.number,
@@ -34,11 +35,12 @@ def engine_config_map(model_serve: Body, revision: Revision) -> dict[str, Any]:
     }
 
 
-def commit_config_map(model_serve: Body, revision: Revision) -> dict[str, Any]:
-    """NAME-commit-HASH: the commit of the Hub that every later pod of this address and revision serves."""
-    name = labels.commit_name(model_serve["metadata"]["name"], revision.source)
+def commit_config_map(model_serve: Body, *, source: str, commit: str) -> dict[str, Any]:
+    """NAME-commit-HASH: the commit of the Hub that every later pod of this address and revision, whose hash `source`
+    is, serves."""
+    name = labels.commit_name(model_serve["metadata"]["name"], source)
     metadata = child_metadata(model_serve, name=name, component=labels.COMMIT)
-    return {"metadata": metadata, "immutable": True, "data": {COMMIT_KEY: revision.commit}}
+    return {"metadata": metadata, "immutable": True, "data": {COMMIT_KEY: commit}}
 
 
 def deployment(model_serve: Body, revision: Revision, *, replicas: int, record: FailureRecord | None) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from modelserve.model_facts import FACTS_KEY, ModelFacts
+from modelserve.model_facts import FACTS_KEY, AssistantFacts, ModelFacts
 from modelserve_operator import labels
 from modelserve_operator.manifests.metadata import child_metadata
 from modelserve_operator.observed import Body
@@ -39,7 +39,9 @@ def disruption_budget(model_serve: Body) -> dict[str, Any]:
     }
 
 
-def model_facts_config_map(model_serve: Body, *, source: ModelSource, facts: ModelFacts) -> dict[str, Any]:
+def model_facts_config_map(
+    model_serve: Body, *, source: ModelSource, facts: ModelFacts | AssistantFacts
+) -> dict[str, Any]:
     """NAME-model-HASH: what the inspect Job found, so that it runs once per address and revision."""
     name = labels.model_facts_name(model_serve["metadata"]["name"], source.hash)
     metadata = child_metadata(model_serve, name=name, component=labels.MODEL_FACTS)

@@ -19,16 +19,19 @@ from modelserve_operator.manifests.pod_resources import (
     worker_resources,
 )
 from modelserve_operator.manifests.restricted_pod import (
+    DRAFTER_COMMIT_VOLUME,
     container,
     environment,
     fetch_container,
+    fetch_drafter_container,
     image_pull_secrets,
     keep_compiled_kernels,
+    mount_drafter,
     pod_spec,
     resolve_container,
 )
 from modelserve_operator.observed import FETCH_CONTAINER, WORKER_CONTAINER
-from modelserve_operator.revision import ENGINE_FILE, RESOLVE_CONTAINER, Worker
+from modelserve_operator.revision import ENGINE_FILE, FETCH_DRAFTER_CONTAINER, RESOLVE_CONTAINER, Worker
 from modelserve_operator.sources import ModelSource
 
 PORT = 8000
@@ -48,7 +51,13 @@ LOAD_BYTES_PER_SECOND = 25_000_000  # a slow network volume
 LEAST_STARTUP_SECONDS = 1800
 STARTUP_PERIOD_SECONDS = 2  # a worker that has loaded is found ready after at most that
 RESOLVES_SINCE = "0.2.0"  # release of the worker that knows `fetch --resolve`
+DRAFTS_SINCE = "0.2.0"  # release of the worker that knows `drafterOptional` and `fetch --optional`
 NODE_SECONDS = 900  # a provisioner's new node and the pull of the image
+
+
+def drafts(worker: Worker) -> bool:
+    """Whether a worker knows drafters."""
+    return release_number(worker.release) >= release_number(DRAFTS_SINCE)
 
 
 def startup_seconds(weight_bytes: int) -> int:
@@ -73,18 +82,24 @@ def worker_template(
     pull_policy: str,
     pull_secrets: tuple[str, ...] = (),
     user_id: int | None,
+    drafter: ModelSource | None = None,
+    drafter_bytes: int = 0,
 ) -> dict[str, Any]:
-    """PodTemplateSpec. What the user adds in spec.pod goes in first; what the operator sets wins."""
+    """PodTemplateSpec. What the user adds in spec.pod goes in first; what the operator sets wins. `drafter`: the plan's
+    assistant, as pods of the model have it, of so many bytes."""
     image = worker.image
     extra = spec.pod.to_json()
     own_labels = labels.child(name, labels.WORKER, **{labels.PLAN_HASH: plan_hash})
-    pod: dict[str, Any] = pod_spec(source, user_id=user_id)
+    sources = (source,) if drafter is None else (source, drafter)
+    pod: dict[str, Any] = pod_spec(*sources, user_id=user_id)
     serve = container(
         name="worker",
         image=image,
         pull_policy=pull_policy,
         command=["modelserve-worker", "serve", "--config", f"{CONFIG_PATH}/{ENGINE_FILE}"],
     )
+    if drafter is not None:
+        mount_drafter(serve, drafter)
     if plan.resource_name:
         keep_compiled_kernels(serve, source)
     serve["ports"] = [{"name": "http", "containerPort": PORT, "protocol": "TCP"}]
@@ -95,9 +110,11 @@ def worker_template(
         _mount_api_key(pod, serve, spec.api_key_secret_ref)
     serve["env"] = environment(extra.get("env") or [], [*serve["env"], {"name": "HF_HUB_OFFLINE", "value": "1"}])
     serve["volumeMounts"].append({"name": "engine", "mountPath": CONFIG_PATH, "readOnly": True})
-    downloaded_bytes = weight_bytes if source.downloaded and source.claim is None else None
+    sizes = zip(sources, (weight_bytes, drafter_bytes), strict=False)
+    scratch = [size for each, size in sizes if each.downloaded and each.claim is None]
+    downloaded_bytes = sum(scratch) if scratch else None
     serve["resources"] = worker_resources(extra.get("resources") or {}, plan, downloaded_bytes=downloaded_bytes)
-    serve.update(_probes(weight_bytes))
+    serve.update(_probes(weight_bytes + drafter_bytes))
     engine_items = [{"key": ENGINE_FILE, "path": ENGINE_FILE}]
     revision = labels.revision_name(name, plan_hash)
     pod["volumes"].append({"name": "engine", "configMap": {"name": revision, "items": engine_items}})
@@ -107,15 +124,18 @@ def worker_template(
     pod["containers"] = [serve]
     if is_device_class(plan.resource_name):
         ask_by_claim(pod, serve, revision)
+    users, downloads = extra.get("env") or [], list[dict[str, Any]]()
     if source.downloaded:
         resolves = source.moves and release_number(worker.release) >= release_number(RESOLVES_SINCE)
-        downloads = _downloads(
-            source, image=image, pull_policy=pull_policy, users=extra.get("env") or [], resolves=resolves
-        )
-        pod["initContainers"] = [{**each, "resources": download_resources(serve["resources"])} for each in downloads]
+        downloads += _downloads(source, image=image, pull_policy=pull_policy, users=users, resolves=resolves)
         if resolves:
-            recorded = {"name": labels.commit_name(name, source.hash), "optional": True}
-            pod["volumes"].append({"name": "commit", "configMap": recorded})
+            pod["volumes"].append({"name": "commit", "configMap": _recorded(name, source)})
+    if drafter is not None and drafter.downloaded:
+        downloads.append(fetch_drafter_container(drafter, image=image, pull_policy=pull_policy, users=users))
+        if drafter.moves:
+            pod["volumes"].append({"name": DRAFTER_COMMIT_VOLUME, "configMap": _recorded(name, drafter)})
+    if downloads:
+        pod["initContainers"] = [{**each, "resources": download_resources(serve["resources"])} for each in downloads]
     pod.update(_placement(spec, plan, name=name, plan_hash=plan_hash))
     for option in ("serviceAccountName", "priorityClassName", "runtimeClassName"):
         if extra.get(option):
@@ -124,8 +144,14 @@ def worker_template(
         pod["imagePullSecrets"] = secrets
     pod["terminationGracePeriodSeconds"] = SHUTDOWN_DELAY_SECONDS + spec.rollout.drain_seconds + EXIT_SECONDS
     annotations = disruption.at_birth(extra.get("annotations") or {})
-    metadata = {"labels": {**extra.get("labels", {}), **own_labels}, "annotations": annotations}
+    told = {labels.ENGINE_TYPE: "vllm", **extra.get("labels", {}), **own_labels}
+    metadata = {"labels": told, "annotations": annotations}
     return {"metadata": metadata, "spec": pod}
+
+
+def _recorded(name: str, source: ModelSource) -> dict[str, Any]:
+    """The ConfigMap that has the commit once the first pod has told it."""
+    return {"name": labels.commit_name(name, source.hash), "optional": True}
 
 
 def _downloads(
@@ -139,12 +165,17 @@ def _downloads(
     )
 
 
-def with_worker(template: Mapping[str, Any], *, image: str, name: str, before: str, after: str) -> dict[str, Any]:
-    """The template of revision `before` (a hash) as that of `after`, whose containers run another image."""
-    found = copy.deepcopy(dict(template))
+def with_worker(template: Mapping[str, Any], *, worker: Worker, name: str, before: str, after: str) -> dict[str, Any]:
+    """The template of revision `before` (a hash) as that of `after`, whose containers run another worker."""
+    found, image = copy.deepcopy(dict(template)), worker.image
     pod = found["spec"]
+    if not drafts(worker) and "initContainers" in pod:
+        kept = [each for each in pod["initContainers"] if each["name"] != FETCH_DRAFTER_CONTAINER]
+        pod.update({"initContainers": kept} if kept else {})
+        if not kept:
+            del pod["initContainers"]
     for container_ in (*pod["containers"], *pod.get("initContainers", ())):
-        if container_["name"] in (WORKER_CONTAINER, FETCH_CONTAINER, RESOLVE_CONTAINER):
+        if container_["name"] in (WORKER_CONTAINER, FETCH_CONTAINER, RESOLVE_CONTAINER, FETCH_DRAFTER_CONTAINER):
             container_["image"] = image
     found["metadata"]["labels"][labels.PLAN_HASH] = after
     for claim in pod.get("resourceClaims", ()):

@@ -25,6 +25,7 @@ from modelserve_operator.watchdog import Watchdog, WatchFrozenError
 from modelserve_operator.webhook.reading import Reader
 from modelserve_operator.webhook.server import Previewer, ServedCertificate, serve
 from modelserve_operator.webhook.trust import Trust
+from modelserve_operator.webhook.warm_supply import WarmSupply
 from modelserve_operator.work_queue import WorkQueue
 
 logger = logging.getLogger("modelserve_operator.webhook")
@@ -49,7 +50,9 @@ async def run(settings: WebhookSettings) -> None:
             await gatherer.relist()
             watchdog.last_round_trip = time.monotonic()
             await trust.round()
-            previewer = Previewer(Reader(kube, gatherer), settings)
+            supply = WarmSupply(gatherer)
+            await supply.first()
+            previewer = Previewer(Reader(kube, lambda: supply.now), settings)
             async with serve(previewer, served.context, host=settings.webhook_host, port=settings.webhook_port):
                 watching = kopf.operator(
                     registry=build_registry(gatherer, replanning),
@@ -60,6 +63,7 @@ async def run(settings: WebhookSettings) -> None:
                 )
                 await until_first_ends(
                     asyncio.create_task(trust.keep(), name="trust"),
+                    asyncio.create_task(supply.follow(), name="supply"),
                     asyncio.create_task(watchdog.run(), name="watchdog"),
                     asyncio.create_task(watching, name="watches"),
                 )

@@ -11,8 +11,9 @@ from itertools import islice
 from modelserve.api import Candidate, ModelServeSpec, PlanStatus
 from modelserve.planning.changes import placed_on, plan_changes
 from modelserve_operator import labels
+from modelserve_operator.decision import Decision
 from modelserve_operator.observed import Observed
-from modelserve_operator.plan import Decision, approve_command, decide
+from modelserve_operator.plan import approve_command, decide
 from modelserve_operator.reasons import Reason
 from modelserve_operator.replan import same_plan
 from modelserve_operator.revision import Revision
@@ -68,6 +69,8 @@ def _choice(
         yield from _transition(running, target, spec, after)
     if replicas is not None:
         yield f"Replicas {replicas[0]} -> {replicas[1]}, each on {placed_on(target.plan)}."
+    if wanted.turn.lost is not None:
+        yield f"{wanted.turn.lost}."
     if running is None and wanted.plan is not None:
         yield from _others(wanted.plan)
     if wanted.proposed is not None:

@@ -15,11 +15,12 @@ from modelserve.errors import InvalidInput
 from modelserve.published import published_model
 from modelserve_operator import labels, sources
 from modelserve_operator.claims import ClaimModes
-from modelserve_operator.gather import Gatherer
+from modelserve_operator.drafters import drafter_to_read
 from modelserve_operator.history import owned_by, read_history
 from modelserve_operator.kinds import CONFIG_MAP, CONTROLLER_REVISION
 from modelserve_operator.kube import Kube
 from modelserve_operator.observed import Observed
+from modelserve_operator.supply import Supply
 from modelserve_operator.webhook.review import Body
 
 
@@ -27,10 +28,10 @@ class Reader:
     """Puts together what the operator would observe of one object, as far as a decision about its plan needs it."""
 
     def __init__(
-        self, kube: Kube, gatherer: Gatherer, *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+        self, kube: Kube, supply: Callable[[], Supply], *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)
     ) -> None:
         self._kube = kube
-        self._gatherer = gatherer
+        self._supply = supply
         self._clock = clock
         self._claims = ClaimModes(kube, clock)
 
@@ -42,7 +43,7 @@ class Reader:
         if uid and len(bodies) > 1:  # what is made just now has none
             async for page in self._kube.pages(CONTROLLER_REVISION, namespace=namespace, owner=name):
                 revisions += [each for each in page if owned_by(each, uid)]
-        supply = self._gatherer.supply().seen_from(namespace)
+        supply = self._supply().seen_from(namespace)
         found = []
         for body in bodies:
             modes = {claim: await self._claims.of(namespace, claim) for claim in sources.claims(body)}
@@ -59,15 +60,18 @@ class Reader:
         return tuple(found)
 
     async def _facts(self, body: Body) -> tuple[Body, ...]:
-        """What an inspection found of a model that is not a published one."""
+        """What inspections found of a model and of a drafter that no release ships the facts of."""
         metadata = body["metadata"]
         try:
             spec = ModelServe.parse_of_any_release(body)[0].spec
         except InvalidInput:
             return ()
-        source = sources.model_source(spec)
-        if published_model(source.uri) is not None or not metadata["uid"]:
-            return ()
-        name = labels.model_facts_name(metadata["name"], source.hash)
-        stored = await self._kube.get(CONFIG_MAP, namespace=metadata["namespace"], name=name)
-        return (stored,) if stored is not None and owned_by(stored, metadata["uid"]) else ()
+        model = sources.model_source(spec)
+        unknown = (None if published_model(model.uri) is not None else model, drafter_to_read(spec))
+        found = []
+        for source in filter(None, unknown if metadata["uid"] else ()):
+            name = labels.model_facts_name(metadata["name"], source.hash)
+            stored = await self._kube.get(CONFIG_MAP, namespace=metadata["namespace"], name=name)
+            if stored is not None and owned_by(stored, metadata["uid"]):
+                found.append(stored)
+        return tuple(found)

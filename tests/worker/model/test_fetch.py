@@ -119,7 +119,7 @@ def test_a_failure_names_the_address_and_the_error_at_its_root(
 
 
 def test_a_marker_cut_short_means_incomplete(hub: Hub, tmp_path: Path) -> None:
-    (tmp_path / module.MARKER).write_text('{"uri": "hf:')
+    (tmp_path / module.DOWNLOAD_MARKER).write_text('{"uri": "hf:')
     fetch(URI, "main", tmp_path)
     assert len(hub.downloads) == 1
 
@@ -166,7 +166,7 @@ def test_faults_of_the_hub(
     hub.fault = fault
     assert main(["--uri", URI, "--dest", str(tmp_path)]) == code
     assert said in capsys.readouterr().err
-    assert not (tmp_path / module.MARKER).exists()
+    assert not (tmp_path / module.DOWNLOAD_MARKER).exists()
 
 
 def test_a_directory_that_cannot_be_written(hub: Hub, tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_a_directory_that_cannot_be_written(hub: Hub, tmp_path: Path) -> None:
 
 def test_two_pods_download_once(hub: Hub, tmp_path: Path) -> None:
     """The second waits for the first one's lock, then finds the work done."""
-    with module._locked(tmp_path / module.LOCK):
+    with module._locked(tmp_path / module.DOWNLOAD_LOCK):
         waiting = threading.Thread(target=fetch, args=(URI, "main", tmp_path))
         waiting.start()
         waiting.join(0.3)
@@ -228,7 +228,7 @@ def test_the_download_takes_the_commit_that_was_resolved(hub: Hub, tmp_path: Pat
 
 def test_a_marker_of_an_earlier_release_is_read_and_one_of_a_later_too(hub: Hub, tmp_path: Path) -> None:
     known = {"uri": URI, "revision": "main", "metadata_only": False}
-    (tmp_path / module.MARKER).write_text(json.dumps({**known, "later": 1}))
+    (tmp_path / module.DOWNLOAD_MARKER).write_text(json.dumps({**known, "later": 1}))
     fetch(URI, "main", tmp_path)
     assert hub.downloads == []
 

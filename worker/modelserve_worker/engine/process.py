@@ -28,6 +28,7 @@ from modelserve.termination import TERMINAL_EXIT_CODE
 from modelserve_worker.engine.child import BuildEngine, run_child
 from modelserve_worker.engine.deadline import HEARTBEAT_S, SILENT_HEARTBEATS
 from modelserve_worker.engine.fair_queue import FairLimits, FairQueue
+from modelserve_worker.engine.measured_drafts import measured_drafts
 from modelserve_worker.engine.measured_speed import MeasuredSpeed
 from modelserve_worker.engine.wire import (
     Abort,
@@ -89,7 +90,14 @@ class EngineProcess(asyncio.Protocol):
 
     max_model_len: int
 
-    def __init__(self, build: BuildEngine, limits: FairLimits = FairLimits()) -> None:  # noqa: B008 - frozen
+    def __init__(
+        self,
+        build: BuildEngine,
+        limits: FairLimits = FairLimits(),  # noqa: B008 - frozen
+        *,
+        without_drafter: str | None = None,
+    ) -> None:
+        """`without_drafter`: why the drafter that was asked for is left out."""
         self._queue = FairQueue(limits)
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
@@ -115,6 +123,7 @@ class EngineProcess(asyncio.Protocol):
         self.on_steps: Callable[[StepEvents], None] | None = None  # hears of each step
         self._speed = MeasuredSpeed()
         self._plan_report: Mapping[str, Any] = {}
+        self._without_drafter = without_drafter
         self._heard_s = 0.0  # loop time of the last sign that steps end, or of the first request of an idle engine
         self._silent_heartbeats = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -191,7 +200,9 @@ class EngineProcess(asyncio.Protocol):
 
     def plan_report(self) -> dict[str, Any]:
         speed = [steps.to_json() for steps in self._speed.report()]
-        return {**self._plan_report, **({"speed": speed} if speed else {})}
+        drafts = measured_drafts(self._stats, problem=self._without_drafter)
+        told = {"drafts": drafts.to_json()} if drafts is not None else {}
+        return {**self._plan_report, **({"speed": speed} if speed else {}), **told}
 
     def stats(self) -> EngineStats:
         """The state after the last step that was reported, with those that wait for their turn on this side."""

@@ -45,7 +45,7 @@ from modelserve_worker.kernels.specimen import KernelSpecimen
 ROUTED_BLOCKS = 4  # of rows: times the groups of experts about one program for each multiprocessor
 NOBODY = tl.constexpr(NO_EXPERT)
 OPERAND = tl.constexpr(tl.float32 if triton.knobs.runtime.interpret else tl.bfloat16)  # the interpreter's products
-FEW_LAUNCH = {"GROUP": 4, "num_warps": 8}
+FEW_LAUNCH = {"GROUP": 2, "num_warps": 8}  # of no more registers than a product of few rows leaves beside it
 MANY_LAUNCHES = {  # by the most rows
     1024: {"BLOCK_T": 16, "BLOCK_H": 64, "SPLITS": 8, "num_warps": 4, "num_stages": 3},
     4096: {"BLOCK_T": 16, "BLOCK_H": 64, "SPLITS": 4, "num_warps": 4, "num_stages": 3},

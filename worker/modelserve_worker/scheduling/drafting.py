@@ -53,7 +53,7 @@ class Drafting:
         self.most, self._most_asked = most, asked
         self.proposed = np.zeros(slots, dtype=np.int32)  # tokens that were proposed to follow, when last seen
         self.low_acceptance = False
-        self.drafts_total = self.draft_tokens_total = 0
+        self.drafts_total = self.draft_tokens_total = self.proposals_judged_total = 0
         self.accepted_per_position = np.zeros(most, dtype=np.int64)
         self._drafts = np.zeros((slots, most), dtype=np.int32)  # these tokens
         self._coming = np.zeros(slots, dtype=np.int32)  # what was asked for behind its latest step
@@ -176,6 +176,8 @@ class Drafting:
             "draft_tokens_total": self.draft_tokens_total,
             "accepted_per_position": tuple(self.accepted_per_position.tolist()),
             "low_acceptance": self.low_acceptance,
+            "proposals_judged_total": self.proposals_judged_total,
+            "draft_acceptance": float(self._all_right.sum() / max(self._all_tried.sum(), 1.0)),
         }
 
     def observe(self, steps: Sequence[TimedStep]) -> None:
@@ -190,7 +192,9 @@ class Drafting:
         common = _COMMON_DECAY ** np.count_nonzero(tried[:, 0])
         self._all_tried = self._all_tried * common + tried.sum(axis=0)
         self._all_right = self._all_right * common + right.sum(axis=0)
-        self._judged += int(np.count_nonzero(tried[:, 0]))
+        judged = int(np.count_nonzero(tried[:, 0]))
+        self.proposals_judged_total += judged
+        self._judged += judged
         self._judged_right += int(np.count_nonzero(right[:, 0]))
         if self._judged >= LEAST_PROPOSALS and self._now() - self._judged_since >= LOW_FOR_S:
             self._watch()

@@ -86,6 +86,8 @@ class EngineStats(NamedTuple):
     draft_tokens_total: int = 0  # their tokens
     accepted_per_position: tuple[int, ...] = ()  # accepted ones, by place in their proposal; empty without a drafter
     low_acceptance: bool = False  # of drafts for minutes: the drafter does not fit
+    proposals_judged_total: int = 0  # verified or not
+    draft_acceptance: float = 0.0  # of recent drafts, those that were right where the ones before them were
     prompt_tokens_host_total: int = 0  # of prompt_tokens_cached_total, those that came from host memory
     host_capacity_bytes: int = 0  # of host memory that is there for cached pages
     host_used_bytes: int = 0

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modelserve.planning.draft_time import DraftSpeed
+from modelserve.planning.drafted_steps import VerifyingSteps
 from modelserve.planning.step_time import RankSpeed
-from modelserve.sizing.cuda_graphs import decode_graph_rows
 from modelserve.sizing.speculation import Speculation
 from modelserve_worker.scheduling.stats import TimedStep
 
@@ -46,25 +46,18 @@ class PlannedCosts:
         self, speed: RankSpeed, *, max_num_seqs: int, speculation: Speculation, drafts: DraftSpeed | None = None
     ) -> None:
         """`drafts`: of an assistant, where there is one."""
-        self._speed, self._drafts = speed, drafts
-        most = max_num_seqs * speculation.rows
-        times = [speed.step(decodes=max(1, rows)) for rows in range(most + 1)]
-        weights = np.array([time.weights for time in times])
-        beside = np.array([time.seconds for time in times]) - weights
+        self._drafts = drafts
+        self._steps = steps = VerifyingSteps(speed, max_num_seqs=max_num_seqs, speculation=speculation)
         self._alone, self._drafted = (
-            weights
-            + beside[
-                _captured(most, [rows for rows, few in decode_graph_rows(max_num_seqs, speculation) if few in kinds])
-            ]
-            for kinds in ({1}, {speculation.rows})
+            np.array([steps.time(max(1, rows), drafted=drafted).seconds for rows in range(most + 1)])
+            for drafted, most in ((False, max_num_seqs), (True, max_num_seqs * speculation.rows))
         )
-        self._empty = speed.step(decodes=1).seconds
 
     def seconds(self, decodes: int, most_drafts: int, *, context: float) -> Seconds:
-        reading = decodes * (self._speed.step(decodes=1, context=context).seconds - self._empty)
+        reading = self._steps.reading(decodes, context=context)
         rows = np.minimum(decodes + np.arange(most_drafts + 1), len(self._drafted) - 1)
         seconds: Seconds = self._drafted[rows] + reading
-        seconds[0] = self._alone[rows[0]] + reading
+        seconds[0] = self._alone[decodes] + reading
         return seconds
 
     def draft_seconds(self, requests: int, *, context: float) -> float:
@@ -72,13 +65,6 @@ class PlannedCosts:
 
     def observe(self, steps: Sequence[TimedStep]) -> None:
         """Plans are kept."""
-
-
-def _captured(most: int, sizes: Sequence[int]) -> NDArray[np.int64]:
-    """By a step's rows, those of the captured step that takes it."""
-    rising = np.array(sorted(sizes))
-    found: NDArray[np.int64] = rising[np.minimum(np.searchsorted(rising, np.arange(most + 1)), len(rising) - 1)]
-    return np.maximum(found, 1)
 
 
 class MeasuredCosts:

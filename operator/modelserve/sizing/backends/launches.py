@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import lru_cache
 
 from modelserve.architecture import ModelArchitecture
 from modelserve.sizing.backends.table import KernelTable, Operation, Subject
@@ -77,15 +78,16 @@ def layer_launches(
 def decode_launches(table: KernelTable, architecture: ModelArchitecture, *, rows: int, ranks: int) -> Counter[str]:
     """Kernels of all layers of a step of `rows` decodes."""
     found: Counter[str] = Counter()
-    for alike, layers in Counter(_alike(architecture, ranks)).items():
-        one = layer_launches(table, architecture, alike[0], rows=rows, ranks=ranks)
+    for layer, layers in _alike(architecture, ranks):
+        one = layer_launches(table, architecture, layer, rows=rows, ranks=ranks)
         found.update({name: count * layers for name, count in one.items()})
     return found
 
 
-def _alike(architecture: ModelArchitecture, ranks: int) -> Iterator[tuple[int, tuple[Call, ...]]]:
-    """Of each layer: the first layer with the same calls, and these."""
+@lru_cache(maxsize=256)  # a plan asks for each number of rows of each candidate, and there are few models
+def _alike(architecture: ModelArchitecture, ranks: int) -> tuple[tuple[int, int], ...]:
+    """One of the layers that have the same calls, and how many they are."""
     firsts: dict[tuple[Call, ...], int] = {}
-    for layer in range(architecture.num_hidden_layers):
-        calls = tuple(layer_calls(architecture, layer, ranks=ranks))
-        yield firsts.setdefault(calls, layer), calls
+    layers = range(architecture.num_hidden_layers)
+    found = (firsts.setdefault(tuple(layer_calls(architecture, layer, ranks=ranks)), layer) for layer in layers)
+    return tuple(Counter(found).items())

@@ -1,0 +1,57 @@
+"""Plans expect of drafts what the worker's choice of them, by the same times, comes to."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from modelserve.hardware import CATALOGUE
+from modelserve.planning.draft_time import DraftSpeed
+from modelserve.planning.drafted_steps import DraftedSteps, VerifyingSteps
+from modelserve.planning.step_time import RankSpeed
+from modelserve.published import assistant_of, published_model
+from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
+from modelserve.sizing.speculation import AUTO_DRAFTS, Speculation
+from modelserve_worker.scheduling.drafting import Drafting
+from modelserve_worker.scheduling.step_costs import PlannedCosts
+
+SLOTS, CONTEXT = 64, 2000.0
+
+
+@pytest.mark.parametrize("variant", ["31B", "26B-A4B", "E4B"])
+@pytest.mark.parametrize("requests", [1, 8, 64])
+@pytest.mark.parametrize("chance", [0.02, 0.5, 0.75, 0.95])
+def test_a_plan_expects_the_rate_that_the_choice_reaches(
+    variant: str, requests: int, chance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = published_model(f"hf://google/gemma-4-{variant}-it")
+    assert facts is not None
+    architecture, device, assistant = facts.architecture, CATALOGUE["NVIDIA-H200"], assistant_of(variant)
+    layout = KVCacheLayout.V_ONLY if architecture.attention_k_eq_v else KVCacheLayout.KV
+    geometry = cache_geometry(architecture, dtype=KVCacheDtype.BFLOAT16, layout=layout, tensor_parallel_size=1)
+    speed = RankSpeed(architecture, device, geometry, tensor_parallel=1, weight_format=None)
+    of_draft = DraftSpeed(assistant, device, geometry, tensor_parallel=1)
+    speculation = Speculation(AUTO_DRAFTS, assistant)
+
+    costs = PlannedCosts(speed, max_num_seqs=SLOTS, speculation=speculation, drafts=of_draft)
+    drafting = Drafting(AUTO_DRAFTS, SLOTS, costs, asked=AUTO_DRAFTS)
+    slots, room = np.arange(requests, dtype=np.int32), np.full(requests, 100, dtype=np.int32)
+    monkeypatch.setattr(drafting, "chances", lambda slots: np.full((len(slots), AUTO_DRAFTS), chance))
+    drafting._since_probe_s = 0.0
+    asked = drafting.ask(slots, room, context=CONTEXT)
+    drafting._coming[slots] = asked
+    verified = int(drafting.choose(slots, room, context=CONTEXT).sum())
+    chances = np.sort(np.tile(chance ** np.arange(1, AUTO_DRAFTS + 1), requests))[::-1]
+    seconds = costs.seconds(requests, AUTO_DRAFTS * requests, context=CONTEXT)[verified]
+    reached = (requests + chances[:verified].sum()) / (
+        seconds + asked * costs.draft_seconds(requests, context=CONTEXT) if verified else seconds
+    )
+
+    verifying = VerifyingSteps(speed, max_num_seqs=SLOTS, speculation=speculation)
+    expected = DraftedSteps(verifying, of_draft, chances=(chance,) * AUTO_DRAFTS, fixed=False).step(
+        requests, context=CONTEXT
+    )
+    assert requests * expected.tokens / expected.time.seconds == pytest.approx(reached, rel=0.05), (
+        "the same k for all, or nearly"
+    )
+    assert (expected.drafts == 0) == (verified == 0)
