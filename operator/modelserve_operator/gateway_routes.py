@@ -5,12 +5,12 @@ from __future__ import annotations
 from modelserve.api.gateway import GatewaySpec
 from modelserve_operator import labels
 from modelserve_operator.apply import Applier, NameTakenError, PredecessorError, UnfitError
+from modelserve_operator.decision import Decision
 from modelserve_operator.drift import DriftContestedError
 from modelserve_operator.kinds import HTTP_ROUTE, INFERENCE_POOL
 from modelserve_operator.kube import KubeError
 from modelserve_operator.manifests.gateway_objects import http_route, inference_pool
 from modelserve_operator.observed import Body, Observed
-from modelserve_operator.plan import Decision
 from modelserve_operator.rollout import Step
 from modelserve_operator.routed import RefusedRoute
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from modelserve_operator.decision import Decision, Finding
 from modelserve_operator.kinds import HTTP_ROUTE, INFERENCE_POOL
 from modelserve_operator.observed import Body, Observed
-from modelserve_operator.plan import Decision, Finding
 from modelserve_operator.reasons import Reason
 
 _SETTLED = ("Accepted", "ResolvedRefs")
