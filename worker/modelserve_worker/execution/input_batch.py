@@ -13,6 +13,7 @@ import torch
 from modelserve.errors import InvalidInput
 from modelserve.sizing.kernel_buffers import chunk_slots
 from modelserve.sizing.pages import CacheGeometry
+from modelserve.sizing.speculation import Speculation
 from modelserve_worker.batch import IN_FLIGHT, ScheduledBatch, row_places, spare_from, stored_from
 from modelserve_worker.execution.chunk_passes import SECTION, ChunkPasses, PassSize
 from modelserve_worker.execution.segment_columns import Ints, of_rows, row_by_row
@@ -68,7 +69,8 @@ class StepPacker:
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._max_num_seqs = max_num_seqs
-        self._few = max_num_seqs * most_rows  # rows of a step without chunks
+        self._speculation = Speculation(most_rows - 1)
+        self._few = self._speculation.step_rows(max_num_seqs)  # rows of segments that are no chunks
         self._max_tokens = max(max_num_batched_tokens, self._few)
         self._blocks = blocks
         self._numbers = np.arange(self._max_tokens, dtype=np.int32)
@@ -177,8 +179,10 @@ class StepPacker:
         return self._step(self._any, rows, self._most_segments, chunks, (whole,), narrowed, few=self.most_rows)
 
     def segments_of(self, rows: int, few: int = 1) -> int:
-        """Segments that a captured step of so many rows has room for: twice as many as fill it, most may have one."""
-        return min(self._most_segments, rows if few == 1 or self.exact else 2 * -(-rows // few))
+        """Segments that a captured step of so many rows has room for."""
+        if few == 1 or self.exact:
+            return min(self._most_segments, rows)
+        return self._speculation.segments(rows, self._max_num_seqs)
 
     def _clear(self, staging: StagingBuffer) -> None:
         staging.begin()
@@ -248,7 +252,10 @@ class StepPacker:
         drawn = batch.drawn
         if drawn.min() < 0 or drawn.max() > self.most_rows or (batch.sampled > batch.lengths).any():
             raise InvalidInput(f"{name} draws tokens of rows that it does not have, or of more than {self.most_rows}")
-        few = np.arange(batch.num_requests) < batch.decodes(self.most_rows)
+        decodes = batch.decodes(self.most_rows)
+        if (rows := int(batch.lengths[:decodes].sum())) > self._few:
+            raise InvalidInput(f"{name} has {rows} rows in segments that are no chunks; there is room for {self._few}")
+        few = np.arange(batch.num_requests) < decodes
         if few.any() and batch.lengths[few].max() > self.most_rows:
             raise InvalidInput(f"{name} has a decode of more than {self.most_rows} rows")
         lowest: Ints | int = 0
