@@ -26,11 +26,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from triton.backends.compiler import GPUTarget
 
 from modelserve.architecture import ModelArchitecture
+from modelserve.assistant import AssistantArchitecture
 from modelserve.engine_args import EngineArgs
+from modelserve.inspection import read_speculation
 from modelserve.sizing.backends.resolve import Formats, resolve
 from modelserve.sizing.cuda_graphs import decode_graph_rows, last_row_sizes, mixed_graph_sizes
 from modelserve.sizing.rank_sums import peer_rows_layout
 from modelserve.weight_format import WeightFormat
+from modelserve_worker.execution.assistant_drafter import AssistantDrafter
 from modelserve_worker.execution.block_tables import BlockTables
 from modelserve_worker.execution.device import compute_dtype, select_geometry
 from modelserve_worker.execution.input_batch import StepPacker
@@ -47,6 +50,7 @@ from modelserve_worker.kernels.slot_columns import SlotColumns
 from modelserve_worker.kernels.step import Draws, Step
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
+from modelserve_worker.models.gemma4_assistant import Gemma4Assistant
 
 POOL_BYTES = 64 << 30  # beyond 32 bits in any element type; the profile's cache of two pages is traced beside it
 UNCAPTURED_ROWS = (3, 17, 300)  # of steps that no graph takes: row counts that are neither 1 nor multiples of 16
@@ -135,10 +139,11 @@ def kernel_launches(
         geometry = select_geometry(architecture, args)
         formats = Formats(weight_format, geometry.dtype, geometry.layout)
         operations = Operations(resolve(capability, architecture, formats, args.profile, ranks=ranks), _CUDA)
-        _run_steps(architecture, args, operations, weight_format, _RankAlone(size=ranks))
+        assistant = None if args.drafter is None else read_speculation(args, architecture).assistant
+        _run_steps(architecture, args, operations, weight_format, _RankAlone(size=ranks), assistant)
         if operations.table.sums_through_peers:  # which GPUs reach each other's memory is not known here
             joined = _joined_to_peers(architecture, ranks, rows=tokens, capability=capability)
-            _run_steps(architecture, args, operations, weight_format, joined)
+            _run_steps(architecture, args, operations, weight_format, joined, assistant)
     return list(launches)
 
 
@@ -160,8 +165,9 @@ def _run_steps(
     operations: Operations,
     weight_format: WeightFormat | None,
     parallel: _RankAlone,
+    assistant: AssistantArchitecture | None,
 ) -> None:
-    from modelserve_worker.execution.fast_attention import KernelAttention  # Triton, on GPUs alone
+    from modelserve_worker.execution.fast_attention import KernelAttention, KernelCacheReader  # Triton, on GPUs alone
 
     geometry = select_geometry(architecture, args)
     longest = architecture.max_position_embeddings
@@ -192,6 +198,14 @@ def _run_steps(
                 device=_CPU, most_rows=most_rows, exact=operations.exact, **sizes,
             )  # fmt: skip
         profile = pool_bytes == scratch
+        if assistant is not None:
+            drafter = AssistantDrafter(
+                Gemma4Assistant(assistant, model), num_tokens=args.speculative.num_tokens,
+                max_num_seqs=args.max_num_seqs,
+            )  # fmt: skip
+            drafter.attach(partial(KernelCacheReader, attention=attention))
+            for size in decodes[-1:] if profile else decodes:
+                drafter.run(size)
         kinds: list[tuple[Callable[[int], Step], tuple[int, ...], int]] = [
             (packer.decode_views, decodes, args.max_num_seqs),
             *([(partial(packer.decode_views, few=most_rows), drafted, few_rows)] if drafted else []),
