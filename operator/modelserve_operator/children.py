@@ -54,9 +54,16 @@ class Children:
         self._settings = settings
 
     async def apply(
-        self, observed: Observed, decision: Decision, step: Step, running: dict[str, RunningRevision]
+        self,
+        observed: Observed,
+        decision: Decision,
+        step: Step,
+        running: dict[str, RunningRevision],
+        *,
+        all_stay: bool = False,
     ) -> WriteError | None:
         """Try every part, whatever becomes of the others, and return what failed first. Then nothing is deleted.
+        With `all_stay` no revision gets smaller.
 
         What all revisions share comes before them: while the Service cannot be switched, what it selects does not get
         smaller, and while a name is taken, no revision is started.
@@ -78,7 +85,7 @@ class Children:
             taken = any(isinstance(failure, NameTakenError) for failure in shared)
             failures += shared
         selects = observed.service is not None and observed.selected in (None, step.serve)
-        may_shrink = switched or not serves or selects
+        may_shrink = (switched or not serves or selects) and not all_stay
         for plan_hash, growth, part in self._revisions(observed, decision, step, running):
             if (may_shrink or growth >= 0) and (plan_hash in running or not taken):
                 failures.append(await _tried(part))

@@ -102,10 +102,11 @@ class Reconciler:
         delays.append(decision.turn.again)
         if decision.move is not None:
             delays.append(max(NEXT_TURN_SECONDS, len(self._gatherer.fleet()) / LOOKS_PER_SECOND))
-        failed = await self._children.apply(observed, decision, step, running)
+        refused_route = await self._routes.apply(observed, decision, step)
+        stays = refused_route is not None and refused_route.selects_others
+        failed = await self._children.apply(observed, decision, step, running, all_stay=stays)
         delays.append(await self._hold(observed, replicas))
         refused_buffer = await self._buffers.apply(observed, decision, running)
-        refused_route = await self._routes.apply(observed, decision, step)
         if refused_buffer is not None or refused_route is not None:
             delays.append(REFUSED_SECONDS)
         if isinstance(failed, PredecessorError):

@@ -16,9 +16,13 @@ _SETTLED = ("Accepted", "ResolvedRefs")
 
 @dataclass(frozen=True)
 class RefusedRoute:
-    """Why the route or its pool could not be written: the rest of the ModelServe does not wait for them."""
+    """Why the route or its pool could not be written: the rest of the ModelServe does not wait for them.
+
+    `selects_others`: the pool still selects workers of another revision than the one that serves; they stay.
+    """
 
     message: str
+    selects_others: bool = False
 
 
 def routed(observed: Observed, decision: Decision, refused: RefusedRoute | None) -> Finding | None:

@@ -134,6 +134,40 @@ def test_a_cluster_without_the_kinds_says_so_and_serves(ready_world, served: tup
     assert ready_world.served_hash()
 
 
+def test_a_route_is_not_led_to_a_pool_that_cannot_be(ready_world) -> None:
+    ready_world.serve(HTTP_ROUTE)
+    ready_world.edit("tiny", gateway=PLAIN)
+    ready_world.edit("tiny", gateway=PICKED)
+    assert ready_world.condition("Routed") == ("False", "GatewayNotServed")
+    (route,) = ready_world.cluster.of(HTTP_ROUTE)
+    assert route["spec"]["rules"][0]["backendRefs"][0]["kind"] == "Service", "where requests are answered"
+
+
+def test_workers_that_a_pool_still_selects_stay(routed) -> None:
+    """As those do that the Service still selects: whoever comes through the gateway has nobody else."""
+    routed.edit("tiny", gateway=PICKED)
+    before = routed.served_hash()
+
+    def refuse(kind: ResourceKind, _: dict[str, Any]) -> None:
+        if kind is INFERENCE_POOL:
+            raise KubeError(403, "inferencepools.inference.networking.k8s.io is forbidden")
+
+    routed.cluster.admission = refuse
+    routed.edit("tiny", context={"maxModelLen": 1024})
+    routed.make_ready()
+    routed.make_ready()
+    assert routed.served_hash() != before
+    (pool,) = routed.cluster.of(INFERENCE_POOL)
+    selected = pool["spec"]["selector"]["matchLabels"]
+    assert [pod for pod in routed.cluster.of(POD) if selected.items() <= pod["metadata"]["labels"].items()]
+    assert routed.condition("Routed") == ("False", "RouteRefused")
+    routed.cluster.admission = None
+    routed.pass_time(61)
+    (pool,) = routed.cluster.of(INFERENCE_POOL)
+    assert pool["spec"]["selector"]["matchLabels"][labels.PLAN_HASH] == routed.served_hash()
+    assert [each["spec"]["replicas"] for each in routed.cluster.of(DEPLOYMENT) if each["spec"]["replicas"]] == [1]
+
+
 def test_a_refused_route_is_tried_again_and_hurts_nothing(routed) -> None:
     def refuse(kind: ResourceKind, _: dict[str, Any]) -> None:
         if kind is HTTP_ROUTE:

@@ -14,7 +14,7 @@ from modelserve.architecture import LayerKind
 from modelserve.engine_args import EngineArgs
 from modelserve.errors import DoesNotFit, InvalidInput
 from modelserve.hardware import CATALOGUE
-from modelserve.inspection import read_assistant
+from modelserve.inspection import read_speculation
 from modelserve.planning.draft_time import DraftSpeed
 from modelserve.planning.step_time import RankSpeed, doubling_context
 from modelserve.sizing.grammars import lexer_states
@@ -115,11 +115,9 @@ def _step_costs(args: EngineArgs, replica: LaunchedReplica) -> StepCosts:
         replica.architecture, device, replica.geometry, tensor_parallel=args.tensor_parallel_size,
         weight_format=replica.memory.weight_format,
     )  # fmt: skip
-    drafts = None
-    if args.drafter is not None:
-        drafts = DraftSpeed(
-            read_assistant(Path(args.drafter)), device, replica.geometry, tensor_parallel=args.tensor_parallel_size
-        )
+    assistant, drafts = read_speculation(args, replica.architecture).assistant, None
+    if assistant is not None:
+        drafts = DraftSpeed(assistant, device, replica.geometry, tensor_parallel=args.tensor_parallel_size)
     return PlannedCosts(speed, max_num_seqs=args.max_num_seqs, speculation=args.speculative, drafts=drafts)
 
 

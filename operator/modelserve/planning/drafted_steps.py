@@ -4,7 +4,8 @@
                  captured size that takes it, the cache read once for each request, and, where requests have several
                  rows, layers x (drafted_layer_seconds + rows x drafted_row_seconds) of attention
     proposing    k times draft_time
-    tokens       R (1 + p_1 + p_1 p_2 + ...) of k drafts of each of R requests, the k with most tokens a second, 0 too
+    tokens       R (1 + p_1 + p_1 p_2 + ...) of k drafts of each of R requests, the k with most tokens a second, 0 too;
+                 of as many requests as STEP_DRAFTS are enough for
 
 p_j is the chance of draft j to be right where those before it are.
 """
@@ -19,14 +20,14 @@ from itertools import accumulate
 from modelserve.planning.draft_time import DraftSpeed
 from modelserve.planning.step_time import RankSpeed, StepTime
 from modelserve.sizing.cuda_graphs import decode_graph_rows
-from modelserve.sizing.speculation import Speculation
+from modelserve.sizing.speculation import STEP_DRAFTS, Speculation
 
 
 class VerifyingSteps:
     """Steps of decodes without chunks, at the sizes that are captured."""
 
     def __init__(self, speed: RankSpeed, *, max_num_seqs: int, speculation: Speculation) -> None:
-        self._speed = speed
+        self._speed, self._speculation, self._max_num_seqs = speed, speculation, max_num_seqs
         captured = decode_graph_rows(max_num_seqs, speculation)
         self._sizes = {
             drafted: sorted(rows for rows, most in captured if most == (speculation.rows if drafted else 1))
@@ -34,9 +35,16 @@ class VerifyingSteps:
         }
         self._padded: dict[int, StepTime] = {}
 
-    def time(self, rows: float, *, drafted: bool) -> StepTime:
-        """Of so many rows, without what is read of the cache. `drafted`: some are drafts."""
-        size = self._captured(rows, self._sizes[drafted])
+    def least_rows(self, requests: float) -> int:
+        """Of the smallest step with drafts that has room for so many requests."""
+        sizes = self._sizes[True]
+        room = (self._speculation.segments(rows, self._max_num_seqs) for rows in sizes)
+        return next((rows for rows, most in zip(sizes, room, strict=True) if most >= requests), sizes[-1])
+
+    def time(self, rows: float, *, drafted: bool, requests: float = 0) -> StepTime:
+        """Of so many rows, of `requests`, without what is read of the cache. `drafted`: some are drafts."""
+        least = self.least_rows(requests) if drafted else 0
+        size = self._captured(max(rows, least), self._sizes[drafted])
         if size not in self._padded:
             self._padded[size] = self._speed.step(decodes=size)
         time = self._padded[size]._replace(weights=self._speed.weights_seconds(rows))
@@ -79,14 +87,14 @@ class DraftedSteps:
 
     def step(self, decodes: float, *, context: float) -> DraftedStep:
         """The one with most tokens a second, for time of step and drafts together, as workers ask for it."""
-        reading = self._steps.reading(decodes, context=context)
+        return max((self._step(drafts, decodes, context) for drafts in self._counts), key=_rate)
+
+    def _step(self, drafts: int, decodes: float, context: float) -> DraftedStep:
+        share = min(1.0, STEP_DRAFTS / (decodes * drafts)) if drafts else 0.0  # of requests that a step has drafts of
+        time = self._steps.time(decodes * (1.0 + drafts * share), drafted=drafts > 0, requests=decodes)
         draft = self._proposing.seconds(decodes, context=context) if self._proposing is not None else 0.0
-
-        def with_drafts(count: int) -> DraftedStep:
-            time = self._steps.time(decodes * (1.0 + count), drafted=count > 0)
-            return DraftedStep(time._replace(cache=reading, drafts=count * draft), self._tokens[count], count)
-
-        return max(map(with_drafts, self._counts), key=_rate)
+        time = time._replace(cache=self._steps.reading(decodes, context=context), drafts=drafts * draft)
+        return DraftedStep(time, 1.0 + share * (self._tokens[drafts] - 1.0), drafts)
 
 
 def _rate(step: DraftedStep) -> float:

@@ -100,7 +100,7 @@ def activation_terms(
     per_layer = tokens * architecture.num_hidden_layers * architecture.hidden_size_per_layer_input
     rope = tokens * (architecture.head_dim + architecture.global_head_dim)  # cos and sin of half a head, both kinds
     penalties = max_num_seqs * architecture.vocab_size * 4  # int32 counts
-    rows = max_num_seqs * speculation.rows  # that get a token
+    rows = speculation.step_rows(max_num_seqs)  # that get a token
     masks = rows * -(-architecture.vocab_size // 32) * 4  # a bit per token, of every row that may be bound
     sampling = sampling_bytes(architecture, rows=rows, tensor_parallel_size=tp)
     drafting = {}

@@ -37,7 +37,9 @@ def decode_graph_rows(max_num_seqs: int, speculation: Speculation = NO_DRAFTS) -
     """(rows, most rows of a segment) of captured steps without chunks: of one row each, and with all drafts. A step in
     which nobody drafts is so the one that there would be without a drafter."""
     sizes = decode_graph_sizes(max_num_seqs)
-    return tuple((size * rows, rows) for rows in sorted({1, speculation.rows}) for size in sizes)
+    drafted = {min(size * speculation.rows, speculation.step_rows(max_num_seqs)) for size in sizes}
+    alone = tuple((size, 1) for size in sizes)
+    return (*alone, *((rows, speculation.rows) for rows in sorted(drafted))) if speculation.num_tokens else alone
 
 
 def mixed_graph_sizes(max_num_batched_tokens: int) -> tuple[int, ...]:
@@ -97,7 +99,7 @@ def graphs_bytes(
     """
     if not takes_model(architecture):
         return 0
-    few = max_num_seqs * speculation.rows
+    few = speculation.step_rows(max_num_seqs)
     mixed = mixed_graph_sizes(max(max_num_batched_tokens, few)) * len(last_row_sizes(architecture, few))
     decodes = decode_graph_rows(max_num_seqs, speculation)
     nodes = sum(

@@ -58,7 +58,7 @@ def kernel_buffers(
     return {
         "block_tables": max_num_seqs * table_rows * INT32,
         "step_metadata": step_metadata_words(max_num_batched_tokens, max_num_seqs, speculation) * INT32,
-        "decode_splits": max_num_seqs * speculation.rows * splits * FLOAT32,
+        "decode_splits": speculation.step_rows(max_num_seqs) * splits * FLOAT32,
         "expanded_keys": keys * columns * element_bytes(architecture),
         "rotation_tables": tiles * architecture.global_rotary_pairs * 2 * FLOAT32 if v_only else 0,
     }
@@ -68,7 +68,7 @@ def step_metadata_words(max_num_batched_tokens: int, max_num_seqs: int, speculat
     """Words of two buffers: five a row, four a segment, four of its draws and four a sampled row in each, and with
     drafts one a slot; in one, three a row that goes on, four of its segment, five a chunk and three a chunk and pass.
     """
-    few, slots = max_num_seqs * speculation.rows, chunk_slots(max_num_seqs)
+    few, slots = speculation.step_rows(max_num_seqs), chunk_slots(max_num_seqs)
     assumed = 2 * max_num_seqs if speculation.num_tokens else 0
     rows = 5 * max(max_num_batched_tokens, few) + 16 * few
     return rows + 20 * max_num_seqs + assumed + (5 + 3 * max_num_seqs) * slots

@@ -247,7 +247,7 @@ def _all_terms(
             profile=profile,
         ),
         peer_buffer_bytes=peer_bytes(
-            architecture, tensor_parallel_size=tp, rows=max(max_num_batched_tokens, max_num_seqs * speculation.rows)
+            architecture, tensor_parallel_size=tp, rows=max(max_num_batched_tokens, speculation.step_rows(max_num_seqs))
         ),
     )
     predicted: tuple[tuple[MemoryGroup, dict[str, int]], ...] = (

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from modelserve.assistant import AssistantArchitecture
 
 MOST_DRAFTS = 16  # tokens of one proposal
+STEP_DRAFTS = 256  # of all requests of a step: with more rows it waits for products, and no longer for weights
 AUTO_DRAFTS = 8  # the most that are proposed where their number is chosen step by step
 
 
@@ -22,6 +23,17 @@ class Speculation:
     def rows(self) -> int:
         """Most rows of a decode."""
         return 1 + self.num_tokens
+
+    def step_rows(self, max_num_seqs: int) -> int:
+        """Most rows of a step without chunks."""
+        return max_num_seqs + min(max_num_seqs * self.num_tokens, STEP_DRAFTS)
+
+    def segments(self, rows: int, max_num_seqs: int) -> int:
+        """Requests that a captured step of so many rows, drafts among them, has room for: twice as many as fill it,
+        most of which may have one row, and all in the largest one."""
+        if rows >= self.step_rows(max_num_seqs):
+            return max_num_seqs
+        return min(max_num_seqs, 2 * -(-rows // self.rows))
 
 
 NO_DRAFTS = Speculation()

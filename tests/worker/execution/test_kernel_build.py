@@ -82,6 +82,17 @@ kernels |= {each.file for each in launches if isinstance(each, CudaSource)}
 found = sorted(each for each in kernels if each.startswith((name, "round", "linear")))
 print(json.dumps(found))
 """
+ASSISTANT = """
+from modelserve.published import assistant_of
+from modelserve.sizing.speculation import Speculation
+kernel_trace.read_speculation = lambda args, architecture: Speculation(2, assistant_of("31B"))
+args = args.model_copy(update={"drafter": "its-assistant", "num_speculative_tokens": 2})
+with_it = set(kernel_trace.kernel_launches(architecture, args, capability=90))
+kernel_trace.AssistantDrafter.run = lambda self, size: None
+without = set(kernel_trace.kernel_launches(architecture, args, capability=90))
+assert without < with_it
+print(json.dumps([each.file if isinstance(each, CudaSource) else each.kernel for each in with_it - without]))
+"""
 LAST_ROWS = """
 from modelserve.sizing.cuda_graphs import FEW_LAST_ROWS
 from modelserve_worker.execution.input_batch import StepPacker
@@ -290,6 +301,11 @@ def test_steps_of_few_last_rows_are_traced_as_well(tmp_path: Path) -> None:
     """As many as the kernel of few rows takes."""
     traced = run(LAST_ROWS, tmp_path, tmp_path, "1")
     assert {(rows, last) for rows, last in traced if rows > 20} == {(64, 32), (64, 64), (128, 32), (128, 64)}
+
+
+def test_drafts_of_an_assistant_are_traced_as_well(tmp_path: Path) -> None:
+    """Its widths are not the target's: products, norms and queries are specialised anew."""
+    assert {"prepare", "rms_norm", "linear_rows_sm90.cu"} <= set(run(ASSISTANT, tmp_path, tmp_path, "1"))
 
 
 def test_launches_of_another_process_hit_what_was_shipped_without_a_compiler(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import platform
 import threading
 import time
 from array import array
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from modelserve.architecture import LayerKind
+from modelserve.errors import InvalidInput
 from modelserve_worker.batch import AdmittedRequest, HostCopy, PageMove, ScheduledBatch, TableUpdates
 from modelserve_worker.execution.rank_messages import decode_batch, encode_batch
 from modelserve_worker.execution.rank_ring import RankRing, RingAborted
@@ -174,3 +176,12 @@ def test_nothing_is_left_in_shared_memory() -> None:
     with pytest.raises(FileNotFoundError):
         RankRing(1, name=name)
     assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize("machine", ["aarch64", "ppc64le", ""])
+def test_a_machine_that_may_reorder_stores_gets_no_ring(machine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader could take bytes that are not there yet, once in a million steps."""
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    with pytest.raises(InvalidInput, match=f"tensor parallel size 3 on a machine of type '{machine}'") as refused:
+        RankRing(2)
+    assert refused.value.field == "tensor_parallel_size"

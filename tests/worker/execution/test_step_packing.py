@@ -54,6 +54,18 @@ def batch_of(
     )
 
 
+def test_a_step_sends_the_passes_that_it_has(geometry: CacheGeometry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no room of others: 3 words a request and chunk, of which there are 201 MB at 4,096 requests."""
+    packer, sent = packer_of(geometry), []
+    send = packer._any.send
+    monkeypatch.setattr(packer._any, "send", lambda **which: sent.append(which) or send(**which))
+    one = packer.pack(batch_of([(0, 5, 1), (1, 0, 30)]))
+    several = packer.pack(batch_of([(0, 5, 1), (1, 200, 30), (2, 200, 30)]))
+    assert (len(one.passes), len(several.passes)) == (1, 2)
+    assert sent == [{"last": "passes", "words": 3 * NOBODY}, {"last": "passes", "words": 6 * NOBODY}]
+    assert packer._any.names[-1] == "passes"
+
+
 @pytest.fixture
 def geometry(small_architecture, geometry_of) -> CacheGeometry:
     return geometry_of(small_architecture("31b", sliding_window=WINDOW))

@@ -218,7 +218,7 @@ def test_the_kernel_path_is_audited_at_every_layer(
     cache = KVCache(geometry_of(architecture), POOL, device=CPU, debug_stamps=True)
     tables = BlockTables(cache.geometry, max_num_seqs=REQUESTS, max_model_len=LONGEST, device=CPU)
     table = attention_table(architecture, cache.geometry, capability=90)
-    backend = KernelAttention(model, cache, tables, table, max_num_seqs=REQUESTS, max_model_len=LONGEST)
+    backend = KernelAttention(model, cache, tables, table, max_model_len=LONGEST, few_rows=REQUESTS)
     packer = StepPacker(
         cache.geometry, max_num_batched_tokens=TOKENS, max_num_seqs=REQUESTS, max_model_len=LONGEST,
         vocab_size=512, blocks=backend.blocks, device=CPU,

@@ -14,10 +14,14 @@ from modelserve.hardware import CATALOGUE
 from modelserve.planning.draft_time import DraftSpeed
 from modelserve.planning.step_time import RankSpeed
 from modelserve.published import assistant_of, published_model
+from modelserve.sizing.cuda_graphs import decode_graph_rows
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
-from modelserve.sizing.speculation import Speculation
+from modelserve.sizing.speculation import STEP_DRAFTS, Speculation
 from modelserve_worker.batch import SampledTokens
+from modelserve_worker.request import Request, SamplingParams
+from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.drafting import LEAST_PROPOSALS, LOW_FOR_S, Drafting
+from modelserve_worker.scheduling.scheduler import Scheduler
 from modelserve_worker.scheduling.stats import TimedStep
 from modelserve_worker.scheduling.step_costs import MeasuredCosts, PlannedCosts, StepCosts
 
@@ -242,7 +246,46 @@ def test_on_a_gpu_a_dense_model_verifies_more_than_a_mixture() -> None:
     assert (np.diff(mixture.seconds(1, K, context=4000.0)[1:]) > 0).all(), "where each row chooses its experts"
     assert 1.0 < ratio[0] < 1.1
     assert ratio[1] > 1.5
-    assert len(dense.seconds(64, 64 * K, context=100.0)) == 1 + 64 * K
+    assert len(dense.seconds(64, STEP_DRAFTS, context=100.0)) == 1 + STEP_DRAFTS
+
+
+def test_a_step_has_so_many_drafts_at_most_and_what_has_room_for_its_requests() -> None:
+    """However many requests there are, and however sure they are."""
+    drafting = Drafting(K, 64, PerRow(0.0001))
+    drafting._unasked[:] = K
+    drafting._all_tried[:] = drafting._all_right[:] = 1e6
+    slots = np.arange(64, dtype=np.int32)
+    assert drafting.choose(slots, np.full(64, 99, dtype=np.int32), context=100.0).sum() == STEP_DRAFTS < 64 * K
+    costs, speculation = planned("31B"), Speculation(K)
+    sizes = [rows for rows, few in decode_graph_rows(64, speculation) if few == 1 + K]
+    assert max(sizes) == speculation.step_rows(64) == 64 + STEP_DRAFTS
+    assert (speculation.segments(144, 64), speculation.segments(sizes[-1], 64)) == (32, 64)
+    seconds = costs.seconds(64, STEP_DRAFTS, context=100.0)
+    assert sizes[-2:] == [288, 320]
+    assert seconds[1] == seconds[288 - 64] < seconds[-1], "smaller ones have no room for 64 requests"
+    assert seconds[1] > 1.1 * seconds[0]
+
+
+def test_prompts_as_short_as_a_decode_with_drafts_have_room_in_a_step_or_wait() -> None:
+    """They are attended to as one, in buffers for the rows of decodes and STEP_DRAFTS more."""
+    model = published_model("hf://google/gemma-4-E2B-it")
+    assert model is not None
+    geometry = cache_geometry(
+        model.architecture, dtype=KVCacheDtype.BFLOAT16, layout=KVCacheLayout.KV, tensor_parallel_size=1
+    )
+    requests = 64
+    limits = SchedulerLimits(2048, requests, 256, ())
+    scheduler = Scheduler(limits, geometry, 2 * requests * geometry.held_bytes(256), draft_tokens=K)
+    for number in range(requests):
+        prompt, sampling = tuple(range(3, 4 + K)), SamplingParams(seed=number, max_tokens=2)
+        scheduler.add(Request(str(number), prompt, sampling))
+    first, second = scheduler.schedule(), scheduler.schedule()
+    assert first is not None
+    assert second is not None
+    most = Speculation(K).step_rows(requests)
+    assert (first.num_tokens, first.num_requests) == (most // (1 + K) * (1 + K), most // (1 + K))
+    rest = requests - first.num_requests
+    assert (second.num_tokens, second.num_requests) == (first.num_requests + rest * (1 + K), requests)
 
 
 @pytest.mark.parametrize(("variant", "least", "most"), [("31B", 5, 8), ("E4B", 4, 8), ("26B-A4B", 1, 4)])

@@ -68,13 +68,17 @@ class AssistantDrafter(Drafter):
 
     def capture(self, pool: Any) -> None:
         for size in reversed(decode_graph_sizes(self._most)):
-            for draft in (self._first, self._following):
-                draft(size)  # what is launched depends on the size: a capture neither compiles nor loads a kernel
+            self.run(size)  # what is launched depends on the size: a capture neither compiles nor loads a kernel
             first, following = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
             for graph, draft in ((first, self._first), (following, self._following)):
                 with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
                     draft(size)
             self._graphs[size] = _Captured(first, following, self._rotations)
+
+    def run(self, size: int) -> None:
+        """Launch one by one what captured drafts of so many requests launch, over whatever the buffers hold."""
+        self._first(size)
+        self._following(size)
 
     def propose(self, accepted: Accepted, asked: int) -> Proposal:
         count = len(accepted.slots)

@@ -36,11 +36,10 @@ class KernelAttention:
         tables: BlockTables,
         table: KernelTable,
         *,
-        max_num_seqs: int,
         max_model_len: int,
-        most_rows: int = 1,
+        few_rows: int,
     ) -> None:
-        """`table` names the kernels. `most_rows`: of a segment that is no chunk."""
+        """`table` names the kernels. `few_rows`: most of a step, in segments that are no chunks."""
         architecture, device = model.architecture, cache.arena.device
         self._model = model
         self._architecture = architecture
@@ -64,7 +63,7 @@ class KernelAttention:
             most = max(most, kernels.decode_workspace(rows, query_heads=heads))
         keys = expansion_keys(max_model_len)
         self.blocks = QueryBlocks(tokens[LayerKind.GLOBAL], tokens[LayerKind.SLIDING], keys)
-        self._workspace = torch.empty(max_num_seqs * most_rows * most, dtype=torch.float32, device=device)
+        self._workspace = torch.empty(few_rows * most, dtype=torch.float32, device=device)
         self._rotation: kernels.Rotation | None = None
         self._scratch: Tensor | None = None
         self._pairs = architecture.global_rotary_pairs

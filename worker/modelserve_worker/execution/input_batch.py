@@ -13,8 +13,10 @@ import torch
 from modelserve.errors import InvalidInput
 from modelserve.sizing.kernel_buffers import chunk_slots
 from modelserve.sizing.pages import CacheGeometry
+from modelserve.sizing.speculation import Speculation
 from modelserve_worker.batch import IN_FLIGHT, ScheduledBatch, row_places, spare_from, stored_from
-from modelserve_worker.execution.segment_columns import Ints, of_rows, row_by_row, together
+from modelserve_worker.execution.chunk_passes import SECTION, ChunkPasses, PassSize
+from modelserve_worker.execution.segment_columns import Ints, of_rows, row_by_row
 from modelserve_worker.execution.staging import StagingBuffer
 from modelserve_worker.kernels.step import Draws, Segments, Step
 
@@ -67,24 +69,24 @@ class StepPacker:
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._max_num_seqs = max_num_seqs
-        self._chunk_slots = chunk_slots(max_num_seqs)
-        self._few = max_num_seqs * most_rows  # rows of a step without chunks
+        self._speculation = Speculation(most_rows - 1)
+        self._few = self._speculation.step_rows(max_num_seqs)  # rows of segments that are no chunks
         self._max_tokens = max(max_num_batched_tokens, self._few)
         self._blocks = blocks
         self._numbers = np.arange(self._max_tokens, dtype=np.int32)
         self._most_segments = self._few if exact else max_num_seqs
         decodes = _sections("decode_", _SEGMENT, self._most_segments)
         decodes |= _sections("", _DRAWS, max_num_seqs) | _sections("", _SAMPLED, self._few)
-        chunks = _sections("chunk_", (*_SEGMENT, "sliding_blocks"), self._chunk_slots)
+        chunks = _sections("chunk_", (*_SEGMENT, "sliding_blocks"), chunk_slots(max_num_seqs))
         kept = {**_sections("", _KEPT, self._few), **_sections("kept_segment_", _SEGMENT, max_num_seqs)}
         if most_rows > 1:
             decodes["assumed"] = max_num_seqs
-        passes = _sections("pass_", ("blocks", "pages", "key_rows"), max_num_seqs * self._chunk_slots)
+        self._passes = ChunkPasses(max_num_seqs)
         self._decodes = StagingBuffer({"num_rows": 1, **_sections("", _ROW, self._few), **decodes}, device)
         self._any = StagingBuffer(
             {
                 "num_rows": 1, **_sections("", _ROW, self._max_tokens), **decodes, **chunks, "num_kept": 1, **kept,
-                **passes,
+                **self._passes.sections,
             },
             device,
         )  # fmt: skip
@@ -132,7 +134,10 @@ class StepPacker:
             self._fill_kept(batch, firsts)
             kept = int(batch.kept.sum()) if padded_to is None else padded_to.last
             narrowed = self._narrowed(kept, batch.num_requests if padded_to is None else self.segments_of(kept))
-        staging.send()
+        if chunked:
+            self._passes.send(staging, len(passes))
+        else:
+            staging.send()
         padded, most_rows = len(few[0]), self.most_rows
         if padded_to is not None and not chunked:
             padded, most_rows = self.segments_of(rows, padded_to.few), padded_to.few
@@ -168,22 +173,26 @@ class StepPacker:
         size, blocks = self._max_num_seqs, self._blocks
         most = -(-rows // blocks.sliding_tokens) + size
         chunks = self._chunks(most, size)
-        whole = self._pass(
-            chunks, 0, most_blocks=-(-rows // blocks.global_tokens) + size,
-            most_pages=blocks.expansion_keys // self._geometry.global_page.page_tokens,
-        )  # fmt: skip
+        most_pages = blocks.expansion_keys // self._geometry.global_page.page_tokens
+        whole = self._pass(chunks, 0, PassSize(-(-rows // blocks.global_tokens) + size, most_pages))
         narrowed = None if self.exact else self._narrowed(last, self.segments_of(last))
         return self._step(self._any, rows, self._most_segments, chunks, (whole,), narrowed, few=self.most_rows)
 
     def segments_of(self, rows: int, few: int = 1) -> int:
-        """Segments that a captured step of so many rows has room for: twice as many as fill it, most may have one."""
-        return min(self._most_segments, rows if few == 1 or self.exact else 2 * -(-rows // few))
+        """Segments that a captured step of so many rows has room for."""
+        if few == 1 or self.exact:
+            return min(self._most_segments, rows)
+        return self._speculation.segments(rows, self._max_num_seqs)
 
     def _clear(self, staging: StagingBuffer) -> None:
         staging.begin()
         for name in staging.names:
-            staging.host(name)[:] = _PADDING if name.endswith(("positions", "slots", "starts", "assumed")) else 0
-        staging.send()
+            if name != SECTION:
+                staging.host(name)[:] = _PADDING if name.endswith(("positions", "slots", "starts", "assumed")) else 0
+        if staging is self._any:
+            self._passes.clear(staging)
+        else:
+            staging.send()
 
     def _step(
         self,
@@ -243,7 +252,10 @@ class StepPacker:
         drawn = batch.drawn
         if drawn.min() < 0 or drawn.max() > self.most_rows or (batch.sampled > batch.lengths).any():
             raise InvalidInput(f"{name} draws tokens of rows that it does not have, or of more than {self.most_rows}")
-        few = np.arange(batch.num_requests) < batch.decodes(self.most_rows)
+        decodes = batch.decodes(self.most_rows)
+        if (rows := int(batch.lengths[:decodes].sum())) > self._few:
+            raise InvalidInput(f"{name} has {rows} rows in segments that are no chunks; there is room for {self._few}")
+        few = np.arange(batch.num_requests) < decodes
         if few.any() and batch.lengths[few].max() > self.most_rows:
             raise InvalidInput(f"{name} has a decode of more than {self.most_rows} rows")
         lowest: Ints | int = 0
@@ -354,28 +366,19 @@ class StepPacker:
 
     def _fill_chunks(self, columns: tuple[Ints, ...]) -> tuple[Segments, tuple[Segments, ...]]:
         _, starts, lengths, _ = columns
-        staging, count, size = self._any, len(lengths), self._chunk_slots
+        staging, count = self._any, len(lengths)
         for name, array in zip(_SEGMENT, columns, strict=True):
             staging.host(f"chunk_{name}")[:count] = array
         sliding_blocks = np.cumsum(-(-lengths // self._blocks.sliding_tokens))
         staging.host("chunk_sliding_blocks")[:count] = sliding_blocks
         staging.host("chunk_sliding_blocks")[count:] = sliding_blocks[-1]
         chunks = self._chunks(int(sliding_blocks[-1]), count)
-        passes = []
         page = self._geometry.global_page.page_tokens
-        pages, blocks = -(-(starts + lengths) // page), -(-lengths // self._blocks.global_tokens)
-        for number, members in enumerate(together(pages * page, self._blocks.expansion_keys)):
-            span = slice(number * size, (number + 1) * size)
-            of_pass = np.zeros(size, dtype=np.int32)
-            of_pass[members] = pages[members]
-            page_ends = np.cumsum(of_pass)
-            staging.host("pass_pages")[span] = page_ends
-            staging.host("pass_key_rows")[span] = (page_ends - of_pass) * page
-            of_pass[members] = blocks[members]
-            staging.host("pass_blocks")[span] = np.cumsum(of_pass)
-            most = {"most_blocks": int(blocks[members].sum()), "most_pages": int(pages[members].sum())}
-            passes.append(self._pass(chunks, number, **most))
-        return chunks, tuple(passes)
+        sizes = self._passes.fill(
+            staging, -(-(starts + lengths) // page), -(-lengths // self._blocks.global_tokens), page_tokens=page,
+            capacity=self._blocks.expansion_keys,
+        )  # fmt: skip
+        return chunks, tuple(self._pass(chunks, number, size) for number, size in enumerate(sizes))
 
     def _chunks(self, most_sliding_blocks: int, most: int) -> Segments:
         slots, starts, lengths, rows = (self._any.device(f"chunk_{name}") for name in _SEGMENT)
@@ -384,12 +387,12 @@ class StepPacker:
             sliding_blocks=self._any.device("chunk_sliding_blocks"), most_sliding_blocks=most_sliding_blocks,
         )  # fmt: skip
 
-    def _pass(self, chunks: Segments, number: int, *, most_blocks: int, most_pages: int) -> Segments:
-        span = slice(number * self._chunk_slots, (number + 1) * self._chunk_slots)
-        blocks, pages, key_rows = (self._any.device(f"pass_{name}")[span] for name in ("blocks", "pages", "key_rows"))
+    def _pass(self, chunks: Segments, number: int, size: PassSize) -> Segments:
+        blocks, pages, key_rows = self._passes.columns(self._any.device(SECTION), number)
         return replace(
-            chunks, blocks=blocks, pages=pages, key_rows=key_rows, most_blocks=most_blocks, most_pages=most_pages
-        )
+            chunks, blocks=blocks, pages=pages, key_rows=key_rows, most_blocks=size.most_blocks,
+            most_pages=size.most_pages,
+        )  # fmt: skip
 
 
 def _sections(prefix: str, names: tuple[str, ...], words: int) -> dict[str, int]:

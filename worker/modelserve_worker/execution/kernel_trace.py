@@ -26,11 +26,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from triton.backends.compiler import GPUTarget
 
 from modelserve.architecture import ModelArchitecture
+from modelserve.assistant import AssistantArchitecture
 from modelserve.engine_args import EngineArgs
+from modelserve.inspection import read_speculation
 from modelserve.sizing.backends.resolve import Formats, resolve
-from modelserve.sizing.cuda_graphs import decode_graph_sizes, last_row_sizes, mixed_graph_sizes
+from modelserve.sizing.cuda_graphs import decode_graph_rows, last_row_sizes, mixed_graph_sizes
 from modelserve.sizing.rank_sums import peer_rows_layout
 from modelserve.weight_format import WeightFormat
+from modelserve_worker.execution.assistant_drafter import AssistantDrafter
 from modelserve_worker.execution.block_tables import BlockTables
 from modelserve_worker.execution.device import compute_dtype, select_geometry
 from modelserve_worker.execution.input_batch import StepPacker
@@ -47,6 +50,7 @@ from modelserve_worker.kernels.slot_columns import SlotColumns
 from modelserve_worker.kernels.step import Draws, Step
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
+from modelserve_worker.models.gemma4_assistant import Gemma4Assistant
 
 POOL_BYTES = 64 << 30  # beyond 32 bits in any element type; the profile's cache of two pages is traced beside it
 UNCAPTURED_ROWS = (3, 17, 300)  # of steps that no graph takes: row counts that are neither 1 nor multiples of 16
@@ -130,15 +134,16 @@ def kernel_launches(
         FakeTensorMode(),
     ):
         warnings.simplefilter("ignore")  # torch warns of pointers of fake tensors
-        tokens = max(args.max_num_batched_tokens, args.max_num_seqs * args.speculative.rows)
+        tokens = max(args.max_num_batched_tokens, args.speculative.step_rows(args.max_num_seqs))
         ranks = args.tensor_parallel_size
         geometry = select_geometry(architecture, args)
         formats = Formats(weight_format, geometry.dtype, geometry.layout)
         operations = Operations(resolve(capability, architecture, formats, args.profile, ranks=ranks), _CUDA)
-        _run_steps(architecture, args, operations, weight_format, _RankAlone(size=ranks))
+        assistant = None if args.drafter is None else read_speculation(args, architecture).assistant
+        _run_steps(architecture, args, operations, weight_format, _RankAlone(size=ranks), assistant)
         if operations.table.sums_through_peers:  # which GPUs reach each other's memory is not known here
             joined = _joined_to_peers(architecture, ranks, rows=tokens, capability=capability)
-            _run_steps(architecture, args, operations, weight_format, joined)
+            _run_steps(architecture, args, operations, weight_format, joined, assistant)
     return list(launches)
 
 
@@ -160,14 +165,15 @@ def _run_steps(
     operations: Operations,
     weight_format: WeightFormat | None,
     parallel: _RankAlone,
+    assistant: AssistantArchitecture | None,
 ) -> None:
-    from modelserve_worker.execution.fast_attention import KernelAttention  # Triton, on GPUs alone
+    from modelserve_worker.execution.fast_attention import KernelAttention, KernelCacheReader  # Triton, on GPUs alone
 
     geometry = select_geometry(architecture, args)
     longest = architecture.max_position_embeddings
     sizes: dict[str, Any] = {"max_num_seqs": args.max_num_seqs, "max_model_len": longest}
     most_rows = args.speculative.rows
-    few_rows = args.max_num_seqs * most_rows
+    few_rows = args.speculative.step_rows(args.max_num_seqs)
     tokens = max(args.max_num_batched_tokens, few_rows)
     dtype = compute_dtype(architecture)
     model = Gemma4ForCausalLM(
@@ -179,24 +185,30 @@ def _run_steps(
         tables = BlockTables(geometry, **sizes, device=_CPU)
     tables.device = {kind: _on_cuda(table) for kind, table in tables.device.items()}
     scratch = geometry.global_page.page_bytes + geometry.sliding_page.page_bytes
-    decodes, mixed = decode_graph_sizes(args.max_num_seqs), mixed_graph_sizes(tokens)
+    captured_rows = decode_graph_rows(args.max_num_seqs, args.speculative)
+    decodes, drafted = (tuple(r for r, few in captured_rows if few in of) for of in ({1}, {most_rows} - {1}))
+    mixed = mixed_graph_sizes(tokens)
     last_rows = last_row_sizes(architecture, few_rows)
     for pool_bytes in (scratch, POOL_BYTES):
         cache = KVCache(geometry, pool_bytes, device=_CUDA)
-        attention = KernelAttention(model, cache, tables, operations.table, most_rows=most_rows, **sizes)
+        attention = KernelAttention(model, cache, tables, operations.table, max_model_len=longest, few_rows=few_rows)
         with unset_fake_temporarily():
             packer = StepPacker(
                 geometry, max_num_batched_tokens=tokens, vocab_size=architecture.vocab_size, blocks=attention.blocks,
                 device=_CPU, most_rows=most_rows, exact=operations.exact, **sizes,
             )  # fmt: skip
         profile = pool_bytes == scratch
+        if assistant is not None:
+            drafter = AssistantDrafter(
+                Gemma4Assistant(assistant, model), num_tokens=args.speculative.num_tokens,
+                max_num_seqs=args.max_num_seqs,
+            )  # fmt: skip
+            drafter.attach(partial(KernelCacheReader, attention=attention))
+            for size in decodes[-1:] if profile else decodes:
+                drafter.run(size)
         kinds: list[tuple[Callable[[int], Step], tuple[int, ...], int]] = [
             (packer.decode_views, decodes, args.max_num_seqs),
-            *(
-                [(partial(packer.decode_views, few=most_rows), tuple(most_rows * size for size in decodes), few_rows)]
-                if most_rows > 1
-                else []
-            ),
+            *([(partial(packer.decode_views, few=most_rows), drafted, few_rows)] if drafted else []),
             *((partial(packer.mixed_views, last=last), mixed, tokens) for last in last_rows),
         ]
         for views, captured, most in kinds:
@@ -233,7 +245,7 @@ def _sample(
     with unset_fake_temporarily():
         slots = SamplingSlots(max_num_seqs=args.max_num_seqs, vocab_size=architecture.vocab_size, device=_CPU)
     rows_each = args.speculative.rows
-    count, vocab_size = args.max_num_seqs * rows_each, architecture.vocab_size
+    count, vocab_size = args.speculative.step_rows(args.max_num_seqs), architecture.vocab_size
     sampled = torch.empty(count, dtype=torch.int32, device=_CUDA)
     logits = torch.empty(count, vocab_size // parallel.size, dtype=compute_dtype(architecture), device=_CUDA)
     rows = CandidateRows(
@@ -243,7 +255,7 @@ def _sample(
     tokens = draw_candidates(operations.sampling, parallel, logits, rows, first_token=0)
     draws = Draws(sampled, sampled, sampled, sampled)
     doors = operations.step
-    doors.accept(tokens, sampled, sampled, draws, sampled.view(-1, rows_each), sampled)
+    doors.accept(tokens, sampled, sampled, draws, sampled[:, None].expand(-1, rows_each), sampled)
     if rows_each > 1:
         for placed in (1, 2, 4):
             doors.settle([(sampled, sampled)] * placed, sampled, sampled)

@@ -21,6 +21,7 @@ from modelserve.architecture import LayerKind
 from modelserve.errors import InvalidInput
 from modelserve.sizing.backends.table import KernelTable
 from modelserve.sizing.cuda_graphs import last_row_sizes
+from modelserve.sizing.speculation import Speculation
 from modelserve_worker.batch import Int32Array, PendingStep, ScheduledBatch, row_places
 from modelserve_worker.execution.block_tables import BlockTables
 from modelserve_worker.execution.cache_reader import PlainCacheReader
@@ -76,6 +77,7 @@ class GPUModelRunner:
         self.draft_tokens = 0 if drafter is None else drafter.num_tokens
         self.asked_drafts = 0 if drafter is None else drafter.asked_tokens
         most_rows = 1 + self.draft_tokens
+        self._few_rows = few_rows = Speculation(self.draft_tokens).step_rows(max_num_seqs)
         self.tables = BlockTables(cache.geometry, max_num_seqs=max_num_seqs, max_model_len=max_model_len, device=device)
         self._kernels: KernelAttention | None = None
         self.table = model.operations.table if table is None else table
@@ -83,9 +85,8 @@ class GPUModelRunner:
             from modelserve_worker.execution.fast_attention import KernelAttention  # Triton, on GPUs alone
 
             self._kernels = KernelAttention(
-                model, cache, self.tables, self.table, max_num_seqs=max_num_seqs, max_model_len=max_model_len,
-                most_rows=most_rows,
-            )  # fmt: skip
+                model, cache, self.tables, self.table, max_model_len=max_model_len, few_rows=few_rows
+            )
         self._packer = StepPacker(
             cache.geometry,
             max_num_batched_tokens=max_num_batched_tokens,
@@ -106,15 +107,13 @@ class GPUModelRunner:
             door=model.operations.sampling,
         )
         self._scorer = PromptScorer(softcap=architecture.final_logit_softcapping, device=device)
-        self._masks = TokenMaskBuffer(
-            max_num_seqs=max_num_seqs * most_rows, vocab_size=architecture.vocab_size, device=device
-        )
+        self._masks = TokenMaskBuffer(max_num_seqs=few_rows, vocab_size=architecture.vocab_size, device=device)
         self._doors = model.operations.step
         self.slot_positions = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
         self.slot_tokens = torch.zeros(max_num_seqs, most_rows, dtype=torch.int32, device=device)
         # What captured steps without chunks leave for a drafter beside their logits: hidden states of all rows.
         self._decoded = None if drafter is None else torch.zeros(
-            max_num_seqs * most_rows, architecture.hidden_size, dtype=model.dtype, device=device
+            few_rows, architecture.hidden_size, dtype=model.dtype, device=device
         )  # fmt: skip
         self._graphs: StepGraphs | None = None
         self._most = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
@@ -149,8 +148,7 @@ class GPUModelRunner:
         """
         if self._kernels is not None and self.cache.stamps is None:
             warm = WARM_ROWS if self.model.parallel.size > 1 else 0
-            few_rows = self._most["max_num_seqs"] * (1 + self.draft_tokens)
-            last_rows = last_row_sizes(self.model.architecture, few_rows)
+            last_rows = last_row_sizes(self.model.architecture, self._few_rows)
             self._graphs = StepGraphs(
                 self._packer, **self._most, last_rows=last_rows, logits=self._logits, hidden=self._hidden,
                 warm_rows=warm,

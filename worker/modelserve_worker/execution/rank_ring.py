@@ -2,8 +2,10 @@
 
 One ring, written once and read by each rank at its own pace. The writer counts the bytes it has written, each reader
 those it has read; the space in between is the readers'. A message longer than the ring goes through it in parts. Counts
-are 64-bit words at their own addresses, written after the bytes they speak of; x86-64 keeps that order. Whoever waits
-looks again and again for a moment, as a step takes milliseconds, and then sleeps between looks.
+are 64-bit words at their own addresses, written after the bytes they speak of. Python has no fence: the order is that
+of x86-64, where stores are seen in the order of the program and loads are made in it. Where a machine promises less, no
+ring is made. Whoever waits looks again and again for a moment, as a step takes milliseconds, and then sleeps between
+looks.
 
 Each reader has some slots where it notes a word per step, which the writer compares with its own (`noted`), and words
 that say how far it has come otherwise (`reported`).
@@ -11,6 +13,7 @@ that say how far it has come otherwise (`reported`).
 
 from __future__ import annotations
 
+import platform
 import struct
 import time
 from collections.abc import Callable, Sequence
@@ -18,9 +21,12 @@ from multiprocessing import shared_memory
 
 import numpy as np
 
+from modelserve.errors import InvalidInput
+
 CAPACITY_BYTES = 4 << 20
 _NOTES = 64  # steps whose words are kept; two are in flight
 _LINE = 64  # bytes; words that different processes write lie on cache lines of their own
+_STORES_IN_ORDER = ("x86_64", "AMD64")  # as platform.machine() names it
 _LENGTH = struct.Struct("<Q")
 _SPIN_S = 100e-6
 _SLEEP_S = 50e-6
@@ -36,7 +42,18 @@ class RankRing:
     """Both ends: rank 0 creates it for a number of readers, each reader opens it by name and index."""
 
     def __init__(self, readers: int, *, name: str | None = None, capacity: int = CAPACITY_BYTES) -> None:
-        """Create a ring, or with `name` open the one of that name, made for as many readers and bytes."""
+        """Create a ring, or with `name` open the one of that name, made for as many readers and bytes.
+
+        Raises InvalidInput on a machine that does not keep the order of stores.
+        """
+        machine = platform.machine()
+        if machine not in _STORES_IN_ORDER:
+            raise InvalidInput(
+                f"tensor parallel size {readers + 1} on a machine of type {machine!r}: ranks pass steps through shared "
+                f"memory in the order of stores that {_STORES_IN_ORDER[0]} keeps; serve with one GPU a replica, or on "
+                f"{_STORES_IN_ORDER[0]}",
+                field="tensor_parallel_size",
+            )
         lines = 2 + readers
         notes = 2 * 8 * _NOTES
         self._created = name is None

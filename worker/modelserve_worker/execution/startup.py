@@ -23,8 +23,9 @@ from modelserve.sizing.cuda_graphs import graphs_bytes
 from modelserve.sizing.memory import KEYS_PER_PASS
 from modelserve.sizing.pages import CacheGeometry
 from modelserve.sizing.rank_sums import peer_bytes, peer_rows_layout
+from modelserve.sizing.speculation import STEP_DRAFTS
 from modelserve.weight_format import WeightFormat
-from modelserve_worker.batch import NO_UPDATES, AdmittedRequest, ScheduledBatch
+from modelserve_worker.batch import NO_UPDATES, AdmittedRequest, Int32Array, ScheduledBatch
 from modelserve_worker.execution.accelerator_check import check_accelerator
 from modelserve_worker.execution.device import (
     compute_dtype,
@@ -154,7 +155,8 @@ def start_rank(
         kernel_cache.use_kernel_cache()
         compilations = kernel_cache.compilations
     probe = GPUMemoryProbe(device, used_before=used_before) if device.type == "cuda" else None
-    most_rows = max(args.max_num_batched_tokens, args.max_num_seqs * args.speculative.rows)
+    few_rows = args.speculative.step_rows(args.max_num_seqs)
+    most_rows = max(args.max_num_batched_tokens, few_rows)
     parallel = join_tensor_parallel(
         rank=rank,
         size=args.tensor_parallel_size,
@@ -199,9 +201,7 @@ def start_rank(
     phases.end("weights")
     beside_graphs = 0
     if table.on_kernels:
-        beside_graphs = sampling_bytes(
-            architecture, rows=args.max_num_seqs * args.speculative.rows, tensor_parallel_size=args.tensor_parallel_size
-        )
+        beside_graphs = sampling_bytes(architecture, rows=few_rows, tensor_parallel_size=args.tensor_parallel_size)
     with compilations():
         runner, use = _profile(model, args, geometry, device, probe, drafter=drafter, beside_graphs_bytes=beside_graphs)
     phases.end("profile")
@@ -336,8 +336,8 @@ def _profile(
 
 
 def profile_batches(*, start: int, tokens: int, rows: int, few: int = 1, asked: int = 0) -> tuple[ScheduledBatch, ...]:
-    """Two prefill chunks of positions [start, start + tokens), then `rows` decodes of `few` rows each, then those that
-    kernels draw. Behind decodes `asked` drafts are made.
+    """Two prefill chunks of positions [start, start + tokens), then `rows` decodes of `few` rows each, as far as a
+    step has drafts, then those that kernels draw. Behind decodes `asked` drafts are made.
 
     A block of the first chunk is scored, for which a model that narrows its steps computes all rows in all layers.
     Every table entry names page 0.
@@ -346,12 +346,15 @@ def profile_batches(*, start: int, tokens: int, rows: int, few: int = 1, asked: 
         tuple(AdmittedRequest(slot, f"profile-{slot}", sampling, (0,), ()) for slot in range(rows))
         for sampling in (_PROFILE_SAMPLING, _KERNELS_SAMPLING)
     )
+    chunk, one = np.full(1, tokens, dtype=np.int32), np.ones(1, dtype=np.int32)
     chunks = (
-        _profile_batch(step, slots=1, start=start, length=tokens, admitted=heavy[:1], given=given)
+        _profile_batch(step, start=start, lengths=chunk, drawn=one, admitted=heavy[:1], given=given)
         for step, given in enumerate((min(tokens - 1, PROMPT_SCORE_ROWS), 0))
     )
+    drafts = few - 1
+    each = 1 + np.clip(STEP_DRAFTS - drafts * np.arange(rows), 0, drafts).astype(np.int32)
     decodes = (
-        replace(_profile_batch(step, slots=rows, start=start, length=few, admitted=admitted, drawn=few), asked=asked)
+        replace(_profile_batch(step, start=start, lengths=each, drawn=each, admitted=admitted), asked=asked)
         for step, admitted in enumerate((heavy, drawn), start=2)
     )
     return *chunks, *decodes
@@ -360,23 +363,23 @@ def profile_batches(*, start: int, tokens: int, rows: int, few: int = 1, asked: 
 def _profile_batch(
     step: int,
     *,
-    slots: int,
     start: int,
-    length: int,
+    lengths: Int32Array,
+    drawn: Int32Array,
     admitted: tuple[AdmittedRequest, ...],
     given: int = 0,
-    drawn: int = 1,
 ) -> ScheduledBatch:
+    slots = len(lengths)
     return ScheduledBatch(
         step=step,
         slots=np.arange(slots, dtype=np.int32),
         starts=np.full(slots, start, dtype=np.int32),
-        lengths=np.full(slots, length, dtype=np.int32),
-        sampled=np.full(slots, drawn + given, dtype=np.int32),
+        lengths=lengths,
+        sampled=drawn + given,
         given=np.full(slots if given else 0, given, dtype=np.int32),
         targets=np.zeros(slots * given, dtype=np.int32),
         output_counts=np.zeros(slots, dtype=np.int32),
-        token_ids=np.zeros(slots * length, dtype=np.int32),
+        token_ids=np.zeros(lengths.sum(), dtype=np.int32),
         admitted=admitted,
         page_moves=(),
         global_updates=NO_UPDATES,

@@ -51,7 +51,7 @@ class StepGraphs:
         self._memory = torch.cuda.MemPool()
         self._outputs: dict[Callable[[Step], Tensor], Tensor] = {}
         speculation = Speculation(packer.most_rows - 1)
-        sizes = mixed_graph_sizes(max(max_num_batched_tokens, max_num_seqs * speculation.rows))
+        sizes = mixed_graph_sizes(max(max_num_batched_tokens, speculation.step_rows(max_num_seqs)))
         for last in last_rows[:-1] if warm_rows else ():  # in a small step: large ones find no memory beside graphs
             hidden(packer.mixed_views(sizes[0], last))
         most = packer.most_rows

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from modelserve.sizing.speculation import STEP_DRAFTS
 from modelserve_worker.batch import Int32Array, SampledTokens
 from modelserve_worker.scheduling.stats import TimedStep
 from modelserve_worker.scheduling.step_costs import StepCosts
@@ -124,10 +125,10 @@ class Drafting:
 
     def _likeliest(self, slots: Int32Array, possible: Int32Array) -> tuple[Int64Array, Floats]:
         """Drafts [N] that are `possible` [S] of each request, as index into [S, most], by their chance to be accepted;
-        and these chances [N], falling."""
+        and these chances [N], falling. As many as a step may have."""
         chances = self.chances(slots).cumprod(axis=1)
         chances[self._places >= possible[:, None]] = -1.0
-        best = np.argsort(-chances, axis=None, kind="stable")[: int(possible.sum())]
+        best = np.argsort(-chances, axis=None, kind="stable")[: min(int(possible.sum()), STEP_DRAFTS)]
         return best, chances.ravel()[best]
 
     def chances(self, slots: Int32Array) -> Floats:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modelserve.architecture import LayerKind
+from modelserve.sizing.speculation import STEP_DRAFTS, Speculation
 from modelserve_worker.batch import (
     BY_LENGTH,
     IN_FLIGHT,
@@ -235,7 +236,7 @@ class RunningRequests:
             return np.zeros_like(decodes)
         context = float(counters.computed[decodes].mean())
         drafts = drafting.choose(decodes, counters.room_for_drafts(decodes), context=context)
-        drafts = np.clip(spare - (np.cumsum(drafts) - drafts), 0, drafts).astype(np.int32)
+        drafts = np.clip(min(spare, STEP_DRAFTS) - (np.cumsum(drafts) - drafts), 0, drafts).astype(np.int32)
         ends = counters.computed[decodes] + 1 + drafts
         due = np.flatnonzero(ends > counters.covered[decodes])
         for running, end in zip(self.stays(decodes[due]), ends[due].tolist(), strict=True):
@@ -246,6 +247,14 @@ class RunningRequests:
                 counters.note_pages(running)
         covered: Int32Array = np.minimum(drafts, counters.covered[decodes] - counters.computed[decodes] - 1)
         return covered
+
+    def leave_room(self, shares: Int32Array, rows: int, drafting: Drafting) -> None:
+        """Of prompts that go on by `shares` beside so many `rows` of decodes: those of no more rows than a decode may
+        have are computed as one. Where a step has no room for more of such rows they wait for the next, in place."""
+        if drafting.most:
+            few = np.where(shares <= 1 + drafting.most, shares, 0)
+            room = Speculation(drafting.most).step_rows(self.counters.running.size) - rows
+            shares[(few > 0) & (np.cumsum(few) > room)] = 0
 
     def drafts_to_ask(self, slots: Int32Array, drawn: Int32Array, *, drafting: Drafting) -> int:
         """How many drafts a step makes behind itself, of requests that it draws so many tokens of, for the next one."""

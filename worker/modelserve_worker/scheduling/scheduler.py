@@ -166,6 +166,7 @@ class Scheduler:
         shares = share_prefill_tokens(remaining, counters.computed[prefills], budget, self.limits.prompt_cost)
         trim_to_captured(shares, remaining, rows, self.limits.captured_rows)
         self.prefixes.cut(self._running.stays(prefills), counters.computed[prefills], shares)
+        self._running.leave_room(shares, rows, self.drafting)
         return self._batch(decodes, drafts, prefills[shares > 0], shares[shares > 0])
 
     def update(self, sampled: SampledTokens) -> list[RequestOutput]:

@@ -48,15 +48,16 @@ class PlannedCosts:
         """`drafts`: of an assistant, where there is one."""
         self._drafts = drafts
         self._steps = steps = VerifyingSteps(speed, max_num_seqs=max_num_seqs, speculation=speculation)
-        self._alone, self._drafted = (
-            np.array([steps.time(max(1, rows), drafted=drafted).seconds for rows in range(most + 1)])
-            for drafted, most in ((False, max_num_seqs), (True, max_num_seqs * speculation.rows))
-        )
+        self._alone = np.array([steps.time(max(1, rows), drafted=False).seconds for rows in range(max_num_seqs + 1)])
+        times = [steps.time(max(1, rows), drafted=True) for rows in range(speculation.step_rows(max_num_seqs) + 1)]
+        self._weights = np.array([time.weights for time in times])
+        self._beside = np.array([time.seconds for time in times]) - self._weights
+        self._least = np.array([steps.least_rows(requests) for requests in range(max_num_seqs + 1)])
 
     def seconds(self, decodes: int, most_drafts: int, *, context: float) -> Seconds:
         reading = self._steps.reading(decodes, context=context)
-        rows = np.minimum(decodes + np.arange(most_drafts + 1), len(self._drafted) - 1)
-        seconds: Seconds = self._drafted[rows] + reading
+        rows = np.minimum(decodes + np.arange(most_drafts + 1), len(self._weights) - 1)
+        seconds: Seconds = self._beside[np.maximum(rows, self._least[decodes])] + self._weights[rows] + reading
         seconds[0] = self._alone[decodes] + reading
         return seconds
 
