@@ -14,7 +14,9 @@ from modelserve.engine_args import EngineArgs
 from modelserve.model_facts import AssistantFacts, ModelFacts
 from modelserve.termination import TERMINAL_EXIT_CODE
 from modelserve_operator import labels
-from modelserve_operator.kinds import CONFIG_MAP, CONTROLLER_REVISION, DEPLOYMENT, JOB, POD
+from modelserve_operator.kinds import CLAIM, CONFIG_MAP, CONTROLLER_REVISION, DEPLOYMENT, JOB, POD
+from modelserve_operator.manifests.worker_template import with_worker
+from modelserve_operator.revision import Worker
 
 E2B = {"uri": "hf://google/gemma-4-E2B-it"}
 DRAFTED = {"drafter": {"published": True}, "workload": {"concurrency": 2}}
@@ -220,8 +222,6 @@ def test_an_assistant_of_ones_own_is_read_and_lies_where_it_is(
 
 
 def _claim(name: str) -> tuple[Any, dict[str, Any]]:
-    from modelserve_operator.kinds import CLAIM
-
     metadata = {"name": name, "namespace": "ml"}
     return CLAIM, {"metadata": metadata, "spec": {"accessModes": ["ReadWriteMany"]}, "status": {}}
 
@@ -260,6 +260,17 @@ def test_an_image_of_a_release_without_drafts_is_not_given_one(gpus) -> None:
     assert not {"drafter", "drafterOptional", "numSpeculativeTokens"} & body["data"]["engine"].keys()
     gpus.make_ready()
     assert gpus.condition("Ready", "big") == ("True", "RolledOut")
+
+
+@pytest.mark.parametrize(("release", "drafts"), [("0.1.0", False), ("0.2.0", True), ("0.3.0", True)])
+def test_a_revision_that_moves_to_another_worker_takes_along_what_that_knows(gpus, release: str, drafts: bool) -> None:
+    gpus.create({"model": E2B, **DRAFTED}, name="big")
+    before, worker = gpus.deployment_of("big")["spec"]["template"], Worker(f"worker:{release}", release)
+    moved = with_worker(before, worker=worker, name="big", before=gpus.revision("big"), after="0123456789")["spec"]
+    names = [each["name"] for each in moved["initContainers"]]
+    assert names == ["resolve", "fetch", *(["fetch-drafter"] if drafts else [])]
+    assert {each["image"] for each in (*moved["initContainers"], *moved["containers"])} == {worker.image}
+    assert _template(gpus) == before["spec"], "what runs is as it was"
 
 
 def test_a_claim_of_a_drafter_has_to_be_shareable_too(world, tiny_spec) -> None:

@@ -169,11 +169,10 @@ def with_worker(template: Mapping[str, Any], *, worker: Worker, name: str, befor
     """The template of revision `before` (a hash) as that of `after`, whose containers run another worker."""
     found, image = copy.deepcopy(dict(template)), worker.image
     pod = found["spec"]
-    if not drafts(worker) and "initContainers" in pod:
-        kept = [each for each in pod["initContainers"] if each["name"] != FETCH_DRAFTER_CONTAINER]
-        pod.update({"initContainers": kept} if kept else {})
-        if not kept:
-            del pod["initContainers"]
+    if not drafts(worker):
+        first = pod.pop("initContainers", ())
+        if kept := [each for each in first if each["name"] != FETCH_DRAFTER_CONTAINER]:
+            pod["initContainers"] = kept
     for container_ in (*pod["containers"], *pod.get("initContainers", ())):
         if container_["name"] in (WORKER_CONTAINER, FETCH_CONTAINER, RESOLVE_CONTAINER, FETCH_DRAFTER_CONTAINER):
             container_["image"] = image
