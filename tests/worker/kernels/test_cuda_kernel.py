@@ -21,6 +21,7 @@ from modelserve.sizing.backends.attention import (
 )
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve_worker.kernels import (
+    chosen_rows_sm90,
     chunk_attention_sm90,
     cuda_kernel,
     global_decode_sm90,
@@ -104,6 +105,32 @@ def test_the_hopper_kernel_of_few_rows_fits_its_registers_and_shared_memory(
     assert kernel.stages >= 2, "nothing is under way while a stage is multiplied"
     assert kernel.shared_bytes <= SHARED_BYTES
     check_releases(cubin, tmp_path, any_release=True)
+
+
+@pytest.mark.parametrize("kernel", [
+    chosen_rows_sm90.kernel_for(1408, 8, gated=True), chosen_rows_sm90.kernel_for(2816, 8, gated=False),
+    linear_rows_sm90.kernel_for(1, 2816, settles=True), linear_rows_sm90.kernel_for(1, 2816),
+], ids=str)  # fmt: skip
+def test_a_product_that_settles_lets_others_start_behind_its_wait(
+    kernel: linear_rows_sm90.RowsKernel, tmp_path: Path
+) -> None:
+    """Experts' matrices are read before the kernel ahead has ended, so what chose them must have; the others start what
+    follows first of all."""
+    cubin, report = cuda_kernel.compiled(kernel.source)
+    assert "0 bytes spill stores" in report
+    assert "warning" not in report, report
+    assert kernel.stages >= 2
+    assert kernel.shared_bytes <= SHARED_BYTES
+    check_releases(cubin, tmp_path, any_release=True)
+    order = [
+        word
+        for each in wait_masks.instructions(cubin, tmp_path)
+        for word in ("ACQBULK", "PREEXIT")
+        if word in each.text
+    ]
+    assert order.count("PREEXIT") == 1
+    at = order.index("PREEXIT")
+    assert (at > 0 and order[at - 1] == "ACQBULK") if kernel.settles else at == 0
 
 
 def test_a_stage_that_is_freed_right_behind_its_reads_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
