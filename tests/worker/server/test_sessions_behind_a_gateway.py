@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -21,8 +20,7 @@ COMMAND = Path(__file__).parents[2] / "benchmarks" / "gateway_sessions.py"
 @pytest.fixture(scope="module")
 def measured() -> dict[str, dict[str, list[tuple[int, int]]]]:
     """(prompt tokens, cached tokens) of every turn, by session, by the way in which the gateway chooses."""
-    os.environ["PATH"] += ":/usr/sbin"
-    if shutil.which("haproxy") is None:
+    if shutil.which("haproxy") is None and shutil.which("haproxy", path="/usr/sbin") is None:
         try:
             install_packages({"haproxy": "haproxy"}, print)
         except ClusterError as error:
