@@ -170,7 +170,7 @@ async def blackholed(plane: ControlPlane, api: Api, options: argparse.Namespace)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen(64)
-        plane.kubectl.apply(json.loads(json.dumps(at_url(body, silent.getsockname()[1]))))
+        plane.kubectl.apply(json.loads(json.dumps(at_url(body, silent.getsockname()[1], waits_s=1))))
         await asyncio.sleep(3)
         return await dry_runs(api, options, count=20, seed=5)
 

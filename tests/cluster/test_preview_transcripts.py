@@ -159,7 +159,7 @@ def test_where_the_webhook_does_not_answer_an_apply_goes_on_without_it(
         silent.bind(("127.0.0.1", 0))
         if fault == "blackholed":  # connections are taken by the kernel, and nobody ever reads them
             silent.listen(16)
-        plane.kubectl.apply(at_url(body, silent.getsockname()[1]))
+        plane.kubectl.apply(at_url(body, silent.getsockname()[1], waits_s=1))
         before = _ignored(plane)
 
         renamed = f"sed 's/gemma-4-31b/{name}/' {EXAMPLE} | kubectl apply -f -"

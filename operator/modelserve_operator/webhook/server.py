@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import ssl
 import tempfile
 import time
@@ -27,7 +28,8 @@ logger = logging.getLogger(__name__)
 
 PATH = "/preview"
 LARGEST_REVIEW = 8 << 20  # bytes: two states of an object, of 1.5 MiB each at most
-READ_SECONDS = 0.6  # of the second that the API server waits
+WAITS = re.compile(r"([0-9]+)s")  # what the API server adds to the address: for how long it waits
+READ_SHARE = 0.6  # of that, for what is read of the cluster
 
 
 class Previewer:
@@ -45,17 +47,18 @@ class Previewer:
         except (ValueError, RecursionError, NotAReviewError) as error:
             metrics.REVIEWS.labels("malformed").inc()
             return web.json_response({"message": f"no AdmissionReview: {error}"}, status=400)
-        outcome, warnings = await self._warnings(review)
+        waits = WAITS.fullmatch(request.query.get("timeout", ""))
+        outcome, warnings = await self._warnings(review, seconds=READ_SHARE * (int(waits[1]) if waits else 1))
         metrics.REVIEWS.labels(outcome).inc()
         metrics.REVIEW_SECONDS.observe(time.perf_counter() - started)
         return web.json_response(answer(review.uid, warnings))
 
-    async def _warnings(self, review: Review) -> tuple[str, list[str]]:
+    async def _warnings(self, review: Review, *, seconds: float) -> tuple[str, list[str]]:
         if not review.concerns_plans or review.after is None:
             return "nothing", []
         bodies = (review.after,) if review.before is None else (review.after, review.before)
         try:
-            async with asyncio.timeout(READ_SECONDS):
+            async with asyncio.timeout(seconds):
                 after, *before = await self._reader.observe(*bodies)
         except (KubeError, TimeoutError) as error:
             logger.warning("no preview of %s: %s", review.after["metadata"]["name"], error)

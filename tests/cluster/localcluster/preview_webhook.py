@@ -52,10 +52,12 @@ def chart_objects(**webhook: Any) -> list[dict[str, Any]]:
     return [each for each in rendered if each["kind"] in kinds and each["metadata"]["name"].endswith(NAME)]
 
 
-def at_url(body: dict[str, Any], port: int) -> dict[str, Any]:
-    """The configuration, for a webhook of this machine in place of a Service."""
-    hooks = [{**hook, "clientConfig": {"url": f"https://127.0.0.1:{port}{PATH}"}} for hook in body["webhooks"]]
-    return {**body, "webhooks": hooks}
+def at_url(body: dict[str, Any], port: int, *, waits_s: int = 30) -> dict[str, Any]:
+    """The configuration, for a webhook of this machine in place of a Service. It waits longer than the chart's second:
+    what is printed must not depend on what else the machine does.
+    """
+    here = {"timeoutSeconds": waits_s, "clientConfig": {"url": f"https://127.0.0.1:{port}{PATH}"}}
+    return {**body, "webhooks": [{**hook, **here} for hook in body["webhooks"]]}
 
 
 def install(plane: ControlPlane, port: int) -> None:
