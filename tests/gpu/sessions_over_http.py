@@ -61,11 +61,12 @@ class Client:
     bad: list[str] = field(default_factory=list)
 
     async def ask(self, said: list[int] | list[dict[str, str]], *, output: int = ANSWER, salt: str = "") -> Record:
-        """Greedy and of exactly `output` tokens. `said`: token ids, or a chat's messages."""
+        """Of exactly `output` tokens, drawn: the likeliest token of random weights comes again and again, and where it
+        has no text nothing is seen of the answer before its end. `said`: token ids, or a chat's messages."""
         chat = isinstance(said[0], dict)
         body: dict[str, Any] = {
-            "model": "m", "messages" if chat else "prompt": said, "max_tokens": output, "temperature": 0,
-            "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True},
+            "model": "m", "messages" if chat else "prompt": said, "max_tokens": output, "temperature": 1,
+            "seed": 1, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True},
         }  # fmt: skip
         body |= {"cache_salt": salt} if salt else {}
         number = next(self.numbers)
@@ -73,6 +74,8 @@ class Client:
         record = await (self.text if chat else self.ids).send(ask, began=0.0)
         if record.error or record.wrong_length:
             self.bad.append(f"request {number}: {record.error or record.wrong_length}")
+        elif len(record.event_s) < output // 2:
+            self.bad.append(f"request {number}: {output} tokens came in {len(record.event_s)} events: what is TTFT?")
         return record
 
     def new_ids(self, seed: object, count: int) -> list[int]:

@@ -1,12 +1,13 @@
 """Sessions, siblings, aborts and preemption over two ranks on the CPU, with a small pool and a small host tier.
 
-    PYTHONPATH=operator:worker python tests/soak/sessions.py [--seconds 480] [--seed 1]
+    PYTHONPATH=operator:worker python tests/soak/sessions.py [--seconds 480] [--seed 1] [--drafts]
 
 A third of the time all goes well, but that rank 0 gets half of its host memory; in the second third no store ends for a
 while, in the last one no load. A second engine with one rank and no cache says what each answer is to be: the same
-tokens, unless its own two best are closer than rounding. After every round of requests the bytes of both tiers are
-recounted and nothing is held. Prints a line a round; exit code 1 where an answer is lost or another one, where nothing
-came from host memory, or where memory has grown by more than 5 % since a third of the time.
+tokens, unless its own two best are closer than rounding. With --drafts the two ranks verify what prompt lookup
+proposes. After every round of requests the bytes of both tiers are recounted and nothing is held. Prints a line a
+round; exit code 1 where an answer is lost or another one, where nothing came from host memory, or where memory has
+grown by more than 5 % since a third of the time.
 """
 
 from __future__ import annotations
@@ -54,8 +55,9 @@ class Driver:
         limits = SchedulerLimits(CHUNK, 8, LONGEST, ())
         pool = int(requests * replica.geometry.held_bytes(LONGEST))
         self.scheduler = Scheduler(
-            limits, replica.geometry, pool, prefix_caching=bool(host_bytes), host_cache_bytes=host_bytes
-        )
+            limits, replica.geometry, pool, draft_tokens=replica.runner.draft_tokens,
+            prefix_caching=bool(host_bytes), host_cache_bytes=host_bytes,
+        )  # fmt: skip
         self.runner = replica.runner
         self.engine = Engine(self.scheduler, replica.runner)
         if isinstance(self.scheduler.prefixes, PrefixReuse):
@@ -133,6 +135,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=480.0)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--drafts", action="store_true")
     options = parser.parse_args()
     dice = random.Random(options.seed)
     host_copies.STALLED_S = min(host_copies.STALLED_S, options.seconds / 20)
@@ -143,7 +146,11 @@ def main() -> None:
     alone = launch(EngineArgs(**common))
     held = alone.geometry.held_bytes(LONGEST)
     fail_half_of_the_host_memory()
-    pair = launch(EngineArgs(**common, tensor_parallel_size=2, host_cache_bytes=2 * 12 * held))
+    pair = launch(
+        EngineArgs(
+            **common, tensor_parallel_size=2, host_cache_bytes=2 * 12 * held, prompt_lookup=options.drafts
+        )
+    )  # fmt: skip
     reference = Driver(alone, requests=8)
     served = Driver(pair, requests=1.25, host_bytes=12 * held)
     never: set[str] = set()
@@ -179,7 +186,7 @@ def main() -> None:
             f"{answers} answers, {stats.preemptions_total} preempted, of {stats.prompt_tokens_total} prompt tokens "
             f"{stats.prompt_tokens_cached_total} cached and {stats.prompt_tokens_host_total} from host memory, "
             f"{stats.host_used_bytes} of {stats.host_capacity_bytes} bytes there, {megabytes:.0f} MB, "
-            f"never: {sorted(never)}, {len(faults)} faults",
+            f"{sum(stats.accepted_per_position)} drafts accepted, never: {sorted(never)}, {len(faults)} faults",
             flush=True,
         )
     if megabytes > GROWTH * first_mb + 8:

@@ -17,11 +17,13 @@ ANSWER = text(4, 40)
 
 
 class HostSessions(Sessions):
-    """With room for one such request in the pool, and for `host_requests` in host memory."""
+    """With room for `pool_requests` of 3,000 tokens in the pool, and for `host_requests` in host memory."""
 
-    def __init__(self, *, host_requests: float = 20, pieces: int | None = None, drafts: int = 0) -> None:
+    def __init__(
+        self, *, pool_requests: float = 1, host_requests: float = 20, pieces: int | None = None, drafts: int = 0
+    ) -> None:
         held = PUBLISHED.held_bytes(3_000)
-        super().__init__(pool_bytes=held, host_bytes=int(host_requests * held), drafts=drafts)
+        super().__init__(pool_bytes=int(pool_requests * held), host_bytes=int(host_requests * held), drafts=drafts)
         assert self.reuse.host is not None
         self.tier = self.reuse.host
         self.now_s = 0.0
@@ -158,6 +160,24 @@ def test_one_client_does_not_push_everybody_out_of_host_memory() -> None:
         sessions.ask_request(text(seed, 2_900), client="b")
     assert sessions.scheduler.stats().host_evictions_total > 2
     assert sessions.ask_request(PREFIX, client="a").host_cached_tokens == 2_015
+
+
+def test_more_sessions_than_the_pool_holds_are_served_from_host_memory() -> None:
+    """By turns. Two have had several turns before: their tails have each other's pages, so that none of them alone
+    frees any, and yet they go first once host memory has them. Else those that it does not have yet would go."""
+    sessions = HostSessions(pool_requests=6, host_requests=13)
+    histories = [text(seed, 2_000) for seed in range(12)]
+
+    def turn(number: int) -> int:
+        request = sessions.ask_request(histories[number], text(50 + number, 16))
+        histories[number] = histories[number] + text(100 * number + len(histories[number]), 30)
+        return request.cached_tokens
+
+    assert [turn(number) for number in (0, 1, 0, 0, 1, 1)] == [0, 0, 2_000, 2_030, 2_000, 2_030]
+    assert [turn(number) for number in range(2, 12)] == [0] * 10
+    for _ in range(2):
+        assert min(turn(number) for number in range(12)) >= 2_000
+    assert sessions.scheduler.stats().prompt_tokens_host_total > 12 * 2_000
 
 
 @pytest.mark.parametrize("drafts", [3, 16])

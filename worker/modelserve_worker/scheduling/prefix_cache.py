@@ -183,10 +183,11 @@ class PrefixCache(TailIndex[Page]):
             self.give_up(self._next_victim(victims))
 
     def _next_victim(self, victims: list[Tail[Page]]) -> Tail[Page]:
-        """The first that frees bytes. Superseded ones go before others even where none of them does, since those around
-        each have its pages as well: a short answer's tail has all that its prompt's has, and neither goes otherwise."""
+        """The first that frees bytes. Those that are superseded, or in host memory too, go before others even where
+        none of them does, since those around each have its pages as well: a short answer's tail has all that its
+        prompt's has, and neither goes otherwise."""
         freeing = next((tail for tail in victims if self._frees(tail)), None)
-        return victims[0] if freeing is None or victims[0].superseded > freeing.superseded else freeing
+        return victims[0] if freeing is None or _loss(victims[0]) < _loss(freeing) else freeing
 
     def _same(self, chain: TokenChain, end: int) -> Tail[Page] | None:
         """A live tail of these tokens that ends here."""
@@ -201,3 +202,8 @@ class PrefixCache(TailIndex[Page]):
         """Whether bytes are free when it goes."""
         pages = [*tail.own_pages, *([tail.block.page] if tail.block.page and tail.block.uses == 1 else [])]
         return any(page.keepers == 1 and not page.entries for page in pages)
+
+
+def _loss(tail: Tail[Page]) -> int:
+    """0 where nobody misses it, 1 where it costs a copy to have it again, 2 where it is to be computed."""
+    return 0 if tail.superseded else 1 if tail.has_twin else 2
