@@ -11,7 +11,7 @@ Half of the sessions are token ids (/v1/completions), half are chats of text. Pa
   four     four sessions of token ids at once, five turns each; and their fifth turn with a salt of its own, which reads
            nothing that is cached: five such turns are what they would take without a cache.
   chats    100 chats at --chat-rate a second, 64 tokens answered, alone and behind a system message of --system tokens.
-31B takes about four minutes, E4B half of one. Flags that are not listed by --help go to the worker. A table comes last;
+31B takes about five minutes, E4B half of one. Flags that are not listed by --help go to the worker. A table comes last;
 exit status 1 when a request failed, when a turn was not cached, or when twelve sessions were not served from the host.
 On the CPU: --variant tiny --tokens 600 --turn 40 --system 300 --device cpu --cpu-memory-bytes 1073741824
 """

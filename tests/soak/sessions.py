@@ -168,6 +168,8 @@ def main() -> None:
             prompt = base[: dice.choice([len(base), len(base), dice.randint(1, len(base))])]
             prompt = (*prompt, *dice.choices(range(5, 200), k=dice.randint(1, 60)))[: LONGEST - 100]
             clients.append(Client(prompt, dice.choice([1, 1, 4, 8, 90])))
+        if rounds % 3 == 1:  # a crowd of short prompts, whose answers grow beyond what was kept for them
+            clients += [Client(tuple(dice.choices(range(5, 200), k=dice.randint(1, 40))), 190) for _ in range(8)]
         served.run(clients, dice)
         again = [Client(client.prompt, client.max_tokens) for client in clients]
         reference.run(again)
