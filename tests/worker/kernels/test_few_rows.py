@@ -82,7 +82,10 @@ class Recorded:
     def __init__(self) -> None:
         self.given: list[tuple[str, bool, bool]] = []
 
-    def dense(self, x: Tensor, weight: Tensor, *, gated: bool = False, split: bool = False) -> Tensor:
+    def dense(
+        self, x: Tensor, weight: Tensor, *, gated: bool = False, split: bool = False, settles: bool = False
+    ) -> Tensor:
+        assert not settles  # a dense model has no experts behind it
         return self._product("dense", x, weight, gated, split)
 
     def int4(self, x: Tensor, matrix: Int4Tiles, *, gated: bool = False, split: bool = False) -> Tensor:

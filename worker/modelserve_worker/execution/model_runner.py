@@ -223,6 +223,8 @@ class GPUModelRunner:
         lengths = batch.lengths if step.narrowed is None else batch.kept
 
         def logits(some: Tensor | slice) -> Tensor:
+            if ended and isinstance(some, slice):
+                return result[some]
             with self._scratch():
                 return result[some] if ended else self.model.head(result[some])
 
