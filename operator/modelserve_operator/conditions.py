@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from modelserve.planning.evaluation import GIB
+from modelserve.units import GIB
 from modelserve_operator import labels, rivals
 from modelserve_operator.capacity_buffers import RefusedBuffer, buffered
 from modelserve_operator.decision import Decision, Finding

@@ -11,8 +11,8 @@ from modelserve.architecture import ModelArchitecture
 from modelserve.errors import InvalidInput
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve.sizing.vllm import TURNING_POINTS, VllmVersion, parse_version, resident_bytes, vllm_cache
+from modelserve.units import GIB
 
-GIB = 1 << 30
 PEER = "vllm"
 
 

@@ -14,9 +14,8 @@ from modelserve.planning.node_labels import PRODUCT_LABEL
 from modelserve.planning.offers import AcceleratorOffer
 from modelserve.planning.wishes import Wishes
 from modelserve.sizing.memory import MemoryPlan
+from modelserve.units import GIB, MIB
 
-GIB = 1 << 30
-MIB = 1 << 20
 WIDTH = 100
 MOST_NODES = 8
 _RIGHT = frozenset({"GPUS", "MAX LEN", "8K", "32K", "128K", "MAX", "TTFT", "TPOT", "PLAIN", "BATCH", "$/H", "$/1M"})

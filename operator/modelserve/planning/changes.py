@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from decimal import Decimal
 
 from modelserve.api import PlanStatus
-
-GIB = 1 << 30
+from modelserve.units import GIB
 
 
 def placed_on(plan: PlanStatus) -> str:

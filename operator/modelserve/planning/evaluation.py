@@ -16,8 +16,8 @@ from modelserve.sizing.memory import MemoryPlan, memory_plan
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, cache_format, cache_geometry
 from modelserve.sizing.speculation import NO_DRAFTS, Speculation
 from modelserve.sizing.weights import tensor_parallel_problem
+from modelserve.units import GIB
 
-GIB = 1 << 30
 MANY_SEQUENCES = (256, 128)
 SHORT_REQUEST = 512  # tokens
 LEAST_POOL_LEFT = 0.98

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 
 from modelserve.architecture import ModelArchitecture
 from modelserve.hardware import CATALOGUE, Accelerator
-from modelserve.planning.evaluation import GIB, Evaluation, Fit, Refusal, evaluate
+from modelserve.planning.evaluation import Evaluation, Fit, Refusal, evaluate
 from modelserve.planning.node_labels import is_mig_slice
 from modelserve.planning.wishes import GPU_COUNTS, Wishes
 from modelserve.sizing.pages import KVCacheDtype
+from modelserve.units import GIB
 
 MAX_REMEDIES = 3
 WORTHWHILE_MODEL_LEN = 1024

@@ -24,7 +24,7 @@ from modelserve.api.status import (
     Verdict,
 )
 from modelserve.architecture import ModelArchitecture
-from modelserve.planning.evaluation import GIB, LEAST_POOL_LEFT, SHORT_REQUEST, Fit, Refusal
+from modelserve.planning.evaluation import LEAST_POOL_LEFT, SHORT_REQUEST, Fit, Refusal
 from modelserve.planning.expected_reuse import Reuse, expected_reuse
 from modelserve.planning.expected_speed import Speed, mixed_step_tokens, speed, step_factors
 from modelserve.planning.learned import AS_EXPECTED
@@ -34,6 +34,7 @@ from modelserve.planning.step_time import StepTime
 from modelserve.planning.wishes import DEFAULT_INPUT_TOKENS, DEFAULT_OUTPUT_TOKENS, Wishes
 from modelserve.sizing.memory import MemoryPlan
 from modelserve.sizing.prefixes import tail_bytes
+from modelserve.units import GIB
 
 LENGTHS = {"at8k": 8_192, "at32k": 32_768, "at128k": 131_072}
 

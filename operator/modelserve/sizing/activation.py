@@ -20,9 +20,9 @@ from modelserve.sizing.pages import GLOBAL_PAGE_TOKENS, KVCacheDtype, KVCacheLay
 from modelserve.sizing.quantised_tiles import product_bytes
 from modelserve.sizing.speculation import NO_DRAFTS, Speculation
 from modelserve.sizing.weights import element_bytes
+from modelserve.units import MIB
 from modelserve.weight_format import WeightFormat
 
-MIB = 1 << 20
 KEYS_PER_PASS = 16_384  # keys of global layers that plain attention reads (and, for v_only, expands) at a time
 SCORES_PER_PASS = 1 << 25  # attention scores of one matrix product
 PROMPT_SCORE_ROWS = 32  # rows of logits that are scored at a time for log probabilities of a prompt

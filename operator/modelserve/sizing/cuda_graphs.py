@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import lru_cache
 
 from modelserve.architecture import ModelArchitecture
-from modelserve.sizing.activation import MIB
 from modelserve.sizing.assistant import FIRST_DRAFT_NODES, kernels_per_draft
 from modelserve.sizing.backends.generations import FP8_CAPABILITY, HOPPER, LEAST_CAPABILITY
 from modelserve.sizing.backends.launches import decode_launches
@@ -14,6 +13,7 @@ from modelserve.sizing.backends.table import Profile
 from modelserve.sizing.pages import KVCacheLayout
 from modelserve.sizing.speculation import NO_DRAFTS, Speculation
 from modelserve.sizing.weights import element_bytes
+from modelserve.units import MIB
 from modelserve.weight_format import WeightFormat
 
 _COUNTED = (LEAST_CAPABILITY, FP8_CAPABILITY, HOPPER)  # between them no table launches anything else

@@ -7,8 +7,7 @@ clients cannot make a worker larger than its plan.
 from __future__ import annotations
 
 from modelserve.sizing.memory import CPU_HEADROOM
-
-MIB = 1 << 20
+from modelserve.units import MIB
 
 OPEN_BODIES_BYTES = 512 * MIB
 """Bodies that are being read, the prompts of open requests, and log probabilities of answers until they are sent."""

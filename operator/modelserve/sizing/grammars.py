@@ -7,8 +7,7 @@ clients cannot make a worker larger than its plan.
 from __future__ import annotations
 
 from modelserve.sizing.memory import CPU_HEADROOM
-
-GIB = 1 << 30
+from modelserve.units import GIB
 
 GRAMMARS_BYTES = GIB
 """States of the lexers of all answers that are followed at a time; what else a grammar has is a few kilobytes."""

@@ -16,7 +16,6 @@ from modelserve.architecture import ModelArchitecture
 from modelserve.errors import InvalidInput
 from modelserve.sizing.activation import (
     KEYS_PER_PASS,
-    MIB,
     PHASES,
     ROWS_PER_SORT,
     SCORES_PER_PASS,
@@ -33,6 +32,7 @@ from modelserve.sizing.quantised_tiles import tile_padding_bytes
 from modelserve.sizing.rank_sums import peer_bytes
 from modelserve.sizing.speculation import NO_DRAFTS, Speculation
 from modelserve.sizing.weights import segment_rounding_bytes, weight_bytes
+from modelserve.units import MIB
 from modelserve.weight_format import WeightFormat
 
 __all__ = [

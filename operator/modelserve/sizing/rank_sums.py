@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from modelserve.architecture import ModelArchitecture
+from modelserve.units import MIB
 
-MIB = 1 << 20
 PEER_BUFFER_BYTES = (
     8 * MIB
 )  # of small sums, on every rank: two in flight, of all ranks, twice as wide as their elements

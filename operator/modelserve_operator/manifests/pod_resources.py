@@ -17,8 +17,8 @@ from modelserve.hardware import GPU_RESOURCE
 from modelserve.planning.resource_slices import is_device_class
 from modelserve.sizing.front_end import KNOWN_TEXTS_BYTES, OPEN_BODIES_BYTES, PREPARATION_BYTES
 from modelserve.sizing.grammars import GRAMMARS_BYTES
+from modelserve.units import GIB
 
-GIB = 1 << 30
 GPU_VENDOR = GPU_RESOURCE.partition("/")[0] + "/"
 
 # Anonymous memory of a worker on GPUs, from peaks that tests/benchmarks/host_memory.py measures (docs/operations.md,

@@ -10,6 +10,7 @@ from itertools import islice
 
 from modelserve.api import Candidate, ModelServeSpec, PlanStatus
 from modelserve.planning.changes import placed_on, plan_changes
+from modelserve.units import GIB
 from modelserve_operator import labels
 from modelserve_operator.decision import Decision
 from modelserve_operator.observed import Observed
@@ -19,7 +20,6 @@ from modelserve_operator.replan import same_plan
 from modelserve_operator.revision import Revision
 from modelserve_operator.settings import Settings
 
-GIB = 1 << 30
 MOST_OTHERS = 6  # candidates beside the chosen one
 
 

@@ -14,8 +14,8 @@ from modelserve.engine_args import EngineArgs
 from modelserve.errors import InvalidInput
 from modelserve.hardware import CATALOGUE
 from modelserve.termination import TerminationReason
+from modelserve.units import GIB
 
-GIB = 1 << 30
 MEMORY_TOLERANCE = 0.02  # drivers and ECC differ by less, products by more
 _BOARD = re.compile(r"-(PCIE|PCIe|SXM\d*|NVL|HBM\d*e?|\d+GB)(?=-|$)")  # forms that one GPU is sold in
 _MIG = re.compile(r"-MIG-(.+)$")

@@ -12,7 +12,6 @@ from modelserve.architecture import LayerKind
 from modelserve.weight_format import TextLinear
 
 Profile = Literal["fast", "exact"]
-KIB = 1 << 10
 LIBRARY = "library"  # stands in a choice's kernels for one of PyTorch, cuBLAS or NCCL
 
 
