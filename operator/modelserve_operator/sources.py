@@ -99,15 +99,16 @@ def unpinned(source: ModelSource) -> Iterator[str]:
 def claims(model_serve: Body) -> tuple[str, ...]:
     """Names of the PersistentVolumeClaims that an (unvalidated) ModelServe uses; what cannot be a name is none."""
     storage = _given(model_serve, "storage", "pvcName")
-    found: dict[object, None] = {}
+    found: list[object] = []
     for section in ("model", "drafter"):
         given = _given(model_serve, section, "uri")
         uri = str(given)
         if uri.startswith(PVC_PREFIX):
-            found[uri.removeprefix(PVC_PREFIX).partition("/")[0]] = None
+            found.append(uri.removeprefix(PVC_PREFIX).partition("/")[0])
         elif (section == "model" or given is not None) and not uri.startswith(OCI_PREFIX):
-            found[storage] = None
-    return tuple(name for name in found if isinstance(name, str) and re.fullmatch(SUBDOMAIN_PATTERN, name))
+            found.append(storage)
+    names = (name for name in found if isinstance(name, str) and re.fullmatch(SUBDOMAIN_PATTERN, name))
+    return tuple(dict.fromkeys(names))
 
 
 def cpu_only(model_serve: Body) -> bool:
