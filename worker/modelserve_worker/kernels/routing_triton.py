@@ -22,7 +22,6 @@ from modelserve.sizing.backends.resolve import ROUTED_ROWS
 from modelserve_worker.kernels.dependent_launch import (
     launch,
     launch_dependents,
-    prefetch,
     wait_for_prerequisites,
 )
 from modelserve_worker.kernels.elementwise_triton import TritonElementwise, load_row, rms
@@ -32,7 +31,7 @@ from modelserve_worker.kernels.specimen import KernelSpecimen
 ROUTED_BLOCKS = 4  # of rows: times the groups of experts about one program for each multiprocessor
 NOBODY = tl.constexpr(NO_EXPERT)
 OPERAND = tl.constexpr(tl.float32 if triton.knobs.runtime.interpret else tl.bfloat16)  # the interpreter's products
-FEW_LAUNCH = {"GROUP": 2, "num_warps": 8}  # of no more registers than a product of few rows leaves beside it
+FEW_LAUNCH = {"GROUP": 4, "num_warps": 8}
 MANY_LAUNCHES = {  # by the most rows
     1024: {"BLOCK_T": 16, "BLOCK_H": 64, "SPLITS": 8, "num_warps": 4, "num_stages": 3},
     4096: {"BLOCK_T": 16, "BLOCK_H": 64, "SPLITS": 4, "num_warps": 4, "num_stages": 3},
@@ -63,14 +62,6 @@ def largest_words(words, SLOTS: tl.constexpr, K: tl.constexpr):
         found = tl.where(slot == place, best, found)
         words = tl.where(words == best, _LEAST_WORD, words)
     return found
-
-
-@triton.jit
-def ranked_words(words, SLOTS: tl.constexpr):
-    """The same for few rows, all at once: a word's place is how many are larger."""
-    rank = tl.sum((words[:, None, :] > words[:, :, None]).to(tl.int32), axis=2)
-    slot = tl.arange(0, SLOTS)[None, None, :]
-    return tl.sum(tl.where(rank[:, :, None] == slot, words[:, :, None], 0), axis=1)
 
 
 @triton.jit
@@ -123,8 +114,6 @@ def route_few(
     elements = tl.load(router_weight + expert[:, None] * WIDTH + column[None, :], mask=inside, other=0.0)
     factors = load_row(scale_weight, column, WIDTH)
     norm_weights = load_row(norm_weight, column, WIDTH)
-    line = tl.arange(0, BLOCK_E // 16) * 64
-    prefetch(scales + line, line < EXPERTS)
     wait_for_prerequisites()
     for row in range(block * ROWS, tl.minimum(block * ROWS + ROWS, rows)):
         values = tl.load(x + row * WIDTH + column, mask=column < WIDTH, other=0.0).to(tl.float32)[None, :]
@@ -141,7 +130,7 @@ def route_few(
         known = (m < rows)[:, None] & (every < EXPERTS)[None, :]
         found = tl.load(logits + m[:, None] * EXPERTS + every[None, :], mask=known, other=0.0, cache_modifier=".cg")
         wanted = m < (rows if num_rows is None else tl.load(num_rows))
-        largest = ranked_words(words_of(found, every, EXPERTS), triton.next_power_of_2(K))
+        largest = largest_words(words_of(found, every, EXPERTS), triton.next_power_of_2(K), K)
         choose(largest, m, rows, wanted, weights, experts, scales, BLOCK_E, K)
         tl.store(arrivals + block, 0)
 
