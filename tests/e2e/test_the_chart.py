@@ -49,6 +49,7 @@ NOT_OF_EVERY_SUITE = {  # rules for what happens seldom, and in no test of this 
     *(("gateway.networking.k8s.io", "httproutes", verb) for verb in ("get", "watch", "patch", "delete")),
     *(("inference.networking.k8s.io", "inferencepools", verb) for verb in ("get", "watch", "patch", "delete")),
     ("", "pods", "patch"),  # where a node is drained under onEviction SurgeFirst
+    ("", "pods", "get"),  # where one has changed while it was to be patched
     ("", "events", "list"),  # where a pod hangs before its containers begin, or a Job gets none
     ("serving.modelserve.dev", "modelserves", "get"),  # after a status write that lost a race
     ("apps", "controllerrevisions", "delete"),  # of revisions beyond the history limit

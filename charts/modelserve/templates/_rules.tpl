@@ -19,7 +19,7 @@
 - {apiGroups: [gateway.networking.k8s.io], resources: [httproutes], verbs: [get, list, watch, create, patch, delete]}
 - {apiGroups: [inference.networking.k8s.io], resources: [inferencepools], verbs: [get, list, watch, create, patch, delete]}
 # Patched are annotations: which worker goes first, and which of them autoscalers spare.
-- {apiGroups: [""], resources: [pods], verbs: [list, watch, patch]}
+- {apiGroups: [""], resources: [pods], verbs: [get, list, watch, patch]}
 - {apiGroups: [discovery.k8s.io], resources: [endpointslices], verbs: [list, watch]}
 - {apiGroups: [""], resources: [persistentvolumeclaims], verbs: [get]}
 - {apiGroups: [""], resources: [events], verbs: [list, create]}
