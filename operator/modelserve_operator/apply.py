@@ -50,6 +50,10 @@ class PredecessorError(Exception):
     """A child of a deleted ModelServe of the same name is still there; the garbage collector will take it."""
 
 
+WriteError = PredecessorError | NameTakenError | DriftContestedError | UnfitError | KubeError  # of children
+WRITE_ERRORS = (PredecessorError, NameTakenError, DriftContestedError, UnfitError, KubeError)
+
+
 class StatusOvertakenError(Exception):
     """The ModelServe has changed since its status was worked out."""
 
@@ -254,8 +258,7 @@ class Applier:
         pod = self._store.get(POD, namespace, name)
         if pod is None or labels.annotation_of(pod, labels.DELETION_COST) is not None:
             return
-        annotations = {**(pod["metadata"].get("annotations") or {}), labels.DELETION_COST: "-1"}
-        await self._patch(POD, pod, [{"op": "add", "path": "/metadata/annotations", "value": annotations}])
+        await self.reannotate(Key(namespace, name), {labels.DELETION_COST: "-1"})
 
     async def reannotate(self, pod_of: Key, changes: Mapping[str, str | None]) -> None:
         """Set annotations of a pod (namespace, name), or remove those that are None. Raises KubeError."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from modelserve_operator.apply import Applier, NameTakenError, PredecessorError, UnfitError
+from modelserve_operator.apply import WRITE_ERRORS, Applier
 from modelserve_operator.capacity_buffers import RefusedBuffer, RunningRevisions, proven, withheld
 from modelserve_operator.decision import Decision
-from modelserve_operator.drift import DriftContestedError
 from modelserve_operator.kinds import POD_TEMPLATE, ResourceKind
-from modelserve_operator.kube import KubeError
 from modelserve_operator.manifests.buffer_objects import buffer_template, capacity_buffer
 from modelserve_operator.observed import Observed
 
@@ -30,7 +28,7 @@ class CapacityBuffers:
             elif target is not None and proven(decision, running):
                 await self._applier.apply(POD_TEMPLATE, buffer_template(observed.model_serve, target))
                 await self._applier.apply(kind, capacity_buffer(observed.model_serve, spec.capacity_buffer))
-        except (PredecessorError, NameTakenError, DriftContestedError, UnfitError, KubeError) as error:
+        except WRITE_ERRORS as error:
             return RefusedBuffer(str(error))
         return None
 

@@ -9,9 +9,8 @@ from typing import Any
 from modelserve.api import ModelServeSpec
 from modelserve.model_facts import AssistantFacts, ModelFacts
 from modelserve_operator import labels
-from modelserve_operator.apply import Applier, NameTakenError, PredecessorError, UnfitError
+from modelserve_operator.apply import WRITE_ERRORS, Applier, NameTakenError, WriteError
 from modelserve_operator.decision import Decision
-from modelserve_operator.drift import DriftContestedError
 from modelserve_operator.inspection import answer_lost, attempts, job_named, retry_at
 from modelserve_operator.kinds import (
     CLAIM_TEMPLATE,
@@ -23,7 +22,6 @@ from modelserve_operator.kinds import (
     SERVICE,
     ResourceKind,
 )
-from modelserve_operator.kube import KubeError
 from modelserve_operator.manifests.claim_template import claim_template
 from modelserve_operator.manifests.inspect_job import inspect_job
 from modelserve_operator.manifests.metadata import owner_reference
@@ -42,7 +40,6 @@ from modelserve_operator.settings import Settings
 from modelserve_operator.sources import ModelSource
 
 REVISION_HISTORY_LIMIT = 5  # of a spec that says nothing: no default of the schema, which 0.1.0 would not know
-WriteError = PredecessorError | NameTakenError | DriftContestedError | UnfitError | KubeError
 Part = Callable[[], Awaitable[None]]
 
 
@@ -258,6 +255,6 @@ def _commits(revision: Revision) -> Iterator[tuple[str, str, str]]:
 async def _tried(part: Part) -> WriteError | None:
     try:
         await part()
-    except (PredecessorError, NameTakenError, DriftContestedError, UnfitError, KubeError) as error:
+    except WRITE_ERRORS as error:
         return error
     return None

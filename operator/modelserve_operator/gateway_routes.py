@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from modelserve.api.gateway import GatewaySpec
 from modelserve_operator import labels
-from modelserve_operator.apply import Applier, NameTakenError, PredecessorError, UnfitError
+from modelserve_operator.apply import WRITE_ERRORS, Applier
 from modelserve_operator.decision import Decision
-from modelserve_operator.drift import DriftContestedError
 from modelserve_operator.kinds import HTTP_ROUTE, INFERENCE_POOL
-from modelserve_operator.kube import KubeError
 from modelserve_operator.manifests.gateway_objects import http_route, inference_pool
 from modelserve_operator.observed import Body, Observed
 from modelserve_operator.rollout import Step
@@ -38,7 +36,7 @@ class GatewayRoutes:
                 await self._applier.delete(HTTP_ROUTE, observed.http_route)
             if picker is None and observed.inference_pool is not None:
                 await self._applier.delete(INFERENCE_POOL, observed.inference_pool)
-        except (PredecessorError, NameTakenError, DriftContestedError, UnfitError, KubeError) as error:
+        except WRITE_ERRORS as error:
             return RefusedRoute(str(error), selects_others=picker is not None and _selects_others(observed, step))
         return None
 

@@ -10,10 +10,17 @@ from datetime import datetime
 from typing import Any
 
 from modelserve_operator import disruption, labels, resource_metrics
-from modelserve_operator.apply import Applier, NameTakenError, PredecessorError, StatusOvertakenError, UnfitError
+from modelserve_operator.apply import (
+    Applier,
+    NameTakenError,
+    PredecessorError,
+    StatusOvertakenError,
+    UnfitError,
+    WriteError,
+)
 from modelserve_operator.buffer_writer import CapacityBuffers
 from modelserve_operator.capacity_buffers import RefusedBuffer
-from modelserve_operator.children import Children, WriteError
+from modelserve_operator.children import Children
 from modelserve_operator.conditions import View
 from modelserve_operator.decision import Decision
 from modelserve_operator.drafters import acceptance_of, waits_for_commits

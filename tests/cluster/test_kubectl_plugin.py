@@ -13,6 +13,7 @@ import yaml
 
 from localcluster.control_plane import ControlPlane, control_plane
 from localcluster.settings import REPOSITORY
+from localcluster.tenant import TENANT
 from modelserve.cli.kubectl_plugin import NOT_COUNTED
 from modelserve.cli.plan_command import PlanOptions, run_plan
 from modelserve.model_facts import FACTS_KEY
@@ -27,18 +28,6 @@ BIG = {
     "metadata": {"name": "big", "namespace": "default"},
     "spec": {"model": {"uri": "hf://google/gemma-4-31B-it"}},
 }
-TENANT = """
-apiVersion: rbac.authorization.k8s.io/v1
-kind: Role
-metadata: {name: tenant, namespace: default}
-rules: [{apiGroups: [serving.modelserve.dev], resources: [modelserves], verbs: [get, list, create, patch]}]
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: RoleBinding
-metadata: {name: tenant, namespace: default}
-roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: tenant}
-subjects: [{kind: User, name: tenant}]
-"""
 
 
 def _node(name: str, product: str, memory: int, gpus: int) -> dict[str, object]:

@@ -22,24 +22,13 @@ from localcluster.operator_process import permissions
 from localcluster.preview_webhook import CONFIGURATION, PreviewWebhook, at_url, chart_objects, preview_webhook
 from localcluster.processes import free_ports, spawn
 from localcluster.settings import REPOSITORY
+from localcluster.tenant import TENANT
 from localcluster.transcripts import entries, rewritten, without_hashes
 
 pytestmark = pytest.mark.e2e
 
 PAGE = REPOSITORY / "docs" / "preview.md"
 NODES = REPOSITORY / "docs" / "examples" / "nodes" / "h100-l4.yaml"
-TENANT = """
-apiVersion: rbac.authorization.k8s.io/v1
-kind: Role
-metadata: {name: tenant, namespace: default}
-rules: [{apiGroups: [serving.modelserve.dev], resources: [modelserves], verbs: [get, list, create, patch]}]
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: RoleBinding
-metadata: {name: tenant, namespace: default}
-roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: tenant}
-subjects: [{kind: User, name: tenant}]
-"""
 
 
 @pytest.fixture(scope="module")

@@ -87,13 +87,14 @@ class DraftedSteps:
 
     def step(self, decodes: float, *, context: float) -> DraftedStep:
         """The one with most tokens a second, for time of step and drafts together, as workers ask for it."""
-        return max((self._step(drafts, decodes, context) for drafts in self._counts), key=_rate)
+        reading = self._steps.reading(decodes, context=context)
+        draft = self._proposing.seconds(decodes, context=context) if self._proposing is not None else 0.0
+        return max((self._step(drafts, decodes, reading, draft) for drafts in self._counts), key=_rate)
 
-    def _step(self, drafts: int, decodes: float, context: float) -> DraftedStep:
+    def _step(self, drafts: int, decodes: float, reading: float, draft: float) -> DraftedStep:
         share = min(1.0, STEP_DRAFTS / (decodes * drafts)) if drafts else 0.0  # of requests that a step has drafts of
         time = self._steps.time(decodes * (1.0 + drafts * share), drafted=drafts > 0, requests=decodes)
-        draft = self._proposing.seconds(decodes, context=context) if self._proposing is not None else 0.0
-        time = time._replace(cache=self._steps.reading(decodes, context=context), drafts=drafts * draft)
+        time = time._replace(cache=reading, drafts=drafts * draft)
         return DraftedStep(time, 1.0 + share * (self._tokens[drafts] - 1.0), drafts)
 
 

@@ -51,6 +51,7 @@ def chosen_plan(
     """The whole plan but its hash."""
     least = wishes.least_model_len(architecture.max_position_embeddings)
     on_cpu = fit.accelerator.is_cpu
+    expected = speed(fit, architecture, wishes)
     return PlanStatus(
         accelerator=fit.accelerator.product,
         resource_name=resource_name,
@@ -73,8 +74,8 @@ def chosen_plan(
         per_gpu=gpu_memory(fit.memory),
         per_request=request_bytes(fit),
         concurrency=concurrency(fit),
-        target_concurrency=speed(fit, architecture, wishes).load.requests,
-        message=_plan_message(fit, architecture, wishes),
+        target_concurrency=expected.load.requests,
+        message=_plan_message(fit, architecture, wishes, expected),
         speed_factors=wishes.learned.speed[:MAX_SPEED_FACTORS] or None,
         draft_acceptance=_measured_acceptance(wishes),
         candidates=candidates,
@@ -266,7 +267,7 @@ def _label(product: str, gpus: int) -> str:
     return f"{gpus} x {product}" if gpus else product
 
 
-def _plan_message(fit: Fit, architecture: ModelArchitecture, wishes: Wishes) -> str:
+def _plan_message(fit: Fit, architecture: ModelArchitecture, wishes: Wishes, expected: Speed) -> str:
     memory = fit.memory
     where = "the container" if fit.accelerator.is_cpu else "each GPU"
     arithmetic = (
@@ -280,7 +281,7 @@ def _plan_message(fit: Fit, architecture: ModelArchitecture, wishes: Wishes) -> 
         _many_sequences(fit, wishes),
         _host_memory(fit, wishes),
         _found(fit, architecture, wishes),
-        _drafts(fit, architecture, wishes),
+        _drafts(fit, architecture, wishes, expected),
         _reservations(fit, wishes),
     ]
     if fit.limited_by is None and wishes.max_model_len is None:
@@ -332,7 +333,7 @@ def _found(fit: Fit, architecture: ModelArchitecture, wishes: Wishes) -> str:
     return text
 
 
-def _drafts(fit: Fit, architecture: ModelArchitecture, wishes: Wishes) -> str:
+def _drafts(fit: Fit, architecture: ModelArchitecture, wishes: Wishes, with_drafts: Speed) -> str:
     """What proposes tokens, and what that is expected to bring."""
     drafter = _drafter(fit, wishes)
     if drafter is None:
@@ -340,7 +341,6 @@ def _drafts(fit: Fit, architecture: ModelArchitecture, wishes: Wishes) -> str:
     by = [drafter.uri] if drafter.uri else []
     by += ["repetitions of a request's own tokens"] if drafter.prompt_lookup else []
     text = f"up to {fit.speculation.num_tokens} tokens at a time are proposed by {' and '.join(by)}"
-    with_drafts = speed(fit, architecture, wishes)
     expected = drafts_status(with_drafts, fit, architecture, wishes)
     if expected is None:
         return f"{text}; what that brings depends on the text, and is in no expected time"

@@ -140,17 +140,7 @@ def fetch_container(
     `users`: variables of spec.pod.env, for HF_ENDPOINT, HTTPS_PROXY or SSL_CERT_FILE. `resolved`: another container of
     the pod has left the commit in COMMIT_FILE.
     """
-    assert source.revision is not None, "only hf:// checkpoints are downloaded"
-    command = [
-        "modelserve-worker",
-        "fetch",
-        "--uri",
-        source.uri,
-        "--revision",
-        source.revision,
-        "--dest",
-        source.directory,
-    ]
+    command = _fetch_command(source)
     if resolved:
         command += ["--commit-file", COMMIT_FILE]
     built = container(
@@ -171,9 +161,7 @@ def fetch_drafter_container(
     there. It tells the commit, or what went wrong. Where the revision may move, the pod's volume of the recorded commit
     is mounted.
     """
-    assert source.revision is not None, "only hf:// checkpoints are downloaded"
-    command = ["modelserve-worker", "fetch", "--uri", source.uri, "--revision", source.revision]
-    command += ["--dest", source.directory, "--optional"]
+    command = [*_fetch_command(source), "--optional"]
     mounts: list[dict[str, Any]] = [_SCRATCH_MOUNT, {"name": source.volume, "mountPath": source.mount_path}]
     if source.moves:
         command += ["--recorded", f"{DRAFTER_RECORDED_PATH}/{COMMIT_KEY}"]
@@ -182,6 +170,13 @@ def fetch_drafter_container(
     built["volumeMounts"] = mounts
     _let_download(built, source, users)
     return built
+
+
+def _fetch_command(source: ModelSource) -> list[str]:
+    assert source.revision is not None, "only hf:// checkpoints are downloaded"
+    return [
+        "modelserve-worker", "fetch", "--uri", source.uri, "--revision", source.revision, "--dest", source.directory,
+    ]  # fmt: skip
 
 
 def _let_download(built: dict[str, Any], source: ModelSource, users: list[dict[str, Any]]) -> None:
