@@ -328,30 +328,17 @@ def test_networkpolicies_allow_what_was_seen_and_no_stranger(
     _service_comes_back(imaged, "imaged")
     kubectl = imaged.target.kubectl
     namespaces = {each["metadata"]["name"]: each["metadata"]["labels"] for each in kubectl.items("namespaces")}
-    peers = {
-        pod["metadata"]["uid"]: network_policy.Peer(
-            pod["status"].get("podIP", ""),
-            pod["metadata"]["namespace"],
-            pod["metadata"].get("labels") or {},
-            namespaces[pod["metadata"]["namespace"]],
-        )
-        for pod in kubectl.items("pods", "--all-namespaces")
-    }
-    by_address = {peer.address: peer for peer in peers.values()}
-    server = network_policy.Peer(layout.kubernetes_service_address)
     policies = [each for each in yaml.safe_load_all(helm.manifest()) if each and each["kind"] == "NetworkPolicy"]
-    seen: set[tuple[str, str]] = set()
-    for connection in watched.seen:
-        own, other = peers.get(connection.uid), by_address.get(connection.peer)
-        if connection.peer == server.address:
-            other = server
-        if own is None or other is None:  # a pod that has gone; the node itself, which probes, and where the tests run
-            continue
-        source, target = (other, own) if connection.incoming else (own, other)
-        assert network_policy.allowed(policies, source=source, target=target, port=connection.port), connection
-        seen.add((_role(source, server), _role(target, server)))
-    assert {("modelserve-operator", "the API server"), ("modelserve-operator", "worker")} <= seen
+    server = network_policy.Peer(layout.kubernetes_service_address)
+    peers: dict[str, network_policy.Peer] = {}
 
+    def both_seen() -> bool:
+        """An operator that has just taken over asks the workers in its first reconcile, a moment from now."""
+        peers.update(_peers(kubectl, namespaces))
+        seen = _seen(watched, peers, server, policies)
+        return {("modelserve-operator", "the API server"), ("modelserve-operator", "worker")} <= seen
+
+    wait_for("an operator connected to the API server and to a worker", both_seen, interval_s=1.0)
     (worker,) = (peer for peer in peers.values() if (peer.labels or {}).get("serving.modelserve.dev/name") == "imaged")
     operator = next(peer for peer in peers.values() if _role(peer, server) == "modelserve-operator")
     stranger = network_policy.Peer("10.9.9.9", "elsewhere", {"app": "x"}, {"kubernetes.io/metadata.name": "elsewhere"})
@@ -367,6 +354,40 @@ def test_networkpolicies_allow_what_was_seen_and_no_stranger(
         (operator, stranger, 8000, False),
     ):
         assert network_policy.allowed(policies, source=source, target=target, port=port) is expected, (source, target)
+
+
+def _peers(kubectl: Kubectl, namespaces: Mapping[str, dict[str, str]]) -> dict[str, network_policy.Peer]:
+    """The pods that there are, by uid."""
+    return {
+        pod["metadata"]["uid"]: network_policy.Peer(
+            pod["status"].get("podIP", ""),
+            pod["metadata"]["namespace"],
+            pod["metadata"].get("labels") or {},
+            namespaces[pod["metadata"]["namespace"]],
+        )
+        for pod in kubectl.items("pods", "--all-namespaces")
+    }
+
+
+def _seen(
+    watched: connections.Watch,
+    peers: Mapping[str, network_policy.Peer],
+    server: network_policy.Peer,
+    policies: list[dict[str, Any]],
+) -> set[tuple[str, str]]:
+    """Who has connected to whom so far; each connection asserted to be allowed."""
+    by_address = {peer.address: peer for peer in peers.values()}
+    seen = set()
+    for connection in set(watched.seen):
+        own, other = peers.get(connection.uid), by_address.get(connection.peer)
+        if connection.peer == server.address:
+            other = server
+        if own is None or other is None:  # a pod that has gone; the node itself, which probes, and where the tests run
+            continue
+        source, target = (other, own) if connection.incoming else (own, other)
+        assert network_policy.allowed(policies, source=source, target=target, port=connection.port), connection
+        seen.add((_role(source, server), _role(target, server)))
+    return seen
 
 
 def _role(peer: network_policy.Peer, server: network_policy.Peer) -> str:
