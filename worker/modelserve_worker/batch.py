@@ -138,7 +138,7 @@ class AdmittedRequest:
     output_token_ids: Sequence[int]  # sampled in earlier stays; the penalty state is rebuilt from both
     banned_token_ids: tuple[int, ...] = ()  # not to be drawn before `sampling.min_tokens` tokens
     shares_rows_as: str | None = None  # requests of one name read each other's rows where their tokens are the same
-    predicted_token_ids: Sequence[int] = ()  # of the answer, as its client expects it
+    predicted_token_ids: Sequence[int] = ()  # of the answer, as its client, or others' answers, have it
 
 
 @dataclass(frozen=True, slots=True)

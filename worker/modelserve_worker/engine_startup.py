@@ -84,6 +84,7 @@ def build_engine(args: EngineArgs, progress: Callable[[int, int], None]) -> Buil
         step_costs=costs,
         prefix_caching=args.prefix_caching,
         host_cache_bytes=args.host_cache_bytes // args.tensor_parallel_size,
+        looks_up=args.prompt_lookup,
     )
     if publisher is not None and isinstance(scheduler.prefixes, PrefixReuse):
         scheduler.prefixes.events = CacheEvents(GLOBAL_PAGE_TOKENS, publisher.publish)

@@ -157,7 +157,7 @@ class Request:
     the engine makes the `constraint`, which goes with the request through preemptions.
     Rows are shared by requests of one `tenant` and `cache_salt`, and count as bytes of `client` in a prefix cache. At
     `checkpoints`, positions of the prompt, later requests will begin to differ. `predicted_token_ids` are what its
-    client expects the answer to be, which changes none of its tokens.
+    client expects the answer to be, or else what others went on with, which changes none of its tokens.
     """
 
     request_id: str

@@ -18,12 +18,13 @@ def expected(known: list[int], prompt: int, predicted: list[int], room: int, k: 
     """Proposal behind `known`, of which `prompt` are the prompt's, in a row of `room` tokens."""
     kept = {room - len(predicted) + i: token for i, token in enumerate(predicted)}
     left = {at: token for at, token in kept.items() if at >= len(known)}
-    said, best = len(known) - prompt, (0, 0, 0)
+    said, best = len(known) - prompt, (0, 0, 0.0, 0)
+    as_long = room - len(predicted) + said - 1  # the place that such an answer would have come to
     for place in range(len(known) - 1):
         matched = 0
         while matched < LONGEST_MATCH and matched <= place and known[place - matched] == known[-1 - matched]:
             matched += 1
-        best = max(best, (matched, 0, place))
+        best = max(best, (matched, 0, 0.0, place))
     for place in left:
         matched = 0
         while matched < LONGEST_MATCH:
@@ -34,8 +35,9 @@ def expected(known: list[int], prompt: int, predicted: list[int], room: int, k: 
                 break
             matched += 1
         if place < room - 1:
-            best = max(best, (matched, 1, place))
-    matched, source, place = best
+            nearness = -abs(place - as_long) + 0.5 * (place < as_long)
+            best = max(best, (matched, 1, nearness, place))
+    matched, source, _, place = best
     if matched < SHORTEST_MATCH:
         return []
     if source:

@@ -94,6 +94,27 @@ def test_an_answer_that_was_predicted_comes_in_fewer_steps_and_is_the_same(
     assert metrics.registry.get_sample_value("modelserve_low_draft_acceptance", {"model_name": "tiny"}) == 0.0
 
 
+@pytest.mark.parametrize("again", [{}, {"n": 2}, {"temperature": 0.9}, {"min_tokens": 27}])
+def test_what_was_answered_to_the_same_prompt_is_looked_up(looking_up: TrainedModel, again: dict[str, Any]) -> None:
+    """By whoever asks it again, and by nobody with another salt; an answer that differs is its own."""
+    asked = ASKED | {"messages": [{"role": "user", "content": f"again and {sorted(again)}"}]}
+    (first,) = looking_up.run(looking_up.chat(**asked))
+
+    def accepted(**fields: Any) -> tuple[list[Reply], int]:
+        specs = looking_up.chat(**asked | again | fields)
+        before = sum(looking_up.engine.scheduler.stats().accepted_per_position)
+        replies = looking_up.run(specs)
+        return replies, sum(looking_up.engine.scheduler.stats().accepted_per_position) - before
+
+    alone, by_itself = accepted(cache_salt="another")
+    replies, drafted = accepted()
+    assert [reply.parts for reply in replies] == [reply.parts for reply in alone]
+    if looking_up.engine.scheduler.drafting.most == 5 and replies[0].parts == first.parts:
+        assert drafted >= 0.7 * first.num_tokens > by_itself / len(replies), (
+            "five of six tokens, from the second one on"
+        )
+
+
 def test_without_a_drafter_nothing_is_told_of_drafts(plain: TrainedModel) -> None:
     specs = plain.chat(messages=USER, max_tokens=5, prediction={"type": "content", "content": "once"})
     details = chat_usage(specs, plain.run(specs), n=1)["completion_tokens_details"]

@@ -5,10 +5,11 @@ of the answer, which a client may give, lies at the row's end, `predicted` int32
 grows into it has passed what it writes over, as a prediction is at most as long as what the prompt leaves of the row.
 
 A *match* is a place whose last tokens are the request's last ones: as many as LONGEST_MATCH are compared, and fewer
-than SHORTEST_MATCH are none. The longest match counts; of equal ones one in the prediction, then the latest. At the
-beginning of an answer that began like the prediction, all that was said so far is match enough. What followed the
-match is the proposal. One that reaches the request's last token goes on with what lies between, as a text that repeats
-itself does. Prompt lookup is Saxena's (github.com/apoorvumang/prompt-lookup-decoding).
+than SHORTEST_MATCH are none. The longest match counts; of equal ones one in the prediction, there the nearest to the
+place that an answer as long so far would have come to, and else the latest. At the beginning of an answer that began
+like the prediction, all that was said so far is match enough. What followed the match is the proposal. One that reaches
+the request's last token goes on with what lies between, as a text that repeats itself does. Prompt lookup is Saxena's
+(github.com/apoorvumang/prompt-lookup-decoding).
 """
 
 from __future__ import annotations
@@ -82,17 +83,19 @@ class PlainLookup:
             of_prediction = torch.where(before >= begins, same & (before > last), said <= ago)
             matching &= torch.where(in_prediction, of_prediction, same)
             matched += matching
-        keys = torch.where(matched >= SHORTEST_MATCH, (2 * matched + in_prediction) * length + places, -1)
-        best = keys.amax(dim=1, keepdim=True)
-        return _following(history[rows].long(), last, best, num_tokens)
+        beside = places - (begins + said - 1)
+        nearness = 2 * length - 1 - torch.where(beside < 0, -2 * beside - 1, 2 * beside)
+        keys = (2 * matched + in_prediction) * (2 * length) + torch.where(in_prediction, nearness, places)
+        found = torch.where(matched >= SHORTEST_MATCH, keys, -1).max(dim=1, keepdim=True)
+        place = torch.where(found.values < 0, -1, found.indices)
+        return _following(history[rows].long(), last, place, num_tokens)
 
 
-def _following(texts: Tensor, last: Tensor, best: Tensor, num_tokens: int) -> tuple[Tensor, Tensor]:
+def _following(texts: Tensor, last: Tensor, place: Tensor, num_tokens: int) -> tuple[Tensor, Tensor]:
     length = texts.shape[1]
-    place = best.clamp(min=0) % length
     ahead = torch.arange(num_tokens, device=texts.device)[None]
     own = place < last
     at = place + 1 + torch.where(own, ahead % (last - place).clamp(min=1), ahead)
-    there = (best >= 0) & (at < length)
+    there = (place >= 0) & (at < length)
     tokens = torch.where(there, texts.gather(1, at.clamp(max=length - 1)), 0)
     return tokens.int(), there.sum(dim=1).int()

@@ -61,19 +61,28 @@ def longest_match(
             of_prediction = ((before >= begins) & same & (before > last)) | ((before < begins) & (said <= ago))
             matching = matching & ((in_prediction & of_prediction) | (~in_prediction & same))
             matched += matching.to(tl.int32)
-        keys = (2 * matched + in_prediction.to(tl.int32)).to(tl.int64) * length + places
+        beside = places - (begins + said - 1)
+        nearness = 2 * length - 1 - tl.where(beside < 0, -2 * beside - 1, 2 * beside)
+        keys = (2 * matched + in_prediction.to(tl.int32)).to(tl.int64) * (2 * length)
+        keys += tl.where(in_prediction, nearness, places)
         found = tl.max(tl.where(matched >= SHORTEST, keys, -1), axis=0)
         if found >= 0:
             tl.atomic_max(best + segment, found, sem="relaxed")
 
 
 @triton.jit(do_not_specialize_on_alignment=["slots"])
-def following_tokens(history, slots, positions, best, tokens, counts, length, num_tokens, COLUMNS: tl.constexpr):
+def following_tokens(
+    history, slots, positions, prompts, predicted, best, tokens, counts, length, num_tokens, COLUMNS: tl.constexpr
+):
     launch_dependents()
     wait_for_prerequisites()
     segment, ahead = tl.program_id(0), tl.arange(0, COLUMNS)
     slot, last, key = tl.load(slots + segment), tl.load(positions + segment), tl.load(best + segment)
-    place = (tl.maximum(key, 0) % length).to(tl.int32)
+    rank = (tl.maximum(key, 0) % (2 * length)).to(tl.int32)
+    beside = 2 * length - 1 - rank
+    beside = tl.where(beside % 2 == 0, beside // 2, -(beside + 1) // 2)
+    as_long = length - tl.load(predicted + slot) + last - tl.load(prompts + slot)
+    place = tl.where((tl.maximum(key, 0) // (2 * length)) % 2 == 1, as_long + beside, rank)
     at = place + 1 + tl.where(place < last, ahead % tl.maximum(last - place, 1), ahead)
     there = (key >= 0) & (at < length) & (ahead < num_tokens)
     found = tl.load(history + slot.to(tl.int64) * length + at, mask=there, other=0)
@@ -104,8 +113,8 @@ class TritonLookup:
             SHORTEST=SHORTEST_MATCH, num_warps=4, **dependent_launch(),
         )  # fmt: skip
         following_tokens[(segments,)](
-            history, slots, positions, best, tokens, counts, length, num_tokens, COLUMNS=_COLUMNS, num_warps=1,
-            **dependent_launch(),
+            history, slots, positions, prompts, predicted, best, tokens, counts, length, num_tokens, COLUMNS=_COLUMNS,
+            num_warps=1, **dependent_launch(),
         )  # fmt: skip
         return tokens, counts
 
@@ -130,7 +139,8 @@ SPECIMENS = (
     KernelSpecimen(
         following_tokens,
         {
-            **_OF_SLOTS, "best": "*i64", **dict.fromkeys(("tokens", "counts"), "*i32"),
+            **_OF_SLOTS, **dict.fromkeys(("prompts", "predicted"), "*i32"), "best": "*i64",
+            **dict.fromkeys(("tokens", "counts"), "*i32"),
             **dict.fromkeys(("length", "num_tokens"), "i32"),
         },
         {"COLUMNS": _COLUMNS},

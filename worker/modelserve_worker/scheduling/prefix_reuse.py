@@ -11,6 +11,7 @@ do not delay a step.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -24,6 +25,7 @@ from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.arena import Page, PageArena
 from modelserve_worker.scheduling.cache_events import CacheEvents
 from modelserve_worker.scheduling.host_tier import HostCopies, HostTier
+from modelserve_worker.scheduling.known_texts import KnownTexts
 from modelserve_worker.scheduling.prefix_cache import PrefixCache
 from modelserve_worker.scheduling.running import RunningRequest, RunningRequests
 from modelserve_worker.scheduling.tails import Hit
@@ -129,10 +131,13 @@ class PrefixReuse(NoReuse):
     keeps_pages = True
 
     def __init__(
-        self, arena: PageArena, geometry: CacheGeometry, limits: SchedulerLimits, *, host_bytes: int = 0
-    ) -> None:
-        """`host_bytes`: host memory of one rank for what the pool gives up."""
+        self, arena: PageArena, geometry: CacheGeometry, limits: SchedulerLimits, *, host_bytes: int = 0,
+        looks_up: bool = False,
+    ) -> None:  # fmt: skip
+        """`host_bytes`: host memory of one rank for what the pool gives up. `looks_up`: drafts are looked up in what
+        others went on with."""
         self.cache = PrefixCache(arena, geometry, limits.prompt_cost)
+        self.texts = KnownTexts(geometry.global_page.page_tokens) if looks_up else None
         self.events: CacheEvents | None = None
         self.host: HostTier | None = None
         if host_bytes:
@@ -185,6 +190,9 @@ class PrefixReuse(NoReuse):
                 self.host_queries += len(request.prompt_token_ids) - self._in_pool.get(request.request_id, start)
                 request.host_cached_tokens = max(0, start - self._in_pool.get(request.request_id, start))
                 self.host_hits += request.host_cached_tokens
+        if self.texts is not None and first_stay and not len(request.predicted_token_ids):
+            chain, prompt = self._chain(request), len(request.prompt_token_ids)
+            request.predicted_token_ids = array("i", self.texts.following(chain, prompt).tobytes())
         running.checkpoints = self._checkpoints(request, start)
         self.cache.watch(table)  # it may be asked for what it keeps while it resumes
         if hit is None:
@@ -308,6 +316,8 @@ class PrefixReuse(NoReuse):
         self.settle()
         if sound and computed:
             self._leave(running, min(computed, running.request.num_tokens))
+            if self.texts is not None and running.request.output_token_ids:
+                self.texts.remember(self._chain(running.request), len(running.request.prompt_token_ids))
         self.cache.unwatch(running.table)
         running.table.forget()
 

@@ -92,17 +92,18 @@ class Scheduler:
         step_costs: StepCosts | None = None,
         prefix_caching: bool = False,
         host_cache_bytes: int = 0,
+        looks_up: bool = False,
     ) -> None:
         """`draft_tokens`: how many the device's drafter proposes at a time, `asked_drafts` of them where a step asks
         for them; with `step_costs` a step takes, and asks for, as many as pay. A draft must not write over a row that
         its request reads if it is wrong, nor over one that it reads itself (commit_first_tokens). `host_cache_bytes`:
-        of one rank, behind the prefix cache."""
+        of one rank, behind the prefix cache. `looks_up`: the drafter looks in what that knows of other requests."""
         most = commit_first_tokens(geometry) if geometry.sliding_page.layers else 1 + draft_tokens
         assert draft_tokens < most, f"{draft_tokens} drafts write over rows in a window of {geometry.window}"
         self.limits = limits
         self.drafting = Drafting(draft_tokens, limits.max_num_seqs, step_costs, asked=asked_drafts)
         self.arena = PageArena(geometry, pool_bytes)
-        reuse = partial(PrefixReuse, self.arena, geometry, limits, host_bytes=host_cache_bytes)
+        reuse = partial(PrefixReuse, self.arena, geometry, limits, host_bytes=host_cache_bytes, looks_up=looks_up)
         self.prefixes: NoReuse = reuse() if prefix_caching else NoReuse()
         self._geometry = geometry
         self._admission = Admission(limits, geometry, pool_bytes)
