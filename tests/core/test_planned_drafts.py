@@ -15,6 +15,7 @@ from modelserve.planning.drafted_steps import DraftedSteps, VerifyingSteps
 from modelserve.planning.step_time import RankSpeed
 from modelserve.published import assistant_of, published_model
 from modelserve.sizing.assistant import assistant_weight_bytes
+from modelserve.sizing.cuda_graphs import decode_graph_rows
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve.sizing.speculation import Speculation
 
@@ -63,6 +64,29 @@ def test_steps_with_drafts_are_expected_near_what_was_measured(
     found = steps.step(requests, context=context + 128)
     assert found.tokens == pytest.approx(tokens, rel=0.05)
     assert found.time.seconds / found.tokens * 1e3 == pytest.approx(step_ms / tokens, rel=0.08)
+
+
+@pytest.mark.parametrize("drafts", [1, 3, 8, 16])
+@pytest.mark.parametrize("most", [1, 7, 64, 256])
+def test_a_step_with_drafts_is_the_smallest_captured_one_with_room(drafts: int, most: int) -> None:
+    facts, device = published_model("hf://google/gemma-4-26B-A4B-it"), CATALOGUE["NVIDIA-H200"]
+    assert facts is not None
+    geometry = cache_geometry(
+        facts.architecture, dtype=KVCacheDtype.BFLOAT16, layout=KVCacheLayout.V_ONLY, tensor_parallel_size=1
+    )
+    speed = RankSpeed(facts.architecture, device, geometry, tensor_parallel=1, weight_format=None)
+    speculation = Speculation(drafts)
+    steps = VerifyingSteps(speed, max_num_seqs=most, speculation=speculation)
+    captured = sorted(rows for rows, of in decode_graph_rows(most, speculation) if of == 1 + drafts)
+    for requests in range(1, most + 1):
+        least = next(rows for rows in captured if speculation.segments(rows, most) >= requests)
+        assert steps.least_rows(requests) == least
+        rows = min(requests * (1 + drafts), captured[-1])
+        size = next(each for each in captured if each >= max(rows, least))
+        found = steps.time(rows, drafted=True, requests=requests, cache=0.5, drafts=0.25)
+        assert found == speed.step(decodes=size)._replace(
+            weights=speed.weights_seconds(rows), attention=speed.drafted_attention_seconds(size), cache=0.5, drafts=0.25
+        )
 
 
 def test_a_published_assistant_is_planned_where_it_pays() -> None:

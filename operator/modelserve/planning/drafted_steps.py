@@ -15,7 +15,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
+from typing import NamedTuple
 
 from modelserve.planning.draft_time import DraftSpeed
 from modelserve.planning.step_time import RankSpeed, StepTime
@@ -23,40 +25,59 @@ from modelserve.sizing.cuda_graphs import decode_graph_rows
 from modelserve.sizing.speculation import STEP_DRAFTS, Speculation
 
 
+class _Captured(NamedTuple):
+    """Captured steps of one kind, by their rows, which rise."""
+
+    rows: tuple[int, ...]
+    room: tuple[int, ...]  # for so many requests
+
+
 class VerifyingSteps:
     """Steps of decodes without chunks, at the sizes that are captured."""
 
     def __init__(self, speed: RankSpeed, *, max_num_seqs: int, speculation: Speculation) -> None:
-        self._speed, self._speculation, self._max_num_seqs = speed, speculation, max_num_seqs
-        captured = decode_graph_rows(max_num_seqs, speculation)
-        self._sizes = {
-            drafted: sorted(rows for rows, most in captured if most == (speculation.rows if drafted else 1))
-            for drafted in (False, True)
-        }
-        self._padded: dict[int, StepTime] = {}
+        self._speed = speed
+        self._alone, self._drafted = _captured(max_num_seqs, speculation.num_tokens)
+        self._padded: dict[tuple[int, bool], StepTime] = {}
 
     def least_rows(self, requests: float) -> int:
         """Of the smallest step with drafts that has room for so many requests."""
-        sizes = self._sizes[True]
-        room = (self._speculation.segments(rows, self._max_num_seqs) for rows in sizes)
-        return next((rows for rows, most in zip(sizes, room, strict=True) if most >= requests), sizes[-1])
+        return _at_least(requests, self._drafted.room, self._drafted.rows)
 
-    def time(self, rows: float, *, drafted: bool, requests: float = 0) -> StepTime:
-        """Of so many rows, of `requests`, without what is read of the cache. `drafted`: some are drafts."""
-        least = self.least_rows(requests) if drafted else 0
-        size = self._captured(max(rows, least), self._sizes[drafted])
-        if size not in self._padded:
-            self._padded[size] = self._speed.step(decodes=size)
-        time = self._padded[size]._replace(weights=self._speed.weights_seconds(rows))
-        return time._replace(attention=self._speed.drafted_attention_seconds(size)) if drafted else time
+    def time(
+        self, rows: float, *, drafted: bool, requests: float = 0, cache: float = 0.0, drafts: float = 0.0
+    ) -> StepTime:
+        """Of so many rows, of `requests`. `drafted`: some are drafts. `cache` and `drafts` are these terms, in s."""
+        captured = self._drafted if drafted else self._alone
+        size = _at_least(max(rows, self.least_rows(requests)) if drafted else rows, captured.rows, captured.rows)
+        padded = self._padded.get((size, drafted))
+        if padded is None:
+            padded = self._speed.step(decodes=size)
+            if drafted:
+                padded = padded._replace(attention=self._speed.drafted_attention_seconds(size))
+            self._padded[size, drafted] = padded
+        _, linears, _, attention, elementwise, launches, all_reduces, prompts, _ = padded
+        weights = self._speed.weights_seconds(rows)
+        return StepTime(weights, linears, cache, attention, elementwise, launches, all_reduces, prompts, drafts)
 
     def reading(self, decodes: float, *, context: float) -> float:
         """Of the cache of so many requests at a mean length of `context` tokens, in s."""
         return self._speed.cache_seconds(decodes, context=context)
 
-    @staticmethod
-    def _captured(rows: float, sizes: Sequence[int]) -> int:
-        return sizes[min(bisect_left(sizes, rows), len(sizes) - 1)]
+
+@lru_cache(maxsize=256)  # every candidate asks, and there are few numbers of requests and of drafts
+def _captured(max_num_seqs: int, num_tokens: int) -> tuple[_Captured, _Captured]:
+    """Steps without drafts, and with them."""
+    speculation = Speculation(num_tokens)
+    sizes = decode_graph_rows(max_num_seqs, speculation)
+    alone, drafted = (tuple(sorted(rows for rows, most in sizes if most == of)) for of in (1, speculation.rows))
+    room = tuple(speculation.segments(rows, max_num_seqs) for rows in drafted)
+    return _Captured(alone, alone), _Captured(drafted, room)
+
+
+def _at_least(wanted: float, rising: Sequence[int], sizes: Sequence[int]) -> int:
+    """The first of `sizes` whose number in `rising` is so large, or the last."""
+    return sizes[min(bisect_left(rising, wanted), len(sizes) - 1)]
 
 
 @dataclass(frozen=True)
@@ -93,8 +114,9 @@ class DraftedSteps:
 
     def _step(self, drafts: int, decodes: float, reading: float, draft: float) -> DraftedStep:
         share = min(1.0, STEP_DRAFTS / (decodes * drafts)) if drafts else 0.0  # of requests that a step has drafts of
-        time = self._steps.time(decodes * (1.0 + drafts * share), drafted=drafts > 0, requests=decodes)
-        time = time._replace(cache=reading, drafts=drafts * draft)
+        time = self._steps.time(
+            decodes * (1.0 + drafts * share), drafted=drafts > 0, requests=decodes, cache=reading, drafts=drafts * draft
+        )
         return DraftedStep(time, 1.0 + share * (self._tokens[drafts] - 1.0), drafts)
 
 
