@@ -3,7 +3,7 @@
     weights   W / (bandwidth x weight_read), W without the table where a head with centroids scores a part of it
     head      3 requests C h e / (bandwidth x elementwise), the C tokens that such a head scores: gathered, then read
     cache     requests x (n_g g L + n_s s min(L, window)) / (bandwidth x cache_read)
-    launches  (kernels + GRAPH_KERNELS) x launch_seconds
+    launches  (kernels + GRAPH_KERNELS) x draft_launch_seconds
 
 n layers of a kind, each of which reads all of the target's last cache of its kind: g and s bytes a token.
 """
@@ -50,4 +50,4 @@ class DraftSpeed:
         kernels = kernels_per_draft(self._assistant, rows=max(1, round(requests))) + GRAPH_KERNELS
         read = self._weights / rates.weight_read + cached / rates.cache_read
         read += requests * self._scored / rates.elementwise
-        return read / self._bandwidth + kernels * rates.launch_seconds
+        return read / self._bandwidth + kernels * rates.draft_launch_seconds

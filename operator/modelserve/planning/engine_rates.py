@@ -22,24 +22,33 @@ class EngineRates:
 
     generation: str
     measured: bool  # on a GPU of this generation; else assumed from Hopper
-    weight_read: float = 0.93  # of bandwidth: decode of 31B and E4B at one request, solved for this and launch_seconds
+    weight_read: float = 0.925  # of bandwidth: decode of 31B and E4B at one request, solved for this and launch_seconds
+    expert_read: float = 0.84  # of bandwidth: grouped products of 26B-A4B at 64 to 512 rows, 368 to 397 us a layer
     int4_read: float = 0.71  # of bandwidth: the same for INT4 matrices, which are unpacked on the way
+    fp8_read: float = 0.82  # of bandwidth: the same for FP8 matrices
     cache_read: float = 0.75  # of bandwidth: decode attention in batches, 3.5 to 3.8 of 4.8 TB/s
     turned_8_bit_read: float = 0.28  # of bandwidth: 8-bit rows of V-only layers, decoded and turned in registers
     elementwise: float = 0.77  # of bandwidth: norms and GeGLU at 8,192 rows, 80 to 94 % of 4.3 TB/s
     linear: float = 0.71  # of the dense rate: TTFT of 31B at 8,192 tokens; 740 of 989 TFLOP/s by kernels, 790 alone
+    expert_linear: float = 0.68  # of the dense rate: experts of 8,192 rows in a step, 37.9 ms with what does not hide
     fp8_linear: float = 1.2  # the same for products of e4m3, of the bfloat16 rate: TTFT of 31B in FP8
     exposed: float = 0.2  # of the shorter of reading weights and multiplying, what does not hide behind the longer
     attention_v_only: float = 0.6  # of the dense rate: chunks over global layers that store V alone
     attention_kv: float = 0.46  # the same where K and V are stored
     attention_sliding: float = 0.5  # chunks over a sliding window: 484 to 542 TFLOP/s by themselves
-    launch_seconds: float = 1.5e-6  # per kernel of a captured step: its start and the gap before it
+    launch_seconds: float = 1.15e-6  # per kernel of a captured step: its start and the gap before it
+    # What a kernel takes longer at 32 rows and more than at one: steps of 8 and 32 requests of E4B, 3.12 and 4.98 ms.
+    filled_launch_seconds: float = 1.1e-6
+    # Per product of more than 32 rows, which is the library's: a full end and start on both of its sides. 64 decodes of
+    # 31B, 17.5 ms. Of steps without prompts; of others it is in `linear` and `mixed_layer_seconds`.
+    library_seconds: float = 3e-6
+    draft_launch_seconds: float = 1.5e-6  # per kernel of a draft: small ones, each of which waits for the one before
     mixed_layer_seconds: float = 50e-6  # per layer of a step with decodes and prompts: both attentions over few rows
-    expert_layer_seconds: float = 11e-6  # per layer of experts, whose products read nothing before rows have chosen
-    # Of a step with drafts, per layer, and per layer and row: attention over several rows of a request. Verifying 5 to
-    # 72 rows took 9 to 50 us a layer longer than one row of each request, of 31B and of E4B.
-    drafted_layer_seconds: float = 6e-6
-    drafted_row_seconds: float = 0.7e-6
+    expert_layer_seconds: float = 8e-6  # per layer of experts, whose products read nothing before rows have chosen
+    # Of a step with drafts, per layer, and per layer and row: attention over several rows of a request. What steps that
+    # verify 5 to 72 rows of 31B and E4B took longer than as many requests of one row would.
+    drafted_layer_seconds: float = 7e-6
+    drafted_row_seconds: float = 0.3e-6
     peer_sum_seconds: float = 2.5e-6  # what the norm behind a small sum takes longer with the sum, over NVLink
     all_reduce_seconds: float = 17e-6  # of a small sum between GPUs that do not reach each other's memory
     nvlink: float = 0.6  # of NVLink's rate in NCCL's large sums: 271 of 450 GB/s; PCIe's figure is what it reaches
@@ -54,7 +63,7 @@ _HOPPER = EngineRates("Hopper", measured=True)
 # Memory is slower there, by multiprocessor, than an H200 unpacks INT4 in Triton: reading binds, as in other formats.
 _TRITON = replace(
     _HOPPER, measured=False, attention_v_only=0.28, attention_kv=0.18, attention_sliding=0.29, weight_read=0.87,
-    int4_read=0.87, launch_seconds=3.0e-6,
+    int4_read=0.87, fp8_read=0.87, launch_seconds=3.0e-6, draft_launch_seconds=3.0e-6, library_seconds=0.0,
 )  # fmt: skip
 _PCIE_4 = 25e9
 _NO_E4M3 = replace(_TRITON, fp8_linear=_TRITON.linear, host_copy=_PCIE_4)  # inputs stay bfloat16, weights are unpacked
@@ -83,6 +92,6 @@ def engine_rates(capability: Capability, *, exact: bool = False) -> EngineRates:
     reads = {name: getattr(_TRITON, name) for name in ("attention_v_only", "attention_kv", "attention_sliding")}
     return replace(
         known, measured=False, linear=EXACT_LINEAR, fp8_linear=EXACT_LINEAR, weight_read=EXACT_READ,
-        int4_read=min(known.int4_read, EXACT_READ), peer_sum_seconds=known.all_reduce_seconds,
-        launch_seconds=_TRITON.launch_seconds, **reads,
+        int4_read=min(known.int4_read, EXACT_READ), fp8_read=EXACT_READ, peer_sum_seconds=known.all_reduce_seconds,
+        launch_seconds=_TRITON.launch_seconds, library_seconds=0.0, **reads,
     )  # fmt: skip

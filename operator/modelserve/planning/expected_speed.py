@@ -31,6 +31,7 @@ from modelserve.planning.step_time import PromptRows, RankSpeed, StepTime, layer
 from modelserve.planning.wishes import Wishes
 
 MIXED_STEP_SECONDS = 0.045  # of matrix products in a step in which requests decode: what a token may wait for its next
+LATENCY_MIXED_STEP_SECONDS = MIXED_STEP_SECONDS / 2  # the same for objective Latency
 LEAST_MIXED_TOKENS = 256
 _ROUNDS = 5  # of the equation for d: more of them change less than the formulas' own error
 
@@ -203,12 +204,14 @@ def _alone(rank: RankSpeed, prompt: PromptRows, *, steps: int) -> StepTime:
 def mixed_step_tokens(fit: Fit, architecture: ModelArchitecture, wishes: Wishes) -> int:
     """Most tokens of a step in which requests decode: as asked, else the power of two that MIXED_STEP_SECONDS compute.
 
-    Smaller steps read the weights more often for the same prompts, larger ones make running requests wait.
+    Smaller steps read the weights more often for the same prompts, larger ones make running requests wait: objective
+    Latency has half of them.
     """
     chunk = wishes.chunk(fit.accelerator)
     if wishes.max_num_mixed_tokens:
         return min(wishes.max_num_mixed_tokens, chunk)
     device = fit.accelerator
     rate = device.flops * engine_rates(device.compute_capability).linear * fit.tensor_parallel
-    tokens = int(MIXED_STEP_SECONDS * rate / (2 * layer_parameters(architecture)))
+    seconds = LATENCY_MIXED_STEP_SECONDS if wishes.objective == "Latency" else MIXED_STEP_SECONDS
+    tokens = int(seconds * rate / (2 * layer_parameters(architecture)))
     return min(chunk, max(LEAST_MIXED_TOKENS, 1 << max(0, tokens.bit_length() - 1)))

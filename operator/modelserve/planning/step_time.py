@@ -1,16 +1,20 @@
 """How long one step of the engine takes on one rank, as a sum of named terms.
 
-    weights      (W - W_4) / (bandwidth x weight_read) + W_4 / (bandwidth x int4_read)
-    linears      A + exposed W' - W' where the arithmetic A takes longer than reading W', else exposed A
+    weights      (W - W_q) / (bandwidth x weight_read) + W_q / (bandwidth x int4_read or fp8_read); experts at
+                 expert_read
+    linears      A + exposed W' - W' where the arithmetic A takes longer than reading W', else exposed A;
+                 experts and all other products each by themselves
     cache        decodes x (g L + s min(L, window)) / (bandwidth x cache_read)
     attention    4 heads (D_g n_g K_g / rate_g + D_s n_s K_s / rate_s) / TP of the prompts' rows
     elementwise  rows x bytes a row / (bandwidth x elementwise)
-    launches     kernels x seconds, layers of experts x expert_layer_seconds, and layers x mixed_layer_seconds where a
-                 step has decodes and prompts
+    launches     kernels x (launch_seconds + filled_launch_seconds x rows / 32, at most 1), layers of experts x
+                 expert_layer_seconds, products x library_seconds where more than 32 decode and no prompt is computed,
+                 and layers x mixed_layer_seconds where a step has decodes and prompts
     all_reduces  2 layers x (peer_sum_seconds + 2 (TP - 1) / TP x rows H e / (link x share))
 
 W bytes of the weights that the step reads (embedding tables of inputs not, of experts the share that its rows touch),
-W_4 those in INT4, W' the seconds of that; A = (2 P rows + 2 E samples) / TP / (rate x linear, or fp8_linear), P
+W_q those in INT4 or FP8, W' the seconds of that; A = (2 P rows + 2 E samples) / TP / (rate x linear, expert_linear or
+fp8_linear), P
 parameters that a row is multiplied with, E those of the output head; g and s cache bytes per token over all global and
 sliding layers; D head width, n layers of a kind, K keys that the rows of prompts attend to, summed over rows. From the
 last layer with a cache of its own on the last row of a prompt is computed alone, so of what prompts cost that layer's
@@ -29,6 +33,7 @@ from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.hardware import CPU, PCIE_LINK, Accelerator
 from modelserve.planning.engine_rates import engine_rates
 from modelserve.planning.learned import AS_EXPECTED, StepFactors
+from modelserve.sizing.backends.products import FEW_ROWS
 from modelserve.sizing.cuda_graphs import kernels_per_step
 from modelserve.sizing.pages import CacheGeometry, KVCacheLayout
 from modelserve.sizing.rank_sums import sums_by_rows
@@ -130,10 +135,12 @@ class RankSpeed:
         linked = device.link != PCIE_LINK
         by_rows = linked and not exact and sums_by_rows(architecture)
         self._work = _work(architecture, tensor_parallel, weight_format, by_rows=by_rows, narrowed=not exact)
-        packed = _int4_share(architecture, tensor_parallel, weight_format)
-        self._weight_read = device.bandwidth / ((1 - packed) / rates.weight_read + packed / rates.int4_read)
+        packed = _quantised_share(architecture, tensor_parallel, weight_format)
+        packed_read = rates.int4_read if weight_format and weight_format.stored is StoredType.INT4 else rates.fp8_read
+        self._weight_read = device.bandwidth / ((1 - packed) / rates.weight_read + packed / packed_read)
         rounds = weight_format is not None and weight_format.stored is StoredType.FP8 and weight_format.fp8_activations
         self._linear = device.flops * (rates.fp8_linear if rounds else rates.linear)
+        self._expert_linear = self._linear * rates.expert_linear / rates.linear
         readers = self._work.readers
         self._global_bytes, self._sliding_bytes = (
             geometry.page(kind).layer_bytes * readers[kind] / geometry.page(kind).page_tokens
@@ -161,7 +168,16 @@ class RankSpeed:
         return self._cache_seconds(decodes, context) * self._factors.decode
 
     def _weights_seconds(self, rows: float) -> float:
-        return self._work.weight_bytes(rows) / self._weight_read
+        return self._work.read_bytes / self._weight_read + self._experts_seconds(rows)
+
+    def _experts_seconds(self, rows: float) -> float:
+        """Reading those that so many rows choose."""
+        rates = self._rates
+        return self._work.chosen_bytes(rows) / (self._weight_read * rates.expert_read / rates.weight_read)
+
+    def _beside_reading(self, multiply: float, read: float) -> float:
+        """What multiplying adds to the seconds of reading the same weights."""
+        return self._rates.exposed * min(multiply, read) + max(multiply - read, 0)
 
     def _cache_seconds(self, decodes: float, context: float) -> float:
         seconds = decodes * context * self._global_bytes / self._global_read
@@ -172,10 +188,11 @@ class RankSpeed:
         """A step of `decodes` requests at a mean length of `context` tokens beside rows of prompts."""
         work, rates, device = self._work, self._rates, self._device
         rows = decodes + prompts.rows
-        weights = self._weights_seconds(rows)
+        weights, experts = self._weights_seconds(rows), self._experts_seconds(rows)
         flop = decodes * work.decode_flop + prompts.rows * work.prompt_flop + (decodes + prompts.ends) * work.head_flop
-        multiply = flop / self._linear
-        linears = rates.exposed * min(multiply, weights) + max(multiply - weights, 0)
+        linears = self._beside_reading(flop / self._linear, weights - experts)
+        flop = decodes * work.decode_expert_flop + prompts.rows * work.prompt_expert_flop
+        linears += self._beside_reading(flop / self._expert_linear, experts)
         cache = self._cache_seconds(decodes, context)
         attention = prompts.global_keys * work.global_flop / self._global_rate
         attention += prompts.sliding_keys * work.sliding_flop / (device.flops * rates.attention_sliding)
@@ -183,9 +200,12 @@ class RankSpeed:
         elementwise = moved / (device.bandwidth * rates.elementwise)
         all_reduces = work.all_reduces * self._sum_seconds
         all_reduces += rows * work.reduced_bytes / self._link
-        launches = work.kernels * rates.launch_seconds + work.expert_layers * rates.expert_layer_seconds
+        launch_seconds = rates.launch_seconds + rates.filled_launch_seconds * min(rows / FEW_ROWS, 1)
+        launches = work.kernels * launch_seconds + work.expert_layers * rates.expert_layer_seconds
         if decodes and prompts.rows:
             launches += work.layers * rates.mixed_layer_seconds
+        elif decodes > FEW_ROWS:
+            launches += work.library_products * rates.library_seconds
         time = StepTime(weights, linears, cache, attention, elementwise, launches, all_reduces)
         if self._factors is AS_EXPECTED:
             return time
@@ -201,11 +221,14 @@ class _Work:
     layers: int
     expert_layers: int
     kernels: int
+    library_products: int  # that a library multiplies where a step has more than a few rows: of no experts, not in INT4
     read_bytes: float  # weights that every step reads
     expert_bytes: float
     idle_base: float  # share of experts that one row leaves alone
-    decode_flop: float
-    prompt_flop: float  # without what is computed of the last row alone
+    decode_flop: float  # without experts
+    prompt_flop: float  # also without what is computed of the last row alone
+    decode_expert_flop: float
+    prompt_expert_flop: float
     head_flop: float
     decode_moved: float  # bytes between kernels that only change elements
     prompt_moved: float
@@ -215,10 +238,10 @@ class _Work:
     reduced_bytes: float  # of one row, over all its all-reduces and the ring
     readers: dict[LayerKind, int]
 
-    def weight_bytes(self, rows: float) -> float:
-        """Read by a step of so many rows; experts are drawn evenly."""
+    def chosen_bytes(self, rows: float) -> float:
+        """Of experts, read by a step of so many rows; they are drawn evenly."""
         idle: float = self.idle_base**rows
-        return self.read_bytes + self.expert_bytes * (1 - idle)
+        return self.expert_bytes * (1 - idle)
 
 
 @lru_cache(maxsize=256)
@@ -235,15 +258,20 @@ def _work(
     head = architecture.vocab_size * architecture.hidden_size
     size = element_bytes(architecture)
     idle = 1 - architecture.top_k_experts / architecture.num_experts if architecture.num_experts else 0.0
+    last = _last_projections(architecture) if narrowed else 0
+    chosen, chosen_whole = (_expert_parameters(each, each.top_k_experts) for each in (architecture, whole))
     return _Work(
         layers=layers,
         expert_layers=layers if architecture.num_experts else 0,
         kernels=kernels_per_step(architecture, weight_format, rows=1, tensor_parallel_size=1),
+        library_products=_library_products(architecture, weight_format),
         read_bytes=sum(terms.values()),
         expert_bytes=experts,
         idle_base=idle,
-        decode_flop=2 * layer_parameters(architecture) / tp,
-        prompt_flop=2 * (layer_parameters(whole) + (_last_projections(architecture) if narrowed else 0)) / tp,
+        decode_flop=2 * (layer_parameters(architecture) - chosen) / tp,
+        prompt_flop=2 * (layer_parameters(whole) - chosen_whole + last) / tp,
+        decode_expert_flop=2 * chosen / tp,
+        prompt_expert_flop=2 * chosen_whole / tp,
         head_flop=2 * head / tp,
         decode_moved=_moved_bytes(architecture, tp),
         prompt_moved=_moved_bytes(whole, tp, norming_ranks=tp if by_rows else 1),
@@ -256,14 +284,16 @@ def _work(
 
 
 @lru_cache(maxsize=256)  # every candidate asks, and there are few models and numbers of ranks
-def _int4_share(architecture: ModelArchitecture, tensor_parallel: int, weight_format: WeightFormat | None) -> float:
+def _quantised_share(
+    architecture: ModelArchitecture, tensor_parallel: int, weight_format: WeightFormat | None
+) -> float:
     """Of the bytes of a rank's weights, without the tables of embeddings that a token takes a row of."""
-    if weight_format is None or weight_format.stored is not StoredType.INT4:
+    if weight_format is None or not weight_format.quantised:
         return 0.0
     terms = weight_terms(architecture, tensor_parallel_size=tensor_parallel, weight_format=weight_format)
     terms.pop("per_layer_embedding", None)
     tensors = weight_tensors(architecture, tensor_parallel_size=tensor_parallel)
-    packed = (each for each in tensors if weight_format.of(each.linear) is StoredType.INT4)
+    packed = (each for each in tensors if weight_format.of(each.linear) is weight_format.stored)
     element = element_bytes(architecture)
     return sum(sum(each.allocations(weight_format, dense_element=element)) for each in packed) / sum(terms.values())
 
@@ -297,7 +327,8 @@ def doubling_context(
     attention = rates.attention_v_only if layout is KVCacheLayout.V_ONLY else rates.attention_kv
     if not work.global_flop or compute_capability == CPU.compute_capability:
         return math.inf
-    return (work.prompt_flop / rates.linear) / (work.global_flop / attention)
+    products = work.prompt_flop / rates.linear + work.prompt_expert_flop / rates.expert_linear
+    return products / (work.global_flop / attention)
 
 
 @lru_cache(maxsize=64)
@@ -306,11 +337,19 @@ def layer_parameters(architecture: ModelArchitecture) -> float:
     table = architecture.num_hidden_layers * architecture.hidden_size_per_layer_input
     total: float = parameters_per_rank(architecture, tensor_parallel_size=1)
     total -= table * architecture.vocab_size_per_layer_input
-    if architecture.num_experts:
-        experts = architecture.num_hidden_layers * architecture.num_experts
-        per_expert = 3 * architecture.hidden_size * architecture.moe_intermediate_size
-        total -= (1 - architecture.top_k_experts / architecture.num_experts) * experts * per_expert
+    total -= _expert_parameters(architecture, architecture.num_experts - architecture.top_k_experts)
     return total - architecture.vocab_size * architecture.hidden_size
+
+
+def _expert_parameters(architecture: ModelArchitecture, experts: int) -> int:
+    """Of so many experts of every layer."""
+    return architecture.num_hidden_layers * experts * 3 * architecture.hidden_size * architecture.moe_intermediate_size
+
+
+def _library_products(architecture: ModelArchitecture, weight_format: WeightFormat | None) -> int:
+    tensors = weight_tensors(architecture, tensor_parallel_size=1)
+    dense = (each.linear for each in tensors if each.linear is not None and each.term != "experts")
+    return sum(weight_format is None or weight_format.of(each) is not StoredType.INT4 for each in dense)
 
 
 def _key_flop(architecture: ModelArchitecture, kind: LayerKind) -> int:

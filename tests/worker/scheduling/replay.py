@@ -36,7 +36,9 @@ class Arrival:
 class Replay:
     """One H200 that serves arrivals; `sent` and `tokens` have the times in s, by name."""
 
-    def __init__(self, variant: str, *, max_num_mixed_tokens: int, dtype: str = "bfloat16") -> None:
+    def __init__(
+        self, variant: str, *, max_num_mixed_tokens: int, dtype: str = "bfloat16", max_num_seqs: int = SEQUENCES
+    ) -> None:
         facts = published_model(f"hf://google/gemma-4-{variant}-it")
         assert facts is not None
         layout = KVCacheLayout.V_ONLY if facts.architecture.attention_k_eq_v else KVCacheLayout.KV
@@ -45,7 +47,7 @@ class Replay:
         self.rank = RankSpeed(facts.architecture, h200, geometry, tensor_parallel=1, weight_format=None)
         self.limits = SchedulerLimits(
             max_num_batched_tokens=CHUNK,
-            max_num_seqs=SEQUENCES,
+            max_num_seqs=max_num_seqs,
             max_model_len=131_072,
             eos_token_ids=(1,),
             max_num_mixed_tokens=max_num_mixed_tokens,
@@ -56,7 +58,7 @@ class Replay:
         self.sent: dict[str, float] = {}
         self.tokens: dict[str, list[float]] = defaultdict(list)
         self._scheduler = Scheduler(self.limits, geometry, POOL_BYTES)
-        self._queue = FairQueue(FairLimits(SEQUENCES, CHUNK), clock=lambda: self.now)
+        self._queue = FairQueue(FairLimits(max_num_seqs, CHUNK), clock=lambda: self.now)
         self._in_flight: ScheduledBatch | None = None
 
     def serve(self, arrivals: Iterable[Arrival], then: Callable[[float], Arrival | None] = lambda _: None) -> None:
