@@ -32,8 +32,8 @@ from modelserve_worker.execution.device import kernel_table
 from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.loader import load_model
 from modelserve_worker.execution.model_runner import GPUModelRunner
-from modelserve_worker.execution.parallel import TensorParallel
 from modelserve_worker.kernels.operations import Operations
+from modelserve_worker.layers.placement import Placement
 from modelserve_worker.request import SamplingParams
 
 LIMIT = 1.25
@@ -114,10 +114,7 @@ def ours(directory: Path, config: dict[str, Any], ids: list[int], *, chunk: int)
     geometry = cache_geometry(architecture, dtype=KVCacheDtype.BFLOAT16, layout=layout, tensor_parallel_size=1)
     pool_bytes = -(-geometry.held_bytes(len(ids)) // 128) * 128
     table = kernel_table(CUDA, architecture, geometry, EngineArgs(model=str(directory)))
-    model = load_model(
-        architecture, directory, parallel=TensorParallel(), operations=Operations(table, CUDA), device=CUDA,
-        dtype=torch.bfloat16,
-    )  # fmt: skip
+    model = load_model(architecture, directory, Placement(CUDA, torch.bfloat16, operations=Operations(table, CUDA)))
     cache = KVCache(geometry, pool_bytes, device=CUDA, debug_stamps=False)
     runner = GPUModelRunner(model, cache, max_num_batched_tokens=chunk, max_num_seqs=1, max_model_len=len(ids))
     ends = [*range(chunk, len(ids) - DECODED, chunk), *range(len(ids) - DECODED, len(ids) + 1)]

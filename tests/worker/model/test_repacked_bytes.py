@@ -17,6 +17,7 @@ from modelserve.weight_format import WeightFormat, int4
 from modelserve_worker.kernels.linear_tiles import SharedBuffers
 from modelserve_worker.kernels.operations import Operations
 from modelserve_worker.layers.parallel import TensorParallel
+from modelserve_worker.layers.placement import Placement
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 
 FP8 = WeightFormat(stored="fp8", scales="channel", fp8_activations=True)
@@ -44,9 +45,7 @@ def test_repacked_matrices(name, size, stored, padded) -> None:
     )
     meta = torch.device("meta")
     operations = Operations(resolve(80, architecture, Formats(stored), ranks=size), meta)
-    model = Gemma4ForCausalLM(
-        architecture, parallel=parallel, weight_format=stored, operations=operations, device=meta, dtype=torch.bfloat16
-    )
+    model = Gemma4ForCausalLM(architecture, Placement(meta, torch.bfloat16, parallel, stored, operations))
     for _, matrix in model.stored_matrices():
         matrix.repack()
     arguments = {"tensor_parallel_size": size, "weight_format": stored}

@@ -55,6 +55,7 @@ from modelserve_worker.execution.weights import InvalidCheckpoint
 from modelserve_worker.execution.weights_progress import ProgressCallback
 from modelserve_worker.host_pages import HostProgress
 from modelserve_worker.kernels.operations import Operations
+from modelserve_worker.layers.placement import Placement
 from modelserve_worker.models.exact_check import check_exact
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.nvml import used_bytes
@@ -182,17 +183,9 @@ def start_rank(
     if rank == 0:
         logger.info("kernels: %s", "\n  ".join(table.lines()))
     phases.end("device")
+    placement = Placement(device, dtype, parallel, weight_format, Operations(table, device))
     model = load_model(
-        architecture,
-        directory,
-        parallel=parallel,
-        device=device,
-        dtype=dtype,
-        weight_format=weight_format,
-        operations=Operations(table, device),
-        load_format=args.load_format,
-        seed=args.seed,
-        progress=progress,
+        architecture, directory, placement, load_format=args.load_format, seed=args.seed, progress=progress
     )
     if model.operations.exact:
         with compilations():

@@ -22,7 +22,8 @@ from modelserve.weight_format import FP8_BLOCK, StoredType, TextLinear, WeightFo
 from modelserve_worker.kernels.elementwise import ElementwiseDoors
 from modelserve_worker.kernels.fp8_linear import Fp8Pairs, repack_fp8
 from modelserve_worker.kernels.int4_linear import Int4Tiles, repack_int4
-from modelserve_worker.kernels.operations import PLAIN, MatrixProducts, Operations
+from modelserve_worker.kernels.operations import MatrixProducts
+from modelserve_worker.layers.placement import Placement
 
 PACKED = 8  # int4 elements of an int32
 ZERO = 8  # what stands for zero in a symmetric int4 matrix: elements are stored with this added
@@ -320,28 +321,21 @@ class Fp8Matrix(QuantisedMatrix):
 
 
 def stored_matrix(
-    linear: TextLinear,
-    parts: Sequence[int],
-    columns: int,
-    *,
-    weight_format: WeightFormat | None,
-    experts: int = 0,
-    operations: Operations = PLAIN,
-    device: torch.device,
-    dtype: torch.dtype,
+    linear: TextLinear, parts: Sequence[int], columns: int, placement: Placement, *, experts: int = 0
 ) -> StoredMatrix:
     """The matrix of one linear layer in the checkpoint's format: `parts` rows of each stacked matrix, `columns` inputs.
 
-    `weight_format` None is an unquantised checkpoint. `dtype` is what is computed in; a dense matrix is held in it.
-    Raises KeyError where the table of `operations` is of a model without this matrix.
+    A dense matrix is held in the dtype that is computed in. Raises KeyError where the placement's table of kernels is
+    of a model without this matrix.
     """
+    weight_format = placement.weight_format
     stored = StoredType.BFLOAT16 if weight_format is None else weight_format.of(linear)
     shape = sum(parts), columns
     arguments: dict[str, Any] = {
         "experts": experts,
-        "dtype": dtype,
-        "products": operations.products(linear, shape, stored, grouped=experts > 0),
-        "device": device,
+        "dtype": placement.dtype,
+        "products": placement.operations.products(linear, shape, stored, grouped=experts > 0),
+        "device": placement.device,
     }
     if weight_format is not None and stored is StoredType.INT4:
         return Int4Matrix(parts, columns, weight_format=weight_format, **arguments)
