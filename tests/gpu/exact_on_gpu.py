@@ -29,8 +29,8 @@ from modelserve.architecture import ModelArchitecture
 from modelserve.engine_args import EngineArgs
 from modelserve.published import published_model
 from modelserve.sizing.backends.resolve import Formats, resolve
-from modelserve.sizing.backends.table import Profile
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
+from modelserve.sizing.rank_settings import Profile
 from modelserve.weight_format import WeightFormat
 from modelserve_worker.batch import NO_UPDATES, AdmittedRequest, ScheduledBatch, TableUpdates
 from modelserve_worker.execution.kernel_build import build_kernels

@@ -302,19 +302,13 @@ def _profile(
     few = runner.draft_tokens + 1
     runner.profile(profile_batches(start=start, tokens=tokens, rows=rows, few=few, asked=runner.asked_drafts))
     if probe is not None:
-        graphs = graphs_bytes(
-            model.architecture,
-            tensor_parallel_size=args.tensor_parallel_size,
-            max_num_batched_tokens=args.max_num_batched_tokens,
-            max_num_seqs=args.max_num_seqs,
-            weight_format=model.weight_format,
-            speculation=inspection.read_speculation(args, model.architecture),
-            profile=args.profile,
+        settings = inspection.read_rank_settings(
+            args, model.architecture, geometry, weight_format=model.weight_format, on_cpu=False
         )
         use = probe.measure(
             args.gpu_memory_utilization,
             scratch_bytes=page_bytes,
-            graphs_bytes=graphs,
+            graphs_bytes=graphs_bytes(model.architecture, settings),
             beside_graphs_bytes=beside_graphs_bytes,
         )
         return runner, use
