@@ -1,5 +1,6 @@
 """On one GPU, in bfloat16 and at real widths: our logits and transformers' logits, both against a float32 reference.
 
+    export PYTHONPATH=operator:worker:tests/worker/model
     python tests/gpu/logits_against_transformers.py --variant 31B --layers 12 --variant E4B --layers 42
 
 Weights are random, of unit gain, with every norm, scalar and scale random; they are rounded to bfloat16 first, so that
@@ -19,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from full_logits import teacher_forced_logits
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import Gemma4ForCausalLM, Gemma4TextConfig
@@ -137,7 +139,7 @@ def ours(directory: Path, config: dict[str, Any], ids: list[int], *, chunk: int)
             global_updates=updates[LayerKind.GLOBAL],
             sliding_updates=updates[LayerKind.SLIDING],
         )
-        parts.append(runner.teacher_forced_logits(batch))
+        parts.append(teacher_forced_logits(runner, batch))
         start = end
     return torch.cat(parts), f"{geometry.layout.value}, {len(ends)} steps"
 

@@ -171,19 +171,6 @@ class GPUModelRunner:
             return FailedStep(error)
 
     @torch.inference_mode()
-    def forward_hidden(self, batch: ScheduledBatch, *, every_row: bool = False) -> Tensor:
-        """Run the model over one step and write its rows: hidden states of all of them [T, H], or of the `kept` rows
-        where the step is narrowed and not `every_row` is asked for."""
-        if every_row:
-            batch = replace(batch, sampled=batch.lengths, given=batch.lengths, targets=np.zeros_like(batch.token_ids))
-        return self._hidden(self._pack(batch), batch)
-
-    @torch.inference_mode()
-    def teacher_forced_logits(self, batch: ScheduledBatch) -> Tensor:
-        """Run one step without sampling and return the logits of every token, float32 [T, vocab]."""
-        return self.model.compute_logits(self.forward_hidden(batch, every_row=True))
-
-    @torch.inference_mode()
     def profile(self, batches: Sequence[ScheduledBatch]) -> None:
         """Run steps for their memory and their kernels; the state of all slots is reset afterwards."""
         for batch in batches:

@@ -237,12 +237,6 @@ class Gemma4ForCausalLM(nn.Module):
         weight = self.embedding.weight if self.output_head is None else self.output_head.weight
         return self._head.dense(hidden, weight)
 
-    @torch.no_grad()
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """hidden [N, H] after the final norm -> float32 [N, vocab], softcapped (c * tanh(z / c)), on every rank."""
-        logits = self.parallel.all_gather(self.head(hidden))
-        return self.doors.softcap(logits, self.architecture.final_logit_softcapping)
-
     def k_norm_weight(self, layer: int) -> Tensor:
         """Weight [D] that normed the keys which `layer` reads (its producer's, on a KV-shared layer)."""
         norm = self.decoder_layer(self.architecture.producer(layer)).attention.k_norm

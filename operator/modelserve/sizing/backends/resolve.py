@@ -110,7 +110,6 @@ def _elementwise(model: ModelArchitecture, backend: Backend) -> Iterator[Choice]
         Operation.NORM: ("rms_norm",),
         Operation.RESIDUAL_NORM: ("residual_norm",),
         Operation.GATED_GELU: ("gated_gelu",),
-        Operation.SOFTCAP: ("softcap",),
         Operation.SAMPLE: ("_select_chunks", "_draw_rows", "accept_tokens"),
     }
     if model.hidden_size_per_layer_input:

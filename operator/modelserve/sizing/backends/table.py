@@ -46,7 +46,6 @@ class Operation(StrEnum):
     ADD_BRANCHES = "add_branches"
     PER_LAYER_GATE = "per_layer_gate"
     RANK_SUM = "rank_sum"
-    SOFTCAP = "softcap"
     SAMPLE = "sample"
 
 
