@@ -30,10 +30,6 @@ from modelserve.engine_args import DEFAULT_MAX_NUM_MIXED_TOKENS
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
 from modelserve.sizing.rank_settings import Profile
 
-CONDITION_TYPES = (
-    "Ready", "Available", "Accepted", "Planned", "CapacityAvailable", "WeightsLoaded", "WorkersReady",
-    "Reconciling", "Stalled",
-)  # fmt: skip
 MAX_CANDIDATES = 16
 MAX_TERMS = 128
 MAX_SPEED_FACTORS = 32
