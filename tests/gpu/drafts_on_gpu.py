@@ -43,8 +43,8 @@ from modelserve_worker.execution.drafter import Accepted, Drafter, Proposal, Rea
 from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.loader import load_assistant, load_model
 from modelserve_worker.execution.model_runner import GPUModelRunner
+from modelserve_worker.execution.profile_steps import profile_batches
 from modelserve_worker.execution.sampler import Sampler, SamplerOutput
-from modelserve_worker.execution.startup import profile_batches
 from modelserve_worker.kernels.operations import Operations
 from modelserve_worker.layers.placement import Placement
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
