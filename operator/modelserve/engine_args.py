@@ -14,8 +14,8 @@ from pydantic.alias_generators import to_camel
 from pydantic.fields import FieldInfo
 
 from modelserve.releases import release_number
-from modelserve.sizing.backends.table import Profile
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
+from modelserve.sizing.rank_settings import Profile
 from modelserve.sizing.speculation import AUTO_DRAFTS, MOST_DRAFTS, NO_DRAFTS, Speculation
 
 SINCE = "x-since-release"

@@ -23,6 +23,8 @@ from modelserve.engine_args import EngineArgs
 from modelserve.errors import InvalidInput, UnsupportedModel
 from modelserve.model_facts import AssistantFacts, ModelFacts
 from modelserve.quantization_config import stated_format
+from modelserve.sizing.pages import CacheGeometry
+from modelserve.sizing.rank_settings import RankSettings
 from modelserve.sizing.speculation import Speculation
 from modelserve.weight_format import BFLOAT16, FLOAT32, StoredType, TextLinear, WeightFormat, dense_format
 
@@ -58,6 +60,28 @@ def read_speculation(args: EngineArgs, architecture: ModelArchitecture) -> Specu
         return args.speculative
     assistant = read_assistant(Path(args.drafter)).model_copy(update={"dtype": architecture.dtype})
     return replace(args.speculative, assistant=assistant)
+
+
+def read_rank_settings(
+    args: EngineArgs,
+    architecture: ModelArchitecture,
+    geometry: CacheGeometry,
+    *,
+    weight_format: WeightFormat | None,
+    on_cpu: bool,
+) -> RankSettings:
+    """What a rank of a worker with `args` is sized by. Raises as `read_speculation`."""
+    return RankSettings(
+        tensor_parallel_size=args.tensor_parallel_size,
+        max_num_batched_tokens=args.max_num_batched_tokens,
+        max_num_seqs=args.max_num_seqs,
+        kv_dtype=geometry.dtype,
+        kv_layout=geometry.layout,
+        on_cpu=on_cpu,
+        weight_format=weight_format,
+        speculation=read_speculation(args, architecture),
+        profile=args.profile,
+    )
 
 
 def read_weight_format(directory: Path) -> WeightFormat:

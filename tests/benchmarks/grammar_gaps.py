@@ -67,9 +67,6 @@ class _Step:
     tokens: Int32Array
     rng: random.Random
 
-    def done(self) -> bool:
-        return True
-
     def constrain(self, masks: Int32Array) -> _Step:
         for row, mask in zip(self.batch.constrained, masks, strict=True):
             allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))

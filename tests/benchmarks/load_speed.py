@@ -23,6 +23,7 @@ from modelserve.architecture import ModelArchitecture
 from modelserve.published import published_model
 from modelserve_worker.execution.loader import load_model
 from modelserve_worker.execution.parallel import TensorParallel
+from modelserve_worker.layers.placement import Placement
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.models.gemma4_checkpoint import TEXT_PREFIXES, weight_sources
 
@@ -40,9 +41,7 @@ def shortened(layers: int) -> ModelArchitecture:
 
 
 def tensor_shapes(architecture: ModelArchitecture) -> dict[str, tuple[int, ...]]:
-    model = Gemma4ForCausalLM(
-        architecture, parallel=TensorParallel(), device=torch.device("meta"), dtype=torch.bfloat16
-    )
+    model = Gemma4ForCausalLM(architecture, Placement(torch.device("meta"), torch.bfloat16))
     return {source.name: source.shape for source in weight_sources(model)}
 
 
@@ -80,9 +79,9 @@ def main() -> None:
         for _ in range(options.repeats):
             held = [0]
             began, worked = time.monotonic(), time.process_time()
+            parallel = TensorParallel(rank=0, size=options.tensor_parallel_size)
             model = load_model(
-                architecture, Path(name), parallel=TensorParallel(rank=0, size=options.tensor_parallel_size),
-                device=torch.device(options.device), dtype=torch.bfloat16,
+                architecture, Path(name), Placement(torch.device(options.device), torch.bfloat16, parallel),
                 progress=lambda done, _, held=held: held.__setitem__(0, done),
             )  # fmt: skip
             seconds, cores = time.monotonic() - began, time.process_time() - worked

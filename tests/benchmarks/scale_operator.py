@@ -16,6 +16,7 @@ from prometheus_client.metrics_core import Sample
 from prometheus_client.parser import text_string_to_metric_families
 
 from localcluster.control_plane import ControlPlane
+from localcluster.operator_process import process_environment
 from localcluster.processes import Process, free_ports, spawn
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,14 +37,8 @@ class Operator:
     ) -> Operator:
         """`settings`: MODELSERVE_ variables beside those for its metrics."""
         (port,) = free_ports(1)
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("MODELSERVE_")}
-        environment |= {
-            "KUBECONFIG": str(plane.operator_kubeconfig),
-            "PYTHONPATH": str(ROOT / "operator"),
-            "MODELSERVE_METRICS_HOST": "127.0.0.1",
-            "MODELSERVE_METRICS_PORT": str(port),
-            **(settings or {}),
-        }
+        environment = process_environment(plane.operator_kubeconfig, port)
+        environment |= {"PYTHONPATH": str(ROOT / "operator"), **(settings or {})}
         profiler = ["-m", "cProfile", "-o", str(profile)] if profile else []
         command = [sys.executable, *profiler, "-m", "modelserve_operator"]
         return cls(plane, spawn(command, log=plane.folder / "operator.log", environment=environment), port)

@@ -18,7 +18,7 @@ import yaml
 
 from localcluster.control_plane import ControlPlane, control_plane
 from localcluster.kubectl import wait_for
-from localcluster.operator_process import permissions
+from localcluster.operator_process import permissions, process_environment
 from localcluster.preview_webhook import CONFIGURATION, PreviewWebhook, at_url, chart_objects, preview_webhook
 from localcluster.processes import free_ports, spawn
 from localcluster.settings import REPOSITORY
@@ -47,12 +47,7 @@ def plane() -> Iterator[ControlPlane]:
 def operator(plane: ControlPlane) -> Iterator[None]:
     plane.kubectl.apply(*permissions())
     (port,) = free_ports(1)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("MODELSERVE_")}
-    environment |= {
-        "KUBECONFIG": str(plane.operator_kubeconfig),
-        "MODELSERVE_METRICS_HOST": "127.0.0.1",
-        "MODELSERVE_METRICS_PORT": str(port),
-    }
+    environment = process_environment(plane.operator_kubeconfig, port)
     command = [sys.executable, "-m", "modelserve_operator"]
     process = spawn(command, log=plane.folder / "operator.log", environment=environment)
     yield

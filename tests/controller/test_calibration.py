@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from rank_of import rank_of
 
 from modelserve.architecture import ModelArchitecture
 from modelserve.planning import ENGINE_VERSION
@@ -76,7 +77,7 @@ def test_the_second_of_the_same_shape_is_planned_with_what_the_first_measured(wo
     second = world.status("second")["plan"]
     assert second["perGpu"]["weightsBytes"] == measured["weights"]
     assert second["perGpu"]["activationBytes"] == measured["activation"]
-    graphs = graphs_bytes(_architecture(), tensor_parallel_size=1, max_num_batched_tokens=8192, max_num_seqs=64)
+    graphs = graphs_bytes(_architecture(), rank_of(_architecture()))
     assert second["perGpu"]["overheadBytes"] == measured["context"] + graphs, "graphs are always predicted"
     assert second["perGpu"]["kvPoolBytes"] != first["plan"]["perGpu"]["kvPoolBytes"]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from allocator_replay import MIB, CachingAllocator, Replay
+from rank_of import rank_of
 
 from modelserve.published import published_model
 from modelserve.sizing.activation import activation_bytes
-from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
 from modelserve.weight_format import StoredType, WeightFormat, int4
 
 H200_MIB = 143_155
@@ -28,12 +28,11 @@ def test_a_step_never_needs_more_than_predicted_nor_much_less(variant: str, rank
             replayed = Replay(
                 architecture, ranks=ranks, tokens=tokens, sequences=sequences, captured=True, bits=bits
             ).reserved
-            predicted = activation_bytes(
+            settings = rank_of(
                 architecture, tensor_parallel_size=ranks, max_num_batched_tokens=tokens, max_num_seqs=sequences,
-                on_cpu=False, kv_dtype=KVCacheDtype.BFLOAT16,
-                kv_layout=KVCacheLayout.V_ONLY if architecture.attention_k_eq_v else KVCacheLayout.KV,
                 weight_format=FORMATS[bits],
             )  # fmt: skip
+            predicted = activation_bytes(architecture, settings)
             assert 0 <= (predicted - replayed) / MIB < 0.003 * H200_MIB, (tokens, sequences)
 
 

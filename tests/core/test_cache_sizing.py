@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rank_of import rank_of
 
 from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.errors import InvalidInput
@@ -116,34 +117,17 @@ def test_a_sliding_window_at_any_alignment_fits_its_pages() -> None:
 
 def test_a_h200_divides_as_measured_elsewhere() -> None:
     """Another engine left 64.3 to 64.6 GiB of pool for 31B at 0.9 of 139.8 GiB, with more than 4 beside the weights."""
-    plan = memory_plan(
-        _architecture("31B"),
-        total_bytes=int(139.8 * GIB),
-        utilization=Decimal("0.9"),
-        tensor_parallel_size=1,
-        max_num_batched_tokens=8192,
-        max_num_seqs=64,
-        on_cpu=False,
-        kv_dtype=KVCacheDtype.BFLOAT16,
-        kv_layout=KVCacheLayout.V_ONLY,
-    )
+    architecture = _architecture("31B")
+    plan = memory_plan(architecture, rank_of(architecture), total_bytes=int(139.8 * GIB), utilization=Decimal("0.9"))
     parts = plan.weights_bytes + plan.activation_bytes + plan.overhead_bytes + plan.kv_pool_bytes
     assert 0 <= plan.budget_bytes - parts < 128
     assert 64.6 < plan.kv_pool_bytes / GIB < 65.2
 
 
 def test_a_plan_that_does_not_fit_has_no_pool() -> None:
-    plan = memory_plan(
-        _architecture("31B"),
-        total_bytes=24 * GIB,
-        utilization=Decimal("0.9"),
-        tensor_parallel_size=1,
-        max_num_batched_tokens=2048,
-        max_num_seqs=64,
-        on_cpu=False,
-        kv_dtype=KVCacheDtype.BFLOAT16,
-        kv_layout=KVCacheLayout.V_ONLY,
-    )
+    architecture = _architecture("31B")
+    settings = rank_of(architecture, max_num_batched_tokens=2048)
+    plan = memory_plan(architecture, settings, total_bytes=24 * GIB, utilization=Decimal("0.9"))
     assert (plan.kv_pool_bytes, plan.available_bytes < -30 * GIB) == (0, True)
 
 
@@ -159,19 +143,15 @@ def test_overhead_names_its_terms() -> None:
 def test_the_workspace_is_the_largest_phase_and_scales(uri: str) -> None:
     facts = published_model(uri)
     assert facts is not None
-    layout = KVCacheLayout.V_ONLY if facts.architecture.attention_k_eq_v else KVCacheLayout.KV
-    sizes = {
-        "tensor_parallel_size": 1, "max_num_batched_tokens": 8192, "max_num_seqs": 64,
-        "on_cpu": False, "kv_dtype": KVCacheDtype.BFLOAT16, "kv_layout": layout,
-    }  # fmt: skip
-    always, phases = activation_terms(facts.architecture, **sizes)
-    whole = activation_bytes(facts.architecture, **sizes)
+    architecture = facts.architecture
+    always, phases = activation_terms(architecture, rank_of(architecture))
+    whole = activation_bytes(architecture, rank_of(architecture))
     blocks = max(phases["attention"] + phases["mlp"], phases["embedding"])
     assert "sampling" in always, "steps are captured, sampling is not"
     assert whole == sum(always.values()) + blocks
     for smaller in ({"max_num_batched_tokens": 2048}, {"max_num_seqs": 8}):
-        assert activation_bytes(facts.architecture, **(sizes | smaller)) < whole
-    _, halves = activation_terms(facts.architecture, **(sizes | {"tensor_parallel_size": 2}))
+        assert activation_bytes(architecture, rank_of(architecture, **smaller)) < whole
+    _, halves = activation_terms(architecture, rank_of(architecture, tensor_parallel_size=2))
     assert halves["mlp"] < phases["mlp"]
     assert halves["attention"] < phases["attention"]
 

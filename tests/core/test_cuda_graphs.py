@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from rank_of import rank_of
 
 from modelserve.architecture import ModelArchitecture
 from modelserve.published import published_model, published_uris
@@ -27,7 +28,8 @@ def _architecture(variant: str) -> ModelArchitecture:
 
 
 def _graphs(architecture: ModelArchitecture, *, chunk: int = 2048, sequences: int = 64, ranks: int = 1) -> int:
-    return graphs_bytes(architecture, tensor_parallel_size=ranks, max_num_batched_tokens=chunk, max_num_seqs=sequences)
+    settings = rank_of(architecture, tensor_parallel_size=ranks, max_num_batched_tokens=chunk, max_num_seqs=sequences)
+    return graphs_bytes(architecture, settings)
 
 
 @pytest.mark.parametrize(

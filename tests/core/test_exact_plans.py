@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from decimal import Decimal
 
+from rank_of import rank_of
+
 from modelserve.api import ModelServeSpec
 from modelserve.engine_args import EngineArgs
 from modelserve.hardware import CATALOGUE
@@ -44,10 +46,7 @@ def test_a_step_that_is_never_narrowed_has_its_hidden_states_in_the_plan() -> No
     model, chunk, sequences = published_model(URI).architecture, 8192, exact.engine.max_num_seqs
     assert (exact.engine.max_num_batched_tokens, fast.engine.max_num_seqs) == (chunk, sequences)
     captured = {
-        each: graphs_bytes(
-            model, tensor_parallel_size=1, max_num_batched_tokens=chunk, max_num_seqs=sequences, profile=each
-        )
-        for each in ("fast", "exact")
+        each: graphs_bytes(model, rank_of(model, max_num_seqs=sequences, profile=each)) for each in ("fast", "exact")
     }
     more = exact.per_gpu.overhead_bytes - fast.per_gpu.overhead_bytes
     assert more == captured["exact"] - captured["fast"] > 0

@@ -6,6 +6,7 @@ import itertools
 import json
 
 import pytest
+from rank_of import rank_of
 
 from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.errors import InvalidInput
@@ -151,10 +152,10 @@ def test_eight_bit_sliding_chunks_are_hoppers_where_their_keys_have_room() -> No
 def test_workspaces_are_those_that_sizing_counts(variant: str, kv: str) -> None:
     architecture, found = model(variant), table(variant, 80, kv=kv)
     layout = KVCacheLayout.V_ONLY if architecture.attention_k_eq_v else KVCacheLayout.KV
-    sized = kernel_buffers(
-        architecture, tensor_parallel_size=1, max_num_batched_tokens=64, max_num_seqs=8, kv_dtype=KVCacheDtype(kv),
-        kv_layout=layout,
-    )  # fmt: skip
+    settings = rank_of(
+        architecture, max_num_batched_tokens=64, max_num_seqs=8, kv_dtype=KVCacheDtype(kv), kv_layout=layout
+    )
+    sized = kernel_buffers(architecture, settings)
     rows = [c.row_bytes for c in found.choices if c.operation is Operation.DECODE_ATTENTION]
     assert 8 * max(rows) == sized["decode_splits"]
     chunk = found.choose(Operation.CHUNK_ATTENTION, LayerKind.GLOBAL)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from decimal import Decimal
 
 import pytest
+from rank_of import rank_of
 
 from modelserve.architecture import ModelArchitecture
 from modelserve.errors import InvalidInput
@@ -50,17 +51,12 @@ def _plan(
 ) -> MemoryPlan:
     facts = published_model(f"hf://google/gemma-4-{variant}-it")
     assert facts is not None
+    settings = rank_of(
+        facts.architecture, tensor_parallel_size=tp, max_num_batched_tokens=chunk, max_num_seqs=sequences,
+        on_cpu=on_cpu, kv_dtype=kv_dtype, **({"kv_layout": kv_layout} if kv_layout else {}),
+    )  # fmt: skip
     return memory_plan(
-        facts.architecture,
-        total_bytes=H200_MIB * MIB,
-        utilization=Decimal("0.9"),
-        tensor_parallel_size=tp,
-        max_num_batched_tokens=chunk,
-        max_num_seqs=sequences,
-        on_cpu=on_cpu,
-        kv_dtype=kv_dtype,
-        kv_layout=kv_layout or (KVCacheLayout.V_ONLY if facts.architecture.attention_k_eq_v else KVCacheLayout.KV),
-        learned=learned,
+        facts.architecture, settings, total_bytes=H200_MIB * MIB, utilization=Decimal("0.9"), learned=learned
     )
 
 
@@ -122,11 +118,10 @@ def test_a_model_that_the_kernels_do_not_take_runs_in_plain_pytorch_on_gpus_too(
         global_head_dim=2 * head_dim, attention_k_eq_v=True, sliding_window=1024, max_position_embeddings=131072,
         vocab_size=512,
     )  # fmt: skip
-    sizes = {
-        "tensor_parallel_size": 1, "max_num_batched_tokens": 512, "max_num_seqs": 8,
-        "kv_dtype": KVCacheDtype.BFLOAT16, "kv_layout": KVCacheLayout.V_ONLY,
-    }  # fmt: skip
-    (on_gpu, phases), (on_cpu, cpu_phases) = (activation_terms(architecture, **sizes, on_cpu=cpu) for cpu in (0, 1))
+    sizes = {"max_num_batched_tokens": 512, "max_num_seqs": 8, "kv_layout": KVCacheLayout.V_ONLY}
+    (on_gpu, phases), (on_cpu, cpu_phases) = (
+        activation_terms(architecture, rank_of(architecture, **sizes, on_cpu=cpu)) for cpu in (False, True)
+    )
     assert dict(on_gpu) == {**on_cpu, "cublas": 64 * MIB}
     assert dict(phases) == dict(cpu_phases)
 

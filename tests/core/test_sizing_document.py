@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from rank_of import rank_of
 
 from modelserve.cli.__main__ import main
 from modelserve.published import published_model
@@ -82,7 +83,7 @@ def test_graphs_by_hand(row: tuple[str, ...]) -> None:
     assert row[2:] == (str(decodes), str(mixed), str(kernels), f"{nodes:.1f}", str(logits), f"{states:.1f}", total)
     facts = published_model(f"hf://google/gemma-4-{row[0]}-it")
     assert facts is not None
-    sized = graphs_bytes(facts.architecture, tensor_parallel_size=1, max_num_batched_tokens=chunk, max_num_seqs=64)
+    sized = graphs_bytes(facts.architecture, rank_of(facts.architecture, max_num_batched_tokens=chunk))
     assert f"{sized / (1 << 20):.1f}" == total
 
 

@@ -43,10 +43,10 @@ from modelserve_worker.execution.drafter import Accepted, Drafter, Proposal, Rea
 from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.loader import load_assistant, load_model
 from modelserve_worker.execution.model_runner import GPUModelRunner
+from modelserve_worker.execution.profile_steps import profile_batches
 from modelserve_worker.execution.sampler import Sampler, SamplerOutput
-from modelserve_worker.execution.startup import profile_batches
 from modelserve_worker.kernels.operations import Operations
-from modelserve_worker.layers.parallel import TensorParallel
+from modelserve_worker.layers.placement import Placement
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.request import Request, SamplingParams
 from modelserve_worker.scheduling.admission import SchedulerLimits
@@ -354,10 +354,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         (Path(directory) / "config.json").write_text(json.dumps(assistant_config(target, assistant)))
         geometry = geometry_with(target, options.kv_cache_dtype)
         kernels = kernel_table(options.device, target, geometry, EngineArgs(model=directory))
-        model = load_model(
-            target, Path(directory), parallel=TensorParallel(), operations=Operations(kernels, options.device),
-            device=options.device, dtype=torch.bfloat16, load_format="dummy",
-        )  # fmt: skip
+        operations = Operations(kernels, options.device)
+        placement = Placement(options.device, torch.bfloat16, operations=operations)
+        model = load_model(target, Path(directory), placement, load_format="dummy")
         setting = Setting(
             model, assistant, Path(directory), options.device, options.context, options.output, options.chunk,
             options.kv_cache_dtype,

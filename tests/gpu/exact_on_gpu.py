@@ -29,8 +29,8 @@ from modelserve.architecture import ModelArchitecture
 from modelserve.engine_args import EngineArgs
 from modelserve.published import published_model
 from modelserve.sizing.backends.resolve import Formats, resolve
-from modelserve.sizing.backends.table import Profile
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
+from modelserve.sizing.rank_settings import Profile
 from modelserve.weight_format import WeightFormat
 from modelserve_worker.batch import NO_UPDATES, AdmittedRequest, ScheduledBatch, TableUpdates
 from modelserve_worker.execution.kernel_build import build_kernels
@@ -39,7 +39,7 @@ from modelserve_worker.execution.loader import load_model
 from modelserve_worker.execution.model_runner import GPUModelRunner
 from modelserve_worker.kernels.kernel_cache import SHIPPED_VARIABLE, use_kernel_cache
 from modelserve_worker.kernels.operations import Operations
-from modelserve_worker.layers.parallel import TensorParallel
+from modelserve_worker.layers.placement import Placement
 from modelserve_worker.models.exact_check import check_exact
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.request import SamplingParams
@@ -82,10 +82,8 @@ def load(architecture: ModelArchitecture, profile: Profile, weights: WeightForma
     device = torch.device("cuda")
     major, minor = torch.cuda.get_device_capability(device)
     table = resolve(10 * major + minor, architecture, Formats(weights, kv_layout=layout_of(architecture)), profile)
-    model = load_model(
-        architecture, Path(), parallel=TensorParallel(), device=device, dtype=torch.bfloat16, load_format="dummy",
-        operations=Operations(table, device), weight_format=weights,
-    )  # fmt: skip
+    placement = Placement(device, torch.bfloat16, weight_format=weights, operations=Operations(table, device))
+    model = load_model(architecture, Path(), placement, load_format="dummy")
     if profile == "exact":
         check_exact(model)
     say(f"{architecture.num_hidden_layers} layers of profile {profile} are loaded")

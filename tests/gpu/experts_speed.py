@@ -31,7 +31,7 @@ from modelserve_worker.kernels.experts import BranchNorms, Choice, ExpertDoors, 
 from modelserve_worker.kernels.experts_triton import TILES, ExpertTile, products_with
 from modelserve_worker.kernels.operations import Operations
 from modelserve_worker.layers.moe import MixtureOfExperts
-from modelserve_worker.layers.parallel import TensorParallel
+from modelserve_worker.layers.placement import Placement
 
 CUDA, BF16 = torch.device("cuda"), torch.bfloat16
 CALLS, COMPILERS = 16, 14
@@ -59,9 +59,7 @@ def _capability() -> int:
 def mixture() -> MixtureOfExperts:
     """The layer with random weights."""
     operations = Operations(resolve(_capability(), architecture(), Formats()), CUDA)
-    layer = MixtureOfExperts(
-        architecture(), operations=operations, parallel=TensorParallel(), weight_format=None, device=CUDA, dtype=BF16
-    )
+    layer = MixtureOfExperts(architecture(), Placement(CUDA, BF16, operations=operations))
     for parameter in layer.parameters():
         if parameter.ndim > 1:
             parameter.normal_(std=parameter.shape[-1] ** -0.5)

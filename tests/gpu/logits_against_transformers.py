@@ -1,5 +1,6 @@
 """On one GPU, in bfloat16 and at real widths: our logits and transformers' logits, both against a float32 reference.
 
+    export PYTHONPATH=operator:worker:tests/worker/model
     python tests/gpu/logits_against_transformers.py --variant 31B --layers 12 --variant E4B --layers 42
 
 Weights are random, of unit gain, with every norm, scalar and scale random; they are rounded to bfloat16 first, so that
@@ -19,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from full_logits import teacher_forced_logits
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import Gemma4ForCausalLM, Gemma4TextConfig
@@ -32,8 +34,8 @@ from modelserve_worker.execution.device import kernel_table
 from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.loader import load_model
 from modelserve_worker.execution.model_runner import GPUModelRunner
-from modelserve_worker.execution.parallel import TensorParallel
 from modelserve_worker.kernels.operations import Operations
+from modelserve_worker.layers.placement import Placement
 from modelserve_worker.request import SamplingParams
 
 LIMIT = 1.25
@@ -114,10 +116,7 @@ def ours(directory: Path, config: dict[str, Any], ids: list[int], *, chunk: int)
     geometry = cache_geometry(architecture, dtype=KVCacheDtype.BFLOAT16, layout=layout, tensor_parallel_size=1)
     pool_bytes = -(-geometry.held_bytes(len(ids)) // 128) * 128
     table = kernel_table(CUDA, architecture, geometry, EngineArgs(model=str(directory)))
-    model = load_model(
-        architecture, directory, parallel=TensorParallel(), operations=Operations(table, CUDA), device=CUDA,
-        dtype=torch.bfloat16,
-    )  # fmt: skip
+    model = load_model(architecture, directory, Placement(CUDA, torch.bfloat16, operations=Operations(table, CUDA)))
     cache = KVCache(geometry, pool_bytes, device=CUDA, debug_stamps=False)
     runner = GPUModelRunner(model, cache, max_num_batched_tokens=chunk, max_num_seqs=1, max_model_len=len(ids))
     ends = [*range(chunk, len(ids) - DECODED, chunk), *range(len(ids) - DECODED, len(ids) + 1)]
@@ -140,7 +139,7 @@ def ours(directory: Path, config: dict[str, Any], ids: list[int], *, chunk: int)
             global_updates=updates[LayerKind.GLOBAL],
             sliding_updates=updates[LayerKind.SLIDING],
         )
-        parts.append(runner.teacher_forced_logits(batch))
+        parts.append(teacher_forced_logits(runner, batch))
         start = end
     return torch.cat(parts), f"{geometry.layout.value}, {len(ends)} steps"
 

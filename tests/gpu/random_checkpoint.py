@@ -28,7 +28,7 @@ from modelserve_tools.tiny.__main__ import chat_template
 from modelserve_tools.tiny.tokenizer_files import write_tokenizer
 from modelserve_tools.tiny.variants import config_json as tiny_config_json
 from modelserve_worker.execution.weights_dummy import DummyWeights
-from modelserve_worker.layers.parallel import TensorParallel
+from modelserve_worker.layers.placement import Placement
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.models.gemma4_checkpoint import TEXT_PREFIXES, weight_sources
 from modelserve_worker.models.weight_source import WeightSource
@@ -40,7 +40,7 @@ SYLLABLES = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "a
 def sources(architecture: ModelArchitecture) -> list[WeightSource]:
     """Every tensor that the model reads, from a model that holds no memory."""
     meta = torch.device("meta")
-    model = Gemma4ForCausalLM(architecture, parallel=TensorParallel(), device=meta, dtype=torch.bfloat16)
+    model = Gemma4ForCausalLM(architecture, Placement(meta, torch.bfloat16))
     return list(weight_sources(model))
 
 

@@ -26,10 +26,10 @@ from modelserve_tools.evaluation.cells import Cell
 from modelserve_tools.evaluation.skills import exercise
 from modelserve_tools.tiny.__main__ import chat_template
 from modelserve_tools.tiny.variants import VARIANTS
+from modelserve_worker.execution.checkpoint_config import read_architecture, read_weight_format
 from modelserve_worker.execution.loader import load_model
-from modelserve_worker.execution.startup import read_architecture, read_weight_format
 from modelserve_worker.execution.weights import InvalidCheckpoint
-from modelserve_worker.layers.parallel import TensorParallel
+from modelserve_worker.layers.placement import Placement
 
 sys.path.append(str(Path(__file__).parents[1] / "worker" / "model"))  # for those who are not run by pytest
 
@@ -65,14 +65,8 @@ class EngineLogits:
         chunk: int = 512,
         max_num_seqs: int = 8,
     ) -> None:
-        self.model = load_model(
-            read_architecture(directory),
-            directory,
-            parallel=TensorParallel(),
-            device=device,
-            dtype=dtype,
-            weight_format=read_weight_format(directory),
-        )
+        placement = Placement(device, dtype, weight_format=read_weight_format(directory))
+        self.model = load_model(read_architecture(directory), directory, placement)
         self.chunk = chunk
         self._kv_dtype = kv_dtype or KVCacheDtype(str(dtype).removeprefix("torch."))
         self._layout = layout

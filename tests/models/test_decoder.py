@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from modelserve.architecture import ModelArchitecture
 from modelserve_tools.tiny.weights import PREFIX, tensor_shapes
 from modelserve_worker.execution.loader import load_model
-from modelserve_worker.layers.parallel import TensorParallel
+from modelserve_worker.layers.placement import Placement
 
 WINDOW = 16
 SMALL = {"vocab_size": 96, "vocab_size_per_layer_input": 96, "head_dim": 16, "global_head_dim": 32,
@@ -33,9 +33,7 @@ def test_packed_rows_give_each_document_the_engines_logits(model: str, tmp_path:
         scale = shape[0] ** -0.25 if name.endswith(("q_norm.weight", "k_norm.weight")) else 1.0
         weights[name] = noise * shape[-1] ** -0.5 if len(shape) > 1 else (1 + 0.2 * noise) * scale
     save_file({PREFIX + name: w for name, w in weights.items()}, tmp_path / "model.safetensors")
-    engine = load_model(
-        architecture, tmp_path, parallel=TensorParallel(), device=torch.device("cpu"), dtype=torch.float32
-    )
+    engine = load_model(architecture, tmp_path, Placement(torch.device("cpu"), torch.float32))
 
     lengths, length = (41, 50), 96
     ids = torch.randint(3, 96, (1, length), generator=generator)

@@ -230,10 +230,6 @@ class SampledTokens:
 class PendingStep(Protocol):
     """A step that was launched. `result` waits for the device and may raise what the step failed with."""
 
-    def done(self) -> bool:
-        """True when `result` will not wait: the device has passed this step, whether or not it samples."""
-        ...
-
     def constrain(self, masks: Int32Array) -> PendingStep:
         """Launch the sampling of a step with C `constrained` rows, once; the step to take the result of.
 
@@ -243,6 +239,23 @@ class PendingStep(Protocol):
         ...
 
     def result(self) -> SampledTokens: ...
+
+
+class FailedStep:
+    """A step that could not be launched: it fails in its turn, after the steps launched before it.
+
+    `before_collectives`: every rank of the group failed it in the same way.
+    """
+
+    def __init__(self, error: Exception, *, before_collectives: bool = False) -> None:
+        self._error = error
+        self.before_collectives = before_collectives
+
+    def constrain(self, masks: Int32Array) -> PendingStep:  # noqa: ARG002
+        return self
+
+    def result(self) -> SampledTokens:
+        raise self._error
 
 
 class ModelRunner(Protocol):

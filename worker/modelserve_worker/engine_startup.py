@@ -124,7 +124,7 @@ def _step_costs(args: EngineArgs, replica: LaunchedReplica) -> StepCosts:
 
 def _grammars(directory: Path, args: EngineArgs) -> GrammarCompiler | None:
     """None for a checkpoint without a tokenizer, which the front end refuses to serve."""
-    from modelserve_worker.execution.startup import read_architecture
+    from modelserve_worker.execution.checkpoint_config import read_architecture
     from modelserve_worker.grammar.compiler import GrammarCompiler
 
     tokenizer, architecture = directory / "tokenizer.json", read_architecture(directory)

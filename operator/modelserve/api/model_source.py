@@ -17,7 +17,6 @@ OCI_URI_PATTERN = (  # registry with an optional port, repository, and a tag, a 
 )
 MODEL_URI_PATTERN = f"^({HF_URI_PATTERN}|{PVC_URI_PATTERN}|{OCI_URI_PATTERN})$"
 _FORMS = "hf://OWNER/NAME, pvc://CLAIM/PATH or oci://REGISTRY/NAME@sha256:DIGEST"
-FILE_URI_CONTEXT = {"file_uri": True}  # validation context of the command line, which also takes file://DIR
 
 
 def _model_uri(uri: str, info: ValidationInfo) -> str:

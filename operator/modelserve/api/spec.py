@@ -28,8 +28,8 @@ from modelserve.api.schema_types import (
     Tokens,
     cel_rules,
 )
-from modelserve.sizing.backends.table import Profile
 from modelserve.sizing.pages import KVCacheLayout
+from modelserve.sizing.rank_settings import Profile
 
 WorkerPolicy = Literal["Proposed", "OnEdit", "Rolling"]
 Objective = Literal["Latency", "Throughput", "MaxContext", "Cost"]

@@ -27,13 +27,9 @@ from modelserve.api.schema_types import (
 )
 from modelserve.api.speed import CalibrationSpeed, ExpectedReuse, ExpectedSpeed
 from modelserve.engine_args import DEFAULT_MAX_NUM_MIXED_TOKENS
-from modelserve.sizing.backends.table import Profile
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
+from modelserve.sizing.rank_settings import Profile
 
-CONDITION_TYPES = (
-    "Ready", "Available", "Accepted", "Planned", "CapacityAvailable", "WeightsLoaded", "WorkersReady",
-    "Reconciling", "Stalled",
-)  # fmt: skip
 MAX_CANDIDATES = 16
 MAX_TERMS = 128
 MAX_SPEED_FACTORS = 32

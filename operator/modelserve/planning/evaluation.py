@@ -14,6 +14,7 @@ from modelserve.planning.wishes import Wishes
 from modelserve.sizing.assistant import ranks_problem
 from modelserve.sizing.memory import MemoryPlan, memory_plan
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, cache_format, cache_geometry
+from modelserve.sizing.rank_settings import RankSettings
 from modelserve.sizing.speculation import NO_DRAFTS, Speculation
 from modelserve.sizing.weights import tensor_parallel_problem
 from modelserve.units import GIB
@@ -157,19 +158,22 @@ def _memory(
 ) -> MemoryPlan:
     """Divide one rank's memory for a cache of this format."""
     chunk = wishes.chunk(accelerator)
-    return memory_plan(
-        architecture,
-        total_bytes=wishes.container_memory_bytes if accelerator.is_cpu else accelerator.visible_bytes,
-        utilization=wishes.utilization,
+    settings = RankSettings(
         tensor_parallel_size=tensor_parallel,
         max_num_batched_tokens=chunk,
         max_num_seqs=sequences,
-        on_cpu=accelerator.is_cpu,
         kv_dtype=geometry.dtype,
         kv_layout=geometry.layout,
+        on_cpu=accelerator.is_cpu,
         weight_format=wishes.weight_format,
         speculation=_speculation(wishes, tensor_parallel)[0],
         profile="exact" if wishes.exact else "fast",
+    )
+    return memory_plan(
+        architecture,
+        settings,
+        total_bytes=wishes.container_memory_bytes if accelerator.is_cpu else accelerator.visible_bytes,
+        utilization=wishes.utilization,
         learned=wishes.learned.terms(
             accelerator.product,
             tensor_parallel_size=tensor_parallel,

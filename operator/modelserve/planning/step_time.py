@@ -87,14 +87,6 @@ class PromptRows:
         """So many rows, each of which attends to `keys` keys of global layers on average."""
         return cls(rows, rows * keys, rows * min(keys, window), 0.0)
 
-    def and_also(self, other: PromptRows) -> PromptRows:
-        return PromptRows(
-            self.rows + other.rows,
-            self.global_keys + other.global_keys,
-            self.sliding_keys + other.sliding_keys,
-            self.ends + other.ends,
-        )
-
     def of_mean(self, rows: float) -> PromptRows:
         """So many rows, taken evenly from all places of these."""
         share = rows / self.rows

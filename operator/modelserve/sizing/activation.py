@@ -16,12 +16,11 @@ from modelserve.sizing.assistant import drafter_buffer_bytes
 from modelserve.sizing.backends.resolve import multiplied_by_kernels, takes_model
 from modelserve.sizing.dequantisation import dequantised_bytes
 from modelserve.sizing.kernel_buffers import FLOAT32, INT32, kernel_buffers
-from modelserve.sizing.pages import GLOBAL_PAGE_TOKENS, KVCacheDtype, KVCacheLayout
+from modelserve.sizing.pages import GLOBAL_PAGE_TOKENS, KVCacheDtype
 from modelserve.sizing.quantised_tiles import product_bytes
-from modelserve.sizing.speculation import NO_DRAFTS, Speculation
+from modelserve.sizing.rank_settings import RankSettings
 from modelserve.sizing.weights import element_bytes
 from modelserve.units import MIB
-from modelserve.weight_format import WeightFormat
 
 KEYS_PER_PASS = 16_384  # keys of global layers that plain attention reads (and, for v_only, expands) at a time
 SCORES_PER_PASS = 1 << 25  # attention scores of one matrix product
@@ -35,30 +34,9 @@ SEGMENT_SLACK_BYTES = 80 * MIB  # the allocator cuts blocks of 1 to 10 MiB out o
 PHASES = ("embedding", "attention", "mlp", "sampling")
 
 
-def activation_bytes(
-    architecture: ModelArchitecture,
-    *,
-    tensor_parallel_size: int,
-    max_num_batched_tokens: int,
-    max_num_seqs: int,
-    on_cpu: bool,
-    kv_dtype: KVCacheDtype,
-    kv_layout: KVCacheLayout,
-    weight_format: WeightFormat | None = None,
-    speculation: Speculation = NO_DRAFTS,
-) -> int:
+def activation_bytes(architecture: ModelArchitecture, settings: RankSettings) -> int:
     """Bytes that the allocator holds at the peak of a step: what lives throughout, and the largest phase."""
-    always, phases = activation_terms(
-        architecture,
-        tensor_parallel_size=tensor_parallel_size,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_num_seqs=max_num_seqs,
-        on_cpu=on_cpu,
-        kv_dtype=kv_dtype,
-        kv_layout=kv_layout,
-        weight_format=weight_format,
-        speculation=speculation,
-    )
+    always, phases = activation_terms(architecture, settings)
     return sum(always.values()) + sum(phases[name] for name in largest_phase(phases))
 
 
@@ -74,52 +52,29 @@ def largest_phase(phases: Mapping[str, int]) -> tuple[str, ...]:
 
 @lru_cache(maxsize=256)  # a plan asks for each size many times
 def activation_terms(
-    architecture: ModelArchitecture,
-    *,
-    tensor_parallel_size: int,
-    max_num_batched_tokens: int,
-    max_num_seqs: int,
-    on_cpu: bool,
-    kv_dtype: KVCacheDtype,
-    kv_layout: KVCacheLayout,
-    weight_format: WeightFormat | None = None,
-    speculation: Speculation = NO_DRAFTS,
+    architecture: ModelArchitecture, settings: RankSettings
 ) -> tuple[Mapping[str, int], Mapping[str, int]]:
     """(terms that live throughout a step, terms of its phases), in bytes of one rank.
 
     The format of the cache decides what chunks expand, on GPUs; the CPU's terms hold for all formats of it.
     """
-    scratch = _quantised_scratch(
-        architecture,
-        tensor_parallel_size=tensor_parallel_size,
-        max_num_batched_tokens=max_num_batched_tokens,
-        on_cpu=on_cpu,
-        weight_format=weight_format,
-    )
-    tokens, e, tp = max_num_batched_tokens, element_bytes(architecture), tensor_parallel_size
+    scratch = _quantised_scratch(architecture, settings)
+    tokens, e, tp = settings.max_num_batched_tokens, element_bytes(architecture), settings.tensor_parallel_size
+    sequences, on_cpu, speculation = settings.max_num_seqs, settings.on_cpu, settings.speculation
     per_layer = tokens * architecture.num_hidden_layers * architecture.hidden_size_per_layer_input
     rope = tokens * (architecture.head_dim + architecture.global_head_dim)  # cos and sin of half a head, both kinds
-    penalties = max_num_seqs * architecture.vocab_size * 4  # int32 counts
-    rows = speculation.step_rows(max_num_seqs)  # that get a token
+    penalties = sequences * architecture.vocab_size * 4  # int32 counts
+    rows = settings.decode_rows  # that get a token
     masks = rows * -(-architecture.vocab_size // 32) * 4  # a bit per token, of every row that may be bound
     sampling = sampling_bytes(architecture, rows=rows, tensor_parallel_size=tp)
     drafting = {}
     if speculation.prompt_lookup:
-        drafting["prompt_lookup"] = max_num_seqs * architecture.max_position_embeddings * INT32
+        drafting["prompt_lookup"] = sequences * architecture.max_position_embeddings * INT32
     if speculation.assistant is not None:
         drafting["drafts"] = drafter_buffer_bytes(
-            speculation.assistant, num_tokens=speculation.num_tokens, max_num_seqs=max_num_seqs
+            speculation.assistant, num_tokens=speculation.num_tokens, max_num_seqs=sequences
         )
     if not on_cpu and takes_model(architecture):
-        buffers = kernel_buffers(
-            architecture,
-            tensor_parallel_size=tp,
-            max_num_batched_tokens=tokens,
-            max_num_seqs=max_num_seqs,
-            kv_dtype=kv_dtype,
-            kv_layout=kv_layout,
-            speculation=speculation,
-        )
         always = {
             "residual": tokens * architecture.hidden_size * _residual_copies(architecture, tp) * e,
             # Of three blocks of this size in the embedding phase one stays, and one is cut up for the layers' tensors.
@@ -130,14 +85,16 @@ def activation_terms(
             "cublas": CUBLAS_WORKSPACE_BYTES,
             "segments": SEGMENT_SLACK_BYTES,
             **scratch,
-            **buffers,
+            **kernel_buffers(architecture, settings),
             **drafting,
             "sampling": sampling,  # not captured: it finds no room in the graphs' pool
         }
         phases = {
             "embedding": per_layer * e,
             "attention": max(
-                _kernel_attention_bytes(architecture, kind, tokens=tokens, tensor_parallel_size=tp, kv_dtype=kv_dtype)
+                _kernel_attention_bytes(
+                    architecture, kind, tokens=tokens, tensor_parallel_size=tp, kv_dtype=settings.kv_dtype
+                )
                 for kind in LayerKind
             ),
             "mlp": _mlp_bytes(architecture, tokens=tokens, tensor_parallel_size=tp, kernels=True),
@@ -150,7 +107,7 @@ def activation_terms(
         "rope": rope * e,
         "penalties": penalties,
         "token_masks": masks,
-        "block_tables": max_num_seqs * pages * 8,  # int64 page numbers
+        "block_tables": sequences * pages * 8,  # int64 page numbers
         **({} if on_cpu else {"cublas": CUBLAS_WORKSPACE_BYTES}),
         **drafting,
         **scratch,
@@ -167,19 +124,16 @@ def activation_terms(
     return MappingProxyType(always), MappingProxyType(phases)
 
 
-def _quantised_scratch(
-    architecture: ModelArchitecture,
-    *,
-    tensor_parallel_size: int,
-    max_num_batched_tokens: int,
-    on_cpu: bool,
-    weight_format: WeightFormat | None,
-) -> dict[str, int]:
+def _quantised_scratch(architecture: ModelArchitecture, settings: RankSettings) -> dict[str, int]:
     """What products with quantised matrices hold: `products` of kernels, `dequantised` of plain PyTorch."""
-    sizes = {"tensor_parallel_size": tensor_parallel_size, "max_num_batched_tokens": max_num_batched_tokens}
+    weight_format = settings.weight_format
+    sizes = {
+        "tensor_parallel_size": settings.tensor_parallel_size,
+        "max_num_batched_tokens": settings.max_num_batched_tokens,
+    }
     if weight_format is None or not weight_format.quantised:
         return {}
-    if not on_cpu and multiplied_by_kernels(architecture, weight_format):
+    if not settings.on_cpu and multiplied_by_kernels(architecture, weight_format):
         return {"products": product_bytes(architecture, **sizes, weight_format=weight_format)}
     return {"dequantised": dequantised_bytes(architecture, **sizes, weight_format=weight_format)}
 

@@ -9,8 +9,8 @@ from modelserve.sizing.assistant import FIRST_DRAFT_NODES, kernels_per_draft
 from modelserve.sizing.backends.generations import FP8_CAPABILITY, HOPPER, LEAST_CAPABILITY
 from modelserve.sizing.backends.launches import decode_launches
 from modelserve.sizing.backends.resolve import Formats, resolve, takes_model
-from modelserve.sizing.backends.table import Profile
 from modelserve.sizing.pages import KVCacheLayout
+from modelserve.sizing.rank_settings import Profile, RankSettings
 from modelserve.sizing.speculation import NO_DRAFTS, Speculation
 from modelserve.sizing.weights import element_bytes
 from modelserve.units import MIB
@@ -81,16 +81,7 @@ def kernels_per_step(
     return launched + layers + NODES_PER_STEP + (NODES_PER_SUMMED_STEP if ranks > 1 else 0)
 
 
-def graphs_bytes(
-    architecture: ModelArchitecture,
-    *,
-    tensor_parallel_size: int,
-    max_num_batched_tokens: int,
-    max_num_seqs: int,
-    weight_format: WeightFormat | None = None,
-    speculation: Speculation = NO_DRAFTS,
-    profile: Profile = "fast",
-) -> int:
+def graphs_bytes(architecture: ModelArchitecture, settings: RankSettings) -> int:
     """Bytes of all graphs of one rank; 0 where none is captured: without attention kernels.
 
     The tensors of a step lie in one pool that all graphs share, which is as large as the activation term that it takes
@@ -99,23 +90,23 @@ def graphs_bytes(
     """
     if not takes_model(architecture):
         return 0
-    few = speculation.step_rows(max_num_seqs)
-    mixed = mixed_graph_sizes(max(max_num_batched_tokens, few)) * len(last_row_sizes(architecture, few))
-    decodes = decode_graph_rows(max_num_seqs, speculation)
+    few, speculation, ranks = settings.decode_rows, settings.speculation, settings.tensor_parallel_size
+    mixed = mixed_graph_sizes(settings.step_rows) * len(last_row_sizes(architecture, few))
+    decodes = decode_graph_rows(settings.max_num_seqs, speculation)
     nodes = sum(
         kernels_per_step(
-            architecture, weight_format, rows=size, tensor_parallel_size=tensor_parallel_size, profile=profile
+            architecture, settings.weight_format, rows=size, tensor_parallel_size=ranks, profile=settings.profile
         )
         for size in (*(rows for rows, _ in decodes), *mixed)
     )
     if speculation.assistant is not None:
         nodes += sum(
             FIRST_DRAFT_NODES + 2 * kernels_per_draft(speculation.assistant, rows=size)  # the first and any other
-            for size in decode_graph_sizes(max_num_seqs)
+            for size in decode_graph_sizes(settings.max_num_seqs)
         )
-    logits = few * architecture.vocab_size // tensor_parallel_size
+    logits = few * architecture.vocab_size // ranks
     hidden = few * architecture.hidden_size * (2 if speculation.num_tokens else 1)  # a drafter reads those of decodes
-    if profile == "exact":  # hidden states of all rows outlive a captured step
-        hidden += max(max_num_batched_tokens, few) * architecture.hidden_size
+    if settings.profile == "exact":  # hidden states of all rows outlive a captured step
+        hidden += settings.step_rows * architecture.hidden_size
     outputs = (logits + hidden) * element_bytes(architecture)
     return nodes * CUDA_GRAPH_NODE_BYTES + outputs + SEGMENT_BYTES

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.sizing.pages import GLOBAL_PAGE_TOKENS, SLIDING_PAGE_TOKENS, KVCacheDtype, KVCacheLayout
+from modelserve.sizing.rank_settings import RankSettings
 from modelserve.sizing.speculation import NO_DRAFTS, Speculation
 from modelserve.sizing.weights import element_bytes
 
@@ -26,24 +27,16 @@ def chunk_slots(max_num_seqs: int) -> int:
     return 1 << (max_num_seqs - 1).bit_length()
 
 
-def kernel_buffers(
-    architecture: ModelArchitecture,
-    *,
-    tensor_parallel_size: int,
-    max_num_batched_tokens: int,
-    max_num_seqs: int,
-    kv_dtype: KVCacheDtype,
-    kv_layout: KVCacheLayout,
-    speculation: Speculation = NO_DRAFTS,
-) -> dict[str, int]:
+def kernel_buffers(architecture: ModelArchitecture, settings: RankSettings) -> dict[str, int]:
     """Bytes of one rank by term: block_tables, step_metadata, decode_splits, expanded_keys, rotation_tables."""
-    v_only = kv_layout is KVCacheLayout.V_ONLY
+    ranks, sequences = settings.tensor_parallel_size, settings.max_num_seqs
+    v_only = settings.kv_layout is KVCacheLayout.V_ONLY
     tiles = -(-architecture.max_position_embeddings // ROTATION_TILE_KEYS) + 1 + ROTATION_TILE_KEYS
-    heads = architecture.num_attention_heads // tensor_parallel_size
+    heads = architecture.num_attention_heads // ranks
     splits = max(
         decode_splits(
             sliding_entries=_table_entries(architecture)[1] if kind is LayerKind.SLIDING else 0,
-            kv_heads=architecture.kv_heads_per_rank(kind, tensor_parallel_size),
+            kv_heads=architecture.kv_heads_per_rank(kind, ranks),
         )
         * heads
         * (_width(architecture, kind) + 2)  # an output, a maximum and a sum
@@ -51,14 +44,18 @@ def kernel_buffers(
     )
     table_rows = sum(_padded(entries, TABLE_ROW_MULTIPLE) for entries in _table_entries(architecture))
     columns = expanded_columns(
-        width=architecture.global_head_dim, pairs=architecture.global_rotary_pairs, dtype=kv_dtype, v_only=v_only
+        width=architecture.global_head_dim,
+        pairs=architecture.global_rotary_pairs,
+        dtype=settings.kv_dtype,
+        v_only=v_only,
     )
-    columns *= architecture.kv_heads_per_rank(LayerKind.GLOBAL, tensor_parallel_size)
+    columns *= architecture.kv_heads_per_rank(LayerKind.GLOBAL, ranks)
     keys = expansion_keys(architecture.max_position_embeddings)
+    words = step_metadata_words(settings.max_num_batched_tokens, sequences, settings.speculation)
     return {
-        "block_tables": max_num_seqs * table_rows * INT32,
-        "step_metadata": step_metadata_words(max_num_batched_tokens, max_num_seqs, speculation) * INT32,
-        "decode_splits": speculation.step_rows(max_num_seqs) * splits * FLOAT32,
+        "block_tables": sequences * table_rows * INT32,
+        "step_metadata": words * INT32,
+        "decode_splits": settings.decode_rows * splits * FLOAT32,
         "expanded_keys": keys * columns * element_bytes(architecture),
         "rotation_tables": tiles * architecture.global_rotary_pairs * 2 * FLOAT32 if v_only else 0,
     }

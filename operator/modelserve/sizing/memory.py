@@ -25,15 +25,13 @@ from modelserve.sizing.activation import (
 )
 from modelserve.sizing.assistant import assistant_weight_bytes
 from modelserve.sizing.backends.resolve import multiplied_by_kernels, takes_model
-from modelserve.sizing.backends.table import Profile
 from modelserve.sizing.cuda_graphs import graphs_bytes
-from modelserve.sizing.pages import LAYER_ALIGNMENT_BYTES, KVCacheDtype, KVCacheLayout
+from modelserve.sizing.pages import LAYER_ALIGNMENT_BYTES
 from modelserve.sizing.quantised_tiles import tile_padding_bytes
+from modelserve.sizing.rank_settings import RankSettings
 from modelserve.sizing.rank_sums import peer_bytes
-from modelserve.sizing.speculation import NO_DRAFTS, Speculation
 from modelserve.sizing.weights import segment_rounding_bytes, weight_bytes
 from modelserve.units import MIB
-from modelserve.weight_format import WeightFormat
 
 __all__ = [
     "KEYS_PER_PASS",
@@ -148,48 +146,30 @@ class MemoryPlan:
 
 def memory_plan(
     architecture: ModelArchitecture,
+    settings: RankSettings,
     *,
     total_bytes: int,
     utilization: Decimal,
-    tensor_parallel_size: int,
-    max_num_batched_tokens: int,
-    max_num_seqs: int,
-    on_cpu: bool,
-    kv_dtype: KVCacheDtype,
-    kv_layout: KVCacheLayout,
-    weight_format: WeightFormat | None = None,
-    speculation: Speculation = NO_DRAFTS,
-    profile: Profile = "fast",
     learned: Mapping[str, int] | None = None,
 ) -> MemoryPlan:
     """Divide the memory of one rank.
 
     `total_bytes` is device memory as a process sees it, or the container's memory limit. On a GPU the budget is
     `utilization` of it; on the CPU it is all of it, since the headroom is a term of its own there.
-    `kv_dtype` and `kv_layout` are the cache's: GPUs expand what some formats store. Buffers are for the architecture's
-    longest context, as the worker makes them before it knows what the pool can hold.
-    In `profile` exact the hidden states of a whole step have a buffer.
-    With `speculation` a sequence has up to 1 + k rows in a step, of which each may get a token.
-    `weight_format` left out is the architecture's dtype. `learned` replaces predictions by bytes, by the name of a term
-    or of a whole group (`TERM_NAMES`); a group's figure wins over those of its terms.
+    Buffers are for the architecture's longest context, as the worker makes them before it knows what the pool can hold.
+    `learned` replaces predictions by bytes, by the name of a term or of a whole group (`TERM_NAMES`); a group's figure
+    wins over those of its terms.
     Raises InvalidInput when the tensor-parallel size does not divide the model, or an override names nothing.
     """
     learned = learned or {}
     check_overrides(learned)
     return MemoryPlan(
         total_bytes=total_bytes,
-        budget_bytes=total_bytes if on_cpu else int(total_bytes * utilization),
+        budget_bytes=total_bytes if settings.on_cpu else int(total_bytes * utilization),
         terms=_all_terms(
             architecture,
-            container_bytes=total_bytes if on_cpu else None,
-            tensor_parallel_size=tensor_parallel_size,
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_num_seqs=max_num_seqs,
-            kv_dtype=kv_dtype,
-            kv_layout=kv_layout,
-            weight_format=weight_format,
-            speculation=speculation,
-            profile=profile,
+            settings,
+            container_bytes=total_bytes if settings.on_cpu else 0,
             learned=tuple(learned.items()),
         ),
     )
@@ -198,19 +178,13 @@ def memory_plan(
 @lru_cache(maxsize=512)  # products differ in memory, not in these
 def _all_terms(
     architecture: ModelArchitecture,
+    settings: RankSettings,
     *,
-    container_bytes: int | None,  # None on a GPU
-    tensor_parallel_size: int,
-    max_num_batched_tokens: int,
-    max_num_seqs: int,
-    kv_dtype: KVCacheDtype,
-    kv_layout: KVCacheLayout,
-    weight_format: WeightFormat | None,
-    speculation: Speculation,
-    profile: Profile,
+    container_bytes: int,  # 0 on a GPU
     learned: tuple[tuple[str, int], ...],
 ) -> tuple[MemoryTerm, ...]:
-    tp, on_cpu, given = tensor_parallel_size, container_bytes is not None, dict(learned)
+    tp, on_cpu, given = settings.tensor_parallel_size, settings.on_cpu, dict(learned)
+    weight_format, assistant = settings.weight_format, settings.speculation.assistant
     weights = {"parameters": weight_bytes(architecture, tensor_parallel_size=tp, weight_format=weight_format)}
     if not on_cpu:
         weights["allocator"] = segment_rounding_bytes(
@@ -219,36 +193,16 @@ def _all_terms(
         padding = tile_padding_bytes(architecture, tensor_parallel_size=tp, weight_format=weight_format)
         if padding and multiplied_by_kernels(architecture, weight_format):
             weights["tile_padding"] = padding
-    if speculation.assistant is not None:
-        weights["drafter"] = assistant_weight_bytes(speculation.assistant, tensor_parallel_size=tp)
-    always, predicted_phases = activation_terms(
-        architecture,
-        tensor_parallel_size=tp,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_num_seqs=max_num_seqs,
-        on_cpu=on_cpu,
-        kv_dtype=kv_dtype,
-        kv_layout=kv_layout,
-        weight_format=weight_format,
-        speculation=speculation,
-    )
+    if assistant is not None:
+        weights["drafter"] = assistant_weight_bytes(assistant, tensor_parallel_size=tp)
+    always, predicted_phases = activation_terms(architecture, settings)
     phases = {**predicted_phases, **{name: given[name] for name in PHASES if name in given}}
     overhead = overhead_terms(
         tensor_parallel_size=tp,
-        total_bytes=container_bytes or 0,
+        total_bytes=container_bytes,
         on_cpu=on_cpu,
-        captured_bytes=graphs_bytes(
-            architecture,
-            tensor_parallel_size=tp,
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_num_seqs=max_num_seqs,
-            weight_format=weight_format,
-            speculation=speculation,
-            profile=profile,
-        ),
-        peer_buffer_bytes=peer_bytes(
-            architecture, tensor_parallel_size=tp, rows=max(max_num_batched_tokens, speculation.step_rows(max_num_seqs))
-        ),
+        captured_bytes=graphs_bytes(architecture, settings),
+        peer_buffer_bytes=peer_bytes(architecture, tensor_parallel_size=tp, rows=settings.step_rows),
     )
     predicted: tuple[tuple[MemoryGroup, dict[str, int]], ...] = (
         ("weights", weights),

@@ -4,28 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from features import ANSWER, AS_JSON, BASE_URL, CITY, DEGREES, KEY, MODEL, WEATHER, run, same
+from features import ANSWER, AS_JSON, CITY, DEGREES, WEATHER, run, same
 from langchain.agents import create_agent
 from langchain.agents.structured_output import ProviderStrategy, ToolStrategy
-from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
-from pydantic import BaseModel
-
-ask: Any = {"model": MODEL, "base_url": BASE_URL, "api_key": KEY, "max_retries": 0}
-model = ChatOpenAI(**ask)
-
-
-class Weather(BaseModel):
-    """The weather in a city."""
-
-    city: str
-    degrees: int
-
-
-@tool
-def get_weather(city: str) -> str:
-    """The weather in a city."""
-    return "21"
+from langchain_parts import Weather, ask, get_weather, model
 
 
 def _asking(question: str) -> Any:

@@ -4,27 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from features import ANSWER, AS_JSON, BASE_URL, CITY, DEGREES, HELLO, KEY, MODEL, SAID, WEATHER, run, same
+from features import ANSWER, AS_JSON, CITY, DEGREES, HELLO, SAID, WEATHER, run, same
 from langchain_core.messages import HumanMessage
-from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
-from pydantic import BaseModel
-
-ask: Any = {"model": MODEL, "base_url": BASE_URL, "api_key": KEY, "max_retries": 0}
-model = ChatOpenAI(**ask)
-
-
-class Weather(BaseModel):
-    """The weather in a city."""
-
-    city: str
-    degrees: int
-
-
-@tool
-def get_weather(city: str) -> str:
-    """The weather in a city."""
-    return "21"
+from langchain_parts import Weather, ask, get_weather, model
 
 
 def chat() -> None:

@@ -117,15 +117,21 @@ def start_rival(target: Target) -> Process:
 
 
 def _environment(target: Target, port: int) -> dict[str, str]:
-    # An unknown MODELSERVE_ variable stops the operator, and this program has variables of its own.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("MODELSERVE_")}
-    return environment | {
-        "KUBECONFIG": str(target.operator_kubeconfig),
+    return process_environment(target.operator_kubeconfig, port) | {
         "MODELSERVE_WORKER_IMAGE": target.worker_image,
         "MODELSERVE_IMAGE_PULL_POLICY": "IfNotPresent" if target.local is None else "Never",
         "MODELSERVE_WORKER_ACCESS": "api-proxy" if target.local is None else "pod-ip",
+    }
+
+
+def process_environment(kubeconfig: Path, metrics_port: int) -> dict[str, str]:
+    """Of a program of the operator's that runs on this machine: what a pod would give it besides is left out."""
+    # An unknown MODELSERVE_ variable stops the operator, and this program has variables of its own.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MODELSERVE_")}
+    return environment | {
+        "KUBECONFIG": str(kubeconfig),
         "MODELSERVE_METRICS_HOST": "127.0.0.1",
-        "MODELSERVE_METRICS_PORT": str(port),
+        "MODELSERVE_METRICS_PORT": str(metrics_port),
     }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import urllib.request
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from localcluster.binaries import require_tool
 from localcluster.control_plane import ControlPlane
 from localcluster.helm import Helm
 from localcluster.kubectl import wait_for
+from localcluster.operator_process import process_environment
 from localcluster.processes import Process, free_ports, spawn
 from localcluster.settings import WEBHOOK_USER, ClusterError
 from modelserve_operator.settings import DEFAULT_NAMESPACE
@@ -73,11 +73,7 @@ def install(plane: ControlPlane, port: int) -> None:
 def start(plane: ControlPlane, *, port: int, log: Path) -> PreviewWebhook:
     """Start the process, and wait until it answers. Raises ClusterError with the end of its log."""
     (metrics,) = free_ports(1)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("MODELSERVE_")}
-    environment |= {
-        "KUBECONFIG": str(plane.webhook_kubeconfig),
-        "MODELSERVE_METRICS_HOST": "127.0.0.1",
-        "MODELSERVE_METRICS_PORT": str(metrics),
+    environment = process_environment(plane.webhook_kubeconfig, metrics) | {
         "MODELSERVE_WEBHOOK_HOST": "127.0.0.1",
         "MODELSERVE_WEBHOOK_PORT": str(port),
         "MODELSERVE_WEBHOOK_HOSTS": "127.0.0.1",

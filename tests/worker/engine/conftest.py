@@ -50,9 +50,6 @@ class _Pending:
     runner: CountingRunner
     batch: ScheduledBatch
 
-    def done(self) -> bool:
-        return True
-
     def result(self) -> SampledTokens:
         self.runner.events.append(("result", self.batch.step))
         if error := self.runner.result_errors.get(self.batch.step):

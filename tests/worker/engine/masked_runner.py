@@ -47,9 +47,6 @@ class Step:
     tokens: Int32Array
     sampled: bool = False
 
-    def done(self) -> bool:
-        return True
-
     def constrain(self, masks: Int32Array) -> Step:
         self.runner.events.append(("sample", self.batch.step))
         assert len(masks) == len(self.batch.constrained)

@@ -6,6 +6,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from rank_of import rank_of
 
 from modelserve.api.status import GpuMemory, PlanStatus
 from modelserve.architecture import ModelArchitecture
@@ -89,17 +90,11 @@ def test_predicted_beside_allocated(device: str, product: str, gpus: int) -> Non
     assert kernels["profile"] == "fast"
     assert {each["backend"] for each in kernels["choices"]} == {"plain"}, "heads of 16 columns fill no tile"
     plan = PlanStatus.model_validate(body)
-    predicted = memory_plan(
-        ARCHITECTURE,
-        total_bytes=4 * GIB,
-        utilization=Decimal("0.9"),
-        tensor_parallel_size=args.tensor_parallel_size,
-        max_num_batched_tokens=args.max_num_batched_tokens,
-        max_num_seqs=args.max_num_seqs,
-        on_cpu=device == "cpu",
-        kv_dtype=KVCacheDtype.BFLOAT16,
-        kv_layout=KVCacheLayout.V_ONLY,
-    )
+    settings = rank_of(
+        ARCHITECTURE, tensor_parallel_size=args.tensor_parallel_size,
+        max_num_batched_tokens=args.max_num_batched_tokens, max_num_seqs=args.max_num_seqs, on_cpu=device == "cpu",
+    )  # fmt: skip
+    predicted = memory_plan(ARCHITECTURE, settings, total_bytes=4 * GIB, utilization=Decimal("0.9"))
     assert (plan.accelerator, plan.gpus_per_replica, plan.max_model_len) == (product, gpus, 40_000)
     assert plan.per_gpu is not None
     assert plan.per_gpu.kv_pool_bytes == predicted.kv_pool_bytes > 0

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.sizing.backends.attention import AttentionShape, chunk_choices, decode_choices
-from modelserve.sizing.backends.table import KernelTable, Profile
+from modelserve.sizing.backends.table import KernelTable
 from modelserve.sizing.pages import CacheGeometry, KVCacheLayout
+from modelserve.sizing.rank_settings import Profile
 
 
 def attention_table(

@@ -8,6 +8,7 @@ import pytest
 import torch
 from assisted import write_assistant
 from attention_tables import attention_table
+from full_logits import forward_hidden
 from model_checkpoints import load_checkpoint, make_checkpoint, random_tokens
 from test_kernel_path import kernels_run_interpreted  # noqa: F401 - a fixture, of every test
 
@@ -49,7 +50,7 @@ def test_kernels_read_what_plain_attention_reads(variant: str, kv: KVCacheDtype,
     driver = driver_for(geometry, cache.pool_bytes)
     for slot, length in enumerate(LENGTHS):
         batch = driver.batch(driver.share(str(slot), random_tokens(length, seed=length), slot=slot))
-        plain.forward_hidden(batch)
+        forward_hidden(plain, batch)
         kernels.tables.apply({LayerKind.GLOBAL: batch.global_updates, LayerKind.SLIDING: batch.sliding_updates})
     assistant = load_assistant(tmp_path / "drafter", model)
     kinds = [assistant.architecture.kind(layer) for layer in range(4)]

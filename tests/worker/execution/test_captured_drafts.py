@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from assisted import Between, assistant_for, write_assistant
+from full_logits import teacher_forced_logits
 from model_checkpoints import load_checkpoint, make_checkpoint, random_tokens, read_architecture
 from torch import Tensor
 from true_drafter import TrueDrafter
@@ -86,7 +87,7 @@ def logits_after(model: Gemma4ForCausalLM, geometry: CacheGeometry, text: Sequen
     pages, rows = driver(geometry, POOL), []
     for first in range(0, len(text), CHUNK):
         share = pages.share("r", list(text[first : first + CHUNK]))
-        rows.append(runner.teacher_forced_logits(pages.batch(share))[-1])
+        rows.append(teacher_forced_logits(runner, pages.batch(share))[-1])
     return rows[-1].float().cpu()
 
 

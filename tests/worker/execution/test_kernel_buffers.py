@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from rank_of import rank_of
 
 from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.engine_args import EngineArgs
@@ -32,10 +33,8 @@ def test_buffers_are_what_the_path_allocates(tp: int) -> None:
         layout = KVCacheLayout.V_ONLY if architecture.attention_k_eq_v else KVCacheLayout.KV
         dtype, longest = KVCacheDtype.BFLOAT16, architecture.max_position_embeddings
         geometry = cache_geometry(architecture, dtype=dtype, layout=layout, tensor_parallel_size=tp)
-        sized = kernel_buffers(
-            architecture, tensor_parallel_size=tp, max_num_batched_tokens=CHUNK, max_num_seqs=SEQUENCES,
-            kv_dtype=dtype, kv_layout=layout,
-        )  # fmt: skip
+        settings = rank_of(architecture, tensor_parallel_size=tp, max_num_batched_tokens=CHUNK, max_num_seqs=SEQUENCES)
+        sized = kernel_buffers(architecture, settings)
         tables = BlockTables(geometry, max_num_seqs=SEQUENCES, max_model_len=longest, device=META)
         assert sized["block_tables"] == sum(table.nbytes for table in tables.host.values())
         rows = {
@@ -70,10 +69,11 @@ def test_the_metadata_of_a_step_is_what_its_buffers_hold(sequences: int, drafts:
         blocks=QueryBlocks(1, 1, 1), device=torch.device("cpu"), most_rows=1 + drafts,
     )  # fmt: skip
     held = sum(staging._device.nbytes for staging in (packer._decodes, packer._any))
-    sized = kernel_buffers(
-        architecture, tensor_parallel_size=1, max_num_batched_tokens=CHUNK, max_num_seqs=sequences,
-        kv_dtype=KVCacheDtype.BFLOAT16, kv_layout=KVCacheLayout.KV, speculation=Speculation(drafts),
+    settings = rank_of(
+        architecture, max_num_batched_tokens=CHUNK, max_num_seqs=sequences, kv_layout=KVCacheLayout.KV,
+        speculation=Speculation(drafts),
     )  # fmt: skip
+    sized = kernel_buffers(architecture, settings)
     assert abs(sized["step_metadata"] - held) <= 64  # the count of rows, and padding of sections to 16 bytes
 
 

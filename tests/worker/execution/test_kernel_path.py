@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import paged_logits
 import pytest
 import torch
 from attention_tables import attention_table
@@ -141,7 +142,7 @@ def test_steps_in_arrays_of_larger_ones_say_what_the_reference_says(
 
     Of E4B as one that is captured for fewer last rows than there may be.
     """
-    monkeypatch.setattr(GPUModelRunner, "forward_hidden", as_captured)
+    monkeypatch.setattr(paged_logits, "forward_hidden", as_captured)
     monkeypatch.setattr(kernel_buffers, "LEAST_EXPANSION_KEYS", 64)  # few programs for the interpreter
     monkeypatch.setattr(attention_triton, "most_splits", lambda _: 2)
     make_checkpoint(variant, tmp_path, seed=2, head_dim=64, global_head_dim=128)

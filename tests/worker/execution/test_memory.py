@@ -6,6 +6,7 @@ from decimal import Decimal
 
 import pytest
 import torch
+from rank_of import rank_of
 
 from modelserve.engine_args import EngineArgs
 from modelserve.errors import InvalidInput
@@ -31,11 +32,11 @@ def test_a_cpu_pool_is_what_the_plan_promised(small_architecture) -> None:
     weights = weight_bytes(architecture, tensor_parallel_size=1)
     geometry = select_geometry(architecture, args)
     use = cpu_memory_use(architecture, geometry, args, weight_format=None, weights_bytes=weights)
-    plan = memory_plan(
-        architecture, total_bytes=3 * GIB, utilization=Decimal("0.9"), tensor_parallel_size=1,
-        max_num_batched_tokens=args.max_num_batched_tokens, max_num_seqs=args.max_num_seqs, on_cpu=True,
+    settings = rank_of(
+        architecture, max_num_batched_tokens=args.max_num_batched_tokens, max_num_seqs=args.max_num_seqs, on_cpu=True,
         kv_dtype=geometry.dtype, kv_layout=geometry.layout,
     )  # fmt: skip
+    plan = memory_plan(architecture, settings, total_bytes=3 * GIB, utilization=Decimal("0.9"))
     assert use.left_bytes == plan.kv_pool_bytes > GIB
 
 

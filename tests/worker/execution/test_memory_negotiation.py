@@ -13,13 +13,14 @@ from pathlib import Path
 
 import httpx
 import pytest
+from rank_of import rank_of
 
 from modelserve.architecture import ModelArchitecture
 from modelserve.sizing.memory import memory_plan
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve.termination import TERMINAL_EXIT_CODE
 from modelserve_tools.tiny.__main__ import write_checkpoint
-from modelserve_worker.execution.startup import read_architecture
+from modelserve_worker.execution.checkpoint_config import read_architecture
 
 MAX_LEN, MIN_LEN, CHUNK, SEQUENCES = 4096, 1000, 256, 4
 
@@ -42,12 +43,11 @@ def _limit_for(architecture: ModelArchitecture, pool_bytes: int) -> int:
     geometry = _geometry(architecture)
 
     def pool(total: int) -> int:
-        plan = memory_plan(
-            architecture, total_bytes=total, utilization=Decimal(1), tensor_parallel_size=1,
-            max_num_batched_tokens=CHUNK, max_num_seqs=SEQUENCES, on_cpu=True,
-            kv_dtype=geometry.dtype, kv_layout=geometry.layout,
+        settings = rank_of(
+            architecture, max_num_batched_tokens=CHUNK, max_num_seqs=SEQUENCES, on_cpu=True, kv_dtype=geometry.dtype,
+            kv_layout=geometry.layout,
         )  # fmt: skip
-        return plan.kv_pool_bytes
+        return memory_plan(architecture, settings, total_bytes=total, utilization=Decimal(1)).kv_pool_bytes
 
     low, high = 0, 8 << 30
     while low + 1 < high:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from full_logits import teacher_forced_logits
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from model_checkpoints import VARIANTS, make_checkpoint, random_tokens, reference_logits
@@ -70,7 +71,7 @@ def forced_logits(served: Served, driver, rng: random.Random, *, preempt: bool) 
         if not shares:
             continue
         batch = driver.batch(*shares)
-        parts = runner.teacher_forced_logits(batch).split(batch.lengths.tolist())
+        parts = teacher_forced_logits(runner, batch).split(batch.lengths.tolist())
         for share, logits in zip(driver.ordered(*shares), parts, strict=True):
             done[int(share.request_id)].append(logits)
     return [torch.cat(parts) for parts in done]
@@ -201,7 +202,7 @@ def test_small_cache_formats_stay_near_and_do_not_depend_on_chunks(tmp_path, dri
             driver, done, parts = driver_for(replica.geometry, replica.pool_bytes), 0, []
             for count in cuts:
                 batch = driver.batch(driver.share("r", prompt[done : done + count]))
-                parts.append(replica.runner.teacher_forced_logits(batch))
+                parts.append(teacher_forced_logits(replica.runner, batch))
                 done += count
             results.append(torch.cat(parts))
         error = (results[0] - reference_logits(tmp_path, prompt)).abs().mean()

@@ -7,6 +7,7 @@ import itertools
 
 import pytest
 import torch
+from full_logits import compute_logits, forward_hidden, teacher_forced_logits
 from launch_order import one_after_the_other
 from model_checkpoints import make_checkpoint, random_tokens, reference_logits
 
@@ -44,13 +45,13 @@ def test_logits_are_near_the_reference(tmp_path, driver_for, variant, dtype, kv_
     driver, prompt, done, parts, last = driver_for(replica.geometry, POOL), random_tokens(300, seed=3), 0, [], []
     for count in (130, 1, 1, 100, 68):
         batch = driver.batch(driver.share("r", prompt[done : done + count]))
-        parts.append(replica.runner.teacher_forced_logits(batch).cpu())
+        parts.append(teacher_forced_logits(replica.runner, batch).cpu())
         done += count
     expected = reference_logits(tmp_path, prompt)
     assert (torch.cat(parts) - expected).abs().mean() < limit
     for begin, end in itertools.pairwise((0, 130, 131, 299, 300)):  # the last row of a step alone
         batch = driver.batch(driver.share("s", prompt[begin:end], slot=1))
-        last.append(replica.runner.model.compute_logits(replica.runner.forward_hidden(batch)).cpu())
+        last.append(compute_logits(replica.runner.model, forward_hidden(replica.runner, batch)).cpu())
     assert (torch.cat(last) - expected[[129, 130, 298, 299]]).abs().mean() < limit
 
 
@@ -113,7 +114,7 @@ def test_no_bit_depends_on_kernels_that_start_before_others_end(tmp_path, driver
         driver, done, logits, tokens = driver_for(replica.geometry, POOL), 0, [], []
         for count in (200, 1, 99):
             batch = driver.batch(driver.share("chunks", prompt[done : done + count]))
-            logits.append(replica.runner.teacher_forced_logits(batch).cpu())
+            logits.append(teacher_forced_logits(replica.runner, batch).cpu())
             done += count
         ids, sampling = prompt[:50], SamplingParams(seed=5, max_tokens=33, temperature=1.0)
         whole = tuple(ids)

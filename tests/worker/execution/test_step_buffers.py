@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -14,11 +13,11 @@ from modelserve.architecture import LayerKind
 from modelserve.errors import InvalidInput
 from modelserve.sizing.cuda_graphs import decode_graph_sizes, mixed_graph_sizes
 from modelserve.sizing.pages import CacheGeometry
-from modelserve_worker.batch import NO_UPDATES, NOT_A_NUMBER, ScheduledBatch, TableUpdates
+from modelserve_worker.batch import NO_UPDATES, NOT_A_NUMBER, FailedStep, ScheduledBatch, TableUpdates
 from modelserve_worker.execution import staging as staging_module
 from modelserve_worker.execution.block_tables import BlockTables, table_entries
 from modelserve_worker.execution.input_batch import QueryBlocks, StepPacker, StepSize
-from modelserve_worker.execution.launched_step import FailedStep, LaunchedStep
+from modelserve_worker.execution.launched_step import LaunchedStep
 from modelserve_worker.execution.sampler import SampledLogprobs, SamplerOutput
 from modelserve_worker.execution.staging import StagingBuffer
 from modelserve_worker.execution.step_graphs import StepGraphs
@@ -331,7 +330,6 @@ def test_a_failed_step_raises_when_it_is_asked() -> None:
     error = ValueError("no room")
     for shared in (False, True):
         failed = FailedStep(error, before_collectives=shared)
-        assert failed.done()
         assert failed.before_collectives is shared
         with pytest.raises(ValueError, match="no room"):
             failed.result()
@@ -352,7 +350,6 @@ def test_tokens_and_logprobs_go_to_the_rows_that_asked() -> None:
     """A row of NaN reports nothing, whatever it asked for; its neighbours are unhurt."""
     tokens = torch.tensor([4, NOT_A_NUMBER, 6, 7])
     done = LaunchedStep(3, SamplerOutput(tokens, logprobs([2, 2, -1, 0])), on_gpu=False)
-    assert done.done()
     sampled = done.result()
     assert (sampled.step, sampled.token_ids.dtype) == (3, np.int32)
     assert sampled.token_ids.tolist() == [4, NOT_A_NUMBER, 6, 7]
@@ -365,28 +362,13 @@ def test_tokens_and_logprobs_go_to_the_rows_that_asked() -> None:
     assert plain.token_ids.tolist() == tokens.tolist()
 
 
-def test_a_step_that_samples_nothing_is_done_when_the_device_has_passed_it(monkeypatch) -> None:
+def test_a_step_that_samples_nothing_is_answered_when_the_device_has_passed_it(monkeypatch) -> None:
     log: list[str] = []
-
-    @dataclasses.dataclass
-    class Event(FakeEvent):
-        passed: bool = False
-
-        def __post_init__(self) -> None:
-            self.log, self.recorded = log, False
-
-        def query(self) -> bool:
-            return self.passed
-
-    event = Event()
+    event = FakeEvent(log)
     monkeypatch.setattr(torch.cuda, "Event", lambda: event)
     step = LaunchedStep(9, None, on_gpu=True)
     assert event.recorded
-    assert not step.done()
-    event.passed = True
-    assert step.done()
     assert log == []
     sampled = step.result()
     assert log == ["waited"]
     assert (sampled.step, sampled.token_ids.size, sampled.logprobs) == (9, 0, {})
-    assert LaunchedStep(10, None, on_gpu=False).done()

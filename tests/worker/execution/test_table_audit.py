@@ -21,7 +21,7 @@ from modelserve_worker.execution.input_batch import QueryBlocks, StepPacker
 from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.table_audit import TableAudit
 from modelserve_worker.kernels.step import Step
-from modelserve_worker.layers.parallel import TensorParallel
+from modelserve_worker.layers.placement import Placement
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 
 CPU = torch.device("cpu")
@@ -214,7 +214,7 @@ def test_the_kernel_path_is_audited_at_every_layer(
 ) -> None:
     """The backend itself, its kernels replaced by nothing: a wrong entry stops the step before any kernel reads it."""
     architecture = small_architecture("e4b", sliding_window=WINDOW)
-    model = Gemma4ForCausalLM(architecture, parallel=TensorParallel(), device=CPU, dtype=torch.float32)
+    model = Gemma4ForCausalLM(architecture, Placement(CPU, torch.float32))
     cache = KVCache(geometry_of(architecture), POOL, device=CPU, debug_stamps=True)
     tables = BlockTables(cache.geometry, max_num_seqs=REQUESTS, max_model_len=LONGEST, device=CPU)
     table = attention_table(architecture, cache.geometry, capability=90)
@@ -259,7 +259,7 @@ def test_the_kernel_path_is_audited_at_every_layer(
 def test_audited_steps_are_not_captured(small_architecture, geometry_of, monkeypatch, audited) -> None:
     """A replay would show the audit no layer."""
     architecture = small_architecture("e4b")
-    model = Gemma4ForCausalLM(architecture, parallel=TensorParallel(), device=CPU, dtype=torch.float32)
+    model = Gemma4ForCausalLM(architecture, Placement(CPU, torch.float32))
     cache = KVCache(geometry_of(architecture), 1 << 20, device=CPU, debug_stamps=audited)
     runner = model_runner.GPUModelRunner(model, cache, max_num_batched_tokens=8, max_num_seqs=40, max_model_len=64)
     captured: list[tuple[int, ...]] = []

@@ -16,7 +16,6 @@ EPS = 1e-6
 DTYPES = [torch.bfloat16, torch.float32]
 ROWS = [1, 3, 17]
 WIDTHS = [112, 128, 1536, 2816, 5376]
-CAP = 30.0
 
 Result = Tensor | tuple[Tensor, Tensor | None]
 Call = Callable[[ElementwiseDoors], Result]
@@ -243,28 +242,6 @@ def test_ids_outside_the_table_give_zeros_and_their_neighbours_are_unhurt(
     assert (rows[[1, 3, 4]] == 0).all()
 
 
-@pytest.mark.parametrize("cap", [CAP, None])
-@pytest.mark.parametrize("shape", [(1, 262), (3, 4096), (17, 1001)])
-def test_softcap(shape: tuple[int, int], cap: float | None, numbers: Numbers) -> None:
-    logits = numbers.activations(*shape, scale=20.0)
-    plain, kernel = PlainElementwise().softcap(logits, cap), TritonElementwise().softcap(logits, cap)
-    exact = logits.double() if cap is None else torch.tanh(logits.double() / cap) * cap
-    assert kernel.dtype == plain.dtype == torch.float32
-    assert_near(plain, exact, steps=4, scale=0.0, seed=numbers.seed)
-    assert_near(kernel, exact, steps=8, scale=0.0, seed=numbers.seed)
-
-
-@pytest.mark.parametrize("value", [0.0, 1e-30, -1e-30, 7.4999, 7.5, -7.5001, 1e4, -1e4, float("inf")])
-def test_softcap_at_the_seams_of_its_formula(value: float, device: torch.device) -> None:
-    logits = torch.tensor([[value]], device=device)
-    exact = torch.tanh(logits.double() / CAP) * CAP
-    torch.testing.assert_close(TritonElementwise().softcap(logits, CAP).double(), exact, rtol=5e-7, atol=1e-37)
-
-
-def test_nothing_to_cap_is_nothing(device: torch.device) -> None:
-    assert TritonElementwise().softcap(torch.empty((0, 256), device=device), CAP).shape == (0, 256)
-
-
 def test_nan_stays_in_its_row(numbers: Numbers) -> None:
     """A request whose activations broke must be seen as broken, and must not touch the others of its step."""
     x, weight = numbers.activations(3, 112), numbers.weight(112)
@@ -272,7 +249,6 @@ def test_nan_stays_in_its_row(numbers: Numbers) -> None:
     broken = TritonElementwise()
     summed, normed = broken.residual_norm(x.clone(), x, weight, scalar=None, next_weight=weight, eps=EPS)
     assert normed is not None
-    capped = broken.softcap(normed, CAP)
-    for rows in (summed, normed, broken.rms_norm(x, weight, eps=EPS), capped):
+    for rows in (summed, normed, broken.rms_norm(x, weight, eps=EPS)):
         assert rows[1].isnan().all()
         assert rows[[0, 2]].isfinite().all()

@@ -21,6 +21,7 @@ from modelserve_worker.kernels.fp8_linear import Fp8Pairs
 from modelserve_worker.kernels.int4_linear import Int4Tiles
 from modelserve_worker.kernels.linear_tiles import SharedBuffers
 from modelserve_worker.kernels.operations import Operations
+from modelserve_worker.layers.placement import Placement
 from modelserve_worker.layers.stored_matrix import StoredMatrix, stored_matrix
 
 CPU, BF16 = torch.device("cpu"), torch.bfloat16
@@ -136,10 +137,8 @@ def operations(weight_format: WeightFormat | None) -> Operations:
 
 def loaded(weight_format: WeightFormat | None) -> StoredMatrix:
     """[128, 256] of random elements, as a GPU holds it."""
-    matrix = stored_matrix(
-        TextLinear.GATE_UP, [64, 64], 256, weight_format=weight_format, operations=operations(weight_format),
-        device=CPU, dtype=BF16,
-    )  # fmt: skip
+    placement = Placement(CPU, BF16, weight_format=weight_format, operations=operations(weight_format))
+    matrix = stored_matrix(TextLinear.GATE_UP, [64, 64], 256, placement)
     with torch.no_grad():
         for name, parameter in matrix.named_parameters():
             if name == "order":

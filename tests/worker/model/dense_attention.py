@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from full_logits import compute_logits
 from torch import Tensor
 
 from modelserve.architecture import LayerKind, ModelArchitecture
@@ -71,11 +72,11 @@ def last_logits(model: Gemma4ForCausalLM, token_ids: list[int]) -> Tensor:
     row = torch.tensor([len(token_ids) - 1], dtype=torch.int32)
     narrowed = Step(row, torch.ones_like(row), row, row, row, None, None, kept=row)
     backend, positions = DenseAttention(model.architecture), torch.arange(len(token_ids))
-    return model.compute_logits(model(torch.tensor(token_ids), positions, backend, narrowed=narrowed))
+    return compute_logits(model, model(torch.tensor(token_ids), positions, backend, narrowed=narrowed))
 
 
 def dense_logits(model: Gemma4ForCausalLM, token_ids: list[int], attention: DenseAttention | None = None) -> Tensor:
     """float32 [len(token_ids), vocab] of one whole sequence in one step."""
     positions = torch.arange(len(token_ids))
     backend = attention or DenseAttention(model.architecture)
-    return model.compute_logits(model(torch.tensor(token_ids), positions, backend))
+    return compute_logits(model, model(torch.tensor(token_ids), positions, backend))

@@ -19,6 +19,7 @@ from modelserve.inspection import read_weight_format
 from modelserve_worker.execution.loader import load_model
 from modelserve_worker.execution.parallel import TensorParallel
 from modelserve_worker.kernels.operations import PLAIN, Operations
+from modelserve_worker.layers.placement import Placement
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM as Gemma4
 
 WINDOW = 9
@@ -148,12 +149,7 @@ def load_checkpoint(
     operations: Operations = PLAIN,
 ) -> Gemma4:
     """The product's model with the weights of `directory`, on the CPU where no device is named."""
-    return load_model(
-        read_architecture(directory),
-        directory,
-        parallel=parallel or TensorParallel(),
-        device=device or torch.device("cpu"),
-        dtype=dtype,
-        weight_format=read_weight_format(directory),
-        operations=operations,
+    placement = Placement(
+        device or torch.device("cpu"), dtype, parallel or TensorParallel(), read_weight_format(directory), operations
     )
+    return load_model(read_architecture(directory), directory, placement)

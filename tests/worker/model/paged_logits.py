@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from full_logits import compute_logits, forward_hidden
 from model_checkpoints import WINDOW, load_checkpoint, random_tokens
 from torch import Tensor
 
@@ -175,7 +176,7 @@ class _Replayer:
 
     @torch.inference_mode()
     def _compute(self, batch: ScheduledBatch) -> SampledTokens:
-        hidden = self.runner.forward_hidden(batch, every_row=not self.narrowed)
+        hidden = forward_hidden(self.runner, batch, every_row=not self.narrowed)
         self.held |= {admitted.slot: int(admitted.request_id) for admitted in batch.admitted}
         tokens: list[int] = []
         kept: list[tuple[int, int]] = []  # request, position
@@ -196,7 +197,7 @@ class _Replayer:
                 tokens.append(forced.token_ids[end])
                 self.runner.slot_tokens[slot, 0] = tokens[-1]
         if rows:
-            self._keep(kept, self.runner.model.compute_logits(hidden[rows]).cpu())
+            self._keep(kept, compute_logits(self.runner.model, hidden[rows]).cpu())
         return SampledTokens(batch.step, np.array(tokens, dtype=np.int32), {})
 
     def _keep(self, places: list[tuple[int, int]], logits: Tensor) -> None:

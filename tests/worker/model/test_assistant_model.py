@@ -17,8 +17,8 @@ from modelserve.sizing.assistant import assistant_weight_bytes, drafter_buffer_b
 from modelserve_worker.execution.assistant_drafter import AssistantDrafter
 from modelserve_worker.execution.loader import load_assistant
 from modelserve_worker.execution.weights import InvalidCheckpoint
-from modelserve_worker.kernels.operations import PLAIN
 from modelserve_worker.layers.parallel import TensorParallel
+from modelserve_worker.layers.placement import Placement
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.models.gemma4_assistant import CentroidHead, Gemma4Assistant
 
@@ -30,7 +30,7 @@ def test_a_rank_holds_the_bytes_that_sizing_counts(variant: str, ranks: int) -> 
     assert facts is not None
     parallel = TensorParallel(rank=ranks - 1, size=ranks)
     meta, dtype = torch.device("meta"), torch.bfloat16
-    target = Gemma4ForCausalLM(facts.architecture, parallel=parallel, device=meta, dtype=dtype)
+    target = Gemma4ForCausalLM(facts.architecture, Placement(meta, dtype, parallel))
     held = Gemma4Assistant(assistant_of(variant), target).parameter_bytes()
     assert held == assistant_weight_bytes(assistant_of(variant), tensor_parallel_size=ranks)
 
@@ -38,9 +38,8 @@ def test_a_rank_holds_the_bytes_that_sizing_counts(variant: str, ranks: int) -> 
 def test_ranks_that_do_not_divide_its_heads_are_refused() -> None:
     facts = published_model("hf://google/gemma-4-E4B-it")
     assert facts is not None
-    target = Gemma4ForCausalLM(
-        facts.architecture, parallel=TensorParallel(size=8), device=torch.device("meta"), dtype=torch.bfloat16
-    )
+    placement = Placement(torch.device("meta"), torch.bfloat16, TensorParallel(size=8))
+    target = Gemma4ForCausalLM(facts.architecture, placement)
     with pytest.raises(InvalidInput, match="tensor parallel size 8 does not divide the drafter's 4 query heads"):
         Gemma4Assistant(assistant_of("E4B"), target)
 
@@ -50,7 +49,7 @@ def test_the_head_with_centroids_takes_the_best_token_of_the_nearest(tmp_path: P
     assistant = assistant_of("E4B").model_copy(
         update={"hidden_size": 24, "vocab_size": 512, "num_centroids": 32, "centroid_top_k": 4}
     )
-    head = CentroidHead(assistant, operations=PLAIN, device=torch.device("cpu"), dtype=torch.float32)
+    head = CentroidHead(assistant, Placement(torch.device("cpu"), torch.float32))
     generator = torch.Generator().manual_seed(5)
     head.weight.copy_(torch.randn(32, 24, generator=generator))
     head.ordering.copy_(torch.randperm(512, generator=generator))

@@ -14,6 +14,7 @@ from torch import Tensor
 from modelserve_worker.execution import weights_dummy
 from modelserve_worker.execution.loader import load_model
 from modelserve_worker.execution.parallel import TensorParallel
+from modelserve_worker.layers.placement import Placement
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.models.gemma4_checkpoint import weight_sources
 
@@ -23,9 +24,7 @@ def dummy(directory: Path, *, rank: int = 0, size: int = 1, seed: int = 0) -> Ge
     return load_model(
         read_architecture(directory),
         Path("does-not-exist"),
-        parallel=TensorParallel(rank=rank, size=size),
-        device=torch.device("cpu"),
-        dtype=torch.float32,
+        Placement(torch.device("cpu"), torch.float32, TensorParallel(rank=rank, size=size)),
         load_format="dummy",
         seed=seed,
     )

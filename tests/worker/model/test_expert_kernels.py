@@ -14,6 +14,7 @@ from modelserve_worker.kernels.experts_triton import TILES, TritonExperts
 from modelserve_worker.layers.moe import MixtureOfExperts
 from modelserve_worker.layers.norm import RMSNorm
 from modelserve_worker.layers.parallel import TensorParallel
+from modelserve_worker.layers.placement import Placement
 
 CPU, BF16 = torch.device("cpu"), torch.bfloat16
 
@@ -28,9 +29,7 @@ class TwoRanksOfTheSameShare(TensorParallel):
 def mixture(architecture: ModelArchitecture, doors: ExpertDoors, parallel: TensorParallel) -> MixtureOfExperts:
     few_rows = EXPERT_FEW_ROWS if isinstance(doors, TritonExperts) else 0
     operations = ChosenOperations(experts=doors, few_expert_rows=few_rows)
-    layer = MixtureOfExperts(
-        architecture, operations=operations, parallel=parallel, weight_format=None, device=CPU, dtype=BF16
-    )
+    layer = MixtureOfExperts(architecture, Placement(CPU, BF16, parallel, operations=operations))
     generator = torch.Generator().manual_seed(5)
     for parameter in layer.parameters():
         noise = torch.randn(parameter.shape, generator=generator)
@@ -47,7 +46,7 @@ def test_kernels_and_plain_pytorch_say_the_same_of_a_layer(
     parallel = TwoRanksOfTheSameShare(rank=0, size=ranks) if ranks > 1 else TensorParallel()
     plain, kernels = (mixture(architecture, doors, parallel) for doors in (PlainExperts(), TritonExperts(CPU)))
     x, dense = torch.randn((2, rows, architecture.hidden_size)).to(BF16)
-    norm = RMSNorm(architecture.hidden_size, eps=1e-6, device=CPU, dtype=BF16)
+    norm = RMSNorm(architecture.hidden_size, Placement(CPU, BF16), eps=1e-6)
     norm.weight.fill_(1.5)
     num_rows = torch.tensor([max(1, rows - 2)], dtype=torch.int32)
     (twin, twin_normed), (summed, normed) = (

@@ -10,14 +10,15 @@ from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.errors import InvalidInput
 from modelserve_worker.kernels import row_blocks
 from modelserve_worker.kernels.experts import NO_EXPERT, Choice, PlainExperts, Shares
-from modelserve_worker.kernels.operations import PLAIN
 from modelserve_worker.kernels.row_blocks import grouped_product
 from modelserve_worker.layers.moe import Experts, Router
 from modelserve_worker.layers.norm import RMSNorm
 from modelserve_worker.layers.parallel import Shard, TensorParallel
+from modelserve_worker.layers.placement import Placement
 from modelserve_worker.layers.rotary import RotaryEmbedding, inverse_frequencies, rotate
 
 CPU = torch.device("cpu")
+PLACEMENT = Placement(CPU, torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -85,20 +86,9 @@ def test_scores_depend_on_the_distance_alone(architecture: ModelArchitecture) ->
 
 
 def test_the_norm_weight_multiplies_as_it_is() -> None:
-    norm = RMSNorm(4, eps=1e-6, device=CPU, dtype=torch.float32)
+    norm = RMSNorm(4, PLACEMENT, eps=1e-6)
     norm.weight.data = torch.tensor([0.0, 1.0, 2.0, 3.0])
     assert norm(torch.full((1, 4), 5.0))[0].tolist() == pytest.approx([0.0, 1.0, 2.0, 3.0], abs=1e-5)
-
-
-def _experts(architecture: ModelArchitecture) -> Experts:
-    return Experts(
-        architecture,
-        operations=PLAIN,
-        parallel=TensorParallel(),
-        weight_format=None,
-        device=CPU,
-        dtype=torch.float32,
-    )
 
 
 def _routed(experts: Experts, x: Tensor, choice: Choice) -> Tensor:
@@ -108,7 +98,7 @@ def _routed(experts: Experts, x: Tensor, choice: Choice) -> Tensor:
 
 
 def test_experts_that_no_token_chose_take_no_part(architecture: ModelArchitecture) -> None:
-    experts = _experts(architecture)
+    experts = Experts(architecture, PLACEMENT)
     generator = torch.Generator().manual_seed(0)
     for parameter in experts.parameters():
         parameter.data.normal_(generator=generator)
@@ -127,9 +117,9 @@ def test_experts_that_no_token_chose_take_no_part(architecture: ModelArchitectur
 
 def test_rows_past_the_last_choose_no_expert_and_come_out_as_zeros(architecture: ModelArchitecture) -> None:
     """What a grouped product leaves in rows of no expert is undefined: here it is NaN, and it must not spread."""
-    router = Router(architecture, doors=PlainExperts(), device=CPU, dtype=torch.float32)
-    norm = RMSNorm(architecture.hidden_size, eps=1e-6, device=CPU, dtype=torch.float32)
-    experts = _experts(architecture)
+    router = Router(architecture, PLACEMENT)
+    norm = RMSNorm(architecture.hidden_size, PLACEMENT, eps=1e-6)
+    experts = Experts(architecture, PLACEMENT)
     generator = torch.Generator().manual_seed(0)
     for parameter in (*router.parameters(), *experts.parameters(), *norm.parameters()):
         parameter.data.normal_(generator=generator)

@@ -29,6 +29,7 @@ from modelserve_worker.execution.loader import load_model
 from modelserve_worker.execution.parallel import TensorParallel
 from modelserve_worker.execution.weights import InvalidCheckpoint
 from modelserve_worker.execution.weights_progress import LoadProgress
+from modelserve_worker.layers.placement import Placement
 from modelserve_worker.models.gemma4_checkpoint import weight_sources
 
 IDS = random_tokens(24, seed=9)
@@ -249,9 +250,7 @@ def test_progress_counts_this_ranks_bytes(size: int, checkpoint: Callable[[str],
     model = load_model(
         read_architecture(checkpoint("E2B")),
         checkpoint("E2B"),
-        parallel=TensorParallel(rank=0, size=size),
-        device=CPU,
-        dtype=torch.float32,
+        Placement(CPU, torch.float32, TensorParallel(rank=0, size=size)),
         progress=lambda done, total: calls.append((done, total)),
     )
     done = [call[0] for call in calls]

@@ -10,6 +10,7 @@ import pytest
 import torch
 from chosen_operations import ChosenOperations, product
 from dense_attention import DenseAttention, DerivedKeyAttention, dense_logits
+from full_logits import compute_logits
 from model_checkpoints import VARIANTS, WINDOW, load_checkpoint, random_tokens, read_architecture, reference_logits
 from rank_logits import last_logits_of_kept_rows, logits_of_kept_rows, tensor_parallel_logits
 from torch import Tensor
@@ -87,7 +88,8 @@ def test_rows_that_pad_a_step_change_no_other_row(variant: str, checkpoint: Chec
     rows = torch.tensor([*ids, -1, -1, 2**31 - 1], dtype=torch.int32)
     positions = torch.arange(len(rows), dtype=torch.int32)
     num_rows = torch.tensor([len(ids)], dtype=torch.int32)
-    logits = model.compute_logits(model(rows, positions, DenseAttention(model.architecture), num_rows=num_rows))
+    hidden = model(rows, positions, DenseAttention(model.architecture), num_rows=num_rows)
+    logits = compute_logits(model, hidden)
     assert difference(logits[: len(ids)], dense_logits(model, ids)) <= TOLERANCE
     assert logits.isfinite().all()
 

@@ -10,6 +10,7 @@ from modelserve.published import published_model, published_uris
 from modelserve.sizing.weights import tensor_parallel_problem, weight_bytes
 from modelserve.weight_format import StoredType, WeightFormat, int4
 from modelserve_worker.execution.parallel import TensorParallel
+from modelserve_worker.layers.placement import Placement
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 
 BASE = [uri for uri in published_uris() if not uri.endswith(("-it", "-ct"))]
@@ -30,9 +31,8 @@ def test_published_models(uri: str, size: int) -> None:
 
     def build(rank: int) -> Gemma4ForCausalLM:
         parallel = TensorParallel(rank=rank, size=size)
-        return Gemma4ForCausalLM(
-            architecture, parallel=parallel, device=torch.device("meta"), dtype=getattr(torch, architecture.dtype)
-        )
+        placement = Placement(torch.device("meta"), getattr(torch, architecture.dtype), parallel)
+        return Gemma4ForCausalLM(architecture, placement)
 
     if tensor_parallel_problem(architecture, size):
         with pytest.raises(InvalidInput, match=f"tensor parallel size {size}"):
@@ -52,9 +52,7 @@ def test_published_models_in_quantised_formats(uri: str, stored: WeightFormat) -
 
     def build(size: int) -> Gemma4ForCausalLM:
         parallel, device = TensorParallel(rank=size - 1, size=size), torch.device("meta")
-        return Gemma4ForCausalLM(
-            architecture, parallel=parallel, weight_format=stored, device=device, dtype=torch.bfloat16
-        )
+        return Gemma4ForCausalLM(architecture, Placement(device, torch.bfloat16, parallel, stored))
 
     for size in (1, 2):
         if problem := tensor_parallel_problem(architecture, size, weight_format=stored):

@@ -30,6 +30,7 @@ from modelserve.weight_format import TextLinear
 from modelserve_worker.execution.loader import load_model
 from modelserve_worker.execution.weights import InvalidCheckpoint
 from modelserve_worker.layers.parallel import TensorParallel
+from modelserve_worker.layers.placement import Placement
 
 TOLERANCE = 1e-4
 IDS = random_tokens(20, seed=20)
@@ -119,14 +120,9 @@ def test_what_is_loaded_is_what_is_counted(variant: str, name: str, made: Made) 
     architecture, stored = read_architecture(directory), read_weight_format(directory)
     assert inspect_checkpoint(directory).format == stored
     for size in (1,) if stored.activation_order else (1, 2):
-        model = load_model(
-            architecture,
-            directory,
-            parallel=TensorParallel(rank=size - 1, size=size),
-            device=torch.device("cpu"),
-            dtype=torch.float32,  # the config's
-            weight_format=stored,
-        )
+        parallel = TensorParallel(rank=size - 1, size=size)
+        placement = Placement(torch.device("cpu"), torch.float32, parallel, stored)  # the config's dtype
+        model = load_model(architecture, directory, placement)
         assert model.parameter_bytes() == weight_bytes(architecture, tensor_parallel_size=size, weight_format=stored)
 
 
@@ -148,9 +144,7 @@ def test_a_split_that_cuts_what_a_scale_spans_is_refused_alike(name: str, width:
     with pytest.raises(InvalidInput, match=says) as planned:
         weight_bytes(architecture, tensor_parallel_size=2, weight_format=stored)
     with pytest.raises(InvalidInput) as started:
-        load_model(
-            architecture, directory, parallel=parallel, device=device, dtype=torch.bfloat16, weight_format=stored
-        )
+        load_model(architecture, directory, Placement(device, torch.bfloat16, parallel, stored))
     assert str(started.value) == str(planned.value)
     whole = architecture.model_copy(update={"intermediate_size": 512})
     assert weight_bytes(whole, tensor_parallel_size=1, weight_format=stored) > 0
@@ -254,10 +248,7 @@ def test_random_weights_of_a_format_give_ordinary_logits(variant: str, name: str
         load_model(
             read_architecture(directory),
             Path("does-not-exist"),
-            parallel=TensorParallel(),
-            device=torch.device("cpu"),
-            dtype=torch.float32,
-            weight_format=read_weight_format(directory),
+            Placement(torch.device("cpu"), torch.float32, weight_format=read_weight_format(directory)),
             load_format="dummy",
         )
         for _ in range(2)

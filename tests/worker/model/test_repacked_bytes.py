@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from rank_of import rank_of
 
 from modelserve.architecture import ModelArchitecture
 from modelserve.published import published_model
@@ -17,6 +18,7 @@ from modelserve.weight_format import WeightFormat, int4
 from modelserve_worker.kernels.linear_tiles import SharedBuffers
 from modelserve_worker.kernels.operations import Operations
 from modelserve_worker.layers.parallel import TensorParallel
+from modelserve_worker.layers.placement import Placement
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 
 FP8 = WeightFormat(stored="fp8", scales="channel", fp8_activations=True)
@@ -44,9 +46,7 @@ def test_repacked_matrices(name, size, stored, padded) -> None:
     )
     meta = torch.device("meta")
     operations = Operations(resolve(80, architecture, Formats(stored), ranks=size), meta)
-    model = Gemma4ForCausalLM(
-        architecture, parallel=parallel, weight_format=stored, operations=operations, device=meta, dtype=torch.bfloat16
-    )
+    model = Gemma4ForCausalLM(architecture, Placement(meta, torch.bfloat16, parallel, stored, operations))
     for _, matrix in model.stored_matrices():
         matrix.repack()
     arguments = {"tensor_parallel_size": size, "weight_format": stored}
@@ -59,11 +59,11 @@ def test_repacked_matrices(name, size, stored, padded) -> None:
 def terms(stored: WeightFormat | None, *, tokens: int, on_cpu: bool = False, dtype: str = "bfloat16") -> dict[str, int]:
     facts = published_model("hf://google/gemma-4-31B")
     assert facts is not None
-    always, _ = activation_terms(
-        facts.architecture.model_copy(update={"dtype": dtype}), tensor_parallel_size=1, max_num_batched_tokens=tokens,
-        max_num_seqs=8, on_cpu=on_cpu, kv_dtype=KVCacheDtype(dtype), kv_layout=KVCacheLayout.V_ONLY,
-        weight_format=stored,
+    settings = rank_of(
+        facts.architecture, max_num_batched_tokens=tokens, max_num_seqs=8, on_cpu=on_cpu,
+        kv_dtype=KVCacheDtype(dtype), kv_layout=KVCacheLayout.V_ONLY, weight_format=stored,
     )  # fmt: skip
+    always, _ = activation_terms(facts.architecture.model_copy(update={"dtype": dtype}), settings)
     return dict(always)
 
 
@@ -89,11 +89,8 @@ def test_captured_steps_of_many_rows_have_a_kernel_for_each_block() -> None:
     assert facts is not None
 
     def nodes(stored: WeightFormat | None, tokens: int) -> int:
-        held = graphs_bytes(
-            facts.architecture, tensor_parallel_size=1, max_num_batched_tokens=tokens, max_num_seqs=8,
-            weight_format=stored,
-        )  # fmt: skip
-        return held // CUDA_GRAPH_NODE_BYTES
+        settings = rank_of(facts.architecture, max_num_batched_tokens=tokens, max_num_seqs=8, weight_format=stored)
+        return graphs_bytes(facts.architecture, settings) // CUDA_GRAPH_NODE_BYTES
 
     with_zeros = int4(32, symmetric=False)
     assert nodes(int4(32), 1024) == nodes(None, 1024), "one kernel for a matrix, on every GPU"

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from modelserve.sizing.dequantisation import bytes_beside, kernels, scratch_bytes
 from modelserve.sizing.weights import WeightTensor
 from modelserve.weight_format import StoredType, TextLinear
+from modelserve_worker.layers.placement import Placement
 from modelserve_worker.layers.stored_matrix import Fp8Matrix, Int4Matrix, StoredMatrix, stored_matrix
 
 ROWS, COLUMNS = 144, 384
@@ -26,7 +27,7 @@ def filled(name: str, dtype: torch.dtype) -> tuple[StoredMatrix, Tensor]:
     """A matrix of random weights in the format, and its elements in float64."""
     stored, generator = FORMATS[name], torch.Generator().manual_seed(5)
     weight = torch.randn((ROWS, COLUMNS), generator=generator)
-    matrix = stored_matrix(TextLinear.DOWN, [ROWS], COLUMNS, weight_format=stored, device=CPU, dtype=dtype)
+    matrix = stored_matrix(TextLinear.DOWN, [ROWS], COLUMNS, Placement(CPU, dtype, weight_format=stored))
     if isinstance(matrix, Int4Matrix):
         order = torch.randperm(COLUMNS, generator=generator) if stored.activation_order else torch.arange(COLUMNS)
         parts = int4_tensors(weight, stored, order)
@@ -130,6 +131,6 @@ def test_no_product_waits_for_the_host(name: str) -> None:
 
 def test_a_dense_matrix_is_its_own() -> None:
     for stored in (None, FORMATS["int4_g32"].model_copy(update={"dense": (TextLinear.DOWN,)})):
-        matrix = stored_matrix(TextLinear.DOWN, [4], 8, weight_format=stored, device=CPU, dtype=torch.float32)
+        matrix = stored_matrix(TextLinear.DOWN, [4], 8, Placement(CPU, torch.float32, weight_format=stored))
         assert matrix.dense() is next(iter(matrix.parameters()))
     assert FORMATS["int4_g32"].of(None) is StoredType.BFLOAT16

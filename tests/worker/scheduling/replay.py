@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 
@@ -112,9 +112,15 @@ class Replay:
         for start, rows, ends in zip(
             *(each[~decodes].tolist() for each in (step.starts, step.lengths, step.drawn > 0)), strict=True
         ):
-            prompts = prompts.and_also(PromptRows.chunk(start, rows, window=self.rank.window, ends=ends))
+            prompts = added(prompts, PromptRows.chunk(start, rows, window=self.rank.window, ends=ends))
         if prompts.rows:  # the captured step that takes it computes its padding as well
             captured = min(size for size in mixed_graph_sizes(CHUNK) if size >= step.num_tokens)
-            prompts = prompts.and_also(PromptRows(captured - step.num_tokens, 0, 0, 0))
+            prompts = added(prompts, PromptRows(captured - step.num_tokens, 0, 0, 0))
         context = float(step.starts[decodes].mean()) if decodes.any() else 0.0
         return self.rank.step(decodes=int(decodes.sum()), context=context, prompts=prompts).seconds
+
+
+def added(left: PromptRows, right: PromptRows) -> PromptRows:
+    """The rows of both, in one step."""
+    pairs = zip(astuple(left), astuple(right), strict=True)
+    return PromptRows(*(one + other for one, other in pairs))

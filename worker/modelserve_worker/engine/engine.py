@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from modelserve.errors import InvalidInput
-from modelserve_worker.batch import Int32Array, ModelRunner, PendingStep, SampledTokens, ScheduledBatch
+from modelserve_worker.batch import FailedStep, ModelRunner, PendingStep, ScheduledBatch
 from modelserve_worker.engine.step_clock import StepClock
 from modelserve_worker.engine_client import EngineDead
 from modelserve_worker.request import GRAMMAR_FIELD, FinishReason, Request, RequestOutput
@@ -22,22 +21,6 @@ if TYPE_CHECKING:  # the front end imports this module's names and needs no sche
 MAX_FAILURES_IN_A_ROW = 3
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class _FailedLaunch:
-    """A step that the runner refused at once: it fails in its turn, after the steps launched before it."""
-
-    error: Exception
-
-    def done(self) -> bool:
-        return True
-
-    def constrain(self, masks: Int32Array) -> PendingStep:  # noqa: ARG002
-        return self
-
-    def result(self) -> SampledTokens:
-        raise self.error
 
 
 class Engine:
@@ -162,7 +145,7 @@ class Engine:
         try:
             return self.runner.execute(batch)
         except Exception as error:
-            return _FailedLaunch(error)
+            return FailedStep(error)
 
     def _fail(self, batch: ScheduledBatch, error: Exception) -> list[RequestOutput]:
         self._failures += 1

@@ -18,7 +18,7 @@ from modelserve.api.status import (
 )
 from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.engine_args import EngineArgs
-from modelserve.inspection import read_speculation
+from modelserve.inspection import read_rank_settings
 from modelserve.planning.report import LENGTHS, gpu_memory
 from modelserve.sizing.backends.table import KernelTable
 from modelserve.sizing.memory import MemoryPlan, memory_plan
@@ -38,21 +38,9 @@ def plan_report(
     """
     on_cpu = memory.device == "cpu"
     utilization = Decimal(str(args.gpu_memory_utilization))
-    predicted = memory_plan(
-        architecture,
-        total_bytes=memory.total_bytes,
-        utilization=utilization,
-        tensor_parallel_size=args.tensor_parallel_size,
-        max_num_batched_tokens=args.max_num_batched_tokens,
-        max_num_seqs=args.max_num_seqs,
-        on_cpu=on_cpu,
-        kv_dtype=memory.geometry.dtype,
-        kv_layout=memory.geometry.layout,
-        weight_format=memory.weight_format,
-        speculation=read_speculation(args, architecture),
-        profile=args.profile,
-    )
     geometry, length = memory.geometry, memory.max_model_len
+    settings = read_rank_settings(args, architecture, geometry, weight_format=memory.weight_format, on_cpu=on_cpu)
+    predicted = memory_plan(architecture, settings, total_bytes=memory.total_bytes, utilization=utilization)
     plan = PlanStatus(
         accelerator="CPU" if on_cpu else memory.device.replace(" ", "-"),  # as the node label spells it
         gpus_per_replica=0 if on_cpu else args.tensor_parallel_size,

@@ -49,6 +49,7 @@ from modelserve_worker.kernels.sampling import CandidateRows
 from modelserve_worker.kernels.slot_columns import SlotColumns
 from modelserve_worker.kernels.step import Draws, Step
 from modelserve_worker.layers.parallel import TensorParallel
+from modelserve_worker.layers.placement import Placement
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.models.gemma4_assistant import Gemma4Assistant
 
@@ -175,10 +176,8 @@ def _run_steps(
     most_rows = args.speculative.rows
     few_rows = args.speculative.step_rows(args.max_num_seqs)
     tokens = max(args.max_num_batched_tokens, few_rows)
-    dtype = compute_dtype(architecture)
-    model = Gemma4ForCausalLM(
-        architecture, parallel=parallel, weight_format=weight_format, operations=operations, device=_CUDA, dtype=dtype
-    )
+    placement = Placement(_CUDA, compute_dtype(architecture), parallel, weight_format, operations)
+    model = Gemma4ForCausalLM(architecture, placement)
     for _, matrix in model.stored_matrices():
         matrix.repack()
     with unset_fake_temporarily():

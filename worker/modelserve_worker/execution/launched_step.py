@@ -1,4 +1,4 @@
-"""Steps on their way to an answer: launched ones, whose tokens come in pinned memory, and those that failed at once."""
+"""Steps on their way to an answer: launched ones, whose tokens come in pinned memory, and those yet to be sampled."""
 
 from __future__ import annotations
 
@@ -10,29 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from modelserve_worker.batch import Int32Array, PendingStep, SampledTokens, row_places
+from modelserve_worker.batch import FailedStep, Int32Array, PendingStep, SampledTokens, row_places
 from modelserve_worker.execution.drafter import Proposal
 from modelserve_worker.execution.sampler import SamplerOutput
 from modelserve_worker.request import PromptLogprobs, TokenLogprobs
 
 _NONE = np.zeros(0, dtype=np.int32)
-
-
-class FailedStep:
-    """A step that could not be launched. `before_collectives`: every rank of the group failed it in the same way."""
-
-    def __init__(self, error: Exception, *, before_collectives: bool = False) -> None:
-        self._error = error
-        self.before_collectives = before_collectives
-
-    def done(self) -> bool:
-        return True
-
-    def constrain(self, masks: Int32Array) -> PendingStep:  # noqa: ARG002
-        return self
-
-    def result(self) -> SampledTokens:
-        raise self._error
 
 
 class ScoredPrompt(Protocol):
@@ -97,9 +80,6 @@ class LaunchedStep:
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
 
-    def done(self) -> bool:
-        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
-
     def constrain(self, masks: Int32Array) -> PendingStep:  # noqa: ARG002
         """It had no constrained rows."""
         raise AssertionError("this step was sampled when it was launched")
@@ -143,9 +123,6 @@ class UnsampledStep:
 
     def __init__(self, sample: Callable[[Int32Array], LaunchedStep]) -> None:
         self._sample = sample
-
-    def done(self) -> bool:
-        return False
 
     def constrain(self, masks: Int32Array) -> PendingStep:
         """Launch the sampling; what that fails with is raised by `result` of what it returns, as for every launch."""

@@ -13,13 +13,11 @@ from torch import Tensor
 from modelserve.architecture import ModelArchitecture
 from modelserve.checkpoint_files import TensorEntry
 from modelserve.inspection import read_assistant
-from modelserve.weight_format import WeightFormat
 from modelserve_worker.execution.weights import CheckpointFiles, InvalidCheckpoint
 from modelserve_worker.execution.weights_dummy import DummyWeights
 from modelserve_worker.execution.weights_progress import LoadProgress, ProgressCallback
 from modelserve_worker.execution.weights_reading import read_weights
-from modelserve_worker.kernels.operations import PLAIN, Operations
-from modelserve_worker.layers.parallel import TensorParallel
+from modelserve_worker.layers.placement import Placement
 from modelserve_worker.models.assistant_checkpoint import ORDERING, assistant_sources, unused_assistant_names
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.models.gemma4_assistant import Gemma4Assistant
@@ -39,33 +37,26 @@ logger = logging.getLogger(__name__)
 def load_model(
     architecture: ModelArchitecture,
     directory: Path,
+    placement: Placement,
     *,
-    parallel: TensorParallel,
-    device: torch.device,
-    dtype: torch.dtype,
-    weight_format: WeightFormat | None = None,
-    operations: Operations = PLAIN,
     load_format: Literal["auto", "dummy"] = "auto",
     seed: int = 0,
     progress: ProgressCallback | None = None,
 ) -> Gemma4ForCausalLM:
-    """Build this rank's model on `device` and fill it from `directory` ("auto") or with random weights ("dummy").
+    """Build this rank's model and fill it from `directory` ("auto") or with random weights ("dummy").
 
-    `weight_format` None is an unquantised checkpoint; `operations` compute on `device`, plain PyTorch's on any. Raises
-    InvalidInput when the tensor-parallel size does not fit, InvalidCheckpoint for missing, unexpected, misshapen or
-    unreadable tensors. 300 s without a byte end the process with reason LoadStalled.
+    Raises InvalidInput when the tensor-parallel size does not fit, InvalidCheckpoint for missing, unexpected, misshapen
+    or unreadable tensors. 300 s without a byte end the process with reason LoadStalled.
     """
-    model = Gemma4ForCausalLM(
-        architecture, parallel=parallel, weight_format=weight_format, operations=operations, device=device, dtype=dtype
-    )
+    model = Gemma4ForCausalLM(architecture, placement)
     with LoadProgress(callback=progress) as counted:
         if load_format == "dummy":
             counted.expect(model.parameter_bytes())
-            _make_up(weight_sources(model), seed=seed, device=device, dtype=dtype, progress=counted)
+            _make_up(weight_sources(model), placement, seed=seed, progress=counted)
         else:
             files = CheckpointFiles.scan(directory, opening=lambda file: counted.reading(f"the header of {file}"))
             sources = weight_sources(model, experts_apart=names_experts_apart(files.tensors))
-            _read(sources, files, unused=unused_names(model), device=device, progress=counted)
+            _read(sources, files, unused=unused_names(model), device=placement.device, progress=counted)
     for name, matrix in model.stored_matrices():
         try:
             matrix.loaded()
@@ -88,19 +79,19 @@ def load_assistant(
     """
     computed = str(target.dtype).removeprefix("torch.")
     architecture = read_assistant(directory).model_copy(update={"dtype": computed})
-    assistant, device = Gemma4Assistant(architecture, target), target.norm.weight.device
+    assistant, placement = Gemma4Assistant(architecture, target), target.placement
     sources = list(assistant_sources(assistant))
     with LoadProgress(callback=progress) as counted:
         if load_format == "dummy":
             counted.expect(assistant.parameter_bytes())
             if assistant.centroids is not None:
                 tokens = assistant.centroids.ordering
-                tokens.copy_(torch.arange(len(tokens), dtype=tokens.dtype, device=device))
+                tokens.copy_(torch.arange(len(tokens), dtype=tokens.dtype, device=placement.device))
             sources = [source for source in sources if source.name != ORDERING]
-            _make_up(sources, seed=seed, device=device, dtype=target.dtype, progress=counted)
+            _make_up(sources, placement, seed=seed, progress=counted)
         else:
             files = CheckpointFiles.scan(directory, opening=lambda file: counted.reading(f"the header of {file}"))
-            _read(sources, files, unused=unused_assistant_names(assistant), device=device, progress=counted)
+            _read(sources, files, unused=unused_assistant_names(assistant), device=placement.device, progress=counted)
     for layer in assistant.decoder_layers():
         for matrix in (layer.attention.qkv, layer.attention.o, layer.mlp.gate_up, layer.mlp.down):
             matrix.matrix.loaded()
@@ -116,10 +107,8 @@ def _check_ordering(ordering: Tensor, directory: Path) -> None:
         raise InvalidCheckpoint(f"checkpoint {directory}: tensor {ORDERING!r} does not name every token once")
 
 
-def _make_up(
-    sources: Iterable[WeightSource], *, seed: int, device: torch.device, dtype: torch.dtype, progress: LoadProgress
-) -> None:
-    weights = DummyWeights(seed=seed, device=device, dtype=dtype)
+def _make_up(sources: Iterable[WeightSource], placement: Placement, *, seed: int, progress: LoadProgress) -> None:
+    weights = DummyWeights(seed=seed, device=placement.device, dtype=placement.dtype)
     for source in sources:
         progress.advance(weights.fill(source))
 

@@ -13,7 +13,7 @@ import torch
 from modelserve.architecture import ModelArchitecture
 from modelserve.engine_args import EngineArgs
 from modelserve.errors import DoesNotFit, InvalidInput
-from modelserve.inspection import read_speculation
+from modelserve.inspection import read_rank_settings
 from modelserve.sizing.memory import memory_plan, overhead_terms
 from modelserve.sizing.pages import LAYER_ALIGNMENT_BYTES, CacheGeometry
 from modelserve.termination import TerminationReason
@@ -139,19 +139,8 @@ def cpu_memory_use(
     overhead are the planned figures.
     """
     total = cpu_limit_bytes(args) // args.tensor_parallel_size
-    plan = memory_plan(
-        architecture,
-        total_bytes=total,
-        utilization=Decimal(1),
-        tensor_parallel_size=args.tensor_parallel_size,
-        max_num_batched_tokens=args.max_num_batched_tokens,
-        max_num_seqs=args.max_num_seqs,
-        on_cpu=True,
-        kv_dtype=geometry.dtype,
-        kv_layout=geometry.layout,
-        weight_format=weight_format,
-        speculation=read_speculation(args, architecture),
-    )
+    settings = read_rank_settings(args, architecture, geometry, weight_format=weight_format, on_cpu=True)
+    plan = memory_plan(architecture, settings, total_bytes=total, utilization=Decimal(1))
     overhead = overhead_terms(tensor_parallel_size=args.tensor_parallel_size, total_bytes=total, on_cpu=True)
     return MemoryUse(total, plan.budget_bytes, weights_bytes, plan.activation_bytes, overhead)
 

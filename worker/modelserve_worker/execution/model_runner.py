@@ -22,7 +22,7 @@ from modelserve.errors import InvalidInput
 from modelserve.sizing.backends.table import KernelTable
 from modelserve.sizing.cuda_graphs import last_row_sizes
 from modelserve.sizing.speculation import Speculation
-from modelserve_worker.batch import Int32Array, PendingStep, ScheduledBatch, row_places
+from modelserve_worker.batch import FailedStep, Int32Array, PendingStep, ScheduledBatch, row_places
 from modelserve_worker.execution.block_tables import BlockTables
 from modelserve_worker.execution.cache_reader import PlainCacheReader
 from modelserve_worker.execution.drafter import CacheReader, Drafter, accepted_of
@@ -30,11 +30,12 @@ from modelserve_worker.execution.exact_attention import ExactAttention
 from modelserve_worker.execution.host_memory import HostMemory
 from modelserve_worker.execution.input_batch import QueryBlocks, StepPacker, StepSize
 from modelserve_worker.execution.kv_cache import KVCache
-from modelserve_worker.execution.launched_step import Drafted, FailedStep, LaunchedStep, UnsampledStep
+from modelserve_worker.execution.launched_step import Drafted, LaunchedStep, UnsampledStep
 from modelserve_worker.execution.page_groups import page_groups
 from modelserve_worker.execution.paged_attention import PagedAttention
 from modelserve_worker.execution.prompt_scores import PromptScorer, ScoredChunk
 from modelserve_worker.execution.sampler import Sampler, SamplerOutput
+from modelserve_worker.execution.staging import upload
 from modelserve_worker.execution.step_graphs import WARM_ROWS, StepGraphs
 from modelserve_worker.execution.token_masks import TokenMaskBuffer, TokenMasks
 from modelserve_worker.host_pages import HostProgress
@@ -169,19 +170,6 @@ class GPUModelRunner:
             return FailedStep(error, before_collectives=True)
         except Exception as error:
             return FailedStep(error)
-
-    @torch.inference_mode()
-    def forward_hidden(self, batch: ScheduledBatch, *, every_row: bool = False) -> Tensor:
-        """Run the model over one step and write its rows: hidden states of all of them [T, H], or of the `kept` rows
-        where the step is narrowed and not `every_row` is asked for."""
-        if every_row:
-            batch = replace(batch, sampled=batch.lengths, given=batch.lengths, targets=np.zeros_like(batch.token_ids))
-        return self._hidden(self._pack(batch), batch)
-
-    @torch.inference_mode()
-    def teacher_forced_logits(self, batch: ScheduledBatch) -> Tensor:
-        """Run one step without sampling and return the logits of every token, float32 [T, vocab]."""
-        return self.model.compute_logits(self.forward_hidden(batch, every_row=True))
 
     @torch.inference_mode()
     def profile(self, batches: Sequence[ScheduledBatch]) -> None:
@@ -347,7 +335,7 @@ class GPUModelRunner:
         segments, offsets = row_places(drawn)
         rows = (np.cumsum(batch.lengths) - drawn)[segments] + offsets + 1
         last = offsets + 1 == drawn[segments]
-        where, behind = (self._sampler.upload(each) for each in (np.where(last, 0, rows), last))
+        where, behind = (upload(each, step.token_ids.device) for each in (np.where(last, 0, rows), last))
         return step.token_ids[where].masked_fill_(behind, -1)
 
     def _attention(self, step: Step, batch: ScheduledBatch | None) -> AttentionBackend:

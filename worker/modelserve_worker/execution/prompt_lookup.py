@@ -16,6 +16,7 @@ from torch import Tensor
 
 from modelserve_worker.batch import AdmittedRequest
 from modelserve_worker.execution.drafter import Accepted, Drafter, Proposal, ReaderOf
+from modelserve_worker.execution.staging import pinned
 from modelserve_worker.kernels.prompt_lookup import LookupDoor, PlainLookup
 
 
@@ -60,15 +61,9 @@ class PromptLookup(Drafter):
 
     def propose(self, accepted: Accepted, asked: int) -> Proposal:  # noqa: ARG002 - three kernels
         slots, positions = accepted.slots, accepted.positions
-        self._door.remember(
-            self._history, slots, accepted.sampled, accepted.firsts, accepted.counts, positions
-        )  # fmt: skip
+        self._door.remember(self._history, slots, accepted.sampled, accepted.firsts, accepted.counts, positions)
         prompts, predicted = self._lengths
-        return Proposal(
-            *self._door.look_up(self._history, slots, positions, prompts, predicted, self.num_tokens)
-        )  # fmt: skip
+        return Proposal(*self._door.look_up(self._history, slots, positions, prompts, predicted, self.num_tokens))
 
     def _sent(self, values: NDArray[np.int32]) -> Tensor:
-        """A copy that the device may read while the host goes on; the allocator keeps it until the copy is done."""
-        tensor = torch.from_numpy(values)
-        return tensor.pin_memory() if self._history.is_cuda else tensor
+        return pinned(torch.from_numpy(values), self._history.device)

@@ -17,6 +17,7 @@ from torch import Tensor
 from modelserve.sizing.activation import PROMPT_SCORE_ROWS
 from modelserve_worker.batch import AdmittedRequest, Int32Array, ScheduledBatch
 from modelserve_worker.execution.launched_step import to_host
+from modelserve_worker.execution.staging import upload
 from modelserve_worker.kernels.sampling import softcapped
 from modelserve_worker.request import PromptLogprobs
 
@@ -54,9 +55,7 @@ class PromptScorer:
         """`logits` gives raw ones [N, vocab] of some rows, which lie back to back, `lengths` of each segment."""
         if not len(batch.given):
             return []
-        wanted = torch.from_numpy(batch.targets.astype(np.int64))
-        if self._device.type == "cuda":
-            wanted = wanted.pin_memory().to(self._device, non_blocking=True)
+        wanted = upload(batch.targets.astype(np.int64), self._device)
         firsts, ends = np.cumsum(lengths) - batch.sampled, np.cumsum(batch.given)
         positions = batch.starts + batch.lengths - batch.sampled + 1
         return [

@@ -35,9 +35,8 @@ from modelserve.engine_args import EngineArgs
 from modelserve.errors import InvalidInput, ModelServeError
 from modelserve.sizing.backends.table import KernelTable
 from modelserve.sizing.pages import CacheGeometry
-from modelserve_worker.batch import Int32Array, ModelRunner, PendingStep, SampledTokens, ScheduledBatch
+from modelserve_worker.batch import FailedStep, Int32Array, ModelRunner, PendingStep, SampledTokens, ScheduledBatch
 from modelserve_worker.engine_client import EngineDead
-from modelserve_worker.execution.launched_step import FailedStep
 from modelserve_worker.execution.memory_report import MemoryReport
 from modelserve_worker.execution.parallel import abort_collectives
 from modelserve_worker.execution.rank_messages import decode_batch, encode_batch
@@ -323,9 +322,6 @@ class _RankedStep:
     def __init__(self, step: PendingStep, workers: WorkerRanks) -> None:
         self._step = step
         self._workers = workers
-
-    def done(self) -> bool:
-        return self._step.done()
 
     def constrain(self, masks: Int32Array) -> PendingStep:
         """On every rank; a dead one fails the step."""

@@ -24,6 +24,7 @@ from torch import Tensor
 from modelserve.sizing.activation import ROWS_PER_SORT
 from modelserve_worker.batch import NOT_A_NUMBER, AdmittedRequest
 from modelserve_worker.execution.sampling_slots import SamplingSlots, Slots
+from modelserve_worker.execution.staging import upload
 from modelserve_worker.execution.token_masks import TokenMasks
 from modelserve_worker.kernels.sampling import (
     CandidateRows,
@@ -94,10 +95,6 @@ class Sampler:
     def reset(self) -> None:
         """Forget what every slot has seen."""
         self._seen.zero_()
-
-    def upload(self, values: NDArray[np.generic]) -> Tensor:
-        """A small array on the device, sent without waiting."""
-        return self._slots.upload(values)
 
     def admit(self, admitted: Sequence[AdmittedRequest]) -> None:
         """Requests take their slots: parameters go to the device, what they have seen is counted afresh.
@@ -170,7 +167,7 @@ class Sampler:
         if not which.any():
             return
         rows = np.flatnonzero(which).astype(np.int64)
-        on_device = self._slots.upload(rows)
+        on_device = upload(rows, self._seen.device)
         for first in range(0, len(rows), ROWS_PER_SORT):
             end = first + ROWS_PER_SORT
             yield rows[first:end], on_device[first:end]
@@ -223,8 +220,8 @@ class Sampler:
         constrained = np.flatnonzero(masks.host_rows[rows] >= 0)
         if not len(constrained):
             return
-        here = self._slots.upload(constrained)
-        words = masks.words[self._slots.upload(masks.host_rows[rows][constrained].astype(np.int64))]
+        here = upload(constrained, values.device)
+        words = masks.words[upload(masks.host_rows[rows][constrained].astype(np.int64), values.device)]
         allowed = allowed_tokens(words, torch.arange(values.shape[1], device=values.device))
         values.index_copy_(0, here, values[here].masked_fill_(~allowed, -torch.inf))
 
@@ -248,7 +245,7 @@ class Sampler:
         self._seen.view(-1).index_add_(0, places, ones)
 
     def _tokens(self, ids: Sequence[int]) -> Tensor:
-        return self._slots.upload(np.array(ids, dtype=np.int64))
+        return upload(np.array(ids, dtype=np.int64), self._seen.device)
 
     def _logprobs(self, logits: Tensor, tokens: Tensor, wanted: NDArray[np.int32]) -> SampledLogprobs | None:
         most = int(wanted.max(initial=-1))

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from modelserve.sizing.activation import TOP_K_CAPACITY
 from modelserve_worker.batch import AdmittedRequest
+from modelserve_worker.execution.staging import pinned, upload
 from modelserve_worker.kernels.sampling import MIN_TEMPERATURE
 from modelserve_worker.kernels.slot_columns import BANNED, FLOATS, WORDS_PER_SLOT, SlotColumns
 from modelserve_worker.request import SamplingParams
@@ -66,16 +67,12 @@ class SamplingSlots:
         """Take the parameters of these requests into their slots, on the host and, on the stream, on the device."""
         for request in admitted:
             self._take(request.slot, request.sampling, request.banned_token_ids)
-        self.device.words.copy_(self._pinned(self._host.words), non_blocking=True)
+        self.device.words.copy_(pinned(self._host.words, self._device), non_blocking=True)
 
     def paths(self, slots: Slots) -> RowPaths:
         """Those of the rows with these slots."""
         exact = np.asarray(self._exact[slots])
         return RowPaths(exact, self._reported[slots], int(self._candidates[slots][~exact].max(initial=0)))
-
-    def upload(self, values: NDArray[np.generic]) -> Tensor:
-        """A small array on the device, sent without waiting."""
-        return self._pinned(torch.from_numpy(values)).to(self._device, non_blocking=True)
 
     def _take(self, slot: int, sampling: SamplingParams, banned: tuple[int, ...]) -> None:
         columns = self._columns
@@ -106,19 +103,15 @@ class SamplingSlots:
                 bias[token] = bias.get(token, 0.0) + value
         if bias:
             self.bias[slot] = (
-                self.upload(np.fromiter(bias.keys(), np.int64, len(bias))),
-                self.upload(np.fromiter(bias.values(), np.float32, len(bias))),
+                upload(np.fromiter(bias.keys(), np.int64, len(bias)), self._device),
+                upload(np.fromiter(bias.values(), np.float32, len(bias)), self._device),
             )
         banned = [token for token in dict.fromkeys(banned_token_ids) if 0 <= token < self._vocab_size]
         self.min_tokens[slot] = sampling.min_tokens if banned else 0
         if sampling.min_tokens == 0 or not banned:
             return
-        self.banned[slot] = self.upload(np.array(banned, dtype=np.int64))
+        self.banned[slot] = upload(np.array(banned, dtype=np.int64), self._device)
         self._columns["banned"][slot] = (banned + [-1] * BANNED)[:BANNED]
-
-    def _pinned(self, values: Tensor) -> Tensor:
-        """A copy that the device may read while the host goes on; the allocator keeps it until the copy is done."""
-        return values.pin_memory() if self._device.type == "cuda" else values
 
 
 def _signed(seed: int) -> int:

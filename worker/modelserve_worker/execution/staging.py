@@ -1,4 +1,5 @@
-"""Buffers of 32-bit words that the host fills and the device gets in one copy: a step's metadata, table updates."""
+"""What the host sends to the device without waiting: small arrays, and buffers of 32-bit words that a step's metadata
+and table updates cross in, in one copy."""
 
 from __future__ import annotations
 
@@ -10,6 +11,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 _STEPS_IN_FLIGHT = 2
+
+
+def pinned(values: Tensor, device: torch.device) -> Tensor:
+    """A copy that the device may read while the host goes on; the allocator keeps it until the copy is done."""
+    return values.pin_memory() if device.type == "cuda" else values
+
+
+def upload(values: NDArray[np.generic], device: torch.device) -> Tensor:
+    """A small array on the device, sent without waiting."""
+    return pinned(torch.from_numpy(values), device).to(device, non_blocking=True)
 
 
 class StagingBuffer:

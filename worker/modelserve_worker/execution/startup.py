@@ -9,24 +9,20 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
 from modelserve import inspection
 from modelserve.architecture import ModelArchitecture
-from modelserve.checkpoint_files import GENERATION_FILE, read_generation_config
 from modelserve.engine_args import EngineArgs
-from modelserve.errors import InvalidInput, UnsupportedModel
-from modelserve.sizing.activation import PROMPT_SCORE_ROWS, sampling_bytes
+from modelserve.sizing.activation import sampling_bytes
+from modelserve.sizing.backends.table import KernelTable
 from modelserve.sizing.cuda_graphs import graphs_bytes
 from modelserve.sizing.memory import KEYS_PER_PASS
 from modelserve.sizing.pages import CacheGeometry
 from modelserve.sizing.rank_sums import peer_bytes, peer_rows_layout
-from modelserve.sizing.speculation import STEP_DRAFTS
-from modelserve.weight_format import WeightFormat
-from modelserve_worker.batch import NO_UPDATES, AdmittedRequest, Int32Array, ScheduledBatch
 from modelserve_worker.execution.accelerator_check import check_accelerator
+from modelserve_worker.execution.checkpoint_config import read_architecture, read_weight_format
 from modelserve_worker.execution.device import (
     compute_dtype,
     device_facts,
@@ -51,23 +47,16 @@ from modelserve_worker.execution.memory import (
 from modelserve_worker.execution.memory_report import MemoryReport
 from modelserve_worker.execution.model_runner import GPUModelRunner
 from modelserve_worker.execution.parallel import TensorParallel, join_tensor_parallel
-from modelserve_worker.execution.weights import InvalidCheckpoint
+from modelserve_worker.execution.profile_steps import profile_batches
 from modelserve_worker.execution.weights_progress import ProgressCallback
 from modelserve_worker.host_pages import HostProgress
 from modelserve_worker.kernels.operations import Operations
+from modelserve_worker.layers.placement import Placement
 from modelserve_worker.models.exact_check import check_exact
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.nvml import used_bytes
-from modelserve_worker.request import SamplingParams
 
 _CPU_PROFILE_TOKENS = 64  # nothing is measured on the CPU: the step shows that the model runs
-# Every filter and penalty on, so that the profile step holds every temporary of sampling.
-_PROFILE_SAMPLING = SamplingParams(
-    seed=0, max_tokens=1, top_k=2, top_p=0.5, min_p=0.1, repetition_penalty=1.1, presence_penalty=0.1,
-    frequency_penalty=0.1, logprobs=20, prompt_logprobs=20,
-)  # fmt: skip
-# And one that kernels draw, where there are any: no request is to wait for their compilation.
-_KERNELS_SAMPLING = SamplingParams(seed=0, max_tokens=1, top_k=64, top_p=0.95)
 
 logger = logging.getLogger(__name__)
 
@@ -79,42 +68,6 @@ class StartedRank:
     runner: GPUModelRunner
     architecture: ModelArchitecture
     memory: MemoryReport
-
-
-def read_architecture(directory: Path) -> ModelArchitecture:
-    """Geometry from DIRECTORY/config.json, EOS ids from it and from generation_config.json where there is one.
-
-    Raises InvalidCheckpoint when one of them is broken, UnsupportedModel for another model.
-    """
-    try:
-        architecture = inspection.read_architecture(directory)
-        named = read_generation_config(directory).get("eos_token_id")
-    except UnsupportedModel:
-        raise
-    except InvalidInput as error:
-        raise InvalidCheckpoint(str(error), field=error.field) from error
-    token_ids = [] if named is None else named if isinstance(named, list) else [named]
-    if not all(type(token_id) is int and 0 <= token_id < architecture.vocab_size for token_id in token_ids):
-        raise InvalidCheckpoint(
-            f"{directory / GENERATION_FILE}: eos_token_id {named!r}; give one or several token ids in "
-            f"0..{architecture.vocab_size - 1}",
-            field=GENERATION_FILE,
-        )
-    return architecture.model_copy(update={"eos_token_ids": tuple(sorted({*architecture.eos_token_ids, *token_ids}))})
-
-
-def read_weight_format(directory: Path) -> WeightFormat | None:
-    """How the checkpoint stores its text weights; None where it does not quantise them: they are held as computed.
-
-    Raises InvalidCheckpoint when a file is broken, UnsupportedModel for a format that is not served.
-    """
-    try:
-        stored = inspection.read_weight_format(directory)
-    except UnsupportedModel:
-        raise
-    except InvalidInput as error:
-        raise InvalidCheckpoint(str(error), field=error.field) from error
-    return stored if stored.quantised else None
 
 
 def start_rank(
@@ -155,44 +108,13 @@ def start_rank(
         kernel_cache.use_kernel_cache()
         compilations = kernel_cache.compilations
     probe = GPUMemoryProbe(device, used_before=used_before) if device.type == "cuda" else None
-    few_rows = args.speculative.step_rows(args.max_num_seqs)
-    most_rows = max(args.max_num_batched_tokens, few_rows)
-    parallel = join_tensor_parallel(
-        rank=rank,
-        size=args.tensor_parallel_size,
-        init_method=init_method,
-        device=device,
-        capability=table.capability if table.sums_through_peers else None,
-        peer_layout=peer_rows_layout(architecture, tensor_parallel_size=args.tensor_parallel_size, rows=most_rows),
-    )
-    parallel = replace(parallel, exact=table.profile == "exact")
-    dtype = compute_dtype(architecture)
-    if probe is not None and parallel.size > 1:
-        # The channels of a communicator are made by its first collectives, and captured ones make none: one of each
-        # size class comes first, the largest of a step at the beginning.
-        residual = torch.zeros(args.max_num_batched_tokens, architecture.hidden_size, dtype=dtype, device=device)
-        for rows in (
-            args.max_num_batched_tokens >> halvings for halvings in range(args.max_num_batched_tokens.bit_length())
-        ):
-            parallel.all_reduce(residual[:rows])
-        torch.cuda.synchronize(device)
-        sizes = {"tensor_parallel_size": parallel.size, "rows": most_rows}
-        probe.joined(peer_bytes=peer_bytes(architecture, **sizes) if parallel.peers is not None else 0)
-        del residual
+    parallel = _join(args, architecture, table, device, probe, rank=rank, init_method=init_method)
     if rank == 0:
         logger.info("kernels: %s", "\n  ".join(table.lines()))
     phases.end("device")
+    placement = Placement(device, compute_dtype(architecture), parallel, weight_format, Operations(table, device))
     model = load_model(
-        architecture,
-        directory,
-        parallel=parallel,
-        device=device,
-        dtype=dtype,
-        weight_format=weight_format,
-        operations=Operations(table, device),
-        load_format=args.load_format,
-        seed=args.seed,
-        progress=progress,
+        architecture, directory, placement, load_format=args.load_format, seed=args.seed, progress=progress
     )
     if model.operations.exact:
         with compilations():
@@ -201,6 +123,7 @@ def start_rank(
     phases.end("weights")
     beside_graphs = 0
     if table.on_kernels:
+        few_rows = args.speculative.step_rows(args.max_num_seqs)
         beside_graphs = sampling_bytes(architecture, rows=few_rows, tensor_parallel_size=args.tensor_parallel_size)
     with compilations():
         runner, use = _profile(model, args, geometry, device, probe, drafter=drafter, beside_graphs_bytes=beside_graphs)
@@ -260,6 +183,42 @@ def start_rank(
     return StartedRank(runner, architecture, memory)
 
 
+def _join(
+    args: EngineArgs,
+    architecture: ModelArchitecture,
+    table: KernelTable,
+    device: torch.device,
+    probe: GPUMemoryProbe | None,
+    *,
+    rank: int,
+    init_method: str,
+) -> TensorParallel:
+    """Meet the other ranks, and on GPUs have their communicator made and measured."""
+    tokens = args.max_num_batched_tokens
+    sizes = {
+        "tensor_parallel_size": args.tensor_parallel_size,
+        "rows": max(tokens, args.speculative.step_rows(args.max_num_seqs)),
+    }
+    joined = join_tensor_parallel(
+        rank=rank,
+        size=args.tensor_parallel_size,
+        init_method=init_method,
+        device=device,
+        capability=table.capability if table.sums_through_peers else None,
+        peer_layout=peer_rows_layout(architecture, **sizes),
+    )
+    parallel = replace(joined, exact=table.profile == "exact")
+    if probe is not None and parallel.size > 1:
+        # The channels of a communicator are made by its first collectives, and captured ones make none: one of each
+        # size class comes first, the largest of a step at the beginning.
+        residual = torch.zeros(tokens, architecture.hidden_size, dtype=compute_dtype(architecture), device=device)
+        for rows in (tokens >> halvings for halvings in range(tokens.bit_length())):
+            parallel.all_reduce(residual[:rows])
+        torch.cuda.synchronize(device)
+        probe.joined(peer_bytes=peer_bytes(architecture, **sizes) if parallel.peers is not None else 0)
+    return parallel
+
+
 class Phases:
     """Seconds that the parts of a start-up took, one after the other."""
 
@@ -309,19 +268,13 @@ def _profile(
     few = runner.draft_tokens + 1
     runner.profile(profile_batches(start=start, tokens=tokens, rows=rows, few=few, asked=runner.asked_drafts))
     if probe is not None:
-        graphs = graphs_bytes(
-            model.architecture,
-            tensor_parallel_size=args.tensor_parallel_size,
-            max_num_batched_tokens=args.max_num_batched_tokens,
-            max_num_seqs=args.max_num_seqs,
-            weight_format=model.weight_format,
-            speculation=inspection.read_speculation(args, model.architecture),
-            profile=args.profile,
+        settings = inspection.read_rank_settings(
+            args, model.architecture, geometry, weight_format=model.weight_format, on_cpu=False
         )
         use = probe.measure(
             args.gpu_memory_utilization,
             scratch_bytes=page_bytes,
-            graphs_bytes=graphs,
+            graphs_bytes=graphs_bytes(model.architecture, settings),
             beside_graphs_bytes=beside_graphs_bytes,
         )
         return runner, use
@@ -333,58 +286,6 @@ def _profile(
         weights_bytes=model.parameter_bytes() + (0 if drafter is None else drafter.weights_bytes),
     )
     return runner, use
-
-
-def profile_batches(*, start: int, tokens: int, rows: int, few: int = 1, asked: int = 0) -> tuple[ScheduledBatch, ...]:
-    """Two prefill chunks of positions [start, start + tokens), then `rows` decodes of `few` rows each, as far as a
-    step has drafts, then those that kernels draw. Behind decodes `asked` drafts are made.
-
-    A block of the first chunk is scored, for which a model that narrows its steps computes all rows in all layers.
-    Every table entry names page 0.
-    """
-    heavy, drawn = (
-        tuple(AdmittedRequest(slot, f"profile-{slot}", sampling, (0,), ()) for slot in range(rows))
-        for sampling in (_PROFILE_SAMPLING, _KERNELS_SAMPLING)
-    )
-    chunk, one = np.full(1, tokens, dtype=np.int32), np.ones(1, dtype=np.int32)
-    chunks = (
-        _profile_batch(step, start=start, lengths=chunk, drawn=one, admitted=heavy[:1], given=given)
-        for step, given in enumerate((min(tokens - 1, PROMPT_SCORE_ROWS), 0))
-    )
-    drafts = few - 1
-    each = 1 + np.clip(STEP_DRAFTS - drafts * np.arange(rows), 0, drafts).astype(np.int32)
-    decodes = (
-        replace(_profile_batch(step, start=start, lengths=each, drawn=each, admitted=admitted), asked=asked)
-        for step, admitted in enumerate((heavy, drawn), start=2)
-    )
-    return *chunks, *decodes
-
-
-def _profile_batch(
-    step: int,
-    *,
-    start: int,
-    lengths: Int32Array,
-    drawn: Int32Array,
-    admitted: tuple[AdmittedRequest, ...],
-    given: int = 0,
-) -> ScheduledBatch:
-    slots = len(lengths)
-    return ScheduledBatch(
-        step=step,
-        slots=np.arange(slots, dtype=np.int32),
-        starts=np.full(slots, start, dtype=np.int32),
-        lengths=lengths,
-        sampled=drawn + given,
-        given=np.full(slots if given else 0, given, dtype=np.int32),
-        targets=np.zeros(slots * given, dtype=np.int32),
-        output_counts=np.zeros(slots, dtype=np.int32),
-        token_ids=np.zeros(lengths.sum(), dtype=np.int32),
-        admitted=admitted,
-        page_moves=(),
-        global_updates=NO_UPDATES,
-        sliding_updates=NO_UPDATES,
-    )
 
 
 def _agree(use: MemoryUse, parallel: TensorParallel, device: torch.device) -> tuple[MemoryUse, int]:

@@ -67,10 +67,6 @@ class ElementwiseDoors(Protocol):
         """
         ...
 
-    def softcap(self, logits: Tensor, cap: float | None) -> Tensor:
-        """cap * tanh(logits / cap) in float32, or the logits in float32 without a cap; [N, V] -> float32 [N, V]."""
-        ...
-
 
 def rms_normalize(x: Tensor, *, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) over the last dimension, in float32. Returns float32 of x's shape."""
@@ -119,10 +115,6 @@ class PlainElementwise:
     def embed(self, ids: Tensor, table: Tensor, *, scale: float) -> Tensor:
         inside = (ids >= 0) & (ids < table.shape[0])
         return functional.embedding(ids * inside, table) * scale * inside.unsqueeze(-1)
-
-    def softcap(self, logits: Tensor, cap: float | None) -> Tensor:
-        wide = logits.float()
-        return wide if cap is None else torch.tanh(wide / cap) * cap
 
 
 class ExactElementwise(PlainElementwise):

@@ -42,17 +42,6 @@ def gelu(x):
 
 
 @triton.jit
-def tanh(x):
-    """(1 - e) / (1 + e) with e = exp(-2 |x|); near 0, where that difference cancels, the series up to x^9."""
-    size = tl.abs(x)
-    e = tl.exp(-2.0 * size)
-    s = x * x
-    series = size * (1.0 + s * (-1 / 3 + s * (2 / 15 + s * (-17 / 315 + s * (62 / 2835)))))
-    result = tl.where(size < 0.25, series, (1.0 - e) / (1.0 + e))
-    return tl.where(x < 0, -result, result)
-
-
-@triton.jit
 def load_row(pointer, column, WIDTH: tl.constexpr):
     """A weight [WIDTH] as float32 [1, BLOCK], zero past its end."""
     return tl.load(pointer + column, mask=column < WIDTH, other=0.0).to(tl.float32)[None, :]
@@ -173,17 +162,6 @@ def embed(ids, table, embedded, table_rows, scale, WIDTH: tl.constexpr, BLOCK: t
     tl.store(embedded + row * WIDTH + column, (values * scale).to(embedded.dtype.element_ty), mask=column < WIDTH)
 
 
-@triton.jit
-def softcap(logits, capped, count, cap, CAPPED: tl.constexpr, BLOCK: tl.constexpr):
-    launch_dependents()
-    wait_for_prerequisites()
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    values = tl.load(logits + at, mask=at < count, other=0.0).to(tl.float32)
-    if CAPPED:
-        values = tanh(tl.div_rn(values, cap)) * cap
-    tl.store(capped + at, values, mask=at < count)
-
-
 def least_many(*, exact: bool) -> int:
     """Rows from which on a launch is that of many."""
     return 0 if exact else _MANY_ROWS
@@ -302,15 +280,6 @@ class TritonElementwise:
         )
         return embedded
 
-    def softcap(self, logits: Tensor, cap: float | None) -> Tensor:
-        capped = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
-        if count := logits.numel():
-            launch(
-                softcap, (triton.cdiv(count, _TILE),),
-                logits, capped, count, 1.0 if cap is None else cap, CAPPED=cap is not None, BLOCK=_TILE, num_warps=4,
-            )  # fmt: skip
-        return capped
-
 
 def _specimen(kernel: Any, block: dict[str, int], types: dict[str, str], **constants: Any) -> KernelSpecimen:
     warps = block["num_warps"]
@@ -329,7 +298,6 @@ def _specimens(dtype: str) -> list[KernelSpecimen]:
     inputs = dict.fromkeys(("projected", "table_rows", "weight", "added"), dtype)
     gates = {"gate": dtype, "gate_stride": "i32", "factor": dtype, "factor_stride": "i32", "gated": dtype}
     looked_up = {"ids": "*i32", "table": dtype, "embedded": dtype, "table_rows": "i32", "scale": "fp32"}
-    head = {"logits": dtype, "capped": "*fp32", "count": "i32", "cap": "fp32"}
     absent = dict.fromkeys(("scalar", "next_weight", "normed"))
     normed = {"x": dtype, "weight": dtype, "normed": dtype, **rows}
     return [
@@ -343,7 +311,6 @@ def _specimens(dtype: str) -> list[KernelSpecimen]:
         _specimen(per_layer_inputs, row_launch(256), {**inputs, "projection_scale": "fp32", **rows}),
         *(_specimen(gated_gelu, tile_launch(width), gates) for width in (256, 704, 21504)),
         _specimen(embed, tile_launch(5376), looked_up),
-        _specimen(softcap, {"BLOCK": _TILE, "num_warps": 4}, head, CAPPED=True),
     ]
 
 

@@ -71,8 +71,7 @@ def repack_int4(packed: Tensor, scale: Tensor, zero_point: Tensor | None = None)
             _repack_rows(source[first : first + most].contiguous(), target[:, first : first + most])
     zeros = None
     if zero_point is not None:
-        nibbles = _nibbles(zero_point.mT.contiguous())[..., :rows]  # [K / g, N]
-        of_groups = _grouped(nibbles, tiles, group)
+        of_groups = _grouped(nibbles(zero_point.mT.contiguous())[..., :rows], tiles, group)  # of [K / g, N]
         pairs = functional.pad(of_groups, (0, 0, 0, of_groups.shape[-2] % 2))
         zeros = pairs[..., 0::2, :] | pairs[..., 1::2, :] << 4
     return Int4Tiles(words, _grouped(scale.mT, tiles, group), zeros, inputs)
@@ -81,15 +80,32 @@ def repack_int4(packed: Tensor, scale: Tensor, zero_point: Tensor | None = None)
 def _repack_rows(packed: Tensor, words: Tensor) -> None:
     """packed int32 [n, K / 8] -> words [tiles, n, 32], a view to write."""
     tiles, rows, _ = words.shape
-    elements = functional.pad(_nibbles(packed), (0, tiles * INT4_TILE_INPUTS - 8 * packed.shape[1]))
+    elements = functional.pad(nibbles(packed), (0, tiles * INT4_TILE_INPUTS - 8 * packed.shape[1]))
     planes = elements.view(rows, tiles, PLANES, PLANE_INPUTS).permute(1, 0, 3, 2)
-    words.copy_((planes[..., 0::2] | planes[..., 1::2] << 4).contiguous().view(torch.int32).squeeze(-1))
+    words.copy_(packed_nibbles(planes).squeeze(-1))
 
 
-def _nibbles(words: Tensor) -> Tensor:
-    """int32 [n, w], contiguous -> uint8 [n, 8 w], least significant first."""
-    octets = words.view(torch.uint8)
-    return torch.stack((octets & 15, octets >> 4), dim=-1).flatten(-2)
+def unpack_nibbles(packed: Tensor, into: Tensor, half: Tensor) -> None:
+    """Nibbles 0..15 of int32 [..., n], least significant first, to `into` [..., n, 8], of any dtype. `half`: uint8
+    [..., 4 n], overwritten."""
+    octets = packed.view(torch.uint8)
+    places = into.view(*octets.shape, 2)
+    torch.bitwise_and(octets, 15, out=half)
+    places[..., 0].copy_(half)
+    torch.bitwise_right_shift(octets, 4, out=half)
+    places[..., 1].copy_(half)
+
+
+def nibbles(packed: Tensor) -> Tensor:
+    """int32 [..., n], contiguous -> uint8 [..., 8 n]."""
+    found = torch.empty((*packed.shape, 8), dtype=torch.uint8, device=packed.device)
+    unpack_nibbles(packed, found, torch.empty_like(packed.view(torch.uint8)))
+    return found.flatten(-2)
+
+
+def packed_nibbles(values: Tensor) -> Tensor:
+    """The reverse: uint8 [..., 8 n] of 0..15 -> int32 [..., n]."""
+    return (values[..., 0::2] | values[..., 1::2] << 4).contiguous().view(torch.int32)
 
 
 def _grouped(values: Tensor, tiles: int, group: int) -> Tensor:

@@ -8,13 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from modelserve.architecture import ModelArchitecture
-from modelserve.weight_format import TextLinear, WeightFormat
+from modelserve.weight_format import TextLinear
 from modelserve_worker.kernels.elementwise import rms_normalize
-from modelserve_worker.kernels.operations import Operations
 from modelserve_worker.kernels.step import Step
 from modelserve_worker.layers.linear import ColumnParallelLinear, RowParallelLinear
 from modelserve_worker.layers.norm import RMSNorm
-from modelserve_worker.layers.parallel import TensorParallel
+from modelserve_worker.layers.placement import Placement
 from modelserve_worker.layers.rotary import rotate
 
 
@@ -44,18 +43,9 @@ class Attention(nn.Module):
     KV-shared layers have q rows only.
     """
 
-    def __init__(
-        self,
-        architecture: ModelArchitecture,
-        *,
-        layer: int,
-        parallel: TensorParallel,
-        weight_format: WeightFormat | None,
-        operations: Operations,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> None:
+    def __init__(self, architecture: ModelArchitecture, placement: Placement, *, layer: int) -> None:
         super().__init__()
+        parallel = placement.parallel
         self.layer = layer
         self.head_dim = architecture.layer_head_dim(layer)
         self.q_heads = architecture.num_attention_heads // parallel.size
@@ -70,29 +60,10 @@ class Attention(nn.Module):
         else:
             shards = [q, kv, kv]
         hidden = architecture.hidden_size
-        self.qkv = ColumnParallelLinear(
-            TextLinear.QKV,
-            hidden,
-            shards=shards,
-            weight_format=weight_format,
-            operations=operations,
-            device=device,
-            dtype=dtype,
-        )
-        self.o = RowParallelLinear(
-            TextLinear.OUTPUT,
-            hidden,
-            shard=q,
-            in_parts=parallel.size == 1,
-            weight_format=weight_format,
-            operations=operations,
-            device=device,
-            dtype=dtype,
-        )
-        self.q_norm = RMSNorm(self.head_dim, eps=self.eps, device=device, dtype=dtype)
-        self.k_norm = (
-            RMSNorm(self.head_dim, eps=self.eps, device=device, dtype=dtype) if architecture.owns_cache(layer) else None
-        )
+        self.qkv = ColumnParallelLinear(TextLinear.QKV, hidden, placement, shards=shards)
+        self.o = RowParallelLinear(TextLinear.OUTPUT, hidden, placement, shard=q, in_parts=parallel.size == 1)
+        self.q_norm = RMSNorm(self.head_dim, placement, eps=self.eps)
+        self.k_norm = RMSNorm(self.head_dim, placement, eps=self.eps) if architecture.owns_cache(layer) else None
 
     def heads(self, projected: Tensor, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """q [T, query heads, D], k and v [T, KV heads, D] as attention takes them; None on KV-shared layers."""

@@ -6,12 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from modelserve.architecture import ModelArchitecture
-from modelserve.weight_format import TextLinear, WeightFormat
-from modelserve_worker.kernels.elementwise import ElementwiseDoors
-from modelserve_worker.kernels.operations import Operations
+from modelserve.weight_format import TextLinear
 from modelserve_worker.layers.linear import ReplicatedLinear
 from modelserve_worker.layers.norm import RMSNorm
-from modelserve_worker.layers.parallel import TensorParallel
+from modelserve_worker.layers.placement import Placement
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -20,26 +18,13 @@ class VocabParallelEmbedding(nn.Module):
     Rows are multiplied by sqrt(`scale_of`), rounded to the table's dtype first, as Gemma was trained.
     """
 
-    def __init__(
-        self,
-        vocab_size: int,
-        width: int,
-        *,
-        scale_of: int,
-        what: str,
-        doors: ElementwiseDoors,
-        parallel: TensorParallel,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> None:
+    def __init__(self, vocab_size: int, width: int, placement: Placement, *, scale_of: int, what: str) -> None:
         super().__init__()
-        self.doors = doors
-        self.parallel = parallel
-        self.shard = parallel.shard(vocab_size, what=what)
-        self.scale = torch.tensor(scale_of**0.5).to(dtype).item()
-        self.weight = nn.Parameter(
-            torch.empty((self.shard.size, width), device=device, dtype=dtype), requires_grad=False
-        )
+        self.doors = placement.operations.elementwise
+        self.parallel = placement.parallel
+        self.shard = self.parallel.shard(vocab_size, what=what)
+        self.scale = torch.tensor(scale_of**0.5).to(placement.dtype).item()
+        self.weight = placement.parameter(self.shard.size, width)
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """int32 or int64 [T] -> [T, width]. An id outside the vocabulary gives zeros."""
@@ -51,14 +36,10 @@ class VocabParallelEmbedding(nn.Module):
 class OutputHead(nn.Module):
     """Untied output projection, [vocab / size, hidden]; tied models use the embedding's weight instead."""
 
-    def __init__(
-        self, vocab_size: int, hidden_size: int, *, parallel: TensorParallel, device: torch.device, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, vocab_size: int, hidden_size: int, placement: Placement) -> None:
         super().__init__()
-        self.shard = parallel.shard(vocab_size, what="vocab_size")
-        self.weight = nn.Parameter(
-            torch.empty((self.shard.size, hidden_size), device=device, dtype=dtype), requires_grad=False
-        )
+        self.shard = placement.parallel.shard(vocab_size, what="vocab_size")
+        self.weight = placement.parameter(self.shard.size, hidden_size)
 
 
 class PerLayerEmbedding(nn.Module):
@@ -68,41 +49,20 @@ class PerLayerEmbedding(nn.Module):
     The table is split over its vocabulary; the projection, a few tens of MB, is held whole.
     """
 
-    def __init__(
-        self,
-        architecture: ModelArchitecture,
-        *,
-        operations: Operations,
-        parallel: TensorParallel,
-        weight_format: WeightFormat | None,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> None:
+    def __init__(self, architecture: ModelArchitecture, placement: Placement) -> None:
         super().__init__()
-        self.doors = operations.elementwise
+        self.doors = placement.operations.elementwise
         self.layers = architecture.num_hidden_layers
         self.width = architecture.hidden_size_per_layer_input
         self.projection_scale = architecture.hidden_size**-0.5
         self.table = VocabParallelEmbedding(
-            architecture.vocab_size_per_layer_input,
-            self.layers * self.width,
-            scale_of=self.width,
+            architecture.vocab_size_per_layer_input, self.layers * self.width, placement, scale_of=self.width,
             what="vocab_size_per_layer_input",
-            doors=self.doors,
-            parallel=parallel,
-            device=device,
-            dtype=dtype,
-        )
+        )  # fmt: skip
         self.projection = ReplicatedLinear(
-            TextLinear.MODEL_PROJECTION,
-            architecture.hidden_size,
-            self.layers * self.width,
-            weight_format=weight_format,
-            operations=operations,
-            device=device,
-            dtype=dtype,
+            TextLinear.MODEL_PROJECTION, architecture.hidden_size, self.layers * self.width, placement
         )
-        self.norm = RMSNorm(self.width, eps=architecture.rms_norm_eps, device=device, dtype=dtype)
+        self.norm = RMSNorm(self.width, placement, eps=architecture.rms_norm_eps)
 
     def forward(self, input_ids: Tensor, embedded: Tensor) -> Tensor:
         """int32 or int64 [T] and scaled token embeddings [T, H] -> [T, layers, P]."""

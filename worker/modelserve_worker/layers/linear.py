@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from modelserve.weight_format import TextLinear, WeightFormat
-from modelserve_worker.kernels.operations import Operations
+from modelserve.weight_format import TextLinear
 from modelserve_worker.layers.parallel import Shard
+from modelserve_worker.layers.placement import Placement
 from modelserve_worker.layers.stored_matrix import stored_matrix
 
 
@@ -23,23 +23,10 @@ class ColumnParallelLinear(nn.Module):
     The output is this rank's columns only: no communication.
     """
 
-    def __init__(
-        self,
-        linear: TextLinear,
-        in_features: int,
-        *,
-        shards: Sequence[Shard],
-        weight_format: WeightFormat | None,
-        operations: Operations,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> None:
+    def __init__(self, linear: TextLinear, in_features: int, placement: Placement, *, shards: Sequence[Shard]) -> None:
         super().__init__()
         self.shards = tuple(shards)
-        rows = [shard.size for shard in self.shards]
-        self.matrix = stored_matrix(
-            linear, rows, in_features, weight_format=weight_format, operations=operations, device=device, dtype=dtype
-        )
+        self.matrix = stored_matrix(linear, [shard.size for shard in self.shards], in_features, placement)
 
     def stacked(self, x: Tensor) -> Tensor:
         """[T, in] -> [T, sum of the shards' sizes]."""
@@ -58,29 +45,12 @@ class RowParallelLinear(nn.Module):
     """
 
     def __init__(
-        self,
-        linear: TextLinear,
-        out_features: int,
-        *,
-        shard: Shard,
-        in_parts: bool,
-        weight_format: WeightFormat | None,
-        operations: Operations,
-        device: torch.device,
-        dtype: torch.dtype,
+        self, linear: TextLinear, out_features: int, placement: Placement, *, shard: Shard, in_parts: bool
     ) -> None:
         super().__init__()
         self.shard = shard
         self.in_parts = in_parts
-        self.matrix = stored_matrix(
-            linear,
-            [out_features],
-            shard.size,
-            weight_format=weight_format,
-            operations=operations,
-            device=device,
-            dtype=dtype,
-        )
+        self.matrix = stored_matrix(linear, [out_features], shard.size, placement)
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, shard size] -> [T, out], to be added over ranks, or `StoredMatrix.in_parts`."""
@@ -90,27 +60,9 @@ class RowParallelLinear(nn.Module):
 class ReplicatedLinear(nn.Module):
     """A small projection that every rank holds whole."""
 
-    def __init__(
-        self,
-        linear: TextLinear,
-        in_features: int,
-        out_features: int,
-        *,
-        weight_format: WeightFormat | None,
-        operations: Operations,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> None:
+    def __init__(self, linear: TextLinear, in_features: int, out_features: int, placement: Placement) -> None:
         super().__init__()
-        self.matrix = stored_matrix(
-            linear,
-            [out_features],
-            in_features,
-            weight_format=weight_format,
-            operations=operations,
-            device=device,
-            dtype=dtype,
-        )
+        self.matrix = stored_matrix(linear, [out_features], in_features, placement)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.matrix.linear(x)

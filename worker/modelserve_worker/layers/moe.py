@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from modelserve.architecture import ModelArchitecture
 from modelserve.errors import InvalidInput
 from modelserve.sizing.weights import EXPERT_WIDTH_MULTIPLE
-from modelserve.weight_format import TextLinear, WeightFormat
-from modelserve_worker.kernels.experts import BranchNorms, Choice, ExpertDoors, RouterWeights, Shares
-from modelserve_worker.kernels.operations import Operations
+from modelserve.weight_format import TextLinear
+from modelserve_worker.kernels.experts import BranchNorms, Choice, RouterWeights, Shares
 from modelserve_worker.layers.norm import RMSNorm
-from modelserve_worker.layers.parallel import TensorParallel
+from modelserve_worker.layers.placement import Placement
 from modelserve_worker.layers.stored_matrix import DenseMatrix, stored_matrix
 
 
@@ -22,17 +20,15 @@ class Router(nn.Module):
     Everything is float32: a rounded logit would pick other experts than the weights mean.
     """
 
-    def __init__(
-        self, architecture: ModelArchitecture, *, doors: ExpertDoors, device: torch.device, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, architecture: ModelArchitecture, placement: Placement) -> None:
         super().__init__()
-        self.doors = doors
+        self.doors = placement.operations.experts
         self.eps = architecture.rms_norm_eps
         self.top_k = architecture.top_k_experts
         experts, hidden = architecture.num_experts, architecture.hidden_size
-        self.weight = nn.Parameter(torch.empty((experts, hidden), device=device, dtype=dtype), requires_grad=False)
-        self.scale = nn.Parameter(torch.empty(hidden, device=device, dtype=dtype), requires_grad=False)
-        self.per_expert_scale = nn.Parameter(torch.empty(experts, device=device, dtype=dtype), requires_grad=False)
+        self.weight = placement.parameter(experts, hidden)
+        self.scale = placement.parameter(hidden)
+        self.per_expert_scale = placement.parameter(experts)
 
     def forward(self, x: Tensor, norm: RMSNorm, num_rows: Tensor | None = None) -> tuple[Tensor, Choice]:
         """[T, H] -> its `norm`, which experts take, and what each row chooses.
@@ -53,47 +49,21 @@ class Experts(nn.Module):
     expert.
     """
 
-    def __init__(
-        self,
-        architecture: ModelArchitecture,
-        *,
-        operations: Operations,
-        parallel: TensorParallel,
-        weight_format: WeightFormat | None,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> None:
+    def __init__(self, architecture: ModelArchitecture, placement: Placement) -> None:
         super().__init__()
+        operations = placement.operations
         self.doors, self.elementwise = operations.experts, operations.elementwise
         self.few_rows = operations.few_expert_rows
-        self.parallel = parallel
-        self.shard = parallel.shard(architecture.moe_intermediate_size, what="moe_intermediate_size")
+        self.parallel = placement.parallel
+        self.shard = self.parallel.shard(architecture.moe_intermediate_size, what="moe_intermediate_size")
         if architecture.hidden_size % EXPERT_WIDTH_MULTIPLE:
             raise InvalidInput(
                 f"hidden_size {architecture.hidden_size} is not a multiple of {EXPERT_WIDTH_MULTIPLE}, as experts need"
             )
         experts, hidden = architecture.num_experts, architecture.hidden_size
         width = self.shard.size
-        self.gate_up = stored_matrix(
-            TextLinear.EXPERT_GATE_UP,
-            [width, width],
-            hidden,
-            weight_format=weight_format,
-            experts=experts,
-            operations=operations,
-            device=device,
-            dtype=dtype,
-        )
-        self.down = stored_matrix(
-            TextLinear.EXPERT_DOWN,
-            [hidden],
-            width,
-            weight_format=weight_format,
-            experts=experts,
-            operations=operations,
-            device=device,
-            dtype=dtype,
-        )
+        self.gate_up = stored_matrix(TextLinear.EXPERT_GATE_UP, [width, width], hidden, placement, experts=experts)
+        self.down = stored_matrix(TextLinear.EXPERT_DOWN, [hidden], width, placement, experts=experts)
 
     def forward(self, x: Tensor, choice: Choice) -> Shares | Tensor:
         """x [T, H] -> each slot's results, or on several ranks their weighted sum [T, H]."""
@@ -122,32 +92,16 @@ class MixtureOfExperts(nn.Module):
     of the experts that it chose while the MLP ends.
     """
 
-    def __init__(
-        self,
-        architecture: ModelArchitecture,
-        *,
-        operations: Operations,
-        parallel: TensorParallel,
-        weight_format: WeightFormat | None,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> None:
+    def __init__(self, architecture: ModelArchitecture, placement: Placement) -> None:
         super().__init__()
-        self.doors = operations.experts
-        self.parallel = parallel
+        self.doors = placement.operations.experts
+        self.parallel = placement.parallel
         hidden, eps = architecture.hidden_size, architecture.rms_norm_eps
-        self.router = Router(architecture, doors=self.doors, device=device, dtype=dtype)
-        self.experts = Experts(
-            architecture,
-            operations=operations,
-            parallel=parallel,
-            weight_format=weight_format,
-            device=device,
-            dtype=dtype,
-        )
-        self.pre_norm = RMSNorm(hidden, eps=eps, device=device, dtype=dtype)
-        self.post_norm = RMSNorm(hidden, eps=eps, device=device, dtype=dtype)
-        self.dense_post_norm = RMSNorm(hidden, eps=eps, device=device, dtype=dtype)
+        self.router = Router(architecture, placement)
+        self.experts = Experts(architecture, placement)
+        self.pre_norm = RMSNorm(hidden, placement, eps=eps)
+        self.post_norm = RMSNorm(hidden, placement, eps=eps)
+        self.dense_post_norm = RMSNorm(hidden, placement, eps=eps)
 
     def route(self, residual: Tensor, num_rows: Tensor | None) -> tuple[Tensor, Choice]:
         """Of residual [T, H] what its experts take, and which they are."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from modelserve_worker.kernels.elementwise import PlainElementwise
+from modelserve_worker.layers.placement import Placement
 
 
 class RMSNorm(nn.Module):
@@ -14,10 +14,10 @@ class RMSNorm(nn.Module):
     What kernels norm they are handed `weight` for; the module itself is called where attention is plain.
     """
 
-    def __init__(self, size: int, *, eps: float, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, size: int, placement: Placement, *, eps: float) -> None:
         super().__init__()
         self.eps = eps
-        self.weight = nn.Parameter(torch.empty(size, device=device, dtype=dtype), requires_grad=False)
+        self.weight = placement.parameter(size)
 
     def forward(self, x: Tensor) -> Tensor:
         return PlainElementwise().rms_norm(x, self.weight, eps=self.eps)

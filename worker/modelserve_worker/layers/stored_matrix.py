@@ -21,8 +21,15 @@ from torch import Tensor, nn
 from modelserve.weight_format import FP8_BLOCK, StoredType, TextLinear, WeightFormat
 from modelserve_worker.kernels.elementwise import ElementwiseDoors
 from modelserve_worker.kernels.fp8_linear import Fp8Pairs, repack_fp8
-from modelserve_worker.kernels.int4_linear import Int4Tiles, repack_int4
-from modelserve_worker.kernels.operations import PLAIN, MatrixProducts, Operations
+from modelserve_worker.kernels.int4_linear import (
+    Int4Tiles,
+    nibbles,
+    packed_nibbles,
+    repack_int4,
+    unpack_nibbles,
+)
+from modelserve_worker.kernels.operations import MatrixProducts
+from modelserve_worker.layers.placement import Placement
 
 PACKED = 8  # int4 elements of an int32
 ZERO = 8  # what stands for zero in a symmetric int4 matrix: elements are stored with this added
@@ -198,7 +205,7 @@ class Int4Matrix(QuantisedMatrix):
         device, packed_bytes = self.packed.device, self.packed.view(torch.uint8)
         elements = self._scratch((*self.packed.shape, PACKED), self.dtype, device)
         half = self._scratch(packed_bytes.shape, torch.uint8, device, start=elements.nbytes)
-        _unpack(self.packed, elements, half)
+        unpack_nibbles(self.packed, elements, half)
         grouped = elements.view(*self.scale.shape, self.group_size)
         grouped.sub_(ZERO if self.zero_point is None else self._zeros().unsqueeze(-1))
         grouped.mul_(self.scale.unsqueeze(-1))
@@ -237,17 +244,14 @@ class Int4Matrix(QuantisedMatrix):
             )
         order = index[0].argsort(stable=True).to(self.packed.device)
         places.copy_(order)
-        nibbles = torch.empty((self.rows, self.columns), dtype=torch.uint8, device=self.packed.device)
-        _unpack(self.packed, nibbles.view(self.rows, -1, PACKED), torch.empty_like(self.packed.view(torch.uint8)))
-        pairs = nibbles.index_select(1, order).view(self.rows, -1, 2)
-        self.packed.copy_((pairs[..., 0] | pairs[..., 1] << 4).view(torch.int32))
+        self.packed.copy_(packed_nibbles(nibbles(self.packed).index_select(1, order)))
 
     def _zeros(self) -> Tensor:
         """[..., rows, groups] in the compute dtype."""
         assert self.zero_point is not None
         packed = self.zero_point
         zeros = torch.empty((*packed.shape, PACKED), dtype=self.dtype, device=packed.device)
-        _unpack(packed, zeros, torch.empty_like(packed.view(torch.uint8)))
+        unpack_nibbles(packed, zeros, torch.empty_like(packed.view(torch.uint8)))
         return zeros.movedim(-1, -2).reshape(self.scale.shape)
 
 
@@ -320,41 +324,24 @@ class Fp8Matrix(QuantisedMatrix):
 
 
 def stored_matrix(
-    linear: TextLinear,
-    parts: Sequence[int],
-    columns: int,
-    *,
-    weight_format: WeightFormat | None,
-    experts: int = 0,
-    operations: Operations = PLAIN,
-    device: torch.device,
-    dtype: torch.dtype,
+    linear: TextLinear, parts: Sequence[int], columns: int, placement: Placement, *, experts: int = 0
 ) -> StoredMatrix:
     """The matrix of one linear layer in the checkpoint's format: `parts` rows of each stacked matrix, `columns` inputs.
 
-    `weight_format` None is an unquantised checkpoint. `dtype` is what is computed in; a dense matrix is held in it.
-    Raises KeyError where the table of `operations` is of a model without this matrix.
+    A dense matrix is held in the dtype that is computed in. Raises KeyError where the placement's table of kernels is
+    of a model without this matrix.
     """
+    weight_format = placement.weight_format
     stored = StoredType.BFLOAT16 if weight_format is None else weight_format.of(linear)
     shape = sum(parts), columns
     arguments: dict[str, Any] = {
         "experts": experts,
-        "dtype": dtype,
-        "products": operations.products(linear, shape, stored, grouped=experts > 0),
-        "device": device,
+        "dtype": placement.dtype,
+        "products": placement.operations.products(linear, shape, stored, grouped=experts > 0),
+        "device": placement.device,
     }
     if weight_format is not None and stored is StoredType.INT4:
         return Int4Matrix(parts, columns, weight_format=weight_format, **arguments)
     if weight_format is not None and stored is StoredType.FP8:
         return Fp8Matrix(parts, columns, weight_format=weight_format, **arguments)
     return DenseMatrix(parts, columns, **arguments)
-
-
-def _unpack(packed: Tensor, into: Tensor, half: Tensor) -> None:
-    """Nibbles 0..15 of int32 [..., n] to `into` [..., n, 8], of any dtype. `half`: uint8 [..., 4 n], overwritten."""
-    pairs = packed.view(torch.uint8)
-    places = into.view(*pairs.shape, 2)
-    torch.bitwise_and(pairs, 15, out=half)
-    places[..., 0].copy_(half)
-    torch.bitwise_right_shift(pairs, 4, out=half)
-    places[..., 1].copy_(half)

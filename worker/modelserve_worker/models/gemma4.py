@@ -18,10 +18,9 @@ from modelserve.errors import InvalidInput
 from modelserve.sizing.backends.table import HEAD
 from modelserve.sizing.dequantisation import workspace_bytes
 from modelserve.sizing.weights import tensor_parallel_problem
-from modelserve.weight_format import StoredType, TextLinear, WeightFormat
+from modelserve.weight_format import StoredType, TextLinear
 from modelserve_worker.kernels.elementwise import ElementwiseDoors
 from modelserve_worker.kernels.experts import Choice
-from modelserve_worker.kernels.operations import PLAIN, Operations
 from modelserve_worker.kernels.row_codec import v_only_columns
 from modelserve_worker.kernels.step import Step
 from modelserve_worker.layers.attention import Attention, AttentionBackend
@@ -30,8 +29,8 @@ from modelserve_worker.layers.linear import ReplicatedLinear
 from modelserve_worker.layers.mlp import GatedMLP
 from modelserve_worker.layers.moe import MixtureOfExperts
 from modelserve_worker.layers.norm import RMSNorm
-from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.layers.partial_sums import PartialSums
+from modelserve_worker.layers.placement import Placement
 from modelserve_worker.layers.rotary import RotaryEmbedding
 from modelserve_worker.layers.stored_matrix import StoredMatrix
 
@@ -39,37 +38,13 @@ from modelserve_worker.layers.stored_matrix import StoredMatrix
 class PerLayerInput(nn.Module):
     """What a PLE layer adds last, before its norm: W_p(gelu(W_g x) * ple)."""
 
-    def __init__(
-        self,
-        architecture: ModelArchitecture,
-        *,
-        operations: Operations,
-        weight_format: WeightFormat | None,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> None:
+    def __init__(self, architecture: ModelArchitecture, placement: Placement) -> None:
         super().__init__()
-        self.doors = operations.elementwise
+        self.doors = placement.operations.elementwise
         hidden, width = architecture.hidden_size, architecture.hidden_size_per_layer_input
-        self.gate = ReplicatedLinear(
-            TextLinear.LAYER_INPUT_GATE,
-            hidden,
-            width,
-            weight_format=weight_format,
-            operations=operations,
-            device=device,
-            dtype=dtype,
-        )
-        self.projection = ReplicatedLinear(
-            TextLinear.LAYER_PROJECTION,
-            width,
-            hidden,
-            weight_format=weight_format,
-            operations=operations,
-            device=device,
-            dtype=dtype,
-        )
-        self.norm = RMSNorm(hidden, eps=architecture.rms_norm_eps, device=device, dtype=dtype)
+        self.gate = ReplicatedLinear(TextLinear.LAYER_INPUT_GATE, hidden, width, placement)
+        self.projection = ReplicatedLinear(TextLinear.LAYER_PROJECTION, width, hidden, placement)
+        self.norm = RMSNorm(hidden, placement, eps=architecture.rms_norm_eps)
 
     def forward(self, x: Tensor, per_layer: Tensor) -> Tensor:
         """x [T, H], per_layer [T, P] -> [T, H], to be normed with `norm` and added to x."""
@@ -83,61 +58,27 @@ class DecoderLayer(nn.Module):
     A layer takes its input normed and norms its result for the next one: each sum and the norm after it are one door.
     """
 
-    def __init__(
-        self,
-        architecture: ModelArchitecture,
-        *,
-        layer: int,
-        operations: Operations,
-        parallel: TensorParallel,
-        weight_format: WeightFormat | None,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> None:
+    def __init__(self, architecture: ModelArchitecture, placement: Placement, *, layer: int) -> None:
         super().__init__()
         self.layer = layer
         self.kind = architecture.kind(layer)
-        self.doors = operations.elementwise
-        self.sums = PartialSums(parallel, self.doors)
+        self.doors = placement.operations.elementwise
+        self.sums = PartialSums(placement.parallel, self.doors)
         self.eps = architecture.rms_norm_eps
         hidden, eps = architecture.hidden_size, self.eps
-        self.attention = Attention(
-            architecture,
-            layer=layer,
-            parallel=parallel,
-            weight_format=weight_format,
-            operations=operations,
-            device=device,
-            dtype=dtype,
-        )
+        self.attention = Attention(architecture, placement, layer=layer)
         width = architecture.layer_intermediate_size(layer)
-        in_parts = parallel.size == 1 and not architecture.num_experts  # `sums` adds parts up
-        self.mlp = GatedMLP(
-            hidden, width, operations=operations, parallel=parallel, down_in_parts=in_parts,
-            weight_format=weight_format, device=device, dtype=dtype,
-        )  # fmt: skip
-        self.input_norm = RMSNorm(hidden, eps=eps, device=device, dtype=dtype)
-        self.post_attention_norm = RMSNorm(hidden, eps=eps, device=device, dtype=dtype)
-        self.pre_feedforward_norm = RMSNorm(hidden, eps=eps, device=device, dtype=dtype)
-        self.post_feedforward_norm = RMSNorm(hidden, eps=eps, device=device, dtype=dtype)
-        self.moe = (
-            MixtureOfExperts(
-                architecture,
-                operations=operations,
-                parallel=parallel,
-                weight_format=weight_format,
-                device=device,
-                dtype=dtype,
-            )
-            if architecture.num_experts
-            else None
-        )
+        in_parts = placement.parallel.size == 1 and not architecture.num_experts  # `sums` adds parts up
+        self.mlp = GatedMLP(hidden, width, placement, down_in_parts=in_parts)
+        self.input_norm = RMSNorm(hidden, placement, eps=eps)
+        self.post_attention_norm = RMSNorm(hidden, placement, eps=eps)
+        self.pre_feedforward_norm = RMSNorm(hidden, placement, eps=eps)
+        self.post_feedforward_norm = RMSNorm(hidden, placement, eps=eps)
+        self.moe = MixtureOfExperts(architecture, placement) if architecture.num_experts else None
         self.per_layer_input = (
-            PerLayerInput(architecture, operations=operations, weight_format=weight_format, device=device, dtype=dtype)
-            if architecture.hidden_size_per_layer_input
-            else None
+            PerLayerInput(architecture, placement) if architecture.hidden_size_per_layer_input else None
         )
-        self.scalar = nn.Parameter(torch.empty(1, device=device, dtype=dtype), requires_grad=False)
+        self.scalar = placement.parameter(1)
 
     def forward(
         self,
@@ -213,22 +154,13 @@ def _normed(result: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor]:
 class Gemma4ForCausalLM(nn.Module):
     """One rank's share of the decoder. Parameters are allocated, not initialised: a loader fills them.
 
-    `weight_format` None is an unquantised checkpoint; `operations` are the kernels of a table for this model on
-    `device`, or plain PyTorch. Raises InvalidInput when the tensor-parallel size does not fit
-    the geometry, or cuts what one scale of a quantised matrix spans.
+    Raises InvalidInput when the tensor-parallel size does not fit the geometry, or cuts what one scale of a quantised
+    matrix spans.
     """
 
-    def __init__(
-        self,
-        architecture: ModelArchitecture,
-        *,
-        parallel: TensorParallel,
-        weight_format: WeightFormat | None = None,
-        operations: Operations = PLAIN,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> None:
+    def __init__(self, architecture: ModelArchitecture, placement: Placement) -> None:
         super().__init__()
+        parallel, operations, weight_format = placement.parallel, placement.operations, placement.weight_format
         if problem := tensor_parallel_problem(architecture, parallel.size, weight_format=weight_format):
             raise InvalidInput(problem, field="tensorParallelSize")
         vocab, hidden = architecture.vocab_size, architecture.hidden_size
@@ -238,42 +170,23 @@ class Gemma4ForCausalLM(nn.Module):
                 "some tokens would have no per-layer embedding"
             )
         self.architecture = architecture
+        self.placement = placement
         self.weight_format = weight_format
         self.parallel = parallel
-        self.dtype = dtype
+        self.dtype = placement.dtype
         self.operations = operations
-        self.doors = doors = operations.elementwise
-        self.rope = RotaryEmbedding(architecture, device=device, doors=operations.step)
+        self.doors = operations.elementwise
+        self.rope = RotaryEmbedding(architecture, device=placement.device, doors=operations.step)
         self._head = operations.products(HEAD, (vocab // parallel.size, hidden), StoredType.BFLOAT16)
-        self.embedding = VocabParallelEmbedding(
-            vocab, hidden, scale_of=hidden, what="vocab_size", doors=doors, parallel=parallel, device=device,
-            dtype=dtype,
-        )  # fmt: skip
+        self.embedding = VocabParallelEmbedding(vocab, hidden, placement, scale_of=hidden, what="vocab_size")
         self.per_layer_embedding = (
-            PerLayerEmbedding(
-                architecture,
-                operations=operations,
-                parallel=parallel,
-                weight_format=weight_format,
-                device=device,
-                dtype=dtype,
-            )
-            if architecture.hidden_size_per_layer_input
-            else None
+            PerLayerEmbedding(architecture, placement) if architecture.hidden_size_per_layer_input else None
         )
         self.layers = nn.ModuleList(
-            DecoderLayer(
-                architecture, layer=layer, operations=operations, parallel=parallel, weight_format=weight_format,
-                device=device, dtype=dtype,
-            )
-            for layer in range(architecture.num_hidden_layers)
-        )  # fmt: skip
-        self.norm = RMSNorm(hidden, eps=architecture.rms_norm_eps, device=device, dtype=dtype)
-        self.output_head = (
-            None
-            if architecture.tie_word_embeddings
-            else OutputHead(vocab, hidden, parallel=parallel, device=device, dtype=dtype)
+            DecoderLayer(architecture, placement, layer=layer) for layer in range(architecture.num_hidden_layers)
         )
+        self.norm = RMSNorm(hidden, placement, eps=architecture.rms_norm_eps)
+        self.output_head = None if architecture.tie_word_embeddings else OutputHead(vocab, hidden, placement)
 
     @torch.no_grad()
     def forward(
@@ -323,12 +236,6 @@ class Gemma4ForCausalLM(nn.Module):
         """hidden [N, H] after the final norm -> raw logits of this rank's tokens, [N, vocab / size] in its dtype."""
         weight = self.embedding.weight if self.output_head is None else self.output_head.weight
         return self._head.dense(hidden, weight)
-
-    @torch.no_grad()
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """hidden [N, H] after the final norm -> float32 [N, vocab], softcapped (c * tanh(z / c)), on every rank."""
-        logits = self.parallel.all_gather(self.head(hidden))
-        return self.doors.softcap(logits, self.architecture.final_logit_softcapping)
 
     def k_norm_weight(self, layer: int) -> Tensor:
         """Weight [D] that normed the keys which `layer` reads (its producer's, on a KV-shared layer)."""

@@ -12,6 +12,7 @@ by the position before.)
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -22,12 +23,12 @@ from modelserve.errors import InvalidInput
 from modelserve.sizing.assistant import ROWS_PER_SELECTION
 from modelserve.sizing.backends.table import HEAD
 from modelserve.weight_format import StoredType
-from modelserve_worker.kernels.operations import Operations
 from modelserve_worker.kernels.step_start import Rotation
 from modelserve_worker.layers.attention import AttentionBackend
 from modelserve_worker.layers.embedding import OutputHead
 from modelserve_worker.layers.norm import RMSNorm
 from modelserve_worker.layers.parallel import TensorParallel
+from modelserve_worker.layers.placement import Placement
 from modelserve_worker.layers.rotary import RotaryEmbedding
 from modelserve_worker.models.gemma4 import DecoderLayer, Gemma4ForCausalLM
 
@@ -35,18 +36,14 @@ from modelserve_worker.models.gemma4 import DecoderLayer, Gemma4ForCausalLM
 class CentroidHead(nn.Module):
     """Which tokens a row's head scores: those of the centroids that are nearest to it. Whole on every rank."""
 
-    def __init__(
-        self, architecture: AssistantArchitecture, *, operations: Operations, device: torch.device, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, architecture: AssistantArchitecture, placement: Placement) -> None:
         super().__init__()
         self.top_k = architecture.centroid_top_k
         shape = (architecture.num_centroids, architecture.hidden_size)
-        self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype), requires_grad=False)
-        self._products = operations.products(HEAD, shape, StoredType.BFLOAT16)
+        self.weight = placement.parameter(*shape)
+        self._products = placement.operations.products(HEAD, shape, StoredType.BFLOAT16)
         # int32 [V]: the tokens of the first centroid, those of the second, ...
-        self.ordering = nn.Parameter(
-            torch.empty(architecture.vocab_size, device=device, dtype=torch.int32), requires_grad=False
-        )
+        self.ordering = placement.parameter(architecture.vocab_size, dtype=torch.int32)
 
     def forward(self, x: Tensor, table: Tensor) -> Tensor:
         """x [S, h] after the final norm, table [V, h] -> int64 [S]: the token with the largest score of those scored.
@@ -73,7 +70,7 @@ class Gemma4Assistant(nn.Module):
         super().__init__()
         if problem := pair_problem(target.architecture, architecture):
             raise InvalidInput(problem, field="drafter")
-        parallel, dtype, device = target.parallel, target.dtype, target.norm.weight.device
+        parallel = target.parallel
         if architecture.num_attention_heads % parallel.size:
             raise InvalidInput(
                 f"tensor parallel size {parallel.size} does not divide the drafter's "
@@ -83,31 +80,24 @@ class Gemma4Assistant(nn.Module):
         self.architecture = architecture
         self.parallel = parallel
         operations = target.operations.drafting(architecture, ranks=parallel.size)
+        placement = replace(target.placement, weight_format=None, operations=operations)
         self.doors = operations.elementwise
-        self.rope = RotaryEmbedding(architecture, device=device, doors=operations.step)
+        self.rope = RotaryEmbedding(architecture, device=placement.device, doors=operations.step)
         self._embed = target.embedding.forward  # the target's, which is no part of this one
         hidden, backbone, eps = architecture.hidden_size, architecture.backbone_hidden_size, architecture.rms_norm_eps
-        self.pre_projection = _matrix(hidden, 2 * backbone, device, dtype)
-        self.post_projection = _matrix(backbone, hidden, device, dtype)
-        self.centroids = (
-            CentroidHead(architecture, operations=operations, device=device, dtype=dtype)
-            if architecture.num_centroids
-            else None
-        )
+        self.pre_projection = placement.parameter(hidden, 2 * backbone)
+        self.post_projection = placement.parameter(backbone, hidden)
+        self.centroids = CentroidHead(architecture, placement) if architecture.num_centroids else None
         group = parallel if self.centroids is None else TensorParallel()
-        self.head = OutputHead(architecture.vocab_size, hidden, parallel=group, device=device, dtype=dtype)
+        self.head = OutputHead(architecture.vocab_size, hidden, replace(placement, parallel=group))
         self._into, self._out, self._scores = (
             operations.products(HEAD, (matrix.shape[0], matrix.shape[1]), StoredType.BFLOAT16)
             for matrix in (self.pre_projection, self.post_projection, self.head.weight)
         )
         self.layers = nn.ModuleList(
-            DecoderLayer(
-                architecture, layer=layer, operations=operations, parallel=parallel, weight_format=None, device=device,
-                dtype=dtype,
-            )
-            for layer in range(architecture.num_hidden_layers)
-        )  # fmt: skip
-        self.norm = RMSNorm(hidden, eps=eps, device=device, dtype=dtype)
+            DecoderLayer(architecture, placement, layer=layer) for layer in range(architecture.num_hidden_layers)
+        )
+        self.norm = RMSNorm(hidden, placement, eps=eps)
 
     def decoder_layers(self) -> list[DecoderLayer]:
         return [layer for layer in self.layers if isinstance(layer, DecoderLayer)]
@@ -150,7 +140,3 @@ class Gemma4Assistant(nn.Module):
         found = self.parallel.all_gather(torch.cat((best.double(), (tokens[:, None] + self.head.shard.start)), dim=-1))
         values, named = found.view(len(x), self.parallel.size, 2).unbind(-1)
         return named.gather(1, values.argmax(-1, keepdim=True))[:, 0].long()
-
-
-def _matrix(rows: int, columns: int, device: torch.device, dtype: torch.dtype) -> nn.Parameter:
-    return nn.Parameter(torch.empty((rows, columns), device=device, dtype=dtype), requires_grad=False)

@@ -35,11 +35,9 @@ import numpy as np
 
 from modelserve.architecture import LayerKind
 from modelserve.sizing.pages import CacheGeometry
-from modelserve_worker.batch import PageMove, TableUpdates
+from modelserve_worker.batch import NO_UPDATES, PageMove, TableUpdates
 
 _NO_SLOT = -1
-_NO_ENTRIES = np.empty(0, dtype=np.int32)
-_NO_UPDATES = TableUpdates(_NO_ENTRIES, _NO_ENTRIES, _NO_ENTRIES)
 
 
 class OutOfPagesError(Exception):
@@ -307,7 +305,7 @@ class PageArena:
         """Entries of one kind that changed since the last call and whose pages are still held, each once."""
         end = self._ends[kind]
         if not end.changed:
-            return _NO_UPDATES
+            return NO_UPDATES
         changed, end.changed = end.changed, {}
         entries = np.array(list(changed), dtype=np.int32)
         return TableUpdates(

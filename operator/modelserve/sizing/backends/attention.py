@@ -13,9 +13,10 @@ from typing import Self
 
 from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.sizing.backends.generations import HOPPER, MULTIPROCESSOR_SHARED_BYTES, RESERVED_SHARED_BYTES
-from modelserve.sizing.backends.table import Backend, Choice, Operation, Profile
+from modelserve.sizing.backends.table import Backend, Choice, Operation
 from modelserve.sizing.kernel_buffers import decode_splits, expanded_columns, expansion_keys, sliding_table_entries
 from modelserve.sizing.pages import GLOBAL_PAGE_TOKENS, KVCacheDtype
+from modelserve.sizing.rank_settings import Profile
 
 SLIDING_WIDTH, GLOBAL_WIDTH = 256, 512  # columns of a head that Hopper's kernels are for
 PAIRS = 64  # of columns that the rotation of global layers turns, likewise

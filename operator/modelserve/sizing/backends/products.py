@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from modelserve.sizing.backends.generations import FP8_CAPABILITY, HOPPER, generation_of
-from modelserve.sizing.backends.table import HEAD, LIBRARY, Backend, Choice, Operation, Profile, Subject
+from modelserve.sizing.backends.table import HEAD, LIBRARY, Backend, Choice, Operation, Subject
 from modelserve.sizing.quantised_tiles import (
     DEQUANTISED_BLOCK_BYTES,
     INT4_FUSED_ROWS,
@@ -19,6 +19,7 @@ from modelserve.sizing.quantised_tiles import (
     SPLIT_SUM_BYTES,
     dequantised_rows,
 )
+from modelserve.sizing.rank_settings import Profile
 from modelserve.weight_format import FP8_BLOCK, StoredType, TextLinear, WeightFormat
 
 FEW_ROWS = 32  # that Hopper's kernels of few rows take

@@ -21,9 +21,10 @@ from modelserve.sizing.backends.products import (
     product_choices,
     takes_format,
 )
-from modelserve.sizing.backends.table import HEAD, LIBRARY, Backend, Choice, KernelTable, Operation, Profile, Subject
+from modelserve.sizing.backends.table import HEAD, LIBRARY, Backend, Choice, KernelTable, Operation, Subject
 from modelserve.sizing.dequantisation import kernels as dequantising_kernels
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
+from modelserve.sizing.rank_settings import Profile
 from modelserve.sizing.rank_sums import peer_message_bytes, sums_by_rows
 from modelserve.sizing.weights import WeightTensor, layer_tensors, weight_tensors
 from modelserve.weight_format import StoredType, TextLinear, WeightFormat
@@ -109,7 +110,6 @@ def _elementwise(model: ModelArchitecture, backend: Backend) -> Iterator[Choice]
         Operation.NORM: ("rms_norm",),
         Operation.RESIDUAL_NORM: ("residual_norm",),
         Operation.GATED_GELU: ("gated_gelu",),
-        Operation.SOFTCAP: ("softcap",),
         Operation.SAMPLE: ("_select_chunks", "_draw_rows", "accept_tokens"),
     }
     if model.hidden_size_per_layer_input:

@@ -9,9 +9,9 @@ from functools import cached_property
 from typing import Final, Literal
 
 from modelserve.architecture import LayerKind
+from modelserve.sizing.rank_settings import Profile
 from modelserve.weight_format import TextLinear
 
-Profile = Literal["fast", "exact"]
 LIBRARY = "library"  # stands in a choice's kernels for one of PyTorch, cuBLAS or NCCL
 
 
@@ -46,7 +46,6 @@ class Operation(StrEnum):
     ADD_BRANCHES = "add_branches"
     PER_LAYER_GATE = "per_layer_gate"
     RANK_SUM = "rank_sum"
-    SOFTCAP = "softcap"
     SAMPLE = "sample"
 
 

@@ -1,0 +1,72 @@
+"""The heaviest steps that a rank may be given, which its start runs for their memory and their kernels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from modelserve.sizing.activation import PROMPT_SCORE_ROWS
+from modelserve.sizing.speculation import STEP_DRAFTS
+from modelserve_worker.batch import NO_UPDATES, AdmittedRequest, Int32Array, ScheduledBatch
+from modelserve_worker.request import SamplingParams
+
+# Every filter and penalty on, so that the profile step holds every temporary of sampling.
+_PROFILE_SAMPLING = SamplingParams(
+    seed=0, max_tokens=1, top_k=2, top_p=0.5, min_p=0.1, repetition_penalty=1.1, presence_penalty=0.1,
+    frequency_penalty=0.1, logprobs=20, prompt_logprobs=20,
+)  # fmt: skip
+# And one that kernels draw, where there are any: no request is to wait for their compilation.
+_KERNELS_SAMPLING = SamplingParams(seed=0, max_tokens=1, top_k=64, top_p=0.95)
+
+
+def profile_batches(*, start: int, tokens: int, rows: int, few: int = 1, asked: int = 0) -> tuple[ScheduledBatch, ...]:
+    """Two prefill chunks of positions [start, start + tokens), then `rows` decodes of `few` rows each, as far as a
+    step has drafts, then those that kernels draw. Behind decodes `asked` drafts are made.
+
+    A block of the first chunk is scored, for which a model that narrows its steps computes all rows in all layers.
+    Every table entry names page 0.
+    """
+    heavy, drawn = (
+        tuple(AdmittedRequest(slot, f"profile-{slot}", sampling, (0,), ()) for slot in range(rows))
+        for sampling in (_PROFILE_SAMPLING, _KERNELS_SAMPLING)
+    )
+    chunk, one = np.full(1, tokens, dtype=np.int32), np.ones(1, dtype=np.int32)
+    chunks = (
+        _profile_batch(step, start=start, lengths=chunk, drawn=one, admitted=heavy[:1], given=given)
+        for step, given in enumerate((min(tokens - 1, PROMPT_SCORE_ROWS), 0))
+    )
+    drafts = few - 1
+    each = 1 + np.clip(STEP_DRAFTS - drafts * np.arange(rows), 0, drafts).astype(np.int32)
+    decodes = (
+        replace(_profile_batch(step, start=start, lengths=each, drawn=each, admitted=admitted), asked=asked)
+        for step, admitted in enumerate((heavy, drawn), start=2)
+    )
+    return *chunks, *decodes
+
+
+def _profile_batch(
+    step: int,
+    *,
+    start: int,
+    lengths: Int32Array,
+    drawn: Int32Array,
+    admitted: tuple[AdmittedRequest, ...],
+    given: int = 0,
+) -> ScheduledBatch:
+    slots = len(lengths)
+    return ScheduledBatch(
+        step=step,
+        slots=np.arange(slots, dtype=np.int32),
+        starts=np.full(slots, start, dtype=np.int32),
+        lengths=lengths,
+        sampled=drawn + given,
+        given=np.full(slots if given else 0, given, dtype=np.int32),
+        targets=np.zeros(slots * given, dtype=np.int32),
+        output_counts=np.zeros(slots, dtype=np.int32),
+        token_ids=np.zeros(lengths.sum(), dtype=np.int32),
+        admitted=admitted,
+        page_moves=(),
+        global_updates=NO_UPDATES,
+        sliding_updates=NO_UPDATES,
+    )
