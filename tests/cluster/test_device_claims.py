@@ -122,7 +122,7 @@ def test_a_claim_is_allocated_the_planned_product(
     pod["metadata"] |= {"name": name, "namespace": "default"}
     claims = {"apiVersion": CLAIM_TEMPLATE.api_version, "kind": CLAIM_TEMPLATE.kind, **template}
     plane.kubectl.apply(claims, {"apiVersion": "v1", "kind": "Pod", **pod})
-    wait_for("the pod has a node", lambda: "nodeName" in plane.kubectl.get("pod", name)["spec"], timeout_s=60)
+    wait_for("the pod has a node", lambda: "nodeName" in plane.kubectl.get("pod", name)["spec"])
     wanted = "l4" if product else "h200"
     assert plane.kubectl.get("pod", name)["spec"]["nodeName"] == wanted
     (claim,) = [each for each in plane.kubectl.items("resourceclaims") if each["metadata"]["name"].startswith(name)]

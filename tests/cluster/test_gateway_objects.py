@@ -50,7 +50,7 @@ def plane() -> Iterator[ControlPlane]:
         for module, path in CRDS.items():
             document = (module_folder("gateway", module) / path).read_text()
             found.kubectl.run("apply", "--server-side", "-f", "-", document=document)
-        found.kubectl.run("wait", "--for=condition=Established", "crd", "--all")
+        found.kubectl.run("wait", "--for=condition=Established", "crd", "--all", "--timeout=300s")
         found.kubectl.run("apply", "-f", "-", document=json.dumps(DOCUMENT))
         yield found
 

@@ -33,7 +33,7 @@ def test_a_build_that_is_stopped_ends_with_all_that_it_started(tmp_path: Path) -
     pids = tmp_path / "pids"
     script = f"sleep 600 & echo $! > {pids}.new; mv {pids}.new {pids}; wait"
     job = subprocess.Popen(["sh", "-c", script], start_new_session=True)
-    wait_for("its child", pids.exists, timeout_s=60)
+    wait_for("its child", pids.exists)
     child = Process.of(int(pids.read_text()))
     assert child.alive
     image_job.stop(job)

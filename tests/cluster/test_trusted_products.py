@@ -5,8 +5,8 @@ publishes of itself while it has no node, and on no other GPU.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,9 @@ import yaml
 
 from localcluster.binaries import require_programs
 from localcluster.control_plane import ControlPlane, control_plane
+from localcluster.kubectl import wait_for
 from localcluster.processes import spawn
+from localcluster.settings import ClusterError
 from modelserve.api import ModelServeSpec
 from modelserve.hardware import CATALOGUE
 from modelserve.planning import plan
@@ -89,10 +91,14 @@ def test_pods_go_to_what_each_provisioner_would_make_and_to_no_other_gpu(schedul
         for number, template in enumerate(TEMPLATES)
     }
     found: dict[str, bool | None] = {}
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and set(found.values()) - {True, False} | (wanted.keys() - found.keys()):
-        time.sleep(0.5)
-        found = {pod["metadata"]["name"]: _placed(pod) for pod in _listed(scheduled)}
+
+    def as_wanted() -> bool:
+        """A pod that is looked at before the scheduler has heard of its node has none at first."""
+        found.update({pod["metadata"]["name"]: _placed(pod) for pod in _listed(scheduled)})
+        return found == wanted
+
+    with suppress(ClusterError):  # what is wrong says more
+        wait_for("every pod where it belongs", as_wanted, interval_s=0.5)
     wrong = {name: placed for name, placed in found.items() if placed is not wanted[name]}
     named = {name: TEMPLATES[int(name.rpartition("-")[2])]["provisioner"] for name in wrong}
     assert wrong == {}, named

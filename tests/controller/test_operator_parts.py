@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import itertools
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import aiohttp
@@ -31,7 +32,7 @@ async def test_the_queue_runs_a_key_once_however_often_it_is_added() -> None:
     queue = WorkQueue()
     for key in (A, A, B, A):
         queue.add(key)
-    await _run_for(queue, reconcile, 0.05)
+    await _run(queue, reconcile, until=lambda: len(seen) == 2)
     assert seen == [A, B]
 
 
@@ -50,7 +51,7 @@ async def test_a_key_is_never_reconciled_twice_at_a_time_and_runs_again_when_add
         running -= 1
 
     queue.add(A)
-    await _run_for(queue, reconcile, 0.1)
+    await _run(queue, reconcile, until=lambda: runs == 2)
     assert (most, runs) == (1, 2)
 
 
@@ -65,7 +66,7 @@ async def test_a_failing_key_backs_off_and_others_go_on(caplog: pytest.LogCaptur
     queue = WorkQueue(first_delay=0.01)
     queue.add(A)
     queue.add(B)
-    await _run_for(queue, reconcile, 0.3)
+    await _run(queue, reconcile, until=lambda: tries.count(A) == 3)
     assert (tries.count(A), tries.count(B)) == (3, 1)
     assert "2 in a row" in caplog.text
 
@@ -80,13 +81,17 @@ async def test_a_reconcile_may_ask_to_run_again() -> None:
 
     queue = WorkQueue()
     queue.add(A)
-    await _run_for(queue, reconcile, 0.2)
+    await _run(queue, reconcile, until=lambda: runs == 3)
     assert runs == 3
 
 
-async def _run_for(queue: WorkQueue, reconcile: Any, seconds: float) -> None:
+async def _run(queue: WorkQueue, reconcile: Any, *, until: Callable[[], bool]) -> None:
+    """Until then, and a little longer, for what should not come behind it."""
     task = asyncio.create_task(queue.run(reconcile, workers=4))
-    await asyncio.sleep(seconds)
+    async with asyncio.timeout(60):
+        while not until():  # noqa: ASYNC110 - nothing tells when it changes
+            await asyncio.sleep(0.001)
+    await asyncio.sleep(0.05)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
@@ -178,6 +183,23 @@ async def test_the_watchdog_raises_when_a_watch_brings_nothing(world, monkeypatc
         await asyncio.wait_for(dog.run(), 2)
 
 
+async def _content_with_five_checks(dog: Watchdog, world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    checks, enough, relist = itertools.count(1), asyncio.Event(), world.gatherer.relist
+
+    async def counted() -> Any:
+        if next(checks) > 5:  # the fifth has been judged
+            enough.set()
+        return await relist()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(world.gatherer, "relist", counted)
+        running, waiting = asyncio.create_task(dog.run()), asyncio.create_task(enough.wait())
+        await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        assert not running.done(), running.exception()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
 @pytest.mark.parametrize("late", ["keys wait", "events come"])
 async def test_a_busy_operator_that_hears_late_is_not_frozen(late: str, world, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "GRACE_SECONDS", 0.01)
@@ -194,17 +216,15 @@ async def test_a_busy_operator_that_hears_late_is_not_frozen(late: str, world, m
             await asyncio.sleep(0.001)
 
     telling = asyncio.create_task(old_events()) if late == "events come" else None
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(dog.run(), 0.2)
+    await _content_with_five_checks(dog, world, monkeypatch)
     heard.set()
     if telling is not None:
         await telling
     assert Key("ml", "m") in world.gatherer.known_keys(), "what was not heard was listed"
     queue.add(Key("ml", "m"))
-    await _run_for(queue, lambda _: asyncio.sleep(0), 0.02)
-    assert queue.depth == 0
+    await _run(queue, lambda _: asyncio.sleep(0), until=lambda: queue.depth == 0)
     with pytest.raises(WatchFrozenError, match="modelserves"):
-        await asyncio.wait_for(dog.run(), 5)
+        await asyncio.wait_for(dog.run(), 60)
 
 
 async def test_at_rest_nothing_is_listed_but_soon_after_the_start(world, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +251,7 @@ async def test_at_rest_nothing_is_listed_but_soon_after_the_start(world, monkeyp
     dog = Watchdog(world.gatherer, Replanning(world.gatherer, WorkQueue()), interval=3600, resync=3600)
     dog.last_round_trip = before = 0.0
     running = asyncio.create_task(dog.run())
-    await asyncio.wait_for(beat.wait(), 10)
+    await asyncio.wait_for(beat.wait(), 60)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert listed == [0], "once, for what fell between the first list and the watches"
@@ -253,15 +273,14 @@ async def test_the_watchdog_is_content_with_live_watches_and_queues_what_they_mi
     world.gatherer.heard_version[MODEL_SERVE] = int(stored["metadata"]["resourceVersion"])
     queue = WorkQueue()
     dog = Watchdog(world.gatherer, Replanning(world.gatherer, queue), interval=0.01, resync=100)
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(dog.run(), 0.1)
+    await _content_with_five_checks(dog, world, monkeypatch)
     assert dog.alive()
     seen: list[Key] = []
 
     async def reconcile(key: Key) -> None:
         seen.append(key)
 
-    await _run_for(queue, reconcile, 0.02)
+    await _run(queue, reconcile, until=lambda: seen != [])
     assert seen == [Key("ml", "m")]
 
 

@@ -11,6 +11,7 @@ from localcluster.convergence import workers_of
 from localcluster.deployment import Deployed, apply_example
 from localcluster.kubectl import wait_for
 from localcluster.mutating_webhook import VARIABLE, adds_env_to_deployments
+from localcluster.operator_process import OperatorProcess
 from localcluster.target import Target
 
 NAMESPACE = "modelserve-e2e"
@@ -39,7 +40,7 @@ def _said(served: Deployed) -> list[str]:
 
 
 def test_what_a_webhook_adds_stays_is_said_once_and_rolls_nobody(
-    tiny: Deployed, younger: Deployed, cluster: Target
+    tiny: Deployed, younger: Deployed, cluster: Target, operator: OperatorProcess
 ) -> None:
     younger.wait_ready()
     workers, (older,) = workers_of(cluster), tiny.owned("deployments")
@@ -53,7 +54,9 @@ def test_what_a_webhook_adds_stays_is_said_once_and_rolls_nobody(
         lambda: younger.kubectl.get("deployment", name)["spec"]["progressDeadlineSeconds"] == wanted,
     )
     for served in (younger, tiny):
+        looked = operator.reconciles
         served.kubectl.run("label", "modelserve", served.name, "example.com/looked=again")
+        wait_for("another look", lambda looked=looked: operator.reconciles > looked)  # type: ignore[misc]
         served.wait_ready()
         assert served.condition("Ready")["reason"] == "RolledOut"
         assert served.condition("Stalled") == {}

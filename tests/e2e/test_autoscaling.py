@@ -64,9 +64,9 @@ def test_workers_follow_the_requests_up_and_down_and_no_request_fails(
             wait_for("both are measured", lambda: all(_active(each) for each in (served, tiny)))
             assert _pods(served) == first
             with traffic_to(served, clients=12) as load:
-                wait_for("two ready workers", lambda: served.status().get("readyReplicas") == 2, timeout_s=120)
-            assert first < _pods(served), "the first worker keeps running"
-            wait_for("one worker", lambda: len(_pods(served)) == 1 and served.status()["replicas"] == 1, timeout_s=120)
+                wait_for("two ready workers", lambda: served.status().get("readyReplicas") == 2)
+                assert first < _pods(served), "the first worker keeps running"
+            wait_for("one worker", lambda: len(_pods(served)) == 1 and served.status()["replicas"] == 1)
             light.wait_for_answers()
         assert (load.errors, light.errors) == ([], [])
         assert load.answered > 12

@@ -21,6 +21,7 @@ from localcluster.faulty_api import Fault, faulty_api
 from localcluster.kubectl import KubectlError, wait_for
 from localcluster.operator_process import OperatorProcess
 from localcluster.pod_processes import worker_processes
+from localcluster.service_rules import wait_routed
 from localcluster.settings import Layout
 from localcluster.target import Target
 from localcluster.traffic import traffic_to
@@ -84,7 +85,8 @@ def test_a_killed_worker_comes_back_and_only_its_own_requests_fail(local: Layout
         traffic.wait_for_answers()
         os.kill(worker_processes(victim).front_end, signal.SIGKILL)
         wait_for("its endpoint gone", lambda: ready_endpoints(chaos) == {other["metadata"]["uid"]})
-        detected = time.monotonic() + 1  # the node's rules follow the endpoints
+        wait_routed(chaos)
+        detected = time.monotonic()
         wait_converged(chaos, REPLICAS)
         traffic.wait_for_answers()
     assert traffic.errors_since(detected) == []
@@ -99,13 +101,15 @@ def test_a_worker_that_hangs_in_mid_stream_is_replaced_and_nobody_new_waits_for_
     local: Layout, chaos: Deployed
 ) -> None:
     victim, other = worker_pods(chaos).values()
-    with traffic_to(chaos, clients=4) as traffic:
+    # Four kept connections may all lead to the other worker; new ones reach both before long.
+    with traffic_to(chaos, clients=4, newcomers=1) as traffic:
         traffic.wait_for_answers()
         stopped = time.monotonic()
         os.kill(worker_processes(victim).engine, signal.SIGSTOP)
-        wait_for("its endpoint gone", lambda: ready_endpoints(chaos) == {other["metadata"]["uid"]}, timeout_s=90)
-        detected = time.monotonic() + 1
-        print(f"a stopped engine: its endpoint was gone after {detected - 1 - stopped:.1f} s")
+        wait_for("its endpoint gone", lambda: ready_endpoints(chaos) == {other["metadata"]["uid"]})
+        print(f"a stopped engine: its endpoint was gone after {time.monotonic() - stopped:.1f} s")
+        wait_routed(chaos)
+        detected = time.monotonic()
         traffic.wait_for_answers()
         wait_converged(chaos, REPLICAS)
         traffic.wait_for_answers()
@@ -124,8 +128,9 @@ def test_a_volume_that_cannot_be_read_for_a_while_hurts_only_who_reads(local: La
         try:
             os.kill(worker_processes(victim).front_end, signal.SIGKILL)
             wait_for("its endpoint gone", lambda: ready_endpoints(chaos) == {other["metadata"]["uid"]})
-            detected = time.monotonic() + 1
-            wait_for("Stalled", lambda: chaos.condition("Stalled").get("status") == "True", timeout_s=90)
+            wait_routed(chaos)
+            detected = time.monotonic()
+            wait_for("Stalled", lambda: chaos.condition("Stalled").get("status") == "True")
             assert chaos.condition("Stalled")["reason"] == "InvalidCheckpoint"
             assert "ermission denied" in chaos.condition("Stalled")["message"]
             wait_for("the failed pod gone", lambda: set(worker_pods(chaos)) == {other["metadata"]["uid"]})
@@ -133,7 +138,7 @@ def test_a_volume_that_cannot_be_read_for_a_while_hurts_only_who_reads(local: La
         finally:
             folder.chmod(0o755)
         _tried_again_since_the_node_changed(chaos)
-        wait_for("no longer Stalled", lambda: chaos.condition("Stalled") == {}, timeout_s=120)
+        wait_for("no longer Stalled", lambda: chaos.condition("Stalled") == {})
         wait_converged(chaos, REPLICAS)
         traffic.wait_for_answers()
     assert traffic.errors_since(detected) == []
@@ -183,7 +188,7 @@ def _deleted_budget_comes_back(served: Deployed) -> None:
         return [each for each in served.owned("poddisruptionbudgets") if each["metadata"]["uid"] != uid] != []
 
     uid = budget["metadata"]["uid"]
-    wait_for("the disruption budget again", back, timeout_s=120)
+    wait_for("the disruption budget again", back)
 
 
 def _wipe_status(served: Deployed) -> None:
@@ -206,8 +211,8 @@ def test_errors_of_the_api_server_end_no_pod_and_are_overcome(
         api.fault = Fault.STORM
         _wipe_status(chaos)
         _deleted_budget_comes_back(chaos)
-        wait_for("the status again", lambda: "plan" in chaos.status(), timeout_s=120)
-        chaos.wait_ready(timeout_s=120)
+        wait_for("the status again", lambda: "plan" in chaos.status())
+        chaos.wait_ready()
 
         api.fault = Fault.EXPIRED
         wait_for("expired watches", lambda: api.answered[410] > 10)
@@ -218,7 +223,7 @@ def test_errors_of_the_api_server_end_no_pod_and_are_overcome(
 
         api.fault = Fault.FROZEN
         chaos.kubectl.run("annotate", "modelserve", "chaos", "example.com/unheard=1", "--overwrite")
-        assert harried.process.ended_within(90), "an operator that hears nothing ends, to be started again"
+        assert harried.process.ended_within(300), "an operator that hears nothing ends, to be started again"
         assert "WatchFrozen" in local.operator_log.read_text() or "no watch event" in local.operator_log.read_text()
         traffic.wait_for_answers()
     assert traffic.errors == []
@@ -235,8 +240,9 @@ def test_a_drain_of_the_only_worker_answers_all_it_took_and_makes_another(tiny: 
         traffic.wait_for_answers()
         path = f"/api/v1/namespaces/{NAMESPACE}/pods/{name}/eviction"
         tiny.kubectl.run("create", "--raw", path, "-f", "-", document=json.dumps(eviction))
-        wait_for("another worker", lambda: len(ready_endpoints(tiny) - {only["metadata"]["uid"]}) == 1, timeout_s=120)
-        replaced = time.monotonic() + 1
+        wait_for("another worker", lambda: len(ready_endpoints(tiny) - {only["metadata"]["uid"]}) == 1)
+        wait_routed(tiny)
+        replaced = time.monotonic()
         wait_converged(tiny, 1)
         traffic.wait_for_answers()
     assert traffic.errors_since(replaced) == []
@@ -250,7 +256,7 @@ def test_deleting_it_in_the_middle_of_a_rollout_leaves_nothing(tiny: Deployed, c
     _in_rollout(chaos, 4096)
     chaos.kubectl.run("delete", "modelserve", "chaos", "--wait=false")
     selector = f"{NAME_LABEL}=chaos"
-    wait_for("all children collected", lambda: chaos.kubectl.items(CHILDREN, "-l", selector) == [], timeout_s=180)
+    wait_for("all children collected", lambda: chaos.kubectl.items(CHILDREN, "-l", selector) == [])
     assert not chaos.kubectl.exists("modelserve", "chaos")
     assert set(worker_pods(tiny)) == bystander
     tiny.wait_ready()

@@ -26,6 +26,8 @@ def tenant(cluster: Target) -> Iterator[Kubectl]:
     """kubectl as administrator, where a user `tenant` has the stock role `edit` in the namespace."""
     kubectl = cluster.kubectl.within(NAMESPACE)
     kubectl.run("create", "rolebinding", TENANT, "--clusterrole=edit", f"--user={TENANT}")
+    # The API server's authorizer hears of it by a watch.
+    wait_for("the role in force", lambda: _can(kubectl, "create", "configmaps"))
     yield kubectl
     kubectl.delete("rolebinding", TENANT)
 
@@ -69,7 +71,6 @@ def _everything(served: Deployed) -> set[tuple[str, str, str]]:
 
 
 def test_what_edit_can_forge_runs_nothing(tiny: Deployed, tenant: Kubectl, cluster: Target) -> None:
-    assert _can(tenant, "create", "configmaps")
     assert _can(tenant, "patch", "deployments.apps")
     for verb in ("create", "update", "patch", "delete"):
         assert not _can(tenant, verb, "controllerrevisions.apps")

@@ -13,6 +13,7 @@ from localcluster.deployment import CHECKPOINT, NAME_LABEL, Deployed, apply_exam
 from localcluster.kubectl import KubectlError, wait_for
 from localcluster.operator_process import OperatorProcess
 from localcluster.service_access import service_url
+from localcluster.service_rules import wait_routed
 from localcluster.target import Target
 from localcluster.traffic import models_at, traffic_to
 
@@ -62,14 +63,21 @@ def test_scale_subresource_works_without_replicas_in_the_manifest(tiny: Deployed
     revision = tiny.status()["plan"]["hash"]
     try:
         tiny.kubectl.run("scale", "modelserve/tiny", "--replicas=2")
-        wait_for("two ready workers", lambda: tiny.status().get("readyReplicas") == 2, timeout_s=120)
+        wait_for("two ready workers", lambda: tiny.status().get("readyReplicas") == 2)
         assert first < set(_pods(tiny)), "the first worker keeps running"
         assert tiny.status()["plan"]["hash"] == revision
+        wait_for("both are in the disruption budget", lambda: _budget(tiny) == (2, 1))
         _evictions_leave_one_worker(tiny)
     finally:
         tiny.kubectl.run("scale", "modelserve/tiny", "--replicas=1")
-    wait_for("one worker", lambda: len(_pods(tiny)) == 1 and tiny.status()["replicas"] == 1, timeout_s=120)
+    wait_for("one worker", lambda: len(_pods(tiny)) == 1 and tiny.status()["replicas"] == 1)
     tiny.wait_ready()
+
+
+def _budget(served: Deployed) -> tuple[int, int]:
+    """Healthy pods, and how many of them may be evicted; a controller of the cluster counts both."""
+    status = served.kubectl.get("poddisruptionbudget", served.name)["status"]
+    return status["currentHealthy"], status["disruptionsAllowed"]
 
 
 def _evictions_leave_one_worker(served: Deployed) -> None:
@@ -103,10 +111,11 @@ def test_a_new_max_model_len_takes_over_without_an_error(cluster: Target, operat
         after = served.status()["plan"]["hash"]
         assert after != before
         wait_for("the old revision is stopped", lambda: asked() in ([0, 1], [1]))
+        wait_routed(served)
         answered = traffic.answered
         wait_for("answers by the new revision", lambda: traffic.answered > answered + 3)
         assert [model["max_model_len"] for model in models_at(traffic.url)] == [1024]
-        wait_for("the old revision is gone with its pods", lambda: asked() == [1], timeout_s=180)
+        wait_for("the old revision is gone with its pods", lambda: asked() == [1])
     assert traffic.errors == [], "connections that were kept until the old worker's SIGTERM included"
     assert len([pod for pod in served.owned("pods") if "job-name" not in pod["metadata"]["labels"]]) == 1
     assert served.status()["maxModelLen"] == 1024
@@ -155,5 +164,5 @@ def test_deletion_needs_no_operator(cluster: Target, operator: OperatorProcess) 
     assert served.resource()["metadata"].get("finalizers", []) == []
     served.kubectl.run("delete", "modelserve", "mayfly", "--wait=false")
     selector = f"{NAME_LABEL}=mayfly"
-    wait_for("all children collected", lambda: served.kubectl.items(kinds, "-l", selector) == [], timeout_s=120)
+    wait_for("all children collected", lambda: served.kubectl.items(kinds, "-l", selector) == [])
     assert not served.kubectl.exists("modelserve", "mayfly")

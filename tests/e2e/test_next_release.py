@@ -39,10 +39,11 @@ def next_release(cluster: Target, tmp_path: Path) -> Iterator[Path]:
 
 def _exchange(cluster: Target, packages: Path | None) -> None:
     """The operator of that release (None: this one) takes over, and has looked at every ModelServe."""
-    count = len(cluster.kubectl.items("modelserves", "--all-namespaces"))
+    there = [each["metadata"] for each in cluster.kubectl.items("modelserves", "--all-namespaces")]
     operator_process.stop(cluster.layout)
     started = operator_process.start(cluster, packages=packages)
-    wait_for("every ModelServe looked at", lambda: started.reconciles >= count)
+    wanted = {(each["namespace"], each["name"]) for each in there if "deletionTimestamp" not in each}
+    wait_for("every ModelServe looked at", lambda: wanted <= started.reconciled)
 
 
 def _ready(served: Deployed) -> bool:
@@ -76,7 +77,8 @@ def test_an_upgrade_and_a_rollback_end_no_pod_and_fail_no_request(
             for each in (traffic, others):
                 each.wait_for_answers()
             assert workers_of(cluster) == both
-            assert f"spec.{FIELD} of a later release" in later.condition("Planned")["message"]
+            said = f"spec.{FIELD} of a later release"
+            wait_for(f"{said!r} in the status", lambda: said in later.condition("Planned")["message"])
     assert traffic.errors == others.errors == []
     assert later.owned("controllerrevisions.apps") == [revision], "its keys are kept, though nobody here reads them"
     assert later.status()["revision"] == revision["metadata"]["name"]

@@ -28,9 +28,9 @@ def url(tiny: Deployed) -> Iterator[str]:
         yield found
 
 
-def _held_bytes(url: str) -> float:
-    """KV bytes and running requests of the worker, from /metrics: 0.0 when it holds nothing."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
+def _held(url: str) -> float:
+    """KV bytes and requests of the worker, from /metrics: 0.0 when it holds nothing."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=60) as answer:
         families = list(text_string_to_metric_families(answer.read().decode()))
     values = {sample.name: sample.value for family in families for sample in family.samples}
     return (
@@ -69,15 +69,15 @@ KILLED_CLIENT = """
 import sys, openai
 client = openai.OpenAI(base_url=sys.argv[1] + "/v1", api_key="none", timeout=60)
 stream = client.completions.create(
-    model=sys.argv[2], prompt="page", max_tokens=1500, stream=True, extra_body={"ignore_eos": True}
+    model=sys.argv[2], prompt="page", max_tokens=16000, stream=True, extra_body={"ignore_eos": True}
 )
 for part in stream:
     print("token", flush=True)
 """
 
 
-async def _ask(client: openai.AsyncOpenAI, number: int) -> int:
-    """One request of the mix; the number of completion tokens it was given."""
+async def _ask(client: openai.AsyncOpenAI, number: int, begun: asyncio.Event) -> int:
+    """One request of the mix; the number of completion tokens it was given. The first part of a stream sets `begun`."""
     length = 8 + number % 17
     exact: Any = {"model": CHECKPOINT.name, "max_tokens": length, "seed": number, "extra_body": {"ignore_eos": True}}
     if number % 4 == 0:
@@ -91,14 +91,18 @@ async def _ask(client: openai.AsyncOpenAI, number: int) -> int:
             stream = await client.completions.create(prompt=f"page {number}", **streamed)
         else:
             stream = await client.chat.completions.create(messages=MESSAGES, **streamed)
-        answer = [part async for part in stream][-1]
+        parts = []
+        async for part in stream:
+            begun.set()
+            parts.append(part)
+        answer = parts[-1]
     assert answer.usage.completion_tokens == length
     return length
 
 
-async def _ask_all(url: str) -> list[int]:
+async def _ask_all(url: str, begun: asyncio.Event) -> list[int]:
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=300, max_retries=0) as client:
-        return await asyncio.gather(*(_ask(client, number) for number in range(REQUESTS)))
+        return await asyncio.gather(*(_ask(client, number, begun) for number in range(REQUESTS)))
 
 
 def test_many_at_once_finish_while_one_client_is_killed_and_all_pages_return(url: str) -> None:
@@ -111,11 +115,12 @@ def test_many_at_once_finish_while_one_client_is_killed_and_all_pages_return(url
     try:
         assert killed.stdout is not None
         assert killed.stdout.readline() == "token\n"
-        assert _held_bytes(url) > 0
+        assert _held(url) > 0
 
         async def scene() -> list[int]:
-            others = asyncio.create_task(_ask_all(url))
-            await asyncio.sleep(1.0)
+            begun = asyncio.Event()
+            others = asyncio.create_task(_ask_all(url, begun))
+            await begun.wait()
             assert killed.poll() is None, "it was still streaming"
             killed.kill()
             return await others
@@ -125,4 +130,4 @@ def test_many_at_once_finish_while_one_client_is_killed_and_all_pages_return(url
         killed.kill()
         killed.communicate()
     assert lengths == [8 + number % 17 for number in range(REQUESTS)]
-    wait_for("all pages returned", lambda: _held_bytes(url) == 0)
+    wait_for("all pages returned", lambda: _held(url) == 0)

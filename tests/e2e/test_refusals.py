@@ -99,8 +99,14 @@ def test_a_refused_child_is_said_with_who_refused_it(cluster: Target, operator: 
         assert served.condition("Stalled")["reason"] == "QuotaExceeded"
         assert "no-jobs" in served.condition("Stalled")["message"]
         assert served.condition("Accepted")["status"] == "True"
-        warnings = kubectl.items("events", "--field-selector=involvedObject.name=refused,type=Warning")
-        assert {event["reason"] for event in warnings} == {"QuotaExceeded"}
+
+        def warned() -> set[str]:
+            """Events follow the status."""
+            events = kubectl.items("events", "--field-selector=involvedObject.name=refused,type=Warning")
+            return {event["reason"] for event in events}
+
+        wait_for("the Event", lambda: warned() != set())
+        assert warned() == {"QuotaExceeded"}
     finally:
         kubectl.delete("modelserve", "refused")
         kubectl.delete("quota", "no-jobs")
@@ -123,7 +129,7 @@ path.write_bytes(path.read_bytes()[:-4096])
 
 
 def _stalls(served: Deployed, *, reason: str) -> str:
-    wait_for("Stalled", lambda: served.condition("Stalled").get("status") == "True", timeout_s=120)
+    wait_for("Stalled", lambda: served.condition("Stalled").get("status") == "True")
     stalled = served.condition("Stalled")
     assert stalled["reason"] == reason
     assert served.condition("Ready")["status"] == "False"
@@ -137,7 +143,7 @@ def test_a_worker_that_fails_for_good_stops_with_its_reason(cluster: Target, ope
     try:
         message = _stalls(served, reason="InvalidCheckpoint")
         assert "layers.0.mlp.up_proj" in message or "layers.0.mlp.xx_proj" in message
-        wait_for("scaled to zero", lambda: served.owned("pods") == [], timeout_s=90)
+        wait_for("scaled to zero", lambda: served.owned("pods") == [])
         operator.stop()
         time.sleep(1)
         assert [d["spec"]["replicas"] for d in served.owned("deployments")] == [0]
@@ -162,7 +168,7 @@ def test_a_stopped_revision_stays_stopped_over_a_restart_and_a_new_spec_clears_i
     served = apply_example(cluster, NAMESPACE, "mended", model={"uri": "pvc://weights/broken"})
     try:
         _stalls(served, reason="InvalidCheckpoint")
-        wait_for("scaled to zero", lambda: served.owned("pods") == [], timeout_s=90)
+        wait_for("scaled to zero", lambda: served.owned("pods") == [])
         served.patch({"model": {"uri": f"pvc://weights/{CHECKPOINT.name}"}})
         wait_for("Stalled is cleared", lambda: served.condition("Stalled") == {})
         served.wait_ready()

@@ -129,7 +129,7 @@ def _service_comes_back(served: Deployed, name: str) -> None:
         return any(each["metadata"]["uid"] != old for each in found)
 
     # What is deleted between an operator's first list and its watch is found by the watchdog, half a minute later.
-    wait_for("the Service is made again", back, timeout_s=120)
+    wait_for("the Service is made again", back)
 
 
 def test_a_model_answers_from_images_that_were_built_here(imaged: Deployed, helm: Helm) -> None:
@@ -139,7 +139,7 @@ def test_a_model_answers_from_images_that_were_built_here(imaged: Deployed, helm
     assert pod["spec"]["containers"][0]["image"].endswith(f"modelserve-worker:{image_build.TAG}")
     listed = imaged.kubectl.run("exec", pod["metadata"]["name"], "--", "ls", "/opt")
     assert listed.split() == ["modelserve"], "nothing is lent to this container"
-    helm.run("test", helm.release, "--timeout=120s")
+    helm.run("test", helm.release, "--timeout=480s")
 
 
 def test_the_manifest_is_what_runs_and_nothing_differs_at_rest(imaged: Deployed, helm: Helm) -> None:
@@ -205,7 +205,15 @@ def test_every_expression_of_rules_and_dashboard_returns_data(imaged: Deployed, 
     before = {place: _read(place) for place in places}
     _ask(imaged)
     _service_comes_back(imaged, "imaged")
-    scraped = [promql.Scraped(before[place], _read(place), labels) for place, labels in places.items()]
+    after: dict[str, str] = {}
+
+    def counted() -> bool:
+        """The end of a reconcile, and of a request, comes behind what one sees of it."""
+        after.update({place: _read(place) for place in places})
+        return all(_ended(after[place]) > _ended(before[place]) for place in places)
+
+    wait_for("a reconcile and a request have ended", counted)
+    scraped = [promql.Scraped(before[place], after[place], labels) for place, labels in places.items()]
     expressions = promql.expressions_of(rules, dashboard)
     assert len(expressions) > 30
     empty = promql.without_data(promtool, rules, scraped, expressions, tmp_path)
@@ -214,9 +222,15 @@ def test_every_expression_of_rules_and_dashboard_returns_data(imaged: Deployed, 
 
 
 def _read(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    with urllib.request.urlopen(url, timeout=60) as answer:
         text: str = answer.read().decode()
         return text
+
+
+def _ended(metrics: str) -> float:
+    """Reconciles of an operator, or requests of a worker."""
+    names = ("modelserve_operator_reconcile_seconds_count", "vllm:request_time_per_output_token_seconds_count")
+    return sum(float(line.split()[-1]) for line in metrics.splitlines() if line.startswith(names))
 
 
 def test_the_examples_in_front_of_a_model_are_accepted_and_an_autoscaler_finds_its_target(
@@ -235,7 +249,7 @@ def test_the_examples_in_front_of_a_model_are_accepted_and_an_autoscaler_finds_i
         def found() -> bool:
             return condition(kubectl.get("hpa", "gemma"), "AbleToScale").get("reason") == "SucceededGetScale"
 
-        wait_for("the autoscaler read /scale", found, timeout_s=90)
+        wait_for("the autoscaler read /scale", found)
     finally:
         kubectl.delete("hpa", "gemma")
     service = kubectl.get("service", "imaged")
@@ -416,7 +430,7 @@ def test_uninstalled_it_leaves_what_serves_and_installed_again_for_one_namespace
     _service_comes_back(imaged, "imaged")
     imaged.wait_ready()
     assert _workers(imaged.kubectl) == before
-    tenant.run("test", tenant.release, "--timeout=120s")
+    tenant.run("test", tenant.release, "--timeout=480s")
     _granted_and_used(kubectl, layout, TENANT)
 
 

@@ -17,7 +17,7 @@ from localcluster.weights_volume import MOUNT, pod_spec
 
 POD = "checkpoint-upload"
 _LIFETIME_S = 600  # the pod ends by itself when this program is killed
-_START_TIMEOUT_S = 180.0  # pulling the image included
+_START_TIMEOUT_S = 300.0  # pulling the image included
 _RECEIVER = Path(checkpoint_receiver.__file__).read_text()
 
 

@@ -25,7 +25,7 @@ from localcluster.kubectl import Kubectl
 from localcluster.processes import Process, free_ports, spawn
 from localcluster.settings import OPERATOR_USER, WEBHOOK_USER, ClusterError
 
-START_TIMEOUT_S = 90.0
+START_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True)

@@ -42,12 +42,25 @@ def workers_of(cluster: Target) -> dict[str, tuple[str, int]]:
 
 def ready_endpoints(served: Deployed) -> set[str]:
     """uids of the pods that are ready endpoints of the Service."""
-    return _ready(served.kubectl.items("endpointslices", "-l", f"kubernetes.io/service-name={served.name}"))
+    return _ready(_slices(served))
+
+
+def ready_addresses(served: Deployed) -> set[str]:
+    """Addresses of the same pods."""
+    return {address for each in _ready_ones(_slices(served)) for address in each["addresses"]}
+
+
+def _slices(served: Deployed) -> list[Body]:
+    return served.kubectl.items("endpointslices", "-l", f"kubernetes.io/service-name={served.name}")
+
+
+def _ready_ones(slices: Iterable[Body]) -> list[Body]:
+    endpoints = [each for body in slices for each in body.get("endpoints") or ()]
+    return [each for each in endpoints if each["conditions"].get("ready")]
 
 
 def _ready(slices: Iterable[Body]) -> set[str]:
-    endpoints = [each for body in slices for each in body.get("endpoints") or ()]
-    return {each["targetRef"]["uid"] for each in endpoints if each["conditions"].get("ready")}
+    return {each["targetRef"]["uid"] for each in _ready_ones(slices)}
 
 
 def wait_converged(served: Deployed, replicas: int, *, timeout_s: float = 600.0) -> None:

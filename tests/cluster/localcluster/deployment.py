@@ -15,7 +15,7 @@ from localcluster.target import Target
 EXAMPLE = REPOSITORY / "docs" / "examples" / "gemma4-tiny.yaml"
 CHECKPOINT = REPOSITORY / "tests" / "models" / "gemma4-tiny-ple"  # what EXAMPLE serves
 NAME_LABEL = "serving.modelserve.dev/name"
-READY_TIMEOUT_S = 240.0
+READY_TIMEOUT_S = 600.0
 
 
 class Stalled(ClusterError):

@@ -152,7 +152,7 @@ def faulty_api(kubeconfig: Path) -> Iterator[FaultyApi]:
     thread = threading.Thread(target=lambda: asyncio.run(api.serve(started)), name="faulty-api")
     thread.start()
     try:
-        assert started.wait(10)
+        assert started.wait(60)
         yield api
     finally:
         api.stop()

@@ -27,7 +27,7 @@ class Helm:
     namespace: str = "modelserve-system"
     kubeconfig: Path | None = None
 
-    def run(self, *arguments: str, values: Mapping[str, Any] | None = None, timeout_s: float = 240.0) -> str:
+    def run(self, *arguments: str, values: Mapping[str, Any] | None = None, timeout_s: float = 600.0) -> str:
         """Standard output. `values` are given as a file. Raises HelmError."""
         command = [str(self.program), *arguments, f"--namespace={self.namespace}"]
         if self.kubeconfig is not None:
@@ -48,17 +48,17 @@ class Helm:
 
     def install(self, values: Mapping[str, Any]) -> None:
         """Install, and wait until the operator is Ready."""
-        self.run("install", self.release, str(CHART), "--wait", "--timeout=180s", values=values)
+        self.run("install", self.release, str(CHART), "--wait", "--timeout=480s", values=values)
 
     def upgrade(self, values: Mapping[str, Any]) -> None:
         """Upgrade to exactly these values, and wait until the operator is Ready."""
-        self.run("upgrade", self.release, str(CHART), "--wait", "--timeout=180s", "--reset-values", values=values)
+        self.run("upgrade", self.release, str(CHART), "--wait", "--timeout=480s", "--reset-values", values=values)
 
     def rollback(self, revision: int) -> None:
-        self.run("rollback", self.release, str(revision), "--wait", "--timeout=180s")
+        self.run("rollback", self.release, str(revision), "--wait", "--timeout=480s")
 
     def uninstall(self) -> None:
-        self.run("uninstall", self.release, "--wait", "--timeout=120s")
+        self.run("uninstall", self.release, "--wait", "--timeout=480s")
 
     def manifest(self) -> str:
         """What Helm keeps as the release's objects; hooks are none of them."""

@@ -68,11 +68,11 @@ class Kubectl:
         self.run("delete", *arguments, "--ignore-not-found")
 
 
-def wait_for(what: str, ready: Callable[[], bool], *, timeout_s: float = 60.0, interval_s: float = 0.25) -> float:
+def wait_for(what: str, ready: Callable[[], bool], *, timeout_s: float = 300.0, interval_s: float = 0.25) -> float:
     """Poll until `ready` is true and return the seconds it took. Raises ClusterError naming `what`.
 
-    The time-out is for what never comes, and no measure: on a busy machine kubectl alone takes seconds. How soon the
-    operator wrote is in the audit log (`audit.answers_s`).
+    The time-out is for what never comes, and no measure: on a busy machine kubectl alone takes seconds. By what the
+    operator heard of an edit is in the audit log (`audit.asked_before_answers`).
     """
     started = time.monotonic()
     while not ready():

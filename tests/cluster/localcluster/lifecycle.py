@@ -185,7 +185,7 @@ def _snapshotter(layout: Layout) -> str:
     return "native" if found[1] == "overlay" else "overlayfs"
 
 
-def _wait(what: str, ready: Callable[[], bool], record: Record, layout: Layout, *, timeout_s: float = 90.0) -> None:
+def _wait(what: str, ready: Callable[[], bool], record: Record, layout: Layout, *, timeout_s: float = 300.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not ready():
         if dead := record.dead:

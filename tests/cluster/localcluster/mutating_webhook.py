@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from localcluster.certificates import CertificateAuthority
-from localcluster.kubectl import Kubectl
+from localcluster.kubectl import Kubectl, wait_for
 
 VARIABLE = {"name": "AGENT_HOST", "value": "10.0.0.1"}
 CONFIGURATION = "adds-env"
@@ -67,11 +67,23 @@ def adds_env_to_deployments(kubectl: Kubectl, *, host: str, folder: Path, namesp
         thread.start()
         try:
             kubectl.apply(_configuration(f"https://{host}:{server.server_address[1]}/", folder, namespace))
+            wait_for("the webhook in force", lambda: _in_force(kubectl, namespace))
             yield
         finally:
             kubectl.delete("mutatingwebhookconfiguration", CONFIGURATION)
+            wait_for("the webhook no longer asked", lambda: not _in_force(kubectl, namespace))
             server.shutdown()
             thread.join()
+
+
+def _in_force(kubectl: Kubectl, namespace: str) -> bool:
+    """Whether the API server, which hears of configurations by a watch, asks the webhook about a Deployment."""
+    labels = {"app": CONFIGURATION}
+    pod = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "none", "image": "none"}]}}
+    body = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": CONFIGURATION, "namespace": namespace}}
+    body["spec"] = {"selector": {"matchLabels": labels}, "template": pod}
+    made = kubectl.run("create", "--dry-run=server", "-o", "json", "-f", "-", document=json.dumps(body))
+    return VARIABLE in json.loads(made)["spec"]["template"]["spec"]["containers"][0].get("env", [])
 
 
 def _configuration(url: str, folder: Path, namespace: str) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def create(pause: Path, *, pod_logs: Path, log: Path) -> tuple[Process, Process]
     command = ["unshare", "--mount", "--net", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc"]
     launcher = spawn([*command, "sh", "-c", _SETUP, "sh", str(pod_logs), str(pause)], log=log)
     children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children")
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline and launcher.alive:
         with suppress(OSError, IndexError):  # not there yet, or it has just failed and its log says why
             first = int(children.read_text().split()[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -20,6 +21,7 @@ from modelserve_operator.kinds import CLUSTER_RULES, NAMESPACED_RULES
 from modelserve_operator.settings import DEFAULT_NAMESPACE
 
 RECONCILES = "modelserve_operator_reconciles_total{"
+_OF_ONE = re.compile(r'modelserve_condition\{name="([^"]+)",namespace="([^"]+)"')
 
 
 @dataclass(frozen=True)
@@ -42,9 +44,17 @@ class OperatorProcess:
     @property
     def reconciles(self) -> int:
         """How many have ended since it was started, with whatever result."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10) as answer:
-            lines = answer.read().decode().splitlines()
-        return sum(int(float(line.split()[-1])) for line in lines if line.startswith(RECONCILES))
+        return sum(int(float(line.split()[-1])) for line in self._metrics().splitlines() if line.startswith(RECONCILES))
+
+    @property
+    def reconciled(self) -> set[tuple[str, str]]:
+        """Namespace and name of every ModelServe whose children it has been through since it was started."""
+        return {(namespace, name) for name, namespace in _OF_ONE.findall(self._metrics())}
+
+    def _metrics(self) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=60) as answer:
+            text: str = answer.read().decode()
+        return text
 
     def stop(self) -> None:
         """SIGTERM, then SIGKILL after 10 s."""
@@ -55,7 +65,7 @@ class OperatorProcess:
 def start(
     target: Target,
     *,
-    timeout_s: float = 30.0,
+    timeout_s: float = 300.0,
     kubeconfig: Path | None = None,
     settings: Mapping[str, str] | None = None,
     packages: Path | None = None,

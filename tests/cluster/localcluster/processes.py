@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
 import socket
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from localcluster.settings import ClusterError
+
+_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 @dataclass(frozen=True)
@@ -85,11 +88,19 @@ def spawn(command: list[str], *, log: Path, environment: Mapping[str, str] | Non
 
 
 def free_ports(count: int) -> list[int]:
-    """TCP ports of 127.0.0.1 that nobody listens on at this moment."""
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
+    """TCP ports of 127.0.0.1 that nobody listens on at this moment, to be bound a moment later by a program.
+
+    They lie outside of what the kernel gives to those who ask for any port, and to those who connect: it would give
+    them away again meanwhile. Which ones is left to chance, since others choose beside this process.
+    """
+    first, last = map(int, _EPHEMERAL.read_text().split())
+    candidates = [port for port in range(10_000, 65_536) if not first <= port <= last]
+    random.shuffle(candidates)
+    with ExitStack() as taken:
+        ports: list[int] = []
+        while len(ports) < count:
+            with suppress(OSError):  # somebody listens there
+                taken.enter_context(socket.create_server(("127.0.0.1", candidates[-1])))
+                ports.append(candidates[-1])
+            candidates.pop()
+        return ports

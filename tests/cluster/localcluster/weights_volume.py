@@ -91,7 +91,7 @@ def pod_spec(target: Target, *, name: str, command: list[str]) -> dict[str, Any]
     }
 
 
-def run_job(target: Target, namespace: str, *, name: str, command: list[str], timeout_s: float = 180.0) -> None:
+def run_job(target: Target, namespace: str, *, name: str, command: list[str]) -> None:
     """Run `command` in the worker image with the claim mounted at MOUNT. Raises ClusterError with the log's end."""
     kubectl = target.kubectl
     kubectl.delete("job", name, "-n", namespace)
@@ -111,5 +111,5 @@ def run_job(target: Target, namespace: str, *, name: str, command: list[str], ti
             raise ClusterError(f"Job {name} in namespace {namespace} failed; the end of its log:\n{log}")
         return condition(job, "Complete").get("status") == "True"
 
-    wait_for(f"Job {name} in namespace {namespace}", ended, timeout_s=timeout_s)
+    wait_for(f"Job {name} in namespace {namespace}", ended)
     kubectl.delete("job", name, "-n", namespace)

@@ -8,6 +8,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -322,6 +323,7 @@ def test_ctrl_c_shows_what_is_done(tmp_path: Path) -> None:
         )  # fmt: skip
         while not reached.exists():
             assert process.poll() is None
+            time.sleep(0.02)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
     assert process.returncode == 130

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from types import SimpleNamespace
 from typing import Any
 
@@ -116,8 +116,11 @@ def build(
     assert "torch" not in sys.modules
     report: dict[str, Any] = {"pid": os.getpid()}
     if with_rank:
-        rank = multiprocessing.get_context("spawn").Process(target=_rank, daemon=True)
+        context = multiprocessing.get_context("spawn")
+        running, told = context.Pipe(duplex=False)
+        rank = context.Process(target=_rank, args=(told,), daemon=True)
         rank.start()
+        running.recv()  # one that still reads its modules would end only behind them
         report["rank"] = rank.pid
     for done in range(1, 4):
         progress(done, 3)
@@ -140,7 +143,8 @@ def _fail(end: str) -> None:
     raise RuntimeError(end)
 
 
-def _rank() -> None:
+def _rank(told: Connection[str, None]) -> None:
+    told.send("running")
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +57,34 @@ def token_ids(outputs: Sequence[RequestOutput]) -> list[int]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - the condition is another process's
             await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def bystander(engine: EngineProcess) -> AsyncIterator[None]:
+    """A request that runs while the context lasts, and has heard every token of its own in turn at the end."""
+    heard: list[RequestOutput] = []
+
+    async def listen(enough: asyncio.Event, begun: asyncio.Event) -> None:
+        async with aclosing(engine.generate([request("bystander", 100_000)])) as steps:
+            async for outputs in steps:
+                heard.extend(outputs)
+                begun.set()
+                if enough.is_set():
+                    return
+
+    begun, enough = asyncio.Event(), asyncio.Event()
+    listening = asyncio.create_task(listen(enough, begun))
+    await begun.wait()
+    yield
+    before = len(token_ids(heard))
+    enough.set()
+    await listening
+    tokens = token_ids(heard)
+    assert len(tokens) > before, "it goes on"
+    assert tokens == [stub_engine.FIRST_TOKEN + number % 100 for number in range(len(tokens))]
 
 
 def is_running(pid: int) -> bool:
@@ -126,15 +151,14 @@ async def test_a_slow_reader_gets_several_steps_at_once(start: Start) -> None:
 
 async def test_closing_a_stream_aborts_it_and_leaves_the_others_alone(start: Start) -> None:
     engine = await start(step_seconds=0.005)
-    other = asyncio.create_task(collect(engine, request("other", 60)))
-    async with aclosing(engine.generate([request("gone", 100_000)])) as steps:
-        await anext(steps)
-        await until(lambda: engine.stats().num_running == 2)
-    with pytest.raises(InvalidInput, match="'gone' is in use"):
-        await collect(engine, request("gone"))
-    await until(lambda: engine.stats().num_running == 1)
-    assert token_ids(await collect(engine, request("gone"))) == [600, 601, 602, 603, 604]
-    assert len(token_ids(await other)) == 60
+    async with bystander(engine):
+        async with aclosing(engine.generate([request("gone", 100_000)])) as steps:
+            await anext(steps)
+            await until(lambda: engine.stats().num_running == 2)
+        with pytest.raises(InvalidInput, match="'gone' is in use"):
+            await collect(engine, request("gone"))
+        await until(lambda: engine.stats().num_running == 1)
+        assert token_ids(await collect(engine, request("gone"))) == [600, 601, 602, 603, 604]
 
 
 async def test_abort_ends_one_of_several(start: Start) -> None:
@@ -152,16 +176,14 @@ async def test_abort_ends_one_of_several(start: Start) -> None:
 
 async def test_a_request_that_the_scheduler_refuses_fails_alone(start: Start) -> None:
     engine = await start(step_seconds=0.005)
-    other = asyncio.create_task(collect(engine, request("other", 60)))
-    await until(lambda: engine.stats().num_running == 1)
-    with pytest.raises(InvalidInput, match="7 pages are asked for and there are 5") as refused:
-        await collect(engine, request("beside", 100_000), request("refused", seed=Fault.REFUSED))
-    assert refused.value.field == "max_tokens"
-    (output,) = await collect(engine, request("broken", seed=Fault.BROKEN))
-    assert output.finish_reason is FinishReason.ERROR
-    assert "ZeroDivisionError: a page of no bytes" in (output.error or "")
-    await until(lambda: engine.stats().num_running == 1)
-    assert len(token_ids(await other)) == 60
+    async with bystander(engine):
+        with pytest.raises(InvalidInput, match="7 pages are asked for and there are 5") as refused:
+            await collect(engine, request("beside", 100_000), request("refused", seed=Fault.REFUSED))
+        assert refused.value.field == "max_tokens"
+        (output,) = await collect(engine, request("broken", seed=Fault.BROKEN))
+        assert output.finish_reason is FinishReason.ERROR
+        assert "ZeroDivisionError: a page of no bytes" in (output.error or "")
+        await until(lambda: engine.stats().num_running == 1)
     assert engine.is_alive()
 
 
@@ -190,9 +212,8 @@ async def test_a_killed_engine_is_noticed_at_once(start: Start) -> None:
     stream = asyncio.create_task(collect(engine, request("a", 100_000)))
     await until(lambda: engine.stats().num_running == 1)
     os.kill(engine.pid, signal.SIGKILL)
-    async with asyncio.timeout(5):
-        with pytest.raises(EngineDead, match="the engine's process was killed by signal 9"):
-            await stream
+    with pytest.raises(EngineDead, match="the engine's process was killed by signal 9"):  # not that it is silent
+        await stream
     assert not engine.is_alive()
     rank = engine.plan_report()["rank"]
     await until(lambda: not is_running(rank))
@@ -220,7 +241,7 @@ async def test_a_stopped_process_is_noticed_and_a_long_step_is_none(
     long_step = asyncio.create_task(collect(busy, request("long", seed=Fault.HANG)))
     await until(lambda: stopped.stats().num_running == 1)
     os.kill(stopped.pid, signal.SIGSTOP)
-    async with asyncio.timeout(25):
+    async with asyncio.timeout(60):
         with pytest.raises(EngineDead, match=r"has said nothing for 4 s: it is stopped or stuck"):
             await stream
     await until(lambda: not is_running(stopped.pid))
@@ -285,7 +306,7 @@ async def test_shutdown_while_it_loads_waits_for_nothing(cancelled: bool) -> Non
     await asyncio.sleep(0)
     if cancelled:
         starting.cancel()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await engine.shutdown()
     starting.cancel()
     await asyncio.gather(starting, return_exceptions=True)
@@ -323,7 +344,7 @@ def test_engine_and_rank_end_when_the_front_end_is_killed(tmp_path: Path) -> Non
         "    engine = EngineProcess(functools.partial(stub_engine.build, with_rank=True))\n"
         "    await engine.start(lambda done, total: None)\n"
         "    print(engine.pid, engine.plan_report()['rank'], flush=True)\n"
-        "    time.sleep(60)\n"
+        "    time.sleep(600)\n"
         "if __name__ == '__main__':\n"
         "    asyncio.run(main())\n"
     )
@@ -344,14 +365,15 @@ async def test_what_waits_for_its_turn_is_counted_refused_and_ended_without_the_
     engine = EngineProcess(functools.partial(stub_engine.build, step_seconds=0.005), limits)
     try:
         await engine.start(lambda done, total: None)
-        first = asyncio.create_task(collect(engine, request("a", 40)))
+        first = asyncio.create_task(collect(engine, request("a", 100_000)))
         await until(lambda: engine.stats().num_running == 1)
         second = asyncio.create_task(collect(engine, request("b", 3), request("c", 3)))
         await until(lambda: engine.stats().num_waiting == 2)
         with pytest.raises(EngineBusy, match="2 requests are waiting already"):
             await collect(engine, request("d"))
         engine.abort("c")
-        assert len(token_ids(await first)) == 40
+        engine.abort("a")
+        assert (await first)[-1].finish_reason is FinishReason.ABORT
         outputs = await second
         assert [output.request_id for output in outputs if output.finish_reason is FinishReason.ABORT] == ["c"]
         assert len(token_ids(outputs)) == 3

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
+from localcluster.processes import free_ports
 
 TESTS = Path(__file__).resolve().parents[2]
 MODEL = TESTS / "models/gemma4-tiny-ple"
@@ -55,8 +56,7 @@ def serving(tmp_path: Path, *flags: str, **settings: Any) -> Iterator[Worker]:
     """A worker over a StubEngine of `settings`; it drains for 20 s unless `flags` say otherwise."""
     termination = tmp_path / "termination-log"
     termination.touch()
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    (port,) = free_ports(1)
     process = subprocess.Popen(
         [
             sys.executable, str(STUB_WORKER), json.dumps(settings), str(termination),
@@ -67,7 +67,7 @@ def serving(tmp_path: Path, *flags: str, **settings: Any) -> Iterator[Worker]:
         text=True,
     )  # fmt: skip
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}") as http:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:
             yield Worker(process, http, termination)
     finally:
         process.kill()

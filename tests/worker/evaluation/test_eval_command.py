@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import entry_points
@@ -229,8 +230,9 @@ def test_ctrl_c_shows_what_is_done(tmp_path: Path) -> None:
         )
         while not reached.exists():
             assert process.poll() is None
+            time.sleep(0.02)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert err == "modelserve-eval: interrupted; the figures are of what was answered until then\n"
     assert _without_times(out).splitlines()[0] == f"tiny-0 at {url}, stopped before its end"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 
 import httpx
@@ -10,6 +11,7 @@ import pytest
 from scripted_endpoint import Script, ScriptedEndpoint, completion, refusal, right, wrong
 from starlette.responses import PlainTextResponse, Response
 
+from modelserve_tools.evaluation import client
 from modelserve_tools.evaluation.cells import Cell, plan_cells
 from modelserve_tools.evaluation.client import Backoff, ChatEndpoint, EndpointGone, chat_body, open_http
 from modelserve_tools.evaluation.exercise import Answer, Exercise, ToolCall
@@ -221,14 +223,24 @@ async def test_requests_are_bounded(concurrency: int) -> None:
     assert (endpoint.most_open, result.outcomes) == (concurrency, "1" * 12)
 
 
-async def test_latency_is_of_the_reply_without_the_waits_before_it() -> None:
+async def test_latency_is_of_the_reply_without_the_waits_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, pause = 100.0, asyncio.sleep
+
+    async def wait(seconds: float) -> None:
+        nonlocal now
+        now += 1.0
+        await pause(0)
+
     async def slow(asked: Exercise, attempt: int) -> Response:
-        await asyncio.sleep(0.02)
+        nonlocal now
+        now += 0.02
         return right(asked) if attempt else refusal(503, "later")
 
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    monkeypatch.setattr(client.asyncio, "sleep", wait)
     (result,) = await _ask([Cell("arithmetic", None, 3)], slow, concurrency=1)
-    assert result.median_ms is not None
-    assert 20 <= result.median_ms < 40
+    assert result.median_ms == pytest.approx(20)
+    assert now == pytest.approx(100 + 3 * (1 + 2 * 0.02)), "one wait and two answers for each question"
 
 
 def test_the_request_is_a_plain_chat_completion() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from localcluster.processes import free_ports
 from modelserve_tools.evaluation.__main__ import main
 from modelserve_tools.tiny.__main__ import write_checkpoint
 
@@ -23,8 +23,7 @@ SKILLS = ["chat", "arithmetic", "json", "tool_call", "tool_response", "thinking"
 @pytest.fixture
 def base_url(tmp_path: Path) -> Iterator[str]:
     write_checkpoint(tmp_path / "model")
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = int(listener.getsockname()[1])
+    (port,) = free_ports(1)
     settings = {
         "model": str(tmp_path / "model"), "servedModelName": "tiny", "device": "cpu", "host": "127.0.0.1", "port": port,
         "maxModelLen": 1024, "cpuMemoryBytes": 3_000_000_000, "maxNumSeqs": 16,

@@ -17,7 +17,7 @@ from modelserve_worker.execution import host_lanes
 from modelserve_worker.execution.host_lanes import HostMemoryError, StreamLane
 
 DEVICE = torch.device("cpu")
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class Streams:

@@ -33,7 +33,7 @@ def cache(small_architecture: Any, geometry_of: Any) -> KVCache:
 def memory(cache: KVCache) -> HostMemory:
     memory, there = HostMemory(cache, 4 * cache.pool_bytes), threading.Event()
     memory.start(lambda progress: there.set() if progress.pieces == memory.layout.num_pieces else None)
-    assert there.wait(20)
+    assert there.wait(60)
     return memory
 
 

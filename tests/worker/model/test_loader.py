@@ -338,7 +338,7 @@ def test_the_watchdog_names_what_has_waited_longest() -> None:
         other = threading.Thread(target=lambda: (progress.reading("tensor 'late'"), progress.advance(1)))
         other.start()
         other.join()
-        assert stalled.wait(10)
+        assert stalled.wait(60)
     assert "reading tensor 'stuck'" in said[0]
 
 
@@ -354,7 +354,7 @@ def test_the_watchdog_speaks_when_no_byte_comes() -> None:
         progress.expect(100)
         progress.reading("tensor 'x' of y.safetensors")
         progress.advance(40)
-        assert stalled.wait(10)
+        assert stalled.wait(60)
     assert "40 of 100 bytes" in said[0]
     assert "tensor 'x' of y.safetensors" in said[0]
 

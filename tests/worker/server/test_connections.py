@@ -39,7 +39,7 @@ class _Server:
         self.url = f"http://127.0.0.1:{self.port}"
         self.task = asyncio.create_task(
             run_server(
-                create_app(self.state, WorkerMetrics("tiny"), settings), self.state, listener, drain_seconds=30,
+                create_app(self.state, WorkerMetrics("tiny"), settings), self.state, listener, drain_seconds=3600,
                 shutdown_delay_seconds=0, starting=self._start(), stop_engine=self._stop, settings=settings,
             )
         )  # fmt: skip
@@ -61,7 +61,7 @@ class _Server:
     async def stop(self) -> None:
         if not self.task.done():
             signal.raise_signal(signal.SIGTERM)
-            await asyncio.wait_for(self.task, 20)
+            await asyncio.wait_for(self.task, 60)
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ async def test_where_all_are_answered_a_new_one_is_turned_away(running: _Server,
 async def test_a_request_that_does_not_arrive_is_not_waited_for(running: _Server, sent: bytes) -> None:
     with await running.connect(sent) as connection:
         loop = asyncio.get_running_loop()
-        while await asyncio.wait_for(loop.sock_recv(connection, 4096), 10):
+        while await asyncio.wait_for(loop.sock_recv(connection, 4096), 60):
             pass  # an answer to a body that is too long, where there was a head; then the end
     async with httpx.AsyncClient(base_url=running.url) as client:
         assert (await client.get("/health")).status_code == 200
@@ -136,11 +136,9 @@ async def test_the_end_does_not_wait_for_half_of_a_body(running: _Server, echo_e
         ):
             lines = stream.aiter_lines()
             await anext(lines)
-            began = time.monotonic()
             signal.raise_signal(signal.SIGTERM)
             assert "[DONE]" in [line async for line in lines if line][-1]
-        await asyncio.wait_for(running.task, 20)
-        assert time.monotonic() - began < 10, "it was 30 s, the time given to open requests"
+        await asyncio.wait_for(running.task, 60)  # and not the time that is given to open requests
         answer = await asyncio.get_running_loop().sock_recv(half, 4096)
         assert answer.startswith(b"HTTP/1.1 503 ")
 
@@ -162,7 +160,7 @@ async def test_a_client_that_reads_nothing_is_given_up(running: _Server, echo_en
             client.stream("POST", "/v1/completions", json=ENDLESS) as stream,
         ):
             assert "[DONE]" in [line async for line in stream.aiter_lines() if line][-1]
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while echo_engine.running:  # noqa: ASYNC110 - the engine's, in the server
                 await asyncio.sleep(0.02)
     assert len(echo_engine.aborted) == 16
