@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 from typing import Any
 
 from localcluster import audit, weights_volume
 from localcluster.deployment import CHECKPOINT, Deployed, example
 from localcluster.kubectl import Kubectl, wait_for
+from localcluster.service_rules import wait_routed
 from localcluster.settings import ADMIN_USER, OPERATOR_USER
 from localcluster.target import Target
 from localcluster.traffic import traffic_to
@@ -96,6 +98,9 @@ def test_edits_of_children_are_put_right_end_no_ready_pod_and_are_said_when_they
         wait_for("first answers", lambda: traffic.answered > 3 or bool(traffic.errors))
         _edit_service(tiny, '{"selector": {"app": "x"}}')
         wait_for("the selector put right", lambda: _service(tiny)["selector"] == selector)
+        wait_for("one endpoint", lambda: _endpoints(tiny.kubectl, "tiny") == 1)
+        wait_routed(tiny)
+        reached_again = time.monotonic()
         _edit_service(tiny, '{"ports": [{"name": "debug", "port": 81}]}')
         wait_for("the ports put right", lambda: len(_service(tiny)["ports"]) == 1)
         tiny.kubectl.run("set", "env", f"deployment/{deployment['metadata']['name']}", "DEBUG=1")
@@ -105,8 +110,9 @@ def test_edits_of_children_are_put_right_end_no_ready_pod_and_are_said_when_they
         answered = traffic.answered
         wait_for("answers after it all", lambda: traffic.answered > answered + 3)
         assert healthy <= _ready_pods(tiny)
-    # While the edited selector stands there is nobody to reach; whatever was accepted was answered.
+    # While the edited selector stands there is nobody to reach; but whatever was accepted was answered.
     assert traffic.errors_of_accepted == []
+    assert traffic.errors_since(reached_again) == []
     _put_right_at_once(tiny, f"services/{tiny.name}", f"deployments/{deployment['metadata']['name']}", since=began)
 
     def given_up() -> bool:
