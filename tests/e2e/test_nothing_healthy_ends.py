@@ -35,9 +35,7 @@ def _endpoints(kubectl: Kubectl, service: str) -> int:
     return sum(bool(each["conditions"].get("ready")) for each in endpoints)
 
 
-def test_a_failing_worker_leaves_the_ready_one_and_is_tried_again_when_replicas_change(
-    cluster: Target, tiny: Deployed
-) -> None:
+def test_a_failing_worker_leaves_the_ready_one(cluster: Target, tiny: Deployed) -> None:
     weights = f"{MOUNT}/{CHECKPOINT.name}/model.safetensors"
     healthy = _ready_pods(tiny)
     assert len(healthy) == 1
