@@ -129,11 +129,11 @@ class HostStores:
             return True
         if not self._pool.could_fit(needed):
             return False
-        for victim in self._index.victims():
+        while (victim := next(self._index.victims(), None)) is not None:
+            self._index.give_up(victim)
             if self._pool.fits(needed):
                 return True
-            self._index.give_up(victim)
-        return self._pool.fits(needed)
+        return False
 
     def _finish(self, store: _Store) -> None:
         tail = store.tail
@@ -149,6 +149,7 @@ class HostStores:
         self._index.insert(twin, [])
         self._index.supersede(twin.previous, twin.end)
         twin.superseded |= tail.superseded
+        self._index.note(twin)
         self._release(store)
 
     def _drop(self, store: _Store) -> None:

@@ -82,7 +82,7 @@ class HostTier:
         pages = geometry.sliding_page.pages(geometry.global_page.page_tokens) + 1
         self._left_bytes = pages * sizes[LayerKind.SLIDING] + sizes[LayerKind.GLOBAL]
         self.pool = HostPool(geometry, HostLayout.of(geometry, capacity_bytes))
-        self.index = _HostIndex(self.pool, geometry, prices, cache)
+        self.index = cache.behind = _HostIndex(self.pool, geometry, prices, cache)
         self.stores = HostStores(self.pool, self.index, geometry, cache.note)
         self.restores = HostRestores(self.pool, arena, cache, geometry)
         self._asked: Counter[str] = Counter()  # restores, by request

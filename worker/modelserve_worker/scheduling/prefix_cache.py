@@ -10,11 +10,12 @@ windows; last of all what has been brought back from host memory, or is on its w
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from modelserve.planning.prompt_rows import PromptCost
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.scheduling.arena import Page, PageArena
+from modelserve_worker.scheduling.eviction_order import COPY
 from modelserve_worker.scheduling.page_table import PageTable
 from modelserve_worker.scheduling.tail_index import LEAST_KNOWN, TailIndex
 from modelserve_worker.scheduling.tails import Hit, Tail
@@ -42,7 +43,8 @@ class PrefixCache(TailIndex[Page]):
             self._most_unused = max(LEAST_KNOWN, _KNOWN_PER_PAGE * arena.pool_bytes // size)
         self._tables: dict[PageTable, None] = {}
         self.arrivals: Arrivals | None = None
-        self.unsaved: UnsavedTails | None = None  # where there is a tier behind this one
+        self.unsaved: UnsavedTails | None = None  # where there is a tier behind this one, as is
+        self.behind: TailIndex[Any] | None = None
         arena.keeper = self
 
     def watch(self, table: PageTable) -> None:
@@ -65,21 +67,18 @@ class PrefixCache(TailIndex[Page]):
                 if each.superseded:
                     each.superseded, each.junction = False, True
         self.note(tail)
+        if self.behind is not None and tail.twin is not None:
+            self.behind.note(tail.twin)
         self.touch(tail)
 
     def note(self, tail: Tail[Page]) -> None:
-        """Whether its rows are anywhere else may have changed."""
+        super().note(tail)
         if self.unsaved is not None:
             self.unsaved.update(tail)
 
     def insert(self, tail: Tail[Page], global_pages: list[Page]) -> None:
         super().insert(tail, global_pages)
         self.note(tail)
-
-    def supersede(self, previous: Tail[Page] | None, end: int) -> None:
-        super().supersede(previous, end)
-        if previous is not None:
-            self.note(previous)
 
     def evict(self, tail: Tail[Page]) -> None:
         if self.unsaved is not None:
@@ -170,24 +169,33 @@ class PrefixCache(TailIndex[Page]):
             assert page.keepers == count, f"page {page.number} has {count} keepers, {page.keepers} counted"
         assert self._arena.num_keepers == sum(kept.values()), "somebody else keeps pages"
 
-    def _rank(self, tail: Tail[Page], *, beyond: bool) -> tuple[int, float]:
-        rank, priority = super()._rank(tail, beyond=beyond)
-        return (rank, priority) if not rank or not tail.has_twin else (rank - 2, priority)
+    def _loss(self, tail: Tail[Page]) -> int:
+        loss = super()._loss(tail)
+        return COPY if loss and tail.has_twin else loss
 
     def _give_up_tails(self, needed_bytes: int, *, awaited: bool) -> None:
         """`awaited`: those, too, that a request is waiting for."""
         while self._arena.free_bytes < needed_bytes:
-            victims = [tail for tail in self.victims() if awaited or not tail.awaited]
-            if not victims:
+            victim = self._next_victim(awaited=awaited)
+            if victim is None:
                 return
-            self.give_up(self._next_victim(victims))
+            self.give_up(victim)
 
-    def _next_victim(self, victims: list[Tail[Page]]) -> Tail[Page]:
+    def _next_victim(self, *, awaited: bool) -> Tail[Page] | None:
         """The first that frees bytes. Those that are superseded, or in host memory too, go before others even where
         none of them does, since those around each have its pages as well: a short answer's tail has all that its
-        prompt's has, and neither goes otherwise."""
-        freeing = next((tail for tail in victims if self._frees(tail)), None)
-        return victims[0] if freeing is None or _loss(victims[0]) < _loss(freeing) else freeing
+        prompt's has, and neither goes otherwise. Nobody misses one that is superseded, so its pages are not looked at:
+        there may be thousands."""
+        first: Tail[Page] | None = None
+        for tail in self.victims():
+            if tail.awaited and not awaited:
+                continue
+            first = first or tail
+            if self._loss(first) < self._loss(tail):
+                break
+            if tail.superseded or self._frees(tail):
+                return tail
+        return first
 
     def _same(self, chain: TokenChain, end: int) -> Tail[Page] | None:
         """A live tail of these tokens that ends here."""
@@ -202,8 +210,3 @@ class PrefixCache(TailIndex[Page]):
         """Whether bytes are free when it goes."""
         pages = [*tail.own_pages, *([tail.block.page] if tail.block.page and tail.block.uses == 1 else [])]
         return any(page.keepers == 1 and not page.entries for page in pages)
-
-
-def _loss(tail: Tail[Page]) -> int:
-    """0 where nobody misses it, 1 where it costs a copy to have it again, 2 where it is to be computed."""
-    return 0 if tail.superseded else 1 if tail.has_twin else 2

@@ -20,6 +20,7 @@ from typing import Generic, Protocol, TypeVar
 
 from modelserve.planning.prompt_rows import PromptCost
 from modelserve.sizing.pages import CacheGeometry
+from modelserve_worker.scheduling.eviction_order import NOTHING, ROWS, EvictionOrder
 from modelserve_worker.scheduling.tails import Block, Hit, P, Tail
 from modelserve_worker.scheduling.token_chain import TokenChain
 
@@ -47,7 +48,7 @@ class TailIndex(Generic[P]):
         self._unused: OrderedDict[bytes, Block[P]] = OrderedDict()  # known by their hash alone, the oldest first
         self._most_unused = LEAST_KNOWN
         self._tails: dict[Tail[P], None] = {}  # the oldest first
-        self._bytes: Counter[str] = Counter()  # of tails, by client
+        self._order: EvictionOrder[P] = EvictionOrder(self._loss)
         self._clock = 0.0
         self.version = 0  # changes with the tails that are live
         self.evictions = 0
@@ -149,7 +150,7 @@ class TailIndex(Generic[P]):
             tail.attached.append(block)
         pages = (tail.end - tail.base) // self.page_tokens + (tail.partial is not None)
         tail.bytes = len(tail.sliding) * geometry.sliding_page.page_bytes + pages * geometry.global_page.page_bytes
-        self._bytes[tail.client] += tail.bytes
+        self._order.add(tail)
         self._tails[tail] = None
         self.version += 1
         self._forget_old_blocks()
@@ -160,12 +161,17 @@ class TailIndex(Generic[P]):
         from there."""
         if previous is not None and previous.live and previous.end < end:
             previous.superseded = not previous.junction and previous.followers < 2
+            self.note(previous)
+
+    def note(self, tail: Tail[P]) -> None:
+        """Whether it is superseded, or its rows are anywhere else, may have changed."""
+        self._order.update(tail)
 
     def evict(self, tail: Tail[P]) -> None:
         """It is no longer live; its pages are let go of."""
         tail.live = False
         del self._tails[tail]
-        self._bytes[tail.client] -= tail.bytes
+        self._order.remove(tail)
         self.version += 1
         for block in tail.attached:
             block.tails.remove(tail)
@@ -173,9 +179,10 @@ class TailIndex(Generic[P]):
             self.pool.let_go(page)
         tail.sliding, tail.partial = {}, None  # later ones may remember it as the one before them
         self.stop_using(tail.block)
-        for later in self._tails:
-            if later.previous is tail:
-                self._price(later)
+        if tail.previous is not None:
+            tail.previous.later.pop(tail, None)
+        for later in [each for each in tail.later if each.previous is tail]:
+            self._price(later)
 
     def give_up(self, victim: Tail[P]) -> None:
         """Evict it for somebody who needs its memory."""
@@ -183,15 +190,14 @@ class TailIndex(Generic[P]):
         self.evict(victim)
         self.evictions += 1
 
-    def victims(self) -> list[Tail[P]]:
+    def victims(self) -> Iterator[Tail[P]]:
         """Live tails in the order in which they go."""
-        clients = sum(used > 0 for used in self._bytes.values())
-        share = sum(self._bytes.values()) / max(1, clients)
-        return sorted(self._tails, key=lambda tail: self._rank(tail, beyond=self._bytes[tail.client] > share))
+        return iter(self._order)
 
     def kept(self) -> Counter[P]:
         """How often tails and blocks keep each page. Raises AssertionError where they contradict each other."""
         kept: Counter[P] = Counter()
+        self._order.check_integrity(self._tails)
         for tail in self._tails:
             assert tail.live
             assert all(tail in block.tails for block in tail.attached)
@@ -201,11 +207,9 @@ class TailIndex(Generic[P]):
             kept.update([block.page] if block.page is not None else [])
         return kept
 
-    def _rank(self, tail: Tail[P], *, beyond: bool) -> tuple[int, float]:
-        """`beyond`: its client has more than an equal share."""
-        if tail.superseded:
-            return 0, 0.0
-        return (3 if beyond else 4), tail.priority
+    def _loss(self, tail: Tail[P]) -> int:
+        """What goes with it: NOTHING where the same session has a later one."""
+        return NOTHING if tail.superseded else ROWS
 
     def _forget_old_blocks(self) -> None:
         """Those without known children first: whoever comes finds no way with a gap."""
@@ -224,6 +228,9 @@ class TailIndex(Generic[P]):
         """What it saves, in first rows, per byte, from when it was last used."""
         saved = self._prices.cost(tail.base, tail.end - tail.base)
         tail.priority = tail.used_at + saved / max(1, tail.bytes)
+        if tail.previous is not None:
+            tail.previous.later[tail] = None
+        self._order.update(tail)
 
     def _global_pages(self, tail: Tail[P], position: int) -> list[P]:
         """Of the rows [0, position)."""

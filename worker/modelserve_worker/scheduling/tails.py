@@ -71,6 +71,7 @@ class Tail(Generic[P]):
     live: bool = True
     followers: int = 0  # requests that resumed here
     attached: list[Block[P]] = field(default_factory=list)
+    later: dict[Tail[P], None] = field(default_factory=dict)  # live ones whose `previous` it is, or was
     twin: Tail[Any] | None = None  # the same rows in the other tier, as long as they are live there
     awaited: set[str] = field(default_factory=set)  # requests that it was brought back for and that have not begun
 
