@@ -30,6 +30,7 @@ class EngineRates:
     turned_8_bit_read: float = 0.28  # of bandwidth: 8-bit rows of V-only layers, decoded and turned in registers
     elementwise: float = 0.77  # of bandwidth: norms and GeGLU at 8,192 rows, 80 to 94 % of 4.3 TB/s
     linear: float = 0.71  # of the dense rate: TTFT of 31B at 8,192 tokens; 740 of 989 TFLOP/s by kernels, 790 alone
+    int4_linear: float = 0.71  # the same of INT4 matrices, unpacked on the way: 690 to 755 TFLOP/s from 256 rows on
     expert_linear: float = 0.68  # of the dense rate: experts of 8,192 rows in a step, 37.9 ms with what does not hide
     fp8_linear: float = 1.2  # the same for products of e4m3, of the bfloat16 rate: TTFT of 31B in FP8
     exposed: float = 0.2  # of the shorter of reading weights and multiplying, what does not hide behind the longer
@@ -60,10 +61,12 @@ class EngineRates:
 EXACT_LINEAR, EXACT_READ = 0.45, 0.7
 
 _HOPPER = EngineRates("Hopper", measured=True)
-# Memory is slower there, by multiprocessor, than an H200 unpacks INT4 in Triton: reading binds, as in other formats.
+# Memory is slower there, by multiprocessor, than an H200 unpacks INT4 in Triton: reading binds, as in other formats. Of
+# more rows the same H200 took 1,034 to 3,143 us a layer of 31B at 512 to 2,048 rows, 0.47 to 0.62 of its dense rate.
 _TRITON = replace(
     _HOPPER, measured=False, attention_v_only=0.28, attention_kv=0.18, attention_sliding=0.29, weight_read=0.87,
-    int4_read=0.87, fp8_read=0.87, launch_seconds=3.0e-6, draft_launch_seconds=3.0e-6, library_seconds=0.0,
+    int4_read=0.87, fp8_read=0.87, int4_linear=0.55, launch_seconds=3.0e-6, draft_launch_seconds=3.0e-6,
+    library_seconds=0.0,
 )  # fmt: skip
 _PCIE_4 = 25e9
 _NO_E4M3 = replace(_TRITON, fp8_linear=_TRITON.linear, host_copy=_PCIE_4)  # inputs stay bfloat16, weights are unpacked

@@ -13,8 +13,8 @@
     all_reduces  2 layers x (peer_sum_seconds + 2 (TP - 1) / TP x rows H e / (link x share))
 
 W bytes of the weights that the step reads (embedding tables of inputs not, of experts the share that its rows touch),
-W_q those in INT4 or FP8, W' the seconds of that; A = (2 P rows + 2 E samples) / TP / (rate x linear, expert_linear or
-fp8_linear), P
+W_q those in INT4 or FP8, W' the seconds of that; A = (2 P rows + 2 E samples) / TP / (rate x linear, int4_linear,
+fp8_linear or expert_linear), P
 parameters that a row is multiplied with, E those of the output head; g and s cache bytes per token over all global and
 sliding layers; D head width, n layers of a kind, K keys that the rows of prompts attend to, summed over rows. From the
 last layer with a cache of its own on the last row of a prompt is computed alone, so of what prompts cost that layer's
@@ -128,10 +128,12 @@ class RankSpeed:
         by_rows = linked and not exact and sums_by_rows(architecture)
         self._work = _work(architecture, tensor_parallel, weight_format, by_rows=by_rows, narrowed=not exact)
         packed = _quantised_share(architecture, tensor_parallel, weight_format)
-        packed_read = rates.int4_read if weight_format and weight_format.stored is StoredType.INT4 else rates.fp8_read
+        stored = weight_format.stored if weight_format is not None else None
+        packed_read = rates.int4_read if stored is StoredType.INT4 else rates.fp8_read
         self._weight_read = device.bandwidth / ((1 - packed) / rates.weight_read + packed / packed_read)
-        rounds = weight_format is not None and weight_format.stored is StoredType.FP8 and weight_format.fp8_activations
-        self._linear = device.flops * (rates.fp8_linear if rounds else rates.linear)
+        rounds = weight_format is not None and stored is StoredType.FP8 and weight_format.fp8_activations
+        unpacked = rates.int4_linear if stored is StoredType.INT4 else rates.linear
+        self._linear = device.flops * (rates.fp8_linear if rounds else unpacked)
         self._expert_linear = self._linear * rates.expert_linear / rates.linear
         readers = self._work.readers
         self._global_bytes, self._sliding_bytes = (
