@@ -131,15 +131,31 @@ def test_what_is_evicted_is_computed_again() -> None:
     assert sessions.reuse.cache.evictions > 0
 
 
-def test_while_the_first_is_prefilled_another_one_finds_its_chunks() -> None:
-    sessions = Sessions()
+def test_one_client_does_not_push_everybody_out_of_the_pool() -> None:
+    sessions = Sessions(pool_bytes=4 * PUBLISHED.held_bytes(3_000))
+    quiet = text(1, 2_016)
+    assert sessions.ask(quiet, client="a") == 0
+    for seed in range(5, 25):
+        sessions.ask(text(seed, 2_900), client="b")
+    assert sessions.reuse.cache.evictions > 20
+    assert sessions.ask(quiet, client="a") == 2_015
+    assert sessions.ask(text(5, 2_900), client="b") == 0, "its own oldest one went"
+
+
+@pytest.mark.parametrize("drafts", [0, 3])
+@pytest.mark.parametrize(
+    ("before", "resumes"), [(0, 4_096), (5_920, 4_096), (5_921, 4_095), (5_950, 4_066), (7_000, 2_048)]
+)
+def test_while_the_first_is_prefilled_another_one_finds_its_chunks(before: int, resumes: int, drafts: int) -> None:
+    """To the token, where it parts within 64 of a chunk's end."""
+    sessions = Sessions(drafts=drafts)
     first = sessions.add(PREFIX)
     sessions.step()
     sessions.step()
-    second = sessions.add(PREFIX)
+    second = sessions.add(PREFIX[: len(PREFIX) - before] + text(3, 300))
     while sessions.scheduler.has_requests:
         sessions.step()
-    assert (first.cached_tokens, second.cached_tokens) == (0, 4_096)
+    assert (first.cached_tokens, second.cached_tokens) == (0, resumes)
 
 
 def test_a_preempted_request_comes_back_from_its_own_pages() -> None:
