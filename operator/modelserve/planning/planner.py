@@ -14,6 +14,7 @@ from modelserve.model_facts import AssistantFacts
 from modelserve.planning import report
 from modelserve.planning.engine_settings import ENGINE_VERSION, plan_hash
 from modelserve.planning.evaluation import Evaluation, Fit, Refusal
+from modelserve.planning.expected_speed import Speed, speed
 from modelserve.planning.learned import NOTHING_LEARNED, Learned
 from modelserve.planning.node_labels import is_mig_slice
 from modelserve.planning.offers import CPU_OFFER, AcceleratorOffer
@@ -26,10 +27,11 @@ from modelserve.weight_format import WeightFormat
 
 @dataclass(frozen=True)
 class Considered:
-    """A candidate after evaluation; `rank` is None when it was refused."""
+    """A candidate after evaluation; `rank` and what is expected of its speed are None when it was refused."""
 
     evaluation: Evaluation
-    rank: RankKey | None
+    rank: RankKey | None = None
+    expected: Speed | None = None
 
 
 def plan(
@@ -51,12 +53,12 @@ def plan(
     considered = consider(
         spec, architecture, accelerators, learned=learned, weight_format=weight_format, assistant=assistant
     )
-    best = considered[0].evaluation if considered else None
+    best, expected = (considered[0].evaluation, considered[0].expected) if considered else (None, None)
     shown = _best_per_product(considered)[:MAX_CANDIDATES]
     candidates = candidate_list(
         shown, spec, architecture, learned=learned, weight_format=weight_format, assistant=assistant
     )
-    if not isinstance(best, Fit):
+    if not isinstance(best, Fit) or expected is None:
         return PlanStatus(candidates=candidates, message=report.no_plan(candidates, spec))
     offers = [
         offer
@@ -68,6 +70,7 @@ def plan(
         offers = [offer for offer in offers if offer.resource_name == resource_name]
     chosen = report.chosen_plan(
         best,
+        expected,
         architecture=architecture,
         wishes=wished,
         terms=report.placement(best, offers, spec),
@@ -93,9 +96,12 @@ def consider(
     allowed = _allowed(spec, accelerators)
     for accelerator, gpus, node_count in _combinations(wished, [offer for offer in allowed if not offer.refused]):
         result = _placed(evaluate_drafted(wished, architecture, accelerator, gpus=gpus), wished, node_count=node_count)
-        rank = rank_key(result, architecture, wished, costs=costs) if isinstance(result, Fit) else None
-        found.append(Considered(result, rank))
-    found += [Considered(_shared(offer), None) for offer in allowed if offer.refused]
+        if isinstance(result, Fit):
+            expected = speed(result, architecture, wished)
+            found.append(Considered(result, rank_key(result, expected, wished, costs=costs), expected))
+        else:
+            found.append(Considered(result))
+    found += [Considered(_shared(offer)) for offer in allowed if offer.refused]
     fits = sorted((c for c in found if c.rank is not None), key=lambda c: c.rank or ())
     refused = sorted((c for c in found if c.rank is None), key=lambda c: _refusal_key(c.evaluation))
     return (*fits, *refused)
@@ -116,16 +122,17 @@ def candidate_list(
     plain = replace(wished, drafts=wished.drafts.without_assistant if wished.drafts else None)
     rows = []
     for index, entry in enumerate(considered):
-        if isinstance(entry.evaluation, Fit):
+        fit, expected = entry.evaluation, entry.expected
+        if isinstance(fit, Refusal):
+            remedy = remedy_text(remedies(fit, architecture, plain))
+            rows.append(report.refused_candidate(fit, remedy=remedy))
+        elif expected is not None:
             verdict: Verdict = "Fits" if index else "Chosen"
             rows.append(
                 report.fitting_candidate(
-                    entry.evaluation, verdict=verdict, architecture=architecture, wishes=wished, costs=costs
+                    fit, expected, verdict=verdict, architecture=architecture, wishes=wished, costs=costs
                 )
             )
-        else:
-            remedy = remedy_text(remedies(entry.evaluation, architecture, plain))
-            rows.append(report.refused_candidate(entry.evaluation, remedy=remedy))
     return tuple(rows)
 
 

@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from decimal import Decimal
 
-from modelserve.architecture import ModelArchitecture
 from modelserve.planning.evaluation import Fit
-from modelserve.planning.expected_speed import Speed, speed
+from modelserve.planning.expected_speed import Speed
 from modelserve.planning.wishes import Wishes
 
 RankKey = tuple[bool, bool, bool, tuple[float, ...], int, int, str]
 
 
-def rank_key(fit: Fit, architecture: ModelArchitecture, wishes: Wishes, *, costs: Mapping[str, Decimal]) -> RankKey:
+def rank_key(fit: Fit, expected: Speed, wishes: Wishes, *, costs: Mapping[str, Decimal]) -> RankKey:
     """Sort key, the smallest is best: what was asked for in full, then the objective, then fewer and smaller GPUs.
 
     Full means: the asked context, the expected requests at once, and a cache in the dtype of the weights.
     """
-    expected = speed(fit, architecture, wishes)
     return (
         fit.shortened,
         not expected.meets_concurrency,

@@ -41,6 +41,7 @@ LENGTHS = {"at8k": 8_192, "at32k": 32_768, "at128k": 131_072}
 
 def chosen_plan(
     fit: Fit,
+    expected: Speed,
     *,
     architecture: ModelArchitecture,
     wishes: Wishes,
@@ -51,7 +52,6 @@ def chosen_plan(
     """The whole plan but its hash."""
     least = wishes.least_model_len(architecture.max_position_embeddings)
     on_cpu = fit.accelerator.is_cpu
-    expected = speed(fit, architecture, wishes)
     return PlanStatus(
         accelerator=fit.accelerator.product,
         resource_name=resource_name,
@@ -83,10 +83,16 @@ def chosen_plan(
 
 
 def fitting_candidate(
-    fit: Fit, *, verdict: Verdict, architecture: ModelArchitecture, wishes: Wishes, costs: Mapping[str, Decimal]
+    fit: Fit,
+    expected: Speed,
+    *,
+    verdict: Verdict,
+    architecture: ModelArchitecture,
+    wishes: Wishes,
+    costs: Mapping[str, Decimal],
 ) -> Candidate:
     """A candidate that fits, with its arithmetic."""
-    cost, expected = replica_cost(fit, costs), speed(fit, architecture, wishes)
+    cost = replica_cost(fit, costs)
     reuse = expected_reuse(fit, architecture, wishes)
     per_million = None if cost is None else token_cost(cost, expected)
     return Candidate(

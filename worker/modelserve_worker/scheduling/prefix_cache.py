@@ -143,18 +143,23 @@ class PrefixCache(TailIndex[Page]):
         for table in self._tables:
             if self._arena.free_bytes >= needed_bytes:
                 return
-            table.forget()
+            if table.history:
+                table.forget()
         self._give_up_tails(needed_bytes, awaited=True)
         if self._arena.free_bytes < needed_bytes and self.arrivals is not None:
             self.arrivals.give_up()
 
     def forget(self, page: Page) -> None:
         """See Keeper."""
-        for tail in [tail for tail in self._tails if page in self._pages(tail)]:
-            self.evict(tail)
-            self.evictions += 1
         for table in self._tables:
-            table.forget(page)
+            if page in table.history:
+                table.forget(page)
+        for tail in list(self._tails):
+            if not page.keepers:  # a request that writes waits for this: nobody else is asked
+                return
+            if page in self._pages(tail):
+                self.evict(tail)
+                self.evictions += 1
         if self.arrivals is not None:
             self.arrivals.give_up(page)
 
