@@ -34,7 +34,7 @@ def _rank(
     weight_format: WeightFormat | None = None,
 ) -> RankSpeed:
     architecture = architecture_of(variant)
-    layout = KVCacheLayout.V_ONLY if architecture.attention_k_eq_v else KVCacheLayout.KV
+    layout = KVCacheLayout.least(architecture)
     geometry = cache_geometry(
         architecture, dtype=KVCacheDtype(dtype), layout=layout, tensor_parallel_size=tensor_parallel
     )

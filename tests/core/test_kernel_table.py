@@ -26,7 +26,7 @@ GPUS = (None, 75, 80, 86, 89, 90, 100, 120)
 def table(
     variant: str, gpu: int | None, weights: WeightFormat | None = None, kv: str = "bfloat16", ranks: int = 1
 ) -> KernelTable:
-    layout = KVCacheLayout.V_ONLY if architecture_of(variant).attention_k_eq_v else KVCacheLayout.KV
+    layout = KVCacheLayout.least(architecture_of(variant))
     return resolve(gpu, architecture_of(variant), Formats(weights, KVCacheDtype(kv), layout), ranks=ranks)
 
 
@@ -145,7 +145,7 @@ def test_eight_bit_sliding_chunks_are_hoppers_where_their_keys_have_room() -> No
 @pytest.mark.parametrize("variant", ["E4B", "26B-A4B", "31B"])
 def test_workspaces_are_those_that_sizing_counts(variant: str, kv: str) -> None:
     architecture, found = architecture_of(variant), table(variant, 80, kv=kv)
-    layout = KVCacheLayout.V_ONLY if architecture.attention_k_eq_v else KVCacheLayout.KV
+    layout = KVCacheLayout.least(architecture)
     settings = rank_of(
         architecture, max_num_batched_tokens=64, max_num_seqs=8, kv_dtype=KVCacheDtype(kv), kv_layout=layout
     )
@@ -180,7 +180,7 @@ def test_a_profile_that_is_not_there_is_refused() -> None:
 @pytest.mark.parametrize("gpu", [None, 80, 90, 120])
 def test_exact_is_one_kernel_of_an_operation_whatever_the_rows(variant: str, gpu: int | None) -> None:
     for weights, ranks in itertools.product(WEIGHTS, (1, 2)):
-        layout = KVCacheLayout.V_ONLY if architecture_of(variant).attention_k_eq_v else KVCacheLayout.KV
+        layout = KVCacheLayout.least(architecture_of(variant))
         found = resolve(gpu, architecture_of(variant), Formats(weights, kv_layout=layout), "exact", ranks=ranks)
         assert found.profile == "exact"
         assert all(choice.most_rows is None for choice in found.choices)

@@ -23,7 +23,7 @@ ROWS = [[each.replace(",", "") for each in row] for row in ROW.findall(DOCUMENT)
 
 def _rank(variant: str) -> RankSpeed:
     architecture = architecture_of(variant)
-    layout = KVCacheLayout.V_ONLY if architecture.attention_k_eq_v else KVCacheLayout.KV
+    layout = KVCacheLayout.least(architecture)
     geometry = cache_geometry(architecture, dtype=KVCacheDtype.BFLOAT16, layout=layout, tensor_parallel_size=1)
     return RankSpeed(architecture, CATALOGUE["NVIDIA-H200"], geometry, tensor_parallel=1, weight_format=None)
 

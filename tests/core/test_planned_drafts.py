@@ -54,7 +54,7 @@ def test_steps_with_drafts_are_expected_near_what_was_measured(
 ) -> None:
     """docs/benchmarks.md, "Drafts": one H200, acceptance simulated as here."""
     architecture = architecture_of(variant)
-    layout = KVCacheLayout.V_ONLY if architecture.attention_k_eq_v else KVCacheLayout.KV
+    layout = KVCacheLayout.least(architecture)
     geometry = cache_geometry(architecture, dtype=KVCacheDtype.BFLOAT16, layout=layout, tensor_parallel_size=1)
     device = CATALOGUE["NVIDIA-H200"]
     speed = RankSpeed(architecture, device, geometry, tensor_parallel=1, weight_format=None)

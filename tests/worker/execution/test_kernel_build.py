@@ -142,7 +142,7 @@ def differences(variant, capability, kv, weights):
     changes = {"full_attention_layers": (1,), "num_hidden_layers": 2, "num_kv_shared_layers": 0}
     architecture = ModelArchitecture.model_validate(whole | changes)
     args = EngineArgs(model="", max_num_seqs=72, max_num_batched_tokens=128, kv_cache_dtype=kv)
-    layout = KVCacheLayout.V_ONLY if architecture.attention_k_eq_v else KVCacheLayout.KV
+    layout = KVCacheLayout.least(architecture)
     stored = KVCacheDtype.BFLOAT16 if kv == "auto" else KVCacheDtype(kv)
     table = resolve(capability, architecture, Formats(FORMATS[weights], stored, layout))
     launches = kernel_trace.kernel_launches(

@@ -40,7 +40,7 @@ class Replay:
         self, variant: str, *, max_num_mixed_tokens: int, dtype: str = "bfloat16", max_num_seqs: int = SEQUENCES
     ) -> None:
         architecture = architecture_of(variant)
-        layout = KVCacheLayout.V_ONLY if architecture.attention_k_eq_v else KVCacheLayout.KV
+        layout = KVCacheLayout.least(architecture)
         geometry = cache_geometry(architecture, dtype=KVCacheDtype(dtype), layout=layout, tensor_parallel_size=1)
         h200 = CATALOGUE["NVIDIA-H200"]
         self.rank = RankSpeed(architecture, h200, geometry, tensor_parallel=1, weight_format=None)

@@ -222,7 +222,7 @@ def test_a_drafter_that_is_nearly_always_wrong_is_told(caplog: pytest.LogCapture
 
 def planned(variant: str) -> PlannedCosts:
     architecture = architecture_of(variant)
-    layout = KVCacheLayout.V_ONLY if architecture.attention_k_eq_v else KVCacheLayout.KV
+    layout = KVCacheLayout.least(architecture)
     geometry = cache_geometry(
         architecture, dtype=KVCacheDtype.BFLOAT16, layout=layout, tensor_parallel_size=1
     )  # fmt: skip

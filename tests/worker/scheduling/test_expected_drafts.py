@@ -26,7 +26,7 @@ def test_a_plan_expects_the_rate_that_the_choice_reaches(
     variant: str, requests: int, chance: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     architecture, device, assistant = architecture_of(variant), CATALOGUE["NVIDIA-H200"], assistant_of(variant)
-    layout = KVCacheLayout.V_ONLY if architecture.attention_k_eq_v else KVCacheLayout.KV
+    layout = KVCacheLayout.least(architecture)
     geometry = cache_geometry(architecture, dtype=KVCacheDtype.BFLOAT16, layout=layout, tensor_parallel_size=1)
     speed = RankSpeed(architecture, device, geometry, tensor_parallel=1, weight_format=None)
     of_draft = DraftSpeed(assistant, device, geometry, tensor_parallel=1)
