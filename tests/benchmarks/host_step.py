@@ -226,7 +226,7 @@ def main() -> None:
     arguments = parser.parse_args()
     facts = published_model(f"hf://google/gemma-4-{arguments.model}-it")
     assert facts is not None, f"{arguments.model} is not published"
-    layout = KVCacheLayout.V_ONLY if facts.architecture.attention_k_eq_v else KVCacheLayout.KV
+    layout = KVCacheLayout.least(facts.architecture)
     geometry = cache_geometry(facts.architecture, dtype=KVCacheDtype.BFLOAT16, layout=layout, tensor_parallel_size=1)
     if arguments.prompt:
         host = Prompts(geometry, arguments.prompt, options=arguments)

@@ -34,7 +34,7 @@ def main() -> None:
     flags = parser.parse_args()
     facts = published_model(flags.model)
     assert facts is not None, f"{flags.model} is not published"
-    layout = KVCacheLayout.V_ONLY if facts.architecture.attention_k_eq_v else KVCacheLayout.KV
+    layout = KVCacheLayout.least(facts.architecture)
     geometry = cache_geometry(facts.architecture, dtype=KVCacheDtype.BFLOAT16, layout=layout, tensor_parallel_size=1)
     budget = int(flags.pool_gib * (1 << 30))
     print(f"{'trace':10} {'tokens':>10} {'oracle':>8} {'no limit':>9} {flags.pool_gib:6g} GiB {'of the oracle':>14}")

@@ -11,7 +11,7 @@ from modelserve.sizing.rank_settings import RankSettings
 
 def rank_of(architecture: ModelArchitecture, **stated: Any) -> RankSettings:
     """One GPU with a cache in bfloat16, V alone where the model allows it; 64 requests, steps of 8,192 tokens."""
-    layout = KVCacheLayout.V_ONLY if architecture.attention_k_eq_v else KVCacheLayout.KV
+    layout = KVCacheLayout.least(architecture)
     usual = {
         "tensor_parallel_size": 1, "max_num_batched_tokens": 8192, "max_num_seqs": 64,
         "kv_dtype": KVCacheDtype.BFLOAT16, "kv_layout": layout,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from allocator_replay import MIB, CachingAllocator, Replay
+from architecture_of import architecture_of
 from rank_of import rank_of
 
-from modelserve.published import published_model
 from modelserve.sizing.activation import activation_bytes
 from modelserve.weight_format import StoredType, WeightFormat, int4
 
@@ -20,9 +20,7 @@ FORMATS = {16: None, 8: WeightFormat(stored=StoredType.FP8, scales="channel"), 4
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("variant", ["E2B", "E4B", "12B", "26B-A4B", "31B"])
 def test_a_step_never_needs_more_than_predicted_nor_much_less(variant: str, ranks: int, bits: int) -> None:
-    facts = published_model(f"hf://google/gemma-4-{variant}-it")
-    assert facts is not None
-    architecture = facts.architecture
+    architecture = architecture_of(variant)
     for tokens in (512, 2048, 8192):
         for sequences in (16, 64) if bits == 16 else (64,):
             replayed = Replay(
@@ -41,9 +39,7 @@ def test_a_step_never_needs_more_than_predicted_nor_much_less(variant: str, rank
 )
 def test_the_replay_is_near_what_a_driver_measured(variant: str, tokens: int, measured: int) -> None:
     """Megabytes on an H200 with 64 sequences, within 5 % and 20 MiB."""
-    facts = published_model(f"hf://google/gemma-4-{variant}-it")
-    assert facts is not None
-    replayed = Replay(facts.architecture, ranks=1, tokens=tokens, sequences=64, captured=False).reserved
+    replayed = Replay(architecture_of(variant), ranks=1, tokens=tokens, sequences=64, captured=False).reserved
     assert abs(replayed / MIB - measured) < 0.05 * measured + 20
 
 

@@ -7,6 +7,7 @@ from importlib.resources import files
 from typing import Any
 
 import pytest
+from architecture_of import architecture_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,12 +18,6 @@ from modelserve.sizing.weights import parameters_per_rank, tensor_parallel_probl
 
 DATA = json.loads(files("modelserve").joinpath("data/gemma4.json").read_text())
 VARIANTS = ["E2B", "E4B", "12B", "26B-A4B", "31B"]
-
-
-def architecture_of(variant: str) -> ModelArchitecture:
-    facts = published_model(f"hf://google/gemma-4-{variant}-it")
-    assert facts is not None
-    return facts.architecture
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from architecture_of import architecture_of
 from hypothesis import given
 from hypothesis import strategies as st
 from rank_of import rank_of
 
-from modelserve.architecture import LayerKind, ModelArchitecture
+from modelserve.architecture import LayerKind
 from modelserve.errors import InvalidInput
 from modelserve.published import published_model, published_uris
 from modelserve.sizing.activation import activation_bytes, activation_terms
@@ -24,23 +25,17 @@ FIGURES: dict[str, dict[str, dict[str, Any]]] = json.loads(Path(__file__).with_n
 CASES = [(variant, int(tp)) for variant, by_tp in FIGURES.items() for tp in by_tp]
 
 
-def _architecture(variant: str) -> ModelArchitecture:
-    facts = published_model(f"hf://google/gemma-4-{variant}-it")
-    assert facts is not None
-    return facts.architecture
-
-
 def _geometry(
     variant: str, *, tp: int = 1, dtype: KVCacheDtype = KVCacheDtype.BFLOAT16, layout: KVCacheLayout = KVCacheLayout.KV
 ) -> CacheGeometry:
-    return cache_geometry(_architecture(variant), dtype=dtype, layout=layout, tensor_parallel_size=tp)
+    return cache_geometry(architecture_of(variant), dtype=dtype, layout=layout, tensor_parallel_size=tp)
 
 
 @pytest.mark.parametrize(("variant", "tp"), CASES)
 def test_bytes_per_token_by_tensor_parallel_size(variant: str, tp: int) -> None:
     figures, geometry = FIGURES[variant][str(tp)], _geometry(variant, tp=tp)
     assert geometry.global_page.page_bytes == 64 * figures["full_growth_bytes_per_token"]
-    window = _architecture(variant).sliding_window
+    window = architecture_of(variant).sliding_window
     assert geometry.sliding_page.page_bytes * window == 32 * figures["sliding_bytes_per_seq_at_window"]
     if figures["full_growth_v_only"] is not None:
         v_only = _geometry(variant, tp=tp, layout=KVCacheLayout.V_ONLY)
@@ -117,7 +112,7 @@ def test_a_sliding_window_at_any_alignment_fits_its_pages() -> None:
 
 def test_a_h200_divides_as_measured_elsewhere() -> None:
     """Another engine left 64.3 to 64.6 GiB of pool for 31B at 0.9 of 139.8 GiB, with more than 4 beside the weights."""
-    architecture = _architecture("31B")
+    architecture = architecture_of("31B")
     plan = memory_plan(architecture, rank_of(architecture), total_bytes=int(139.8 * GIB), utilization=Decimal("0.9"))
     parts = plan.weights_bytes + plan.activation_bytes + plan.overhead_bytes + plan.kv_pool_bytes
     assert 0 <= plan.budget_bytes - parts < 128
@@ -125,7 +120,7 @@ def test_a_h200_divides_as_measured_elsewhere() -> None:
 
 
 def test_a_plan_that_does_not_fit_has_no_pool() -> None:
-    architecture = _architecture("31B")
+    architecture = architecture_of("31B")
     settings = rank_of(architecture, max_num_batched_tokens=2048)
     plan = memory_plan(architecture, settings, total_bytes=24 * GIB, utilization=Decimal("0.9"))
     assert (plan.kv_pool_bytes, plan.available_bytes < -30 * GIB) == (0, True)
@@ -157,7 +152,7 @@ def test_the_workspace_is_the_largest_phase_and_scales(uri: str) -> None:
 
 
 def test_a_layer_kind_owns_its_layers() -> None:
-    geometry, architecture = _geometry("E2B"), _architecture("E2B")
+    geometry, architecture = _geometry("E2B"), architecture_of("E2B")
     owners = geometry.global_page.layers + geometry.sliding_page.layers
     assert sorted(owners) == list(range(architecture.first_shared_layer))
     assert all(architecture.kind(layer) is LayerKind.GLOBAL for layer in geometry.global_page.layers)

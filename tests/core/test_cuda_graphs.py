@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from architecture_of import architecture_of
 from rank_of import rank_of
 
 from modelserve.architecture import ModelArchitecture
@@ -19,12 +20,6 @@ from modelserve.weight_format import TextLinear, int4
 MIB = 1 << 20
 LIMIT_MIB = 0.4 * 1024
 UP_TO_2048 = (64, 128, 256, 512, 768, 1024, 1280, 1536, 1792, 2048)
-
-
-def _architecture(variant: str) -> ModelArchitecture:
-    facts = published_model(f"hf://google/gemma-4-{variant}-it")
-    assert facts is not None
-    return facts.architecture
 
 
 def _graphs(architecture: ModelArchitecture, *, chunk: int = 2048, sequences: int = 64, ranks: int = 1) -> int:
@@ -72,7 +67,7 @@ def test_every_step_has_a_size_and_few_rows_of_it_are_padding(most: int) -> None
 def test_few_last_rows_have_steps_of_their_own_where_layers_share_a_cache(
     variant: str, sequences: int, sizes: tuple[int, ...]
 ) -> None:
-    assert last_row_sizes(_architecture(variant), sequences) == sizes
+    assert last_row_sizes(architecture_of(variant), sequences) == sizes
 
 
 @pytest.mark.parametrize("chunk", [2048, 8192])
@@ -84,7 +79,7 @@ def test_the_default_batch_stays_below_the_limit(uri: str, chunk: int) -> None:
 
 
 def test_both_kinds_of_graphs_and_both_results_are_counted() -> None:
-    architecture = _architecture("31B")
+    architecture = architecture_of("31B")
     per_graph = (60 * 12 + 30) * (12 << 10)
     base = _graphs(architecture)
     logits, states = 64 * 262_144 * 2, 64 * 5376 * 2
@@ -96,7 +91,7 @@ def test_both_kinds_of_graphs_and_both_results_are_counted() -> None:
 
 @pytest.mark.parametrize("variant", ["E2B", "E4B"])
 def test_steps_with_chunks_are_counted_for_each_number_of_last_rows(variant: str) -> None:
-    architecture = _architecture(variant)
+    architecture = architecture_of(variant)
     alone = architecture.model_copy(update={"num_kv_shared_layers": 0})
     per_graph = (architecture.num_hidden_layers * (12 + 4) + 30) * (12 << 10)
     for chunk in (2048, 8192):
@@ -112,14 +107,14 @@ def test_per_layer_embeddings_and_experts_add_kernels() -> None:
         ("E4B", "hidden_size_per_layer_input", 31 * 4),
         ("26B-A4B", "num_experts", 5 * 3 + 7 * 4 + 9 * 9),
     ):
-        architecture = _architecture(variant)
+        architecture = architecture_of(variant)
         without = architecture.model_copy(update={field: 0})
         more = architecture.num_hidden_layers * kernels * (12 << 10)
         assert _graphs(architecture) - _graphs(without) == more, variant
 
 
 def test_quantised_experts_are_sorted_at_any_row_count() -> None:
-    architecture, sorted_too = _architecture("26B-A4B"), int4(32)
+    architecture, sorted_too = architecture_of("26B-A4B"), int4(32)
     dense_experts = sorted_too.model_copy(update={"dense": (TextLinear.EXPERT_GATE_UP, TextLinear.EXPERT_DOWN)})
     formats = None, dense_experts, sorted_too
     few, many = (
@@ -130,11 +125,11 @@ def test_quantised_experts_are_sorted_at_any_row_count() -> None:
 
 
 def test_several_ranks_capture_their_sums_and_hold_a_share_of_the_logits() -> None:
-    architecture = _architecture("31B")
+    architecture = architecture_of("31B")
     sums = (len(decode_graph_sizes(64)) + len(mixed_graph_sizes(2048))) * (60 * 2 + 8) * (12 << 10)
     assert _graphs(architecture, ranks=2) - _graphs(architecture) == sums - 64 * 262_144 * 2 // 2
 
 
 def test_models_without_kernels_have_none() -> None:
-    architecture = _architecture("31B")
+    architecture = architecture_of("31B")
     assert _graphs(architecture.model_copy(update={"head_dim": 32, "global_head_dim": 64})) == 0

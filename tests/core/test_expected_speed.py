@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from architecture_of import architecture_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +18,6 @@ from modelserve.planning import AcceleratorOffer, plan
 from modelserve.planning.engine_rates import GENERATIONS, HOPPER, engine_rates
 from modelserve.planning.expected_speed import Load, load_speed
 from modelserve.planning.step_time import PromptRows, RankSpeed
-from modelserve.published import published_model
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve.sizing.weights import weight_terms
 from modelserve.weight_format import StoredType, WeightFormat, int4
@@ -33,22 +33,19 @@ def _rank(
     dtype: str = "bfloat16",
     weight_format: WeightFormat | None = None,
 ) -> RankSpeed:
-    facts = published_model(f"hf://google/gemma-4-{variant}-it")
-    assert facts is not None
-    layout = KVCacheLayout.V_ONLY if facts.architecture.attention_k_eq_v else KVCacheLayout.KV
+    architecture = architecture_of(variant)
+    layout = KVCacheLayout.least(architecture)
     geometry = cache_geometry(
-        facts.architecture, dtype=KVCacheDtype(dtype), layout=layout, tensor_parallel_size=tensor_parallel
+        architecture, dtype=KVCacheDtype(dtype), layout=layout, tensor_parallel_size=tensor_parallel
     )
     device = CATALOGUE[product]
-    return RankSpeed(facts.architecture, device, geometry, tensor_parallel=tensor_parallel, weight_format=weight_format)
+    return RankSpeed(architecture, device, geometry, tensor_parallel=tensor_parallel, weight_format=weight_format)
 
 
 def _plan(*products: str, gpus: int = 1, **spec: Any) -> Any:
-    facts = published_model("hf://google/gemma-4-31B-it")
-    assert facts is not None
     document = {"model": {"uri": "hf://google/gemma-4-31B-it"}, **spec}
     offers = [AcceleratorOffer(CATALOGUE[product], gpus) for product in products]
-    return plan(ModelServeSpec.model_validate(document), facts.architecture, offers)
+    return plan(ModelServeSpec.model_validate(document), architecture_of("31B"), offers)
 
 
 def test_the_context_at_which_a_row_of_31b_takes_twice_by_hand() -> None:
@@ -75,10 +72,8 @@ def test_prompts_that_fit_a_step_are_expected_as_before_and_long_ones_to_take_mo
 
 def test_a_decode_step_of_31b_by_hand() -> None:
     """docs/sizing.md has the same arithmetic: 60 layers, 50 sliding with 16 KV heads, 10 global with 4 that store V."""
-    facts = published_model("hf://google/gemma-4-31B-it")
-    assert facts is not None
     time, rates = _rank().step(decodes=8, context=8192), engine_rates(HOPPER)
-    read = sum(weight_terms(facts.architecture, tensor_parallel_size=1).values())
+    read = sum(weight_terms(architecture_of("31B"), tensor_parallel_size=1).values())
     assert time.weights == pytest.approx(read / (4.8e12 * rates.weight_read))
     held = 8 * (8192 * 10 * 4 * 512 * 2 + 1024 * 50 * 16 * 256 * 2 * 2)
     assert time.cache == pytest.approx(held / (4.8e12 * rates.cache_read))
@@ -104,11 +99,10 @@ def test_rows_of_a_prompt_by_hand() -> None:
 def test_layers_that_share_a_cache_cost_a_prompt_nothing() -> None:
     rank, rows = _rank("E4B"), PromptRows.chunk(0, 8192, window=512, ends=True)
     time, rates = rank.step(prompts=rows), engine_rates(HOPPER)
-    facts = published_model("hf://google/gemma-4-E4B-it")
-    assert facts is not None
-    layers = facts.architecture.first_shared_layer
-    assert layers < facts.architecture.num_hidden_layers
-    owning = [layer for layer in facts.architecture.full_attention_layers if layer < layers]
+    architecture = architecture_of("E4B")
+    layers = architecture.first_shared_layer
+    assert layers < architecture.num_hidden_layers
+    owning = [layer for layer in architecture.full_attention_layers if layer < layers]
     most = 4 * 8 * 512 * len(owning) * 8192 * 8192 / 2 / (989e12 * rates.attention_kv)
     assert most <= time.attention <= 2 * most
 
@@ -146,11 +140,10 @@ def test_experts_that_no_row_chose_are_not_read() -> None:
 def test_experts_of_26b_a4b_by_hand() -> None:
     """128 experts of 704 x 2,816 in three matrices, 8 of them a row, in 30 layers. Reading them hides their own
     products and no others: 512 rows of a prompt read all and multiply what is dense behind its own reading."""
-    facts = published_model("hf://google/gemma-4-26B-A4B-it")
-    assert facts is not None
+    architecture = architecture_of("26B-A4B")
     rank, rates, rows = _rank("26B-A4B"), engine_rates(HOPPER), 512
     expert = 30 * 3 * 704 * 2816
-    everything = sum(weight_terms(facts.architecture, tensor_parallel_size=1).values())
+    everything = sum(weight_terms(architecture, tensor_parallel_size=1).values())
     time = rank.step(prompts=PromptRows(rows, 0, 0, 0))
     experts_read = 128 * expert * 2 / (4.8e12 * rates.expert_read)
     dense_read = (everything - 128 * expert * 2) / (4.8e12 * rates.weight_read)
@@ -167,9 +160,7 @@ def test_quantised_matrices_are_read_at_the_rate_of_their_format() -> None:
     rates = engine_rates(HOPPER)
     read = {"int4": rates.int4_read, "fp8": rates.fp8_read}
     for form in (int4(32), WeightFormat(stored=StoredType.FP8, scales="channel")):
-        facts = published_model("hf://google/gemma-4-31B-it")
-        assert facts is not None
-        terms = weight_terms(facts.architecture, tensor_parallel_size=1, weight_format=form)
+        terms = weight_terms(architecture_of("31B"), tensor_parallel_size=1, weight_format=form)
         by_hand = terms["linear"] / read[form.stored] + (sum(terms.values()) - terms["linear"]) / rates.weight_read
         found = _rank(weight_format=form).step(decodes=1, context=100).weights
         assert found == pytest.approx(by_hand / 4.8e12, rel=1e-3)

@@ -6,11 +6,11 @@ import itertools
 import json
 
 import pytest
+from architecture_of import architecture_of
 from rank_of import rank_of
 
-from modelserve.architecture import LayerKind, ModelArchitecture
+from modelserve.architecture import LayerKind
 from modelserve.errors import InvalidInput
-from modelserve.published import published_model
 from modelserve.sizing.backends.launches import decode_launches, layer_calls, layer_launches
 from modelserve.sizing.backends.resolve import Formats, resolve
 from modelserve.sizing.backends.table import HEAD, LIBRARY, Backend, Choice, KernelTable, Operation
@@ -23,17 +23,11 @@ WEIGHTS = (None, int4(32), int4(128, symmetric=False), int4(16), FP8, WeightForm
 GPUS = (None, 75, 80, 86, 89, 90, 100, 120)
 
 
-def model(variant: str) -> ModelArchitecture:
-    facts = published_model(f"hf://google/gemma-4-{variant}-it")
-    assert facts is not None
-    return facts.architecture
-
-
 def table(
     variant: str, gpu: int | None, weights: WeightFormat | None = None, kv: str = "bfloat16", ranks: int = 1
 ) -> KernelTable:
-    layout = KVCacheLayout.V_ONLY if model(variant).attention_k_eq_v else KVCacheLayout.KV
-    return resolve(gpu, model(variant), Formats(weights, KVCacheDtype(kv), layout), ranks=ranks)
+    layout = KVCacheLayout.least(architecture_of(variant))
+    return resolve(gpu, architecture_of(variant), Formats(weights, KVCacheDtype(kv), layout), ranks=ranks)
 
 
 def ranges(choices: tuple[Choice, ...]) -> list[tuple[int | None, str]]:
@@ -43,7 +37,7 @@ def ranges(choices: tuple[Choice, ...]) -> list[tuple[int | None, str]]:
 @pytest.mark.parametrize("variant", ["E2B", "E4B", "12B", "26B-A4B", "31B"])
 @pytest.mark.parametrize("gpu", GPUS)
 def test_every_operation_of_a_model_has_a_kernel_for_any_number_of_rows(variant: str, gpu: int | None) -> None:
-    architecture = model(variant)
+    architecture = architecture_of(variant)
     for weights, kv, ranks in itertools.product(WEIGHTS, ("bfloat16", "int8"), (1, 2)):
         found = table(variant, gpu, weights, kv, ranks)
         for layer in range(architecture.num_hidden_layers):
@@ -62,7 +56,7 @@ def test_every_operation_of_a_model_has_a_kernel_for_any_number_of_rows(variant:
 def test_one_answer_for_models_that_kernels_do_not_take() -> None:
     """In float32 or with heads that fill no matrix tiles nothing is a kernel of ours, whatever the GPU."""
     for change in ({"dtype": "float32"}, {"head_dim": 96}, {"global_head_dim": 64}):
-        architecture = model("E4B").model_copy(update=change)
+        architecture = architecture_of("E4B").model_copy(update=change)
         for weights in (None, FP8):
             found = resolve(90, architecture, Formats(weights))
             assert not found.on_kernels
@@ -82,7 +76,7 @@ def test_31b_on_hopper_by_hand() -> None:
         LayerKind.SLIDING: [(None, "sliding_chunk")],
         LayerKind.GLOBAL: [(None, "expand_keys global_chunk")],
     }
-    few, many = (decode_launches(found, model("31B"), rows=rows, ranks=1) for rows in (1, 64))
+    few, many = (decode_launches(found, architecture_of("31B"), rows=rows, ranks=1) for rows in (1, 64))
     assert few == {
         "linear_rows": 60 * 4, "prepare": 60, "sliding_decode": 50, "global_decode": 10, "combine": 10,
         "residual_norm": 120,
@@ -121,7 +115,7 @@ def test_grouped_products_of_experts_by_gpu(gpu, ranks, gate_up, down) -> None:
 
 
 def test_experts_of_few_rows_find_their_matrices_themselves() -> None:
-    found, architecture = table("26B-A4B", 90), model("26B-A4B")
+    found, architecture = table("26B-A4B", 90), architecture_of("26B-A4B")
     always = {"prepare": 1, "split_decode": 1, "combine": 1, "residual_norm": 1, "add_branches": 1}
     few = {"linear_rows": 4, "route_few": 1, "chosen_rows": 2, "sliding_decode": 1}
     without = {"split_decode", "combine"}
@@ -150,8 +144,8 @@ def test_eight_bit_sliding_chunks_are_hoppers_where_their_keys_have_room() -> No
 @pytest.mark.parametrize("kv", ["bfloat16", "int8"])
 @pytest.mark.parametrize("variant", ["E4B", "26B-A4B", "31B"])
 def test_workspaces_are_those_that_sizing_counts(variant: str, kv: str) -> None:
-    architecture, found = model(variant), table(variant, 80, kv=kv)
-    layout = KVCacheLayout.V_ONLY if architecture.attention_k_eq_v else KVCacheLayout.KV
+    architecture, found = architecture_of(variant), table(variant, 80, kv=kv)
+    layout = KVCacheLayout.least(architecture)
     settings = rank_of(
         architecture, max_num_batched_tokens=64, max_num_seqs=8, kv_dtype=KVCacheDtype(kv), kv_layout=layout
     )
@@ -179,21 +173,21 @@ def test_a_table_can_be_read() -> None:
 
 def test_a_profile_that_is_not_there_is_refused() -> None:
     with pytest.raises(InvalidInput, match="profile slow: this release has fast and exact"):
-        resolve(90, model("E4B"), Formats(), "slow")  # type: ignore[arg-type]
+        resolve(90, architecture_of("E4B"), Formats(), "slow")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("variant", ["E4B", "26B-A4B", "31B"])
 @pytest.mark.parametrize("gpu", [None, 80, 90, 120])
 def test_exact_is_one_kernel_of_an_operation_whatever_the_rows(variant: str, gpu: int | None) -> None:
     for weights, ranks in itertools.product(WEIGHTS, (1, 2)):
-        layout = KVCacheLayout.V_ONLY if model(variant).attention_k_eq_v else KVCacheLayout.KV
-        found = resolve(gpu, model(variant), Formats(weights, kv_layout=layout), "exact", ranks=ranks)
+        layout = KVCacheLayout.least(architecture_of(variant))
+        found = resolve(gpu, architecture_of(variant), Formats(weights, kv_layout=layout), "exact", ranks=ranks)
         assert found.profile == "exact"
         assert all(choice.most_rows is None for choice in found.choices)
         ours = [choice for choice in found.choices if choice.kernels != ("grouped_rows",)]  # which adds in one order
         assert not any(choice.fuses_gelu for choice in ours)
         assert not {choice.backend for choice in ours} & {Backend.HOPPER, Backend.CUDA}
-        fast = resolve(gpu, model(variant), Formats(weights, kv_layout=layout), ranks=ranks)
+        fast = resolve(gpu, architecture_of(variant), Formats(weights, kv_layout=layout), ranks=ranks)
         assert {*found.choices} - {*ours} == {each for each in fast.choices if each.kernels == ("grouped_rows",)}
         assert not found.sums_through_peers
         if gpu is not None:

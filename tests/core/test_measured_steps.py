@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
+from architecture_of import architecture_of
 
 from modelserve.hardware import CATALOGUE
 from modelserve.planning.step_time import NO_ROWS, PromptRows, RankSpeed
-from modelserve.published import published_model
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
 
 DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md").read_text()
@@ -22,11 +22,10 @@ ROWS = [[each.replace(",", "") for each in row] for row in ROW.findall(DOCUMENT)
 
 
 def _rank(variant: str) -> RankSpeed:
-    facts = published_model(f"hf://google/gemma-4-{variant}-it")
-    assert facts is not None
-    layout = KVCacheLayout.V_ONLY if facts.architecture.attention_k_eq_v else KVCacheLayout.KV
-    geometry = cache_geometry(facts.architecture, dtype=KVCacheDtype.BFLOAT16, layout=layout, tensor_parallel_size=1)
-    return RankSpeed(facts.architecture, CATALOGUE["NVIDIA-H200"], geometry, tensor_parallel=1, weight_format=None)
+    architecture = architecture_of(variant)
+    layout = KVCacheLayout.least(architecture)
+    geometry = cache_geometry(architecture, dtype=KVCacheDtype.BFLOAT16, layout=layout, tensor_parallel_size=1)
+    return RankSpeed(architecture, CATALOGUE["NVIDIA-H200"], geometry, tensor_parallel=1, weight_format=None)
 
 
 def expected_ms(variant: str, decodes: int, context: int, rows: int) -> float:

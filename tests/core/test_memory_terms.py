@@ -5,11 +5,11 @@ from __future__ import annotations
 from decimal import Decimal
 
 import pytest
+from architecture_of import architecture_of
 from rank_of import rank_of
 
 from modelserve.architecture import ModelArchitecture
 from modelserve.errors import InvalidInput
-from modelserve.published import published_model
 from modelserve.sizing.activation import activation_terms
 from modelserve.sizing.memory import MemoryPlan, memory_plan
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
@@ -49,15 +49,12 @@ def _plan(
     kv_layout: KVCacheLayout | None = None,
     **learned: int,
 ) -> MemoryPlan:
-    facts = published_model(f"hf://google/gemma-4-{variant}-it")
-    assert facts is not None
+    architecture = architecture_of(variant)
     settings = rank_of(
-        facts.architecture, tensor_parallel_size=tp, max_num_batched_tokens=chunk, max_num_seqs=sequences,
+        architecture, tensor_parallel_size=tp, max_num_batched_tokens=chunk, max_num_seqs=sequences,
         on_cpu=on_cpu, kv_dtype=kv_dtype, **({"kv_layout": kv_layout} if kv_layout else {}),
     )  # fmt: skip
-    return memory_plan(
-        facts.architecture, settings, total_bytes=H200_MIB * MIB, utilization=Decimal("0.9"), learned=learned
-    )
+    return memory_plan(architecture, settings, total_bytes=H200_MIB * MIB, utilization=Decimal("0.9"), learned=learned)
 
 
 @pytest.mark.parametrize(("variant", "tp", "chunk", "weights", "activation", "overhead"), MEASURED)

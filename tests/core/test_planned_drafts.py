@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from architecture_of import architecture_of
 
 from modelserve.api import ModelServeSpec, PlanStatus
 from modelserve.errors import InvalidInput
@@ -52,12 +53,11 @@ def test_steps_with_drafts_are_expected_near_what_was_measured(
     variant: str, requests: int, drafts: int, context: int, step_ms: float, tokens: float
 ) -> None:
     """docs/benchmarks.md, "Drafts": one H200, acceptance simulated as here."""
-    facts = published_model(f"hf://google/gemma-4-{variant}-it")
-    assert facts is not None
-    layout = KVCacheLayout.V_ONLY if facts.architecture.attention_k_eq_v else KVCacheLayout.KV
-    geometry = cache_geometry(facts.architecture, dtype=KVCacheDtype.BFLOAT16, layout=layout, tensor_parallel_size=1)
+    architecture = architecture_of(variant)
+    layout = KVCacheLayout.least(architecture)
+    geometry = cache_geometry(architecture, dtype=KVCacheDtype.BFLOAT16, layout=layout, tensor_parallel_size=1)
     device = CATALOGUE["NVIDIA-H200"]
-    speed = RankSpeed(facts.architecture, device, geometry, tensor_parallel=1, weight_format=None)
+    speed = RankSpeed(architecture, device, geometry, tensor_parallel=1, weight_format=None)
     proposing = DraftSpeed(assistant_of(variant), device, geometry, tensor_parallel=1)
     verifying = VerifyingSteps(speed, max_num_seqs=8, speculation=Speculation(drafts, assistant_of(variant)))
     steps = DraftedSteps(verifying, proposing, chances=(0.8, *[0.82] * (drafts - 1)), fixed=True)

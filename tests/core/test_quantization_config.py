@@ -9,13 +9,12 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from architecture_of import architecture_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelserve.architecture import ModelArchitecture
 from modelserve.errors import InvalidInput, UnsupportedModel
 from modelserve.inspection import _as_the_files_hold_experts
-from modelserve.published import published_model
 from modelserve.quantization_config import modules, stated_format
 from modelserve.sizing.weights import tensor_parallel_problem
 from modelserve.weight_format import StoredType, TextLinear, WeightFormat, int4
@@ -25,12 +24,6 @@ E4M3 = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True
 BLOCK = E4M3 | {"strategy": "block", "block_structure": [128, 128]}
 PER_TOKEN = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True, "symmetric": True}
 TOWERS = ["re:.*embed.*", "re:.*vision_tower.*", "re:.*vision_embedder.*", "re:.*audio_tower.*"]
-
-
-def architecture(variant: str) -> ModelArchitecture:
-    facts = published_model(f"hf://google/gemma-4-{variant}-it")
-    assert facts is not None
-    return facts.architecture
 
 
 def config(
@@ -113,17 +106,17 @@ PUBLISHED = {
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_config_states_its_format(name: str) -> None:
     variant, stated, expected = PUBLISHED[name]
-    assert stated_format(stated, architecture(variant)) == expected
+    assert stated_format(stated, architecture_of(variant)) == expected
     assert WeightFormat.model_validate_json(expected.model_dump_json()) == expected
 
 
 def test_what_is_not_quantised_states_nothing() -> None:
-    assert stated_format({}, architecture("E2B")) is None
+    assert stated_format({}, architecture_of("E2B")) is None
 
 
 def test_the_linear_layers_of_e2b_are_those_that_its_checkpoint_quantises() -> None:
     """276 packed tensors (READ): 15 layers of 9, 20 KV-shared ones of 7, and the model's projection."""
-    named = modules(architecture("E2B"))
+    named = modules(architecture_of("E2B"))
     assert sum(map(len, named.values())) == 15 * 9 + 20 * 7 + 1
     keys = [name for name in named[TextLinear.QKV] if name.endswith("k_proj")]
     assert keys == [f"layers.{layer}.self_attn.k_proj" for layer in range(15)]
@@ -138,7 +131,7 @@ def test_the_linear_layers_of_e2b_are_those_that_its_checkpoint_quantises() -> N
     ],
 )
 def test_an_ignore_list_of_whole_kinds_is_honoured(patterns: list[str], dense: tuple[TextLinear, ...]) -> None:
-    stated = stated_format(config(W4, ["lm_head", *patterns]), architecture("31B"))
+    stated = stated_format(config(W4, ["lm_head", *patterns]), architecture_of("31B"))
     assert stated is not None
     assert stated.dense == dense
     assert stated.of(dense[0]) is StoredType.BFLOAT16
@@ -203,29 +196,29 @@ def two_groups(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
 )
 def test_other_schemes_are_refused_by_name(stated: dict[str, Any], says: str) -> None:
     with pytest.raises(UnsupportedModel, match=says):
-        stated_format(stated, architecture("31B"))
+        stated_format(stated, architecture_of("31B"))
 
 
 def test_a_quantised_router_or_head_is_refused() -> None:
     with pytest.raises(UnsupportedModel, match=r"layers\.0\.router\.proj is quantised"):
-        stated_format(config(W4, ["lm_head"]), architecture("26B-A4B"))
-    untied = architecture("31B").model_copy(update={"tie_word_embeddings": False})
+        stated_format(config(W4, ["lm_head"]), architecture_of("26B-A4B"))
+    untied = architecture_of("31B").model_copy(update={"tie_word_embeddings": False})
     with pytest.raises(UnsupportedModel, match="lm_head is quantised"):
         stated_format(config(W4, []), untied)
     assert stated_format(config(W4, ["lm_head"]), untied) == int4(32)
-    assert stated_format(config(W4, []), architecture("31B")) == int4(32)  # tied: the file's head is not read
+    assert stated_format(config(W4, []), architecture_of("31B")) == int4(32)  # tied: the file's head is not read
 
 
 def test_an_activation_order_is_known_where_it_is_stored() -> None:
     for stated, ordered in (("group", True), ("weight", False), ("static", False), (None, False)):
-        found = stated_format(config(W4 | {"actorder": stated}, ["lm_head"]), architecture("12B"))
+        found = stated_format(config(W4 | {"actorder": stated}, ["lm_head"]), architecture_of("12B"))
         assert found is not None
         assert found.activation_order is ordered
-    found = stated_format(config(W4 | {"actorder": "group"}, ["lm_head"]), architecture("12B"))
-    assert "weight_g_idx" in (tensor_parallel_problem(architecture("12B"), 2, weight_format=found) or "")
-    assert tensor_parallel_problem(architecture("12B"), 1, weight_format=found) is None
+    found = stated_format(config(W4 | {"actorder": "group"}, ["lm_head"]), architecture_of("12B"))
+    assert "weight_g_idx" in (tensor_parallel_problem(architecture_of("12B"), 2, weight_format=found) or "")
+    assert tensor_parallel_problem(architecture_of("12B"), 1, weight_format=found) is None
     with pytest.raises(UnsupportedModel, match="experts with an activation order"):
-        stated_format(config(W4 | {"actorder": "group"}, ["re:.*router"]), architecture("26B-A4B"))
+        stated_format(config(W4 | {"actorder": "group"}, ["re:.*router"]), architecture_of("26B-A4B"))
 
 
 def test_the_files_say_whether_experts_are_quantised() -> None:
@@ -256,4 +249,4 @@ def test_nonsense_is_refused_and_not_crashed_on(nonsense: Any) -> None:
     stated = {"quant_method": "compressed-tensors", "config_groups": {"g": nonsense}, "ignore": []}
     for config_json in ({"quantization_config": nonsense}, {"quantization_config": stated}):
         with suppress(InvalidInput):
-            stated_format(config_json, architecture("E2B"))
+            stated_format(config_json, architecture_of("E2B"))

@@ -5,10 +5,9 @@ from __future__ import annotations
 from decimal import Decimal
 
 import pytest
+from architecture_of import architecture_of
 
-from modelserve.architecture import ModelArchitecture
 from modelserve.errors import InvalidInput
-from modelserve.published import published_model
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve.sizing.vllm import VllmCache, parse_version, resident_bytes, vllm_cache
 
@@ -16,17 +15,11 @@ GIB = 1 << 30
 BF16, FP8, INT8 = KVCacheDtype.BFLOAT16, KVCacheDtype.FP8_E4M3, KVCacheDtype.INT8
 
 
-def _architecture(variant: str) -> ModelArchitecture:
-    facts = published_model(f"hf://google/gemma-4-{variant}-it")
-    assert facts is not None
-    return facts.architecture
-
-
 def _cache(
     variant: str, version: str, *, tp: int = 1, length: int = 131_072, chunk: int = 8192, dtype: KVCacheDtype = BF16
 ) -> VllmCache:
     return vllm_cache(
-        _architecture(variant),
+        architecture_of(variant),
         version=parse_version(version),
         dtype=dtype,
         tensor_parallel_size=tp,
@@ -123,7 +116,7 @@ def test_pages_that_do_not_divide_are_refused_and_later_padded() -> None:
 def test_what_the_memory_holds_when_only_rows_are_charged(tp: int, pool_gib: str, expected: tuple[str, ...]) -> None:
     forms = ((BF16, KVCacheLayout.KV), (BF16, KVCacheLayout.V_ONLY), (FP8, KVCacheLayout.V_ONLY))
     for (dtype, layout), figure in zip(forms, expected, strict=True):
-        geometry = cache_geometry(_architecture("31B"), dtype=dtype, layout=layout, tensor_parallel_size=tp)
+        geometry = cache_geometry(architecture_of("31B"), dtype=dtype, layout=layout, tensor_parallel_size=tp)
         held = Decimal(pool_gib) * GIB / resident_bytes(geometry, 131_072)
         assert abs(held - Decimal(figure)) <= Decimal(1).scaleb(Decimal(figure).as_tuple().exponent)  # type: ignore[arg-type]
 

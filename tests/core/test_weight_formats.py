@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from architecture_of import architecture_of
 
 from modelserve.api import ModelServeSpec
-from modelserve.architecture import ModelArchitecture
 from modelserve.errors import InvalidInput
 from modelserve.hardware import CATALOGUE
 from modelserve.planning import AcceleratorOffer, plan
@@ -13,22 +13,15 @@ from modelserve.published import published_assistant, published_model
 from modelserve.sizing.weights import tensor_parallel_problem, weight_bytes, weight_terms
 from modelserve.weight_format import StoredType, WeightFormat, int4
 
-
-def _architecture(variant: str) -> ModelArchitecture:
-    facts = published_model(f"hf://google/gemma-4-{variant}-it")
-    assert facts is not None
-    return facts.architecture
-
-
 FP8_CHANNEL = WeightFormat(stored=StoredType.FP8, scales="channel")
 FP8_BLOCK = WeightFormat(stored=StoredType.FP8, scales="block")
 
 
 def test_the_published_figures_of_31b() -> None:
     """Linear layers and the bfloat16 embedding: 19,292,356,608 bytes in INT4, 32,105,299,968 in FP8 without scales."""
-    packed = weight_terms(_architecture("31B"), tensor_parallel_size=1, weight_format=int4(32))
+    packed = weight_terms(architecture_of("31B"), tensor_parallel_size=1, weight_format=int4(32))
     assert packed["linear"] + packed["embedding"] == 19_292_356_608
-    fp8 = weight_terms(_architecture("31B"), tensor_parallel_size=1, weight_format=FP8_CHANNEL)
+    fp8 = weight_terms(architecture_of("31B"), tensor_parallel_size=1, weight_format=FP8_CHANNEL)
     mlp_rows, sliding_rows, global_rows = 2 * 21_504 + 5376, 32 * 256 + 2 * 16 * 256 + 5376, 32 * 512 + 4 * 512 + 5376
     scales = 4 * (60 * mlp_rows + 50 * sliding_rows + 10 * global_rows)
     assert fp8["linear"] - scales + fp8["embedding"] == 32_105_299_968
@@ -38,7 +31,7 @@ def test_the_published_figures_of_31b() -> None:
 @pytest.mark.parametrize("variant", ["E2B", "E4B", "12B", "31B"])
 @pytest.mark.parametrize("tp", [1, 2, 4, 8])
 def test_ranks_share_a_quantised_model(variant: str, tp: int) -> None:
-    architecture = _architecture(variant)
+    architecture = architecture_of(variant)
     whole, shared = (weight_bytes(architecture, tensor_parallel_size=size, weight_format=int4(32)) for size in (1, tp))
     assert whole <= shared * tp < whole * 2
     assert whole < weight_bytes(architecture, tensor_parallel_size=1)
@@ -46,9 +39,9 @@ def test_ranks_share_a_quantised_model(variant: str, tp: int) -> None:
 
 def test_what_is_not_quantised_is_held_as_it_is_computed() -> None:
     """Computing in float32 doubles the embedding and the norms, and no packed byte."""
-    exact = _architecture("E2B").model_copy(update={"dtype": "float32"})
+    exact = architecture_of("E2B").model_copy(update={"dtype": "float32"})
     half, single = (
-        weight_terms(each, tensor_parallel_size=1, weight_format=int4(32)) for each in (_architecture("E2B"), exact)
+        weight_terms(each, tensor_parallel_size=1, weight_format=int4(32)) for each in (architecture_of("E2B"), exact)
     )
     assert single["embedding"] == 2 * half["embedding"]
     assert single["linear"] == half["linear"]
@@ -56,7 +49,7 @@ def test_what_is_not_quantised_is_held_as_it_is_computed() -> None:
 
 def test_int4_experts_split_by_whole_groups() -> None:
     """704 / 2 = 352 is 11 groups of 32; 704 / 4 = 176 is 5.5."""
-    moe = _architecture("26B-A4B")
+    moe = architecture_of("26B-A4B")
     assert tensor_parallel_problem(moe, 2, weight_format=int4(32)) is None
     assert tensor_parallel_problem(moe, 4) is None
     problem = tensor_parallel_problem(moe, 4, weight_format=int4(32))
@@ -87,7 +80,7 @@ def test_a_published_drafter_is_counted() -> None:
     assert facts is not None
     assert facts.weight_bytes == 939_037_184
     assert published_assistant("hf://google/gemma-4-99B-it-assistant") is None
-    architecture, offers = _architecture("31B"), [AcceleratorOffer(CATALOGUE["NVIDIA-H200"], 1)]
+    architecture, offers = architecture_of("31B"), [AcceleratorOffer(CATALOGUE["NVIDIA-H200"], 1)]
     model = {"model": {"uri": "hf://google/gemma-4-31B-it"}}
     with_drafter = model | {"drafter": {"uri": "hf://google/gemma-4-31B-it-assistant"}}
     weights = []

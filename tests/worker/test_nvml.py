@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from architecture_of import architecture_of
 
 from modelserve.engine_args import EngineArgs
 from modelserve.hardware import CATALOGUE
 from modelserve.planning.worker_settings import STEP_SETTINGS, planned_args
-from modelserve.published import published_model
 from modelserve_worker import nvml
 
 FAILED = 6
@@ -106,9 +106,7 @@ def test_without_the_library_or_with_an_old_one_there_is_no_first_gpu(
 
 
 def sizes(args: EngineArgs, model: str, gpu: str = "NVIDIA-H200") -> tuple[int, ...]:
-    facts = published_model(f"hf://google/gemma-4-{model}")
-    assert facts is not None
-    settled = planned_args(args, facts.architecture, CATALOGUE[gpu])
+    settled = planned_args(args, architecture_of(model, form=""), CATALOGUE[gpu])
     return tuple(getattr(settled, name) for name in STEP_SETTINGS)
 
 

@@ -77,7 +77,7 @@ def evaluate(wishes: Wishes, architecture: ModelArchitecture, accelerator: Accel
     longest = architecture.max_position_embeddings
     asked, least = wishes.max_model_len or longest, wishes.least_model_len(longest)
     own_dtype = wishes.kv_dtype or KVCacheDtype(architecture.dtype)
-    layout = wishes.kv_layout or (KVCacheLayout.V_ONLY if architecture.attention_k_eq_v else KVCacheLayout.KV)
+    layout = wishes.kv_layout or KVCacheLayout.least(architecture)
     dtypes = [own_dtype]
     if wishes.kv_dtype is None and (wishes.max_model_len or wishes.min_model_len):
         dtypes.append(KVCacheDtype.INT8)

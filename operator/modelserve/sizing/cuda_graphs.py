@@ -73,7 +73,7 @@ def kernels_per_step(
     parts. A model that kernels do not take counts as on plain PyTorch, where nothing is captured.
     """
     ranks = tensor_parallel_size
-    layout = KVCacheLayout.V_ONLY if architecture.attention_k_eq_v else KVCacheLayout.KV
+    layout = KVCacheLayout.least(architecture)
     formats = Formats(weight_format, kv_layout=layout)
     tables = (resolve(gpu, architecture, formats, profile, ranks=ranks) for gpu in _COUNTED)
     launched = max(decode_launches(table, architecture, rows=rows, ranks=ranks).total() for table in tables)

@@ -42,6 +42,11 @@ class KVCacheLayout(StrEnum):
     KV = "kv"
     V_ONLY = "v_only"
 
+    @classmethod
+    def least(cls, architecture: ModelArchitecture) -> KVCacheLayout:
+        """The one that a cache has unless another is asked for: V alone where the model makes its K of it."""
+        return cls.V_ONLY if architecture.attention_k_eq_v else cls.KV
+
 
 def cache_format(dtype: KVCacheDtype, layout: KVCacheLayout) -> str:
     """How what was measured of a cache is filed: "bfloat16/v_only"."""

@@ -149,7 +149,7 @@ def geometry_of():
     def build(
         architecture: ModelArchitecture, dtype: KVCacheDtype = KVCacheDtype.FLOAT32, layout: str | None = None
     ) -> CacheGeometry:
-        chosen = layout or ("v_only" if architecture.attention_k_eq_v else "kv")
+        chosen = layout or KVCacheLayout.least(architecture)
         return cache_geometry(architecture, dtype=dtype, layout=KVCacheLayout(chosen), tensor_parallel_size=1)
 
     return build

@@ -38,7 +38,7 @@ def test_kernels_read_what_plain_attention_reads(variant: str, kv: KVCacheDtype,
     model = load_checkpoint(tmp_path / "target")
     geometry = cache_geometry(
         model.architecture, dtype=kv, tensor_parallel_size=1,
-        layout=KVCacheLayout.V_ONLY if model.architecture.attention_k_eq_v else KVCacheLayout.KV,
+        layout=KVCacheLayout.least(model.architecture),
     )  # fmt: skip
     cache = KVCache(geometry, 1 << 22, device=torch.device("cpu"))
     cache.arena.fill_(0xFF)

@@ -101,7 +101,7 @@ def target_of(variant: str, kv: str, device: torch.device, directory: Path) -> t
     architecture, default = read_architecture(directory), KVCacheDtype.BFLOAT16 if on_gpu else KVCacheDtype.FLOAT32
     geometry = cache_geometry(
         architecture, dtype=default if kv == "auto" else KVCacheDtype(kv), tensor_parallel_size=1,
-        layout=KVCacheLayout.V_ONLY if architecture.attention_k_eq_v else KVCacheLayout.KV,
+        layout=KVCacheLayout.least(architecture),
     )  # fmt: skip
     table = kernel_table(device, architecture, geometry, EngineArgs(model=""))
     assert table.on_kernels == on_gpu

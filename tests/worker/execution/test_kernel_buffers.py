@@ -30,7 +30,7 @@ def _architectures() -> list[ModelArchitecture]:
 @pytest.mark.parametrize("tp", [1, 2])
 def test_buffers_are_what_the_path_allocates(tp: int) -> None:
     for architecture in _architectures():
-        layout = KVCacheLayout.V_ONLY if architecture.attention_k_eq_v else KVCacheLayout.KV
+        layout = KVCacheLayout.least(architecture)
         dtype, longest = KVCacheDtype.BFLOAT16, architecture.max_position_embeddings
         geometry = cache_geometry(architecture, dtype=dtype, layout=layout, tensor_parallel_size=tp)
         settings = rank_of(architecture, tensor_parallel_size=tp, max_num_batched_tokens=CHUNK, max_num_seqs=SEQUENCES)

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from architecture_of import architecture_of
 
 from modelserve.published import published_model
 from modelserve.termination import TerminationReason
@@ -141,7 +142,7 @@ def differences(variant, capability, kv, weights):
     changes = {"full_attention_layers": (1,), "num_hidden_layers": 2, "num_kv_shared_layers": 0}
     architecture = ModelArchitecture.model_validate(whole | changes)
     args = EngineArgs(model="", max_num_seqs=72, max_num_batched_tokens=128, kv_cache_dtype=kv)
-    layout = KVCacheLayout.V_ONLY if architecture.attention_k_eq_v else KVCacheLayout.KV
+    layout = KVCacheLayout.least(architecture)
     stored = KVCacheDtype.BFLOAT16 if kv == "auto" else KVCacheDtype(kv)
     table = resolve(capability, architecture, Formats(FORMATS[weights], stored, layout))
     launches = kernel_trace.kernel_launches(
@@ -288,10 +289,9 @@ def test_targets_are_built_in_processes_of_their_own(tmp_path: Path, monkeypatch
     monkeypatch.setattr(kernel_build, "ProcessPoolExecutor", Pool)
     monkeypatch.setattr(kernel_build, "c_compiler", lambda: "cc")
     monkeypatch.setattr(kernel_build, "_cuda_library_folder", lambda _: None)
-    facts = published_model("hf://google/gemma-4-31B")
-    assert facts is not None
+    architecture = architecture_of("31B", form="")
     built = kernel_build.build_kernels(
-        facts.architecture, EngineArgs(model=""), weight_format=int4(32), output=tmp_path, capabilities=[80, 90],
+        architecture, EngineArgs(model=""), weight_format=int4(32), output=tmp_path, capabilities=[80, 90],
         processes=1,
     )  # fmt: skip
     assert (built, pools) == (4, [[80, 80], [90, 90]])

@@ -33,7 +33,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _geometry(architecture: ModelArchitecture) -> CacheGeometry:
-    layout = KVCacheLayout.V_ONLY if architecture.attention_k_eq_v else KVCacheLayout.KV
+    layout = KVCacheLayout.least(architecture)
     return cache_geometry(architecture, dtype=KVCacheDtype(architecture.dtype), layout=layout, tensor_parallel_size=1)
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import wait_masks
+from architecture_of import architecture_of
 
-from modelserve.published import published_model
 from modelserve.sizing.backends.attention import (
     global_chunk_bytes,
     global_decode_bytes,
@@ -176,10 +176,8 @@ def test_watched_and_disturbed_builds_are_other_kernels(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("name", ["31B", "26B-A4B", "12B", "E4B", "E2B"])
 def test_hopper_alone_takes_the_kernels_and_their_rows_are_whole_tokens(name: str) -> None:
-    facts = published_model(f"hf://google/gemma-4-{name}")
-    assert facts is not None
-    architecture = facts.architecture
-    layout = KVCacheLayout.V_ONLY if architecture.attention_k_eq_v else KVCacheLayout.KV
+    architecture = architecture_of(name, form="")
+    layout = KVCacheLayout.least(architecture)
     for dtype in (KVCacheDtype.BFLOAT16, KVCacheDtype.INT8):
         geometry = cache_geometry(architecture, dtype=dtype, layout=layout, tensor_parallel_size=1)
         of_global, of_sliding = (

@@ -7,10 +7,9 @@ import re
 
 import pytest
 import torch
+from architecture_of import architecture_of
 from torch import Tensor
 
-from modelserve.architecture import ModelArchitecture
-from modelserve.published import published_model
 from modelserve.sizing.rank_sums import (
     FLAG_BYTES,
     PEER_BUFFER_BYTES,
@@ -30,12 +29,6 @@ from modelserve_worker.layers.partial_sums import PartialSums
 EPS = 1e-6
 REGISTERS = 65_536  # of a multiprocessor
 MOST_SPILLED = 200  # bytes; eight ranks' rows are in flight at a time
-
-
-def architecture(variant: str) -> ModelArchitecture:
-    facts = published_model(f"hf://google/gemma-4-{variant}")
-    assert facts is not None
-    return facts.architecture
 
 
 def buffers(ranks: int, rank: int = 0) -> PeerBuffers:
@@ -139,11 +132,11 @@ def test_parts_of_a_buffer_of_rows_do_not_overlap(rows: int, ranks: int) -> None
 
 def test_models_whose_residual_others_read_have_no_sums_by_rows() -> None:
     for variant, expected in (("31B", True), ("12B", True), ("26B-A4B", False), ("E4B", False), ("E2B", False)):
-        layout = peer_rows_layout(architecture(variant), tensor_parallel_size=2, rows=2048)
+        layout = peer_rows_layout(architecture_of(variant, form=""), tensor_parallel_size=2, rows=2048)
         assert (layout is not None) == expected, variant
-        taken = peer_bytes(architecture(variant), tensor_parallel_size=2, rows=2048)
+        taken = peer_bytes(architecture_of(variant, form=""), tensor_parallel_size=2, rows=2048)
         assert taken == PEER_BUFFER_BYTES + (layout.total_bytes if layout else 0)
-    assert peer_bytes(architecture("31B"), tensor_parallel_size=1, rows=2048) == 0
+    assert peer_bytes(architecture_of("31B", form=""), tensor_parallel_size=1, rows=2048) == 0
 
 
 def test_the_sum_in_rank_order_is_rounded_once() -> None:

@@ -79,7 +79,7 @@ def geometry_of(
 ) -> CacheGeometry:
     """Page geometry of one rank. Layout None: rows of V alone on global layers, where the model allows it."""
     architecture = model.architecture
-    exact = KVCacheLayout.V_ONLY if architecture.attention_k_eq_v else KVCacheLayout.KV
+    exact = KVCacheLayout.least(architecture)
     return cache_geometry(architecture, dtype=dtype, layout=layout or exact, tensor_parallel_size=model.parallel.size)
 
 

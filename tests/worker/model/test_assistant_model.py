@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from architecture_of import architecture_of
 from assisted import ASSISTANT, TARGET, write_assistant
 from model_checkpoints import load_checkpoint, make_checkpoint, rewrite
 from safetensors.torch import load_file, save_file
 
 from modelserve.errors import InvalidInput
-from modelserve.published import assistant_of, published_model
+from modelserve.published import assistant_of
 from modelserve.sizing.assistant import assistant_weight_bytes, drafter_buffer_bytes
 from modelserve_worker.execution.assistant_drafter import AssistantDrafter
 from modelserve_worker.execution.loader import load_assistant
@@ -26,20 +27,16 @@ from modelserve_worker.models.gemma4_assistant import CentroidHead, Gemma4Assist
 @pytest.mark.parametrize("variant", ["E2B", "E4B", "12B", "26B-A4B", "31B"])
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_a_rank_holds_the_bytes_that_sizing_counts(variant: str, ranks: int) -> None:
-    facts = published_model(f"hf://google/gemma-4-{variant}-it")
-    assert facts is not None
     parallel = TensorParallel(rank=ranks - 1, size=ranks)
     meta, dtype = torch.device("meta"), torch.bfloat16
-    target = Gemma4ForCausalLM(facts.architecture, Placement(meta, dtype, parallel))
+    target = Gemma4ForCausalLM(architecture_of(variant), Placement(meta, dtype, parallel))
     held = Gemma4Assistant(assistant_of(variant), target).parameter_bytes()
     assert held == assistant_weight_bytes(assistant_of(variant), tensor_parallel_size=ranks)
 
 
 def test_ranks_that_do_not_divide_its_heads_are_refused() -> None:
-    facts = published_model("hf://google/gemma-4-E4B-it")
-    assert facts is not None
     placement = Placement(torch.device("meta"), torch.bfloat16, TensorParallel(size=8))
-    target = Gemma4ForCausalLM(facts.architecture, placement)
+    target = Gemma4ForCausalLM(architecture_of("E4B"), placement)
     with pytest.raises(InvalidInput, match="tensor parallel size 8 does not divide the drafter's 4 query heads"):
         Gemma4Assistant(assistant_of("E4B"), target)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from architecture_of import architecture_of
 from rank_of import rank_of
 
 from modelserve.architecture import ModelArchitecture
-from modelserve.published import published_model
 from modelserve.sizing.activation import activation_terms
 from modelserve.sizing.backends.resolve import Formats, multiplied_by_kernels, resolve
 from modelserve.sizing.cuda_graphs import CUDA_GRAPH_NODE_BYTES, graphs_bytes
@@ -37,10 +37,8 @@ FP8_BLOCK = WeightFormat(stored="fp8", scales="block")
     ],
 )
 def test_repacked_matrices(name, size, stored, padded) -> None:
-    facts = published_model(f"hf://google/gemma-4-{name}")
-    assert facts is not None
     parallel = TensorParallel(rank=size - 1, size=size)
-    whole = facts.architecture.model_dump()
+    whole = architecture_of(name, form="").model_dump()
     architecture = ModelArchitecture.model_validate(
         whole | {"full_attention_layers": (1,), "num_hidden_layers": 2, "num_kv_shared_layers": 0}
     )
@@ -57,13 +55,12 @@ def test_repacked_matrices(name, size, stored, padded) -> None:
 
 
 def terms(stored: WeightFormat | None, *, tokens: int, on_cpu: bool = False, dtype: str = "bfloat16") -> dict[str, int]:
-    facts = published_model("hf://google/gemma-4-31B")
-    assert facts is not None
+    architecture = architecture_of("31B", form="")
     settings = rank_of(
-        facts.architecture, max_num_batched_tokens=tokens, max_num_seqs=8, on_cpu=on_cpu,
+        architecture, max_num_batched_tokens=tokens, max_num_seqs=8, on_cpu=on_cpu,
         kv_dtype=KVCacheDtype(dtype), kv_layout=KVCacheLayout.V_ONLY, weight_format=stored,
     )  # fmt: skip
-    always, _ = activation_terms(facts.architecture.model_copy(update={"dtype": dtype}), settings)
+    always, _ = activation_terms(architecture.model_copy(update={"dtype": dtype}), settings)
     return dict(always)
 
 
@@ -76,21 +73,19 @@ def test_what_products_hold_on_a_gpu_and_on_a_cpu() -> None:
     assert terms(FP8, tokens=8192)["products"] == SPLIT_SUM_BYTES + 8192 * (21504 + 4)
     assert terms(FP8_BLOCK, tokens=8192)["products"] == SPLIT_SUM_BYTES
     assert "products" not in terms(None, tokens=8192)
-    facts = published_model("hf://google/gemma-4-31B")
-    assert facts is not None
+    architecture = architecture_of("31B", form="")
     for plain in (terms(int4(32), tokens=64, on_cpu=True), terms(int4(16), tokens=64)):
         assert "products" not in plain
         assert plain["dequantised"] > 43008 * 5376 * 2
-    assert not multiplied_by_kernels(facts.architecture.model_copy(update={"dtype": "float32"}), FP8)
+    assert not multiplied_by_kernels(architecture.model_copy(update={"dtype": "float32"}), FP8)
 
 
 def test_captured_steps_of_many_rows_have_a_kernel_for_each_block() -> None:
-    facts = published_model("hf://google/gemma-4-31B")
-    assert facts is not None
+    architecture = architecture_of("31B", form="")
 
     def nodes(stored: WeightFormat | None, tokens: int) -> int:
-        settings = rank_of(facts.architecture, max_num_batched_tokens=tokens, max_num_seqs=8, weight_format=stored)
-        return graphs_bytes(facts.architecture, settings) // CUDA_GRAPH_NODE_BYTES
+        settings = rank_of(architecture, max_num_batched_tokens=tokens, max_num_seqs=8, weight_format=stored)
+        return graphs_bytes(architecture, settings) // CUDA_GRAPH_NODE_BYTES
 
     with_zeros = int4(32, symmetric=False)
     assert nodes(int4(32), 1024) == nodes(None, 1024), "one kernel for a matrix, on every GPU"

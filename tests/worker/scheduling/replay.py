@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import astuple, dataclass
 
 import numpy as np
+from architecture_of import architecture_of
 
 from modelserve.hardware import CATALOGUE
 from modelserve.planning.step_time import NO_ROWS, PromptRows, RankSpeed
-from modelserve.published import published_model
 from modelserve.sizing.cuda_graphs import mixed_graph_sizes
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve_worker.batch import SampledTokens, ScheduledBatch
@@ -39,12 +39,11 @@ class Replay:
     def __init__(
         self, variant: str, *, max_num_mixed_tokens: int, dtype: str = "bfloat16", max_num_seqs: int = SEQUENCES
     ) -> None:
-        facts = published_model(f"hf://google/gemma-4-{variant}-it")
-        assert facts is not None
-        layout = KVCacheLayout.V_ONLY if facts.architecture.attention_k_eq_v else KVCacheLayout.KV
-        geometry = cache_geometry(facts.architecture, dtype=KVCacheDtype(dtype), layout=layout, tensor_parallel_size=1)
+        architecture = architecture_of(variant)
+        layout = KVCacheLayout.least(architecture)
+        geometry = cache_geometry(architecture, dtype=KVCacheDtype(dtype), layout=layout, tensor_parallel_size=1)
         h200 = CATALOGUE["NVIDIA-H200"]
-        self.rank = RankSpeed(facts.architecture, h200, geometry, tensor_parallel=1, weight_format=None)
+        self.rank = RankSpeed(architecture, h200, geometry, tensor_parallel=1, weight_format=None)
         self.limits = SchedulerLimits(
             max_num_batched_tokens=CHUNK,
             max_num_seqs=max_num_seqs,

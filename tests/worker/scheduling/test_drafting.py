@@ -8,12 +8,13 @@ import logging
 
 import numpy as np
 import pytest
+from architecture_of import architecture_of
 from step_times import PerRow
 
 from modelserve.hardware import CATALOGUE
 from modelserve.planning.draft_time import DraftSpeed
 from modelserve.planning.step_time import RankSpeed
-from modelserve.published import assistant_of, published_model
+from modelserve.published import assistant_of
 from modelserve.sizing.cuda_graphs import decode_graph_rows
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve.sizing.speculation import STEP_DRAFTS, Speculation
@@ -220,13 +221,12 @@ def test_a_drafter_that_is_nearly_always_wrong_is_told(caplog: pytest.LogCapture
 
 
 def planned(variant: str) -> PlannedCosts:
-    facts = published_model(f"hf://google/gemma-4-{variant}-it")
-    assert facts is not None
-    layout = KVCacheLayout.V_ONLY if facts.architecture.attention_k_eq_v else KVCacheLayout.KV
+    architecture = architecture_of(variant)
+    layout = KVCacheLayout.least(architecture)
     geometry = cache_geometry(
-        facts.architecture, dtype=KVCacheDtype.BFLOAT16, layout=layout, tensor_parallel_size=1
+        architecture, dtype=KVCacheDtype.BFLOAT16, layout=layout, tensor_parallel_size=1
     )  # fmt: skip
-    speed = RankSpeed(facts.architecture, CATALOGUE["NVIDIA-H200"], geometry, tensor_parallel=1, weight_format=None)
+    speed = RankSpeed(architecture, CATALOGUE["NVIDIA-H200"], geometry, tensor_parallel=1, weight_format=None)
     drafts = DraftSpeed(assistant_of(variant), CATALOGUE["NVIDIA-H200"], geometry, tensor_parallel=1)
     return PlannedCosts(speed, max_num_seqs=64, speculation=Speculation(K), drafts=drafts)
 
@@ -268,10 +268,9 @@ def test_a_step_has_so_many_drafts_at_most_and_what_has_room_for_its_requests() 
 
 def test_prompts_as_short_as_a_decode_with_drafts_have_room_in_a_step_or_wait() -> None:
     """They are attended to as one, in buffers for the rows of decodes and STEP_DRAFTS more."""
-    model = published_model("hf://google/gemma-4-E2B-it")
-    assert model is not None
+    architecture = architecture_of("E2B")
     geometry = cache_geometry(
-        model.architecture, dtype=KVCacheDtype.BFLOAT16, layout=KVCacheLayout.KV, tensor_parallel_size=1
+        architecture, dtype=KVCacheDtype.BFLOAT16, layout=KVCacheLayout.KV, tensor_parallel_size=1
     )
     requests = 64
     limits = SchedulerLimits(2048, requests, 256, ())

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from architecture_of import architecture_of
 
 from modelserve.hardware import CATALOGUE
 from modelserve.planning.draft_time import DraftSpeed
 from modelserve.planning.drafted_steps import DraftedSteps, VerifyingSteps
 from modelserve.planning.step_time import RankSpeed
-from modelserve.published import assistant_of, published_model
+from modelserve.published import assistant_of
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve.sizing.speculation import AUTO_DRAFTS, Speculation
 from modelserve_worker.scheduling.drafting import Drafting
@@ -24,10 +25,8 @@ SLOTS, CONTEXT = 64, 2000.0
 def test_a_plan_expects_the_rate_that_the_choice_reaches(
     variant: str, requests: int, chance: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    facts = published_model(f"hf://google/gemma-4-{variant}-it")
-    assert facts is not None
-    architecture, device, assistant = facts.architecture, CATALOGUE["NVIDIA-H200"], assistant_of(variant)
-    layout = KVCacheLayout.V_ONLY if architecture.attention_k_eq_v else KVCacheLayout.KV
+    architecture, device, assistant = architecture_of(variant), CATALOGUE["NVIDIA-H200"], assistant_of(variant)
+    layout = KVCacheLayout.least(architecture)
     geometry = cache_geometry(architecture, dtype=KVCacheDtype.BFLOAT16, layout=layout, tensor_parallel_size=1)
     speed = RankSpeed(architecture, device, geometry, tensor_parallel=1, weight_format=None)
     of_draft = DraftSpeed(assistant, device, geometry, tensor_parallel=1)

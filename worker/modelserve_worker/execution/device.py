@@ -54,7 +54,7 @@ def select_geometry(architecture: ModelArchitecture, args: EngineArgs) -> CacheG
     """
     layout = args.kv_cache_layout
     if layout == "auto":
-        layout = KVCacheLayout.V_ONLY if architecture.attention_k_eq_v else KVCacheLayout.KV
+        layout = KVCacheLayout.least(architecture)
     dtype = KVCacheDtype(architecture.dtype) if args.kv_cache_dtype == "auto" else args.kv_cache_dtype
     return cache_geometry(
         architecture, dtype=dtype, layout=KVCacheLayout(layout), tensor_parallel_size=args.tensor_parallel_size
