@@ -4,7 +4,8 @@
 
 Random weights at the published geometry, captured steps. A load is prompt/answer/streams/requests; all streams begin at
 once, and a new request comes when one ends. Prints tokens per second, mean TTFT, gaps between tokens, and what steps
-took by how many requests decoded in them and how many rows of prompts they had: medians, from result to result.
+took by how many requests decoded in them and how many rows of prompts they had: medians, from result to result. All
+lines of loads come once more at the end, also where --deadline or SIGTERM ends it before.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+from deadline import add_deadline, within
 from engine_on_gpu import Bench
 from random_checkpoint import read_config
 
@@ -83,40 +85,62 @@ def note_steps(bench: Bench) -> dict[tuple[int, int], list[float]]:
     return found
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--variant", required=True)
     parser.add_argument("--load", action="append", required=True)
     parser.add_argument("--mixed", type=int, nargs="+", required=True)
     parser.add_argument("--max-num-seqs", type=int, default=256)
     parser.add_argument("--steps", action="store_true", help="print the table of steps")
+    add_deadline(parser)
     options = parser.parse_args()
+    rows: list[str] = []
+    with within(options.deadline) as time_left:
+        bench = started(options)
+        print(f"{options.variant} ready after {time_left.seconds:.1f} s", flush=True)
+        limits = bench.scheduler.limits
+        served(bench, 512, 8, 4, 8)  # whatever is made when it is first needed
+        steps = note_steps(bench)
+        try:
+            for load in options.load:
+                for mixed in options.mixed:
+                    bench.scheduler.limits = replace(limits, max_num_mixed_tokens=mixed)
+                    figures = served(bench, *map(int, load.split("/")))
+                    shown = ", ".join(f"{name} {value:.1f}" for name, value in figures.items())
+                    rows.append(f"{options.variant} {load} in steps of {mixed}: {shown}")
+                    print(rows[-1], f"({time_left.seconds:.0f} s)", flush=True)
+        finally:
+            if options.steps:
+                print("\n".join(steps_taken(steps)))
+    print("\n".join(["", *rows]))
+    return time_left.code()
+
+
+def started(options: argparse.Namespace) -> Bench:
     with tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "config.json").write_text(json.dumps(read_config(options.variant, None)))
         args = EngineArgs(
             model=directory, load_format="dummy", device="cuda", max_model_len=16384, max_num_batched_tokens=CHUNK,
-            max_num_seqs=options.max_num_seqs, max_num_mixed_tokens=options.mixed[-1],
+            max_num_seqs=options.max_num_seqs, max_num_mixed_tokens=max(options.mixed),
         )  # fmt: skip
         replica = launch(args)
     bench = Bench(replica, args)
     doubling = doubling_context(
         replica.architecture, replica.geometry.layout, compute_capability=replica.table.compute_capability
     )
-    limits = replace(bench.scheduler.limits, doubling_context=doubling, captured_rows=replica.captured_rows)
-    served(bench, 512, 8, 4, 8)  # whatever is made when it is first needed
-    steps = note_steps(bench)
-    for load in options.load:
-        for mixed in options.mixed:
-            bench.scheduler.limits = replace(limits, max_num_mixed_tokens=mixed)
-            figures = served(bench, *map(int, load.split("/")))
-            shown = ", ".join(f"{name} {value:.1f}" for name, value in figures.items())
-            print(f"{options.variant} {load} in steps of {mixed}: {shown}", flush=True)
-    if options.steps:
-        for (decodes, rows), times in sorted(steps.items()):
-            if len(times) > 3:
-                print(f"  {decodes} decodes, {rows} rows of prompts: {statistics.median(times):.2f} ms of {len(times)}")
-    replica.runner.shutdown()
+    bench.scheduler.limits = replace(
+        bench.scheduler.limits, doubling_context=doubling, captured_rows=replica.captured_rows
+    )
+    return bench
+
+
+def steps_taken(steps: dict[tuple[int, int], list[float]]) -> list[str]:
+    return [
+        f"  {decodes} decodes, {rows} rows of prompts: {statistics.median(times):.2f} ms of {len(times)}"
+        for (decodes, rows), times in sorted(steps.items())
+        if len(times) > 3
+    ]
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

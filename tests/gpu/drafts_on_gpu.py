@@ -7,6 +7,8 @@ decided beforehand: drafts 1 to i of a step are right with a chance of 0.8 * 0.8
 of 4 drafts and 4.5 of 8. Rows of the table: `none`, without a drafter; `auto`, as many drafts as pay; `wrong`, the same
 where no draft is ever right; a number, so many in every step. `forward` is the captured step, which verifies drafts;
 `expected` the time of a token by the arithmetic that the choice of drafts rests on, for as many drafts as there were.
+The table comes last, also where --deadline or SIGTERM ends the tool before. What a start with an assistant takes and
+leaves is told by `engine_on_gpu.py --drafter --memory-only`.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from random_checkpoint import config_json, read_config
+from deadline import add_deadline, within
+from random_checkpoint import assistant_config, read_config
 from torch import Tensor
 
 from modelserve.architecture import ModelArchitecture
@@ -32,7 +35,6 @@ from modelserve.engine_args import EngineArgs
 from modelserve.hardware import CATALOGUE
 from modelserve.planning.draft_time import DraftSpeed
 from modelserve.planning.step_time import RankSpeed
-from modelserve.published import assistant_of
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve.sizing.speculation import AUTO_DRAFTS, Speculation
 from modelserve_worker.batch import AdmittedRequest, ScheduledBatch
@@ -288,8 +290,8 @@ def watched(runner: GPUModelRunner, watch: Watch, device: torch.device, found: M
             vars(holder).pop(name, None)
 
 
-def measure(setting: Setting, *, fixed: Sequence[int], batches: Sequence[int]) -> list[Measured]:
-    found = []
+def measure(setting: Setting, found: list[Measured], *, fixed: Sequence[int], batches: Sequence[int]) -> None:
+    """Adds to `found` what it finds."""
     for k, names in ((0, ["none"]), (AUTO_DRAFTS, ["auto", "wrong"]), *((each, [str(each)]) for each in fixed)):
         began = time.perf_counter()
         runner, pool, decided = runner_of(setting, k, max(batches))
@@ -303,7 +305,6 @@ def measure(setting: Setting, *, fixed: Sequence[int], batches: Sequence[int]) -
         del runner
         if setting.device.type == "cuda":
             torch.cuda.empty_cache()
-    return found
 
 
 def table(variant: str, found: Sequence[Measured]) -> str:
@@ -315,28 +316,7 @@ def table(variant: str, found: Sequence[Measured]) -> str:
     return "\n".join((*lines, *(each.row(variant, none[each.batch]) for each in ordered)))
 
 
-def assistant_config(target: ModelArchitecture, assistant: AssistantArchitecture) -> dict[str, Any]:
-    config = config_json(assistant)
-    ordered = assistant.num_centroids > 0
-    return config | {
-        "model_type": "gemma4_assistant", "backbone_hidden_size": target.hidden_size,
-        "use_ordered_embeddings": ordered, "num_centroids": assistant.num_centroids,
-        "centroid_intermediate_top_k": assistant.centroid_top_k,
-    }  # fmt: skip
-
-
-def small_assistant(target: ModelArchitecture) -> AssistantArchitecture:
-    """Of the demo's model."""
-    return AssistantArchitecture.model_validate(
-        target.model_dump()
-        | {
-            "num_hidden_layers": 4, "num_kv_shared_layers": 4, "full_attention_layers": (3,), "hidden_size": 64,
-            "intermediate_size": 64, "backbone_hidden_size": target.hidden_size,
-        }
-    )  # fmt: skip
-
-
-def main(argv: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--variant", required=True, help="E2B, E4B, 12B, 26B-A4B, 31B or tiny")
     parser.add_argument("--fixed", type=int, nargs="*", default=[], help="numbers of drafts beside auto")
@@ -346,12 +326,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--chunk", type=int, default=2048)
     parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--device", type=torch.device, default=torch.device("cuda", 0))
+    add_deadline(parser)
     options = parser.parse_args(argv)
-    config = read_config(options.variant)
-    target = ModelArchitecture.from_config(config)
-    assistant = small_assistant(target) if options.variant == "tiny" else assistant_of(options.variant)
-    with tempfile.TemporaryDirectory() as directory:
-        (Path(directory) / "config.json").write_text(json.dumps(assistant_config(target, assistant)))
+    target = ModelArchitecture.from_config(read_config(options.variant))
+    config, found = assistant_config(options.variant), list[Measured]()
+    assistant = AssistantArchitecture.from_config(config)
+    with within(options.deadline) as time_left, tempfile.TemporaryDirectory() as directory:
+        (Path(directory) / "config.json").write_text(json.dumps(config))
         geometry = geometry_with(target, options.kv_cache_dtype)
         kernels = kernel_table(options.device, target, geometry, EngineArgs(model=directory))
         operations = Operations(kernels, options.device)
@@ -361,11 +342,13 @@ def main(argv: Sequence[str] | None = None) -> None:
             model, assistant, Path(directory), options.device, options.context, options.output, options.chunk,
             options.kv_cache_dtype,
         )  # fmt: skip
-        found = measure(setting, fixed=options.fixed, batches=options.batch)
+        print(f"{options.variant} is loaded after {time_left.seconds:.1f} s", flush=True)
+        measure(setting, found, fixed=options.fixed, batches=options.batch)
     where = torch.cuda.get_device_name() if options.device.type == "cuda" else "CPU"
     print(f"\n{where}, context {options.context}, cache {options.kv_cache_dtype}, {options.output} tokens each\n")
     print(table(options.variant, found))
+    return time_left.code()
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from random_checkpoint import read_config
+from random_checkpoint import assistant_config, read_config
 
 from modelserve.engine_args import EngineArgs
 from modelserve_worker.engine.engine import Engine
@@ -118,13 +118,19 @@ def main() -> None:
     parser.add_argument("--gpu-memory-utilization", type=float, default=0.9)
     parser.add_argument("--prompt", type=int, default=8192)
     parser.add_argument("--output", type=int, default=32)
+    parser.add_argument("--drafter", action="store_true", help="with an assistant of the published shape")
     parser.add_argument("--memory-only", action="store_true", help="stop after the memory lines")
     parser.add_argument("--fill", action="store_true", help="run the planned concurrency at --max-model-len")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "config.json").write_text(json.dumps(read_config(options.variant, options.weights)))
+        drafter = Path(directory) / "drafter"
+        if options.drafter:
+            drafter.mkdir()
+            (drafter / "config.json").write_text(json.dumps(assistant_config(options.variant)))
         args = EngineArgs(
             model=directory,
+            drafter=str(drafter) if options.drafter else None,
             load_format="dummy",
             device="cuda",
             tensor_parallel_size=options.tensor_parallel_size,
@@ -137,6 +143,7 @@ def main() -> None:
         began = time.perf_counter()
         replica = launch(args)
         weights = f" {options.weights}" if options.weights else ""
+        weights += " and an assistant" if options.drafter else ""
         name = f"{options.variant}{weights} TP{options.tensor_parallel_size} {replica.geometry.dtype.value}"
         print(f"{name} ready after {time.perf_counter() - began:.1f} s, pool {replica.pool_bytes / 2**30:.2f} GiB")
     try:

@@ -8,13 +8,15 @@ Random weights at the published geometry. `bits`: some requests alone, then besi
 orders of arrival, captured, that is with padding, behind cached rows, and preempted. `drafts`: with a drafter that is
 right with probability 0, 0.5 and 1 at k = 1 to 4. Tokens and log probabilities are compared to the bit; every line says
 `same` or who differs, and what `--seconds` of a model have no room for is `not tried`. `times`: a table of milliseconds
-of captured steps, fast beside exact: 1 and 32 decodes behind 2,048 tokens, and a prompt of 8,192.
+of captured steps, fast beside exact: 1 and 32 decodes behind 2,048 tokens, and a prompt of 8,192; it comes last, also
+where --deadline or SIGTERM ends the tool before.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import math
 import os
 import time
 from collections.abc import Callable
@@ -22,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from deadline import add_deadline, within
 from exact_traffic import Exactly, Said, differing, requests
 from true_drafter import TrueDrafter
 
@@ -220,16 +223,18 @@ def _pages(slots: int, entries: int) -> TableUpdates:
     return TableUpdates(owners, indices, (owners * entries + indices).astype(np.int32))
 
 
-def timed(variant: str, weights: WeightFormat | None = None) -> dict[Profile, dict[str, float]]:
-    found: dict[Profile, dict[str, float]] = {}
+def timed(
+    variant: str, times: dict[tuple[str, str], dict[Profile, float]], weights: WeightFormat | None = None
+) -> None:
+    """Adds to `times` what it finds, by model and step."""
     profiles: tuple[Profile, ...] = ("fast", "exact")
     for profile in profiles:
         model = load(architecture_of(variant, TIMED[variant]), profile, weights)
-        found[profile] = milliseconds(model)
+        for name, taken in milliseconds(model).items():
+            times.setdefault((variant, name), {})[profile] = taken
         del model
         gc.collect()
         torch.cuda.empty_cache()
-    return found
 
 
 def main() -> None:
@@ -238,37 +243,51 @@ def main() -> None:
     parser.add_argument("--parts", choices=["compile", "bits", "drafts", "times"], nargs="+", default=["bits", "times"])
     parser.add_argument("--seconds", type=float, default=60.0, help="for the comparisons of a model")
     parser.add_argument("--processes", type=int, default=max(1, (os.cpu_count() or 2) // 6), help="that compile")
+    add_deadline(parser)
     chosen = parser.parse_args()
-    parts, kept, times = {*chosen.parts}, True, {}
+    parts, times, broken = {*chosen.parts}, {}, []
+    if "compile" in parts and SHIPPED_VARIABLE not in os.environ:
+        parser.error(f"--parts compile: name the folder to fill in {SHIPPED_VARIABLE}")
     say(f"{torch.cuda.get_device_name()}, {' '.join(chosen.parts)}")
-    for variant in chosen.variant or TIMED:
-        if "compile" in parts:
-            compile_ahead(variant, Path(os.environ[SHIPPED_VARIABLE]), chosen.processes)
-        if parts & {"bits", "drafts"}:
-            use_kernel_cache()
-            say(variant)
-            model = load(architecture_of(variant, COMPARED[variant]), "exact")
-            promises = Promises(model, chosen.seconds)
-            if "bits" in parts:
-                promises.beside_others()
-            if "drafts" in parts:
-                promises.with_drafts()
-            kept &= promises.kept
-            del model, promises
-            gc.collect()
-            torch.cuda.empty_cache()
-        if "times" in parts:
-            use_kernel_cache()
-            say(variant)
-            times[variant] = timed(variant)
-    if times:
-        print(f"{'ms a step':20} {'':16} {'fast':>8} {'exact':>8} {'ratio':>6}")
-    for variant, of_variant in times.items():
-        for name, fast in of_variant["fast"].items():
-            exact = of_variant["exact"][name]
-            layers = f"{variant}, {TIMED[variant]} layers"
-            print(f"{layers:20} {name:16} {fast:8.2f} {exact:8.2f} {exact / fast:6.2f}")
-    raise SystemExit(0 if kept else 1)
+    with within(chosen.deadline) as time_left:
+        for variant in chosen.variant or TIMED:
+            if "compile" in parts:
+                compile_ahead(variant, Path(os.environ[SHIPPED_VARIABLE]), chosen.processes)
+            if parts & {"bits", "drafts"} and not compared(variant, parts, chosen.seconds):
+                broken.append(variant)
+            if "times" in parts:
+                use_kernel_cache()
+                say(variant)
+                timed(variant, times)
+    print("\n".join(table(times)))
+    raise SystemExit(time_left.code(broken))
+
+
+def compared(variant: str, parts: set[str], seconds: float) -> bool:
+    """Whether the promise was kept."""
+    use_kernel_cache()
+    say(variant)
+    model = load(architecture_of(variant, COMPARED[variant]), "exact")
+    promises = Promises(model, seconds)
+    if "bits" in parts:
+        promises.beside_others()
+    if "drafts" in parts:
+        promises.with_drafts()
+    kept = promises.kept
+    del model, promises
+    gc.collect()
+    torch.cuda.empty_cache()
+    return kept
+
+
+def table(times: dict[tuple[str, str], dict[Profile, float]]) -> list[str]:
+    """Of what there is."""
+    lines = [f"{'ms a step':20} {'':16} {'fast':>8} {'exact':>8} {'ratio':>6}"] if times else []
+    for (variant, name), of_profile in times.items():
+        fast, exact = of_profile.get("fast", math.nan), of_profile.get("exact", math.nan)
+        layers = f"{variant}, {TIMED[variant]} layers"
+        lines.append(f"{layers:20} {name:16} {fast:8.2f} {exact:8.2f} {exact / fast:6.2f}")
+    return lines
 
 
 if __name__ == "__main__":

@@ -11,8 +11,9 @@ Parts, each over an engine of its own on the same weights and the same memory:
   four     four sessions of five turns at once, with and without the cache.
   twelve   twelve sessions of three turns, one after the other, in a pool of --twelve-pool-gib.
   chats    100 chats at 10 a second that share 3,000 tokens, and the same chats without these.
-31B takes about six minutes in all, half of it in `four` without a cache (--off-turns); E4B one. A table comes last; the
-exit code is 1 where a hit says something else, bytes are lost, or nothing came from where it should.
+31B takes about six minutes in all, half of it in `four` without a cache (--off-turns); E4B one. A table comes last,
+also where --deadline or SIGTERM ends it before; the exit code is 1 where a hit says something else, bytes are lost, or
+nothing came from where it should, 124 where time was up.
 On the CPU: --variant tiny --device cpu --tokens 600 --turn 40 --host-gib 0.05 --least-gap 32
 """
 
@@ -28,6 +29,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from deadline import add_deadline, within
 from random_checkpoint import read_config
 
 from modelserve.engine_args import DEFAULT_MAX_NUM_MIXED_TOKENS, EngineArgs
@@ -333,41 +335,51 @@ def main() -> None:
     parser.add_argument("--gpu-memory-utilization", type=float, default=0.9)
     parser.add_argument("--cpu-memory-gib", type=float, default=3.0)
     parser.add_argument("--least-gap", type=int, default=0, help="tokens that a restore is worth; 0: the engine's")
+    add_deadline(parser)
     options = parser.parse_args()
     options.tokens = options.tokens or TOKENS[options.variant]
+    if unknown := {*options.parts.split(",")} - {*PARTS}:
+        parser.error(f"--parts {','.join(sorted(unknown))}: the parts are {', '.join(PARTS)}")
+    report = Report(f"{options.variant}")
+    with within(options.deadline) as time_left:
+        replica = started(options)
+        try:
+            report.say("start", f"ready after {time_left.seconds:.1f} s, pool {replica.pool_bytes / GIB:.2f} GiB")
+            if options.host_gib:
+                report.say("start", f"{pinned(replica)} pieces of host memory pinned {time_left.seconds:.1f} s after")
+            words = Words(replica.architecture.vocab_size)
+            Bench.steps = 1000
+            warm = Bench(replica, options, pool_bytes=replica.pool_bytes, caching=False)
+            warm.alone(words(min(1024, options.tokens)))
+            warm.close()
+            for part in options.parts.split(","):
+                PARTS[part](replica, options, words, report)
+        finally:
+            replica.runner.shutdown()
+    print("\n" + "\n".join(report.rows))
+    print("\n".join(f"FAULT: {fault}" for fault in report.faults) or "no faults")
+    raise SystemExit(time_left.code(report.faults))
+
+
+def started(options: argparse.Namespace) -> LaunchedReplica:
     cpu = {"cpu_memory_bytes": int(options.cpu_memory_gib * GIB)} if options.device == "cpu" else {}
     with tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "config.json").write_text(json.dumps(read_config(options.variant)))
-        args = EngineArgs(
+        return launch(EngineArgs(
             model=directory, load_format="dummy", device=options.device, max_num_seqs=options.max_num_seqs,
             tensor_parallel_size=options.tensor_parallel_size, kv_cache_dtype=options.kv_cache_dtype,
             max_num_batched_tokens=options.max_num_batched_tokens, host_cache_bytes=int(options.host_gib * GIB),
             gpu_memory_utilization=options.gpu_memory_utilization, **cpu,
-        )  # fmt: skip
-        began = time.perf_counter()
-        replica = launch(args)
-    ready_s = time.perf_counter() - began
-    report = Report(f"{options.variant}")
-    try:
-        report.say("start", f"ready after {ready_s:.1f} s, pool {replica.pool_bytes / GIB:.2f} GiB")
-        pieces, began = -1, time.perf_counter()
-        while (now := replica.runner.host_progress().pieces) != pieces or not pieces:
-            pieces = now
-            time.sleep(1.0)
-        took = time.perf_counter() - began - 1.0
-        report.say("start", f"{pieces} pieces of host memory pinned {took:.1f} s after that")
-        words = Words(replica.architecture.vocab_size)
-        Bench.steps = 1000
-        warm = Bench(replica, options, pool_bytes=replica.pool_bytes, caching=False)
-        warm.alone(words(min(1024, options.tokens)))
-        warm.close()
-        for part in options.parts.split(","):
-            PARTS[part](replica, options, words, report)
-    finally:
-        replica.runner.shutdown()
-    print("\n" + "\n".join(report.rows))
-    print("\n".join(f"FAULT: {fault}" for fault in report.faults) or "no faults")
-    raise SystemExit(bool(report.faults))
+        ))  # fmt: skip
+
+
+def pinned(replica: LaunchedReplica) -> int:
+    """Pieces of host memory, once no more are pinned for a while."""
+    pieces = -1
+    while (now := replica.runner.host_progress().pieces) != pieces or not pieces:
+        pieces = now
+        time.sleep(1.0)
+    return pieces
 
 
 if __name__ == "__main__":

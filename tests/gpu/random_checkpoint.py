@@ -22,8 +22,9 @@ import torch
 from safetensors.torch import save_file
 
 from modelserve.architecture import LayerKind, ModelArchitecture
+from modelserve.assistant import AssistantArchitecture
 from modelserve.checkpoint_files import INDEX_FILE
-from modelserve.published import published_model
+from modelserve.published import assistant_of, published_model
 from modelserve_tools.tiny.__main__ import chat_template
 from modelserve_tools.tiny.tokenizer_files import write_tokenizer
 from modelserve_tools.tiny.variants import config_json as tiny_config_json
@@ -141,6 +142,28 @@ def read_config(variant: str, weights: str | None = None) -> dict[str, Any]:
     from quantised_config import quantised  # which imports from tests/models
 
     return quantised(config, weights)
+
+
+def assistant_config(variant: str) -> dict[str, Any]:
+    """config.json of the published size's assistant, or of a small one for the demo's model."""
+    target = ModelArchitecture.from_config(read_config(variant))
+    assistant = _small_assistant(target) if variant == "tiny" else assistant_of(variant)
+    assert assistant is not None, f"{variant} has no published assistant"
+    return config_json(assistant) | {
+        "model_type": "gemma4_assistant", "backbone_hidden_size": target.hidden_size,
+        "use_ordered_embeddings": assistant.num_centroids > 0, "num_centroids": assistant.num_centroids,
+        "centroid_intermediate_top_k": assistant.centroid_top_k,
+    }  # fmt: skip
+
+
+def _small_assistant(target: ModelArchitecture) -> AssistantArchitecture:
+    return AssistantArchitecture.model_validate(
+        target.model_dump()
+        | {
+            "num_hidden_layers": 4, "num_kv_shared_layers": 4, "full_attention_layers": (3,), "hidden_size": 64,
+            "intermediate_size": 64, "backbone_hidden_size": target.hidden_size,
+        }
+    )  # fmt: skip
 
 
 def write_checkpoint(directory: Path, *, variant: str, device: str, processes: int, seed: int = 0) -> int:

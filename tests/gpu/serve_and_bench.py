@@ -6,16 +6,19 @@
 A point is input tokens / output tokens / concurrency, and the number of requests where 4 times the concurrency is not
 meant. --chats a second / for so many seconds: chats of 200 tokens and 150 answered that arrive at random, while prompts
 of --beside tokens are computed one after the other; a line of each load. Flags that are not listed by --help go to the
-worker. Prints the seconds to ready, the table of every point as it comes, and last one table of all of them. Needs no
-network and no installed package. Exit status 1 when a request failed or the worker did not end within its drain.
+worker. Prints the seconds to ready, the table of every point as it comes, and last one table of all of them, also where
+--deadline or SIGTERM ends it before; its worker ends with it in every case. Needs no network and no installed package.
+Exit status 1 when a request failed or the worker did not end within its drain, 124 where time was up.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -24,9 +27,12 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from deadline import add_deadline, die_with_parent, within
 from random_checkpoint import read_config, write_text_files
 
 from modelserve.architecture import ModelArchitecture
@@ -35,16 +41,17 @@ from modelserve_tools.evaluation.columns import Row, columns
 DRAIN_SECONDS = 10
 END_SECONDS = 60.0
 LOG_LINES = 40
-INTERRUPTED = 130
+INTERRUPTED, INTERRUPTED_SECONDS = 130, 5.0
 MIB = 1 << 20
 HEADINGS = (
     "POINT", "OK", "BAD", "REQ/S", "OUT TOK/S", "TTFT MS", "p99", "TPOT MS", "p99", "ITL p50", "p99", "max", "E2E p50",
-    "DRIVER",
+    "IN TIME", "DRIVER",
 )  # fmt: skip
 
 
 class WorkerProcess:
-    """`modelserve-worker serve` with a session of its own, so that none of its processes can be overlooked."""
+    """`modelserve-worker serve` with a session of its own, so that none of its processes can be overlooked. A context
+    that fails kills it; else `end` asks it to end."""
 
     def __init__(self, checkpoint: Path, flags: list[str], *, log: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -64,7 +71,16 @@ class WorkerProcess:
         ]
         command += ["--port", str(port), "--load-format", "dummy", "--drain-seconds", str(DRAIN_SECONDS), *flags]
         with log.open("w") as file:
-            self._process = subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True)
+            self._process = subprocess.Popen(
+                command, stdout=file, stderr=file, start_new_session=True, preexec_fn=die_with_parent
+            )
+
+    def __enter__(self) -> WorkerProcess:
+        return self
+
+    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
+        if failure is not None:  # nobody waits for answers any more, and whoever comes next needs the memory
+            self.kill()
 
     def wait_until_ready(self, limit_s: float) -> float:
         """Seconds since its start. Raises SystemExit with the end of its log when it ends or takes longer."""
@@ -102,9 +118,15 @@ class WorkerProcess:
         except subprocess.TimeoutExpired:
             fault = f"the worker did not end within {END_SECONDS:g} s of SIGTERM:\n{self.log_end()}"
         if self._remains():
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+            self.kill()
         return fault
+
+    def kill(self) -> None:
+        """All of it, and wait until it is gone: its memory of the GPU is free then."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._remains()
 
     def _remains(self) -> bool:
         """Whether a process of the worker's group still runs after a moment; those that nobody reaped yet do not."""
@@ -131,20 +153,31 @@ def load(url: str, tokens: tuple[str, str], flags: list[str], *, vocab_size: int
     ]  # fmt: skip
 
 
-def bench(url: str, point: str, *, vocab_size: int, seed: int, json_path: Path) -> bool:
-    """Run one point; False when a request failed. Another seed for each, so that no prompt comes twice."""
+def run_load(command: list[str]) -> bool:
+    """False when a request failed. Where the tool is ended the load prints what it has first."""
+    with subprocess.Popen(command, preexec_fn=die_with_parent) as process:
+        try:
+            return process.wait() == 0
+        except BaseException:
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(INTERRUPTED_SECONDS)
+            process.kill()
+            raise
+
+
+def point_load(url: str, point: str, *, vocab_size: int, seed: int, json_path: Path) -> list[str]:
+    """Another seed for each, so that no prompt comes twice."""
     tokens_in, tokens_out, concurrency, *number = point.split("/")
     flags = ["--concurrency", concurrency, "--seed", str(seed), *(["--num-requests", number[0]] if number else [])]
-    command = load(url, (tokens_in, tokens_out), flags, vocab_size=vocab_size, json_path=json_path)
-    return subprocess.run(command, check=False).returncode == 0
+    return load(url, (tokens_in, tokens_out), flags, vocab_size=vocab_size, json_path=json_path)
 
 
-def poisson(url: str, point: str, *, goodput: str, vocab_size: int, seed: int, json_path: Path) -> bool:
+def poisson_load(url: str, point: str, *, goodput: str, vocab_size: int, seed: int, json_path: Path) -> list[str]:
     """Requests that arrive at random, one load for each rate; the driver's own tables say what came in time."""
     tokens_in, tokens_out, rates, number = point.split("/")
     flags = ["--rate", rates, "--num-requests", number, "--goodput", goodput, "--seed", str(seed)]
-    command = load(url, (tokens_in, tokens_out), flags, vocab_size=vocab_size, json_path=json_path)
-    return subprocess.run(command, check=False).returncode == 0
+    return load(url, (tokens_in, tokens_out), flags, vocab_size=vocab_size, json_path=json_path)
 
 
 def runs_one(url: str) -> bool:
@@ -175,6 +208,8 @@ def memory_line(url: str) -> str:
     """The pool that was promised beside what the driver leaves for one now: the allocator gives nothing back."""
     with urllib.request.urlopen(f"{url}/v1/plan", timeout=5) as response:
         plan = json.load(response)
+    if shutil.which("nvidia-smi") is None:
+        return "memory: there is no nvidia-smi to ask"
     query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     if "CUDA_VISIBLE_DEVICES" in os.environ:
         query += ["--id", os.environ["CUDA_VISIBLE_DEVICES"]]
@@ -187,22 +222,68 @@ def memory_line(url: str) -> str:
     )
 
 
-def measured(path: Path) -> dict[str, Any]:
-    loads: list[dict[str, Any]] = json.loads(path.read_text())["loads"]
-    return loads[0]
-
-
 def row(point: str, load: dict[str, Any]) -> Row:
     def ms(name: str, figure: str) -> str:
         return f"{load[name][figure]:.2f}" if load[name] else "-"
 
+    good = load.get("goodput")
     return Row((
-        point, str(load["ok"]), str(load["failed"] + load["wrong_length"] + load["unfinished"]),
+        point if load["rate"] is None else f"{point} at {load['rate']:g}/s",
+        str(load["ok"]), str(load["failed"] + load["wrong_length"] + load["unfinished"]),
         f"{load['requests_per_s']:.3g}", f"{load['output_tokens_per_s']:.1f}",
         ms("ttft_ms", "mean"), ms("ttft_ms", "p99"), ms("tpot_ms", "mean"), ms("tpot_ms", "p99"),
         ms("itl_ms", "p50"), ms("itl_ms", "p99"), ms("itl_ms", "max"), ms("e2e_ms", "p50"),
-        f"{load['driver_cpu_share']:.0%}",
+        "-" if good is None or good["share"] is None else f"{good['share']:.0%}", f"{load['driver_cpu_share']:.0%}",
     ))  # fmt: skip
+
+
+@dataclass
+class Run:
+    """The loads that were asked for, one after the other, and what came of them."""
+
+    options: argparse.Namespace
+    faults: list[str] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+
+    def loads(self, url: str, out: Path, *, vocab_size: int) -> None:
+        """A load that the tool's end cuts short has what it had by then."""
+        options = self.options
+        for seed, point in enumerate(options.points):
+            path = out / f"point-{seed}-{point.replace('/', '-')}.json"
+            with self.told((point, path)):
+                self.check(point, run_load(point_load(url, point, vocab_size=vocab_size, seed=seed, json_path=path)))
+        for seed, point in enumerate(options.poisson):
+            path = out / f"poisson-{seed}.json"
+            command = poisson_load(
+                url, point, goodput=options.goodput, vocab_size=vocab_size, seed=50 + seed, json_path=path
+            )
+            with self.told((point, path)):
+                self.check(point, run_load(command))
+        for seed, chats in enumerate(options.chats):
+            names = f"{options.beside}-beside", f"chats-{chats.replace('/', '-')}"
+            paths = out / f"{seed}-{names[0]}.json", out / f"{seed}-{names[1]}.json"
+            with self.told(*zip(names, paths, strict=True)):
+                sound = chats_beside(
+                    url, options.beside, chats, vocab_size=vocab_size, seed=100 + 2 * seed, paths=paths
+                )
+                for name, well in zip(names, sound, strict=True):
+                    self.check(name, well)
+
+    def check(self, load: str, sound: bool) -> None:
+        self.faults += [] if sound else [f"{load}: requests failed"]
+
+    @contextlib.contextmanager
+    def told(self, *loads: tuple[str, Path]) -> Iterator[None]:
+        """Rows of these loads, when they have ended."""
+        before = len(self.rows)
+        try:
+            yield
+        finally:
+            for name, path in loads:
+                if path.exists() and path.stat().st_size:
+                    self.rows += [row(name, load) for load in json.loads(path.read_text())["loads"]]
+            if len(self.rows) > before:
+                print("\n".join(columns(HEADINGS, self.rows[before:], text_columns=1)), flush=True)
 
 
 def point_text(text: str) -> str:
@@ -227,51 +308,29 @@ def main() -> int:
     parser.add_argument("--chats", action="append", default=[], metavar="RATE/SECONDS")
     parser.add_argument("--ready-seconds", type=float, default=300.0, help="most seconds to ready (default 300)")
     parser.add_argument("--out", type=Path, help="keep the worker's log and each point's JSON there")
+    add_deadline(parser)
     options, worker_flags = parser.parse_known_args()
     config = read_config(options.variant, options.weights)
     architecture = ModelArchitecture.from_config(config)
-    faults, rows = [], []
-    with tempfile.TemporaryDirectory() as directory:
+    run = Run(options)
+    with within(options.deadline) as time_left, tempfile.TemporaryDirectory() as directory:
         checkpoint = Path(directory) / f"gemma-4-{options.variant}"
         checkpoint.mkdir()
         (checkpoint / "config.json").write_text(json.dumps(config))
         write_text_files(checkpoint, architecture)
         out = options.out or Path(directory)
         out.mkdir(parents=True, exist_ok=True)
-        worker = WorkerProcess(checkpoint, worker_flags, log=out / "worker.log")
-        try:
+        with WorkerProcess(checkpoint, worker_flags, log=out / "worker.log") as worker:
             ready = worker.wait_until_ready(options.ready_seconds)
             print(f"{options.variant} ready after {ready:.1f} s", flush=True)
-            for seed, point in enumerate(options.points):
-                path = out / f"point-{seed}-{point.replace('/', '-')}.json"
-                sound = bench(worker.url, point, vocab_size=architecture.vocab_size, seed=seed, json_path=path)
-                faults += [] if sound else [f"{point}: requests failed"]
-                if path.exists() and path.stat().st_size:
-                    rows.append(row(point, measured(path)))
-                    print("\n".join(columns(HEADINGS, rows[-1:], text_columns=1)), flush=True)
-            for seed, point in enumerate(options.poisson):
-                sound = poisson(
-                    worker.url, point, goodput=options.goodput, vocab_size=architecture.vocab_size, seed=50 + seed,
-                    json_path=out / f"poisson-{seed}.json",
-                )  # fmt: skip
-                faults += [] if sound else [f"{point}: requests failed"]
-            for seed, chats in enumerate(options.chats):
-                names = f"{options.beside}-beside", f"chats-{chats.replace('/', '-')}"
-                paths = out / f"{seed}-{names[0]}.json", out / f"{seed}-{names[1]}.json"
-                sound = chats_beside(
-                    worker.url, options.beside, chats, vocab_size=architecture.vocab_size, seed=100 + 2 * seed,
-                    paths=paths,
-                )  # fmt: skip
-                faults += [f"{name}: requests failed" for name, well in zip(names, sound, strict=True) if not well]
-                rows += [row(name, measured(path)) for name, path in zip(names, paths, strict=True)]
-                print("\n".join(columns(HEADINGS, rows[-2:], text_columns=1)), flush=True)
+            run.loads(worker.url, out, vocab_size=architecture.vocab_size)
             print(memory_line(worker.url), flush=True)
-        finally:
             fault = worker.end()
-        faults += [fault] if fault else []
+        run.faults += [fault] if fault else []
     model = f"{options.variant} {options.weights or 'bfloat16'}"
-    print("\n".join([*faults, "", f"{model} {' '.join(worker_flags)}", *columns(HEADINGS, rows, text_columns=1)]))
-    return 1 if faults else 0
+    table = columns(HEADINGS, run.rows, text_columns=1)
+    print("\n".join([*run.faults, "", f"{model} {' '.join(worker_flags)}", *table]))
+    return time_left.code(run.faults)
 
 
 if __name__ == "__main__":

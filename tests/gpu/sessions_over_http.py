@@ -11,8 +11,9 @@ Half of the sessions are token ids (/v1/completions), half are chats of text. Pa
   four     four sessions of token ids at once, five turns each; and their fifth turn with a salt of its own, which reads
            nothing that is cached: five such turns are what they would take without a cache.
   chats    100 chats at --chat-rate a second, 64 tokens answered, alone and behind a system message of --system tokens.
-31B takes about five minutes, E4B half of one. Flags that are not listed by --help go to the worker. A table comes last;
-exit status 1 when a request failed, when a turn was not cached, or when twelve sessions were not served from the host.
+31B takes about five minutes, E4B half of one. Flags that are not listed by --help go to the worker. A table comes last,
+also where --deadline or SIGTERM ends it before; the worker ends with the tool in every case. Exit status 124 where time
+was up, 1 when a request failed, a turn was not cached, or twelve sessions were not served from the host.
 On the CPU: --variant tiny --tokens 600 --turn 40 --system 300 --device cpu --cpu-memory-bytes 1073741824
 """
 
@@ -33,6 +34,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from deadline import add_deadline, within
 from host_memory import write_tokenizer
 from random_checkpoint import read_config, write_text_files
 from serve_and_bench import WorkerProcess
@@ -133,9 +135,10 @@ class Session:
 
 @dataclass
 class Run:
-    client: Client
     options: argparse.Namespace
     rows: list[str] = field(default_factory=list)
+    bad: list[str] = field(default_factory=list)
+    client: Client = field(init=False)
     sessions: list[Session] = field(default_factory=list)
 
     def say(self, part: str, text: str) -> None:
@@ -250,18 +253,17 @@ PARTS: dict[str, Callable[[Run], Awaitable[None]]] = {
 }
 
 
-async def measure(url: str, options: argparse.Namespace, *, vocab_size: int) -> Run:
+async def measure(url: str, run: Run, *, vocab_size: int) -> None:
     async with open_session(api_key=None, timeout_s=600.0) as http:
-        client = Client(
-            url, Endpoint(http, f"{url}/v1", chat=False), Endpoint(http, f"{url}/v1", chat=True), vocab_size
-        )
+        ids, text = (Endpoint(http, f"{url}/v1", chat=chat) for chat in (False, True))
+        run.client = client = Client(url, ids, text, vocab_size, bad=run.bad)
         counted = await client.ask([{"role": "user", "content": client.new_text("count", 400)}], output=1)
         client.words_per_token = 400 / (counted.prompt_tokens or 400)
-        run = Run(client, options)
         for part in PARTS:
-            if part in options.parts.split(","):
+            if part in run.options.parts.split(","):
+                began = time.monotonic()
                 await PARTS[part](run)
-        return run
+                run.say(part, f"took {time.monotonic() - began:.0f} s")
 
 
 def main() -> int:
@@ -275,10 +277,14 @@ def main() -> int:
     parser.add_argument("--system", type=int, default=3000, help="tokens that chats share (default 3,000)")
     parser.add_argument("--chat-rate", type=float, default=10.0, help="chats a second (default 10)")
     parser.add_argument("--ready-seconds", type=float, default=300.0, help="most seconds to ready (default 300)")
+    add_deadline(parser)
     options, worker_flags = parser.parse_known_args()
+    if unknown := {*options.parts.split(",")} - {*PARTS}:
+        parser.error(f"--parts {','.join(sorted(unknown))}: the parts are {', '.join(PARTS)}")
     config = read_config(options.variant)
     architecture = ModelArchitecture.from_config(config)
-    with tempfile.TemporaryDirectory() as made:
+    run = Run(options)
+    with within(options.deadline) as time_left, tempfile.TemporaryDirectory() as made:
         directory = Path(made) / f"gemma-4-{options.variant}"
         directory.mkdir()
         (directory / "config.json").write_text(json.dumps(config))
@@ -286,20 +292,16 @@ def main() -> int:
         write_tokenizer(directory, vocab_size=architecture.vocab_size)  # whose pieces can all be reached
         longest = str(options.tokens + 8 * options.turn + MARGIN)
         flags = ["--served-model-name", "m", "--max-model-len", longest, *worker_flags]
-        worker = WorkerProcess(directory, flags, log=Path(made) / "worker.log")
-        try:
+        with WorkerProcess(directory, flags, log=Path(made) / "worker.log") as worker:
             ready = worker.wait_until_ready(options.ready_seconds)
             with urllib.request.urlopen(f"{worker.url}/v1/plan", timeout=5) as response:
                 pool = json.load(response)["allocated"]["kvPoolBytes"]
-            print(f"{options.variant} ready after {ready:.1f} s, pool {pool / GIB:.2f} GiB", flush=True)
-            run = asyncio.run(measure(worker.url, options, vocab_size=architecture.vocab_size))
-        finally:
+            run.say("start", f"ready after {ready:.1f} s, pool {pool / GIB:.2f} GiB")
+            asyncio.run(measure(worker.url, run, vocab_size=architecture.vocab_size))
             fault = worker.end()
-    faults = run.client.bad + ([fault] if fault else [])
-    print(
-        "\n".join(["", f"{' '.join(worker_flags)}, pool {pool / GIB:.2f} GiB", *run.rows, *(faults or ["no faults"])])
-    )
-    return 1 if faults else 0
+        run.bad += [fault] if fault else []
+    print("\n".join(["", " ".join(worker_flags), *run.rows, *(run.bad or ["no faults"])]))
+    return time_left.code(run.bad)
 
 
 if __name__ == "__main__":

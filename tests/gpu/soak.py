@@ -220,12 +220,10 @@ def main() -> int:
         (checkpoint / "config.json").write_text(json.dumps(config))
         write_text_files(checkpoint, architecture)
         flags = ["--max-model-len", str(options.longest + LONGEST_ANSWER + 1), *worker_flags]
-        worker = WorkerProcess(checkpoint, flags, log=Path(directory) / "worker.log")
         traffic = Traffic(random.Random(options.seed), min(255_000, architecture.vocab_size), options.longest)
-        try:
+        with WorkerProcess(checkpoint, flags, log=Path(directory) / "worker.log") as worker:
             print(f"ready after {worker.wait_until_ready(300):.1f} s", flush=True)
             asyncio.run(soak(worker, traffic, options.minutes))
-        finally:
             fault = worker.end()
         faults = traffic.faults + ([fault] if fault else [])
         if faults:

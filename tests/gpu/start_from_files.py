@@ -49,11 +49,10 @@ def start(name: str, checkpoint: Path, flags: list[str], *, cache: Path, log: Pa
     """(seconds to ready, an answer) of one worker, which is ended again."""
     os.environ["TRITON_CACHE_DIR"] = str(cache)
     before = compiled(cache)
-    worker = WorkerProcess(checkpoint, ["--load-format", "auto", "--served-model-name", "random", *flags], log=log)
-    try:
+    own = ["--load-format", "auto", "--served-model-name", "random"]
+    with WorkerProcess(checkpoint, [*own, *flags], log=log) as worker:
         seconds = worker.wait_until_ready(READY_LIMIT_S)
         said = answer(worker.url)
-    finally:
         fault = worker.end()
     if fault is not None:
         raise SystemExit(fault)
