@@ -1,7 +1,7 @@
-"""Requests of every kind in profile `exact`, with drafts and without, on the CPU: whether one byte differs.
+"""Requests of every kind in profile `exact`, with drafts and without: whether one byte differs.
 
     python tests/benchmarks/drafts_change_nothing.py [--requests 1000] [--model keqv ple] [--only "k = 2" chunks]
-        [--profile exact|fast]
+        [--profile exact|fast] [--device cpu|cuda] [--deadline SECONDS]
 
 Of both trained checkpoints: prompts that begin alike or repeat themselves, greedy and drawn, with n answers, penalties,
 filters, stop strings, grammars, log probabilities, scored prompts. They are answered without drafts, and then in other
@@ -25,17 +25,20 @@ import torch
 
 TESTS = Path(__file__).parents[1]
 FOLDERS = ("execution", "grammar", "model", "scheduling", "kernels")
-sys.path[:0] = [str(TESTS / "models"), *(str(TESTS / "worker" / folder) for folder in FOLDERS)]
+sys.path[:0] = [str(TESTS / "models"), str(TESTS / "gpu"), *(str(TESTS / "worker" / folder) for folder in FOLDERS)]
 
 from assisted import ASSISTANT, TARGET, assistant_for, damage_checkpoint, write_assistant  # noqa: E402
-from model_checkpoints import load_checkpoint  # noqa: E402
+from deadline import add_deadline, within  # noqa: E402
+from model_checkpoints import load_checkpoint, read_architecture  # noqa: E402
 from test_drafts import BODIES, LONGEST, MODEL, SEQUENCES, TEXT, Said, assert_same, engine_of, run  # noqa: E402
 from trained_answers import TrainedModel  # noqa: E402
 from true_drafter import TrueDrafter  # noqa: E402
 
+from modelserve.engine_args import EngineArgs  # noqa: E402
+from modelserve_worker.execution.device import kernel_table, select_geometry  # noqa: E402
 from modelserve_worker.execution.drafter import Drafter, LongestProposal  # noqa: E402
 from modelserve_worker.execution.prompt_lookup import PromptLookup  # noqa: E402
-from modelserve_worker.kernels.operations import PLAIN, PLAIN_EXACT  # noqa: E402
+from modelserve_worker.kernels.operations import PLAIN, PLAIN_EXACT, Operations  # noqa: E402
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM  # noqa: E402
 from modelserve_worker.server.preparation import SequenceSpec  # noqa: E402
 
@@ -63,16 +66,18 @@ def drafters(
 ) -> Iterator[tuple[str, Drafter | None, int]]:
     """What is tried, its drafter, and the rows of its steps."""
     vocab_size = model.architecture.vocab_size
+    device = model.norm.weight.device
     answers = {name: said.tokens for name, said in alone.items()}
     for chunk in (17, 24, 150):
         yield f"no drafts, chunks of {chunk}", None, chunk
     for k in range(1, 5):
         for right in (0.0, 0.5, 1.0):
             drafter = TrueDrafter(
-                answers, num_tokens=k, right=right, slots=SEQUENCES, longest=LONGEST, vocab_size=vocab_size
-            )
+                answers, num_tokens=k, right=right, slots=SEQUENCES, longest=LONGEST, vocab_size=vocab_size,
+                device=device,
+            )  # fmt: skip
             yield f"k = {k}, right with probability {right}", drafter, 24
-    sizes = {"max_num_seqs": SEQUENCES, "max_model_len": LONGEST, "device": torch.device("cpu")}
+    sizes = {"max_num_seqs": SEQUENCES, "max_model_len": LONGEST, "device": device}
     yield "prompt lookup", PromptLookup(num_tokens=8, **sizes), 24
     assistants = {"damaged assistant": scratch / checkpoint}
     if checkpoint == "keqv":
@@ -103,35 +108,54 @@ def main() -> int:
     parser.add_argument("--model", choices=list(CHECKPOINTS), nargs="+", default=list(CHECKPOINTS))
     parser.add_argument("--only", nargs="+", default=[""], help="drafters whose line contains one of these")
     parser.add_argument("--profile", choices=["exact", "fast"], default="exact")
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"), help="cuda: by kernels, captured")
+    add_deadline(parser)
     chosen = parser.parse_args()
+    if chosen.device.type == "cuda" and chosen.profile != "exact":
+        parser.error("--device cuda: in profile fast bfloat16 rows depend on those beside them; take --profile exact")
     torch.set_num_threads(1)
-    operations, apart = (PLAIN_EXACT, 0.0) if chosen.profile == "exact" else (PLAIN, 2e-4)
-    different = 0
-    for checkpoint in chosen.model:
-        trained = TrainedModel(CHECKPOINTS[checkpoint])
-        model = load_checkpoint(CHECKPOINTS[checkpoint], operations=operations)
-        engine = engine_of(trained, model, None, pool_of=SEQUENCES, chunk=ALONE_CHUNK)
-        alone = run(trained, engine, requests(trained, chosen.requests))
-        with tempfile.TemporaryDirectory() as scratch:
-            for name, drafter, chunk in drafters(checkpoint, model, alone, Path(scratch)):
-                if not any(part in name for part in chosen.only):
-                    continue
-                began = time.perf_counter()
-                engine = engine_of(trained, model, drafter, pool_of=3, chunk=chunk, caching=True)
-                engine.runner.launches_ahead |= drafter is not None
-                wanted = requests(trained, chosen.requests)
-                said = run(trained, engine, wanted, aborted="r1", preempting=True, seed=chunk)
-                failed = [*compared(said, alone, apart=apart)]
-                stats = engine.scheduler.stats()
-                print(
-                    f"{checkpoint}, {name}: {len(said)} requests, {len(failed)} differ; "
-                    f"{sum(stats.accepted_per_position)} of {stats.draft_tokens_total} drafts accepted, "
-                    f"{stats.preemptions_total} preemptions, {stats.prefix_hits_total} prompt tokens found, "
-                    f"{time.perf_counter() - began:.0f} s",
-                    *failed[:5], sep="\n  ", flush=True,
-                )  # fmt: skip
-                different += len(failed)
-    return int(different > 0)
+    apart = 0.0 if chosen.profile == "exact" else 2e-4
+    different, lines = [], list[str]()
+    with within(chosen.deadline) as time_left:
+        for checkpoint in chosen.model:
+            trained = TrainedModel(CHECKPOINTS[checkpoint])
+            model = model_of(checkpoint, chosen.profile, chosen.device)
+            engine = engine_of(trained, model, None, pool_of=SEQUENCES, chunk=ALONE_CHUNK)
+            alone = run(trained, engine, requests(trained, chosen.requests))
+            with tempfile.TemporaryDirectory() as scratch:
+                for name, drafter, chunk in drafters(checkpoint, model, alone, Path(scratch)):
+                    if not any(part in name for part in chosen.only):
+                        continue
+                    began = time.perf_counter()
+                    engine = engine_of(trained, model, drafter, pool_of=3, chunk=chunk, caching=True)
+                    engine.runner.launches_ahead |= drafter is not None
+                    wanted = requests(trained, chosen.requests)
+                    said = run(trained, engine, wanted, aborted="r1", preempting=True, seed=chunk)
+                    failed = [*compared(said, alone, apart=apart)]
+                    different += failed
+                    stats = engine.scheduler.stats()
+                    lines.append(
+                        f"{checkpoint}, {name}: {len(said)} requests, {len(failed)} differ; "
+                        f"{sum(stats.accepted_per_position)} of {stats.draft_tokens_total} drafts accepted, "
+                        f"{stats.preemptions_total} preemptions, {stats.prefix_hits_total} prompt tokens found, "
+                        f"{time.perf_counter() - began:.0f} s"
+                    )
+                    print(lines[-1], *failed[:5], sep="\n  ", flush=True)
+    print(f"{len(lines)} comparisons, {len(different)} answers differ")
+    return time_left.code(different)
+
+
+def model_of(checkpoint: str, profile: str, device: torch.device) -> Gemma4ForCausalLM:
+    """In float32 on the CPU; on a GPU in bfloat16, as its kernels take it."""
+    directory = CHECKPOINTS[checkpoint]
+    if device.type == "cpu":
+        return load_checkpoint(directory, operations=PLAIN_EXACT if profile == "exact" else PLAIN)
+    device = torch.device("cuda", 0)
+    architecture = read_architecture(directory)
+    args = EngineArgs(model=str(directory), profile=profile)
+    table = kernel_table(device, architecture, select_geometry(architecture, args), args)
+    assert table.on_kernels, "the kernels do not take this model"
+    return load_checkpoint(directory, dtype=torch.bfloat16, device=device, operations=Operations(table, device))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from paged_logits import geometry_of
 from trained_answers import MODEL, TrainedModel
 from true_drafter import TrueDrafter
 
+from modelserve.sizing.pages import KVCacheDtype
 from modelserve_worker.batch import ScheduledBatch
 from modelserve_worker.engine.engine import Engine
 from modelserve_worker.execution.drafter import Drafter, LongestProposal
@@ -85,17 +86,20 @@ def engine_of(
     caching: bool | None = None,
 ) -> Engine:  # fmt: skip
     """`caching` None: beside more than one draft."""
-    geometry = geometry_of(model)
+    geometry = geometry_of(model, dtype=KVCacheDtype(str(model.dtype).removeprefix("torch.")))
     pool = pool_of * geometry.held_bytes(LONGEST) // 128 * 128
-    cache = KVCache(
-        geometry, pool, device=torch.device("cpu"), debug_stamps=drafter is not None and drafter.num_tokens == 3
-    )
+    device = model.norm.weight.device
+    stamped = device.type == "cpu" and drafter is not None and drafter.num_tokens == 3
+    cache = KVCache(geometry, pool, device=device, debug_stamps=stamped)
     cache.arena.fill_(0xFF)
     runner = GPUModelRunner(
         model, cache, max_num_batched_tokens=chunk, max_num_seqs=SEQUENCES, max_model_len=LONGEST, drafter=drafter
     )
+    runner.capture_graphs()  # on a GPU
     exact = model.operations.exact
-    limits = SchedulerLimits(chunk, SEQUENCES, LONGEST, model.architecture.eos_token_ids, exact=exact)
+    limits = SchedulerLimits(
+        chunk, SEQUENCES, LONGEST, model.architecture.eos_token_ids, captured_rows=runner.captured_rows, exact=exact
+    )
     drafts, asked = runner.draft_tokens, runner.asked_drafts
     caching = drafts > 1 if caching is None else caching
     scheduler = Scheduler(limits, geometry, pool, draft_tokens=drafts, asked_drafts=asked, prefix_caching=caching)
