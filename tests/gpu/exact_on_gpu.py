@@ -133,7 +133,7 @@ class Promises:
                     self.wanted(MANY), chunk=chunk, order=order, captured=captured
                 ),
             )
-        self.compare("preempted", lambda: run(self.wanted(SOME), chunk=300, order=3, preempted_every=9))
+        self.compare("preempted", lambda: run(self.wanted(SOME), chunk=300, order=3, preempted_every=4))
         self.compare(others, lambda: run(self.wanted(MANY), chunk=512, order=4, prefix_caching=True))
 
     def with_drafts(self) -> None:
