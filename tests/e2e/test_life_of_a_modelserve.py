@@ -31,7 +31,7 @@ def _pods(served: Deployed) -> dict[str, int]:
 
 
 def test_wait_and_columns_tell_the_state(tiny: Deployed) -> None:
-    tiny.kubectl.run("wait", "--for=condition=Ready", "modelserve/tiny", "--timeout=5s")
+    tiny.kubectl.run("wait", "--for=condition=Ready", "modelserve/tiny", "--timeout=60s")
     header, row = (line.split() for line in tiny.kubectl.run("get", "ms", "tiny").splitlines())
     shown = dict(zip(header, row, strict=True))
     assert shown["MODEL"] == f"pvc://weights/{CHECKPOINT.name}"

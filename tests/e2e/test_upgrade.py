@@ -46,8 +46,10 @@ def test_an_upgrade_from_0_1_0_ends_no_pod_and_fails_no_request(aged: Deployed, 
     with traffic_to(aged, newcomers=1) as traffic:
         traffic.wait_for_answers()
         operator_process.stop(cluster.layout)
-        operator_process.start(cluster)
+        started = operator_process.start(cluster)
         wait_for("the revision", lambda: bool(aged.owned("controllerrevisions.apps")))
+        # Ready it was before: that says nothing of this operator.
+        wait_for("another look", lambda: (NAMESPACE, "aged") in started.reconciled)
         aged.wait_ready()
         traffic.wait_for_answers()
     assert traffic.errors == []

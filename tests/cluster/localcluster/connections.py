@@ -55,10 +55,15 @@ def watching() -> Iterator[Watch]:
 
 
 def _pods() -> dict[str, Path]:
-    """A process of each pod, by the pod's uid: the folder of it below /proc."""
+    """The sandbox's own process of each pod, by the pod's uid: the folder of it below /proc.
+
+    What starts a container is in the pod's cgroup a moment before it is in its network, and sees the node's meanwhile.
+    """
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
+            if (folder / "comm").read_text() != "pause\n":
+                continue
             pod = _POD_IN_CGROUP.search((folder / "cgroup").read_text())
         except OSError:
             continue
