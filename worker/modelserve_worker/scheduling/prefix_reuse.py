@@ -158,6 +158,8 @@ class PrefixReuse(NoReuse):
 
     def find(self, request: Request) -> Hit[Page] | None:
         """One whose prompt's tokens are yet to be scored computes all."""
+        if request.spans:
+            return None
         if request.sampling.prompt_logprobs is not None and not request.output_token_ids:
             return None
         asked = (request.request_id, request.num_tokens, self.cache.version)
@@ -246,6 +248,8 @@ class PrefixReuse(NoReuse):
         return self.host.holds_back(request.request_id, needed_bytes - cached)
 
     def fetch(self, request: Request, hit: Hit[Page] | None) -> bool:
+        if request.spans:
+            return False
         if self.host is None or (request.sampling.prompt_logprobs is not None and not request.output_token_ids):
             return False
         here = 0 if hit is None else hit.position
@@ -359,6 +363,8 @@ class PrefixReuse(NoReuse):
 
     def _leave(self, running: RunningRequest, end: int, *, junction: bool = False) -> None:
         request = running.request
+        if request.spans:
+            return
         if self._exact and end > len(request.prompt_token_ids):
             return
         tail = self.cache.leave(
