@@ -92,7 +92,6 @@ class KernelAttention:
 
     def begin(self, step: Step, batch: ScheduledBatch | None = None) -> None:
         """`batch`: the step as the host has it, for audits; None where a graph is captured."""
-        assert step.last_keys is None, "kernels attend causally"
         self._step, self._batch = step, batch
         self._waiting.clear()  # of a step that failed
         if self._audit is not None:
