@@ -72,10 +72,10 @@ def test_steps_through_the_kernels_say_what_the_reference_says(variant: str, max
 def test_images_through_the_kernels_say_what_the_reference_says(tmp_path: Path) -> None:
     """Beside a text: rows of embeddings that see each other, of more than a window, and some that do not."""
     make_checkpoint("31B", tmp_path, seed=2, head_dim=64, global_head_dim=128)
-    model, text = load_checkpoint(tmp_path), Forced(tuple(random_tokens(5, seed=9)), 4)
+    model, text = load_checkpoint(tmp_path), Forced(tuple(random_tokens(3, seed=9)), 2)
     hidden = model.architecture.hidden_size
-    spans = random_span(2, 14, hidden=hidden, seed=1), random_span(19, 4, hidden=hidden, seed=2, mutual=False)
-    image = Forced(prompt_of(27, spans, seed=3), 25, spans=spans)
+    spans = random_span(1, 11, hidden=hidden, seed=1), random_span(13, 2, hidden=hidden, seed=2, mutual=False)
+    image = Forced(prompt_of(17, spans, seed=3), 16, spans=spans)
     table = attention_table(model.architecture, geometry_of(model))
     traffic = Traffic((text, image), chunk=32, max_num_seqs=2)
     done = replay(model, traffic, narrowed=True, audited=True, table=table)

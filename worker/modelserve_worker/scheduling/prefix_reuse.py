@@ -158,8 +158,6 @@ class PrefixReuse(NoReuse):
 
     def find(self, request: Request) -> Hit[Page] | None:
         """One whose prompt's tokens are yet to be scored computes all."""
-        if request.spans:
-            return None
         if request.sampling.prompt_logprobs is not None and not request.output_token_ids:
             return None
         asked = (request.request_id, request.num_tokens, self.cache.version)
@@ -248,8 +246,6 @@ class PrefixReuse(NoReuse):
         return self.host.holds_back(request.request_id, needed_bytes - cached)
 
     def fetch(self, request: Request, hit: Hit[Page] | None) -> bool:
-        if request.spans:
-            return False
         if self.host is None or (request.sampling.prompt_logprobs is not None and not request.output_token_ids):
             return False
         here = 0 if hit is None else hit.position
@@ -350,7 +346,7 @@ class PrefixReuse(NoReuse):
     def _chain(self, request: Request) -> TokenChain:
         chain = self._chains.get(request.request_id)
         if chain is None:
-            chain = TokenChain(request.cache_namespace, request.prompt_token_ids, self.cache.page_tokens)
+            chain = TokenChain(request.cache_namespace, request.prompt_token_ids, self.cache.page_tokens, request.spans)
             self._chains[request.request_id] = chain
         chain.extend(request.num_tokens, request.output_token_ids)
         return chain
@@ -363,8 +359,6 @@ class PrefixReuse(NoReuse):
 
     def _leave(self, running: RunningRequest, end: int, *, junction: bool = False) -> None:
         request = running.request
-        if request.spans:
-            return
         if self._exact and end > len(request.prompt_token_ids):
             return
         tail = self.cache.leave(
