@@ -141,6 +141,15 @@ def test_eight_bit_sliding_chunks_are_hoppers_where_their_keys_have_room() -> No
     assert (last.backend, last.most_keys) == (Backend.TRITON, None)
 
 
+@pytest.mark.parametrize("gpu", [80, 90, 120])
+def test_steps_with_images_are_tritons_in_sliding_layers_and_text_has_rows_of_its_own(gpu: int) -> None:
+    found = table("31B", gpu)
+    assert ranges(found.of(Operation.SPAN_ATTENTION, LayerKind.SLIDING)) == [(None, "sliding_chunk_spans")]
+    assert found.choose(Operation.SPAN_ATTENTION, LayerKind.SLIDING).backend is Backend.TRITON
+    with pytest.raises(KeyError):
+        found.of(Operation.SPAN_ATTENTION, LayerKind.GLOBAL)
+
+
 @pytest.mark.parametrize("kv", ["bfloat16", "int8"])
 @pytest.mark.parametrize("variant", ["E4B", "26B-A4B", "31B"])
 def test_workspaces_are_those_that_sizing_counts(variant: str, kv: str) -> None:

@@ -29,7 +29,9 @@ Rules of one step, in order:
    next token is known: that one is scored (a prompt's log probabilities). Where a step has `constrained` requests,
    sampling waits for their token masks (`PendingStep.constrain`): which tokens may follow depends on the token that
    the step before sampled, which the host has not seen when this one is launched.
-6. `stores` and `loads` are copied behind the `page_moves` of their step and beside what it computes, each in the order
+6. Rows of `spans` begin from embeddings that came with their request. The segments that have any stand behind those of
+   few rows, and none of these parts is cut where its rows see each other (embedded_spans.py).
+7. `stores` and `loads` are copied behind the `page_moves` of their step and beside what it computes, each in the order
    of the steps that brought them. What they read has been written by earlier steps. They end at any time
    (`ModelRunner.host_progress`); no step reads what is being loaded, and one that writes or moves it says so
    (`loads_awaited`). A step that only copies has no segments.
@@ -46,6 +48,7 @@ from numpy.typing import NDArray
 
 from modelserve.architecture import LayerKind
 from modelserve.sizing.pages import CacheGeometry
+from modelserve_worker.embedded_spans import NO_SPANS, EmbeddedSpan, SpanRows
 from modelserve_worker.host_pages import HostProgress
 from modelserve_worker.request import PromptLogprobs, SamplingParams, TokenLogprobs
 
@@ -139,6 +142,7 @@ class AdmittedRequest:
     banned_token_ids: tuple[int, ...] = ()  # not to be drawn before `sampling.min_tokens` tokens
     shares_rows_as: str | None = None  # requests of one name read each other's rows where their tokens are the same
     predicted_token_ids: Sequence[int] = ()  # of the answer, as its client, or others' answers, have it
+    spans: tuple[EmbeddedSpan, ...] = ()  # of the prompt: what `ScheduledBatch.spans` has numbers of
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +169,7 @@ class ScheduledBatch:
     loads_awaited: int = 0  # those of steps up to this one have ended before this step touches any page
     generated: int = BY_LENGTH  # profile exact: so many segments, the first ones, are of rows behind the prompt
     asked: int = 0  # drafts that are to be made behind it, by a drafter that makes none unasked
+    spans: SpanRows = NO_SPANS  # rows that begin from embeddings; their tokens are placeholders
 
     @property
     def num_requests(self) -> int:
@@ -185,11 +190,13 @@ class ScheduledBatch:
         return np.maximum(self.sampled, 1)
 
     def decodes(self, most_rows: int) -> int:
-        """How many segments, the first ones, are attended to as decodes, which have at most `most_rows` rows."""
+        """How many segments, the first ones, are attended to as decodes, which have at most `most_rows` rows and none
+        that begin from embeddings."""
         if self.generated != BY_LENGTH:
             return self.generated
         longer = np.flatnonzero(self.lengths > most_rows)
-        return int(longer[0]) if len(longer) else self.num_requests
+        first = int(longer[0]) if len(longer) else self.num_requests
+        return min(first, int(self.spans.segments[0])) if len(self.spans.segments) else first
 
     def narrowed(self) -> ScheduledBatch:
         """The `kept` rows as a step of their own, all of whose rows have been stored."""
@@ -199,7 +206,7 @@ class ScheduledBatch:
             self, starts=self.starts + self.lengths - kept, lengths=kept,
             token_ids=self.token_ids[np.repeat(ends - kept, kept) + offsets],
             admitted=(), page_moves=(), global_updates=NO_UPDATES, sliding_updates=NO_UPDATES, spare_slots=_nothing(),
-            stores=(), loads=(), loads_awaited=0, asked=0,
+            stores=(), loads=(), loads_awaited=0, asked=0, spans=NO_SPANS,
         )  # fmt: skip
 
 

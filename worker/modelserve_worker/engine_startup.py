@@ -72,6 +72,7 @@ def build_engine(args: EngineArgs, progress: Callable[[int, int], None]) -> Buil
         ),
         captured_rows=replica.captured_rows,
         exact=args.profile == "exact",
+        hidden_size=replica.architecture.hidden_size,
     )
     drafts = replica.runner.draft_tokens
     costs = _step_costs(args, replica) if drafts and args.num_speculative_tokens == "auto" else None

@@ -11,6 +11,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from modelserve_worker.embedded_spans import EmbeddedSpan
+
 GRAMMAR_FIELD = "grammar"  # in errors: the engine does not know which of its client's fields asked for it
 _ROWS_AT_ONCE = 256
 
@@ -157,7 +159,8 @@ class Request:
     the engine makes the `constraint`, which goes with the request through preemptions.
     Rows are shared by requests of one `tenant` and `cache_salt`, and count as bytes of `client` in a prefix cache. At
     `checkpoints`, positions of the prompt, later requests will begin to differ. `predicted_token_ids` are what its
-    client expects the answer to be, or else what others went on with, which changes none of its tokens.
+    client expects the answer to be, or else what others went on with, which changes none of its tokens. `spans` are the
+    prompt's rows that begin from embeddings. `adapter` is reserved: 0, the model's own weights.
     """
 
     request_id: str
@@ -171,6 +174,8 @@ class Request:
     client: str = ""
     checkpoints: tuple[int, ...] = ()
     predicted_token_ids: Sequence[int] = ()
+    spans: tuple[EmbeddedSpan, ...] = ()
+    adapter: int = 0
     output_token_ids: list[int] = field(default_factory=list)
     admitted: bool = False  # it has been in a slot, which a preemption may have taken
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)  # computed so far, without gaps
@@ -181,7 +186,7 @@ class Request:
     @property
     def cache_namespace(self) -> str:
         """Requests of one namespace read each other's rows. An engine has one model, dtype and layout."""
-        return f"{self.tenant}\0{self.cache_salt}"
+        return f"{self.adapter}\0{self.tenant}\0{self.cache_salt}"
 
     @property
     def num_tokens(self) -> int:

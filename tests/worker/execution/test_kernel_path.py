@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from exact_traffic import Exactly, differing
 from model_checkpoints import load_checkpoint, make_checkpoint, random_tokens, reference_logits
 from ordered_dots import add_in_order
 from paged_logits import Forced, Replay, Traffic, geometry_of, replay
+from span_reference import prompt_of, random_span, spanned_logits
 from torch import Tensor
 from triton.runtime import interpreter
 from true_drafter import TrueDrafter
@@ -65,6 +67,21 @@ def test_steps_through_the_kernels_say_what_the_reference_says(variant: str, max
         table=table,
     )  # fmt: skip
     check(done, requests, tmp_path)
+
+
+def test_images_through_the_kernels_say_what_the_reference_says(tmp_path: Path) -> None:
+    """Beside a text: rows of embeddings that see each other, of more than a window, and some that do not."""
+    make_checkpoint("31B", tmp_path, seed=2, head_dim=64, global_head_dim=128)
+    model, text = load_checkpoint(tmp_path), Forced(tuple(random_tokens(3, seed=9)), 2)
+    hidden = model.architecture.hidden_size
+    spans = random_span(1, 11, hidden=hidden, seed=1), random_span(13, 2, hidden=hidden, seed=2, mutual=False)
+    image = Forced(prompt_of(17, spans, seed=3), 16, spans=spans)
+    table = attention_table(model.architecture, geometry_of(model))
+    traffic = Traffic((text, image), chunk=32, max_num_seqs=2)
+    done = replay(model, traffic, narrowed=True, audited=True, table=table)
+    check(replace(done, logits=done.logits[:1], positions=done.positions[:1]), [text], tmp_path)
+    wanted = spanned_logits(tmp_path, image.token_ids, spans)[done.positions[1]]
+    assert float((done.logits[1] - wanted).abs().max()) < 1e-4
 
 
 def told(runner: GPUModelRunner, requests: list[Request], pool_bytes: int) -> dict[str, list[int]]:

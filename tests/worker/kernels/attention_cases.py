@@ -74,7 +74,15 @@ class Chunk:
     length: int
 
 
-def chunk_step(case: PagedCase, chunks: list[Chunk], *, group: int, block_rows: int, size: int = 64) -> Step:
+def chunk_step(
+    case: PagedCase,
+    chunks: list[Chunk],
+    *,
+    group: int,
+    block_rows: int,
+    size: int = 64,
+    last_keys: list[int] | None = None,
+) -> Step:
     device = case.device
     positions = [p for c in chunks for p in range(c.start, c.start + c.length)]
     slots = [c.slot for c in chunks for _ in range(c.length)]
@@ -113,7 +121,15 @@ def chunk_step(case: PagedCase, chunks: list[Chunk], *, group: int, block_rows: 
     no_page = torch.full((len(slots),), -1, dtype=torch.int32, device=device)
     count = ints([len(slots)], device)
     return Step(
-        ints(positions, device), count, ints(slots, device), no_page, ints(kept, device), None, segments, (together,)
+        ints(positions, device),
+        count,
+        ints(slots, device),
+        no_page,
+        ints(kept, device),
+        None,
+        segments,
+        (together,),
+        last_keys=None if last_keys is None else ints(last_keys, device),
     )
 
 

@@ -148,12 +148,15 @@ class PagedCase:
             scales = self.arena[at : at + count * 2].view(torch.float16).view(self.heads, self.page_tokens)
         return rows.view(self.heads, self.page_tokens, self.width), scales
 
-    def attention(self, q: Tensor, slot: int, positions: Tensor, keys: Tensor | None = None) -> Tensor:
-        """float64 attention of q [N, Hq, D] at `positions` over the slot's rows; `keys` replaces K."""
+    def attention(
+        self, q: Tensor, slot: int, positions: Tensor, keys: Tensor | None = None, last: Tensor | None = None
+    ) -> Tensor:
+        """float64 attention of q [N, Hq, D] at `positions` over the slot's rows, up to position `last` [N] of each, its
+        own where that is None; `keys` replaces K."""
         k = self.k[slot] if keys is None else keys
         group = q.shape[1] // self.heads
         distance = positions[:, None] - torch.arange(k.shape[0], device=q.device)
-        mask = distance >= 0
+        mask = distance >= 0 if last is None else torch.arange(k.shape[0], device=q.device) <= last[:, None]
         if self.window:
             mask &= distance < self.window
         out = torch.empty(q.shape, dtype=torch.float64, device=q.device)

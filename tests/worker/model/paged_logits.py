@@ -15,6 +15,7 @@ from torch import Tensor
 from modelserve.sizing.backends.table import KernelTable
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve_worker.batch import SampledTokens, ScheduledBatch
+from modelserve_worker.embedded_spans import EmbeddedSpan
 from modelserve_worker.execution.host_memory import HostMemory
 from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.model_runner import GPUModelRunner
@@ -40,6 +41,7 @@ class Forced:
     prompt: int
     arrives: int = 0  # step before which it is added
     kept_from: int = 0
+    spans: tuple[EmbeddedSpan, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,7 @@ class _Replayer:
     def _add(self, index: int) -> None:
         forced = self.traffic.requests[index]
         sampling = SamplingParams(seed=0, max_tokens=len(forced.token_ids) - forced.prompt)
-        self.scheduler.add(Request(str(index), forced.token_ids[: forced.prompt], sampling))
+        self.scheduler.add(Request(str(index), forced.token_ids[: forced.prompt], sampling, spans=forced.spans))
 
     @torch.inference_mode()
     def _compute(self, batch: ScheduledBatch) -> SampledTokens:

@@ -92,4 +92,4 @@ class PlainCacheReader:
         if self._cache.stamps is None:
             return None
         texts = torch.from_numpy(self._cache.stamps.texts.of(slot, 0, last + 1))
-        return ReadAudit(texts, layer, producer, torch.tensor([last]), window)
+        return ReadAudit(texts, layer, producer, torch.tensor([last]), window, torch.tensor([last]))

@@ -24,13 +24,15 @@ TILE_KEYS = 128  # a multiple of every page
 class _QueryBlock:
     """Up to EXACT_ROWS consecutive queries of one segment, padded with zeros that see what the last one sees."""
 
-    def __init__(self, q: Tensor, positions: Tensor, rows: slice, *, kv_heads: int) -> None:
-        """q [1, n, Hq, D] and positions [n] of the segment."""
+    def __init__(self, q: Tensor, positions: Tensor, visible: Tensor, rows: slice, *, kv_heads: int) -> None:
+        """q [1, n, Hq, D] and positions [n] of the segment, and the last ones [n] that its rows see."""
         self.rows = rows
         self.count = rows.stop - rows.start
         missing = EXACT_ROWS - self.count
-        self.positions = torch.cat((positions[rows], positions[rows][-1:].expand(missing)))
-        self.first, self.last = int(self.positions[0]), int(self.positions[-1])
+        self.positions, self.visible = (
+            torch.cat((of_rows[rows], of_rows[rows][-1:].expand(missing))) for of_rows in (positions, visible)
+        )
+        self.first, self.last = int(self.positions[0]), int(self.visible.max())
         self.softmax = SoftmaxAccumulator(
             functional.pad(q[:, rows], (0, 0, 0, 0, 0, missing)).contiguous(), kv_heads=kv_heads
         )
@@ -58,7 +60,7 @@ class ExactAttention(PagedAttention):
     def _global_segment(self, layer: int, producer: int, part: SegmentGroup, q: Tensor) -> Tensor:
         page = self._cache.geometry.global_page
         end, pages = part.starts[0] + part.num_rows, TILE_KEYS // page.page_tokens
-        blocks = list(self._blocks(part, q, kv_heads=page.planes[0].heads))
+        blocks = list(self._blocks(part, q, part.positions, kv_heads=page.planes[0].heads))
         audits = [self._audits(layer, producer, part, block.rows, window=None) for block in blocks]
         for start in range(0, end, TILE_KEYS):
             table = part.table[:, start // page.page_tokens :][:, :pages]
@@ -93,25 +95,26 @@ class ExactAttention(PagedAttention):
             by_position.append(rows)
         keys, values = by_position
         outputs, audits = [], []
-        for block in self._blocks(part, q, kv_heads=page.planes[0].heads):
+        visible = part.positions if part.visible is None else part.visible
+        for block in self._blocks(part, q, visible, kv_heads=page.planes[0].heads):
             audits.append(self._audits(layer, producer, part, block.rows, window=self._architecture.sliding_window))
             for tile in range(max(0, block.first - window + 1) // TILE_KEYS, block.last // TILE_KEYS + 1):
                 at = torch.arange(tile * TILE_KEYS, (tile + 1) * TILE_KEYS, device=q.device)
-                seen = (at <= block.positions[:, None]) & (at > block.positions[:, None] - window)
+                seen = (at <= block.visible[:, None]) & (at > block.positions[:, None] - window)
                 places = slice(tile * TILE_KEYS - base, (tile + 1) * TILE_KEYS - base)
                 block.softmax.add(keys[:, :, places].contiguous(), values[:, :, places].contiguous(), seen[None])
             for audit in audits[-1]:
                 own_at = part.positions[0]
                 at = torch.cat((old.masked_fill(~kept, -1), own_at))
                 queries = own_at[block.rows, None]
-                seen = (at >= 0) & (at <= queries) & (at > queries - window)
+                seen = (at >= 0) & (at <= visible[0][block.rows, None]) & (at > queries - window)
                 stamps = (self._stamps(producer, part.table[0]), self._own_stamps(producer, part.rows[0]))
                 audit.observe(torch.cat(stamps), seen)
             outputs.append(block.result(q.dtype))
         check_audits(audits)
         return torch.cat(outputs, dim=1)
 
-    def _blocks(self, part: SegmentGroup, q: Tensor, *, kv_heads: int) -> Iterator[_QueryBlock]:
+    def _blocks(self, part: SegmentGroup, q: Tensor, visible: Tensor, *, kv_heads: int) -> Iterator[_QueryBlock]:
         for first in range(0, part.num_rows, EXACT_ROWS):
             rows = slice(first, min(first + EXACT_ROWS, part.num_rows))
-            yield _QueryBlock(q, part.positions[0], rows, kv_heads=kv_heads)
+            yield _QueryBlock(q, part.positions[0], visible[0], rows, kv_heads=kv_heads)

@@ -38,6 +38,7 @@ class TextNumbers:
 
     def __init__(self) -> None:
         self._admitted: dict[int, AdmittedRequest] = {}  # by slot
+        self._keys: dict[int, dict[int, bytes]] = {}  # of embeddings that rows begin from, by slot and position
         self._sums: dict[int, list[int]] = {}  # CRC-32 up to each position, by slot, of those that share rows
         self._step = -1
 
@@ -52,6 +53,7 @@ class TextNumbers:
         for admitted in batch.admitted:
             self._admitted[admitted.slot] = admitted
             self._sums.pop(admitted.slot, None)
+            self._keys[admitted.slot] = {at: s.key for s in admitted.spans for at in range(s.start, s.end)}
             if admitted.shares_rows_as is not None:
                 self._sums[admitted.slot] = []
                 self._extend(admitted.slot, 0, (*admitted.prompt_token_ids, *admitted.output_token_ids))
@@ -81,7 +83,7 @@ class TextNumbers:
         assert len(sums) == start, f"slot {slot}: the tokens before position {start} are not known"
         before = sums[-1] if sums else zlib.crc32((self._admitted[slot].shares_rows_as or "").encode())
         for token in tokens:
-            before = zlib.crc32(token.to_bytes(4, "little"), before)
+            before = zlib.crc32(token.to_bytes(4, "little") + self._keys[slot].get(len(sums), b""), before)
             sums.append(before)
 
 
@@ -176,6 +178,7 @@ class ReadAudit:
     producer: int
     query_positions: Tensor  # [Tq] int64, CPU
     window: int | None  # None: a global layer
+    last_positions: Tensor  # [Tq] int64, CPU: the last one that each query may read
     _blocks: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
     def observe(self, stamps: Tensor, mask: Tensor) -> None:
@@ -183,12 +186,14 @@ class ReadAudit:
         self._blocks.append((stamps.cpu(), mask.cpu()))
 
     def check(self) -> None:
-        """Raise AssertionError unless each query read exactly [max(0, p - W + 1) .. p] (global layers: [0 .. p])."""
+        """Raise AssertionError unless each query read exactly [max(0, p - W + 1) .. last] (global layers: [0 .. last]),
+        where last is p but in rows that see what is behind them."""
         stamps = torch.cat([block[0] for block in self._blocks])
         mask = torch.cat([block[1] for block in self._blocks], dim=1)
-        for row, position in enumerate(self.query_positions.tolist()):
+        queries = zip(self.query_positions.tolist(), self.last_positions.tolist(), strict=True)
+        for row, (position, last) in enumerate(queries):
             first = 0 if self.window is None else max(0, position - self.window + 1)
-            expected = stamp(self.texts[first : position + 1], self.producer, torch.arange(first, position + 1))
+            expected = stamp(self.texts[first : last + 1], self.producer, torch.arange(first, last + 1))
             expected = expected.sort().values
             read = stamps[mask[row]].sort().values
             text = int(self.texts[position])
@@ -196,6 +201,6 @@ class ReadAudit:
                 wrong = sorted(set(read.tolist()) ^ set(expected.tolist())) or read.tolist()
                 raise AssertionError(
                     f"layer {self.layer}: the query at position {position} of request #{text} read "
-                    f"{len(read)} rows and may read positions {first}..{position} ({len(expected)} rows); "
+                    f"{len(read)} rows and may read positions {first}..{last} ({len(expected)} rows); "
                     f"first difference: {describe(wrong[0])}"
                 )

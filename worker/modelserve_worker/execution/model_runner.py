@@ -26,6 +26,7 @@ from modelserve_worker.batch import FailedStep, Int32Array, PendingStep, Schedul
 from modelserve_worker.execution.block_tables import BlockTables
 from modelserve_worker.execution.cache_reader import PlainCacheReader
 from modelserve_worker.execution.drafter import CacheReader, Drafter, accepted_of
+from modelserve_worker.execution.embedded_rows import SlotEmbeddings
 from modelserve_worker.execution.exact_attention import ExactAttention
 from modelserve_worker.execution.host_memory import HostMemory
 from modelserve_worker.execution.input_batch import QueryBlocks, StepPacker, StepSize
@@ -108,6 +109,7 @@ class GPUModelRunner:
             door=model.operations.sampling,
         )
         self._scorer = PromptScorer(softcap=architecture.final_logit_softcapping, device=device)
+        self._embeddings = SlotEmbeddings(device=device, dtype=model.dtype)
         self._masks = TokenMaskBuffer(max_num_seqs=few_rows, vocab_size=architecture.vocab_size, device=device)
         self._doors = model.operations.step
         self.slot_positions = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
@@ -230,6 +232,7 @@ class GPUModelRunner:
 
     def _pack(self, batch: ScheduledBatch, *, padded_to: StepSize | None = None) -> Step:
         step = self._packer.pack(batch, padded_to=padded_to)
+        self._embeddings.admit(batch.admitted)
         if self.cache.stamps is not None:
             positions = self.slot_positions if self.draft_tokens else None
             self.cache.stamps.texts.begin(batch, self.slot_tokens, positions)
@@ -250,12 +253,16 @@ class GPUModelRunner:
 
     def _hidden(self, step: Step, batch: ScheduledBatch | None = None) -> Tensor:
         """`batch` None: the step is captured."""
+        if batch is not None:
+            step = self._embeddings.put(step, batch)
         assert step.token_ids is not None
         if step.assumed is not None:
             self._settle(step, step.assumed)
         tokens = self._doors.tokens(step.token_ids, step.global_slots, self.slot_tokens)
         attention = self._attention(step, batch)
-        hidden: Tensor = self.model(tokens, step.positions, attention, num_rows=step.num_rows, narrowed=step.narrowed)
+        hidden: Tensor = self.model(
+            tokens, step.positions, attention, num_rows=step.num_rows, narrowed=step.narrowed, embedded=step.embedded
+        )
         return hidden
 
     def _settle(self, step: Step, assumed: Tensor) -> None:

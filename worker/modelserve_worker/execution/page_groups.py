@@ -14,6 +14,7 @@ from torch import Tensor
 
 from modelserve.architecture import LayerKind
 from modelserve_worker.batch import ScheduledBatch, spare_from, stored_from
+from modelserve_worker.embedded_spans import last_visible
 from modelserve_worker.execution.block_tables import BlockTables
 from modelserve_worker.execution.kv_cache import KVCache
 
@@ -33,6 +34,7 @@ class SegmentGroup:
     positions: Tensor  # [B, n] int64
     first_page: Tensor  # [B] int64: logical page of each table's first column
     table: Tensor  # [B, P] int64 view rows of logical pages first, first + 1, ..., padded with row 0
+    visible: Tensor | None = None  # [B, n] int64: last position that a row sees, not before its own; None: its own
 
     @property
     def num_rows(self) -> int:
@@ -50,7 +52,7 @@ class SegmentGroup:
             part = slice(start, start + most)
             yield SegmentGroup(
                 self.firsts[part], self.starts[part], self.rows[part], self.positions[part], self.first_page[part],
-                self.table[part],
+                self.table[part], None if self.visible is None else self.visible[part],
             )  # fmt: skip
 
 
@@ -114,12 +116,18 @@ def page_groups(batch: ScheduledBatch, cache: KVCache, tables: BlockTables, *, k
         cache.stamps.texts.begin(batch)
         texts = tuple(torch.from_numpy(cache.stamps.texts.of(slot, 0, end)) for slot, _, end in spans)
 
+    sees_ahead = set(batch.spans.segments[batch.spans.visible >= 0].tolist())
+    ends_seen = np.zeros(0, dtype=np.int32)
+    if sees_ahead:
+        firsts = np.array(offsets, dtype=np.int32)
+        ends_seen = last_visible(batch.spans, np.concatenate(positions).astype(np.int32), firsts, batch.starts)
+
     def groups(kind: LayerKind, found: Sequence[tuple[int, _Rows]]) -> tuple[SegmentGroup, ...]:
         alike: dict[tuple[int, int, int], list[int]] = defaultdict(list)
         for index, ((_, start, end), (_, rows)) in enumerate(zip(spans, found, strict=True)):
             few = end - start <= FEW_ROWS
             width = min(_table_width(rows.size), tables.host[kind].shape[1]) if few else rows.size
-            alike[end - start, width, -1 if few else index].append(index)
+            alike[end - start, width, -1 if few and index not in sees_ahead else index].append(index)
         return tuple(
             SegmentGroup(
                 firsts=tuple(offsets[i] for i in members),
@@ -128,6 +136,11 @@ def page_groups(batch: ScheduledBatch, cache: KVCache, tables: BlockTables, *, k
                 positions=ints([positions[i] for i in members]),
                 first_page=ints([found[i][0] for i in members]),
                 table=ints(_padded([found[i][1] for i in members], width)),
+                visible=(
+                    ints([ends_seen[offsets[i] : offsets[i] + length] for i in members])
+                    if kind is LayerKind.SLIDING and sees_ahead.issuperset(members)
+                    else None
+                ),
             )
             for (length, width, _), members in alike.items()
         )

@@ -196,15 +196,18 @@ class PagedAttention:
             torch.cat((pages, own.transpose(1, 2)), dim=2) for pages, own in ((keys, own_keys), (values, own_values))
         )
         at = torch.cat((old.masked_fill(~readable, -1), group.positions), dim=1)
-        rows = _band_rows(q.shape[2], window, length) if group.alone else length
+        visible = group.positions if group.visible is None else group.visible
+        ahead = 0 if group.visible is None else int((visible - group.positions).max())
+        rows = _band_rows(q.shape[2], window + ahead, length) if group.alone else length
         outputs, audits = [], []
         for first in range(0, length, rows):
             block = slice(first, min(first + rows, length))
-            band = slice(0, old.shape[1] + block.stop)
+            last = block.stop if not ahead else int(visible[:, block].max()) - group.starts[0] + 1
+            band = slice(0, old.shape[1] + last)
             if first >= window:  # no query of the block sees the old window
                 band = slice(old.shape[1] + first - window + 1, band.stop)
-            queries = group.positions[:, block, None]
-            mask = (at[:, None, band] >= 0) & (at[:, None, band] <= queries) & (at[:, None, band] > queries - window)
+            queries, until = group.positions[:, block, None], visible[:, block, None]
+            mask = (at[:, None, band] >= 0) & (at[:, None, band] <= until) & (at[:, None, band] > queries - window)
             softmax = SoftmaxAccumulator(q[:, block], kv_heads=page.planes[0].heads)
             softmax.add(keys[:, :, band], values[:, :, band], mask)
             outputs.append(softmax.result(q.dtype))
@@ -242,9 +245,10 @@ class PagedAttention:
         """A check of these queries for each segment; empty outside debug mode."""
         if self._step.owners is None:
             return []
+        visible = group.positions if group.visible is None else group.visible
         return [
-            ReadAudit(self._step.text_of(first), layer, producer, positions[block].cpu(), window)
-            for first, positions in zip(group.firsts, group.positions, strict=True)
+            ReadAudit(self._step.text_of(first), layer, producer, positions[block].cpu(), window, last[block].cpu())
+            for first, positions, last in zip(group.firsts, group.positions, visible, strict=True)
         ]
 
 

@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 
 from modelserve.architecture import LayerKind
 from modelserve_worker.batch import AdmittedRequest, HostCopy, PageMove, ScheduledBatch, TableUpdates
+from modelserve_worker.embedded_spans import NO_SPANS, SpanRows
 
 _KINDS = tuple(LayerKind)
 # Step, awaited loads, generated segments and asked drafts; slots, starts, lengths, sampled, given, targets, output
-# counts, tokens, constrained, spare slots, moves, stores, loads, two tables of three columns.
-_SECTIONS = 20
+# counts, tokens, constrained, spare slots, moves, stores, loads, two tables of three columns, spans of five.
+_SECTIONS = 21
 _WORD = 4
 
 Words = NDArray[np.int32]
@@ -46,6 +47,7 @@ def encode_batch(batch: ScheduledBatch) -> bytes:
         _copies(batch.loads),
         *_columns(batch.global_updates),
         *_columns(batch.sliding_updates),
+        np.concatenate(batch.spans) if len(batch.spans.segments) else batch.spans.segments,
     )
     counts = np.fromiter((len(section) for section in sections), dtype=np.int32, count=_SECTIONS)
     words = np.concatenate((counts, *sections)).tobytes()
@@ -61,6 +63,7 @@ def encode_batch(batch: ScheduledBatch) -> bytes:
             each.banned_token_ids,
             each.shares_rows_as,
             _ids(each.predicted_token_ids),
+            each.spans,
         )
         for each in batch.admitted
     ]
@@ -75,7 +78,7 @@ def decode_batch(message: bytes | bytearray) -> ScheduledBatch:
     first, *arrays = (words[end - count : end] for count, end in zip(counts.tolist(), ends.tolist(), strict=True))
     (
         slots, starts, lengths, sampled, given, targets, output_counts, token_ids, constrained, spare_slots, moves,
-        stores, loads, *tables,
+        stores, loads, *tables, spans,
     ) = arrays  # fmt: skip
     rest = memoryview(message)[int(ends[-1]) * _WORD :]
     admitted = pickle.loads(rest) if len(rest) else []  # noqa: S301 - written by our own rank 0
@@ -100,6 +103,7 @@ def decode_batch(message: bytes | bytearray) -> ScheduledBatch:
         loads_awaited=int(first[1]),
         generated=int(first[2]),
         asked=int(first[3]),
+        spans=SpanRows(*spans.reshape(5, -1)) if len(spans) else NO_SPANS,
     )
 
 

@@ -84,7 +84,9 @@ class StepGraphs:
         return tuple(sorted({size.rows for size in self._mixed}))
 
     def size_for(self, batch: ScheduledBatch) -> StepSize | None:
-        """The smallest captured step that takes a batch; None where there is none."""
+        """The smallest captured step that takes a batch; None where there is none, or rows begin from embeddings."""
+        if len(batch.spans.segments):
+            return None
         if batch.decodes(self._packer.most_rows) == batch.num_requests:
             few = 1 if batch.lengths.max() == 1 else self._packer.most_rows  # without drafts as without a drafter
             taking = (

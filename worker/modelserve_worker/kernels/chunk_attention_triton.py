@@ -233,6 +233,104 @@ def global_chunk_v_only(
 
 
 @triton.jit
+def sliding_rows(
+    block,
+    head,
+    ends,  # running sum of blocks
+    last_keys,  # int32 [T] the last position that each row sees, where there are SPANS
+    q,
+    output,
+    step_k,  # encoded rows of the step [T, KV_HEADS, D]
+    step_v,
+    step_k_scale,  # float16 [T, KV_HEADS], int8 only
+    step_v_scale,
+    chunk_rows,
+    chunk_starts,
+    chunk_lengths,
+    chunk_slots,
+    table,
+    table_stride,
+    arena,
+    scales,
+    origin: tl.int64,
+    page_stride: tl.int64,
+    k_offset: tl.int64,
+    v_offset: tl.int64,
+    scale_origin: tl.int64,
+    scale_stride: tl.int64,
+    k_scale_offset: tl.int64,
+    v_scale_offset: tl.int64,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    PAGE: tl.constexpr,
+    TILE: tl.constexpr,
+    ENTRIES: tl.constexpr,
+    WINDOW: tl.constexpr,
+    FORMAT: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    SPANS: tl.constexpr,
+):
+    """One block of queries of one KV head. A query sees no key behind its own but in SPANS."""
+    compute: tl.constexpr = q.dtype.element_ty
+    tokens_per_block: tl.constexpr = BLOCK_M // GROUP
+    chunk, own_block = chunk_of(ends, block)
+    first = own_block * tokens_per_block
+    start = tl.load(chunk_starts + chunk)
+    length = tl.load(chunk_lengths + chunk)
+    slot = tl.load(chunk_slots + chunk).to(tl.int64)
+    chunk_row = tl.load(chunk_rows + chunk)
+    members = tl.arange(0, BLOCK_M)
+    token = first + members // GROUP
+    wanted = (token < length)[:, None]
+    at = start + token
+    until = at
+    if SPANS:
+        until = tl.load(last_keys + chunk_row + token, mask=token < length, other=0)
+    columns = tl.arange(0, D)
+    offsets = tl.arange(0, TILE)
+    row = (chunk_row + token).to(tl.int64)
+    places = ((row * KV_HEADS + head) * GROUP + members % GROUP)[:, None] * D
+    queries = tl.load(q + places + columns[None, :], mask=wanted, other=0.0)
+    maximum = tl.full([BLOCK_M], -float("inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    result = tl.zeros([BLOCK_M, D], tl.float32)
+    oldest = tl.maximum(start + first - WINDOW + 1, 0)
+    last = tl.minimum(first + tokens_per_block, length)  # rows of the chunk that this block's queries see
+    if SPANS:
+        last = tl.maximum(tl.max(until) + 1 - start, last)
+    # Tiles begin at multiples of their size, wherever the chunk begins. A tile may lie in pages and in the step's rows.
+    for tile in range(oldest // TILE, tl.cdiv(start + last, TILE)):
+        keys_at = tile * TILE + offsets
+        own = keys_at - start
+        old, fresh = (keys_at >= oldest) & (own < 0), (own >= 0) & (own < last)
+        readable = old | fresh
+        page = tl.load(table + slot * table_stride + (keys_at // PAGE) % ENTRIES, mask=old, other=0).to(tl.int64)
+        tokens = head * PAGE + keys_at % PAGE
+        own_rows = (chunk_row + own).to(tl.int64) * KV_HEADS + head
+        page_rows = origin + page * page_stride + tokens * D
+        k_rows = either(fresh, step_k + own_rows * D, arena + page_rows + k_offset, 16)
+        v_rows = either(fresh, step_v + own_rows * D, arena + page_rows + v_offset, 16)
+        keys = tl.load(k_rows[:, None] + columns[None, :], mask=readable[:, None], other=0.0)
+        values = tl.load(v_rows[:, None] + columns[None, :], mask=readable[:, None], other=0.0)
+        scores = tl.dot(queries, tl.trans(stored_to(keys, compute, FORMAT)))
+        if FORMAT == "scaled_int8":
+            scale_rows = scale_origin + page * scale_stride + tokens
+            k_scales = either(fresh, step_k_scale + own_rows, scales + scale_rows + k_scale_offset, 2)
+            v_scales = either(fresh, step_v_scale + own_rows, scales + scale_rows + v_scale_offset, 2)
+            scores = scores * tl.load(k_scales, mask=readable, other=0.0).to(tl.float32)[None, :]
+            v_scale = tl.load(v_scales, mask=readable, other=0.0).to(tl.float32)
+        seen = readable[None, :] & (keys_at[None, :] <= until[:, None]) & (keys_at[None, :] > at[:, None] - WINDOW)
+        scores = tl.where(seen, scores * LOG2_E, -float("inf"))
+        weights, decay, maximum, total = softmax_step(scores, maximum, total)
+        if FORMAT == "scaled_int8":
+            weights = weights * v_scale[None, :]
+        result = tl.dot(weights.to(compute), stored_to(values, compute, FORMAT), result * decay[:, None])
+    result = result / total[:, None]
+    tl.store(output + places + columns[None, :], result.to(compute), mask=wanted)
+
+
+@triton.jit
 def sliding_chunk(
     q,
     output,
@@ -270,61 +368,16 @@ def sliding_chunk(
 ):
     launch_dependents()
     wait_for_prerequisites()
-    compute: tl.constexpr = q.dtype.element_ty
-    tokens_per_block: tl.constexpr = BLOCK_M // GROUP
     ends = tl.load(block_ends + tl.arange(0, CHUNKS))
     block, head = tl.program_id(0), tl.program_id(1)
     if block >= tl.max(ends):
         return
-    chunk, own_block = chunk_of(ends, block)
-    first = own_block * tokens_per_block
-    start = tl.load(chunk_starts + chunk)
-    length = tl.load(chunk_lengths + chunk)
-    slot = tl.load(chunk_slots + chunk).to(tl.int64)
-    chunk_row = tl.load(chunk_rows + chunk)
-    members = tl.arange(0, BLOCK_M)
-    token = first + members // GROUP
-    wanted = (token < length)[:, None]
-    at = start + token
-    columns = tl.arange(0, D)
-    offsets = tl.arange(0, TILE)
-    row = (chunk_row + token).to(tl.int64)
-    places = ((row * KV_HEADS + head) * GROUP + members % GROUP)[:, None] * D
-    queries = tl.load(q + places + columns[None, :], mask=wanted, other=0.0)
-    maximum = tl.full([BLOCK_M], -float("inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    result = tl.zeros([BLOCK_M, D], tl.float32)
-    oldest = tl.maximum(start + first - WINDOW + 1, 0)
-    last = tl.minimum(first + tokens_per_block, length)  # rows of the chunk that this block's newest query sees
-    # Tiles begin at multiples of their size, wherever the chunk begins. A tile may lie in pages and in the step's rows.
-    for tile in range(oldest // TILE, tl.cdiv(start + last, TILE)):
-        keys_at = tile * TILE + offsets
-        own = keys_at - start
-        old, fresh = (keys_at >= oldest) & (own < 0), (own >= 0) & (own < last)
-        readable = old | fresh
-        page = tl.load(table + slot * table_stride + (keys_at // PAGE) % ENTRIES, mask=old, other=0).to(tl.int64)
-        tokens = head * PAGE + keys_at % PAGE
-        own_rows = (chunk_row + own).to(tl.int64) * KV_HEADS + head
-        page_rows = origin + page * page_stride + tokens * D
-        k_rows = either(fresh, step_k + own_rows * D, arena + page_rows + k_offset, 16)
-        v_rows = either(fresh, step_v + own_rows * D, arena + page_rows + v_offset, 16)
-        keys = tl.load(k_rows[:, None] + columns[None, :], mask=readable[:, None], other=0.0)
-        values = tl.load(v_rows[:, None] + columns[None, :], mask=readable[:, None], other=0.0)
-        scores = tl.dot(queries, tl.trans(stored_to(keys, compute, FORMAT)))
-        if FORMAT == "scaled_int8":
-            scale_rows = scale_origin + page * scale_stride + tokens
-            k_scales = either(fresh, step_k_scale + own_rows, scales + scale_rows + k_scale_offset, 2)
-            v_scales = either(fresh, step_v_scale + own_rows, scales + scale_rows + v_scale_offset, 2)
-            scores = scores * tl.load(k_scales, mask=readable, other=0.0).to(tl.float32)[None, :]
-            v_scale = tl.load(v_scales, mask=readable, other=0.0).to(tl.float32)
-        seen = readable[None, :] & (keys_at[None, :] <= at[:, None]) & (keys_at[None, :] > at[:, None] - WINDOW)
-        scores = tl.where(seen, scores * LOG2_E, -float("inf"))
-        weights, decay, maximum, total = softmax_step(scores, maximum, total)
-        if FORMAT == "scaled_int8":
-            weights = weights * v_scale[None, :]
-        result = tl.dot(weights.to(compute), stored_to(values, compute, FORMAT), result * decay[:, None])
-    result = result / total[:, None]
-    tl.store(output + places + columns[None, :], result.to(compute), mask=wanted)
+    sliding_rows(
+        block, head, ends, None, q, output, step_k, step_v, step_k_scale, step_v_scale, chunk_rows,
+        chunk_starts, chunk_lengths, chunk_slots, table, table_stride, arena, scales, origin, page_stride,
+        k_offset, v_offset, scale_origin, scale_stride, k_scale_offset, v_scale_offset, KV_HEADS, GROUP, D,
+        PAGE, TILE, ENTRIES, WINDOW, FORMAT, BLOCK_M, SPANS=False,
+    )  # fmt: skip
 
 
 # Spills that are accepted: the accumulators of 64 queries by 512 columns fill the registers, and what is spilled is the

@@ -24,6 +24,7 @@ class Segments:
     rows: Tensor  # the step's row that is the first one
     most: int  # of the S, those that may be segments
     most_rows: int  # of one segment
+    adapters: Tensor | None = None  # int32 [S], reserved: None, the model's own weights
     settled: bool = True  # whether earlier steps stored all keys before `starts`; not so where a step is narrowed
     # Of chunks, the programs of their kernels, as running sums that are constant past the last chunk:
     sliding_blocks: Tensor | None = None  # query blocks in sliding layers
@@ -50,6 +51,13 @@ class Draws(NamedTuple):
     rows: Tensor  # the step's row that gets the first
 
 
+class EmbeddedRows(NamedTuple):
+    """The E rows of a step that begin from embeddings instead of tokens."""
+
+    rows: Tensor  # int64 [E], rising
+    values: Tensor  # [E, H] in the model's dtype, as the first layer gets them
+
+
 @dataclass(frozen=True)
 class Step:
     """One step of T rows, segment by segment and then padding: few-row segments (decodes, drafts) first, then chunks.
@@ -69,6 +77,10 @@ class Step:
     token_ids: Tensor | None = None  # int32 [T]; -1 - j: what the slot has on the device. None once narrowed
     narrowed: Step | None = None
     kept: Tensor | None = None  # int32 [T], of a narrowed step: its rows in the step, 0 for padding
+    embedded: EmbeddedRows | None = None  # None: all rows are of tokens
+    # int32 [T]: the last position that a row of a chunk sees in sliding layers, no earlier than its own and in its
+    # chunk; global layers are causal. None: each its own.
+    last_keys: Tensor | None = None
     # int32 [slots]: where the host assumed a slot whose drafts in flight may not all be accepted, -1: it knows. None:
     # there are no drafts. All positions are what they would be there, until `StepDoors.settle`.
     assumed: Tensor | None = None

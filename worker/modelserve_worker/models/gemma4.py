@@ -22,7 +22,7 @@ from modelserve.weight_format import StoredType, TextLinear
 from modelserve_worker.kernels.elementwise import ElementwiseDoors
 from modelserve_worker.kernels.experts import Choice
 from modelserve_worker.kernels.row_codec import v_only_columns
-from modelserve_worker.kernels.step import Step
+from modelserve_worker.kernels.step import EmbeddedRows, Step
 from modelserve_worker.layers.attention import Attention, AttentionBackend
 from modelserve_worker.layers.embedding import OutputHead, PerLayerEmbedding, VocabParallelEmbedding
 from modelserve_worker.layers.linear import ReplicatedLinear
@@ -197,6 +197,7 @@ class Gemma4ForCausalLM(nn.Module):
         *,
         num_rows: Tensor | None = None,
         narrowed: Step | None = None,
+        embedded: EmbeddedRows | None = None,
     ) -> Tensor:
         """input_ids and positions int32 or int64 [T], requests back to back -> hidden [T, H] after the final norm.
 
@@ -204,11 +205,17 @@ class Gemma4ForCausalLM(nn.Module):
         nobody needs the others.
         With `num_rows` (int32 [1], on the device) the rows from there on only pad the step: they may hold any id and
         position, take no expert's time, and what comes out of them is finite where their attention is.
+        Ids of `embedded` rows stand for nothing. Where layers take something from the token itself, theirs is the
+        padding token, as in the reference implementation.
         """
         # Before the embedding, after whose kernel they are as constant as weights are.
         rotations = self.rope.rotations(positions)
         kept_rotations = rotations if narrowed is None else self.rope.rotations(narrowed.positions)
+        if embedded is not None:
+            input_ids = input_ids.index_fill(0, embedded.rows, self.architecture.pad_token_id)
         x = self.embedding(input_ids)
+        if embedded is not None:
+            x.index_copy_(0, embedded.rows, embedded.values)
         per_layer = None if self.per_layer_embedding is None else self.per_layer_embedding(input_ids, x)
         layers = self.decoder_layers()
         normed = self.doors.rms_norm(x, layers[0].input_norm.weight, eps=layers[0].eps)

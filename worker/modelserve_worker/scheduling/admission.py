@@ -14,6 +14,7 @@ from modelserve.planning.prompt_rows import PromptCost, rows_alone, rows_beside_
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.batch import Int32Array, ScheduledBatch
 from modelserve_worker.request import Request
+from modelserve_worker.scheduling.prompt_spans import check_spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,8 @@ class SchedulerLimits:
 
     `eos_token_ids` end a request unless it ignores them. At a context of `doubling_context` tokens a row of a prompt
     takes twice what it takes at the beginning. Steps with prompts are captured for so many `captured_rows`, rising.
-    `exact`: rows of prompts and rows behind them are computed apart, in the same way each time.
+    `exact`: rows of prompts and rows behind them are computed apart, in the same way each time. `hidden_size`: of the
+    model, which embeddings have; 0: any.
     """
 
     max_num_batched_tokens: int
@@ -33,6 +35,7 @@ class SchedulerLimits:
     doubling_context: float = math.inf
     captured_rows: tuple[int, ...] = ()
     exact: bool = False
+    hidden_size: int = 0
 
     @property
     def max_running(self) -> int:
@@ -99,6 +102,9 @@ class Admission:
                 f"{limit} tokens; shorten the prompt by {prompt - limit + 1}",
                 field="prompt",
             )
+        check_spans(request, self._limits.max_num_batched_tokens, self._limits.hidden_size)
+        if request.adapter:
+            raise InvalidInput(f"adapter is {request.adapter}; this release has none: leave it at 0", field="adapter")
         tokens = self._limits.most_cached_tokens(request)
         need = self._geometry.held_bytes(tokens)
         if need > self._pool_bytes:

@@ -7,7 +7,8 @@ long before its tail is sent here for less than the router believes: it finds th
 Each event is what vLLM publishes since its events are maps (vllm/distributed/kv_events.py; vllm-project/vllm#42892), of
 group 0, the global layers'. What sliding layers keep is no event of its own. A block's hash is the first 64 bits of the
 chain's, which begins with whose tokens they are; a router makes hashes of its own, of tokens and extra keys, so keys of
-others than nobody's requests are the extra keys of the first block.
+others than nobody's requests are the extra keys of the first block, and those of images are of the blocks with rows of
+them.
 """
 
 from __future__ import annotations
@@ -60,7 +61,10 @@ class CacheEvents:
                 "block_size": size,
                 "lora_id": None,
                 "lora_name": None,
-                "extra_keys": [keys or None, *[None] * (len(new) - 1)],
+                "extra_keys": [
+                    [*(keys if block is first else ()), *_span_keys(chain, block, size)] or None
+                    for block in reversed(new)
+                ],
                 "kv_cache_spec_kind": "full_attention",
                 **GROUP,
             }
@@ -93,6 +97,10 @@ def _way(last: Block[Page]) -> Iterator[Block[Page]]:
     while block is not None and block.parent is not None:
         yield block
         block = block.parent
+
+
+def _span_keys(chain: TokenChain, block: Block[Page], size: int) -> list[str]:
+    return [mark.key.hex() for mark in chain.marks((block.depth - 1) * size, block.depth * size)]
 
 
 def _hash(block: Block[Page]) -> int:

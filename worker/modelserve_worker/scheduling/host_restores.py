@@ -143,11 +143,13 @@ class HostRestores:
         source = restore.source
         block = self._cache.block_of(source.block.digests())
         same = (each for each in block.tails if each.end == source.end and each.lowest <= source.lowest)
-        tail = next((each for each in same if each.reach(source.tokens, source.first) == source.end), None)
+        tail = next(
+            (each for each in same if each.reach(source.tokens, source.first, source.marks) == source.end), None
+        )
         if tail is None:
             tail = Tail(
                 block, source.end, source.lowest, source.first, source.tokens, restore.partial, dict(restore.sliding),
-                source.client, None, 0, source.junction, followers=source.followers,
+                source.client, None, 0, source.junction, followers=source.followers, marks=source.marks,
             )  # fmt: skip
             self._cache.insert(tail, restore.way)
         if source.live:

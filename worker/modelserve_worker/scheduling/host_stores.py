@@ -142,7 +142,8 @@ class HostStores:
             before = before.previous
         twin: Tail[HostPage] = Tail(
             store.block, tail.end, tail.lowest, tail.first, tail.tokens, store.partial, {**store.sliding}, tail.client,
-            None if before is None else before.twin, tail.joined, tail.junction, followers=tail.followers, twin=tail,
+            None if before is None else before.twin, tail.joined, tail.junction,
+            followers=tail.followers, marks=tail.marks, twin=tail,
         )  # fmt: skip
         tail.twin = twin
         self._saved(tail)

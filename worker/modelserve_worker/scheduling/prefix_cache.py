@@ -120,7 +120,7 @@ class PrefixCache(TailIndex[Page]):
             first = lowest // size * size
             tail = Tail(
                 block, end, lowest, first, chain.tokens(first, end).copy(), partial, sliding, client, previous, joined,
-                junction,
+                junction, marks=chain.marks(first, end),
             )  # fmt: skip
             self.insert(tail, global_pages)
         elif tail is previous:
@@ -207,9 +207,9 @@ class PrefixCache(TailIndex[Page]):
         size = self.page_tokens
         block = self._blocks.get(chain.digest(end // size))
         start = end // size * size
-        tokens = chain.tokens(start, end)
+        tokens, marks = chain.tokens(start, end), chain.marks(start, end)
         of_block = [] if block is None else block.tails
-        return next((tail for tail in of_block if tail.end == end and tail.reach(tokens, start) == end), None)
+        return next((tail for tail in of_block if tail.end == end and tail.reach(tokens, start, marks) == end), None)
 
     def _frees(self, tail: Tail[Page]) -> bool:
         """Whether bytes are free when it goes."""

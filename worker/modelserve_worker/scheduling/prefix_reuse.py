@@ -346,7 +346,7 @@ class PrefixReuse(NoReuse):
     def _chain(self, request: Request) -> TokenChain:
         chain = self._chains.get(request.request_id)
         if chain is None:
-            chain = TokenChain(request.cache_namespace, request.prompt_token_ids, self.cache.page_tokens)
+            chain = TokenChain(request.cache_namespace, request.prompt_token_ids, self.cache.page_tokens, request.spans)
             self._chains[request.request_id] = chain
         chain.extend(request.num_tokens, request.output_token_ids)
         return chain

@@ -21,10 +21,12 @@ from modelserve_worker.batch import (
     ScheduledBatch,
     row_places,
 )
+from modelserve_worker.embedded_spans import NO_SPANS, SpanRows
 from modelserve_worker.request import Request, TokenConstraint
 from modelserve_worker.scheduling.arena import Page, PageArena
 from modelserve_worker.scheduling.drafting import Drafting
 from modelserve_worker.scheduling.page_table import PageTable
+from modelserve_worker.scheduling.prompt_spans import has_embedded_rows, span_rows
 from modelserve_worker.scheduling.stopping import Stopping
 from modelserve_worker.scheduling.tails import Tail
 
@@ -42,6 +44,7 @@ class Segments(NamedTuple):
     given: Int32Array
     targets: Int32Array
     generated: int
+    spans: SpanRows
 
 
 @dataclass(slots=True, eq=False)
@@ -64,7 +67,7 @@ class RunningRequest:
         return AdmittedRequest(
             self.slot, request.request_id, request.sampling, request.prompt_token_ids, tuple(request.output_token_ids),
             self.stopping.banned_token_ids, request.cache_namespace if self.shares_rows else None,
-            request.predicted_token_ids,
+            request.predicted_token_ids, request.spans,
         )  # fmt: skip
 
     def token_ids(self, start: int, end: int) -> Int32Array:
@@ -101,6 +104,7 @@ class SlotCounters:
         self.constrained: NDArray[np.bool_] = np.zeros(slots, dtype=np.bool_)  # its tokens are masked
         self.dear: NDArray[np.bool_] = np.zeros(slots, dtype=np.bool_)  # by masks that take long, of its latest step
         self.scored: NDArray[np.bool_] = np.zeros(slots, dtype=np.bool_)  # its prompt's log probabilities are asked for
+        self.spanned: NDArray[np.bool_] = np.zeros(slots, dtype=np.bool_)  # rows of its prompt begin from embeddings
 
     def enter(self, running: RunningRequest, most_cached_tokens: int, computed: int) -> None:
         """Start a stay, whose pages are reserved, behind the positions that others have `computed`."""
@@ -115,6 +119,7 @@ class SlotCounters:
         self.last_step[slot] = -1
         self.constrained[slot] = request.constraint is not None
         self.dear[slot] = False
+        self.spanned[slot] = bool(request.spans)
         # With the first token they went out.
         self.scored[slot] = request.sampling.prompt_logprobs is not None and not request.output_token_ids
         self.note_pages(running)
@@ -272,12 +277,15 @@ class RunningRequests:
         counters = self.counters
         in_flight = counters.in_flight[decodes] > 0
         token_ids = np.where(in_flight, np.int32(IN_FLIGHT), counters.last_token[decodes])
-        slots, lengths = decodes, 1 + drafts
+        slots, lengths, spanned = decodes, 1 + drafts, False
         if most_drafts:
             owners, offsets = row_places(lengths)
             token_ids = np.where(offsets > 0, IN_FLIGHT - offsets, token_ids[owners])
         if len(prefills):
             later = counters.in_prompt(prefills) if counters.exact else shares > 1 + most_drafts
+            if spanned := bool(counters.spanned[prefills].any()):
+                ends = counters.computed[prefills] + shares
+                later = later | has_embedded_rows([each.request for each in self.stays(prefills)], ends - shares, ends)
             order = np.argsort(later, kind="stable")
             prefills, shares = prefills[order], shares[order]
             slots, lengths = np.concatenate((decodes, prefills)), np.concatenate((lengths, shares))
@@ -292,7 +300,10 @@ class RunningRequests:
             scored, targets = self.scored(prefills, shares)
             given = np.concatenate((np.zeros(len(decodes), dtype=np.int32), scored))
         generated = int(np.count_nonzero(~counters.in_prompt(slots))) if counters.exact else BY_LENGTH
-        return Segments(slots, starts, lengths, token_ids, drawn, given, targets, generated)
+        spans = NO_SPANS
+        if spanned:
+            spans = span_rows([each.request for each in self.stays(slots)], starts, starts + lengths)
+        return Segments(slots, starts, lengths, token_ids, drawn, given, targets, generated, spans)
 
     def scored(self, prefills: Int32Array, lengths: Int32Array) -> tuple[Int32Array, Int32Array]:
         """Of prompts that go on by `lengths` rows [P]: how many of these, the first ones, have their next token scored,

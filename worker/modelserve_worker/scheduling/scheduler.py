@@ -9,7 +9,8 @@ Size of a step. Without decodes it is `max_num_batched_tokens`, or a few mixed s
 Beside decodes prefills fill `max_num_mixed_tokens`, so that a token never waits long for its next, and so that decodes
 ride along: a step of 512 rows reads the weights once for all of them and costs little more than its share of the
 prefill alone, where a decode by itself costs a reading of the weights. The more of a request's tokens come in mixed
-steps, the fewer steps remain that only decode. Behind a long context rows attend to more, and a step has fewer of them,
+steps, the fewer steps remain that only decode. Rows of an image have to be in one step, whatever is beside them
+(whole_spans.py). Behind a long context rows attend to more, and a step has fewer of them,
 as many as a captured step. Where more prompts wait than many such steps take, steps become up to four times as long
 (modelserve/planning/prompt_rows.py): the cache of all that decode is read less often for the same prompts.
 
@@ -55,13 +56,7 @@ from modelserve.architecture import LayerKind
 from modelserve.errors import InvalidInput
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.batch import NOT_A_NUMBER, Int32Array, SampledTokens, ScheduledBatch, commit_first_tokens
-from modelserve_worker.request import (
-    FinishReason,
-    PromptLogprobs,
-    Request,
-    RequestOutput,
-    TokenLogprobs,
-)  # fmt: skip
+from modelserve_worker.request import FinishReason, PromptLogprobs, Request, RequestOutput, TokenLogprobs
 from modelserve_worker.scheduling.admission import Admission, SchedulerLimits
 from modelserve_worker.scheduling.arena import PageArena
 from modelserve_worker.scheduling.drafting import Drafting
@@ -73,6 +68,7 @@ from modelserve_worker.scheduling.running import RunningRequest, RunningRequests
 from modelserve_worker.scheduling.stats import EngineStats, StepEvents, Totals
 from modelserve_worker.scheduling.step_costs import StepCosts
 from modelserve_worker.scheduling.stopping import Stopping
+from modelserve_worker.scheduling.whole_spans import WholeSpans
 
 MAX_STEPS_IN_FLIGHT = 2
 _NOBODY = np.zeros(0, dtype=np.int32)
@@ -109,6 +105,7 @@ class Scheduler:
         self._admission = Admission(limits, geometry, pool_bytes)
         self._queue = RequestQueue()
         self._running = RunningRequests(limits.max_num_seqs, exact=limits.exact)
+        self._spans = WholeSpans(self._running, limits.max_num_batched_tokens)
         self._counters = self._running.counters
         self.constraints = partial(self._running.constraints, drafting=self.drafting)
         self._in_flight: deque[StepInFlight] = deque()
@@ -160,13 +157,14 @@ class Scheduler:
             return self._batch(_NOBODY, _NOBODY, _NOBODY, _NOBODY) if self.prefixes.has_copies else None
         longest = int(counters.known[prefills].max(initial=0))
         remaining = counters.prompt_rows(prefills, most_drafts=self.drafting.most)
-        spare = self.limits.max_num_batched_tokens - len(decodes) - (len(prefills) > 0)
+        decodes, spare = self._spans.seat(decodes, prefills)
         drafts = self._running.drafts(decodes, drafting=self.drafting, spare=spare, arena=self.arena)
         rows = len(decodes) + int(drafts.sum())
         budget = self.limits.prefill_tokens(rows, remaining, longest)
         shares = share_prefill_tokens(remaining, counters.computed[prefills], budget, self.limits.prompt_cost)
         trim_to_captured(shares, remaining, rows, self.limits.captured_rows)
         self.prefixes.cut(self._running.stays(prefills), counters.computed[prefills], shares)
+        self._spans.keep(prefills, shares, rows=rows, budget=budget)
         self._running.leave_room(shares, rows, self.drafting)
         return self._batch(decodes, drafts, prefills[shares > 0], shares[shares > 0])
 
@@ -360,6 +358,7 @@ class Scheduler:
             spare_slots=spare_slots,
             generated=segments.generated,
             asked=asked,
+            spans=segments.spans,
             **copies._asdict(),
         )
         # A decode's row is the token that was sampled before; the first token of an answer has no row yet.

@@ -67,9 +67,9 @@ class TailIndex(Generic[P]):
         size = self.page_tokens
         for block in reversed(self.way(chain)):
             best, position = None, size - 1  # less than a page is not worth its copies
-            tokens = chain.tokens(block.depth * size, most)
+            tokens, marks = chain.tokens(block.depth * size, most), chain.marks(block.depth * size, most)
             for tail in block.tails:
-                reach = min(tail.reach(tokens, block.depth * size), most)
+                reach = min(tail.reach(tokens, block.depth * size, marks), most)
                 if reach > position and reach >= tail.lowest:
                     best, position = tail, reach
             if best is not None:

@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from modelserve_worker.batch import Int32Array
+from modelserve_worker.scheduling.token_chain import SpanMark
 
 P = TypeVar("P")
 
@@ -73,6 +74,7 @@ class Tail(Generic[P]):
     attached: list[Block[P]] = field(default_factory=list)
     later: dict[Tail[P], None] = field(default_factory=dict)  # live ones whose `previous` it is, or was
     twin: Tail[Any] | None = None  # the same rows in the other tier, as long as they are live there
+    marks: tuple[SpanMark, ...] = ()  # of spans with rows among its `tokens`
     awaited: set[str] = field(default_factory=set)  # requests that it was brought back for and that have not begun
 
     @property
@@ -96,13 +98,17 @@ class Tail(Generic[P]):
         if self.partial is not None:
             yield self.partial
 
-    def reach(self, tokens: Int32Array, start: int) -> int:
-        """Last position up to which its tokens are those of a request, whose `tokens` begin at `start`; both agree
-        before that."""
+    def reach(self, tokens: Int32Array, start: int, marks: tuple[SpanMark, ...]) -> int:
+        """Last position up to which its rows are those of a request, whose `tokens` begin at `start` and have these
+        `marks`; both agree before that."""
         own = self.tokens[start - self.first :]
         length = min(len(own), len(tokens))
         differ = np.flatnonzero(own[:length] != tokens[:length])
-        return start + (int(differ[0]) if len(differ) else length)
+        reach = start + (int(differ[0]) if len(differ) else length)
+        if marks == self.marks:
+            return reach
+        parting = [max(start, mark.start) for mark in {*marks} ^ {*self.marks} if mark.end > start]
+        return min([reach, *parting])
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,3 +185,10 @@ def chunk_choices(shape: AttentionShape, capability: int, profile: Profile = "fa
         if most is None:
             return
     yield choice(Backend.TRITON, ("sliding_chunk",))
+
+
+def span_choices(shape: AttentionShape) -> Iterator[Choice]:
+    """Of chunk attention in steps where rows of images see what is behind them, which they do in sliding layers."""
+    if shape.window:
+        kernels = ("sliding_chunk_spans",)
+        yield Choice(Operation.SPAN_ATTENTION, Backend.TRITON, kernels, subject=shape.kind, format=shape.format)

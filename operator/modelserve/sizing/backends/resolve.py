@@ -11,7 +11,7 @@ from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.assistant import AssistantArchitecture
 from modelserve.errors import InvalidInput
 from modelserve.sizing.assistant import assistant_tensors
-from modelserve.sizing.backends.attention import AttentionShape, chunk_choices, decode_choices
+from modelserve.sizing.backends.attention import AttentionShape, chunk_choices, decode_choices, span_choices
 from modelserve.sizing.backends.generations import HOPPER, LEAST_CAPABILITY, generation_of
 from modelserve.sizing.backends.products import (
     BOX_INPUTS,
@@ -154,6 +154,7 @@ def _attention(
         yield Choice(Operation.PREPARE, Backend.TRITON, ("prepare",), kind, format=shape.format)
         yield from decode_choices(shape, capability, profile)
         yield from chunk_choices(shape, capability, profile)
+        yield from span_choices(shape)
         if shape.window:
             yield Choice(Operation.COMMIT, Backend.TRITON, ("commit",), kind, format=shape.format)
 

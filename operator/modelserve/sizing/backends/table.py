@@ -35,6 +35,7 @@ class Operation(StrEnum):
     LINEAR = "linear"
     PREPARE = "prepare"
     CHUNK_ATTENTION = "chunk_attention"
+    SPAN_ATTENTION = "span_attention"  # of chunks, in steps with rows that see what is behind them
     DECODE_ATTENTION = "decode_attention"
     COMMIT = "commit"
     RESIDUAL_NORM = "residual_norm"
