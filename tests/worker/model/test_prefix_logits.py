@@ -54,7 +54,7 @@ def test_a_hit_says_what_the_reference_says(variant: str, checkpoint: Checkpoint
 
 def test_the_audit_sees_rows_of_other_tokens(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache that thinks all prompts alike."""
-    monkeypatch.setattr(Tail, "reach", lambda tail, tokens, start: start + min(tail.end - start, len(tokens)))
+    monkeypatch.setattr(Tail, "reach", lambda tail, tokens, start, _: start + min(tail.end - start, len(tokens)))
     with pytest.raises(AssertionError, match=r"read \d+ rows and may read positions"):
         replay(model_of(checkpoint("31B")), session(chunk=64))
 
