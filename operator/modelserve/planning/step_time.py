@@ -135,6 +135,8 @@ class RankSpeed:
         unpacked = rates.int4_linear if stored is StoredType.INT4 else rates.linear
         self._linear = device.flops * (rates.fp8_linear if rounds else unpacked)
         self._expert_linear = self._linear * rates.expert_linear / rates.linear
+        self._expert_read = self._weight_read * rates.expert_read / rates.weight_read
+        self._every_step = self._work.read_bytes / self._weight_read  # seconds of reading what each step does
         readers = self._work.readers
         self._global_bytes, self._sliding_bytes = (
             geometry.page(kind).layer_bytes * readers[kind] / geometry.page(kind).page_tokens
@@ -155,19 +157,15 @@ class RankSpeed:
 
     def weights_seconds(self, rows: float) -> float:
         """The term of that name of a step of decodes."""
-        return self._weights_seconds(rows) * self._factors.decode
+        return (self._every_step + self._experts_seconds(rows)) * self._factors.decode
 
     def cache_seconds(self, decodes: float, *, context: float) -> float:
         """The same of what is read of the cache."""
         return self._cache_seconds(decodes, context) * self._factors.decode
 
-    def _weights_seconds(self, rows: float) -> float:
-        return self._work.read_bytes / self._weight_read + self._experts_seconds(rows)
-
     def _experts_seconds(self, rows: float) -> float:
         """Reading those that so many rows choose."""
-        rates = self._rates
-        return self._work.chosen_bytes(rows) / (self._weight_read * rates.expert_read / rates.weight_read)
+        return self._work.chosen_bytes(rows) / self._expert_read
 
     def _beside_reading(self, multiply: float, read: float) -> float:
         """What multiplying adds to the seconds of reading the same weights."""
@@ -182,9 +180,10 @@ class RankSpeed:
         """A step of `decodes` requests at a mean length of `context` tokens beside rows of prompts."""
         work, rates, device = self._work, self._rates, self._device
         rows = decodes + prompts.rows
-        weights, experts = self._weights_seconds(rows), self._experts_seconds(rows)
+        experts = self._experts_seconds(rows)
+        weights = self._every_step + experts
         flop = decodes * work.decode_flop + prompts.rows * work.prompt_flop + (decodes + prompts.ends) * work.head_flop
-        linears = self._beside_reading(flop / self._linear, weights - experts)
+        linears = self._beside_reading(flop / self._linear, self._every_step)
         flop = decodes * work.decode_expert_flop + prompts.rows * work.prompt_expert_flop
         linears += self._beside_reading(flop / self._expert_linear, experts)
         cache = self._cache_seconds(decodes, context)
