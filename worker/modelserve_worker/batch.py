@@ -198,6 +198,17 @@ class ScheduledBatch:
         first = int(longer[0]) if len(longer) else self.num_requests
         return min(first, int(self.spans.segments[0])) if len(self.spans.segments) else first
 
+    def last_visible(self) -> Int32Array:
+        """The last position that each row sees in sliding layers, [T]."""
+        segments, offsets = row_places(self.lengths)
+        visible = self.starts[segments] + offsets
+        firsts = np.cumsum(self.lengths) - self.lengths - self.starts  # of each segment: the row of position 0
+        for segment, _, start, length, last in self.spans.rows():
+            if last >= 0:
+                first = int(firsts[segment]) + start
+                visible[first : first + length] = last
+        return visible
+
     def narrowed(self) -> ScheduledBatch:
         """The `kept` rows as a step of their own, all of whose rows have been stored."""
         kept = self.kept

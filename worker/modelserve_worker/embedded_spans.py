@@ -67,6 +67,10 @@ class SpanRows(NamedTuple):
         """Of tuples with a word for each column."""
         return cls(*np.array(pieces, dtype=np.int32).reshape(-1, 5).T) if pieces else NO_SPANS
 
+    def rows(self) -> Iterator[tuple[int, ...]]:
+        """The parts, each with a word of every column."""
+        return zip(*(column.tolist() for column in self), strict=True)
+
     @property
     def mutual(self) -> bool:
         """Whether any row sees what is behind it."""
@@ -84,14 +88,3 @@ def span_pieces(
         first, stop = max(start, span.start), min(end, span.end)
         if first < stop:
             yield segment, number, first, stop - first, span.end - 1 if span.mutual else -1
-
-
-def last_visible(parts: SpanRows, positions: Ints, firsts: Ints, starts: Ints) -> Ints:
-    """The last position that each row of a step sees in sliding layers, int32 [T]: of T rows at `positions`, whose
-    segments have their first rows at `firsts` [R] and `starts` [R] at these."""
-    visible = positions.copy()
-    for segment, _, start, length, last in zip(*(column.tolist() for column in parts), strict=True):
-        if last >= 0:
-            row = int(firsts[segment]) + start - int(starts[segment])
-            visible[row : row + length] = last
-    return visible

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from modelserve_worker.batch import AdmittedRequest, ScheduledBatch
-from modelserve_worker.embedded_spans import EmbeddedSpan, last_visible
+from modelserve_worker.embedded_spans import EmbeddedSpan
+from modelserve_worker.execution.staging import pinned, upload
 from modelserve_worker.kernels.step import EmbeddedRows, Step
 
 
@@ -36,9 +36,9 @@ class SlotEmbeddings:
         parts = batch.spans
         if not len(parts.segments):
             return step
-        firsts = (np.cumsum(batch.lengths) - batch.lengths).astype(np.int32)
+        firsts = np.cumsum(batch.lengths) - batch.lengths
         rows, values = [], []
-        for segment, number, start, length, _ in zip(*(column.tolist() for column in parts), strict=True):
+        for segment, number, start, length, _ in parts.rows():
             slot = int(batch.slots[segment])
             span = self._spans[slot][number]
             first, row = start - span.start, int(firsts[segment] + start - batch.starts[segment])
@@ -47,14 +47,10 @@ class SlotEmbeddings:
             if number + 1 == len(self._spans[slot]) and first + length == len(span):
                 del self._spans[slot]
         embedded = EmbeddedRows(
-            self._sent(torch.from_numpy(np.concatenate(rows))),
-            self._sent(torch.from_numpy(np.concatenate(values)).to(self._dtype)),
+            upload(np.concatenate(rows), self._device),
+            pinned(torch.from_numpy(np.concatenate(values)).to(self._dtype), self._device).to(
+                self._device, non_blocking=True
+            ),
         )
-        last_keys = None
-        if parts.mutual:
-            positions = np.repeat(batch.starts - firsts, batch.lengths) + np.arange(batch.num_tokens, dtype=np.int32)
-            last_keys = self._sent(torch.from_numpy(last_visible(parts, positions, firsts, batch.starts)))
+        last_keys = upload(batch.last_visible(), self._device) if parts.mutual else None
         return replace(step, embedded=embedded, last_keys=last_keys)
-
-    def _sent(self, values: Tensor) -> Tensor:
-        return values.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else values

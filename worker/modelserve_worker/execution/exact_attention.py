@@ -95,8 +95,7 @@ class ExactAttention(PagedAttention):
             by_position.append(rows)
         keys, values = by_position
         outputs, audits = [], []
-        visible = part.positions if part.visible is None else part.visible
-        for block in self._blocks(part, q, visible, kv_heads=page.planes[0].heads):
+        for block in self._blocks(part, q, part.last_seen, kv_heads=page.planes[0].heads):
             audits.append(self._audits(layer, producer, part, block.rows, window=self._architecture.sliding_window))
             for tile in range(max(0, block.first - window + 1) // TILE_KEYS, block.last // TILE_KEYS + 1):
                 at = torch.arange(tile * TILE_KEYS, (tile + 1) * TILE_KEYS, device=q.device)
@@ -107,7 +106,7 @@ class ExactAttention(PagedAttention):
                 own_at = part.positions[0]
                 at = torch.cat((old.masked_fill(~kept, -1), own_at))
                 queries = own_at[block.rows, None]
-                seen = (at >= 0) & (at <= visible[0][block.rows, None]) & (at > queries - window)
+                seen = (at >= 0) & (at <= part.last_seen[0][block.rows, None]) & (at > queries - window)
                 stamps = (self._stamps(producer, part.table[0]), self._own_stamps(producer, part.rows[0]))
                 audit.observe(torch.cat(stamps), seen)
             outputs.append(block.result(q.dtype))

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from modelserve.architecture import LayerKind
 from modelserve_worker.batch import ScheduledBatch, spare_from, stored_from
-from modelserve_worker.embedded_spans import last_visible
 from modelserve_worker.execution.block_tables import BlockTables
 from modelserve_worker.execution.kv_cache import KVCache
 
@@ -35,6 +34,11 @@ class SegmentGroup:
     first_page: Tensor  # [B] int64: logical page of each table's first column
     table: Tensor  # [B, P] int64 view rows of logical pages first, first + 1, ..., padded with row 0
     visible: Tensor | None = None  # [B, n] int64: last position that a row sees, not before its own; None: its own
+
+    @property
+    def last_seen(self) -> Tensor:
+        """[B, n] int64: last position that each row sees."""
+        return self.positions if self.visible is None else self.visible
 
     @property
     def num_rows(self) -> int:
@@ -119,8 +123,7 @@ def page_groups(batch: ScheduledBatch, cache: KVCache, tables: BlockTables, *, k
     sees_ahead = set(batch.spans.segments[batch.spans.visible >= 0].tolist())
     ends_seen = np.zeros(0, dtype=np.int32)
     if sees_ahead:
-        firsts = np.array(offsets, dtype=np.int32)
-        ends_seen = last_visible(batch.spans, np.concatenate(positions).astype(np.int32), firsts, batch.starts)
+        ends_seen = batch.last_visible()
 
     def groups(kind: LayerKind, found: Sequence[tuple[int, _Rows]]) -> tuple[SegmentGroup, ...]:
         alike: dict[tuple[int, int, int], list[int]] = defaultdict(list)

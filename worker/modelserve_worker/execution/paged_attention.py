@@ -196,7 +196,7 @@ class PagedAttention:
             torch.cat((pages, own.transpose(1, 2)), dim=2) for pages, own in ((keys, own_keys), (values, own_values))
         )
         at = torch.cat((old.masked_fill(~readable, -1), group.positions), dim=1)
-        visible = group.positions if group.visible is None else group.visible
+        visible = group.last_seen
         ahead = 0 if group.visible is None else int((visible - group.positions).max())
         rows = _band_rows(q.shape[2], window + ahead, length) if group.alone else length
         outputs, audits = [], []
@@ -245,10 +245,9 @@ class PagedAttention:
         """A check of these queries for each segment; empty outside debug mode."""
         if self._step.owners is None:
             return []
-        visible = group.positions if group.visible is None else group.visible
         return [
             ReadAudit(self._step.text_of(first), layer, producer, positions[block].cpu(), window, last[block].cpu())
-            for first, positions, last in zip(group.firsts, group.positions, visible, strict=True)
+            for first, positions, last in zip(group.firsts, group.positions, group.last_seen, strict=True)
         ]
 
 

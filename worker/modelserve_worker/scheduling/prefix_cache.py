@@ -43,7 +43,8 @@ class PrefixCache(TailIndex[Page]):
             self._most_unused = max(LEAST_KNOWN, _KNOWN_PER_PAGE * arena.pool_bytes // size)
         self._tables: dict[PageTable, None] = {}
         self.arrivals: Arrivals | None = None
-        self.unsaved: UnsavedTails | None = None  # where there is a tier behind this one, as is
+        # Where there is a tier behind this one: the tails that it has not, and those that it has.
+        self.unsaved: UnsavedTails | None = None
         self.behind: TailIndex[Any] | None = None
         arena.keeper = self
 
