@@ -87,7 +87,8 @@ def test_decode_equals_float64_attention(kind, v_only, group, fmt) -> None:
 def test_segments_of_a_few_rows_equal_float64_attention(kind, v_only, group, queries, fmt) -> None:
     """Up to five rows of a request over one reading of its keys: at the start of a context, across pages and splits,
     and where the first row sees a page that the last one does not. Where
-    so many queries do not fit into a program, they are in several."""
+    so many queries do not fit into a program, they are in several. The workspace has room for the step's rows, and none
+    for as many segments of most rows."""
     contexts, lengths, most = [5, 66, 290, 130, 71], [5, 3, 4, 1, 5, 1], 5
     case = case_of(kind, fmt=fmt, v_only=v_only, contexts=contexts, older=most - 1)
     slots = [2, 0, 1, -1, 4, 3]
@@ -95,7 +96,8 @@ def test_segments_of_a_few_rows_equal_float64_attention(kind, v_only, group, que
     q = case.random(sum(lengths), case.heads * group, case.width)
     weight, turning = (key_weight(case), rotation(case, 32, PAIRS)) if v_only else (None, None)
     output = torch.full_like(q, torch.nan)
-    workspace = torch.full((1 << 20,), torch.nan, device=DEVICE)
+    words = doors.decode_workspace(rows, query_heads=case.heads * group)
+    workspace = torch.full((sum(lengths) * words,), torch.nan, device=DEVICE)
     doors.decode_attention(
         folded(q, weight, PAIRS), output, step, rows=rows, table=case.table, arena=case.arena, workspace=workspace,
         tile=doors.Tile(16, 32, 4, 2, queries=queries), key_weight=weight, rotation=turning,

@@ -124,7 +124,8 @@ def decode_attention(
     rotation: Rotation | None = None,
     beside: bool = False,
 ) -> None:
-    """Rows of the few-row segments of q [T, Hq, D] over pages -> the same rows of `output`. `workspace` is float32.
+    """Rows of the few-row segments of q [T, Hq, D] over pages -> the same rows of `output`. `workspace` is float32,
+    `decode_workspace` words for each of the rows up to the last of these.
 
     `beside`: the kernel launched before is one of chunks that `chunk_attention` said others may run beside.
     """
@@ -140,9 +141,9 @@ def decode_attention(
     packed = rows.dtype in EIGHT_BIT
     (elements, scales), numbers, fmt = page_arguments(rows, arena, packed=packed)
     most = most_splits(rows)
-    parts = count * few * most * heads
-    sizes = (parts * width, parts, parts)
-    partial, maxima, sums = workspace[: sum(sizes)].split_with_sizes(sizes)
+    # By row of the step, of which there are fewer than segments times their most rows.
+    parts = workspace.numel() // decode_workspace(rows, query_heads=heads) * most * heads
+    partial, maxima, sums, _ = workspace.tensor_split((parts * width, parts * (width + 1), parts * (width + 2)))
     split = {
         "PAGE": rows.page_tokens, "MOST_SPLITS": most,
         "SPLIT_PAGES": SLIDING_SPLIT_PAGES if rows.entries else GLOBAL_SPLIT_PAGES,
