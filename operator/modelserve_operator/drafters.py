@@ -14,6 +14,8 @@ from modelserve_operator.reasons import Reason
 from modelserve_operator.revision import Revision
 from modelserve_operator.sources import ModelSource, drafter_source
 
+_FAR_BELOW = 0.5  # of the acceptance that a plan counts with
+
 
 def drafter_to_read(spec: ModelServeSpec) -> ModelSource | None:
     """The assistant that a spec names, where no release ships its facts."""
@@ -63,6 +65,8 @@ def drafts_amiss(revision: Revision, observed: Observed) -> Iterator[Warn]:
             f"Workers serve without the drafter {drafter.uri}, slower and as well: {min(problems).rstrip('.')}. The "
             "next pod looks for it again.",
         )
+    counted_on = _counted_on(revision.plan)
+    measured = [told.acceptance for told in reports if told is not None and told.acceptance is not None]
     if any(told is not None and told.low_acceptance for told in reports):
         yield Warn(
             Reason.LOW_DRAFT_ACCEPTANCE,
@@ -70,3 +74,16 @@ def drafts_amiss(revision: Revision, observed: Observed) -> Iterator[Warn]:
             "drafter of this model, or the text does not repeat itself. Answers are right all the same; without "
             "spec.drafter they cost less.",
         )
+    elif counted_on is not None and not drafter.prompt_lookup and min(measured, default=1.0) < _FAR_BELOW * counted_on:
+        yield Warn(
+            Reason.LOW_DRAFT_ACCEPTANCE,
+            f"What {drafter.uri} proposes is right less than half as often as the {counted_on:.2f} that the plan counts "
+            "with: it is the drafter of another fine-tune, a worker hands it the wrong rows, or the text is of another "
+            "kind. Answers are right all the same, at less than the expected speed.",
+        )
+
+
+def _counted_on(plan: PlanStatus) -> float | None:
+    """The chance of a draft to be right by which the plan expects its speed."""
+    speeds = (each.speed for each in plan.candidates if each.verdict == "Chosen")
+    return next((float(speed.drafts.acceptance) for speed in speeds if speed is not None and speed.drafts), None)

@@ -162,6 +162,8 @@ def test_what_workers_say_of_their_drafts_is_told_and_ends_no_worker(gpus) -> No
     other, uids = _bystander(gpus), {p["metadata"]["uid"] for p in gpus.cluster.of(POD)}
     for drafts, reason in (
         ({"lowAcceptance": True}, "LowDraftAcceptance"),
+        ({"acceptance": 0.4}, None),
+        ({"acceptance": 0.35}, "LowDraftAcceptance"),  # of 0.75, as with one kind of the rows that it reads wrong
         ({"problem": "config.json is missing"}, "DrafterUnavailable"),
         ({"lowAcceptance": "nonsense", "problem": 7}, None),
     ):
