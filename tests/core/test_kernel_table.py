@@ -144,7 +144,7 @@ def test_eight_bit_sliding_chunks_are_hoppers_where_their_keys_have_room() -> No
 @pytest.mark.parametrize("gpu", [80, 90, 120])
 def test_steps_with_images_are_tritons_in_sliding_layers_and_text_has_rows_of_its_own(gpu: int) -> None:
     found = table("31B", gpu)
-    assert ranges(found.of(Operation.SPAN_ATTENTION, LayerKind.SLIDING)) == [(None, "sliding_chunk_spans")]
+    assert ranges(found.of(Operation.SPAN_ATTENTION, LayerKind.SLIDING)) == [(None, "sliding_chunk")]
     assert found.choose(Operation.SPAN_ATTENTION, LayerKind.SLIDING).backend is Backend.TRITON
     with pytest.raises(KeyError):
         found.of(Operation.SPAN_ATTENTION, LayerKind.GLOBAL)

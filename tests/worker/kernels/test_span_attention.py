@@ -108,10 +108,14 @@ def test_rows_that_see_no_further_have_the_bits_of_text() -> None:
     assert not torch.equal(output[40:54], text[40:54])
 
 
-def test_text_launches_what_it_did(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_has_no_last_keys_to_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One kernel for both, and None, by which text's is compiled as if there were no spans."""
     launched = []
-    monkeypatch.setattr(doors, "launch", lambda kernel, grid, *arguments, **constants: launched.append(kernel.__name__))
+    monkeypatch.setattr(
+        doors, "launch",
+        lambda kernel, grid, *arguments, **constants: launched.append((kernel.__name__, arguments[-1] is None)),
+    )  # fmt: skip
     attended = Attended([Chunk(0, 40, 60)], fmt="none", window=33, group=2, seed=9)
     attended.output(None)
     attended.output(list(range(40, 100)))
-    assert launched == ["sliding_chunk", "sliding_chunk_spans"]
+    assert launched == [("sliding_chunk", True), ("sliding_chunk", False)]

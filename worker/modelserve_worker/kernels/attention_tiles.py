@@ -195,7 +195,7 @@ def attention_specimens(
             if "ROWS" in constants:
                 known["PART"], block = query_block(tile, constants["ROWS"], shape["GROUP"])
                 known["BLOCK_M"] = block
-            chosen = {name: known[name] for name in names if name.isupper() or name == "D"}
+            chosen = {name: known[name] for name in names if name.isupper() or name == "D" or name in constants}
             tiled = "TILE" in chosen
             highest = generation.highest if tiled else HIGHEST
             warps = decode_warps(tile, block) if "ROWS" in constants else tile.warps

@@ -25,7 +25,6 @@ from modelserve_worker.kernels import packed_decode_triton as packed_kernels
 from modelserve_worker.kernels import prepare_triton as prepare_kernels
 from modelserve_worker.kernels import sliding_attention_sm90 as hopper_sliding
 from modelserve_worker.kernels import sliding_decode_sm90 as hopper_decode
-from modelserve_worker.kernels import span_attention_triton as span_kernels
 from modelserve_worker.kernels.attention_tiles import FORMAT_NAMES, Tile, decode_warps, query_block, tile_for
 from modelserve_worker.kernels.dependent_launch import launch
 from modelserve_worker.kernels.paged_layout import LayerRows
@@ -239,7 +238,7 @@ def chunk_attention(
 ) -> bool:
     """Rows of all chunks of q [T, Hq, D] -> the same rows of `output`. Returns whether attention of the step's decodes
     may run beside the last of the kernels, which then lets it start only when all before the chunks is complete.
-    A step with `last_keys` has a kernel of its own in sliding layers.
+    A step with `last_keys` takes Triton's kernel in sliding layers on every GPU.
 
     `fresh`: the step buffers of a sliding layer. `scratch`, of a global layer that needs one: flat, of q's dtype, with
     `scratch_per_key` elements for each of the keys that `Segments.key_rows` counts (whole pages). A sliding layer of
@@ -259,17 +258,11 @@ def chunk_attention(
     pages = (table, table.stride(0), elements, scales, *numbers)
     if rows.kind is LayerKind.SLIDING:
         assert fresh is not None
-        if step.last_keys is not None:
-            launch(
-                span_kernels.sliding_chunk_spans, (chunks.most_sliding_blocks, rows.heads),
-                q, output, *fresh, *described, chunks.sliding_blocks, *pages, step.last_keys,
-                ENTRIES=rows.entries, WINDOW=rows.window, FORMAT=fmt, **shared,
-            )  # fmt: skip
-            return False
-        if tile.hopper and rows.dtype not in EIGHT_BIT:
+        hopper = tile.hopper and step.last_keys is None
+        if hopper and rows.dtype not in EIGHT_BIT:
             hopper_sliding.sliding_chunk(q, output, step, rows=rows, fresh=fresh[:2], table=table, arena=arena)
             return True
-        room = _decoded_window(scratch, chunks, rows=rows, tokens=q.shape[0]) if tile.hopper else None
+        room = _decoded_window(scratch, chunks, rows=rows, tokens=q.shape[0]) if hopper else None
         if room is not None:
             programs = max(rows.entries, -(-q.shape[0] // rows.page_tokens))
             launch(
@@ -282,7 +275,7 @@ def chunk_attention(
             return True
         launch(
             chunk_kernels.sliding_chunk, (chunks.most_sliding_blocks, rows.heads),
-            q, output, *fresh, *described, chunks.sliding_blocks, *pages,
+            q, output, *fresh, *described, chunks.sliding_blocks, *pages, step.last_keys,
             ENTRIES=rows.entries, WINDOW=rows.window, FORMAT=fmt, **shared,
         )  # fmt: skip
         return False

@@ -3,6 +3,7 @@
 A block of BLOCK_M query rows is BLOCK_M / GROUP tokens times the GROUP query heads of one KV head, so that one tile of
 keys serves all of them. Global layers have written the step's rows to pages before. Sliding layers read the positions
 before the chunk from pages and the chunk's own rows from the step buffers, because a page may be about to be reused.
+What rows see behind them there is always in the step buffers: a span is never cut.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
@@ -233,11 +234,7 @@ def global_chunk_v_only(
 
 
 @triton.jit
-def sliding_rows(
-    block,
-    head,
-    ends,  # running sum of blocks
-    last_keys,  # int32 [T] the last position that each row sees, where there are SPANS
+def sliding_chunk(
     q,
     output,
     step_k,  # encoded rows of the step [T, KV_HEADS, D]
@@ -248,6 +245,7 @@ def sliding_rows(
     chunk_starts,
     chunk_lengths,
     chunk_slots,
+    block_ends,
     table,
     table_stride,
     arena,
@@ -260,6 +258,8 @@ def sliding_rows(
     scale_stride: tl.int64,
     k_scale_offset: tl.int64,
     v_scale_offset: tl.int64,
+    last_keys,  # int32 [T] the last position that each row sees; None: its own
+    CHUNKS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     D: tl.constexpr,
@@ -269,9 +269,15 @@ def sliding_rows(
     WINDOW: tl.constexpr,
     FORMAT: tl.constexpr,
     BLOCK_M: tl.constexpr,
-    SPANS: tl.constexpr,
 ):
-    """One block of queries of one KV head. A query sees no key behind its own but in SPANS."""
+    """A row sees no key behind its own or, where rows of images see each other, behind its one of `last_keys`. Blocks
+    whose rows see no further than themselves have the same bits with `last_keys` and without."""
+    launch_dependents()
+    wait_for_prerequisites()
+    ends = tl.load(block_ends + tl.arange(0, CHUNKS))
+    block, head = tl.program_id(0), tl.program_id(1)
+    if block >= tl.max(ends):
+        return
     compute: tl.constexpr = q.dtype.element_ty
     tokens_per_block: tl.constexpr = BLOCK_M // GROUP
     chunk, own_block = chunk_of(ends, block)
@@ -285,7 +291,7 @@ def sliding_rows(
     wanted = (token < length)[:, None]
     at = start + token
     until = at
-    if SPANS:
+    if last_keys is not None:
         until = tl.load(last_keys + chunk_row + token, mask=token < length, other=0)
     columns = tl.arange(0, D)
     offsets = tl.arange(0, TILE)
@@ -297,7 +303,7 @@ def sliding_rows(
     result = tl.zeros([BLOCK_M, D], tl.float32)
     oldest = tl.maximum(start + first - WINDOW + 1, 0)
     last = tl.minimum(first + tokens_per_block, length)  # rows of the chunk that this block's queries see
-    if SPANS:
+    if last_keys is not None:
         last = tl.maximum(tl.max(until) + 1 - start, last)
     # Tiles begin at multiples of their size, wherever the chunk begins. A tile may lie in pages and in the step's rows.
     for tile in range(oldest // TILE, tl.cdiv(start + last, TILE)):
@@ -330,56 +336,6 @@ def sliding_rows(
     tl.store(output + places + columns[None, :], result.to(compute), mask=wanted)
 
 
-@triton.jit
-def sliding_chunk(
-    q,
-    output,
-    step_k,  # encoded rows of the step [T, KV_HEADS, D]
-    step_v,
-    step_k_scale,  # float16 [T, KV_HEADS], int8 only
-    step_v_scale,
-    chunk_rows,
-    chunk_starts,
-    chunk_lengths,
-    chunk_slots,
-    block_ends,
-    table,
-    table_stride,
-    arena,
-    scales,
-    origin: tl.int64,
-    page_stride: tl.int64,
-    k_offset: tl.int64,
-    v_offset: tl.int64,
-    scale_origin: tl.int64,
-    scale_stride: tl.int64,
-    k_scale_offset: tl.int64,
-    v_scale_offset: tl.int64,
-    CHUNKS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    D: tl.constexpr,
-    PAGE: tl.constexpr,
-    TILE: tl.constexpr,
-    ENTRIES: tl.constexpr,
-    WINDOW: tl.constexpr,
-    FORMAT: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-):
-    launch_dependents()
-    wait_for_prerequisites()
-    ends = tl.load(block_ends + tl.arange(0, CHUNKS))
-    block, head = tl.program_id(0), tl.program_id(1)
-    if block >= tl.max(ends):
-        return
-    sliding_rows(
-        block, head, ends, None, q, output, step_k, step_v, step_k_scale, step_v_scale, chunk_rows,
-        chunk_starts, chunk_lengths, chunk_slots, table, table_stride, arena, scales, origin, page_stride,
-        k_offset, v_offset, scale_origin, scale_stride, k_scale_offset, v_scale_offset, KV_HEADS, GROUP, D,
-        PAGE, TILE, ENTRIES, WINDOW, FORMAT, BLOCK_M, SPANS=False,
-    )  # fmt: skip
-
-
 # Spills that are accepted: the accumulators of 64 queries by 512 columns fill the registers, and what is spilled is the
 # layout's numbers, once per tile.
 SPECIMENS = (
@@ -390,6 +346,9 @@ SPECIMENS = (
     *(
         specimen
         for fmt in ("bfloat16", "int8", "fp8_e4m3")
-        for specimen in attention_specimens(sliding_chunk, "sliding", fmt, door="chunk", spilled_bytes=96)
+        for specimen in (
+            *attention_specimens(sliding_chunk, "sliding", fmt, door="chunk", spilled_bytes=96, last_keys=None),
+            *attention_specimens(sliding_chunk, "sliding", fmt, door="chunk", spilled_bytes=96),
+        )
     ),
 )

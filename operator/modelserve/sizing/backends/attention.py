@@ -190,5 +190,5 @@ def chunk_choices(shape: AttentionShape, capability: int, profile: Profile = "fa
 def span_choices(shape: AttentionShape) -> Iterator[Choice]:
     """Of chunk attention in steps where rows of images see what is behind them, which they do in sliding layers."""
     if shape.window:
-        kernels = ("sliding_chunk_spans",)
-        yield Choice(Operation.SPAN_ATTENTION, Backend.TRITON, kernels, subject=shape.kind, format=shape.format)
+        chunk = ("sliding_chunk",)
+        yield Choice(Operation.SPAN_ATTENTION, Backend.TRITON, chunk, subject=shape.kind, format=shape.format)
