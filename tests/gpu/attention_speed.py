@@ -34,50 +34,54 @@ from modelserve_worker.layers.rotary import RotaryEmbedding
 ARENA_BYTES = 3 << 30
 UNCACHED_BYTES = 160_000_000  # three times the L2 cache of an H200
 TRIED_BLOCKS = 1024  # of the kernel of few rows
-CUDA = torch.device("cuda")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # where nothing is timed, but tried
 SEQUENCES = 64
+
+
+def architecture_of(name: str) -> ModelArchitecture:
+    facts = published_model(f"hf://google/gemma-4-{name}")
+    assert facts is not None
+    return facts.architecture
 
 
 @dataclass
 class Layer:
-    """One layer of a published model over an arena of random rows."""
+    """One layer of a model over an arena of random rows."""
 
-    name: str
+    architecture: ModelArchitecture
     kind: LayerKind
     dtype: KVCacheDtype
+    arena_bytes: int = ARENA_BYTES
 
     def __post_init__(self) -> None:
-        facts = published_model(f"hf://google/gemma-4-{self.name}")
-        assert facts is not None
-        self.architecture: ModelArchitecture = facts.architecture
         layout = KVCacheLayout.V_ONLY if self.architecture.attention_k_eq_v else KVCacheLayout.KV
         geometry = cache_geometry(self.architecture, dtype=self.dtype, layout=layout, tensor_parallel_size=1)
         spec, is_global = geometry.page(self.kind), self.kind is LayerKind.GLOBAL
         # Pages of this layer alone, so that an arena of this size holds long contexts.
         self.rows: LayerRows = replace(
-            layer_rows(geometry, spec.layers[0], pool_bytes=ARENA_BYTES),
-            origin=ARENA_BYTES - spec.layer_bytes if is_global else 0,
+            layer_rows(geometry, spec.layers[0], pool_bytes=self.arena_bytes),
+            origin=self.arena_bytes - spec.layer_bytes if is_global else 0,
             page_stride=-spec.layer_bytes if is_global else spec.layer_bytes,
         )
-        self.pages = ARENA_BYTES // spec.layer_bytes
+        self.pages = self.arena_bytes // spec.layer_bytes
         self.heads = self.architecture.num_attention_heads
         self.pairs = self.architecture.global_rotary_pairs
-        self.frequencies = RotaryEmbedding(self.architecture, device=CUDA).inverse_frequencies(self.kind)
+        self.frequencies = RotaryEmbedding(self.architecture, device=DEVICE).inverse_frequencies(self.kind)
         if self.dtype is KVCacheDtype.BFLOAT16:
-            self.arena = torch.randn(ARENA_BYTES // 2, dtype=torch.bfloat16, device=CUDA).view(torch.uint8)
+            self.arena = torch.randn(self.arena_bytes // 2, dtype=torch.bfloat16, device=DEVICE).view(torch.uint8)
         else:  # bytes that are small numbers in every format, scales included
-            self.arena = torch.randint(0, 56, (ARENA_BYTES,), dtype=torch.uint8, device=CUDA)
-        self.weight = torch.rand(self.rows.width, device=CUDA).bfloat16()
+            self.arena = torch.randint(0, 56, (self.arena_bytes,), dtype=torch.uint8, device=DEVICE)
+        self.weight = torch.rand(self.rows.width, device=DEVICE).bfloat16()
 
     def queries(self, tokens: int) -> Tensor:
-        return torch.randn(tokens, self.heads, self.rows.width, device=CUDA).bfloat16() * 0.05
+        return torch.randn(tokens, self.heads, self.rows.width, device=DEVICE).bfloat16() * 0.05
 
     def tables(self, contexts: Sequence[int], sets: int) -> list[Tensor]:
         held = [min(-(-n // self.rows.page_tokens), self.rows.entries or n) for n in contexts]
-        order = torch.randperm(self.pages, device=CUDA).int()
+        order = torch.randperm(self.pages, device=DEVICE).int()
         made = []
         for number in range(sets):
-            table = torch.zeros(SEQUENCES, -(-max(held) // 16) * 16, dtype=torch.int32, device=CUDA)
+            table = torch.zeros(SEQUENCES, -(-max(held) // 16) * 16, dtype=torch.int32, device=DEVICE)
             at = number * sum(held)
             for slot, count in enumerate(held):
                 table[slot, :count] = order.roll(-at)[:count]
@@ -92,7 +96,7 @@ class Layer:
 
 
 def ints(values: Sequence[int]) -> Tensor:
-    return torch.tensor(values, dtype=torch.int32, device=CUDA)
+    return torch.tensor(values, dtype=torch.int32, device=DEVICE)
 
 
 def microseconds(calls: Sequence[Callable[[], None]], *, repeats: int) -> float:
@@ -123,16 +127,23 @@ def decode_kernels(layer: Layer, rows: int) -> Iterator[tuple[str, int]]:
 
 
 def decode(layer: Layer, contexts: Sequence[int], bandwidth: float, *, most_segments: int) -> str:
-    rows, count = layer.rows, len(contexts)
-    tile = doors.tile_for(rows, door="decode", capability=_capability(), query_heads=layer.heads)
-    if rows.entries:
+    tile = doors.tile_for(layer.rows, door="decode", capability=_capability(), query_heads=layer.heads)
+    if layer.rows.entries:
         tile = replace(tile, most_segments=most_segments)
+    calls, read = decode_calls(layer, contexts, tile)
+    spent = microseconds(calls * 2, repeats=15)
+    return f"{read / 1e6:9.1f} MB {spent:9.1f} us {read / spent / 1e6:6.2f} TB/s {1e6 * read / bandwidth / spent:6.0%}"
+
+
+def decode_calls(layer: Layer, contexts: Sequence[int], tile: doors.Tile) -> tuple[list[Callable[[], None]], int]:
+    """Calls for one row behind each of `contexts`, each of pages of its own, and the bytes that one reads."""
+    rows, count = layer.rows, len(contexts)
     positions, slots = ints([n - 1 for n in contexts]), ints(range(count))
     segments = Segments(slots, positions, torch.ones_like(slots), slots, most=count, most_rows=1)
     step = Step(positions, ints([count]), slots, slots, slots, segments, None)
     q = layer.queries(count)
     output = torch.empty_like(q)
-    workspace = torch.empty(count * doors.decode_workspace(rows, query_heads=layer.heads), device=CUDA)
+    workspace = torch.empty(count * doors.decode_workspace(rows, query_heads=layer.heads), device=DEVICE)
     rotation = None
     if rows.v_only:
         rotation = doors.tile_rotation(
@@ -147,13 +158,19 @@ def decode(layer: Layer, contexts: Sequence[int], bandwidth: float, *, most_segm
         )
         for table in layer.tables(contexts, sets=sets)
     ]  # fmt: skip
-    spent = microseconds(calls * 2, repeats=15)
-    return f"{read / 1e6:9.1f} MB {spent:9.1f} us {read / spent / 1e6:6.2f} TB/s {1e6 * read / bandwidth / spent:6.0%}"
+    return calls, read
 
 
 def chunk(layer: Layer, start: int, length: int, rate: float) -> str:
+    tile = doors.tile_for(layer.rows, door="chunk", capability=_capability(), query_heads=layer.heads)
+    call, work = chunk_call(layer, start, length, tile)
+    spent = microseconds([call] * 2, repeats=5)
+    return f"{work / 1e9:9.1f} GF {spent:9.1f} us {work / spent / 1e6:5.0f} TFLOP/s {1e6 * work / rate / spent:6.0%}"
+
+
+def chunk_call(layer: Layer, start: int, length: int, tile: doors.Tile) -> tuple[Callable[[], None], int]:
+    """A call for `length` rows of one request behind `start`, and its operations."""
     rows = layer.rows
-    tile = doors.tile_for(rows, door="chunk", capability=_capability(), query_heads=layer.heads)
     end, rest = start + length, [0] * (SEQUENCES - 1)
     blocks, pages = -(-length // (tile.rows // (layer.heads // rows.heads))), -(-end // rows.page_tokens)
     ends = ints([blocks] * SEQUENCES)
@@ -162,17 +179,17 @@ def chunk(layer: Layer, start: int, length: int, rate: float) -> str:
         sliding_blocks=ends, most_sliding_blocks=blocks, blocks=ends, pages=ints([pages] * SEQUENCES),
         key_rows=ints([0] * SEQUENCES), most_blocks=blocks, most_pages=pages,
     )  # fmt: skip
-    at = torch.arange(start, end, device=CUDA).int()
+    at = torch.arange(start, end, device=DEVICE).int()
     step = Step(at, ints([length]), at, at, at, None, segments, (segments,))
     q = layer.queries(length)
     output = torch.empty_like(q)
     shape = (length, rows.heads, rows.width)
-    stored = torch.rand(shape, device=CUDA).to(torch.bfloat16)
+    stored = torch.rand(shape, device=DEVICE).to(torch.bfloat16)
     if layer.dtype is not KVCacheDtype.BFLOAT16:
-        stored = torch.randint(0, 56, shape, device=CUDA).to(doors.element_dtype(rows))
-    scale = torch.rand(shape[:2], device=CUDA).half()
+        stored = torch.randint(0, 56, shape, device=DEVICE).to(doors.element_dtype(rows))
+    scale = torch.rand(shape[:2], device=DEVICE).half()
     keys = pages * rows.page_tokens + rows.window
-    scratch = torch.empty(keys * doors.scratch_per_key(rows, pairs=layer.pairs), dtype=torch.bfloat16, device=CUDA)
+    scratch = torch.empty(keys * doors.scratch_per_key(rows, pairs=layer.pairs), dtype=torch.bfloat16, device=DEVICE)
 
     def call() -> None:
         doors.chunk_attention(
@@ -181,14 +198,12 @@ def chunk(layer: Layer, start: int, length: int, rate: float) -> str:
         )  # fmt: skip
 
     (table,) = layer.tables([end], sets=1)
-    spent = microseconds([call] * 2, repeats=5)
     permitted = sum(min(position + 1, rows.window or end) for position in range(start, end))
-    work = 4 * permitted * layer.heads * rows.width
-    return f"{work / 1e9:9.1f} GF {spent:9.1f} us {work / spent / 1e6:5.0f} TFLOP/s {1e6 * work / rate / spent:6.0%}"
+    return call, 4 * permitted * layer.heads * rows.width
 
 
 def _capability() -> int:
-    major, minor = torch.cuda.get_device_capability(CUDA)
+    major, minor = torch.cuda.get_device_capability(DEVICE)
     return 10 * major + minor
 
 
@@ -239,13 +254,13 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases whose line contains this text")
     parser.add_argument("--decodes", action="store_true", help="no chunks")
     options = parser.parse_args()
-    print(f"{torch.cuda.get_device_name(CUDA)}: {options.bandwidth:.3g} B/s, {options.rate:.3g} FLOP/s")
+    print(f"{torch.cuda.get_device_name(DEVICE)}: {options.bandwidth:.3g} B/s, {options.rate:.3g} FLOP/s")
     for dtype in (KVCacheDtype.BFLOAT16, KVCacheDtype.INT8, KVCacheDtype.FP8_E4M3):
         for name, kind, case, contexts in DECODES:
             label = f"decode {name} {kind.value} {dtype.value} {case}"
             if options.only not in label:
                 continue
-            layer = Layer(name, kind, dtype)
+            layer = Layer(architecture_of(name), kind, dtype)
             for kernel, most in decode_kernels(layer, len(contexts)):
                 print(
                     f"{label + kernel:64} {decode(layer, contexts, options.bandwidth, most_segments=most)}", flush=True
@@ -253,7 +268,8 @@ def main() -> None:
         for name, kind, start, length in () if options.decodes else CHUNKS:
             label = f"chunk {name} {kind.value} {dtype.value} {length} after {start}"
             if options.only in label:
-                print(f"{label:64} {chunk(Layer(name, kind, dtype), start, length, options.rate)}", flush=True)
+                layer = Layer(architecture_of(name), kind, dtype)
+                print(f"{label:64} {chunk(layer, start, length, options.rate)}", flush=True)
 
 
 if __name__ == "__main__":

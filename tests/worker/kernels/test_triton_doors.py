@@ -1,0 +1,75 @@
+"""The tool that times doors of GPUs without Hopper's kernels runs them all, at tiny shapes through the interpreter."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from modelserve.architecture import ModelArchitecture
+from modelserve.published import published_model
+from modelserve.weight_format import WeightFormat, int4
+
+TOOLS = Path(__file__).resolve().parents[2] / "gpu"
+
+
+@pytest.fixture
+def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    if torch.cuda.is_available():
+        pytest.skip("the tool itself runs here")
+    monkeypatch.syspath_prepend(str(TOOLS))
+    return importlib.import_module("triton_doors")
+
+
+def tiny(name: str) -> ModelArchitecture:
+    """Of the published layers and heads' widths, all else as small as kernels take it."""
+    facts = published_model(f"hf://google/gemma-4-{name}")
+    assert facts is not None
+    small = {
+        "hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "num_global_key_value_heads": 1, "vocab_size": 4096, "num_kv_shared_layers": 0,
+    }  # fmt: skip
+    if facts.architecture.num_experts:
+        small |= {"num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 256}
+    return facts.architecture.model_copy(update=small)
+
+
+@pytest.mark.parametrize(
+    ("name", "weights"), [("E4B", None), ("31B", int4(32)), ("26B-A4B", None), ("26B-A4B", int4(32))], ids=str
+)
+@torch.no_grad()
+def test_every_door_of_an_ampere_gpu_is_run(tool: ModuleType, name: str, weights: WeightFormat | None) -> None:
+    sizes = tool.Sizes(context=80, segments=(2,), chunk=24, few=(1, 3), many=(20, 70), arena=1 << 23, round=1)
+    ran = {}
+    for door, cells in tool.lines(tool.Model(tiny(name), weights), 80, sizes):
+        works = [cell.make() for cell in cells]
+        assert all(work.bytes > 0 for work in works), door
+        assert not door.startswith("chunk") or works[0].operations > 0, door
+        if not (door.startswith("decode") and door.endswith("int8")):  # whose assembly the interpreter does not know
+            ran[door] = [tool.told(cell, 1e12, 1e12, 1e12) for cell in cells]
+            assert ran[door] == [f"{cell.name} ran" for cell in cells]
+    doors = {door.split()[0] for door in ran}
+    assert doors >= {"decode", "chunk", "prepare", "commit", "product"}
+    assert ("experts" in doors) is (name == "26B-A4B")
+    assert ("sampler" in doors) is (weights is None)
+
+
+def test_pytorchs_kernels_are_not_judged_and_tritons_are(tool: ModuleType) -> None:
+    """What a GPU of another generation would have of PyTorch's is not what this one has."""
+    of = {
+        weights: {
+            door: [cell.library for cell in cells]
+            for door, cells in tool.lines(tool.Model(tiny("26B-A4B"), weights), 80, tool.Sizes())
+        }
+        for weights in (None, int4(32))
+    }
+    products = {weights: [door for door in doors if door.startswith("product")] for weights, doors in of.items()}
+    assert len(products[None]) == len(products[int4(32)]) == 4
+    assert all(all(of[None][door]) for door in products[None])
+    assert of[int4(32)][products[int4(32)][0]] == [*[False] * 5, True]  # dequantised, then cuBLAS
+    assert of[None]["experts"] == [False, False, False, True, True]
+    assert not any(of[int4(32)]["experts"])
+    assert not any(any(cells) for door, cells in of[None].items() if door.startswith(("decode", "chunk", "gelu")))
