@@ -35,6 +35,7 @@ ARENA_BYTES = 3 << 30
 UNCACHED_BYTES = 160_000_000  # three times the L2 cache of an H200
 TRIED_BLOCKS = 1024  # of the kernel of few rows
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # where nothing is timed, but tried
+COMPUTE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32  # Triton's interpreter has no bfloat16 products
 SEQUENCES = 64
 
 
@@ -71,10 +72,10 @@ class Layer:
             self.arena = torch.randn(self.arena_bytes // 2, dtype=torch.bfloat16, device=DEVICE).view(torch.uint8)
         else:  # bytes that are small numbers in every format, scales included
             self.arena = torch.randint(0, 56, (self.arena_bytes,), dtype=torch.uint8, device=DEVICE)
-        self.weight = torch.rand(self.rows.width, device=DEVICE).bfloat16()
+        self.weight = torch.rand(self.rows.width, device=DEVICE).to(COMPUTE)
 
     def queries(self, tokens: int) -> Tensor:
-        return torch.randn(tokens, self.heads, self.rows.width, device=DEVICE).bfloat16() * 0.05
+        return torch.randn(tokens, self.heads, self.rows.width, device=DEVICE).to(COMPUTE) * 0.05
 
     def tables(self, contexts: Sequence[int], sets: int) -> list[Tensor]:
         held = [min(-(-n // self.rows.page_tokens), self.rows.entries or n) for n in contexts]
@@ -189,7 +190,7 @@ def chunk_call(layer: Layer, start: int, length: int, tile: doors.Tile) -> tuple
         stored = torch.randint(0, 56, shape, device=DEVICE).to(doors.element_dtype(rows))
     scale = torch.rand(shape[:2], device=DEVICE).half()
     keys = pages * rows.page_tokens + rows.window
-    scratch = torch.empty(keys * doors.scratch_per_key(rows, pairs=layer.pairs), dtype=torch.bfloat16, device=DEVICE)
+    scratch = torch.empty(keys * doors.scratch_per_key(rows, pairs=layer.pairs), dtype=COMPUTE, device=DEVICE)
 
     def call() -> None:
         doors.chunk_attention(

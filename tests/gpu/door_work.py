@@ -11,7 +11,7 @@ from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
-from attention_speed import DEVICE, SEQUENCES, Layer, chunk_call, decode_calls, ints
+from attention_speed import COMPUTE, DEVICE, SEQUENCES, Layer, chunk_call, decode_calls, ints
 from torch import Tensor
 
 from modelserve.architecture import LayerKind, ModelArchitecture
@@ -35,7 +35,6 @@ from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.layers.placement import Placement
 from modelserve_worker.layers.stored_matrix import StoredMatrix, stored_matrix
 
-BF16 = torch.bfloat16
 ROUND_BYTES = 200_000_000  # that calls go round: several times the L2 cache of any GPU
 TRIED: dict[tuple[Door, str], tuple[tuple[int, int, int, int], ...]] = {  # query rows, keys, warps, stages
     ("decode", "v_only"): ((16, 32, 4, 3), (16, 32, 4, 4), (16, 64, 8, 2), (16, 32, 2, 3)),
@@ -99,7 +98,7 @@ def named(tile: tuple[int, ...]) -> str:
 
 
 def random(*shape: int) -> Tensor:
-    return torch.randn(shape, device=DEVICE).to(BF16)
+    return torch.randn(shape, device=DEVICE).to(COMPUTE)
 
 
 def attention(model: Model, table: KernelTable, dtype: KVCacheDtype, sizes: Sizes) -> Iterator[Line]:
@@ -121,16 +120,22 @@ def attention(model: Model, table: KernelTable, dtype: KVCacheDtype, sizes: Size
         def store(rows: int, door: str, layer: Callable[[], Layer] = layer) -> Work:
             return stored_rows(layer(), rows, door)
 
-        yield f"decode {kind} {dtype}", [Cell(f"{n}x", partial(decode, n)) for n in sizes.segments]
-        yield f"chunk {kind} {dtype}", [Cell(f"{sizes.chunk}", chunk)]
+        yield f"decode {kind.name.lower()} {dtype}", [Cell(f"{n}x", partial(decode, n)) for n in sizes.segments]
+        yield f"chunk {kind.name.lower()} {dtype}", [Cell(f"{sizes.chunk}", chunk)]
         if sizes.tiles:
             few, *_, most = sizes.segments
             others = TRIED["decode", layout], TRIED["chunk", layout]
             for n in (few, most):
-                yield f"decode {kind} {dtype} {n}x", [Cell(named(t), partial(decode, n, t)) for t in others[0]]
-            yield f"chunk {kind} {dtype} by", [Cell(named(t), partial(chunk, t)) for t in others[1]]
+                yield (
+                    f"decode {kind.name.lower()} {dtype} {n}x",
+                    [Cell(named(t), partial(decode, n, t)) for t in others[0]],
+                )
+            yield f"chunk {kind.name.lower()} {dtype} by", [Cell(named(t), partial(chunk, t)) for t in others[1]]
         if dtype is KVCacheDtype.BFLOAT16:
-            yield f"prepare {kind}", [Cell(f"{n}", partial(store, n, "prepare")) for n in (*sizes.few, sizes.many[-1])]
+            yield (
+                f"prepare {kind.name.lower()}",
+                [Cell(f"{n}", partial(store, n, "prepare")) for n in (*sizes.few, sizes.many[-1])],
+            )
             if kind is LayerKind.SLIDING:
                 yield "commit", [Cell(f"{n}", partial(store, n, "commit")) for n in (sizes.few[-1], sizes.many[0])]
 
@@ -156,7 +161,7 @@ def stored_rows(layer: Layer, rows: int, door: str) -> Work:
 
 
 def matrix(model: Model, table: KernelTable, linear: TextLinear, shape: tuple[int, int]) -> StoredMatrix:
-    placement = Placement(DEVICE, BF16, weight_format=model.weights, operations=Operations(table, DEVICE))
+    placement = Placement(DEVICE, COMPUTE, weight_format=model.weights, operations=Operations(table, DEVICE))
     return filled(stored_matrix(linear, [shape[0]], shape[1], placement))
 
 
@@ -217,7 +222,7 @@ def products(model: Model, table: KernelTable, sizes: Sizes) -> Iterator[Line]:
 
 def experts(model: Model, table: KernelTable, sizes: Sizes) -> Iterator[Line]:
     a = model.architecture
-    placement = Placement(DEVICE, BF16, weight_format=model.weights, operations=Operations(table, DEVICE))
+    placement = Placement(DEVICE, COMPUTE, weight_format=model.weights, operations=Operations(table, DEVICE))
     layer = cache(lambda: filled(MixtureOfExperts(a, placement)))
 
     def multiply(rows: int) -> Work:
@@ -246,7 +251,7 @@ def elementwise(model: Model, table: KernelTable, sizes: Sizes) -> Iterator[Line
 
     def norm(rows: int) -> Work:
         added, x, weight = random(rows, a.hidden_size), random(rows, a.hidden_size), random(a.hidden_size)
-        scalar = torch.full((1,), 0.5, device=DEVICE, dtype=BF16)
+        scalar = torch.full((1,), 0.5, device=DEVICE, dtype=COMPUTE)
         call = partial(made.residual_norm, x, added, weight, scalar=scalar, next_weight=weight, eps=1e-6)
         return Work([call] * 8, 4 * x.nbytes)
 

@@ -37,20 +37,17 @@ def tiny(name: str) -> ModelArchitecture:
     return facts.architecture.model_copy(update=small)
 
 
-@pytest.mark.parametrize(
-    ("name", "weights"), [("E4B", None), ("31B", int4(32)), ("26B-A4B", None), ("26B-A4B", int4(32))], ids=str
-)
+@pytest.mark.parametrize(("name", "weights"), [("31B", int4(32)), ("26B-A4B", None)], ids=str)
 @torch.no_grad()
 def test_every_door_of_an_ampere_gpu_is_run(tool: ModuleType, name: str, weights: WeightFormat | None) -> None:
-    sizes = tool.Sizes(context=80, segments=(2,), chunk=24, few=(1, 3), many=(20, 70), arena=1 << 23, round=1)
+    sizes = tool.Sizes(context=80, segments=(2,), chunk=24, few=(1,), many=(70,), arena=1 << 23, round=1)
     ran = {}
     for door, cells in tool.lines(tool.Model(tiny(name), weights), 80, sizes):
         works = [cell.make() for cell in cells]
         assert all(work.bytes > 0 for work in works), door
         assert not door.startswith("chunk") or works[0].operations > 0, door
-        if not (door.startswith("decode") and door.endswith("int8")):  # whose assembly the interpreter does not know
-            ran[door] = [tool.told(cell, 1e12, 1e12, 1e12) for cell in cells]
-            assert ran[door] == [f"{cell.name} ran" for cell in cells]
+        ran[door] = [tool.told(cell, 1e12, 1e12, 1e12) for cell in cells]
+        assert ran[door] == [f"{cell.name} ran" for cell in cells]
     doors = {door.split()[0] for door in ran}
     assert doors >= {"decode", "chunk", "prepare", "commit", "product"}
     assert ("experts" in doors) is (name == "26B-A4B")
