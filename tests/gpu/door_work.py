@@ -122,7 +122,7 @@ def attention(model: Model, table: KernelTable, dtype: KVCacheDtype, sizes: Size
 
         yield f"decode {kind.name.lower()} {dtype}", [Cell(f"{n}x", partial(decode, n)) for n in sizes.segments]
         yield f"chunk {kind.name.lower()} {dtype}", [Cell(f"{sizes.chunk}", chunk)]
-        if sizes.tiles:
+        if sizes.tiles and dtype is KVCacheDtype.BFLOAT16:
             few, *_, most = sizes.segments
             others = TRIED["decode", layout], TRIED["chunk", layout]
             for n in (few, most):
@@ -275,10 +275,11 @@ def lines(model: Model, capability: int, sizes: Sizes) -> Iterator[Line]:
     layout = KVCacheLayout.V_ONLY if model.architecture.attention_k_eq_v else KVCacheLayout.KV
     formats = [Formats(model.weights, dtype, layout) for dtype in (KVCacheDtype.BFLOAT16, KVCacheDtype.INT8)]
     tables = [resolve(capability, model.architecture, each) for each in formats]
-    yield from attention(model, tables[0], formats[0].kv_dtype, sizes)
+    if model.weights is None:  # with weights in INT4 it is the same
+        yield from attention(model, tables[0], formats[0].kv_dtype, sizes)
     if model.architecture.num_experts:
         yield from experts(model, tables[0], sizes)
     yield from products(model, tables[0], sizes)
-    if model.weights is None:  # with weights in INT4 the rest is the same
+    if model.weights is None:
         yield from attention(model, tables[1], formats[1].kv_dtype, sizes)
         yield from elementwise(model, tables[0], sizes)

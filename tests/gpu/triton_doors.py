@@ -1,7 +1,7 @@
 """On one GPU: every door as GPUs without Hopper's kernels have it, and its share of what that GPU could do.
 
     PYTHONPATH=operator:worker:tests/gpu python tests/gpu/triton_doors.py [--models E4B 31B-INT4] [--capability 89]
-        [--only TEXT] [--tiles] [--compilers 14] [--deadline SECONDS]
+        [--only TEXT] [--tiles 31B] [--compilers 14] [--deadline SECONDS]
 
 A stand-in for GPUs that are not there: the table of kernels is that of `--capability` with its tiles, and Triton
 compiles for that GPU, whose instructions (`mma.sync`, `cp.async`; no dependent launch) ptxas then assembles for the one
@@ -105,11 +105,15 @@ def measured(cell: Cell, bandwidth: float, rate: float, library_rate: float) -> 
     return f"{cell.name} {spent:.4g}us {floor / spent:.0%}{of_library}{mark}"
 
 
-def compile_share(models: list[str], capability: int, only: str, sizes: Sizes, share: int, shares: int) -> None:
+def compile_share(models: dict[str, Sizes], capability: int, only: str, share: int, shares: int) -> None:
     """In a process of its own, so that many compile at a time; results lie in Triton's cache."""
     die_with_parent()
     pretend(capability)
-    doors = ((f"{name} {door}", cells) for name in models for door, cells in lines(MODELS[name](), capability, sizes))
+    doors = (
+        (f"{name} {door}", cells)
+        for name, sizes in models.items()
+        for door, cells in lines(MODELS[name](), capability, sizes)
+    )
     for number, cell in enumerate(cell for label, cells in doors if only in label for cell in cells):
         if number % shares == share:
             with torch.no_grad(), contextlib.suppress(MemoryError, RuntimeError):  # which the measurement tells
@@ -124,13 +128,13 @@ def main() -> int:
     parser.add_argument("--only", default="", help="doors whose line contains this text")
     parser.add_argument("--bandwidth", type=float, default=4.3e12, help="bytes a second; the default is an H200's")
     parser.add_argument("--compilers", type=int, default=14, help="processes that compile first")
-    parser.add_argument("--tiles", action="store_true", help="other tiles, too")
+    parser.add_argument("--tiles", nargs="+", default=[], choices=MODELS, help="of these other tiles, too")
     add_deadline(parser)
     options = parser.parse_args()
     os.environ["TRITON_CACHE_DIR"] = f"{tempfile.gettempdir()}/triton_doors_{options.capability}"  # of nobody else's
     with within(options.deadline) as time:
-        spawn, sizes = get_context("spawn"), Sizes(tiles=options.tiles)
-        given = options.models, options.capability, options.only, sizes
+        spawn, models = get_context("spawn"), {name: Sizes(tiles=name in options.tiles) for name in options.models}
+        given = models, options.capability, options.only
         shares = range(options.compilers)
         compiling = [spawn.Process(target=compile_share, args=(*given, share, len(shares))) for share in shares]
         for each in compiling:
@@ -144,7 +148,7 @@ def main() -> int:
             f"mma.sync {rate / 1e12:.0f} TFLOP/s, cuBLAS {library_rate / 1e12:.0f}; compiled after "
             f"{time.seconds:.0f} s", flush=True,
         )  # fmt: skip
-        for name in options.models:
+        for name, sizes in models.items():
             for door, cells in lines(MODELS[name](), options.capability, sizes):
                 if options.only in f"{name} {door}":
                     found = (told(cell, options.bandwidth, rate, library_rate) for cell in cells)

@@ -49,7 +49,7 @@ def test_every_door_of_an_ampere_gpu_is_run(tool: ModuleType, name: str, weights
         ran[door] = [tool.told(cell, 1e12, 1e12, 1e12) for cell in cells]
         assert ran[door] == [f"{cell.name} ran" for cell in cells]
     doors = {door.split()[0] for door in ran}
-    assert doors >= {"decode", "chunk", "prepare", "commit", "product"}
+    assert doors >= ({"product"} if weights else {"decode", "chunk", "prepare", "commit", "product"})
     assert ("experts" in doors) is (name == "26B-A4B")
     assert ("sampler" in doors) is (weights is None)
 
