@@ -145,7 +145,10 @@ def stored_rows(layer: Layer, rows: int, door: str) -> Work:
     held, width, apart = layer.rows, layer.rows.width, rows <= SEQUENCES
     slots, at = ints(range(rows) if apart else [0] * rows), ints([0] * rows if apart else range(rows))
     (table,) = layer.tables([1] * rows if apart else [rows], 1)
-    fresh: Any = (*(random(rows, held.heads, width) for _ in "kv"), *(torch.rand(rows, held.heads, device=DEVICE).half(),) * 2)
+    fresh: Any = (
+        *(random(rows, held.heads, width) for _ in "kv"),
+        *(torch.rand(rows, held.heads, device=DEVICE).half(),) * 2,
+    )
     waiting = ints([-1] * rows) if held.entries and not apart else slots
     step = Step(at, ints([rows]), slots, waiting, slots, None, None)
     if door == "commit":
