@@ -39,15 +39,15 @@ ROUND_BYTES = 200_000_000  # that calls go round: several times the L2 cache of 
 TRIED: dict[tuple[Door, str], tuple[tuple[int, int, int, int], ...]] = {  # query rows, keys, warps, stages
     ("decode", "v_only"): ((16, 32, 4, 3), (16, 32, 4, 4), (16, 64, 8, 2), (16, 32, 2, 3)),
     ("decode", "kv"): ((16, 32, 4, 2), (16, 32, 4, 4), (16, 64, 4, 2), (16, 32, 8, 3)),
-    ("decode", "sliding"): ((16, 32, 2, 2), (16, 32, 4, 3), (16, 32, 2, 3), (16, 16, 2, 4)),
-    ("chunk", "v_only"): ((64, 32, 8, 2), (64, 32, 8, 1), (64, 16, 8, 2), (32, 64, 8, 2), (32, 32, 4, 2)),
-    ("chunk", "kv"): ((64, 32, 8, 1), (64, 16, 8, 2), (32, 16, 8, 3), (32, 32, 4, 2)),
-    ("chunk", "sliding"): ((64, 32, 4, 2), (64, 64, 4, 2), (64, 64, 8, 2), (128, 32, 8, 2), (128, 64, 8, 2)),
+    ("decode", "sliding"): ((16, 32, 2, 2), (16, 32, 4, 3), (16, 32, 2, 3)),
+    ("chunk", "v_only"): ((64, 32, 8, 2), (64, 16, 8, 2), (32, 64, 8, 2), (32, 32, 4, 2), (32, 16, 4, 2)),
+    ("chunk", "kv"): ((64, 16, 8, 2), (32, 16, 8, 2), (32, 32, 4, 2), (32, 16, 4, 3), (64, 32, 8, 1)),
+    ("chunk", "sliding"): ((64, 32, 4, 2), (64, 64, 4, 2), (64, 16, 4, 3), (64, 16, 4, 2), (128, 16, 8, 2)),
 }
 TRIED_INT4 = {  # by rows
-    1: ((32, 8, 2, 3, 1536), (64, 8, 2, 4, 1024), (32, 8, 2, 5, 1024)),
-    32: ((64, 32, 4, 3, 528), (64, 64, 4, 3, 264), (128, 32, 8, 3, 264)),
-    512: ((64, 64, 4, 3, 264), (64, 128, 4, 2, 264), (128, 128, 8, 2, 240), (128, 64, 4, 2, 264)),
+    1: ((32, 8, 2, 3, 1536), (64, 8, 2, 4, 1024), (32, 8, 2, 5, 1024), (64, 8, 4, 4, 512)),
+    32: ((64, 32, 4, 3, 528), (128, 32, 8, 3, 264), (128, 32, 4, 3, 528), (64, 32, 4, 4, 1056)),
+    512: ((64, 128, 4, 2, 264), (128, 128, 8, 2, 240), (128, 64, 4, 2, 264), (256, 64, 8, 2, 132)),
 }  # outputs, rows, warps, stages, programs
 
 
@@ -122,10 +122,10 @@ def attention(model: Model, table: KernelTable, dtype: KVCacheDtype, sizes: Size
 
         yield f"decode {kind.name.lower()} {dtype}", [Cell(f"{n}x", partial(decode, n)) for n in sizes.segments]
         yield f"chunk {kind.name.lower()} {dtype}", [Cell(f"{sizes.chunk}", chunk)]
-        if sizes.tiles and dtype is KVCacheDtype.BFLOAT16:
+        if sizes.tiles:
             few, *_, most = sizes.segments
             others = TRIED["decode", layout], TRIED["chunk", layout]
-            for n in (few, most):
+            for n in (few, most) if dtype is KVCacheDtype.BFLOAT16 else ():
                 yield (
                     f"decode {kind.name.lower()} {dtype} {n}x",
                     [Cell(named(t), partial(decode, n, t)) for t in others[0]],

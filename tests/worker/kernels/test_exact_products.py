@@ -5,10 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 from ordered_dots import add_in_order
+from torch.nn import functional
 
 from modelserve.errors import InvalidInput
+from modelserve.published import published_model
+from modelserve.sizing.backends.resolve import Formats, resolve
+from modelserve.weight_format import StoredType, TextLinear
 from modelserve_worker.kernels.exact_products import PlainExactProducts, check_places
-from modelserve_worker.kernels.exact_products_triton import TritonExactProducts
+from modelserve_worker.kernels.exact_products_triton import TritonExactProducts, TritonGroupedProducts
+from modelserve_worker.kernels.operations import Operations
+from modelserve_worker.kernels.row_blocks import plain_product
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +43,24 @@ def test_experts_have_the_bits_of_their_own_products(products) -> None:
     result = products.grouped(x, weights, ends)
     for expert, (first, end) in enumerate(((0, 3), (3, 3), (3, 20), (20, 28))):
         assert torch.equal(result[first:end], products.dense(x[first:end], weights[expert]))
+
+
+@pytest.mark.parametrize("gpu", [80, 89])
+def test_experts_of_other_gpus_than_hoppers_are_multiplied_so_in_profile_fast(gpu, monkeypatch) -> None:
+    """PyTorch's grouped product reads the ends on the host there; dense products stay PyTorch's."""
+    monkeypatch.setattr(functional, "grouped_mm", None)
+    facts = published_model("hf://google/gemma-4-26B-A4B")
+    assert facts is not None
+    operations = Operations(resolve(gpu, facts.architecture, Formats()), torch.device("cpu"))
+    x, weights, ends = torch.randn(30, 2816), torch.randn(4, 48, 2816), torch.tensor([3, 3, 20, 30], dtype=torch.int32)
+    products = operations.products(TextLinear.EXPERT_GATE_UP, (1408, 2816), StoredType.BFLOAT16, grouped=True)
+    assert products.of(512).multiply is None, "the elements' product is asked"
+    assert isinstance(products.elements, TritonGroupedProducts)
+    result = products.elements.grouped(x, weights, ends)
+    expert = torch.bucketize(torch.arange(30), ends.long(), right=True)
+    expected = torch.einsum("rk,rnk->rn", x.double(), weights[expert].double())
+    torch.testing.assert_close(result.double(), expected, rtol=1e-5, atol=1e-3)
+    assert torch.equal(products.elements.dense(x, weights[0]), plain_product(x, weights[0]))
 
 
 def test_a_product_that_looks_at_its_neighbours_is_refused() -> None:

@@ -67,6 +67,5 @@ def test_pytorchs_kernels_are_not_judged_and_tritons_are(tool: ModuleType) -> No
     assert len(products[None]) == len(products[int4(32)]) == 4
     assert all(all(of[None][door]) for door in products[None])
     assert of[int4(32)][products[int4(32)][0]] == [*[False] * 5, True]  # dequantised, then cuBLAS
-    assert of[None]["experts"] == [False, False, False, True, True]
-    assert not any(of[int4(32)]["experts"])
+    assert not any(of[None]["experts"] + of[int4(32)]["experts"])
     assert not any(any(cells) for door, cells in of[None].items() if door.startswith(("decode", "chunk", "gelu")))

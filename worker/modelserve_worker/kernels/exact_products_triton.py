@@ -20,6 +20,7 @@ from torch import Tensor
 
 from modelserve_worker.kernels.dependent_launch import launch, launch_dependents, wait_for_prerequisites
 from modelserve_worker.kernels.linear_tiles import MANY, LinearTile
+from modelserve_worker.kernels.row_blocks import plain_product
 from modelserve_worker.kernels.specimen import KernelSpecimen
 from modelserve_worker.kernels.split_inputs import expert_rows, store_product
 
@@ -125,6 +126,13 @@ class TritonExactProducts:
             x, x.stride(0), weights, result, ends, outputs, inputs, **_constants(tile, inputs),
         )  # fmt: skip
         return result
+
+
+class TritonGroupedProducts(TritonExactProducts):
+    """Of experts as above, others by PyTorch: where PyTorch's grouped product would wait for the device."""
+
+    def dense(self, x: Tensor, weight: Tensor) -> Tensor:
+        return plain_product(x, weight)
 
 
 def _tile(rows: int) -> LinearTile:

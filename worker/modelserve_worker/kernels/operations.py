@@ -91,13 +91,14 @@ class Operations:
     @cached_property
     def elements(self) -> ElementProducts:
         """Products by the elements of matrices that no kernel of a format multiplies by."""
-        if not self.exact:
-            return PLAIN_PRODUCTS
         if not self.table.on_kernels:
-            return PlainExactProducts()
-        from modelserve_worker.kernels.exact_products_triton import TritonExactProducts
+            return PlainExactProducts() if self.exact else PLAIN_PRODUCTS
+        grouped = any("exact_expert_products" in each.kernels for each in self.table.choices)
+        if not self.exact and not grouped:
+            return PLAIN_PRODUCTS
+        from modelserve_worker.kernels.exact_products_triton import TritonExactProducts, TritonGroupedProducts
 
-        return TritonExactProducts()
+        return TritonExactProducts() if self.exact else TritonGroupedProducts()
 
     @cached_property
     def elementwise(self) -> ElementwiseDoors:

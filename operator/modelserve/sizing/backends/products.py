@@ -141,7 +141,8 @@ def grouped_choice(
 
     Hopper's kernel is for bfloat16 in whole stages of inputs, and enough of them to store the results before meanwhile.
     It adds in one order whatever the number of rows, so that it is profile exact's, too.
-    PyTorch's has a kernel that lays out its problems.
+    PyTorch's has a kernel that lays out its problems there; on other GPUs it reads on the host where each expert's rows
+    end, which no captured step can, so that Triton's kernel of profile exact is that of both.
     """
     stored = StoredType.BFLOAT16 if weight_format is None else weight_format.of(linear)
     quantised = weight_format if stored in (StoredType.INT4, StoredType.FP8) else None
@@ -154,6 +155,6 @@ def grouped_choice(
     whole = inputs % BOX_INPUTS == 0 and inputs >= 8 * BOX_INPUTS and outputs % (GROUPED_ROWS * (1 + gated)) == 0
     if quantised is None and capability == HOPPER and whole and experts <= GROUPED_EXPERTS:
         return choice(Backend.HOPPER, ("grouped_rows",), shared_bytes=grouped_rows_bytes(), fuses_gelu=gated)
-    if capability is not None and profile == "exact":
+    if capability is not None and (profile == "exact" or capability != HOPPER):
         return choice(Backend.TRITON, (*(LIBRARY,) * plain_kernels, "exact_expert_products"))
     return choice(Backend.PLAIN, (LIBRARY,) * (2 + plain_kernels))
