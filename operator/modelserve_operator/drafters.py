@@ -77,9 +77,9 @@ def drafts_amiss(revision: Revision, observed: Observed) -> Iterator[Warn]:
     elif counted_on is not None and not drafter.prompt_lookup and min(measured, default=1.0) < _FAR_BELOW * counted_on:
         yield Warn(
             Reason.LOW_DRAFT_ACCEPTANCE,
-            f"What {drafter.uri} proposes is right less than half as often as the {counted_on:.2f} the plan counts"
-            " with: it is the drafter of another fine-tune, a worker hands it the wrong rows, or the text is of another "
-            "kind. Answers are right all the same, at less than the expected speed.",
+            f"What {drafter.uri} proposes is right less than half as often as the {counted_on:.2f} that the plan "
+            "counts with: it is the drafter of another fine-tune, a worker hands it the wrong rows, or the text is of "
+            "another kind. Answers are right all the same, at less than the expected speed.",
         )
 
 
