@@ -115,7 +115,8 @@ def wrong(layer: MixtureOfExperts) -> Iterator[str]:
     router, doors = layer.router, layer.doors
     for rows in (1, 2, 7, 8, 16, 17, 40, 64, 65, 300, 2048):
         x = activations(rows, architecture().hidden_size) * 3
-        normed, choice = router(x, layer.pre_norm)
+        routed = router(x, layer.pre_norm)
+        normed, choice = routed.normed, routed.choice
         wide = x.double()
         scaled = wide / (wide.square().mean(-1, keepdim=True) + EPS).sqrt() * router.scale.double() * x.shape[1] ** -0.5
         logits = scaled @ router.weight.double().t()

@@ -27,7 +27,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from modelserve.sizing.backends.products import CHOSEN_ROWS
-from modelserve_worker.kernels.experts_triton import TritonExperts
+from modelserve_worker.kernels import routing_triton
 from modelserve_worker.kernels.linear_rows_sm90 import dense_rows
 from modelserve_worker.layers.moe import MixtureOfExperts
 
@@ -62,50 +62,39 @@ class Chain:
         self.layers = [Layer() for _ in range(count)]
         self.start = activations(rows, a.hidden_size)
         self.attended = activations(rows, a.num_attention_heads * a.head_dim)
-        self.norm = torch.ones(a.hidden_size, device=CUDA, dtype=BF16)
         self.scalar = torch.full((1,), 0.7, device=CUDA, dtype=BF16)
 
-    def run(self, *, early_route: bool, streamed: bool, settled_sum: bool, settles: bool) -> Tensor:
-        x, rows = self.start.clone(), len(self.start)
-        norms = {"scalar": None, "next_weight": self.norm, "eps": EPS}
+    def run(self, *, streamed: bool = True, fused: bool = True, settles: bool = False) -> Tensor:
+        """`fused`: norm and router are one launch. `settles`: all dense products do."""
+        x = self.start.clone()
         product = partial(dense_rows, settles=settles)
         for layer in self.layers * PASSES:
             moe = layer.mixture
-            doors = TritonExperts(CUDA) if not hasattr(moe, "kept_doors") else moe.kept_doors
-            moe.kept_doors = doors
-            moe.doors = moe.router.doors = moe.experts.doors = doors
-            delta = product(self.attended, layer.output)
-            x, normed = DOORS.residual_norm(x, delta, self.norm, **norms)
-            routed = moe.route(x, None) if early_route else None
-            gated = product(normed, layer.gate_up, gated=True)
-            dense = dense_rows(gated, layer.down, settles=settles or streamed)
-            routed = moe.route(x, None) if routed is None else routed
+            doors = moe.doors
             doors._streamed_rows = CHOSEN_ROWS if streamed else 0
-            shares = moe.experts(*routed)
-            doors._streamed_rows = CHOSEN_ROWS if settled_sum else 0
-            norm = moe.pre_norm
-            x, normed = moe.doors.add_branches(
-                x, dense, shares, _norms(moe), scalar=self.scalar, next_weight=norm.weight, eps=EPS
+            delta = product(self.attended, layer.output, split=True)
+            if fused:
+                x, normed, routed = moe.add_and_route(x, delta, moe.pre_norm, moe.pre_norm, None)
+            else:
+                x, normed = DOORS.residual_norm(
+                    x, delta, moe.pre_norm.weight, scalar=None, next_weight=moe.pre_norm.weight, eps=EPS
+                )
+                routed = moe.route(x, None)
+            dense = dense_rows(product(normed, layer.gate_up, gated=True), layer.down, settles=settles or streamed)
+            x, normed = moe(
+                x, routed, dense, added_norm=moe.pre_norm, scalar=self.scalar, next_weight=moe.pre_norm.weight
             )
             product(normed, layer.qkv)
-        assert rows == len(x)
         return x
 
 
-def _norms(moe: MixtureOfExperts):
-    from modelserve_worker.kernels.experts import BranchNorms
-
-    return BranchNorms(moe.dense_post_norm.weight, moe.post_norm.weight, moe.pre_norm.weight)
-
-
 VARIANTS = {
-    "as before": {"early_route": False, "streamed": False, "settled_sum": False, "settles": False},
-    "router first": {"early_route": True, "streamed": False, "settled_sum": False, "settles": False},
-    "streamed experts": {"early_route": True, "streamed": True, "settled_sum": False, "settles": False},
-    "early sum": {"early_route": True, "streamed": True, "settled_sum": True, "settles": False},
-    "all products settle": {"early_route": True, "streamed": True, "settled_sum": True, "settles": True},
-    "all settle, no experts": {"early_route": False, "streamed": False, "settled_sum": False, "settles": True},
+    "programs that find experts": {"streamed": False, "fused": False},
+    "streamed experts": {"fused": False},
+    "norm and router in one": {},
+    "all products settle": {"settles": True},
 }
+FEW_LAUNCHES = ((4, 8), (2, 8), (1, 8), (2, 4), (4, 16))  # experts and warps of a program of the router
 
 
 def captured_differs(run: Callable[[], Tensor], replays: int) -> int:
@@ -164,12 +153,20 @@ def main() -> int:
         for names in (list(VARIANTS), list(reversed(VARIANTS))):
             for name in names:
                 times[name].append(microseconds([partial(chain.run, **VARIANTS[name])]) / layers)
+        kept = dict(routing_triton.FEW_LAUNCH)
+        found = {}
+        for group, warps in FEW_LAUNCHES * 2:
+            routing_triton.FEW_LAUNCH.update({"GROUP": group, "num_warps": warps})
+            found.setdefault((group, warps), []).append(microseconds([chain.run]) / layers)
+        routing_triton.FEW_LAUNCH.update(kept)
         floor = f", floor {1e6 * chain.layers[0].bytes / BANDWIDTH:.1f}" if rows == 1 else ""
         print(f"{rows} rows, us a layer{floor}")
-        for name, found in times.items():
+        for name, taken in times.items():
             wrong = captured_differs(partial(chain.run, **VARIANTS[name]), options.replays)
             faults += wrong
-            print(f"  {name:24} {found[0]:7.2f} {found[1]:7.2f}   {wrong} replays differ", flush=True)
+            print(f"  {name:28} {taken[0]:7.2f} {taken[1]:7.2f}   {wrong} replays differ", flush=True)
+        for (group, warps), taken in found.items():
+            print(f"  router of {group} experts, {warps} warps a program: {taken[0]:.2f} {taken[1]:.2f}")
         for name in options.timeline:
             print(f"{rows} rows, {name}:")
             timeline(partial(chain.run, **VARIANTS[name]))

@@ -110,7 +110,7 @@ def test_rows_of_no_expert_and_broken_ones_keep_to_themselves_and_matrices_of_no
 @on_hopper
 def test_a_captured_chain_behind_the_router_has_the_bits_of_kernels_one_after_the_other() -> None:
     """As a layer has it: the choice, dense products of which the last settles, the products, the sum of both."""
-    from modelserve_worker.kernels.experts import BranchNorms, RouterWeights, Shares
+    from modelserve_worker.kernels.experts import AddedNorms, BranchNorms, RouterWeights, Shares
     from modelserve_worker.kernels.experts_triton import TritonExperts
     from modelserve_worker.kernels.linear_rows_sm90 import dense_rows
 
@@ -122,14 +122,17 @@ def test_a_captured_chain_behind_the_router_has_the_bits_of_kernels_one_after_th
     )
     products = [matrices(experts, width, inner) for _ in range(layers)]
     opened = (torch.randn(2 * inner, width, device=CUDA) * width**-0.5).bfloat16()
+    square, norms = (torch.randn(width, width, device=CUDA) * width**-0.5).bfloat16(), AddedNorms(ones, ones, ones)
     closed = (torch.randn(width, inner, device=CUDA) * inner**-0.5).bfloat16()
 
     def run(start: Tensor) -> list[Tensor]:
         x, kept = start.clone(), []
         for gate_up, down in products:
-            normed, choice = doors.route(x, router, ones, eps=1e-6, num_rows=None)
-            dense = dense_rows(dense_rows(x, opened, gated=True), closed, settles=True)
-            shares = Shares(doors.chosen_products(normed, choice, gate_up, down), choice)
+            delta = dense_rows(x, square, split=True)
+            x, opening, routed = doors.add_and_route(x, delta, norms, router, eps=1e-6, num_rows=None)
+            dense = dense_rows(dense_rows(opening, opened, gated=True), closed, settles=True)
+            choice = routed.choice
+            shares = Shares(doors.chosen_products(routed.normed, choice, gate_up, down), choice)
             x, after = doors.add_branches(
                 x, dense, shares, BranchNorms(ones, ones, ones), scalar=None, next_weight=ones, eps=1e-6
             )

@@ -12,11 +12,14 @@ from torch import Tensor
 
 from modelserve.sizing.backends.resolve import ROUTED_ROWS
 from modelserve_worker.kernels.elementwise import PlainElementwise
+from modelserve_worker.kernels.elementwise_triton import TritonElementwise
 from modelserve_worker.kernels.experts import (
     NO_EXPERT,
+    AddedNorms,
     BranchNorms,
     Choice,
     PlainExperts,
+    Routed,
     RouterWeights,
     Shares,
 )
@@ -93,7 +96,8 @@ def test_the_largest_logits_are_chosen(rows: int, experts: int, width: int, top_
     norm_weight = numbers.normal(width, scale=0.3, mean=1.0)
     truth = exact(x, weights)
     for doors in (PlainExperts(), TritonExperts(numbers.device)):
-        normed, choice = doors.route(x, weights, norm_weight, eps=EPS, num_rows=None)
+        routed = doors.route(x, weights, norm_weight, eps=EPS, num_rows=None)
+        normed, choice = routed.normed, routed.choice
         assert choice.weights.dtype == torch.float32
         assert choice.experts.dtype == torch.int32
         near(normed, exact_norm(x, norm_weight), 3e-3, numbers)
@@ -105,6 +109,49 @@ def test_the_largest_logits_are_chosen(rows: int, experts: int, width: int, top_
         near(choice.weights, truth.weights(choice.experts), 1e-5, numbers)
 
 
+@pytest.mark.parametrize("parts", [0, 2])
+@pytest.mark.parametrize(("rows", "experts", "width"), [(1, 128, 2816), (6, 32, 192), (ROUTED_ROWS + 2, 32, 192)])
+def test_what_is_added_first_is_the_residual_norm_and_the_route_of_its_sum(
+    rows: int, experts: int, width: int, parts: int, numbers: Numbers
+) -> None:
+    """Near float64, of a delta as it is or in parts; where no kernel adds in an order of its own, on a CPU, it has the
+    bits of the two doors one after the other."""
+    weights = router(numbers, experts, width, 8)
+    residual, delta = numbers.normal(rows, width, scale=3.0), numbers.normal(rows, width)
+    if parts:
+        delta = torch.stack([numbers.normal(rows, width).float() for _ in range(parts)])
+    norms = AddedNorms(*(numbers.normal(width, scale=0.3, mean=1.0) for _ in range(3)))
+    truth = residual.double() + exact_norm(delta.double().sum(0).bfloat16() if parts else delta, norms.delta)
+    for doors, elementwise in (
+        (PlainExperts(), PlainElementwise()),
+        (TritonExperts(numbers.device), TritonElementwise()),
+    ):
+        summed, normed, routed = doors.add_and_route(residual.clone(), delta, norms, weights, eps=EPS, num_rows=None)
+        near(summed, truth, 4e-3, numbers)
+        near(normed, exact_norm(summed, norms.dense), 3e-3, numbers)
+        near(routed.normed, exact_norm(summed, norms.experts), 3e-3, numbers)
+        choice, logits = routed.choice, exact(summed, weights)
+        near(choice.weights, logits.weights(choice.experts), 1e-5, numbers)
+        picked = logits.logits.gather(1, choice.experts.long())
+        left = logits.logits.scatter(1, choice.experts.long(), -torch.inf)
+        assert (picked.amin(1) >= left.amax(1) - 2e-5).all(), f"seed {numbers.seed}: a larger logit was left"
+        if numbers.device.type != "cpu":
+            continue
+        expected = elementwise.residual_norm(
+            residual.clone(), delta, norms.delta, scalar=None, next_weight=norms.dense, eps=EPS
+        )
+        assert torch.equal(summed, expected[0])
+        assert expected[1] is not None
+        assert torch.equal(normed, expected[1])
+        alone = doors.route(summed.clone(), weights, norms.experts, eps=EPS, num_rows=None)
+        for ours, theirs in zip(_parts(routed), _parts(alone), strict=True):
+            assert torch.equal(ours, theirs)
+
+
+def _parts(routed: Routed) -> tuple[Tensor, Tensor, Tensor]:
+    return routed.normed, routed.choice.weights, routed.choice.experts
+
+
 @pytest.mark.parametrize("rows", [4, ROUTED_ROWS + 3])
 def test_of_equal_logits_the_lower_index_is_chosen(rows: int, numbers: Numbers) -> None:
     x, weights = numbers.normal(rows, 64), router(numbers, 32, 64, 8)
@@ -114,7 +161,7 @@ def test_of_equal_logits_the_lower_index_is_chosen(rows: int, numbers: Numbers) 
     weights.weight[22:31] = 0
     weights.weight[25] = -0.0  # equal to 0.0, too
     choices = [
-        doors.route(x, weights, weights.scale, eps=EPS, num_rows=None)[1]
+        doors.route(x, weights, weights.scale, eps=EPS, num_rows=None).choice
         for doors in (PlainExperts(), TritonExperts(numbers.device))
     ]
     assert torch.equal(choices[0].experts, choices[1].experts)
@@ -130,12 +177,12 @@ def test_of_equal_logits_the_lower_index_is_chosen(rows: int, numbers: Numbers) 
 def test_broken_and_padded_rows_keep_to_themselves(rows: int, broken: float, numbers: Numbers) -> None:
     """A NaN row is seen as one, chooses experts that exist, and its neighbours choose what they would without it."""
     x, weights = numbers.normal(rows, 64), router(numbers, 32, 64, 8)
-    sound = TritonExperts(numbers.device).route(x, weights, weights.scale, eps=EPS, num_rows=None)[1]
+    sound = TritonExperts(numbers.device).route(x, weights, weights.scale, eps=EPS, num_rows=None).choice
     x[2, 5] = broken
     num_rows = torch.tensor([rows - 2], dtype=torch.int32, device=numbers.device)
     for doors in (PlainExperts(), TritonExperts(numbers.device)):
         with np.errstate(invalid="ignore"):
-            _, choice = doors.route(x, weights, weights.scale, eps=EPS, num_rows=num_rows)
+            choice = doors.route(x, weights, weights.scale, eps=EPS, num_rows=num_rows).choice
         assert choice.weights[2].isnan().all()
         assert all(0 <= expert < 32 for expert in choice.experts[2].tolist())
         assert len(set(choice.experts[2].tolist())) == 8
@@ -273,7 +320,8 @@ def test_a_layer_of_few_rows_says_what_the_sorted_way_says(numbers: Numbers) -> 
     x, weights = numbers.normal(6, 128, scale=2.0), router(numbers, 16, 128, 4)
     gate_up, down = numbers.normal(16, 96, 128, scale=0.1), numbers.normal(16, 128, 48, scale=0.15)
     plain, ours = PlainExperts(), TritonExperts(numbers.device)
-    normed, choice = ours.route(x, weights, weights.scale, eps=EPS, num_rows=None)
+    routed = ours.route(x, weights, weights.scale, eps=EPS, num_rows=None)
+    normed, choice = routed.normed, routed.choice
     few = ours.weighted_sum(Shares(ours.chosen_products(normed, choice, gate_up, down), choice))
     dealt = plain.deal(normed, choice, 16)
     grouped = torch.nn.functional.grouped_mm

@@ -124,9 +124,10 @@ def test_rows_past_the_last_choose_no_expert_and_come_out_as_zeros(architecture:
     for parameter in (*router.parameters(), *experts.parameters(), *norm.parameters()):
         parameter.data.normal_(generator=generator)
     x = torch.randn((5, architecture.hidden_size), generator=generator)
-    normed, chosen = router(x, norm)
+    routed = router(x, norm)
+    normed, chosen = routed.normed, routed.choice
     assert torch.equal(normed, norm(x))
-    _, padded = router(x, norm, torch.tensor([3], dtype=torch.int32))
+    padded = router(x, norm, torch.tensor([3], dtype=torch.int32)).choice
     assert torch.equal(padded.experts[:3], chosen.experts[:3])
     assert torch.equal(padded.weights, chosen.weights)
     assert (padded.experts[3:] == NO_EXPERT).all()

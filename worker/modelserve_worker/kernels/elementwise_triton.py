@@ -47,6 +47,21 @@ def load_row(pointer, column, WIDTH: tl.constexpr):
     return tl.load(pointer + column, mask=column < WIDTH, other=0.0).to(tl.float32)[None, :]
 
 
+@triton.jit
+def sum_of_parts(delta, at, inside, rows, WIDTH: tl.constexpr, PARTS: tl.constexpr, DTYPE: tl.constexpr):
+    """float32 of a delta at offsets `at`: as it is stored, or the sum of its parts rounded once to DTYPE."""
+    deltas = tl.load(delta + at, mask=inside, other=0.0).to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        deltas += tl.load(delta + part * rows.to(tl.int64) * WIDTH + at, mask=inside, other=0.0)
+    return deltas.to(DTYPE).to(tl.float32)
+
+
+@triton.jit
+def add_normed(kept, deltas, delta_weights, WIDTH: tl.constexpr, eps, DTYPE: tl.constexpr):
+    """kept + RMS(deltas) in DTYPE, all else float32 [ROWS, BLOCK]."""
+    return (kept + rms(deltas, delta_weights, WIDTH, eps).to(DTYPE).to(tl.float32)).to(DTYPE)
+
+
 @triton.jit(do_not_specialize=["rows"])
 def rms_norm(x, weight, normed, rows, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
     launch_dependents()
@@ -87,12 +102,9 @@ def residual_norm(
     if scalar is not None:
         factor = tl.load(scalar).to(tl.float32)
     wait_for_prerequisites()
-    deltas = tl.load(delta + at, mask=inside, other=0.0).to(tl.float32)
-    for part in tl.static_range(1, PARTS):
-        deltas += tl.load(delta + part * rows.to(tl.int64) * WIDTH + at, mask=inside, other=0.0)
-    deltas = deltas.to(dtype).to(tl.float32)
+    deltas = sum_of_parts(delta, at, inside, rows, WIDTH, PARTS, dtype)
     kept = tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
-    summed = (kept + rms(deltas, delta_weights, WIDTH, eps).to(dtype).to(tl.float32)).to(dtype)
+    summed = add_normed(kept, deltas, delta_weights, WIDTH, eps, dtype)
     if scalar is not None:
         summed = (summed.to(tl.float32) * factor).to(dtype)
     tl.store(residual + at, summed, mask=inside)
@@ -187,6 +199,11 @@ def tile_launch(width: int) -> dict[str, int]:
     return {"WIDTH": width, "BLOCK": block, "num_warps": max(1, block // _WARP_ELEMENTS)}
 
 
+def parts_of(delta: Tensor | None, residual: Tensor) -> int:
+    """P of a delta [P, T, H], 1 of one like the residual or of none."""
+    return delta.shape[0] if delta is not None and delta.dim() > residual.dim() else 1
+
+
 class TritonElementwise:
     """The doors on a CUDA device. `residual_norm` writes the sum in the residual's place. `exact`: a row is added up in
     one order, that of many rows, however many there are."""
@@ -219,7 +236,7 @@ class TritonElementwise:
         launch(
             residual_norm, (triton.cdiv(rows, block["ROWS"]),),
             residual, delta, delta_weight, scalar, next_weight, normed, rows, eps,
-            PARTS=delta.shape[0] if delta.dim() > residual.dim() else 1, **block,
+            PARTS=parts_of(delta, residual), **block,
         )  # fmt: skip
         return residual, normed
 

@@ -42,6 +42,23 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
+class Routed:
+    """What experts take, normed [T, H], and which each row chose."""
+
+    normed: Tensor
+    choice: Choice
+
+
+@dataclass(frozen=True, slots=True)
+class AddedNorms:
+    """Norm weights [H]: of a delta that is added to the residual, of the sum for the dense branch, and for experts."""
+
+    delta: Tensor
+    dense: Tensor
+    experts: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class DealtRows:
     """Copies of rows, those of one expert beside one another: expert e has rows [ends[e - 1], ends[e]).
 
@@ -77,12 +94,25 @@ class ExpertDoors(Protocol):
 
     def route(
         self, x: Tensor, router: RouterWeights, norm_weight: Tensor, *, eps: float, num_rows: Tensor | None
-    ) -> tuple[Tensor, Choice]:
+    ) -> Routed:
         """RMS_norm_weight(x), and what the rows of x [T, H] choose: the k largest logits, among equals the lower index.
 
         Weights are p over the sum of the row's k, times per_expert_scale. Rows from `num_rows` (int32 [1], on the
         device) on only pad the step and choose no expert.
         """
+        ...
+
+    def add_and_route(
+        self,
+        residual: Tensor,
+        delta: Tensor,
+        norms: AddedNorms,
+        router: RouterWeights,
+        *,
+        eps: float,
+        num_rows: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Routed]:
+        """`ElementwiseDoors.residual_norm` for the dense branch, without a scalar, and `route` of the sum."""
         ...
 
     def chosen_products(self, x: Tensor, choice: Choice, gate_up: Tensor, down: Tensor) -> Tensor:
@@ -133,7 +163,7 @@ class PlainExperts:
 
     def route(
         self, x: Tensor, router: RouterWeights, norm_weight: Tensor, *, eps: float, num_rows: Tensor | None
-    ) -> tuple[Tensor, Choice]:
+    ) -> Routed:
         scaled = rms_normalize(x, eps=eps) * router.scale.float() * x.shape[1] ** -0.5
         logits = self._product(scaled, router.weight.float())
         # A stable sort, because topk says nothing about equals. The shares of the chosen are a softmax of their own.
@@ -143,7 +173,23 @@ class PlainExperts:
         if num_rows is not None:
             padding = torch.arange(x.shape[0], device=x.device) >= num_rows
             experts = experts.masked_fill(padding.unsqueeze(-1), NO_EXPERT)
-        return self._elementwise.rms_norm(x, norm_weight, eps=eps), Choice(weights, experts.to(torch.int32))
+        return Routed(self._elementwise.rms_norm(x, norm_weight, eps=eps), Choice(weights, experts.to(torch.int32)))
+
+    def add_and_route(
+        self,
+        residual: Tensor,
+        delta: Tensor,
+        norms: AddedNorms,
+        router: RouterWeights,
+        *,
+        eps: float,
+        num_rows: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Routed]:
+        summed, normed = self._elementwise.residual_norm(
+            residual, delta, norms.delta, scalar=None, next_weight=norms.dense, eps=eps
+        )
+        assert normed is not None
+        return summed, normed, self.route(summed, router, norms.experts, eps=eps, num_rows=num_rows)
 
     def chosen_products(self, x: Tensor, choice: Choice, gate_up: Tensor, down: Tensor) -> Tensor:
         experts = choice.experts.clamp(max=gate_up.shape[0] - 1).long()

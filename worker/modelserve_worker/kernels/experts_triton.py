@@ -20,7 +20,15 @@ from torch import Tensor
 from modelserve_worker.kernels import dealing_triton, routing_triton
 from modelserve_worker.kernels.dependent_launch import launch, launch_dependents, wait_for_prerequisites
 from modelserve_worker.kernels.elementwise_triton import gelu, least_many, load_row, rms, row_launch
-from modelserve_worker.kernels.experts import BranchNorms, Choice, DealtRows, RouterWeights, Shares
+from modelserve_worker.kernels.experts import (
+    AddedNorms,
+    BranchNorms,
+    Choice,
+    DealtRows,
+    Routed,
+    RouterWeights,
+    Shares,
+)
 from modelserve_worker.kernels.routing_triton import MOST_ARRIVALS, NOBODY, OPERAND
 from modelserve_worker.kernels.specimen import KernelSpecimen
 
@@ -238,9 +246,23 @@ class TritonExperts:
 
     def route(
         self, x: Tensor, router: RouterWeights, norm_weight: Tensor, *, eps: float, num_rows: Tensor | None
-    ) -> tuple[Tensor, Choice]:
+    ) -> Routed:
         return routing_triton.route(
             x, router, norm_weight, self._arrivals, eps=eps, num_rows=num_rows, exact=self._exact
+        )
+
+    def add_and_route(
+        self,
+        residual: Tensor,
+        delta: Tensor,
+        norms: AddedNorms,
+        router: RouterWeights,
+        *,
+        eps: float,
+        num_rows: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Routed]:
+        return routing_triton.add_and_route(
+            residual, delta, norms, router, self._arrivals, eps=eps, num_rows=num_rows, exact=self._exact
         )
 
     def deal(self, x: Tensor, choice: Choice, experts: int) -> DealtRows:

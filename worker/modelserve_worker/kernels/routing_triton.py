@@ -24,14 +24,27 @@ from modelserve_worker.kernels.dependent_launch import (
     launch_dependents,
     wait_for_prerequisites,
 )
-from modelserve_worker.kernels.elementwise_triton import TritonElementwise, load_row, rms
-from modelserve_worker.kernels.experts import NO_EXPERT, Choice, RouterWeights
+from modelserve_worker.kernels.elementwise_triton import (
+    TritonElementwise,
+    add_normed,
+    load_row,
+    parts_of,
+    rms,
+    sum_of_parts,
+)
+from modelserve_worker.kernels.experts import (
+    NO_EXPERT,
+    AddedNorms,
+    Choice,
+    Routed,
+    RouterWeights,
+)
 from modelserve_worker.kernels.specimen import KernelSpecimen
 
 ROUTED_BLOCKS = 4  # of rows: times the groups of experts about one program for each multiprocessor
 NOBODY = tl.constexpr(NO_EXPERT)
 OPERAND = tl.constexpr(tl.float32 if triton.knobs.runtime.interpret else tl.bfloat16)  # the interpreter's products
-FEW_LAUNCH = {"GROUP": 4, "num_warps": 8}
+FEW_LAUNCH = {"GROUP": 2, "num_warps": 8}
 MANY_LAUNCHES = {  # by the most rows
     1024: {"BLOCK_T": 16, "BLOCK_H": 64, "SPLITS": 8, "num_warps": 4, "num_stages": 3},
     4096: {"BLOCK_T": 16, "BLOCK_H": 64, "SPLITS": 4, "num_warps": 4, "num_stages": 3},
@@ -65,6 +78,24 @@ def largest_words(words, SLOTS: tl.constexpr, K: tl.constexpr):
 
 
 @triton.jit
+def ranked_words(words, SLOTS: tl.constexpr):
+    """The same for one row, all at once: a word's place is how many are larger."""
+    rank = tl.sum((words[:, None, :] > words[:, :, None]).to(tl.int32), axis=2)
+    slot = tl.arange(0, SLOTS)[None, None, :]
+    return tl.sum(tl.where(rank[:, :, None] == slot, words[:, :, None], 0), axis=1)
+
+
+@triton.jit
+def row_to_route(x, delta, delta_weights, at, inside, rows, eps, WIDTH: tl.constexpr, PARTS: tl.constexpr):
+    """float32 [1, BLOCK] of x, or of its sum with the delta's norm."""
+    values = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    if delta is not None:
+        deltas = sum_of_parts(delta, at, inside, rows, WIDTH, PARTS, x.dtype.element_ty)
+        values = add_normed(values, deltas, delta_weights, WIDTH, eps, x.dtype.element_ty).to(tl.float32)
+    return values
+
+
+@triton.jit
 def choose(found, row, rows, wanted, weights, experts, scales, BLOCK_E: tl.constexpr, K: tl.constexpr):
     """Store what rows choose, their largest words [ROWS, SLOTS]; wanted [ROWS] is false of padding."""
     slot = tl.arange(0, found.shape[1])[None, :]
@@ -84,6 +115,11 @@ def choose(found, row, rows, wanted, weights, experts, scales, BLOCK_E: tl.const
 @triton.jit(do_not_specialize=["rows"])
 def route_few(
     x,  # [rows, WIDTH]
+    delta,  # as of `residual_norm`, to be added to x first, or None as all three after it
+    delta_weight,
+    next_weight,
+    added,  # the sum; x itself is read by programs that end later
+    next_normed,  # its norm by next_weight
     norm_weight,
     scale_weight,
     router_weight,  # [EXPERTS, WIDTH]
@@ -104,35 +140,52 @@ def route_few(
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     K: tl.constexpr,
+    PARTS: tl.constexpr,  # of delta
 ):
-    """A program computes ROWS rows' logits of GROUP experts; the last of the programs of these rows chooses."""
+    """A program computes ROWS rows' logits of GROUP experts, and one more stores their norms; the last of those that
+    compute logits chooses. All add to the residual for themselves."""
     launch_dependents()
-    block, group = tl.program_id(0), tl.program_id(1)
+    block, group, groups = tl.program_id(0), tl.program_id(1), tl.num_programs(1) - 1
+    first, end = block * ROWS, tl.minimum(block * ROWS + ROWS, rows)
     column = tl.arange(0, BLOCK)
+    own = (column < WIDTH)[None, :]
+    delta_weights = None if delta is None else load_row(delta_weight, column, WIDTH)
     expert = group * GROUP + tl.arange(0, GROUP)
-    inside = (expert < EXPERTS)[:, None] & (column < WIDTH)[None, :]
+    inside = (expert < EXPERTS)[:, None] & own
     elements = tl.load(router_weight + expert[:, None] * WIDTH + column[None, :], mask=inside, other=0.0)
     factors = load_row(scale_weight, column, WIDTH)
-    norm_weights = load_row(norm_weight, column, WIDTH)
     wait_for_prerequisites()
-    for row in range(block * ROWS, tl.minimum(block * ROWS + ROWS, rows)):
-        values = tl.load(x + row * WIDTH + column, mask=column < WIDTH, other=0.0).to(tl.float32)[None, :]
-        ones = tl.full([1, BLOCK], 1.0, tl.float32)
-        scaled = rms(values, ones, WIDTH, eps) * factors * ROOT_SCALE
-        products = tl.sum(elements.to(tl.float32) * scaled, axis=1)
-        tl.store(logits + row * EXPERTS + expert, products, mask=expert < EXPERTS)
-        if group == 0:
-            result = rms(values, norm_weights, WIDTH, eps).to(normed.dtype.element_ty)
-            tl.store(normed + row * WIDTH + column[None, :], result, mask=(column < WIDTH)[None, :])
-    tl.debug_barrier()  # every thread's logits are written before one of them counts the program in
-    if tl.atomic_add(arrivals + block, 1, sem="acq_rel") == tl.num_programs(1) - 1:
-        every, m = tl.arange(0, BLOCK_E), block * ROWS + tl.arange(0, ROWS)
-        known = (m < rows)[:, None] & (every < EXPERTS)[None, :]
-        found = tl.load(logits + m[:, None] * EXPERTS + every[None, :], mask=known, other=0.0, cache_modifier=".cg")
-        wanted = m < (rows if num_rows is None else tl.load(num_rows))
-        largest = largest_words(words_of(found, every, EXPERTS), triton.next_power_of_2(K), K)
-        choose(largest, m, rows, wanted, weights, experts, scales, BLOCK_E, K)
-        tl.store(arrivals + block, 0)
+    if group == groups:
+        norm_weights = load_row(norm_weight, column, WIDTH)
+        next_weights = None if delta is None else load_row(next_weight, column, WIDTH)
+        for row in range(first, end):
+            at = row * WIDTH + column[None, :]
+            values = row_to_route(x, delta, delta_weights, at, own, rows, eps, WIDTH, PARTS)
+            tl.store(normed + at, rms(values, norm_weights, WIDTH, eps).to(normed.dtype.element_ty), mask=own)
+            if delta is not None:
+                tl.store(added + at, values.to(added.dtype.element_ty), mask=own)
+                following = rms(values, next_weights, WIDTH, eps).to(normed.dtype.element_ty)
+                tl.store(next_normed + at, following, mask=own)
+    else:
+        for row in range(first, end):
+            at = row * WIDTH + column[None, :]
+            values = row_to_route(x, delta, delta_weights, at, own, rows, eps, WIDTH, PARTS)
+            root = tl.div_rn(1.0, tl.sqrt_rn(tl.sum(values * values, axis=1) * (1.0 / WIDTH) + eps))
+            products = tl.sum(elements.to(tl.float32) * (values * factors), axis=1) * (root * ROOT_SCALE)
+            tl.store(logits + row * EXPERTS + expert, products, mask=expert < EXPERTS)
+        tl.debug_barrier()  # every thread's logits are written before one of them counts the program in
+        if tl.atomic_add(arrivals + block, 1, sem="acq_rel") == groups - 1:
+            every, m = tl.arange(0, BLOCK_E), block * ROWS + tl.arange(0, ROWS)
+            known = (m < rows)[:, None] & (every < EXPERTS)[None, :]
+            found = tl.load(logits + m[:, None] * EXPERTS + every[None, :], mask=known, other=0.0, cache_modifier=".cg")
+            wanted = m < (rows if num_rows is None else tl.load(num_rows))
+            words = words_of(found, every, EXPERTS)
+            if ROWS == 1:
+                largest = ranked_words(words, triton.next_power_of_2(K))
+            else:
+                largest = largest_words(words, triton.next_power_of_2(K), K)
+            choose(largest, m, rows, wanted, weights, experts, scales, BLOCK_E, K)
+            tl.store(arrivals + block, 0)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -207,36 +260,75 @@ def route_many(
 def route(
     x: Tensor, router: RouterWeights, norm_weight: Tensor, arrivals: Tensor, *, eps: float, num_rows: Tensor | None,
     exact: bool = False,
-) -> tuple[Tensor, Choice]:  # fmt: skip
+) -> Routed:  # fmt: skip
     """`ExpertDoors.route` of x bfloat16 [T, H], contiguous. arrivals: int32 [MOST_ARRIVALS], 0 between calls.
     `exact`: by the kernel of many rows at all times, in one part."""
-    (rows, width), experts = x.shape, router.weight.shape[0]
-    choice = Choice(
-        torch.empty((rows, router.top_k), dtype=torch.float32, device=x.device),
-        torch.empty((rows, router.top_k), dtype=torch.int32, device=x.device),
+    if _by_few(len(x), exact=exact):
+        return _route_few(x, (None,) * 5, router, norm_weight, arrivals, eps=eps, num_rows=num_rows)
+    choice = _route_many(x, router, arrivals, eps=eps, num_rows=num_rows, exact=exact)
+    return Routed(TritonElementwise(exact=exact).rms_norm(x, norm_weight, eps=eps), choice)
+
+
+def add_and_route(
+    residual: Tensor, delta: Tensor, norms: AddedNorms, router: RouterWeights, arrivals: Tensor, *, eps: float,
+    num_rows: Tensor | None, exact: bool = False,
+) -> tuple[Tensor, Tensor, Routed]:  # fmt: skip
+    """`ExpertDoors.add_and_route` of bfloat16 rows: of few, one launch."""
+    if _by_few(len(residual), exact=exact):
+        added, opened = torch.empty_like(residual), torch.empty_like(residual)
+        addition = delta, norms.delta, norms.dense, added, opened
+        routed = _route_few(residual, addition, router, norms.experts, arrivals, eps=eps, num_rows=num_rows)
+        return added, opened, routed
+    summed, normed = TritonElementwise(exact=exact).residual_norm(
+        residual, delta, norms.delta, scalar=None, next_weight=norms.dense, eps=eps
     )
-    shape = _router_constants(width, experts, router.top_k)
-    if exact or rows > ROUTED_ROWS:
-        many = many_launch(max(MANY_LAUNCHES) if exact else rows)
-        parts = many["SPLITS"]
-        sums = torch.empty((parts, rows, shape["BLOCK_E"]), dtype=torch.float32, device=x.device) if parts > 1 else None
-        squares = torch.empty((parts, rows), dtype=torch.float32, device=x.device) if parts > 1 else None
-        launch(
-            route_many, (triton.cdiv(rows, many["BLOCK_T"]), parts),
-            x, router.scale, router.weight, router.per_expert_scale, num_rows, sums, squares, arrivals, choice.weights,
-            choice.experts, rows, eps, **shape, **many,
-        )  # fmt: skip
-        return TritonElementwise(exact=exact).rms_norm(x, norm_weight, eps=eps), choice
-    normed = torch.empty_like(x)
+    assert normed is not None
+    return summed, normed, route(summed, router, norms.experts, arrivals, eps=eps, num_rows=num_rows, exact=exact)
+
+
+def _by_few(rows: int, *, exact: bool) -> bool:
+    return rows <= ROUTED_ROWS and not exact
+
+
+def _route_few(
+    x: Tensor, addition: tuple[Tensor | None, ...], router: RouterWeights, norm_weight: Tensor, arrivals: Tensor, *,
+    eps: float, num_rows: Tensor | None,
+) -> Routed:  # fmt: skip
+    """`addition`: delta, its norm's weight, the next norm's, and where sum and norm go; or as many times None."""
+    (rows, width), experts = x.shape, len(router.weight)
+    normed, choice = torch.empty_like(x), _empty_choice(x, router)
     logits = torch.empty((rows, experts), dtype=torch.float32, device=x.device)
     block = triton.next_power_of_2(triton.cdiv(rows, ROUTED_BLOCKS))
     launch(
-        route_few, (triton.cdiv(rows, block), triton.cdiv(experts, FEW_LAUNCH["GROUP"])),
-        x, norm_weight, router.scale, router.weight, router.per_expert_scale, num_rows, normed, logits,
-        arrivals, choice.weights, choice.experts, rows, eps, ROWS=block, BLOCK=triton.next_power_of_2(width), **shape,
-        **FEW_LAUNCH,
+        route_few, (triton.cdiv(rows, block), triton.cdiv(experts, FEW_LAUNCH["GROUP"]) + 1),
+        x, *addition, norm_weight, router.scale, router.weight, router.per_expert_scale, num_rows, normed, logits,
+        arrivals, choice.weights, choice.experts, rows, eps, ROWS=block, BLOCK=triton.next_power_of_2(width),
+        PARTS=parts_of(addition[0], x), **_router_constants(width, experts, router.top_k), **FEW_LAUNCH,
     )  # fmt: skip
-    return normed, choice
+    return Routed(normed, choice)
+
+
+def _route_many(
+    x: Tensor, router: RouterWeights, arrivals: Tensor, *, eps: float, num_rows: Tensor | None, exact: bool
+) -> Choice:
+    rows, width = x.shape
+    many = many_launch(max(MANY_LAUNCHES) if exact else rows)
+    choice, parts = _empty_choice(x, router), many["SPLITS"]
+    shape = _router_constants(width, len(router.weight), router.top_k)
+    sums = torch.empty((parts, rows, shape["BLOCK_E"]), dtype=torch.float32, device=x.device) if parts > 1 else None
+    squares = torch.empty((parts, rows), dtype=torch.float32, device=x.device) if parts > 1 else None
+    launch(
+        route_many, (triton.cdiv(rows, many["BLOCK_T"]), parts),
+        x, router.scale, router.weight, router.per_expert_scale, num_rows, sums, squares, arrivals, choice.weights,
+        choice.experts, rows, eps, **shape, **many,
+    )  # fmt: skip
+    return choice
+
+
+def _empty_choice(x: Tensor, router: RouterWeights) -> Choice:
+    shape = len(x), router.top_k
+    weights = torch.empty(shape, dtype=torch.float32, device=x.device)
+    return Choice(weights, torch.empty(shape, dtype=torch.int32, device=x.device))
 
 
 def many_launch(rows: int) -> dict[str, int]:
@@ -248,20 +340,24 @@ def _router_constants(width: int, experts: int, top_k: int) -> dict[str, Any]:
     return {"ROOT_SCALE": width**-0.5, "WIDTH": width, "EXPERTS": experts, "BLOCK_E": block, "K": top_k}
 
 
-def _specimen(kernel: Any, launch: dict[str, Any]) -> KernelSpecimen:
+def _specimen(kernel: Any, launch: dict[str, Any], **types_of: str) -> KernelSpecimen:
     shape = dict(launch)
     warps, stages = shape.pop("num_warps"), shape.pop("num_stages", 3)
     types = {
         "num_rows": "*i32", "logits": "*fp32", "sums_of_parts": "*fp32", "squares_of_parts": "*fp32",
         "weights": "*fp32", "arrivals": "*i32", "experts": "*i32",
         "rows": "i32", "eps": "fp32",
-    }  # fmt: skip
+    } | types_of  # fmt: skip
     names = [name for name in kernel.arg_names if name not in shape]
     return KernelSpecimen(kernel, {name: types.get(name, "*bf16") for name in names}, shape, warps, stages)
 
 
 _PUBLISHED = _router_constants(2816, 128, 8)  # 26B-A4B
+_FEW = {**_PUBLISHED, "BLOCK": 4096, **FEW_LAUNCH}
+_ADDITION = ("delta", "delta_weight", "next_weight", "added", "next_normed")
 SPECIMENS = [
-    *(_specimen(route_few, {**_PUBLISHED, "BLOCK": 4096, "ROWS": rows, **FEW_LAUNCH}) for rows in (1, 4)),
+    _specimen(route_few, {**_FEW, "ROWS": 4, "PARTS": 1}),
+    _specimen(route_few, {**_FEW, "ROWS": 1, "PARTS": 2}, delta="*fp32"),
+    _specimen(route_few, {**_FEW, "ROWS": 1, "PARTS": 1, **dict.fromkeys(_ADDITION)}),
     *(_specimen(route_many, {**_PUBLISHED, **launch}) for launch in MANY_LAUNCHES.values()),
 ]

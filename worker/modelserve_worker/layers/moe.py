@@ -8,7 +8,7 @@ from modelserve.architecture import ModelArchitecture
 from modelserve.errors import InvalidInput
 from modelserve.sizing.weights import EXPERT_WIDTH_MULTIPLE
 from modelserve.weight_format import TextLinear
-from modelserve_worker.kernels.experts import BranchNorms, Choice, RouterWeights, Shares
+from modelserve_worker.kernels.experts import AddedNorms, BranchNorms, Choice, Routed, RouterWeights, Shares
 from modelserve_worker.layers.norm import RMSNorm
 from modelserve_worker.layers.placement import Placement
 from modelserve_worker.layers.stored_matrix import DenseMatrix, stored_matrix
@@ -30,13 +30,16 @@ class Router(nn.Module):
         self.scale = placement.parameter(hidden)
         self.per_expert_scale = placement.parameter(experts)
 
-    def forward(self, x: Tensor, norm: RMSNorm, num_rows: Tensor | None = None) -> tuple[Tensor, Choice]:
+    @property
+    def weights(self) -> RouterWeights:
+        return RouterWeights(self.weight, self.scale, self.per_expert_scale, self.top_k)
+
+    def forward(self, x: Tensor, norm: RMSNorm, num_rows: Tensor | None = None) -> Routed:
         """[T, H] -> its `norm`, which experts take, and what each row chooses.
 
         Rows from `num_rows` (int32 [1], on the device) on only pad the step: they choose no expert.
         """
-        weights = RouterWeights(self.weight, self.scale, self.per_expert_scale, self.top_k)
-        return self.doors.route(x, weights, norm.weight, eps=self.eps, num_rows=num_rows)
+        return self.doors.route(x, self.weights, norm.weight, eps=self.eps, num_rows=num_rows)
 
 
 class Experts(nn.Module):
@@ -101,15 +104,23 @@ class MixtureOfExperts(nn.Module):
         self.post_norm = RMSNorm(hidden, placement, eps=eps)
         self.dense_post_norm = RMSNorm(hidden, placement, eps=eps)
 
-    def route(self, residual: Tensor, num_rows: Tensor | None) -> tuple[Tensor, Choice]:
+    def route(self, residual: Tensor, num_rows: Tensor | None) -> Routed:
         """Of residual [T, H] what its experts take, and which they are."""
-        routed: tuple[Tensor, Choice] = self.router(residual, self.pre_norm, num_rows)
+        routed: Routed = self.router(residual, self.pre_norm, num_rows)
         return routed
+
+    def add_and_route(
+        self, residual: Tensor, delta: Tensor, delta_norm: RMSNorm, dense_norm: RMSNorm, num_rows: Tensor | None
+    ) -> tuple[Tensor, Tensor, Routed]:
+        """residual + `delta_norm`(delta), the sum's `dense_norm` and its `route`. One rank's, delta may be in parts."""
+        norms = AddedNorms(delta_norm.weight, dense_norm.weight, self.pre_norm.weight)
+        weights, eps = self.router.weights, self.router.eps
+        return self.doors.add_and_route(residual, delta, norms, weights, eps=eps, num_rows=num_rows)
 
     def forward(
         self,
         residual: Tensor,
-        routed: tuple[Tensor, Choice],
+        routed: Routed,
         dense: Tensor,
         *,
         added_norm: RMSNorm,
@@ -119,12 +130,11 @@ class MixtureOfExperts(nn.Module):
         """`ElementwiseDoors.residual_norm` of the sum of both branches; residual and dense are [T, H], routed is its
         `route`, and dense, the MLP's output, is still to be added over ranks."""
         dense = self.parallel.all_reduce(dense)
-        normed, choice = routed
         norms = BranchNorms(self.dense_post_norm.weight, self.post_norm.weight, added_norm.weight)
         return self.doors.add_branches(
             residual,
             dense,
-            self.experts(normed, choice),
+            self.experts(routed.normed, routed.choice),
             norms,
             scalar=scalar,
             next_weight=next_weight,

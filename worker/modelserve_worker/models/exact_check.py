@@ -50,5 +50,5 @@ def of_one_expert(matrix: StoredMatrix, x: Tensor) -> Tensor:
 
 def routed(router: Router, norm: RMSNorm, x: Tensor) -> Tensor:
     """Weights and numbers of the experts that rows choose."""
-    _, choice = router(x, norm)
+    choice = router(x, norm).choice
     return torch.cat((choice.weights, choice.experts.float()), dim=-1)

@@ -20,7 +20,7 @@ from modelserve.sizing.dequantisation import workspace_bytes
 from modelserve.sizing.weights import tensor_parallel_problem
 from modelserve.weight_format import StoredType, TextLinear
 from modelserve_worker.kernels.elementwise import ElementwiseDoors
-from modelserve_worker.kernels.experts import Choice
+from modelserve_worker.kernels.experts import Routed
 from modelserve_worker.kernels.row_codec import v_only_columns
 from modelserve_worker.kernels.step import EmbeddedRows, Step
 from modelserve_worker.layers.attention import Attention, AttentionBackend
@@ -100,8 +100,12 @@ class DecoderLayer(nn.Module):
         attended = self.attention(normed, rotation, attention, narrowed)
         if narrowed is not None and narrowed.kept is not None:
             x = self.sums.rows_of(x, narrowed.kept)
-        x, normed = self._add_and_norm(x, attended, self.post_attention_norm, self.pre_feedforward_norm, self.sums)
-        routed = None if self.moe is None else self.moe.route(x, num_rows)
+        norms, routed = (self.post_attention_norm, self.pre_feedforward_norm), None
+        if self.moe is None or self.moe.parallel.size > 1:
+            x, normed = self._add_and_norm(x, attended, *norms, self.sums)
+            routed = None if self.moe is None else self.moe.route(x, num_rows)
+        else:
+            x, normed, routed = self.moe.add_and_route(x, attended, *norms, num_rows)
         dense = self.mlp(normed)
         if self.per_layer_input is None:
             return _normed(self._add_feedforward(x, dense, routed, scalar=self.scalar, next_norm=next_norm))
@@ -113,7 +117,7 @@ class DecoderLayer(nn.Module):
         self,
         x: Tensor,
         dense: Tensor,
-        routed: tuple[Tensor, Choice] | None,
+        routed: Routed | None,
         *,
         scalar: Tensor | None,
         next_norm: RMSNorm | None,

@@ -34,12 +34,13 @@ def layer_calls(architecture: ModelArchitecture, layer: int, *, ranks: int) -> I
     yield product(TextLinear.OUTPUT)
     yield from summed()
     yield Operation.RESIDUAL_NORM, "", nothing
+    if architecture.num_experts:
+        yield Operation.ROUTE, "", nothing
     yield product(TextLinear.GATE_UP)
     yield Operation.GATED_GELU, "", nothing
     yield product(TextLinear.DOWN)
     yield from summed()
     if architecture.num_experts:
-        yield Operation.ROUTE, "", nothing
         yield Operation.EXPERTS, "", nothing
         yield Operation.GROUPED, TextLinear.EXPERT_GATE_UP, shapes[TextLinear.EXPERT_GATE_UP]
         yield Operation.GATED_GELU, "", nothing
@@ -70,7 +71,8 @@ def layer_launches(
         elif not (operation is Operation.GATED_GELU and fused):
             fused = choice.fuses_gelu
             found.update(choice.kernels)
-    return found
+            found[Operation.RESIDUAL_NORM] -= choice.fuses_norm
+    return +found
 
 
 def decode_launches(table: KernelTable, architecture: ModelArchitecture, *, rows: int, ranks: int) -> Counter[str]:

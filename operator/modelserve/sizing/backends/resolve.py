@@ -180,7 +180,7 @@ def _experts(
 
     few = capability is not None and profile == "fast"
     if few:
-        yield choice(Operation.ROUTE, "route_few", most_rows=ROUTED_ROWS)
+        yield replace(choice(Operation.ROUTE, "route_few", most_rows=ROUTED_ROWS), fuses_norm=ranks == 1)
     yield choice(Operation.ROUTE, "route_many", "rms_norm")
     if few and not stored & {StoredType.INT4, StoredType.FP8}:
         if capability == HOPPER and weight_format is None and _streams(model, ranks):

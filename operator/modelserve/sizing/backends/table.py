@@ -62,7 +62,8 @@ class Choice:
     one rank. `kernels` are launched in this order by one call. `most_rows` None: any number; of decode attention it
     counts segments of one row, of experts tokens. `most_keys`: of sliding chunks and the windows before them together.
     `fuses_gelu`: the product leaves gelu(gate) * up, so no kernel follows that makes it. `settles`: whatever starts
-    behind it finds all complete that came before it, and may read that before it waits.
+    behind it finds all complete that came before it, and may read that before it waits. `fuses_norm`: a router adds to
+    the residual and norms, so no kernel stands before it that does.
     """
 
     operation: Operation
@@ -78,6 +79,7 @@ class Choice:
     row_bytes: int = 0  # of workspace for each row
     fuses_gelu: bool = False
     settles: bool = False
+    fuses_norm: bool = False
 
     @property
     def launches(self) -> int:
