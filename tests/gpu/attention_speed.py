@@ -7,8 +7,8 @@ them. Times are of captured launches, as steps make them, and a decode includes 
 must be read once, operations those of the permitted pairs of query and key. Results are checked by the tests of
 tests/worker/kernels, which run on the GPU as they are.
 
-Decodes of sliding layers are timed by Triton's kernels and, where `sliding_decode_sm90` may take them, by that one,
-whatever the engine gives it, up to 8 rows of 31B and 64 of E4B:
+Decodes of sliding layers are timed by Triton's kernels, `decode_stream_sm90` and, up to 8 rows of 31B and 64 of E4B,
+`sliding_decode_sm90`, whichever the engine would give them:
 
     python tests/gpu/attention_speed.py --only "sliding_attention bfloat16" --decodes
 """
@@ -36,7 +36,7 @@ UNCACHED_BYTES = 160_000_000  # three times the L2 cache of an H200
 TRIED_BLOCKS = 1024  # of the kernel of few rows
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # where nothing is timed, but tried
 COMPUTE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32  # Triton's interpreter has no bfloat16 products
-SEQUENCES = 64
+SEQUENCES, CHUNKS_AT_MOST = 256, 64  # slots of tables; chunks that a step has room for
 
 
 def architecture_of(name: str) -> ModelArchitecture:
@@ -119,18 +119,19 @@ def microseconds(calls: Sequence[Callable[[], None]], *, repeats: int) -> float:
     return 1e3 * sorted(times[1:])[repeats // 2] / len(calls)
 
 
-def decode_kernels(layer: Layer, rows: int) -> Iterator[tuple[str, int]]:
-    """Name, and most segments of the kernel of few rows (0: Triton takes all)."""
-    yield "", 0
+def decode_kernels(layer: Layer, count: int) -> Iterator[tuple[str, doors.Tile]]:
+    """Name, and the tile that stands for the kernel."""
     tile = doors.tile_for(layer.rows, door="decode", capability=_capability(), query_heads=layer.heads)
-    if tile.hopper and layer.rows.entries and DECODE_PARTS * rows * layer.rows.heads <= TRIED_BLOCKS:
-        yield " in one launch", rows
+    if not (tile.hopper and layer.rows.entries):
+        yield "", tile
+        return
+    yield "", replace(tile, hopper=False)
+    yield " streamed", replace(tile, most_segments=0)
+    if DECODE_PARTS * count * layer.rows.heads <= TRIED_BLOCKS:
+        yield " at once", replace(tile, most_segments=count)
 
 
-def decode(layer: Layer, contexts: Sequence[int], bandwidth: float, *, most_segments: int) -> str:
-    tile = doors.tile_for(layer.rows, door="decode", capability=_capability(), query_heads=layer.heads)
-    if layer.rows.entries:
-        tile = replace(tile, most_segments=most_segments)
+def decode(layer: Layer, contexts: Sequence[int], bandwidth: float, tile: doors.Tile) -> str:
     calls, read = decode_calls(layer, contexts, tile)
     spent = microseconds(calls * 2, repeats=15)
     return f"{read / 1e6:9.1f} MB {spent:9.1f} us {read / spent / 1e6:6.2f} TB/s {1e6 * read / bandwidth / spent:6.0%}"
@@ -172,13 +173,13 @@ def chunk(layer: Layer, start: int, length: int, rate: float) -> str:
 def chunk_call(layer: Layer, start: int, length: int, tile: doors.Tile) -> tuple[Callable[[], None], int]:
     """A call for `length` rows of one request behind `start`, and its operations."""
     rows = layer.rows
-    end, rest = start + length, [0] * (SEQUENCES - 1)
+    end, rest = start + length, [0] * (CHUNKS_AT_MOST - 1)
     blocks, pages = -(-length // (tile.rows // (layer.heads // rows.heads))), -(-end // rows.page_tokens)
-    ends = ints([blocks] * SEQUENCES)
+    ends = ints([blocks] * CHUNKS_AT_MOST)
     segments = Segments(
         ints([0, *rest]), ints([start, *rest]), ints([length, *rest]), ints([0, *rest]), most=1, most_rows=length,
-        sliding_blocks=ends, most_sliding_blocks=blocks, blocks=ends, pages=ints([pages] * SEQUENCES),
-        key_rows=ints([0] * SEQUENCES), most_blocks=blocks, most_pages=pages,
+        sliding_blocks=ends, most_sliding_blocks=blocks, blocks=ends, pages=ints([pages] * CHUNKS_AT_MOST),
+        key_rows=ints([0] * CHUNKS_AT_MOST), most_blocks=blocks, most_pages=pages,
     )  # fmt: skip
     at = torch.arange(start, end, device=DEVICE).int()
     step = Step(at, ints([length]), at, at, at, None, segments, (segments,))
@@ -262,10 +263,8 @@ def main() -> None:
             if options.only not in label:
                 continue
             layer = Layer(architecture_of(name), kind, dtype)
-            for kernel, most in decode_kernels(layer, len(contexts)):
-                print(
-                    f"{label + kernel:64} {decode(layer, contexts, options.bandwidth, most_segments=most)}", flush=True
-                )
+            for kernel, tile in decode_kernels(layer, len(contexts)):
+                print(f"{label + kernel:64} {decode(layer, contexts, options.bandwidth, tile)}", flush=True)
         for name, kind, start, length in () if options.decodes else CHUNKS:
             label = f"chunk {name} {kind.value} {dtype.value} {length} after {start}"
             if options.only in label:

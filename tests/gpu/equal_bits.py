@@ -70,17 +70,25 @@ def experts() -> Iterator[tuple[str, Run]]:
 
 
 def attention() -> Iterator[tuple[str, Run]]:
-    for heads, contexts in ((4, [2304] * 8), (2, [333, 1, 64, 900]), (1, [8200])):
+    for heads, contexts in ((4, [2304] * 8), (2, [333, 1, 64, 900]), (1, [8200]), (2, [900, 64, 1300] * 40)):
         case = PagedCase("global", heads, 512, "none", True, contexts, 0, device="cuda", pairs=64)
         weight, q = key_weight(case), case.random(len(contexts), heads * 8, 512)
-        yield f"decode v_only {heads} {contexts}", decodes(case, folded(q, weight, 64), weight)
+        yield f"decode v_only {heads} {len(contexts)}", decodes(case, folded(q, weight, 64), weight)
+    for heads, group, contexts in ((2, 4, [700, 64, 1300] * 40), (1, 8, [2304, 1])):
+        case = PagedCase("global", heads, 512, "none", False, contexts, 0, device="cuda")
+        yield f"decode kv {heads} {len(contexts)}", decodes(case, case.random(len(contexts), heads * group, 512), None)
     for heads, group, window, contexts in (
         (2, 4, 512, [700, 90, 512]),
         (16, 2, 1024, [3000]),
         (8, 2, 1024, [40, 1500]),
+        (2, 4, 512, [700, 90, 512, 1] * 20),
+        (16, 2, 1024, [3000, 33, 1100] * 4),
     ):
         case = PagedCase("sliding", heads, 256, "none", False, contexts, window, device="cuda")
-        yield f"decode sliding {heads} {window}", decodes(case, case.random(len(contexts), heads * group, 256), None)
+        yield (
+            f"decode sliding {heads} {window} {len(contexts)}",
+            decodes(case, case.random(len(contexts), heads * group, 256), None),
+        )
     for v_only in (True, False):
         case = PagedCase("global", 2, 512, "none", v_only, [700, 257], device="cuda", pairs=64)
         yield f"chunk global {'v_only' if v_only else 'kv'}", global_chunks(case)
@@ -91,7 +99,7 @@ def attention() -> Iterator[tuple[str, Run]]:
 def decodes(case: PagedCase, q: Tensor, weight: Tensor | None) -> Run:
     rows, step = layout(case), decode_step(case, list(range(len(q))))
     tile = attention_triton.tile_for(rows, door="decode", capability=90, query_heads=q.shape[1])
-    size = 0 if weight is None else len(q) * attention_triton.decode_workspace(rows, query_heads=q.shape[1])
+    size = len(q) * attention_triton.decode_workspace(rows, query_heads=q.shape[1])
     workspace = torch.empty(size, device=CUDA)
     turns = {} if weight is None else {"key_weight": weight, "rotation": rotation(case, 64, 64)}
 

@@ -217,8 +217,9 @@ def test_every_kernel_that_a_start_up_needs_is_found(built: tuple[Path, Path, li
     """One door each: start of a step, elementwise, prepare and commit, attention of both kinds, sampling, its end."""
     assert set(built[2]) == {
         "step_tokens", "rotations", "accept_tokens", "embed", "rms_norm", "residual_norm", "gated_gelu", "prepare",
-        "commit", "split_decode", "combine", "expand_keys", "sliding_attention_sm90.cu", "sliding_decode_sm90.cu",
-        "global_decode_sm90.cu", "chunk_attention_sm90.cu", "linear_rows_sm90.cu", "_select_chunks", "_draw_rows",
+        "commit", "combine", "expand_keys", "sliding_attention_sm90.cu", "sliding_decode_sm90.cu",
+        "decode_stream_sm90.cu", "global_decode_sm90.cu", "chunk_attention_sm90.cu", "linear_rows_sm90.cu",
+        "_select_chunks", "_draw_rows",
     }  # fmt: skip
     # What starts after the embedding reads these without waiting.
     assert max(map(built[2].index, ("step_tokens", "rotations"))) < built[2].index("embed")

@@ -20,31 +20,33 @@ from modelserve_worker.kernels.step import Segments
 _ENTRY = """
 static TensorMap values;
 static const unsigned short *q, *weight;
+static unsigned short* output;
 static float *partial, *maxima, *totals;
 static const int *slots, *positions, *table;
 static const float* turns[4];
 static long long table_stride;
-static int origin, heads, group, most_splits, split_pages, beside;
+static int origin, rows, heads, group, most_splits, split_pages, beside;
 
 static void ahead() {}
 static void body() {
-  global_decode(values, q, partial, maxima, totals, slots, positions, table, table_stride, origin, -1, weight, turns[0],
-                turns[1], turns[2], turns[3], heads, group, most_splits, split_pages, beside);
+  global_decode(values, q, output, partial, maxima, totals, slots, positions, table, table_stride, origin, -1, weight,
+                turns[0], turns[1], turns[2], turns[3], rows, heads, group, most_splits, split_pages, 0, beside);
 }
 
 extern "C" int run(const unsigned char* lowest, long long page_bytes, int last_page, const unsigned short* queries,
-                   float* p, float* m, float* t, const int* s, const int* at, const int* pages, long long stride,
+                   unsigned short* out, float* p, float* m, float* t, const int* s, const int* at, const int* pages,
+                   long long stride,
                    const unsigned short* w, const float* a, const float* b, const float* c, const float* d,
-                   int kv_heads, int g, int most, int least, int is_beside, int rows, int shared_bytes, int threads) {
+                   int kv_heads, int g, int most, int least, int is_beside, int count, int blocks, int shared_bytes,
+                   int threads) {
   values = {lowest, page_bytes, 8, 32}, origin = last_page, q = queries, partial = p, maxima = m, totals = t, slots = s;
   positions = at, table = pages, table_stride = stride, weight = w, turns[0] = a, turns[1] = b, turns[2] = c;
   turns[3] = d, heads = kv_heads, group = g, most_splits = most, split_pages = least, beside = is_beside;
-  const Dim grid = {kv_heads * most, rows};
-  for (int row = 0; row < rows; row++)
-    for (int x = 0; x < grid.x; x++) {
-      const int left = run_cluster(1, threads, shared_bytes, {x, row}, grid, ahead, body);
-      if (left) return left;
-    }
+  rows = count, output = out;
+  for (int block = 0; block < blocks; block++) {
+    const int left = run_cluster(1, threads, shared_bytes, {block, 0}, {blocks, 1}, ahead, body);
+    if (left) return left;
+  }
   return 0;
 }
 """
@@ -56,9 +58,9 @@ def library(folder: Path) -> ctypes.CDLL:
 
 def attended(
     library: ctypes.CDLL, case: PagedCase, q: Tensor, decode: Segments, *, key_weight: Tensor, rotation: Rotation,
-    most_splits: int, split_pages: int, beside: bool,
+    most_splits: int, split_pages: int, beside: bool, blocks: int = 3,
 ) -> Tensor:  # fmt: skip
-    """Output in the order of the head, NaN for rows that have no splits; the splits are merged by torch."""
+    """Output in the order of the head, NaN for padding; splits are merged by torch."""
     rows, (count, heads, width) = layout(case), q.shape
     group = heads // rows.heads
     shape = (count, most_splits, rows.heads, group)
@@ -68,17 +70,18 @@ def attended(
     assert rising.step == -1
     lowest = case.arena.data_ptr() + rising.first + rows.offsets["v"]
     tables = (rotation.start_cos, rotation.start_sin, rotation.turn_cos, rotation.turn_sin)
+    output = torch.full_like(q, torch.nan)
     left = library.run(
         ctypes.c_void_p(lowest), wide(rising.stride), number(rising.origin),
         *(
             ctypes.c_void_p(each.data_ptr())
-            for each in (q, partial, maxima, totals, decode.slots, decode.positions, case.table)
+            for each in (q, output, partial, maxima, totals, decode.slots, decode.positions, case.table)
         ),
         wide(case.table.stride(0)), *(ctypes.c_void_p(each.data_ptr()) for each in (key_weight, *tables)),
-        *map(number, (rows.heads, group, most_splits, split_pages, beside, count, SOURCE.shared_bytes, THREADS)),
+        *map(number, (rows.heads, group, most_splits, split_pages, beside, count, blocks)),
+        *map(number, (SOURCE.shared_bytes, THREADS)),
     )  # fmt: skip
     assert left == 0, f"{left} of {THREADS} threads wait for what never comes"
-    output = torch.full_like(q, torch.nan)
     for row in range(count):
         made = ~maxima[row, :, 0, 0].isnan()
         weights = (maxima[row, made] - maxima[row, made].amax(0)).exp2() if made.any() else None

@@ -11,6 +11,7 @@ from modelserve_worker.kernels import (
     chosen_rows_sm90,
     chunk_attention_sm90,
     cuda_kernel,
+    decode_stream_sm90,
     dependent_launch,
     global_decode_sm90,
     grouped_rows_sm90,
@@ -36,5 +37,6 @@ def one_after_the_other() -> Iterator[None]:
         mock.patch.object(linear_rows_sm90, "launch", launch),
         mock.patch.object(sliding_attention_sm90, "launch", launch),
         mock.patch.object(sliding_decode_sm90, "launch", launch),
+        mock.patch.object(decode_stream_sm90, "launch", launch),
     ):
         yield

@@ -14,6 +14,7 @@ import wait_masks
 from architecture_of import architecture_of
 
 from modelserve.sizing.backends.attention import (
+    decode_stream_bytes,
     global_chunk_bytes,
     global_decode_bytes,
     sliding_chunk_bytes,
@@ -24,6 +25,7 @@ from modelserve_worker.kernels import (
     chosen_rows_sm90,
     chunk_attention_sm90,
     cuda_kernel,
+    decode_stream_sm90,
     global_decode_sm90,
     grouped_rows_sm90,
     linear_int4_sm90,
@@ -35,6 +37,7 @@ from modelserve_worker.kernels.attention_tiles import tile_for
 from modelserve_worker.kernels.cuda_kernel import CudaSource
 from modelserve_worker.kernels.paged_layout import layer_rows
 
+STREAM, STREAM_GLOBAL = (decode_stream_sm90.StreamKernel(*each) for each in ((256, 1024, 4, 5), (512, 0, 2, 5)))
 SHARED_BYTES = 227 * 1024  # of one block on capability 9.0
 SMALL = 'extern "C" __global__ void small(int* out) { *out = VALUE; }'
 
@@ -52,6 +55,7 @@ SMALL = 'extern "C" __global__ void small(int* out) { *out = VALUE; }'
             (kernel.source, sliding_decode_sm90.THREADS, False)  # all that it reads is loaded once
             for kernel in map(sliding_decode_sm90.DecodeKernel, (1024, 512))
         ),
+        *((kernel.source, kernel.threads, True) for kernel in (STREAM, STREAM_GLOBAL)),
         *((grouped_rows_sm90.source(gated=gated), grouped_rows_sm90.THREADS, True) for gated in (False, True)),
         *(
             (kernel.source, linear_int4_sm90.THREADS, True)
@@ -198,7 +202,7 @@ def test_hopper_alone_takes_the_kernels_and_their_rows_are_whole_tokens(name: st
             assert not any(other.hopper for other in others)
             decode = tile_for(rows, door="decode", capability=90, **heads)
             few = architecture.num_attention_heads // rows.heads <= 8
-            taken = rows is of_sliding or (rows.v_only and few)
+            taken = rows is of_sliding or few
             assert decode.hopper == (taken and dtype is KVCacheDtype.BFLOAT16)
 
 
@@ -209,6 +213,8 @@ def test_shared_memory_of_the_table_is_that_of_the_launches() -> None:
         (chunk_attention_sm90.WITH_KEYS.source, global_chunk_bytes(key_plane=True)),
         (sliding_attention_sm90.SOURCE, sliding_chunk_bytes()),
         (global_decode_sm90.SOURCE, global_decode_bytes()),
+        (STREAM.source, decode_stream_bytes(256, 4)),
+        (STREAM_GLOBAL.source, decode_stream_bytes(512, 2)),
     ):
         assert source.shared_bytes == sized <= SHARED_BYTES
 

@@ -65,11 +65,12 @@ def test_the_emulated_kernel_equals_float64_attention(
         check(case, slots, q, emulated_sliding_decode.attended(library, kernel, case, q, launched))
 
 
-def attended(case: PagedCase, q: Tensor, step: Step) -> Tensor:
+def attended(case: PagedCase, q: Tensor, step: Step, *, most: int = 100) -> Tensor:
+    """`most`: segments that the kernel of few rows takes."""
     rows, output = layout(case), torch.full_like(q, torch.nan)
     tile = doors.tile_for(rows, door="decode", capability=90, query_heads=q.shape[1])
     assert tile.hopper
-    tile = dataclasses.replace(tile, most_segments=None)  # of any number, though Triton's is as fast for many
+    tile = dataclasses.replace(tile, most_segments=most)
     doors.decode_attention(
         q, output, step, rows=rows, table=case.table, arena=case.arena, workspace=torch.empty(0, device="cuda"),
         tile=tile,
@@ -127,7 +128,10 @@ class Layers:
     So each finds there what the layer before it stored, unless it waits for its own `prepare`.
     """
 
-    def __init__(self, heads: int, group: int, window: int, contexts: list[int], *, layers: int) -> None:
+    def __init__(
+        self, heads: int, group: int, window: int, contexts: list[int], *, layers: int, most: int = 100
+    ) -> None:
+        self.most = most
         self.case = case = case_of(heads, window, contexts)
         self.step = decode_step(case, list(range(len(contexts))))
         width = heads * group * WIDTH
@@ -148,7 +152,7 @@ class Layers:
                 projected, q, self.step, rows=rows, table=case.table, arena=case.arena, q_weight=self.q_weight,
                 k_weight=self.k_weight, rotation=self.rotation, fresh=None, eps=EPS,
             )  # fmt: skip
-            outputs.append(attended(case, q, self.step))
+            outputs.append(attended(case, q, self.step, most=self.most))
             x = outputs[-1].flatten(1)
         return outputs
 

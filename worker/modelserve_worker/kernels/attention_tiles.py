@@ -28,8 +28,8 @@ class Tile:
     decode kernel's program, those that registers and shared memory hold at most.
 
     `hopper`: where the table of kernels names it, the kernel is not Triton's but that of `chunk_attention_sm90`,
-    `sliding_attention_sm90`, `global_decode_sm90` or, of at most `most_segments`, `sliding_decode_sm90`. `exact`: as
-    the profile of that name has it.
+    `sliding_attention_sm90`, `global_decode_sm90`, `sliding_decode_sm90` of at most `most_segments` or
+    `decode_stream_sm90` of more. `exact`: as the profile of that name has it.
     """
 
     rows: int
@@ -38,7 +38,7 @@ class Tile:
     stages: int
     hopper: bool = False
     queries: int = 64
-    most_segments: int | None = None
+    most_segments: int = 0
     exact: bool = False
 
 
@@ -66,7 +66,7 @@ _TILES: dict[tuple[Door, str], tuple[Tile, ...]] = {
 _HOPPER_CHUNK = Tile(rows=128, keys=64, warps=12, stages=2, hopper=True)
 # Sliding layers of 256 columns in pages of 32; what Triton's kernel takes where decoded rows have no room.
 _HOPPER_SLIDING_CHUNK = Tile(rows=128, keys=32, warps=8, stages=3, hopper=True)
-# Those of bfloat16 rows, whose decodes Triton's kernel takes where they are many.
+# Those of bfloat16 rows, whose decodes Triton's kernel takes where requests have several rows.
 _HOPPER_SLIDING_DECODE = replace(_TILES["decode", "sliding"][-1], warps=2)
 
 
@@ -100,7 +100,8 @@ def _tile(door: Door, choices: tuple[Choice, ...], rows: LayerRows, capability: 
     tile = tiles_for(_TILES[door, layout], capability)
     if door == "decode" and capability == HOPPER and rows.entries and rows.width == SLIDING_WIDTH:
         tile = _HOPPER_SLIDING_DECODE if rows.dtype is KVCacheDtype.BFLOAT16 else tile
-    return replace(tile, hopper=hopper, most_segments=first.most_rows if hopper else None)
+    few = (choice.most_rows or 0 for choice in choices if "sliding_decode" in choice.kernels)
+    return replace(tile, hopper=hopper, most_segments=next(few, 0))
 
 
 def query_block(tile: Tile, rows: int, group: int) -> tuple[int, int]:
@@ -188,7 +189,7 @@ def attention_specimens(
             known = {
                 **shape, "FORMAT": FORMAT_NAMES.get(fmt, fmt), "TILE": tile.keys, "BLOCK_M": tile.rows, "CHUNKS": 64,
                 "MOST_SPLITS": 32, "SPLITS": 32, "SPLIT_PAGES": 4, "COLUMNS": 128, "INT8": fmt == "int8",
-                "BESIDE": False,
+                "BESIDE": False, "WHOLE": False,
                 "HEADS": shape["KV_HEADS"], "Q_HEADS": shape["KV_HEADS"] * shape["GROUP"], **constants,
             }  # fmt: skip
             block = tile.rows

@@ -19,6 +19,7 @@ from modelserve.sizing.pages import KVCacheDtype
 from modelserve_worker.kernels import chunk_attention_sm90 as hopper_kernels
 from modelserve_worker.kernels import chunk_attention_triton as chunk_kernels
 from modelserve_worker.kernels import decode_attention_triton as decode_kernels
+from modelserve_worker.kernels import decode_stream_sm90 as hopper_stream
 from modelserve_worker.kernels import expand_keys_triton as expand_kernels
 from modelserve_worker.kernels import global_decode_sm90 as hopper_global
 from modelserve_worker.kernels import packed_decode_triton as packed_kernels
@@ -98,6 +99,11 @@ def page_arguments(
 
 
 GLOBAL_SPLIT_PAGES = 2  # at least 128 keys a split, as SLIDING_SPLIT_PAGES of half the length
+# Of Hopper's kernels, whose blocks go from split to split: the longer, the less of results passes through memory.
+LONG_SPLITS = ((120, 16), (33, 8), (16, 4))  # rows and heads for each 132 blocks, from so many on, and pages
+BESIDE_PAGES = 8  # of a step with chunks, whose arrays have room for many more decodes than there are
+TOGETHER = 8  # splits that `combine` reads at a time of many rows, most of which have no more
+MANY_ROWS = 16
 
 
 ALONE = 132  # programs, at most, that have a multiprocessor each
@@ -107,6 +113,12 @@ PER_WARP = 2048  # numbers that a warp combines: 64 a thread, which sums them wi
 
 def most_splits(rows: LayerRows) -> int:
     return decode_splits(sliding_entries=rows.entries, kv_heads=rows.heads)
+
+
+def split_pages(pairs: int, places: int, *, beside: bool) -> int:
+    """Pages of a split at least, of so many rows and KV heads, by kernels of `places` blocks a multiprocessor."""
+    pages = next((pages for least, pages in LONG_SPLITS if pairs >= least * places), GLOBAL_SPLIT_PAGES)
+    return min(pages, BESIDE_PAGES) if beside else pages
 
 
 def decode_attention(
@@ -131,10 +143,12 @@ def decode_attention(
     decode = step.decode
     assert decode is not None
     heads, width, count, few = q.shape[1], q.shape[2], decode.slots.numel(), decode.most_rows
-    taken = tile.most_segments is None or count <= tile.most_segments
-    hopper = tile.hopper and taken and few == 1  # its kernels attend for one row of a request
+    hopper = tile.hopper and few == 1  # its kernels attend for one row of a request
     if hopper and rows.entries:
-        hopper_decode.sliding_decode(q, output, decode, rows=rows, table=table, arena=arena)
+        if count <= tile.most_segments:
+            hopper_decode.sliding_decode(q, output, decode, rows=rows, table=table, arena=arena)
+        else:
+            hopper_stream.decode_stream(q, output, decode, rows=rows, table=table, arena=arena, beside=beside)
         return
     group = heads // rows.heads
     packed = rows.dtype in EIGHT_BIT
@@ -147,6 +161,8 @@ def decode_attention(
         "PAGE": rows.page_tokens, "MOST_SPLITS": most,
         "SPLIT_PAGES": SLIDING_SPLIT_PAGES if rows.entries else GLOBAL_SPLIT_PAGES,
     }  # fmt: skip
+    if hopper:
+        split["SPLIT_PAGES"] = split_pages(count * rows.heads, 2 if rows.v_only else 1, beside=beside)
     shape = {"KV_HEADS": rows.heads, "GROUP": group, "D": width, "ROWS": few}
     part, block = query_block(tile, few, group)
     tiled = {
@@ -186,21 +202,29 @@ def decode_attention(
             tiled["num_warps"] = max(2 * tile.warps, decode_warps(tile, block))
         if hopper:
             hopper_global.split_decode(
-                q, partial, maxima, sums, decode, rows=rows, table=table, arena=arena, key_weight=key_weight,
+                q, output, (partial, maxima, sums), decode, rows=rows, table=table, arena=arena, key_weight=key_weight,
                 turns=turns, most_splits=most, split_pages=split["SPLIT_PAGES"], beside=beside,
             )  # fmt: skip
         else:
             launch(v_only, grid, *common, key_weight, *turns, PAIRS=rotation.pairs, **shape, **split, **tiled)
     else:
         kernel = packed_kernels.split_decode_packed if packed else decode_kernels.split_decode
-        launch(kernel, grid, *common, ENTRIES=rows.entries, WINDOW=rows.window, **shape, **split, **tiled)
+        if hopper:
+            hopper_stream.decode_stream(
+                q, output, decode, rows=rows, table=table, arena=arena, parts=(partial, maxima, sums),
+                most_splits=most, split_pages=split["SPLIT_PAGES"], beside=beside,
+            )  # fmt: skip
+        else:
+            launch(kernel, grid, *common, ENTRIES=rows.entries, WINDOW=rows.window, **shape, **split, **tiled)
     splits = triton.next_power_of_2(most)
+    if count * few >= MANY_ROWS and not rows.entries and not tile.exact:
+        splits = min(splits, TOGETHER)
     columns = min(width, 64 if count * few * heads * width <= FEW_RESULTS and not tile.exact else 128)
     launch(
         decode_kernels.combine, (count * few, heads, width // columns),
         partial, maxima, sums, decode.starts, decode.lengths, decode.rows, output,
         PAIRS=rotation.pairs if rows.v_only and rotation is not None else 0, WINDOW=rows.window,
-        SPLITS=splits, COLUMNS=columns, **shape, **split,
+        SPLITS=splits, COLUMNS=columns, WHOLE=hopper, **shape, **split,
         num_warps=min(4, max(1, splits * columns // PER_WARP)),
     )  # fmt: skip
 

@@ -62,6 +62,6 @@ def _product(x: Tensor, choice: Choice, matrices: Tensor, *, gated: bool) -> Ten
             (weights, None), (rows_of_x, None), (weights, None), pointer(None), pointer(output),
             *((number, ctypes.c_int) for number in numbers), pointer(choice.experts), (top_k, ctypes.c_int),
             (experts, ctypes.c_int),
-        ), resident=True,
+        ), resident=1,
     )  # fmt: skip
     return output

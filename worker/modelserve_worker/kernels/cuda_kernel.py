@@ -126,21 +126,21 @@ def launch(
     grid: tuple[int, int],
     threads: int,
     arguments: Sequence[tuple[Any, Any]],
-    resident: bool = False,
+    resident: int = 0,
     dependent: bool = True,
 ) -> None:
     """Launch on the current stream, which is the compute stream; a graph captures it like any other kernel.
 
     `arguments`: values with their ctypes types, tensor maps with None. `resident`: blocks go on until the work is done,
-    and no more are launched than there are multiprocessors. `dependent`, from capability 9.0 on: the kernel may start
-    before the one ahead has ended, and waits for it itself (as `dependent_launch` says).
+    and no more are launched than this for each multiprocessor. `dependent`, from capability 9.0 on: the kernel may
+    start before the one ahead has ended, and waits for it itself (as `dependent_launch` says).
     """
     if (note := noting()) is not None:
         note(source)
         return
     device = torch.cuda.current_device()
     if resident:
-        grid = min(grid[0], torch.cuda.get_device_properties(device).multi_processor_count), grid[1]
+        grid = min(grid[0], resident * torch.cuda.get_device_properties(device).multi_processor_count), grid[1]
     function = _loaded(source, device)
     values, types = zip(*arguments, strict=True)
     config = driver.CUlaunchConfig()

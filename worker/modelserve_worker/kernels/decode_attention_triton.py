@@ -286,32 +286,42 @@ def combine(
     WINDOW: tl.constexpr,
     SPLIT_PAGES: tl.constexpr,
     MOST_SPLITS: tl.constexpr,
-    SPLITS: tl.constexpr,  # MOST_SPLITS rounded up to a power of two
+    SPLITS: tl.constexpr,  # that are read together
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    WHOLE: tl.constexpr,  # rows that are not split are outputs already
 ):
     launch_dependents()
     segment, offset, member = tl.program_id(0) // ROWS, tl.program_id(0) % ROWS, tl.program_id(1)
     columns = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
-    splits = tl.arange(0, SPLITS)
     start, last, row = segment_of(starts, lengths, firsts, segment, ROWS)
     row += offset
     first_page, _ = split_range(start, last, 0, PAGE, WINDOW, SPLIT_PAGES, MOST_SPLITS)
     pages = last // PAGE - first_page + 1
-    present = splits < tl.cdiv(pages, tl.maximum(SPLIT_PAGES, tl.cdiv(pages, MOST_SPLITS)))
-    parts = ((row * MOST_SPLITS + splits) * KV_HEADS + member // GROUP) * GROUP + member % GROUP
+    count = tl.cdiv(pages, tl.maximum(SPLIT_PAGES, tl.cdiv(pages, MOST_SPLITS)))
     wait_for_prerequisites()
-    if (start >= 0) & (start + offset <= last):
-        at = parts.to(tl.int64)[:, None] * D + columns[None, :]
-        values = tl.load(partial + at, mask=present[:, None], other=0.0)  # first: they take longest to come
-        high = tl.load(maxima + parts, mask=present, other=-float("inf"))
-        sums_of_parts = tl.load(sums + parts, mask=present, other=0.0)
-        weights = tl.where(present, tl.exp2(high - tl.max(high, 0)), 0.0)
-        merged = tl.sum(values * weights[:, None], 0) / tl.sum(weights * sums_of_parts, 0)
+    wanted = (start >= 0) & (start + offset <= last)
+    if WHOLE:
+        wanted = wanted & (count > 1)
+    if wanted:
+        highest, total, merged = -float("inf"), 0.0, tl.zeros([COLUMNS], tl.float32)
+        for first in range(0, count, SPLITS):
+            splits = first + tl.arange(0, SPLITS)
+            present = splits < count
+            parts = ((row * MOST_SPLITS + splits) * KV_HEADS + member // GROUP) * GROUP + member % GROUP
+            at = parts.to(tl.int64)[:, None] * D + columns[None, :]
+            values = tl.load(partial + at, mask=present[:, None], other=0.0)  # first: they take longest to come
+            high = tl.load(maxima + parts, mask=present, other=-float("inf"))
+            sums_of_parts = tl.load(sums + parts, mask=present, other=0.0)
+            raised = tl.maximum(highest, tl.max(high, 0))
+            weights, decay = tl.where(present, tl.exp2(high - raised), 0.0), tl.exp2(highest - raised)
+            merged = merged * decay + tl.sum(values * weights[:, None], 0)
+            total = total * decay + tl.sum(weights * sums_of_parts, 0)
+            highest = raised
         if PAIRS:
             columns = natural_columns(columns, D, PAIRS)
         at_output = (row * KV_HEADS * GROUP + member).to(tl.int64) * D + columns
-        tl.store(output + at_output, merged.to(output.dtype.element_ty))
+        tl.store(output + at_output, (merged / total).to(output.dtype.element_ty))
 
 
 SPECIMENS = tuple(

@@ -9,7 +9,7 @@ before is complete and its writes are visible. Each Triton kernel here begins wi
 - the arrays of a step (positions, slots), block tables, cos and sin. They are written before the embedding, whose
   kernel alone waits first and only then lets others start: so whatever starts after it finds them complete;
 - rows of a cache that earlier steps stored, for the same reason, where this step stores none but those that are read
-  again after the wait (`sliding_decode_sm90`);
+  again (`sliding_decode_sm90`), or only read (`decode_stream_sm90`, `global_decode_sm90`), after the wait;
 - what a kernel ahead of one that *settles* wrote. Such a kernel lets others start only after its own wait, so whatever
   starts behind it, at once or later, finds all complete that came before it. It is read past the first cache. A dense
   product that settles stands between a router and the experts that it chose, whose matrices so stream while that

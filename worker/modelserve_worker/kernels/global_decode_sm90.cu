@@ -10,7 +10,7 @@
 // of each warp. Fragments of 16 keys by the 16 first and by the 16 second columns have the same places: a thread makes
 // both from both.
 
-#include "pipeline.cuh"
+#include "decode_items.cuh"
 
 constexpr int WIDTH = 512, PAGE = 64;  // columns of a head; keys
 constexpr int PAIRS = 64;              // columns 384 to 447 are turned with 448 to 511; before them are the others
@@ -26,8 +26,12 @@ constexpr int SPACING = KEYS + 8;               // numbers from a query's scores
 constexpr int SCORES = WARPS * HEADS * SPACING;
 constexpr int SCORES_AT = STAGES * TILE_BYTES;  // float [2][WARPS][HEADS][SPACING]: parts of the scores of two tiles
 constexpr int TURNS_AT = SCORES_AT + 2 * SCORES * 4;  // float2 [PAGE / 16][PAIRS]: of every 16th key of a page
-constexpr int BARRIERS_AT = TURNS_AT + PAGE / 16 * PAIRS * 8;
+constexpr int ITEMS_AT = TURNS_AT + PAGE / 16 * PAIRS * 8;    // of each stage that is the first of an item
+// Each warp's, where an item's results begin, or -1 - where its outputs do: registers are full.
+constexpr int RESULTS_AT = ITEMS_AT + STAGES * sizeof(Item);
+constexpr int BARRIERS_AT = RESULTS_AT + WARPS * 4;
 
+static_assert(STAGES % 2 == 1, "");
 static_assert(BARRIERS_AT + Stages<STAGES>::BYTES == SHARED_BYTES, "");
 
 enum Barrier { MET = 1 };  // 0 is __syncthreads
@@ -41,6 +45,14 @@ __device__ __forceinline__ float2 added(float2 a, float2 b) {
 __device__ __forceinline__ int column_of(int warp, int step) {
   return step < STEPS - 2 ? (STEPS - 2) * 16 * warp + 16 * step
                           : WIDTH - 2 * PAIRS + (step - (STEPS - 2)) * PAIRS + OWN_PAIRS * warp;
+}
+
+// Where sixteen columns are in the head's own order, as `natural_columns` of `decode_attention_triton`.
+__device__ __forceinline__ int natural(int column) {
+  constexpr int unrotated = WIDTH / 2 - PAIRS;
+  if (column >= WIDTH - PAIRS) return column - unrotated;
+  if (column >= 2 * unrotated) return column - 2 * unrotated;
+  return column < unrotated ? column + PAIRS : column + 2 * PAIRS;
 }
 
 // Where 8 of a row's columns lie in a tile.
@@ -143,6 +155,7 @@ __device__ __forceinline__ void clear_unwritten(unsigned char* tile, int written
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   for (int row = written + lane / 16; row < KEYS; row += 2)
     *(uint4*)(tile + place(row, column_of(warp, lane % 16 / 2) + lane % 2 * 8)) = make_uint4(0, 0, 0, 0);
+  fence_async_proxy();  // the copy engine writes there next
   __syncwarp();
 }
 
@@ -159,24 +172,28 @@ __device__ __forceinline__ void sum_values(float (&o)[STEPS][4], const u32 (&wei
     }
 }
 
-struct Split {
-  int head, position;
-  int first, last;  // tiles [first, last)
+// The keys of an item: positions [first, end), of which the first begins a page.
+struct Keys {
+  int first, end;
+  __device__ __forceinline__ Keys(const Item& item, const Splitting& splitting) {
+    const int split = splitting.keys_of(item.position);
+    first = item.split * split, end = min(first + split, item.position + 1);
+  }
 };
 
-__device__ __forceinline__ void produce(const TensorMap* values, u32 shared, const Split& split, const int* pages,
-                                        int page_origin, int page_step) {
+__device__ __forceinline__ void produce(const TensorMap* values, u32 shared, Ring<STAGES>& ring, int head, const Keys& keys,
+                                        const int* pages, int page_origin, int page_step) {
   const int lane = threadIdx.x % 32;
   const Stages<STAGES> barriers = {shared + BARRIERS_AT};
-  Ring<STAGES> ring;
-  for (int begin = split.first; begin < split.last; begin += 32) {
-    const int page = begin + lane < split.last ? pages[(begin + lane) * KEYS / PAGE] : 0;
-    for (int i = 0; i < 32 && begin + i < split.last; i++, ring.advance()) {
+  const int tiles = (keys.end + KEYS - 1) / KEYS;
+  for (int begin = keys.first / KEYS; begin < tiles; begin += 32) {
+    const int page = begin + lane < tiles ? pages[(begin + lane) * KEYS / PAGE] : 0;
+    for (int i = 0; i < 32 && begin + i < tiles; i++, ring.advance()) {
       if (lane == i) {
         const u32 full = barriers.full(ring.place);
         barriers.wait_empty(ring);
         mbarrier_expect(full, TILE_BYTES);
-        load_rows(values, shared + ring.place * TILE_BYTES, full, split.head * PAGE + (begin + i) * KEYS % PAGE,
+        load_rows(values, shared + ring.place * TILE_BYTES, full, head * PAGE + (begin + i) * KEYS % PAGE,
                   page_origin + page_step * page);
       }
       __syncwarp();
@@ -184,10 +201,29 @@ __device__ __forceinline__ void produce(const TensorMap* values, u32 shared, con
   }
 }
 
+// What a warp has summed of a row that is not split -> its columns of the row's outputs.
+__device__ __forceinline__ void write_output(unsigned short* output, const float (&o)[STEPS][4], float total,
+                                             int group) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const int query = lane % 4 * 2 + i;
+    const float scale = 1.0f / __shfl_sync(0xFFFFFFFFu, total, 4 * query);
+    if (query >= group) continue;
+#pragma unroll
+    for (int step = 0; step < STEPS; step++) {
+      unsigned short* to = output + query * WIDTH + natural(column_of(warp, step)) + lane / 4;
+      to[0] = (unsigned short)bf16_pair(o[step][i] * scale, 0.0f);
+      to[8] = (unsigned short)bf16_pair(o[step][2 + i] * scale, 0.0f);
+    }
+  }
+}
+
 extern "C" __global__ void __launch_bounds__((WARPS + 1) * 32, 2) global_decode(
     const __grid_constant__ TensorMap values,  // [pages, 8, kv_heads * 64, 64]: V of one layer, columns in eight parts
     const unsigned short* q,                   // bf16 [rows, kv_heads * group, 512], columns in the order of V's
-    float* partial,                            // [rows, most_splits, kv_heads, group, 512], likewise
+    unsigned short* output,                    // likewise, columns in the head's own order: rows that are not split
+    float* partial,                            // [rows, most_splits, kv_heads, group, 512], columns in the order of V's
     float* maxima,                             // [rows, most_splits, kv_heads, group], of scores times log2(e)
     float* totals,                             // likewise
     const int* slots,                          // [rows]
@@ -197,120 +233,143 @@ extern "C" __global__ void __launch_bounds__((WARPS + 1) * 32, 2) global_decode(
     const unsigned short* key_weight,          // bf16 [512], in the head's own order
     const float* start_cos, const float* start_sin,  // [pages, 64] of the first key of each page
     const float* turn_cos, const float* turn_sin,    // [64 keys, 64]
-    int kv_heads, int group, int most_splits, int split_pages, int beside) {  // beside: the kernel of the step's chunks
+    int rows, int kv_heads, int group, int most_splits, int split_pages,
+    int settled,   // whether all keys but a row's own were stored by earlier steps
+    int beside) {  // the kernel of the step's chunks
   extern __shared__ __align__(1024) unsigned char memory[];
   launch_dependents();
-  Split split;
-  split.head = blockIdx.x % kv_heads;
-  const int number = blockIdx.x / kv_heads, row = blockIdx.y, slot = slots[row];
-  split.position = positions[row];
-  const int pages = split.position / PAGE + 1, of_split = max(split_pages, (pages + most_splits - 1) / most_splits);
-  const int begin = number * of_split, end = min(begin + of_split, pages);
-  const bool waits = !beside || (blockIdx.x == gridDim.x - 1 && blockIdx.y == gridDim.y - 1);
-  if (split.position < 0 || begin >= end) {
-    if (waits) wait_for_prerequisites();
-    return;
-  }
-  split.first = begin * (PAGE / KEYS), split.last = min(end * (PAGE / KEYS), split.position / KEYS + 1);
+  const Splitting splitting = {PAGE, most_splits, split_pages};
+  const bool waits = !beside || blockIdx.x == gridDim.x - 1;
   const u32 shared = shared_address(memory);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const Stages<STAGES> barriers = {shared + BARRIERS_AT};
   if (threadIdx.x == 0) {
     check_memory(shared);
+    prefetch_map(&values);
     barriers.init(1, WARPS);
     mbarrier_init_fence();
   }
-  Turns turns;
-  turns.cos = start_cos, turns.sin = start_sin;
-  if (warp < WARPS) {
-    prepare_turns(turns, key_weight, turn_cos, turn_sin);
-    turns.ask(begin);
-  }
   __syncthreads();
-  if (waits) wait_for_prerequisites();
+  Item* items = (Item*)(memory + ITEMS_AT);
+  Ring<STAGES> ring;
   if (warp == WARPS) {
-    produce(&values, shared, split, table + slot * table_stride, page_origin, page_step);
+    // Keys of earlier steps are read before the kernel ahead has ended, as `sliding_decode` does; a row's own, which
+    // `prepare` stores, is in its last split.
+    bool waiting = waits;
+    Items dealt(positions, rows, kv_heads, splitting);
+    for (int number = blockIdx.x;; number += gridDim.x) {
+      const Item item = dealt.at(number);
+      barriers.wait_empty(ring);
+      if (lane == 0) items[ring.place] = item;
+      if (item.row < 0) break;
+      const Keys keys(item, splitting);
+      if (waiting && (!settled || keys.end > item.position)) wait_for_prerequisites(), waiting = false;
+      __syncwarp();
+      produce(&values, shared, ring, item.head, keys, table + slots[item.row] * table_stride, page_origin, page_step);
+    }
+    if (lane == 0) mbarrier_expect(barriers.full(ring.place), 0);
+    if (waiting) wait_for_prerequisites();
     return;
   }
 
+  Turns turns;
+  turns.cos = start_cos, turns.sin = start_sin;
+  prepare_turns(turns, key_weight, turn_cos, turn_sin);
+  if (waits) wait_for_prerequisites();
   const int query = lane / 4;
-  u32 queries[2 * STEPS];
-  const unsigned short* of_query = q + ((long long)(row * kv_heads + split.head) * group + query) * WIDTH;
-#pragma unroll
-  for (int i = 0; i < 2 * STEPS; i++)
-    queries[i] = query < group ? __ldcg((const u32*)(of_query + column_of(warp, i / 2) + i % 2 * 8) + lane % 4) : 0;
-  float o[STEPS][4], high = NO_KEY, total = 0.0f;
-#pragma unroll
-  for (int i = 0; i < 4 * STEPS; i++) o[i / 4][i % 4] = 0.0f;
-  Ring<STAGES> ring;
   Held held;
-  for (int tile = split.first; tile < split.last; tile++, ring.advance()) {
-    const int count = tile - split.first, sixteen = tile * KEYS % PAGE / 16;
-    const u32 at = shared + ring.place * TILE_BYTES;
-    if (count == 0 || sixteen == 0)
-      turns.begin_page(memory, tile * KEYS / PAGE, (tile * KEYS / PAGE + 1) * (PAGE / KEYS) < split.last);
+  for (;;) {
     barriers.wait_full(ring);
-    held.exchange(barriers.empty(ring.place));
-    float parts[KEYS / 16][4];
-    score(parts, queries, at, turns, memory, sixteen);
-    float* all = (float*)(memory + SCORES_AT) + count % 2 * SCORES;
+    const Item item = items[ring.place];
+    if (item.row < 0) break;
+    const Keys keys(item, splitting);
+    int* result = (int*)(memory + RESULTS_AT) + warp;
+    __syncwarp();  // all have read that of the last item
+    if (lane == 0)
+      *result = splitting.count(item.position) == 1
+                    ? -1 - (item.row * kv_heads + item.head) * group
+                    : ((item.row * most_splits + item.split) * kv_heads + item.head) * group;
+    __syncwarp();
+    turns.ask(keys.first / PAGE);
+    u32 queries[2 * STEPS];
+    const unsigned short* of_query = q + ((long long)(item.row * kv_heads + item.head) * group + query) * WIDTH;
 #pragma unroll
-    for (int i = 0; i < KEYS / 16; i++)
+    for (int i = 0; i < 2 * STEPS; i++)
+      queries[i] = query < group ? __ldcg((const u32*)(of_query + column_of(warp, i / 2) + i % 2 * 8) + lane % 4) : 0;
+    float o[STEPS][4], high = NO_KEY, total = 0.0f;
 #pragma unroll
-      for (int j = 0; j < 4; j++)
-        all[(warp * HEADS + lane % 4 * 2 + j % 2) * SPACING + 16 * i + lane / 4 + j / 2 * 8] = parts[i][j];
-    const int seen = split.position - tile * KEYS + 1;  // keys of the tile, or more
-    if (seen < KEYS) clear_unwritten(memory + ring.place * TILE_BYTES, seen);
-    barrier_sync(MET, WARPS * 32);
+    for (int i = 0; i < 4 * STEPS; i++) o[i / 4][i % 4] = 0.0f;
+    for (int key = keys.first; key < keys.end; key += KEYS, ring.advance()) {
+      const int sixteen = key % PAGE / 16;
+      const u32 at = shared + ring.place * TILE_BYTES;
+      if (sixteen == 0) turns.begin_page(memory, key / PAGE, key + PAGE < keys.end);
+      barriers.wait_full(ring);
+      held.exchange(barriers.empty(ring.place));
+      float parts[KEYS / 16][4];
+      score(parts, queries, at, turns, memory, sixteen);
+      float* all = (float*)(memory + SCORES_AT) + ((ring.place ^ ring.parity) & 1) * SCORES;  // in turns: STAGES is odd
+#pragma unroll
+      for (int i = 0; i < KEYS / 16; i++)
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+          all[(warp * HEADS + lane % 4 * 2 + j % 2) * SPACING + 16 * i + lane / 4 + j / 2 * 8] = parts[i][j];
+      const int seen = keys.end - key;  // keys of the tile, or more
+      if (seen < KEYS) clear_unwritten(memory + ring.place * TILE_BYTES, seen);
+      barrier_sync(MET, WARPS * 32);
 
-    float weights[KEYS / 4];  // of keys lane % 4 * 2 of every eight and the one after, with query lane / 4
+      float weights[KEYS / 4];  // of keys lane % 4 * 2 of every eight and the one after, with query lane / 4
 #pragma unroll
-    for (int i = 0; i < KEYS / 8; i++) {
-      float2 sum = make_float2(0.0f, 0.0f);
+      for (int i = 0; i < KEYS / 8; i++) {
+        float2 sum = make_float2(0.0f, 0.0f);
 #pragma unroll
-      for (int other = 0; other < WARPS; other++) {
-        const float2 part = *(const float2*)(all + (other * HEADS + query) * SPACING + 8 * i + lane % 4 * 2);
-        sum.x += part.x, sum.y += part.y;
+        for (int other = 0; other < WARPS; other++) {
+          const float2 part = *(const float2*)(all + (other * HEADS + query) * SPACING + 8 * i + lane % 4 * 2);
+          sum.x += part.x, sum.y += part.y;
+        }
+        const int at_key = 8 * i + lane % 4 * 2;
+        weights[2 * i] = at_key < seen ? sum.x * LOG2_E : NO_KEY;
+        weights[2 * i + 1] = at_key + 1 < seen ? sum.y * LOG2_E : NO_KEY;
       }
-      const int key = 8 * i + lane % 4 * 2;
-      weights[2 * i] = key < seen ? sum.x * LOG2_E : NO_KEY;
-      weights[2 * i + 1] = key + 1 < seen ? sum.y * LOG2_E : NO_KEY;
-    }
-    float highest = high;
+      float highest = high;
 #pragma unroll
-    for (int i = 0; i < KEYS / 4; i++) highest = fmaxf(highest, weights[i]);
-    highest = quad_maximum(highest);
-    const float decay = power_of_two(high - highest);
-    high = highest, total *= decay;
-    u32 packed[KEYS / 8];
+      for (int i = 0; i < KEYS / 4; i++) highest = fmaxf(highest, weights[i]);
+      highest = quad_maximum(highest);
+      const float decay = power_of_two(high - highest);
+      high = highest, total *= decay;
+      u32 packed[KEYS / 8];
 #pragma unroll
-    for (int i = 0; i < KEYS / 8; i++) {
-      const float near = power_of_two(weights[2 * i] - high), far = power_of_two(weights[2 * i + 1] - high);
-      total += near + far;
-      packed[i] = bf16_pair(near, far);
-    }
-    const float first_decay = __shfl_sync(0xFFFFFFFFu, decay, lane % 4 * 8);
-    const float second_decay = __shfl_sync(0xFFFFFFFFu, decay, lane % 4 * 8 + 4);
+      for (int i = 0; i < KEYS / 8; i++) {
+        const float near = power_of_two(weights[2 * i] - high), far = power_of_two(weights[2 * i + 1] - high);
+        total += near + far;
+        packed[i] = bf16_pair(near, far);
+      }
+      const float first_decay = __shfl_sync(0xFFFFFFFFu, decay, lane % 4 * 8);
+      const float second_decay = __shfl_sync(0xFFFFFFFFu, decay, lane % 4 * 8 + 4);
 #pragma unroll
-    for (int i = 0; i < STEPS; i++) {
-      o[i][0] *= first_decay, o[i][2] *= first_decay;
-      o[i][1] *= second_decay, o[i][3] *= second_decay;
+      for (int i = 0; i < STEPS; i++) {
+        o[i][0] *= first_decay, o[i][2] *= first_decay;
+        o[i][1] *= second_decay, o[i][3] *= second_decay;
+      }
+      sum_values(o, packed, at);
     }
-    sum_values(o, packed, at);
-  }
 
-  total = quad_sum(total);
-  const long long first_result = ((long long)blockIdx.y * gridDim.x + blockIdx.x) * group;
-  if (warp == 0 && lane % 4 == 0 && query < group)
-    maxima[first_result + query] = high, totals[first_result + query] = total;
+    total = quad_sum(total);
+    const int first_result = *(const int*)(memory + RESULTS_AT + 4 * warp);
+    if (first_result < 0) {
+      write_output(output + (long long)(-1 - first_result) * WIDTH, o, total, group);
+      continue;
+    }
+    if (warp == 0 && lane % 4 == 0 && query < group)
+      maxima[first_result + query] = high, totals[first_result + query] = total;
 #pragma unroll
-  for (int i = 0; i < 2; i++) {
-    if (lane % 4 * 2 + i >= group) continue;
-    float* to = partial + (first_result + lane % 4 * 2 + i) * WIDTH + lane / 4;
+    for (int i = 0; i < 2; i++) {
+      if (lane % 4 * 2 + i >= group) continue;
+      float* to = partial + (long long)(first_result + lane % 4 * 2 + i) * WIDTH + lane / 4;
 #pragma unroll
-    for (int step = 0; step < STEPS; step++) {
-      const int column = column_of(warp, step);
-      to[column] = o[step][i], to[column + 8] = o[step][2 + i];
+      for (int step = 0; step < STEPS; step++) {
+        const int column = column_of(warp, step);
+        to[column] = o[step][i], to[column + 8] = o[step][2 + i];
+      }
     }
   }
 }

@@ -10,6 +10,7 @@ from torch import Tensor
 from modelserve.sizing.backends.attention import GLOBAL_WIDTH, PAIRS, global_decode_bytes
 from modelserve.sizing.pages import GLOBAL_PAGE_TOKENS
 from modelserve_worker.kernels.cuda_kernel import CudaSource, launch, pointer, tensor_map
+from modelserve_worker.kernels.decode_stream_sm90 import BESIDE_BLOCKS
 from modelserve_worker.kernels.paged_layout import LayerRows, rising_pages
 from modelserve_worker.kernels.step import Segments
 
@@ -21,9 +22,8 @@ SOURCE = CudaSource("global_decode_sm90.cu", "global_decode", "sm_90a", shared_b
 
 def split_decode(
     q: Tensor,
-    partial: Tensor,
-    maxima: Tensor,
-    sums: Tensor,
+    output: Tensor,
+    parts: tuple[Tensor, Tensor, Tensor],
     decode: Segments,
     *,
     rows: LayerRows,
@@ -35,7 +35,8 @@ def split_decode(
     split_pages: int,
     beside: bool,
 ) -> None:
-    """Rows [0, B) of q [T, Hq, 512] bfloat16 -> float32 outputs, maxima and sums of splits, as `combine` reads them.
+    """Rows [0, B) of q [T, Hq, 512] bfloat16 -> the same rows of `output` where they are not split; float32 outputs,
+    maxima and sums of the others' splits, `parts`, as `combine` reads them.
 
     `turns`: cos and sin of the first key of each page [pages, 64], and of a page's keys [64, 64]. `beside`: see
     `decode_attention`.
@@ -49,11 +50,12 @@ def split_decode(
         (2 * WIDTH, 2 * _PART, rising.stride), (_PART, _TILE, WIDTH // _PART, 1), promoted=False,
     )  # fmt: skip
     numbers = (rising.origin, rising.step)
-    sizes = (rows.heads, group, most_splits, split_pages, int(beside))
+    sizes = (count, rows.heads, group, most_splits, split_pages, int(decode.settled), int(beside))
+    blocks = min(count * rows.heads * most_splits, BESIDE_BLOCKS)
     launch(
-        SOURCE, grid=(rows.heads * most_splits, count), threads=THREADS,
+        SOURCE, grid=(blocks, 1), threads=THREADS, resident=0 if beside else 2,
         arguments=(
-            (values, None), *map(pointer, (q, partial, maxima, sums, decode.slots, decode.positions, table)),
+            (values, None), *map(pointer, (q, output, *parts, decode.slots, decode.positions, table)),
             (table.stride(0), ctypes.c_longlong), *((number, ctypes.c_int) for number in numbers),
             *map(pointer, (key_weight, *turns)), *((size, ctypes.c_int) for size in sizes),
         ),

@@ -51,7 +51,7 @@ def grouped_rows(x: Tensor, matrices: Tensor, ends: Tensor, *, gated: bool = Fal
         arguments=(
             (_weights(matrices, gated=gated), None), (_boxes(x, _BOX), None), pointer(ends), pointer(output),
             *((number, ctypes.c_int) for number in numbers),
-        ), resident=True,
+        ), resident=1,
     )  # fmt: skip
     return output
 

@@ -215,6 +215,6 @@ def _product(
         arguments=(
             (weights, None), (inputs, None), (scales, None), pointer(row_scales), pointer(output),
             *((number, ctypes.c_int) for number in numbers), *NO_CHOICES,
-        ), resident=True,
+        ), resident=1,
     )  # fmt: skip
     return output

@@ -68,7 +68,7 @@ def sliding_chunk(
     most_decodes = 0 if decodes is None else min(THREADS, decodes.numel())
     launch(
         SOURCE, grid=(chunks.most_sliding_blocks * rows.heads, 1), threads=THREADS,
-        resident=True,
+        resident=1,
         arguments=(
             *((each, None) for each in (queries, *pages, *steps)), pointer(output), *map(pointer, described),
             (table.stride(0), ctypes.c_longlong), *((number, ctypes.c_int) for number in numbers), pointer(decodes),

@@ -1,6 +1,6 @@
 """Decode attention of sliding layers on Hopper, for few rows: the launch of `sliding_decode_sm90.cu`, over pages.
 
-One launch, where `decode_attention_triton` has two. Of many rows that one keeps memory as busy.
+One launch, where `decode_attention_triton` has two. Of many rows `decode_stream_sm90` keeps memory as busy.
 """
 
 from __future__ import annotations

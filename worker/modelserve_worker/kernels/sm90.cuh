@@ -181,6 +181,13 @@ __device__ __forceinline__ void load_transposed(u32 (&to)[4], u32 address) {
                : "r"(address));
 }
 
+// An 8 x 8 matrix of 16-bit numbers, of which each lane has two of row lane / 4 -> its transpose, likewise.
+__device__ __forceinline__ u32 transposed(u32 pair) {
+  u32 to;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(to) : "r"(pair));
+  return to;
+}
+
 // Where a 16-byte piece of a row of a swizzled box lies.
 __device__ __forceinline__ int piece(int row, int number) { return row * 128 + ((number ^ (row & 7)) << 4); }
 

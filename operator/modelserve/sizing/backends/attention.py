@@ -23,9 +23,13 @@ PAIRS = 64  # of columns that the rotation of global layers turns, likewise
 DECODE_QUERIES = 8  # of a KV head: columns of a product
 DECODE_PARTS = 8  # thread blocks that share a row's keys of one head in `sliding_decode`
 DECODE_BLOCKS = 256  # in each place of the multiprocessors, so two turns: 2 rows of 31B, 32 of E4B
+STREAM_WARPS = {SLIDING_WIDTH: 4, GLOBAL_WIDTH: 2}  # of `decode_stream`, by width: 16 keys each of a tile of K or V
+STREAM_STAGES = 5
+STREAM_LEAST = 64  # rows and heads from which on `decode_stream` keeps memory as busy as `sliding_decode`
 SHARE_KEYS = 128  # most keys of a share: a tile of 16 for each of 8 warps
 _FLOAT32, _ELEMENT = 4, 2  # bytes
 _BARRIER = 8
+_ITEM = 16  # of decodes, in shared memory: row, position, head, split
 _WARPS = 8  # of `sliding_decode`
 
 
@@ -115,9 +119,16 @@ def sliding_decode_bytes(window: int) -> int:
 
 
 def most_decode_blocks(window: int) -> int:
-    """Thread blocks of `sliding_decode` behind which Triton's kernel keeps memory as busy: DECODE_BLOCKS for each that
-    share a multiprocessor."""
+    """Thread blocks of `sliding_decode` behind which others keep memory as busy: DECODE_BLOCKS for each that share a
+    multiprocessor."""
     return DECODE_BLOCKS * (MULTIPROCESSOR_SHARED_BYTES // (sliding_decode_bytes(window) + RESERVED_SHARED_BYTES))
+
+
+def decode_stream_bytes(width: int, warps: int, stages: int = STREAM_STAGES) -> int:
+    """Shared memory of a thread block of `decode_stream`: stages of 16 keys a warp with two barriers each; outputs,
+    maxima and sums of all warps."""
+    floats = warps * DECODE_QUERIES * (width + 4 + 2)
+    return stages * (2 * 16 * warps * width + 2 * _BARRIER + _ITEM) + _FLOAT32 * floats
 
 
 def global_decode_bytes() -> int:
@@ -125,7 +136,12 @@ def global_decode_bytes() -> int:
     warps, and the cos and sin of a page's keys."""
     stages, tile, spacing = 3, 32, 40
     scores = 2 * 4 * DECODE_QUERIES * spacing * _FLOAT32
-    return stages * (tile * GLOBAL_WIDTH * 2 + 2 * _BARRIER) + scores + GLOBAL_PAGE_TOKENS // 16 * PAIRS * 8
+    return (
+        stages * (tile * GLOBAL_WIDTH * 2 + 2 * _BARRIER + _ITEM)
+        + 4 * 4
+        + scores
+        + GLOBAL_PAGE_TOKENS // 16 * PAIRS * 8
+    )
 
 
 def global_chunk_bytes(*, key_plane: bool) -> int:
@@ -146,19 +162,27 @@ def sliding_chunk_bytes() -> int:
 
 
 def decode_choices(shape: AttentionShape, capability: int, profile: Profile = "fast") -> Iterator[Choice]:
-    """Of decode attention. Kernels of Hopper's take one row of a request: more are Triton's, as all are in profile
-    exact, whose splits follow from positions alone."""
+    """Of decode attention. Kernels of Hopper's take one row of a request: more are Triton's, which read a request's
+    keys once for them, as all are in profile exact, whose splits follow from positions alone."""
     choice = partial(Choice, Operation.DECODE_ATTENTION, subject=shape.kind, format=shape.format)
     hopper = capability == HOPPER and profile == "fast"
     hopper = hopper and shape.dtype is KVCacheDtype.BFLOAT16 and shape.group <= DECODE_QUERIES
-    if hopper and shape.window and shape.width == SLIDING_WIDTH and share_keys(shape.window) <= SHARE_KEYS:
-        shared = sliding_decode_bytes(shape.window)
-        if most := most_decode_blocks(shape.window) // (shape.heads * DECODE_PARTS):
-            yield choice(Backend.HOPPER, ("sliding_decode",), most_rows=most, shared_bytes=shared)
     splits = shape.split_bytes
+    if hopper and shape.window and shape.width == SLIDING_WIDTH:
+        most = min(most_decode_blocks(shape.window) // DECODE_PARTS, STREAM_LEAST - 1) // shape.heads
+        if most and share_keys(shape.window) <= SHARE_KEYS:
+            shared = sliding_decode_bytes(shape.window)
+            yield choice(Backend.HOPPER, ("sliding_decode",), most_rows=most, shared_bytes=shared)
+        shared = decode_stream_bytes(SLIDING_WIDTH, STREAM_WARPS[SLIDING_WIDTH])
+        yield choice(Backend.HOPPER, ("decode_stream",), shared_bytes=shared, row_bytes=splits)
+        return
     if hopper and shape.v_only and shape.width == GLOBAL_WIDTH and shape.pairs == PAIRS:
         kernels = ("global_decode", "combine")
         yield choice(Backend.HOPPER, kernels, shared_bytes=global_decode_bytes(), row_bytes=splits)
+        return
+    if hopper and not shape.v_only and not shape.window and shape.width == GLOBAL_WIDTH:
+        shared = decode_stream_bytes(GLOBAL_WIDTH, STREAM_WARPS[GLOBAL_WIDTH])
+        yield choice(Backend.HOPPER, ("decode_stream", "combine"), shared_bytes=shared, row_bytes=splits)
         return
     split = "split_decode_v_only" if shape.v_only else "split_decode"
     yield choice(Backend.TRITON, (f"{split}_packed" if shape.eight_bit else split, "combine"), row_bytes=splits)
