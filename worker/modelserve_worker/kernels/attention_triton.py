@@ -217,7 +217,7 @@ def decode_attention(
         else:
             launch(kernel, grid, *common, ENTRIES=rows.entries, WINDOW=rows.window, **shape, **split, **tiled)
     splits = triton.next_power_of_2(most)
-    if count * few >= MANY_ROWS and not rows.entries and not tile.exact:
+    if hopper and count >= MANY_ROWS:
         splits = min(splits, TOGETHER)
     columns = min(width, 64 if count * few * heads * width <= FEW_RESULTS and not tile.exact else 128)
     launch(

@@ -125,23 +125,19 @@ def most_decode_blocks(window: int) -> int:
 
 
 def decode_stream_bytes(width: int, warps: int, stages: int = STREAM_STAGES) -> int:
-    """Shared memory of a thread block of `decode_stream`: stages of 16 keys a warp with two barriers each; outputs,
-    maxima and sums of all warps."""
+    """Shared memory of a thread block of `decode_stream`: stages of 16 keys a warp with two barriers and an item each;
+    outputs, maxima and sums of all warps."""
     floats = warps * DECODE_QUERIES * (width + 4 + 2)
     return stages * (2 * 16 * warps * width + 2 * _BARRIER + _ITEM) + _FLOAT32 * floats
 
 
 def global_decode_bytes() -> int:
-    """Shared memory of a thread block of `global_decode`: stages of 32 keys with two barriers each, scores of four
-    warps, and the cos and sin of a page's keys."""
-    stages, tile, spacing = 3, 32, 40
-    scores = 2 * 4 * DECODE_QUERIES * spacing * _FLOAT32
-    return (
-        stages * (tile * GLOBAL_WIDTH * 2 + 2 * _BARRIER + _ITEM)
-        + 4 * 4
-        + scores
-        + GLOBAL_PAGE_TOKENS // 16 * PAIRS * 8
-    )
+    """Shared memory of a thread block of `global_decode`: stages of 32 keys with two barriers and an item each, scores
+    of four warps and where their results begin, and the cos and sin of a page's keys."""
+    stages, tile, spacing, warps = 3, 32, 40, 4
+    scores = (2 * DECODE_QUERIES * spacing + 1) * warps * _FLOAT32
+    turns = GLOBAL_PAGE_TOKENS // 16 * PAIRS * 8
+    return stages * (tile * GLOBAL_WIDTH * 2 + 2 * _BARRIER + _ITEM) + scores + turns
 
 
 def global_chunk_bytes(*, key_plane: bool) -> int:
