@@ -27,8 +27,8 @@ def test_splits_of_every_number_are_merged_and_whole_rows_left_alone(together: i
     lengths, firsts = ints([1] * rows, DEVICE), ints(range(rows), DEVICE)
     launch(
         kernels.combine, (rows, HEADS * GROUP, 1),
-        partial, maxima, sums, ints(positions, DEVICE), lengths, firsts, output,
-        KV_HEADS=HEADS, GROUP=GROUP, D=WIDTH, PAIRS=0, PAGE=PAGE, WINDOW=0, SPLIT_PAGES=1, MOST_SPLITS=MOST,
+        partial, maxima, sums, ints(positions, DEVICE), lengths, firsts, output, 1,
+        KV_HEADS=HEADS, GROUP=GROUP, D=WIDTH, PAIRS=0, PAGE=PAGE, WINDOW=0, MOST_SPLITS=MOST,
         SPLITS=together, ROWS=1, COLUMNS=WIDTH, WHOLE=whole, num_warps=1,
     )  # fmt: skip
     for row, position in enumerate(positions):

@@ -173,7 +173,7 @@ def _type_of(name: str, stored: str) -> str:
     if name in _NUMBERS:
         return "i64"
     kinds = ((_FLOAT32, "*fp32"), (_NETWORK, "*bf16"), (_STORED, stored), (_FLOAT16, "*fp16"), (("eps",), "fp32"))
-    scalars = ("table_stride", "columns")
+    scalars = ("table_stride", "columns", "split_pages")
     return next((kind for names, kind in kinds if name in names), "i32" if name in scalars else "*i32")
 
 

@@ -100,10 +100,9 @@ def page_arguments(
 
 GLOBAL_SPLIT_PAGES = 2  # at least 128 keys a split, as SLIDING_SPLIT_PAGES of half the length
 # Of Hopper's kernels, whose blocks go from split to split: the longer, the less of results passes through memory.
-LONG_SPLITS = ((120, 16), (33, 8), (16, 4))  # rows and heads for each 132 blocks, from so many on, and pages
+LONG_SPLITS = ((120, 16), (33, 8), (24, 4))  # rows and heads for each 132 blocks, from so many on, and pages
 BESIDE_PAGES = 8  # of a step with chunks, whose arrays have room for many more decodes than there are
-TOGETHER = 8  # splits that `combine` reads at a time of many rows, most of which have no more
-MANY_ROWS = 16
+TOGETHER = 16  # splits that `combine` reads at a time of many rows, most of which have no more
 
 
 ALONE = 132  # programs, at most, that have a multiprocessor each
@@ -157,12 +156,11 @@ def decode_attention(
     # By row of the step, of which there are fewer than segments times their most rows.
     parts = workspace.numel() // decode_workspace(rows, query_heads=heads) * most * heads
     partial, maxima, sums, _ = workspace.tensor_split((parts * width, parts * (width + 1), parts * (width + 2)))
-    split = {
-        "PAGE": rows.page_tokens, "MOST_SPLITS": most,
-        "SPLIT_PAGES": SLIDING_SPLIT_PAGES if rows.entries else GLOBAL_SPLIT_PAGES,
-    }  # fmt: skip
+    least = SLIDING_SPLIT_PAGES if rows.entries else GLOBAL_SPLIT_PAGES
     if hopper:
-        split["SPLIT_PAGES"] = split_pages(count * rows.heads, 2 if rows.v_only else 1, beside=beside)
+        least = split_pages(count * rows.heads, 2 if rows.v_only else 1, beside=beside)
+    splitting = {"PAGE": rows.page_tokens, "MOST_SPLITS": most}
+    split = {**splitting, "SPLIT_PAGES": least}
     shape = {"KV_HEADS": rows.heads, "GROUP": group, "D": width, "ROWS": few}
     part, block = query_block(tile, few, group)
     tiled = {
@@ -203,7 +201,7 @@ def decode_attention(
         if hopper:
             hopper_global.split_decode(
                 q, output, (partial, maxima, sums), decode, rows=rows, table=table, arena=arena, key_weight=key_weight,
-                turns=turns, most_splits=most, split_pages=split["SPLIT_PAGES"], beside=beside,
+                turns=turns, most_splits=most, split_pages=least, beside=beside,
             )  # fmt: skip
         else:
             launch(v_only, grid, *common, key_weight, *turns, PAIRS=rotation.pairs, **shape, **split, **tiled)
@@ -212,19 +210,19 @@ def decode_attention(
         if hopper:
             hopper_stream.decode_stream(
                 q, output, decode, rows=rows, table=table, arena=arena, parts=(partial, maxima, sums),
-                most_splits=most, split_pages=split["SPLIT_PAGES"], beside=beside,
+                most_splits=most, split_pages=least, beside=beside,
             )  # fmt: skip
         else:
             launch(kernel, grid, *common, ENTRIES=rows.entries, WINDOW=rows.window, **shape, **split, **tiled)
-    splits = triton.next_power_of_2(most)
-    if hopper and count >= MANY_ROWS:
+    splits, many = triton.next_power_of_2(most), count * few * heads * width > FEW_RESULTS
+    if hopper and many:
         splits = min(splits, TOGETHER)
-    columns = min(width, 64 if count * few * heads * width <= FEW_RESULTS and not tile.exact else 128)
+    columns = min(width, 128 if many or tile.exact else 64)
     launch(
         decode_kernels.combine, (count * few, heads, width // columns),
-        partial, maxima, sums, decode.starts, decode.lengths, decode.rows, output,
+        partial, maxima, sums, decode.starts, decode.lengths, decode.rows, output, least,
         PAIRS=rotation.pairs if rows.v_only and rotation is not None else 0, WINDOW=rows.window,
-        SPLITS=splits, COLUMNS=columns, WHOLE=hopper, **shape, **split,
+        SPLITS=splits, COLUMNS=columns, WHOLE=hopper, **shape, **splitting,
         num_warps=min(4, max(1, splits * columns // PER_WARP)),
     )  # fmt: skip
 

@@ -269,7 +269,7 @@ def split_decode_v_only(
     tl.store(sums + result, total, mask=wanted)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["split_pages"])
 def combine(
     partial,
     maxima,
@@ -278,13 +278,13 @@ def combine(
     lengths,
     firsts,
     output,  # [rows, KV_HEADS * GROUP, D]
+    split_pages,  # of a split, at least
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     D: tl.constexpr,
     PAIRS: tl.constexpr,  # of V-only rows, 0 for others
     PAGE: tl.constexpr,
     WINDOW: tl.constexpr,
-    SPLIT_PAGES: tl.constexpr,
     MOST_SPLITS: tl.constexpr,
     SPLITS: tl.constexpr,  # that are read together
     ROWS: tl.constexpr,
@@ -296,9 +296,10 @@ def combine(
     columns = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
     start, last, row = segment_of(starts, lengths, firsts, segment, ROWS)
     row += offset
-    first_page, _ = split_range(start, last, 0, PAGE, WINDOW, SPLIT_PAGES, MOST_SPLITS)
-    pages = last // PAGE - first_page + 1
-    count = tl.cdiv(pages, tl.maximum(SPLIT_PAGES, tl.cdiv(pages, MOST_SPLITS)))
+    pages = last // PAGE + 1
+    if WINDOW:
+        pages -= tl.maximum(start - WINDOW + 1, 0) // PAGE
+    count = tl.cdiv(pages, tl.maximum(split_pages, tl.cdiv(pages, MOST_SPLITS)))  # as `split_range` has it
     wait_for_prerequisites()
     wanted = (start >= 0) & (start + offset <= last)
     if WHOLE:
