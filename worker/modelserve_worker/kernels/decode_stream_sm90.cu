@@ -22,8 +22,8 @@ constexpr int GROUP_BYTES = 8 * 64 * 2;
 constexpr int OCTET_BYTES = WIDTH / 64 * GROUP_BYTES;
 constexpr int TILE_BYTES = OCTETS * OCTET_BYTES;
 constexpr int SPACING = WIDTH + 4;  // numbers from a query's sums to the next one's: they meet in no bank
-constexpr int SUMS_AT = STAGES * TILE_BYTES;                          // float [WARPS][HEADS][SPACING]
-constexpr int MAXIMA_AT = SUMS_AT + WARPS * HEADS * SPACING * 4;      // float [WARPS][HEADS], and totals likewise
+constexpr int SUMS_AT = STAGES * TILE_BYTES;  // float [WARPS][HEADS][SPACING]
+constexpr int MAXIMA_AT = SUMS_AT + WARPS * HEADS * SPACING * 4;  // float [WARPS][HEADS], and totals likewise
 constexpr int ITEMS_AT = MAXIMA_AT + 2 * WARPS * HEADS * 4;  // of each stage that is the first of an item
 constexpr int BARRIERS_AT = ITEMS_AT + STAGES * sizeof(Item);
 

@@ -26,12 +26,12 @@ constexpr int SPACING = KEYS + 8;               // numbers from a query's scores
 constexpr int SCORES = WARPS * HEADS * SPACING;
 constexpr int SCORES_AT = STAGES * TILE_BYTES;  // float [2][WARPS][HEADS][SPACING]: parts of the scores of two tiles
 constexpr int TURNS_AT = SCORES_AT + 2 * SCORES * 4;  // float2 [PAGE / 16][PAIRS]: of every 16th key of a page
-constexpr int ITEMS_AT = TURNS_AT + PAGE / 16 * PAIRS * 8;    // of each stage that is the first of an item
+constexpr int ITEMS_AT = TURNS_AT + PAGE / 16 * PAIRS * 8;  // of each stage that is the first of an item
 // Each warp's, where an item's results begin, or -1 - where its outputs do: registers are full.
 constexpr int RESULTS_AT = ITEMS_AT + STAGES * sizeof(Item);
 constexpr int BARRIERS_AT = RESULTS_AT + WARPS * 4;
 
-static_assert(STAGES % 2 == 1, "");
+static_assert(STAGES % 2 == 1, "");  // tiles take both halves of SCORES in turns
 static_assert(BARRIERS_AT + Stages<STAGES>::BYTES == SHARED_BYTES, "");
 
 enum Barrier { MET = 1 };  // 0 is __syncthreads
@@ -181,8 +181,8 @@ struct Keys {
   }
 };
 
-__device__ __forceinline__ void produce(const TensorMap* values, u32 shared, Ring<STAGES>& ring, int head, const Keys& keys,
-                                        const int* pages, int page_origin, int page_step) {
+__device__ __forceinline__ void produce(const TensorMap* values, u32 shared, Ring<STAGES>& ring, int head,
+                                        const Keys& keys, const int* pages, int page_origin, int page_step) {
   const int lane = threadIdx.x % 32;
   const Stages<STAGES> barriers = {shared + BARRIERS_AT};
   const int tiles = (keys.end + KEYS - 1) / KEYS;
