@@ -30,7 +30,7 @@ def tiny(name: str) -> ModelArchitecture:
     assert facts is not None
     small = {
         "hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2,
-        "num_global_key_value_heads": 1, "vocab_size": 4096, "num_kv_shared_layers": 0,
+        "num_global_key_value_heads": 1, "vocab_size": 512, "num_kv_shared_layers": 0,
     }  # fmt: skip
     if facts.architecture.num_experts:
         small |= {"num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 256}
@@ -40,7 +40,7 @@ def tiny(name: str) -> ModelArchitecture:
 @pytest.mark.parametrize(("name", "weights"), [("31B", int4(32)), ("26B-A4B", None)], ids=str)
 @torch.no_grad()
 def test_every_door_of_an_ampere_gpu_is_run(tool: ModuleType, name: str, weights: WeightFormat | None) -> None:
-    sizes = tool.Sizes(context=80, segments=(2,), chunk=24, few=(1,), many=(70,), arena=1 << 23, round=1)
+    sizes = tool.Sizes(context=40, segments=(2,), chunk=8, few=(1,), many=(65,), arena=1 << 23, round=1)
     ran = {}
     for door, cells in tool.lines(tool.Model(tiny(name), weights), 80, sizes):
         works = [cell.make() for cell in cells]

@@ -39,8 +39,8 @@ def planned(variant: str, objective: str) -> EnginePlan:
     return found
 
 
-def served(engine: EnginePlan, variant: str, *, prompt: int, answer: int, open_: int) -> tuple[float, ...]:
-    """Mean TTFT and TPOT and the 99th percentile of gaps between tokens, in ms, and requests per second."""
+def replayed(engine: EnginePlan, variant: str, *, prompt: int, answer: int, open_: int) -> Replay:
+    """A closed loop of two requests a stream, all streams at once."""
     assert engine.max_num_mixed_tokens is not None
     replay = Replay(variant, max_num_mixed_tokens=engine.max_num_mixed_tokens, max_num_seqs=engine.max_num_seqs)
     requests, names = 2 * open_, count()
@@ -50,11 +50,17 @@ def served(engine: EnginePlan, variant: str, *, prompt: int, answer: int, open_:
         return Arrival(now, str(number), prompt, answer) if number < requests else None
 
     replay.serve([arrival for _ in range(open_) if (arrival := another(0.0))], then=another)
+    return replay
+
+
+def served(engine: EnginePlan, variant: str, *, prompt: int, answer: int, open_: int) -> tuple[float, ...]:
+    """Mean TTFT and TPOT and the 99th percentile of gaps between tokens, in ms, and requests per second."""
+    replay = replayed(engine, variant, prompt=prompt, answer=answer, open_=open_)
     times = replay.tokens
     first = np.mean([times[name][0] - sent for name, sent in replay.sent.items()])
     token = np.mean([(each[-1] - each[0]) / (answer - 1) for each in times.values()])
     gap = np.percentile(np.concatenate([np.diff(each) for each in times.values()]), 99)
-    return float(1e3 * first), float(1e3 * token), float(1e3 * gap), requests / replay.now
+    return float(1e3 * first), float(1e3 * token), float(1e3 * gap), len(times) / replay.now
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[" ".join((*row[:2], *row[5:8])) for row in ROWS])
@@ -73,6 +79,20 @@ def test_latency_shortens_the_gaps_of_whoever_decodes_and_throughput_serves_as_m
     assert set(both) == {"Latency", "Throughput"}
     assert both["Latency"][2] < 0.7 * both["Throughput"][2]
     assert both["Latency"][0] > both["Throughput"][0], "who waits for a first token pays for it"
+
+
+@pytest.mark.parametrize(("objective", "mixed", "expected"), [
+    ("Throughput", None, (8.7, 1820)), ("Latency", None, (14.3, 1669)), ("Throughput", 1024, (7.1, 1796)),
+])  # fmt: skip
+def test_the_last_of_a_crowd_waits_as_long_as_the_page_says(objective, mixed, expected) -> None:
+    """128 requests of 512 / 256 at once: 99th percentile of TTFT in s, tokens a second; the page has both."""
+    engine = planned("31B", objective)
+    engine = engine.model_copy(update={"max_num_mixed_tokens": mixed}) if mixed else engine
+    replay = replayed(engine, "31B", prompt=512, answer=256, open_=128)
+    last = np.percentile([replay.tokens[name][0] - sent for name, sent in replay.sent.items()], 99)
+    assert (round(last, 1), round(256 * 256 / replay.now)) == expected
+    crowd = DOCUMENT[DOCUMENT.index("A crowd is the clearest case") :].partition("\n\n")[0]
+    assert f"{expected[0]} s" in crowd
 
 
 def test_what_is_asked_stays_as_asked() -> None:

@@ -347,8 +347,8 @@ SPECIMENS = (
         specimen
         for fmt in ("bfloat16", "int8", "fp8_e4m3")
         for specimen in (
-            *attention_specimens(sliding_chunk, "sliding", fmt, door="chunk", spilled_bytes=96, last_keys=None),
-            *attention_specimens(sliding_chunk, "sliding", fmt, door="chunk", spilled_bytes=96),
+            *attention_specimens(sliding_chunk, "sliding", fmt, door="chunk", spilled_bytes=576, last_keys=None),
+            *attention_specimens(sliding_chunk, "sliding", fmt, door="chunk", spilled_bytes=576),
         )
     ),
 )

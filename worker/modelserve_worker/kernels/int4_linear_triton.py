@@ -368,16 +368,17 @@ def _specimen(kernel: Any, tile: LinearTile, generation: Generation, *, groups: 
 
 
 def _specimens() -> list[KernelSpecimen]:
-    """Groups of 32 and 128, with zero points and without; each generation's tile for the most rows."""
+    """Groups of 32 and 128, with zero points and without; each generation's tiles for most rows, and for 32."""
     few, wide = tiles_of("int4", capability=90)[8], tiles_of("int4", capability=90)[FEW_ROWS]
-    many = {generation: tiles_of("int4", capability=generation.lowest)[MANY] for generation in GENERATIONS}
+    tiles = {generation: tiles_of("int4", capability=generation.lowest) for generation in GENERATIONS}
+    many = [(generation, of[most]) for generation, of in tiles.items() for most in (32, MANY) if most in of]
     anywhere = Generation(80, HIGHEST, 0, 0)
     return [
         _specimen(int4_product, few, anywhere, groups=8, zeros=False),
         _specimen(int4_product, wide, anywhere, groups=8, zeros=True),
         _specimen(int4_expert_products, few, anywhere, groups=2, zeros=False),
         _specimen(int4_dequantise, LinearTile(DEQUANTISED_OUTPUTS, 1, 4, 3, 0), anywhere, groups=8, zeros=True),
-        *(_specimen(int4_product, tile, generation, groups=8, zeros=False) for generation, tile in many.items()),
+        *(_specimen(int4_product, tile, generation, groups=8, zeros=False) for generation, tile in many),
     ]
 
 

@@ -50,11 +50,12 @@ class LinearTile:
 FEW_ROWS = FP8_EXACT_ROWS
 MANY = 1 << 30  # rows: for all that no other tile is for
 _FEW = {8: LinearTile(64, 8, 2, 3, 512, few=True), FEW_ROWS: LinearTile(64, 16, 2, 3, 512, few=True)}
+_FEW_INT4 = {**_FEW, 8: LinearTile(32, 8, 2, 3, 1536, few=True), 32: LinearTile(64, 32, 4, 3, 528)}
 # By the places of `modelserve.sizing.backends.generations`.
 _TILES: dict[Format, tuple[dict[int, LinearTile], ...]] = {
     "int4": (
-        {**_FEW, 64: LinearTile(128, 64, 8, 2, 264), MANY: LinearTile(128, 64, 8, 2, 264)},
-        {**_FEW, 64: LinearTile(64, 64, 4, 2, 264), MANY: LinearTile(64, 64, 4, 2, 264)},
+        {**_FEW_INT4, 64: LinearTile(128, 64, 8, 2, 264), MANY: LinearTile(128, 64, 8, 2, 264)},
+        {**_FEW_INT4, 64: LinearTile(64, 64, 4, 2, 264), MANY: LinearTile(64, 64, 4, 2, 264)},
         {
             8: LinearTile(32, 8, 2, 3, 1536, few=True),
             FEW_ROWS: LinearTile(64, 16, 4, 4, 384, few=True),
